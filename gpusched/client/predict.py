@@ -50,12 +50,12 @@ def tell_kind(text: str, gpus: int | None, nodes: int | None, racks: int | None,
     Raises:
         UsageError: Nothing is believed of such a kind, or there are several.
     """
-    from gpusched.sched.interference.beliefs import cost_of_neighbour, told_of
+    from gpusched.sched.interference.beliefs import cost_of_neighbour, describe_belief
 
     client = Client()
     beliefs = client.reader.beliefs() if client.reader else {}
     own = _one(beliefs, text)
-    paces, links = told_of(own)
+    paces, links = describe_belief(own)
     lines: list[str] = []
     costs: list[Cost | None] = []
     usual = paces[0].shape if paces else JobShape(gpu_type="", unit="", gpus=1, most=1, nodes=1, racks=1)

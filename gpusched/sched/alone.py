@@ -19,7 +19,7 @@ from gpusched.sched.state import (
     EASY,
     FIRST_FIT,
     OK,
-    PLENTY,
+    UNLIMITED,
     ClusterState,
     PlacementRequest,
     Releases,
@@ -56,14 +56,14 @@ class SingleJobView:
         """Return the nodes; no question changes them."""
         return node_arrays_of(self.snapshot)
 
-    def of(self, what: Has) -> Resources:
+    def of(self, basis: Has) -> Resources:
         """Return the resources that are free now, that healthy nodes have when empty, or that are declared."""
         world = self.world
-        return world.resources if what == "free" else world.usable if what == "usable" else world.total
+        return world.resources if basis == "free" else world.usable if basis == "usable" else world.total
 
-    def nodes(self, what: Has) -> Iterator[tuple[NodeView, Amounts]]:
+    def nodes(self, basis: Has) -> Iterator[tuple[NodeView, Amounts]]:
         """Return each node, partition by partition, with its resources; -1 GPUs where it is not available."""
-        return zip(self.world.nodes, zip(*(column.tolist() for column in self.of(what)), strict=True), strict=True)
+        return zip(self.world.nodes, zip(*(column.tolist() for column in self.of(basis)), strict=True), strict=True)
 
     @cached_property
     def _releases(self) -> Releases:
@@ -83,9 +83,9 @@ class SingleJobView:
             at = entry(waiting.requests.looser, at, -1)
         return found
 
-    def fits(self, job: PendingView, what: Has = "free") -> bool:
+    def fits(self, job: PendingView, basis: Has = "free") -> bool:
         """Return whether the job fits on those resources now."""
-        (waiting, scratch), on = self._asked(job), self.of(what)
+        (waiting, scratch), on = self._asked(job), self.of(basis)
         jobs = waiting.jobs
         set_feasibility(on, on, waiting.requests, jobs, scratch)
         return bool(jobs.feasibility[jobs.shape[0]] == OK)
@@ -104,17 +104,17 @@ class SingleJobView:
         last = int(np.searchsorted(ends, when))
         count = next(count for count in range(last, used + 1) if self._walked(job, count)[1] <= when)
         if count == last:  # nobody ends then
-            over = next((one.what for one in self.world.reserved.all if one.end == when), "a reservation")
+            over = next((running.what for running in self.world.reserved.all if running.end == when), "a reservation")
             return when, f"{over} ends"
         _, node, gpus, _, _, owner = (column[count - 1] for column in releases[:6])
-        who, where = self.snapshot.running[-1 - int(owner)].id, self.world.nodes[int(node)].name
-        return when, f"job {who} on {where} frees {count_of(int(gpus), 'GPU')}"
+        owner_text, where = self.snapshot.running[-1 - int(owner)].id, self.world.nodes[int(node)].name
+        return when, f"job {owner_text} on {where} frees {count_of(int(gpus), 'GPU')}"
 
     def _walked(self, job: PendingView, ends: int) -> tuple[bool, float]:
         """Return whether a pass over this job alone starts it, else when it can, after the first so many ends."""
         waiting, scratch = self._asked(job)
         jobs, resources = waiting.jobs, copied(self.world.resources)
-        jobs.feasibility[:], jobs.room[:] = OK, PLENTY
+        jobs.feasibility[:], jobs.room[:] = OK, UNLIMITED
         releases = self._releases._replace(used=np.full(2, ends))
         outcome, now = new_outcome(1, waiting.parts), float(self.snapshot.now)
         state = ClusterState(resources, releases, waiting.requests, jobs, scratch, outcome, now)

@@ -191,8 +191,8 @@ def waiting_of(
     owns, alike, lasts = _to_reservations(eligible, world.reserved, by_limit)
     nodes = [(j.spec.nodelist, j.spec.exclude, j.excluded_nodes, j.spec.gpu_types, _whole(j.spec)) for j in eligible]
     mask = [
-        masks.setdefault((key, own, like), len(masks)) if like >= 0 or any(key) else -1
-        for key, own, like in zip(nodes, owns, alike, strict=False)
+        masks.setdefault((key, own, mask_of), len(masks)) if mask_of >= 0 or any(key) else -1
+        for key, own, mask_of in zip(nodes, owns, alike, strict=False)
     ]
     partition = [s.partition for s in specs]
     parts, gpus = [s.nodes for s in specs], [s.gpus_per_node for s in specs]
@@ -200,16 +200,16 @@ def waiting_of(
     shapes: dict[ShapeKey, int] = {}
     columns = zip(partition, parts, gpus, cores, memory, mask, repeat(0), repeat(-1), strict=False)
     limits: dict[tuple[int, float], float] = {}
-    for own, like, lasting in zip(owns, alike, lasts, strict=False):
-        limits[own, like] = max(lasting, limits.get((own, like), 0.0))
+    for own, mask_of, lasting in zip(owns, alike, lasts, strict=False):
+        limits[own, mask_of] = max(lasting, limits.get((own, mask_of), 0.0))
     allowed, calendar = _masks_of(list(masks), limits, world)
     if snapshot is not None and (world.racked or any(s.max_nodes is not None for s in specs)):
         shape, most = _chains(eligible, mask, allowed, world, snapshot, shapes)
     else:
         shape, most = [shapes.setdefault(key, len(shapes)) for key in columns], parts
     limit = np.array([s.time_limit_s for s in specs], dtype=np.float64)
-    many = ints(parts)
-    whole = many * ints(gpus)
+    several = ints(parts)
+    whole = several * ints(gpus)
     account, room, links = accounts_of(eligible, whole, limit, snapshot.bounds if snapshot is not None else ())
     jobs = QueueJobs(
         shape=ints(shape),
@@ -225,8 +225,8 @@ def waiting_of(
         standing=ints([j.standing for j in eligible]),
         submit=np.array([j.submit_time for j in eligible], dtype=np.float64),
         gpus=whole,
-        cores=many * ints(cores),
-        memory=many * ints(memory),
+        cores=several * ints(cores),
+        memory=several * ints(memory),
         limit=limit,
         expected=np.array([j.expected_s for j in eligible], dtype=np.float64),
         usage=np.array([usage.get(leaf_of(j.user, j.group), 0.0) for j in eligible], dtype=np.float64),

@@ -14,18 +14,18 @@ import numpy as np
 from gpusched.compiled import inlined, jit
 from gpusched.sched.bounds import charge
 from gpusched.sched.fit import entry, request_of, with_mask
-from gpusched.sched.place import by_rack, choose, draw, draw_fitting, most_in_rack, one_more
+from gpusched.sched.place import by_rack, choose, count_fit, draw, draw_fitting, max_in_rack
 from gpusched.sched.releases import add, settle
 from gpusched.sched.reservations.calendar import concerns, open_times
 from gpusched.sched.state import (
     BACKFILL,
     FIRST_FIT,
     NAIVE,
-    PLENTY,
     POLICY,
     PRIORITY,
     RANDOM,
     STARTED,
+    UNLIMITED,
     Calendar,
     ClusterState,
     Flags,
@@ -209,7 +209,7 @@ def earliest(
         gpus[node], cores[node], memory[node] = resources.gpus[node], resources.cores[node], resources.memory[node]
         fitting += _holds(gpus[node], cores[node], memory[node], masks, ask, node)
     if within:
-        fitting = most_in_rack(scratch.racks, resources, masks, request)
+        fitting = max_in_rack(scratch.racks, resources, masks, request)
     settle(releases)
     ends, order, where, at, used = releases.end, releases.order, releases.node, 0, releases.used[0]
     freed_gpus, freed_cores, freed_memory = releases.gpus, releases.cores, releases.memory
@@ -229,7 +229,7 @@ def earliest(
             if before or not _holds(gpus[node], cores[node], memory[node], masks, ask, node):
                 continue
             if within:
-                fitting = max(fitting, one_more(scratch.racks, node))
+                fitting = max(fitting, count_fit(scratch.racks, node))
             else:
                 fitting += 1
         following = ends[order[at]] if at < used else np.inf
@@ -288,7 +288,7 @@ def protect(resources: Resources, request: PlacementRequest, reserved: bool, scr
     """Set ``scratch.spare`` and ``scratch.late`` from the reservation just made by `reserve`."""
     spare = scratch.spare
     for node in range(request.lo, request.hi):
-        spare.gpus[node] = spare.cores[node] = spare.memory[node] = PLENTY
+        spare.gpus[node] = spare.cores[node] = spare.memory[node] = UNLIMITED
     if reserved:
         for part in range(request.parts):
             node = scratch.chosen[part]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpusched.compiled import jit
-from gpusched.sched.state import PLENTY, Ints, Records
+from gpusched.sched.state import UNLIMITED, Ints, Records
 
 
 @jit
@@ -30,7 +30,7 @@ def room_along(links: Records, room: Ints, least: Ints) -> None:
     for at in range(len(least) - 1, -1, -1):  # a chain only goes upwards
         link = links[at]
         for unit in range(3):
-            least[at, unit] = least[link["next"], unit] if link["next"] >= 0 else PLENTY
+            least[at, unit] = least[link["next"], unit] if link["next"] >= 0 else UNLIMITED
         least[at, link["unit"]] = min(least[at, link["unit"]], max(room[link["bound"]], 0))
 
 

@@ -72,7 +72,7 @@ class _Ledger:
         self._memory = {node.name: node.memory_mib for node in snapshot.nodes}
         self._holder: dict[tuple[str, int], str] = {}
         self._rooms = Rooms(snapshot)
-        self._sharers = {job.id: one for job in snapshot.running if (one := sharer_of_running(job)) is not None}
+        self._sharers = {job.id: running for job in snapshot.running if (running := sharer_of_running(job)) is not None}
         for job in snapshot.running:
             self._hold(job.allocation.parts, job.id)
 

@@ -133,7 +133,7 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> JobAnswer:
         better=better,
         racks=verdicts.racks_now(at) if waits else None,
         exceeded=verdicts.exceeded(at) if at >= 0 and outcome.code[at] == LIMIT else [],
-        sharing=pairs.told(views[at]) if pairs is not None else "",
+        sharing=pairs.explain(views[at]) if pairs is not None else "",
     )
 
 

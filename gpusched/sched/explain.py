@@ -15,8 +15,8 @@ from gpusched.sched.advice import next_steps
 from gpusched.sched.alone import SingleJobView
 from gpusched.sched.decide import JobAnswer, ask
 from gpusched.sched.eligible import ineligible
-from gpusched.sched.tally import Amounts, covers, need, shortfall_of, shut, total_of
-from gpusched.sched.text import ELSEWHERE, HELD_BACK, before_it
+from gpusched.sched.tally import Amounts, closed_reason, covers, need, shortfall_of, total_of
+from gpusched.sched.text import ELSEWHERE, HELD_BACK, jobs_ahead
 
 Dimension = Literal["", "barred", "unavailable", "gpus", "cores", "memory"]
 
@@ -110,7 +110,7 @@ def _undecided(snapshot: Snapshot, job: PendingView, place: int, reason: Reason)
     if policy.traits.holds_back:
         return HELD_BACK if alone is None else reason
     if place and (policy.backfill == "none" or (policy.backfill == "easy" and alone is not None)):
-        return Reason(code=ReasonCode.PRIORITY, message=before_it(place))
+        return Reason(code=ReasonCode.PRIORITY, message=jobs_ahead(place))
     return alone or (reason if reason.code is ReasonCode.BACKFILL else _FITS)  # who else is lucky is not known
 
 
@@ -147,7 +147,7 @@ def _before(snapshot: Snapshot, job: PendingView, ordered: list[PendingView]) ->
 def _verdict(job: PendingView, node: NodeView, free: Amounts, now: float) -> NodeVerdict:
     needs, total = need(job.spec), total_of(node)
     dimension: Dimension
-    if text := shut(job, node, now):
+    if text := closed_reason(job, node, now):
         dimension = "barred"
     elif not node.available:
         why = node.unavailable_reason

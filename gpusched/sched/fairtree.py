@@ -114,8 +114,8 @@ def places(tree: FairShareTree, usage: Floats) -> Ints:
     for i in range(leaves):
         if i > 0:
             for level in range(levels):
-                one, other = path[order[i - 1], level], path[order[i], level]
-                if (key[one] if one >= 0 else -1.0) != (key[other] if other >= 0 else -1.0):
+                node_key, other = path[order[i - 1], level], path[order[i], level]
+                if (key[node_key] if node_key >= 0 else -1.0) != (key[other] if other >= 0 else -1.0):
                     place += 1
                     break
         found[order[i]] = place

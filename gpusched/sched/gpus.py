@@ -10,7 +10,7 @@ from math import comb
 from gpusched.model.snapshot import NodeView
 
 Links = tuple[tuple[int, ...], ...]
-_EXACT = 2000
+_MAX_COMBINATIONS = 2000
 
 
 def links_matrix(gpus: Sequence[int], links: Mapping[int, Mapping[int, int]]) -> Links:
@@ -48,7 +48,7 @@ def nearest_gpus(matrix: Links, free: tuple[int, ...], count: int) -> tuple[int,
     """
     if count <= 0 or count >= len(free):
         return free[: max(count, 0)]
-    exact = comb(len(free), count) <= _EXACT
+    exact = comb(len(free), count) <= _MAX_COMBINATIONS
     candidates = combinations(free, count) if exact else (_grow(matrix, free, first, count) for first in free)
     scored = [(_closeness(matrix, chosen), chosen) for chosen in candidates]
     most = max(closeness for closeness, _ in scored)

@@ -5,7 +5,7 @@ reservation others behind need (a job with a long limit before a maintenance wou
 days). But who is behind it may not be in its way when its time has come: to these, the place that it gets by the limits
 of what runs is reserved, too. Under conservative backfill every such job has a place in the plan.
 
-In: the state of a pass, and a job that it comes to (`keep_clear`). Out: rows of the masks without the nodes that are
+In: the state of a pass, and a job that it comes to (`keep_nodes`). Out: rows of the masks without the nodes that are
 kept, until the next instant (`calendar.turn_due`), and `Calendar.kept`, by which whoever looks ahead goes.
 """
 
@@ -22,7 +22,7 @@ from gpusched.sched.state import BACKFILL, EASY, FIRST_FIT, NONE, OK, Calendar, 
 
 
 @jit
-def keep_nothing(calendar: Calendar | None) -> None:
+def reset_kept_nodes(calendar: Calendar | None) -> None:
     """Reset for another queue."""
     if calendar is not None:
         calendar.kept_times[:] = np.inf
@@ -36,7 +36,7 @@ def keeps_nodes(backfill: int) -> bool:
 
 
 @jit
-def keep_clear(calendar: Calendar | None, state: ClusterState, job: int) -> None:
+def keep_nodes(calendar: Calendar | None, state: ClusterState, job: int) -> None:
     """Keep a place for a job that waits for a reservation to end, unless an earlier job has one.
 
     Jobs behind it that would still run when it is to start find its nodes closed from now on, row by row of the masks:

@@ -112,7 +112,7 @@ def _choose_by_rack(
     """
     if racks is None:
         return False
-    most_in_rack(racks, resources, masks, request)
+    max_in_rack(racks, resources, masks, request)
     if request.parts == 1 and rule == RACK:
         return _choose_one(racks, resources, masks, request, scratch)
     found = 0
@@ -130,7 +130,7 @@ def _choose_by_rack(
 
 
 @jit
-def most_in_rack(racks: Records | None, resources: Resources, masks: Flags, request: PlacementRequest) -> int:
+def max_in_rack(racks: Records | None, resources: Resources, masks: Flags, request: PlacementRequest) -> int:
     """Return the most fitting nodes in one rack; set ``racks`` for the racks of the request's partition."""
     most = 0
     if racks is None:
@@ -142,12 +142,12 @@ def most_in_rack(racks: Records | None, resources: Resources, masks: Flags, requ
     for node in range(request.lo, request.hi):
         racks[racks[node]["number"]]["free"] += max(0, resources.gpus[node])
         if node_fits(resources, masks, request, node):
-            most = max(most, one_more(racks, node))
+            most = max(most, count_fit(racks, node))
     return most
 
 
 @jit
-def one_more(racks: Records | None, node: int) -> int:
+def count_fit(racks: Records | None, node: int) -> int:
     """Count a fitting node; return the number in its rack."""
     if racks is None:
         return 0
@@ -157,14 +157,14 @@ def one_more(racks: Records | None, node: int) -> int:
 
 
 @jit
-def _nearer(racks: Records, one: int, other: int, left: int) -> bool:
+def _nearer(racks: Records, rack: int, other: int, left: int) -> bool:
     """Return whether a rack is preferred to another for the ``left`` parts."""
-    holds, other_holds = racks[one]["fits"] >= left, racks[other]["fits"] >= left
+    holds, other_holds = racks[rack]["fits"] >= left, racks[other]["fits"] >= left
     if holds != other_holds:
         return bool(holds)
     if holds:
-        return bool(racks[one]["free"] < racks[other]["free"])
-    return bool(racks[one]["fits"] > racks[other]["fits"])
+        return bool(racks[rack]["free"] < racks[other]["free"])
+    return bool(racks[rack]["fits"] > racks[other]["fits"])
 
 
 @jit

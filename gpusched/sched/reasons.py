@@ -15,7 +15,7 @@ from gpusched.sched.arrays import NodeArrays, PendingArrays, racks_for_ask
 from gpusched.sched.eligible import ARRAY_FULL
 from gpusched.sched.fit import request_of, shortfall, unreserved
 from gpusched.sched.limits import LimitReasons
-from gpusched.sched.place import most_in_rack
+from gpusched.sched.place import max_in_rack
 from gpusched.sched.reservations.rules import reserved_text
 from gpusched.sched.state import (
     BACKFILL,
@@ -35,7 +35,7 @@ from gpusched.sched.text import (
     DELAYS_SOME,
     ELSEWHERE,
     HELD_BACK,
-    before_it,
+    jobs_ahead,
     keeps_room,
     not_available,
     rounded,
@@ -142,7 +142,7 @@ class Verdicts:
     def _before(self, ahead: int) -> Reason:
         figure = rounded(ahead)
         if figure not in self._ahead:
-            self._ahead[figure] = Reason(code=ReasonCode.PRIORITY, message=before_it(ahead))
+            self._ahead[figure] = Reason(code=ReasonCode.PRIORITY, message=jobs_ahead(ahead))
         return self._ahead[figure]
 
     def _is_patient(self, job: int, policy: PolicySpec) -> bool:
@@ -223,7 +223,7 @@ class Verdicts:
         needs = (int(request.gpus), int(request.cores), int(request.memory))
         if dimension < 0:
             racks = new_scratch(len(self._world.nodes), 0, self._world.rack).racks
-            most = int(most_in_rack(racks, resources, self._waiting.jobs.masks, request))
+            most = int(max_in_rack(racks, resources, self._waiting.jobs.masks, request))
             return scattered(verb, free, int(request.parts), needs, most)
         name = self._world.nodes[nearest].name if nearest >= 0 else ""
         return shortage(verb, free, dimension, int(request.parts), needs, int(count), name, has)

@@ -190,7 +190,7 @@ class Scratch(NamedTuple):
     Attributes:
         chosen, keys: ``int64[nodes]``: the nodes picked by the last `place.choose` or `place.draw`, and their keys.
         future: Resources at the shadow time.
-        spare: What of ``future`` the head leaves on its reserved nodes (elsewhere `PLENTY`).
+        spare: What of ``future`` the head leaves on its reserved nodes (elsewhere `UNLIMITED`).
         late: ``min(room now, spare)``: what a job may take that ends after the shadow time.
         failed, failed_late: ``int64[shapes]``: the last pass (``stamp``) in which the shape did not fit; within a pass
             room only shrinks, so it will not fit later in it either.
@@ -248,7 +248,7 @@ class ClusterState(NamedTuple):
     now: float
 
 
-PLENTY = 1 << 40
+UNLIMITED = 1 << 40
 # number: the node's rack, one of the rows. fits, free: of the rack with the row's number, while nodes are chosen: how
 # many of its nodes fit, and the GPUs that all of them have free.
 RACK_ROOM = np.dtype([("number", np.int64), ("fits", np.int64), ("free", np.int64)])

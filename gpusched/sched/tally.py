@@ -74,12 +74,12 @@ def barred(job: PendingView, node: NodeView) -> str:
     """Return why the job may never use the node even if it were empty; "" if it may."""
     if why := excluded_by(job.spec, node):
         return why
-    if job.reserved is not None and all(one.name != job.reserved.name for one in node.reservations):
+    if job.reserved is not None and all(reservation.name != job.reserved.name for reservation in node.reservations):
         return f"is not in {job.reserved.what}"
     return "an earlier attempt failed here" if node.name in job.excluded_nodes else ""
 
 
-def shut(job: PendingView, node: NodeView, now: float) -> str:
+def closed_reason(job: PendingView, node: NodeView, now: float) -> str:
     """Return why the job may not start on the node now even if it were empty; "" if it may."""
     return barred(job, node) or (closed_text(job, node, now) if node.reservations else "")
 

@@ -88,7 +88,7 @@ def scattered(verb: str, free: str, parts: int, needs: tuple[int, int, int], mos
     return f"{verb} {count_of(parts, 'node')} in one rack, each with {each}; most{free} in one rack: {most}"
 
 
-def before_it(ahead: int) -> str:
+def jobs_ahead(ahead: int) -> str:
     """Return how many jobs are ahead, `rounded`."""
     verb = "job of equal or higher priority is" if ahead == 1 else "jobs of equal or higher priority are"
     return f"{ahead} {verb} ahead of it" if ahead < 100 else f"at least {rounded(ahead)} {verb} ahead of it"

@@ -42,8 +42,8 @@ def warm_up_agent(policy: PolicySpec, model: TrainedModel) -> None:
 
 
 def _reserved(snapshot: Snapshot) -> Snapshot:
-    one = Reservation(name="r", nodes=("n",), begin=1.0, end=2.0)
-    return replace(snapshot, nodes=tuple(replace(node, reservations=(one,)) for node in snapshot.nodes))
+    reservation = Reservation(name="r", nodes=("n",), begin=1.0, end=2.0)
+    return replace(snapshot, nodes=tuple(replace(node, reservations=(reservation,)) for node in snapshot.nodes))
 
 
 def with_sharing(snapshot: Snapshot) -> Snapshot:

@@ -74,7 +74,7 @@ def walks(world: SimWorld) -> bool:
     return world.rule != "random" and (world.options.generic or (waits and world.policy.order != "fifo"))
 
 
-def one_node() -> PlacementNetwork:
+def one_node_network() -> PlacementNetwork:
     """Return a network for a pool of one node and one job, to compile ahead of a replay."""
     model = SlowdownModel(np.zeros(1, KIND), np.zeros((0, 0)), False)
     model.kinds["compute"] = 1.0
@@ -251,7 +251,8 @@ def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
     costs = Costs(
         links.tree, links.model, sure, links.load, laid_out, sure_ways._replace(shape=chain), of.of,
         since=sim.jobs["submit"].copy(), wait_s=np.full(jobs, of.most_wait_s), patience_s=of.patience_s,
-        looked=np.full((2, classes), -1), seen=np.zeros((2, classes, 2)), told=np.zeros((jobs, 2)), search=of.search,
+        last_pass=np.full((2, classes), -1), class_cost=np.zeros((2, classes, 2)), wait_cost=np.zeros((jobs, 2)),
+        search=of.search,
     )  # fmt: skip
     return world, Walk(
         of._replace(ways=laid_out), costs, ways.shape, np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64),

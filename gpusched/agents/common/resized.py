@@ -173,7 +173,7 @@ def _claims(
         known = np.flatnonzero(told[j] > 0.0)
         for k in range(most):
             claims.sizes[i, k], claims.allowed[i, k] = one.sizes[k], 1
-            claims.told[i, k] = told[j, k] > 0.0
+            claims.reported[i, k] = told[j, k] > 0.0
             claims.pace[i, k] = speed_at(one.sizes, told[j], known, one.sizes[k])
         now = np.searchsorted(one.sizes, held[j]) if held[j] > 0 else 0
         job["row"], job["held"], job["count"], job["base"] = i, held[j], most, one.base[j]

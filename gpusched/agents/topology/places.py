@@ -31,7 +31,7 @@ IDLE = 9
 """The input of waiting that says how many GPUs are idle that waiting jobs ask for, by those that there are,"""
 USUAL = 0.2
 """beyond so many: as many are idle where nobody waits for a better place, because what is left fits nobody."""
-MOST = 3.0
+MAX_DAYS_WAITED = 3.0
 """No input of the network is larger."""
 
 
@@ -54,9 +54,9 @@ def best_place(
     """Return the most valuable place, nodes in ``search.best``, among the candidates of `contention.cheapest`.
 
     ``part`` is the scheduler that looks, ``c`` the job's class in ``ways``, on that scheduler's nodes; ``waited`` is no
-    more than `MOST`.
+    more than `MAX_DAYS_WAITED`.
     """
-    best = PlaceChoice(-np.inf, -np.inf, -1, MOST, MOST)
+    best = PlaceChoice(-np.inf, -np.inf, -1, MAX_DAYS_WAITED, MAX_DAYS_WAITED)
     for way in range(ways.first[c], ways.first[c + 1]):
         request = request_of(requests, ways.shape[way])
         fitting = set_keys(tree, model, load, resources, masks, request, ways.kind[c], search)
@@ -96,8 +96,12 @@ def _better(
                 new = 0
         racks += new
     place[0], place[1], place[2] = 1.0, _size(request.parts * request.gpus), request.parts / 8.0
-    place[3], place[4], place[5] = racks / 4.0, min(own, MOST), min(harm, MOST)
-    place[6], place[7], place[8] = min(ways.excess[way], MOST), waited, min(left / LEFT_OVER, MOST)
+    place[3], place[4], place[5] = racks / 4.0, min(own, MAX_DAYS_WAITED), min(harm, MAX_DAYS_WAITED)
+    place[6], place[7], place[8] = (
+        min(ways.excess[way], MAX_DAYS_WAITED),
+        waited,
+        min(left / LEFT_OVER, MAX_DAYS_WAITED),
+    )
     place[9] = _blocked(graph, part, request.parts * request.gpus)
     value = value_of_place(agent, graph, part, nodes, request.parts) - own - harm
     rank = value - search.tight[0] * left
@@ -114,8 +118,8 @@ def worth_of_waiting(
     """Return the value below which a place is refused for now; ``patience``: the part of it already waited."""
     wait = graph.wait
     wait[0], wait[1], wait[2], wait[3] = 1.0, _size(gpus), waited, np.sqrt(waited)
-    wait[4], wait[5] = min(best.own, MOST), min(best.harm, MOST)
-    wait[6], wait[7] = min(graph.waiting[part], MOST), 1.0 / (1.0 + best.own + best.harm)
+    wait[4], wait[5] = min(best.own, MAX_DAYS_WAITED), min(best.harm, MAX_DAYS_WAITED)
+    wait[6], wait[7] = min(graph.waiting[part], MAX_DAYS_WAITED), 1.0 / (1.0 + best.own + best.harm)
     wait[8] = _blocked(graph, part, gpus)
     wait[IDLE] = max(0.0, min(graph.idle[part], graph.waiting[part]) - USUAL)
     return float(value_of_waiting(agent, graph, part) - max(HARMLESS, np.sqrt(patience)))
@@ -125,7 +129,7 @@ def worth_of_waiting(
 def worth_of_handing(agent: TopologyWeights, graph: Graph, part: int, to: int, gpus: int, waited: float) -> float:
     """Return the bonus of a place that another scheduler has."""
     hand, less = graph.hand, graph.waiting[part] - graph.waiting[to]
-    hand[0], hand[1], hand[2], hand[3] = 1.0, _size(gpus), min(max(less, -MOST), MOST), waited
+    hand[0], hand[1], hand[2], hand[3] = 1.0, _size(gpus), min(max(less, -MAX_DAYS_WAITED), MAX_DAYS_WAITED), waited
     hand[4] = _blocked(graph, part, gpus) - _blocked(graph, to, gpus)
     return value_of_handing(agent, graph, part, to)
 

@@ -45,7 +45,7 @@ class RunTimeDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The layout of a cluster; see `laid_out` and `TopologySetting`."""
+    """The layout of a cluster; see `racked_topology` and `TopologySetting`."""
 
     nodes: int
     gpus: int
@@ -55,7 +55,7 @@ class ClusterLayout(msgspec.Struct, frozen=True, kw_only=True):
     over: float = 1.0
 
 
-class Ours(Paper, frozen=True, kw_only=True):
+class TopologyScenario(Paper, frozen=True, kw_only=True):
     """The scenario: see ``scenarios/topology.yaml``."""
 
     policies: dict[str, TopologyRival]
@@ -70,9 +70,9 @@ class Ours(Paper, frozen=True, kw_only=True):
 
 
 @cache
-def ours() -> Ours:
+def load_scenario() -> TopologyScenario:
     """Return the bundled scenario."""
-    return read_paper("topology", Ours)
+    return read_paper("topology", TopologyScenario)
 
 
 class TopologySetting(NamedTuple):
@@ -112,7 +112,7 @@ class TopologySetting(NamedTuple):
         return self.pairs.model(self.combine == "sum")
 
 
-def laid_out(nodes: int, gpus: int, racks: int = 0, over: float = 1.0) -> tuple[Topology, Pool]:
+def racked_topology(nodes: int, gpus: int, racks: int = 0, over: float = 1.0) -> tuple[Topology, Pool]:
     """Return racks of so many nodes below one switch, uplinks ``over`` times narrower than the NICs below.
 
     Without racks: so many nodes on no switch.
@@ -131,8 +131,8 @@ def laid_out(nodes: int, gpus: int, racks: int = 0, over: float = 1.0) -> tuple[
 def settings() -> dict[str, TopologySetting]:
     """Return the clusters of the scenario."""
     return {
-        name: TopologySetting(name, *laid_out(of.nodes, of.gpus, of.racks, of.over), of.machine, of.mix)
-        for name, of in ours().clusters.items()
+        name: TopologySetting(name, *racked_topology(of.nodes, of.gpus, of.racks, of.over), of.machine, of.mix)
+        for name, of in load_scenario().clusters.items()
     }
 
 
@@ -142,7 +142,7 @@ def draw(setting: TopologySetting, load: float, seed: int, jobs: int = 0) -> tup
     Load is what they offer: GPU-seconds alone where they are fastest, by the GPU-seconds that there are while they
     come.
     """
-    total, of = setting.pool.total_gpus, ours()
+    total, of = setting.pool.total_gpus, load_scenario()
     count = jobs or min(of.jobs_per_gpu * total, of.most_jobs)
     rng = np.random.default_rng((seed, round(load * 100), len(setting.pool)))
     nodes: Ints = np.zeros(count, np.int64)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gpusched.compiled import jit
 from gpusched.sched.bounds import charge
 from gpusched.sched.fit import request_of
-from gpusched.sched.kernel.queue_pass import KEPT, in_order, nothing_held, queue_pass
+from gpusched.sched.kernel.queue_pass import KEPT, hold_nothing, in_order, queue_pass
 from gpusched.sched.reclaim import Holders, finds, keeps
 from gpusched.sched.releases import add
 from gpusched.sched.state import (
@@ -169,4 +169,4 @@ def _fill(filling: Filling | None, state: ClusterState, queue: Ints, at: int) ->
         queue[i], queue[i - 1] = queue[i - 1], queue[i]
 
 
-preempting_pass = queue_pass(_place, nothing_held, keeps=_keeps, following=_following)
+preempting_pass = queue_pass(_place, hold_nothing, keeps=_keeps, following=_following)

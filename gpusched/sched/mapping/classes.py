@@ -17,7 +17,7 @@ from gpusched.sched.mapping.problem import Problem, node_cost
 MAX_PATTERNS = 6000
 
 
-class TooMany(ValueError):
+class TooManyPatterns(ValueError):
     """There are more ways to fill the nodes than can be examined; the message is one line."""
 
 
@@ -62,13 +62,13 @@ class Pattern(NamedTuple):
 def simplified(problem: Problem) -> Problem:
     """Drop cores, or memory, where every node runs out of GPUs first."""
     resources, need, late_resources = problem.resources.copy(), problem.need.copy(), problem.late_resources.copy()
-    there = resources[:, 0] >= 0
+    usable = resources[:, 0] >= 0
     gpuless = need[:, 0] == 0
     for column in (1, 2):
         if need[gpuless, column].any():
             continue
         most = (need[~gpuless, column] / need[~gpuless, 0]).max(initial=0.0)
-        if all((has[there, column] >= most * has[there, 0]).all() for has in (resources, late_resources)):
+        if all((has[usable, column] >= most * has[usable, 0]).all() for has in (resources, late_resources)):
             need[:, column] = resources[:, column] = late_resources[:, column] = 0
     return replace(problem, resources=resources, need=need, late_resources=late_resources)
 
@@ -109,10 +109,10 @@ def node_classes(problem: Problem) -> list[NodeClass]:
 def shapes_of(classes: list[JobClass]) -> dict[PartShape, int]:
     """Return the distinct shapes and how many jobs have each."""
     found: dict[PartShape, int] = {}
-    for one in classes:
-        for kind in one.kinds:
-            shape = PartShape(*one.part, kind)
-            found[shape] = found.get(shape, 0) + len(one.jobs)
+    for job_class in classes:
+        for kind in job_class.kinds:
+            shape = PartShape(*job_class.part, kind)
+            found[shape] = found.get(shape, 0) + len(job_class.jobs)
     return found
 
 
@@ -129,13 +129,13 @@ def check_ways(nodes: list[NodeClass], shapes: dict[PartShape, int], most: int) 
     """Count the patterns without generating them.
 
     Raises:
-        TooMany: More than ``most``.
+        TooManyPatterns: More than ``most``.
     """
     ways = 0
     for node in nodes:
         ways += _count(node, _fitting(node, shapes), most - ways)
         if ways > most:
-            raise TooMany(f"more than {most} ways to fill the nodes")
+            raise TooManyPatterns(f"more than {most} ways to fill the nodes")
 
 
 _Fitting = list[tuple[int, tuple[int, int, int], bool, int]]
@@ -155,12 +155,12 @@ def _fitting(node: NodeClass, shapes: dict[PartShape, int]) -> _Fitting:
 def _count(node: NodeClass, fitting: _Fitting, most: int) -> int:
     """Count the `_fillings` by what is left rather than one by one; approximate if more than ``most``."""
     states = {(node.resources, node.late_resources): 1}
-    for _, need, late, many in fitting:
+    for _, need, late, fit_count in fitting:
         reached: dict[tuple[tuple[int, int, int], tuple[int, int, int]], int] = {}
         for (resources, late_resources), ways in states.items():
             left, late_left = resources, late_resources
             reached[left, late_left] = reached.get((left, late_left), 0) + ways
-            for _ in range(many):
+            for _ in range(fit_count):
                 if not _covers(left, need) or (late and not _covers(late_left, need)):
                     break
                 left = _less(left, need)

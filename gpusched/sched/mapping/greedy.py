@@ -30,11 +30,11 @@ def greedy(problem: Problem, *, head_blocks: bool = False, takes: Takes | None =
 def first_answer(problem: Problem, nodes: tuple[Nodes, ...]) -> MappingSolution:
     """Wrap a greedy placement as a solution, for a solver to improve."""
     return MappingSolution(
-        nodes=nodes, value=value_of(problem, nodes), bound=_best_imaginable(problem), note="not optimised"
+        nodes=nodes, value=value_of(problem, nodes), bound=_upper_bound(problem), note="not optimised"
     )
 
 
-def _best_imaginable(problem: Problem) -> float:
+def _upper_bound(problem: Problem) -> float:
     """Return an upper bound: the total value of all jobs, each alone on the empty cluster."""
     best = np.where(np.isnan(problem.gain), -np.inf, problem.gain).max(1, initial=-np.inf) + problem.bonus
     # filling a node up can be worth something by itself: it leaves no useless GPUs

@@ -60,11 +60,11 @@ def starts_now(
 
     def ends_sooner_elsewhere(place: int, nodes: Nodes) -> bool:
         runs = runs_s[place]
-        here = float(runs[problem.kind[nodes[0]]])
-        for kind in np.flatnonzero(runs < here).tolist():
+        state_now = float(runs[problem.kind[nodes[0]]])
+        for kind in np.flatnonzero(runs < state_now).tolist():
             shadow = shadow_on(state, types, int(jobs[place]), kind)
             # where it fits at once it was not taken for other reasons than its speed
-            if now < shadow and shadow + float(runs[kind]) < now + here:
+            if now < shadow and shadow + float(runs[kind]) < now + state_now:
                 return True
         return False
 

@@ -13,7 +13,7 @@
 
 The last keeps a gang's parts on distinct nodes: K gangs can be dealt out so whenever no node has more than K parts.
 
-HiGHS is not taken at its word (decision 0046): its status, solution, value and bound must go together (`doubt`), its
+HiGHS is not taken at its word (decision 0046): its status, solution, value and bound must go together (`verify`), its
 value must be that of the mapping, counted by the problem's own rules, and its bound may not lie below a known answer.
 """
 
@@ -27,18 +27,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpusched.errors import UsageError
-from gpusched.sched.mapping.classes import MAX_PATTERNS, TooMany, simplified
-from gpusched.sched.mapping.doubt import FEASIBLE, SLACK, Doubtful, check
+from gpusched.sched.mapping.classes import MAX_PATTERNS, TooManyPatterns, simplified
 from gpusched.sched.mapping.greedy import greedy
 from gpusched.sched.mapping.problem import MappingSolution, Nodes, Problem, faults, part_of, value_of
 from gpusched.sched.mapping.program import LinearProgram
+from gpusched.sched.mapping.verify import FEASIBLE, SLACK, InconsistentAnswer, check
 
 GAP = 1e-4  # in parts of the value; proven this close counts as best
 OUT_OF_TIME = "stopped: time limit reached"
 DISCARDED = "the answer of HiGHS failed a check, so the greedy one is used"
 _BETTER = 1e-9
-_LEAST_S = 0.002  # with less time than that nothing is begun
-_FEWEST_JOBS, _ENOUGH_TO_TELL = 4, 1000
+_MIN_SEARCH_S = 0.002  # with less time than that nothing is begun
+_MIN_JOBS, _MIN_WORK_FOR_RATE = 4, 1000
 WORK_OF_JOB = 4  # what a job adds to the making of a program, in patterns
 
 
@@ -116,13 +116,13 @@ class MilpSearch:
         self._module = highs()
         self._problem, self._start, self._limits, self._listen = problem, start, limits, listen
         self._jobs = len(problem)  # the first of them where that is not all
-        self._heard: tuple[LinearProgram, list[float]] | None = None
+        self._incumbent: tuple[LinearProgram, list[float]] | None = None
         self._begin(OUT_OF_TIME)
         self.work_per_s: float | None = None
 
     def _begin(self, note: str) -> None:
         """Reset to ``start`` alone."""
-        self._heard, self._best = None, self._start  # in this order: another thread may ask for the best
+        self._incumbent, self._best = None, self._start  # in this order: another thread may ask for the best
         self._bound = self._start.bound if self._start.bound is not None else np.inf
         self._part, self._note = "", note  # the words for a part of the jobs, and why it ended
 
@@ -130,7 +130,7 @@ class MilpSearch:
         """Search until optimal or out of time; if HiGHS's answer fails a check, keep ``start``."""
         try:
             self._search()
-        except Doubtful as error:
+        except InconsistentAnswer as error:
             self._begin(f"{DISCARDED}: {error}")
 
     def _search(self) -> None:
@@ -149,9 +149,9 @@ class MilpSearch:
 
     def best(self) -> MappingSolution:
         """Return the best solution so far."""
-        heard, best = self._heard, self._best
-        if heard is not None:
-            best = max(best, self._found(*heard), key=_worth)
+        incumbent, best = self._incumbent, self._best
+        if incumbent is not None:
+            best = max(best, self._found(*incumbent), key=_worth)
         return MappingSolution(
             nodes=best.nodes,
             value=best.value,
@@ -167,26 +167,26 @@ class MilpSearch:
     def _left_s(self) -> float:
         """Return the time left; 0: too little to begin anything."""
         left = self._limits.end_s - self._limits.clock()
-        return left if left > _LEAST_S else 0.0
+        return left if left > _MIN_SEARCH_S else 0.0
 
     def _program(self) -> LinearProgram | None:
         """Build the program of all jobs, or of the first ones if there are too many patterns; None: impossible."""
-        while (begin := self._limits.clock()) < self._limits.end_s - _LEAST_S:
+        while (begin := self._limits.clock()) < self._limits.end_s - _MIN_SEARCH_S:
             most = min(MAX_PATTERNS, self._limits.work - WORK_OF_JOB * self._jobs)
-            nobody: tuple[Nodes, ...] = ((),) * len(self._problem)
+            no_jobs: tuple[Nodes, ...] = ((),) * len(self._problem)
             try:
                 program = LinearProgram(
-                    simplified(part_of(self._problem, nobody, np.arange(self._jobs))), max(0, int(most))
+                    simplified(part_of(self._problem, no_jobs, np.arange(self._jobs))), max(0, int(most))
                 )
-            except TooMany as error:
-                if self._jobs <= _FEWEST_JOBS:
+            except TooManyPatterns as error:
+                if self._jobs <= _MIN_JOBS:
                     self._note = str(error)
                     return None
                 self._jobs //= 2
                 self._part = f"only the first {self._jobs} of {len(self._problem)} jobs optimised"
                 continue
             took, work = self._limits.clock() - begin, len(program.patterns) + WORK_OF_JOB * self._jobs
-            if work >= _ENOUGH_TO_TELL and took > 0:
+            if work >= _MIN_WORK_FOR_RATE and took > 0:
                 self.work_per_s = work / took
             return program
         return None
@@ -216,8 +216,11 @@ class MilpSearch:
             solver.setSolution(first)
             value = self._run(program, model, solver)
             info, status = solver.getInfo(), solver.getModelStatus()
-            if info.primal_solution_status == FEASIBLE and not value >= (said := info.objective_function_value) - SLACK:
-                raise Doubtful(f"its solution is worth {said:.6g} by its own account, but {value:.6g} as a mapping")
+            claimed = info.objective_function_value
+            if info.primal_solution_status == FEASIBLE and not value >= claimed - SLACK:
+                raise InconsistentAnswer(
+                    f"its solution is worth {claimed:.6g} by its own account, but {value:.6g} as a mapping"
+                )
             self._bind(float(info.mip_dual_bound))
             optimal = status == self._module.HighsModelStatus.kOptimal
             self._note = "" if optimal else f"stopped: {solver.modelStatusToString(status).lower()}"
@@ -226,12 +229,14 @@ class MilpSearch:
         """Record an upper bound; one for a part of the jobs does not bound the whole.
 
         Raises:
-            Doubtful: The best one so far is.
+            InconsistentAnswer: The best one so far is.
         """
         if self._part or not np.isfinite(bound):
             return
         if bound < self._best.value - SLACK * max(1.0, abs(bound)):
-            raise Doubtful(f"its bound of {bound:.6g} lies below {self._best.value:.6g}, the value of a known mapping")
+            raise InconsistentAnswer(
+                f"its bound of {bound:.6g} lies below {self._best.value:.6g}, the value of a known mapping"
+            )
         self._bound = min(self._bound, bound)
 
     def _solver(self, model: Any, budget_s: float) -> Any:
@@ -253,7 +258,7 @@ class MilpSearch:
         ``may_fail``: the model need not have a solution.
         """
         if self._listen:
-            solver.cbMipImprovingSolution += lambda event: self._hear(program, event.data_out.mip_solution)
+            solver.cbMipImprovingSolution += lambda event: self._store_incumbent(program, event.data_out.mip_solution)
         solver.run()
         if not (may_fail and solver.getModelStatus() == self._module.HighsModelStatus.kInfeasible):
             check(self._module, model, solver, GAP)
@@ -261,11 +266,11 @@ class MilpSearch:
         if solver.getInfo().primal_solution_status == FEASIBLE:
             found = self._found(program, list(solver.getSolution().col_value))
             self._best = max(self._best, found, key=_worth)
-        self._heard = None
+        self._incumbent = None
         return found.value
 
-    def _hear(self, program: LinearProgram, column: Any) -> None:
-        self._heard = (program, column.tolist())
+    def _store_incumbent(self, program: LinearProgram, column: Any) -> None:
+        self._incumbent = (program, column.tolist())
 
     def _found(self, program: LinearProgram, column: list[float]) -> MappingSolution:
         """Return a solution, with the other starts, as one to the whole; ``start`` if invalid or worth less."""

@@ -173,11 +173,11 @@ def faults(problem: Problem, nodes: tuple[Nodes, ...]) -> list[str]:
     job_of, node_of = _pairs(nodes)
     np.add.at(taken, node_of, problem.need[job_of])
     np.add.at(late, node_of, problem.need[job_of] * problem.late[job_of, None])
-    for what, given, resources in (
+    for name, given, resources in (
         ("has", taken, problem.resources),
         ("may give to late jobs", late, problem.late_resources),
     ):
         over = np.flatnonzero((given > resources).any(1) & given.any(1))
-        found += [f"node {n} gives more than it {what}" for n in over.tolist()]
+        found += [f"node {n} gives more than it {name}" for n in over.tolist()]
     found += [f"user {u} gets {g} GPUs, over the cap" for u, g in held.items() if g > problem.cap[u] + TOLERANCE]
     return found

@@ -18,7 +18,7 @@ from gpusched.model.policy import Mapping
 from gpusched.sched.backfill import protect
 from gpusched.sched.bounds import charge
 from gpusched.sched.fit import request_of
-from gpusched.sched.kernel.queue_pass import Pass, nothing_held, queue_pass
+from gpusched.sched.kernel.queue_pass import Pass, hold_nothing, queue_pass
 from gpusched.sched.mapping.greedy import first_answer, greedy
 from gpusched.sched.mapping.head import reserve_head, starts_now
 from gpusched.sched.mapping.problem import MappingSolution, Nodes, Problem
@@ -68,7 +68,7 @@ class MappingFacts(NamedTuple):
     lasts: Callable[[Ints], Floats] | None = None
 
 
-class Keep(NamedTuple):
+class NodeHold(NamedTuple):
     """Nodes that an agent reserves for a job that does not fit: jobs behind it do not get them now.
 
     Attributes:
@@ -86,7 +86,7 @@ def map_queue(
     mapping: Mapping,
     backfill: int,
     solver: Solver | None,
-    keep: Keep | None = None,
+    keep: NodeHold | None = None,
 ) -> tuple[int, float, list[MappingReport]]:
     """Decide for one partition's jobs, ``queue: int64[waiting]`` in order of precedence; see `kernel.queue_pass`.
 
@@ -122,7 +122,7 @@ def _enter(state: ClusterState, job: int, late: bool, first: bool, window: Ints)
     return PRIORITY, jobs.shape[job]
 
 
-_window_pass = queue_pass(_enter, nothing_held)
+_window_pass = queue_pass(_enter, hold_nothing)
 
 
 def _window_of(state: ClusterState, queue: Ints, most: int, backfill: int) -> Ints:
@@ -148,8 +148,8 @@ class _Mapper:
     ) -> None:
         self._state, self._facts, self._mapping, self._solver, self._window = state, facts, mapping, solver, window
         self._place = {job: i for i, job in enumerate(window.tolist())}
-        one = request_of(state.requests, state.jobs.shape[window[0]])
-        self._rows = slice(int(one.lo), int(one.hi))
+        single = request_of(state.requests, state.jobs.shape[window[0]])
+        self._rows = slice(int(single.lo), int(single.hi))
         gpus = float(np.maximum(facts.usable.gpus[self._rows], 0).sum())
         several = len(np.unique(facts.user[window])) > 1
         self._most = gpus * mapping.user_share if several and mapping.user_share < 1 else np.inf
@@ -170,7 +170,7 @@ class _Mapper:
             yield from self._best(rest[1:], self._outlasting(rest[1:], int(rest[0])))
         yield from self._staying([*rest[1:].tolist(), *others.tolist()])
 
-    def around(self, others: Ints, keep: Keep | None) -> Iterator[int]:
+    def around(self, others: Ints, keep: NodeHold | None) -> Iterator[int]:
         """Start the most valuable jobs in any order, with nodes kept from those behind a job."""
         window, gpus = self._window.tolist(), self._state.resources.gpus
         kept, had = np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -213,8 +213,8 @@ class _Mapper:
 
     def reserve(self, head: int) -> float:
         """Return the shadow time of the first job that does not start; ``scratch`` holds what is left beside it."""
-        state, one = self._state, np.array([head])
-        runs_s = self._runs_s(one, self._problem(one, None, 0.0))[0]
+        state, head_only = self._state, np.array([head])
+        runs_s = self._runs_s(head_only, self._problem(head_only, None, 0.0))[0]
         shadow = self._shadow = reserve_head(state, self._facts.kind, head, runs_s)
         protect(state.resources, request_of(state.requests, state.jobs.shape[head]), shadow < np.inf, state.scratch)
         return shadow
@@ -313,14 +313,14 @@ class _Mapper:
         speed = self._facts.speed(jobs)
         speed = np.where(speed > 0, speed, np.nan)
         kinds = speed.shape[1]
-        for one in np.unique(shape):
-            request = request_of(requests, one)
+        for single in np.unique(shape):
+            request = request_of(requests, single)
             rows = slice(request.lo, request.hi)
             large = (facts.usable.gpus[rows] >= request.gpus) & (facts.usable.gpus[rows] >= 0)
             if request.mask >= 0:
                 large &= state.jobs.masks[request.mask, rows] != 0
             enough = np.bincount(facts.kind[rows][large], minlength=kinds) >= request.parts
-            like = shape == one
+            like = shape == single
             if enough.any():
                 speed[np.ix_(like, ~enough)] = np.nan
             else:

@@ -15,7 +15,7 @@ from gpusched.compiled import jit
 from gpusched.model.reservations import OVERRUN_S, Reservation
 from gpusched.sched.state import Calendar, Flags, Floats, Ints, Resources, ints
 
-MOST_LIMITS = 48  # rows of masks to be turned as a run ahead goes on; each costs a pass over the nodes
+MAX_LIMITS = 48  # rows of masks to be turned as a run ahead goes on; each costs a pass over the nodes
 
 
 class Reserved(NamedTuple):
@@ -42,13 +42,13 @@ class Reserved(NamedTuple):
 
 def reserved_of(reservations: Sequence[Sequence[Reservation]], now: float) -> Reserved:
     """Collect ``reservations``: for each row of the nodes, those that have not ended."""
-    ones = {one.name: one for here in reservations for one in here}
-    found = tuple(sorted(ones.values(), key=lambda one: (one.begin, one.name)))
-    number = {one.name: i for i, one in enumerate(found)}
-    pairs = sorted((number[one.name], row) for row, here in enumerate(reservations) for one in here)
+    active = {r.name: r for on_row in reservations for r in on_row}
+    found = tuple(sorted(active.values(), key=lambda r: (r.begin, r.name)))
+    number = {r.name: i for i, r in enumerate(found)}
+    pairs = sorted((number[r.name], row) for row, on_row in enumerate(reservations) for r in on_row)
     return Reserved(
         now, found, number, ints([row for _, row in pairs]), ints([of for of, _ in pairs]),
-        np.array(sorted({one.begin for one in found}), np.float64),
+        np.array(sorted({r.begin for r in found}), np.float64),
     )  # fmt: skip
 
 
@@ -62,12 +62,12 @@ def reserved_masks(
     ``allowed`` is theirs. ``usable``: See `Calendar`.
     """
     rows, (bases, of) = len(base), np.unique(np.column_stack((base, own)), axis=0, return_inverse=True)
-    theirs = allowed[bases[:, 0]]
+    own_nodes = allowed[bases[:, 0]]
     for at in np.flatnonzero(bases[:, 1] >= 0).tolist():
-        theirs[at] &= np.isin(np.arange(allowed.shape[1]), reserved.node[reserved.of == bases[at, 1]])
-    masks = np.concatenate((np.zeros((rows + 1, allowed.shape[1]), np.uint8), theirs))
-    begin = np.array([one.begin for one in reserved.all], np.float64)[reserved.of]
-    end = np.array([one.end for one in reserved.all], np.float64)[reserved.of]
+        own_nodes[at] &= np.isin(np.arange(allowed.shape[1]), reserved.node[reserved.of == bases[at, 1]])
+    masks = np.concatenate((np.zeros((rows + 1, allowed.shape[1]), np.uint8), own_nodes))
+    begin = np.array([r.begin for r in reserved.all], np.float64)[reserved.of]
+    end = np.array([r.end for r in reserved.all], np.float64)[reserved.of]
     calendar = Calendar(
         reserved.node, reserved.of, begin, end, np.argsort(end, kind="stable").astype(np.int64),
         base=of.reshape(-1).astype(np.int64) + rows + 1, own=own, limit=limit, turns=np.full(rows, -np.inf),
@@ -82,8 +82,8 @@ def reserved_masks(
 def grouped(limits: Floats) -> Floats:
     """Return the limits, ``float64[jobs]``; if too many differ, each rounded up to one of a few."""
     found: Floats = np.unique(limits)
-    if len(found) > MOST_LIMITS:
-        found = np.unique(found[np.linspace(0, len(found) - 1, MOST_LIMITS).round().astype(np.int64)])
+    if len(found) > MAX_LIMITS:
+        found = np.unique(found[np.linspace(0, len(found) - 1, MAX_LIMITS).round().astype(np.int64)])
     return found[np.searchsorted(found, limits)]
 
 

@@ -29,7 +29,7 @@ from gpusched.sched.interference.beliefs import cost_of_neighbour
 from gpusched.sched.kernel.beside import MATE, Pairings, pairings_of, pass_beside, wait_for_room
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
 from gpusched.sched.state import ClusterState, Floats, PassOutcome, filled, ints, new_outcome
-from gpusched.sched.tally import covers, need, shortfall_of, shut
+from gpusched.sched.tally import closed_reason, covers, need, shortfall_of
 
 Party = tuple[str, str, int]
 """What matters of a job that shares: its user, its kind, and the MiB that it takes of each GPU."""
@@ -38,7 +38,7 @@ Place = tuple[SharingSettings | None, int]
 Miss = tuple[int, float, Callable[[], str]]
 """A place where a job cannot be: how far from possible that is (steps, then by how much), and why."""
 
-MOST_PARTIES = 32  # of waiting jobs, of which a decision looks at where they could share
+MAX_PARTIES = 32  # of waiting jobs, of which a decision looks at where they could share
 
 
 class Losses:
@@ -51,13 +51,13 @@ class Losses:
     def of(self, kind: str, beside: str) -> Cost:
         """Return the loss of a job of one kind beside one of another."""
         if (kind, beside) not in self._known:
-            own, other = (self._beliefs.get(one) or JobClassEstimate(kind=one) for one in (kind, beside))
+            own, other = (self._beliefs.get(pair) or JobClassEstimate(kind=pair) for pair in (kind, beside))
             self._known[kind, beside] = cost_of_neighbour(own, other, "gpu")
         return self._known[kind, beside]
 
-    def worst(self, one: str, other: str) -> float:
+    def worst(self, job: str, other: str) -> float:
         """Return the fraction by which the slower of the two is slowed down."""
-        return max(self.of(one, other).slower, self.of(other, one).slower)
+        return max(self.of(job, other).slower, self.of(other, job).slower)
 
 
 def place_of(node: NodeView) -> Place:
@@ -65,7 +65,7 @@ def place_of(node: NodeView) -> Place:
     return node.sharing, min(node.shareable.values(), default=0)
 
 
-def table_of(rows: Sequence[Party], columns: Sequence[Party], places: Sequence[Place], losses: Losses) -> Floats:
+def cost_table(rows: Sequence[Party], columns: Sequence[Party], places: Sequence[Place], losses: Losses) -> Floats:
     """Build `Pairings.cost`: the pair's loss on such nodes, jobs (rows) by running jobs; infinite: not allowed.
 
     ``float64[places, rows, columns]``. At most the bound of the node, within its GPUs' memory, and under MPS of one
@@ -74,9 +74,9 @@ def table_of(rows: Sequence[Party], columns: Sequence[Party], places: Sequence[P
     table = np.full((len(places), len(rows), len(columns)), np.inf)
     if not table.size:
         return table
-    worst = np.array([[losses.worst(one, other) for _, other, _ in columns] for _, one, _ in rows])
-    users = np.array([[one == other for other, _, _ in columns] for one, _, _ in rows])
-    needs = np.array([[mine + its for _, _, its in columns] for _, _, mine in rows])
+    worst = np.array([[losses.worst(row, other) for _, other, _ in columns] for _, row, _ in rows])
+    users = np.array([[row == other for other, _, _ in columns] for row, _, _ in rows])
+    needs = np.array([[own_loss + other_loss for _, _, other_loss in columns] for _, _, own_loss in rows])
     for at, (sharing, memory_mib) in enumerate(places):
         if sharing is not None:
             fits = (worst <= sharing.slowdown) & (needs <= memory_mib) & (users | (sharing.mode != "mps"))
@@ -156,34 +156,34 @@ class SharingPass:
 
     def _sharer(self, job: RunningView, begins: bool) -> Sharer | None:
         """Return a running job to share with, if its node is in this snapshot and shares GPUs."""
-        one = sharer_of_running(job)
+        sharer = sharer_of_running(job)
         if begins and job.spec is not None:
-            one = sharer_of_start(job.id, job.user, job.spec, job.allocation.parts)
-        node = self._nodes.get(one.node) if one is not None else None
-        return one if node is not None and node.sharing is not None else None
+            sharer = sharer_of_start(job.id, job.user, job.spec, job.allocation.parts)
+        node = self._nodes.get(sharer.node) if sharer is not None else None
+        return sharer if node is not None and node.sharing is not None else None
 
     def _arrays(self, nodes: list[NodeView], owners: list[int]) -> Pairings:
-        """Build the arrays for the pass, from the first `MOST_PARTIES` of the queues."""
+        """Build the arrays for the pass, from the first `MAX_PARTIES` of the queues."""
         rows, columns, places = dict[Party, int](), dict[Party, int](), dict[Place, int]()
         kind = [places.setdefault(place_of(node), len(places)) for node in nodes]
         row = np.full(len(self._waiting.views), -1)
         queued = (at for queue in self._queues.values() for at in queue.tolist())
-        for at, one in parties_of((at, self._waiting.views[at]) for at in queued).items():
-            row[at] = rows.setdefault(one, len(rows))
-        parties = [party(one.user, one.name, one.memory_mib) for one in self._sharers]
+        for at, sharer in parties_of((at, self._waiting.views[at]) for at in queued).items():
+            row[at] = rows.setdefault(sharer, len(rows))
+        parties = [party(sharer.user, sharer.name, sharer.memory_mib) for sharer in self._sharers]
         mates = filled(
             MATE, len(self._sharers), owner=owners, parts=1, first=np.arange(len(self._sharers)), least=1,
-            column=[columns.setdefault(one, len(columns)) for one in parties],
-            most=[len(self._well(one)) for one in self._sharers], taken=[one.partner != "" for one in self._sharers],
+            column=[columns.setdefault(sharer, len(columns)) for sharer in parties],
+            most=[len(self._well(s)) for s in self._sharers], taken=[s.partner != "" for s in self._sharers],
         )  # fmt: skip
-        where = ints([self._row[one.node] for one in self._sharers])
-        table = table_of(list(rows), list(columns), list(places), self._losses)
+        where = ints([self._row[sharer.node] for sharer in self._sharers])
+        table = cost_table(list(rows), list(columns), list(places), self._losses)
         return pairings_of(mates, where, table, ints(kind), row)
 
-    def _well(self, one: Sharer) -> list[int]:
+    def _well(self, sharer: Sharer) -> list[int]:
         """Return its GPUs that another job may use."""
-        node = self._nodes[one.node]
-        return [gpu for gpu in one.gpus if gpu in node.shareable and gpu not in node.blocked]
+        node = self._nodes[sharer.node]
+        return [gpu for gpu in sharer.gpus if gpu in node.shareable and gpu not in node.blocked]
 
     def _run(self) -> list[Start]:
         for queue in self._queues.values():
@@ -204,7 +204,7 @@ class SharingPass:
             rank=0, node=node.name, gpus=gpus, cores=spec.cores_per_node, memory_mib=spec.memory_mib_per_node
         )
 
-    def told(self, job: PendingView) -> str:
+    def explain(self, job: PendingView) -> str:
         """Explain which job a pending job may share with, or why none; "": that is not why it waits."""
         if job.id in self._partners:
             return f"it may share {self._pair(job, self._partners[job.id]).line}"
@@ -212,27 +212,29 @@ class SharingPass:
         if not own or not job.spec.share:
             return ""
         tried = [self._beside(job, other) for other in self._sharers if other.node in own]
-        places = [one for one in tried if isinstance(one, SharedPlace)]
+        places = [sharer for sharer in tried if isinstance(sharer, SharedPlace)]
         if places:
             queue = [self._waiting.views[at].id for at in self._queues[job.spec.partition]]
             head = next((other for other in queue if other not in self._partners), job.id)
-            best, late = min(places, key=lambda one: (one.worst, one.other.id)), ""
+            best, late = min(places, key=lambda sharer: (sharer.worst, sharer.other.id)), ""
             if head != job.id:
                 late = f": job {head}, ahead of it, would start later"
             return f"it {'does not' if late else 'may'} share {best.line}{late}" if job.id in queue else ""
-        misses = [one for one in tried if not isinstance(one, SharedPlace)]
+        misses = [sharer for sharer in tried if not isinstance(sharer, SharedPlace)]
         nearest = min(misses, key=lambda miss: miss[:2], default=None)
         why = nearest[2]() if nearest is not None else "no running job shares its GPUs"
         return f"it cannot share GPUs now: {why}"
 
     def _pair(self, job: PendingView, other: Sharer) -> SharedPlace:
-        mine, its = kind_of(job.user, job.spec.name), kind_of(other.user, other.name)
-        return SharedPlace(other, self._part(job, other), self._losses.of(mine, its), self._losses.of(its, mine))
+        own_loss, other_loss = kind_of(job.user, job.spec.name), kind_of(other.user, other.name)
+        return SharedPlace(
+            other, self._part(job, other), self._losses.of(own_loss, other_loss), self._losses.of(other_loss, own_loss)
+        )
 
     def _beside(self, job: PendingView, other: Sharer) -> SharedPlace | Miss:
         """Return the place beside another job, or what is missing."""
         node, spec, found = self._nodes[other.node], job.spec, self._pair(job, other)
-        why: str | None = shut(job, node, self._now) or ("" if node.available else "takes no jobs now")
+        why: str | None = closed_reason(job, node, self._now) or ("" if node.available else "takes no jobs now")
         if why:
             return 6, 0.0, lambda: f"node {node.name}: {why}"
         well = len(self._well(other))
@@ -259,13 +261,13 @@ def party(user: str, name: str, memory_mib: int | None) -> Party:
 
 
 def parties_of(jobs: Iterable[tuple[int, PendingView]]) -> dict[int, Party]:
-    """Return the distinct properties of the numbered jobs that may share, `MOST_PARTIES` at most."""
+    """Return the distinct properties of the numbered jobs that may share, `MAX_PARTIES` at most."""
     found, known = dict[int, Party](), set[Party]()
     for at, job in jobs:
-        one = party(job.user, job.spec.name, job.spec.gpu_memory_mib)
-        if job.spec.share and job.spec.nodes == 1 and (one in known or len(known) < MOST_PARTIES):
-            known.add(one)
-            found[at] = one
+        party_of_job = party(job.user, job.spec.name, job.spec.gpu_memory_mib)
+        if job.spec.share and job.spec.nodes == 1 and (party_of_job in known or len(known) < MAX_PARTIES):
+            known.add(party_of_job)
+            found[at] = party_of_job
     return found
 
 

@@ -80,8 +80,8 @@ def _message(sizes: tuple[int, ...], policy: str, answer: SizesNow, sized: Sized
     """Explain what size the job would get, or what it waits for and which jobs could shrink for it."""
     room = f"room for {_gpus(answer.fits)}" if answer.fits else f"no room for any of {_gpus(sizes)}"
     if answer.given is not None and answer.shrinks:
-        who = listed([f"job {job} from {old} to {new}" for job, (old, new) in answer.shrinks.items()])
-        return f"{room}; {policy} would give it {count_of(answer.given, 'GPU')}, after these shrink: {who}"
+        names = listed([f"job {job} from {old} to {new}" for job, (old, new) in answer.shrinks.items()])
+        return f"{room}; {policy} would give it {count_of(answer.given, 'GPU')}, after these shrink: {names}"
     if answer.given is not None and answer.given in answer.fits:
         return f"{room}; {policy} would start it with {answer.given}"
     if answer.given is not None:
@@ -93,8 +93,8 @@ def _message(sizes: tuple[int, ...], policy: str, answer: SizesNow, sized: Sized
         return f"{waits}, behind other jobs"
     if not sized.spare:
         return f"{waits}; no job can shrink now"
-    who = listed([f"job {job} from {old} to {least}" for job, (old, least) in sized.spare.items()])
-    return f"{waits}; jobs that could shrink ({who}) are not stopped for it now"
+    names = listed([f"job {job} from {old} to {least}" for job, (old, least) in sized.spare.items()])
+    return f"{waits}; jobs that could shrink ({names}) are not stopped for it now"
 
 
 def _gpus(sizes: tuple[int, ...]) -> str:

@@ -27,7 +27,7 @@ from gpusched.sched.sizing.rules import RULES, wish
 from gpusched.sched.sizing.settle import SizingRules, gather, settle, speed_at
 from gpusched.sched.sizing.shapes import shape, within_free
 from gpusched.sched.state import Ints, ints, new_scratch
-from gpusched.sched.tally import shut
+from gpusched.sched.tally import closed_reason
 
 UNSOUND = "it chose sizes that a job may not have now, or more GPUs than exist"
 WAITS = Reason(code=ReasonCode.POLICY, message="the policy gives it no GPUs now")
@@ -81,8 +81,8 @@ def _with_spec(job: PendingView, spec: JobSpec) -> PendingView:
 def pace_of(speeds: dict[int, float], gpus: int) -> float:
     """Return steps a second with so many GPUs, from those reported at other sizes; see `settle.speed_at`."""
     sizes = ints(sorted(speeds))
-    told = np.array([speeds[size] for size in sorted(speeds)], np.float64)
-    return speed_at(sizes, told, np.arange(sizes.size), gpus)
+    paces = np.array([speeds[size] for size in sorted(speeds)], np.float64)
+    return speed_at(sizes, paces, np.arange(sizes.size), gpus)
 
 
 class _Partition:
@@ -173,13 +173,13 @@ class _Partition:
             _of_both(row, waits, waits.spec)
         menus = menus_of(self._sizes)
         unusable = np.zeros((len(rows), menus.sizes.shape[1]), np.uint8)
-        told, rooms = np.full(unusable.shape, nan), Rooms(self.snapshot)
+        reported, rooms = np.full(unusable.shape, nan), Rooms(self.snapshot)
         for i, either in enumerate(self.jobs):
             bad = either.resizes.unusable if either.resizes is not None else ()
             for k, gpus in enumerate(self._sizes[rows[i]["menu"]]):
                 unusable[i, k] = gpus in bad or rooms.exceeds(either, gpus)
-                told[i, k] = either.speeds.get(gpus, nan)
-        return Scene(rows, np.array(parts, PART), unusable, told, menus)
+                reported[i, k] = either.speeds.get(gpus, nan)
+        return Scene(rows, np.array(parts, PART), unusable, reported, menus)
 
     def _parts(self, job: RunningView) -> list[tuple[int, int, int, int]]:
         """Return what the job gives back, node by node; blocked GPUs are not given back."""
@@ -253,7 +253,7 @@ class _Partition:
         """Return GPUs, cores and MiB that are free on the nodes that a job may use."""
         columns = (column[self.lo : self.hi].tolist() for column in self.world.resources)
         rooms = zip(self.nodes, zip(*columns, strict=True), strict=True)
-        return [(room[0], room[1], room[2]) for node, room in rooms if not shut(job, node, self.snapshot.now)]
+        return [(room[0], room[1], room[2]) for node, room in rooms if not closed_reason(job, node, self.snapshot.now)]
 
 
 def _as(spec: JobSpec, asked: JobSpec) -> JobSpec:
@@ -323,5 +323,5 @@ def _why(claims: Claims, j: int, others: list[str]) -> str:
     sizes = claims.sizes[j].tolist()
     before, then = sizes.index(held), sizes.index(gpus)
     faster = claims.pace[j, then] / claims.pace[j, before]
-    known = "(reported)" if claims.told[j, before] and claims.told[j, then] else "(estimated)"
+    known = "(reported)" if claims.reported[j, before] and claims.reported[j, then] else "(estimated)"
     return f"grows from {held} to {gpus} free GPUs: {faster:.2f} times as fast {known}"

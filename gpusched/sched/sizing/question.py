@@ -56,14 +56,14 @@ class Scene(NamedTuple):
     Attributes:
         rows: ``ROW[jobs]``. parts: ``PART[...]``.
         unusable: ``uint8[jobs, most]``: sizes of its menu at which the job did not come up; here and below by ``job``.
-        told: ``float64[jobs, most]``: steps a second that it told at a size; NaN: it never had that, or told nothing.
+        reported: ``float64[jobs, most]``: steps a second that it reported at a size; NaN: it never reported at that.
         menus: What sizes there are.
     """
 
     rows: Records
     parts: Records
     unusable: Flags
-    told: Floats
+    reported: Floats
     menus: Menus
 
 
@@ -73,16 +73,16 @@ class Claims(NamedTuple):
     Attributes:
         jobs: ``CLAIM[n]``: ``held``: GPUs now (0: it waits); ``count``: how many sizes it has; ``base``: GPUs it was
             tuned for; ``restarts``: how often it was resized; ``left_s``: seconds to go at its present size (of one
-            that waits at its least one), as it tells, else what is left of its limit, or an hour; ``age_s``: since its
+            that waits at its least one), as it reports, else what is left of its limit, or an hour; ``age_s``: since its
             submission; ``cost_s``: of one more stop, by its own so far; ``share``: its dominant share of one GPU
             (``gpus * share`` is its share of what the partition has most scarcely for it); ``wished``: the answer.
         sizes: ``int64[n, most]``: GPUs that it could have, ascending; ``count`` of them, here and below 0 beyond.
         shape: ``int64[n, most]``: index of the request at that size.
         allowed: ``uint8[n, most]``: whether the brakes allow that size now; always its present one, or one that waits
             any of its sizes.
-        pace: ``float64[n, most]``: steps a second at that size: as told, else by what it told at others; of one that
-            never told ``gpus ** 0.8``.
-        told: ``uint8[n, most]``: whether it told that itself.
+        pace: ``float64[n, most]``: steps a second at that size: as reported, else from what it reported at others; of one
+            that never reported ``gpus ** 0.8``.
+        reported: ``uint8[n, most]``: whether the job reported that itself.
         number: ``int64[NUMBERS]``: ``n``; ``CAPACITY``: GPUs that all of them may have together; ``FREE``: of these
             free now, negative where rigid jobs that are to start need more than is free; ``TOTAL``: of the
             partition; ``OTHERS``: jobs that wait and are none of these.
@@ -93,7 +93,7 @@ class Claims(NamedTuple):
     shape: Ints
     allowed: Flags
     pace: Floats
-    told: Flags
+    reported: Flags
     number: Ints
 
 
@@ -133,8 +133,10 @@ def menus_of(found: Sequence[dict[int, int]]) -> Menus:
 def new_claims(jobs: int, most: int) -> Claims:
     """Allocate claims for that many jobs of that many sizes."""
     sizes, shape = (np.zeros((jobs, most), _I8) for _ in range(2))
-    allowed, told = (np.zeros((jobs, most), np.uint8) for _ in range(2))
-    return Claims(np.zeros(jobs, CLAIM), sizes, shape, allowed, np.zeros((jobs, most)), told, np.zeros(NUMBERS, _I8))
+    allowed, reported = (np.zeros((jobs, most), np.uint8) for _ in range(2))
+    return Claims(
+        np.zeros(jobs, CLAIM), sizes, shape, allowed, np.zeros((jobs, most)), reported, np.zeros(NUMBERS, _I8)
+    )
 
 
 def question_of(claims: Claims, partition: str, now: float, names: tuple[str, ...]) -> Question:

@@ -216,7 +216,7 @@ def _sia(claims: Claims) -> None:
         value: Floats = np.full(claims.jobs[j]["count"], np.inf)
         for k in range(value.size):
             if claims.allowed[j, k]:
-                value[k] = _misery(claims, j, k)
+                value[k] = _sia_term(claims, j, k)
         after = np.full(capacity + 1, np.inf)
         for gpus in range(capacity + 1):
             for k in range(value.size):
@@ -228,7 +228,7 @@ def _sia(claims: Claims) -> None:
 
 
 @jit
-def _misery(claims: Claims, j: int, k: int) -> float:
+def _sia_term(claims: Claims, j: int, k: int) -> float:
     """Return a job's term of Sia's sum at a size; less is better."""
     job = claims.jobs[j]
     factor = 1.0

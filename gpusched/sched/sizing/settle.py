@@ -16,8 +16,8 @@ from gpusched.sched.state import BEST_FIT, OK, Flags, Floats, Ints, Requests, Re
 
 _SCALING = 0.8  # of a job that told its pace at one size only: twice the GPUs, 2 ** 0.8 times the pace
 _SOON = 10.0  # somebody ends soon: within so many times what a stop costs
-_USUAL_LEFT_S = 3600.0  # of a job that does not tell
-_LATEST = 8  # submissions by which is judged how long a size lasts
+_DEFAULT_LEFT_S = 3600.0  # of a job that does not tell
+_RECENT_SUBMISSIONS = 8  # submissions by which is judged how long a size lasts
 
 
 class SizingRules(NamedTuple):
@@ -95,21 +95,21 @@ def gather(
     number[CAPACITY] = free - rigid
     for j in range(running):
         number[CAPACITY] += claims.jobs[j]["held"]
-        _brake(claims, j, rows[claims.jobs[j]["row"]]["may"], patient or taken > free, horizon_s, rules.gain)
+        _limit_changes(claims, j, rows[claims.jobs[j]["row"]]["may"], patient or taken > free, horizon_s, rules.gain)
 
 
 @jit
 def _horizon_s(rules: SizingRules) -> float:
     """Estimate how long a larger size will last, by the recent submission rate."""
-    latest, known = np.full(_LATEST, -np.inf), min(rules.submits.size, _LATEST)
+    latest, known = np.full(_RECENT_SUBMISSIONS, -np.inf), min(rules.submits.size, _RECENT_SUBMISSIONS)
     for submit in rules.submits:
         if submit > latest[0]:
             at = 0
-            while at + 1 < _LATEST and latest[at + 1] < submit:
+            while at + 1 < _RECENT_SUBMISSIONS and latest[at + 1] < submit:
                 latest[at] = latest[at + 1]
                 at += 1
             latest[at] = submit
-    return float((rules.now - latest[_LATEST - known]) / known) if known > 0 else _USUAL_LEFT_S
+    return float((rules.now - latest[_RECENT_SUBMISSIONS - known]) / known) if known > 0 else _DEFAULT_LEFT_S
 
 
 @jit
@@ -135,16 +135,16 @@ def _claim(
     """
     row, job = scene.rows[i], claims.jobs[j]
     held, at, resume = row["held"], row["job"], row["resume"]
-    told, unusable = scene.told[at], scene.unusable[at]
+    reported, unusable = scene.reported[at], scene.unusable[at]
     menu, shapes = scene.menus.sizes[row["menu"]], scene.menus.shape[row["menu"]]
     sizes, shape, allowed = claims.sizes[j], claims.shape[j], claims.allowed[j]
-    pace, is_told, most = claims.pace[j], claims.told[j], menu.size
-    tells, barred = 0, True
+    pace, is_reported, most = claims.pace[j], claims.reported[j], menu.size
+    known_count, barred = 0, True
     for k in range(most):
         barred = barred and (menu[k] < 0 or unusable[k] != 0)
-        if not np.isnan(told[k]):
-            known[tells] = k
-            tells += 1
+        if not np.isnan(reported[k]):
+            known[known_count] = k
+            known_count += 1
     count = 0
     for capped in (True, False):
         for k in range(most if count == 0 else 0):
@@ -153,52 +153,52 @@ def _claim(
             possible = possible and (not unusable[k] or (barred and held == 0 and gpus == row["base"]))
             if gpus < 0 or not (gpus == held > 0 or possible) or (capped and 0 < resume < gpus):
                 continue
-            tells_it = not np.isnan(told[k])
-            sizes[count], shape[count], allowed[count], is_told[count] = gpus, shapes[k], 1, tells_it
-            pace[count] = told[k] if tells_it else speed_at(menu, told, known[:tells], gpus)
+            has_speed = not np.isnan(reported[k])
+            sizes[count], shape[count], allowed[count], is_reported[count] = gpus, shapes[k], 1, has_speed
+            pace[count] = reported[k] if has_speed else speed_at(menu, reported, known[:known_count], gpus)
             count += 1
     for k in range(count, most):
-        sizes[k] = shape[k] = allowed[k] = is_told[k] = 0
+        sizes[k] = shape[k] = allowed[k] = is_reported[k] = 0
         pace[k] = 0.0
     job["row"], job["held"], job["count"], job["base"] = i, held, count, row["base"]
     job["restarts"], job["wished"] = row["restarts"], 0
-    left = row["left_s"] if held > 0 else min(_USUAL_LEFT_S, row["left_s"])
-    if held == 0 and tells > 0 and not row["rigid"] and not np.isnan(row["work"]):
-        left = row["work"] / speed_at(menu, told, known[:tells], menu[0])
+    left = row["left_s"] if held > 0 else min(_DEFAULT_LEFT_S, row["left_s"])
+    if held == 0 and known_count > 0 and not row["rigid"] and not np.isnan(row["work"]):
+        left = row["work"] / speed_at(menu, reported, known[:known_count], menu[0])
     job["left_s"], job["age_s"], job["cost_s"] = max(1.0, left), max(0.0, now - row["submit"]), row["cost_s"]
     job["share"] = max(1.0 / has[0], row["cores"] / has[1], row["memory"] / has[2])
     return count > 0
 
 
 @jit
-def speed_at(sizes: Ints, told: Floats, known: Ints, gpus: int) -> float:
+def speed_at(sizes: Ints, speeds: Floats, known: Ints, gpus: int) -> float:
     """Return steps a second with so many GPUs, by a power law through the sizes where it is known.
 
-    ``sizes``: ``int64[most]``, ascending; ``told``: ``float64[most]``, the pace at these; ``known``: ``int64[n]``, the
-    indices at which it is known.
+    ``sizes``: ``int64[most]``, ascending; ``speeds``: ``float64[most]``, at these; ``known``: ``int64[n]``, the indices
+    at which the speed is known.
     """
     if known.size == 0:
         return float(gpus**_SCALING)
     if known.size == 1:
         if sizes[known[0]] == gpus:
-            return float(told[known[0]])
-        return float(told[known[0]] * (gpus / sizes[known[0]]) ** _SCALING)
+            return float(speeds[known[0]])
+        return float(speeds[known[0]] * (gpus / sizes[known[0]]) ** _SCALING)
     above = 0
     while above < known.size - 1 and sizes[known[above]] <= gpus:
         above += 1
     low, high = known[max(0, above - 1)], known[max(1, above)]
     for k in (low, high):
         if sizes[k] == gpus:
-            return float(told[k])
-    slope = np.log(told[high] / told[low]) / np.log(sizes[high] / sizes[low])
+            return float(speeds[k])
+    slope = np.log(speeds[high] / speeds[low]) / np.log(sizes[high] / sizes[low])
     if sizes[low] < gpus < sizes[high]:
-        return float(told[low] * (gpus / sizes[low]) ** slope)
+        return float(speeds[low] * (gpus / sizes[low]) ** slope)
     nearest = low if gpus < sizes[low] else high
-    return float(told[nearest] * (gpus / sizes[nearest]) ** min(1.0, max(0.0, slope)))
+    return float(speeds[nearest] * (gpus / sizes[nearest]) ** min(1.0, max(0.0, slope)))
 
 
 @jit
-def _brake(claims: Claims, j: int, may: bool, shrinks: bool, horizon_s: float, gain: float) -> None:
+def _limit_changes(claims: Claims, j: int, may: bool, shrinks: bool, horizon_s: float, gain: float) -> None:
     """Set the sizes a running job may move to: larger ones that pay, smaller ones if it may be stopped."""
     held = claims.jobs[j]["held"]
     for k in range(claims.jobs[j]["count"]):
@@ -238,12 +238,12 @@ def settle(
         if not growing:
             for j in range(number[COUNT]):
                 jobs[j]["wished"] = min(jobs[j]["wished"], jobs[j]["held"]) if jobs[j]["held"] else jobs[j]["wished"]
-        _spare_needless(claims)
+        _undo_needless_shrinks(claims)
         if not _any_shrinks(claims):
             _keep_growth_that_fits(scene, claims, resources, requests, masks, scratch)
             return True
         if _all_fit(scene, claims, resources, requests, masks, scratch):
-            _put_off_growth(claims)
+            _defer_growth(claims)
             return True
     for j in range(number[COUNT]):
         if jobs[j]["held"] > 0:
@@ -268,7 +268,7 @@ def _is_sound(claims: Claims) -> bool:
 
 
 @jit
-def _spare_needless(claims: Claims) -> None:
+def _undo_needless_shrinks(claims: Claims) -> None:
     """Undo shrinking that no job benefits from, the largest first."""
     jobs, surplus = claims.jobs, claims.number[CAPACITY]
     for j in range(claims.number[COUNT]):
@@ -370,7 +370,7 @@ def _keep_growth_that_fits(
 
 
 @jit
-def _put_off_growth(claims: Claims) -> None:
+def _defer_growth(claims: Claims) -> None:
     """Defer growth into GPUs that others release until those are free."""
     jobs, room = claims.jobs, claims.number[FREE]
     for j in range(claims.number[COUNT]):

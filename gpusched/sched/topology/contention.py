@@ -10,7 +10,7 @@ from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, node_fits
 from gpusched.sched.state import RACK, Flags, Floats, Ints, PlacementRequest, Requests, Resources, Scratch
-from gpusched.sched.topology.load import LEAST, ONE, Load, new_look, part_of, speed_of
+from gpusched.sched.topology.load import FULL_STEP, MIN_SPEED, Load, new_visit, part_of, speed_of
 from gpusched.sched.topology.slowdown import (
     BUS,
     NARROWEST,
@@ -127,9 +127,9 @@ def set_keys(
         if sure_only(model.believed):
             loud = _lost_at(tree, model, load, request, kind, node)
         elif request.gpus > 1:
-            loud += load.pressure[node] / ONE
+            loud += load.pressure[node] / FULL_STEP
         if request.parts > 1 and not sure_only(model.believed):
-            loud += load.pressure[nodes + node] / ONE
+            loud += load.pressure[nodes + node] / FULL_STEP
             if model.ratio.size > 0:
                 loud += _lost_on(model, load, nodes + node, kind)
         search.key[node] = loud
@@ -183,12 +183,12 @@ def _in_one_way(
             continue
         for tight in range(1 if parts == 1 and request.gpus == 1 else 0, 2):
             pick(tree, resources, request, search, switch, tight == 1)
-            least = _look(tree, model, load, ways, of, resources, request, search, least)
+            least = _evaluate(tree, model, load, ways, of, resources, request, search, least)
     if parts == 1 or tree.parent.size == 0 or request.spread != 0 or (one_rack and least <= CHEAP):
         return least
     for quiet in range(2):
         pick_across(tree, load, resources, request, search, quiet == 1)
-        least = _look(tree, model, load, ways, of, resources, request, search, least)
+        least = _evaluate(tree, model, load, ways, of, resources, request, search, least)
     return least
 
 
@@ -243,7 +243,7 @@ def pick_across(
         rack = tree.rack[node]
         key = float(tree.rack.size - search.fits[rack])
         if quiet and rack >= 0:
-            key += far * load.pressure[2 * tree.rack.size + rack] / ONE
+            key += far * load.pressure[2 * tree.rack.size + rack] / FULL_STEP
         left = resources.gpus[node] - request.gpus
         count = _keep(search, count, request.parts, node, key * 1e6 + rack * 1e3 + search.key[node] + LEFT_OVER * left)
 
@@ -263,7 +263,7 @@ def _keep(search: PlacementSearch, count: int, parts: int, node: int, key: float
 
 
 @jit
-def _look(
+def _evaluate(
     tree: NetworkTree, model: SlowdownModel, load: Load, ways: Ways, of: int, resources: Resources,
     request: PlacementRequest, search: PlacementSearch,
     least: float,
@@ -299,11 +299,11 @@ def cost_of(
     if learned(model.believed):
         lost, harm = _lost_beside_all(tree, model, load, kind, use, count)
         return float(alone / ways.best[of] * (1.0 + lost) - 1.0), float(harm / max(1, parts * gpus))
-    by_table, own, harm, look = model.ratio.size > 0, 1.0, 0.0, new_look(load)
+    by_table, own, harm, look = model.ratio.size > 0, 1.0, 0.0, new_visit(load)
     if not by_table:
         worst = 0.0
         for i in range(count):
-            worst = max(worst, needs[i] * (1.0 + load.pressure[use.link[i]] / ONE))
+            worst = max(worst, needs[i] * (1.0 + load.pressure[use.link[i]] / FULL_STEP))
             load.more[use.link[i]] = part_of(needs[i], alone)
         own = ways.best[of] / (model.kinds[kind]["compute"] + worst)
     for i in range(count):
@@ -316,13 +316,13 @@ def cost_of(
             other["seen"] = look
             if by_table:
                 own = beside(model, own, kind, other["kind"])
-                then = max(beside(model, other["speed"], other["kind"], kind), LEAST)
+                then = max(beside(model, other["speed"], other["kind"], kind), MIN_SPEED)
             else:
                 then = speed_of(model, load, job)
             harm += other["gpus"] * (1.0 / then - 1.0 / other["speed"])
     for i in range(count):
         load.more[use.link[i]] = 0
-    return float(1.0 / max(own, LEAST) - 1.0), float(harm / max(1, parts * gpus))
+    return float(1.0 / max(own, MIN_SPEED) - 1.0), float(harm / max(1, parts * gpus))
 
 
 @jit
@@ -330,7 +330,7 @@ def _lost_beside_all(
     tree: NetworkTree, model: SlowdownModel, load: Load, kind: int, use: LinkUse, count: int
 ) -> tuple[float, float]:
     """Return the learned loss to all neighbours, over the narrowest shared link, and their own."""
-    look, lost, harm = new_look(load), 0.0, 0.0
+    look, lost, harm = new_visit(load), 0.0, 0.0
     for link in NARROWEST:
         for i in range(count):
             if link_kind(tree.rack.size, use.link[i]) != link:

@@ -34,8 +34,8 @@ from gpusched.sched.topology.tree import NetworkTree, tree_of
 if TYPE_CHECKING:
     from gpusched.sched.arrays import NodeArrays, PendingArrays
 
-_LINKS: tuple[Link, ...] = ("server", "nic", "uplink")  # as `slowdown.BUS`, `NIC`, `WAY_UP`
-_MOST = 0.9  # of a step that is exchange
+_LINKS: tuple[Link, ...] = ("server", "nic", "uplink")  # as `slowdown.BUS`, `NIC`, `UPLINK`
+_MAX_EXCHANGE = 0.9  # of a step that is exchange
 
 
 def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, scratch: Scratch) -> Costs | None:
@@ -81,8 +81,8 @@ def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, scra
         tree, model, sure, load, ways, sure_ways, of,
         since=np.array([max(v.submit_time, v.eligible_time or 0.0) for v in waiting.views], np.float64),
         wait_s=np.array([_wait_s(v, snapshot) for v in waiting.views], np.float64),
-        patience_s=PATIENCE_S, looked=np.full((2, len(classes)), -1), seen=np.zeros((2, len(classes), 2)),
-        told=np.zeros((jobs, 2)), search=search,
+        patience_s=PATIENCE_S, last_pass=np.full((2, len(classes)), -1), class_cost=np.zeros((2, len(classes), 2)),
+        wait_cost=np.zeros((jobs, 2)), search=search,
     )  # fmt: skip
 
 
@@ -170,17 +170,17 @@ class _Table:
         told_up = np.array([row.up is not None for row in rows], np.bool_)
         if not unknown:
             up[~told_up] = 0.0
-            guessed = np.array([not row.told for row in rows], np.bool_)
+            guessed = np.array([not row.measured for row in rows], np.bool_)
             kinds[guessed] = (1.0, 0.0, 0.0, 0.0, 0.0)  # as long over any number of nodes
         else:
             up[~told_up] *= self.usual_width
         pairs = [self._pairs(belief, names) for belief in known]
-        sway = np.array([[_sway(belief, link) for link in _LINKS] for belief in known], np.float64)
+        contention = np.array([[_contention(belief, link) for link in _LINKS] for belief in known], np.float64)
         measured = {(i, s.link) for i, belief in enumerate(known) for s in belief.links if s.count}
         believed = LearnedSlowdowns(
             nodes=nodes, unknown=unknown, up=up, name=ints([names[kind] for kind, _, _ in self._rows]),
-            sway=sway.reshape(len(known), 3, 2),
-            told=np.array([[(i, link) in measured for link in _LINKS] for i in range(len(known))], np.uint8),
+            contention=contention.reshape(len(known), 3, 2),
+            measured=np.array([[(i, link) in measured for link in _LINKS] for i in range(len(known))], np.uint8),
             first=np.cumsum([0, *map(len, pairs)]), other=ints([p[0] for p in chain.from_iterable(pairs)]),
             link=ints([p[1] for p in chain.from_iterable(pairs)]),
             lost=np.array([p[2] for p in chain.from_iterable(pairs)], np.float64),
@@ -205,7 +205,7 @@ class _Table:
 class _Figures(NamedTuple):
     """A kind's step at a size, relative to 1 over the fewest nodes.
 
-    ``up``: None where nothing says. ``told``: whether anything says of more nodes. ``alone``: nothing but the
+    ``up``: None where nothing says. ``measured``: whether anything says of more nodes. ``alone``: nothing but the
     kind's own belief went into it.
     """
 
@@ -214,7 +214,7 @@ class _Figures(NamedTuple):
     net_a: float
     net_b: float
     up: float | None
-    told: bool
+    measured: bool
     alone: bool = True
 
 
@@ -232,7 +232,7 @@ def _figures(kept: _BeliefCache, kind: str, gpus: int, counts: tuple[int, ...]) 
         alone = alone and cost is not None and cost.source != "others"
         return None if cost is None else max(1.0 + cost.slower, 1.0)
 
-    bus, nic, _ = (min(_sway(own, link)[0], _MOST) for link in _LINKS)
+    bus, nic, _ = (min(_contention(own, link)[0], _MAX_EXCHANGE) for link in _LINKS)
     several = [n for n in counts if n > 1]
     if not several:
         bus = bus if gpus > 1 else 0.0
@@ -260,11 +260,11 @@ def _through(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
     return (y[0] - b * x[0], b) if y[0] >= b * x[0] else (0.0, y[-1] / x[-1])
 
 
-def _sway(belief: JobClassEstimate, link: Link) -> tuple[float, float]:
+def _contention(belief: JobClassEstimate, link: Link) -> tuple[float, float]:
     """Return sensitivity and pressure; those of jobs in public tables if nothing was learned."""
     found = next((s for s in belief.links if s.link == link), None)
-    mine, its = (PRIORS[link][0],) * 2 if found is None else (found.sensitivity, found.pressure)
-    return exp(min(mine, 3.0)), exp(min(its, 3.0))
+    sensitivity, pressure = (PRIORS[link][0],) * 2 if found is None else (found.sensitivity, found.pressure)
+    return exp(min(sensitivity, 3.0)), exp(min(pressure, 3.0))
 
 
 class _BeliefCache:

@@ -49,9 +49,9 @@ class Costs(NamedTuple):
         of: ``int64[J]``: class; -1: of another partition.
         since, wait_s: ``float64[J]``: since when a job waits for a good place, and how long it does at most.
         patience_s: See `patience.waits_until`.
-        looked: ``int64[2, classes]``: the pass in which a class was looked at, in all, and in what the head leaves.
-        seen: ``float64[2, classes, 2]``: what its place costs it and its neighbours by ``sure``.
-        told: ``float64[J, 2]``: what the place of a job that waits for a better one would cost it, and its neighbours.
+        last_pass: ``int64[2, classes]``: the pass in which a class was looked at, in all, and in what the head leaves.
+        class_cost: ``float64[2, classes, 2]``: what its place costs it and its neighbours by ``sure``.
+        wait_cost: ``float64[J, 2]``: the cost of the place that a waiting job could have, to it and to its neighbours.
         search: Room.
     """
 
@@ -65,9 +65,9 @@ class Costs(NamedTuple):
     since: Floats
     wait_s: Floats
     patience_s: float
-    looked: Ints
-    seen: Floats
-    told: Floats
+    last_pass: Ints
+    class_cost: Floats
+    wait_cost: Floats
     search: PlacementSearch
 
     def until(self, job: int, cost: float) -> float:
@@ -79,14 +79,14 @@ class Priced(NamedTuple):
     """Placement costs, and an agent's further inputs (`_attempt`: nothing, 0)."""
 
     costs: Costs
-    deal: Any
+    auction: Any
 
 
 def priced_pass(place: Place[Priced]) -> Pass[Priced]:
     """Build the pass over a queue in which ``place`` chooses the placement.
 
-    Who waits for a better place has POLICY, with what the place that it could have costs in ``costs.told``; the first
-    such job is the head, as one that has no room.
+    A job that waits for a better place has POLICY, and ``costs.wait_cost`` of the place that it could have; the first
+    such job is the head, like one without room.
     """
     return queue_pass(place, _keep, _enter)
 
@@ -96,7 +96,7 @@ def _keep(state: ClusterState, job: int, code: int, priced: Priced) -> float:
     """Keep a waiting job's nodes from the time at which its wait ends."""
     costs, over = priced.costs, state.now
     if code == POLICY:
-        over = until_of(costs, job, costs.told[job, 0] + costs.told[job, 1])
+        over = until_of(costs, job, costs.wait_cost[job, 0] + costs.wait_cost[job, 1])
     return keep_for(state, job, RACK, over)
 
 
@@ -124,16 +124,16 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Pri
         return BACKFILL, shape
     # within a pass there is ever less room, and more neighbours: what was too dear for one of the class stays so
     again = 1 if late else 0
-    if costs.looked[again, c] == stamp and _waits(costs, job, costs.seen[again, c], now):
-        costs.told[job] = costs.seen[again, c]
+    if costs.last_pass[again, c] == stamp and _waits(costs, job, costs.class_cost[again, c], now):
+        costs.wait_cost[job] = costs.class_cost[again, c]
         return POLICY, shape
-    price = costs.seen[again, c]
+    price = costs.class_cost[again, c]
     way = _offer(costs, scratch.late if late else resources, requests, jobs, c, price)
     if way < 0:
         return no_room(resources, requests, jobs, shape, late, scratch), shape
     if _waits(costs, job, price, now):
-        costs.looked[again, c] = stamp
-        costs.told[job] = price
+        costs.last_pass[again, c] = stamp
+        costs.wait_cost[job] = price
         return POLICY, shape
     given = costs.ways.shape[way]
     for part in range(requests.parts[given]):

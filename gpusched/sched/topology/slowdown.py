@@ -22,8 +22,8 @@ from gpusched.sched.topology.tree import LinkUse, NetworkTree
 # seconds of a step: computing; sending between the GPUs of a node, and between nodes
 KIND = np.dtype([(name, np.float64) for name in ("compute", "bus_a", "bus_b", "net_a", "net_b")])
 
-BUS, NIC, WAY_UP = range(3)  # kinds of links
-NARROWEST = (NIC, BUS, WAY_UP)  # of several links that two jobs share the first counts
+BUS, NIC, UPLINK = range(3)  # kinds of links
+NARROWEST = (NIC, BUS, UPLINK)  # of several links that two jobs share the first counts
 
 
 class LearnedSlowdowns(NamedTuple):
@@ -34,7 +34,7 @@ class LearnedSlowdowns(NamedTuple):
             else it costs nothing.
         up: ``float64[kinds]``: seconds of sending over a way up of weight 1. name: ``int64[kinds]``: whose: jobs of one
             name at several sizes are kinds of their own, and sway each other alike.
-        sway: ``float64[names, 3, 2]``: sensitivity and pressure over `BUS`, `NIC`, `WAY_UP`. told:
+        contention: ``float64[names, 3, 2]``: sensitivity and pressure over `BUS`, `NIC`, `UPLINK`. told:
             ``uint8[names, 3]``: whether any attempt says so.
         first: ``int64[names + 1]``: the pairs that were measured of a name: ``first[n] <= i < first[n + 1]``. other,
             link: ``int64[pairs]``. lost: ``float64[pairs]``: how much longer its step is beside one of the other, by
@@ -45,8 +45,8 @@ class LearnedSlowdowns(NamedTuple):
     unknown: bool
     up: Floats
     name: Ints
-    sway: Floats
-    told: Flags
+    contention: Floats
+    measured: Flags
     first: Ints
     other: Ints
     link: Ints
@@ -82,7 +82,7 @@ def needs_of(tree: NetworkTree, model: SlowdownModel, kind: int, use: LinkUse, c
         a, b = (of["bus_a"], of["bus_b"]) if link < nodes else (of["net_a"], of["net_b"])
         needs[i] = tree.weight[link] * (a + b * 2.0 * (meet - 1) / meet)
         if link >= 2 * nodes:
-            needs[i] = _up(model.believed, kind, tree.weight[link], needs[i])
+            needs[i] = _uplink_s(model.believed, kind, tree.weight[link], needs[i])
         worst = max(worst, needs[i])
     return float(of["compute"] + worst)
 
@@ -95,7 +95,7 @@ def beside(model: SlowdownModel, left: float, kind: int, other: int) -> float:
 
 
 @jit
-def _up(believed: LearnedSlowdowns | None, kind: int, weight: float, formula: float) -> float:
+def _uplink_s(believed: LearnedSlowdowns | None, kind: int, weight: float, formula: float) -> float:
     """Return seconds over an uplink."""
     return formula if believed is None else float(weight * believed.up[kind])
 
@@ -115,18 +115,20 @@ def sure_only(believed: LearnedSlowdowns | None) -> bool:
 
 
 @jit
-def press(believed: LearnedSlowdowns | None, kind: int, use: LinkUse, count: int, needs: Floats, alone: float) -> None:
+def set_pressure(
+    believed: LearnedSlowdowns | None, kind: int, use: LinkUse, count: int, needs: Floats, alone: float
+) -> None:
     """Set ``needs``, for `load.enter`, to the pressure of a job of this kind, by its step alone."""
     if believed is None:
         return
     for i in range(count):
-        needs[i] = believed.sway[believed.name[kind], link_kind(believed.nodes, use.link[i]), 1] * alone
+        needs[i] = believed.contention[believed.name[kind], link_kind(believed.nodes, use.link[i]), 1] * alone
 
 
 @jit
 def link_kind(nodes: int, link: int) -> int:
-    """Return `BUS`, `NIC` or `WAY_UP`."""
-    return min(link // nodes, WAY_UP)
+    """Return `BUS`, `NIC` or `UPLINK`."""
+    return min(link // nodes, UPLINK)
 
 
 @jit
@@ -134,10 +136,10 @@ def lost_beside(believed: LearnedSlowdowns | None, link: int, kind: int, other: 
     """Return how much longer a step of one kind is beside another job on such a link, relative to its step."""
     if believed is None:
         return 0.0
-    mine, its = believed.name[kind], believed.name[other]
-    if not believed.unknown and believed.told[mine, link] == 0 and believed.told[its, link] == 0:
+    own_name, other_name = believed.name[kind], believed.name[other]
+    if not believed.unknown and believed.measured[own_name, link] == 0 and believed.measured[other_name, link] == 0:
         return 0.0
-    for i in range(believed.first[mine], believed.first[mine + 1]):
-        if believed.other[i] == its and believed.link[i] == link:
+    for i in range(believed.first[own_name], believed.first[own_name + 1]):
+        if believed.other[i] == other_name and believed.link[i] == link:
             return float(believed.lost[i])
-    return float(believed.sway[mine, link, 0] * believed.sway[its, link, 1])
+    return float(believed.contention[own_name, link, 0] * believed.contention[other_name, link, 1])

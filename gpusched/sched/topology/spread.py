@@ -103,9 +103,9 @@ def gives_up(
 
 def waits_text(until: float, now: float, policy: PolicySpec, job: PendingView, on: int | None) -> str:
     """Format as ``waits for one rack until 14:20 at the latest (rack-wait); it could start now on 2 racks``."""
-    who = "--wait-for-placement" if job.spec.placement_wait_s is not None else policy.name
-    what = "one rack" if job.spec.max_nodes is None else "fewer nodes in one rack"
-    text = f"waits for {what} until {local_clock(until, now)} at most ({who})"
+    option = "--wait-for-placement" if job.spec.placement_wait_s is not None else policy.name
+    wish = "one rack" if job.spec.max_nodes is None else "fewer nodes in one rack"
+    text = f"waits for {wish} until {local_clock(until, now)} at most ({option})"
     return f"{text}; it could start now on {count_of(on, 'rack')}" if on is not None else text
 
 
@@ -120,5 +120,5 @@ def better_text(own: float, harm: float, until: float, now: float) -> str:
     """
     would = [f"run {100 * own:.0f} % slower"] if own >= 0.005 else []
     would += ["slow down its neighbours"] if harm >= 0.005 or not would else []
-    what = " and ".join(would)
-    return f"waits for a better place until {local_clock(until, now)} at most: started now it would {what}"
+    effects = " and ".join(would)
+    return f"waits for a better place until {local_clock(until, now)} at most: started now it would {effects}"

@@ -94,7 +94,7 @@ class PlacingState(NamedTuple):
 
 
 @jit
-def look_again(sim: Sim, of: PlacingState) -> None:
+def reconsider_all(sim: Sim, of: PlacingState) -> None:
     """Mark all for reconsideration if anything changed for those examined before, or it is time."""
     changed = sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or just_turned(sim.ledger)
     if changed or of.wake[0] <= sim.clock[0]:
@@ -106,7 +106,7 @@ def look_again(sim: Sim, of: PlacingState) -> None:
 
 
 @jit
-def wait_on(sim: Sim, of: PlacingState) -> None:
+def note_waiting(sim: Sim, of: PlacingState) -> None:
     """Record which job is the oldest, and when to look again: no other job starts now."""
     _note_oldest(sim, of, sim.clock[0])
     sim.clock[1] = of.wake[0]

@@ -32,8 +32,8 @@ from gpusched.sim.engine.placing import (
     cheapest_way,
     drawn_way,
     holds,
-    look_again,
-    wait_on,
+    note_waiting,
+    reconsider_all,
     ways_now,
 )
 from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, RUNS, EventLog, Passes, Sim, shape_request
@@ -47,7 +47,7 @@ def decide_placed(sim: Sim, log: EventLog, passes: Passes, of: PlacingState) -> 
     behind = _only_behind(sim, of, now)
     for i in range(sim.counter[READY]):
         append(sim, of, sim.ready[i])
-    look_again(sim, of)
+    reconsider_all(sim, of)
     order.size[0] = 0
     if behind:
         _gather_ready(sim, of)
@@ -73,7 +73,7 @@ def decide_placed(sim: Sim, log: EventLog, passes: Passes, of: PlacingState) -> 
             own["rests"] = passes.scratch.stamp[0]
         if way >= 0 and then <= now:
             free -= own["gpus"]
-            _take_out(of, c, job)
+            _remove_job(of, c, job)
             _start(sim, log, passes, of, c, job, way, now)
         elif of.backfill == EASY:
             if queue["first"] < 0:
@@ -93,7 +93,7 @@ def decide_placed(sim: Sim, log: EventLog, passes: Passes, of: PlacingState) -> 
         of.classes["tried"][:] = 0  # whoever has started is a neighbour: another place may be the cheapest
     if of.rule == RACK_WAIT and of.backfill == EASY:
         _note_waits(sim, of, now)
-    wait_on(sim, of)
+    note_waiting(sim, of)
     return DECIDE
 
 
@@ -190,7 +190,7 @@ def _gather_ready(sim: Sim, of: PlacingState) -> None:
 
 
 @jit
-def _take_out(of: PlacingState, c: int, job: int) -> None:
+def _remove_job(of: PlacingState, c: int, job: int) -> None:
     """Remove a job from its class's queue."""
     before, at = -1, of.classes[c]["head"]
     while at != job:

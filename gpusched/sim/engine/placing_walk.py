@@ -16,7 +16,16 @@ from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import OK, POLICY, SKIP, ClusterState, Ints, PassOutcome
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.placing import ALIGNED, CHEAPEST, RACK_WAIT, TRY, PlacingState, holds, look_again, wait_on
+from gpusched.sim.engine.placing import (  # fmt: skip
+    ALIGNED,
+    CHEAPEST,
+    RACK_WAIT,
+    TRY,
+    PlacingState,
+    holds,
+    note_waiting,
+    reconsider_all,
+)
 from gpusched.sim.engine.queue import begin_started, enter, leave_started, state_of
 from gpusched.sim.engine.state import DECIDE, READY, RUNNING, EventLog, Passes, Sim
 
@@ -47,7 +56,7 @@ def decide_walk(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> int:
     for queue in range(walk.placing.queues.size):
         waiting, held = queue_now(sim, passes, walk, queue)
         _pass(sim, log, passes, walk, waiting[: held + 1], SKIP)
-        _pass(sim, log, passes, walk, behind(sim, walk, queue, waiting, held), walk.placing.backfill)
+        _pass(sim, log, passes, walk, jobs_behind(sim, walk, queue, waiting, held), walk.placing.backfill)
     return end_walk(sim, walk)
 
 
@@ -57,7 +66,7 @@ def begin_walk(sim: Sim, walk: Walk) -> None:
     for i in range(sim.counter[READY]):
         enter(sim, walk.waiting, walk.size, sim.ready[i])
     _set_heads(walk)
-    look_again(sim, walk.placing)
+    reconsider_all(sim, walk.placing)
 
 
 @jit
@@ -65,7 +74,7 @@ def end_walk(sim: Sim, walk: Walk) -> int:
     """Remove started jobs from the waiting ones."""
     leave_started(sim, walk.waiting, walk.size)
     _set_heads(walk)
-    wait_on(sim, walk.placing)
+    note_waiting(sim, walk.placing)
     return DECIDE
 
 
@@ -99,7 +108,7 @@ def queue_now(sim: Sim, passes: Passes, walk: Walk, queue: int) -> tuple[Ints, i
 
 
 @jit
-def behind(sim: Sim, walk: Walk, queue: int, waiting: Ints, held: int) -> Ints:
+def jobs_behind(sim: Sim, walk: Walk, queue: int, waiting: Ints, held: int) -> Ints:
     """Return the jobs behind the one that must start first; none without it if it was passed over too long."""
     of = walk.placing
     rest, count = waiting[held + 1 :], 0
@@ -150,7 +159,7 @@ def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, waiting: Ints, ba
         pass_by_cost(state, waiting, backfill, Priced(walk.costs, 0))
         for job in waiting:
             if outcome.code[job] == POLICY:
-                cost = walk.costs.told[job, 0] + walk.costs.told[job, 1]
+                cost = walk.costs.wait_cost[job, 0] + walk.costs.wait_cost[job, 1]
                 of.wake[0] = min(of.wake[0], until_of(walk.costs, job, cost))
     begin(sim, log, passes, walk)
 

@@ -53,8 +53,8 @@ class Sizer(NamedTuple):
         own: ``float64[jobs, most]``: speeds at each size of jobs without such a row.
         stopped: ``float64[jobs, per_hour]``: last stops.
         waiting, size: As of `generic.Queue`.
-        scene, claims, outcome: Room to work in; ``scene.menus`` and ``scene.told`` (paces at the sizes that jobs had)
-            are of the whole replay.
+        scene, claims, outcome: Room to work in; ``scene.menus`` and ``scene.reported`` (paces at the sizes that jobs
+            had) are of the whole replay.
         at: ``int64[AT]``: where the run stands: see above.
         asks: Whether an agent chooses.
         rule, place, backfill: Codes. min_run_s, gain: see `Resizing`.
@@ -172,7 +172,7 @@ def _span(sim: Sim, partition: int) -> tuple[int, int]:
 def _scene_now(of: Sizer) -> Scene:
     """The rows that are in use."""
     whole = of.scene
-    return Scene(whole.rows[: of.at[ROWS]], whole.parts, whole.unusable, whole.told, whole.menus)
+    return Scene(whole.rows[: of.at[ROWS]], whole.parts, whole.unusable, whole.reported, whole.menus)
 
 
 @jit
@@ -184,7 +184,7 @@ def _fill(sim: Sim, passes: Passes, of: Sizer, partition: int, lo: int, hi: int)
     jobs, state, shapes, held, own_of = sim.jobs, sim.state, sim.shapes, sim.held, of.jobs
     rows, told, sizes, parts_of, stopped = (
         of.scene.rows,
-        of.scene.told,
+        of.scene.reported,
         of.scene.menus.sizes,
         of.scene.parts,
         of.stopped,
