@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.pair_fit import InterferenceTable
 from gpusched.errors import FileError, GpuschedError
-from gpusched.sched.interference.placement import Placed, StepTimes
+from gpusched.sched.interference.placement import Placements, StepTimes
 from gpusched.sim.profiles.measured import number_at, whole_table
 from gpusched.sim.profiles.placement import NAME, rows_in
 from gpusched.sim.profiles.table import Profiles, split_model, type_key
@@ -156,6 +156,6 @@ def read_steps(path: Path) -> MeasuredSteps:
         )
     rows = list(rows_in(path, match["kind"]))
     most, gpus, nodes = (np.array(c, np.int64) for c in zip(*((r.most, r.gpus, r.nodes) for r in rows), strict=True))
-    placed = Placed(most, gpus, nodes, np.ones_like(nodes))
+    placed = Placements(most, gpus, nodes, np.ones_like(nodes))
     times = StepTimes(placed, np.array([float(r.batch) for r in rows]), np.array([r.step_s for r in rows]))
     return MeasuredSteps(match["model"].lower(), match["cluster"], times, not match["cluster"].startswith(_WITHOUT_BUS))

@@ -33,7 +33,7 @@ from gpusched.agents.topology import live as agents
 from gpusched.agents.topology.network import SHAPES, TopologyWeights, untrained
 from gpusched.agents.topology.replay import placed_by
 from gpusched.agents.topology.reproduce import run_of, settings_of
-from gpusched.agents.topology.workloads import draw, ours
+from gpusched.agents.topology.workloads import draw, load_scenario
 from gpusched.config.weights import TrainedModel
 from gpusched.model.interference import ContentionEstimate, JobClassEstimate, JobShape, Link, SpeedSamples
 from gpusched.model.policy import PolicySpec
@@ -90,7 +90,7 @@ def main() -> None:
             Path(args.topology).write_text(clos(args.hosts))
         setting = settings_of(args.topology, None)[0]
     drawn = draw(setting, args.load, args.seed, args.jobs)
-    wanted = args.policy or list(ours().policies)
+    wanted = args.policy or list(load_scenario().policies)
     for name in wanted:
         runs = [run_of(setting, drawn, args.seed, name) for _ in range(args.repeat)]
         run = max(runs, key=lambda run: run.jobs_per_s)
@@ -155,11 +155,11 @@ def parts_ms(snapshot: Snapshot, model: TrainedModel) -> tuple[float, float, flo
         assert context.costs is not None
         marks = [time.thread_time()]
         queue = context.waiting.ordered(context.partition, context.policy.order)
-        costs = agents.own_room(context.costs)
-        deal = agents.dealt(agent, context, costs, queue)
+        costs = agents.copy_costs(context.costs)
+        deal = agents.auction_of(agent, context, costs, queue)
         marks.append(time.thread_time())
         count, longest = context.policy.schedulers, 0.0
-        desks = agents.desks_of(deal, context, costs) if count > 1 else []
+        desks = agents.workspaces_of(deal, context, costs) if count > 1 else []
         for others in (False, True):
             took = []
             for number, desk in enumerate(desks):
@@ -168,7 +168,7 @@ def parts_ms(snapshot: Snapshot, model: TrainedModel) -> tuple[float, float, flo
                 took.append(time.thread_time() - begin)
             longest += max(took, default=0.0)
         marks.append(time.thread_time())
-        block = agents.settled(deal, context, costs, queue)
+        block = agents.settle_offers(deal, context, costs, queue)
         found.append((1000 * (marks[1] - marks[0]), 1000 * longest, 1000 * (time.thread_time() - marks[2])))
         return queue.tolist(), block
 

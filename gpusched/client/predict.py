@@ -62,12 +62,12 @@ def describe_class(
     Raises:
         UsageError: Nothing was learned of such a class, or several match.
     """
-    from gpusched.sched.interference.beliefs import cost_of_neighbour, told_of
+    from gpusched.sched.interference.beliefs import cost_of_neighbour, describe_belief
 
     client = Client()
     estimates = client.reader.beliefs() if client.reader else {}
     estimate = _find_estimate(estimates, text)
-    speeds, links = told_of(estimate)
+    speeds, links = describe_belief(estimate)
     lines: list[str] = []
     costs: list[Cost | None] = []
     usual_shape = speeds[0].shape if speeds else JobShape(gpu_type="", unit="", gpus=1, most=1, nodes=1, racks=1)

@@ -452,11 +452,11 @@ def _pass_by_cost(
     if placing is None:
         return
     costs, queue, outcome = placing.costs, _in_order(arrays, partition), state.outcome
-    arrays.counter[WORK] += costs.looked.size * state.resources.gpus.size  # a place is looked for once for each class
+    arrays.counter[WORK] += costs.last_pass.size * state.resources.gpus.size  # one search per class
     pass_by_cost(state, queue, arrays.queues[partition]["backfill"], Priced(costs, 0))
     for job in queue:
         if outcome.code[job] == POLICY:
-            sim.clock[1] = min(sim.clock[1], until_of(costs, job, costs.told[job, 0] + costs.told[job, 1]))
+            sim.clock[1] = min(sim.clock[1], until_of(costs, job, costs.wait_cost[job, 0] + costs.wait_cost[job, 1]))
     _update_started_fit(arrays, state.resources, state.requests, state.jobs.masks)
 
 

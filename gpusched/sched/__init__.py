@@ -1,4 +1,4 @@
-"""Deciding: pure passes from a snapshot to a plan, compiled where they are hot.
+"""Scheduling decisions: pure passes from a snapshot to a plan, compiled where they are hot.
 
 In: `model.snapshot.Snapshot`. Out: `model.plan.Plan`. May import: model, and types of config; no clock, I/O or
 randomness. Begin with `decide.decide`, then `stages` and `kernel` (the walk), `place`, `backfill`,

@@ -16,7 +16,7 @@ COLUMNS = {"jobs": 0, "gpus": 1, "gpu_s": 2}  # of an account, where a job says 
 def accounts_of(
     jobs: Sequence[PendingView], gpus: Ints, limit: Floats, bounds: Sequence[Bound]
 ) -> tuple[Ints, Ints, Records]:
-    """``account: int64[jobs, 3]``, ``room: int64[bounds]`` and ``links``, as in `state.Jobs`.
+    """Return ``account: int64[jobs, 3]``, ``room: int64[bounds]`` and ``links``, as in `state.Jobs`.
 
     Rooms are those of ``bounds`` (`Snapshot.bounds`; empty: limits do not count here), then one for each array that
     has a bound. A chain begins with the array, and goes on in the order of `PendingView.bounds`. ``gpus: int64[jobs]``,
@@ -45,6 +45,6 @@ def accounts_of(
 
 
 def chain(bounds: Sequence[tuple[int, int]], row: int) -> list[tuple[int, int, int]]:
-    """The rows of ``LINK``, from ``row`` on, of a job that counts for these (bound, unit)."""
+    """Return the rows of ``LINK``, from ``row`` on, of a job that counts toward these (bound, unit)."""
     last = row + len(bounds) - 1
     return [(at, unit, -1 if row + i == last else row + i + 1) for i, (at, unit) in enumerate(bounds)]

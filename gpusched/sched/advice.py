@@ -17,35 +17,35 @@ from gpusched.sched.decide import JobAnswer
 from gpusched.sched.tally import Amounts, barred, covers, need, over_more_nodes, total_of
 from gpusched.sched.text import listed, listed_types
 
-_MOST_STEPS = 5
+_MAX_STEPS = 5
 
 
 def next_steps(alone: SingleJobView, job: PendingView, code: ReasonCode, answer: JobAnswer) -> list[str]:
-    """What the user or the operator can do, given the dominant reason's code and what the passes answer."""
+    """Return what the user or the operator can do, given the main reason's code and the passes' answer."""
     steps: Iterable[str]
     match code:
         case ReasonCode.BAD_CONSTRAINTS:
-            steps = [*_anywhere(alone, job, "total"), *_fewer(alone, job, "total")]
-            steps += [*_split(alone, job, "total"), *_unbar(job)]
-            steps += _elsewhere(alone, job, "total")
+            steps = [*_allow_several_racks(alone, job, "total"), *_request_less(alone, job, "total")]
+            steps += [*_split(alone, job, "total"), *_allow_more_nodes(job)]
+            steps += _other_partition(alone, job, "total")
         case ReasonCode.REQ_NODE_NOT_AVAIL:
-            steps = [*_before(alone, job), *_bring_back(alone, job), *_fewer(alone, job, "usable")]
-            steps += _elsewhere(alone, job)
+            steps = [*_end_before_reservation(alone, job), *_restore_nodes(alone, job)]
+            steps += [*_request_less(alone, job, "usable"), *_other_partition(alone, job)]
         case ReasonCode.RESOURCES:
-            steps = [*_wait(alone, job, answer.queue), *_anywhere(alone, job, "free")]
-            steps += [*_fewer(alone, job, "free"), *_split(alone, job, "free")]
-            steps += [*_elsewhere(alone, job), *_bring_back(alone, job)]
+            steps = [*_wait(alone, job, answer.queue), *_allow_several_racks(alone, job, "free")]
+            steps += [*_request_less(alone, job, "free"), *_split(alone, job, "free")]
+            steps += [*_other_partition(alone, job), *_restore_nodes(alone, job)]
         case ReasonCode.BACKFILL:
-            steps = [*_shorter(alone.snapshot.now, answer), *_elsewhere(alone, job)]
+            steps = [*_shorter_limit(alone.snapshot.now, answer), *_other_partition(alone, job)]
         case ReasonCode.PRIORITY:
-            steps = [*_head(alone, answer.queue), *_elsewhere(alone, job)]
+            steps = [*_head(alone, answer.queue), *_other_partition(alone, job)]
         case _:
             steps = _may_not_start(alone.snapshot, job, code)
-    return list(dict.fromkeys(steps))[:_MOST_STEPS]
+    return list(dict.fromkeys(steps))[:_MAX_STEPS]
 
 
 def refuted(step: str, starts_now: set[str]) -> bool:
-    """Whether a step says that the job could start now in a way in which it does not, having been run ahead.
+    """Return whether a step claims that the job could start now in a way that was tried and failed.
 
     ``starts_now``: what does start it now: ``in V100``, ``with a time limit of 1:00:00``.
     """
@@ -60,15 +60,15 @@ _PARTITION, _LIMIT = "partition ", "a time limit of at most "
 
 
 def _with(job: PendingView, **asked: Any) -> PendingView:
-    """The job with another request."""
+    """Return the job with another request."""
     return replace(job, spec=replace(job.spec, **asked))
 
 
-def _before(alone: SingleJobView, job: PendingView) -> Iterator[str]:
-    """The longest limit with which it would be done before its nodes are reserved."""
+def _end_before_reservation(alone: SingleJobView, job: PendingView) -> Iterator[str]:
+    """Suggest the longest time limit with which the job would end before its nodes are reserved."""
     now = alone.snapshot.now
-    here = (node for node in alone.snapshot.nodes if node.partition == job.spec.partition)
-    begins = {one.begin for node in here for one in node.reservations if now < one.begin < now + job.limit_s}
+    nodes = (node for node in alone.snapshot.nodes if node.partition == job.spec.partition)
+    begins = {r.begin for node in nodes for r in node.reservations if now < r.begin < now + job.limit_s}
     for begin in sorted(begins, reverse=True):
         wait = int(begin - now)
         if job.reserved is None and wait > 0 and alone.fits(_with(job, time_limit_s=wait)):
@@ -77,11 +77,11 @@ def _before(alone: SingleJobView, job: PendingView) -> Iterator[str]:
 
 
 def _may_not_start(snapshot: Snapshot, job: PendingView, code: ReasonCode) -> Iterator[str]:
-    """For jobs that may not start whatever is free."""
+    """Suggest steps for a job that may not start regardless of free resources."""
     match code:
         case ReasonCode.JOB_HELD_ADMIN | ReasonCode.JOB_HELD_USER:
-            who = "ask an administrator to release the hold" if job.held_by == "admin" else "release the hold"
-            yield f"{who}: gpusched release {job.id}"
+            action = "ask an administrator to release the hold" if job.held_by == "admin" else "release the hold"
+            yield f"{action}: gpusched release {job.id}"
         case ReasonCode.PARTITION_UNKNOWN:
             names = listed(sorted(snapshot.policies), 8)
             yield f"cancel it (gpusched cancel {job.id}) and submit it to one of: {names}"
@@ -107,7 +107,7 @@ def _may_not_start(snapshot: Snapshot, job: PendingView, code: ReasonCode) -> It
 
 
 def _within_limits(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
-    """What a job may ask for that exceeds a limit whoever ends."""
+    """Suggest a smaller request where the job exceeds a limit on its own."""
     rules = [snapshot.bounds[at].rule for at in job.bounds if job.spec.elastic is None]
     gpus = min([job.spec.gpus, *(rule.most for rule in rules if rule.unit == "gpus")])
     times = [rule.most // gpus for rule in rules if rule.unit == "gpu_s" and gpus > 0]
@@ -118,14 +118,14 @@ def _within_limits(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
         yield f"cancel it and submit it with {' and '.join(words)}"
 
 
-def _own(alone: SingleJobView, job: PendingView, what: Has) -> list[Amounts]:
-    """What the nodes have that the job may use."""
-    return [has for node, has in alone.nodes(what) if not barred(job, node)]
+def _usable_amounts(alone: SingleJobView, job: PendingView, basis: Has) -> list[Amounts]:
+    """Return the resources of the nodes that the job may use."""
+    return [has for node, has in alone.nodes(basis) if not barred(job, node)]
 
 
-def _fewer(alone: SingleJobView, job: PendingView, what: Has) -> Iterator[str]:
-    """The one dimension that is in the way, at what the ``spec.nodes`` best nodes have of it."""
-    needs, nodes = need(job.spec), _own(alone, job, what)
+def _request_less(alone: SingleJobView, job: PendingView, basis: Has) -> Iterator[str]:
+    """Suggest a smaller request for the one resource that is short: what the ``spec.nodes`` best nodes have."""
+    needs, nodes = need(job.spec), _usable_amounts(alone, job, basis)
     for i, option in enumerate(("--gpus-per-node", "--cpus-per-node", "--mem-per-node")):
         others = [j for j in range(3) if j != i]
         has = sorted((h[i] for h in nodes if all(h[j] >= needs[j] for j in others)), reverse=True)
@@ -136,8 +136,8 @@ def _fewer(alone: SingleJobView, job: PendingView, what: Has) -> Iterator[str]:
         yield f"ask for at most {amount} per node{asked}"
 
 
-def _split(alone: SingleJobView, job: PendingView, what: Has) -> Iterator[str]:
-    nodes = _own(alone, job, what)
+def _split(alone: SingleJobView, job: PendingView, basis: Has) -> Iterator[str]:
+    nodes = _usable_amounts(alone, job, basis)
     for spec in over_more_nodes(job.spec, len(nodes)):
         if sum(covers(has, need(spec)) for has in nodes) >= spec.nodes:
             options = f"-N {spec.nodes} --gpus-per-node {spec.gpus_per_node}"
@@ -145,16 +145,16 @@ def _split(alone: SingleJobView, job: PendingView, what: Has) -> Iterator[str]:
             return
 
 
-def _anywhere(alone: SingleJobView, job: PendingView, what: Has) -> Iterator[str]:
-    """Where it asks for one rack, and several would do."""
+def _allow_several_racks(alone: SingleJobView, job: PendingView, basis: Has) -> Iterator[str]:
+    """Suggest several racks where the job requests one."""
     spread = _with(job, max_spread="any", placement_wait_s=0.0)
-    if not alone.asks(job)[0].spread or not alone.fits(spread, what):
+    if not alone.asks(job)[0].spread or not alone.fits(spread, basis):
         return
     option = "--max-spread any" if job.spec.max_spread == "rack" else "--wait-for-placement 0"
-    yield f"allow several racks ({option})" + (" now" if what == "free" else "")
+    yield f"allow several racks ({option})" + (" now" if basis == "free" else "")
 
 
-def _unbar(job: PendingView) -> Iterator[str]:
+def _allow_more_nodes(job: PendingView) -> Iterator[str]:
     if job.spec.nodelist or job.spec.exclude:
         yield "allow more nodes: its nodelist or exclude leaves too few"
     if job.spec.gpu_types:
@@ -163,15 +163,15 @@ def _unbar(job: PendingView) -> Iterator[str]:
         yield f"see why earlier attempts failed on {listed(list(job.excluded_nodes))}"
 
 
-def _elsewhere(alone: SingleJobView, job: PendingView, what: Has = "free") -> Iterator[str]:
+def _other_partition(alone: SingleJobView, job: PendingView, basis: Has = "free") -> Iterator[str]:
     needs, own = need(job.spec), job.spec.partition
-    fitting = Counter(n.partition for n, has in alone.nodes(what) if n.partition != own and covers(has, needs))
+    fitting = Counter(n.partition for n, has in alone.nodes(basis) if n.partition != own and covers(has, needs))
     for partition, nodes in fitting.items():
         if nodes >= job.spec.nodes:
-            yield f"{_PARTITION}{partition} could run it" + (" now" if what == "free" else "")
+            yield f"{_PARTITION}{partition} could run it" + (" now" if basis == "free" else "")
 
 
-def _bring_back(alone: SingleJobView, job: PendingView) -> Iterator[str]:
+def _restore_nodes(alone: SingleJobView, job: PendingView) -> Iterator[str]:
     needs = need(job.spec)
     for node, usable in alone.nodes("usable"):
         if barred(job, node):
@@ -183,20 +183,20 @@ def _bring_back(alone: SingleJobView, job: PendingView) -> Iterator[str]:
                 yield f"{verb} {node.name} ({kind.lower() + colon + detail or 'not available'})"
         elif usable[0] < needs[0] <= len(node.gpus):
             for gpu, why in sorted(node.blocked.items()):
-                what = "end the foreign process on" if why.startswith("BUSY") else "repair"
-                yield f"{what} GPU {gpu} of {node.name} ({why})"
+                action = "end the foreign process on" if why.startswith("BUSY") else "repair"
+                yield f"{action} GPU {gpu} of {node.name} ({why})"
 
 
 def _wait(alone: SingleJobView, job: PendingView, queue: list[PendingView]) -> Iterator[str]:
-    """By the limits alone; where others are before it, they may take the room first."""
+    """Suggest waiting, with the start time by time limits alone; jobs ahead may take the room first."""
     if by_limits := alone.earliest(job):
         first = not queue or queue[0].id == job.id
         unless = "" if first else " unless jobs ahead of it take the room"
         yield f"wait: at most {format_duration(by_limits[0] - alone.snapshot.now)}{unless} ({by_limits[1]})"
 
 
-def _shorter(now: float, answer: JobAnswer) -> Iterator[str]:
-    """Of a job that must not delay another; nothing is certain where others before that start now."""
+def _shorter_limit(now: float, answer: JobAnswer) -> Iterator[str]:
+    """Suggest a limit with which the job delays no other; uncertain where jobs ahead of it start now."""
     if answer.head is None or (answer.head[0] in answer.queue and answer.head[0] is not answer.queue[0]):
         return
     if 1 <= (wait := answer.head[1] - now) < inf:

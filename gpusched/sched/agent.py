@@ -34,7 +34,7 @@ class Unusable(ValueError):
 
 
 class Context(NamedTuple):
-    """One partition's decision: whose it is, the snapshot, and the arrays that the passes work on.
+    """The decision for one partition: its policy, the snapshot, and the arrays that the passes work on.
 
     ``costs``: what places cost, where the policy goes by it and anything was learned (`topology.live`).
     ``remarks``: partition -> what the plan is to say of its mapping. ``stops``: running jobs to be stopped. ``own``:
@@ -57,7 +57,7 @@ class Context(NamedTuple):
 
     @property
     def state(self) -> ClusterState:
-        """What the passes read and change."""
+        """Return what the passes read and change."""
         return ClusterState(
             self.world.resources, self.releases, self.waiting.requests, self.waiting.jobs, self.scratch, self.outcome,
             float(self.snapshot.now),
@@ -67,7 +67,7 @@ class Context(NamedTuple):
 def by_agent(
     context: Context, model: TrainedModel | None, staged: Staged, troubles: dict[str, str]
 ) -> tuple[list[int], QueueBlock]:
-    """One partition by its agent; where that cannot decide, by the fallback, with the reason in ``troubles``."""
+    """Decide for one partition by its agent; if that fails, by the fallback, with the reason in ``troubles``."""
     policy = context.policy
     assert policy.agent is not None
     before = [array.copy() for array in _changed(context)]
@@ -85,7 +85,7 @@ def by_agent(
 
 
 def parts_of(agent: str) -> AgentParts:
-    """What an agent offers. Agents stand above all that they are called by: this is the one import upwards."""
+    """Import an agent's parts. Agents sit above every caller of theirs: this is the only upward import."""
     from gpusched.agents.base import REGISTRY
 
     return REGISTRY[agent]
@@ -95,7 +95,7 @@ _prepared: dict[str, tuple[TrainedModel, Any]] = {}
 
 
 def prepared(model: TrainedModel) -> Any:
-    """The model's arrays as its agent's passes take them; those of the last few models are kept.
+    """Return the model's arrays as its agent's passes take them, cached for the most recent models.
 
     Raises:
         ValueError: They are of another shape.
@@ -110,7 +110,7 @@ def prepared(model: TrainedModel) -> Any:
 
 
 def _changed(context: Context) -> list[np.ndarray[Any, Any]]:
-    """Everything that a pass changes."""
+    """Return everything that a pass changes."""
     resources, jobs = context.world.resources, context.waiting.jobs
     turns = context.waiting.calendar.turns
     closed = (jobs.masks, jobs.feasibility, turns) if turns.size else ()  # only where nodes are reserved

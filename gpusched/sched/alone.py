@@ -1,4 +1,4 @@
-"""One job against a snapshot's nodes as the passes see it: whether it fits, and when, were it alone in the queue."""
+"""One job against a snapshot's nodes: whether it fits, and when it could start with an otherwise empty queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpusched.sched.state import (
     EASY,
     FIRST_FIT,
     OK,
-    PLENTY,
+    UNLIMITED,
     ClusterState,
     PlacementRequest,
     Releases,
@@ -35,7 +35,7 @@ Has = Literal["total", "usable", "free"]
 
 
 def in_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
-    """The partition's jobs that may start, first to last."""
+    """Return the partition's jobs that may start, first to last."""
     jobs = [j for j in snapshot.pending if j.spec.partition == partition]
     jobs = [j for j in jobs if ineligible(j, snapshot.now, snapshot.policies) is None]
     if not jobs:
@@ -46,24 +46,24 @@ def in_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
 
 
 class SingleJobView:
-    """A snapshot's nodes and what runs there, for questions about one job each. Limits do not count."""
+    """A snapshot's nodes and running jobs, for questions about one job at a time. Limits do not count."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
 
     @cached_property
     def world(self) -> NodeArrays:
-        """The nodes; no question changes them."""
+        """Return the nodes; no question changes them."""
         return node_arrays_of(self.snapshot)
 
-    def of(self, what: Has) -> Resources:
-        """What is free now; what the nodes that are well have, if empty; what is declared."""
+    def of(self, basis: Has) -> Resources:
+        """Return the resources that are free now, that healthy nodes have when empty, or that are declared."""
         world = self.world
-        return world.resources if what == "free" else world.usable if what == "usable" else world.total
+        return world.resources if basis == "free" else world.usable if basis == "usable" else world.total
 
-    def nodes(self, what: Has) -> Iterator[tuple[NodeView, Amounts]]:
-        """Each node, partition by partition, and what it has of that; -1 GPUs where it is not available."""
-        return zip(self.world.nodes, zip(*(column.tolist() for column in self.of(what)), strict=True), strict=True)
+    def nodes(self, basis: Has) -> Iterator[tuple[NodeView, Amounts]]:
+        """Return each node, partition by partition, with its resources; -1 GPUs where it is not available."""
+        return zip(self.world.nodes, zip(*(column.tolist() for column in self.of(basis)), strict=True), strict=True)
 
     @cached_property
     def _releases(self) -> Releases:
@@ -75,7 +75,7 @@ class SingleJobView:
         return waiting, scratch_for(self.world, waiting, self._releases)
 
     def asks(self, job: PendingView) -> list[PlacementRequest]:
-        """What it asks for now, first to last."""
+        """Return what the job requests now, first choice first."""
         waiting, _ = self._asked(job)
         found, at = [], int(waiting.jobs.shape[0])
         while at >= 0:
@@ -83,15 +83,15 @@ class SingleJobView:
             at = entry(waiting.requests.looser, at, -1)
         return found
 
-    def fits(self, job: PendingView, what: Has = "free") -> bool:
-        """Whether it fits now on that."""
-        (waiting, scratch), on = self._asked(job), self.of(what)
+    def fits(self, job: PendingView, basis: Has = "free") -> bool:
+        """Return whether the job fits on those resources now."""
+        (waiting, scratch), on = self._asked(job), self.of(basis)
         jobs = waiting.jobs
         set_feasibility(on, on, waiting.requests, jobs, scratch)
         return bool(jobs.feasibility[jobs.shape[0]] == OK)
 
     def earliest(self, job: PendingView) -> tuple[float, str] | None:
-        """When it fits at the latest, by the limits of what runs, and thanks to whom; None: it fits now or never.
+        """Return when the job fits at the latest, by time limits, and which job frees the room; None: now or never.
 
         Returns:
             (Unix seconds, ``job X on dgx001 frees 4 GPUs``).
@@ -104,17 +104,17 @@ class SingleJobView:
         last = int(np.searchsorted(ends, when))
         count = next(count for count in range(last, used + 1) if self._walked(job, count)[1] <= when)
         if count == last:  # nobody ends then
-            over = next((one.what for one in self.world.reserved.all if one.end == when), "a reservation")
+            over = next((running.what for running in self.world.reserved.all if running.end == when), "a reservation")
             return when, f"{over} ends"
         _, node, gpus, _, _, owner = (column[count - 1] for column in releases[:6])
-        who, where = self.snapshot.running[-1 - int(owner)].id, self.world.nodes[int(node)].name
-        return when, f"job {who} on {where} frees {count_of(int(gpus), 'GPU')}"
+        owner_text, where = self.snapshot.running[-1 - int(owner)].id, self.world.nodes[int(node)].name
+        return when, f"job {owner_text} on {where} frees {count_of(int(gpus), 'GPU')}"
 
     def _walked(self, job: PendingView, ends: int) -> tuple[bool, float]:
-        """Whether the walk over it alone starts it, and else when it can, by the first so many ends of what runs."""
+        """Return whether a pass over this job alone starts it, else when it can, after the first so many ends."""
         waiting, scratch = self._asked(job)
         jobs, resources = waiting.jobs, copied(self.world.resources)
-        jobs.feasibility[:], jobs.room[:] = OK, PLENTY
+        jobs.feasibility[:], jobs.room[:] = OK, UNLIMITED
         releases = self._releases._replace(used=np.full(2, ends))
         outcome, now = new_outcome(1, waiting.parts), float(self.snapshot.now)
         state = ClusterState(resources, releases, waiting.requests, jobs, scratch, outcome, now)

@@ -66,7 +66,7 @@ class NodeArrays(NamedTuple):
 
 
 def node_arrays_of(snapshot: Snapshot) -> NodeArrays:
-    """The nodes' arrays. A node given twice counts once; a GPU is free if declared, not blocked and not held."""
+    """Build the node arrays. Duplicate nodes count once; a GPU is free if declared, not blocked and not held."""
     nodes = _by_partition(snapshot)
     row = {node.name: i for i, node in enumerate(nodes)}
     span: dict[str, tuple[int, int]] = {}
@@ -117,12 +117,12 @@ def _by_partition(snapshot: Snapshot) -> list[NodeView]:
 
 
 def _well(node: NodeView) -> list[int]:
-    """GPU indices that are declared and not blocked, ascending."""
+    """Return the GPU indices that are declared and not blocked, ascending."""
     return sorted(set(node.gpus).difference(node.blocked)) if node.blocked else sorted(node.gpus)
 
 
 def releases_of(running: Sequence[RunningView], world: NodeArrays, spare_slots: int) -> Releases:
-    """What the running jobs give back (only GPUs that can be handed out again), and ``spare_slots`` to add to.
+    """Return what running jobs give back (only usable GPUs), with ``spare_slots`` unused slots.
 
     ``owner`` is the index into ``running``, as -1 - index, so that it is never one of the queue's jobs.
     """
@@ -165,7 +165,7 @@ class PendingArrays(NamedTuple):
     calendar: Calendar
 
     def ordered(self, partition: str, order: str) -> Ints:
-        """The partition's jobs from first to last, ``int64[jobs]``."""
+        """Return the partition's jobs from first to last, ``int64[jobs]``."""
         chosen = ints(self.queues[partition])
         keys = self.keys.of(chosen)
         return chosen[queue_order(order, keys, [self.views[i].id for i in self.queues[partition]])]
@@ -178,7 +178,7 @@ def waiting_of(
     snapshot: Snapshot | None = None,
     by_limit: bool = False,
 ) -> PendingArrays:
-    """The jobs' arrays; equal requests share a shape. ``usage``: what `tally.usage_of` says.
+    """Build the arrays of the pending jobs; equal requests share a shape. ``usage``: from `tally.usage_of`.
 
     All jobs must be of partitions in ``world.span`` or of partitions without nodes (which get an empty span). With
     ``snapshot`` jobs ask for what its policies let them have now (`spread.asks`), else for what their specs say.
@@ -191,8 +191,8 @@ def waiting_of(
     owns, alike, lasts = _to_reservations(eligible, world.reserved, by_limit)
     nodes = [(j.spec.nodelist, j.spec.exclude, j.excluded_nodes, j.spec.gpu_types, _whole(j.spec)) for j in eligible]
     mask = [
-        masks.setdefault((key, own, like), len(masks)) if like >= 0 or any(key) else -1
-        for key, own, like in zip(nodes, owns, alike, strict=False)
+        masks.setdefault((key, own, mask_of), len(masks)) if mask_of >= 0 or any(key) else -1
+        for key, own, mask_of in zip(nodes, owns, alike, strict=False)
     ]
     partition = [s.partition for s in specs]
     parts, gpus = [s.nodes for s in specs], [s.gpus_per_node for s in specs]
@@ -200,16 +200,16 @@ def waiting_of(
     shapes: dict[ShapeKey, int] = {}
     columns = zip(partition, parts, gpus, cores, memory, mask, repeat(0), repeat(-1), strict=False)
     limits: dict[tuple[int, float], float] = {}
-    for own, like, lasting in zip(owns, alike, lasts, strict=False):
-        limits[own, like] = max(lasting, limits.get((own, like), 0.0))
+    for own, mask_of, lasting in zip(owns, alike, lasts, strict=False):
+        limits[own, mask_of] = max(lasting, limits.get((own, mask_of), 0.0))
     allowed, calendar = _masks_of(list(masks), limits, world)
     if snapshot is not None and (world.racked or any(s.max_nodes is not None for s in specs)):
         shape, most = _chains(eligible, mask, allowed, world, snapshot, shapes)
     else:
         shape, most = [shapes.setdefault(key, len(shapes)) for key in columns], parts
     limit = np.array([s.time_limit_s for s in specs], dtype=np.float64)
-    many = ints(parts)
-    whole = many * ints(gpus)
+    several = ints(parts)
+    whole = several * ints(gpus)
     account, room, links = accounts_of(eligible, whole, limit, snapshot.bounds if snapshot is not None else ())
     jobs = QueueJobs(
         shape=ints(shape),
@@ -225,8 +225,8 @@ def waiting_of(
         standing=ints([j.standing for j in eligible]),
         submit=np.array([j.submit_time for j in eligible], dtype=np.float64),
         gpus=whole,
-        cores=many * ints(cores),
-        memory=many * ints(memory),
+        cores=several * ints(cores),
+        memory=several * ints(memory),
         limit=limit,
         expected=np.array([j.expected_s for j in eligible], dtype=np.float64),
         usage=np.array([usage.get(leaf_of(j.user, j.group), 0.0) for j in eligible], dtype=np.float64),
@@ -238,7 +238,7 @@ def waiting_of(
 
 
 def scratch_for(world: NodeArrays, waiting: PendingArrays, releases: Releases) -> Scratch:
-    """Room for passes over these jobs, with these nodes; each part of a job begins and ends in a plan at most once."""
+    """Return work space for passes over these jobs and nodes; each part begins and ends in a plan at most once."""
     shapes, changes = waiting.jobs.feasibility.size, 2 * len(releases.order)
     return new_scratch(len(world.nodes), shapes, world.rack, waiting.calendar, changes)
 
@@ -251,7 +251,7 @@ def _chains(
     snapshot: Snapshot,
     shapes: dict[ShapeKey, int],
 ) -> tuple[list[int], list[int]]:
-    """Each job's request with the looser ones behind it, entered into ``shapes``; and the most nodes it could get."""
+    """Enter each job's request and its looser ones into ``shapes``; return them and the most nodes it could get."""
     shape, most = [], []
     known: dict[tuple[object, ...], bool] = {}
     chains: dict[tuple[object, ...], tuple[int, int]] = {}  # most jobs ask for what another one asks for
@@ -289,7 +289,7 @@ def _chains(
 def racks_for_ask(
     resources: Resources, world: NodeArrays, masks: Flags, mask: int, partition: str, ask: SpreadRequest
 ) -> int | None:
-    """The fewest racks in which ``resources`` have what is asked for; None: they have not."""
+    """Return the fewest racks in which ``resources`` can satisfy the request; None: they cannot."""
     rows = slice(*world.span.get(partition, (0, 0)))
     fits = (resources.gpus[rows] >= ask.gpus) & (resources.cores[rows] >= ask.cores)
     fits &= resources.memory[rows] >= ask.memory_mib
@@ -301,7 +301,7 @@ def racks_for_ask(
 
 
 def _whole(spec: JobSpec) -> tuple[int, ...]:
-    """The size of the nodes that an exclusive job asks for."""
+    """Return the node size that an exclusive job requests."""
     return (spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node) if spec.exclusive else ()
 
 
@@ -312,7 +312,7 @@ def _requests_of(shapes: list[ShapeKey], world: NodeArrays) -> Requests:
 
 
 def _to_reservations(eligible: list[PendingView], reserved: Reserved, by_limit: bool) -> tuple[Column, Column, Column]:
-    """Of each job the reservation that it is of, -1 for none; a number that jobs share which are alike; a limit."""
+    """Return each job's reservation (-1: none), a number shared by jobs treated alike, and a limit."""
     if not reserved:
         return repeat(-1), repeat(_NO_RESERVATIONS), ()
     owns = [-1 if job.reserved is None else reserved.number.get(job.reserved.name, -1) for job in eligible]
@@ -327,7 +327,7 @@ def _to_reservations(eligible: list[PendingView], reserved: Reserved, by_limit: 
 
 
 def _masks_of(keys: list[MaskKey], limits: dict[tuple[int, float], float], world: NodeArrays) -> tuple[Flags, Calendar]:
-    """`_allowed`; with reservations what of it they leave now, a row for each key, then one to work in.
+    """Return `_allowed` as reservations leave it now, one row per key, then one row as work space.
 
     ``limits``: of those that are alike, the longest limit, or about that of all.
     """
@@ -341,7 +341,7 @@ def _masks_of(keys: list[MaskKey], limits: dict[tuple[int, float], float], world
 
 
 def _allowed(keys: list[AllowedKey], world: NodeArrays) -> Flags:
-    """Return the nodes that may be used, ``uint8[masks, nodes]``: of the nodelist (empty: all), not excluded, alike."""
+    """Return the nodes that may be used, ``uint8[masks, nodes]``: in the nodelist (empty: all), not excluded, alike."""
     masks = np.zeros((len(keys), len(world.nodes)), dtype=np.uint8)
     types = [node.gpu_type for node in world.nodes]
     for i, (nodelist, exclude, failed, accepted, whole) in enumerate(keys):

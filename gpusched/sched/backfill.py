@@ -1,4 +1,4 @@
-"""What a pass over a queue is made of: where a job fits, what a start takes, what is kept for the head.
+"""The steps of a pass over a queue: where a job fits, what a start takes, what is reserved for the head.
 
 EASY: Lifka, "The ANL/IBM SP scheduling system" (JSSPP 1995); Mu'alem and Feitelson, IEEE TPDS 12(6), 2001. Here the
 head's reservation is on concrete nodes. A later job may start if it fits now and ends (by its limit) no later than the
@@ -14,18 +14,18 @@ import numpy as np
 from gpusched.compiled import inlined, jit
 from gpusched.sched.bounds import charge
 from gpusched.sched.fit import entry, request_of, with_mask
-from gpusched.sched.place import by_rack, choose, draw, draw_fitting, most_in_rack, one_more
+from gpusched.sched.place import by_rack, choose, count_fit, draw, draw_fitting, max_in_rack
 from gpusched.sched.releases import add, settle
 from gpusched.sched.reservations.calendar import concerns, open_times
 from gpusched.sched.state import (
     BACKFILL,
     FIRST_FIT,
     NAIVE,
-    PLENTY,
     POLICY,
     PRIORITY,
     RANDOM,
     STARTED,
+    UNLIMITED,
     Calendar,
     ClusterState,
     Flags,
@@ -40,7 +40,7 @@ from gpusched.sched.state import (
 
 @jit
 def attempt_any(state: ClusterState, shape: int, rule: int, late: bool, rng: Words) -> tuple[int, int]:
-    """`attempt` of a request and, where it does not fit, of the looser ones; and which of them it is that fits."""
+    """Call `attempt` for a request and, if it does not fit, its looser ones; return the code and the request."""
     masks, requests, scratch = state.jobs.masks, state.requests, state.scratch
     stamp, why, at = scratch.stamp[0], PRIORITY, shape
     while at >= 0:
@@ -68,7 +68,7 @@ def attempt(
     rng: Words,
     scratch: Scratch,
 ) -> int:
-    """STARTED with ``scratch.chosen`` set, or why not: PRIORITY (does not fit), BACKFILL, POLICY (unlucky draw)."""
+    """Set ``scratch.chosen`` and return STARTED, or PRIORITY (no fit), BACKFILL, or POLICY (unlucky draw)."""
     stamp = scratch.stamp[0]
     if rule == NAIVE and request.spread == 0:
         if draw(scratch.late if late else resources, masks, request, rng, scratch):
@@ -89,13 +89,13 @@ def attempt(
 
 @jit
 def undrawn(rule: int) -> int:
-    """The rule; first fit for one that draws."""
+    """Return the rule, with first fit in place of a random one."""
     return FIRST_FIT if rule == NAIVE or rule == RANDOM else rule
 
 
 @jit
 def launch(state: ClusterState, request: PlacementRequest, job: int, late: bool, guarded: bool) -> None:
-    """Starts a job on ``scratch.chosen``; ``guarded``: a reservation stands, ``late``: the job outlasts it."""
+    """Start a job on ``scratch.chosen``; ``guarded``: a reservation stands, ``late``: the job outlasts it."""
     resources, releases, _, jobs, scratch, outcome, now = state
     outcome.started[outcome.total[0]] = job
     outcome.offset[job] = outcome.total[1]
@@ -115,7 +115,7 @@ def note_release(
     guarded: bool,
     scratch: Scratch,
 ) -> None:  # fmt: skip
-    """Notes what a job that has started on ``scratch.chosen`` gives back, and what late jobs may take beside it."""
+    """Record what a job started on ``scratch.chosen`` will give back, and what late jobs may take beside it."""
     for part in range(request.parts):
         node = scratch.chosen[part]
         add(releases, end, node, request, job)
@@ -127,7 +127,7 @@ def note_release(
 
 @jit
 def take(resources: Resources, request: PlacementRequest, node: int) -> None:
-    """Takes one part off ``node``."""
+    """Take one part off ``node``."""
     resources.gpus[node] -= request.gpus
     resources.cores[node] -= request.cores
     resources.memory[node] -= request.memory
@@ -135,7 +135,7 @@ def take(resources: Resources, request: PlacementRequest, node: int) -> None:
 
 @jit
 def give(resources: Resources, request: PlacementRequest, node: int) -> None:
-    """Gives one part back to ``node``."""
+    """Give one part back to ``node``."""
     resources.gpus[node] += request.gpus
     resources.cores[node] += request.cores
     resources.memory[node] += request.memory
@@ -153,7 +153,7 @@ def reserve_any(
     limit: float,
     scratch: Scratch,
 ) -> tuple[float, int]:
-    """`reserve` for the first of a request and its looser ones that fits, and which one that is."""
+    """Call `reserve` for the first of a request and its looser ones that fits; return its time and index."""
     best, first, at, last = np.inf, shape, shape, shape
     while at >= 0:
         shadow = reserve(resources, releases, masks, request_of(requests, at), rule, now, limit, scratch)
@@ -172,7 +172,7 @@ def reserve(
     limit: float,
     scratch: Scratch,
 ) -> float:  # fmt: skip
-    """The shadow time: the earliest at which ``request`` fits, by the limits of what runs (overrun: now).
+    """Return the shadow time: the earliest at which ``request`` fits, by limits of running jobs (overrun: now).
 
     Where nodes are reserved, the earliest at which it fits for ``limit`` seconds on such as are its by then.
 
@@ -188,7 +188,7 @@ def earliest(
     rule: int,
     now: float, limit: float, scratch: Scratch,
 ) -> float:  # fmt: skip
-    """`reserve` with this calendar; None: nothing is reserved, whatever `Scratch.calendar` says.
+    """Call `reserve` with this calendar; None: nothing is reserved, whatever `Scratch.calendar` holds.
 
     Where nodes are reserved not only what ends brings room, also the end of a reservation. And nodes go as time passes:
     one that is reserved next is only for who ends before. What a job may use changes in the masks' row for that
@@ -209,7 +209,7 @@ def earliest(
         gpus[node], cores[node], memory[node] = resources.gpus[node], resources.cores[node], resources.memory[node]
         fitting += _holds(gpus[node], cores[node], memory[node], masks, ask, node)
     if within:
-        fitting = most_in_rack(scratch.racks, resources, masks, request)
+        fitting = max_in_rack(scratch.racks, resources, masks, request)
     settle(releases)
     ends, order, where, at, used = releases.end, releases.order, releases.node, 0, releases.used[0]
     freed_gpus, freed_cores, freed_memory = releases.gpus, releases.cores, releases.memory
@@ -229,7 +229,7 @@ def earliest(
             if before or not _holds(gpus[node], cores[node], memory[node], masks, ask, node):
                 continue
             if within:
-                fitting = max(fitting, one_more(scratch.racks, node))
+                fitting = max(fitting, count_fit(scratch.racks, node))
             else:
                 fitting += 1
         following = ends[order[at]] if at < used else np.inf
@@ -265,7 +265,7 @@ def earliest(
 def _turned(
     calendar: Calendar, node: int, by: int, masks: Flags, ask: PlacementRequest, row: int, future: Resources
 ) -> int:  # fmt: skip
-    """Notes that a reservation of a node begins to count (1), or has ended (-1); how many more nodes fit by that."""
+    """Apply the begin (1) or the end (-1) of a reservation to a node; return how many more nodes fit."""
     if node < ask.lo or node >= ask.hi:
         return 0
     before = _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
@@ -277,7 +277,7 @@ def _turned(
 
 @jit
 def _holds(gpus: int, cores: int, memory: int, masks: Flags, request: PlacementRequest, node: int) -> bool:
-    """`place.node_fits` with what the node has at hand."""
+    """Return `place.node_fits` for these resources of the node."""
     if gpus < request.gpus or cores < request.cores or memory < request.memory:
         return False
     return bool(request.mask < 0 or masks[request.mask, node] != 0)
@@ -285,10 +285,10 @@ def _holds(gpus: int, cores: int, memory: int, masks: Flags, request: PlacementR
 
 @jit
 def protect(resources: Resources, request: PlacementRequest, reserved: bool, scratch: Scratch) -> None:
-    """Sets ``scratch.spare`` and ``scratch.late`` from the reservation that `reserve` has just made."""
+    """Set ``scratch.spare`` and ``scratch.late`` from the reservation just made by `reserve`."""
     spare = scratch.spare
     for node in range(request.lo, request.hi):
-        spare.gpus[node] = spare.cores[node] = spare.memory[node] = PLENTY
+        spare.gpus[node] = spare.cores[node] = spare.memory[node] = UNLIMITED
     if reserved:
         for part in range(request.parts):
             node = scratch.chosen[part]
@@ -301,7 +301,7 @@ def protect(resources: Resources, request: PlacementRequest, reserved: bool, scr
 
 @jit
 def refresh_late(resources: Resources, scratch: Scratch, node: int) -> None:
-    """Sets ``scratch.late`` of one node."""
+    """Set ``scratch.late`` of one node."""
     scratch.late.gpus[node] = min(resources.gpus[node], scratch.spare.gpus[node])
     scratch.late.cores[node] = min(resources.cores[node], scratch.spare.cores[node])
     scratch.late.memory[node] = min(resources.memory[node], scratch.spare.memory[node])

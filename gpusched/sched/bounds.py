@@ -1,14 +1,14 @@
-"""What jobs may have together: of an array, a user, a group, a class. The passes count it down as they start jobs."""
+"""Limits shared by several jobs: of an array, a user, a group, a class. Passes count them down as jobs start."""
 
 from __future__ import annotations
 
 from gpusched.compiled import jit
-from gpusched.sched.state import PLENTY, Ints, Records
+from gpusched.sched.state import UNLIMITED, Ints, Records
 
 
 @jit
 def exceeds(links: Records | None, room: Ints, account: Ints, job: int) -> bool:
-    """Whether one of the job's bounds has too little left for it. What takes nothing of a bound passes it."""
+    """Return whether one of the job's bounds has too little left. A job that takes nothing of a bound passes it."""
     if links is None:
         return False
     at = account[job, 0]
@@ -30,13 +30,13 @@ def room_along(links: Records, room: Ints, least: Ints) -> None:
     for at in range(len(least) - 1, -1, -1):  # a chain only goes upwards
         link = links[at]
         for unit in range(3):
-            least[at, unit] = least[link["next"], unit] if link["next"] >= 0 else PLENTY
+            least[at, unit] = least[link["next"], unit] if link["next"] >= 0 else UNLIMITED
         least[at, link["unit"]] = min(least[at, link["unit"]], max(room[link["bound"]], 0))
 
 
 @jit
 def within_bounds(least: Ints, account: Ints, job: int) -> bool:
-    """Whether no bound of the job leaves too little, by what `room_along` has set."""
+    """Return whether every bound leaves enough for the job, by the output of `room_along`."""
     first = account[job, 0]
     if first < 0:
         return True
@@ -46,7 +46,7 @@ def within_bounds(least: Ints, account: Ints, job: int) -> bool:
 
 @jit
 def charge(links: Records | None, room: Ints, account: Ints, job: int) -> None:
-    """Takes what a job takes off each of its bounds."""
+    """Subtract what a job takes from each of its bounds."""
     if links is None:
         return
     at = account[job, 0]

@@ -1,4 +1,4 @@
-"""The plan's check: the one gate between any policy, learned ones included, and real nodes.
+"""The plan check: the one gate between any policy, learned ones included, and real nodes.
 
 Plain Python, and on purpose without the arrays and passes of the staged policies: it counts for itself.
 """
@@ -25,7 +25,7 @@ _NOT_CHOSEN = Reason(code=ReasonCode.POLICY, message="the policy did not choose 
 
 
 def check(plan: Plan, snapshot: Snapshot) -> tuple[Plan, tuple[Rejection, ...]]:
-    """The part of ``plan`` that is sound, and what was struck out and why.
+    """Return the valid part of ``plan``, and which actions were rejected and why.
 
     Actions are tried in order against the snapshot's nodes, each on what those before it left. A start must be of a
     pending job that may start, whole (one part per rank on distinct nodes, each exactly as asked), on available nodes
@@ -59,7 +59,7 @@ def check(plan: Plan, snapshot: Snapshot) -> tuple[Plan, tuple[Rejection, ...]]:
 
 
 class _Ledger:
-    """What is left while a plan is gone through."""
+    """The remaining resources while the actions of a plan are checked in turn."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.pending = {job.id: job for job in snapshot.pending}
@@ -72,12 +72,12 @@ class _Ledger:
         self._memory = {node.name: node.memory_mib for node in snapshot.nodes}
         self._holder: dict[tuple[str, int], str] = {}
         self._rooms = Rooms(snapshot)
-        self._sharers = {job.id: one for job in snapshot.running if (one := sharer_of_running(job)) is not None}
+        self._sharers = {job.id: running for job in snapshot.running if (running := sharer_of_running(job)) is not None}
         for job in snapshot.running:
             self._hold(job.allocation.parts, job.id)
 
     def refuse(self, action: Action) -> str | None:
-        """Why ``action`` is not sound; None, and noted, if it is."""
+        """Return why ``action`` is invalid; if it is valid, apply it and return None."""
         if action.job_id in self.settled:
             return f"the plan already has an action for job {action.job_id}"
         if isinstance(action, Start):
@@ -217,7 +217,7 @@ class _Ledger:
         return f"a GPU of {node.name} is allocated twice" if len(set(gpus)) != len(gpus) else None
 
     def _not_to_share(self, node: NodeView, own: Sharer | None, holder: str) -> str | None:
-        """Why the job cannot have that one's GPUs with it: nothing more to be said where one of them shares none."""
+        """Return why the job cannot share GPUs with this holder."""
         if own is None:
             return ""
         other = self._sharers.get(holder)
@@ -225,7 +225,7 @@ class _Ledger:
         return None if why is None else f": {why}"
 
     def _share(self, own: Sharer) -> None:
-        """Note what a started job shares, and with whom."""
+        """Record what a started job shares, and with which job."""
         other = self._sharers.get(self._holder.get((own.node, own.gpus[0]), ""))
         if other is not None:
             self._sharers[other.id] = other._replace(partner=own.id)

@@ -31,7 +31,7 @@ __all__ = ["JobAnswer", "ask", "decide", "starts"]
 
 
 def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
-    """What to start now, each partition by its own policy, and a reason for every job that stays.
+    """Return what to start now, each partition by its own policy, and a reason for every job that stays pending.
 
     Then jobs that still wait for room, and may share GPUs, are put beside others (`sharing.pairs`).
 
@@ -77,7 +77,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
 
 
 class JobAnswer(NamedTuple):
-    """What a decision by the stages of all policies says of one job that may start.
+    """The answer of the staged policies for one job that may start.
 
     Attributes:
         reason: Why it does not start; None: it does.
@@ -102,7 +102,7 @@ class JobAnswer(NamedTuple):
 
 
 def ask(snapshot: Snapshot, job_id: str, partition: str) -> JobAnswer:
-    """What the passes answer for a job of the partition. Agents and solvers are not asked, nobody draws or sizes."""
+    """Answer for one job by the passes alone: without agents, solvers, random draws or sizing."""
     policies = {name: replace(p, place=_UNASKED.get(p.place, p.place)) for name, p in snapshot.policies.items()}
     snapshot = replace(snapshot, policies=policies)
     world = node_arrays_of(snapshot)
@@ -133,7 +133,7 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> JobAnswer:
         better=better,
         racks=verdicts.racks_now(at) if waits else None,
         exceeded=verdicts.exceeded(at) if at >= 0 and outcome.code[at] == LIMIT else [],
-        sharing=pairs.told(views[at]) if pairs is not None else "",
+        sharing=pairs.explain(views[at]) if pairs is not None else "",
     )
 
 
@@ -141,7 +141,7 @@ _UNASKED: Mapping[str, Literal["fastest", "first-fit"]] = {"milp": "fastest", "n
 
 
 class _ReservedNodes(NamedTuple):
-    """A job for which nodes are kept (`keeping`), from ``begin`` on; ``behind``: who waits for nothing but that."""
+    """A job for which nodes are kept (`keeping`) from ``begin`` on; ``behind``: jobs that only this delays."""
 
     job: int
     begin: float
@@ -149,7 +149,7 @@ class _ReservedNodes(NamedTuple):
 
 
 class _Effects(NamedTuple):
-    """What partitions' decisions leave beside the arrays; see `Context`. ``kept``: for whom nodes are kept."""
+    """Results of partitions' decisions beside the arrays; see `Context`. ``kept``: the jobs with nodes kept."""
 
     troubles: dict[str, str]
     remarks: dict[str, str]
@@ -165,7 +165,7 @@ def _run(
     models: Mapping[str, TrainedModel] | None,
     effects: _Effects,
 ) -> tuple[PassOutcome, list[tuple[list[int], QueueBlock]]]:
-    """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it.
+    """Run the compiled passes, one per partition with a queue; return each ordered queue and what blocked it.
 
     ``models``: None: no agent is asked.
     """
@@ -194,7 +194,7 @@ def _run(
 def _note_kept(
     snapshot: Snapshot, waiting: PendingArrays, outcome: PassOutcome, queue: list[int], effects: _Effects
 ) -> None:
-    """For whom a partition's pass kept nodes, and the reason of those that could run on no others."""
+    """Record for which jobs a pass kept nodes, and why jobs that fit only there stay pending."""
     calendar, shape = waiting.calendar, waiting.jobs.shape
     job, begin = int(calendar.kept_for[0]), float(calendar.kept_times[0])
     if begin == np.inf or job not in queue:  # or it is another partition's, and nobody walked over this one
@@ -208,13 +208,13 @@ def _note_kept(
 
 
 def _staged(context: Context) -> tuple[list[int], QueueBlock]:
-    """One partition by the stages of its policy."""
+    """Decide for one partition by the stages of its policy."""
     queue = context.waiting.ordered(context.partition, context.policy.order)
     return queue.tolist(), place_queue(context, queue)
 
 
 def starts(world: NodeArrays, waiting: PendingArrays, outcome: PassOutcome) -> list[Start]:
-    """The started jobs with the GPUs picked inside each node; takes them off ``world.free``."""
+    """Return the started jobs with the GPUs picked on each node, and remove these from ``world.free``."""
     matrices: dict[str, Links] = {}
     actions, requests = [], waiting.requests
     nodes, offset = outcome.nodes.tolist(), outcome.offset.tolist()

@@ -1,4 +1,4 @@
-"""Which jobs may start at all, which may be stopped for others, and which partition's policy decides: no arrays."""
+"""Which jobs may start at all, which may be preempted, and which partition's policy decides; no arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARRAY_FULL = Reason(code=ReasonCode.ARRAY_TASK_LIMIT, message="its array is at i
 
 
 def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec]) -> Reason | None:
-    """Why ``job`` may not start whatever is free, or None if it may.
+    """Return why ``job`` may not start regardless of free resources, or None if it may.
 
     A job whose dependency can never be met stays in the queue and says so, as in Slurm: ending it is its user's affair.
     ``spec.hold`` and ``spec.begin_time`` are what was asked at submission; what counts is ``held_by`` and
@@ -51,12 +51,12 @@ def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec])
 
 
 def out_of_reach(spec: JobSpec, policy: PolicySpec) -> bool:
-    """Whether the job must lie in one rack, and the policy looks at none."""
+    """Return whether the job requires one rack and its policy is not rack-aware."""
     return spec.max_spread == "rack" and (spec.nodes > 1 or spec.max_nodes is not None) and not knows_racks(policy)
 
 
 def may_stop(job: RunningView, rules: PreemptionSettings, now: float) -> str | None:
-    """Why a job must not be stopped for another one now; None if it may."""
+    """Return why a job must not be preempted now; None if it may be."""
     if job.spec is None or not job.spec.preemptible:
         return f"job {job.id} is not preemptible (--preemptible)"
     if job.state is not JobState.RUNNING:
@@ -69,7 +69,7 @@ def may_stop(job: RunningView, rules: PreemptionSettings, now: float) -> str | N
 
 
 def may_resize(job: RunningView, rules: Resizing, now: float) -> str | None:
-    """Why a job must not be resized now; None if it may."""
+    """Return why a job must not be resized now; None if it may be."""
     if job.spec is None or job.spec.elastic is None:
         return f"job {job.id} is not resizable (--resizable)"
     if job.state is not JobState.RUNNING:

@@ -1,4 +1,4 @@
-"""Why a job waits and what would help: for people, from any snapshot (also from the store), as the passes answer."""
+"""Why a job is pending and what would help, from any snapshot (also a stored one), as the passes answer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gpusched.sched.advice import next_steps
 from gpusched.sched.alone import SingleJobView
 from gpusched.sched.decide import JobAnswer, ask
 from gpusched.sched.eligible import ineligible
-from gpusched.sched.tally import Amounts, covers, need, shortfall_of, shut, total_of
-from gpusched.sched.text import ELSEWHERE, HELD_BACK, before_it
+from gpusched.sched.tally import Amounts, closed_reason, covers, need, shortfall_of, total_of
+from gpusched.sched.text import ELSEWHERE, HELD_BACK, jobs_ahead
 
 Dimension = Literal["", "barred", "unavailable", "gpus", "cores", "memory"]
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One node of the job's partition: whether it could give one of the job's parts now, and if not, what is short."""
+    """One node of the job's partition: whether it could host one of the job's parts now, else what is short."""
 
     node: str
     fits: bool
@@ -61,7 +61,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(snapshot: Snapshot, job_id: str) -> Explanation:
-    """Why the pending job ``job_id`` is not started on this snapshot, as the passes answer it (`decide.ask`).
+    """Return why the pending job ``job_id`` does not start on this snapshot, by the passes (`decide.ask`).
 
     Agents are not asked: of one that may keep a job waiting that fits, it is said that it does.
 
@@ -100,7 +100,7 @@ _FITS = Reason(code=ReasonCode.POLICY, message="fits now; the next cycle can sta
 
 
 def _undecided(snapshot: Snapshot, job: PendingView, place: int, reason: Reason) -> Reason:
-    """The reason where more than the passes decides: an agent, a solver, a draw; ``place``: how many are before it."""
+    """Return the reason where an agent, a solver or a draw decides too; ``place``: number of jobs ahead."""
     policy = snapshot.policies[job.spec.partition]
     if policy.place == "milp" and reason is _FITS:
         return ELSEWHERE
@@ -110,12 +110,12 @@ def _undecided(snapshot: Snapshot, job: PendingView, place: int, reason: Reason)
     if policy.traits.holds_back:
         return HELD_BACK if alone is None else reason
     if place and (policy.backfill == "none" or (policy.backfill == "easy" and alone is not None)):
-        return Reason(code=ReasonCode.PRIORITY, message=before_it(place))
+        return Reason(code=ReasonCode.PRIORITY, message=jobs_ahead(place))
     return alone or (reason if reason.code is ReasonCode.BACKFILL else _FITS)  # who else is lucky is not known
 
 
 def _beside_limit(snapshot: Snapshot, job: PendingView, answer: JobAnswer) -> str:
-    """What besides the limit named keeps the job, so that nobody takes the time when that frees for its start."""
+    """Return what else keeps the job pending, so that the time its limit frees is not taken for its start."""
     if not answer.exceeded:
         return ""
     others = [reason.message for _, reason in answer.exceeded[1:]]
@@ -132,7 +132,7 @@ def _beside_limit(snapshot: Snapshot, job: PendingView, answer: JobAnswer) -> st
 
 
 def _before(snapshot: Snapshot, job: PendingView, ordered: list[PendingView]) -> list[PendingView]:
-    """Who is asked before the job: in its partition by its order, elsewhere who is more urgent or has waited longer."""
+    """Return the jobs ahead: in its partition by order, elsewhere by urgency or waiting time."""
     own = ordered[: next((i for i, other in enumerate(ordered) if other.id == job.id), len(ordered))]
     rank = (-job.priority, job.submit_time)
     return own + [
@@ -147,7 +147,7 @@ def _before(snapshot: Snapshot, job: PendingView, ordered: list[PendingView]) ->
 def _verdict(job: PendingView, node: NodeView, free: Amounts, now: float) -> NodeVerdict:
     needs, total = need(job.spec), total_of(node)
     dimension: Dimension
-    if text := shut(job, node, now):
+    if text := closed_reason(job, node, now):
         dimension = "barred"
     elif not node.available:
         why = node.unavailable_reason

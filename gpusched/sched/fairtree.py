@@ -1,4 +1,4 @@
-"""Fair share over a tree of groups: who comes first, by shares and recent use.
+"""Fair share over a tree of groups: the order of users by shares and recent usage.
 
 Fair Tree (Cox and Morrison, Brigham Young University; in Slurm since 14.11, https://slurm.schedmd.com/fair_tree.html):
 among siblings the one with the larger level fairshare S / U goes first, with all that is below it; S is its part of its
@@ -21,7 +21,7 @@ from gpusched.sched.state import Floats, Ints, Records
 
 
 class FairShareTree(NamedTuple):
-    """Leaves (users, each in one group) and what is above them.
+    """The leaves (users, each in one group) and the nodes above them.
 
     Attributes:
         path: ``int64[leaves, levels]``: the nodes from the top down to the leaf itself; then -1.
@@ -36,7 +36,7 @@ class FairShareTree(NamedTuple):
 
 
 def tree_of(groups: Groups, leaves: Sequence[tuple[str, str]]) -> FairShareTree:
-    """The tree with these (user, group); users without a group stand at the top with one share each."""
+    """Build the tree of these (user, group); users without a group are at the top with one share each."""
     names = {group.name: i for i, group in enumerate(groups.groups)}
     parent = [names.get(group.parent, -1) for group in groups.groups]
     share = [float(group.shares) for group in groups.groups]
@@ -69,7 +69,7 @@ def tree_of(groups: Groups, leaves: Sequence[tuple[str, str]]) -> FairShareTree:
 
 @jit
 def used_now(used: float, held: int, seconds: float, half_life: float) -> float:
-    """GPU seconds that count after so many more: what was used decays by half every half-life, continuously."""
+    """Return GPU seconds after so many more seconds: usage halves every half-life, decaying continuously."""
     rate = np.log(2.0) / half_life
     kept = np.exp(-rate * seconds)
     return float(used * kept + held * (1.0 - kept) / rate)
@@ -86,7 +86,7 @@ def account(users: Records, user: int, now: float, half_life: float) -> None:
 
 @jit
 def places(tree: FairShareTree, usage: Floats) -> Ints:
-    """The leaves' places by ``usage: float64[leaves]``: 0 goes first, equal ones share a place; ``int64[leaves]``."""
+    """Rank leaves by ``usage: float64[leaves]``: 0 goes first, ties share a rank; ``int64[leaves]``."""
     path, parent = tree.path, tree.parent
     leaves, levels = path.shape
     used = np.zeros(parent.size)
@@ -114,8 +114,8 @@ def places(tree: FairShareTree, usage: Floats) -> Ints:
     for i in range(leaves):
         if i > 0:
             for level in range(levels):
-                one, other = path[order[i - 1], level], path[order[i], level]
-                if (key[one] if one >= 0 else -1.0) != (key[other] if other >= 0 else -1.0):
+                node_key, other = path[order[i - 1], level], path[order[i], level]
+                if (key[node_key] if node_key >= 0 else -1.0) != (key[other] if other >= 0 else -1.0):
                     place += 1
                     break
         found[order[i]] = place

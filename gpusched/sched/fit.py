@@ -1,4 +1,4 @@
-"""Does it fit: now, on the partition as it is, on the empty partition; and what is short."""
+"""Whether a request fits: now, on the partition as it is, on the empty partition; and what is short."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ ALLOWED, GPUS, CORES, MEMORY = 0, 1, 2, 3
 
 @jit
 def entry(column: Ints | None, shape: int, without: int) -> int:
-    """Of a column that may be None (`Requests`)."""
+    """Return an entry of a column that may be None (`Requests`)."""
     return without if column is None else int(column[shape])
 
 
 @jit
 def request_of(requests: Requests, shape: int) -> PlacementRequest:
-    """The request with index ``shape``."""
+    """Return the request with index ``shape``."""
     return PlacementRequest(
         requests.lo[shape],
         requests.hi[shape],
@@ -49,7 +49,7 @@ def request_of(requests: Requests, shape: int) -> PlacementRequest:
 
 @jit
 def with_gpus(request: PlacementRequest, gpus: int) -> PlacementRequest:
-    """The same request for another number of GPUs."""
+    """Return the same request for another number of GPUs."""
     return PlacementRequest(
         request.lo, request.hi, request.parts, gpus, request.cores, request.memory, request.mask, request.spread
     )
@@ -57,7 +57,7 @@ def with_gpus(request: PlacementRequest, gpus: int) -> PlacementRequest:
 
 @jit
 def with_mask(request: PlacementRequest, mask: int) -> PlacementRequest:
-    """The same request for nodes of another row of the masks."""
+    """Return the same request for nodes of another row of the masks."""
     return PlacementRequest(
         request.lo, request.hi, request.parts, request.gpus, request.cores, request.memory, mask, request.spread
     )
@@ -65,7 +65,7 @@ def with_mask(request: PlacementRequest, mask: int) -> PlacementRequest:
 
 @jit
 def set_feasibility(total: Resources, usable: Resources, requests: Requests, jobs: QueueJobs, scratch: Scratch) -> None:
-    """Whether each request can ever run, into ``jobs.feasibility``.
+    """Set ``jobs.feasibility``: whether each request can ever run.
 
     BAD_CONSTRAINTS: not even on ``total``, the nodes as declared, all of them empty and well. NOT_AVAILABLE: not on
     ``usable``, without those that are not available and without blocked GPUs, empty of jobs. RESERVED: only when
@@ -90,7 +90,7 @@ def set_feasibility(total: Resources, usable: Resources, requests: Requests, job
 
 @jit
 def fitting(state: ClusterState, queue: Ints) -> Flags:
-    """``uint8[shapes]``: which of the queue's shapes could start now."""
+    """Return ``uint8[shapes]``: which of the queue's shapes could start now."""
     jobs = state.jobs
     fits, seen = np.zeros((2, jobs.feasibility.size), np.uint8)
     for job in queue:
@@ -105,7 +105,7 @@ def fitting(state: ClusterState, queue: Ints) -> Flags:
 
 @jit
 def unreserved(calendar: Calendar | None, request: PlacementRequest) -> PlacementRequest:
-    """The request as if nothing were reserved for others."""
+    """Return the request as if nothing were reserved for others."""
     if calendar is None or request.mask < 0 or calendar.base.size == 0:
         return request
     return with_mask(request, calendar.base[request.mask])
@@ -113,7 +113,7 @@ def unreserved(calendar: Calendar | None, request: PlacementRequest) -> Placemen
 
 @jit
 def shortfall(resources: Resources, masks: Flags, request: PlacementRequest) -> tuple[int, int, int]:
-    """What is short: (dimension, nodes that have enough up to it, node that comes nearest or -1).
+    """Return what is short: (dimension, count of nodes with enough up to it, nearest node or -1).
 
     The dimension is the first of ALLOWED, GPUS, CORES, MEMORY of which fewer than ``parts`` nodes have enough, among
     the nodes that have enough of those before it; -1 where the request fits.

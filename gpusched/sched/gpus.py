@@ -1,4 +1,4 @@
-"""Which GPUs inside a node: those nearest to each other, leaving the rest near to each other too."""
+"""GPU selection inside a node: the closest GPUs, leaving the remaining ones close to each other."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from math import comb
 from gpusched.model.snapshot import NodeView
 
 Links = tuple[tuple[int, ...], ...]
-_EXACT = 2000
+_MAX_COMBINATIONS = 2000
 
 
 def links_matrix(gpus: Sequence[int], links: Mapping[int, Mapping[int, int]]) -> Links:
-    """``links`` as a square matrix over ``gpus`` in their order; what is not known is 0.
+    """Return ``links`` as a square matrix over ``gpus`` in their order; unknown links are 0.
 
     Where the two directions differ, the farther counts.
     """
@@ -40,7 +40,7 @@ def picked(node: NodeView, free: Sequence[int], count: int, matrices: dict[str, 
 
 @lru_cache(maxsize=4096)
 def nearest_gpus(matrix: Links, free: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """``count`` of the ``free`` positions of ``matrix`` with the greatest sum of mutual closeness.
+    """Return ``count`` of the ``free`` positions of ``matrix`` with the greatest sum of mutual closeness.
 
     Ties: the choice whose worst connected GPU is best connected (a ring is as fast as its slowest link); then the one
     that leaves the greatest closeness among the GPUs that stay free (so that larger NVLink islands stay whole), then
@@ -48,7 +48,7 @@ def nearest_gpus(matrix: Links, free: tuple[int, ...], count: int) -> tuple[int,
     """
     if count <= 0 or count >= len(free):
         return free[: max(count, 0)]
-    exact = comb(len(free), count) <= _EXACT
+    exact = comb(len(free), count) <= _MAX_COMBINATIONS
     candidates = combinations(free, count) if exact else (_grow(matrix, free, first, count) for first in free)
     scored = [(_closeness(matrix, chosen), chosen) for chosen in candidates]
     most = max(closeness for closeness, _ in scored)

@@ -1,4 +1,4 @@
-"""Binary heaps of (time, number) pairs, smallest first; equal times by number, so that runs are the same every time."""
+"""Binary min-heaps of (time, number) pairs; equal times by number, so that runs are reproducible."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Heap(NamedTuple):
 
 
 def new_heap(capacity: int) -> Heap:
-    """An empty heap."""
+    """Return an empty heap."""
     return Heap(np.zeros(capacity), np.zeros(capacity, np.int64), np.zeros(1, np.int64))
 
 
 @jit
 def push(heap: Heap, key: float, item: int) -> None:
-    """Adds a pair."""
+    """Add a pair."""
     at = heap.size[0]
     heap.size[0] = at + 1
     while at > 0:
@@ -45,7 +45,7 @@ def push(heap: Heap, key: float, item: int) -> None:
 
 @jit
 def pop(heap: Heap) -> int:
-    """Removes the smallest pair; its item. The heap must not be empty."""
+    """Remove the smallest pair and return its item. The heap must not be empty."""
     smallest = heap.item[0]
     size = heap.size[0] - 1
     heap.size[0] = size
@@ -73,7 +73,7 @@ def pop(heap: Heap) -> int:
 
 @jit
 def remove(heap: Heap, item: int) -> None:
-    """Removes an item wherever it is, in time linear in the heap; nothing if it is not there."""
+    """Remove an item wherever it is, in time linear in the heap; do nothing if it is absent."""
     size = heap.size[0]
     at = 0
     while at < size and heap.item[at] != item:

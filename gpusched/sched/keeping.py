@@ -1,11 +1,11 @@
-"""Nodes are kept for the first job of a queue that cannot start before a reservation is over, so that it does start.
+"""Nodes kept for the first job in a queue that must wait for the end of a reservation.
 
 However much were free, it would have to wait: so it neither blocks the queue nor takes the head's place, whose
 reservation others behind need (a job with a long limit before a maintenance would switch backfill's protection off for
 days). But who is behind it may not be in its way when its time has come: to these, the place that it gets by the limits
 of what runs is reserved, too. Under conservative backfill every such job has a place in the plan.
 
-In: the state of a pass, and a job that it comes to (`keep_clear`). Out: rows of the masks without the nodes that are
+In: the state of a pass, and a job that it comes to (`keep_nodes`). Out: rows of the masks without the nodes that are
 kept, until the next instant (`calendar.turn_due`), and `Calendar.kept`, by which whoever looks ahead goes.
 """
 
@@ -22,8 +22,8 @@ from gpusched.sched.state import BACKFILL, EASY, FIRST_FIT, NONE, OK, Calendar, 
 
 
 @jit
-def keep_nothing(calendar: Calendar | None) -> None:
-    """Begin anew: another queue is decided."""
+def reset_kept_nodes(calendar: Calendar | None) -> None:
+    """Reset for another queue."""
     if calendar is not None:
         calendar.kept_times[:] = np.inf
         calendar.kept_for[1] = 0
@@ -31,13 +31,13 @@ def keep_nothing(calendar: Calendar | None) -> None:
 
 @jit
 def keeps_nodes(backfill: int) -> bool:
-    """Whether nodes are kept under this backfill: who skips keeps none, and conservative has a plan for all."""
+    """Return whether this backfill keeps nodes: SKIP keeps none, and CONSERVATIVE plans for every job."""
     return backfill == NONE or backfill == EASY
 
 
 @jit
-def keep_clear(calendar: Calendar | None, state: ClusterState, job: int) -> None:
-    """Keep a place for a job that waits for the end of a reservation, unless one before it in the queue has one.
+def keep_nodes(calendar: Calendar | None, state: ClusterState, job: int) -> None:
+    """Keep a place for a job that waits for a reservation to end, unless an earlier job has one.
 
     Jobs behind it that would still run when it is to start find its nodes closed from now on, row by row of the masks:
     a job counts as lasting as long as the longest that shares its row. Those that could run nowhere else, whatever were
@@ -71,7 +71,7 @@ def keep_clear(calendar: Calendar | None, state: ClusterState, job: int) -> None
 
 @jit
 def _possible(calendar: Calendar, state: ClusterState, shape: int) -> bool:
-    """Whether a request, or a looser one, could run were all nodes empty, with the masks as they are."""
+    """Return whether a request, or a looser one, fits on empty nodes with the masks as they are."""
     at = shape
     while at >= 0:
         if choose(calendar.usable, state.jobs.masks, request_of(state.requests, at), FIRST_FIT, state.scratch):

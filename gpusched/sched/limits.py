@@ -1,4 +1,4 @@
-"""Limits in plain Python: what is left while a plan is gone through, and why a job that exceeds one waits."""
+"""Limits in plain Python: remaining amounts while a plan is checked, and why a job that exceeds one waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusched.sched.eligible import ARRAY_FULL
 
 
 class Rooms:
-    """What arrays, users, groups and classes may still have, while jobs are started one by one."""
+    """The remaining amounts of arrays, users, groups and classes, while jobs start one by one."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.reasons = LimitReasons(snapshot)
@@ -22,18 +22,18 @@ class Rooms:
         self._arrays: dict[str, int] = {}
 
     def full(self, job: PendingView, gpus: int | None = None) -> Reason | None:
-        """Why the job may not start, by what it exceeds first; None: it may. ``gpus``: other than it asks for."""
+        """Return why the job may not start, by the first limit it exceeds, or None. ``gpus``: instead of its own."""
         if self._array_is_full(job):
             return ARRAY_FULL
         return self._exceeded((at, self._cost(at, job, gpus)) for at in job.bounds)
 
     def _exceeded(self, costs: Iterable[tuple[int, int]]) -> Reason | None:
-        """The reason of the first (bound, how much) that is more than is left."""
+        """Return the reason of the first (bound, amount) that exceeds what is left."""
         found = next(((at, cost) for at, cost in costs if cost > max(self._room[at], 0)), None)
         return None if found is None else self.reasons.of(*found, self._room[found[0]])
 
     def beyond(self, job: PendingView) -> Reason | None:
-        """The limit that the job exceeds whoever ends: one that was lowered since; None: there is none."""
+        """Return the limit that the job alone exceeds, such as one lowered since submission, or None."""
         at = next((at for at in job.bounds if self._cost(at, job, None) > self._bounds[at].rule.most), None)
         return None if at is None else self.reasons.of(at, self._cost(at, job, None), self._room[at])
 
@@ -41,7 +41,7 @@ class Rooms:
         return job.array_room is not None and self._arrays.setdefault(job.array_id or job.id, job.array_room) <= 0
 
     def take(self, job: PendingView, gpus: int | None = None) -> None:
-        """It starts."""
+        """Record the job's start."""
         if job.array_room is not None:
             name = job.array_id or job.id
             self._arrays[name] = self._arrays.get(name, job.array_room) - 1
@@ -49,7 +49,7 @@ class Rooms:
             self._room[at] -= self._cost(at, job, gpus)
 
     def refuse_resize(self, job: RunningView, gpus: int) -> str | None:
-        """Why a running job may not have so many GPUs; None, and noted, if it may."""
+        """Return why a running job may not have so many GPUs; if it may, record it and return None."""
         costs = self._growth(job, gpus)
         if (why := self._exceeded(costs)) is not None:
             return why.message
@@ -58,7 +58,7 @@ class Rooms:
         return None
 
     def exceeds(self, job: PendingView | RunningView, gpus: int) -> bool:
-        """Whether one of its limits leaves too little for so many GPUs of it."""
+        """Return whether one of the job's limits leaves too little for so many GPUs."""
         if isinstance(job, PendingView):
             costs = [(at, self._cost(at, job, gpus)) for at in job.bounds]
         else:
@@ -66,7 +66,7 @@ class Rooms:
         return any(cost > max(self._room[at], 0) for at, cost in costs)
 
     def _growth(self, job: RunningView, gpus: int) -> list[tuple[int, int]]:
-        """What a running job takes more with so many GPUs: (bound, how much); it is the same one job."""
+        """Return what a running job takes more with so many GPUs, as (bound, amount); the job count is unchanged."""
         more, left = gpus - job.allocation.gpus, max(0.0, job.expected_end - self._now)
         units = ((at, self._bounds[at].rule.unit) for at in job.bounds if more > 0)
         return [(at, limit_units(unit, more, left)) for at, unit in units if unit != "jobs"]
@@ -83,7 +83,7 @@ class LimitReasons:
         self._known: dict[tuple[int, int, int], Reason] = {}
 
     def of(self, at: int, cost: int, room: int) -> Reason:
-        """The reason of a job that takes ``cost`` of bound ``at``, which has ``room`` left."""
+        """Return the reason of a job that takes ``cost`` of bound ``at``, which has ``room`` left."""
         key = (at, cost, room)
         if key not in self._known:
             bound = self._snapshot.bounds[at]
@@ -100,7 +100,7 @@ class LimitReasons:
 
 
 def releases_of_bounds(snapshot: Snapshot) -> list[list[tuple[float, int]]]:
-    """Of each bound when what is taken of it comes back at the latest: (Unix seconds, how much), ascending.
+    """Return when each bound's used amounts free at the latest: (Unix seconds, amount), ascending.
 
     A running job's GPU seconds come back seven days after its limit, for it may use them all.
     """
@@ -115,7 +115,7 @@ def releases_of_bounds(snapshot: Snapshot) -> list[list[tuple[float, int]]]:
 
 
 def frees_at(releases: list[tuple[float, int]], needs: int) -> float | None:
-    """When ``needs`` more of a bound have come back at the latest; None: not as far as is known."""
+    """Return when ``needs`` more of a bound has freed at the latest; None: unknown."""
     for time, amount in releases:
         needs -= amount
         if needs <= 0:
@@ -124,7 +124,7 @@ def frees_at(releases: list[tuple[float, int]], needs: int) -> float | None:
 
 
 def limit_message(bound: Bound, cost: int, used: int) -> str:
-    """Say why a job that takes ``cost`` of a bound waits, where running jobs take ``used``."""
+    """Return why a job that takes ``cost`` of a bound waits, where running jobs take ``used``."""
     rule = bound.rule
     if rule.unit == "jobs":
         return f"limit of {rule.whose}: {used} of {count_of(rule.most, 'job')} running"
@@ -141,5 +141,5 @@ def limit_message(bound: Bound, cost: int, used: int) -> str:
 
 
 def hours(gpu_s: int) -> str:
-    """GPU hours of GPU seconds, with one decimal where it is not 0."""
+    """Return GPU seconds as GPU hours, with one decimal where it is not 0."""
     return f"{gpu_s / 3600:.1f}".removesuffix(".0")

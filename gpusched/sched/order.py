@@ -17,7 +17,7 @@ Columns = Sequence[Floats | Ints]
 
 
 class Keys(NamedTuple):
-    """What jobs are ordered by, one entry per job.
+    """The sort keys of jobs, one entry per job.
 
     Attributes:
         priority: ``int64``, larger goes first.
@@ -39,7 +39,7 @@ class Keys(NamedTuple):
     usage: Floats
 
     def of(self, jobs: Ints) -> Keys:
-        """The entries of these jobs."""
+        """Return the entries of these jobs."""
         return Keys._make(column[jobs] for column in self)
 
 
@@ -79,7 +79,7 @@ def fairshare(keys: Keys) -> Columns:
 
 
 def columns_of(order: str, keys: Keys) -> list[Ints | Floats]:
-    """Return what an order goes by, the first column first; smaller values go first.
+    """Return the sort columns of an order, most significant first; smaller values go first.
 
     Raises:
         ComponentError: It is not installed, cannot be loaded, or its columns are not a number for each job.
@@ -116,7 +116,7 @@ def queue_order(order: str, keys: Keys, ids: Sequence[str]) -> Ints:
 
 
 def _by_id_where_equal(ranked: Ints, columns: list[Ints | Floats], ids: Sequence[str]) -> Ints:
-    """Puts runs of jobs that are equal in all ``columns`` into order of id: array tasks mostly, and few else."""
+    """Sort runs of jobs that are equal in all ``columns`` by id: mostly array tasks."""
     if ranked.size < 2:
         return ranked
     equal = np.ones(ranked.size - 1, dtype=np.bool_)

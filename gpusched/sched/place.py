@@ -1,4 +1,4 @@
-"""Which nodes: first fit, best fit, spread, by racks, random fit, and the naive draw of the GIST paper."""
+"""Node selection: first fit, best fit, spread, by racks, random fit, and the naive draw of the GIST paper."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _S13, _S7, _S17, _S32 = np.uint64(13), np.uint64(7), np.uint64(17), np.uint64(32
 
 @jit
 def node_fits(resources: Resources, masks: Flags, request: PlacementRequest, node: int) -> bool:
-    """Whether ``node`` can give one part now."""
+    """Return whether ``node`` can host one part now."""
     return (
         resources.gpus[node] >= request.gpus
         and resources.cores[node] >= request.cores
@@ -36,7 +36,7 @@ def node_fits(resources: Resources, masks: Flags, request: PlacementRequest, nod
 
 @jit
 def sort_key(rule: int, gpus: int, cores: int, memory: int, request: PlacementRequest) -> int:
-    """A node's place in the rule's order, smaller is better, from what it has free (GPUs, cores, MiB).
+    """Return a node's sort key by the rule, smaller is better, from its free GPUs, cores and MiB.
 
     BEST_FIT, RACK: least left over of GPUs, then of cores, then of memory. SPREAD: most free, in the same order. The
     three are compared exactly, one after the other, so they need no weights and no common unit.
@@ -49,7 +49,7 @@ def sort_key(rule: int, gpus: int, cores: int, memory: int, request: PlacementRe
 
 @jit
 def choose(resources: Resources, masks: Flags, request: PlacementRequest, rule: int, scratch: Scratch) -> bool:
-    """Picks ``request.parts`` nodes that fit, the first in the rule's order; ties go to the lower row.
+    """Pick ``request.parts`` nodes that fit, the first in the rule's order; ties go to the lower row.
 
     Returns:
         Whether there were enough; then ``scratch.chosen[:parts]`` holds them in the rule's order.
@@ -80,7 +80,7 @@ def choose(resources: Resources, masks: Flags, request: PlacementRequest, rule: 
 
 @jit
 def _insert(keys: Ints, chosen: Ints, node: int, key: int, first: int, at: int) -> None:
-    """Puts a node into ``chosen[first : at + 1]`` by its key, in place of what is at ``at``."""
+    """Insert a node into ``chosen[first : at + 1]`` by its key, replacing the one at ``at``."""
     while at > first and keys[at - 1] > key:
         keys[at] = keys[at - 1]
         chosen[at] = chosen[at - 1]
@@ -94,7 +94,7 @@ def _insert(keys: Ints, chosen: Ints, node: int, key: int, first: int, at: int) 
 
 @jit
 def by_rack(racks: Records | None, rule: int, request: PlacementRequest) -> bool:
-    """Whether it matters which nodes are in one rack."""
+    """Return whether placement depends on racks."""
     if racks is None:
         return False
     return rule == RACK or request.spread != 0
@@ -104,7 +104,7 @@ def by_rack(racks: Records | None, rule: int, request: PlacementRequest) -> bool
 def _choose_by_rack(
     racks: Records | None, resources: Resources, masks: Flags, request: PlacementRequest, rule: int, scratch: Scratch
 ) -> bool:
-    """`choose` in as few racks as can hold the parts, in one if ``request.spread``.
+    """Choose from as few racks as can hold the parts, from one if ``request.spread``.
 
     One rack that holds all parts that are left, and has the fewest GPUs free; where none does, the one that holds most
     of them. Within a rack in the rule's order; RACK for a single part: the node with least GPUs left over, among equals
@@ -112,7 +112,7 @@ def _choose_by_rack(
     """
     if racks is None:
         return False
-    most_in_rack(racks, resources, masks, request)
+    max_in_rack(racks, resources, masks, request)
     if request.parts == 1 and rule == RACK:
         return _choose_one(racks, resources, masks, request, scratch)
     found = 0
@@ -130,8 +130,8 @@ def _choose_by_rack(
 
 
 @jit
-def most_in_rack(racks: Records | None, resources: Resources, masks: Flags, request: PlacementRequest) -> int:
-    """The most nodes of one rack that fit; sets ``racks`` of those that nodes of the request's partition are in."""
+def max_in_rack(racks: Records | None, resources: Resources, masks: Flags, request: PlacementRequest) -> int:
+    """Return the most fitting nodes in one rack; set ``racks`` for the racks of the request's partition."""
     most = 0
     if racks is None:
         return most
@@ -142,13 +142,13 @@ def most_in_rack(racks: Records | None, resources: Resources, masks: Flags, requ
     for node in range(request.lo, request.hi):
         racks[racks[node]["number"]]["free"] += max(0, resources.gpus[node])
         if node_fits(resources, masks, request, node):
-            most = max(most, one_more(racks, node))
+            most = max(most, count_fit(racks, node))
     return most
 
 
 @jit
-def one_more(racks: Records | None, node: int) -> int:
-    """Notes that a node fits; how many of its rack do."""
+def count_fit(racks: Records | None, node: int) -> int:
+    """Count a fitting node; return the number in its rack."""
     if racks is None:
         return 0
     room = racks[racks[node]["number"]]
@@ -157,14 +157,14 @@ def one_more(racks: Records | None, node: int) -> int:
 
 
 @jit
-def _nearer(racks: Records, one: int, other: int, left: int) -> bool:
-    """Whether a rack is to be taken before another for the ``left`` parts."""
-    holds, other_holds = racks[one]["fits"] >= left, racks[other]["fits"] >= left
+def _nearer(racks: Records, rack: int, other: int, left: int) -> bool:
+    """Return whether a rack is preferred to another for the ``left`` parts."""
+    holds, other_holds = racks[rack]["fits"] >= left, racks[other]["fits"] >= left
     if holds != other_holds:
         return bool(holds)
     if holds:
-        return bool(racks[one]["free"] < racks[other]["free"])
-    return bool(racks[one]["fits"] > racks[other]["fits"])
+        return bool(racks[rack]["free"] < racks[other]["free"])
+    return bool(racks[rack]["fits"] > racks[other]["fits"])
 
 
 @jit
@@ -178,7 +178,7 @@ def _fill_from(
     found: int,
     scratch: Scratch,
 ) -> int:
-    """Adds nodes of one rack to the ``found`` first of ``scratch.chosen``, in the rule's order; how many there are."""
+    """Append nodes of a rack to the ``found`` in ``scratch.chosen``, in the rule's order; return the count."""
     first, count = found, found
     for node in range(request.lo, request.hi):
         if racks[node]["number"] != rack or not node_fits(resources, masks, request, node):
@@ -198,7 +198,7 @@ def _fill_from(
 def _choose_one(
     racks: Records, resources: Resources, masks: Flags, request: PlacementRequest, scratch: Scratch
 ) -> bool:
-    """One node for RACK."""
+    """Choose one node for RACK."""
     best, least = -1, (0, 0, 0)
     for node in range(request.lo, request.hi):
         if not node_fits(resources, masks, request, node):
@@ -214,7 +214,7 @@ def _choose_one(
 
 @jit
 def next_random(state: Words, below: int) -> int:
-    """A number ``0 <= x < below`` (below < 2**32) from xorshift64 (Marsaglia 2003); ``state: uint64[1]``, not 0.
+    """Return ``0 <= x < below`` (below < 2**32) from xorshift64 (Marsaglia 2003); ``state: uint64[1]``, not 0.
 
     Without multiplication that overflows, so that it is the same as plain Python.
     """
@@ -228,7 +228,7 @@ def next_random(state: Words, below: int) -> int:
 
 @jit
 def draw(resources: Resources, masks: Flags, request: PlacementRequest, rng: Words, scratch: Scratch) -> bool:
-    """The naive placement as printed under Fig. 5 of Narantuya et al. (CMC 2022).
+    """Draw nodes by the naive placement as printed under Fig. 5 of Narantuya et al. (CMC 2022).
 
     Draws ``request.parts`` distinct nodes uniformly among those available and allowed, full or not.
 
@@ -250,7 +250,7 @@ def draw(resources: Resources, masks: Flags, request: PlacementRequest, rng: Wor
 
 @jit
 def draw_fitting(resources: Resources, masks: Flags, request: PlacementRequest, rng: Words, scratch: Scratch) -> bool:
-    """Random fit: ``request.parts`` distinct nodes drawn uniformly among those that fit now.
+    """Draw ``request.parts`` distinct nodes uniformly among those that fit now.
 
     Returns:
         Whether there were enough; only then is anything drawn. ``scratch.chosen[:parts]`` holds them.
@@ -265,7 +265,7 @@ def draw_fitting(resources: Resources, masks: Flags, request: PlacementRequest, 
 
 @jit
 def _draw_from(pool: int, parts: int, rng: Words, scratch: Scratch) -> bool:
-    """Draws so many of ``scratch.keys[:pool]`` into ``scratch.chosen``; whether there are enough."""
+    """Draw so many of ``scratch.keys[:pool]`` into ``scratch.chosen``; return whether there are enough."""
     if pool < parts:
         return False
     for part in range(parts):

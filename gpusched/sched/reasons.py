@@ -1,4 +1,4 @@
-"""From the passes' codes to a reason for every job that waits; equal reasons are one object."""
+"""Translation of the passes' codes into a reason for every pending job; equal reasons share one object."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpusched.sched.arrays import NodeArrays, PendingArrays, racks_for_ask
 from gpusched.sched.eligible import ARRAY_FULL
 from gpusched.sched.fit import request_of, shortfall, unreserved
 from gpusched.sched.limits import LimitReasons
-from gpusched.sched.place import most_in_rack
+from gpusched.sched.place import max_in_rack
 from gpusched.sched.reservations.rules import reserved_text
 from gpusched.sched.state import (
     BACKFILL,
@@ -35,7 +35,7 @@ from gpusched.sched.text import (
     DELAYS_SOME,
     ELSEWHERE,
     HELD_BACK,
-    before_it,
+    jobs_ahead,
     keeps_room,
     not_available,
     rounded,
@@ -53,7 +53,7 @@ _UNLUCKY = Reason(
 
 
 class QueueBlock(NamedTuple):
-    """What stopped one partition's queue: the policy, the first job that did not start (-1), when it can (seconds)."""
+    """What blocked a partition's queue: the policy, the first job not started (-1), its start (seconds)."""
 
     policy: PolicySpec
     head: int
@@ -61,12 +61,12 @@ class QueueBlock(NamedTuple):
 
 
 def holds_back(code: int) -> bool:
-    """Whether it is the reason of a job that is in others' way as it waits."""
+    """Return whether jobs with this reason delay others as they wait."""
     return RESOURCES <= code < RESERVED
 
 
 class Verdicts:
-    """Turns one snapshot's codes (``codes[job]``) into reasons."""
+    """The reasons for one snapshot's codes (``codes[job]``)."""
 
     def __init__(self, snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, codes: list[int]) -> None:
         self._now = snapshot.now
@@ -81,7 +81,7 @@ class Verdicts:
         self._reserved_on: dict[int, list[Reservation]] = {}
 
     def add(self, queue: list[int], block: QueueBlock, reasons: dict[str, Reason], only: int | None = None) -> None:
-        """Writes the reasons of one partition's queue; ``only``: of that job alone."""
+        """Write the reasons of one partition's queue; ``only``: of that job alone."""
         views, codes, shapes = self._waiting.views, self._codes, self._shapes
         same_for_all = {
             BACKFILL: self._delayed(block),
@@ -109,7 +109,7 @@ class Verdicts:
             reasons[views[job].id] = reason
 
     def _limit(self, job: int) -> Reason:
-        """By the first bound that leaves too little once all is started."""
+        """Return the reason of the first bound that leaves too little once all are started."""
         key = tuple(self._accounts[job])
         found = self._by_account.get(key)
         if found is None:
@@ -117,7 +117,7 @@ class Verdicts:
         return found
 
     def exceeded(self, job: int) -> list[tuple[int, Reason]]:
-        """All bounds that leave too little for the job once all is started, with why."""
+        """Return every bound that leaves too little for the job once all are started, with its reason."""
         return self._exceeded(*self._accounts[job])
 
     def _exceeded(self, at: int, gpus: int, gpu_s: int) -> list[tuple[int, Reason]]:
@@ -142,17 +142,17 @@ class Verdicts:
     def _before(self, ahead: int) -> Reason:
         figure = rounded(ahead)
         if figure not in self._ahead:
-            self._ahead[figure] = Reason(code=ReasonCode.PRIORITY, message=before_it(ahead))
+            self._ahead[figure] = Reason(code=ReasonCode.PRIORITY, message=jobs_ahead(ahead))
         return self._ahead[figure]
 
     def _is_patient(self, job: int, policy: PolicySpec) -> bool:
-        """Whether it may still wait for better nodes."""
+        """Return whether the job may still wait for better nodes."""
         view = self._waiting.views[job]
         several = view.spec.nodes > 1 or view.spec.max_nodes is not None
         return several and self._now < waits_until(view, policy)
 
     def _short(self, code: int, patient: bool, job: int, block: QueueBlock) -> Reason:
-        """The reason of RESOURCES, NOT_AVAILABLE and BAD_CONSTRAINTS, with figures; shared but for the head's."""
+        """Return the reason for RESOURCES, NOT_AVAILABLE or BAD_CONSTRAINTS, with figures; shared except the head's."""
         shape = self._shapes[job]
         if code == BAD_CONSTRAINTS:
             message = self._shortage("needs", "there", self._world.total, shape)
@@ -176,7 +176,7 @@ class Verdicts:
         return reason
 
     def _reserved(self, shape: int, job: int) -> Reason:
-        """Of a job that waits for the end of reservations; nothing else may be reserved that it would use."""
+        """Return the reason of a job that waits for reservations to end; none else is reserved that it could use."""
         view = self._waiting.views[job]
         limit = view.spec.time_limit_s if view.resizes is None else view.limit_s
         key = (self._lo[shape], limit, view.spec.reservation)
@@ -190,13 +190,13 @@ class Verdicts:
         return self._of_reserved[key]
 
     def _waits(self, job: int, policy: PolicySpec) -> str:
-        """Of a job that waits for one rack, that it does; else ""."""
+        """Return a note that the job waits for one rack; else ""."""
         until = self.waits_until(job, policy)
         view = self._waiting.views[job]
         return "" if until is None else waits_text(until, self._now, policy, view, self.racks_now(job))
 
     def waits_until(self, job: int, policy: PolicySpec) -> float | None:
-        """Until when a job waits for better nodes than there are now (Unix seconds); None: it does not."""
+        """Return until when a job waits for better nodes than are free now (Unix seconds); None: it does not."""
         view = self._waiting.views[job]
 
         def asked_at(at: float) -> tuple[SpreadRequest, ...]:
@@ -206,7 +206,7 @@ class Verdicts:
         return gives_up(view, policy, asked_at, self._now)
 
     def racks_now(self, job: int) -> int | None:
-        """On how many racks a job could start once all is started; None: it could not."""
+        """Return on how many racks a job could start once all are started; None: it could not."""
         found = (self._racks(self._world.resources, job, ask) for ask in splits(self._waiting.views[job].spec))
         return next((racks for racks in found if racks is not None), None)
 
@@ -223,7 +223,7 @@ class Verdicts:
         needs = (int(request.gpus), int(request.cores), int(request.memory))
         if dimension < 0:
             racks = new_scratch(len(self._world.nodes), 0, self._world.rack).racks
-            most = int(most_in_rack(racks, resources, self._waiting.jobs.masks, request))
+            most = int(max_in_rack(racks, resources, self._waiting.jobs.masks, request))
             return scattered(verb, free, int(request.parts), needs, most)
         name = self._world.nodes[nearest].name if nearest >= 0 else ""
         return shortage(verb, free, dimension, int(request.parts), needs, int(count), name, has)

@@ -1,4 +1,4 @@
-"""Who keeps its nodes and who gets others, where running jobs may be stopped: live and in replays.
+"""Node assignment with preemption: which jobs keep their nodes and which get others, live and in replays.
 
 Jobs are gone through in a policy's order, running and waiting alike. A running job keeps its nodes where those before
 it left them; another gets nodes that nobody runs on, else nodes of jobs that come after it: any by the placement's rule
@@ -39,21 +39,21 @@ class Holders(NamedTuple):
 
 
 def new_holders(running: int, held: Ints, nodes: int) -> Holders:
-    """Holders yet to be filled in."""
+    """Return holders to be filled in."""
     first, parts, gpus, cores, memory = (np.zeros(running, np.int64) for _ in range(5))
     return Holders(first, parts, gpus, cores, memory, np.zeros(running, np.uint8), held, new_resources(nodes))
 
 
 @jit
 def hold(holders: Holders, at: int, first: int, request: PlacementRequest) -> None:
-    """Fills in the holder at place ``at`` of the order; it has not been gone through yet."""
+    """Fill in the holder at place ``at`` of the order; it has not been visited yet."""
     holders.first[at], holders.parts[at], holders.kept[at] = first, request.parts, 0
     holders.gpus[at], holders.cores[at], holders.memory[at] = request.gpus, request.cores, request.memory
 
 
 @jit
 def keeps(whole: Resources, usable: Resources, request: PlacementRequest, held: Ints, first: int) -> bool:
-    """Takes a running job's nodes (``held[first:first + parts]``) again, if those before it left them.
+    """Take a running job's nodes (``held[first:first + parts]``) again, if earlier jobs left them.
 
     A node that is not available any more stays with its job. ``whole``: what those before it left of the pool;
     ``usable``: the pool empty, -1 GPUs where not available; ``request``: what the job has.
@@ -70,7 +70,7 @@ def keeps(whole: Resources, usable: Resources, request: PlacementRequest, held: 
 
 @jit
 def retain(whole: Resources, request: PlacementRequest, held: Ints, first: int) -> None:
-    """Takes a running job's nodes whatever is left there: it must not be stopped."""
+    """Take a running job's nodes whatever is left there: it must not be preempted."""
     for part in range(request.parts):
         take(whole, request, held[first + part])
 
@@ -81,7 +81,7 @@ def finds(
     scratch: Scratch,
     holders: Holders | None, through: Ints,
 ) -> bool:  # fmt: skip
-    """Finds nodes for a job (``scratch.chosen``) and takes them; ``idle``: what nobody runs on, or was given yet.
+    """Find and take nodes for a job (``scratch.chosen``); ``idle``: what no job runs on or was given yet.
 
     With ``holders``, ``through[1]`` of them, the last in the order are the first to go, and no more than it takes. The
     first ``through[0]`` have been gone through; those of them that did not keep their nodes are on their way out.
@@ -103,7 +103,7 @@ def _displaces(
     holders: Holders | None, idle: Resources, usable: Resources, masks: Flags, request: PlacementRequest, rule: int,
     scratch: Scratch, through: Ints,
 ) -> bool:  # fmt: skip
-    """Finds nodes where the last holders go; without any the nodes that are chosen already."""
+    """Find nodes by preempting the last holders; with no holders, use the nodes already chosen."""
     if holders is None:
         return True
     room, at, last = holders.room, through[0], through[1]
@@ -123,7 +123,7 @@ def _displaces(
 
 @jit
 def _add(room: Resources, usable: Resources, holders: Holders, k: int, masks: Flags, request: PlacementRequest) -> bool:
-    """Adds what a holder has, where its nodes are available; whether a part of the request fits on one of them now."""
+    """Add what a holder has on available nodes; return whether a part of the request fits on one now."""
     fits = False
     for part in range(holders.parts[k]):
         node = holders.held[holders.first[k] + part]

@@ -1,4 +1,4 @@
-"""When running jobs give back what: a list in order of time, cheap to add to, to take from, and to walk."""
+"""What running jobs give back and when: a list ordered by time, cheap to extend, shrink and walk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FEW = 16
 
 @jit
 def add(releases: Releases, end: float, node: int, request: PlacementRequest, owner: int) -> None:
-    """Notes that ``owner`` gives one part of ``request`` back on ``node`` at ``end``; there must be an unused slot."""
+    """Record that ``owner`` gives back a part of ``request`` on ``node`` at ``end``; a slot must be unused."""
     slot = releases.order[releases.used[0]]
     releases.end[slot] = end
     releases.node[slot] = node
@@ -23,7 +23,7 @@ def add(releases: Releases, end: float, node: int, request: PlacementRequest, ow
 
 @jit
 def drop(releases: Releases, owner: int) -> int:
-    """Forgets the parts of ``owner`` (it has ended); how many there were."""
+    """Remove the parts of ``owner`` (it has ended); return how many there were."""
     found = 0
     at = 0
     while at < releases.used[0]:
@@ -44,7 +44,7 @@ def drop(releases: Releases, owner: int) -> int:
 
 @jit
 def drop_ended(releases: Releases, end: float, owner: int) -> None:
-    """As `drop`, for an owner all of whose parts were added with this ``end``: finds them by bisection."""
+    """Call `drop` for an owner whose parts all have this ``end``, found by bisection."""
     settle(releases)
     used = releases.used[0]
     low, high = 0, used
@@ -67,7 +67,7 @@ def drop_ended(releases: Releases, end: float, owner: int) -> None:
 
 @jit
 def _close_gap(releases: Releases, first: int, last: int) -> None:
-    """Makes the slots at ``first <= at < last`` of the order unused; the others keep theirs."""
+    """Mark the slots at ``first <= at < last`` of the order unused; the others keep theirs."""
     order = releases.order
     for at in range(last - 1, first - 1, -1):  # mostly one: a copy of them all would take longer
         slot, end = order[at], releases.used[0] - 1
@@ -79,7 +79,7 @@ def _close_gap(releases: Releases, first: int, last: int) -> None:
 
 @jit
 def settle(releases: Releases) -> None:
-    """Brings the used slots into order of (end, slot): insertion for a few new ones, else Shell's sort."""
+    """Sort the used slots by (end, slot): by insertion if few are new, else by Shell's sort."""
     used = releases.used[0]
     first = releases.used[1]
     gap = 1

@@ -14,7 +14,7 @@ from gpusched.model.snapshot import Snapshot
 from gpusched.sched.agent import Context
 from gpusched.sched.arrays import NodeArrays, PendingArrays
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_for
-from gpusched.sched.mapping.queue import Keep, MappingFacts, Solver, map_queue, unfit_of
+from gpusched.sched.mapping.queue import MappingFacts, NodeHold, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import summary
 from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.state import BACKFILLS, PLACES, POLICY, Floats, Ints
@@ -22,48 +22,48 @@ from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost
 from gpusched.sched.topology.spread import better_text
 
 
-def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> QueueBlock:
-    """Starts what may start of ``queue: int64[waiting]``, first to last, by the policy's place and backfill.
+def place_queue(context: Context, queue: Ints, keep: NodeHold | None = None) -> QueueBlock:
+    """Start jobs of ``queue: int64[waiting]``, first to last, by the policy's placement and backfill.
 
     ``keep``: See `map_queue`; other places know no such thing.
     """
     policy = context.policy
     if policy.place in MAPPING_PLACES:
-        return _mapped(context, queue, keep)
+        return _place_by_mapping(context, queue, keep)
     if policy.place == "contention":
         if context.costs is not None:
-            return by_cost(context, queue, context.costs)
+            return place_by_cost(context, queue, context.costs)
         context.remarks[context.partition] = "no measured placement costs yet: placed as by rack"
     rule, backfill = PlacementRule(PLACES[policy.place], context.rng), BACKFILLS[policy.backfill]
     head, shadow = pass_for(backfill)(context.state, queue, backfill, rule)
     return QueueBlock(policy, int(head), float(shadow))
 
 
-def by_cost(context: Context, queue: Ints, costs: Costs) -> QueueBlock:
-    """By what places cost, with the reason of each job that waits for a better one."""
+def place_by_cost(context: Context, queue: Ints, costs: Costs) -> QueueBlock:
+    """Place by cost, with the reason of each job that waits for a better place."""
     policy = context.policy
     head, shadow = pass_by_cost(context.state, queue, BACKFILLS[policy.backfill], Priced(costs, 0))
-    waits = {job: costs.until(job, float(costs.told[job].sum())) for job in held_back(context, queue)}
-    say_who_waits(context, costs, waits)
+    waits = {job: costs.until(job, float(costs.wait_cost[job].sum())) for job in held_back(context, queue)}
+    set_wait_reasons(context, costs, waits)
     return QueueBlock(policy, int(head), float(shadow))
 
 
 def held_back(context: Context, queue: Ints) -> list[int]:
-    """Who of the queue could start and does not."""
+    """Return the jobs of the queue that could start and do not."""
     found: list[int] = queue[context.outcome.code[queue] == POLICY].tolist()
     return found
 
 
-def say_who_waits(context: Context, costs: Costs, waits: Map[int, float]) -> None:
-    """The reasons of jobs that wait for a better place: job -> until when at most."""
+def set_wait_reasons(context: Context, costs: Costs, waits: Map[int, float]) -> None:
+    """Set the reasons of jobs that wait for a better place: job -> deadline of the wait."""
     for job, until in waits.items():
-        own, harm = costs.told[job].tolist()
+        own, harm = costs.wait_cost[job].tolist()
         message = better_text(own, harm, until, context.snapshot.now)
         context.own[context.waiting.views[job].id] = Reason(code=ReasonCode.POLICY, message=message)
 
 
-def _mapped(context: Context, queue: Ints, keep: Keep | None) -> QueueBlock:
-    """By mapping; where HiGHS is not installed, by the greedy one, and the plan says so."""
+def _place_by_mapping(context: Context, queue: Ints, keep: NodeHold | None) -> QueueBlock:
+    """Place by mapping; without HiGHS, greedily, with a remark in the plan."""
     policy = context.policy
     facts = _mapping_facts(context.snapshot, context.world, context.waiting, context.partition, policy.mapping)
     solver: Solver | None = None
@@ -81,7 +81,7 @@ def _mapped(context: Context, queue: Ints, keep: Keep | None) -> QueueBlock:
 
 
 def deadline(budget_s: float) -> Solver:
-    """What betters greedy answers until the budget is over, counted from now.
+    """Return a solver that improves greedy solutions until the budget, counted from now, is used up.
 
     Raises:
         UsageError: HiGHS is not installed.
@@ -120,7 +120,7 @@ def _mapping_facts(
 
 
 def speeds_by_name(speeds: dict[str, dict[str, float]], name: str, kinds: tuple[str, ...]) -> list[float]:
-    """How fast a job of that name goes on each GPU type; types that are not named go like the slowest that are."""
+    """Return a job name's speed on each GPU type; types not listed get the slowest listed speed."""
     found = next((by_type for pattern, by_type in speeds.items() if fnmatchcase(name, pattern)), {})
     slowest = min(found.values(), default=1.0)
     return [found.get(kind, slowest) for kind in kinds]

@@ -1,4 +1,4 @@
-"""The arrays that the compiled passes work on, by name; all state is explicit and changed in place.
+"""The named arrays that the compiled passes work on; all state is explicit and changed in place.
 
 Every integer is an int64 and every time a float64 of seconds, so that each pass is compiled once. Nodes of one
 partition are neighbours: a request names its partition as the rows ``lo <= node < hi``.
@@ -37,7 +37,7 @@ STARTED = OK
 
 
 class Resources(NamedTuple):
-    """What nodes could give: ``int64[nodes]`` each. A node that is not available has -1 GPUs, and so fits nothing.
+    """The resources of nodes: ``int64[nodes]`` each. A node that is not available has -1 GPUs and fits nothing.
 
     Attributes:
         gpus: Whole GPUs, at most 2047.
@@ -168,7 +168,7 @@ class Calendar(NamedTuple):
 
 
 class BackfillPlan(NamedTuple):
-    """When waiting jobs are to have which nodes, under conservative backfill; see `kernel.plan`.
+    """Planned times and nodes of pending jobs under conservative backfill; see `kernel.plan`.
 
     Attributes:
         points: ``POINT[points]``; those of a node are a list in order of time, which begins with the node's row.
@@ -185,12 +185,12 @@ class BackfillPlan(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room to work in, kept between passes.
+    """Work space, kept between passes.
 
     Attributes:
         chosen, keys: ``int64[nodes]``: the nodes picked by the last `place.choose` or `place.draw`, and their keys.
         future: Resources at the shadow time.
-        spare: What of ``future`` the head leaves on its reserved nodes (elsewhere `PLENTY`).
+        spare: What of ``future`` the head leaves on its reserved nodes (elsewhere `UNLIMITED`).
         late: ``min(room now, spare)``: what a job may take that ends after the shadow time.
         failed, failed_late: ``int64[shapes]``: the last pass (``stamp``) in which the shape did not fit; within a pass
             room only shrinks, so it will not fit later in it either.
@@ -248,7 +248,7 @@ class ClusterState(NamedTuple):
     now: float
 
 
-PLENTY = 1 << 40
+UNLIMITED = 1 << 40
 # number: the node's rack, one of the rows. fits, free: of the rack with the row's number, while nodes are chosen: how
 # many of its nodes fit, and the GPUs that all of them have free.
 RACK_ROOM = np.dtype([("number", np.int64), ("fits", np.int64), ("free", np.int64)])
@@ -262,22 +262,22 @@ PLANNED_SHAPE = np.dtype([("stamp", np.int64), ("not_before", np.float64), ("at_
 
 
 def ints(values: Sequence[int]) -> Ints:
-    """``int64[values]``."""
+    """Return ``int64[values]``."""
     return np.array(values, dtype=np.int64)
 
 
 def new_resources(nodes: int) -> Resources:
-    """Resources of ``nodes`` nodes without anything to give."""
+    """Return resources of ``nodes`` nodes, all empty."""
     return Resources(*(np.zeros(nodes, np.int64) for _ in range(3)))
 
 
 def copied(resources: Resources) -> Resources:
-    """The same in arrays of its own."""
+    """Return a deep copy."""
     return Resources(*(column.copy() for column in resources))
 
 
 def new_releases(slots: int) -> Releases:
-    """Empty releases with room for ``slots`` parts."""
+    """Return empty releases with ``slots`` slots."""
     node, gpus, cores, memory, owner = (np.zeros(slots, np.int64) for _ in range(5))
     order = np.arange(slots, dtype=np.int64)
     return Releases(np.zeros(slots), node, gpus, cores, memory, owner, order, np.zeros(2, np.int64))
@@ -286,7 +286,7 @@ def new_releases(slots: int) -> Releases:
 def new_scratch(
     nodes: int, shapes: int, rack: Ints | None = None, calendar: Calendar | None = None, planned: int | None = None
 ) -> Scratch:
-    """Work space for that many nodes and distinct requests; ``rack: int64[nodes]``: their racks, None: all in one.
+    """Allocate work space for so many nodes and requests; ``rack: int64[nodes]``: their racks, None: all in one.
 
     ``planned``: how often a part of a job may begin or end in a plan (None: there is none). With racks there are a
     calendar and a plan, too, if empty ones: every pass is compiled with all three, or without racks.
@@ -306,7 +306,7 @@ def new_scratch(
 
 
 def new_plan(nodes: int, shapes: int, entries: int, changes: int) -> BackfillPlan:
-    """Room for a plan in which what nodes have free changes so often, beside a calendar of so many entries."""
+    """Allocate a plan for so many changes of free resources, and a calendar of so many entries."""
     return BackfillPlan(
         np.zeros(nodes + changes, POINT), np.zeros(nodes, PLANNED_NODE), np.zeros(shapes, PLANNED_SHAPE),
         np.zeros(entries, np.int64), np.zeros(2, np.int64),
@@ -314,7 +314,7 @@ def new_plan(nodes: int, shapes: int, entries: int, changes: int) -> BackfillPla
 
 
 def no_calendar() -> Calendar:
-    """Nothing is reserved."""
+    """Return an empty calendar."""
     none, never = np.zeros(0, np.int64), np.zeros(0)
     return Calendar(
         none, none, never, never, none, base=none, own=none, limit=never, turns=never, closed=none,
@@ -323,13 +323,13 @@ def no_calendar() -> Calendar:
 
 
 def new_outcome(jobs: int, parts: int) -> PassOutcome:
-    """An outcome with room for that many jobs with that many parts in all."""
+    """Return an outcome for that many jobs with that many parts in total."""
     code, started, offset, shape = (np.zeros(jobs, np.int64) for _ in range(4))
     return PassOutcome(code, started, np.zeros(parts, np.int64), offset, np.zeros(2, np.int64), shape)
 
 
 def seed_words(seed: int) -> Words:
-    """State for `place.next_random` (``uint64[1]``), well mixed by splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    """Return state for `place.next_random` (``uint64[1]``), mixed by splitmix64 (Steele, Lea, Flood, 2014)."""
     mask = (1 << 64) - 1
     z = (seed + 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask

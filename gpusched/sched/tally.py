@@ -1,4 +1,4 @@
-"""What a job needs of a node, what keeps it from one, who has used how much: in plain Python."""
+"""A job's needs on a node, what excludes it from one, and users' recent usage: in plain Python."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Amounts = tuple[int, int, int]
 
 
 def need(spec: JobSpec) -> Amounts:
-    """GPUs, cores and MiB per node."""
+    """Return GPUs, cores and MiB per node."""
     return spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node
 
 
 def covers(has: Amounts, needs: Amounts) -> bool:
-    """Whether every figure is enough."""
+    """Return whether every amount is enough."""
     return all(h >= n for h, n in zip(has, needs, strict=True))
 
 
 def at_size(spec: JobSpec, gpus: int, nodes: int, rooms: Iterable[Amounts]) -> JobSpec | None:
-    """A resizable job's request over so many nodes with these (GPUs, cores, MiB) each; None: they cannot give it.
+    """Return a resizable job's request over so many nodes with these (GPUs, cores, MiB) each; None: no fit.
 
     Where its cores and memory have ranges, with the most of them that so many nodes have: of cores first.
     """
@@ -45,7 +45,7 @@ def at_size(spec: JobSpec, gpus: int, nodes: int, rooms: Iterable[Amounts]) -> J
 
 
 def over_more_nodes(spec: JobSpec, most: int) -> Iterator[JobSpec]:
-    """The same GPUs as more and smaller parts, over the fewest nodes first."""
+    """Yield the same GPUs as more and smaller parts, over the fewest nodes first."""
     gpus, cores, memory = (spec.nodes * n for n in need(spec))
     for parts in range(spec.nodes + 1, min(gpus, most) + 1):
         if gpus % parts == 0:
@@ -56,7 +56,7 @@ def over_more_nodes(spec: JobSpec, most: int) -> Iterator[JobSpec]:
 
 
 def excluded_by(spec: JobSpec, node: NodeView) -> str:
-    """Why what was asked for leaves the node out even if it were empty; "" if it does not."""
+    """Return why the request excludes the node even if it were empty; "" if it does not."""
     if node.partition != spec.partition:
         return f"is in partition {node.partition}"
     if spec.nodelist and node.name not in spec.nodelist:
@@ -71,21 +71,21 @@ def excluded_by(spec: JobSpec, node: NodeView) -> str:
 
 
 def barred(job: PendingView, node: NodeView) -> str:
-    """Why the job may not use the node even if it were empty, and whatever the time; "" if it may."""
+    """Return why the job may never use the node even if it were empty; "" if it may."""
     if why := excluded_by(job.spec, node):
         return why
-    if job.reserved is not None and all(one.name != job.reserved.name for one in node.reservations):
+    if job.reserved is not None and all(reservation.name != job.reserved.name for reservation in node.reservations):
         return f"is not in {job.reserved.what}"
     return "an earlier attempt failed here" if node.name in job.excluded_nodes else ""
 
 
-def shut(job: PendingView, node: NodeView, now: float) -> str:
-    """Why the job may not start on the node now even if it were empty; "" if it may."""
+def closed_reason(job: PendingView, node: NodeView, now: float) -> str:
+    """Return why the job may not start on the node now even if it were empty; "" if it may."""
     return barred(job, node) or (closed_text(job, node, now) if node.reservations else "")
 
 
 def usage_of(snapshot: Snapshot) -> dict[str, float]:
-    """Fair share's figure: user -> recent GPU hours (``snapshot.usage``, decayed) plus one for every GPU held now.
+    """Return fair-share usage: user -> recent GPU hours (``snapshot.usage``, decayed) plus one per GPU held now.
 
     Without the second part, a user whose jobs have just begun would look idle until usage has accrued. With groups:
     `leaf_of` user and group -> place by their tree (`fairtree`).
@@ -111,12 +111,12 @@ def _asked(snapshot: Snapshot) -> list[PolicySpec]:
 
 
 def total_of(node: NodeView) -> Amounts:
-    """What a node has as declared."""
+    """Return a node's declared resources."""
     return len(node.gpus), node.cores, node.memory_mib
 
 
 def shortfall_of(node: NodeView, free: Amounts, needs: Amounts) -> tuple[Literal["gpus", "cores", "memory"], str]:
-    """(dimension, text) of a node that does not fit: ``2 of 8 GPUs free, needs 4 (3 held by jobs, 1 LOST)``."""
+    """Return (dimension, text) of a node that does not fit: ``2 of 8 GPUs free, needs 4 (3 held by jobs, 1 LOST)``."""
     total = total_of(node)
     if free[0] < needs[0]:
         return "gpus", f"{free[0]} of {count_of(total[0], 'GPU')} free, needs {needs[0]}{_gpus_gone(node, free[0])}"
@@ -129,7 +129,7 @@ def shortfall_of(node: NodeView, free: Amounts, needs: Amounts) -> tuple[Literal
 
 
 def _gpus_gone(node: NodeView, free: int) -> str:
-    """Who has the GPUs that are not free: `` (3 held by jobs, 2 foreign: pid 4711 of alice, 1 LOST)``."""
+    """Return what holds the GPUs that are not free: `` (3 held by jobs, 2 foreign: pid 4711 of alice, 1 LOST)``."""
     blocked = {g: why for g, why in sorted(node.blocked.items()) if g in node.gpus}
     held = len(node.gpus) - len(blocked) - free
     gone = [f"{held} held by jobs"] if held else []

@@ -1,4 +1,4 @@
-"""The sentences that say why a job waits; plain Python, shared by `decide` and `explain`."""
+"""The messages that explain why a job waits; plain Python, shared by `decide` and `explain`."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ HELD_BACK = Reason(
 
 
 def listed(words: list[str], most: int = 3) -> str:
-    """``a, b, c and 4 more``."""
+    """Format as ``a, b, c and 4 more``."""
     shown = ", ".join(words[:most])
     return f"{shown} and {len(words) - most} more" if len(words) > most else shown
 
 
 def gpus_called(gpu_type: str) -> str:
-    """``V100 GPUs``; where the inventory does not say, that."""
+    """Format as ``V100 GPUs``; without a type in the inventory, say so."""
     return f"{gpu_type} GPUs" if gpu_type else "GPUs of a type the inventory does not name"
 
 
 def listed_types(names: tuple[str, ...]) -> str:
-    """``A100 or V100``."""
+    """Format as ``A100 or V100``."""
     return " or ".join(names)
 
 
 def not_available(nodes: Iterable[NodeView]) -> str:
-    """What of these nodes is not there for now: ``dgx002 (DRAINED: fan), GPU 3 of dgx001 (BUSY: ...)``."""
+    """Return which of these nodes are unavailable: ``dgx002 (DRAINED: fan), GPU 3 of dgx001 (BUSY: ...)``."""
     words = []
     for node in nodes:
         if not node.available:
@@ -47,7 +47,7 @@ def not_available(nodes: Iterable[NodeView]) -> str:
 
 
 def amount(dimension: int, value: int) -> str:
-    """A figure with its unit: ``4 GPUs``, ``16 cores``, ``64G of memory``."""
+    """Format an amount with its unit: ``4 GPUs``, ``16 cores``, ``64G of memory``."""
     if dimension == MEMORY:
         return f"{format_memory(value)} of memory"
     return count_of(value, "GPU" if dimension == GPUS else "core")
@@ -56,7 +56,7 @@ def amount(dimension: int, value: int) -> str:
 def shortage(
     verb: str, free: str, dimension: int, parts: int, needs: tuple[int, int, int], count: int, nearest: str, has: int
 ) -> str:
-    """What is short, with figures: ``waits for 4 GPUs on one node; most free on one node: 2 (dgx001)``.
+    """Return what is short, with figures: ``waits for 4 GPUs on one node; most free on one node: 2 (dgx001)``.
 
     Args:
         verb: ``waits for`` or ``needs``.
@@ -82,20 +82,20 @@ def shortage(
 
 
 def scattered(verb: str, free: str, parts: int, needs: tuple[int, int, int], most: int) -> str:
-    """Where enough nodes are, but not in one rack: ``waits for 2 nodes in one rack, each with 4 GPUs; ...``."""
+    """Report enough nodes, but not in one rack: ``waits for 2 nodes in one rack, each with 4 GPUs; ...``."""
     each = amount(GPUS, needs[0]) if needs[0] else amount(CORES, needs[1])
     free = "" if free == "there" else f" {free}"
     return f"{verb} {count_of(parts, 'node')} in one rack, each with {each}; most{free} in one rack: {most}"
 
 
-def before_it(ahead: int) -> str:
-    """How many jobs are ahead of it, `rounded`."""
+def jobs_ahead(ahead: int) -> str:
+    """Return how many jobs are ahead, `rounded`."""
     verb = "job of equal or higher priority is" if ahead == 1 else "jobs of equal or higher priority are"
     return f"{ahead} {verb} ahead of it" if ahead < 100 else f"at least {rounded(ahead)} {verb} ahead of it"
 
 
 def rounded(ahead: int) -> int:
-    """Down to two digits above 100, so that many jobs share few sentences, and keep them from cycle to cycle."""
+    """Round down to two digits above 100, so that many jobs share few messages from cycle to cycle."""
     step = 1
     while ahead >= 100 * step:
         step *= 10
@@ -103,12 +103,12 @@ def rounded(ahead: int) -> int:
 
 
 def starts_in(seconds: float) -> str:
-    """``; by the time limits it can start in 2:05:00``, or nothing where that is not known."""
+    """Return ``; by the time limits it can start in 2:05:00``, or nothing if unknown."""
     return f"; can start within {format_duration(seconds)}, by time limits" if seconds != float("inf") else ""
 
 
 def keeps_room(head: str) -> str:
-    """Why a job that fits is held back where the head could start, too, but waits for a better place for a while."""
+    """Return why a fitting job is held back while the head could start but waits for a better place."""
     return f"fits now, but would run past the start of job {head}, which waits for a better place"
 
 
@@ -116,5 +116,5 @@ DELAYS_SOME = "fits now, but would delay a job before it"
 
 
 def would_delay(head: str, seconds: float) -> str:
-    """Why a job that fits is held back."""
+    """Return why a fitting job is held back."""
     return f"fits now, but would delay job {head}, which can start in {format_duration(seconds)}"

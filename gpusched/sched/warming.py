@@ -1,4 +1,4 @@
-"""Small things to decide, for which all passes of a policy are compiled: before the first cycle, and for new ones."""
+"""Small decisions that compile all passes of a policy, before the first cycle and for new policies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpusched.sched.state import BACKFILLS, PLACES
 
 
 def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
-    """Decide something small with every pass that these policies need, so that all are compiled or loaded.
+    """Make a small decision with every pass that these policies need, so that all are compiled or loaded.
 
     ``shares``: nodes share GPUs.
     """
@@ -37,18 +37,18 @@ def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
 
 
 def warm_up_agent(policy: PolicySpec, model: TrainedModel) -> None:
-    """Likewise for an agent's passes; weights that cannot decide such a thing leave it undone."""
-    by_class = policy.uses_job_class_estimates
-    decide(_with_beliefs(small_snapshot(policy)) if by_class else small_snapshot(policy), {"p": model})
+    """Make a small decision with an agent's passes; weights that fail on it are ignored."""
+    decide(_with_beliefs(small_snapshot(policy)) if policy.uses_job_class_estimates else small_snapshot(policy),
+    {"p": model})
 
 
 def _reserved(snapshot: Snapshot) -> Snapshot:
-    one = Reservation(name="r", nodes=("n",), begin=1.0, end=2.0)
-    return replace(snapshot, nodes=tuple(replace(node, reservations=(one,)) for node in snapshot.nodes))
+    reservation = Reservation(name="r", nodes=("n",), begin=1.0, end=2.0)
+    return replace(snapshot, nodes=tuple(replace(node, reservations=(reservation,)) for node in snapshot.nodes))
 
 
 def with_sharing(snapshot: Snapshot) -> Snapshot:
-    """Return it with jobs that may share the GPUs of its one node."""
+    """Return the snapshot with jobs that may share the GPUs of its one node."""
     spec = replace(snapshot.pending[0].spec, gpus_per_node=1, share="pairs", gpu_memory_mib=1)
     asked = [replace(job, spec=spec) for job in snapshot.pending]
     node = replace(snapshot.nodes[0], sharing=SharingSettings(mode="time-slicing"), shareable=dict.fromkeys((0, 1), 2))
@@ -60,7 +60,7 @@ def _with_beliefs(snapshot: Snapshot) -> Snapshot:
 
 
 def small_snapshot(policy: PolicySpec) -> Snapshot:
-    """Return something small to decide, for which all passes of a policy are compiled."""
+    """Return a small snapshot on which all passes of a policy are compiled."""
 
     def spec(gpus: int) -> JobSpec:
         elastic = Elastic(sizes=(1, 2), base_gpus=1, base_cores=1, base_memory_mib=1)
@@ -83,7 +83,7 @@ def small_snapshot(policy: PolicySpec) -> Snapshot:
 
 
 def trial_of(snapshot: Snapshot) -> Snapshot:
-    """Return it with small jobs in every partition, so that each policy has something to decide; nobody solves."""
+    """Return the snapshot with small jobs in every partition, so that each policy decides; no solver runs."""
     policies = {n: replace(p, place="fastest") if p.place == "milp" else p for n, p in snapshot.policies.items()}
     more = [
         replace(job, id=f"{name}-{job.id}", spec=replace(job.spec, partition=name), submit_time=snapshot.now)

@@ -1,4 +1,4 @@
-"""Replays in which it matters where jobs run: the ways to lay out each job are made ready, then `engine.placing`."""
+"""Replays in which placement matters: prepares the possible layouts of each job for `engine.placing`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ REPLAYED = ("skip", "easy")
 
 
 def walks(world: SimWorld) -> bool:
-    """Whether the queue is walked by costs: where asked for, and where a class's first job may not be its oldest.
+    """Return whether the queue is walked by costs: if requested, and if a class's first job may not be its oldest.
 
     Who has waited for longer may take a place that those before it do not.
     """
@@ -74,15 +74,15 @@ def walks(world: SimWorld) -> bool:
     return world.rule != "random" and (world.options.generic or (waits and world.policy.order != "fifo"))
 
 
-def one_node() -> PlacementNetwork:
-    """For a pool of one node and one job: what compiling ahead of a replay needs."""
+def one_node_network() -> PlacementNetwork:
+    """Return a network for a pool of one node and one job, to compile ahead of a replay."""
     model = SlowdownModel(np.zeros(1, KIND), np.zeros((0, 0)), False)
     model.kinds["compute"] = 1.0
     return PlacementNetwork(tree_of(Topology(), ("n",)), model, np.zeros(1, np.int64))
 
 
 def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
-    """The world with the requests of every way in which its jobs may be laid out, and what a run of it keeps.
+    """Return the world with the requests of every possible layout, and the state of a run.
 
     Raises:
         UsageError: The policy's order, backfill or placement means nothing here.
@@ -143,7 +143,7 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
 
 
 def _limits(world: SimWorld) -> tuple[Ints, ...]:
-    """``int64[jobs]`` each: the limits that a job counts for, and GPU seconds that it takes of them; if any."""
+    """Return ``int64[jobs]`` each: a job's limits, and the GPU seconds that it takes of them; if any."""
     ledger = world.sim.ledger
     if ledger is None:
         return ()
@@ -163,14 +163,14 @@ def _gpus_of(world: SimWorld, shape: int) -> int:
 
 
 def _releases(world: SimWorld, most: Ints) -> Releases | None:
-    """Room for all parts that can run at once; ``most: int64[jobs]``: of each. None: nobody asks when they end."""
+    """Allocate for all parts that can run at once; ``most: int64[jobs]``: of each. None: ends are not needed."""
     if world.policy.backfill != "easy":
         return None
     return new_releases(most_parts_running(world.demand, int(most.sum())) + 1)
 
 
 def _uses(world: SimWorld, tree: NetworkTree) -> int:
-    """The most uses of links at once: a bus, a NIC and all ways up for every GPU."""
+    """Return the most uses of links at once: a bus, a NIC and all uplinks for every GPU."""
     depth, at = 0, tree.rack.copy()
     while (at >= 0).any():
         depth, at = depth + 1, np.where(at >= 0, np.append(tree.parent, -1)[at], -1)
@@ -178,7 +178,7 @@ def _uses(world: SimWorld, tree: NetworkTree) -> int:
 
 
 def _with_shapes(world: SimWorld, distinct: Ints, rule: int) -> tuple[SimWorld, list[list[int]]]:
-    """The world with every request that a class may have, and which those are, in the rule's order."""
+    """Return the world with every request that a class may have, and those in the rule's order."""
     sim, pool = world.sim, world.pool
     rows = [{name: int(row[name]) for name in SHAPE.names or ()} for row in sim.shapes]
     known = {tuple(row.values()): i for i, row in enumerate(rows)}
@@ -205,7 +205,7 @@ def _with_shapes(world: SimWorld, distinct: Ints, rule: int) -> tuple[SimWorld, 
 
 
 def _with_requests(world: SimWorld, shapes: Records, looser: Ints | None = None) -> SimWorld:
-    """The world with these requests, ``SHAPE[shapes]``."""
+    """Return the world with these requests, ``SHAPE[shapes]``."""
     sim, passes, pace = world.sim, world.passes, world.sim.pace
     assert pace is not None
     columns = {name: shapes[name].copy() for name in SHAPE.names or ()}
@@ -221,7 +221,7 @@ def _with_requests(world: SimWorld, shapes: Records, looser: Ints | None = None)
 
 
 def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
-    """The same for passes that walk the queue: the ways of each class as a chain of requests, as live."""
+    """Return the same for passes that walk the queue: the ways of each class as a chain of requests, as live."""
     ways, pace, sim = of.ways, world.sim.pace, world.sim
     looser, base, known = [-1] * len(sim.shapes), list(range(len(sim.shapes))), dict[tuple[int, int], int]()
     chain = ways.shape.copy()
@@ -251,7 +251,8 @@ def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
     costs = Costs(
         links.tree, links.model, sure, links.load, laid_out, sure_ways._replace(shape=chain), of.of,
         since=sim.jobs["submit"].copy(), wait_s=np.full(jobs, of.most_wait_s), patience_s=of.patience_s,
-        looked=np.full((2, classes), -1), seen=np.zeros((2, classes, 2)), told=np.zeros((jobs, 2)), search=of.search,
+        last_pass=np.full((2, classes), -1), class_cost=np.zeros((2, classes, 2)), wait_cost=np.zeros((jobs, 2)),
+        search=of.search,
     )  # fmt: skip
     return world, Walk(
         of._replace(ways=laid_out), costs, ways.shape, np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64),
@@ -260,7 +261,7 @@ def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
 
 
 def _divisions(gpus: int, has: Ints, fewest: int, fixed: bool, most_first: bool) -> list[int]:
-    """Over how many nodes of ``has`` GPUs so many GPUs may be divided equally."""
+    """Return over how many nodes of ``has`` GPUs so many GPUs may be divided equally."""
     most = fewest if fixed or gpus < 1 else min(gpus, len(has))
     counts = [n for n in range(fewest, most + 1) if gpus % n == 0]
     found = [n for n in counts if (has >= gpus // n).sum() >= n]
@@ -268,7 +269,7 @@ def _divisions(gpus: int, has: Ints, fewest: int, fixed: bool, most_first: bool)
 
 
 def _ways(world: SimWorld, kinds: Ints, laid_out: list[list[int]], model: SlowdownModel) -> Ways:
-    """The ways of every class, ``kinds: int64[classes]``."""
+    """Return the ways of every class, ``kinds: int64[classes]``."""
     network, passes = world.options.network, world.passes
     assert network is not None
     tree = network.tree

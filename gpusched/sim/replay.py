@@ -26,7 +26,7 @@ from gpusched.sim.engine.build import (
 )
 from gpusched.sim.engine.mapped import is_mapped
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, EventLog, grown
-from gpusched.sim.placed import one_node
+from gpusched.sim.placed import one_node_network
 from gpusched.sim.policies import ReplayPolicy, policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles
@@ -133,7 +133,7 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
         share=world.shared,
         rates=None if options.rates is None else Rates(profiles=Profiles(series={})),
         elastic=None if options.elastic is None else ResizableJobs(least=one, most=one, linear=True),
-        network=None if options.network is None else one_node(),
+        network=None if options.network is None else one_node_network(),
         quotas=None if sim.ledger is None else QuotaSet(Quotas(each=Limits(jobs=1))),
     )
     tiny, run = kind.ready(world_of(one_job(), Pool.uniform(1, 1), world.policy, alike))

@@ -42,7 +42,7 @@ def sharing_beliefs(
     parties: Sequence[Party | None], nodes: Sequence[NodeView], beliefs: Mapping[str, JobClassEstimate]
 ) -> SharingBeliefs:
     """Return which jobs may share GPUs on these nodes, and their speeds; a party of None shares nothing."""
-    from gpusched.sched.sharing.pairs import Losses, place_of, table_of  # replays start faster without it
+    from gpusched.sched.sharing.pairs import Losses, cost_table, place_of  # replays start faster without it
 
     losses, rows, places = Losses(beliefs), dict["Party", int](), dict["Place", int]()
     kind = ints([places.setdefault(place_of(node), len(places)) for node in nodes])
@@ -50,7 +50,7 @@ def sharing_beliefs(
     slower = [[losses.of(one, other).slower for _, other, _ in rows] for _, one, _ in rows]
     speed = np.ones((len(places), len(rows), len(rows) + 1))
     speed[:, :, 1:] = 1.0 / (1.0 + np.array(slower).reshape(len(rows), len(rows)))
-    return SharingBeliefs(row, kind, table_of(list(rows), list(rows), list(places), losses), speed)
+    return SharingBeliefs(row, kind, cost_table(list(rows), list(rows), list(places), losses), speed)
 
 
 def share_for(asked: str, trace: Trace) -> Share:

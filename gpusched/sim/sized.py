@@ -64,7 +64,7 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
         rows=np.zeros(jobs, ROW),
         parts=np.zeros(slots + 1, PART),
         unusable=np.zeros((jobs, most), np.uint8),
-        told=np.full((jobs, most), np.nan),
+        reported=np.full((jobs, most), np.nan),
         menus=menus,
     )
     at = np.zeros(AT, np.int64)

@@ -176,7 +176,7 @@ def compiled(snapshot: Snapshot) -> Done:
         if not own["rigid"]:
             sizes = sizer.scene.menus.sizes[own["menu"]].tolist()
             for gpus in job.speeds:
-                sizer.scene.told[n, sizes.index(gpus)] = own_speed(trace, n, gpus)
+                sizer.scene.reported[n, sizes.index(gpus)] = own_speed(trace, n, gpus)
         if resizes is None:
             continue
         assert not resizes.unusable, "no part of this"

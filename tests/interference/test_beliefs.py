@@ -18,8 +18,8 @@ from gpusched.model.interference import (
     SpeedSample,
     job_class_of,
 )
-from gpusched.sched.interference.beliefs import alone_at, cost_of_neighbour, cost_of_spread, learned
-from gpusched.sched.interference.gpus import LEAST_JOBS, slow_gpus
+from gpusched.sched.interference.beliefs import cost_of_neighbour, cost_of_spread, learned, speed_alone
+from gpusched.sched.interference.gpus import MIN_JOBS, slow_gpus
 
 NOISE = 0.05
 KINDS = tuple(f"u/k{i}" for i in range(5))
@@ -79,7 +79,7 @@ def test_beliefs_come_to_the_truth(seed: int):
     for job, kind in enumerate(KINDS):
         for paces in known[kind].shapes:
             true = log(world.base[job] / SLOWER[paces.shape.nodes, paces.shape.racks])
-            assert alone_at(paces).log == pytest.approx(true, abs=0.06)
+            assert speed_alone(paces).log == pytest.approx(true, abs=0.06)
         cost = cost_of_spread(known.values(), kind, shape(*WIDE), shape(2, 1))
         assert cost.slower == pytest.approx(1.3 / 1.1 - 1, abs=0.06)
         assert cost.low < 1.3 / 1.1 - 1 + 0.04
@@ -269,6 +269,6 @@ def test_few_jobs_and_small_differences_call_no_gpu_slow():
     assert slow_gpus(paces_on(1, {("n1", 1): 1.0}, jobs=12)) == ()
     assert slow_gpus(paces_on(1, {("n1", 1): 0.03}, jobs=2000, noise=0.01)) == ()
     others = [p for p in paces_on(1, {}, jobs=900, noise=0.01) if p.shape.gpus == 1 and p.gpus[0][0] == "n0"]
-    for jobs, found in ((LEAST_JOBS - 1, 0), (LEAST_JOBS + 1, 1)):
+    for jobs, found in ((MIN_JOBS - 1, 0), (MIN_JOBS + 1, 1)):
         mine = [msgspec.structs.replace(p, gpus=(("new", 0),), log_pace=p.log_pace - 1) for p in others[:jobs]]
         assert len(slow_gpus(others + mine)) == found

@@ -11,15 +11,15 @@ from benchmarks.pair_fit import InterferenceTable
 from gpusched.sched.interference import pairs as by_pairs
 from gpusched.sched.interference import placement as by_placement
 from gpusched.sched.interference.pairs import ClassEffect
-from gpusched.sched.interference.placement import Placed, StepTimes
+from gpusched.sched.interference.placement import Placements, StepTimes
 from tests.traces.samples import real
 
 TRUTH = np.array([[0.01, 0.02], [0.1, 0.2], [0.3, 0.4]])  # seconds: a and b of the bus, the NIC, the uplink
 COMPUTE = {8.0: 0.2, 16.0: 0.35}
 
 
-def placed(*rows: tuple[int, int, int, int]) -> Placed:
-    return Placed(*np.array(rows, np.int64).T)
+def placed(*rows: tuple[int, int, int, int]) -> Placements:
+    return Placements(*np.array(rows, np.int64).T)
 
 
 ALL = placed(
@@ -28,7 +28,7 @@ ALL = placed(
 )  # fmt: skip
 
 
-def steps(where: Placed, batch: float, noise: np.ndarray | float = 1.0) -> StepTimes:
+def steps(where: Placements, batch: float, noise: np.ndarray | float = 1.0) -> StepTimes:
     around = 2 * (where.gpus - 1) / where.gpus
     links = np.stack([a + b * around for a, b in TRUTH]) * np.stack(
         [where.most > 1, where.servers > 1, where.racks > 1]
@@ -37,7 +37,7 @@ def steps(where: Placed, batch: float, noise: np.ndarray | float = 1.0) -> StepT
 
 
 def joined(*parts: StepTimes) -> StepTimes:
-    where = Placed(*(np.concatenate(c) for c in zip(*(p.placed for p in parts), strict=True)))
+    where = Placements(*(np.concatenate(c) for c in zip(*(p.placed for p in parts), strict=True)))
     return StepTimes(where, np.concatenate([p.batch for p in parts]), np.concatenate([p.step_s for p in parts]))
 
 
@@ -92,7 +92,7 @@ def test_intervals_of_steps_hold_as_often_as_they_say():
     held = []
     for seed in range(12):
         rng = np.random.default_rng(seed)
-        many = Placed(*(np.tile(c, 6) for c in ALL))
+        many = Placements(*(np.tile(c, 6) for c in ALL))
         fit = by_placement.fit(steps(many, 8.0, rng.lognormal(0, 0.1, len(many.gpus))))
         new = placed(*((m, 4 * m, 4, r) for m in range(1, 8) for r in (1, 2)))
         real_s = steps(new, 8.0, rng.lognormal(0, 0.1, len(new.gpus))).step_s

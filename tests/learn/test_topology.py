@@ -11,13 +11,13 @@ import pytest
 
 from benchmarks.topology import clos
 from gpusched.agents.topology.reproduce import TopologyRow, row_of, settings_of
-from gpusched.agents.topology.workloads import draw, ours, settings
+from gpusched.agents.topology.workloads import draw, load_scenario, settings
 from gpusched.sched.topology.tree import links_of, new_use
 from gpusched.sim.network import read_pairs
 from tests import commands
 from tests.traces.samples import real
 
-SETTINGS, POLICIES = settings(), ours().policies
+SETTINGS, POLICIES = settings(), load_scenario().policies
 RULES = [name for name, rival in POLICIES.items() if not rival.schedulers]
 HEADER = "model,gpus,nodes,beside_model,beside_gpus,beside_nodes,ratio\n"
 CLUSTER = "r1: {nodes: 'a-[1-4]', uplink: 100G, parent: top}\nr2: {nodes: 'b-[1-4]', uplink: 100G, parent: top}\n"

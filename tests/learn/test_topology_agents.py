@@ -16,8 +16,8 @@ from msgspec.structs import replace as changed
 
 from gpusched.agents.common.vector import to_arrays, to_vector, vector_size
 from gpusched.agents.topology import network
-from gpusched.agents.topology.network import HAND, PLACE, SHAPES, WAIT, WIDTH, agent_of, untrained
-from gpusched.agents.topology.replay import new_acting, placed_by, replayed, run_agents
+from gpusched.agents.topology.network import HAND, PLACE, SHAPES, WAIT, WIDTH, untrained, weights_from
+from gpusched.agents.topology.replay import new_replay_state, placed_by, replayed, run_agents
 from gpusched.agents.topology.reproduce import run_of
 from gpusched.agents.topology.workloads import draw
 from gpusched.agents.topology.workloads import settings as clusters
@@ -25,7 +25,7 @@ from gpusched.config.weights import save_model
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.sched.state import Resources
-from gpusched.sched.topology.load import ONE, enter, new_load, speed_of
+from gpusched.sched.topology.load import FULL_STEP, enter, new_load, speed_of
 from gpusched.sched.topology.slowdown import needs_of
 from gpusched.sched.topology.tree import links_of, new_use
 from gpusched.sim.engine.build import ReplayOptions, log_of, result_of, world_of
@@ -70,7 +70,7 @@ def relu(values: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("parts", [1, 2])
 def test_messages_are_as_written_down_in_plain_numpy(parts: int) -> None:
     weights, (tree, load, resources) = drawn(3), busy(4)
-    agent = agent_of(np.concatenate([weights[name].ravel() for name in SHAPES]))
+    agent = weights_from(np.concatenate([weights[name].ravel() for name in SHAPES]))
     racks, part = np.arange(16) // 4, np.arange(16) * parts // 16
     graph = network.new_graph(tree, racks, np.full(16, 4), part, parts)
     graph.waiting[:], graph.blocked[:] = 0.7, 0.3
@@ -81,11 +81,11 @@ def test_messages_are_as_written_down_in_plain_numpy(parts: int) -> None:
         for use in load.uses[:-1]:
             job = load.jobs[use["job"]]
             if use["link"] == link and use["part"] > 0 and job["first"] >= 0:
-                seen = [1.0, use["part"] / ONE, min(job["gpus"] / 4, 3.0) / 3.0, job["speed"]]
+                seen = [1.0, use["part"] / FULL_STEP, min(job["gpus"] / 4, 3.0) / 3.0, job["speed"]]
                 total += relu(np.array(seen) @ weights[name])
         return total
 
-    pressure = np.minimum(load.pressure / ONE, 3.0)
+    pressure = np.minimum(load.pressure / FULL_STEP, 3.0)
     server = np.array([
         relu(np.concatenate([[resources.gpus[n] / 4, pressure[n], pressure[16 + n]], said("on.bus", n),
                              said("on.nic", 16 + n)]) @ weights["server"])
@@ -136,7 +136,7 @@ def test_whatever_the_weights_every_job_runs_once_within_what_there_is(seed: int
     setting, rng = SETTINGS[name], np.random.default_rng(seed)
     trace, kind = draw(setting, 1.0, seed, 60)
     model, pool = machines()[setting.machine].model(), setting.pool
-    wild = agent_of(rng.normal(0, 1.0, vector_size(SHAPES)))
+    wild = weights_from(rng.normal(0, 1.0, vector_size(SHAPES)))
     result = replayed(trace, pool, PlacementNetwork(setting.tree, model, kind), wild, parts)
     assert not np.isnan(result.end).any()
     assert (result.start >= trace.submit).all()
@@ -153,7 +153,7 @@ def test_whatever_the_weights_every_job_runs_once_within_what_there_is(seed: int
 
 
 def test_four_schedulers_that_hand_jobs_on_do_about_what_one_does() -> None:
-    handed, jct = agent_of(untrained(0)), []
+    handed, jct = weights_from(untrained(0)), []
     never = handed._replace(hand_skip=np.array([-100.0, *handed.hand_skip[1:]]))
     for seed in range(8):
         trace, kind = draw(RACKS, 0.9, seed, 1500)
@@ -174,7 +174,7 @@ def test_of_what_one_decision_tried_nothing_is_left_for_the_next(parts: int) -> 
     here, spec = PlacementNetwork(RACKS.tree, machines()["aws"].model(), kind), PolicySpec(name="a", agent="topology")
     spec = changed(spec, backfill="skip", schedulers=parts)
     plain = world_of(trace, RACKS.pool, placed_by("contention"), ReplayOptions(network=here))
-    world, acting = new_acting(plain, agent_of(untrained(0)), spec)
+    world, acting = new_replay_state(plain, weights_from(untrained(0)), spec)
     log, load, most = log_of(world), acting.walk.costs.load, 0
     log = log._replace(events=log.events[:100])
     while run_agents(world.sim, log, world.passes, acting) == GROW:
@@ -211,7 +211,7 @@ def test_they_are_replayed_as_any_policy_by_what_their_file_says(tmp_path: Path)
     here = PlacementNetwork(RACKS.tree, machines()["aws"].model(), kind)
     policy = policy_by_name(str(tmp_path / "agents.yaml"))
     found = replay(trace, RACKS.pool, policy, network=here)
-    mine, alone = (replayed(trace, RACKS.pool, here, agent_of(numbers), parts, wait_s=DAY_S) for parts in (4, 1))
+    mine, alone = (replayed(trace, RACKS.pool, here, weights_from(numbers), parts, wait_s=DAY_S) for parts in (4, 1))
     assert np.array_equal(found.start, mine.start)
     assert not np.array_equal(found.start, alone.start)
     (tmp_path / "agents.yaml").write_text("agent: topology\nschedulers: 4\norder: ljf\nbackfill: skip\n")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gpusched.sched.mapping.classes import (
-    TooMany,
+    TooManyPatterns,
     check_ways,
     job_classes,
     node_classes,
@@ -21,10 +21,10 @@ from gpusched.sched.mapping.classes import (
     shapes_of,
     simplified,
 )
-from gpusched.sched.mapping.doubt import Doubtful, check
 from gpusched.sched.mapping.milp import DISCARDED, GAP, MilpSearch, SearchLimits, solve
 from gpusched.sched.mapping.problem import MappingSolution, Problem, faults, part_of, value_of
 from gpusched.sched.mapping.summary import MappingReport, summary
+from gpusched.sched.mapping.verify import InconsistentAnswer, check
 from tests.mapping.instances import best_of_all, busy_cluster, greedily, instance
 
 AMPLE_S = 120.0  # of a busy machine's clock; it takes milliseconds
@@ -163,7 +163,7 @@ def test_ways_are_counted_as_they_are_made() -> None:
         ways = len(patterns_of(problem, nodes, shapes))
         check_ways(nodes, shapes, ways)
         if ways:
-            with pytest.raises(TooMany):
+            with pytest.raises(TooManyPatterns):
                 check_ways(nodes, shapes, ways - 1)
 
 
@@ -246,7 +246,7 @@ def test_an_answer_that_cannot_be_true_is_doubted(
         getModelStatus=lambda: told.get("status", STATUS.kOptimal), getInfo=lambda: info, getSolution=lambda: solution,
         modelStatusToString=solver.modelStatusToString,
     )  # fmt: skip
-    with pytest.raises(Doubtful, match=f"^{re.escape(said)}$"):
+    with pytest.raises(InconsistentAnswer, match=f"^{re.escape(said)}$"):
         check(highspy, model, lying, GAP)
 
 

@@ -6,15 +6,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from gpusched.agents.topology.deal import Site, parts_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpusched.agents.common import vector
 from gpusched.agents.common.vector import vector_size
-from gpusched.agents.topology.deal import Site, parts_of
 from gpusched.agents.topology.live import NOTHING_LEARNED, prepare
-from gpusched.agents.topology.network import SHAPES, agent_of, untrained
+from gpusched.agents.topology.network import SHAPES, untrained, weights_from
 from gpusched.config.weights import TrainedModel
 from gpusched.model.interference import JobClassEstimate
 from gpusched.model.plan import Plan, ReasonCode
@@ -210,7 +210,7 @@ def test_as_long_as_nothing_was_learned_contention_decides_and_that_is_told(snap
 @QUICK
 @given(clusters(), st.sampled_from([1, 4]))
 def test_no_number_is_the_fallback_s_decision_and_leaves_no_trace(snap: Snapshot, count: int) -> None:
-    of = agent_of(untrained(0))
+    of = weights_from(untrained(0))
     of.wait_out[:] = np.nan
     plan = planned(snap, count, weights(np.concatenate([part.ravel() for part in of])))
     rule = decide(by_agents(replace(snap)), {})
@@ -245,7 +245,7 @@ def test_rather_than_wait_a_job_breaks_up_a_node(count: int) -> None:
 
 def test_what_it_learned_counts() -> None:
     """Weights for which waiting is worth much hold a job back on free nodes, and not for longer than its wait."""
-    numbers = agent_of(untrained(0))
+    numbers = weights_from(untrained(0))
     numbers.wait_skip[0] = 10.0
     patient = weights(np.concatenate([part.ravel() for part in numbers]))
     snap = snapshot([node("n0")], [pending("j", 2, submit=NOW - 5)], beliefs=beliefs(1.0, 1.0, 1.0))

@@ -14,7 +14,7 @@ from gpusched.sched.decide import decide
 from gpusched.sched.gpus import links_matrix, nearest_gpus
 from gpusched.sched.place import sort_key
 from gpusched.sched.state import BEST_FIT, SPREAD, PlacementRequest, seed_words
-from gpusched.sched.text import before_it
+from gpusched.sched.text import jobs_ahead
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, started
 
 HOUR = 3600
@@ -358,8 +358,8 @@ def test_ten_thousand_reasons_share_few_objects() -> None:
     reasons = decide(snapshot([node("n")], jobs)).reasons
     assert len(reasons) == 2999
     assert len({id(r) for r in reasons.values()}) < 250
-    assert before_it(99) == "99 jobs of equal or higher priority are ahead of it"
-    assert before_it(1299) == "at least 1200 jobs of equal or higher priority are ahead of it"
+    assert jobs_ahead(99) == "99 jobs of equal or higher priority are ahead of it"
+    assert jobs_ahead(1299) == "at least 1200 jobs of equal or higher priority are ahead of it"
 
 
 def test_gpus_of_a_v100_dgx1_are_taken_by_nvlink() -> None:

@@ -12,7 +12,7 @@ from gpusched.sched.alone import SingleJobView
 from gpusched.sched.decide import ask, decide
 from gpusched.sched.explain import explain
 from gpusched.sched.tally import shortfall_of
-from gpusched.sched.text import before_it
+from gpusched.sched.text import jobs_ahead
 from tests.sched.worlds import NOW, node, pending, running, snapshot
 
 HOUR = 3600
@@ -374,4 +374,4 @@ def test_what_would_bring_room_back_is_named_only_where_it_would() -> None:
 )  # fmt: skip
 def test_many_jobs_before_it_are_told_roughly(ahead: int, said: str) -> None:
     """So that many jobs share few sentences, which do not change with every job that ends."""
-    assert before_it(ahead).startswith(said)
+    assert jobs_ahead(ahead).startswith(said)

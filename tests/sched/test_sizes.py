@@ -366,7 +366,7 @@ def test_an_agent_chooses_sizes(counting: type[Counting]) -> None:
     assert (jobs["held"].tolist(), jobs["count"].tolist()) == ([2, 0], [4, 3])
     assert claims.sizes[0].tolist() == [1, 2, 4, 8]
     assert claims.allowed[0].tolist() == [1, 1, 1, 1]
-    assert claims.told[0].tolist() == [0, 1, 0, 0]
+    assert claims.reported[0].tolist() == [0, 1, 0, 0]
     assert claims.pace[0] == pytest.approx([3 / 2**0.8, 3, 3 * 2**0.8, 3 * 4**0.8])
 
 

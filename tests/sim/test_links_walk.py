@@ -13,7 +13,7 @@ from msgspec.structs import replace as changed
 from gpusched.agents.common.vector import vector_size
 from gpusched.agents.topology.live import prepare
 from gpusched.agents.topology.network import SHAPES, untrained
-from gpusched.agents.topology.replay import new_acting, run_agents
+from gpusched.agents.topology.replay import new_replay_state, run_agents
 from gpusched.config.weights import TrainedModel
 from gpusched.model.limits import Limits, Quotas
 from gpusched.model.plan import Plan, ReasonCode
@@ -145,7 +145,7 @@ def first_decision(
         world, walk = walked(*with_ways(world))
         run = lambda log: run_walk(world.sim, log, world.passes, walk)  # noqa: E731
     else:
-        world, acting = new_acting(world, prepare(model), policy)
+        world, acting = new_replay_state(world, prepare(model), policy)
         walk, run = acting.walk, lambda log: run_agents(world.sim, log, world.passes, acting)
     sim, log = world.sim, log_of(world)
     for row, job in enumerate(running, first):

@@ -146,7 +146,7 @@ class Moody:
         if question.others == 2:
             raise ValueError("a score of its network is no number")
         claims = question.claims
-        mood = int(prepared[0]) + sum(len(name) for name in question.names) + int(claims.told.sum())
+        mood = int(prepared[0]) + sum(len(name) for name in question.names) + int(claims.reported.sum())
         sizes = [int(row[allowed != 0][0]) for row, allowed in zip(claims.sizes, claims.allowed, strict=True)]
         for j in range(mood % len(sizes), len(sizes)):
             more = int(claims.sizes[j][claims.allowed[j] != 0][-1])
@@ -180,7 +180,7 @@ class Listening(Moody):
     @classmethod
     def choose_sizes(cls, prepared: Any, question: Question) -> Any:
         claims = question.claims
-        cls.heard.append((question.now, claims._replace(told=claims.told.copy(), pace=claims.pace.copy())))
+        cls.heard.append((question.now, claims._replace(reported=claims.reported.copy(), pace=claims.pace.copy())))
         return np.where(claims.jobs["held"] > 0, claims.jobs["held"], claims.sizes[:, 1])
 
 
@@ -196,7 +196,7 @@ def test_a_policy_knows_a_job_s_pace_only_at_the_sizes_that_it_had(monkeypatch: 
     policy = replace(policy, model=TrainedModel("listening", {"mood": np.zeros(1)}, {}, "", "listening"))
     Listening.heard.clear()
     result = replay(trace, Pool.uniform(1, 8), policy, elastic=any_size(trace), rates=rates)
-    first = [(at, claims.told[0].tolist(), claims.pace[0]) for at, claims in Listening.heard]
+    first = [(at, claims.reported[0].tolist(), claims.pace[0]) for at, claims in Listening.heard]
     assert [(at, told) for at, told, _ in first[:2]] == [(0.0, [0, 0, 0, 0]), (100.0, [0, 1, 0, 0])]
     assert first[0][2] == pytest.approx([1.0, 2**0.8, 4**0.8, 8**0.8])
     assert first[1][2] == pytest.approx([1.2 / 2**0.8, 1.2, 1.2 * 2**0.8, 1.2 * 4**0.8]), "the profile has 0.2, 1.2, 10"

@@ -176,7 +176,7 @@ def _claims(
         known = np.flatnonzero(measured[j] > 0.0)
         for k in range(most):
             claims.sizes[i, k], claims.allowed[i, k] = workload.sizes[k], 1
-            claims.told[i, k] = measured[j, k] > 0.0
+            claims.reported[i, k] = measured[j, k] > 0.0
             claims.pace[i, k] = speed_at(workload.sizes, measured[j], known, workload.sizes[k])
         now = np.searchsorted(workload.sizes, held[j]) if held[j] > 0 else 0
         job["row"], job["held"], job["count"], job["base"] = i, held[j], most, workload.base[j]

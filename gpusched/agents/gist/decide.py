@@ -35,10 +35,10 @@ from gpusched.sched.state import (
     BACKFILL,
     BEST_FIT,
     EASY,
-    PLENTY,
     POLICY,
     PRIORITY,
     STARTED,
+    UNLIMITED,
     ClusterState,
     Flags,
     Floats,
@@ -181,7 +181,7 @@ def best_servers(
     for node in range(request.lo, request.hi):
         if not node_fits(within, masks, request, node):
             continue
-        reserved = waits and scratch.spare.gpus[node] < PLENTY
+        reserved = waits and scratch.spare.gpus[node] < UNLIMITED
         server_inputs(inputs, obs, within, resources, usable, reserved, request, limit, now, node)
         value = score(agent.server, inputs, output, work)
         sound = sound and bool(np.isfinite(value))

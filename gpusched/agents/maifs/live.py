@@ -46,7 +46,7 @@ def _choose(agent: MaifsWeights, claims: Claims) -> Ints:
         held, best, now, count, largest = job["held"], 0.0, pace[i, at[i]], 0, 1
         for k in range(most):
             if sizes[i, k] > 0:
-                count += claims.told[i, k]
+                count += claims.reported[i, k]
                 largest = sizes[i, k]
                 best = max(best, pace[i, k])
                 if sizes[i, k] == held:

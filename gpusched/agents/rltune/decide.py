@@ -25,7 +25,7 @@ from gpusched.sched.backfill import earliest, take
 from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import request_of
 from gpusched.sched.kernel.queue_pass import queue_pass
-from gpusched.sched.mapping.queue import Keep
+from gpusched.sched.mapping.queue import NodeHold
 from gpusched.sched.place import choose
 from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import (
@@ -408,10 +408,10 @@ def first_held(state: ClusterState, order: Ints, hold: Flags) -> int:
     return -1
 
 
-def keep_of(state: ClusterState, order: Ints, by: ScoringState) -> Keep | None:
+def keep_of(state: ClusterState, order: Ints, by: ScoringState) -> NodeHold | None:
     """Return the job for which a mapping holds nodes."""
     job = int(first_held(state, order, by.hold)) if by.backfill != NONE else -1
-    return None if job < 0 else Keep(job, lambda: nodes_for(state, state.resources, by.known, job)[1])
+    return None if job < 0 else NodeHold(job, lambda: nodes_for(state, state.resources, by.known, job)[1])
 
 
 @jit

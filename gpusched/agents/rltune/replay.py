@@ -23,7 +23,7 @@ from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import GpuschedError
 from gpusched.sched.agent import NO_NUMBER
-from gpusched.sched.mapping.queue import Keep
+from gpusched.sched.mapping.queue import NodeHold
 from gpusched.sched.state import ClusterState, Ints
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
@@ -85,7 +85,7 @@ class ScoredRun(MappedRun):
         for job in sim.ended[: sim.counter[ENDED]].tolist():
             ended(sim, job, self._by)
 
-    def order(self, partition: int) -> tuple[Ints, Keep | None]:
+    def order(self, partition: int) -> tuple[Ints, NodeHold | None]:
         """Return the partition's waiting jobs in order, and the job for which nodes are held.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Where jobs run, chosen by several schedulers: our setting after Zhao and Wu (TNSM 2022), and the rules to beat.
+"""Topology-aware placement by several schedulers: our setting after Zhao and Wu (TNSM 2022), and baselines.
 
 In: topologies, kinds of jobs, seeds. Out: JCT by policy (`reproduce`). May import: agents.common and what stands below
 agents. Begin with `workloads`, then `reproduce`.

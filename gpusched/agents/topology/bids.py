@@ -1,4 +1,4 @@
-"""What several schedulers offer the jobs of a queue, each on nodes of its own, and who of them gets which job.
+"""The offers of several schedulers to the jobs of a queue, each on its own nodes, and how jobs choose among them.
 
 `offer` is one scheduler alone: it looks at the jobs that are its, in their order, and takes what it would start for
 gone; then at those that others have no good place for. Live several run side by side, in replays one after the other
@@ -10,9 +10,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpusched.agents.topology.deal import DAY_S, UNASKED, Deal, Desk, Offers, desk_of
+from gpusched.agents.topology.auction import DAY_S, NOT_ASKED, Auction, Offers, Workspace, workspace_of
 from gpusched.agents.topology.network import Graph, start_in
-from gpusched.agents.topology.places import GOOD, MOST, PlaceChoice, best_place, worth_of_handing, worth_of_waiting
+from gpusched.agents.topology.places import (
+    GOOD,
+    MAX_DAYS_WAITED,
+    PlaceChoice,
+    best_place,
+    worth_of_handing,
+    worth_of_waiting,
+)
 from gpusched.compiled import jit
 from gpusched.sched.backfill import take
 from gpusched.sched.bounds import charge, exceeds
@@ -37,64 +44,66 @@ from gpusched.sched.topology.patience import PATIENCE_S
 from gpusched.sched.topology.queue import Costs, Priced, no_room, priced_pass
 from gpusched.sched.topology.slowdown import SlowdownModel, learned
 
-_HAND = 1e-6  # of two places that are worth the same, its own scheduler's
+_OWN_BONUS = 1e-6  # of two places that are worth the same, its own scheduler's
 
 
 @jit
-def offer_in_turn(deal: Deal, costs: Costs, jobs: QueueJobs, resources: Resources, queue: Ints, now: float) -> None:
-    """What all offer, one after the other; as side by side, since what one would start is no neighbour of others."""
-    desks = [desk_of(deal, costs, jobs, resources) for _ in range(deal.offers.rank.shape[0])]
-    for number in range(len(desks)):
-        offer(deal, number, False, jobs, queue, now, desks[number])
-    for number in range(len(desks)):
-        offer(deal, number, True, jobs, queue, now, desks[number])
+def offer_in_turn(
+    auction: Auction, costs: Costs, jobs: QueueJobs, resources: Resources, queue: Ints, now: float
+) -> None:
+    """Collect all schedulers' offers in turn; as in parallel, since none sees the starts of another."""
+    workspaces = [workspace_of(auction, costs, jobs, resources) for _ in range(auction.offers.rank.shape[0])]
+    for number in range(len(workspaces)):
+        offer(auction, number, False, jobs, queue, now, workspaces[number])
+    for number in range(len(workspaces)):
+        offer(auction, number, True, jobs, queue, now, workspaces[number])
 
 
 @jit
 def offer(
-    deal: Deal, number: int, others: bool, jobs: QueueJobs, queue: Ints, now: float, desk: Desk
+    auction: Auction, number: int, others: bool, jobs: QueueJobs, queue: Ints, now: float, workspace: Workspace
 ) -> None:  # fmt: skip
-    """What one scheduler offers the jobs that are its, or those of ``others`` that ask, on nodes of its own."""
-    offers, graph, costs, resources = deal.offers, desk.graph, desk.costs, desk.resources
-    room, full = desk.room, desk.full
-    for i in range(desk.used[0]):
-        _join(deal, number, costs, deal.begun[number, i])
+    """Make one scheduler's offers on its own nodes: to its jobs, or to those of ``others`` that ask."""
+    offers, graph, costs, resources = auction.offers, workspace.graph, workspace.costs, workspace.resources
+    room, full = workspace.room, workspace.full
+    for i in range(workspace.used[0]):
+        _enter_trial(auction, number, costs, auction.begun[number, i])
     for job in queue:
-        shape, own = jobs.shape[job], deal.home[job] == number
-        if own == others or (others and deal.asks[job] == 0):
+        shape, own = jobs.shape[job], auction.home[job] == number
+        if own == others or (others and auction.asks[job] == 0):
             continue
         if jobs.feasibility[shape] != OK or full[shape] != 0 or exceeds(jobs.links, room, jobs.account, job):
             continue
-        if deal.whole[job] != 0 and number != 0:
+        if auction.whole[job] != 0 and number != 0:
             continue
-        _look(deal, number, graph, costs, resources, job, now)
+        _store_offer(auction, number, graph, costs, resources, job, now)
         way = offers.way[number, job]
         if way < 0:
             full[shape] = 1
             continue
         if not own:
             continue
-        takes = _takes(costs, offers, number, number, job, now)
+        takes = _accepts(costs, offers, number, number, job, now)
         if takes and offers.rank[number, job] >= -GOOD:
-            deal.asks[job] = 0
+            auction.asks[job] = 0
         if takes:
-            request = request_of(deal.requests, deal.ways.shape[way])
-            _join(deal, number, costs, job)
+            request = request_of(auction.requests, auction.ways.shape[way])
+            _enter_trial(auction, number, costs, job)
             for part in range(request.parts):
                 take(resources, request, costs.search.trial[part])
-            deal.begun[number, desk.used[0]] = job
-            desk.used[0] += 1
+            auction.begun[number, workspace.used[0]] = job
+            workspace.used[0] += 1
             start_in(graph, number, costs.search.trial, request.parts, request.gpus)
             charge(jobs.links, room, jobs.account, job)
-    for i in range(desk.used[0] - 1, -1, -1):
-        _part(deal, number, costs, deal.begun[number, i])
+    for i in range(workspace.used[0] - 1, -1, -1):
+        _leave_trial(auction, number, costs, auction.begun[number, i])
 
 
 @jit
-def _join(deal: Deal, number: int, costs: Costs, job: int) -> None:
-    """As if a scheduler's offer to a job were taken: its nodes are in ``search.trial``, and it is on their links."""
-    offers, search = deal.offers, costs.search
-    request = request_of(deal.requests, deal.ways.shape[offers.way[number, job]])
+def _enter_trial(auction: Auction, number: int, costs: Costs, job: int) -> None:
+    """Enter a job as if the scheduler's offer were taken: its nodes are in ``search.trial``, it is on their links."""
+    offers, search = auction.offers, costs.search
+    request = request_of(auction.requests, auction.ways.shape[offers.way[number, job]])
     for part in range(request.parts):
         search.trial[part] = offers.nodes[number, offers.offset[job] + part]
     enter_links(
@@ -105,9 +114,9 @@ def _join(deal: Deal, number: int, costs: Costs, job: int) -> None:
 
 
 @jit
-def _part(deal: Deal, number: int, costs: Costs, job: int) -> None:
-    """Takes a job off again, last in first out: links, and how fast its neighbours are, are then as they were."""
-    load, found = costs.load, deal.found[number]
+def _leave_trial(auction: Auction, number: int, costs: Costs, job: int) -> None:
+    """Remove a job again, last in first out: links and neighbours' speeds are restored."""
+    load, found = costs.load, auction.found[number]
     count = neighbours(load, job, found)
     leave(load, job)
     if not learned(costs.model.believed):
@@ -116,30 +125,32 @@ def _part(deal: Deal, number: int, costs: Costs, job: int) -> None:
 
 
 @jit
-def _look(deal: Deal, number: int, graph: Graph, costs: Costs, room: Resources, job: int, now: float) -> None:
-    """A scheduler's best place for a job, among its offers; before the job waits nothing counts but what is sure."""
-    offers, waited = deal.offers, now - costs.since[job]
-    _try(deal, number, graph, costs, costs.model, deal.ways, room, job, waited)
-    if offers.way[number, job] >= 0 and not _takes(costs, offers, number, number, job, now):
+def _store_offer(
+    auction: Auction, number: int, graph: Graph, costs: Costs, room: Resources, job: int, now: float
+) -> None:
+    """Store a scheduler's best place for a job as its offer; only sure costs count before the job waits."""
+    offers, waited = auction.offers, now - costs.since[job]
+    _make_offer(auction, number, graph, costs, costs.model, auction.ways, room, job, waited)
+    if offers.way[number, job] >= 0 and not _accepts(costs, offers, number, number, job, now):
         costs.search.tight[0] = 0.0
-        _try(deal, number, graph, costs, costs.sure, deal.sure_ways, room, job, waited)
+        _make_offer(auction, number, graph, costs, costs.sure, auction.sure_ways, room, job, waited)
         costs.search.tight[0] = 1.0
 
 
 @jit
-def _try(
-    deal: Deal, number: int, graph: Graph, costs: Costs, model: SlowdownModel, ways: Ways, room: Resources, job: int,
-    waited: float,
+def _make_offer(
+    auction: Auction, number: int, graph: Graph, costs: Costs, model: SlowdownModel, ways: Ways, room: Resources,
+    job: int, waited: float,
 ) -> None:  # fmt: skip
-    offers, agent, c, search = deal.offers, deal.agent, costs.of[job], costs.search
-    aged, whose = min(waited / DAY_S, MOST), offers.rank.shape[0] if deal.whole[job] != 0 else number
+    offers, agent, c, search = auction.offers, auction.agent, costs.of[job], costs.search
+    aged, scheduler = min(waited / DAY_S, MAX_DAYS_WAITED), offers.rank.shape[0] if auction.whole[job] != 0 else number
     best = best_place(
-        agent, graph, number, costs.tree, model, costs.load, room, deal.masks, deal.requests, ways,
-        whose * deal.classes + c, aged, search,
+        agent, graph, number, costs.tree, model, costs.load, room, auction.masks, auction.requests, ways,
+        scheduler * auction.classes + c, aged, search,
     )  # fmt: skip
     gpus = costs.load.jobs[job]["gpus"]
     if best.way >= 0:
-        request, first = request_of(deal.requests, ways.shape[best.way]), offers.offset[job]
+        request, first = request_of(auction.requests, ways.shape[best.way]), offers.offset[job]
         for part in range(request.parts):
             offers.nodes[number, first + part] = search.best[part]
         own, harm = cost_of(
@@ -156,17 +167,17 @@ def _try(
 
 
 @jit
-def _takes(costs: Costs, offers: Offers, number: int, judge: int, job: int, now: float) -> bool:
-    """Whether a job takes an offer rather than waiting, as scheduler ``judge`` sees it; in the end any."""
+def _accepts(costs: Costs, offers: Offers, number: int, judge: int, job: int, now: float) -> bool:
+    """Return whether a job takes an offer rather than waits, in scheduler ``judge``'s view; finally any."""
     over = now >= costs.since[job] + costs.wait_s[job]
     return bool(over or offers.value[number, job] >= offers.waits[judge, job])
 
 
 @jit
 def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Priced) -> tuple[int, int]:
-    """To whose offer ranks highest."""
+    """Start a job on the highest-ranked offer."""
     resources, requests, jobs, scratch, now = state.resources, state.requests, state.jobs, state.scratch, state.now
-    costs, more = priced.costs, priced.deal
+    costs, more = priced.costs, priced.auction
     shape, stamp, offers = jobs.shape[job], scratch.stamp[0], more.offers
     if scratch.failed[shape] == stamp:
         return PRIORITY, shape
@@ -174,7 +185,7 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Pri
         return BACKFILL, shape
     room, home = scratch.late if late else resources, more.home[job]
     _close_kept(scratch.calendar, more, jobs.masks, requests.mask[shape])
-    if offers.way[home, job] == UNASKED:
+    if offers.way[home, job] == NOT_ASKED:
         _offer_again(more, costs, room, home, job, now)
     number = _highest(more, costs, room, job, now, False)
     if number < 0:
@@ -184,7 +195,7 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Pri
             if other == home or more.whole[job] == 0:
                 _offer_again(more, costs, room, other, job, now)
         number = _highest(more, costs, room, job, now, False)
-    waits = number >= 0 and number != home and not _takes(costs, offers, number, home, job, now)
+    waits = number >= 0 and number != home and not _accepts(costs, offers, number, home, job, now)
     if waits:
         own = _highest(more, costs, room, job, now, True)
         number, waits = own if own >= 0 else number, own < 0
@@ -194,8 +205,8 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Pri
         number = 0 if offers.way[0, job] >= 0 else -1
     if number < 0:
         return no_room(resources, requests, jobs, shape, late, scratch), shape
-    if waits or not _takes(costs, offers, number, number, job, now):
-        costs.told[job, 0], costs.told[job, 1] = offers.own[number, job], offers.harm[number, job]
+    if waits or not _accepts(costs, offers, number, number, job, now):
+        costs.wait_cost[job, 0], costs.wait_cost[job, 1] = offers.own[number, job], offers.harm[number, job]
         return POLICY, shape
     given = more.ways.shape[offers.way[number, job]] % more.shapes
     for part in range(requests.parts[given]):
@@ -208,26 +219,26 @@ settle = priced_pass(_attempt)
 
 
 @jit
-def _close_kept(calendar: Calendar | None, deal: Deal, masks: Flags, row: int) -> None:
-    """What the walk keeps for one before a job (`keeping`) is closed to schedulers, and with it what they offered."""
+def _close_kept(calendar: Calendar | None, auction: Auction, masks: Flags, row: int) -> None:
+    """Close what the walk keeps for an earlier job (`keeping`), and invalidate offers on it."""
     if calendar is None or calendar.kept_times[0] == np.inf:
         return
     rows = masks.shape[0] + 1  # of one scheduler; the last: any node
     for part in range(calendar.kept_for[1]):
         node = calendar.kept[part]
-        for at in range(row, deal.masks.shape[0] if masks[row, node] == 0 else 0, rows):
-            deal.masks[at, node] = 0
+        for at in range(row, auction.masks.shape[0] if masks[row, node] == 0 else 0, rows):
+            auction.masks[at, node] = 0
 
 
 @jit
-def _highest(deal: Deal, costs: Costs, room: Resources, job: int, now: float, home_only: bool) -> int:
-    """Whose offer to a job ranks highest, of those that hold. -1: nobody's, and nobody has room.
+def _highest(auction: Auction, costs: Costs, room: Resources, job: int, now: float, home_only: bool) -> int:
+    """Return the scheduler with the highest-ranked valid offer to a job. -1: none has an offer or room.
 
     One that holds no more is made again; where the job's own scheduler has one that holds, others' are left out, as
     making them again one after the other is what several schedulers lose most time with.
     """
-    offers, home = deal.offers, deal.home[job]
-    aged, gpus = min((now - costs.since[job]) / DAY_S, MOST), costs.load.jobs[job]["gpus"]
+    offers, home = auction.offers, auction.home[job]
+    aged, gpus = min((now - costs.since[job]) / DAY_S, MAX_DAYS_WAITED), costs.load.jobs[job]["gpus"]
     while True:
         best, most = -1, -np.inf
         for number in range(offers.rank.shape[0]):
@@ -235,31 +246,31 @@ def _highest(deal: Deal, costs: Costs, room: Resources, job: int, now: float, ho
                 continue
             rank = offers.rank[number, job]
             if number != home:
-                rank += worth_of_handing(deal.agent, deal.graph, home, number, gpus, aged) - _HAND
+                rank += worth_of_handing(auction.agent, auction.graph, home, number, gpus, aged) - _OWN_BONUS
             if not np.isfinite(rank):
                 offers.sound[number] = 0
             if rank > most:
                 best, most = number, rank
-        if best < 0 or _holds(deal, room, best, job):
+        if best < 0 or _holds(auction, room, best, job):
             return best
-        if best != home and offers.way[home, job] >= 0 and _holds(deal, room, home, job):
+        if best != home and offers.way[home, job] >= 0 and _holds(auction, room, home, job):
             offers.way[best, job] = -1
         else:
-            _offer_again(deal, costs, room, best, job, now)
+            _offer_again(auction, costs, room, best, job, now)
 
 
 @jit
-def _holds(deal: Deal, room: Resources, number: int, job: int) -> bool:
-    """Whether there is room where a scheduler offers it."""
-    offers = deal.offers
-    request, first = request_of(deal.requests, deal.ways.shape[offers.way[number, job]]), offers.offset[job]
+def _holds(auction: Auction, room: Resources, number: int, job: int) -> bool:
+    """Return whether the offered place still has room."""
+    offers = auction.offers
+    request, first = request_of(auction.requests, auction.ways.shape[offers.way[number, job]]), offers.offset[job]
     for part in range(request.parts):
-        if not node_fits(room, deal.masks, request, offers.nodes[number, first + part]):
+        if not node_fits(room, auction.masks, request, offers.nodes[number, first + part]):
             return False
     return True
 
 
 @jit
-def _offer_again(deal: Deal, costs: Costs, room: Resources, number: int, job: int, now: float) -> None:
-    deal.again[0] += 1
-    _look(deal, number, deal.graph, costs, room, job, now)
+def _offer_again(auction: Auction, costs: Costs, room: Resources, number: int, job: int, now: float) -> None:
+    auction.again[0] += 1
+    _store_offer(auction, number, auction.graph, costs, room, job, now)

@@ -1,4 +1,4 @@
-"""Learning by evolution: CMA-ES on the weights, each tried on whole replays of drawn clusters."""
+"""Training by evolution: CMA-ES on the weights, each candidate evaluated on whole replays of random clusters."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from gpusched.agents.common.evolve import Evolution, mean_costs
 from gpusched.agents.common.vector import round_to_float32, split_vector, to_vector
-from gpusched.agents.topology.network import SHAPES, agent_of, untrained
+from gpusched.agents.topology.network import SHAPES, untrained, weights_from
 from gpusched.agents.topology.places import IDLE
 from gpusched.agents.topology.replay import replayed
-from gpusched.agents.topology.workloads import TopologySetting, draw, laid_out
+from gpusched.agents.topology.workloads import TopologySetting, draw, racked_topology
 from gpusched.config.weights import Arrays
 from gpusched.sched.state import Floats
 from gpusched.sim.engine.placing import PlacementNetwork
@@ -25,14 +25,14 @@ _STEPS = {
     "place.skip": 0.03, "place.out": 0.015, "wait.skip": 0.08, "wait.out": 0.04, "hand.skip": 0.02, "hand.out": 0.01,
 }  # fmt: skip
 """What is learned, and how far first steps go; the layers of the graph stay as they were drawn."""
-_BEGIN = {("wait.skip", IDLE): (-1.0, 0.5)}
+_INITIAL = {("wait.skip", IDLE): (-1.0, 0.5)}
 """Where the search begins, and its first step there: less patient than the rule where GPUs are idle beside a queue."""
 _NEAR = 1e-3
 """What it costs to be one step from the beginning, squared: workloads tell less than this of most weights."""
-_WATCH = 1 << 20  # seeds of workloads to see what comes of it; those to judge by are smaller
-_LEARN = 1 << 21
-_TAIL = 0.3  # what the 99th percentile counts for beside the mean
-_TABLE = 0.3  # what a workload by the table counts for: differences are ten times as large there
+_VALIDATION_SEEDS = 1 << 20  # seeds of workloads to see what comes of it; those to judge by are smaller
+_TRAINING_SEEDS = 1 << 21
+_TAIL_WEIGHT = 0.3  # what the 99th percentile counts for beside the mean
+_TABLE_WEIGHT = 0.3  # what a workload by the table counts for: differences are ten times as large there
 _LOADS = (0.7, 0.9, 1.1, 0.9)
 _FAMILIES = 5
 
@@ -59,7 +59,7 @@ QUICK_RECIPE = TopologyRecipe(generations=2, population=6, tries=2, jobs=100, ta
 
 
 class TrainingCase(NamedTuple):
-    """A workload, how many schedulers there are, and what it counts for."""
+    """A workload, the number of schedulers, and its weight in the mean."""
 
     setting: TopologySetting
     trace: Trace
@@ -69,7 +69,7 @@ class TrainingCase(NamedTuple):
 
 
 class TopologyResult(NamedTuple):
-    """What came of it: the start, the mean of where the search was, and (generation, cost where none is learned from).
+    """The result: the start, the final mean of the search, and (generation, held-out cost).
 
     The last cost is that of the mean.
     """
@@ -82,10 +82,10 @@ class TopologyResult(NamedTuple):
 def learn(
     recipe: TopologyRecipe, pairs: ColocationTable | None, seed: int, workers: int, tell: Callable[[int, int], None]
 ) -> TopologyResult:
-    """From `network.untrained`; ``pairs``: a table of pairs, of which a fifth of the workloads are."""
+    """Train from `network.untrained`; ``pairs``: a table of pairs, used by a fifth of the workloads."""
     start = untrained(0)
     learned = np.concatenate([np.full(int(np.prod(shape)), name in _STEPS) for name, shape in SHAPES.items()])
-    begin, steps = (numbers[learned] for numbers in _begun(start))
+    begin, steps = (numbers[learned] for numbers in _search_start(start))
 
     def whole(numbers: Floats) -> Floats:
         found = start.copy()
@@ -94,11 +94,11 @@ def learn(
 
     search = Evolution(begin, steps, recipe.population, seed)
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        held_out = [drawn(_WATCH + k, pairs, recipe) for k in range(recipe.watch)]
+        held_out = [draw_case(_VALIDATION_SEEDS + k, pairs, recipe) for k in range(recipe.watch)]
         course, means = [(0, float(mean_costs(pool, cost, [round_to_float32(start)], held_out)[0]))], []
         for generation in range(1, recipe.generations + 1):
-            first = _LEARN + (seed * 100_000 + generation - 1) * recipe.tries
-            tries = [drawn(k, pairs, recipe) for k in range(first, first + recipe.tries)]
+            first = _TRAINING_SEEDS + (seed * 100_000 + generation - 1) * recipe.tries
+            tries = [draw_case(k, pairs, recipe) for k in range(first, first + recipe.tries)]
             asked = search.ask()
             far = [_NEAR * float(np.square((numbers - begin) / steps).sum()) for numbers in asked]
             search.tell(mean_costs(pool, cost, [whole(numbers) for numbers in asked], tries) + far)
@@ -112,40 +112,42 @@ def learn(
     return TopologyResult(round_to_float32(start), best, tuple(course))
 
 
-def _begun(start: Floats) -> tuple[Floats, Floats]:
-    """Where the search begins, and its first steps."""
+def _search_start(start: Floats) -> tuple[Floats, Floats]:
+    """Return where the search begins, and its first steps."""
     begin: Arrays = dict(zip(SHAPES, split_vector(start.copy(), SHAPES), strict=True))
     steps: Arrays = {name: np.full(shape, _STEPS.get(name, 0.0)) for name, shape in SHAPES.items()}
-    for (name, i), (value, step) in _BEGIN.items():
+    for (name, i), (value, step) in _INITIAL.items():
         begin[name][i], steps[name][i] = value, step
     return to_vector(begin, SHAPES), to_vector(steps, SHAPES)
 
 
-def drawn(number: int, pairs: ColocationTable | None, recipe: TopologyRecipe) -> TrainingCase:
-    """A cluster, a mix of jobs, a load, and how many schedulers there are; kinds of clusters and loads take turns."""
+def draw_case(number: int, pairs: ColocationTable | None, recipe: TopologyRecipe) -> TrainingCase:
+    """Draw a cluster, a job mix, a load and a number of schedulers; kinds of clusters and loads alternate."""
     rng = np.random.default_rng((9, number))
     family, load = number % _FAMILIES, _LOADS[number // _FAMILIES % len(_LOADS)]
     machine, mix = str(rng.choice(["aws", "rtx"])), str(rng.choice(["philly-like", "philly-like", "large"]))
     if family == 4 and pairs is not None:
         combine = str(rng.choice(["product", "sum"]))
-        setting = TopologySetting("table", *laid_out(16, 4), mix="table", pairs=pairs, combine=combine)
+        setting = TopologySetting("table", *racked_topology(16, 4), mix="table", pairs=pairs, combine=combine)
     elif family == 1:
-        setting = TopologySetting("racks", *laid_out(4, 4, 4, 4.0), machine, mix)
+        setting = TopologySetting("racks", *racked_topology(4, 4, 4, 4.0), machine, mix)
     elif family == 2:
-        setting = TopologySetting("racks", *laid_out(4, 8, 2, 2.0), machine, mix)
+        setting = TopologySetting("racks", *racked_topology(4, 8, 2, 2.0), machine, mix)
     elif family == 3:
         count, gpus = int(rng.choice([2, 4])), int(rng.choice([4, 8]))
         over = float(rng.choice([1.0, 2.0, 4.0]))
-        setting = TopologySetting("racks", *laid_out(64 // gpus // count, gpus, count, over), machine, mix)
+        setting = TopologySetting("racks", *racked_topology(64 // gpus // count, gpus, count, over), machine, mix)
     else:
-        setting = TopologySetting("flat", *laid_out(16, 4), machine, mix)
+        setting = TopologySetting("flat", *racked_topology(16, 4), machine, mix)
     trace, kind = draw(setting, load, number, recipe.jobs if setting.pairs is None else recipe.table_jobs)
     parts = int(rng.choice([1, 1, 4]))
-    weight = 1.0 if setting.pairs is None else _TABLE
+    weight = 1.0 if setting.pairs is None else _TABLE_WEIGHT
     return TrainingCase(setting, trace, PlacementNetwork(setting.tree, setting.model, kind), parts, weight)
 
 
-def cost(numbers: Floats, one: TrainingCase) -> float:
-    """The logarithm of the mean JCT, and a little of the 99th percentile's."""
-    jct = replayed(one.trace, one.setting.pool, one.network, agent_of(numbers), one.parts).end - one.trace.submit
-    return float(np.log(jct.mean()) + _TAIL * np.log(np.percentile(jct, 99))) * one.weight
+def cost(numbers: Floats, case: TrainingCase) -> float:
+    """Return the logarithm of the mean JCT, plus a little of the 99th percentile's."""
+    jct = (
+        replayed(case.trace, case.setting.pool, case.network, weights_from(numbers), case.parts).end - case.trace.submit
+    )
+    return float(np.log(jct.mean()) + _TAIL_WEIGHT * np.log(np.percentile(jct, 99))) * case.weight

@@ -9,29 +9,29 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from gpusched.agents.common.vector import to_vector
+from gpusched.agents.topology.auction import Auction, Site, Workspace, new_auction, open_auction, workspace_of
 from gpusched.agents.topology.bids import offer, settle
-from gpusched.agents.topology.deal import Deal, Desk, Site, desk_of, new_deal, open_deal
-from gpusched.agents.topology.network import SHAPES, TopologyWeights, agent_of
+from gpusched.agents.topology.network import SHAPES, TopologyWeights, weights_from
 from gpusched.config.weights import TrainedModel
 from gpusched.sched.agent import NO_NUMBER, Context, Unusable
 from gpusched.sched.reasons import QueueBlock
-from gpusched.sched.stages import held_back, say_who_waits
+from gpusched.sched.stages import held_back, set_wait_reasons
 from gpusched.sched.state import BACKFILLS, Ints
 from gpusched.sched.topology.contention import new_search
 from gpusched.sched.topology.load import Load
 from gpusched.sched.topology.queue import Costs, Priced
 
 NOTHING_LEARNED = "no measured placement costs yet"
-_WORTH_TELLING = 0.005
+_MIN_REPORTED_COST = 0.005
 
 
 def prepare(model: TrainedModel) -> TopologyWeights:
-    """The weights. ValueError: they are of another shape."""
-    return agent_of(to_vector(model.arrays, SHAPES))
+    """Return the weights. ValueError: they are of another shape."""
+    return weights_from(to_vector(model.arrays, SHAPES))
 
 
 def decide_queue(prepared: TopologyWeights, context: Context) -> tuple[list[int], QueueBlock]:
-    """One partition's decision; see `gpusched.sched.agent`.
+    """Decide for one partition; see `gpusched.sched.agent`.
 
     Raises:
         Unusable: Nothing was ever learned of places; a value is no number.
@@ -39,55 +39,57 @@ def decide_queue(prepared: TopologyWeights, context: Context) -> tuple[list[int]
     if context.costs is None:
         raise Unusable(NOTHING_LEARNED)
     queue = context.waiting.ordered(context.partition, context.policy.order)
-    costs = own_room(context.costs)
-    deal = dealt(prepared, context, costs, queue)
+    costs = copy_costs(context.costs)
+    auction = auction_of(prepared, context, costs, queue)
     if (count := context.policy.schedulers) > 1:
-        desks = desks_of(deal, context, costs)
+        workspaces = workspaces_of(auction, context, costs)
         with ThreadPoolExecutor(count) as pool:  # compiled passes run side by side
             for others in (False, True):
-                told = pool.map(lambda n, of=others: offers_of(deal, n, of, desks[n], context, queue), range(count))
-                list(told)
-    return queue.tolist(), settled(deal, context, costs, queue)
+                done = pool.map(
+                    lambda n, of=others: offers_of(auction, n, of, workspaces[n], context, queue), range(count)
+                )
+                list(done)
+    return queue.tolist(), settle_offers(auction, context, costs, queue)
 
 
-def dealt(agent: TopologyWeights, context: Context, costs: Costs, queue: Ints) -> Deal:
-    """The partition's nodes, and the jobs of its queue, as they are now."""
+def auction_of(agent: TopologyWeights, context: Context, costs: Costs, queue: Ints) -> Auction:
+    """Return the partition's nodes, and the jobs of its queue, as they are now."""
     world, waiting = context.world, context.waiting
     site = Site(*world.span.get(context.partition, (0, 0)), world.rack, world.total.gpus)
     ids = (view.id for view in waiting.views)
-    deal = new_deal(agent, context.policy.schedulers, site, costs, waiting.jobs, waiting.requests, ids)
-    open_deal(deal, costs, waiting.jobs, queue, world.resources, world.usable, context.snapshot.now)
-    return deal
+    auction = new_auction(agent, context.policy.schedulers, site, costs, waiting.jobs, waiting.requests, ids)
+    open_auction(auction, costs, waiting.jobs, queue, world.resources, world.usable, context.snapshot.now)
+    return auction
 
 
-def desks_of(deal: Deal, context: Context, costs: Costs) -> list[Desk]:
-    """Every scheduler's, with costs of its own."""
+def workspaces_of(auction: Auction, context: Context, costs: Costs) -> list[Workspace]:
+    """Return every scheduler's desk, with costs of its own."""
     jobs, resources = context.waiting.jobs, context.world.resources
-    return [desk_of(deal, own_room(costs), jobs, resources) for _ in range(context.policy.schedulers)]
+    return [workspace_of(auction, copy_costs(costs), jobs, resources) for _ in range(context.policy.schedulers)]
 
 
-def offers_of(deal: Deal, number: int, others: bool, desk: Desk, context: Context, queue: Ints) -> None:
-    """What one scheduler offers the jobs that are its, or, after all have done that, those of ``others`` that ask."""
-    offer(deal, number, others, context.waiting.jobs, queue, context.snapshot.now, desk)
+def offers_of(auction: Auction, number: int, others: bool, workspace: Workspace, context: Context, queue: Ints) -> None:
+    """Make one scheduler's offers to its jobs, or, after all have, to those of ``others`` that ask."""
+    offer(auction, number, others, context.waiting.jobs, queue, context.snapshot.now, workspace)
 
 
-def settled(deal: Deal, context: Context, costs: Costs, queue: Ints) -> QueueBlock:
-    """Starts what is to start.
+def settle_offers(auction: Auction, context: Context, costs: Costs, queue: Ints) -> QueueBlock:
+    """Settle the offers and start the jobs.
 
     Raises:
         Unusable: A value is no number.
     """
     policy = context.policy
-    head, shadow = settle(context.state, queue, BACKFILLS[policy.backfill], Priced(costs, deal))
-    if not deal.offers.sound.all():
+    head, shadow = settle(context.state, queue, BACKFILLS[policy.backfill], Priced(costs, auction))
+    if not auction.offers.sound.all():
         raise Unusable(NO_NUMBER)
-    waits = [job for job in held_back(context, queue) if costs.told[job].max() >= _WORTH_TELLING]
-    say_who_waits(context, costs, {job: float(costs.since[job] + costs.wait_s[job]) for job in waits})
+    waits = [job for job in held_back(context, queue) if costs.wait_cost[job].max() >= _MIN_REPORTED_COST]
+    set_wait_reasons(context, costs, {job: float(costs.since[job] + costs.wait_s[job]) for job in waits})
     return QueueBlock(policy, int(head), float(shadow))
 
 
-def own_room(costs: Costs) -> Costs:
-    """The same with copies of all that a scheduler changes."""
+def copy_costs(costs: Costs) -> Costs:
+    """Return the costs with copies of all that a scheduler changes."""
     tree = costs.tree._replace(below=costs.tree.below.copy(), meet=costs.tree.meet.copy())
     load = Load(*(array.copy() for array in costs.load))
-    return costs._replace(tree=tree, load=load, told=costs.told.copy(), search=new_search(tree))
+    return costs._replace(tree=tree, load=load, wait_cost=costs.wait_cost.copy(), search=new_search(tree))

@@ -15,7 +15,7 @@ import numpy as np
 from gpusched.agents.common.vector import split_vector
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats, Ints, Resources
-from gpusched.sched.topology.load import ONE, Load
+from gpusched.sched.topology.load import FULL_STEP, Load
 from gpusched.sched.topology.tree import NetworkTree
 
 WIDTH, HIDDEN = 4, 6
@@ -30,8 +30,8 @@ SHAPES = {
     "hand.skip": (HAND,), "hand.out": (HIDDEN,),
 }  # fmt: skip
 """Name -> shape of what is learned."""
-_HEARD = ("skip", "out")  # what is 0 at the start
-_MOST = 3.0
+_ZERO_AT_START = ("skip", "out")  # what is 0 at the start
+_MAX_PRESSURE = 3.0
 
 
 class TopologyWeights(NamedTuple):
@@ -53,23 +53,23 @@ class TopologyWeights(NamedTuple):
     hand_out: Floats
 
 
-def agent_of(numbers: Floats) -> TopologyWeights:
-    """``float64[numbers]`` as weights."""
+def weights_from(numbers: Floats) -> TopologyWeights:
+    """Return ``float64[numbers]`` as weights."""
     return TopologyWeights(*split_vector(numbers, SHAPES))
 
 
 def untrained(seed: int) -> Floats:
-    """The start, ``float64[numbers]``: random graph layers, and nothing that hears them: what is left is the rule."""
+    """Return the start, ``float64[numbers]``: random graph layers with zero output, so the rule alone decides."""
     rng = np.random.default_rng(seed)
     parts = []
     for name, shape in SHAPES.items():
         drawn = rng.normal(0, 1 / np.sqrt(shape[0]), shape)
-        parts.append(drawn.ravel() * (name.rpartition(".")[2] not in _HEARD))
+        parts.append(drawn.ravel() * (name.rpartition(".")[2] not in _ZERO_AT_START))
     return np.concatenate(parts)
 
 
 class Graph(NamedTuple):
-    """What the graph says, and room to work in.
+    """The graph's outputs, and work space.
 
     Attributes:
         server: ``float64[nodes, WIDTH]``. rack: ``float64[racks, WIDTH]``. whole: ``float64[parts, WIDTH]``.
@@ -106,7 +106,7 @@ class Graph(NamedTuple):
 
 
 def new_graph(tree: NetworkTree, racks: Ints, total: Ints, part: Ints, parts: int) -> Graph:
-    """For a cluster.
+    """Build the graph of a cluster.
 
     Args:
         tree: Its links.
@@ -130,85 +130,89 @@ def new_graph(tree: NetworkTree, racks: Ints, total: Ints, part: Ints, parts: in
 
 @jit
 def pass_messages(agent: TopologyWeights, tree: NetworkTree, load: Load, resources: Resources, graph: Graph) -> None:
-    """From the links inside servers to servers, racks and parts."""
+    """Pass messages from the links inside servers to servers, racks and parts."""
     nodes = graph.of.size
     graph.free[:] = 0.0
     graph.most[:] = 0.0
     graph.rack[:] = 0.0
     graph.whole[:] = 0.0
     graph.idle[:] = 0.0
-    heard = np.zeros(_SERVER + 2 * WIDTH)
+    inputs = np.zeros(_SERVER + 2 * WIDTH)
     for node in range(nodes):
         rack, total = graph.of[node], max(graph.total[node], 1.0)
         free = max(0, resources.gpus[node])
         graph.free[rack] += free
         graph.idle[graph.node_part[node]] += free / max(graph.capacity[graph.node_part[node]], 1.0)
         graph.most[rack] = max(graph.most[rack], free / total)
-        heard[0] = free / total
-        heard[1] = min(load.pressure[node] / ONE, _MOST)
-        heard[2] = min(load.pressure[nodes + node] / ONE, _MOST)
-        heard[_SERVER:] = 0.0
-        _hear(agent.on_bus, load, node, total, heard[_SERVER : _SERVER + WIDTH])
-        _hear(agent.on_nic, load, nodes + node, total, heard[_SERVER + WIDTH :])
+        inputs[0] = free / total
+        inputs[1] = min(load.pressure[node] / FULL_STEP, _MAX_PRESSURE)
+        inputs[2] = min(load.pressure[nodes + node] / FULL_STEP, _MAX_PRESSURE)
+        inputs[_SERVER:] = 0.0
+        _aggregate_link(agent.on_bus, load, node, total, inputs[_SERVER : _SERVER + WIDTH])
+        _aggregate_link(agent.on_nic, load, nodes + node, total, inputs[_SERVER + WIDTH :])
         for k in range(WIDTH):
-            said = 0.0
-            for i in range(heard.size):
-                said += agent.server[i, k] * heard[i]
-            graph.server[node, k] = max(said, 0.0)
+            total_input = 0.0
+            for i in range(inputs.size):
+                total_input += agent.server[i, k] * inputs[i]
+            graph.server[node, k] = max(total_input, 0.0)
             graph.rack[rack, k] += graph.server[node, k] * total / max(graph.has[rack], 1.0)
-    _up(agent, load, graph)
+    _pass_to_parts(agent, load, graph)
 
 
 @jit
-def _hear(weights: Floats, load: Load, link: int, total: float, said: Floats) -> None:
-    """What the jobs on a link say, into ``said``."""
+def _aggregate_link(weights: Floats, load: Load, link: int, total: float, out: Floats) -> None:
+    """Aggregate the jobs on a link into ``out``."""
     at = load.on[link]
     while at >= 0:
-        one = load.uses[at]
-        job = load.jobs[one["job"]]
-        part, share, speed = one["part"] / ONE, min(job["gpus"] / total, _MOST) / _MOST, job["speed"]
-        for k in range(said.size):
-            said[k] += max(0.0, weights[0, k] + weights[1, k] * part + weights[2, k] * share + weights[3, k] * speed)
-        at = one["next"]
+        use = load.uses[at]
+        job = load.jobs[use["job"]]
+        part, share, speed = (
+            use["part"] / FULL_STEP,
+            min(job["gpus"] / total, _MAX_PRESSURE) / _MAX_PRESSURE,
+            job["speed"],
+        )
+        for k in range(out.size):
+            out[k] += max(0.0, weights[0, k] + weights[1, k] * part + weights[2, k] * share + weights[3, k] * speed)
+        at = use["next"]
 
 
 @jit
-def _up(agent: TopologyWeights, load: Load, graph: Graph) -> None:
-    """From racks, which hold the means of their servers, to parts."""
+def _pass_to_parts(agent: TopologyWeights, load: Load, graph: Graph) -> None:
+    """Pass messages from racks, which hold the means of their servers, to parts."""
     racks, parts = graph.up.size, graph.whole.shape[0]
     free, has = np.zeros(parts), np.zeros(parts)
     for rack in range(racks):
         free[graph.part[rack]] += graph.free[rack]
         has[graph.part[rack]] += graph.has[rack]
-    heard = np.zeros(_RACK + WIDTH)
+    inputs = np.zeros(_RACK + WIDTH)
     for rack in range(racks):
-        heard[0] = graph.free[rack] / max(graph.has[rack], 1.0)
-        heard[1] = graph.most[rack]
-        heard[2] = min(load.pressure[graph.up[rack]] / ONE, _MOST) if graph.up[rack] >= 0 else 0.0
-        heard[_RACK:] = graph.rack[rack]
+        inputs[0] = graph.free[rack] / max(graph.has[rack], 1.0)
+        inputs[1] = graph.most[rack]
+        inputs[2] = min(load.pressure[graph.up[rack]] / FULL_STEP, _MAX_PRESSURE) if graph.up[rack] >= 0 else 0.0
+        inputs[_RACK:] = graph.rack[rack]
         part = graph.part[rack]
         for k in range(WIDTH):
-            said = 0.0
-            for i in range(heard.size):
-                said += agent.rack[i, k] * heard[i]
-            graph.rack[rack, k] = max(said, 0.0)
+            total_input = 0.0
+            for i in range(inputs.size):
+                total_input += agent.rack[i, k] * inputs[i]
+            graph.rack[rack, k] = max(total_input, 0.0)
             graph.whole[part, k] += graph.rack[rack, k] * graph.has[rack] / max(has[part], 1.0)
     summed = np.zeros(_WHOLE + WIDTH)
     for part in range(parts):
         summed[0] = free[part] / max(has[part], 1.0)
-        summed[1] = min(graph.waiting[part], _MOST)
+        summed[1] = min(graph.waiting[part], _MAX_PRESSURE)
         summed[2] = graph.blocked[part]
         summed[_WHOLE:] = graph.whole[part]
         for k in range(WIDTH):
-            said = 0.0
+            total_input = 0.0
             for i in range(summed.size):
-                said += agent.whole[i, k] * summed[i]
-            graph.whole[part, k] = max(said, 0.0)
+                total_input += agent.whole[i, k] * summed[i]
+            graph.whole[part, k] = max(total_input, 0.0)
 
 
 @jit
 def start_in(graph: Graph, part: int, nodes: Ints, parts: int, gpus: int) -> None:
-    """A job that waited in a part starts on nodes, with so many GPUs of each: from now on less waits, and less is idle.
+    """Start a job that waited in a part on nodes, with so many GPUs of each: less waits, and less is idle.
 
     What the layers say stays as it is until the next `pass_messages`.
     """
@@ -220,7 +224,7 @@ def start_in(graph: Graph, part: int, nodes: Ints, parts: int, gpus: int) -> Non
 
 @jit
 def value_of_place(agent: TopologyWeights, graph: Graph, part: int, nodes: Ints, parts: int) -> float:
-    """What a place is worth beside the rule; ``graph.place[:PLACE]`` says the rest."""
+    """Return a place's value on top of the rule; ``graph.place[:PLACE]`` holds the other inputs."""
     inputs = graph.place
     inputs[PLACE : PLACE + 2 * WIDTH] = 0.0
     for i in range(parts):
@@ -228,32 +232,32 @@ def value_of_place(agent: TopologyWeights, graph: Graph, part: int, nodes: Ints,
             inputs[PLACE + k] += graph.server[nodes[i], k] / parts
             inputs[PLACE + WIDTH + k] += graph.rack[graph.of[nodes[i]], k] / parts
     inputs[PLACE + 2 * WIDTH :] = graph.whole[part]
-    return _valued(agent.place_in, agent.place_skip, agent.place_out, inputs)
+    return _output(agent.place_in, agent.place_skip, agent.place_out, inputs)
 
 
 @jit
 def value_of_waiting(agent: TopologyWeights, graph: Graph, part: int) -> float:
-    """What waiting is worth beside the rule; ``graph.wait[:WAIT]`` says the rest."""
+    """Return the value of waiting on top of the rule; ``graph.wait[:WAIT]`` holds the other inputs."""
     graph.wait[WAIT:] = graph.whole[part]
-    return _valued(agent.wait_in, agent.wait_skip, agent.wait_out, graph.wait)
+    return _output(agent.wait_in, agent.wait_skip, agent.wait_out, graph.wait)
 
 
 @jit
 def value_of_handing(agent: TopologyWeights, graph: Graph, part: int, to: int) -> float:
-    """What handing a job to another part is worth beside the rule; ``graph.hand[:HAND]`` says the rest."""
+    """Return the value of handing a job over on top of the rule; ``graph.hand[:HAND]`` holds the other inputs."""
     graph.hand[HAND : HAND + WIDTH] = graph.whole[part]
     graph.hand[HAND + WIDTH :] = graph.whole[to]
-    return _valued(agent.hand_in, agent.hand_skip, agent.hand_out, graph.hand)
+    return _output(agent.hand_in, agent.hand_skip, agent.hand_out, graph.hand)
 
 
 @jit
-def _valued(into: Floats, skip: Floats, out: Floats, inputs: Floats) -> float:
+def _output(into: Floats, skip: Floats, out: Floats, inputs: Floats) -> float:
     value = 0.0
     for i in range(skip.size):
         value += skip[i] * inputs[i]
     for k in range(out.size):
-        said = 0.0
+        total = 0.0
         for i in range(inputs.size):
-            said += into[i, k] * inputs[i]
-        value += out[k] * max(said, 0.0)
+            total += into[i, k] * inputs[i]
+        value += out[k] * max(total, 0.0)
     return float(value)

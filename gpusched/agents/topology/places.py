@@ -1,4 +1,4 @@
-"""What an agent thinks of places for a job, of waiting for a better one, and of handing it on: rule and network."""
+"""An agent's values of places for a job, of waiting for a better one, and of handing it over: rule and network."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ IDLE = 9
 """The input of waiting that says how many GPUs are idle that waiting jobs ask for, by those that there are,"""
 USUAL = 0.2
 """beyond so many: as many are idle where nobody waits for a better place, because what is left fits nobody."""
-MOST = 3.0
+MAX_DAYS_WAITED = 3.0
 """No input of the network is larger."""
 
 
 class PlaceChoice(NamedTuple):
-    """The best place found: its rank among places, its value against waiting, its way (-1: none), and what it costs."""
+    """The best place found: its rank among places, its value against waiting, its way (-1: none), and its costs."""
 
     rank: float
     value: float
@@ -51,12 +51,12 @@ def best_place(
     resources: Resources, masks: Flags,
     requests: Requests, ways: Ways, c: int, waited: float, search: PlacementSearch,
 ) -> PlaceChoice:  # fmt: skip
-    """The place that is worth most, its nodes in ``search.best``: of those that `contention.cheapest` looks at.
+    """Return the most valuable place, nodes in ``search.best``, among the candidates of `contention.cheapest`.
 
     ``part`` is the scheduler that looks, ``c`` the job's class in ``ways``, on that scheduler's nodes; ``waited`` is no
-    more than `MOST`.
+    more than `MAX_DAYS_WAITED`.
     """
-    best = PlaceChoice(-np.inf, -np.inf, -1, MOST, MOST)
+    best = PlaceChoice(-np.inf, -np.inf, -1, MAX_DAYS_WAITED, MAX_DAYS_WAITED)
     for way in range(ways.first[c], ways.first[c + 1]):
         request = request_of(requests, ways.shape[way])
         fitting = set_keys(tree, model, load, resources, masks, request, ways.kind[c], search)
@@ -85,7 +85,7 @@ def _better(
     resources: Resources, ways: Ways,
     c: int, way: int, request: PlacementRequest, waited: float, search: PlacementSearch, best: PlaceChoice,
 ) -> PlaceChoice:  # fmt: skip
-    """The better of ``best`` and the nodes in ``search.trial``."""
+    """Return the better of ``best`` and the nodes in ``search.trial``."""
     place, nodes, racks = graph.place, search.trial, 0
     own, harm = cost_of(tree, model, load, ways, c, nodes, request.parts, request.gpus, search)
     left = left_over(resources, request, nodes)
@@ -96,8 +96,12 @@ def _better(
                 new = 0
         racks += new
     place[0], place[1], place[2] = 1.0, _size(request.parts * request.gpus), request.parts / 8.0
-    place[3], place[4], place[5] = racks / 4.0, min(own, MOST), min(harm, MOST)
-    place[6], place[7], place[8] = min(ways.excess[way], MOST), waited, min(left / LEFT_OVER, MOST)
+    place[3], place[4], place[5] = racks / 4.0, min(own, MAX_DAYS_WAITED), min(harm, MAX_DAYS_WAITED)
+    place[6], place[7], place[8] = (
+        min(ways.excess[way], MAX_DAYS_WAITED),
+        waited,
+        min(left / LEFT_OVER, MAX_DAYS_WAITED),
+    )
     place[9] = _blocked(graph, part, request.parts * request.gpus)
     value = value_of_place(agent, graph, part, nodes, request.parts) - own - harm
     rank = value - search.tight[0] * left
@@ -111,11 +115,11 @@ def _better(
 def worth_of_waiting(
     agent: TopologyWeights, graph: Graph, part: int, gpus: int, waited: float, patience: float, best: PlaceChoice
 ) -> float:
-    """A place that is worth less is not taken yet; ``patience``: how much of it the job has waited."""
+    """Return the value below which a place is refused for now; ``patience``: the part of it already waited."""
     wait = graph.wait
     wait[0], wait[1], wait[2], wait[3] = 1.0, _size(gpus), waited, np.sqrt(waited)
-    wait[4], wait[5] = min(best.own, MOST), min(best.harm, MOST)
-    wait[6], wait[7] = min(graph.waiting[part], MOST), 1.0 / (1.0 + best.own + best.harm)
+    wait[4], wait[5] = min(best.own, MAX_DAYS_WAITED), min(best.harm, MAX_DAYS_WAITED)
+    wait[6], wait[7] = min(graph.waiting[part], MAX_DAYS_WAITED), 1.0 / (1.0 + best.own + best.harm)
     wait[8] = _blocked(graph, part, gpus)
     wait[IDLE] = max(0.0, min(graph.idle[part], graph.waiting[part]) - USUAL)
     return float(value_of_waiting(agent, graph, part) - max(HARMLESS, np.sqrt(patience)))
@@ -123,9 +127,9 @@ def worth_of_waiting(
 
 @jit
 def worth_of_handing(agent: TopologyWeights, graph: Graph, part: int, to: int, gpus: int, waited: float) -> float:
-    """What is added to the worth of a place that another scheduler has."""
+    """Return the bonus of a place that another scheduler has."""
     hand, less = graph.hand, graph.waiting[part] - graph.waiting[to]
-    hand[0], hand[1], hand[2], hand[3] = 1.0, _size(gpus), min(max(less, -MOST), MOST), waited
+    hand[0], hand[1], hand[2], hand[3] = 1.0, _size(gpus), min(max(less, -MAX_DAYS_WAITED), MAX_DAYS_WAITED), waited
     hand[4] = _blocked(graph, part, gpus) - _blocked(graph, to, gpus)
     return value_of_handing(agent, graph, part, to)
 
@@ -137,5 +141,5 @@ def _size(gpus: int) -> float:
 
 @jit
 def _blocked(graph: Graph, part: int, gpus: int) -> float:
-    """How much a larger job than this waits in a part."""
+    """Return how much a larger job than this waits in a part."""
     return float(graph.blocked[part] if graph.large[part] > gpus else 0.0)

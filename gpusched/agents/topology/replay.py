@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpusched.agents.topology.auction import Auction, Site, new_auction, open_auction
 from gpusched.agents.topology.bids import offer_in_turn, settle
-from gpusched.agents.topology.deal import Deal, Site, new_deal, open_deal
 from gpusched.agents.topology.network import SHAPES, TopologyWeights
 from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
@@ -23,7 +23,7 @@ from gpusched.sched.topology.queue import Priced
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import PlacementNetwork
-from gpusched.sim.engine.placing_walk import Walk, begin, begin_walk, behind, end_walk, queue_now, state_now
+from gpusched.sim.engine.placing_walk import Walk, begin, begin_walk, end_walk, jobs_behind, queue_now, state_now
 from gpusched.sim.engine.state import EventLog, Passes, Sim
 from gpusched.sim.knowledge import static_ranks
 from gpusched.sim.placed import walked, with_ways
@@ -34,26 +34,26 @@ from gpusched.sim.result import ReplayResult
 from gpusched.traces.trace import Trace
 
 # Who waits for a better place is looked at again after so long, or so much of its wait.
-_LOOK_AGAIN_S, _LATER = 600.0, 0.1
+_RETRY_S, _LATER = 600.0, 0.1
 
 
-class Acting(NamedTuple):
-    """What is kept between decisions; ``deals``: of each partition."""
+class TopologyReplayState(NamedTuple):
+    """State kept between decisions; ``auctions``: of each partition."""
 
     walk: Walk
-    deals: tuple[Deal, ...]
+    auctions: tuple[Auction, ...]
 
 
 @jit
-def decide_agents(sim: Sim, log: EventLog, passes: Passes, acting: Acting) -> int:
-    """Every partition's decision."""
-    walk = acting.walk
+def decide_agents(sim: Sim, log: EventLog, passes: Passes, state: TopologyReplayState) -> int:
+    """Decide for every partition."""
+    walk = state.walk
     begin_walk(sim, walk)
     for queue in range(walk.placing.queues.size):
-        deal = acting.deals[queue]
+        auction = state.auctions[queue]
         waiting, held = queue_now(sim, passes, walk, queue)
-        _pass(sim, log, passes, walk, deal, waiting[: held + 1], SKIP)
-        _pass(sim, log, passes, walk, deal, behind(sim, walk, queue, waiting, held), walk.placing.backfill)
+        _pass(sim, log, passes, walk, auction, waiting[: held + 1], SKIP)
+        _pass(sim, log, passes, walk, auction, jobs_behind(sim, walk, queue, waiting, held), walk.placing.backfill)
     return end_walk(sim, walk)
 
 
@@ -61,24 +61,24 @@ run_agents = looped(decide_agents)
 
 
 @jit
-def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, deal: Deal, waiting: Ints, backfill: int) -> None:
-    """Starts whoever may start of these, and notes when to look again at who waits for a better place."""
+def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, auction: Auction, waiting: Ints, backfill: int) -> None:
+    """Start these jobs where possible, and record when to reconsider those that wait for a better place."""
     if waiting.size == 0:
         return
     of, costs, now, state = walk.placing, walk.costs, sim.clock[0], state_now(sim, passes, walk)
-    open_deal(deal, costs, passes.jobs, waiting, sim.resources, passes.usable, now)
-    if deal.offers.rank.shape[0] > 1:
-        offer_in_turn(deal, costs, passes.jobs, sim.resources, waiting, now)
-    settle(state, waiting, backfill, Priced(costs, deal))
+    open_auction(auction, costs, passes.jobs, waiting, sim.resources, passes.usable, now)
+    if auction.offers.rank.shape[0] > 1:
+        offer_in_turn(auction, costs, passes.jobs, sim.resources, waiting, now)
+    settle(state, waiting, backfill, Priced(costs, auction))
     for job in waiting:
         if walk.outcome.code[job] == POLICY:
-            later = now + max(_LOOK_AGAIN_S, _LATER * (now - costs.since[job]))
+            later = now + max(_RETRY_S, _LATER * (now - costs.since[job]))
             of.wake[0] = min(of.wake[0], later, max(costs.since[job] + costs.wait_s[job], np.nextafter(now, np.inf)))
     begin(sim, log, passes, walk)
 
 
 def placed_by(placement: str, name: str = "") -> ReplayPolicy:
-    """In order of submission, whoever fits goes, to where the placement says; called that, or ``name``."""
+    """Return a policy that starts fitting jobs in submission order, placed by ``placement``; named so, or ``name``."""
     return replace(policy_of_order("fifo+skip"), name=name or placement, placement=placement)
 
 
@@ -86,15 +86,15 @@ def replayed(
     trace: Trace, pool: Pool, network: PlacementNetwork, agent: TopologyWeights, parts: int, seed: int = 0,
     wait_s: float = np.inf
 ) -> ReplayResult:  # fmt: skip
-    """A trace under ``parts`` schedulers with equal weights, in order of submission; no wait is longer than that."""
+    """Replay a trace under ``parts`` schedulers with equal weights, in submission order; no longer waits than that."""
     model = TrainedModel("topology", dict(zip(SHAPES, agent, strict=True)), {}, "", "<weights in memory>")
     spec = PolicySpec(name="agents", agent="topology", backfill="skip", schedulers=parts, place_wait_s=wait_s)
     policy = replace(placed_by("contention", "agents"), order="topology", model=model, spec=spec)
     return replay(trace, pool, policy, network=network, seed=seed)
 
 
-def new_acting(world: SimWorld, agent: TopologyWeights, spec: PolicySpec) -> tuple[SimWorld, Acting]:
-    """The world with the ways in which its jobs may be laid out, and what agents keep."""
+def new_replay_state(world: SimWorld, agent: TopologyWeights, spec: PolicySpec) -> tuple[SimWorld, TopologyReplayState]:
+    """Return the world with its jobs' possible layouts, and the agents' state."""
     rule = replace(policy_of_order(f"{spec.order}+{spec.backfill}"), placement="contention",
     place_wait_s=spec.place_wait_s)
     world.sim.jobs["rank"] = static_ranks(rule.order, world.trace, world.knowledge.expected, world.trace.duration)
@@ -104,8 +104,10 @@ def new_acting(world: SimWorld, agent: TopologyWeights, spec: PolicySpec) -> tup
     assert racks is not None
     sites = [Site(*world.pool.span(queue), racks["number"].copy(), total) for queue in range(len(world.sim.dirty))]
     passes, count = world.passes, spec.schedulers
-    deals = [new_deal(agent, count, on, walk.costs, passes.jobs, passes.requests, world.trace.ids) for on in sites]
-    return world._replace(policy=policy), Acting(walk, tuple(deals))
+    auctions = [
+        new_auction(agent, count, on, walk.costs, passes.jobs, passes.requests, world.trace.ids) for on in sites
+    ]
+    return world._replace(policy=policy), TopologyReplayState(walk, tuple(auctions))
 
 
 class TopologyRun:
@@ -113,28 +115,28 @@ class TopologyRun:
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, world: SimWorld, acting: Acting) -> None:
-        self._world, self._acting = world, acting
+    def __init__(self, world: SimWorld, state: TopologyReplayState) -> None:
+        self._world, self._acting = world, state
 
     def __call__(self, log: EventLog) -> int:
-        """To its end, or to where the log needs more room.
+        """Run to the end, or to where the log needs more room.
 
         Raises:
             UsageError: A value was no number.
         """
         code = run_agents(self._world.sim, log, self._world.passes, self._acting)
-        if not all(deal.offers.sound.all() for deal in self._acting.deals):
+        if not all(auction.offers.sound.all() for auction in self._acting.auctions):
             raise UsageError(f"{self._world.policy.name}: {NO_NUMBER}", "train it again")
         return code
 
 
 def maps(model: TrainedModel) -> bool:
-    """It chooses nodes itself."""
+    """Return True: the agent chooses nodes itself."""
     return False
 
 
 def runner(world: SimWorld, prepared: TopologyWeights) -> tuple[SimWorld, TopologyRun]:
-    """The run of one replay.
+    """Return the run of one replay.
 
     Raises:
         UsageError: Placement costs nothing there, or is another rule's; the policy's order changes.
@@ -145,5 +147,5 @@ def runner(world: SimWorld, prepared: TopologyWeights) -> tuple[SimWorld, Topolo
     if world.rule != policy.placement:
         raise UsageError(f"{policy.name} cannot be combined with --placement {world.rule}", "omit --placement")
     assert spec is not None
-    world, acting = new_acting(world, prepared, spec)
-    return world, TopologyRun(world, acting)
+    world, state = new_replay_state(world, prepared, spec)
+    return world, TopologyRun(world, state)

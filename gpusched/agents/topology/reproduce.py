@@ -1,4 +1,4 @@
-"""Our setting under each policy: JCT and slowdown, one row a topology, load, seed and policy."""
+"""Our setting under each policy: JCT and slowdown, one row per topology, load, seed and policy."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from gpusched.agents.common.vector import read_vector, to_arrays
 from gpusched.agents.topology.learn import QUICK_RECIPE, TopologyRecipe, learn
-from gpusched.agents.topology.network import SHAPES, agent_of, untrained
+from gpusched.agents.topology.network import SHAPES, untrained, weights_from
 from gpusched.agents.topology.replay import placed_by, replayed
-from gpusched.agents.topology.workloads import TopologySetting, draw, ours, settings
+from gpusched.agents.topology.workloads import TopologySetting, draw, load_scenario, settings
 from gpusched.config.weights import save_model
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.sched.state import Floats, Ints
@@ -54,32 +54,32 @@ weights_of = partial(read_vector, "topology", SHAPES)
 
 
 def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
-    """Every setting asked for, at every load and seed, under every policy.
+    """Yield every requested setting, at every load and seed, under every policy.
 
     Raises:
         UsageError: A name is not what it should be.
         GpuschedError: A file is not what it should be.
     """
-    chosen = ours().chosen(options.policies)
+    chosen = load_scenario().chosen(options.policies)
     if wrong := [load for load in options.loads if not 0.0 < load <= 10.0]:
         raise UsageError(f"--load {wrong[0]:g} is not a load", "expected a fraction of the capacity, such as 0.9")
     drawn = [
         (setting, load, seed)
         for setting in settings_of(options.topology, options.table, options.gpus_per_node, options.nic)
-        for load in tuple(dict.fromkeys(options.loads)) or ours().loads
-        for seed in ours().drawn_with(options)
+        for load in tuple(dict.fromkeys(options.loads)) or load_scenario().loads
+        for seed in load_scenario().drawn_with(options)
     ]
     numbers = _trained(options, advance) if options.out else weights_of(options.weights)
-    jobs = ours().quick_jobs if options.quick else 0
+    jobs = load_scenario().quick_jobs if options.quick else 0
 
     def rows(at: tuple[TopologySetting, float, int]) -> list[TopologyRow]:
         return [row_of(*at, name, jobs, numbers) for name in chosen]
 
-    return PaperFigures(ours(), play_all(drawn, rows, options, advance))
+    return PaperFigures(load_scenario(), play_all(drawn, rows, options, advance))
 
 
 def _trained(options: PaperOptions, advance: Advance) -> Floats:
-    """Learns, and writes what came of it.
+    """Train, and write the result.
 
     Raises:
         GpuschedError: It could not be written there.
@@ -101,7 +101,7 @@ def _trained(options: PaperOptions, advance: Advance) -> Floats:
 def settings_of(
     topology: str | None, table: str | None, gpus_per_node: int | None = None, nic: str | None = None
 ) -> list[TopologySetting]:
-    """The settings that are asked for.
+    """Return the requested settings.
 
     Raises:
         UsageError: What nodes have is said where it is known.
@@ -122,11 +122,11 @@ def settings_of(
     if table is None:
         return found
     pairs = read_pairs(table)
-    return [one._replace(pairs=pairs, combine=by, mix="table") for one in found for by in ("product", "sum")]
+    return [factory._replace(pairs=pairs, combine=by, mix="table") for factory in found for by in ("product", "sum")]
 
 
 def _of_file(path: Path, gpus_per_node: int | None, nic: str | None) -> TopologySetting:
-    """The nodes of a file, which may be an inventory: then with those on no switch, and without those without GPUs.
+    """Read the nodes of a topology file or inventory: with nodes on no switch, without nodes without GPUs.
 
     Jobs are of the kinds that were measured on the most alike.
 
@@ -160,7 +160,7 @@ def _of_file(path: Path, gpus_per_node: int | None, nic: str | None) -> Topology
 def row_of(
     setting: TopologySetting, load: float, seed: int, name: str, jobs: int = 0, numbers: Floats | None = None
 ) -> TopologyRow:
-    """One drawn workload under one policy; ``numbers``: the agents' weights.
+    """Run one drawn workload under one policy; ``numbers``: the agents' weights.
 
     Raises:
         UsageError: Some of its jobs can never run there.
@@ -177,19 +177,19 @@ def row_of(
         topology=setting.name, load=load, seed=seed, policy=name, mean_jct_h=float(jct.mean()),
         p99_jct_h=float(np.percentile(jct, 99)),
         mean_slowdown=float(((result.end - result.start) / trace.duration).mean()),
-        combine=setting.combine, mix=setting.mix, jobs=len(trace), knows=ours().policies[name].knows,
+        combine=setting.combine, mix=setting.mix, jobs=len(trace), knows=load_scenario().policies[name].knows,
     )  # fmt: skip
 
 
 def run_of(
     setting: TopologySetting, drawn: tuple[Trace, Ints], seed: int, name: str, numbers: Floats | None = None
 ) -> ReplayResult:
-    """Drawn jobs, with their kinds, under one policy."""
-    (trace, kind), rival, tree = drawn, ours().policies[name], setting.tree
+    """Run drawn jobs, with their kinds, under one policy."""
+    (trace, kind), rival, tree = drawn, load_scenario().policies[name], setting.tree
     if rival.free:
         tree = tree._replace(weight=np.zeros_like(tree.weight))
     network = PlacementNetwork(tree, setting.model, kind)
     if rival.schedulers:
         of = untrained(0) if not rival.trained else weights_of() if numbers is None else numbers
-        return replayed(trace, setting.pool, network, agent_of(of), rival.schedulers)
+        return replayed(trace, setting.pool, network, weights_from(of), rival.schedulers)
     return replay(trace, setting.pool, placed_by(rival.placement, name), network=network, seed=seed)

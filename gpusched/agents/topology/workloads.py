@@ -1,4 +1,4 @@
-"""The setting: clusters, what their links are like, and jobs drawn for them at a load."""
+"""The setting: clusters, their links, and jobs drawn for them at a load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpusched.traces.trace import Trace
 
 
 class TopologyRival(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy here.
+    """A policy in this comparison.
 
     Attributes:
         placement: Of `gpusched.sim.placed`. knows: What it is told of slowdown.
@@ -36,7 +36,7 @@ class TopologyRival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunTimeDistribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Log-normal: mean and deviation of the logarithm of seconds, and seconds between which they are."""
+    """Log-normal: mean and deviation of the logarithm of seconds, and the range in seconds."""
 
     mean: float
     deviation: float
@@ -45,7 +45,7 @@ class RunTimeDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """See `laid_out`, and of the others `TopologySetting`."""
+    """The layout of a cluster; see `racked_topology` and `TopologySetting`."""
 
     nodes: int
     gpus: int
@@ -55,7 +55,7 @@ class ClusterLayout(msgspec.Struct, frozen=True, kw_only=True):
     over: float = 1.0
 
 
-class Ours(Paper, frozen=True, kw_only=True):
+class TopologyScenario(Paper, frozen=True, kw_only=True):
     """The scenario: see ``scenarios/topology.yaml``."""
 
     policies: dict[str, TopologyRival]
@@ -70,13 +70,13 @@ class Ours(Paper, frozen=True, kw_only=True):
 
 
 @cache
-def ours() -> Ours:
-    """The setting that comes along."""
-    return read_paper("topology", Ours)
+def load_scenario() -> TopologyScenario:
+    """Return the bundled scenario."""
+    return read_paper("topology", TopologyScenario)
 
 
 class TopologySetting(NamedTuple):
-    """One cluster and the jobs that come.
+    """One cluster and its workload.
 
     Attributes:
         name: As rows say. topology: Switches. pool: Nodes. nic_gbps: Of each node.
@@ -96,7 +96,7 @@ class TopologySetting(NamedTuple):
 
     @property
     def tree(self) -> NetworkTree:
-        """The links. By a table only nodes' NICs are any."""
+        """Return the links. With a table, only the nodes' NICs count."""
         nvswitch = machines()[self.machine].nvswitch
         tree = tree_of(self.topology, self.pool.names, nvswitch=nvswitch, nic_gbps=self.nic_gbps)
         if self.pairs is not None:
@@ -106,14 +106,14 @@ class TopologySetting(NamedTuple):
 
     @property
     def model(self) -> SlowdownModel:
-        """How much slower its kinds of jobs are where they run."""
+        """Return how placement slows down its kinds of jobs."""
         if self.pairs is None:
             return machines()[self.machine].model()
         return self.pairs.model(self.combine == "sum")
 
 
-def laid_out(nodes: int, gpus: int, racks: int = 0, over: float = 1.0) -> tuple[Topology, Pool]:
-    """Racks of so many nodes below one switch, their ways up ``over`` times narrower than the NICs below.
+def racked_topology(nodes: int, gpus: int, racks: int = 0, over: float = 1.0) -> tuple[Topology, Pool]:
+    """Return racks of so many nodes below one switch, uplinks ``over`` times narrower than the NICs below.
 
     Without racks: so many nodes on no switch.
     """
@@ -129,20 +129,20 @@ def laid_out(nodes: int, gpus: int, racks: int = 0, over: float = 1.0) -> tuple[
 
 @cache
 def settings() -> dict[str, TopologySetting]:
-    """The clusters of the scenario."""
+    """Return the clusters of the scenario."""
     return {
-        name: TopologySetting(name, *laid_out(of.nodes, of.gpus, of.racks, of.over), of.machine, of.mix)
-        for name, of in ours().clusters.items()
+        name: TopologySetting(name, *racked_topology(of.nodes, of.gpus, of.racks, of.over), of.machine, of.mix)
+        for name, of in load_scenario().clusters.items()
     }
 
 
 def draw(setting: TopologySetting, load: float, seed: int, jobs: int = 0) -> tuple[Trace, Ints]:
-    """Jobs of a load, and the kind of each; ``jobs`` 0: as many for each GPU as the scenario says.
+    """Draw jobs of a load, and the kind of each; ``jobs`` 0: per GPU as in the scenario.
 
     Load is what they offer: GPU-seconds alone where they are fastest, by the GPU-seconds that there are while they
     come.
     """
-    total, of = setting.pool.total_gpus, ours()
+    total, of = setting.pool.total_gpus, load_scenario()
     count = jobs or min(of.jobs_per_gpu * total, of.most_jobs)
     rng = np.random.default_rng((seed, round(load * 100), len(setting.pool)))
     nodes: Ints = np.zeros(count, np.int64)

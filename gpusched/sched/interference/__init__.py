@@ -1,4 +1,4 @@
-"""What a placement and the neighbours cost a job, and which GPUs are slow: fits of measurements, beliefs from jobs.
+"""How placement and neighbours slow a job down, and which GPUs are slow: fits of measurements, learned beliefs.
 
 In: measured tables as arrays, or what ended attempts told of their pace. Out: step times and ratios of speed, with
 intervals. Pure. Begin with `placement` (one job alone) and `pairs` (beside others); `beliefs` is the same, learned

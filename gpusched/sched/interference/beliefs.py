@@ -1,4 +1,4 @@
-"""What is believed of kinds of jobs, learned from the paces of attempts as they end.
+"""Beliefs about the speed of kinds of jobs, learned from ended attempts.
 
 A pace is compared with the same kind's at the same shape alone (a weighted median of the latest, so that odd figures do
 no harm); what is missing moves the sensitivities and pressures of those that shared a link (`pairs.observed`). The
@@ -30,16 +30,18 @@ from gpusched.model.interference import (
 from gpusched.sched.interference import placement
 from gpusched.sched.interference.pairs import NOISE, USUAL, ClassEffect, expected, observed
 
-LATEST, LATEST_BESIDE, MOST_SHAPES, MOST_BESIDE = 32, 16, 48, 64  # that are kept of a kind
-LEAST_S = 30.0  # a pace over less time says nothing
+MAX_PACES, LATEST_BESIDE, MAX_SHAPES, MAX_NEIGHBOURS = 32, 16, 48, 64  # that are kept of a kind
+MIN_DURATION_S = 30.0  # a pace over less time says nothing
 _PACES = (1e-9, 1e15)  # per second; others are no paces
-_ALONE = 0.05  # so much of the time beside others counts as none
-_WHOLE = 0.9  # so much counts as all of it
-_MOST = log(20)  # a pace so much lower, or higher, is another thing's by the same name, or garbage
+_MIN_SHARE = 0.05  # so much of the time beside others counts as none
+_FULL_SHARE = 0.9  # so much counts as all of it
+_MAX_LOG_RATIO = log(20)  # a pace so much lower, or higher, is another thing's by the same name, or garbage
 _SPREAD = 0.1  # of paces of equal jobs, in logarithms, until there are a few
-_LEAST_SPREAD = 0.02
-_FEW = 4
-_OF_FORMULA = 0.15  # how far the formula is off where it cannot say itself; on measured tables four in five are within
+_MIN_SPREAD = 0.02
+_FEW_ATTEMPTS = 4
+_FORMULA_ERROR = (
+    0.15  # how far the formula is off where it cannot say itself; on measured tables four in five are within
+)
 PRIORS: Mapping[Link, tuple[float, float]] = {
     "server": (-1.7, 0.7), "nic": (-0.95, 1.0), "uplink": (-0.95, 1.0), "gpu": (-0.25, 0.7)
 }  # fmt: skip
@@ -58,13 +60,13 @@ class SoloSpeed(NamedTuple):
 def learned(
     known: Mapping[str, JobClassEstimate], seen: SpeedSample
 ) -> tuple[tuple[JobClassEstimate, ...], float | None]:
-    """The kinds that change by one more attempt, and the logarithm of its pace as it would have been alone.
+    """Return the kinds changed by one more attempt, and the logarithm of its pace as if it had run alone.
 
     Args:
         known: What is believed so far of its kind and its neighbours'; those without an entry are new.
         seen: What it told. A pace that can be none (0, NaN, 1e300), or over too short a time, changes nothing: None.
     """
-    if not (_PACES[0] < seen.pace < _PACES[1] and LEAST_S <= seen.seconds < inf):
+    if not (_PACES[0] < seen.pace < _PACES[1] and MIN_DURATION_S <= seen.seconds < inf):
         return (), None
     beside = [n for n in seen.neighbours if isfinite(n.share) and n.share > 0]
     beside = [msgspec.structs.replace(n, share=min(n.share, 1.0)) for n in beside]
@@ -73,37 +75,39 @@ def learned(
     for n in beside:
         places.setdefault((seen.kind, n.link), len(places))
         places.setdefault((n.kind, n.link), len(places))
-    sways = [_sway(kinds[name], link) for name, link in places]
-    lost, variance = _lost([(_known(sways[places[seen.kind, n.link]]), _known(sways[places[n.kind, n.link]]), n.share)
-                            for n in beside])  # fmt: skip
-    told = log(seen.pace)
+    estimates = [_contention(kinds[name], link) for name, link in places]
+    effects = [_class_effect(estimate) for estimate in estimates]
+    loss, variance = _neighbour_loss(
+        [(effects[places[seen.kind, n.link]], effects[places[n.kind, n.link]], n.share) for n in beside]
+    )
+    log_pace = log(seen.pace)
     paces = _at(kinds[seen.kind], seen.shape)
-    alone = alone_at(paces)
+    alone = speed_alone(paces)
     shares = sum(n.share for n in beside)
-    if alone is not None and shares > _ALONE and abs(told - alone.log) < _MOST:
+    if alone is not None and shares > _MIN_SHARE and abs(log_pace - alone.log) < _MAX_LOG_RATIO:
         after = observed(
-            [_known(sway) for sway in sways],
+            effects,
             [(places[seen.kind, n.link], places[n.kind, n.link]) for n in beside],
-            [n.share for n in beside], told - alone.log, sqrt(NOISE**2 + alone.variance),
+            [n.share for n in beside], log_pace - alone.log, sqrt(NOISE**2 + alone.variance),
         )  # fmt: skip
-        for (name, link), sway, new in zip(places, sways, after, strict=True):
-            kinds[name] = _with_sway(kinds[name], sway, new, link)
-        if len(beside) == 1 and beside[0].share > _WHOLE:
-            kinds[seen.kind] = _with_beside(kinds[seen.kind], beside[0].link, beside[0].kind, told - alone.log)
-    weight = _LEAST_SPREAD / (_LEAST_SPREAD + variance) if shares > _ALONE else 1.0
+        for (name, link), estimate, new in zip(places, estimates, after, strict=True):
+            kinds[name] = _with_contention(kinds[name], estimate, new, link)
+        if len(beside) == 1 and beside[0].share > _FULL_SHARE:
+            kinds[seen.kind] = _with_beside(kinds[seen.kind], beside[0].link, beside[0].kind, log_pace - alone.log)
+    weight = _MIN_SPREAD / (_MIN_SPREAD + variance) if shares > _MIN_SHARE else 1.0
     new_paces = SpeedSamples(
-        shape=seen.shape, logs=(*(paces.logs if paces else ()), (told + lost, weight))[-LATEST:],
-        count=(paces.count if paces else 0) + 1, best=max(paces.best if paces else -inf, told),
+        shape=seen.shape, logs=(*(paces.logs if paces else ()), (log_pace + loss, weight))[-MAX_PACES:],
+        count=(paces.count if paces else 0) + 1, best=max(paces.best if paces else -inf, log_pace),
     )  # fmt: skip
     own = kinds[seen.kind]
     others = tuple(p for p in own.shapes if p.shape != seen.shape)
-    kinds[seen.kind] = msgspec.structs.replace(own, shapes=(*others, new_paces)[-MOST_SHAPES:])
+    kinds[seen.kind] = msgspec.structs.replace(own, shapes=(*others, new_paces)[-MAX_SHAPES:])
     changed = tuple(belief for name, belief in kinds.items() if belief != known.get(name))
-    return changed, told + lost
+    return changed, log_pace + loss
 
 
-def alone_at(paces: SpeedSamples | None) -> SoloSpeed | None:
-    """What its attempts say of a kind's pace alone; None: none has told."""
+def speed_alone(paces: SpeedSamples | None) -> SoloSpeed | None:
+    """Estimate a kind's pace alone from its attempts; None: there is no estimate."""
     if paces is None or not paces.logs:
         return None
     ordered = sorted(paces.logs)
@@ -115,23 +119,23 @@ def alone_at(paces: SpeedSamples | None) -> SoloSpeed | None:
             even = passed == total / 2 and index + 1 < len(ordered)
             middle = (value + ordered[index + 1][0]) / 2 if even else value
             break
-    spread = 1.4826 * median(abs(value - middle) for value, _ in ordered) if len(ordered) >= _FEW else _SPREAD
-    spread = max(spread, _LEAST_SPREAD)
+    spread = 1.4826 * median(abs(value - middle) for value, _ in ordered) if len(ordered) >= _FEW_ATTEMPTS else _SPREAD
+    spread = max(spread, _MIN_SPREAD)
     return SoloSpeed(middle, 1.57 * spread**2 / total, spread)  # of a median: pi/2 times that of a mean
 
 
 def cost_of_spread(all_kinds: Iterable[JobClassEstimate], kind: str, wide: JobShape, tight: JobShape) -> Cost | None:
-    """How much longer a step takes at one shape than at another with as many GPUs; None: nothing says.
+    """Return how much longer a step takes at one shape than at another with as many GPUs; None: unknown.
 
     As measured of this kind at both shapes; else by the formula, where the kind has crossed the same links at other
     sizes; else as other kinds were slowed from as many nodes and racks to as many.
     """
     kinds = {belief.kind: belief for belief in all_kinds}
     own = kinds.get(kind, JobClassEstimate(kind=kind))
-    there, here = _at(own, wide), _at(own, tight)
-    if (found := _between(there, here)) is not None and there is not None and here is not None:
+    cost_tight, cost_wide = _at(own, wide), _at(own, tight)
+    if (found := _between(cost_tight, cost_wide)) is not None and cost_tight is not None and cost_wide is not None:
         mean, variance = found
-        return _cost(mean, variance, there.count + here.count, "measured")
+        return _cost(mean, variance, cost_tight.count + cost_wide.count, "measured")
     by_formula = _by_formula(own, wide, tight)
     if by_formula is not None:
         return by_formula
@@ -144,19 +148,19 @@ def cost_of_spread(all_kinds: Iterable[JobClassEstimate], kind: str, wide: JobSh
 
 
 def cost_of_neighbour(own: JobClassEstimate, other: JobClassEstimate, link: Link) -> Cost:
-    """How much longer a step of one kind takes beside one job of another: measured, weighed against the formula."""
-    mine, its = _sway(own, link), _sway(other, link)
-    told = expected(_known(mine), [_known(its)])
-    mean, variance = -log(told.ratio), (log(told.ratio / told.low) / USUAL) ** 2
+    """Return how much longer a step takes beside one other job: measured, weighed against the formula."""
+    own_effect, other_effect = _contention(own, link), _contention(other, link)
+    predicted = expected(_class_effect(own_effect), [_class_effect(other_effect)])
+    mean, variance = -log(predicted.ratio), (log(predicted.ratio / predicted.low) / USUAL) ** 2
     known = next((b for b in own.beside if (b.link, b.kind) == (link, other.kind)), None)
     if known is not None and known.logs:
         spread = 1.57 * _SPREAD**2 / len(known.logs)
         mean = (mean / variance - median(known.logs) / spread) / (1 / variance + 1 / spread)
         variance = 1 / (1 / variance + 1 / spread)
     source = "measured" if known is not None and known.count >= 3 else "formula"
-    cost = _cost(max(mean, 0.0), variance, known.count if known and source == "measured" else mine.count, source)
+    cost = _cost(max(mean, 0.0), variance, known.count if known and source == "measured" else own_effect.count, source)
     cost = msgspec.structs.replace(cost, low=max(cost.low, 0.0))  # a neighbour makes nobody faster
-    if not mine.count and not its.count and source == "formula":
+    if not own_effect.count and not other_effect.count and source == "formula":
         return msgspec.structs.replace(cost, note="neither was measured: assumed as in public measurements")
     most = max((-value for b in own.beside for value in b.logs), default=None)
     if source == "formula" and most is not None and mean > most:
@@ -164,20 +168,16 @@ def cost_of_neighbour(own: JobClassEstimate, other: JobClassEstimate, link: Link
     return cost
 
 
-def told_of(belief: JobClassEstimate) -> tuple[tuple[SpeedSummary, ...], tuple[ContentionSummary, ...]]:
-    """A kind's paces, the most measured first, and its sensitivities and pressures."""
+def describe_belief(belief: JobClassEstimate) -> tuple[tuple[SpeedSummary, ...], tuple[ContentionSummary, ...]]:
+    """Return a kind's paces, the most measured first, and its sensitivities and pressures."""
     paces = []
-    for one in sorted(belief.shapes, key=lambda one: -one.count):
-        if (alone := alone_at(one)) is not None:
+    for speed in sorted(belief.shapes, key=lambda speed: -speed.count):
+        if (alone := speed_alone(speed)) is not None:
             low, middle, high = _bounds(alone.log, alone.spread**2)
-            paces.append(SpeedSummary(shape=one.shape, pace=middle, low=low, high=high, measurements=one.count))
-    links = (
-        ContentionSummary(
-            link=s.link, sensitivity=_bounds(s.sensitivity, s.cov[0]), pressure=_bounds(s.pressure, s.cov[1]),
-            measurements=s.count,
-        )
-        for s in belief.links
-    )  # fmt: skip
+            paces.append(SpeedSummary(shape=speed.shape, pace=middle, low=low, high=high, measurements=speed.count))
+    links = (ContentionSummary(link=s.link, sensitivity=_bounds(s.sensitivity, s.cov[0]), pressure=_bounds(s.pressure,
+    s.cov[1]),
+                      measurements=s.count) for s in belief.links)  # fmt: skip
     return tuple(paces), tuple(links)
 
 
@@ -187,7 +187,7 @@ def _bounds(mean: float, variance: float) -> tuple[float, float, float]:
 
 
 def expm1(value: float) -> float:
-    """How much longer that is, of a logarithm."""
+    """Return how much longer a step is, from a logarithm."""
     return exp(value) - 1
 
 
@@ -200,13 +200,17 @@ def _cost(mean: float, variance: float, count: int, source: str) -> Cost:
 
 
 def _between(wide: SpeedSamples | None, tight: SpeedSamples | None) -> tuple[float, float] | None:
-    """By how much a step is longer at the one than at the other, in logarithms, and the variance of that."""
-    there, here = alone_at(wide), alone_at(tight)
-    return None if there is None or here is None else (here.log - there.log, here.variance + there.variance)
+    """Return the log ratio of step times between two shapes, and its variance."""
+    speed_tight, speed_wide = speed_alone(wide), speed_alone(tight)
+    return (
+        None
+        if speed_tight is None or speed_wide is None
+        else (speed_wide.log - speed_tight.log, speed_wide.variance + speed_tight.variance)
+    )
 
 
 def _crossing(belief: JobClassEstimate, wide: JobShape, tight: JobShape) -> tuple[float | None, int]:
-    """How much longer a kind's steps are over as many nodes and racks, at any size that was measured both ways."""
+    """Return how much longer steps are over as many nodes and racks, at any size measured at both."""
     found, count = [], 0
     for paces in belief.shapes:
         if (paces.shape.nodes, paces.shape.racks) != (wide.nodes, wide.racks):
@@ -223,59 +227,64 @@ def _crossing(belief: JobClassEstimate, wide: JobShape, tight: JobShape) -> tupl
 
 
 def _by_formula(own: JobClassEstimate, wide: JobShape, tight: JobShape) -> Cost | None:
-    """By the links that this kind has crossed on this type of GPU, at a batch that goes with the GPUs."""
+    """Predict from the links that this kind has crossed on this GPU type, with a batch that scales with GPUs."""
     rows = [p for p in own.shapes if (p.shape.gpu_type, p.shape.unit) == (wide.gpu_type, wide.unit)]
     if len(rows) < 3:
         return None
     steps = np.array([exp(-_pace(p)) * (p.shape.gpus if p.shape.unit == "samples" else 1) for p in rows])
     fit = placement.fit(placement.StepTimes(_placed([p.shape for p in rows]), np.ones(len(rows)), steps))
-    told = fit.step_s(_placed([wide, tight]), np.ones(2))
-    if not np.isfinite(told).all() or not (told > 0).all():
+    predicted = fit.step_s(_placed([wide, tight]), np.ones(2))
+    if not np.isfinite(predicted).all() or not (predicted > 0).all():
         return None
     low, high = placement.quantiles(fit.errors, 0.8)
-    spread = max(_OF_FORMULA / USUAL, (log(1 + high) - log(max(1 + low, 1e-3))) / 2 / USUAL if isfinite(high) else 0.0)
-    cost = _cost(log(told[0] / told[1]), spread**2, sum(p.count for p in rows), "formula")
-    if fit.below_least(told, np.ones(2)).any():
+    spread = max(
+        _FORMULA_ERROR / USUAL, (log(1 + high) - log(max(1 + low, 1e-3))) / 2 / USUAL if isfinite(high) else 0.0
+    )
+    cost = _cost(log(predicted[0] / predicted[1]), spread**2, sum(p.count for p in rows), "formula")
+    if fit.below_least(predicted, np.ones(2)).any():
         cost = msgspec.structs.replace(cost, note="extrapolated: steps shorter than any measured")
     return cost
 
 
 def _pace(paces: SpeedSamples) -> float:
-    alone = alone_at(paces)
+    alone = speed_alone(paces)
     assert alone is not None
     return alone.log
 
 
-def _placed(shapes: Sequence[JobShape]) -> placement.Placed:
+def _placed(shapes: Sequence[JobShape]) -> placement.Placements:
     columns = ([getattr(s, name) for s in shapes] for name in ("most", "gpus", "nodes", "racks"))
-    return placement.Placed(*(np.array(column, np.int64) for column in columns))
+    return placement.Placements(*(np.array(column, np.int64) for column in columns))
 
 
 def _at(belief: JobClassEstimate, shape: JobShape) -> SpeedSamples | None:
     return next((paces for paces in belief.shapes if paces.shape == shape), None)
 
 
-def _sway(belief: JobClassEstimate, link: Link) -> ContentionEstimate:
+def _contention(belief: JobClassEstimate, link: Link) -> ContentionEstimate:
     mean, variance = PRIORS[link]
     new = ContentionEstimate(link=link, sensitivity=mean, pressure=mean, cov=(variance, variance, 0.0))
-    return next((sway for sway in belief.links if sway.link == link), new)
+    return next((estimate for estimate in belief.links if estimate.link == link), new)
 
 
-def _known(sway: ContentionEstimate) -> ClassEffect:
-    mine, its, both = sway.cov
-    return ClassEffect(np.array([sway.sensitivity, sway.pressure]), np.array([[mine, both], [both, its]]))
+def _class_effect(estimate: ContentionEstimate) -> ClassEffect:
+    var_sensitivity, var_pressure, covariance = estimate.cov
+    return ClassEffect(
+        np.array([estimate.sensitivity, estimate.pressure]),
+        np.array([[var_sensitivity, covariance], [covariance, var_pressure]]),
+    )
 
 
-def _with_sway(
+def _with_contention(
     belief: JobClassEstimate, before: ContentionEstimate, after: ClassEffect, link: Link
 ) -> JobClassEstimate:
-    (mine, both), (_, its) = after.cov.tolist()
-    sway = ContentionEstimate(
-        link=link, sensitivity=float(after.mean[0]), pressure=float(after.mean[1]), cov=(mine, its, both),
-        count=before.count + 1,
+    (var_sensitivity, covariance), (_, var_pressure) = after.cov.tolist()
+    estimate = ContentionEstimate(
+        link=link, sensitivity=float(after.mean[0]), pressure=float(after.mean[1]),
+        cov=(var_sensitivity, var_pressure, covariance), count=before.count + 1,
     )  # fmt: skip
     others = tuple(s for s in belief.links if s.link != link)
-    return msgspec.structs.replace(belief, links=(*others, sway))
+    return msgspec.structs.replace(belief, links=(*others, estimate))
 
 
 def _with_beside(belief: JobClassEstimate, link: Link, kind: str, log_ratio: float) -> JobClassEstimate:
@@ -285,15 +294,18 @@ def _with_beside(belief: JobClassEstimate, link: Link, kind: str, log_ratio: flo
         count=(old.count if old else 0) + 1,
     )  # fmt: skip
     others = tuple(b for b in belief.beside if b is not old)
-    return msgspec.structs.replace(belief, beside=(*others, new)[-MOST_BESIDE:])
+    return msgspec.structs.replace(belief, beside=(*others, new)[-MAX_NEIGHBOURS:])
 
 
-def _lost(beside: Sequence[tuple[ClassEffect, ClassEffect, float]]) -> tuple[float, float]:
-    """What neighbours took: the logarithm of how much longer a step was, and its variance."""
-    products = [share * exp(min(float(mine.mean[0] + its.mean[1]), 3.0)) for mine, its, share in beside]
+def _neighbour_loss(beside: Sequence[tuple[ClassEffect, ClassEffect, float]]) -> tuple[float, float]:
+    """Return the logarithm of how much longer neighbours made a step, and its variance."""
+    products = [
+        share * exp(min(float(own_effect.mean[0] + other_effect.mean[1]), 3.0))
+        for own_effect, other_effect, share in beside
+    ]
     total = 1 + sum(products)
     variance = sum(
-        (product / total) ** 2 * float(mine.cov[0, 0] + its.cov[1, 1])
-        for product, (mine, its, _) in zip(products, beside, strict=True)
+        (product / total) ** 2 * float(own_effect.cov[0, 0] + other_effect.cov[1, 1])
+        for product, (own_effect, other_effect, _) in zip(products, beside, strict=True)
     )
     return log(total), variance

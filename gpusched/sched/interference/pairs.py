@@ -1,4 +1,4 @@
-"""What is left of a job's speed beside another: 1 / (1 + sensitivity x pressure), one of each for every kind of job.
+"""Remaining speed beside another job: 1 / (1 + sensitivity x pressure), one of each for every kind of job.
 
 That is the step time's formula seen by one link: sensitivity is how much of its own step a job exchanges over it,
 pressure how much of its step a neighbour does. Both are kept as logarithms with their covariance. A kind that was never
@@ -21,14 +21,14 @@ LOW, HIGH = np.log(1e-6), np.log(20.0)  # of a product of sensitivity and pressu
 
 
 class ClassEffect(NamedTuple):
-    """What is believed of one kind: ``mean: float64[2]``, logarithms of sensitivity and pressure, and ``cov``."""
+    """The belief about one kind: ``mean: float64[2]``, logarithms of sensitivity and pressure, and ``cov``."""
 
     mean: Floats
     cov: Floats
 
 
 class RemainingSpeed(NamedTuple):
-    """What will be left of a job's speed: the middle, and the usual bounds."""
+    """A job's remaining speed: the median and its interval."""
 
     ratio: float
     low: float
@@ -36,7 +36,7 @@ class RemainingSpeed(NamedTuple):
 
 
 def expected(job: ClassEffect, others: Sequence[ClassEffect], *, noise: float = NOISE) -> RemainingSpeed:
-    """What will be left of a job's speed beside these kinds; the bounds hold four times in five."""
+    """Predict a job's remaining speed beside these kinds; the interval holds four times in five."""
     products = [float(np.exp(np.clip(job.mean[0] + other.mean[1], LOW, HIGH))) for other in others]
     total = 1 + sum(products)
     variance = noise**2 * bool(products) + job.cov[0, 0] * (sum(products) / total) ** 2
@@ -49,7 +49,7 @@ def observed(
     kinds: Sequence[ClassEffect], beside: Sequence[tuple[int, int]], shares: Sequence[float], log_ratio: float,
     noise: float = NOISE,
 ) -> tuple[ClassEffect, ...]:  # fmt: skip
-    """The kinds after one more measurement: a step of an iterated extended Kalman filter (Jazwinski, 1970).
+    """Update the kinds by one measurement: a step of an iterated extended Kalman filter (Jazwinski, 1970).
 
     Args:
         kinds: That of the job whose speed was measured, and its neighbours', each once; on several links, each for

@@ -23,33 +23,33 @@ _DOUBT = 0.01  # how much it counts that a link takes as long as a step, beside 
 _NEAR = 0.01  # relative errors below count alike: the fit is of least absolute relative error
 
 
-class Placed(NamedTuple):
-    """Where something ran: ``int64[n]`` each.
+class Placements(NamedTuple):
+    """Placements: ``int64[n]`` each.
 
     Attributes:
-        most: GPUs on the server that gives most. gpus, servers, racks: In all.
+        max_per_server: GPUs on the server that gives most. gpus, servers, racks: In all.
     """
 
-    most: Ints
+    max_per_server: Ints
     gpus: Ints
     servers: Ints
     racks: Ints
 
-    def only(self, rows: Ints) -> Placed:
-        """Those of these rows."""
-        return Placed(*(column[rows] for column in self))
+    def only(self, rows: Ints) -> Placements:
+        """Return the placements of these rows."""
+        return Placements(*(column[rows] for column in self))
 
 
 class StepTimes(NamedTuple):
     """Measured steps of one model on one machine: ``batch: float64[n]`` per GPU, ``step_s: float64[n]``."""
 
-    placed: Placed
+    placed: Placements
     batch: Floats
     step_s: Floats
 
 
 class PlacementFit(NamedTuple):
-    """What was fitted.
+    """A fitted step-time model.
 
     Attributes:
         batches: ``float64[batches]``, ascending. compute_s: ``float64[batches]``: C of each.
@@ -66,8 +66,8 @@ class PlacementFit(NamedTuple):
     measured: dict[tuple[float, ...], float]
     errors: Floats
 
-    def step_s(self, placed: Placed, batch: Floats) -> Floats:
-        """``float64[n]``: seconds of a step, as measured, else by the formula.
+    def step_s(self, placed: Placements, batch: Floats) -> Floats:
+        """Return ``float64[n]``: seconds of a step, as measured, else by the formula.
 
         NaN where the batch size lies beyond those measured, or over a link that no measurement crossed.
         """
@@ -80,12 +80,12 @@ class PlacementFit(NamedTuple):
         return np.array([self.measured.get(key, other) for key, other in zip(keys, found, strict=True)], np.float64)
 
     def below_least(self, step_s: Floats, batch: Floats) -> Bools:
-        """``bool[n]``: predicted to be faster than anything that was measured with this batch size."""
+        """Return ``bool[n]``: whether the prediction is faster than anything measured with this batch size."""
         return np.asarray(step_s < np.interp(batch, self.batches, self.least_s))
 
 
 def fit(times: StepTimes, *, bus: bool = True) -> PlacementFit:
-    """The least absolute relative error, nothing negative; ``bus``: whether GPUs of a server share one (no NVSwitch).
+    """Minimise absolute relative error, all terms >= 0; ``bus``: GPUs of a server share one (no NVSwitch).
 
     The errors are those of fits without one part in `FOLDS` of the placements, of which every measurement is left out.
     """
@@ -97,13 +97,13 @@ def fit(times: StepTimes, *, bus: bool = True) -> PlacementFit:
     np.minimum.at(least, of, times.step_s)
 
     def fitted(rows: Ints, measured: dict[tuple[float, ...], float]) -> PlacementFit:
-        return PlacementFit(batches, *_solved(times, rows, of, len(batches), bus), least, measured, np.zeros(0))
+        return PlacementFit(batches, *_solve(times, rows, of, len(batches), bus), least, measured, np.zeros(0))
 
     errors = [np.zeros(0)]
     for part in range(parts):
         out = np.flatnonzero(fold == part)
-        told = fitted(np.flatnonzero(fold != part), {}).step_s(times.placed.only(out), times.batch[out])
-        errors.append(times.step_s[out] / np.where(told > 0, told, np.nan) - 1)
+        predicted = fitted(np.flatnonzero(fold != part), {}).step_s(times.placed.only(out), times.batch[out])
+        errors.append(times.step_s[out] / np.where(predicted > 0, predicted, np.nan) - 1)
     off = np.concatenate(errors)
     values: dict[tuple[float, ...], list[float]] = {}
     for row, step_s in zip(np.column_stack([times.batch, *times.placed]).tolist(), times.step_s.tolist(), strict=True):
@@ -113,7 +113,7 @@ def fit(times: StepTimes, *, bus: bool = True) -> PlacementFit:
 
 
 def quantiles(errors: Floats, cover: float) -> tuple[float, float]:
-    """The bounds between which that part of the errors lies, and of the next one: those are widened for few errors.
+    """Return the bounds that cover that part of the errors, and the next ones: widened for few errors.
 
     As split conformal prediction has it (Vovk et al., 2005): the bounds are order statistics of n + 1. Ascending
     ``errors``; too few for any bound: infinite.
@@ -126,16 +126,16 @@ def quantiles(errors: Floats, cover: float) -> tuple[float, float]:
     return float(errors[low - 1]), float(errors[high - 1])
 
 
-def _links(placed: Placed) -> tuple[Floats, Bools]:
-    """Of each link what a and b count with, ``float64[3, n, 2]``, and which placements cross it, ``bool[3, n]``."""
-    crossed: Bools = np.stack([placed.most > 1, placed.servers > 1, placed.racks > 1])
+def _links(placed: Placements) -> tuple[Floats, Bools]:
+    """Return each link's factors of a and b, ``float64[3, n, 2]``, and who crosses it, ``bool[3, n]``."""
+    crossed: Bools = np.stack([placed.max_per_server > 1, placed.servers > 1, placed.racks > 1])
     around = 2.0 * (placed.gpus - 1) / np.maximum(placed.gpus, 1)
     counts = np.stack([np.ones_like(around), around], axis=-1)
     return crossed[:, :, None] * counts, crossed
 
 
-def _solved(times: StepTimes, rows: Ints, of: Ints, batches: int, bus: bool) -> tuple[Floats, Floats]:
-    """C of each batch size (NaN where these rows have none) and a, b of each link, by rows of ``times``.
+def _solve(times: StepTimes, rows: Ints, of: Ints, batches: int, bus: bool) -> tuple[Floats, Floats]:
+    """Return C of each batch size (NaN: no rows) and a, b of each link, by rows of ``times``.
 
     Which link is slowest and what each takes are found in turns; at first the outermost is.
     """
@@ -173,7 +173,7 @@ def _solved(times: StepTimes, rows: Ints, of: Ints, batches: int, bus: bool) -> 
 
 
 def nonnegative(table: Floats, wanted: Floats) -> Floats:
-    """``x: float64[columns]``, not negative, of least squares |table x - wanted|; by active sets.
+    """Return ``x: float64[columns]`` >= 0 that minimises least squares |table x - wanted|; by active sets.
 
     Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23.
     """

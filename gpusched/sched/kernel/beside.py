@@ -1,4 +1,4 @@
-"""The pass behind the policies' own: a job that still waits for room may have the GPUs of one that runs, with it.
+"""The sharing pass after the policies' own: a job still waiting for room may share a running job's GPUs.
 
 Two jobs share, and no more: the newcomer has some or all GPUs of the other one, on each of its nodes. Who may be beside
 whom, and what they lose by it, stands in one table (`Pairings.cost`). The first job that does not start fits no later
@@ -33,18 +33,18 @@ from gpusched.sched.state import (
     Releases,
 )
 
-MOST_IN_VAIN = 16  # different jobs of a pass: each costs a look at all who run
-MOST_PLACES = 4  # that are tried for a job: each costs a look at all nodes
+MAX_FAILED_SEARCHES = 16  # different jobs of a pass: each costs a look at all who run
+MAX_PLACES = 4  # that are tried for a job: each costs a look at all nodes
 
 # A job that runs and shares. owner: as in `Releases`. column: of `Pairings.cost`. parts, first: its nodes, in
 # `Pairings.nodes`. least, most: how many GPUs on each of them a newcomer may have. taken: 1: it has a partner.
 MATE = np.dtype([(n, np.int64) for n in ("owner", "column", "parts", "first", "least", "most", "taken")])
 # A job for which nothing was found: what is asked for, and how long it would run at least, seconds.
-VAIN = np.dtype([("row", np.int64), ("shape", np.int64), ("limit", np.float64)])
+FAILED_SEARCH = np.dtype([("row", np.int64), ("shape", np.int64), ("limit", np.float64)])
 
 
 class Pairings(NamedTuple):
-    """Who may have GPUs of whom.
+    """Which jobs may share the GPUs of which.
 
     Attributes:
         mates: ``MATE[n]``; of equally good ones the first is taken. nodes: ``int64[...]``: theirs.
@@ -54,7 +54,7 @@ class Pairings(NamedTuple):
         beside: ``int64[n]``: the mates of those that are started, in order of their starts.
         head, fits: ``int64[1]``, ``float64[1]``: the first that does not start (-1: none), and when it fits without
             whoever is still to be started.
-        vain: ``VAIN[MOST_IN_VAIN]``: for whom nothing was found in this pass.
+        failed: ``FAILED_SEARCH[MOST_IN_VAIN]``: for whom nothing was found in this pass.
         counts: ``int64[2]``: how many these are, and how many were started.
     """
 
@@ -66,13 +66,13 @@ class Pairings(NamedTuple):
     beside: Ints
     head: Ints
     fits: Floats
-    vain: Records
+    failed: Records
     counts: Ints
 
 
 @jit
 def wait_for_room(outcome: PassOutcome, queue: Ints) -> Ints:
-    """Those of a queue whom the pass of a policy left waiting for nothing but room."""
+    """Return the jobs of a queue that a policy's pass left waiting for room alone."""
     found, count = np.empty(queue.size, np.int64), 0
     for job in queue:
         code = outcome.code[job]
@@ -84,14 +84,14 @@ def wait_for_room(outcome: PassOutcome, queue: Ints) -> Ints:
 
 @jit
 def _place(state: ClusterState, job: int, late: bool, first: bool, of: Pairings) -> tuple[int, int]:
-    """Beside the mate with whom least is lost, of those by whom the head is not delayed; else the code that it had."""
+    """Place beside the mate with the least loss that does not delay the head; else return the code it had."""
     shape, limit, row = state.jobs.shape[job], state.jobs.limit[job], of.row[job]
     code, tried, least, mate = state.outcome.code[job], 0, -np.inf, -1
-    if row < 0 or _in_vain(of, row, shape, limit):
+    if row < 0 or _already_failed(of, row, shape, limit):
         return code, shape
     request = request_of(state.requests, shape)
-    while tried < MOST_PLACES:
-        least, mate = _next(state, of, row, request, least, mate)
+    while tried < MAX_PLACES:
+        least, mate = _next_mate(state, of, row, request, least, mate)
         if mate < 0:
             break
         # who is done before the head can fit is not in its way: its mate keeps the GPUs no shorter for it
@@ -102,27 +102,27 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, of: Pairings)
             of.beside[of.counts[1]] = mate
             return STARTED, shape
         tried += 1
-    vain = of.vain[of.counts[0]]
-    vain["row"], vain["shape"], vain["limit"] = row, shape, limit if tried > 0 else 0.0
+    failed = of.failed[of.counts[0]]
+    failed["row"], failed["shape"], failed["limit"] = row, shape, limit if tried > 0 else 0.0
     of.counts[0] += 1
     return code, shape
 
 
 @jit
-def _in_vain(of: Pairings, row: int, shape: int, limit: float) -> bool:
-    """Whether nothing was found for one like it that would be done as soon: what is left only shrinks."""
+def _already_failed(of: Pairings, row: int, shape: int, limit: float) -> bool:
+    """Return whether nothing was found for a similar job that ends as soon: room only shrinks."""
     for at in range(of.counts[0]):
-        vain = of.vain[at]
-        if vain["row"] == row and vain["shape"] == shape and limit >= vain["limit"]:
+        failed = of.failed[at]
+        if failed["row"] == row and failed["shape"] == shape and limit >= failed["limit"]:
             return True
     return False
 
 
 @jit
-def _next(
+def _next_mate(
     state: ClusterState, of: Pairings, row: int, request: PlacementRequest, lost: float, before: int
 ) -> tuple[float, int]:
-    """The best mate behind one with whom so much is lost, and what is lost with it; -1: there is none."""
+    """Return the next best mate after one with this loss, and its loss; -1: none."""
     best, least = -1, np.inf
     for at in range(of.mates.size):
         mate = of.mates[at]
@@ -140,7 +140,7 @@ def _next(
 
 @jit
 def _has_room(state: ClusterState, of: Pairings, request: PlacementRequest, first: int) -> bool:
-    """Whether a job may use a mate's nodes, and has room on them but for GPUs."""
+    """Return whether a job may use a mate's nodes, and has room there apart from GPUs."""
     beside = with_gpus(request, 0)
     for part in range(request.parts):
         node = of.nodes[first + part]
@@ -152,16 +152,16 @@ def _has_room(state: ClusterState, of: Pairings, request: PlacementRequest, firs
 
 @jit
 def _delays(state: ClusterState, of: Pairings, job: int, request: PlacementRequest, mate: int) -> bool:
-    """Whether the head would fit later with the job there."""
+    """Return whether the head would fit later with the job there."""
     beside, first, releases = with_gpus(request, 0), of.mates[mate]["first"], state.releases
     for part in range(request.parts):
         node = of.nodes[first + part]
         take(state.resources, beside, node)
         add(releases, state.now + state.jobs.limit[job], node, beside, job)
     # as if it had started; `reserve_any` asks the releases alone
-    _pass_on(releases, of.mates[mate]["owner"], job, request.gpus)
+    _move_release(releases, of.mates[mate]["owner"], job, request.gpus)
     when = _fits(state, of.head[0])
-    _pass_on(releases, of.mates[mate]["owner"], job, -request.gpus)
+    _move_release(releases, of.mates[mate]["owner"], job, -request.gpus)
     for part in range(request.parts):
         give(state.resources, beside, of.nodes[first + part])
     drop(releases, job)
@@ -170,7 +170,7 @@ def _delays(state: ClusterState, of: Pairings, job: int, request: PlacementReque
 
 @jit
 def _fits(state: ClusterState, job: int) -> float:
-    """When a job fits at the latest, by what is expected of those that run."""
+    """Return when a job fits at the latest, by the expected ends of running jobs."""
     jobs = state.jobs
     when, _ = reserve_any(
         state.resources, state.releases, jobs.masks, state.requests, jobs.shape[job], FIRST_FIT, state.now,
@@ -180,31 +180,31 @@ def _fits(state: ClusterState, job: int) -> float:
 
 
 @jit
-def _pass_on(releases: Releases, owner: int, job: int, gpus: int) -> None:
-    """Of each node so many GPUs come free with ``job`` and not with ``owner``, if it ends later."""
+def _move_release(releases: Releases, owner: int, job: int, gpus: int) -> None:
+    """Move the release of so many GPUs of each node from ``owner`` to ``job``, if that ends later."""
     for i in range(releases.used[0]):
-        mine = releases.order[i]
-        if releases.owner[mine] != owner:
+        own_slot = releases.order[i]
+        if releases.owner[own_slot] != owner:
             continue
         for j in range(releases.used[0]):
-            its = releases.order[j]
-            if releases.owner[its] == job and releases.node[its] == releases.node[mine]:
-                if releases.end[its] > releases.end[mine]:
-                    releases.gpus[mine] -= gpus
-                    releases.gpus[its] += gpus
+            other_slot = releases.order[j]
+            if releases.owner[other_slot] == job and releases.node[other_slot] == releases.node[own_slot]:
+                if releases.end[other_slot] > releases.end[own_slot]:
+                    releases.gpus[own_slot] -= gpus
+                    releases.gpus[other_slot] += gpus
                 break
 
 
 @jit
 def _hold(state: ClusterState, job: int, code: int, of: Pairings) -> float:
-    """Whoever ends before the first that waits can fit does not delay it."""
+    """Record the first job that waits: jobs that end before it can fit do not delay it."""
     of.head[0], of.fits[0] = job, _fits(state, job)
     return float(of.fits[0])
 
 
 @jit
 def _taken(state: ClusterState, job: int, request: PlacementRequest, of: Pairings) -> PlacementRequest:
-    """Its mate has taken the GPUs."""
+    """Return the request without GPUs: its mate already holds them."""
     return with_gpus(request, 0)
 
 
@@ -213,12 +213,12 @@ def _started(state: ClusterState, job: int, request: PlacementRequest, of: Pairi
     mate = of.mates[of.beside[of.counts[1]]]
     mate["taken"] = 1
     of.counts[1] += 1
-    _pass_on(state.releases, mate["owner"], job, state.requests.gpus[state.jobs.shape[job]])
+    _move_release(state.releases, mate["owner"], job, state.requests.gpus[state.jobs.shape[job]])
 
 
 @jit
 def _following(state: ClusterState, queue: Ints, at: int, head: int, of: Pairings) -> int:
-    return -1 if of.counts[0] == MOST_IN_VAIN else in_order(state, queue, at, head, of)
+    return -1 if of.counts[0] == MAX_FAILED_SEARCHES else in_order(state, queue, at, head, of)
 
 
 _pass_beside = queue_pass(_place, _hold, _started, following=_following, taken=_taken, renews=False)
@@ -226,7 +226,7 @@ _pass_beside = queue_pass(_place, _hold, _started, following=_following, taken=_
 
 @jit
 def pass_beside(state: ClusterState, queue: Ints, pairings: Pairings) -> None:
-    """Start beside others whom a policy's own pass left waiting for room (`wait_for_room`), ``queue: int64[jobs]``.
+    """Start jobs of ``queue: int64[jobs]`` that a policy left waiting for room beside others (`wait_for_room`).
 
     As `queue_pass.queue_pass` says. ``resources`` and ``releases`` are as the policy's starts left them, and a GPU that
     two jobs have already is given back only by the one that ends last.
@@ -237,7 +237,7 @@ def pass_beside(state: ClusterState, queue: Ints, pairings: Pairings) -> None:
 
 @jit
 def pairings_of(mates: Records, nodes: Ints, cost: Floats, kind: Ints, row: Ints) -> Pairings:
-    """What a pass needs."""
+    """Return the arrays that a pass needs."""
     beside, head, fits = np.zeros(mates.size, np.int64), np.full(1, -1), np.full(1, np.inf)
-    vain, counts = np.zeros(MOST_IN_VAIN, VAIN), np.zeros(2, np.int64)
-    return Pairings(mates, nodes, cost, kind, row, beside, head, fits, vain, counts)
+    failed, counts = np.zeros(MAX_FAILED_SEARCHES, FAILED_SEARCH), np.zeros(2, np.int64)
+    return Pairings(mates, nodes, cost, kind, row, beside, head, fits, failed, counts)

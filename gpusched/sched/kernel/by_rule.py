@@ -1,4 +1,4 @@
-"""The pass of policies that place by a rule: first fit, best fit, spread, by rack, random, naive."""
+"""The pass of policies that place by rule: first fit, best fit, spread, by rack, random, naive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpusched.sched.state import CONSERVATIVE, RESERVED, BackfillPlan, ClusterSt
 
 
 class PlacementRule(NamedTuple):
-    """How jobs are placed: one of `state.PLACES`, and what it draws from."""
+    """A placement rule: one of `state.PLACES`, and its random state."""
 
     place: int
     rng: Words
@@ -23,7 +23,7 @@ class PlacementRule(NamedTuple):
 
 @jit
 def _attempt(state: ClusterState, job: int, late: bool, first: bool, rule: PlacementRule) -> tuple[int, int]:
-    """The naive placement's unlucky draw counts as not starting."""
+    """Try to place a job; an unlucky draw of the naive placement counts as not starting."""
     return attempt_any(state, state.jobs.shape[job], rule.place, late, rule.rng)
 
 
@@ -34,7 +34,7 @@ def _reserve(state: ClusterState, job: int, code: int, rule: PlacementRule) -> f
 
 @jit
 def keep_for(state: ClusterState, job: int, place: int, begin: float) -> float:
-    """Keep for the head the nodes where it fits first, from ``begin`` on; when that is, seconds."""
+    """Keep for the head the nodes where it fits first, from ``begin`` on; return that time, seconds."""
     jobs, requests, scratch = state.jobs, state.requests, state.scratch
     shadow, given = reserve_any(
         state.resources, state.releases, jobs.masks, requests, jobs.shape[job], place, begin, jobs.limit[job], scratch,
@@ -45,7 +45,7 @@ def keep_for(state: ClusterState, job: int, place: int, begin: float) -> float:
 
 @jit
 def _attempt_in_plan(state: ClusterState, job: int, late: bool, first: bool, rule: PlacementRule) -> tuple[int, int]:
-    """In a plan, which is made anew in every pass, nothing is drawn: naive and random are first fit."""
+    """Place a job by the plan, made anew in every pass; naive and random placement use first fit."""
     scratch, shape = state.scratch, state.jobs.shape[job]
     if state.jobs.feasibility[shape] == RESERVED:
         hold_planned(scratch.plan, state, job, undrawn(rule.place))
@@ -62,7 +62,7 @@ def _reserve_in_plan(state: ClusterState, job: int, code: int, rule: PlacementRu
 
 @jit
 def _waits_for_room(code: int) -> bool:
-    """Who waits for the end of a reservation of nodes has a place in the plan, and is no head."""
+    """Return whether the job is a head; one that waits for a reservation to end has a planned place instead."""
     return code != RESERVED
 
 
@@ -71,13 +71,13 @@ pass_by_plan = queue_pass(_attempt_in_plan, _reserve_in_plan, may_head=_waits_fo
 
 
 def pass_for(backfill: int) -> Pass[PlacementRule]:
-    """Return `pass_by_rule` for this backfill: where Python calls it, no plan is compiled that nobody asks for."""
+    """Return `pass_by_rule` for this backfill: calls from Python compile the plan only where it is used."""
     return pass_by_plan if backfill == CONSERVATIVE else _by_rule
 
 
 @jit
 def pass_by_rule(state: ClusterState, queue: Ints, backfill: int, rule: PlacementRule) -> tuple[int, float]:
-    """`queue_pass.Pass`; conservative backfill needs ``scratch.plan``."""
+    """Run a `queue_pass.Pass`; conservative backfill needs ``scratch.plan``."""
     return _either(state.scratch.plan, state, queue, backfill, rule)
 
 

@@ -1,4 +1,4 @@
-"""Conservative backfill: every waiting job has a reservation on concrete nodes, and nobody delays an earlier one.
+"""Conservative backfill: every pending job has a reservation on concrete nodes; none delays an earlier one.
 
 Mu'alem and Feitelson, IEEE TPDS 12(6), 2001. The plan is made anew, in order of the queue, at every decision, so that
 an early end is used at once; jobs ahead in the queue are never planned later than with the jobs behind them left out.
@@ -32,13 +32,13 @@ from gpusched.sched.state import (
 
 @jit
 def is_begun(plan: BackfillPlan | None, state: ClusterState) -> bool:
-    """Whether somebody waits in this pass."""
+    """Return whether any job waits in this pass."""
     return False if plan is None else bool(plan.used[1] == state.scratch.stamp[0])
 
 
 @jit
 def planned(plan: BackfillPlan | None, state: ClusterState, job: int, first: bool, rule: int) -> tuple[int, int]:
-    """`queue_pass.Place` in a plan that is begun: the job gets its place in it, and starts if that is now.
+    """Place a job in a begun plan (`queue_pass.Place`), and start it if its planned time is now.
 
     If it is the head, `hold_planned` gives it its place. Why it does not start: BACKFILL (it fits now, but somebody
     before it is to have the room), PRIORITY.
@@ -58,7 +58,7 @@ def planned(plan: BackfillPlan | None, state: ClusterState, job: int, first: boo
 
 @jit
 def hold_planned(plan: BackfillPlan | None, state: ClusterState, job: int, rule: int) -> float:
-    """`queue_pass.Hold` of the first who waits, or of who waits for the end of a reservation: when it is to begin."""
+    """Plan the first waiting job, or one that waits for a reservation (`queue_pass.Hold`); return its begin."""
     if plan is None:
         return np.inf
     shape = state.jobs.shape[job]
@@ -75,7 +75,7 @@ def hold_planned(plan: BackfillPlan | None, state: ClusterState, job: int, rule:
 
 @jit
 def _fits_now(state: ClusterState, shape: int) -> bool:
-    """Whether a request fits were nothing planned; what does not will not later in this pass either."""
+    """Return whether a request fits with nothing planned; if not, it will not fit later in this pass."""
     scratch = state.scratch
     if scratch.failed_late[shape] == scratch.stamp[0]:
         return False
@@ -87,7 +87,7 @@ def _fits_now(state: ClusterState, shape: int) -> bool:
 
 @jit
 def _lay_out(plan: BackfillPlan, state: ClusterState, lo: int, hi: int) -> None:
-    """What nodes have free from now on, by what running jobs are expected to give back (overdue: soon, not now)."""
+    """Set what nodes have free from now on, by the expected ends of running jobs (overdue: soon, not now)."""
     releases, points, nodes, now = state.releases, plan.points, plan.nodes, state.now
     settle(releases)
     for node in range(lo, hi):
@@ -113,7 +113,7 @@ def _lay_out(plan: BackfillPlan, state: ClusterState, lo: int, hi: int) -> None:
 
 @jit
 def _insert_after(plan: BackfillPlan, at: int, time: float) -> int:
-    """A new point behind ``at``, with as much free; its index."""
+    """Insert a point after ``at`` with the same free resources; return its index."""
     points, new = plan.points, plan.used[0]
     plan.used[0] += 1
     points[new]["time"], points[new]["next"] = time, points[at]["next"]
@@ -125,7 +125,7 @@ def _insert_after(plan: BackfillPlan, at: int, time: float) -> int:
 
 @jit
 def _chain_entries(plan: BackfillPlan, calendar: Calendar | None) -> None:
-    """Makes a list of each node's entries in the calendar."""
+    """Link each node's calendar entries into a list."""
     if calendar is None:
         return
     for node in range(plan.nodes.size):
@@ -138,7 +138,7 @@ def _chain_entries(plan: BackfillPlan, calendar: Calendar | None) -> None:
 
 @jit
 def _plan_job(plan: BackfillPlan, state: ClusterState, job: int, rule: int, latest: float) -> tuple[float, int]:
-    """When a job can begin, and which request it is given; ``scratch.chosen``: its nodes.
+    """Return when a job can begin, and with which request; ``scratch.chosen``: its nodes.
 
     They are taken off the plan if it begins at ``latest`` or before.
     """
@@ -160,7 +160,7 @@ def _plan_job(plan: BackfillPlan, state: ClusterState, job: int, rule: int, late
 
 @jit
 def _earliest(plan: BackfillPlan, state: ClusterState, shape: int, lasts: float, rule: int) -> float:
-    """When a request fits first for so long; ``scratch.chosen``: its nodes, by the least that they have until then."""
+    """Return when a request first fits for so long; ``scratch.chosen``: its nodes, by least free until then."""
     scratch, nodes, known, stamp = state.scratch, plan.nodes, plan.shapes[shape], state.scratch.stamp[0]
     asked, first = request_of(state.requests, shape), state.now
     if known["stamp"] == stamp and lasts >= known["at_least"]:
@@ -194,7 +194,7 @@ def _earliest(plan: BackfillPlan, state: ClusterState, shape: int, lasts: float,
 def _soonest(
     plan: BackfillPlan, state: ClusterState, request: PlacementRequest, row: int, first: float, lasts: float
 ) -> float:
-    """When as many nodes as the request has parts could each have begun with one, from ``first`` on.
+    """Return when as many nodes as the request has parts can each have begun one, from ``first`` on.
 
     Each node's ``begin`` is the first such time of its own; ``scratch.future``: the least that it has while it lasts.
     """
@@ -228,7 +228,7 @@ def _begin_on(
     lasts: float,
     latest: float,
 ) -> float:
-    """When a node can begin with a part, from ``first`` on; infinite where it never can, or later than ``latest``."""
+    """Return when a node can begin a part, from ``first`` on; infinite: never, or later than ``latest``."""
     begin = first
     while begin < np.inf:
         begin = _free_from(plan, state.scratch.future, request, node, begin, lasts, latest)
@@ -249,7 +249,7 @@ def _free_from(
     lasts: float,
     latest: float,
 ) -> float:
-    """From when on a node has enough for so long; ``least``: the least that it has meanwhile."""
+    """Return from when a node has enough for so long; ``least``: its minimum meanwhile."""
     points, at, begin = plan.points, node, np.inf
     gpus, cores, memory = 0, 0, 0
     while at >= 0:
@@ -285,7 +285,7 @@ def _unreserved_from(
     lasts: float,
     now: float,
 ) -> float:
-    """From when on, ``first`` or later, jobs of a row of the masks may be on a node for so long; infinite: never."""
+    """Return from when, at ``first`` or later, jobs of a mask row may use a node for so long; infinite: never."""
     if row < 0 or first == np.inf:
         return first
     if calendar is None or calendar.base.size == 0:
@@ -304,7 +304,7 @@ def _unreserved_from(
 
 @jit
 def _take(plan: BackfillPlan, node: int, request: PlacementRequest, begin: float, end: float) -> None:
-    """Takes one part off a node from ``begin`` to ``end``."""
+    """Take one part off a node from ``begin`` to ``end``."""
     points, at = plan.points, node
     if end <= begin:
         return

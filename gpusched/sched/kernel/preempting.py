@@ -1,4 +1,4 @@
-"""The pass in which running jobs may be stopped: who keeps its nodes, who is given others, live and in replays.
+"""The pass with preemption: which jobs keep their nodes and which get others, live and in replays.
 
 Its queue has those that run beside those that wait. Nobody starts in it: who is given nodes may have to wait until
 others have left them. The state's resources are what can be shared out in all, its releases what those have that keep
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gpusched.compiled import jit
 from gpusched.sched.bounds import charge
 from gpusched.sched.fit import request_of
-from gpusched.sched.kernel.queue_pass import KEPT, in_order, nothing_held, queue_pass
+from gpusched.sched.kernel.queue_pass import KEPT, hold_nothing, in_order, queue_pass
 from gpusched.sched.reclaim import Holders, finds, keeps
 from gpusched.sched.releases import add
 from gpusched.sched.state import (
@@ -38,12 +38,12 @@ GIVEN = 101
 
 
 def steady_rule(place: int) -> int:
-    """Return how jobs are placed that may be stopped again: first fit for a rule that draws, best fit for a mapping."""
+    """Return the placement rule for preemptible jobs: first fit for random rules, best fit for a mapping."""
     return {NAIVE: FIRST_FIT, RANDOM: FIRST_FIT, FASTEST: BEST_FIT, MILP: BEST_FIT}.get(place, place)
 
 
 class Filling(NamedTuple):
-    """Progressive filling, by which DRF orders: whose user has the least dominant share so far goes next.
+    """Progressive filling, the order of DRF: the user with the least dominant share so far goes next.
 
     A job that does not fit is passed over. Ties between users go to the job that is first in the queue.
 
@@ -58,7 +58,7 @@ class Filling(NamedTuple):
 
 
 class PreemptiveAllocation(NamedTuple):
-    """What is shared out, and who is given what.
+    """The resources to allocate, and the nodes that jobs were given.
 
     Attributes:
         idle: What those before left of what nobody runs on.
@@ -108,7 +108,7 @@ def note_held(
     calendar: Calendar | None, releases: Releases, request: PlacementRequest, nodes: Ints, first: int, end: float,
     job: int
 ) -> None:  # fmt: skip
-    """Note until when a job has ``nodes[first:]``, where nodes are reserved: nobody else asks."""
+    """Record until when a job holds ``nodes[first:]``, where nodes are reserved; not used elsewhere."""
     if calendar is not None:
         for part in range(request.parts):
             add(releases, end, nodes[first + part], request, job)
@@ -150,7 +150,7 @@ def _following(state: ClusterState, queue: Ints, at: int, head: int, of: Preempt
 
 @jit
 def _fill(filling: Filling | None, state: ClusterState, queue: Ints, at: int) -> None:
-    """Counts what the job before it was given, and brings the next one to place ``at`` of the queue."""
+    """Account for what the previous job was given, and move the next one to place ``at`` of the queue."""
     if filling is None:
         return
     share, user, total, best = filling.share, filling.user, filling.total, at
@@ -169,4 +169,4 @@ def _fill(filling: Filling | None, state: ClusterState, queue: Ints, at: int) ->
         queue[i], queue[i - 1] = queue[i - 1], queue[i]
 
 
-preempting_pass = queue_pass(_place, nothing_held, keeps=_keeps, following=_following)
+preempting_pass = queue_pass(_place, hold_nothing, keeps=_keeps, following=_following)

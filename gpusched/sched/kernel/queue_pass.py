@@ -1,4 +1,4 @@
-"""The walk over a partition's queue: who starts, who is first of those that do not, what is kept for that one.
+"""The walk over a partition's queue: which jobs start, which is the first that does not, what is kept for it.
 
 Whoever decides says by hooks where a job goes, what is kept for the head, and what follows from a start; feasibility,
 limits, backfill, reasons and what a start takes are the walk's own, the same for everybody. Each set of hooks is
@@ -16,7 +16,7 @@ from gpusched.compiled import in_python, inlined, jit, specialized
 from gpusched.sched.backfill import launch
 from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import entry, request_of
-from gpusched.sched.keeping import keep_clear, keep_nothing, keeps_nodes
+from gpusched.sched.keeping import keep_nodes, keeps_nodes, reset_kept_nodes
 from gpusched.sched.state import (
     BACKFILL,
     CONSERVATIVE,
@@ -64,46 +64,46 @@ Pass = Callable[[ClusterState, Ints, int, More], tuple[int, float]]
 
 
 @jit
-def whoever_waits(code: int) -> bool:
-    """Any reason makes a head."""
+def any_reason_blocks(code: int) -> bool:
+    """Return True: any waiting job can be the head."""
     return True
 
 
 @jit
-def nobody_runs(state: ClusterState, job: int, more: Any) -> bool:
-    """Of the queue."""
+def no_running_jobs(state: ClusterState, job: int, more: Any) -> bool:
+    """Return False: the queue holds no running jobs."""
     return False
 
 
 @jit
-def nothing_held(state: ClusterState, job: int, code: int, more: Any) -> float:
-    """For nobody."""
+def hold_nothing(state: ClusterState, job: int, code: int, more: Any) -> float:
+    """Reserve nothing, and return infinity."""
     return np.inf
 
 
 @jit
-def all_of_it(state: ClusterState, job: int, request: PlacementRequest, more: Any) -> PlacementRequest:
-    """As nobody shares anything."""
+def whole_request(state: ClusterState, job: int, request: PlacementRequest, more: Any) -> PlacementRequest:
+    """Return the request unchanged, as no GPUs are shared."""
     return request
 
 
 @jit
-def nothing_follows(state: ClusterState, job: int, request: PlacementRequest, more: Any) -> None:
-    """Of a start."""
+def ignore_start(state: ClusterState, job: int, request: PlacementRequest, more: Any) -> None:
+    """Do nothing after a start."""
 
 
 @jit
 def in_order(state: ClusterState, queue: Ints, at: int, head: int, more: Any) -> int:
-    """As the queue stands."""
+    """Keep the queue's order."""
     return int(queue[at]) if at < queue.size else -1
 
 
 def queue_pass(
-    place: Place[More], hold: Hold[More], started: Started[More] = nothing_follows, may_head: MayHead = whoever_waits,
-    keeps: Keeps[More] = nobody_runs, following: Following[More] = in_order, hold_behind: bool = False,
-    taken: Taken[More] = all_of_it, renews: bool = True, compiled: bool = True,
+    place: Place[More], hold: Hold[More], started: Started[More] = ignore_start, may_head: MayHead = any_reason_blocks,
+    keeps: Keeps[More] = no_running_jobs, following: Following[More] = in_order, hold_behind: bool = False,
+    taken: Taken[More] = whole_request, renews: bool = True, compiled: bool = True,
 ) -> Pass[More]:  # fmt: skip
-    """The pass in which these hooks decide; ``more`` is what they need beside the state.
+    """Build the pass in which these hooks decide; ``more`` holds what they need beside the state.
 
     It takes the state, ``queue: int64[waiting]`` in order of precedence, and the backfill. Jobs that can never run
     (``jobs.feasibility``) or for which a bound leaves no room block nobody. With NONE the first job that does not start
@@ -125,8 +125,8 @@ def queue_pass(
         _taken=taken,
     )  # fmt: skip
     flags = {
-        "_hold_behind": hold_behind, "_keeps_clear": hold_behind or keeps is not nobody_runs,
-        "_shares": taken is not all_of_it, "_renews": renews,
+        "_hold_behind": hold_behind, "_keeps_clear": hold_behind or keeps is not no_running_jobs,
+        "_shares": taken is not whole_request, "_renews": renews,
     }  # fmt: skip
     if not compiled:
         small = dict[str, object](exceeds=exceeds, entry=entry, request_of=request_of)  # calling code takes longer
@@ -137,20 +137,20 @@ def queue_pass(
 
 _place: Place[Any] = cast(Any, None)  # these eleven are filled in
 _hold: Hold[Any] = cast(Any, None)
-_started: Started[Any] = nothing_follows
-_may_head: MayHead = whoever_waits
-_keeps: Keeps[Any] = nobody_runs
+_started: Started[Any] = ignore_start
+_may_head: MayHead = any_reason_blocks
+_keeps: Keeps[Any] = no_running_jobs
 _following: Following[Any] = in_order
-_taken: Taken[Any] = all_of_it
+_taken: Taken[Any] = whole_request
 _hold_behind = _keeps_clear = _shares = _renews = False
 
 
 def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[int, float]:
-    """What `queue_pass` makes."""
+    """Build the function that `queue_pass` returns."""
     _, _, requests, jobs, scratch, outcome, now = state
     head, shadow, keeps_clear = -1, np.inf, _keeps_clear or keeps_nodes(backfill)
     if _renews:
-        keep_nothing(scratch.calendar)
+        reset_kept_nodes(scratch.calendar)
     scratch.stamp[0] += 1
     stamp, waits = scratch.stamp[0], RESOURCES if backfill == SKIP else PRIORITY
     # the loop's own arrays, and its answers before any call: most jobs of a long queue get no further
@@ -168,7 +168,7 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
         ):
             code_of[job] = feasibility[shape]
             if _renews and keeps_clear and feasibility[shape] == RESERVED and not exceeds(links, room, account_of, job):
-                keep_clear(scratch.calendar, state, job)
+                keep_nodes(scratch.calendar, state, job)
         elif exceeds(links, room, account_of, job):
             code_of[job] = LIMIT
         elif head >= 0 and backfill == NONE:

@@ -1,4 +1,4 @@
-"""Which waiting jobs go to which nodes and GPU types, decided for all of them at once.
+"""Assignment of pending jobs to nodes and GPU types, decided for all of them at once.
 
 In: arrays of jobs and nodes. Out: arrays; pure. `greedy` answers at once; `milp` (HiGHS, the extra ``milp``) begins
 with that answer and betters it for as long as it may. Begin with `queue.map_queue`, then `problem`.

@@ -1,4 +1,4 @@
-"""What keeps the program small: like jobs, like nodes, and the ways in which one node can be filled.
+"""Reductions that keep the program small: similar jobs, similar nodes, and the ways to fill one node.
 
 A way to fill a node (a pattern, Gilmore and Gomory 1961) says how many parts of each shape it takes, so whole nodes
 are counted, and cores, memory and what is left over are exact without a variable for every job and node.
@@ -17,12 +17,12 @@ from gpusched.sched.mapping.problem import Problem, node_cost
 MAX_PATTERNS = 6000
 
 
-class TooMany(ValueError):
-    """More ways to fill the nodes than can be looked at; its message is one line."""
+class TooManyPatterns(ValueError):
+    """There are more ways to fill the nodes than can be examined; the message is one line."""
 
 
 class PartShape(NamedTuple):
-    """What a part takes of a node, and what may not be mixed up: masks, lateness, gangs of several nodes, the kind."""
+    """What a part takes of a node, and what must be kept apart: masks, lateness, multi-node gangs, the kind."""
 
     need: tuple[int, int, int]
     mask: int
@@ -32,7 +32,7 @@ class PartShape(NamedTuple):
 
 
 class JobClass(NamedTuple):
-    """Jobs that differ in their place in the order only, first to last."""
+    """Jobs that differ only in their place in the order, first to last."""
 
     jobs: list[int]
     part: tuple[tuple[int, int, int], int, bool, int]  # need, mask, late, parts
@@ -41,7 +41,7 @@ class JobClass(NamedTuple):
 
 
 class NodeClass(NamedTuple):
-    """Nodes that have the same to give to the same jobs."""
+    """Nodes that offer the same resources to the same jobs."""
 
     nodes: list[int]
     resources: tuple[int, int, int]
@@ -52,7 +52,7 @@ class NodeClass(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """A way to fill one node of a class: parts by shape, and what it costs."""
+    """One way to fill a node of a class: the number of parts by shape, and its cost."""
 
     node_class: int
     counts: dict[int, int]
@@ -60,21 +60,21 @@ class Pattern(NamedTuple):
 
 
 def simplified(problem: Problem) -> Problem:
-    """Without the cores, or the memory, where GPUs run out first on every node whatever is put there."""
+    """Drop cores, or memory, where every node runs out of GPUs first."""
     resources, need, late_resources = problem.resources.copy(), problem.need.copy(), problem.late_resources.copy()
-    there = resources[:, 0] >= 0
+    usable = resources[:, 0] >= 0
     gpuless = need[:, 0] == 0
     for column in (1, 2):
         if need[gpuless, column].any():
             continue
         most = (need[~gpuless, column] / need[~gpuless, 0]).max(initial=0.0)
-        if all((has[there, column] >= most * has[there, 0]).all() for has in (resources, late_resources)):
+        if all((has[usable, column] >= most * has[usable, 0]).all() for has in (resources, late_resources)):
             need[:, column] = resources[:, column] = late_resources[:, column] = 0
     return replace(problem, resources=resources, need=need, late_resources=late_resources)
 
 
 def job_classes(problem: Problem) -> list[JobClass]:
-    """The jobs that could start at all, by class, in order of their first."""
+    """Group the jobs that could start at all into classes, ordered by their first job."""
     asked = np.bincount(problem.user, problem.parts * problem.need[:, 0], len(problem.cap))
     binding = set(np.flatnonzero(asked > problem.cap).tolist())  # users whose jobs together ask for more than the cap
     found: dict[tuple[object, ...], JobClass] = {}
@@ -94,7 +94,7 @@ def job_classes(problem: Problem) -> list[JobClass]:
 
 
 def node_classes(problem: Problem) -> list[NodeClass]:
-    """The nodes that have anything to give, by class."""
+    """Group the nodes with free resources into classes."""
     found: dict[tuple[object, ...], NodeClass] = {}
     resources, late = problem.resources.tolist(), problem.late_resources.tolist()
     for node in np.flatnonzero(problem.resources[:, 0] >= 0).tolist():
@@ -107,17 +107,17 @@ def node_classes(problem: Problem) -> list[NodeClass]:
 
 
 def shapes_of(classes: list[JobClass]) -> dict[PartShape, int]:
-    """The distinct shapes -> how many jobs have them."""
+    """Return the distinct shapes and how many jobs have each."""
     found: dict[PartShape, int] = {}
-    for one in classes:
-        for kind in one.kinds:
-            shape = PartShape(*one.part, kind)
-            found[shape] = found.get(shape, 0) + len(one.jobs)
+    for job_class in classes:
+        for kind in job_class.kinds:
+            shape = PartShape(*job_class.part, kind)
+            found[shape] = found.get(shape, 0) + len(job_class.jobs)
     return found
 
 
 def patterns_of(problem: Problem, nodes: list[NodeClass], shapes: dict[PartShape, int]) -> list[Pattern]:
-    """Every way to fill each node class with something; see `check_ways`."""
+    """Return every non-empty way to fill each node class; see `check_ways`."""
     return [
         Pattern(index, counts, node_cost(problem, node.resources[0], node.total, gpus))
         for index, node in enumerate(nodes)
@@ -126,23 +126,23 @@ def patterns_of(problem: Problem, nodes: list[NodeClass], shapes: dict[PartShape
 
 
 def check_ways(nodes: list[NodeClass], shapes: dict[PartShape, int], most: int) -> None:
-    """Counts the patterns without making them.
+    """Count the patterns without generating them.
 
     Raises:
-        TooMany: More than ``most``.
+        TooManyPatterns: More than ``most``.
     """
     ways = 0
     for node in nodes:
         ways += _count(node, _fitting(node, shapes), most - ways)
         if ways > most:
-            raise TooMany(f"more than {most} ways to fill the nodes")
+            raise TooManyPatterns(f"more than {most} ways to fill the nodes")
 
 
 _Fitting = list[tuple[int, tuple[int, int, int], bool, int]]
 
 
 def _fitting(node: NodeClass, shapes: dict[PartShape, int]) -> _Fitting:
-    """(shape, need, late, how many there can be) of the shapes that fit the node alone."""
+    """Return (shape, need, late, maximum count) of the shapes that fit the node alone."""
     return [
         (i, s.need, s.late, jobs)
         for i, (s, jobs) in enumerate(shapes.items())
@@ -153,14 +153,14 @@ def _fitting(node: NodeClass, shapes: dict[PartShape, int]) -> _Fitting:
 
 
 def _count(node: NodeClass, fitting: _Fitting, most: int) -> int:
-    """How many `_fillings` there are, from what is left rather than one by one; about, where more than ``most``."""
+    """Count the `_fillings` by what is left rather than one by one; approximate if more than ``most``."""
     states = {(node.resources, node.late_resources): 1}
-    for _, need, late, many in fitting:
+    for _, need, late, fit_count in fitting:
         reached: dict[tuple[tuple[int, int, int], tuple[int, int, int]], int] = {}
         for (resources, late_resources), ways in states.items():
             left, late_left = resources, late_resources
             reached[left, late_left] = reached.get((left, late_left), 0) + ways
-            for _ in range(many):
+            for _ in range(fit_count):
                 if not _covers(left, need) or (late and not _covers(late_left, need)):
                     break
                 left = _less(left, need)
@@ -173,7 +173,7 @@ def _count(node: NodeClass, fitting: _Fitting, most: int) -> int:
 
 
 def _fillings(node: NodeClass, fitting: _Fitting) -> Iterator[tuple[dict[int, int], int]]:
-    """(parts by shape, GPUs taken), without the empty one."""
+    """Return (parts by shape, GPUs taken), without the empty filling."""
 
     def fill(
         at: int, resources: tuple[int, int, int], late: tuple[int, int, int], counts: dict[int, int]

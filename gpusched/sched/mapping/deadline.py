@@ -1,4 +1,4 @@
-"""The optimiser within a live decision: nobody waits for HiGHS longer than there is time.
+"""The optimiser within a live decision: no decision waits for HiGHS beyond its budget.
 
 HiGHS looks at its clock, and at an interrupt, between its steps, and one step can take half a second (separating cuts
 at the root). So it searches on a thread of its own (it runs without Python's lock), and what it has found by the
@@ -18,15 +18,15 @@ from gpusched.sched.mapping.milp import OUT_OF_TIME, MilpSearch, SearchLimits, h
 from gpusched.sched.mapping.problem import MappingSolution, Problem
 
 STILL_BUSY = "the optimiser was still busy with earlier requests"
-_TO_TAKE_OVER_S = 0.02  # of the budget, at most a tenth: for checking what was found so far and starting its jobs
-_TO_READ_S = 0.01  # of a call's time, at most a tenth: from HiGHS's end to the answer, where it ends in time
-_TO_BUILD = 0.5  # what making the program may take of the time there is
-_RECENT = 0.3  # how much the last measurement of it counts
-_MOST_LEFT = 2  # searches that nobody waits for any more
+_HANDOVER_S = 0.02  # of the budget, at most a tenth: for checking what was found so far and starting its jobs
+_READ_S = 0.01  # of a call's time, at most a tenth: from HiGHS's end to the answer, where it ends in time
+_BUILD_FRACTION = 0.5  # what making the program may take of the time there is
+_RATE_SMOOTHING = 0.3  # how much the last measurement of it counts
+_MAX_ABANDONED = 2  # searches that nobody waits for any more
 
 
 class Deadline:
-    """`milp.solve` within one decision: all its calls together, and what is done between them, keep to the budget.
+    """`milp.solve` within one decision: all its calls, and the work between them, share one budget.
 
     Args:
         budget_s: From now on.
@@ -47,10 +47,10 @@ class Deadline:
             gc.freeze()
             Deadline._settled = True
         self._clock = clock
-        self._end = clock() + budget_s - min(_TO_TAKE_OVER_S, 0.1 * budget_s)
+        self._end = clock() + budget_s - min(_HANDOVER_S, 0.1 * budget_s)
 
     def __call__(self, problem: Problem, start: MappingSolution, share: float = 1.0) -> MappingSolution:
-        """An answer worth at least as much as ``start``, which it is where no time is left; see `solve`.
+        """Return a solution worth at least ``start``, or ``start`` itself if no time is left; see `solve`.
 
         ``share``: of the time that is left, what it may take.
         """
@@ -60,8 +60,8 @@ class Deadline:
             return replace(start, note=OUT_OF_TIME)
         if not self._room(left):
             return replace(start, note=STILL_BUSY)
-        work = Deadline.work_per_s * _TO_BUILD * left
-        end_s = now + left - min(_TO_READ_S, 0.1 * left)
+        work = Deadline.work_per_s * _BUILD_FRACTION * left
+        end_s = now + left - min(_READ_S, 0.1 * left)
         search = MilpSearch(problem, start, SearchLimits(end_s, None, work, self._clock), listen=True)
         errors: list[BaseException] = []
         # no daemon: at the program's end HiGHS must not be cut off amid its work
@@ -73,13 +73,13 @@ class Deadline:
         elif errors:
             raise errors[0]
         if search.work_per_s is not None:
-            Deadline.work_per_s += _RECENT * (search.work_per_s - Deadline.work_per_s)
+            Deadline.work_per_s += _RATE_SMOOTHING * (search.work_per_s - Deadline.work_per_s)
         return search.best()
 
     def _room(self, left_s: float) -> bool:
-        """Waits until there is room for one more search; whether there is."""
+        """Wait until one more search may run; return whether it may."""
         Deadline._left = [thread for thread in Deadline._left if thread.is_alive()]
-        if len(Deadline._left) < _MOST_LEFT:
+        if len(Deadline._left) < _MAX_ABANDONED:
             return True
         Deadline._left[0].join(left_s)
         return not Deadline._left[0].is_alive()

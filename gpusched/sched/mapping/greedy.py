@@ -1,4 +1,4 @@
-"""The quick answer: job after job in the queue's order, each where it is worth most, on the nodes it fits best."""
+"""The greedy answer: jobs in queue order, each on the most valuable GPU type and its best fitting nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Takes = Callable[[int, Nodes], bool]
 
 
 def greedy(problem: Problem, *, head_blocks: bool = False, takes: Takes | None = None) -> tuple[Nodes, ...]:
-    """Each job's nodes; empty: it waits. Never places a job where that is worth nothing.
+    """Return each job's nodes; empty: it waits. No job is placed where that is worth nothing.
 
     ``head_blocks``: the first job that does not start ends it; ``takes``: asked before a job starts on nodes; where it
     says no the job is tried on the next GPU type.
@@ -28,14 +28,14 @@ def greedy(problem: Problem, *, head_blocks: bool = False, takes: Takes | None =
 
 
 def first_answer(problem: Problem, nodes: tuple[Nodes, ...]) -> MappingSolution:
-    """What was placed greedily as an answer, for a solver to better."""
+    """Wrap a greedy placement as a solution, for a solver to improve."""
     return MappingSolution(
-        nodes=nodes, value=value_of(problem, nodes), bound=_best_imaginable(problem), note="not optimised"
+        nodes=nodes, value=value_of(problem, nodes), bound=_upper_bound(problem), note="not optimised"
     )
 
 
-def _best_imaginable(problem: Problem) -> float:
-    """What all jobs are worth, each alone on the empty-handed cluster: no answer is worth more."""
+def _upper_bound(problem: Problem) -> float:
+    """Return an upper bound: the total value of all jobs, each alone on the empty cluster."""
     best = np.where(np.isnan(problem.gain), -np.inf, problem.gain).max(1, initial=-np.inf) + problem.bonus
     # filling a node up can be worth something by itself: it leaves no useless GPUs
     most = problem.resources[:, 0].max(initial=0)
@@ -44,7 +44,7 @@ def _best_imaginable(problem: Problem) -> float:
 
 
 class _GreedyState:
-    """The resources while jobs are placed; a request that failed once will not fit later either."""
+    """The resources as jobs are placed; a request that failed once will not fit later either."""
 
     def __init__(self, problem: Problem, takes: Takes | None) -> None:
         self._problem, self._takes = problem, takes
@@ -53,7 +53,7 @@ class _GreedyState:
         self._failed: set[tuple[object, ...]] = set()
 
     def place(self, job: int) -> Nodes:
-        """The job's nodes, taken off the resources; nothing where it does not start."""
+        """Place the job and return its nodes; empty if it does not start."""
         p = self._problem
         gpus = int(p.parts[job] * p.need[job, 0])
         if gpus > self._cap[p.user[job]]:
@@ -76,7 +76,7 @@ class _GreedyState:
         return ()
 
     def _fitting(self, job: int, of_kind: Flags) -> Nodes:
-        """The nodes on which least is left over (GPUs, then cores, then memory); nothing where there are too few."""
+        """Return the nodes with least left over (GPUs, then cores, then memory); empty if there are too few."""
         p, need = self._problem, self._problem.need[job]
         fits = of_kind & p.usable(job) & (self._resources >= need).all(1)
         if p.late[job]:

@@ -1,4 +1,4 @@
-"""EASY on GPU types of different speeds: what is first in the order starts where it ends first.
+"""EASY with GPU types of different speeds: the first job in the order starts where it ends first.
 
 That may be on a faster type that is taken now. It waits for it then, by a reservation there, where it would end sooner
 than by starting on a slower type at once (Topcuoglu et al., HEFT, IEEE TPDS 13(3), 2002, for one queue). Every decision
@@ -19,7 +19,7 @@ from gpusched.sched.state import BEST_FIT, ClusterState, Flags, Floats, Ints, Re
 
 
 def shadow_on(state: ClusterState, types: Ints, job: int, kind: int) -> float:
-    """When the job fits on nodes of that GPU type (below 0: on any) at the latest; see `backfill.reserve`.
+    """Return when the job fits at the latest on that GPU type (below 0: any); see `backfill.reserve`.
 
     ``types``: ``int64[nodes]``: the nodes' GPU types.
     """
@@ -33,7 +33,7 @@ def shadow_on(state: ClusterState, types: Ints, job: int, kind: int) -> float:
 
 
 def reserve_head(state: ClusterState, types: Ints, job: int, runs_s: Floats) -> float:
-    """Reserves for the first job that does not start where it would end first; the shadow time.
+    """Reserve nodes for the first job that does not start, where it ends first; return the shadow time.
 
     Sets what `backfill.reserve` sets. ``runs_s``: ``float64[kinds]``: how long it would run on each GPU type; not
     finite: it cannot, or nobody knows.
@@ -49,7 +49,7 @@ def reserve_head(state: ClusterState, types: Ints, job: int, runs_s: Floats) -> 
 def starts_now(
     state: ClusterState, types: Ints, jobs: Ints, problem: Problem, runs_s: Floats, holds_s: Floats, first_node: int
 ) -> Takes:
-    """Which of the first jobs start at once; asked in their order, as `greedy` places them, each starts if it may.
+    """Return which of the first jobs start now: tried in order, placed as by `greedy`.
 
     Of ``state`` only `Scratch` changes. ``runs_s``, ``holds_s``: ``float64[jobs, kinds]``: how long each of the
     problem's jobs would run on each GPU type (not finite: not known), and keep its nodes at the most; ``first_node``:
@@ -60,11 +60,11 @@ def starts_now(
 
     def ends_sooner_elsewhere(place: int, nodes: Nodes) -> bool:
         runs = runs_s[place]
-        here = float(runs[problem.kind[nodes[0]]])
-        for kind in np.flatnonzero(runs < here).tolist():
+        state_now = float(runs[problem.kind[nodes[0]]])
+        for kind in np.flatnonzero(runs < state_now).tolist():
             shadow = shadow_on(state, types, int(jobs[place]), kind)
             # where it fits at once it was not taken for other reasons than its speed
-            if now < shadow and shadow + float(runs[kind]) < now + here:
+            if now < shadow and shadow + float(runs[kind]) < now + state_now:
                 return True
         return False
 

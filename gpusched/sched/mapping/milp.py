@@ -1,4 +1,4 @@
-"""The mapping as a mixed-integer program in HiGHS (Huangfu, Hall 2018), begun with the greedy answer.
+"""The mapping as a mixed-integer program in HiGHS (Huangfu, Hall 2018), started from the greedy answer.
 
     variables   k[s, t]  jobs of class s started on GPU type t          whole numbers
                 e[s, r]  whether the r-th job of class s starts         0 .. 1; in order, since bonuses never rise
@@ -13,7 +13,7 @@
 
 The last keeps a gang's parts on distinct nodes: K gangs can be dealt out so whenever no node has more than K parts.
 
-HiGHS is not taken at its word (decision 0046): its status, solution, value and bound must go together (`doubt`), its
+HiGHS is not taken at its word (decision 0046): its status, solution, value and bound must go together (`verify`), its
 value must be that of the mapping, counted by the problem's own rules, and its bound may not lie below a known answer.
 """
 
@@ -27,23 +27,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpusched.errors import UsageError
-from gpusched.sched.mapping.classes import MAX_PATTERNS, TooMany, simplified
-from gpusched.sched.mapping.doubt import FEASIBLE, SLACK, Doubtful, check
+from gpusched.sched.mapping.classes import MAX_PATTERNS, TooManyPatterns, simplified
 from gpusched.sched.mapping.greedy import greedy
 from gpusched.sched.mapping.problem import MappingSolution, Nodes, Problem, faults, part_of, value_of
 from gpusched.sched.mapping.program import LinearProgram
+from gpusched.sched.mapping.verify import FEASIBLE, SLACK, InconsistentAnswer, check
 
 GAP = 1e-4  # in parts of the value; proven this close counts as best
 OUT_OF_TIME = "stopped: time limit reached"
 DISCARDED = "the answer of HiGHS failed a check, so the greedy one is used"
 _BETTER = 1e-9
-_LEAST_S = 0.002  # with less time than that nothing is begun
-_FEWEST_JOBS, _ENOUGH_TO_TELL = 4, 1000
+_MIN_SEARCH_S = 0.002  # with less time than that nothing is begun
+_MIN_JOBS, _MIN_WORK_FOR_RATE = 4, 1000
 WORK_OF_JOB = 4  # what a job adds to the making of a program, in patterns
 
 
 def highs() -> Any:
-    """The highspy module.
+    """Return the highspy module.
 
     Raises:
         UsageError: It is not installed.
@@ -61,7 +61,7 @@ _worth = attrgetter("value")
 
 
 class SearchLimits(NamedTuple):
-    """How long a search goes on.
+    """The limits of a search.
 
     Attributes:
         end_s: When it ends, by ``clock``.
@@ -78,7 +78,7 @@ class SearchLimits(NamedTuple):
 def solve(
     problem: Problem, start: MappingSolution, *, budget_s: float = 0.2, max_nodes: int | None = None
 ) -> MappingSolution:
-    """An answer that is worth at least as much as ``start``.
+    """Return a solution that is worth at least as much as ``start``.
 
     Args:
         problem: What to answer.
@@ -95,7 +95,7 @@ def solve(
 
 
 class MilpSearch:
-    """One problem's search: the relaxation; its solution rounded; the program near it; in the time left, all of it.
+    """One problem's search: the relaxation, its rounding, a neighbourhood program, then the full program.
 
     Rounded: the whole nodes that the relaxation fills; the jobs that this leaves go greedily. Near: at least those
     nodes, and more only by patterns whose reduced cost is about nothing. Good incumbents come of both within
@@ -116,21 +116,21 @@ class MilpSearch:
         self._module = highs()
         self._problem, self._start, self._limits, self._listen = problem, start, limits, listen
         self._jobs = len(problem)  # the first of them where that is not all
-        self._heard: tuple[LinearProgram, list[float]] | None = None
+        self._incumbent: tuple[LinearProgram, list[float]] | None = None
         self._begin(OUT_OF_TIME)
         self.work_per_s: float | None = None
 
     def _begin(self, note: str) -> None:
-        """Nothing is known but ``start``."""
-        self._heard, self._best = None, self._start  # in this order: another thread may ask for the best
+        """Reset to ``start`` alone."""
+        self._incumbent, self._best = None, self._start  # in this order: another thread may ask for the best
         self._bound = self._start.bound if self._start.bound is not None else np.inf
         self._part, self._note = "", note  # the words for a part of the jobs, and why it ended
 
     def run(self) -> None:
-        """Search until the best is proven, time is over, or HiGHS's answer fails a check: then ``start`` counts."""
+        """Search until optimal or out of time; if HiGHS's answer fails a check, keep ``start``."""
         try:
             self._search()
-        except Doubtful as error:
+        except InconsistentAnswer as error:
             self._begin(f"{DISCARDED}: {error}")
 
     def _search(self) -> None:
@@ -148,10 +148,10 @@ class MilpSearch:
             self._note = ""
 
     def best(self) -> MappingSolution:
-        """The best answer so far."""
-        heard, best = self._heard, self._best
-        if heard is not None:
-            best = max(best, self._found(*heard), key=_worth)
+        """Return the best solution so far."""
+        incumbent, best = self._incumbent, self._best
+        if incumbent is not None:
+            best = max(best, self._found(*incumbent), key=_worth)
         return MappingSolution(
             nodes=best.nodes,
             value=best.value,
@@ -165,28 +165,28 @@ class MilpSearch:
         return self._bound - value <= GAP * max(1.0, abs(value))
 
     def _left_s(self) -> float:
-        """Time left; 0: too little to begin anything."""
+        """Return the time left; 0: too little to begin anything."""
         left = self._limits.end_s - self._limits.clock()
-        return left if left > _LEAST_S else 0.0
+        return left if left > _MIN_SEARCH_S else 0.0
 
     def _program(self) -> LinearProgram | None:
-        """Of all jobs, or where those can fill nodes in too many ways, of the first of them; None: not to be had."""
-        while (begin := self._limits.clock()) < self._limits.end_s - _LEAST_S:
+        """Build the program of all jobs, or of the first ones if there are too many patterns; None: impossible."""
+        while (begin := self._limits.clock()) < self._limits.end_s - _MIN_SEARCH_S:
             most = min(MAX_PATTERNS, self._limits.work - WORK_OF_JOB * self._jobs)
-            nobody: tuple[Nodes, ...] = ((),) * len(self._problem)
+            no_jobs: tuple[Nodes, ...] = ((),) * len(self._problem)
             try:
                 program = LinearProgram(
-                    simplified(part_of(self._problem, nobody, np.arange(self._jobs))), max(0, int(most))
+                    simplified(part_of(self._problem, no_jobs, np.arange(self._jobs))), max(0, int(most))
                 )
-            except TooMany as error:
-                if self._jobs <= _FEWEST_JOBS:
+            except TooManyPatterns as error:
+                if self._jobs <= _MIN_JOBS:
                     self._note = str(error)
                     return None
                 self._jobs //= 2
                 self._part = f"only the first {self._jobs} of {len(self._problem)} jobs optimised"
                 continue
             took, work = self._limits.clock() - begin, len(program.patterns) + WORK_OF_JOB * self._jobs
-            if work >= _ENOUGH_TO_TELL and took > 0:
+            if work >= _MIN_WORK_FOR_RATE and took > 0:
                 self.work_per_s = work / took
             return program
         return None
@@ -216,26 +216,31 @@ class MilpSearch:
             solver.setSolution(first)
             value = self._run(program, model, solver)
             info, status = solver.getInfo(), solver.getModelStatus()
-            if info.primal_solution_status == FEASIBLE and not value >= (said := info.objective_function_value) - SLACK:
-                raise Doubtful(f"its solution is worth {said:.6g} by its own account, but {value:.6g} as a mapping")
+            claimed = info.objective_function_value
+            if info.primal_solution_status == FEASIBLE and not value >= claimed - SLACK:
+                raise InconsistentAnswer(
+                    f"its solution is worth {claimed:.6g} by its own account, but {value:.6g} as a mapping"
+                )
             self._bind(float(info.mip_dual_bound))
             optimal = status == self._module.HighsModelStatus.kOptimal
             self._note = "" if optimal else f"stopped: {solver.modelStatusToString(status).lower()}"
 
     def _bind(self, bound: float) -> None:
-        """No answer is worth more; of a part of the jobs that says nothing of the whole.
+        """Record an upper bound; one for a part of the jobs does not bound the whole.
 
         Raises:
-            Doubtful: The best one so far is.
+            InconsistentAnswer: The best one so far is.
         """
         if self._part or not np.isfinite(bound):
             return
         if bound < self._best.value - SLACK * max(1.0, abs(bound)):
-            raise Doubtful(f"its bound of {bound:.6g} lies below {self._best.value:.6g}, the value of a known mapping")
+            raise InconsistentAnswer(
+                f"its bound of {bound:.6g} lies below {self._best.value:.6g}, the value of a known mapping"
+            )
         self._bound = min(self._bound, bound)
 
     def _solver(self, model: Any, budget_s: float) -> Any:
-        """HiGHS on one thread: a decision may not take the login node's cores, and threads cost more than they win."""
+        """Return HiGHS on one thread: the login node's cores are shared, and threads cost more than they gain."""
         solver = self._module.Highs()
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("threads", 1)
@@ -248,12 +253,12 @@ class MilpSearch:
         return solver
 
     def _run(self, program: LinearProgram, model: Any, solver: Any, may_fail: bool = False) -> float:
-        """HiGHS to its end; its best solution counts. What that is worth as a mapping; ``start``'s value without one.
+        """Run HiGHS to its end; return the mapping value of its best solution, or of ``start`` without one.
 
         ``may_fail``: the model need not have a solution.
         """
         if self._listen:
-            solver.cbMipImprovingSolution += lambda event: self._hear(program, event.data_out.mip_solution)
+            solver.cbMipImprovingSolution += lambda event: self._store_incumbent(program, event.data_out.mip_solution)
         solver.run()
         if not (may_fail and solver.getModelStatus() == self._module.HighsModelStatus.kInfeasible):
             check(self._module, model, solver, GAP)
@@ -261,14 +266,14 @@ class MilpSearch:
         if solver.getInfo().primal_solution_status == FEASIBLE:
             found = self._found(program, list(solver.getSolution().col_value))
             self._best = max(self._best, found, key=_worth)
-        self._heard = None
+        self._incumbent = None
         return found.value
 
-    def _hear(self, program: LinearProgram, column: Any) -> None:
-        self._heard = (program, column.tolist())
+    def _store_incumbent(self, program: LinearProgram, column: Any) -> None:
+        self._incumbent = (program, column.tolist())
 
     def _found(self, program: LinearProgram, column: list[float]) -> MappingSolution:
-        """A solution, and what else goes, as an answer to the whole; ``start`` where it is not sound, or worth less."""
+        """Return a solution, with the other starts, as one to the whole; ``start`` if invalid or worth less."""
         problem, start = self._problem, self._start
         nodes = [*program.nodes_of(column), *((),) * (len(problem) - self._jobs)]
         idle = np.array([job for job, where in enumerate(nodes) if not where], np.int64)

@@ -1,4 +1,4 @@
-"""A mapping problem, an answer to it, what an answer is worth, and whether it is sound."""
+"""A mapping problem, its solution, the value of a solution, and the checks of its validity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """Jobs at the head of the order, and what nodes have free.
+    """The jobs at the head of the order, and the free resources of the nodes.
 
     A job goes to nodes of one GPU type (``kind``). One that needs more nodes than any type has may mix them, and counts
     with the worst of the kinds it may use.
@@ -62,7 +62,7 @@ class Problem:
         return len(self.parts)
 
     def usable(self, job: int, nodes: Nodes | slice = slice(None)) -> Flags:
-        """``bool[nodes]``: which of these nodes (all) the job may use, full or not."""
+        """Return ``bool[nodes]``: which of these nodes (all) the job may use, full or not."""
         at = nodes if isinstance(nodes, slice) else list(nodes)
         may: Flags = (self.resources[at, 0] >= 0) & ~np.isnan(self.gain[job])[self.kind[at]]
         if self.mask[job] >= 0:
@@ -70,25 +70,25 @@ class Problem:
         return may
 
     def mixes(self, job: int) -> bool:
-        """Whether no single GPU type has nodes enough for it, were they empty."""
+        """Return whether no single GPU type has enough nodes for the job, even when empty."""
         if self.parts[job] == 1 or np.isnan(self.gain[job]).all():
             return False
         large = self.usable(job) & (self.total >= self.need[job, 0])
         return bool(np.bincount(self.kind[large]).max(initial=0) < self.parts[job])
 
     def gain_on(self, job: int, nodes: Nodes) -> float:
-        """What the start there is worth: of the kind, or of the worst that it may use where it mixes them."""
+        """Return the gain of a start there: of the GPU type, or of the worst allowed one if types are mixed."""
         kinds = set(self.kind[list(nodes)].tolist())
         return float(np.nanmin(self.gain[job])) if len(kinds) > 1 else float(self.gain[job, kinds.pop()])
 
     def left_over(self, free: int) -> float:
-        """GPUs of a node with that many free that a job drawn at random cannot use (Weng et al., ATC 2023)."""
+        """Return the expected GPUs, of so many free on a node, that a random job cannot use (Weng et al., ATC 2023)."""
         return free * float(self.unfit[free]) if free > 0 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MappingSolution:
-    """Where each job goes.
+    """The nodes of each job.
 
     Attributes:
         nodes: One entry per job; empty: it waits.
@@ -105,12 +105,12 @@ class MappingSolution:
 
     @property
     def gap(self) -> float | None:
-        """How much more there might be, in parts of the value (of 1, where that is smaller)."""
+        """Return the possible further gain, relative to the value (to 1, where that is smaller)."""
         return None if self.bound is None else max(0.0, self.bound - self.value) / max(1.0, abs(self.value))
 
 
 def value_of(problem: Problem, nodes: tuple[Nodes, ...]) -> float:
-    """What an answer is worth: gains and bonuses, less what opening nodes and leaving useless GPUs cost."""
+    """Return a solution's value: gains and bonuses, minus the cost of opened nodes and unusable GPUs."""
     taken = np.zeros(len(problem.resources), np.int64)
     job, where = _pairs(nodes)
     np.add.at(taken, where, problem.need[job, 0])
@@ -122,7 +122,7 @@ def value_of(problem: Problem, nodes: tuple[Nodes, ...]) -> float:
 
 
 def part_of(problem: Problem, nodes: tuple[Nodes, ...], jobs: Ints) -> Problem:
-    """The problem of some of the jobs, in their order, on what the others, started as in ``nodes``, leave.
+    """Return the problem of some jobs, in order, on what the other jobs, started as in ``nodes``, leave.
 
     An answer to it makes, with those starts, an answer to the whole that is worth as much more than they are.
     """
@@ -143,19 +143,19 @@ def part_of(problem: Problem, nodes: tuple[Nodes, ...], jobs: Ints) -> Problem:
 
 
 def _pairs(nodes: tuple[Nodes, ...]) -> tuple[Ints, Ints]:
-    """``int64[parts]`` twice: the job and the node of every part."""
+    """Return ``int64[parts]`` twice: the job and the node of every part."""
     job = np.repeat(np.arange(len(nodes)), [len(where) for where in nodes])
     return job, np.fromiter(chain.from_iterable(nodes), np.int64, len(job))
 
 
 def node_cost(problem: Problem, free: int, total: int, taken: int) -> float:
-    """What it costs to take that many of a node's free GPUs."""
+    """Return the cost of taking that many of a node's free GPUs."""
     opened = problem.open_cost if free == total and taken > 0 else 0.0
     return opened + problem.frag_cost * (problem.left_over(free - taken) - problem.left_over(free))
 
 
 def faults(problem: Problem, nodes: tuple[Nodes, ...]) -> list[str]:
-    """What is wrong with an answer, in sentences; nothing where it is sound. Counts for itself."""
+    """Return the errors of a solution, in sentences; empty if it is valid. Recomputed independently."""
     found = []
     taken, late = np.zeros_like(problem.resources), np.zeros_like(problem.resources)
     held: dict[int, int] = {}
@@ -173,11 +173,11 @@ def faults(problem: Problem, nodes: tuple[Nodes, ...]) -> list[str]:
     job_of, node_of = _pairs(nodes)
     np.add.at(taken, node_of, problem.need[job_of])
     np.add.at(late, node_of, problem.need[job_of] * problem.late[job_of, None])
-    for what, given, resources in (
+    for name, given, resources in (
         ("has", taken, problem.resources),
         ("may give to late jobs", late, problem.late_resources),
     ):
         over = np.flatnonzero((given > resources).any(1) & given.any(1))
-        found += [f"node {n} gives more than it {what}" for n in over.tolist()]
+        found += [f"node {n} gives more than it {name}" for n in over.tolist()]
     found += [f"user {u} gets {g} GPUs, over the cap" for u, g in held.items() if g > problem.cap[u] + TOLERANCE]
     return found

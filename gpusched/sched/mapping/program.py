@@ -1,4 +1,4 @@
-"""The variables and rows of the mixed-integer program; what they mean stands at the head of `milp`."""
+"""The variables and rows of the mixed-integer program; `milp` documents their meaning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LinearProgram:
     """The variables and rows of one problem.
 
     Raises:
-        TooMany: It has more than ``most`` ways to fill nodes.
+        TooManyPatterns: It has more than ``most`` ways to fill nodes.
     """
 
     def __init__(self, problem: Problem, most: int = MAX_PATTERNS) -> None:
@@ -55,14 +55,14 @@ class LinearProgram:
 
     def _variables(self) -> None:
         p = self._problem
-        for s, one in enumerate(self.jobs):
-            for kind in one.kinds:
-                gains = p.gain[one.jobs[0]]
+        for s, job_class in enumerate(self.jobs):
+            for kind in job_class.kinds:
+                gains = p.gain[job_class.jobs[0]]
                 gain = float(np.nanmin(gains) if kind < 0 else gains[kind])
-                self.k[s, kind] = self._column(gain, len(one.jobs), True)
-        for one in self.jobs:
+                self.k[s, kind] = self._column(gain, len(job_class.jobs), True)
+        for job_class in self.jobs:
             self.e.append(len(self._columns))
-            for job in one.jobs:
+            for job in job_class.jobs:
                 self._column(float(p.bonus[job]), 1.0, False, lower=1.0 if p.must[job] else 0.0)
         self.z = len(self._columns)
         for pattern in self.patterns:
@@ -73,21 +73,21 @@ class LinearProgram:
                     self.u[shape, count] = self._column(0.0, 1.0, True)
 
     def _constraints(self) -> None:
-        for s, one in enumerate(self.jobs):
-            row = {self.k[s, kind]: 1.0 for kind in one.kinds}
-            row.update((self.e[s] + r, -1.0) for r in range(len(one.jobs)))
+        for s, node_class in enumerate(self.jobs):
+            row = {self.k[s, kind]: 1.0 for kind in node_class.kinds}
+            row.update((self.e[s] + r, -1.0) for r in range(len(node_class.jobs)))
             self._rows.append((0.0, 0.0, row))
         self._fill_rows()
         self._gang_rows()
         caps: dict[int, dict[int, float]] = {}
         for (s, _), column in self.k.items():
-            one = self.jobs[s]
-            if one.user >= 0:
-                caps.setdefault(one.user, {})[column] = float(one.part[0][0] * one.part[3])
+            node_class = self.jobs[s]
+            if node_class.user >= 0:
+                caps.setdefault(node_class.user, {})[column] = float(node_class.part[0][0] * node_class.part[3])
         self._rows += [(-np.inf, float(self._problem.cap[user]), row) for user, row in caps.items()]
 
     def _fill_rows(self) -> None:
-        """Nodes there are; parts in the patterns equal parts of the jobs."""
+        """Add the rows: nodes available; parts in the patterns equal parts of the jobs."""
         used: list[dict[int, float]] = [{} for _ in self.nodes]
         covered: list[dict[int, float]] = [{} for _ in self.shapes]
         for i, pattern in enumerate(self.patterns):
@@ -107,11 +107,11 @@ class LinearProgram:
             self._rows.append((-np.inf, 0.0, {column: float(count), **started}))
             for i, pattern in enumerate(self.patterns):
                 if pattern.counts.get(shape) == count:
-                    many = float(len(self.nodes[pattern.node_class].nodes))
-                    self._rows.append((-np.inf, 0.0, {self.z + i: 1.0, column: -many}))
+                    multiple = float(len(self.nodes[pattern.node_class].nodes))
+                    self._rows.append((-np.inf, 0.0, {self.z + i: 1.0, column: -multiple}))
 
     def model(self, module: Any) -> Any:
-        """As HiGHS takes it, rows one after the other."""
+        """Return the program as HiGHS takes it, row by row."""
         lp = module.HighsLp()
         lp.num_col_, lp.num_row_ = len(self._columns), len(self._rows)
         lp.sense_ = module.ObjSense.kMaximize
@@ -129,7 +129,7 @@ class LinearProgram:
         return lp
 
     def near(self, module: Any, values: Sequence[float], duals: Sequence[float]) -> Any:
-        """As `model`, for a search near the relaxation's solution; see `milp`.
+        """Return the `model` restricted to the neighbourhood of the relaxation's solution; see `milp`.
 
         Rounded down, the patterns' parts of a gang's shape need not come out even: here there may be more parts than
         the jobs take. `nodes_of` leaves them.
@@ -149,27 +149,27 @@ class LinearProgram:
         return lp
 
     def rounded(self, values: Sequence[float]) -> list[float]:
-        """The relaxation's solution in whole numbers, downwards; for `nodes_of`."""
+        """Round the relaxation's solution down to whole numbers; for `nodes_of`."""
         return [float(value) for value in np.floor(np.array(values) + TOLERANCE)]
 
     def column_of(self, nodes: tuple[Nodes, ...]) -> list[float]:
-        """An answer as values of the variables."""
+        """Return a solution as values of the variables."""
         column = [0.0] * len(self._columns)
         filled: dict[int, dict[int, int]] = {}
         kinds = self._problem.kind
-        for s, one in enumerate(self.jobs):
-            for r, job in enumerate(one.jobs):
+        for s, job_class in enumerate(self.jobs):
+            for r, job in enumerate(job_class.jobs):
                 if not nodes[job]:
                     continue
-                kind = one.kinds[0] if one.kinds[0] < 0 else int(kinds[nodes[job][0]])
+                kind = job_class.kinds[0] if job_class.kinds[0] < 0 else int(kinds[nodes[job][0]])
                 column[self.k[s, kind]] += 1.0
                 column[self.e[s] + r] = 1.0
-                shape = self._place[PartShape(*one.part, kind)]
+                shape = self._place[PartShape(*job_class.part, kind)]
                 for node in nodes[job]:
                     counts = filled.setdefault(node, {})
                     counts[shape] = counts.get(shape, 0) + 1
         where = {(p.node_class, frozenset(p.counts.items())): i for i, p in enumerate(self.patterns)}
-        class_of = {node: c for c, one in enumerate(self.nodes) for node in one.nodes}
+        class_of = {node: c for c, job_class in enumerate(self.nodes) for node in job_class.nodes}
         for node, counts in filled.items():
             column[self.z + where[class_of[node], frozenset(counts.items())]] += 1.0
             for shape, count in counts.items():
@@ -178,22 +178,22 @@ class LinearProgram:
         return column
 
     def nodes_of(self, column: Sequence[float]) -> tuple[Nodes, ...]:
-        """The other way: parts dealt out node by node, so that a gang never meets itself.
+        """Return the nodes of each job: parts are dealt out node by node, so that gang members get distinct nodes.
 
         Of values that are not a solution (rounded down): as many of the jobs as there are parts for.
         """
         deck: list[list[int]] = [[] for _ in self.shapes]
-        left = [list(one.nodes) for one in self.nodes]
+        left = [list(job_class.nodes) for job_class in self.nodes]
         for i, pattern in enumerate(self.patterns):
             for _ in range(round(column[self.z + i])):
                 node = left[pattern.node_class].pop(0)
                 for shape, count in pattern.counts.items():
                     deck[shape] += [node] * count
         hands: list[list[Nodes]] = []
-        for one, parts in zip(self.shapes, deck, strict=True):
-            jobs = len(parts) // one.parts
-            dealt = [tuple(parts[j::jobs][: one.parts]) for j in range(jobs)]
-            hands.append([hand for hand in dealt if len(set(hand)) == one.parts])
+        for job_class, parts in zip(self.shapes, deck, strict=True):
+            jobs = len(parts) // job_class.parts
+            dealt = [tuple(parts[j::jobs][: job_class.parts]) for j in range(jobs)]
+            hands.append([hand for hand in dealt if len(set(hand)) == job_class.parts])
         nodes: list[Nodes] = [()] * len(self._problem)
         for s, like in enumerate(self.jobs):
             waiting = iter(like.jobs)

@@ -18,7 +18,7 @@ from gpusched.model.policy import Mapping
 from gpusched.sched.backfill import protect
 from gpusched.sched.bounds import charge
 from gpusched.sched.fit import request_of
-from gpusched.sched.kernel.queue_pass import Pass, nothing_held, queue_pass
+from gpusched.sched.kernel.queue_pass import Pass, hold_nothing, queue_pass
 from gpusched.sched.mapping.greedy import first_answer, greedy
 from gpusched.sched.mapping.head import reserve_head, starts_now
 from gpusched.sched.mapping.problem import MappingSolution, Nodes, Problem
@@ -47,7 +47,7 @@ CORES_ONLY = 0.1  # what a job without GPUs counts for, in GPUs
 
 
 class MappingFacts(NamedTuple):
-    """What is known of nodes and jobs besides.
+    """Further properties of nodes and jobs.
 
     Attributes:
         usable: The nodes as they are, empty of jobs. kind: ``int64[nodes]``: GPU type.
@@ -68,8 +68,8 @@ class MappingFacts(NamedTuple):
     lasts: Callable[[Ints], Floats] | None = None
 
 
-class Keep(NamedTuple):
-    """Nodes that an agent holds for a job that does not fit: those behind it in the order do not get them now.
+class NodeHold(NamedTuple):
+    """Nodes that an agent reserves for a job that does not fit: jobs behind it do not get them now.
 
     Attributes:
         job: Whose. rows: Says which, ``int64[...]``; asked when those ahead of it are placed.
@@ -86,9 +86,9 @@ def map_queue(
     mapping: Mapping,
     backfill: int,
     solver: Solver | None,
-    keep: Keep | None = None,
+    keep: NodeHold | None = None,
 ) -> tuple[int, float, list[MappingReport]]:
-    """Decides for one partition's jobs, ``queue: int64[waiting]`` in order of precedence; see `kernel.queue_pass`.
+    """Decide for one partition's jobs, ``queue: int64[waiting]`` in order of precedence; see `kernel.queue_pass`.
 
     With NONE, and for those before the head with EASY, the jobs that start are those that the greedy mapping starts in
     this order; with NONE on any GPU type they may have, with EASY not on one where they would end later than if they
@@ -113,7 +113,7 @@ def map_queue(
 
 @jit
 def _enter(state: ClusterState, job: int, late: bool, first: bool, window: Ints) -> tuple[int, int]:
-    """As long as there is room, into ``window: int64[1 + most]``: how many there are, and these."""
+    """Append the job to ``window: int64[1 + most]`` (count, then jobs) while there is room."""
     jobs = state.jobs
     if window[0] < window.size - 1:
         window[0] += 1
@@ -122,11 +122,11 @@ def _enter(state: ClusterState, job: int, late: bool, first: bool, window: Ints)
     return PRIORITY, jobs.shape[job]
 
 
-_window_pass = queue_pass(_enter, nothing_held)
+_window_pass = queue_pass(_enter, hold_nothing)
 
 
 def _window_of(state: ClusterState, queue: Ints, most: int, backfill: int) -> Ints:
-    """The first jobs that could all start together by their bounds; the codes of all others say why not they."""
+    """Return the first jobs whose bounds allow them together; codes tell why others are left out."""
     if state.jobs.links is not None:
         state = state._replace(jobs=state.jobs._replace(room=state.jobs.room.copy()))
     window = np.zeros(1 + min(most, len(queue)), np.int64)
@@ -148,8 +148,8 @@ class _Mapper:
     ) -> None:
         self._state, self._facts, self._mapping, self._solver, self._window = state, facts, mapping, solver, window
         self._place = {job: i for i, job in enumerate(window.tolist())}
-        one = request_of(state.requests, state.jobs.shape[window[0]])
-        self._rows = slice(int(one.lo), int(one.hi))
+        single = request_of(state.requests, state.jobs.shape[window[0]])
+        self._rows = slice(int(single.lo), int(single.hi))
         gpus = float(np.maximum(facts.usable.gpus[self._rows], 0).sum())
         several = len(np.unique(facts.user[window])) > 1
         self._most = gpus * mapping.user_share if several and mapping.user_share < 1 else np.inf
@@ -159,7 +159,7 @@ class _Mapper:
         self.reports: list[MappingReport] = []
 
     def by_turns(self, others: Ints, waits: bool) -> Iterator[int]:
-        """Starts jobs in their order until one does not fit, or ``waits`` for a faster type: the head.
+        """Start jobs in order until one does not fit, or ``waits`` for a faster type: the head.
 
         Behind it, with ``waits`` (EASY), what of the rest is worth most and does not delay it.
         """
@@ -170,8 +170,8 @@ class _Mapper:
             yield from self._best(rest[1:], self._outlasting(rest[1:], int(rest[0])))
         yield from self._staying([*rest[1:].tolist(), *others.tolist()])
 
-    def around(self, others: Ints, keep: Keep | None) -> Iterator[int]:
-        """What is worth most, whoever is first; with nodes kept from those behind a job."""
+    def around(self, others: Ints, keep: NodeHold | None) -> Iterator[int]:
+        """Start the most valuable jobs in any order, with nodes kept from those behind a job."""
         window, gpus = self._window.tolist(), self._state.resources.gpus
         kept, had = np.zeros(0, np.int64), np.zeros(0, np.int64)
         first = window.index(keep.job) if keep is not None and keep.job in window else 0
@@ -189,7 +189,7 @@ class _Mapper:
         return (job for job in jobs if job not in self.nodes)
 
     def _first(self, jobs: Ints, waits: bool) -> list[int]:
-        """As many of the first jobs as start one after the other, on the best nodes for all of these together."""
+        """Return how many of the first jobs start in order, on the best nodes for all of them together."""
         problem, takes = self._problem(jobs, None, 0.0), None
         if waits:
             runs_s, holds_s, types = self._runs_s(jobs, problem), self._holds_s(jobs), self._facts.kind
@@ -204,7 +204,7 @@ class _Mapper:
         return self._solved(first, problem, nodes[:count], count / len(jobs))
 
     def _keep_to_floor(self, problem: Problem, nodes: tuple[Nodes, ...]) -> None:
-        """Whoever has a type above the floor is not brought below it for others' sake."""
+        """Keep jobs that have a type above the floor from being mapped below it."""
         speed = problem.gain / _gpus_of(problem)[:, None]
         for job in range(len(problem)):
             if not problem.mixes(job):
@@ -212,15 +212,15 @@ class _Mapper:
                 problem.gain[job, speed[job] < least] = np.nan
 
     def reserve(self, head: int) -> float:
-        """The shadow time of the first job that does not start; what is left beside it then is in ``scratch``."""
-        state, one = self._state, np.array([head])
-        runs_s = self._runs_s(one, self._problem(one, None, 0.0))[0]
+        """Return the shadow time of the first job that does not start; ``scratch`` holds what is left beside it."""
+        state, head_only = self._state, np.array([head])
+        runs_s = self._runs_s(head_only, self._problem(head_only, None, 0.0))[0]
         shadow = self._shadow = reserve_head(state, self._facts.kind, head, runs_s)
         protect(state.resources, request_of(state.requests, state.jobs.shape[head]), shadow < np.inf, state.scratch)
         return shadow
 
     def _outlasting(self, jobs: Ints, head: int) -> Bools:
-        """Which of the jobs would hold the nodes reserved for the head after its shadow time."""
+        """Return which jobs would hold the head's reserved nodes after its shadow time."""
         state = self._state
         reserved = state.scratch.chosen[: state.requests.parts[state.jobs.shape[head]]]
         if self._shadow == np.inf:
@@ -229,20 +229,20 @@ class _Mapper:
         return late
 
     def _holds_s(self, jobs: Ints) -> Floats:
-        """``float64[jobs, kinds]``: how long a job keeps its nodes at the most, by their type."""
+        """Return ``float64[jobs, kinds]``: how long a job keeps its nodes at most, by their type."""
         if self._facts.lasts is not None:
             return self._facts.lasts(jobs)
         limit: Floats = self._state.jobs.limit[jobs]
         return np.repeat(limit[:, None], int(self._facts.kind.max(initial=0)) + 1, axis=1)
 
     def _runs_s(self, jobs: Ints, problem: Problem) -> Floats:
-        """``float64[jobs, kinds]``: how long a job runs by what is expected of it; infinite where it cannot."""
+        """Return ``float64[jobs, kinds]``: a job's expected run time; infinite where it cannot run."""
         speed = problem.gain / _gpus_of(problem)[:, None]  # of a problem without a floor
         runs = self._holds_s(jobs) / (speed if self._facts.lasts is None else 1.0)
         return np.where(np.isnan(speed), np.inf, runs)
 
     def _best(self, jobs: Ints, late: Bools | None, share: float = 1.0) -> list[int]:
-        """Of these jobs those whose start is worth most.
+        """Return the most valuable of these jobs to start.
 
         ``late``: which outlast the head's wait; ``share``: of the optimiser's time that is left.
         """
@@ -255,7 +255,7 @@ class _Mapper:
         return self._solved(jobs, problem, nodes, share)
 
     def _solved(self, jobs: Ints, problem: Problem, nodes: tuple[Nodes, ...], share: float) -> list[int]:
-        """Who starts: those placed greedily, or by the best answer that a solver finds."""
+        """Return which jobs start: the greedy choice, or a solver's best solution."""
         if self._solver is not None and len(jobs):
             first = first_answer(problem, nodes)
             answer = self._solver(problem, first, share)
@@ -268,14 +268,14 @@ class _Mapper:
         return list(found)
 
     def place(self, job: int) -> Ints | None:
-        """Where a mapping starts the job, whose ``limit`` is from now on how long it lasts there; None: nowhere."""
+        """Return where a mapping starts the job, and set ``limit`` to its duration there; None: nowhere."""
         nodes, lasts = self.nodes.get(job), self._facts.lasts
         if nodes is not None and lasts is not None:
             self._state.jobs.limit[job] = lasts(np.array([job]))[0, self._facts.kind[nodes]].max()
         return nodes
 
     def started(self, job: int, request: PlacementRequest) -> None:
-        """The job's user holds more."""
+        """Add the job's GPUs to those its user holds."""
         self._held[self._facts.user[job]] += request.parts * request.gpus
 
     def _problem(self, jobs: Ints, late: Bools | None, floor: float, must: Bools | None = None) -> Problem:
@@ -305,7 +305,7 @@ class _Mapper:
         )
 
     def _gains(self, jobs: Ints, shape: Ints, floor: float) -> Floats:
-        """GPUs x (speed in parts of the job's best - floor); NaN where the job cannot run.
+        """Return GPUs x (speed relative to the job's best - floor); NaN where the job cannot run.
 
         The best is of the types that have nodes enough for it, were they empty. A job that must mix types has one gain.
         """
@@ -313,14 +313,14 @@ class _Mapper:
         speed = self._facts.speed(jobs)
         speed = np.where(speed > 0, speed, np.nan)
         kinds = speed.shape[1]
-        for one in np.unique(shape):
-            request = request_of(requests, one)
+        for single in np.unique(shape):
+            request = request_of(requests, single)
             rows = slice(request.lo, request.hi)
             large = (facts.usable.gpus[rows] >= request.gpus) & (facts.usable.gpus[rows] >= 0)
             if request.mask >= 0:
                 large &= state.jobs.masks[request.mask, rows] != 0
             enough = np.bincount(facts.kind[rows][large], minlength=kinds) >= request.parts
-            like = shape == one
+            like = shape == single
             if enough.any():
                 speed[np.ix_(like, ~enough)] = np.nan
             else:
@@ -359,13 +359,13 @@ def _table(resources: Resources, rows: slice) -> Ints:
 
 
 def _gpus_of(problem: Problem) -> Floats:
-    """``float64[jobs]``: what each counts for."""
+    """Return ``float64[jobs]``: the weight of each job, in GPUs."""
     gpus: Floats = np.maximum(problem.parts * problem.need[:, 0], CORES_ONLY)
     return gpus
 
 
 def unfit_of(sizes: Ints, most: int) -> Floats:
-    """``float64[most + 1]``: the chance that a job drawn from these needs more GPUs on one node than that."""
+    """Return ``float64[most + 1]``: the chance that a job drawn from these needs more GPUs on one node."""
     if not len(sizes):
         return np.zeros(most + 1)
     levels = np.arange(most + 1)

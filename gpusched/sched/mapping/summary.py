@@ -1,4 +1,4 @@
-"""A mapping's result in words: how good it is."""
+"""A one-line summary of how good a mapping is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class MappingReport(NamedTuple):
-    """One mapping: how many jobs were looked at and started, its value and the greedy answer's, and how sure it is."""
+    """One mapping: jobs considered and started, its value and the greedy one's, and its optimality gap."""
 
     jobs: int
     started: int
@@ -18,7 +18,7 @@ class MappingReport(NamedTuple):
 
 
 def summary(reports: list[MappingReport]) -> str:
-    """The mappings of one decision in a line; "" where there were none."""
+    """Summarise the mappings of one decision in a line; "" if there were none."""
     if not reports:
         return ""
     jobs, started = sum(r.jobs for r in reports), sum(r.started for r in reports)

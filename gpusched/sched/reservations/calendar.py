@@ -1,4 +1,4 @@
-"""Reservations as arrays: which nodes a row of the masks leaves out at a time, and when that changes.
+"""Reservations as arrays: which nodes a row of the masks excludes at a time, and when that changes.
 
 Jobs that are alike to reservations share a row: what they may use at all (``base``), the reservation they are of, and
 their limit, or one that means the same now. A row is true at the time it was last turned to (`turn`).
@@ -15,11 +15,11 @@ from gpusched.compiled import jit
 from gpusched.model.reservations import OVERRUN_S, Reservation
 from gpusched.sched.state import Calendar, Flags, Floats, Ints, Resources, ints
 
-MOST_LIMITS = 48  # rows of masks to be turned as a run ahead goes on; each costs a pass over the nodes
+MAX_LIMITS = 48  # rows of masks to be turned as a run ahead goes on; each costs a pass over the nodes
 
 
 class Reserved(NamedTuple):
-    """A snapshot's reservations that are not over.
+    """A snapshot's reservations that have not ended.
 
     Attributes:
         now: The snapshot's time.
@@ -36,38 +36,38 @@ class Reserved(NamedTuple):
     begins: Floats
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return whether there are any."""
         return bool(self.all)
 
 
 def reserved_of(reservations: Sequence[Sequence[Reservation]], now: float) -> Reserved:
-    """``reservations``: of each row of the nodes, such as are not over."""
-    ones = {one.name: one for here in reservations for one in here}
-    found = tuple(sorted(ones.values(), key=lambda one: (one.begin, one.name)))
-    number = {one.name: i for i, one in enumerate(found)}
-    pairs = sorted((number[one.name], row) for row, here in enumerate(reservations) for one in here)
+    """Collect ``reservations``: for each row of the nodes, those that have not ended."""
+    active = {r.name: r for on_row in reservations for r in on_row}
+    found = tuple(sorted(active.values(), key=lambda r: (r.begin, r.name)))
+    number = {r.name: i for i, r in enumerate(found)}
+    pairs = sorted((number[r.name], row) for row, on_row in enumerate(reservations) for r in on_row)
     return Reserved(
         now, found, number, ints([row for _, row in pairs]), ints([of for of, _ in pairs]),
-        np.array(sorted({one.begin for one in found}), np.float64),
+        np.array(sorted({r.begin for r in found}), np.float64),
     )  # fmt: skip
 
 
 def reserved_masks(
     reserved: Reserved, allowed: Flags, base: Ints, own: Ints, limit: Floats, usable: Resources
 ) -> tuple[Flags, Calendar]:
-    """Return the masks as reservations leave them at the snapshot's time, and when that changes; live and in replays.
+    """Return the masks under reservations at the snapshot's time, and when they change; live and in replays.
 
     A row for each of ``base``, the row of ``allowed`` that says what its jobs may use if nothing is reserved, ``own``,
     the number of the reservation that they are of (-1: none), and ``limit``; one for looking ahead; then what of
     ``allowed`` is theirs. ``usable``: See `Calendar`.
     """
     rows, (bases, of) = len(base), np.unique(np.column_stack((base, own)), axis=0, return_inverse=True)
-    theirs = allowed[bases[:, 0]]
+    own_nodes = allowed[bases[:, 0]]
     for at in np.flatnonzero(bases[:, 1] >= 0).tolist():
-        theirs[at] &= np.isin(np.arange(allowed.shape[1]), reserved.node[reserved.of == bases[at, 1]])
-    masks = np.concatenate((np.zeros((rows + 1, allowed.shape[1]), np.uint8), theirs))
-    begin = np.array([one.begin for one in reserved.all], np.float64)[reserved.of]
-    end = np.array([one.end for one in reserved.all], np.float64)[reserved.of]
+        own_nodes[at] &= np.isin(np.arange(allowed.shape[1]), reserved.node[reserved.of == bases[at, 1]])
+    masks = np.concatenate((np.zeros((rows + 1, allowed.shape[1]), np.uint8), own_nodes))
+    begin = np.array([r.begin for r in reserved.all], np.float64)[reserved.of]
+    end = np.array([r.end for r in reserved.all], np.float64)[reserved.of]
     calendar = Calendar(
         reserved.node, reserved.of, begin, end, np.argsort(end, kind="stable").astype(np.int64),
         base=of.reshape(-1).astype(np.int64) + rows + 1, own=own, limit=limit, turns=np.full(rows, -np.inf),
@@ -80,22 +80,22 @@ def reserved_masks(
 
 
 def grouped(limits: Floats) -> Floats:
-    """``float64[jobs]``: limits, where there are too many different ones each rounded up to one of a few."""
+    """Return the limits, ``float64[jobs]``; if too many differ, each rounded up to one of a few."""
     found: Floats = np.unique(limits)
-    if len(found) > MOST_LIMITS:
-        found = np.unique(found[np.linspace(0, len(found) - 1, MOST_LIMITS).round().astype(np.int64)])
+    if len(found) > MAX_LIMITS:
+        found = np.unique(found[np.linspace(0, len(found) - 1, MAX_LIMITS).round().astype(np.int64)])
     return found[np.searchsorted(found, limits)]
 
 
 @jit
 def concerns(calendar: Calendar, entry: int, row: int) -> bool:
-    """Whether jobs of a row of the masks have to keep clear of an entry."""
+    """Return whether jobs of a row of the masks must stay off the nodes of an entry."""
     return bool(calendar.number[entry] != calendar.own[row])
 
 
 @jit
 def open_times(calendar: Calendar | None, row: int) -> tuple[float, float]:
-    """Return between which times jobs of a row of the masks may run: of a reservation, in it, or little longer."""
+    """Return when jobs of a mask row may run: with a reservation, during it or slightly longer."""
     opens, closes = -np.inf, np.inf
     if calendar is None or row < 0 or calendar.base.size == 0:
         return opens, closes
@@ -108,7 +108,7 @@ def open_times(calendar: Calendar | None, row: int) -> tuple[float, float]:
 
 @jit
 def turn(calendar: Calendar, masks: Flags, row: int, now: float) -> float:
-    """Brings a row to a time; when it changes next, seconds, infinite: never.
+    """Update a row to a time; return when it changes next, seconds, infinite: never.
 
     It leaves a node out from then on that a job would still be on when a reservation begins, until that is over. What
     is of a reservation has its nodes from its begin on, as long as it ends with it, or little later.
@@ -139,14 +139,14 @@ def turn(calendar: Calendar, masks: Flags, row: int, now: float) -> float:
 
 @jit
 def too_late(end: float, limit: float, now: float) -> float:
-    """The first time at which a job would last beyond ``end``, as floating point adds; later than now."""
+    """Return the first time at which a job would outlast ``end``, as floating point adds; later than now."""
     beyond = np.nextafter(end, np.inf)
     return float(max(beyond - limit, now + (beyond - end)))
 
 
 @jit
 def turn_due(calendar: Calendar | None, masks: Flags, now: float) -> bool:
-    """Brings all rows up to a time; whether any has changed."""
+    """Update all rows to a time; return whether any has changed."""
     turned = False
     if calendar is None:
         return turned
@@ -159,7 +159,7 @@ def turn_due(calendar: Calendar | None, masks: Flags, now: float) -> bool:
 
 @jit
 def next_turn(calendar: Calendar | None, now: float) -> float:
-    """When a row changes next, after ``now``; infinite: never. What `keeping` closed is opened at the next instant."""
+    """Return when a row changes next, after ``now``; infinite: never. `keeping` reopens nodes at that instant."""
     following = np.inf
     if calendar is None:
         return following

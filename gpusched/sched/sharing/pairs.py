@@ -1,4 +1,4 @@
-"""Who may be beside whom on the same GPUs, live: the arrays of `kernel.beside`, its starts, and what people are told.
+"""Live GPU sharing: the arrays of `kernel.beside`, its starts, and the explanation for users.
 
 A waiting job may be put beside one that runs, or starts in the same decision, where
 
@@ -29,7 +29,7 @@ from gpusched.sched.interference.beliefs import cost_of_neighbour
 from gpusched.sched.kernel.beside import MATE, Pairings, pairings_of, pass_beside, wait_for_room
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
 from gpusched.sched.state import ClusterState, Floats, PassOutcome, filled, ints, new_outcome
-from gpusched.sched.tally import covers, need, shortfall_of, shut
+from gpusched.sched.tally import closed_reason, covers, need, shortfall_of
 
 Party = tuple[str, str, int]
 """What matters of a job that shares: its user, its kind, and the MiB that it takes of each GPU."""
@@ -38,35 +38,35 @@ Place = tuple[SharingSettings | None, int]
 Miss = tuple[int, float, Callable[[], str]]
 """A place where a job cannot be: how far from possible that is (steps, then by how much), and why."""
 
-MOST_PARTIES = 32  # of waiting jobs, of which a decision looks at where they could share
+MAX_PARTIES = 32  # of waiting jobs, of which a decision looks at where they could share
 
 
 class Losses:
-    """How much slower jobs are expected to be with others on their GPUs, by what is believed of their kinds."""
+    """Expected slowdowns of jobs that share GPUs, by what was learned about their kinds."""
 
     def __init__(self, beliefs: Mapping[str, JobClassEstimate]) -> None:
         self._beliefs = beliefs
         self._known: dict[tuple[str, str], Cost] = {}
 
     def of(self, kind: str, beside: str) -> Cost:
-        """Of a job of one kind beside one of another."""
+        """Return the loss of a job of one kind beside one of another."""
         if (kind, beside) not in self._known:
-            own, other = (self._beliefs.get(one) or JobClassEstimate(kind=one) for one in (kind, beside))
+            own, other = (self._beliefs.get(pair) or JobClassEstimate(kind=pair) for pair in (kind, beside))
             self._known[kind, beside] = cost_of_neighbour(own, other, "gpu")
         return self._known[kind, beside]
 
-    def worst(self, one: str, other: str) -> float:
-        """By which part the slower of the two is slower."""
-        return max(self.of(one, other).slower, self.of(other, one).slower)
+    def worst(self, job: str, other: str) -> float:
+        """Return the fraction by which the slower of the two is slowed down."""
+        return max(self.of(job, other).slower, self.of(other, job).slower)
 
 
 def place_of(node: NodeView) -> Place:
-    """What matters of a node; the least of its GPUs' memory."""
+    """Return the relevant properties of a node, with the least memory of its GPUs."""
     return node.sharing, min(node.shareable.values(), default=0)
 
 
-def table_of(rows: Sequence[Party], columns: Sequence[Party], places: Sequence[Place], losses: Losses) -> Floats:
-    """What a job (rows) and one that runs (columns) lose together on such nodes: `Pairings.cost`; infinite: not there.
+def cost_table(rows: Sequence[Party], columns: Sequence[Party], places: Sequence[Place], losses: Losses) -> Floats:
+    """Build `Pairings.cost`: the pair's loss on such nodes, jobs (rows) by running jobs; infinite: not allowed.
 
     ``float64[places, rows, columns]``. At most the bound of the node, within its GPUs' memory, and under MPS of one
     user.
@@ -74,9 +74,9 @@ def table_of(rows: Sequence[Party], columns: Sequence[Party], places: Sequence[P
     table = np.full((len(places), len(rows), len(columns)), np.inf)
     if not table.size:
         return table
-    worst = np.array([[losses.worst(one, other) for _, other, _ in columns] for _, one, _ in rows])
-    users = np.array([[one == other for other, _, _ in columns] for one, _, _ in rows])
-    needs = np.array([[mine + its for _, _, its in columns] for _, _, mine in rows])
+    worst = np.array([[losses.worst(row, other) for _, other, _ in columns] for _, row, _ in rows])
+    users = np.array([[row == other for other, _, _ in columns] for row, _, _ in rows])
+    needs = np.array([[own_loss + other_loss for _, _, other_loss in columns] for _, _, own_loss in rows])
     for at, (sharing, memory_mib) in enumerate(places):
         if sharing is not None:
             fits = (worst <= sharing.slowdown) & (needs <= memory_mib) & (users | (sharing.mode != "mps"))
@@ -98,12 +98,12 @@ class SharedPlace(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """By which part the slower of the two is slower."""
+        """Return the fraction by which the slower of the two is slowed down."""
         return max(self.own.slower, self.others.slower)
 
     @property
     def line(self) -> str:
-        """As a person reads it."""
+        """Format the place for a person."""
         gpus = f"{'GPU' if len(self.part.gpus) == 1 else 'GPUs'} {', '.join(map(str, self.part.gpus))}"
         own, others = (f"{100 * cost.slower:.0f} %" for cost in (self.own, self.others))
         measured = self.own.source == self.others.source == "measured"
@@ -114,14 +114,14 @@ class SharedPlace(NamedTuple):
 def pairs_of(
     snapshot: Snapshot, waiting: PendingArrays, outcome: PassOutcome, actions: Sequence[Action]
 ) -> SharingPass | None:
-    """Who is put beside whom after these actions of the policies; None where nothing is shared."""
+    """Return the pairs made after these actions of the policies; None if nothing is shared."""
     if not any(node.sharing for node in snapshot.nodes) or not any(job.spec.share for job in waiting.views):
         return None
     return SharingPass(snapshot, waiting, outcome, actions)
 
 
 class SharingPass:
-    """The pass behind the policies on a snapshot; ``outcome`` says whom these left waiting, and for what.
+    """The sharing pass after the policies; ``outcome`` tells which jobs they left waiting, and why.
 
     Attributes:
         starts: The jobs that are put beside others, in order.
@@ -155,35 +155,35 @@ class SharingPass:
         self.starts = self._run() if known else []
 
     def _sharer(self, job: RunningView, begins: bool) -> Sharer | None:
-        """A job that runs as one to share with, if its node is of this snapshot and shares GPUs."""
-        one = sharer_of_running(job)
+        """Return a running job to share with, if its node is in this snapshot and shares GPUs."""
+        sharer = sharer_of_running(job)
         if begins and job.spec is not None:
-            one = sharer_of_start(job.id, job.user, job.spec, job.allocation.parts)
-        node = self._nodes.get(one.node) if one is not None else None
-        return one if node is not None and node.sharing is not None else None
+            sharer = sharer_of_start(job.id, job.user, job.spec, job.allocation.parts)
+        node = self._nodes.get(sharer.node) if sharer is not None else None
+        return sharer if node is not None and node.sharing is not None else None
 
     def _arrays(self, nodes: list[NodeView], owners: list[int]) -> Pairings:
-        """What the pass needs; the first `MOST_PARTIES` of the queues are looked at."""
+        """Build the arrays for the pass, from the first `MAX_PARTIES` of the queues."""
         rows, columns, places = dict[Party, int](), dict[Party, int](), dict[Place, int]()
         kind = [places.setdefault(place_of(node), len(places)) for node in nodes]
         row = np.full(len(self._waiting.views), -1)
         queued = (at for queue in self._queues.values() for at in queue.tolist())
-        for at, one in parties_of((at, self._waiting.views[at]) for at in queued).items():
-            row[at] = rows.setdefault(one, len(rows))
-        parties = [party(one.user, one.name, one.memory_mib) for one in self._sharers]
+        for at, sharer in parties_of((at, self._waiting.views[at]) for at in queued).items():
+            row[at] = rows.setdefault(sharer, len(rows))
+        parties = [party(sharer.user, sharer.name, sharer.memory_mib) for sharer in self._sharers]
         mates = filled(
             MATE, len(self._sharers), owner=owners, parts=1, first=np.arange(len(self._sharers)), least=1,
-            column=[columns.setdefault(one, len(columns)) for one in parties],
-            most=[len(self._well(one)) for one in self._sharers], taken=[one.partner != "" for one in self._sharers],
+            column=[columns.setdefault(sharer, len(columns)) for sharer in parties],
+            most=[len(self._well(s)) for s in self._sharers], taken=[s.partner != "" for s in self._sharers],
         )  # fmt: skip
-        where = ints([self._row[one.node] for one in self._sharers])
-        table = table_of(list(rows), list(columns), list(places), self._losses)
+        where = ints([self._row[sharer.node] for sharer in self._sharers])
+        table = cost_table(list(rows), list(columns), list(places), self._losses)
         return pairings_of(mates, where, table, ints(kind), row)
 
-    def _well(self, one: Sharer) -> list[int]:
-        """Its GPUs that another may have."""
-        node = self._nodes[one.node]
-        return [gpu for gpu in one.gpus if gpu in node.shareable and gpu not in node.blocked]
+    def _well(self, sharer: Sharer) -> list[int]:
+        """Return its GPUs that another job may use."""
+        node = self._nodes[sharer.node]
+        return [gpu for gpu in sharer.gpus if gpu in node.shareable and gpu not in node.blocked]
 
     def _run(self) -> list[Start]:
         for queue in self._queues.values():
@@ -197,42 +197,44 @@ class SharingPass:
         return found
 
     def _part(self, job: PendingView, other: Sharer) -> NodeAllocation:
-        """What a job has beside another one."""
+        """Return the part of a job beside another one."""
         spec, node = job.spec, self._nodes[other.node]
         gpus = picked(node, self._well(other), spec.gpus_per_node, {})
         return NodeAllocation(
             rank=0, node=node.name, gpus=gpus, cores=spec.cores_per_node, memory_mib=spec.memory_mib_per_node
         )
 
-    def told(self, job: PendingView) -> str:
-        """With whom a waiting job may share, or why with nobody; "": that is not why it waits."""
+    def explain(self, job: PendingView) -> str:
+        """Explain which job a pending job may share with, or why none; "": that is not why it waits."""
         if job.id in self._partners:
             return f"it may share {self._pair(job, self._partners[job.id]).line}"
         own = {node.name for node in self._nodes.values() if node.partition == job.spec.partition and node.sharing}
         if not own or not job.spec.share:
             return ""
         tried = [self._beside(job, other) for other in self._sharers if other.node in own]
-        places = [one for one in tried if isinstance(one, SharedPlace)]
+        places = [sharer for sharer in tried if isinstance(sharer, SharedPlace)]
         if places:
             queue = [self._waiting.views[at].id for at in self._queues[job.spec.partition]]
             head = next((other for other in queue if other not in self._partners), job.id)
-            best, late = min(places, key=lambda one: (one.worst, one.other.id)), ""
+            best, late = min(places, key=lambda sharer: (sharer.worst, sharer.other.id)), ""
             if head != job.id:
                 late = f": job {head}, ahead of it, would start later"
             return f"it {'does not' if late else 'may'} share {best.line}{late}" if job.id in queue else ""
-        misses = [one for one in tried if not isinstance(one, SharedPlace)]
+        misses = [sharer for sharer in tried if not isinstance(sharer, SharedPlace)]
         nearest = min(misses, key=lambda miss: miss[:2], default=None)
         why = nearest[2]() if nearest is not None else "no running job shares its GPUs"
         return f"it cannot share GPUs now: {why}"
 
     def _pair(self, job: PendingView, other: Sharer) -> SharedPlace:
-        mine, its = job_class_of(job.user, job.spec.name), job_class_of(other.user, other.name)
-        return SharedPlace(other, self._part(job, other), self._losses.of(mine, its), self._losses.of(its, mine))
+        own_loss, other_loss = job_class_of(job.user, job.spec.name), job_class_of(other.user, other.name)
+        return SharedPlace(
+            other, self._part(job, other), self._losses.of(own_loss, other_loss), self._losses.of(other_loss, own_loss)
+        )
 
     def _beside(self, job: PendingView, other: Sharer) -> SharedPlace | Miss:
-        """The place beside another one, or what is missing."""
+        """Return the place beside another job, or what is missing."""
         node, spec, found = self._nodes[other.node], job.spec, self._pair(job, other)
-        why: str | None = shut(job, node, self._now) or ("" if node.available else "takes no jobs now")
+        why: str | None = closed_reason(job, node, self._now) or ("" if node.available else "takes no jobs now")
         if why:
             return 6, 0.0, lambda: f"node {node.name}: {why}"
         well = len(self._well(other))
@@ -254,23 +256,23 @@ class SharingPass:
 
 
 def party(user: str, name: str, memory_mib: int | None) -> Party:
-    """Return what matters of such a job."""
+    """Return the relevant properties of such a job."""
     return user, job_class_of(user, name), memory_mib or 0
 
 
 def parties_of(jobs: Iterable[tuple[int, PendingView]]) -> dict[int, Party]:
-    """Return what matters of those of the numbered jobs that may share, of the first `MOST_PARTIES` that differ."""
+    """Return the distinct properties of the numbered jobs that may share, `MAX_PARTIES` at most."""
     found, known = dict[int, Party](), set[Party]()
     for at, job in jobs:
-        one = party(job.user, job.spec.name, job.spec.gpu_memory_mib)
-        if job.spec.share and job.spec.nodes == 1 and (one in known or len(known) < MOST_PARTIES):
-            known.add(one)
-            found[at] = one
+        party_of_job = party(job.user, job.spec.name, job.spec.gpu_memory_mib)
+        if job.spec.share and job.spec.nodes == 1 and (party_of_job in known or len(known) < MAX_PARTIES):
+            known.add(party_of_job)
+            found[at] = party_of_job
     return found
 
 
 def _running(job: PendingView, allocation: Allocation, now: float) -> RunningView:
-    """A job that is started now."""
+    """Return a job that starts now as a running one."""
     return RunningView(
         id=job.id, user=job.user, allocation=allocation, start_time=now, expected_end=now + job.spec.time_limit_s,
         array_id=job.array_id, state=JobState.STARTING, spec=job.spec,

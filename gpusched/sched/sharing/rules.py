@@ -1,4 +1,4 @@
-"""Which two jobs may have the same GPUs at all, whatever it costs them."""
+"""Which two jobs may share GPUs at all, regardless of the cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sharer(NamedTuple):
 
 
 def sharer_of_running(job: RunningView) -> Sharer | None:
-    """A running job as one to share with; None: it shares nothing."""
+    """Return a running job as a partner for sharing; None: it shares nothing."""
     if not job.shares or job.spec is None or job.spec.gpu_memory_mib is None:
         return None
     node = job.allocation.parts[0].node
@@ -36,14 +36,14 @@ def sharer_of_running(job: RunningView) -> Sharer | None:
 
 
 def sharer_of_start(job_id: str, user: str, spec: JobSpec, parts: tuple[NodeAllocation, ...]) -> Sharer | None:
-    """A job that is to be started there, likewise; that its node shares GPUs is for `cannot_share` to see."""
+    """Return a job about to start there as a partner; `cannot_share` checks that its node shares GPUs."""
     if not spec.share or spec.gpu_memory_mib is None or len(parts) != 1 or not parts[0].gpus:
         return None
     return Sharer(job_id, user, spec.name, spec.gpu_memory_mib, parts[0].node, parts[0].gpus)
 
 
 def cannot_share(node: NodeView, job: Sharer, other: Sharer) -> str | None:
-    """Why the job cannot have its GPUs, on that node, beside the other one; None if it can.
+    """Return why the job cannot have its GPUs, on that node, beside the other one; None if it can.
 
     All of them are the other's, who has no partner yet: so there are at most two on a GPU, and each slows down one.
     """

@@ -1,4 +1,4 @@
-"""Who of a partition's resizable jobs gets how many GPUs.
+"""GPU counts for a partition's resizable jobs.
 
 In: a snapshot (`live`), or a replay's arrays (`gpusched.sim.engine.sized`). Out: sizes of jobs that wait, and resizes
 of jobs that run. Both fill a `question.Scene`; what follows is the same compiled code: who is admitted and which sizes

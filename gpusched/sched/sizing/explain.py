@@ -1,4 +1,4 @@
-"""What a policy that chooses sizes would give a job that waits: for people, from any snapshot."""
+"""The size that a policy would give a pending job, explained from any snapshot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpusched.sched.text import listed
 
 
 class SizesNow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a waiting resizable job would get.
+    """The size that a pending resizable job would get.
 
     Attributes:
         fits: Its sizes for which there is room now.
@@ -37,7 +37,7 @@ class SizesNow(msgspec.Struct, frozen=True, kw_only=True):
 def sizes_now(
     snapshot: Snapshot, job_id: str, models: Mapping[str, TrainedModel] = {}
 ) -> tuple[Snapshot, SizesNow | None]:
-    """The snapshot with jobs at the sizes that they wait for, and what there is to say of this one's.
+    """Return the snapshot with jobs at the sizes they wait for, and the explanation for this job.
 
     None where the job is rigid, or its policy does not choose sizes. An agent without weights in ``models`` (by
     partition) has its fallback's rule in its place, as in the controller.
@@ -66,7 +66,7 @@ def sizes_now(
 
 
 def _possible(snapshot: Snapshot, job: PendingView) -> dict[int, PendingView]:
-    """Its sizes that the nodes can give, but for those at which it did not come up; with the request."""
+    """Return its sizes that the nodes can give, with the request, except those at which it failed to start."""
     assert job.spec.elastic is not None
     nodes = [node for node in snapshot.nodes if node.partition == job.spec.partition]
     bad = job.resizes.unusable if job.resizes is not None else ()
@@ -77,11 +77,11 @@ def _possible(snapshot: Snapshot, job: PendingView) -> dict[int, PendingView]:
 
 
 def _message(sizes: tuple[int, ...], policy: str, answer: SizesNow, sized: Sized) -> str:
-    """What it would get; or what it waits for, and who could shrink for it."""
+    """Explain what size the job would get, or what it waits for and which jobs could shrink for it."""
     room = f"room for {_gpus(answer.fits)}" if answer.fits else f"no room for any of {_gpus(sizes)}"
     if answer.given is not None and answer.shrinks:
-        who = listed([f"job {job} from {old} to {new}" for job, (old, new) in answer.shrinks.items()])
-        return f"{room}; {policy} would give it {count_of(answer.given, 'GPU')}, after these shrink: {who}"
+        names = listed([f"job {job} from {old} to {new}" for job, (old, new) in answer.shrinks.items()])
+        return f"{room}; {policy} would give it {count_of(answer.given, 'GPU')}, after these shrink: {names}"
     if answer.given is not None and answer.given in answer.fits:
         return f"{room}; {policy} would start it with {answer.given}"
     if answer.given is not None:
@@ -93,8 +93,8 @@ def _message(sizes: tuple[int, ...], policy: str, answer: SizesNow, sized: Sized
         return f"{waits}, behind other jobs"
     if not sized.spare:
         return f"{waits}; no job can shrink now"
-    who = listed([f"job {job} from {old} to {least}" for job, (old, least) in sized.spare.items()])
-    return f"{waits}; jobs that could shrink ({who}) are not stopped for it now"
+    names = listed([f"job {job} from {old} to {least}" for job, (old, least) in sized.spare.items()])
+    return f"{waits}; jobs that could shrink ({names}) are not stopped for it now"
 
 
 def _gpus(sizes: tuple[int, ...]) -> str:

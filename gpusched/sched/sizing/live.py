@@ -1,4 +1,4 @@
-"""From a snapshot to the sizes of the jobs that wait and the resizes of those that run; pure."""
+"""The sizes of pending jobs and the resizes of running ones, from a snapshot; pure."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from gpusched.sched.sizing.rules import RULES, wish
 from gpusched.sched.sizing.settle import SizingRules, gather, settle, speed_at
 from gpusched.sched.sizing.shapes import shape, within_free
 from gpusched.sched.state import Ints, ints, new_scratch
-from gpusched.sched.tally import shut
+from gpusched.sched.tally import closed_reason
 
 UNSOUND = "it chose sizes that a job may not have now, or more GPUs than exist"
 WAITS = Reason(code=ReasonCode.POLICY, message="the policy gives it no GPUs now")
 
 
 class Sized(msgspec.Struct, frozen=True):
-    """The snapshot with the jobs that wait at the sizes they would start with, and resizes of such that run.
+    """The snapshot with pending jobs at the sizes they would start with, and resizes of running ones.
 
     Attributes:
         waits: Jobs that get no GPUs now, with the reason.
@@ -79,14 +79,14 @@ def _with_spec(job: PendingView, spec: JobSpec) -> PendingView:
 
 
 def pace_of(speeds: dict[int, float], gpus: int) -> float:
-    """Steps a second with so many GPUs, by those told at other sizes; see `settle.speed_at`."""
+    """Return steps a second with so many GPUs, from those reported at other sizes; see `settle.speed_at`."""
     sizes = ints(sorted(speeds))
-    told = np.array([speeds[size] for size in sorted(speeds)], np.float64)
-    return speed_at(sizes, told, np.arange(sizes.size), gpus)
+    paces = np.array([speeds[size] for size in sorted(speeds)], np.float64)
+    return speed_at(sizes, paces, np.arange(sizes.size), gpus)
 
 
 class _Partition:
-    """One partition's decision."""
+    """The sizing decision for one partition."""
 
     def __init__(self, snapshot: Snapshot, world: NodeArrays, name: str, policy: PolicySpec) -> None:
         self.snapshot, self.world, self.name, self.policy = snapshot, world, name, policy
@@ -105,7 +105,7 @@ class _Partition:
         self._asked: list[dict[int, JobSpec]] = []  # of a menu: GPUs -> the request
 
     def decided(self, model: TrainedModel | None, specs: dict[str, JobSpec], found: Sized) -> tuple[Resize, ...]:
-        """The resizes; what waiting jobs ask for goes to ``specs``, what else there is to say to ``found``."""
+        """Return the resizes; write pending jobs' requests to ``specs`` and everything else to ``found``."""
         scene = self._scene()
         asked = waiting_of(self._views, self.world, {})
         requests, masks, feasibility = asked.requests, asked.jobs.masks, asked.jobs.feasibility
@@ -122,7 +122,7 @@ class _Partition:
         return self._answer(scene, claims, specs, found)
 
     def _ask(self, claims: Claims, model: TrainedModel | None) -> Ints:
-        """The agent's sizes; see `ask_agent`."""
+        """Return the agent's sizes; see `ask_agent`."""
         assert self.policy.agent is not None
         if model is None:
             raise Unusable("no weights")
@@ -131,7 +131,7 @@ class _Partition:
         return ask_agent(self.policy.agent, prepared(model), question_of(claims, self.name, self.snapshot.now, names))
 
     def _queue(self) -> list[PendingView]:
-        """Who may start, in order: what was stopped to be resized first; not those for which a limit leaves no room."""
+        """Return the jobs that may start, in order: those stopped to be resized first; not those without limit left."""
         now, policies = self.snapshot.now, self.snapshot.policies
         jobs = [j for j in self.snapshot.pending if j.spec.partition == self.name]
         jobs = [j for j in jobs if ineligible(j, now, policies) is None]
@@ -173,16 +173,16 @@ class _Partition:
             _of_both(row, waits, waits.spec)
         menus = menus_of(self._sizes)
         unusable = np.zeros((len(rows), menus.sizes.shape[1]), np.uint8)
-        told, rooms = np.full(unusable.shape, nan), Rooms(self.snapshot)
+        reported, rooms = np.full(unusable.shape, nan), Rooms(self.snapshot)
         for i, either in enumerate(self.jobs):
             bad = either.resizes.unusable if either.resizes is not None else ()
             for k, gpus in enumerate(self._sizes[rows[i]["menu"]]):
                 unusable[i, k] = gpus in bad or rooms.exceeds(either, gpus)
-                told[i, k] = either.speeds.get(gpus, nan)
-        return Scene(rows, np.array(parts, PART), unusable, told, menus)
+                reported[i, k] = either.speeds.get(gpus, nan)
+        return Scene(rows, np.array(parts, PART), unusable, reported, menus)
 
     def _parts(self, job: RunningView) -> list[tuple[int, int, int, int]]:
-        """What it gives back, node by node; blocked GPUs come back to nobody."""
+        """Return what the job gives back, node by node; blocked GPUs are not given back."""
         found = []
         for part in job.allocation.parts:
             at = self.world.row.get(part.node, -1)
@@ -192,13 +192,13 @@ class _Partition:
         return found
 
     def _reserved(self, job: RunningView) -> Reservation | None:
-        """The reservation that it runs in."""
+        """Return the reservation that it runs in."""
         reserved = self.world.reserved
         number = reserved.number.get(job.spec.reservation) if job.spec is not None else None
         return None if number is None else reserved.all[number]
 
     def _menu(self, spec: JobSpec, excluded: tuple[str, ...], limit_s: float, reserved: Reservation | None) -> int:
-        """Its row of the menus; equal requests share one, and which sizes are possible is asked once for them."""
+        """Return its row of the menus; equal requests share one, with feasibility checked once."""
         own = (spec.nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
         key: tuple[object, ...] = (spec.elastic or own, spec.nodelist, spec.exclude, spec.gpu_types, excluded)
         if self.world.reserved:
@@ -250,14 +250,14 @@ class _Partition:
         return tuple(resizes)
 
     def _free(self, job: PendingView) -> list[tuple[int, int, int]]:
-        """GPUs, cores and MiB that are free on the nodes that a job may use."""
+        """Return GPUs, cores and MiB that are free on the nodes that a job may use."""
         columns = (column[self.lo : self.hi].tolist() for column in self.world.resources)
         rooms = zip(self.nodes, zip(*columns, strict=True), strict=True)
-        return [(room[0], room[1], room[2]) for node, room in rooms if not shut(job, node, self.snapshot.now)]
+        return [(room[0], room[1], room[2]) for node, room in rooms if not closed_reason(job, node, self.snapshot.now)]
 
 
 def _as(spec: JobSpec, asked: JobSpec) -> JobSpec:
-    """A job's request, shaped as an equal one."""
+    """Return a job's request with the shape of an equal one."""
     return msgspec.structs.replace(
         spec, nodes=asked.nodes, gpus_per_node=asked.gpus_per_node, cores_per_node=asked.cores_per_node,
         memory_mib_per_node=asked.memory_mib_per_node,
@@ -265,7 +265,7 @@ def _as(spec: JobSpec, asked: JobSpec) -> JobSpec:
 
 
 def decide_sizes(claims: Claims, rule: int, asked: Callable[[], Ints] | None, settled: Callable[[], bool]) -> str:
-    """An agent's wishes, settled; a rule's where there is no agent, or it cannot choose: then why not, else "".
+    """Settle an agent's sizes, or the rule's if it cannot choose; return the reason then, else "".
 
     ``asked``: the agent's answer, which raises ValueError where there is none. ``settled``: `settle` with these claims.
     """
@@ -286,7 +286,7 @@ def decide_sizes(claims: Claims, rule: int, asked: Callable[[], Ints] | None, se
 
 
 def ask_agent(agent: str, weights: object, question: Question) -> Ints:
-    """An agent's sizes, ``int64[jobs]``.
+    """Return an agent's sizes, ``int64[jobs]``.
 
     Raises:
         ValueError: It cannot choose, or what it says is no sizes.
@@ -300,12 +300,12 @@ def ask_agent(agent: str, weights: object, question: Question) -> Ints:
 
 
 def _end_of(job: RunningView) -> float:
-    """When it ends by what it tells, else by its limit."""
+    """Return the job's end by its own estimate, else by its limit."""
     return job.own_end if job.own_end is not None else job.expected_end
 
 
 def _of_both(row: Any, job: RunningView | PendingView, spec: JobSpec) -> None:
-    """What is the same of a row, whether the job runs or waits."""
+    """Return the fields of a row that running and pending jobs share."""
     base, resizes = spec.elastic, job.resizes or Resizes()
     gpus, cores, memory = (
         (base.base_gpus, base.base_cores, base.base_memory_mib) if base is not None else (spec.gpus, *spec.amounts)
@@ -323,5 +323,5 @@ def _why(claims: Claims, j: int, others: list[str]) -> str:
     sizes = claims.sizes[j].tolist()
     before, then = sizes.index(held), sizes.index(gpus)
     faster = claims.pace[j, then] / claims.pace[j, before]
-    known = "(reported)" if claims.told[j, before] and claims.told[j, then] else "(estimated)"
+    known = "(reported)" if claims.reported[j, before] and claims.reported[j, then] else "(estimated)"
     return f"grows from {held} to {gpus} free GPUs: {faster:.2f} times as fast {known}"

@@ -1,4 +1,4 @@
-"""What is asked of whoever chooses sizes, and what the question is made of: arrays, the same live and in replays.
+"""The sizing problem as arrays, for rules and agents alike, live and in replays.
 
 An agent that chooses sizes has in its module ``live``, beside ``prepare``::
 
@@ -39,7 +39,7 @@ COUNT, CAPACITY, FREE, TOTAL, OTHERS, NUMBERS = range(6)  # positions in `Claims
 
 
 class Menus(NamedTuple):
-    """The sizes of kinds of requests: ``int64[menus, most]`` each.
+    """The sizes of the kinds of requests: ``int64[menus, most]`` each.
 
     Attributes:
         sizes: GPUs, ascending; -1 beyond the last.
@@ -51,38 +51,39 @@ class Menus(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """One partition, as a snapshot or a replay fills it in.
+    """One partition, as filled in from a snapshot or a replay.
 
     Attributes:
         rows: ``ROW[jobs]``. parts: ``PART[...]``.
         unusable: ``uint8[jobs, most]``: sizes of its menu at which the job did not come up; here and below by ``job``.
-        told: ``float64[jobs, most]``: steps a second that it told at a size; NaN: it never had that, or told nothing.
+        reported: ``float64[jobs, most]``: steps a second that it reported at a size; NaN: it never reported at that.
         menus: What sizes there are.
     """
 
     rows: Records
     parts: Records
     unusable: Flags
-    told: Floats
+    reported: Floats
     menus: Menus
 
 
 class Claims(NamedTuple):
-    """Jobs that GPUs are given to: the resizable ones that run or are to start.
+    """Jobs that compete for GPUs: the resizable ones that run or are to start.
 
     Attributes:
         jobs: ``CLAIM[n]``: ``held``: GPUs now (0: it waits); ``count``: how many sizes it has; ``base``: GPUs it was
             tuned for; ``restarts``: how often it was resized; ``left_s``: seconds to go at its present size (of one
-            that waits at its least one), as it tells, else what is left of its limit, or an hour; ``age_s``: since its
-            submission; ``cost_s``: of one more stop, by its own so far; ``share``: its dominant share of one GPU
+            that waits at its least one), as it reports, else what is left of its limit, or an hour; ``age_s``: since
+            its submission; ``cost_s``: of one more stop, by its own so far; ``share``: its dominant share of one GPU
             (``gpus * share`` is its share of what the partition has most scarcely for it); ``wished``: the answer.
         sizes: ``int64[n, most]``: GPUs that it could have, ascending; ``count`` of them, here and below 0 beyond.
         shape: ``int64[n, most]``: index of the request at that size.
         allowed: ``uint8[n, most]``: whether the brakes allow that size now; always its present one, or one that waits
             any of its sizes.
-        pace: ``float64[n, most]``: steps a second at that size: as told, else by what it told at others; of one that
-            never told ``gpus ** 0.8``.
-        told: ``uint8[n, most]``: whether it told that itself.
+        pace: ``float64[n, most]``: steps a second at that size: as reported, else from what it reported at others; of
+            one
+            that never reported ``gpus ** 0.8``.
+        reported: ``uint8[n, most]``: whether the job reported that itself.
         number: ``int64[NUMBERS]``: ``n``; ``CAPACITY``: GPUs that all of them may have together; ``FREE``: of these
             free now, negative where rigid jobs that are to start need more than is free; ``TOTAL``: of the
             partition; ``OTHERS``: jobs that wait and are none of these.
@@ -93,12 +94,12 @@ class Claims(NamedTuple):
     shape: Ints
     allowed: Flags
     pace: Floats
-    told: Flags
+    reported: Flags
     number: Ints
 
 
 class Question(NamedTuple):
-    """One partition's resizable jobs, for an agent; arrays are cut to the jobs that there are.
+    """One partition's resizable jobs, for an agent; arrays are cut to the number of jobs.
 
     Everybody may have the least size: ``capacity`` is enough for that. An answer is one size a job, an allowed one, and
     no more than ``capacity`` in all; 0 lets one wait that waits, and means its least allowed size for one that runs.
@@ -121,7 +122,7 @@ class Question(NamedTuple):
 
 
 def menus_of(found: Sequence[dict[int, int]]) -> Menus:
-    """Of kinds of requests: GPUs -> index of the request, or -1."""
+    """Build the menus from each kind of request: GPUs -> index of the request, or -1."""
     most = max(map(len, found), default=1)
     menus = Menus(*(np.full((len(found), most), -1, _I8) for _ in range(2)))
     for row, sizes in enumerate(found):
@@ -131,14 +132,16 @@ def menus_of(found: Sequence[dict[int, int]]) -> Menus:
 
 
 def new_claims(jobs: int, most: int) -> Claims:
-    """Room for that many jobs of that many sizes."""
+    """Allocate claims for that many jobs of that many sizes."""
     sizes, shape = (np.zeros((jobs, most), _I8) for _ in range(2))
-    allowed, told = (np.zeros((jobs, most), np.uint8) for _ in range(2))
-    return Claims(np.zeros(jobs, CLAIM), sizes, shape, allowed, np.zeros((jobs, most)), told, np.zeros(NUMBERS, _I8))
+    allowed, reported = (np.zeros((jobs, most), np.uint8) for _ in range(2))
+    return Claims(
+        np.zeros(jobs, CLAIM), sizes, shape, allowed, np.zeros((jobs, most)), reported, np.zeros(NUMBERS, _I8)
+    )
 
 
 def question_of(claims: Claims, partition: str, now: float, names: tuple[str, ...]) -> Question:
-    """What an agent is asked; ``names``: of the jobs there are."""
+    """Build the question for an agent; ``names``: of the actual jobs."""
     count, capacity, free, total, others = claims.number.tolist()
     cut = Claims._make(array if array is claims.number else array[:count] for array in claims)
     return Question(partition, now, cut, names, capacity, free, total, others)

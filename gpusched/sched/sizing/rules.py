@@ -1,4 +1,4 @@
-"""Rules that choose sizes: each writes the wished size of every claim, all of them within the capacity.
+"""Sizing rules: each writes the wished size of every claim, within the capacity.
 
 Everybody has the least size that it may have first; rules differ in who gets the next step.
 """
@@ -20,7 +20,7 @@ _FAIRNESS = -0.5  # Sia's p
 
 @jit
 def wish(rule: int, claims: Claims) -> None:
-    """The wishes of one rule, into ``claims.jobs["wished"]``."""
+    """Write the wishes of one rule into ``claims.jobs["wished"]``."""
     if rule == GREEDY_GAIN:
         _greedy_gain(claims)
     elif rule == OPTIMUS:
@@ -33,7 +33,7 @@ def wish(rule: int, claims: Claims) -> None:
 
 @jit
 def _at_least(claims: Claims) -> int:
-    """Everyone's least allowed size; the GPUs that are left."""
+    """Give every claim its least allowed size; return the GPUs left."""
     left = claims.number[CAPACITY]
     for j in range(claims.number[COUNT]):
         claims.jobs[j]["wished"] = claims.sizes[j, _next(claims, j, 0)]
@@ -43,7 +43,7 @@ def _at_least(claims: Claims) -> int:
 
 @jit
 def _next(claims: Claims, j: int, gpus: int) -> int:
-    """The index of a claim's least allowed size above so many GPUs; -1: there is none."""
+    """Return the index of a claim's least allowed size above so many GPUs; -1: there is none."""
     for k in range(claims.jobs[j]["count"]):
         if claims.allowed[j, k] and claims.sizes[j, k] > gpus:
             return k
@@ -52,7 +52,7 @@ def _next(claims: Claims, j: int, gpus: int) -> int:
 
 @jit
 def index_of(claims: Claims, j: int, gpus: int) -> int:
-    """The index of a claim's size."""
+    """Return the index of a claim's size."""
     k = 0
     while claims.sizes[j, k] < gpus:
         k += 1
@@ -61,7 +61,7 @@ def index_of(claims: Claims, j: int, gpus: int) -> int:
 
 @jit
 def _fill(claims: Claims, by_base: bool) -> None:
-    """Progressive filling, a step to whoever has least so far; one whose next step does not fit gets no more.
+    """Fill progressively, a step to whoever has least so far; a claim whose next step does not fit is done.
 
     ``drf`` (Ghodsi et al., NSDI 2011, between jobs): least dominant share. ``proportional``: fewest GPUs for those that
     it was tuned for.
@@ -87,7 +87,7 @@ def _fill(claims: Claims, by_base: bool) -> None:
 
 @jit
 def _optimus(claims: Claims) -> None:
-    """Optimus (Peng et al., EuroSys 2018): the step that saves most of the time left, for the share that it takes."""
+    """Apply Optimus (Peng et al., EuroSys 2018): the step that saves most time per dominant share taken."""
     left, count = _at_least(claims), claims.number[COUNT]
     while True:
         best, to, most = -1, -1, 0.0
@@ -105,7 +105,7 @@ def _optimus(claims: Claims) -> None:
 
 @jit
 def _saving(claims: Claims, j: int, k: int) -> float:
-    """Seconds that a step to size ``k`` saves, for the dominant share that it takes."""
+    """Return the seconds that a step to size ``k`` saves, per dominant share that it takes."""
     job = claims.jobs[j]
     at = index_of(claims, j, job["wished"])
     now = index_of(claims, j, job["held"]) if job["held"] > 0 else 0
@@ -116,7 +116,7 @@ def _saving(claims: Claims, j: int, k: int) -> float:
 
 @jit
 def _greedy_gain(claims: Claims) -> None:
-    """Who waits gets what is free by what it gains; then those that run give what is short, or take what is left."""
+    """Give free GPUs to pending jobs by gain; then shrink running jobs for what is short, or grow them."""
     jobs, count = claims.jobs, claims.number[COUNT]
     free = claims.number[FREE]
     left = max(free, 0)
@@ -146,7 +146,7 @@ def _greedy_gain(claims: Claims) -> None:
 
 @jit
 def _relative(claims: Claims, j: int, gpus: int) -> float:
-    """Pace relative to the largest size."""
+    """Return the pace relative to the largest size."""
     if gpus == 0:
         return 0.0
     return float(claims.pace[j, index_of(claims, j, gpus)] / claims.pace[j, claims.jobs[j]["count"] - 1])
@@ -154,7 +154,7 @@ def _relative(claims: Claims, j: int, gpus: int) -> float:
 
 @jit
 def _gain(claims: Claims, j: int, k: int) -> float:
-    """Relative pace gained, for the share of all GPUs that it takes; more for jobs with little left."""
+    """Return the relative pace gained per share of all GPUs taken; more for jobs with little left."""
     job = claims.jobs[j]
     gained = _relative(claims, j, claims.sizes[j, k]) - _relative(claims, j, job["wished"])
     share = (claims.sizes[j, k] - job["wished"]) / claims.number[TOTAL]
@@ -163,7 +163,7 @@ def _gain(claims: Claims, j: int, k: int) -> float:
 
 @jit
 def _shrink(claims: Claims, short: int) -> None:
-    """So many GPUs are given to others: first by whom they are missed least, in one step where one has enough."""
+    """Free so many GPUs where they are missed least, in one step where one job has enough."""
     jobs = claims.jobs
     while short > 0:
         j, size, enough, least = -1, 0, False, np.inf
@@ -184,7 +184,7 @@ def _shrink(claims: Claims, short: int) -> None:
 
 @jit
 def _grow(claims: Claims, room: int) -> None:
-    """Those that gain most grow into so many GPUs, each once."""
+    """Grow the jobs that gain most into so many GPUs, each once."""
     jobs = claims.jobs
     while True:
         j, k, most = -1, -1, -np.inf
@@ -203,7 +203,7 @@ def _grow(claims: Claims, room: int) -> None:
 
 @jit
 def _sia(claims: Claims) -> None:
-    """Sia's choice (Jayaram Subramanya et al., SOSP 2023): the best p-mean of restart factor times normalised goodput.
+    """Apply Sia (Jayaram Subramanya et al., SOSP 2023): best p-mean of restart factor times normalised goodput.
 
     For p = -0.5 that is the least sum of ``(restart factor * goodput) ** p``: one size a job, so many GPUs in all, a
     multiple-choice knapsack, exact by dynamic programming over GPUs. Goodput is the pace relative to that of its least
@@ -216,7 +216,7 @@ def _sia(claims: Claims) -> None:
         value: Floats = np.full(claims.jobs[j]["count"], np.inf)
         for k in range(value.size):
             if claims.allowed[j, k]:
-                value[k] = _misery(claims, j, k)
+                value[k] = _sia_term(claims, j, k)
         after = np.full(capacity + 1, np.inf)
         for gpus in range(capacity + 1):
             for k in range(value.size):
@@ -228,8 +228,8 @@ def _sia(claims: Claims) -> None:
 
 
 @jit
-def _misery(claims: Claims, j: int, k: int) -> float:
-    """A job's part of Sia's sum at a size; less is better."""
+def _sia_term(claims: Claims, j: int, k: int) -> float:
+    """Return a job's term of Sia's sum at a size; less is better."""
     job = claims.jobs[j]
     factor = 1.0
     if job["held"] > 0 and claims.sizes[j, k] != job["held"] and job["age_s"] + job["cost_s"] > 0.0:

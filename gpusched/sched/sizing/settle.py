@@ -1,4 +1,4 @@
-"""What is common to all who choose sizes: who is admitted, what the brakes allow, and what of a wish is done."""
+"""The common steps of sizing: which jobs are admitted, which sizes are allowed, which wishes are carried out."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gpusched.sched.state import BEST_FIT, OK, Flags, Floats, Ints, Requests, Re
 
 _SCALING = 0.8  # of a job that told its pace at one size only: twice the GPUs, 2 ** 0.8 times the pace
 _SOON = 10.0  # somebody ends soon: within so many times what a stop costs
-_USUAL_LEFT_S = 3600.0  # of a job that does not tell
-_LATEST = 8  # submissions by which is judged how long a size lasts
+_DEFAULT_LEFT_S = 3600.0  # of a job that does not tell
+_RECENT_SUBMISSIONS = 8  # submissions by which is judged how long a size lasts
 
 
 class SizingRules(NamedTuple):
-    """What decides beside the scene.
+    """The inputs of a decision beside the scene.
 
     Attributes:
         now: Seconds. soonest: When the first of those that run ends; infinite: nobody runs.
@@ -44,7 +44,7 @@ class SizingRules(NamedTuple):
 def gather(
     scene: Scene, rules: SizingRules, resources: Resources, usable: Resources, feasibility: Ints, claims: Claims
 ) -> None:
-    """Who is to have GPUs, and which sizes; sets ``claims`` and what of ``scene.rows`` is admitted.
+    """Select the jobs to get GPUs and their sizes; set ``claims`` and which of ``scene.rows`` are admitted.
 
     A rigid job may have what is free, and what those that run would give down to their least sizes. So may a resizable
     one where nobody ends soon, in comparison with what it costs to stop somebody; else it starts on what is free.
@@ -95,26 +95,26 @@ def gather(
     number[CAPACITY] = free - rigid
     for j in range(running):
         number[CAPACITY] += claims.jobs[j]["held"]
-        _brake(claims, j, rows[claims.jobs[j]["row"]]["may"], patient or taken > free, horizon_s, rules.gain)
+        _limit_changes(claims, j, rows[claims.jobs[j]["row"]]["may"], patient or taken > free, horizon_s, rules.gain)
 
 
 @jit
 def _horizon_s(rules: SizingRules) -> float:
-    """For how long a larger size can be expected to last, by how often jobs were submitted lately."""
-    latest, known = np.full(_LATEST, -np.inf), min(rules.submits.size, _LATEST)
+    """Estimate how long a larger size will last, by the recent submission rate."""
+    latest, known = np.full(_RECENT_SUBMISSIONS, -np.inf), min(rules.submits.size, _RECENT_SUBMISSIONS)
     for submit in rules.submits:
         if submit > latest[0]:
             at = 0
-            while at + 1 < _LATEST and latest[at + 1] < submit:
+            while at + 1 < _RECENT_SUBMISSIONS and latest[at + 1] < submit:
                 latest[at] = latest[at + 1]
                 at += 1
             latest[at] = submit
-    return float((rules.now - latest[_LATEST - known]) / known) if known > 0 else _USUAL_LEFT_S
+    return float((rules.now - latest[_RECENT_SUBMISSIONS - known]) / known) if known > 0 else _DEFAULT_LEFT_S
 
 
 @jit
 def _gives_back_all(scene: Scene, usable: Resources, i: int) -> bool:
-    """Whether others could have what a running job has: its nodes are available, and none of its GPUs is blocked."""
+    """Return whether others could use what a running job has: its nodes available, no GPU blocked."""
     gpus = 0
     for at in range(scene.rows[i]["first"], scene.rows[i]["last"]):
         if usable.gpus[scene.parts[at]["node"]] < 0:
@@ -127,7 +127,7 @@ def _gives_back_all(scene: Scene, usable: Resources, i: int) -> bool:
 def _claim(
     scene: Scene, claims: Claims, feasibility: Ints, i: int, j: int, known: Ints, now: float, has: tuple[int, int, int]
 ) -> bool:
-    """Row ``i`` as claim ``j``, with the sizes that it can have; whether there are any.
+    """Fill claim ``j`` from row ``i`` with the sizes that it can have; return whether there are any.
 
     These are sizes that some of the nodes, empty, could give, and at which it came up if it had them. One that was
     stopped to go on at another size does not take more than that, where it can have as little. ``known``: room;
@@ -135,16 +135,16 @@ def _claim(
     """
     row, job = scene.rows[i], claims.jobs[j]
     held, at, resume = row["held"], row["job"], row["resume"]
-    told, unusable = scene.told[at], scene.unusable[at]
+    reported, unusable = scene.reported[at], scene.unusable[at]
     menu, shapes = scene.menus.sizes[row["menu"]], scene.menus.shape[row["menu"]]
     sizes, shape, allowed = claims.sizes[j], claims.shape[j], claims.allowed[j]
-    pace, is_told, most = claims.pace[j], claims.told[j], menu.size
-    tells, barred = 0, True
+    pace, is_reported, most = claims.pace[j], claims.reported[j], menu.size
+    known_count, barred = 0, True
     for k in range(most):
         barred = barred and (menu[k] < 0 or unusable[k] != 0)
-        if not np.isnan(told[k]):
-            known[tells] = k
-            tells += 1
+        if not np.isnan(reported[k]):
+            known[known_count] = k
+            known_count += 1
     count = 0
     for capped in (True, False):
         for k in range(most if count == 0 else 0):
@@ -153,53 +153,53 @@ def _claim(
             possible = possible and (not unusable[k] or (barred and held == 0 and gpus == row["base"]))
             if gpus < 0 or not (gpus == held > 0 or possible) or (capped and 0 < resume < gpus):
                 continue
-            tells_it = not np.isnan(told[k])
-            sizes[count], shape[count], allowed[count], is_told[count] = gpus, shapes[k], 1, tells_it
-            pace[count] = told[k] if tells_it else speed_at(menu, told, known[:tells], gpus)
+            has_speed = not np.isnan(reported[k])
+            sizes[count], shape[count], allowed[count], is_reported[count] = gpus, shapes[k], 1, has_speed
+            pace[count] = reported[k] if has_speed else speed_at(menu, reported, known[:known_count], gpus)
             count += 1
     for k in range(count, most):
-        sizes[k] = shape[k] = allowed[k] = is_told[k] = 0
+        sizes[k] = shape[k] = allowed[k] = is_reported[k] = 0
         pace[k] = 0.0
     job["row"], job["held"], job["count"], job["base"] = i, held, count, row["base"]
     job["restarts"], job["wished"] = row["restarts"], 0
-    left = row["left_s"] if held > 0 else min(_USUAL_LEFT_S, row["left_s"])
-    if held == 0 and tells > 0 and not row["rigid"] and not np.isnan(row["work"]):
-        left = row["work"] / speed_at(menu, told, known[:tells], menu[0])
+    left = row["left_s"] if held > 0 else min(_DEFAULT_LEFT_S, row["left_s"])
+    if held == 0 and known_count > 0 and not row["rigid"] and not np.isnan(row["work"]):
+        left = row["work"] / speed_at(menu, reported, known[:known_count], menu[0])
     job["left_s"], job["age_s"], job["cost_s"] = max(1.0, left), max(0.0, now - row["submit"]), row["cost_s"]
     job["share"] = max(1.0 / has[0], row["cores"] / has[1], row["memory"] / has[2])
     return count > 0
 
 
 @jit
-def speed_at(sizes: Ints, told: Floats, known: Ints, gpus: int) -> float:
-    """Steps a second with so many GPUs, as a power of the size between and beyond those at which it is known.
+def speed_at(sizes: Ints, speeds: Floats, known: Ints, gpus: int) -> float:
+    """Return steps a second with so many GPUs, by a power law through the sizes where it is known.
 
-    ``sizes``: ``int64[most]``, ascending; ``told``: ``float64[most]``, the pace at these; ``known``: ``int64[n]``, the
-    indices at which it is known.
+    ``sizes``: ``int64[most]``, ascending; ``speeds``: ``float64[most]``, at these; ``known``: ``int64[n]``, the indices
+    at which the speed is known.
     """
     if known.size == 0:
         return float(gpus**_SCALING)
     if known.size == 1:
         if sizes[known[0]] == gpus:
-            return float(told[known[0]])
-        return float(told[known[0]] * (gpus / sizes[known[0]]) ** _SCALING)
+            return float(speeds[known[0]])
+        return float(speeds[known[0]] * (gpus / sizes[known[0]]) ** _SCALING)
     above = 0
     while above < known.size - 1 and sizes[known[above]] <= gpus:
         above += 1
     low, high = known[max(0, above - 1)], known[max(1, above)]
     for k in (low, high):
         if sizes[k] == gpus:
-            return float(told[k])
-    slope = np.log(told[high] / told[low]) / np.log(sizes[high] / sizes[low])
+            return float(speeds[k])
+    slope = np.log(speeds[high] / speeds[low]) / np.log(sizes[high] / sizes[low])
     if sizes[low] < gpus < sizes[high]:
-        return float(told[low] * (gpus / sizes[low]) ** slope)
+        return float(speeds[low] * (gpus / sizes[low]) ** slope)
     nearest = low if gpus < sizes[low] else high
-    return float(told[nearest] * (gpus / sizes[nearest]) ** min(1.0, max(0.0, slope)))
+    return float(speeds[nearest] * (gpus / sizes[nearest]) ** min(1.0, max(0.0, slope)))
 
 
 @jit
-def _brake(claims: Claims, j: int, may: bool, shrinks: bool, horizon_s: float, gain: float) -> None:
-    """Which sizes a running job may go to now: larger ones that pay, smaller ones where it may stop for others."""
+def _limit_changes(claims: Claims, j: int, may: bool, shrinks: bool, horizon_s: float, gain: float) -> None:
+    """Set the sizes a running job may move to: larger ones that pay, smaller ones if it may be stopped."""
     held = claims.jobs[j]["held"]
     for k in range(claims.jobs[j]["count"]):
         gpus = claims.sizes[j, k]
@@ -209,7 +209,7 @@ def _brake(claims: Claims, j: int, may: bool, shrinks: bool, horizon_s: float, g
 
 @jit
 def _pays(claims: Claims, j: int, k: int, horizon_s: float, gain: float) -> bool:
-    """Whether growing pays, by the job's own pace and cost, before it may have to shrink again."""
+    """Return whether growing pays, by the job's own pace and cost, before it may have to shrink again."""
     job = claims.jobs[j]
     before, then = claims.pace[j, index_of(claims, j, job["held"])], claims.pace[j, k]
     part, lasts = 1.0, min(job["left_s"], horizon_s)
@@ -223,7 +223,7 @@ def _pays(claims: Claims, j: int, k: int, horizon_s: float, gain: float) -> bool
 def settle(
     scene: Scene, claims: Claims, resources: Resources, requests: Requests, masks: Flags, scratch: Scratch
 ) -> bool:
-    """What of the wishes is done, in ``wished``: sizes to start with, and sizes of those that run; if they are sound.
+    """Carry out what is possible of the wishes, in ``wished``; return whether they are valid.
 
     Somebody shrinks only as far as somebody takes it, and only where all that it is for then has a place; nobody grows
     into what another only lets go of: that comes at the next decision, when it is free.
@@ -238,12 +238,12 @@ def settle(
         if not growing:
             for j in range(number[COUNT]):
                 jobs[j]["wished"] = min(jobs[j]["wished"], jobs[j]["held"]) if jobs[j]["held"] else jobs[j]["wished"]
-        _spare_needless(claims)
+        _undo_needless_shrinks(claims)
         if not _any_shrinks(claims):
             _keep_growth_that_fits(scene, claims, resources, requests, masks, scratch)
             return True
         if _all_fit(scene, claims, resources, requests, masks, scratch):
-            _put_off_growth(claims)
+            _defer_growth(claims)
             return True
     for j in range(number[COUNT]):
         if jobs[j]["held"] > 0:
@@ -253,7 +253,7 @@ def settle(
 
 @jit
 def _is_sound(claims: Claims) -> bool:
-    """Whether all wishes are allowed and within the capacity; 0 of one that runs becomes its least size."""
+    """Return whether all wishes are allowed and within the capacity; 0 for a running job becomes its least size."""
     jobs, left = claims.jobs, claims.number[CAPACITY]
     for j in range(claims.number[COUNT]):
         sound = jobs[j]["wished"] == 0 and jobs[j]["held"] == 0
@@ -268,8 +268,8 @@ def _is_sound(claims: Claims) -> bool:
 
 
 @jit
-def _spare_needless(claims: Claims) -> None:
-    """Takes back shrinking that nobody has any use of, the largest first."""
+def _undo_needless_shrinks(claims: Claims) -> None:
+    """Undo shrinking that no job benefits from, the largest first."""
     jobs, surplus = claims.jobs, claims.number[CAPACITY]
     for j in range(claims.number[COUNT]):
         surplus -= jobs[j]["wished"]
@@ -295,7 +295,7 @@ def _any_shrinks(claims: Claims) -> bool:
 
 @jit
 def _copy(scratch: Scratch, resources: Resources) -> Resources:
-    """Room to try in."""
+    """Copy the resources into work space."""
     trial = scratch.future
     trial.gpus[:], trial.cores[:], trial.memory[:] = resources
     return trial
@@ -303,7 +303,7 @@ def _copy(scratch: Scratch, resources: Resources) -> Resources:
 
 @jit
 def _give_back(scene: Scene, row: int, trial: Resources, sign: int) -> None:
-    """What a running job holds comes back (1), or is taken again (-1)."""
+    """Give back what a running job holds (1), or take it again (-1)."""
     for at in range(scene.rows[row]["first"], scene.rows[row]["last"]):
         part = scene.parts[at]
         if trial.gpus[part["node"]] >= 0:
@@ -314,7 +314,7 @@ def _give_back(scene: Scene, row: int, trial: Resources, sign: int) -> None:
 
 @jit
 def _place(shape: int, requests: Requests, masks: Flags, trial: Resources, scratch: Scratch) -> bool:
-    """Takes the best fitting nodes for a request; whether there were any."""
+    """Take the best fitting nodes for a request; return whether there were any."""
     request = request_of(requests, shape)
     if not choose(trial, masks, request, BEST_FIT, scratch):
         return False
@@ -325,7 +325,7 @@ def _place(shape: int, requests: Requests, masks: Flags, trial: Resources, scrat
 
 @jit
 def _shape(claims: Claims, j: int) -> int:
-    """Index of the request of a claim at the size that it is to have."""
+    """Return the index of a claim's request at its chosen size."""
     return int(claims.shape[j, index_of(claims, j, claims.jobs[j]["wished"])])
 
 
@@ -333,7 +333,7 @@ def _shape(claims: Claims, j: int) -> int:
 def _all_fit(
     scene: Scene, claims: Claims, resources: Resources, requests: Requests, masks: Flags, scratch: Scratch
 ) -> bool:
-    """Whether all that change and all that are to start have a place together."""
+    """Return whether all jobs that change or start fit together."""
     trial, jobs, rows = _copy(scratch, resources), claims.jobs, scene.rows
     for j in range(claims.number[COUNT]):
         if jobs[j]["held"] > 0 and jobs[j]["wished"] != jobs[j]["held"]:
@@ -353,7 +353,7 @@ def _all_fit(
 def _keep_growth_that_fits(
     scene: Scene, claims: Claims, resources: Resources, requests: Requests, masks: Flags, scratch: Scratch
 ) -> None:
-    """Those grow for whom there is a place beside those that start, one after the other."""
+    """Keep growth that fits beside the starting jobs, one job after the other."""
     trial, jobs, rows = _copy(scratch, resources), claims.jobs, scene.rows
     for i in range(rows.size):
         if rows[i]["held"] == 0 and rows[i]["rigid"] and rows[i]["admitted"]:
@@ -370,8 +370,8 @@ def _keep_growth_that_fits(
 
 
 @jit
-def _put_off_growth(claims: Claims) -> None:
-    """Who would grow into what others let go of stays as it is until that is free."""
+def _defer_growth(claims: Claims) -> None:
+    """Defer growth into GPUs that others release until those are free."""
     jobs, room = claims.jobs, claims.number[FREE]
     for j in range(claims.number[COUNT]):
         room -= jobs[j]["wished"] if jobs[j]["held"] == 0 else 0

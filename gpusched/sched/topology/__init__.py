@@ -1,4 +1,4 @@
-"""What a placement costs: links that jobs share, and the choice of nodes by it.
+"""The cost of a placement: links that jobs share, and node selection by it.
 
 In: how nodes hang together (`tree.Tree`), what kinds of jobs send over links (`slowdown.Model`), who runs where
 (`load.Load`). Out: how much slower a job is somewhere, and where it would be least. May import: compiled, model, the

@@ -1,4 +1,4 @@
-"""The placement that costs least by the model: what the job loses there, and what its neighbours lose by it."""
+"""The placement with the least modelled cost: the job's own slowdown and that of its neighbours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, node_fits
 from gpusched.sched.state import RACK, Flags, Floats, Ints, PlacementRequest, Requests, Resources, Scratch
-from gpusched.sched.topology.load import LEAST, ONE, Load, new_look, part_of, speed_of
+from gpusched.sched.topology.load import FULL_STEP, MIN_SPEED, Load, new_visit, part_of, speed_of
 from gpusched.sched.topology.slowdown import (
     BUS,
     NARROWEST,
@@ -32,7 +32,7 @@ CHEAP = 0.02
 
 
 class Ways(NamedTuple):
-    """How jobs may be laid out, by class (request and kind), the fewest nodes first.
+    """The possible layouts of jobs, by class (request and kind), the fewest nodes first.
 
     Attributes:
         first: ``int64[classes + 1]``: a class's ways are ``first[c] <= i < first[c + 1]``.
@@ -50,7 +50,7 @@ class Ways(NamedTuple):
 
 
 class PlacementSearch(NamedTuple):
-    """Room to search in.
+    """Work space for a search.
 
     Attributes:
         use, needs: Links of a candidate. key: ``float64[nodes]``. fits: ``int64[switches]``: nodes that fit, by rack.
@@ -70,7 +70,7 @@ class PlacementSearch(NamedTuple):
 
 
 def new_search(tree: NetworkTree) -> PlacementSearch:
-    """Room for a tree."""
+    """Allocate work space for a tree."""
     nodes = len(tree.rack)
     return PlacementSearch(
         new_use(tree), np.zeros(len(tree.weight)), np.zeros(nodes), np.zeros(len(tree.parent) + 1, np.int64),
@@ -84,7 +84,7 @@ def cheapest(
     ways: Ways,
     of: int, search: PlacementSearch,
 ) -> tuple[float, int]:  # fmt: skip
-    """What the cheapest placement of one of class ``of`` costs now, and its way; nodes in ``search.best``.
+    """Return the least cost for a job of class ``of`` now, and its way; nodes in ``search.best``.
 
     The cost is the part by which its steps are longer than where they are shortest, and those of its neighbours than
     before, weighed by their GPUs against its own. -1: none fits.
@@ -114,7 +114,7 @@ def set_keys(
     request: PlacementRequest, kind: int,
     search: PlacementSearch,
 ) -> int:  # fmt: skip
-    """How loud each node is for the request, infinite where it does not fit; how many fit, in all and by rack."""
+    """Set how busy each node is for the request, infinite: no fit; count those that fit, in all and by rack."""
     count, nodes = 0, tree.rack.size
     search.fits[:] = 0
     search.key[:] = np.inf
@@ -127,9 +127,9 @@ def set_keys(
         if sure_only(model.believed):
             loud = _lost_at(tree, model, load, request, kind, node)
         elif request.gpus > 1:
-            loud += load.pressure[node] / ONE
+            loud += load.pressure[node] / FULL_STEP
         if request.parts > 1 and not sure_only(model.believed):
-            loud += load.pressure[nodes + node] / ONE
+            loud += load.pressure[nodes + node] / FULL_STEP
             if model.ratio.size > 0:
                 loud += _lost_on(model, load, nodes + node, kind)
         search.key[node] = loud
@@ -140,7 +140,7 @@ def set_keys(
 def _lost_at(
     tree: NetworkTree, model: SlowdownModel, load: Load, request: PlacementRequest, kind: int, node: int
 ) -> float:
-    """What one of ``kind`` and those on a node would take from each other by what was measured."""
+    """Return what a job of ``kind`` and those on a node would lose to each other, as measured."""
     lost, gpus = 0.0, max(1, request.parts * request.gpus)
     for link in (BUS, NIC):
         if (link == BUS and request.gpus < 2) or (link == NIC and request.parts < 2):
@@ -157,7 +157,7 @@ def _lost_at(
 
 @jit
 def _lost_on(model: SlowdownModel, load: Load, link: int, kind: int) -> float:
-    """What one of ``kind`` and those on a link would take from each other."""
+    """Return what a job of ``kind`` and those on a link would lose to each other."""
     lost, at = 0.0, load.on[link]
     while at >= 0:
         other = load.jobs[load.uses[at]["job"]]["kind"]
@@ -172,7 +172,7 @@ def _in_one_way(
     request: PlacementRequest,
     search: PlacementSearch, least: float,
 ) -> float:  # fmt: skip
-    """The cheapest of one way's candidates, where cheaper than ``least``: its cost, its nodes in ``search.best``."""
+    """Return the least cost of one way's candidates if below ``least``, its nodes in ``search.best``."""
     parts = request.parts
     one_rack = False
     for switch in range(-1, tree.parent.size):  # -1: nodes on no switch, each a rack of its own but for the key
@@ -183,12 +183,12 @@ def _in_one_way(
             continue
         for tight in range(1 if parts == 1 and request.gpus == 1 else 0, 2):
             pick(tree, resources, request, search, switch, tight == 1)
-            least = _look(tree, model, load, ways, of, resources, request, search, least)
+            least = _evaluate(tree, model, load, ways, of, resources, request, search, least)
     if parts == 1 or tree.parent.size == 0 or request.spread != 0 or (one_rack and least <= CHEAP):
         return least
     for quiet in range(2):
         pick_across(tree, load, resources, request, search, quiet == 1)
-        least = _look(tree, model, load, ways, of, resources, request, search, least)
+        least = _evaluate(tree, model, load, ways, of, resources, request, search, least)
     return least
 
 
@@ -198,7 +198,7 @@ def _is_no_less(
     switch: int, alone: float,
     least: float,
 ) -> bool:  # fmt: skip
-    """Whether no nodes of a rack can cost less than ``least``: even without neighbours, where the least is left over.
+    """Return whether no nodes of a rack can cost less than ``least``, even without neighbours.
 
     By a table, or by what was learned, neighbours may be worth something, so there it is not known.
     """
@@ -221,7 +221,7 @@ def pick(
     switch: int,
     tight: bool,
 ) -> None:
-    """The nodes of a rack with the least left over, or the quietest, into ``search.trial``."""
+    """Pick a rack's nodes with the least left over, or the least busy, into ``search.trial``."""
     count, broken = 0, search.tight[0] * LEFT_OVER
     begin = tree.begin[switch] if switch >= 0 else 0
     for i in range(begin, tree.begin[switch + 1]):
@@ -235,7 +235,7 @@ def pick(
 def pick_across(
     tree: NetworkTree, load: Load, resources: Resources, request: PlacementRequest, search: PlacementSearch, quiet: bool
 ) -> None:
-    """Nodes of the racks with the most room for it, or with the quietest ways up, into ``search.trial``."""
+    """Pick nodes of the racks with the most room, or the least busy uplinks, into ``search.trial``."""
     count, far = 0, 2.0 * tree.rack.size
     for node in range(request.lo, request.hi):
         if search.key[node] == np.inf:
@@ -243,14 +243,14 @@ def pick_across(
         rack = tree.rack[node]
         key = float(tree.rack.size - search.fits[rack])
         if quiet and rack >= 0:
-            key += far * load.pressure[2 * tree.rack.size + rack] / ONE
+            key += far * load.pressure[2 * tree.rack.size + rack] / FULL_STEP
         left = resources.gpus[node] - request.gpus
         count = _keep(search, count, request.parts, node, key * 1e6 + rack * 1e3 + search.key[node] + LEFT_OVER * left)
 
 
 @jit
 def _keep(search: PlacementSearch, count: int, parts: int, node: int, key: float) -> int:
-    """Keeps the ``parts`` nodes with the smallest keys, equal ones by row; how many there are now."""
+    """Insert a node, keeping the ``parts`` smallest keys, ties by row; return the count."""
     if count == parts and key >= search.keys[count - 1]:
         return count
     count = min(count + 1, parts)
@@ -263,12 +263,12 @@ def _keep(search: PlacementSearch, count: int, parts: int, node: int, key: float
 
 
 @jit
-def _look(
+def _evaluate(
     tree: NetworkTree, model: SlowdownModel, load: Load, ways: Ways, of: int, resources: Resources,
     request: PlacementRequest, search: PlacementSearch,
     least: float,
 ) -> float:  # fmt: skip
-    """Keeps ``search.trial`` where its cost, and what it leaves over, is less than ``least``; the less of both."""
+    """Keep ``search.trial`` if its cost, with what it leaves over, is below ``least``; return the lower."""
     own, harm = cost_of(tree, model, load, ways, of, search.trial, request.parts, request.gpus, search)
     worth = own + harm + search.tight[0] * left_over(resources, request, search.trial)
     if worth < least:
@@ -280,7 +280,7 @@ def _look(
 
 @jit
 def left_over(resources: Resources, request: PlacementRequest, nodes: Ints) -> float:
-    """What breaking up nodes counts for."""
+    """Return the penalty for fragmenting nodes."""
     left = 0
     for i in range(request.parts):
         left += resources.gpus[nodes[i]] - request.gpus
@@ -292,18 +292,18 @@ def cost_of(
     tree: NetworkTree, model: SlowdownModel, load: Load, ways: Ways, of: int, nodes: Ints, parts: int, gpus: int,
     search: PlacementSearch
 ) -> tuple[float, float]:  # fmt: skip
-    """What a placement costs the job, and its neighbours, see `cheapest`."""
+    """Return a placement's cost to the job and to its neighbours, see `cheapest`."""
     use, needs, kind = search.use, search.needs, ways.kind[of]
     count = links_of(tree, nodes, parts, gpus, use)
     alone = needs_of(tree, model, kind, use, count, needs)
     if learned(model.believed):
         lost, harm = _lost_beside_all(tree, model, load, kind, use, count)
         return float(alone / ways.best[of] * (1.0 + lost) - 1.0), float(harm / max(1, parts * gpus))
-    by_table, own, harm, look = model.ratio.size > 0, 1.0, 0.0, new_look(load)
+    by_table, own, harm, look = model.ratio.size > 0, 1.0, 0.0, new_visit(load)
     if not by_table:
         worst = 0.0
         for i in range(count):
-            worst = max(worst, needs[i] * (1.0 + load.pressure[use.link[i]] / ONE))
+            worst = max(worst, needs[i] * (1.0 + load.pressure[use.link[i]] / FULL_STEP))
             load.more[use.link[i]] = part_of(needs[i], alone)
         own = ways.best[of] / (model.kinds[kind]["compute"] + worst)
     for i in range(count):
@@ -316,21 +316,21 @@ def cost_of(
             other["seen"] = look
             if by_table:
                 own = beside(model, own, kind, other["kind"])
-                then = max(beside(model, other["speed"], other["kind"], kind), LEAST)
+                then = max(beside(model, other["speed"], other["kind"], kind), MIN_SPEED)
             else:
                 then = speed_of(model, load, job)
             harm += other["gpus"] * (1.0 / then - 1.0 / other["speed"])
     for i in range(count):
         load.more[use.link[i]] = 0
-    return float(1.0 / max(own, LEAST) - 1.0), float(harm / max(1, parts * gpus))
+    return float(1.0 / max(own, MIN_SPEED) - 1.0), float(harm / max(1, parts * gpus))
 
 
 @jit
 def _lost_beside_all(
     tree: NetworkTree, model: SlowdownModel, load: Load, kind: int, use: LinkUse, count: int
 ) -> tuple[float, float]:
-    """What all neighbours take by what was learned, each over the narrowest link that is shared; and what they lose."""
-    look, lost, harm = new_look(load), 0.0, 0.0
+    """Return the learned loss to all neighbours, over the narrowest shared link, and their own."""
+    look, lost, harm = new_visit(load), 0.0, 0.0
     for link in NARROWEST:
         for i in range(count):
             if link_kind(tree.rack.size, use.link[i]) != link:
@@ -353,7 +353,7 @@ def alone_on(
     scratch: Scratch,
     use: LinkUse, needs: Floats,
 ) -> float:  # fmt: skip
-    """Seconds of a step alone on these resources, in as few racks as can be; -1: it fits nowhere."""
+    """Return seconds of a step alone on these resources, in as few racks as can be; -1: it fits nowhere."""
     if not choose(resources, masks, request, RACK, scratch):
         return -1.0
     count = links_of(tree, scratch.chosen, request.parts, request.gpus, use)

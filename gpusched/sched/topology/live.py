@@ -1,4 +1,4 @@
-"""What places cost the jobs of a snapshot, by what was learned of their kinds: the arrays of `contention`, live.
+"""Placement costs for a snapshot's jobs, by what was learned of their kinds: live arrays for `contention`.
 
 `costs_of` makes them. ``Costs.tree``, ``model``, ``load`` (with all that runs on its links) and ``ways`` are those of a
 replay, so `contention.cheapest` and whoever is built on it can be called with them. No seconds here: a
@@ -34,12 +34,12 @@ from gpusched.sched.topology.tree import NetworkTree, tree_of
 if TYPE_CHECKING:
     from gpusched.sched.arrays import NodeArrays, PendingArrays
 
-_LINKS: tuple[Link, ...] = ("server", "nic", "uplink")  # as `slowdown.BUS`, `NIC`, `WAY_UP`
-_MOST = 0.9  # of a step that is exchange
+_LINKS: tuple[Link, ...] = ("server", "nic", "uplink")  # as `slowdown.BUS`, `NIC`, `UPLINK`
+_MAX_EXCHANGE = 0.9  # of a step that is exchange
 
 
 def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, scratch: Scratch) -> Costs | None:
-    """What places cost; None: no policy asks for it, or nothing was ever learned.
+    """Build placement costs; None: no policy uses them, or nothing was ever learned.
 
     Args:
         snapshot: With what is believed (``beliefs``).
@@ -81,13 +81,13 @@ def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, scra
         tree, model, sure, load, ways, sure_ways, of,
         since=np.array([max(v.submit_time, v.eligible_time or 0.0) for v in waiting.views], np.float64),
         wait_s=np.array([_wait_s(v, snapshot) for v in waiting.views], np.float64),
-        patience_s=PATIENCE_S, looked=np.full((2, len(classes)), -1), seen=np.zeros((2, len(classes), 2)),
-        told=np.zeros((jobs, 2)), search=search,
+        patience_s=PATIENCE_S, last_pass=np.full((2, len(classes)), -1), class_cost=np.zeros((2, len(classes), 2)),
+        wait_cost=np.zeros((jobs, 2)), search=search,
     )  # fmt: skip
 
 
 def _wait_s(job: PendingView, snapshot: Snapshot) -> float:
-    """How long it waits for a better place at most."""
+    """Return how long the job waits for a better place at most."""
     policy = snapshot.policies.get(job.spec.partition)
     if job.spec.placement_wait_s is not None:
         return job.spec.placement_wait_s
@@ -95,7 +95,7 @@ def _wait_s(job: PendingView, snapshot: Snapshot) -> float:
 
 
 def _node_counts(requests: Requests) -> list[tuple[int, ...]]:
-    """Over how many nodes each request, or those behind it, may be, the fewest first."""
+    """Return over how many nodes each request, or its looser ones, may be, the fewest first."""
     found: list[tuple[int, ...]] = []
     for shape, parts in enumerate(requests.parts.tolist()):  # looser ones have lower indices
         looser = entry(requests.looser, shape, -1)
@@ -113,7 +113,7 @@ def _running_kind(table: _Table, job: RunningView) -> int:
 
 
 def _tree(snapshot: Snapshot, names: Sequence[str], table: _Table) -> NetworkTree:
-    """The topology; ways up whose width nobody declares count as usual ones where something was learned of any.
+    """Build the topology; uplinks of undeclared width count as usual ones if anything was learned of uplinks.
 
     The usual one weighs 1: kinds' figures of ways up are of that.
     """
@@ -127,7 +127,7 @@ def _tree(snapshot: Snapshot, names: Sequence[str], table: _Table) -> NetworkTre
 
 
 def _depth(tree: NetworkTree) -> int:
-    """Most switches above one another."""
+    """Return the depth of the switch hierarchy."""
     depth, at = 0, np.arange(len(tree.parent))
     while len(at):
         depth, at = depth + 1, tree.parent[at]
@@ -138,7 +138,7 @@ def _depth(tree: NetworkTree) -> int:
 
 
 class _Table:
-    """Rows of the model as jobs need them."""
+    """The rows of the model, created as jobs need them."""
 
     def __init__(self, beliefs: Mapping[str, JobClassEstimate]) -> None:
         self._beliefs, self._kept = beliefs, _kept_for(beliefs)
@@ -147,19 +147,19 @@ class _Table:
 
     @property
     def of_racks(self) -> bool:
-        """Whether anything was learned of ways up."""
+        """Return whether anything was learned of uplinks."""
         return any(
             any(p.shape.racks > 1 for p in b.shapes) or any(s.link == "uplink" for s in b.links)
             for b in self._beliefs.values()
         )
 
     def row(self, kind: str, gpus: int, counts: tuple[int, ...]) -> int:
-        """The row of a kind of job at a size, over so many nodes."""
+        """Return the row of a kind of job at a size, over so many nodes."""
         key = (kind if kind in self._beliefs else "", gpus, counts)
         return self._rows.setdefault(key, len(self._rows))
 
     def model(self, nodes: int, unknown: bool) -> SlowdownModel:
-        """All rows so far."""
+        """Return all rows so far as a model."""
         rows = [self._figures(key) for key in self._rows]
         names = {name: i for i, name in enumerate(dict.fromkeys(kind for kind, _, _ in self._rows))}
         known = [self._beliefs.get(name) or JobClassEstimate(kind=name) for name in names]
@@ -170,17 +170,17 @@ class _Table:
         told_up = np.array([row.up is not None for row in rows], np.bool_)
         if not unknown:
             up[~told_up] = 0.0
-            guessed = np.array([not row.told for row in rows], np.bool_)
+            guessed = np.array([not row.measured for row in rows], np.bool_)
             kinds[guessed] = (1.0, 0.0, 0.0, 0.0, 0.0)  # as long over any number of nodes
         else:
             up[~told_up] *= self.usual_width
         pairs = [self._pairs(belief, names) for belief in known]
-        sway = np.array([[_sway(belief, link) for link in _LINKS] for belief in known], np.float64)
+        contention = np.array([[_contention(belief, link) for link in _LINKS] for belief in known], np.float64)
         measured = {(i, s.link) for i, belief in enumerate(known) for s in belief.links if s.count}
         believed = LearnedSlowdowns(
             nodes=nodes, unknown=unknown, up=up, name=ints([names[kind] for kind, _, _ in self._rows]),
-            sway=sway.reshape(len(known), 3, 2),
-            told=np.array([[(i, link) in measured for link in _LINKS] for i in range(len(known))], np.uint8),
+            contention=contention.reshape(len(known), 3, 2),
+            measured=np.array([[(i, link) in measured for link in _LINKS] for i in range(len(known))], np.uint8),
             first=np.cumsum([0, *map(len, pairs)]), other=ints([p[0] for p in chain.from_iterable(pairs)]),
             link=ints([p[1] for p in chain.from_iterable(pairs)]),
             lost=np.array([p[2] for p in chain.from_iterable(pairs)], np.float64),
@@ -188,7 +188,7 @@ class _Table:
         return SlowdownModel(kinds, np.zeros((0, 0)), False, believed)
 
     def _pairs(self, own: JobClassEstimate, names: Mapping[str, int]) -> list[tuple[int, int, float]]:
-        """Of those that are there, by number, what was measured beside them: (name, link, part of a step)."""
+        """Return the measurements beside the known kinds, by number: (name, link, part of a step)."""
         found = []
         for beside in own.beside:
             if beside.kind in names and beside.kind in self._beliefs:
@@ -203,9 +203,9 @@ class _Table:
 
 
 class _Figures(NamedTuple):
-    """A kind's step at a size, 1 over the fewest nodes.
+    """A kind's step at a size, relative to 1 over the fewest nodes.
 
-    ``up``: None where nothing says. ``told``: whether anything says of more nodes. ``alone``: nothing but the
+    ``up``: None where nothing says. ``measured``: whether anything says of more nodes. ``alone``: nothing but the
     kind's own belief went into it.
     """
 
@@ -214,7 +214,7 @@ class _Figures(NamedTuple):
     net_a: float
     net_b: float
     up: float | None
-    told: bool
+    measured: bool
     alone: bool = True
 
 
@@ -224,7 +224,7 @@ def _figures(kept: _BeliefCache, kind: str, gpus: int, counts: tuple[int, ...]) 
     alone = True
 
     def longer(wide: tuple[int, int], tight: tuple[int, int]) -> float | None:
-        """By which factor a step is longer over (nodes, racks) than over others."""
+        """Return the factor by which a step is longer over (nodes, racks) than over others."""
         nonlocal alone
         shapes = (JobShape(gpu_type=usual.gpu_type if usual else "", unit=usual.unit if usual else "", gpus=gpus,
                         most=gpus // nodes, nodes=nodes, racks=racks) for nodes, racks in (wide, tight))  # fmt: skip
@@ -232,7 +232,7 @@ def _figures(kept: _BeliefCache, kind: str, gpus: int, counts: tuple[int, ...]) 
         alone = alone and cost is not None and cost.source != "others"
         return None if cost is None else max(1.0 + cost.slower, 1.0)
 
-    bus, nic, _ = (min(_sway(own, link)[0], _MOST) for link in _LINKS)
+    bus, nic, _ = (min(_contention(own, link)[0], _MAX_EXCHANGE) for link in _LINKS)
     several = [n for n in counts if n > 1]
     if not several:
         bus = bus if gpus > 1 else 0.0
@@ -253,25 +253,25 @@ def _figures(kept: _BeliefCache, kind: str, gpus: int, counts: tuple[int, ...]) 
 
 
 def _through(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """A and b, neither negative, of a line a + b x through the first and the last; one alone is all a."""
+    """Return a and b, neither negative, of a line a + b x through the first and last points; one: all is a."""
     if len(x) < 2 or y[-1] <= y[0]:
         return y[0], 0.0
     b = (y[-1] - y[0]) / (x[-1] - x[0])
     return (y[0] - b * x[0], b) if y[0] >= b * x[0] else (0.0, y[-1] / x[-1])
 
 
-def _sway(belief: JobClassEstimate, link: Link) -> tuple[float, float]:
-    """Sensitivity and pressure; as jobs of public tables where nothing was learned."""
+def _contention(belief: JobClassEstimate, link: Link) -> tuple[float, float]:
+    """Return sensitivity and pressure; those of jobs in public tables if nothing was learned."""
     found = next((s for s in belief.links if s.link == link), None)
-    mine, its = (PRIORS[link][0],) * 2 if found is None else (found.sensitivity, found.pressure)
-    return exp(min(mine, 3.0)), exp(min(its, 3.0))
+    sensitivity, pressure = (PRIORS[link][0],) * 2 if found is None else (found.sensitivity, found.pressure)
+    return exp(min(sensitivity, 3.0)), exp(min(pressure, 3.0))
 
 
 class _BeliefCache:
-    """What was made of beliefs; they change when attempts end, and decisions are made every cycle."""
+    """Values derived from beliefs, which change when attempts end, while decisions run every cycle."""
 
     def __init__(self, beliefs: Mapping[str, JobClassEstimate], before: _BeliefCache | None) -> None:
-        """What other beliefs went into is made anew."""
+        """Recompute only what other beliefs went into."""
         self.beliefs = beliefs
         self.rows: dict[tuple[str, int, tuple[int, ...]], _Figures] = {}
         self._lost: dict[tuple[str, str, Link], float] = {}
@@ -282,14 +282,14 @@ class _BeliefCache:
             self._lost = {key: lost for key, lost in before._lost.items() if same.issuperset(key[:2])}
 
     def lost_beside(self, own: JobClassEstimate, other: JobClassEstimate, link: Link) -> float:
-        """By how much a step is longer beside one whose pair was measured."""
+        """Return how much longer a step is beside a job of a measured pair."""
         key = (own.kind, other.kind, link)
         if key not in self._lost:
             self._lost[key] = cost_of_neighbour(own, other, link).slower
         return self._lost[key]
 
     def of_others(self, wide: tuple[int, int], tight: tuple[int, int]) -> Cost | None:
-        """What (nodes, racks) cost against others, of a kind whose pace nobody told."""
+        """Return the cost of (nodes, racks) against others, for a kind with no known pace."""
         if (wide, tight) not in self._others:
             shapes = (JobShape(gpu_type="", unit="", gpus=0, most=0, nodes=n, racks=r) for n, r in (wide, tight))
             self._others[wide, tight] = cost_of_spread(self.beliefs.values(), "", *shapes)
@@ -300,7 +300,7 @@ _last: list[_BeliefCache] = []
 
 
 def _kept_for(beliefs: Mapping[str, JobClassEstimate]) -> _BeliefCache:
-    """What was made of these beliefs, and of what of them was there before."""
+    """Return the cache for these beliefs, reusing entries that still hold."""
     before = _last[0] if _last else None
     if before is None or before.beliefs is not beliefs:
         before = _BeliefCache(beliefs, before)
@@ -313,7 +313,7 @@ def _ways_of(
     waiting: PendingArrays, usable: Resources,
     scratch: Scratch, search: PlacementSearch,
 ) -> tuple[Ways, Ways]:  # fmt: skip
-    """The ways of every class, with what is shortest by all that is believed, and by what is sure."""
+    """Return the ways of every class, with the shortest step by all beliefs, and by the sure ones."""
     heads = ints([shape for shape, _ in classes])
     kinds = ints([kind for _, kind in classes])
     requests = waiting.requests
@@ -337,7 +337,7 @@ def _lay_out(
     kinds: Ints,
     scratch: Scratch, search: PlacementSearch, first: Ints, shape: Ints, step: Floats, best: Floats,
 ) -> None:  # fmt: skip
-    """Every class's requests that fit on the well nodes into ``shape`` and ``step``; the shortest into ``best``."""
+    """Write each class's requests that fit on healthy nodes to ``shape`` and ``step``; the shortest to ``best``."""
     count = 0
     for c in range(heads.size):
         first[c] = count
@@ -367,7 +367,7 @@ def _enter_running(
     gpus: Ints,
     search: PlacementSearch,
 ) -> None:
-    """Running jobs onto their links, from ``slot`` on; job i is on ``nodes[first[i] : first[i + 1]]``."""
+    """Enter running jobs on their links, from ``slot`` on; job i is on ``nodes[first[i] : first[i + 1]]``."""
     for i in range(first.size - 1):
         parts, most = first[i + 1] - first[i], 0
         for at in range(first[i], first[i + 1]):

@@ -1,4 +1,4 @@
-"""Who uses which link now, and how fast each job goes there."""
+"""The jobs on each link now, and how fast each of them runs there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats, Ints, Records
-from gpusched.sched.topology.slowdown import SlowdownModel, beside, needs_of, press
+from gpusched.sched.topology.slowdown import SlowdownModel, beside, needs_of, set_pressure
 from gpusched.sched.topology.tree import LinkUse, NetworkTree, links_of
 
 # One job on one link. next: the next on that link, more: the next link of that job; -1: none. need: seconds S_l.
@@ -19,13 +19,13 @@ USE = np.dtype([(name, np.int64) for name in ("job", "link", "next", "more", "pa
 # is fastest; kept by whoever runs the jobs.
 JOB = np.dtype([(name, np.int64) for name in ("first", "kind", "gpus", "seen")]
                + [(name, np.float64) for name in ("best", "alone", "speed")])  # fmt: skip
-ONE = 1 << 32
-LEAST = 0.05
+FULL_STEP = 1 << 32
+MIN_SPEED = 0.05
 """What is left of a job's speed at the least where what neighbours take adds up."""
 
 
 class Load(NamedTuple):
-    """What runs.
+    """The running jobs.
 
     Attributes:
         jobs: ``JOB[jobs]``. uses: ``USE[most]``.
@@ -43,7 +43,7 @@ class Load(NamedTuple):
 
 
 def new_load(tree: NetworkTree, kind: Ints, gpus: Ints, best: Floats, most: int) -> Load:
-    """Nothing runs; ``most`` uses at once."""
+    """Return an empty load; ``most`` uses at once."""
     jobs, uses = np.zeros(len(kind), JOB), np.zeros(most + 1, USE)
     jobs["first"], jobs["kind"], jobs["gpus"], jobs["best"] = -1, kind, gpus, best
     uses["next"] = np.append(np.arange(1, most + 1), -1)
@@ -55,17 +55,17 @@ def new_load(tree: NetworkTree, kind: Ints, gpus: Ints, best: Floats, most: int)
 
 @jit
 def enter(load: Load, job: int, use: LinkUse, needs: Floats, count: int, alone: float) -> None:
-    """``job`` runs, on the first ``count`` links of ``use``."""
+    """Add ``job`` to the first ``count`` links of ``use``."""
     of = load.jobs[job]
     of["alone"] = alone
     for i in range(count):
         at, link = load.at[0], use.link[i]
-        one = load.uses[at]
-        load.at[0] = one["next"]
-        one["job"], one["link"], one["need"], one["part"] = job, link, needs[i], part_of(needs[i], alone)
-        one["next"], one["more"] = load.on[link], of["first"]
+        row = load.uses[at]
+        load.at[0] = row["next"]
+        row["job"], row["link"], row["need"], row["part"] = job, link, needs[i], part_of(needs[i], alone)
+        row["next"], row["more"] = load.on[link], of["first"]
         load.on[link] = of["first"] = at
-        load.pressure[link] += one["part"]
+        load.pressure[link] += row["part"]
 
 
 @jit
@@ -80,31 +80,31 @@ def enter_links(
     use: LinkUse,
     needs: Floats,
 ) -> None:
-    """A job runs on ``nodes[:parts]`` with ``gpus`` on each."""
+    """Add a job on ``nodes[:parts]`` with ``gpus`` on each."""
     kind = load.jobs[slot]["kind"]
     count = links_of(tree, nodes, parts, gpus, use)
     alone = needs_of(tree, model, kind, use, count, needs)
-    press(model.believed, kind, use, count, needs, alone)
+    set_pressure(model.believed, kind, use, count, needs, alone)
     enter(load, slot, use, needs, count, alone)
 
 
 @jit
 def leave(load: Load, job: int) -> None:
-    """``job`` runs no more."""
+    """Remove ``job``."""
     of = load.jobs[job]
     at = of["first"]
     while at >= 0:
-        one = load.uses[at]
-        link, more = one["link"], one["more"]
-        load.pressure[link] -= one["part"]
+        row = load.uses[at]
+        link, more = row["link"], row["more"]
+        load.pressure[link] -= row["part"]
         before = load.on[link]
         if before == at:
-            load.on[link] = one["next"]
+            load.on[link] = row["next"]
         else:
             while load.uses[before]["next"] != at:
                 before = load.uses[before]["next"]
-            load.uses[before]["next"] = one["next"]
-        one["next"] = load.at[0]
+            load.uses[before]["next"] = row["next"]
+        row["next"] = load.at[0]
         load.at[0] = at
         at = more
     of["first"], of["alone"] = -1, 0.0
@@ -112,13 +112,13 @@ def leave(load: Load, job: int) -> None:
 
 @jit
 def part_of(need: float, alone: float) -> int:
-    """The part of a step that a link is occupied, in units of 1 / ONE."""
-    return int(need / alone * ONE)
+    """Return the part of a step that a link is occupied, in units of 1 / ONE."""
+    return int(need / alone * FULL_STEP)
 
 
 @jit
 def speed_of(model: SlowdownModel, load: Load, job: int) -> float:
-    """How fast a running job goes, with `Load.more` on the links; 1: alone where it is fastest."""
+    """Return a running job's speed, with `Load.more` on the links; 1: alone where it is fastest."""
     of = load.jobs[job]
     if model.ratio.size > 0:
         return _speed_by_table(model, load, job)
@@ -126,16 +126,16 @@ def speed_of(model: SlowdownModel, load: Load, job: int) -> float:
         return 1.0
     worst, at = 0.0, of["first"]
     while at >= 0:
-        one = load.uses[at]
-        others = load.pressure[one["link"]] - one["part"] + load.more[one["link"]]
-        worst = max(worst, one["need"] * (1.0 + others / ONE))
-        at = one["more"]
+        row = load.uses[at]
+        others = load.pressure[row["link"]] - row["part"] + load.more[row["link"]]
+        worst = max(worst, row["need"] * (1.0 + others / FULL_STEP))
+        at = row["more"]
     return float(of["best"] / (model.kinds[of["kind"]]["compute"] + worst))
 
 
 @jit
 def set_speeds(model: SlowdownModel, load: Load, job: int) -> None:
-    """Sets how fast a job goes that has begun, and whoever shares a link with it."""
+    """Set the speed of a started job and of every job that shares a link with it."""
     load.jobs[job]["speed"] = speed_of(model, load, job)
     at = load.jobs[job]["first"]
     while at >= 0:
@@ -149,41 +149,41 @@ def set_speeds(model: SlowdownModel, load: Load, job: int) -> None:
 
 @jit
 def _speed_by_table(model: SlowdownModel, load: Load, job: int) -> float:
-    """By who shares a node with it, each counted once."""
-    look, left, kind = new_look(load), 1.0, load.jobs[job]["kind"]
-    load.jobs[job]["seen"] = look
+    """Return the speed by the jobs that share a node with it, each counted once."""
+    visit, left, kind = new_visit(load), 1.0, load.jobs[job]["kind"]
+    load.jobs[job]["seen"] = visit
     at = load.jobs[job]["first"]
     while at >= 0:
         other = load.on[load.uses[at]["link"]]
         while other >= 0:
-            there = load.jobs[load.uses[other]["job"]]
-            if there["seen"] != look:
-                there["seen"] = look
-                left = beside(model, left, kind, there["kind"])
+            neighbour = load.jobs[load.uses[other]["job"]]
+            if neighbour["seen"] != visit:
+                neighbour["seen"] = visit
+                left = beside(model, left, kind, neighbour["kind"])
             other = load.uses[other]["next"]
         at = load.uses[at]["more"]
-    return max(left, LEAST) if model.by_sum else left
+    return max(left, MIN_SPEED) if model.by_sum else left
 
 
 @jit
-def new_look(load: Load) -> int:
-    """A number that marks whom one has seen."""
+def new_visit(load: Load) -> int:
+    """Return a number that marks visited jobs."""
     load.at[1] += 1
     return int(load.at[1])
 
 
 @jit
 def neighbours(load: Load, job: int, found: Ints) -> int:
-    """Whoever shares a link with a running job, into ``found``, each once; how many."""
-    look, count = new_look(load), 0
-    load.jobs[job]["seen"] = look
+    """Write the jobs that share a link with a running job to ``found``, each once; return the count."""
+    visit, count = new_visit(load), 0
+    load.jobs[job]["seen"] = visit
     at = load.jobs[job]["first"]
     while at >= 0:
         other = load.on[load.uses[at]["link"]]
         while other >= 0:
             name = load.uses[other]["job"]
-            if load.jobs[name]["seen"] != look:
-                load.jobs[name]["seen"] = look
+            if load.jobs[name]["seen"] != visit:
+                load.jobs[name]["seen"] = visit
                 found[count] = name
                 count += 1
             other = load.uses[other]["next"]

@@ -1,4 +1,4 @@
-"""How long a job waits for a better place than the best that it could have now: one rule, live and in replays."""
+"""The waiting time for a better place than the best one free now: one rule, live and in replays."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ WAIT_S, HOLD_S = 86_400.0, 604_800.0
 
 @jit
 def waits_until(since: float, cost: float, patience_s: float, wait_s: float) -> float:
-    """When a job takes a place that costs so much; it waits for a good one ``since`` then, at most ``wait_s``."""
+    """Return when a job accepts a place of this cost; it waits from ``since`` on, at most ``wait_s``."""
     return float(since + min(cost * cost * patience_s, wait_s))
 
 
 @jit
 def is_waiting(cost: float, until: float, now: float) -> bool:
-    """Whether a job rather waits than taking a place that costs so much, which it would take ``until`` then."""
+    """Return whether a job waits rather than takes a place of this cost, acceptable at ``until``."""
     return bool(cost > HARMLESS and now < until)

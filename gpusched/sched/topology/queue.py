@@ -1,4 +1,4 @@
-"""One pass over a partition's queue by what places cost: who starts where, who waits for a better place.
+"""A cost-based pass over a partition's queue: which jobs start where, which wait for a better place.
 
 As by a rule (`kernel.by_rule`), but a job goes to the cheapest place, and a place too dear for how long the job has
 waited counts as none. A head that waits so has its reservation for the end of its wait, where it could start by room
@@ -38,7 +38,7 @@ from gpusched.sched.topology.tree import NetworkTree
 
 
 class Costs(NamedTuple):
-    """What places cost the waiting jobs of the partitions whose policy goes by it.
+    """Placement costs of the pending jobs in partitions whose policy uses them.
 
     Attributes:
         tree: Of all nodes, by row (`arrays.NodeArrays`).
@@ -49,9 +49,9 @@ class Costs(NamedTuple):
         of: ``int64[J]``: class; -1: of another partition.
         since, wait_s: ``float64[J]``: since when a job waits for a good place, and how long it does at most.
         patience_s: See `patience.waits_until`.
-        looked: ``int64[2, classes]``: the pass in which a class was looked at, in all, and in what the head leaves.
-        seen: ``float64[2, classes, 2]``: what its place costs it and its neighbours by ``sure``.
-        told: ``float64[J, 2]``: what the place of a job that waits for a better one would cost it, and its neighbours.
+        last_pass: ``int64[2, classes]``: the pass in which a class was looked at, in all, and in what the head leaves.
+        class_cost: ``float64[2, classes, 2]``: what its place costs it and its neighbours by ``sure``.
+        wait_cost: ``float64[J, 2]``: the cost of the place that a waiting job could have, to it and to its neighbours.
         search: Room.
     """
 
@@ -65,44 +65,44 @@ class Costs(NamedTuple):
     since: Floats
     wait_s: Floats
     patience_s: float
-    looked: Ints
-    seen: Floats
-    told: Floats
+    last_pass: Ints
+    class_cost: Floats
+    wait_cost: Floats
     search: PlacementSearch
 
     def until(self, job: int, cost: float) -> float:
-        """When a waiting job takes a place that costs so much (Unix seconds)."""
+        """Return when a pending job accepts a place of this cost (Unix seconds)."""
         return waits_until(float(self.since[job]), cost, self.patience_s, float(self.wait_s[job]))
 
 
 class Priced(NamedTuple):
-    """What places cost, and what an agent beside that goes by (`_attempt`: nothing, 0)."""
+    """Placement costs, and an agent's further inputs (`_attempt`: nothing, 0)."""
 
     costs: Costs
-    deal: Any
+    auction: Any
 
 
 def priced_pass(place: Place[Priced]) -> Pass[Priced]:
-    """The pass over a queue in which ``place`` says where a job goes.
+    """Build the pass over a queue in which ``place`` chooses the placement.
 
-    Who waits for a better place has POLICY, with what the place that it could have costs in ``costs.told``; the first
-    such job is the head, as one that has no room.
+    A job that waits for a better place has POLICY, and ``costs.wait_cost`` of the place that it could have; the first
+    such job is the head, like one without room.
     """
     return queue_pass(place, _keep, _enter)
 
 
 @jit
 def _keep(state: ClusterState, job: int, code: int, priced: Priced) -> float:
-    """Of who waits for a better place, its nodes from when it waits no more."""
+    """Keep a waiting job's nodes from the time at which its wait ends."""
     costs, over = priced.costs, state.now
     if code == POLICY:
-        over = until_of(costs, job, costs.told[job, 0] + costs.told[job, 1])
+        over = until_of(costs, job, costs.wait_cost[job, 0] + costs.wait_cost[job, 1])
     return keep_for(state, job, RACK, over)
 
 
 @jit
 def _enter(state: ClusterState, job: int, request: PlacementRequest, priced: Priced) -> None:
-    """What started is a neighbour of others from now on."""
+    """Add a started job as a neighbour of others."""
     costs = priced.costs
     enter_links(
         costs.tree, costs.model, costs.load, job, state.scratch.chosen, request.parts, request.gpus, costs.search.use,
@@ -114,7 +114,7 @@ def _enter(state: ClusterState, job: int, request: PlacementRequest, priced: Pri
 
 @jit
 def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Priced) -> tuple[int, int]:
-    """To the cheapest place, once it has waited long enough for what that costs."""
+    """Start in the cheapest place, once the job has waited long enough for its cost."""
     resources, requests, jobs, scratch, now = state.resources, state.requests, state.jobs, state.scratch, state.now
     costs = priced.costs
     shape, c, stamp = jobs.shape[job], costs.of[job], scratch.stamp[0]
@@ -124,16 +124,16 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Pri
         return BACKFILL, shape
     # within a pass there is ever less room, and more neighbours: what was too dear for one of the class stays so
     again = 1 if late else 0
-    if costs.looked[again, c] == stamp and _waits(costs, job, costs.seen[again, c], now):
-        costs.told[job] = costs.seen[again, c]
+    if costs.last_pass[again, c] == stamp and _waits(costs, job, costs.class_cost[again, c], now):
+        costs.wait_cost[job] = costs.class_cost[again, c]
         return POLICY, shape
-    price = costs.seen[again, c]
+    price = costs.class_cost[again, c]
     way = _offer(costs, scratch.late if late else resources, requests, jobs, c, price)
     if way < 0:
         return no_room(resources, requests, jobs, shape, late, scratch), shape
     if _waits(costs, job, price, now):
-        costs.looked[again, c] = stamp
-        costs.told[job] = price
+        costs.last_pass[again, c] = stamp
+        costs.wait_cost[job] = price
         return POLICY, shape
     given = costs.ways.shape[way]
     for part in range(requests.parts[given]):
@@ -143,7 +143,7 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Pri
 
 @jit
 def _offer(costs: Costs, room: Resources, requests: Requests, jobs: QueueJobs, c: int, price: Floats) -> int:
-    """The cheapest place of a class, its nodes in ``search.best``; before it waits nothing counts but what is sure.
+    """Return the cheapest place of a class, nodes in ``search.best``; only sure costs count before it waits.
 
     ``price``: what it costs the job and its neighbours, as far as is sure. -1: it has none, else its way.
     """
@@ -166,7 +166,7 @@ def _price(
     c: int,
     price: Floats,
 ) -> int:
-    """`contention.cheapest`, and its ``price``."""
+    """Call `contention.cheapest`, and set its ``price``."""
     tree, search = costs.tree, costs.search
     _, way = cheapest(tree, model, costs.load, room, jobs.masks, requests, ways, c, search)
     if way >= 0:
@@ -180,20 +180,20 @@ def _price(
 
 @jit
 def until_of(costs: Costs, job: int, cost: float) -> float:
-    """When a job takes a place that costs so much."""
+    """Return when a job accepts a place of this cost."""
     return waits_until(costs.since[job], cost, costs.patience_s, costs.wait_s[job])
 
 
 @jit
 def _waits(costs: Costs, job: int, price: Floats, now: float) -> bool:
-    """Whether a job rather waits than taking a place of that price."""
+    """Return whether a job waits rather than takes a place of this price."""
     cost = price[0] + price[1]
     return is_waiting(cost, until_of(costs, job, cost), now)
 
 
 @jit
 def no_room(resources: Resources, requests: Requests, jobs: QueueJobs, shape: int, late: bool, scratch: Scratch) -> int:
-    """PRIORITY where no request fits; BACKFILL where one does, but would be in the head's way."""
+    """Return PRIORITY if no request fits, or BACKFILL if one fits but would delay the head."""
     if late:
         scratch.failed_late[shape] = scratch.stamp[0]
         at = shape

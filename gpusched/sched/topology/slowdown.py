@@ -1,4 +1,4 @@
-"""How long a step of a job takes where it is, beside whoever shares its links.
+"""Step time of a job by its placement and the neighbours on its links.
 
 T = C + max over links l of S_l x (1 + sum over neighbours j of d_jl), S_l = w_l (a + b x 2 (K - 1) / K): C seconds of
 computing, S_l of sending over link l, K what meets there (of a ring all-reduce each sends 2 (K - 1) / K of the volume),
@@ -22,19 +22,19 @@ from gpusched.sched.topology.tree import LinkUse, NetworkTree
 # seconds of a step: computing; sending between the GPUs of a node, and between nodes
 KIND = np.dtype([(name, np.float64) for name in ("compute", "bus_a", "bus_b", "net_a", "net_b")])
 
-BUS, NIC, WAY_UP = range(3)  # kinds of links
-NARROWEST = (NIC, BUS, WAY_UP)  # of several links that two jobs share the first counts
+BUS, NIC, UPLINK = range(3)  # kinds of links
+NARROWEST = (NIC, BUS, UPLINK)  # of several links that two jobs share the first counts
 
 
 class LearnedSlowdowns(NamedTuple):
-    """What the cluster's own jobs taught of kinds of jobs and their neighbours.
+    """Slowdowns learned from the cluster's own jobs.
 
     Attributes:
         nodes: Of the tree. unknown: Whether what neither job of a pair was measured for counts as in public tables;
             else it costs nothing.
         up: ``float64[kinds]``: seconds of sending over a way up of weight 1. name: ``int64[kinds]``: whose: jobs of one
             name at several sizes are kinds of their own, and sway each other alike.
-        sway: ``float64[names, 3, 2]``: sensitivity and pressure over `BUS`, `NIC`, `WAY_UP`. told:
+        contention: ``float64[names, 3, 2]``: sensitivity and pressure over `BUS`, `NIC`, `UPLINK`. told:
             ``uint8[names, 3]``: whether any attempt says so.
         first: ``int64[names + 1]``: the pairs that were measured of a name: ``first[n] <= i < first[n + 1]``. other,
             link: ``int64[pairs]``. lost: ``float64[pairs]``: how much longer its step is beside one of the other, by
@@ -45,8 +45,8 @@ class LearnedSlowdowns(NamedTuple):
     unknown: bool
     up: Floats
     name: Ints
-    sway: Floats
-    told: Flags
+    contention: Floats
+    measured: Flags
     first: Ints
     other: Ints
     link: Ints
@@ -54,7 +54,7 @@ class LearnedSlowdowns(NamedTuple):
 
 
 class SlowdownModel(NamedTuple):
-    """What is known of kinds of jobs.
+    """Properties of the kinds of jobs.
 
     Attributes:
         kinds: ``KIND[kinds]``.
@@ -72,7 +72,7 @@ class SlowdownModel(NamedTuple):
 
 @jit
 def needs_of(tree: NetworkTree, model: SlowdownModel, kind: int, use: LinkUse, count: int, needs: Floats) -> float:
-    """Seconds S_l on each of the links in ``use``, into ``needs``; the seconds of a step alone."""
+    """Set ``needs`` to seconds S_l on each link in ``use``; return the seconds of a step alone."""
     if model.ratio.size > 0:
         needs[:count] = 0.0
         return 1.0
@@ -82,62 +82,64 @@ def needs_of(tree: NetworkTree, model: SlowdownModel, kind: int, use: LinkUse, c
         a, b = (of["bus_a"], of["bus_b"]) if link < nodes else (of["net_a"], of["net_b"])
         needs[i] = tree.weight[link] * (a + b * 2.0 * (meet - 1) / meet)
         if link >= 2 * nodes:
-            needs[i] = _up(model.believed, kind, tree.weight[link], needs[i])
+            needs[i] = _uplink_s(model.believed, kind, tree.weight[link], needs[i])
         worst = max(worst, needs[i])
     return float(of["compute"] + worst)
 
 
 @jit
 def beside(model: SlowdownModel, left: float, kind: int, other: int) -> float:
-    """What is ``left`` of the speed of one of ``kind`` with one neighbour more, by the table."""
+    """Reduce ``left``, the remaining speed of a job of ``kind``, by one more neighbour, by the table."""
     ratio = model.ratio[kind, other]
     return float(left - (1.0 - ratio) if model.by_sum else left * ratio)
 
 
 @jit
-def _up(believed: LearnedSlowdowns | None, kind: int, weight: float, formula: float) -> float:
-    """Seconds over a way up."""
+def _uplink_s(believed: LearnedSlowdowns | None, kind: int, weight: float, formula: float) -> float:
+    """Return seconds over an uplink."""
     return formula if believed is None else float(weight * believed.up[kind])
 
 
 @jit
 def learned(believed: LearnedSlowdowns | None) -> bool:
-    """Whether neighbours count as was learned."""
+    """Return whether neighbours' effects are the learned ones."""
     return believed is not None
 
 
 @jit
 def sure_only(believed: LearnedSlowdowns | None) -> bool:
-    """Whether nothing counts but what was measured."""
+    """Return whether only measured effects count."""
     if believed is None:
         return False
     return not believed.unknown
 
 
 @jit
-def press(believed: LearnedSlowdowns | None, kind: int, use: LinkUse, count: int, needs: Floats, alone: float) -> None:
-    """Makes ``needs``, for `load.enter`, what one of the kind is believed to press on others, by its step alone."""
+def set_pressure(
+    believed: LearnedSlowdowns | None, kind: int, use: LinkUse, count: int, needs: Floats, alone: float
+) -> None:
+    """Set ``needs``, for `load.enter`, to the pressure of a job of this kind, by its step alone."""
     if believed is None:
         return
     for i in range(count):
-        needs[i] = believed.sway[believed.name[kind], link_kind(believed.nodes, use.link[i]), 1] * alone
+        needs[i] = believed.contention[believed.name[kind], link_kind(believed.nodes, use.link[i]), 1] * alone
 
 
 @jit
 def link_kind(nodes: int, link: int) -> int:
-    """`BUS`, `NIC` or `WAY_UP`."""
-    return min(link // nodes, WAY_UP)
+    """Return `BUS`, `NIC` or `UPLINK`."""
+    return min(link // nodes, UPLINK)
 
 
 @jit
 def lost_beside(believed: LearnedSlowdowns | None, link: int, kind: int, other: int) -> float:
-    """By how much a step of one kind is longer beside one job of another that shares such a link, by its step."""
+    """Return how much longer a step of one kind is beside another job on such a link, relative to its step."""
     if believed is None:
         return 0.0
-    mine, its = believed.name[kind], believed.name[other]
-    if not believed.unknown and believed.told[mine, link] == 0 and believed.told[its, link] == 0:
+    own_name, other_name = believed.name[kind], believed.name[other]
+    if not believed.unknown and believed.measured[own_name, link] == 0 and believed.measured[other_name, link] == 0:
         return 0.0
-    for i in range(believed.first[mine], believed.first[mine + 1]):
-        if believed.other[i] == its and believed.link[i] == link:
+    for i in range(believed.first[own_name], believed.first[own_name + 1]):
+        if believed.other[i] == other_name and believed.link[i] == link:
             return float(believed.lost[i])
-    return float(believed.sway[mine, link, 0] * believed.sway[its, link, 1])
+    return float(believed.contention[own_name, link, 0] * believed.contention[other_name, link, 1])

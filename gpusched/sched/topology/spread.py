@@ -1,4 +1,4 @@
-"""What a job asks for, from what it would rather have to what it takes: over how many nodes, in one rack or anywhere.
+"""A job's requests from preferred to acceptable: over how many nodes, in one rack or anywhere.
 
 Fewest nodes first, those in one rack before others: most of what placement gains is had by that, and by waiting for it.
 """
@@ -18,7 +18,7 @@ from gpusched.model.units import count_of, local_clock
 
 
 class SpreadRequest(NamedTuple):
-    """So many nodes, each with so many GPUs, cores and MiB; ``one_rack``: all in one."""
+    """A number of nodes with GPUs, cores and MiB on each; ``one_rack``: all in one."""
 
     parts: int
     gpus: int
@@ -28,12 +28,12 @@ class SpreadRequest(NamedTuple):
 
     @property
     def needs(self) -> tuple[int, int, int]:
-        """GPUs, cores and MiB of each node."""
+        """Return GPUs, cores and MiB of each node."""
         return self.gpus, self.cores, self.memory_mib
 
 
 def splits(spec: JobSpec) -> tuple[SpreadRequest, ...]:
-    """Over how many nodes the job may be spread, the fewest first; cores and memory rounded up."""
+    """Yield over how many nodes the job may be spread, the fewest first; cores and memory rounded up."""
     if spec.max_nodes is None:
         return (SpreadRequest(spec.nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node),)
     cores, memory = spec.amounts
@@ -47,13 +47,13 @@ def _divisors(gpus: int, most: int) -> tuple[int, ...]:
 
 
 def knows_racks(policy: PolicySpec) -> bool:
-    """Whether it can keep a job's nodes in one rack: all stages can but those that map jobs to nodes; few agents do."""
+    """Return whether the policy can keep a job in one rack: all stages but mapping can, and few agents."""
     traits = policy.traits
     return policy.place not in MAPPING_PLACES and (policy.agent is None or traits.sizes or traits.places)
 
 
 def waits_until(job: PendingView, policy: PolicySpec) -> float:
-    """Until when it waits for the fewest nodes, in one rack (Unix seconds), from its submission or begin time on."""
+    """Return until when it waits for the fewest nodes in one rack (Unix seconds), from submission or begin time."""
     wait = job.spec.placement_wait_s
     if wait is None:
         wait = policy.place_wait_s if policy.place == "rack-wait" else 0.0
@@ -63,7 +63,7 @@ def waits_until(job: PendingView, policy: PolicySpec) -> float:
 def asks(
     job: PendingView, policy: PolicySpec, now: float, racked: bool, possible: Callable[[SpreadRequest], bool]
 ) -> tuple[SpreadRequest, ...]:
-    """What the job asks for now, first to last.
+    """Return what the job requests now, first choice first.
 
     Args:
         job: It may start.
@@ -92,7 +92,7 @@ def asks(
 def gives_up(
     job: PendingView, policy: PolicySpec, asked_at: Callable[[float], tuple[SpreadRequest, ...]], now: float
 ) -> float | None:
-    """When a job that waits for better nodes takes what is free (Unix seconds); None: it does not wait for any.
+    """Return when a job waiting for better nodes takes what is free (Unix seconds); None: it does not wait.
 
     ``asked_at``: what it asks for at a time, see `asks`. Where that is the same later, waiting is not what holds it.
     """
@@ -102,15 +102,15 @@ def gives_up(
 
 
 def waits_text(until: float, now: float, policy: PolicySpec, job: PendingView, on: int | None) -> str:
-    """``waits for one rack until 14:20 at the latest (rack-wait); it could start now on 2 racks``."""
-    who = "--wait-for-placement" if job.spec.placement_wait_s is not None else policy.name
-    what = "one rack" if job.spec.max_nodes is None else "fewer nodes in one rack"
-    text = f"waits for {what} until {local_clock(until, now)} at most ({who})"
+    """Format as ``waits for one rack until 14:20 at the latest (rack-wait); it could start now on 2 racks``."""
+    option = "--wait-for-placement" if job.spec.placement_wait_s is not None else policy.name
+    wish = "one rack" if job.spec.max_nodes is None else "fewer nodes in one rack"
+    text = f"waits for {wish} until {local_clock(until, now)} at most ({option})"
     return f"{text}; it could start now on {count_of(on, 'rack')}" if on is not None else text
 
 
 def better_text(own: float, harm: float, until: float, now: float) -> str:
-    """``waits for a better place: there now it would run 18 % slower; at most until 14:20``.
+    """Format as ``waits for a better place: there now it would run 18 % slower; at most until 14:20``.
 
     Args:
         own: By which part its steps would be longer.
@@ -120,5 +120,5 @@ def better_text(own: float, harm: float, until: float, now: float) -> str:
     """
     would = [f"run {100 * own:.0f} % slower"] if own >= 0.005 else []
     would += ["slow down its neighbours"] if harm >= 0.005 or not would else []
-    what = " and ".join(would)
-    return f"waits for a better place until {local_clock(until, now)} at most: started now it would {what}"
+    effects = " and ".join(would)
+    return f"waits for a better place until {local_clock(until, now)} at most: started now it would {effects}"

@@ -1,4 +1,4 @@
-"""How nodes hang together, as arrays: racks and the switches above them, and how wide each link is."""
+"""The network topology as arrays: racks, the switches above them, and the width of each link."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NetworkTree(NamedTuple):
 
 
 class LinkUse(NamedTuple):
-    """Room for the links that a placement uses: ``int64[most]`` and, on each, how many parts meet there."""
+    """Work space for the links of a placement: ``int64[most]`` and, on each, how many parts meet there."""
 
     link: Ints
     meet: Ints
@@ -48,7 +48,7 @@ class LinkUse(NamedTuple):
 def tree_of(
     topology: Topology, names: Sequence[str], *, nvswitch: bool = False, nic_gbps: float = NIC_GBPS
 ) -> NetworkTree:
-    """The arrays of a topology.
+    """Build the arrays of a topology.
 
     Args:
         topology: Declared or found; nodes that it does not name hang on no switch.
@@ -77,13 +77,13 @@ def tree_of(
 
 
 def new_use(tree: NetworkTree) -> LinkUse:
-    """Room for the links of a job on every node."""
+    """Allocate for the links of a job on every node."""
     return LinkUse(np.zeros(len(tree.weight), np.int64), np.zeros(len(tree.weight), np.int64))
 
 
 @jit
 def links_of(tree: NetworkTree, nodes: Ints, parts: int, gpus: int, use: LinkUse) -> int:
-    """The links that a job over ``nodes[:parts]`` with ``gpus`` on each uses, into ``use``; how many there are.
+    """Set ``use`` to the links of a job over ``nodes[:parts]`` with ``gpus`` on each; return how many.
 
     What meets on a bus are the GPUs there, on a NIC the nodes, on a way up those switches (and nodes) directly below
     the next that have parts. Links that take no time are left out. A job without GPUs uses none.

@@ -10,7 +10,7 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPING_PLACES, Mapping
 from gpusched.sched.mapping.problem import MappingSolution, Problem
-from gpusched.sched.mapping.queue import Keep, MappingFacts, Solver, map_queue, unfit_of
+from gpusched.sched.mapping.queue import MappingFacts, NodeHold, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import MappingReport
 from gpusched.sched.stages import speeds_by_name
 from gpusched.sched.state import BACKFILLS, EASY, Floats, Ints
@@ -81,7 +81,7 @@ class MappedRun:
         sim.jobs["expected"][ready] = passes.jobs.limit[ready] = self._limit[ready]
         update_queue(sim, passes, self._queue)
 
-    def order(self, partition: int) -> tuple[Ints, Keep | None]:
+    def order(self, partition: int) -> tuple[Ints, NodeHold | None]:
         """Return the partition's waiting jobs in order, and nodes kept for one of them."""
         return ordered(self._world.sim, self._queue, partition), None
 

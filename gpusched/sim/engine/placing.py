@@ -1,4 +1,4 @@
-"""Replays in which it matters where a job runs: jobs that may be laid out in several ways, and may wait for a better.
+"""Replays in which placement matters: jobs with several possible layouts, which may wait for a better one.
 
 Jobs of one class ask for the same, are of one kind and take as much of the same limits; they wait in their order.
 `placing_index` decides by them, `placing_walk` by the whole queue.
@@ -38,7 +38,7 @@ QUEUE = np.dtype(
 
 
 class PlacementNetwork(NamedTuple):
-    """What a replay is told of links, and how long jobs wait for a better place.
+    """The links in a replay, and how long jobs wait for a better place.
 
     Attributes:
         tree: Of the pool's nodes. model: Of kinds of jobs. kind: ``int64[jobs]``: row of ``model.kinds``.
@@ -56,7 +56,7 @@ class PlacementNetwork(NamedTuple):
 
 
 class PlacingState(NamedTuple):
-    """What is kept between decisions.
+    """State kept between decisions.
 
     Attributes:
         rule: DRAWN: a way and nodes are drawn; BALANCED: the most nodes, those with the most free GPUs; ALIGNED: the
@@ -94,8 +94,8 @@ class PlacingState(NamedTuple):
 
 
 @jit
-def look_again(sim: Sim, of: PlacingState) -> None:
-    """Where something changed for those that were looked at before, or it is time, all are looked at again."""
+def reconsider_all(sim: Sim, of: PlacingState) -> None:
+    """Mark all for reconsideration if anything changed for those examined before, or it is time."""
     changed = sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or usage_expired(sim.ledger)
     if changed or of.wake[0] <= sim.clock[0]:
         of.classes["tried"][:] = 0
@@ -106,8 +106,8 @@ def look_again(sim: Sim, of: PlacingState) -> None:
 
 
 @jit
-def wait_on(sim: Sim, of: PlacingState) -> None:
-    """Nobody else starts now: who is the first of all, and when to look again."""
+def note_waiting(sim: Sim, of: PlacingState) -> None:
+    """Record which job is the oldest, and when to look again: no other job starts now."""
     _note_oldest(sim, of, sim.clock[0])
     sim.clock[1] = of.wake[0]
     sim.dirty[:] = 0
@@ -115,14 +115,14 @@ def wait_on(sim: Sim, of: PlacingState) -> None:
 
 @jit
 def holds(sim: Sim, of: PlacingState, c: int, job: int, now: float) -> bool:
-    """Whether a job has been the first of all for so long that it must start before those behind it."""
+    """Return whether a job has been the oldest for so long that it must start before those behind it."""
     queue = of.classes[c]["queue"]
     return bool(sim.jobs[job]["rank"] == of.queues[queue]["oldest"] and now >= of.queues[queue]["since"] + of.hold_s)
 
 
 @jit
 def _note_oldest(sim: Sim, of: PlacingState, now: float) -> None:
-    """Who is the first of all from now on."""
+    """Record which job is the oldest from now on."""
     for q in range(of.queues.size):
         queue, oldest = of.queues[q], sim.jobs.size
         for c in range(of.classes.size):
@@ -137,7 +137,7 @@ def _note_oldest(sim: Sim, of: PlacingState, now: float) -> None:
 
 @jit
 def append(sim: Sim, of: PlacingState, job: int) -> None:
-    """A job comes to wait, at its place by rank, also where it waits again."""
+    """Insert a job into the queue at its place by rank, also when it waits again."""
     own, rank, following = of.classes[of.of[job]], sim.jobs[job]["rank"], of.next
     following[job] = -1
     if own["head"] < 0 or sim.jobs[own["head"]]["rank"] > rank:
@@ -157,7 +157,7 @@ def append(sim: Sim, of: PlacingState, job: int) -> None:
 
 @jit
 def ways_now(sim: Sim, passes: Passes, of: PlacingState, c: int, job: int, now: float) -> tuple[int, int]:
-    """The first of the ways that a job takes now, and the one behind the last; notes when it takes more."""
+    """Return the range of ways that a job accepts now; record when it accepts more."""
     first, last = of.ways.first[c], of.ways.first[c + 1]
     until = sim.jobs[job]["submit"] + of.wait_s
     if of.rule != RACK_WAIT or now >= until:
@@ -171,7 +171,7 @@ def ways_now(sim: Sim, passes: Passes, of: PlacingState, c: int, job: int, now: 
 
 @jit
 def drawn_way(sim: Sim, passes: Passes, of: PlacingState, resources: Resources, first: int, last: int) -> int:
-    """One of the ways that fit, each as likely, and nodes that fit."""
+    """Draw one of the ways that fit, uniformly, and nodes that fit."""
     count = 0
     for way in range(first, last):
         request = shape_request(sim.shapes, of.ways.shape[way])
@@ -191,7 +191,7 @@ def drawn_way(sim: Sim, passes: Passes, of: PlacingState, resources: Resources, 
 def cheapest_way(
     sim: Sim, passes: Passes, of: PlacingState, resources: Resources, c: int, job: int, now: float
 ) -> tuple[int, float]:
-    """The cheapest way in which it fits (-1: none), with its nodes in ``sim.chosen``; and until when it waits for less.
+    """Return the cheapest way that fits (-1: none), nodes in ``sim.chosen``; and until when it waits for less.
 
     That is noted. As long as it is worth it, and not later than now where it starts.
     """

@@ -1,4 +1,4 @@
-"""`placing` with an index: at every instant the first of each class is looked at, in order, and whoever fits goes.
+"""`placing` with an index: at every instant the first job of each class is tried, in order, and started if it fits.
 
 Where the first of a class does not start, none behind it of that class would. One that has been the first of all for
 ``hold_s`` and fits nowhere holds up all behind it, so that nobody starves. With EASY backfill the first that cannot
@@ -32,8 +32,8 @@ from gpusched.sim.engine.placing import (
     cheapest_way,
     drawn_way,
     holds,
-    look_again,
-    wait_on,
+    note_waiting,
+    reconsider_all,
     ways_now,
 )
 from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, RUNS, EventLog, Passes, Sim, shape_request
@@ -42,12 +42,12 @@ from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
 
 @jit
 def decide_placed(sim: Sim, log: EventLog, passes: Passes, of: PlacingState) -> int:
-    """Starts whoever may start."""
+    """Start jobs where possible."""
     order, now, runs = of.order, sim.clock[0], sim.counter[RUNS]
     behind = _only_behind(sim, of, now)
     for i in range(sim.counter[READY]):
         append(sim, of, sim.ready[i])
-    look_again(sim, of)
+    reconsider_all(sim, of)
     order.size[0] = 0
     if behind:
         _gather_ready(sim, of)
@@ -73,7 +73,7 @@ def decide_placed(sim: Sim, log: EventLog, passes: Passes, of: PlacingState) -> 
             own["rests"] = passes.scratch.stamp[0]
         if way >= 0 and then <= now:
             free -= own["gpus"]
-            _take_out(of, c, job)
+            _remove_job(of, c, job)
             _start(sim, log, passes, of, c, job, way, now)
         elif of.backfill == EASY:
             if queue["first"] < 0:
@@ -93,7 +93,7 @@ def decide_placed(sim: Sim, log: EventLog, passes: Passes, of: PlacingState) -> 
         of.classes["tried"][:] = 0  # whoever has started is a neighbour: another place may be the cheapest
     if of.rule == RACK_WAIT and of.backfill == EASY:
         _note_waits(sim, of, now)
-    wait_on(sim, of)
+    note_waiting(sim, of)
     return DECIDE
 
 
@@ -102,7 +102,7 @@ run_placed = looped(decide_placed)
 
 @jit
 def _gather(sim: Sim, of: PlacingState) -> None:
-    """The first of each class is looked at, if anything has changed for it; nothing is reserved any more."""
+    """Queue the first job of each class if anything has changed for it; reset reservations."""
     of.at[MOVES] = 0
     for queue in range(of.queues.size):
         of.queues[queue]["first"], of.queues[queue]["shadow"] = -1, np.inf
@@ -115,7 +115,7 @@ def _gather(sim: Sim, of: PlacingState) -> None:
 
 @jit
 def _free_gpus(sim: Sim) -> int:
-    """On all nodes that are available."""
+    """Return the free GPUs on all available nodes."""
     free = 0
     for node in range(sim.node.size):
         free += max(0, sim.resources.gpus[node])
@@ -124,14 +124,14 @@ def _free_gpus(sim: Sim) -> int:
 
 @jit
 def _key_of(sim: Sim, of: PlacingState, c: int, job: int) -> float:
-    """The place of a class's job among those that are looked at."""
+    """Return the place of a class's job among those to be examined."""
     rank = sim.jobs[job]["rank"]
     return float(rank - of.classes[c]["gpus"] * sim.jobs.size if of.rule == ALIGNED else rank)
 
 
 @jit
 def _start(sim: Sim, log: EventLog, passes: Passes, of: PlacingState, c: int, job: int, way: int, now: float) -> None:
-    """Starts a job so on ``sim.chosen``."""
+    """Start a job in this way on ``sim.chosen``."""
     shape, queue, end = of.ways.shape[way], of.queues[of.classes[c]["queue"]], now + sim.jobs[job]["expected"]
     sim.jobs[job]["shape"] = shape
     passes.jobs.shape[job] = shape
@@ -144,7 +144,7 @@ def _start(sim: Sim, log: EventLog, passes: Passes, of: PlacingState, c: int, jo
 
 @jit
 def _note_waits(sim: Sim, of: PlacingState, now: float) -> None:
-    """When a job waits no more for its rack all are looked at: what runs may have outlasted its limit meanwhile."""
+    """Record when a job stops waiting for its rack: running jobs may have outlasted their limits by then."""
     for c in range(of.classes.size):
         job = of.classes[c]["head"]
         while job >= 0:
@@ -156,7 +156,7 @@ def _note_waits(sim: Sim, of: PlacingState, now: float) -> None:
 
 @jit
 def _only_behind(sim: Sim, of: PlacingState, now: float) -> bool:
-    """Whether all that has happened since the last pass is that jobs came behind those that wait with a reservation.
+    """Return whether, since the last pass, jobs only arrived behind those that wait with a reservation.
 
     Then it holds as it was made, and no other job can start that could not start before.
     """
@@ -175,7 +175,7 @@ def _only_behind(sim: Sim, of: PlacingState, now: float) -> bool:
 
 @jit
 def _gather_ready(sim: Sim, of: PlacingState) -> None:
-    """Only those who have just come are looked at."""
+    """Queue only the jobs that have just arrived."""
     for i in range(sim.counter[READY]):
         of.classes[of.of[sim.ready[i]]]["looked"] = -1
     for i in range(sim.counter[READY]):
@@ -190,8 +190,8 @@ def _gather_ready(sim: Sim, of: PlacingState) -> None:
 
 
 @jit
-def _take_out(of: PlacingState, c: int, job: int) -> None:
-    """A job of a class waits no more."""
+def _remove_job(of: PlacingState, c: int, job: int) -> None:
+    """Remove a job from its class's queue."""
     before, at = -1, of.classes[c]["head"]
     while at != job:
         before, at = at, of.next[at]
@@ -207,7 +207,7 @@ def _take_out(of: PlacingState, c: int, job: int) -> None:
 def _try(
     sim: Sim, passes: Passes, of: PlacingState, c: int, job: int, now: float, late: bool
 ) -> tuple[int, float]:  # fmt: skip
-    """The way in which a job fits, with its nodes in ``sim.chosen``, -1: none; and until when it waits for less."""
+    """Return the way in which a job fits, nodes in ``sim.chosen``, -1: none; and until when it waits for less."""
     scratch = passes.scratch
     stamp, resting = scratch.stamp[0], of.classes["rests_late"] if late else of.classes["rests"]
     failed = scratch.failed_late if late else scratch.failed
@@ -235,7 +235,7 @@ def _try(
 
 @jit
 def _next(sim: Sim, passes: Passes, of: PlacingState, c: int, job: int, now: float) -> int:
-    """The first of a class from ``job`` on that may start in this pass; -1: none."""
+    """Return the first job of a class from ``job`` on that may start in this pass; -1: none."""
     failed, failed_late = passes.scratch.failed, passes.scratch.failed_late
     stamp, queue = passes.scratch.stamp[0], of.classes[c]["queue"]
     guarded = of.queues[queue]["first"] >= 0
@@ -257,7 +257,7 @@ def _next(sim: Sim, passes: Passes, of: PlacingState, c: int, job: int, now: flo
 
 @jit
 def _all_failed(failed: Ints, of: PlacingState, c: int, stamp: int) -> bool:
-    """Whether none of a class's ways fits any more in this pass."""
+    """Return whether none of a class's ways fits any more in this pass."""
     for way in range(of.ways.first[c], of.ways.first[c + 1]):
         if failed[of.ways.shape[way]] != stamp:
             return False
@@ -266,7 +266,7 @@ def _all_failed(failed: Ints, of: PlacingState, c: int, stamp: int) -> bool:
 
 @jit
 def _reserve(sim: Sim, passes: Passes, of: PlacingState, c: int, job: int, now: float, then: float) -> float:
-    """When the first job that does not start can, by the limits of what runs; keeps its nodes for it.
+    """Return when the first job not started can start, by limits of running jobs; keep its nodes for it.
 
     ``then``: from when on it would take what is free.
     """
@@ -286,7 +286,7 @@ def _reserve(sim: Sim, passes: Passes, of: PlacingState, c: int, job: int, now: 
 
 @jit
 def _reserve_way(sim: Sim, passes: Passes, of: PlacingState, job: int, way: int, rule: int, begin: float) -> float:
-    """When it fits so, from ``begin`` on."""
+    """Return when it fits in this way, from ``begin`` on."""
     request = shape_request(sim.shapes, of.ways.shape[way])
     lasts = sim.jobs[job]["expected"]
     return reserve(sim.resources, passes.releases, passes.jobs.masks, request, rule, begin, lasts, passes.scratch)

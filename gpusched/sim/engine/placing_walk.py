@@ -1,4 +1,4 @@
-"""Replays with placement costs by the live controller's own passes, `sched.kernel`, which walk the whole queue.
+"""Replays with placement costs by the live controller's own passes, `sched.kernel`, over the whole queue.
 
 What `placing_index` decides is held to this, start by start. A job's ways are a chain of
 requests (`Requests.looser`), as live; one that waits for its rack asks for the first of them alone.
@@ -16,13 +16,22 @@ from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import OK, POLICY, SKIP, ClusterState, Ints, PassOutcome
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.placing import ALIGNED, CHEAPEST, RACK_WAIT, TRY, PlacingState, holds, look_again, wait_on
+from gpusched.sim.engine.placing import (  # fmt: skip
+    ALIGNED,
+    CHEAPEST,
+    RACK_WAIT,
+    TRY,
+    PlacingState,
+    holds,
+    note_waiting,
+    reconsider_all,
+)
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of
 from gpusched.sim.engine.state import DECIDE, READY, RUNNING, EventLog, Passes, Sim
 
 
 class Walk(NamedTuple):
-    """What is kept between decisions.
+    """State kept between decisions.
 
     Attributes:
         placing: Rule, ways and classes. Of a class ``head`` is the first job that waits; its other lists stay empty.
@@ -42,30 +51,30 @@ class Walk(NamedTuple):
 
 @jit
 def decide_walk(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> int:
-    """Every partition's pass."""
+    """Run every partition's pass."""
     begin_walk(sim, walk)
     for queue in range(walk.placing.queues.size):
         waiting, held = queue_now(sim, passes, walk, queue)
         _pass(sim, log, passes, walk, waiting[: held + 1], SKIP)
-        _pass(sim, log, passes, walk, behind(sim, walk, queue, waiting, held), walk.placing.backfill)
+        _pass(sim, log, passes, walk, jobs_behind(sim, walk, queue, waiting, held), walk.placing.backfill)
     return end_walk(sim, walk)
 
 
 @jit
 def begin_walk(sim: Sim, walk: Walk) -> None:
-    """Who came waits, too."""
+    """Add arrived jobs to the waiting ones."""
     for i in range(sim.counter[READY]):
         enter(sim, walk.waiting, walk.size, sim.ready[i])
     _set_heads(walk)
-    look_again(sim, walk.placing)
+    reconsider_all(sim, walk.placing)
 
 
 @jit
 def end_walk(sim: Sim, walk: Walk) -> int:
-    """Who has started waits no more."""
+    """Remove started jobs from the waiting ones."""
     remove_running(sim, walk.waiting, walk.size)
     _set_heads(walk)
-    wait_on(sim, walk.placing)
+    note_waiting(sim, walk.placing)
     return DECIDE
 
 
@@ -74,7 +83,7 @@ run_walk = looped(decide_walk)
 
 @jit
 def _set_heads(walk: Walk) -> None:
-    """The first of each class that waits."""
+    """Set the first waiting job of each class."""
     of = walk.placing
     of.classes["head"][:] = -1
     for i in range(walk.size[0] - 1, -1, -1):
@@ -83,7 +92,7 @@ def _set_heads(walk: Walk) -> None:
 
 @jit
 def queue_now(sim: Sim, passes: Passes, walk: Walk, queue: int) -> tuple[Ints, int]:
-    """A partition's waiting jobs, and the place in it of who must start before those behind it (-1: nobody must)."""
+    """Return a partition's waiting jobs, and the place of the one that must start first (-1: none)."""
     of, now = walk.placing, sim.clock[0]
     waiting = _ordered(sim, walk, queue)
     held = -1
@@ -99,8 +108,8 @@ def queue_now(sim: Sim, passes: Passes, walk: Walk, queue: int) -> tuple[Ints, i
 
 
 @jit
-def behind(sim: Sim, walk: Walk, queue: int, waiting: Ints, held: int) -> Ints:
-    """Those behind who must start before them; where that one has been passed over for so long, none without it."""
+def jobs_behind(sim: Sim, walk: Walk, queue: int, waiting: Ints, held: int) -> Ints:
+    """Return the jobs behind the one that must start first; none without it if it was passed over too long."""
     of = walk.placing
     rest, count = waiting[held + 1 :], 0
     if held >= 0 and sim.state[waiting[held]]["status"] != RUNNING:
@@ -115,7 +124,7 @@ def behind(sim: Sim, walk: Walk, queue: int, waiting: Ints, held: int) -> Ints:
 
 @jit
 def _ordered(sim: Sim, walk: Walk, queue: int) -> Ints:
-    """The partition's waiting jobs, first to last."""
+    """Return the partition's waiting jobs, first to last."""
     of, count = walk.placing, 0
     own, keys = np.empty(walk.size[0], np.int64), np.empty(walk.size[0], np.int64)
     for i in range(walk.size[0]):
@@ -128,7 +137,7 @@ def _ordered(sim: Sim, walk: Walk, queue: int) -> Ints:
 
 @jit
 def _asks(sim: Sim, passes: Passes, walk: Walk, job: int) -> int:
-    """The request of a job now; notes when it asks for more."""
+    """Return the request of a job now; record when it requests more."""
     of = walk.placing
     first, last = of.ways.first[of.of[job]], of.ways.first[of.of[job] + 1]
     until = sim.jobs[job]["submit"] + of.wait_s
@@ -142,7 +151,7 @@ def _asks(sim: Sim, passes: Passes, walk: Walk, job: int) -> int:
 
 @jit
 def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, waiting: Ints, backfill: int) -> None:
-    """Starts whoever may start of these."""
+    """Start these jobs where possible."""
     of, outcome, state = walk.placing, walk.outcome, state_now(sim, passes, walk)
     if of.rule != CHEAPEST:
         pass_by_rule(state, waiting, backfill, PlacementRule(TRY[of.rule], passes.rng))
@@ -150,21 +159,21 @@ def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, waiting: Ints, ba
         pass_by_cost(state, waiting, backfill, Priced(walk.costs, 0))
         for job in waiting:
             if outcome.code[job] == POLICY:
-                cost = walk.costs.told[job, 0] + walk.costs.told[job, 1]
+                cost = walk.costs.wait_cost[job, 0] + walk.costs.wait_cost[job, 1]
                 of.wake[0] = min(of.wake[0], until_of(walk.costs, job, cost))
     begin(sim, log, passes, walk)
 
 
 @jit
 def state_now(sim: Sim, passes: Passes, walk: Walk) -> ClusterState:
-    """For one pass."""
+    """Return the state for one pass."""
     walk.outcome.total[:] = 0
     return state_of(sim, passes, walk.outcome)
 
 
 @jit
 def begin(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> None:
-    """Starts what a pass has decided."""
+    """Start what a pass has decided."""
     outcome = walk.outcome
     for i in range(outcome.total[0]):
         job = outcome.started[i]

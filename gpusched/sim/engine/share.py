@@ -29,9 +29,9 @@ from gpusched.sched.state import (
     FIRST_FIT,
     NAIVE,
     NONE,
-    PLENTY,
     PRIORITY,
     STARTED,
+    UNLIMITED,
     ClusterState,
     Flags,
     Ints,
@@ -282,7 +282,7 @@ def _reserve_for_head(state: ClusterState, job: int, code: int, context: Shared)
     settle(releases)
     slots, fitting, at, time = _sharers(pace, releases), 0, 0, state.now
     for node in range(request.lo, request.hi):
-        spare.gpus[node] = spare.cores[node] = spare.memory[node] = PLENTY
+        spare.gpus[node] = spare.cores[node] = spare.memory[node] = UNLIMITED
         fitting += part_fits(pace, sim, passes, future, slots, request, milli, node)
     while fitting < request.parts and at < releases.used[0]:
         time = max(state.now, releases.end[releases.order[at]])

@@ -53,8 +53,8 @@ class Sizer(NamedTuple):
         own: ``float64[jobs, most]``: speeds at each size of jobs without such a row.
         stopped: ``float64[jobs, per_hour]``: last stops.
         waiting, size: As of `generic.Queue`.
-        scene, claims, outcome: Room to work in; ``scene.menus`` and ``scene.told`` (paces at the sizes that jobs had)
-            are of the whole replay.
+        scene, claims, outcome: Room to work in; ``scene.menus`` and ``scene.reported`` (paces at the sizes that jobs
+            had) are of the whole replay.
         at: ``int64[AT]``: where the run stands: see above.
         asks: Whether an agent chooses.
         rule, place, backfill: Codes. min_run_s, gain: see `Resizing`.
@@ -174,7 +174,7 @@ def _node_range(sim: Sim, partition: int) -> tuple[int, int]:
 def _scene_now(sizer: Sizer) -> Scene:
     """Return the scene with the rows in use only."""
     whole = sizer.scene
-    return Scene(whole.rows[: sizer.at[ROWS]], whole.parts, whole.unusable, whole.told, whole.menus)
+    return Scene(whole.rows[: sizer.at[ROWS]], whole.parts, whole.unusable, whole.reported, whole.menus)
 
 
 @jit
@@ -186,7 +186,7 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
     jobs, state, shapes, held, own_of = sim.jobs, sim.state, sim.shapes, sim.held, sizer.jobs
     rows, told, sizes, parts_of, stopped = (
         sizer.scene.rows,
-        sizer.scene.told,
+        sizer.scene.reported,
         sizer.scene.menus.sizes,
         sizer.scene.parts,
         sizer.stopped,

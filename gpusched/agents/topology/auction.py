@@ -1,7 +1,7 @@
-"""Nodes and jobs dealt out to several schedulers: what is fixed as long as jobs and nodes are, and what is so now.
+"""Partition of nodes and jobs among several schedulers: what is fixed while jobs and nodes are, and the current state.
 
-`new_deal` makes what is fixed: parts, requests and ways on each, the graph, room for offers. `open_deal` sets what
-depends on the moment. Live both are called at each decision, in replays the first once.
+`new_auction` builds what is fixed: parts, requests and ways on each, the graph, space for offers. `open_auction` sets
+what depends on the moment. Live, both are called at each decision; in replays, the first is called once.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from zlib import crc32
 import numpy as np
 
 from gpusched.agents.topology.network import Graph, TopologyWeights, new_graph, pass_messages
-from gpusched.agents.topology.places import MOST
+from gpusched.agents.topology.places import MAX_DAYS_WAITED
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import node_fits
 from gpusched.sched.state import OK, Flags, Floats, Ints, QueueJobs, Requests, Resources
 from gpusched.sched.topology.contention import Ways
-from gpusched.sched.topology.load import Load, new_look
+from gpusched.sched.topology.load import Load, new_visit
 from gpusched.sched.topology.queue import Costs
 from gpusched.sched.topology.slowdown import NARROWEST, SlowdownModel, learned, link_kind, lost_beside
 from gpusched.sched.topology.tree import NetworkTree
 
 DAY_S = 86_400.0
 """In whose parts the network hears of a wait: as in training."""
-UNASKED = -2
+NOT_ASKED = -2
 
 
 class Offers(NamedTuple):
-    """Of each scheduler to each job, ``[schedulers, jobs]``.
+    """Each scheduler's offer to each job, ``[schedulers, jobs]``.
 
     Attributes:
         rank: Among places. value: Against waiting, by what is sure. waits: What waiting is worth to it.
         own, harm: What the place costs the job and its neighbours, as far as is sure.
-        way: Of `Deal.ways`; -1: it has no place; UNASKED: it is to look when it is the job's turn.
+        way: Of `Auction.ways`; -1: it has no place; UNASKED: it is to look when it is the job's turn.
         nodes: ``int64[schedulers, parts]``: a job's are ``nodes[:, offset[job]:]``. offset: ``int64[jobs]``.
         sound: ``uint8[schedulers]``: 0: some value was no number.
     """
@@ -51,7 +51,7 @@ class Offers(NamedTuple):
     sound: Flags
 
 
-class Deal(NamedTuple):
+class Auction(NamedTuple):
     """A decision of several schedulers.
 
     Attributes:
@@ -89,12 +89,12 @@ class Deal(NamedTuple):
     again: Ints
 
 
-class Desk(NamedTuple):
-    """What a scheduler changes as if it started the jobs that are its, all its own but for ``costs``.
+class Workspace(NamedTuple):
+    """Scratch state of one scheduler while it proposes placements; all its own except ``costs``.
 
     Attributes:
         full: ``uint8[shapes]``: what has no room there, at first nothing.
-        used: ``int64[1]``: how many jobs it would start, of ``Deal.begun``.
+        used: ``int64[1]``: how many jobs it would start, of ``Auction.begun``.
     """
 
     graph: Graph
@@ -106,7 +106,7 @@ class Desk(NamedTuple):
 
 
 class Site(NamedTuple):
-    """The partition's nodes ``lo <= row < hi`` among all, their racks and GPUs: ``int64[nodes]``."""
+    """A partition's nodes ``lo <= row < hi`` among all, their racks and GPUs: ``int64[nodes]``."""
 
     lo: int
     hi: int
@@ -114,11 +114,11 @@ class Site(NamedTuple):
     total: Ints
 
 
-def new_deal(
+def new_auction(
     agent: TopologyWeights, count: int, site: Site, costs: Costs, jobs: QueueJobs, requests: Requests,
     ids: Iterable[str]
-) -> Deal:  # fmt: skip
-    """What is fixed; ``ids``: of all jobs. Nothing is open yet."""
+) -> Auction:  # fmt: skip
+    """Build the fixed part, without offers; ``ids``: of all jobs."""
     part = parts_of(site, costs.tree, count)
     most = np.where(costs.of >= 0, np.append(_most_parts(costs, requests.parts), 0)[costs.of], 0)
     shape = (count, len(costs.of))
@@ -129,7 +129,7 @@ def new_deal(
     )  # fmt: skip
     first = np.array([crc32(name.encode()) % count for name in ids], np.int64)
     bound, own = _bounded(requests, len(jobs.masks), part, site, count)
-    return Deal(
+    return Auction(
         agent=agent, offers=offers, home=first.copy(), first=first, whole=np.zeros(shape[1], np.uint8),
         asks=np.ones(shape[1], np.uint8), requests=bound,
         masks=np.zeros(((count + 1) * (len(jobs.masks) + 1), len(part)), np.uint8), own=own,
@@ -141,30 +141,30 @@ def new_deal(
 
 
 @jit
-def open_deal(
-    deal: Deal, costs: Costs, jobs: QueueJobs, queue: Ints, resources: Resources, usable: Resources, now: float
+def open_auction(
+    auction: Auction, costs: Costs, jobs: QueueJobs, queue: Ints, resources: Resources, usable: Resources, now: float
 ) -> None:  # fmt: skip
-    """Sets what depends on the moment; nobody has made an offer yet."""
-    offers, count = deal.offers, deal.offers.rank.shape[0]
+    """Set what depends on the moment; no offer has been made yet."""
+    offers, count = auction.offers, auction.offers.rank.shape[0]
     for job in queue:
-        offers.way[:, job] = UNASKED if count == 1 else -1
-        deal.asks[job] = 1
+        offers.way[:, job] = NOT_ASKED if count == 1 else -1
+        auction.asks[job] = 1
     rows = jobs.masks.shape[0] + 1
-    for at in range(deal.masks.shape[0]):
-        deal.masks[at] = deal.own[at // rows]
+    for at in range(auction.masks.shape[0]):
+        auction.masks[at] = auction.own[at // rows]
         if at % rows < rows - 1:
-            deal.masks[at] = deal.own[at // rows] * jobs.masks[at % rows]
-    _set_homes(deal, costs, usable, queue)
-    _set_waiting(deal, costs, jobs, queue, now)
+            auction.masks[at] = auction.own[at // rows] * jobs.masks[at % rows]
+    _set_homes(auction, costs, usable, queue)
+    _set_waiting(auction, costs, jobs, queue, now)
     if learned(costs.model.believed):  # else whoever runs the jobs knows how fast they are
-        _set_speeds(costs.model, costs.load, deal.racks.size)
-    pass_messages(deal.agent, costs.tree, costs.load, resources, deal.graph)
+        _set_speeds(costs.model, costs.load, auction.racks.size)
+    pass_messages(auction.agent, costs.tree, costs.load, resources, auction.graph)
 
 
 @jit
-def desk_of(deal: Deal, costs: Costs, jobs: QueueJobs, resources: Resources) -> Desk:
-    """A scheduler's desk; ``costs`` are its own, or whoever has them offers alone."""
-    of = deal.graph
+def workspace_of(auction: Auction, costs: Costs, jobs: QueueJobs, resources: Resources) -> Workspace:
+    """Return a scheduler's desk; ``costs`` are its own, unless schedulers offer in turn."""
+    of = auction.graph
     graph = Graph(
         of.server, of.rack, of.whole, of.of, of.part, of.node_part, of.total, of.up, of.free, of.most, of.has,
         of.capacity, of.waiting.copy(), of.idle.copy(), of.large, of.blocked, of.place.copy(), of.wait.copy(),
@@ -172,7 +172,7 @@ def desk_of(deal: Deal, costs: Costs, jobs: QueueJobs, resources: Resources) -> 
     )  # fmt: skip
     own = Resources(resources.gpus.copy(), resources.cores.copy(), resources.memory.copy())
     full, used = np.zeros(jobs.feasibility.size, np.uint8), np.zeros(1, np.int64)
-    return Desk(graph, costs, own, _own(jobs.room), full, used)
+    return Workspace(graph, costs, own, _own(jobs.room), full, used)
 
 
 @jit
@@ -181,7 +181,7 @@ def _own(room: Ints) -> Ints:
 
 
 def _bounded(requests: Requests, masks: int, part: Ints, site: Site, count: int) -> tuple[Requests, Flags]:
-    """`Deal.requests` and whose nodes they are on."""
+    """Return `Auction.requests` and which scheduler's nodes they are on."""
     lo, hi = site.lo, site.hi
     own = np.stack([part == number for number in range(count)] + [np.ones(len(part), np.bool_)]).astype(np.uint8)
     rows = [*(np.flatnonzero(part == number) for number in range(count)), np.arange(lo, hi)]
@@ -194,7 +194,7 @@ def _bounded(requests: Requests, masks: int, part: Ints, site: Site, count: int)
 
 
 def _ways_of_all(ways: Ways, shapes: int, times: int) -> Ways:
-    """`Deal.ways`."""
+    """Return `Auction.ways`."""
     number, count = np.arange(times)[:, None], len(ways.shape)
     first = np.append((number * count + ways.first[:-1]).ravel(), times * count)
     return Ways(
@@ -204,7 +204,7 @@ def _ways_of_all(ways: Ways, shapes: int, times: int) -> Ways:
 
 
 def _most_parts(costs: Costs, parts: Ints) -> Ints:
-    """``int64[classes]``: the most nodes of any of its ways."""
+    """Return ``int64[classes]``: the most nodes of any of its ways."""
     first, most = costs.ways.first, np.zeros(len(costs.ways.first) - 1, np.int64)
     for c in range(len(most)):
         most[c] = parts[costs.ways.shape[first[c] : first[c + 1]]].max(initial=0)
@@ -212,7 +212,7 @@ def _most_parts(costs: Costs, parts: Ints) -> Ints:
 
 
 def _graph_of(site: Site, tree: NetworkTree, part: Ints, count: int) -> Graph:
-    """The graph, with racks cut where partitions meet; nodes of other partitions are in a part of their own."""
+    """Build the graph; racks are split at partitions, other partitions' nodes are a separate part."""
     inside = np.zeros(len(part), np.int64)
     inside[site.lo : site.hi] = 1
     _, racks = np.unique(2 * site.racks + inside, return_inverse=True)
@@ -220,7 +220,7 @@ def _graph_of(site: Site, tree: NetworkTree, part: Ints, count: int) -> Graph:
 
 
 def parts_of(site: Site, tree: NetworkTree, count: int) -> Ints:
-    """The scheduler that has each node, ``int64[nodes]``; ``count`` for rows that are not of the partition.
+    """Return the scheduler of each node, ``int64[nodes]``; ``count`` for rows outside the partition.
 
     Whole racks, one after the other as switches above them are, where there are enough, else nodes in that order; with
     as many GPUs each as that allows.
@@ -238,32 +238,32 @@ def parts_of(site: Site, tree: NetworkTree, count: int) -> Ints:
 
 
 def _shared_out(sizes: np.ndarray, count: int) -> Ints:
-    """Neighbouring units to ``count`` shares as equal as can be; none is left out where there are enough."""
-    share, now, had, total = np.zeros(len(sizes), np.int64), 0, 0.0, float(sizes.sum())
+    """Divide neighbouring units into ``count`` shares as equal as can be; none is empty if there are enough."""
+    share, now, before, total = np.zeros(len(sizes), np.int64), 0, 0.0, float(sizes.sum())
     begun = False
     for i, size in enumerate(sizes.tolist()):
-        full = had + size / 2 > (now + 1) * total / count or len(sizes) - i <= count - 1 - now
+        full = before + size / 2 > (now + 1) * total / count or len(sizes) - i <= count - 1 - now
         if begun and now < count - 1 and full:
             now += 1
-        share[i], had, begun = now, had + size, True
+        share[i], before, begun = now, before + size, True
     return share
 
 
 @jit
 def _set_speeds(model: SlowdownModel, load: Load, nodes: int) -> None:
-    """How fast each job that runs goes, for the network: 1 as where it is fastest, alone."""
+    """Set the speed of each running job, for the network: 1: alone where it is fastest."""
     for job in range(load.jobs.size):
         own = load.jobs[job]
         own["speed"] = 1.0
         if own["alone"] <= 0.0:
             continue
-        look, lost = new_look(load), 0.0
+        look, lost = new_visit(load), 0.0
         own["seen"] = look
         for link in NARROWEST:
             use = own["first"]
             while use >= 0:
-                one = load.uses[use]
-                use, at = one["more"], load.on[one["link"]] if link_kind(nodes, one["link"]) == link else -1
+                row = load.uses[use]
+                use, at = row["more"], load.on[row["link"]] if link_kind(nodes, row["link"]) == link else -1
                 while at >= 0:
                     other = load.jobs[load.uses[at]["job"]]
                     at = load.uses[at]["next"]
@@ -274,56 +274,56 @@ def _set_speeds(model: SlowdownModel, load: Load, nodes: int) -> None:
 
 
 @jit
-def _set_waiting(deal: Deal, costs: Costs, jobs: QueueJobs, queue: Ints, now: float) -> None:
-    """Who waits in each part, and who most."""
-    graph = deal.graph
+def _set_waiting(auction: Auction, costs: Costs, jobs: QueueJobs, queue: Ints, now: float) -> None:
+    """Set which jobs wait in each part, and which waits most."""
+    graph = auction.graph
     graph.waiting[:] = 0.0
     graph.blocked[:] = 0.0
     graph.large[:] = 0
     for job in queue:
         if jobs.feasibility[jobs.shape[job]] != OK:
             continue
-        part, gpus = deal.home[job], costs.load.jobs[job]["gpus"]
+        part, gpus = auction.home[job], costs.load.jobs[job]["gpus"]
         has = max(graph.capacity[part], 1.0)
         graph.waiting[part] += gpus / has
-        blocked = np.sqrt(max(0.0, min((now - costs.since[job]) / DAY_S, MOST))) * gpus / has
+        blocked = np.sqrt(max(0.0, min((now - costs.since[job]) / DAY_S, MAX_DAYS_WAITED))) * gpus / has
         if blocked > graph.blocked[part]:
             graph.blocked[part], graph.large[part] = blocked, gpus
 
 
 @jit
-def _set_homes(deal: Deal, costs: Costs, usable: Resources, queue: Ints) -> None:
-    """Jobs on to a scheduler on whose nodes, empty, they fit; large ones, and others, to the first, on all."""
-    count, total = deal.offers.rank.shape[0], 0.0
+def _set_homes(auction: Auction, costs: Costs, usable: Resources, queue: Ints) -> None:
+    """Assign jobs to schedulers on whose empty nodes they fit; large ones and the rest to the first, on all."""
+    count, total = auction.offers.rank.shape[0], 0.0
     if count == 1:
         return
     for part in range(count):
-        total += deal.graph.capacity[part]
-    fits = np.full((count, deal.classes), -1)
-    in_rack = np.zeros(deal.racks.size, np.int64)
+        total += auction.graph.capacity[part]
+    fits = np.full((count, auction.classes), -1)
+    in_rack = np.zeros(auction.racks.size, np.int64)
     for job in queue:
         c, at, large = costs.of[job], 0, 2 * count * costs.load.jobs[job]["gpus"] >= total
         while at < count and not large:
-            number = (deal.first[job] + at) % count
+            number = (auction.first[job] + at) % count
             if fits[number, c] < 0:
-                fits[number, c] = 1 if _ever_fits(deal, usable, number * deal.classes + c, in_rack) else 0
+                fits[number, c] = 1 if _ever_fits(auction, usable, number * auction.classes + c, in_rack) else 0
             if fits[number, c] == 1:
                 break
             at += 1
-        nobody = large or at == count
-        deal.whole[job] = 1 if nobody else 0
-        deal.home[job] = 0 if nobody else (deal.first[job] + at) % count
+        unassigned = large or at == count
+        auction.whole[job] = 1 if unassigned else 0
+        auction.home[job] = 0 if unassigned else (auction.first[job] + at) % count
 
 
 @jit
-def _ever_fits(deal: Deal, usable: Resources, c: int, in_rack: Ints) -> bool:
-    for way in range(deal.ways.first[c], deal.ways.first[c + 1]):
-        request, found = request_of(deal.requests, deal.ways.shape[way]), 0
+def _ever_fits(auction: Auction, usable: Resources, c: int, in_rack: Ints) -> bool:
+    for way in range(auction.ways.first[c], auction.ways.first[c + 1]):
+        request, found = request_of(auction.requests, auction.ways.shape[way]), 0
         in_rack[:] = 0
         for node in range(request.lo, request.hi):
-            if node_fits(usable, deal.masks, request, node):
+            if node_fits(usable, auction.masks, request, node):
                 found += 1
-                in_rack[deal.racks[node]] += 1
-                if in_rack[deal.racks[node]] >= request.parts or (request.spread == 0 and found >= request.parts):
+                in_rack[auction.racks[node]] += 1
+                if in_rack[auction.racks[node]] >= request.parts or (request.spread == 0 and found >= request.parts):
                     return True
     return False
