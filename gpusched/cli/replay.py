@@ -186,7 +186,12 @@ def _nightly(since: str, fail_if_worse: float | None, workers: int, auto_retrain
 
     client = Client()
     report = nightly(
-        client.inventory, client.state, since, workers=max(1, workers), auto_retrain=auto_retrain, notify=activity.update
+        client.inventory,
+        client.state,
+        since,
+        workers=max(1, workers),
+        auto_retrain=auto_retrain,
+        notify=activity.update,
     )
     if json:
         output.emit_json(report.as_json())
