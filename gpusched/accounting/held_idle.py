@@ -35,7 +35,7 @@ def held_idle(active: Iterable[JobRecord], usage: Iterable[UsageRow], now: float
 def _one(job: JobRecord, buckets: dict[int, tuple[float, float]], now: float) -> HeldIdle | None:
     bucket = max(buckets)
     if now - bucket > 2 * BUCKET_S:
-        return None  # nobody has looked lately
+        return None  # not probed recently
     total_s = idle_s = 0.0
     first = None
     while bucket in buckets:

@@ -4,7 +4,7 @@ Utilization is Eq. 4 of the GIST paper (Narantuya et al., CMC 2022), ``U = sum(l
 
 - ``lambda`` is `RunRecord.share`, the job's dominant share of its partition; ``tau`` its run time inside the window.
 - ``T`` is Eq. 3: a partition's run time begins with the first start it ever saw, so its window is
-  [max(since, first start ever), until]. A partition that never started a job has no U; its energy is told all the same.
+  [max(since, first start ever), until]. A partition that never started a job has no U; its energy is still reported.
 - A node's lambda is the run's share of the partition times the part of the run that is on the node, over the node's
   part of the partition; so the partition's U is the mean of its nodes', weighted by their GPUs.
 - While two jobs share a GPU each has half of that time: of GPU hours, of energy, and lambda with them.
@@ -14,7 +14,7 @@ Inefficient energy is capacity in kW times hours times (1 - U): what the rated p
 the paper's DGX A100 of 6.5 kW, a month of 720 h at U = 0.75: 6.5 * 720 * 0.25 = 1170 kWh.
 
 Measured figures are NVML's. Energy counts every GPU of a partition or node, held or not, and only the GPUs held for
-users and jobs. Where part of the GPU time has no measurement, the energy is a lower bound and the part is told.
+users and jobs. Where part of the GPU time has no measurement, the energy is a lower bound and the part is reported.
 """
 
 from __future__ import annotations
@@ -353,9 +353,9 @@ def _total(frame: _Frame, rows: list[PowerRow], sums: dict[str, _Sums], by: By) 
 
 
 def _unheld_kwh(usage: list[UsageRow]) -> float | None:
-    nobody = [u for u in usage if not u.job_id]
-    known = sum(u.gpu_s - u.energy_unknown_s for u in nobody)
-    return sum(u.energy_j for u in nobody) / _J_PER_KWH if known > 0 else None
+    unallocated = [u for u in usage if not u.job_id]
+    known = sum(u.gpu_s - u.energy_unknown_s for u in unallocated)
+    return sum(u.energy_j for u in unallocated) / _J_PER_KWH if known > 0 else None
 
 
 def _sum_or_none(values: Iterable[float | None]) -> float | None:

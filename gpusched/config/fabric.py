@@ -306,7 +306,7 @@ def _merged(drawn: _ParsedNetwork, called: Callable[[str], str | None]) -> Topol
 def _pruned(found: dict[str, Switch]) -> list[Switch]:
     """Drop switches without nodes below, and top switches with a single child.
 
-    Those come of what is not ours: a leaf with other nodes is, seen from ours, beyond the spines.
+    They are remains of nodes outside the inventory: a leaf with only such nodes appears above the spines.
     """
     below: dict[str, set[str]] = {}
     for each in found.values():

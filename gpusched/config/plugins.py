@@ -58,7 +58,7 @@ class Component:
             found: Any = importlib.import_module(module)
             for part in name.split(".") if name else ():
                 found = getattr(found, part)
-        except Exception as error:  # another's code: anything can be wrong with it
+        except Exception as error:  # third-party code may raise anything
             raise self.error(f"{type(error).__name__}: {error}") from error
         return found
 

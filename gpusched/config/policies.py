@@ -124,8 +124,8 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
     if sizing:  # the agent chooses sizes; the file, or its fallback, says the rest
         behind = chosen["fallback"]
         if "sizes" in fields or behind.sizes == "base":
-            told = "sizes" if "sizes" in fields else "fallback"
-            raise fields[told].error(f"a fallback that chooses sizes, such as {SIZING_FALLBACK}")
+            key = "sizes" if "sizes" in fields else "fallback"
+            raise fields[key].error(f"a fallback that chooses sizes, such as {SIZING_FALLBACK}")
         chosen = {k: getattr(behind, k) for k in ("order", "place", "backfill", "sizes", "resize")} | chosen
     if "agent" in fields and AGENTS[chosen["agent"]].places:
         if chosen.get("place", "contention") != "contention":

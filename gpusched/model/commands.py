@@ -1,6 +1,6 @@
 """Commands of clients to the controller: one small file each, in the inbox.
 
-The user who asks is not written in the file: the kernel's owner of the file says who it was.
+The file does not contain the user: the file's owner is the user.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Submit(Command, frozen=True, kw_only=True, tag="submit"):
     ``secrets`` holds the values of the spec's ``secret_names``; they never reach the database.
     ``max_running`` bounds how many tasks of the array run at once (``--array 0-9%2``). ``program`` is the text of a job
     with a ``function``; of an array, ``task_programs`` is what follows it for each task, in order of their indices.
-    Neither reaches the database: they may hold what is nobody else's business. ``asked_by``: the job that queues it
-    from inside, whose user's it then is; the controller passes it on, and nobody else may.
+    Neither reaches the database: they may be confidential. ``asked_by``: the job that submits it from inside, whose
+    user owns it; only the controller may set it.
     """
 
     id: str

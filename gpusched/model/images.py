@@ -23,7 +23,7 @@ _REFERENCE = re.compile(rf"(?:docker://)?(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::{_
 def image_error(image: str, runtimes: Collection[str], transports: Collection[str]) -> str | None:
     """Return why nodes with these runtimes cannot run this image, or None where they can.
 
-    apptainer opens what it is given with the rights of the job's user, so there paths and other schemes are good.
+    apptainer opens images with the rights of the job's user, so it also accepts paths and other schemes.
 
     ``transports``: those of `TRANSPORTS` that the inventory allows.
     """

@@ -48,7 +48,7 @@ class SpeedSamples(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         logs: (logarithm of the pace per second as it would have been alone, weight), the latest last; an attempt
             that was alone weighs 1.
-        count: How many there ever were. best: The highest logarithm as it was told.
+        count: How many there ever were. best: The highest reported logarithm.
     """
 
     shape: JobShape
@@ -119,7 +119,7 @@ class SlowGpu(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         slower: By which part: 0.12: a step takes 1.12 times as long. low, high: Bounds that hold in 95 %.
         jobs: On how many attempts' paces that rests.
-        among: GPUs from which it cannot be told, since all its jobs had these too: it may be only one of them.
+        among: GPUs that all its jobs also used: any one of them may be the slow one.
     """
 
     node: str

@@ -77,8 +77,8 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
             job go with it, and with the GPUs at other sizes.
         cores, memory_mib: The least and the most of the whole job, between which they do so; less than what goes with
             the GPUs is given where the nodes have no more. None: exactly that.
-        batch: Whether its batch stays the same at all sizes or goes with the GPUs; the job is told, no more.
-        cooldown_s: It is not resized before its present attempt has run so long.
+        batch: Whether its batch size is fixed or scales with the GPUs; only passed on to the job.
+        cooldown_s: Minimum run time of its current attempt before a resize.
     """
 
     sizes: tuple[int, ...]
@@ -109,28 +109,28 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         max_spread: ``server``, ``rack``: all its nodes in one, where the cluster has racks; ``any``, "": anywhere.
         max_nodes: Its GPUs may be spread in equal parts over up to so many nodes, the fewest first; the resources above
             are those of its latest start. None: exactly ``nodes``.
-        placement_wait_s: So long it waits for the fewest nodes, in one rack; None: as its policy says.
-        exclusive: It asks for whole nodes, and goes to none that have more.
+        placement_wait_s: How long it waits for the fewest nodes, in one rack; None: as its policy says.
+        exclusive: It requests whole nodes, and uses only nodes of exactly that size.
         share: ``pairs``: its GPUs may be one other job's, too, where the node's are shared; "": they are its own.
-        gpu_memory_mib: Of each GPU, what a job that may share takes at the most; None: nothing was said.
+        gpu_memory_mib: Maximum memory per GPU of a job that may share GPUs; None: not given.
         script: Text of its job script, which is run with ``command`` as its arguments; None: ``command`` is run.
         array_shape: Of an array's tasks: how many there are, the first index, the last, the step between them.
         signal_batch: Of a job with a script, the signal before the limit goes to the script's own process alone; else
             to what ``srun`` started, and not to the script.
         submit_dir: Folder of the login node that the script was submitted from; "": there is no script.
-        tasks_per_node: So many tasks ``srun`` starts on each of its nodes where it does not say.
-        gpus_per_task: Of these each task of ``srun`` has so many where it does not say; 0: all of its node.
+        tasks_per_node: Default ``srun`` tasks on each of its nodes.
+        gpus_per_task: Default GPUs of each ``srun`` task; 0: all of its node.
         memory_mib_per_cpu: Of each core, where it was asked for so; 0: it was not.
-        slurm_env: It has Slurm's variables, too (SLURM_JOB_ID...).
+        slurm_env: Its environment includes Slurm's variables (SLURM_JOB_ID...).
         function: Name of the Python function that it runs: its program (`Submit.program`) is put into its own folder at
             each start, and the result that it leaves there is collected beside its output. "": it has no program.
-        error: As ``output``, for what it says on stderr; None: both go where ``output`` says.
+        error: As ``output``, for stderr; None: both go to ``output``.
         append: Its later starts add to these files; else they empty them.
         group: Of the inventory's groups, the one that its usage counts for; "": none.
         qos: Its class of service; "": none.
         reservation: It runs in this reservation only; "": in none.
-        mail, notify: Who is told, and of what (`gpusched.model.notices`).
-        session: People work in it: it ends when nobody has been attached for so many seconds; None: it is none.
+        mail, notify: Receiver and kinds of notices (`gpusched.model.notices`).
+        session: Of an interactive job: it ends after this many seconds without a terminal attached; None: not one.
         pty: Rank 0 of a session has a terminal; else stdin, stdout and stderr as they are.
     """
 
@@ -309,14 +309,14 @@ class Resizes(Stops, frozen=True, kw_only=True):
 
     Attributes:
         before: GPUs of the attempt before the present one, to go back to; None: it came up, or was not resized.
-        resume_at: It waits for its start with so many GPUs, or fewer where there are not so many any more.
+        resume_at: GPUs that it is to restart with, or fewer where the partition has fewer by then.
         start_timeout_s: Within it the job must make a step at a new size.
         why: What the last one was for.
         costs_s: Seconds from being asked to running again of those that came up, and their number (``measured``).
         lost_s: Seconds of work that had not been saved.
         had_s: Seconds that attempts before the present one ran, which its time limit counts, too.
-        unusable: Sizes at which it did not come up.
-        frozen: Why it is not resized any more; "": it may be.
+        unusable: Sizes at which it did not start up.
+        frozen: Why it is no longer resized; "": it may be.
     """
 
     before: int | None = None

@@ -76,7 +76,7 @@ class Notices(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         smtp: Host, or host:port, that takes mail; "": the program ``sendmail`` does.
         sender: Mail comes from it; "": from whom the mail server says.
-        idle_s: A job whose GPUs have been idle for so long is told of.
+        idle_s: Idle time of a job's GPUs that causes a notice.
     """
 
     to: tuple[Receiver, ...] = ()
@@ -89,10 +89,10 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """One notice to one receiver.
 
     Attributes:
-        key: What makes it one: nobody is told the same twice.
+        key: Deduplication key: no receiver gets a notice twice.
         to: ``mail ADDRESS``, or the digest of a `Receiver`; what it says is a secret, so it stays in the inventory.
-        body: What is told; ``text`` in it is one line for people.
-        made: When (Unix seconds). tries: How often it was sent in vain. due: When it is sent next; None: never again.
+        body: The content; ``text`` in it is one line for people.
+        made: Creation time (Unix seconds). tries: Failed deliveries. due: Next delivery; None: never again.
         error: Why the last try failed, one line; "": there was none, or it arrived.
     """
 

@@ -19,8 +19,8 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
     """Properties of an agent that are needed without loading it.
 
     Attributes:
-        remembers: It is told how jobs that ended lately ran.
-        holds_back: It may let jobs wait that would fit now.
+        remembers: It uses recently ended jobs.
+        holds_back: It may delay jobs that would fit now.
         sizes: It chooses sizes of resizable jobs, and nothing else: the stages of its policy's file do the rest.
         places: It chooses nodes by what places cost, and who waits for better ones: order and backfill are its policy's
             or its fallback's. It learns from drawn clusters (`gpusched reproduce`), not from a partition's jobs.
@@ -72,9 +72,9 @@ class PreemptionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on preemption by an agent; the file's ``preempt`` section. Live and in replays.
 
     Attributes:
-        min_run_s: A job is not stopped before its present attempt has run so long.
-        per_hour: Nor more often within an hour; 0: no bound.
-        restart_s: What a restart is taken to cost: so long a job that was stopped loads what it has saved.
+        min_run_s: Minimum run time of a job's current attempt before it is stopped.
+        per_hour: Maximum preemptions of a job within an hour; 0: unlimited.
+        restart_s: Assumed cost of a restart: the time to load saved work.
     """
 
     min_run_s: float = 600.0
@@ -90,8 +90,8 @@ class Resizing(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on resizes; the file's ``resize`` section.
 
     Attributes:
-        min_run_s: A job is not resized before its present attempt has run so long (nor before its own cool-down).
-        per_hour: Nor more often within an hour.
+        min_run_s: Minimum run time of the current attempt before a resize (besides the job's own cool-down).
+        per_hour: Maximum resizes of a job within an hour.
         start_timeout_s: A job that tells of its progress and makes no step within it goes back to the size before.
         gain: It grows only where it is faster by this part, what it loses by stopping included.
     """
@@ -113,7 +113,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
             the GPU type it runs fastest on; ``milp``: the jobs at the head of the order all at once. ``rack``: in one
             rack if one has room, else in the fewest; ``rack-wait``: waits for one rack. ``contention``: where it and
             its neighbours lose least by what was learned of them; waits where that pays.
-        backfill: ``none`` the head of the queue blocks; ``skip`` whoever fits goes; ``easy`` whoever fits goes unless
+        backfill: ``none`` the head of the queue blocks; ``skip`` any job that fits starts; ``easy`` any of them unless
             it would delay the head (Lifka 1995); ``conservative`` unless it would delay any job before it (Mu'alem,
             Feitelson 2001).
         version: Short digest of the file's meaning (and of the weights, with an agent); recorded with every start.
@@ -121,7 +121,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
         fallback: The staged policy that decides when the agent cannot.
         folder: Where the agent's weights are.
         budget_s: A decision of the agent that takes longer is the fallback's.
-        schedulers: Of an agent that chooses nodes: so many have a part of the partition's nodes each.
+        schedulers: Of an agent that chooses nodes: number of schedulers, each with a part of the partition's nodes.
         place_wait_s: With place rack-wait, or contention: so long a job waits for a good place, then takes what is
             free.
         mapping: With place fastest or milp.

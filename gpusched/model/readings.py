@@ -172,8 +172,8 @@ class ContainerReading(msgspec.Struct, frozen=True, kw_only=True):
         exit_code: The job's own, when exited; the launcher's, when failed.
         started_at, finished_at: Unix seconds by the node's clock.
         cluster_id: Which gpusched installation it belongs to.
-        ran_s: How long it has run by the node's boot clock, which nobody sets; None: not known, or not running.
-        attached_s: For how long nobody has been attached to it, by the boot clock; None: nobody ever was.
+        ran_s: How long it has run by the node's boot clock, which cannot be set; None: not known, or not running.
+        attached_s: Seconds since a terminal was last attached, by the boot clock; None: never.
         progress, saved: What the job wrote into its folder (rank 0's node); None: nothing that can be used.
         ask: What it asks, from there as well.
         job_file_error: What is wrong with one of these files; None: nothing.

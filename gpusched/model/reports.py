@@ -72,7 +72,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
         memory_total_mib, memory_free_mib, cores_total, cores_free: Declared, and not held by jobs.
         source: Where the figures come from; ``simulated`` ones are made up for a demo.
         last_seen: When the node last answered (Unix seconds); ``age_s`` seconds ago.
-        stale: The figures are old; nobody has read the node for a while.
+        stale: The figures are old; the node has not been probed recently.
         reserved: Its present reservation, else the next, in words; None: none.
     """
 
@@ -111,7 +111,7 @@ class WiredNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node's place in the topology, and its internal wiring.
 
     Attributes:
-        switch: The one it hangs on; None: none names it.
+        switch: The switch above it; None: unknown.
         gpus_total: As declared.
         read: Whether the rest was ever read.
         islands: GPUs that NVLink connects, by index.
@@ -213,7 +213,7 @@ class HeldIdle(msgspec.Struct, frozen=True, kw_only=True):
 class PowerReport(msgspec.Struct, frozen=True, kw_only=True):
     """The power report over [since, until] (Unix seconds).
 
-    ``unheld_kwh``: measured energy of GPUs while nobody held them (part of partition and node rows, of no user's).
+    ``unheld_kwh``: measured energy of unallocated GPUs (included in partition and node rows, not in users').
     ``simulated``: nodes whose figures are made up.
     """
 

@@ -11,8 +11,8 @@ from gpusched.model.units import format_duration
 
 MAX_RESERVATIONS = 1000
 MAX_RESERVATION_NAME = 64
-OVERRUN_S = 600.0  # so long its jobs may last beyond its end: none starts in the very second in which it begins
-RESTART_S = 600.0  # what it may take at the most until a job that was stopped to go on has come up again
+OVERRUN_S = 600.0  # grace after its end for its jobs, since none starts exactly when it begins
+RESTART_S = 600.0  # upper bound of a preempted job's restart
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +21,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: One word. nodes: Names; two reservations of a node do not overlap.
         begin, end: Unix seconds. Its jobs start from ``begin`` on, if they end with it (`OVERRUN_S`) at the latest.
-        users, groups: Whose jobs may run in it; empty: nobody's.
+        users, groups: Whose jobs may run in it; empty: none.
         maintenance: The nodes are worked on; else they are kept for jobs.
         reason: Why, for people. by, made: Who made it, and when.
     """

@@ -160,16 +160,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         down_after_s: Without an answer for that long a node is DOWN (no new jobs).
         node_fail_after_s: DOWN for that long, its jobs end in NODE_FAIL (and are retried elsewhere if they may be).
         grace_s: Between the first signal and the kill.
-        session_keep_s: So long a job of ``gpusched run`` is kept when nobody is attached to it.
+        session_keep_s: How long a job of ``gpusched run`` is kept without a terminal attached.
         max_retries: How often a job is started again after NODE_FAIL.
         power_price_per_kwh: For costs; None shows ``-``.
         currency: What the price is in.
         admins: Users, besides root and the controller's own, who may act on all jobs and on nodes.
         shared: Other users of the login node may drop commands too (always so for the state folder /var/lib/gpusched).
         allowed_mounts: Host folders that jobs of users other than the controller's own may mount.
-        max_queued_jobs_per_user: So many jobs of one user may wait (each task of an array is one).
-        max_queued_jobs_by_jobs: Of them, so many may have been queued by jobs.
-        max_queued_mib_per_user: And so many MiB may they take in the store.
+        max_queued_jobs_per_user: Maximum pending jobs of one user (each array task counts).
+        max_queued_jobs_by_jobs: Maximum of these that jobs may have submitted.
+        max_queued_mib_per_user: Maximum MiB of these in the store.
         capabilities: Linux capabilities (without CAP_) that jobs of such users keep; all others are dropped.
         image_transports: Of `gpusched.model.images.TRANSPORTS`: what --image may name besides registries.
         job_dirs: A folder on a disk that all nodes share, where each job gets its own (GPUSCHED_JOB_DIR); None: each

@@ -49,15 +49,15 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
         start_time: Of its present attempt; of one that has not begun to run, its submission.
         expected_end: Start + limit (Unix seconds); of one that is being ended, when it is killed.
         submit_time: None: unknown.
-        own_end: When it ends at the pace that it tells of itself (Unix seconds); None: it tells of none.
+        own_end: Expected end at its reported speed (Unix seconds); None: no report.
         state: STARTING, RUNNING or COMPLETING.
-        attempt: 1 for the first. spec: None: unknown, then nobody may stop it.
-        speeds: GPUs of the whole job -> steps a second, as it told at these sizes. left: steps that it has to go.
+        attempt: 1 for the first. spec: None: unknown; then it cannot be preempted.
+        speeds: GPUs of the whole job -> reported steps per second. left: remaining steps.
         shares: GPUs of its node that it may have together with another job: it asked for that, and was launched so.
         partner: The job that has some of them, too; "": none. Of such GPUs ``allocation`` has those that come free
             when it ends: the one of the two that ends last has them. Nobody may stop it meanwhile.
         group: The group that it counts for; "": none. bounds: The limits that it counts for, of `Snapshot.bounds`.
-        tied: Why it would not come up again in time if it were stopped to go on, as its nodes are reserved soon; "".
+        tied: Why it could not restart in time if it were preempted, as its nodes are reserved soon; "".
     """
 
     id: str
@@ -117,12 +117,12 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     """A pending job in a snapshot.
 
     ``dependency``: "" met, "waiting" or "never", with ``dependency_message``. ``estimate_s``: how long a predictor
-    expected at its submission that it runs; None: nobody was asked. ``resume_at``: it was stopped to go
-    on with so many GPUs. ``behind``: so many tasks of its array come next and are not looked at. ``speeds``, ``left``:
+    expected at its submission that it runs; None: no predictor is in use. ``resume_at``: GPUs to restart
+    with after a resize. ``behind``: number of its array's next tasks, which are not considered. ``speeds``, ``left``:
     as in `RunningView`. ``barred``: why Slurm, which has it, lets it not start, in its words; "": it does.
     ``standing``: its priority in Slurm, which takes the place of submission time in the policy's order; 0: it is ours.
     ``awaits``: what it waits for until its ``eligible_time``, where that is no time that was set for it.
-    ``group``, ``bounds``: as in `RunningView`, in the order in which people are told of them.
+    ``group``, ``bounds``: as in `RunningView`, in order of display.
     ``reserved``: the reservation that it runs in, and in no other place. ``unreserved``: why it can never run in the
     one it asks for, as things are; "": it can.
     """

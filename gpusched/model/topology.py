@@ -17,8 +17,8 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         nodes: Names of the nodes on it; those on switches below it are not named again.
-        uplink_gbps: Its way up, all links together, one direction, in Gbit/s; None: never the narrowest part.
-        parent: The switch above it; None: nothing is.
+        uplink_gbps: Total rate of its uplinks, one direction, in Gbit/s; None: never the bottleneck.
+        parent: The switch above it; None: a top switch.
     """
 
     name: str
@@ -54,8 +54,8 @@ def discover_topology(wirings: Mapping[str, Wiring]) -> Topology:
     """Derive racks from the nodes' neighbours; nodes without known neighbours are in none.
 
     Nodes that LLDP sees on one switch are in one rack, and where two switches serve the same nodes both are. Nodes
-    without such a neighbour are in one rack where their GPUs are in one NVLink domain. How fast a rack's way up is,
-    and where it leads, nobody tells.
+    without such a neighbour are in one rack where their GPUs are in one NVLink domain. A rack's uplink
+    rate and parent are unknown.
 
     Args:
         wirings: Node -> its wiring.

@@ -1,7 +1,7 @@
 """Files waiting in the inbox, by owner: listed in bounded steps and taken round-robin, so that no user starves others.
 
-A user who puts 100,000 files in waits for them; whoever puts in one is served in the next cycle. Files beyond
-`MAX_WAITING` of one user are refused by their number, without being read.
+A user with 100,000 files waits for them; a user with one file is served in the next cycle. A user's files beyond
+`MAX_WAITING` are refused unread.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class InboxFiles:
         """Return the names that this cycle takes, oldest first: one of each owner in turn, within the bounds."""
         self._continue_walk()
         heads = {owner: self._oldest(owner) for owner in self._of_user}
+        # Round-robin: one file of each owner per pass, until all owners are exhausted or a bound of all is reached.
         sizes, size, taken = dict.fromkeys(heads, 0), 0, list[str]()
         while heads:
             for owner, names in list(heads.items()):

@@ -1,8 +1,8 @@
 """The controller's clock: durations are unaffected when the wall clock is set; dates follow it.
 
-Unix seconds at an anchor, plus what the boot clock (CLOCK_BOOTTIME) has counted since. When somebody sets the wall
-clock, the anchor is moved together with every stored time from which something is still counted (`shift_times`): dates
-are right again, and no duration has changed.
+Unix seconds at an anchor, plus what the boot clock (CLOCK_BOOTTIME) has counted since. When the wall clock is set,
+the anchor moves together with every stored time that still counts (`shift_times`): dates are right again, and no
+duration has changed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=msgspec.Struct)
 S = TypeVar("S", bound=Stops)
 
-STEP_S = 2.0  # a smaller difference is nobody's affair
-RECENT_S = 3600.0  # what ended that lately is still charged, and counted
+STEP_S = 2.0  # smaller steps are ignored
+RECENT_S = 3600.0  # attempts that ended this recently may still be charged and counted
 ANCHOR = "clock"  # of the meta table
 
 
@@ -67,7 +67,7 @@ class Clock:
         this_boot: What ``boot`` counts from.
 
     Attributes:
-        offset: Unix seconds are so many more than ``boot``.
+        offset: Unix seconds minus ``boot``.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Clock:
     def resume(self, anchor: str | None, heartbeat: float) -> None:
         """Continue from the previous controller's clock.
 
-        After a reboot nothing tells how long it took; but it is not earlier than ``heartbeat``, its last sign of life.
+        The duration of a reboot is unknown, but now is not earlier than the last ``heartbeat``.
         """
         kept = _decoded(anchor)
         if kept is not None and kept.boot_id == self._boot_id:
@@ -133,8 +133,8 @@ def shift_times(store: Store, step: float, now: float) -> None:
     store.put_ranks([_with_moved(rank, step, "intended_at", "launched_at", "finished_at") for rank in store.ranks()])
     store.put_nodes([_record(record, step) for record in store.node_records().values()])
     store.shift_rows(step, now - RECENT_S)
-    if beat := store.number("heartbeat", 0.0):
-        store.set_meta("heartbeat", str(beat + step))
+    if heartbeat := store.number("heartbeat", 0.0):
+        store.set_meta("heartbeat", str(heartbeat + step))
 
 
 def _job(job: JobRecord, step: float) -> JobRecord:

@@ -2,7 +2,7 @@
 
 A command is written to ``inbox/tmp``, synced, and linked into ``inbox/new`` under a name that sorts by time. The
 kernel's owner of the file is the proof of who asked. In a shared installation both folders are sticky and write-only
-for others (mode 1733), so that nobody reads or removes another's commands.
+for others (mode 1733), so that users cannot read or remove each other's commands.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class Inbox:
         for path, status in _newest_first(self.refused):
             owner, own = status.st_uid, status.st_size
             fits = kept < MAX_REFUSED and size + own <= MAX_REFUSED_BYTES and status.st_ctime >= before
-            fits = fits and stat.S_ISREG(status.st_mode)  # what a folder holds is not counted
+            fits = fits and stat.S_ISREG(status.st_mode)  # folders are removed: their content is not counted
             if fits and files[owner] < MAX_REFUSED_OF_USER and sizes[owner] + own <= MAX_REFUSED_BYTES_OF_USER:
                 kept, size = kept + 1, size + own
                 files[owner] += 1

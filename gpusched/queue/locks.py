@@ -1,6 +1,6 @@
 """Waiting for locks on the writer's files: in slices, and with the processes that hold them.
 
-SQLite's own waiting blocks the thread for its whole length: no signal is handled, and nobody is told.
+SQLite's own wait blocks the thread for its whole length: signals are not handled, and nothing is reported.
 """
 
 from __future__ import annotations

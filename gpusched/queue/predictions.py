@@ -47,8 +47,8 @@ class PredictionReads(JobReads):
     def unpredicted(self) -> tuple[int, list[str]]:
         """Return the number of pending jobs, and the ids of those without a predicted start.
 
-        Of tasks of an array that share a row the first stands for all. More than are run forward one by one count as
-        so many, and nothing is predicted of them before they are fewer.
+        The first of an array's tasks in one row stands for all. A row counts for at most `MAX_SIMULATED_PARTS` jobs,
+        and a larger one gets no prediction until it is smaller.
         """
         first = "array_id || '_' || CAST(substr(id, length(array_id) + 3) AS INTEGER)"  # of ID_[3-9]
         count = self._tasks_column()
@@ -76,7 +76,7 @@ class PredictionReads(JobReads):
     def estimates(self) -> dict[str, float]:
         """Return job or array id -> estimated seconds, for pending jobs that have an estimate."""
         if not self._rows("SELECT 1 FROM estimates LIMIT 1"):
-            return {}  # nobody asks for estimates here: the queue need not be gone through
+            return {}  # no estimates in use: skip scanning the queue
         query = "SELECT job_id, seconds FROM jobs CROSS JOIN estimates ON job_id = {} WHERE state = :state"
         query = f"{query.format('id')} UNION {query.format('array_id')}"
         return dict(self._rows(query, {"state": JobState.PENDING}))

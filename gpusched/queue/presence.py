@@ -1,7 +1,7 @@
 """The controller's process and start-up phase, in a small world-readable file.
 
-The lock is what keeps a second one out, and only its holder may open it. This file is for those who ask, and it is
-believed only while the process that wrote it lives.
+The lock, which only its holder may open, prevents a second controller. This file informs other processes and is valid
+only while the process that wrote it is alive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     """A controller or tick.
 
     Attributes:
-        started: When its process began, as /proc has it: a process id alone may be another's by now.
+        started: When its process began, as /proc has it: a process id alone may have been reused.
         doing: What keeps it from its first cycle (`STARTING`, `COMPILING`); "" from then on.
     """
 
@@ -45,7 +45,7 @@ def controller_presence(state: Path) -> Iterator[None]:
         yield
     finally:
         found = controller_of(state)
-        if found is None or found.pid == os.getpid():  # else the folder is another's now
+        if found is None or found.pid == os.getpid():  # otherwise another controller owns the folder now
             with contextlib.suppress(OSError):
                 (state / FILE).unlink()
 
@@ -64,10 +64,10 @@ def controller_of(state: Path) -> Presence | None:
     """Return the controller that runs on a state folder; None: none, or unknown."""
     try:
         found = msgspec.json.decode((state / FILE).read_bytes(), type=Presence)
-        here = found.boot_id == boot_id()
+        same_boot = found.boot_id == boot_id()
     except (OSError, msgspec.MsgspecError):
         return None
-    return found if here and _is_alive(found) else None
+    return found if same_boot and _is_alive(found) else None
 
 
 def _is_alive(found: Presence) -> bool:

@@ -23,7 +23,7 @@ class PolicyChange(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         seq: Its number; 0 before it is stored.
-        user: Who did it; "" for changes of files, of which nobody knows who made them.
+        user: Who made it; "" for changes of files, whose author is unknown.
         act: ``inventory`` (inventory.yaml names another), ``files`` (the policy's file or weights changed),
             ``promote``, ``rollback``.
         reason: In one line.

@@ -89,12 +89,12 @@ class QuotaReads(JobReads):
         columns = f"user, {self._spec_column()}, sum({self._tasks_column()})"
         rows = self._db.execute(f"SELECT {columns} FROM jobs WHERE state = ? GROUP BY 1, 2", (JobState.PENDING,))
         found: dict[tuple[str, str, str], int] = {}
-        told: dict[bytes | None, _Subject] = {None: _Subject()}
+        subjects: dict[bytes | None, _Subject] = {None: _Subject()}
         for user, digest, count in rows.fetchall():
-            if digest not in told:
+            if digest not in subjects:
                 (data,) = self._db.execute("SELECT data FROM specs WHERE digest = ?", (digest,)).fetchone()
-                told[digest] = _SUBJECT.decode(data)
-            key = (user, told[digest].group, told[digest].qos)
+                subjects[digest] = _SUBJECT.decode(data)
+            key = (user, subjects[digest].group, subjects[digest].qos)
             found[key] = found.get(key, 0) + count
         return found
 

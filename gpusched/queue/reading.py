@@ -82,7 +82,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         return _connected(path, "mode=ro")
     except sqlite3.OperationalError:
-        # A reader without write permission cannot open a WAL database nobody has open; then nobody writes it.
+        # A reader without write permission cannot open a WAL database that no process has open; then nothing writes it.
         if path.with_name(path.name + "-wal").exists():
             raise
         return _connected(path, "mode=ro&immutable=1")

@@ -1,7 +1,7 @@
 """Set unreadable rows aside, so that one damaged row does not stop other users' jobs.
 
-What was in such a row is kept in an event, as far as it is small. A job is FAILED from then on, and what may still run
-of it is a leftover; a node is drained; of the rest the row is removed.
+The row's content is kept in an event, up to `KEPT_BYTES`. A damaged job becomes FAILED, and its running attempt a
+leftover; a damaged node is drained; other rows are removed.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class JobWrites(JobReads):
 
         Returns:
             Where these rows have become too many, or too scattered, to be gone through for every task, the tasks of all
-            of them one by one: nobody must be able to make commands slow by setting single tasks apart.
+            of them one by one, so that a user who changes single tasks cannot slow down commands.
         """
         rows = self._shared_rows(array_id)
         spans = tuple(sorted(span for job in jobs for span in indices_of(job)))
@@ -217,6 +217,7 @@ class JobWrites(JobReads):
         left = [restricted_row(row, rest) for row in touched if (rest := difference(row.tasks, spans))]
         self._db.executemany("DELETE FROM jobs WHERE id = ?", ((row.id,) for row in touched))
         stay = [row for row in rows if row not in touched]
+        # Remains get new ids (these name the indices): the rows that they replace must be deleted above.
         shared = [job for job in (*jobs, *left, *stay) if job.tasks]
         if len(shared) <= MAX_SHARED_ROWS and sum(len(job.tasks) for job in shared) <= MAX_SHARED_SPANS:
             self._insert(left)

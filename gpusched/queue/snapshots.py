@@ -91,7 +91,7 @@ def recent_usage(
 def usage_by_leaf(reader: Reader, inventory: Inventory, now: float) -> dict[str, float]:
     """Return decayed GPU hours by `leaf_of` user and group."""
     half_life = inventory.settings.fairshare_half_life_s
-    # After eight half-lives 0.4 % is left of what was used.
+    # After eight half-lives 0.4 % of the usage is left.
     groups = inventory.groups
 
     @cache
@@ -139,7 +139,7 @@ def build_snapshot(
         now: Unix seconds.
         seed: For policies that draw.
         estimates: Job -> how long it is expected to run, seconds.
-        progress: Job -> what it tells of itself, attempt by attempt.
+        progress: Job -> its reported progress, by attempt.
         used: GPU seconds of the last seven days, for limits of them.
         completed_tasks: For dependencies between the tasks of two arrays; see `Reader.completed_tasks`.
         whole: All tasks of all arrays take part, as a forecast needs them (`ArrayTaskLimit.ahead`).
@@ -284,14 +284,14 @@ def _running_view(
     if not parts:
         return None
     start = job.start_time if job.start_time is not None else job.submit_time
-    told = progress.get(job.id, ())
+    attempts = progress.get(job.id, ())
     return RunningView(
         id=job.id,
         user=job.user,
         allocation=Allocation(job.id, parts),
         start_time=start,
         expected_end=expected_end(job, start),
-        own_end=told[-1].end() if told and told[-1].attempt == job.attempt else None,
+        own_end=attempts[-1].end() if attempts and attempts[-1].attempt == job.attempt else None,
         array_id=job.array_id,
         submit_time=job.submit_time,
         state=job.state,
@@ -300,8 +300,8 @@ def _running_view(
         spec=within_rules(job.spec, inventory),
         preemptions=job.preemptions,
         resizes=job.resizes,
-        speeds=speeds_of(told),
-        left=steps_left(told),
+        speeds=speeds_of(attempts),
+        left=steps_left(attempts),
         group=ledger.group(job.user, job.spec.group),
         bounds=ledger.of(job.user, job.spec),
     )
@@ -326,6 +326,7 @@ def sharing_views(
     modes = {node.name: node.sharing.mode for node in inventory.nodes if node.sharing is not None}
     ready = {(rank.job_id, rank.attempt, rank.node) for rank in ranks if rank.sharing == modes.get(rank.node, "off")}
     by_gpu: dict[tuple[str, int], list[str]] = {}
+    # Jobs that may share GPUs run on one node, so their first part is their only one.
     for view in views:
         part = view.allocation.parts[0]
         if view.spec is None or not view.spec.share:
@@ -396,7 +397,7 @@ def _pending_view(
     inventory: Inventory,
     ledger: QuotaLedger,
     estimates: Mapping[str, float],
-    told: tuple[JobProgress, ...],
+    attempts: tuple[JobProgress, ...],
     reservations: Mapping[str, Reservation],
     here: Mapping[str, tuple[Reservation, ...]],
     now: float,
@@ -424,8 +425,8 @@ def _pending_view(
         preemptions=job.preemptions,
         resizes=job.resizes,
         resume_at=job.resizes.resume_at if job.resizes is not None else None,
-        speeds=speeds_of(told),
-        left=steps_left(told),
+        speeds=speeds_of(attempts),
+        left=steps_left(attempts),
         barred=slurm_block_reason(job.slurm) if job.slurm is not None else "",
         group=ledger.group(job.user, job.spec.group),
         bounds=ledger.of(job.user, job.spec),
@@ -439,7 +440,7 @@ def _pending_view(
 def _not_before(job: JobRecord, here: Mapping[str, tuple[Reservation, ...]], now: float) -> tuple[float | None, str]:
     """Return the earliest start, and what is awaited where that is not the job's begin time.
 
-    One that names some of its nodes in Slurm may have others beside these, but not start without them.
+    In Slurm, a job that names some nodes may get others as well, but cannot start without the named ones.
     """
     few = job.slurm.nodelist if job.slurm is not None and not job.spec.nodelist else ()
     late = named_nodes_unreserved_at(few, here, job.limit_s, now) if few and here else None

@@ -40,7 +40,7 @@ from gpusched.queue.reservations import ReservationReads, ReservationWrites
 from gpusched.queue.rows import BEGUN, NEVER_BEGUN, RUN, JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 
-WORK_SINCE_VERSION = 7  # of the schema: before it, nobody noted when the work of an attempt ended
+WORK_SINCE_VERSION = 7  # of the schema: before it, the end of an attempt's work was not recorded
 INVENTORY_TROUBLE = "inventory_trouble"  # meta: why inventory.yaml, or a policy, as it is now is not in force; ""
 MAX_IDLE_WAL_BYTES = 16 * 1024 * 1024  # a large transaction's room is given back to the disk after it
 SUSPENDED_BY = "gpusched"
@@ -54,7 +54,7 @@ class FailedLaunch(msgspec.Struct, frozen=True, kw_only=True):
         image: "" for the partition's own.
         gpus: Whether it asked for GPUs.
         verdict: ``node``: the same job ran elsewhere; ``job``: it, or its like, failed on other nodes too; "": open.
-        own: It failed over what the job itself names (a mount, its output, a limit of its own).
+        own: It failed because of the job's own request (a mount, its output, a limit).
     """
 
     job: str
@@ -74,8 +74,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         last_seen: When it last answered (Unix seconds).
         down_since: Since when it does not answer; None while it does.
         declared: As inventory.yaml last had it; None: not known.
-        left: inventory.yaml has it no more, and it is looked after for what it still holds of us.
-        failed_launches: Launches that failed here, none of the like having worked since.
+        left: Removed from inventory.yaml, but still probed because of attempts on it.
+        failed_launches: Failed launches since the last success of a similar one.
         links, wired: As last read; neither is asked for in every probe. ``wired`` is JSON (see `wiring`): to decode it
             takes longer than all the rest, and it is wanted seldom.
     """
@@ -112,7 +112,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of one attempt on one node, from the intent to launch until nothing of it is left there.
 
     Attributes:
-        runtime: With what it was launched (the inventory may change meanwhile).
+        runtime: The runtime that launched it (the inventory may change meanwhile).
         gpus: The NVML indices it was given.
         intended_at: When the intent to launch was recorded (controller's clock).
         launched_at: When the node had accepted the launch (controller's clock); None until then.
@@ -122,10 +122,10 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         gone: It has ended, or its node is given up.
         exit_code, oom_killed, finished_at: As last seen.
         boot_id: The node's boot when it was launched.
-        tries, tried_at: How often starting, killing or removing it was tried in vain, and when last.
-        trouble: The node's error when a work on it failed last.
+        tries, tried_at: Failed attempts to start, kill or remove it, and the time of the last.
+        trouble: The node's error when an operation on it last failed.
         refusals: How often the node answered that it cannot give the output.
-        stuck: It cannot be ended: its GPUs are not handed out until it is gone.
+        stuck: It cannot be killed: its GPUs stay blocked until it is gone.
         sharing: How it was made ready to share its GPUs with one other job ("mps", "time-slicing"); "": not at all.
     """
 
@@ -156,8 +156,8 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One started attempt. ``share`` is λ of the paper's Eq. 4: its part of the partition.
 
-    ``worked_until``: of one that was stopped to be resized, up to when what it did counts; None: to its end.
-    ``shareable``: of one that may share its GPUs, which they are, by node. ``group``, ``qos``: what it counts for.
+    ``worked_until``: of one stopped for a resize, the end of its useful work; None: its end.
+    ``shareable``: GPUs by node of an attempt that may share them. ``group``, ``qos``: what it counts for.
     """
 
     job_id: str
@@ -380,7 +380,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
     def ended_runs(self, limit: int = REMEMBERED, until: float = math.inf) -> list[JobRecord]:
         """Return the last jobs that ran and ended by ``until``, latest last, for run time estimates.
 
-        Those that a failed node or the scheduler cut short say nothing of how long such jobs run.
+        Jobs ended by node failure or preemption are excluded: their run times are truncated.
         """
         return self._jobs_of(_ENDED_RUNS, (until, BEGUN, NEVER_BEGUN, limit))[::-1]
 
@@ -440,7 +440,7 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
     def events(self, *, job_id: str | None = None, node: str | None = None, limit: int = 1000) -> list[Event]:
         """Return the latest events of a job, a node or all, oldest first.
 
-        Of a task of an array also those that it shares with others, which are told of the array.
+        A task's events include those of its array that concern it.
         """
         where, values = "1", list[object]()
         array_id, spans = ("", ()) if job_id is None else split_task_ids(job_id)

@@ -92,7 +92,7 @@ def fit_run_time(durations: Floats) -> RunTime:
 def _alpha(tail: Floats, border: float, highest: float) -> float:
     """Return the exponent for which a Pareto from ``border``, truncated at ``highest``, has the tail's mean.
 
-    The load hangs on that mean. Bisection, since it falls with the exponent.
+    The load depends on that mean. Bisection works, since the mean decreases with the exponent.
     """
     goal = float(np.mean(tail)) / border
     reach = np.log(highest / border)

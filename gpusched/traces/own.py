@@ -23,7 +23,7 @@ def own_jobs(
 ) -> Trace:
     """Return jobs that ran and ended, submitted in [since, until), Unix seconds; None: unbounded, now.
 
-    Where Slurm runs them slurmdbd tells; should it not answer, the store does of what it has seen, and a note says so.
+    Under Slurm they come from slurmdbd; if it does not respond, from the store as far as observed, with a note.
 
     Raises:
         NoHistory: No such job.

@@ -69,7 +69,7 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
 
     They are the trace's first rows, in the order in which they began, all submitted when the window begins, with what
     was left of their run times then. One that has not ended is taken to end with the window. Jobs that have waited ever
-    since are left out, since nobody knows how long they would run.
+    since are left out, as their run times are unknown.
 
     Raises:
         NoHistory: No job was submitted in the window and has run and ended.

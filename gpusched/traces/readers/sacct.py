@@ -67,7 +67,7 @@ class Rows(NamedTuple):
         limit: Seconds; NaN: not known.
         wait: Seconds from ``submit`` to ``start``.
         running: It has not ended.
-        notes: Jobs, and what is to be said of their number.
+        notes: (jobs, remark on their number).
     """
 
     draft: Draft
