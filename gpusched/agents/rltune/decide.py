@@ -230,7 +230,7 @@ def scores_of(
     ahead: Ints,
     inputs: Reals,
 ) -> Reals:
-    """Return the two scores of each of ``queue[window]``, ``float32[window, 2]``; see `ScoringState` for the buffers."""
+    """Return the two scores of each of ``queue[window]``, ``float32[window, 2]``; see `ScoringState` for buffers."""
     jobs, releases, shapes = state.jobs, state.releases, state.jobs.feasibility.size
     fits, share, drain = np.full(shapes, -1, np.int64), np.zeros(shapes), np.zeros(shapes)
     slots, due = np.zeros(0, np.int64), np.zeros(0)
