@@ -32,7 +32,7 @@ Figures = npt.NDArray[np.float64]
 
 
 def workload(servers: int, jobs: int) -> Workload:
-    """The workload's description, for that many servers of 8 GPUs."""
+    """Return the workload's description for ``servers`` servers of 8 GPUs."""
     from dataclasses import replace
 
     return replace(load_workload(WORKLOAD), jobs=jobs, load_gpus=8 * servers)
@@ -47,8 +47,8 @@ def measured(
     for s in range(seeds):
         trace = generate(workload(servers, jobs), first_seed + s)
         for p, (policy, placement) in enumerate(policies):
-            mine = figures(policy, trace, pool, placement or None)
-            found[p, s] = mine.mean_jct_s / 3600, 100 * mine.utilization
+            agent_figures = figures(policy, trace, pool, placement or None)
+            found[p, s] = agent_figures.mean_jct_s / 3600, 100 * agent_figures.utilization
     return found
 
 
@@ -61,23 +61,23 @@ def compare(agent: ReplayPolicy, servers: int, seeds: int, jobs: int, first_seed
     rivals = plain + more
     found = np.concatenate((found, measured(more, servers, seeds, jobs, first_seed)))
     starts = [policy_of(start(name, width=0), f"untrained: {name}") for name in STARTS]
-    mine, *begun = measured([(p, "") for p in (agent, *starts)], servers, seeds, jobs, first_seed)
+    agent_figures, *begun = measured([(p, "") for p in (agent, *starts)], servers, seeds, jobs, first_seed)
     order = np.argsort(found[:, :, 0].mean(1))
     top = found[order[0]]
     print(f"\n{servers} servers, {seeds} seeds of {jobs} jobs from {first_seed} on: mean JCT (h), utilization (%), "
           "JCT against the best heuristic (%)")  # fmt: skip
-    rows = [("agent", mine), *((p.name, f) for p, f in zip(starts, begun, strict=True))]
+    rows = [("agent", agent_figures), *((p.name, f) for p, f in zip(starts, begun, strict=True))]
     rows += [(f"{rivals[i][0].name}, {rivals[i][1]}", found[i]) for i in order[:6]]
     for name, row in rows:
         change = 100 * (row[:, 0] / top[:, 0] - 1)
         print(f"{name:36}{row[:, 0].mean():8.3f}{row[:, 1].mean():8.2f}{change.mean():+8.1f}")
-    against("the best heuristic", mine, top[:, 0], top[:, 1])
-    against("the best heuristic of each seed", mine, found[:, :, 0].min(0), found[:, :, 1].max(0))
+    against("the best heuristic", agent_figures, top[:, 0], top[:, 1])
+    against("the best heuristic of each seed", agent_figures, found[:, :, 0].min(0), found[:, :, 1].max(0))
 
 
-def against(what: str, mine: Figures, jct: Figures, use: Figures) -> None:
-    """The agent's figures less these, seed by seed."""
-    change, points = 100 * (mine[:, 0] / jct - 1), mine[:, 1] - use
+def against(what: str, agent_figures: Figures, jct: Figures, use: Figures) -> None:
+    """Print the agent's results relative to these, over the seeds."""
+    change, points = 100 * (agent_figures[:, 0] / jct - 1), agent_figures[:, 1] - use
     print(f"against {what}: JCT {change.mean():+.1f} % on the mean, {change.max():+.1f} % on the worst seed; "
           f"utilization {points.mean():+.2f} points on the mean, {points.min():+.2f} on the worst")  # fmt: skip
     print("  JCT % by seed:      ", " ".join(f"{x:+6.1f}" for x in change))

@@ -62,7 +62,7 @@ def spec_of(rng: random.Random) -> JobSpec:
 
 
 def fill(state: Path, nodes: int, jobs: int, past: int, now: float) -> list[str]:
-    """A store with a full cluster, a long queue and a history; returns the waiting jobs' ids."""
+    """Create a store with a full cluster, a long queue and a history; return the waiting jobs' ids."""
     rng = random.Random(1)
     store = Store.create_or_open(state)
     names = [f"n{i:04}" for i in range(1, nodes + 1)]
@@ -165,7 +165,7 @@ def main() -> None:
 
 
 def jobs_of(waiting: list[str]) -> list[tuple[str, str]]:
-    """The one that is last to start under most policies, and one in the middle of the queue."""
+    """Return the job that is last to start under most policies, and one in the middle of the queue."""
     done = subprocess.run(
         [str(Path(sys.executable).parent / "gpusched"), "status", "--json"], check=True, capture_output=True
     )

@@ -35,7 +35,7 @@ ASKED = ("--gpus", "1", "--cpus", "1", "--mem", "1G", "-t", "10", "--image", "i"
 
 
 def timed(*words: str, times: int = 1) -> tuple[str, float]:
-    """The command's output and the median of its seconds."""
+    """Return the command's output and the median of its seconds."""
     took = []
     for _ in range(times):
         began = time.perf_counter()

@@ -57,7 +57,7 @@ def waiting_job(number: int, end: float) -> JobRecord:
 
 
 def build(state: Path, count: int, made: Callable[[int, float], JobRecord]) -> None:
-    """A store as the controller leaves it, with ``count`` such jobs."""
+    """Create a store as left by the controller, with ``count`` such jobs."""
     Inbox(state).create()
     store = Store.create_or_open(state)
     now = time.time()

@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def interval(ratios: list[float]) -> str:
-    """The 95 % interval of their mean, by Student's t."""
+    """Return the 95 % interval of their mean, by Student's t."""
     if len(ratios) < 2:
         return "one seed has no interval"
     t = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)[min(len(ratios) - 2, 8)]

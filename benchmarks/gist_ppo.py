@@ -121,7 +121,7 @@ class Scores(torch.nn.Module):
         return seen @ self.base + self.job(seen).squeeze(-1)
 
     def into(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """The weights' arrays with this question's replaced."""
+        """Return the weights' arrays with this question's replaced."""
         found = {"job.base": self.base, **{f"job.{i}.{k}": getattr(self.job[2 * i], k) for i in (0, 1)
                                            for k in ("weight", "bias")}}  # fmt: skip
         return {**arrays, **{n: p.detach().numpy().copy() for n, p in found.items()}}
@@ -136,7 +136,7 @@ def log_likelihood(scores: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
 
 
 def ppo(rounds: int, jobs: int, servers: int, show: Any, batch: int = 8, clip: float = 0.2) -> None:
-    """Rounds of ``batch`` workloads, then four epochs of minibatches; advantages by GAE(0.999, 0.95)."""
+    """Train in rounds of ``batch`` workloads and four epochs of minibatches each; advantages by GAE(0.999, 0.95)."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     arrays: dict[str, Any] = heuristic()
@@ -178,7 +178,7 @@ def ppo(rounds: int, jobs: int, servers: int, show: Any, batch: int = 8, clip: f
 
 
 def evolution(rounds: int, jobs: int, servers: int, show: Any, population: int = 8) -> None:
-    """The same weights by CMA-ES: as many replays a round."""
+    """Train the same weights by CMA-ES, with as many replays per round."""
     start: dict[str, Any] = heuristic()
     names = [n for n in start if n.startswith("job.")]
     values = np.concatenate([start[n].ravel().astype(np.float64) for n in names])

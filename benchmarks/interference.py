@@ -38,7 +38,7 @@ FOLDS, PROBES, COVER = 5, 3, 0.8
 
 
 def placements(folder: Path) -> None:
-    """A line a machine."""
+    """Print a line per machine."""
     print(f"{'placement':22}{'steps':>6}{'error':>8}{'without':>9}{'series':>8}{'80 % held':>11}  by model")
     files = sorted(path for path in folder.rglob("*-placements-*.csv*") if is_placement(path.name.removesuffix(".gz")))
     measured = [read_steps(path) for path in files]
@@ -83,7 +83,7 @@ def _fewest(times: by_placement.StepTimes, batch: Floats) -> Floats:
 
 
 def pairs(tables: dict[str, InterferenceTable], seeds: int) -> None:
-    """A line a table."""
+    """Print a line per table."""
     print(f"\n{'pairs held out':22}{'pairs':>6}{'error':>8}{'without':>9}{'formula':>9}{'80 % held':>11}")
     for name, table in tables.items():
         off, blind, formula, held = [], [], [], []
@@ -107,7 +107,7 @@ def pairs(tables: dict[str, InterferenceTable], seeds: int) -> None:
 
 
 def probes(tables: dict[str, InterferenceTable], seeds: int) -> None:
-    """A line a table."""
+    """Print a line per table."""
     head = ("error", 8), ("without", 9), ("80 % held", 11), ("among", 9), ("3 for all", 11)
     print(f"\n{'family after 3 probes':22}{'new':>6}{''.join(f'{name:>{room}}' for name, room in head)}  by family")
     for name, table in tables.items():
@@ -153,7 +153,7 @@ def _probed(
     *,
     apart: bool,
 ) -> tuple[list[ClassEffect], Ints]:
-    """What is believed of all kinds once three pairs of each new one were measured, and their rows.
+    """Return the estimates of all kinds after three measured pairs of each new one, and their rows.
 
     Not ``apart``: three in all, and what they say of one holds for all of the family.
     """
@@ -185,7 +185,7 @@ def _tables(folder: Path) -> dict[str, InterferenceTable]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profiles", type=Path)
     parser.add_argument("--seeds", type=int, default=5)

@@ -172,7 +172,7 @@ def timed(rounds: int, nodes: int, place: str, backfill: str) -> str:
 
 
 def replace_policy(snapshot: Snapshot, place: str, backfill: str) -> Snapshot:
-    """The same with other stages."""
+    """Return the policy with other stages."""
     import msgspec
 
     policy = msgspec.structs.replace(snapshot.policies["p"], place=place, backfill=backfill)

@@ -38,7 +38,7 @@ _Row = tuple[tuple[str, str], tuple[str, str], float]
 
 
 def read_pairs(path: Path | str) -> InterferenceTable:
-    """The pairs of one file. Speeds of 0 (it did not run) are no figures; a ratio above 1 counts as 1.
+    """Return the pairs of one file. Speeds of 0 (the job did not run) are excluded; a ratio above 1 counts as 1.
 
     Raises:
         FileError: It holds something else.
@@ -59,7 +59,7 @@ def read_pairs(path: Path | str) -> InterferenceTable:
 
 
 def pairs_of(profiles: Profiles, gpu_type: str, gpus: int = 1) -> InterferenceTable:
-    """The pairs of a table that were measured on so many GPUs of a type, each job on all of them."""
+    """Return the pairs of a table measured on this number of GPUs of a type, each job on all of them."""
     return _assembled(
         ((job, split_model(job)[0]), (other, split_model(other)[0]), ratio)
         for (job, kind, on, other), ratio in profiles.beside.items()
@@ -144,7 +144,7 @@ class MeasuredSteps(NamedTuple):
 
 
 def read_steps(path: Path) -> MeasuredSteps:
-    """The steps of one file. Sia's servers hang on one switch: they are of one rack.
+    """Return the steps of one file. Sia's servers share one switch, so they are in one rack.
 
     Raises:
         FileError: It holds something else.

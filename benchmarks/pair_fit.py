@@ -74,7 +74,7 @@ class PairFit(NamedTuple):
         return np.asarray(ratio < least[job])
 
     def interval(self, ratio: Floats, cover: float = 0.8) -> tuple[Floats, Floats]:
-        """The bounds between which that part of the errors lies, for predicted ratios."""
+        """Return the bounds of the central fraction of errors, for predicted ratios."""
         low, high = quantiles(self.errors, cover)
         return np.clip(ratio + low, 0.0, 1.0), np.clip(ratio + high, 0.0, 1.0)
 
@@ -85,7 +85,7 @@ def left(log_product: Floats) -> Floats:
 
 
 def fit(pairs: InterferenceTable) -> PairFit:
-    """The kinds' sensitivities and pressures; robust against single odd pairs, and shrunk to the mean of all kinds.
+    """Fit the kinds' sensitivities and pressures, robust against outliers and shrunk to the mean of all kinds.
 
     The errors are those of fits without one part in `FOLDS` of the pairs, a pair being left out in both directions.
     """
@@ -145,7 +145,7 @@ def _solved(pairs: InterferenceTable) -> PairFit:
 
 
 def steps_between(fit: PlacementFit, step_s: Floats, cover: float = 0.8) -> tuple[Floats, Floats]:
-    """The bounds between which that part of a placement fit's errors lies, for predicted steps."""
+    """Return the bounds of the central fraction of a placement fit's errors, for predicted steps."""
     low, high = quantiles(fit.errors, cover)
     high_s = step_s * (1 + high) if np.isfinite(high) else np.full_like(step_s, np.inf)
     return step_s * max(1 + low, 0.0), high_s

@@ -12,7 +12,7 @@ Series = dict[str, list[tuple[float, float]]]
 
 
 def loglog(title: str, x_name: str, y_name: str, series: Series) -> str:
-    """The plot; every x and y must be above 0. ``series``: name -> points in order of x."""
+    """Return the plot; every x and y must be above 0. ``series``: name -> points in order of x."""
     points = [p for line in series.values() for p in line]
     low_x, high_x = _decades([x for x, _ in points])
     low_y, high_y = _decades([y for _, y in points])

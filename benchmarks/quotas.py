@@ -40,7 +40,7 @@ def quotas_of(users: int) -> Quotas:
 
 
 def with_quotas(snapshot: Snapshot, users: int) -> Snapshot:
-    """The same jobs, of so many users in groups, each with what bounds it."""
+    """Return the same jobs for this number of users in groups, each job with its limits."""
     quotas = quotas_of(users)
     ledger = QuotaLedger(quotas, (), (), snapshot.now)
 

@@ -62,7 +62,7 @@ def generated(jobs: int, pool: Pool, load: float, seed: int = 0) -> Trace:
 
 
 def longest_queue(submit: np.ndarray, start: np.ndarray) -> int:
-    """The most jobs that waited at once."""
+    """Return the maximum of waiting jobs at any time."""
     times = np.concatenate((submit, start))
     steps = np.concatenate((np.ones(len(submit)), -np.ones(len(start))))
     return int(np.cumsum(steps[np.lexsort((steps, times))]).max())
@@ -110,7 +110,7 @@ def grow(folder: Path | None) -> None:
 
 
 def special(pool: Pool, loads: list[float]) -> None:
-    """The least CPU seconds of five rounds in turn, inside the engine; starts and ends must be equal."""
+    """Return the least CPU seconds of five alternating rounds inside the engine; starts and ends must be equal."""
     print(f"{'load':>5} {'policy':12}{'special':>9}{'s':>8}{'general':>9}{'s':>8}{'ratio':>7}")
     cases = (
         ("fifo+none", ("strict", "merged")),

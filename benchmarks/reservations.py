@@ -21,7 +21,7 @@ from gpusched.sched.decide import decide
 
 
 def reserved(snapshot: Snapshot, ones: list[Reservation]) -> Snapshot:
-    """The snapshot with these reservations."""
+    """Return the snapshot with these reservations."""
     found = by_node(ones, snapshot.now)
     nodes = tuple(replace(node, reservations=found.get(node.name, ())) for node in snapshot.nodes)
     return replace(snapshot, nodes=nodes)

@@ -39,7 +39,7 @@ PUBLIC = 25_600 / 117
 
 
 def main() -> None:
-    """Prints both."""
+    """Print both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()

@@ -55,13 +55,13 @@ def workload(jobs: int, nodes: int, load: float, seed: int) -> Trace:
 
 
 def answers(question: Question) -> Ints:
-    """What `drf` would."""
+    """Return the sizes that `drf` chooses."""
     wish(DRF, question.claims)
     return question.claims.jobs["wished"].copy()
 
 
 def asked() -> ReplayPolicy:
-    """A policy whose agent is asked in Python."""
+    """Return a policy whose agent is called in Python."""
     live = SimpleNamespace(prepare=lambda model: None, choose_sizes=lambda weights, question: answers(question))
     REGISTRY["asked"] = AgentParts(sizes=lambda: live)
     AGENTS["asked"] = AgentTraits(sizes=True)  # type: ignore[index]

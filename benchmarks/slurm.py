@@ -126,7 +126,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def installed(site: SlurmSite, folder: Path) -> Service:
-    """A controller in this process, on an inventory of the site's nodes."""
+    """Return a controller in this process, on an inventory of the site's nodes."""
     partitions = {}
     for model in ("a100", "v100"):
         members = [node for node in site.testbed.nodes if node.model.key == model]

@@ -27,7 +27,7 @@ POLICIES = ("fifo+easy", "fifo+conservative", "fifo+skip", "fifo+none")
 
 
 def errors(log: Path, *options: str) -> str:
-    """The recorded mean wait, and how far off each policy's replay is."""
+    """Return the recorded mean wait, and the error of each policy's replay."""
     words = [word for policy in POLICIES for word in ("-P", policy)]
     argv = [sys.executable, "-m", "gpusched", "replay", str(log), "-N", "4", "--json", *words, *options]
     rows = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True, env=os.environ).stdout)

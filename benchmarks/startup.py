@@ -44,7 +44,7 @@ DAY_S = 86400.0
 
 
 def site(folder: Path) -> str:
-    """An inventory, a store with eight days behind it and one job in the queue, and a trace; returns the job's id."""
+    """Create an inventory, a store with eight days of history and one pending job, and a trace; return the job's id."""
     (folder / "inventory.yaml").write_text(INVENTORY)
     (folder / "log.swf").write_text(
         "; UnixStartTime: 1500000000\n"

@@ -206,12 +206,12 @@ def decisions(nodes: int, waiting: int, full: float) -> Iterator[tuple[str, str,
 
 
 def kind(rng: random.Random) -> str:
-    """A job's name; half of those that there are have told of their pace."""
+    """Return a job's name; half of the existing jobs have reported their pace."""
     return f"train-{'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN'[rng.randrange(40)]}"
 
 
 def believed(rng: random.Random) -> tuple[str, JobClassEstimate]:
-    """What jobs of a kind may have taught."""
+    """Return the speeds that jobs of a kind may have reported."""
     name = f"u/train-{'abcdefghijklmnopqrst'[rng.randrange(20)]}"
     shapes = []
     for gpus, racks in ((16, 1), (16, 2), (32, 1), (32, 2)):

@@ -41,7 +41,7 @@ HOUR = 3600.0
 
 
 def site(folder: Path, nodes: int, jobs: int, *, seed: int = 0, now: float | None = None, history: bool = True) -> None:
-    """An inventory and a state folder: two partitions, most GPUs held, a queue, a day's ended jobs, days of usage."""
+    """Create an inventory and a state folder: two partitions, most GPUs in use, a queue, ended jobs, days of usage."""
     now, rng = time.time() if now is None else now, random.Random(seed)
     half = max(1, nodes * 3 // 4)
     text = ["settings: {tick: 5s}", "defaults: {runtime: process, gpus: 8, cores: 128, memory: 1024G, port: 1}",
@@ -78,7 +78,7 @@ def site(folder: Path, nodes: int, jobs: int, *, seed: int = 0, now: float | Non
 
 
 def tick(folder: Path, seed: int) -> None:
-    """What a cycle changes: every GPU has new figures, and of a hundred jobs some start and some end."""
+    """Apply the changes of a cycle: new figures of every GPU; of a hundred jobs some start and some end."""
     rng = random.Random(seed)
     store = Store.create_or_open(folder / "state")
     now = time.time()

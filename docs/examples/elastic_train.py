@@ -18,7 +18,7 @@ from gpusched import job
 
 
 def samples(step: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The batch of a step: a stand-in for data that are read by index, the same whoever reads which part."""
+    """Return the batch of a step: a stand-in for indexed data, the same however workers split it."""
     x = torch.randn(count, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
     return x, torch.sin(x.sum(dim=1, keepdim=True))
 

@@ -221,11 +221,11 @@ def test_it_recovers_when_a_model_s_speed_is_halved(seed: int) -> None:
 def test_what_is_written_down_has_the_chance_that_torch_gives_it() -> None:
     torch = pytest.importorskip("torch")
     recipe = Dl2Recipe(nodes=(12,), kept=64)
-    school = learning._School(recipe, PublicSetting(recipe, read_speeds(None, 16)), 3, 1, torch.device("cpu"))
-    taken = school._play(2, 0.1)
+    school = learning._Trainer(recipe, PublicSetting(recipe, read_speeds(None, 16)), 3, 1, torch.device("cpu"))
+    taken = school._simulate(2, 0.1)
     batch = learning._batch_of(taken, [np.zeros(0, np.float32)] * 2)
     assert len(batch.chosen) > 60
-    assert batch.there.sum(1).max() > 10
+    assert batch.valid.sum(1).max() > 10
     scores = school._scores(batch, np.arange(len(batch.chosen))).log_softmax(-1)
     torchs = scores[torch.arange(len(batch.chosen)), torch.as_tensor(batch.chosen)].detach().numpy()
     np.testing.assert_allclose(batch.log_prob, torchs, atol=2e-5)

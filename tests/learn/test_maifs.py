@@ -13,8 +13,8 @@ import pytest
 
 from gpusched.agents.common.vector import to_arrays, to_vector, vector_size
 from gpusched.agents.maifs import live, rules
-from gpusched.agents.maifs.beliefs import new_beliefs, refresh, watch
-from gpusched.agents.maifs.engine import MaifsRun, alone, apply, plan_of, play, serve
+from gpusched.agents.maifs.beliefs import new_beliefs, record_speeds, refresh
+from gpusched.agents.maifs.engine import MaifsRun, apply, best_alone_jct, plan_of, serve, simulate
 from gpusched.agents.maifs.joint import ALONE, GRAPH, UNCOORDINATED, agree
 from gpusched.agents.maifs.kinds import (
     CORES,
@@ -32,7 +32,7 @@ from gpusched.agents.maifs.network import agent_of, untrained
 from gpusched.agents.maifs.reproduce import QUICK, result_of, weights_of
 from gpusched.agents.maifs.rules import SizingRule, decide
 from gpusched.agents.maifs.workloads import WEEK_S, MaifsJobs, draw, read_arrivals
-from gpusched.agents.maifs.world import MaifsWorld, new_run, told, world_of
+from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, new_run, world_of
 from gpusched.config.weights import TrainedModel
 from gpusched.estimation.speeds import learn
 from gpusched.sched.sizing.question import Question, new_claims, question_of
@@ -122,8 +122,8 @@ def test_workloads_have_their_load_and_keep_weeks_and_models_apart(trace: str) -
     known = tuple(name for name in kinds.names if name not in ABSENT)
     for load in LOADS:
         jobs = draw(arrivals, trace, kinds, known, TRACES[trace].test[0], load, 3)
-        usual = kinds.speed[jobs.kind, jobs.asked * PER + PROPORTIONAL]
-        gpus = np.array([g for g, _ in SHAPES])[jobs.asked]
+        usual = kinds.speed[jobs.kind, jobs.requested * PER + PROPORTIONAL]
+        gpus = np.array([g for g, _ in SHAPES])[jobs.requested]
         offered = (jobs.steps / usual * gpus).sum() / (len(jobs.node) * 8 * WEEK_S)
         assert offered == pytest.approx(load, rel=0.06)
         assert not {kinds.names[kind] for kind in jobs.kind} & set(ABSENT)
@@ -138,9 +138,9 @@ def test_workloads_have_their_load_and_keep_weeks_and_models_apart(trace: str) -
 
 def test_first_come_first_served_is_exact() -> None:
     # 8 GPUs each on two nodes, the third waits for the first that ends; decisions are a minute apart.
-    played = play(
+    played = simulate(
         w := tiny((0.0, 3, 1000.0), (10.0, 3, 500.0), (20.0, 3, 100.0)),
-        told(w.truth),
+        exact_estimates(w.truth),
         SizingRule(rules.PROPORTIONAL_RULE),
     )
     assert played.jct == pytest.approx([1000.0, 550.0, 640.0])
@@ -152,12 +152,12 @@ def test_first_come_first_served_is_exact() -> None:
 def test_rules_fill_the_group_with_the_fewest_gpus_left(rule: int) -> None:
     # 4 GPUs and 1 on one of two nodes, each a group, so that 8 go on the other at once.
     world = tiny((0.0, 2, 1000.0), (10.0, 0, 1000.0), (20.0, 3, 100.0), groups=2)
-    assert play(world, told(world.truth), SizingRule(rule)).jct == pytest.approx([1000.0, 1050.0, 140.0])
+    assert simulate(world, exact_estimates(world.truth), SizingRule(rule)).jct == pytest.approx([1000.0, 1050.0, 140.0])
 
 
 def test_a_job_that_is_moved_or_resized_pays_for_its_restart() -> None:
     world = tiny((0.0, 0, 1000.0))
-    (run, course), known = new_run(world.jobs), told(world.truth)
+    (run, course), known = new_run(world.jobs), exact_estimates(world.truth)
     progress = run.progress
     assert run.next_round()
     plan = decide(world, course, known, run.active, SizingRule(rules.PROPORTIONAL_RULE))
@@ -180,7 +180,7 @@ def test_a_job_that_is_moved_or_resized_pays_for_its_restart() -> None:
 @pytest.mark.parametrize("name", ["las", "synergy", "greedy", "alone", "uncoordinated", "graph"])
 def test_nobody_gets_more_than_there_is_or_than_its_bounds(name: str) -> None:
     world, full = day("philly", 1, 1.1), 0
-    (run, course), known = new_run(world.jobs), told(world.truth)
+    (run, course), known = new_run(world.jobs), exact_estimates(world.truth)
     agent = agent_of(untrained(0) + np.random.default_rng(0).normal(0, 0.1, vector_size(WEIGHTS)))
     beliefs = new_beliefs(world.truth, 0.0)
     mode = {"alone": ALONE, "uncoordinated": UNCOORDINATED, "graph": GRAPH}.get(name)
@@ -209,7 +209,7 @@ def test_nobody_gets_more_than_there_is_or_than_its_bounds(name: str) -> None:
         full += bool(used[:, 0].sum() >= 0.9 * world.jobs.node[:, 0].sum())
         apply(world, course, plan)
     assert full > 50
-    assert (run.end - world.jobs.arrival >= alone(world) * (1 - 1e-6)).all()
+    assert (run.end - world.jobs.arrival >= best_alone_jct(world) * (1 - 1e-6)).all()
 
 
 def test_messages_find_the_best_joint_choice_of_two_agents_and_of_a_chain() -> None:
@@ -255,7 +255,7 @@ def test_beliefs_come_from_what_jobs_told_and_from_nothing_else() -> None:
     assert speed[0, more] == pytest.approx(row[more])
     # What was learned of cores on one GPU holds on two.
     assert speed[0, point(1, 3, 1)] / speed[0, far] == pytest.approx(row[more] / row[here], rel=0.1)
-    assert beliefs.known.unsure[0] < beliefs.known.unsure[1]
+    assert beliefs.known.uncertainty[0] < beliefs.known.uncertainty[1]
 
 
 def test_a_running_job_tells_its_speed_once_for_what_it_has() -> None:
@@ -263,9 +263,9 @@ def test_a_running_job_tells_its_speed_once_for_what_it_has() -> None:
     (run, course), beliefs = new_run(world.jobs), new_beliefs(world.truth, 0.0)
     for times in (0, 1, 1):
         assert run.next_round()
-        plan = decide(world, course, told(world.truth), run.active, SizingRule(rules.PROPORTIONAL_RULE))
+        plan = decide(world, course, exact_estimates(world.truth), run.there, SizingRule(rules.PROPORTIONAL_RULE))
         apply(world, course, plan)
-        watch(world, course, beliefs, run.active, 0.0)
+        record_speeds(world, course, beliefs, run.there, 0.0)
         assert beliefs.speeds.times.sum() == times
     assert beliefs.known.speed[0, plan.point[0]] == pytest.approx(world.truth[0, plan.point[0]])
 

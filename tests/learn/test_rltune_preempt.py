@@ -132,7 +132,7 @@ def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
         def of(self, policy: ReplayPolicy) -> tuple[float, float]:
             raise InterruptedError
 
-    monkeypatch.setattr("gpusched.agents.rltune.preempting.Ground", Ground)
+    monkeypatch.setattr("gpusched.agents.rltune.preempting.ReplaySet", Ground)
     with pytest.raises(InterruptedError):
         train_agent(job(tmp_path), TrainingReport())
     early = int(0.7 * len(TRACE))

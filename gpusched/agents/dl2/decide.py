@@ -371,7 +371,7 @@ def seed_draws(seed: int) -> None:
 
 @jit
 def _record_step(
-    tape: Tape, rows: Reals, possible: npt.NDArray[np.bool_], chosen: int, shared: Reals, log_prob: float
+    tape: Tape, rows: Reals, possible: npt.NDArray[np.bool_], pick: int, shared: Reals, log_prob: float
 ) -> None:
     first = tape.number[2]
     at, chosen = first, -1
@@ -379,7 +379,7 @@ def _record_step(
         if possible[r]:
             if at >= len(tape.rows):
                 return
-            if r == chosen:
+            if r == pick:
                 chosen = at - first
             tape.rows[at] = rows[r]
             at += 1

@@ -1,8 +1,8 @@
-"""Speeds learned by watching: what jobs tell at the allocations they had, shared by all jobs of a model.
+"""Speeds learned from running jobs: reports at the allocations they had, shared by all jobs of a model.
 
 A point's terms (`estimation.speeds`) are the model, its shape, its cores, its memory and the last two together, with
-neighbours alike. What was never seen goes by the prior mean: GPUs to the power 0.8, a loss for each further node, and
-cores that matter up to three for a GPU.
+neighbours correlated. Points without reports follow the prior mean: GPUs to the power 0.8, a loss for a second node,
+and cores that matter up to three per GPU.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, SHAPES, parts
-from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates, choose, told
+from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates, choose, exact_estimates
 from gpusched.compiled import jit
 from gpusched.estimation.speeds import SpeedPrior, SpeedStore, believed, learn, new_speeds
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.rounds import NOW
 
 STEPS_S = 3.0
-"""Of a model that nobody has seen, on one GPU."""
+"""Prior speed of a model on one GPU."""
 _GPU_POWER, _NODE_LOSS = 0.8, 0.1
 _BASE, _SHAPE, _NODES, _CORE, _MEMORY, _BOTH = 2.0, 0.15, 0.15, 0.4, 0.15, 0.1  # standard deviations of logarithms
 
 
 class Beliefs(NamedTuple):
-    """Of every kind.
+    """The learned speeds of every kind.
 
     Attributes:
-        speeds: As told.
-        may: ``float64[kinds, points]``: 1 for what is possible; told when a job is submitted.
-        known: What follows: what the agent goes by.
+        speeds: The reports.
+        may: ``float64[kinds, points]``: 1 for possible points; known from the submission.
+        known: The resulting estimates, used by the agent.
     """
 
     speeds: SpeedStore
@@ -40,14 +40,16 @@ class Beliefs(NamedTuple):
 
 
 def new_beliefs(truth: Floats, bold: float) -> Beliefs:
-    """Nothing was seen.
+    """Return beliefs without reports.
 
     Args:
-        truth: ``float64[kinds, points]``; only which points are possible at all is taken from it: what fits on a node,
-            and a job's least memory and most GPUs, which are told when it is submitted.
-        bold: Standard deviations that are added to what is believed.
+        truth: ``float64[kinds, points]``; used only for which points are possible: those that fit on a node, and a
+            job's minimum memory and maximum GPUs, known from its submission.
+        bold: Standard deviations added to the estimates (optimism).
     """
-    beliefs = Beliefs(new_speeds(prior(), len(truth)), (truth > 0).astype(np.float64), told(np.zeros_like(truth)))
+    beliefs = Beliefs(
+        new_speeds(prior(), len(truth)), (truth > 0).astype(np.float64), exact_estimates(np.zeros_like(truth))
+    )
     for kind in range(len(truth)):
         refresh(beliefs, kind, bold)
     return beliefs
@@ -55,7 +57,7 @@ def new_beliefs(truth: Floats, bold: float) -> Beliefs:
 
 @cache
 def prior() -> SpeedPrior:
-    """Mean and covariance of the terms, and which of them every point is the sum of."""
+    """Return the prior: mean and covariance of the terms, and the terms of every point."""
     gpus, nodes = (np.array(column, np.float64) for column in zip(*SHAPES, strict=True))
     cores, memory = np.log(np.array(CORES) / 3.0), np.log(np.array(MEMORY_GB) / 62.5)
     both = len(CORES) * len(MEMORY_GB)
@@ -84,28 +86,28 @@ def prior() -> SpeedPrior:
 
 
 def _walk(at: Floats, deviation: float) -> Floats:
-    """Covariance of a random walk in both directions from 0."""
-    alike = (at[:, None] * at[None, :]) > 0
-    covariance: Floats = deviation**2 * np.where(alike, np.minimum.outer(np.abs(at), np.abs(at)), 0.0)
+    """Return the covariance of a random walk in both directions from 0."""
+    same_side = (at[:, None] * at[None, :]) > 0
+    covariance: Floats = deviation**2 * np.where(same_side, np.minimum.outer(np.abs(at), np.abs(at)), 0.0)
     return covariance + 1e-6 * np.eye(len(at))
 
 
 @jit
-def watch(world: MaifsWorld, course: JobStates, beliefs: Beliefs, job: Ints, bold: float) -> None:
-    """Running jobs tell their speed, once for what they have, after they have run for a moment."""
+def record_speeds(world: MaifsWorld, states: JobStates, beliefs: Beliefs, job: Ints, bold: float) -> None:
+    """Record the speed of running jobs, once per allocation, after a moment of running."""
     for j in job:
-        point = course.point[j]
-        if point >= 0 and not course.told[j] and course.progress.time[NOW] > course.since[j] + 1.0:
-            course.told[j] = True
+        point = states.point[j]
+        if point >= 0 and not states.reported[j] and states.progress.time[NOW] > states.since[j] + 1.0:
+            states.reported[j] = True
             kind = world.jobs.kind[j]
-            told = np.log(world.truth[kind, point] * world.jobs.noise[j])
-            if learn(beliefs.speeds, kind, point, told, 0.0):
+            log_speed = np.log(world.truth[kind, point] * world.jobs.noise[j])
+            if learn(beliefs.speeds, kind, point, log_speed, 0.0):
                 refresh(beliefs, kind, bold)
 
 
 @jit
 def refresh(beliefs: Beliefs, kind: int, bold: float) -> None:
-    """What follows for a kind: speeds, and the points worth choosing."""
+    """Update the estimates of a kind: speeds, and the points worth choosing."""
     known, total, count = beliefs.known, 0.0, 0
     for point in range(beliefs.may.shape[1]):
         if beliefs.may[kind, point] > 0.0:
@@ -113,5 +115,5 @@ def refresh(beliefs: Beliefs, kind: int, bold: float) -> None:
             total += deviation
             count += 1
             known.speed[kind, point] = np.exp(value + bold * deviation)
-    known.unsure[kind] = total / max(count, 1)
+    known.uncertainty[kind] = total / max(count, 1)
     choose(known, kind)

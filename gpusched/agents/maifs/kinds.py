@@ -1,4 +1,4 @@
-"""How fast each kind of job is by GPUs, nodes, CPU cores and memory: measured, and the world's secret."""
+"""Measured speeds of kinds of jobs by GPUs, nodes, CPU cores and memory: the ground truth of the setting."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gpusched.traces.readers.columns import open_text
 SHAPES = ((1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (16, 2))
 """(GPUs, nodes); the GPUs are spread evenly."""
 CORES = (1, 2, 3, 4, 5, 6, 9, 12)
-"""CPU cores for each GPU. Synergy's 24 are no faster than its 12 for any model."""
+"""CPU cores per GPU. Synergy's 24 are no faster than its 12 for any model."""
 MEMORY_GB = (20.83, 62.5, 125.0, 187.5, 250.0)
-"""GB for each GPU."""
+"""GB per GPU."""
 SERVER = (8, 24, 500.0)
-"""GPUs, cores and GB of a node, as Synergy's; so in proportion a GPU has 3 cores and 62.5 GB."""
+"""GPUs, cores and GB of a node, as in Synergy; proportionally 3 cores and 62.5 GB per GPU."""
 POINTS = len(SHAPES) * len(CORES) * len(MEMORY_GB)
 PROPORTIONAL = CORES.index(3) * len(MEMORY_GB) + MEMORY_GB.index(62.5)
 """Offset of the proportional cores and memory among the points of a shape."""
@@ -36,10 +36,10 @@ _SOURCE = "synergy_sensitivity.json (from github.com/msr-fiddle/synergy)"
 
 
 class Weeks(msgspec.Struct, frozen=True, kw_only=True):
-    """Which weeks of a trace, counted from its first job, are for what.
+    """The use of a trace's weeks, counted from its first job.
 
     Attributes:
-        file: Of the trace. copies: How many times a week is laid over itself, moved by whole hours in a circle.
+        file: Of the trace. copies: Copies of a week superimposed, each shifted cyclically by whole hours.
     """
 
     train: tuple[int, ...]
@@ -50,12 +50,12 @@ class Weeks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MaifsRival(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy here.
+    """A policy of the scenario.
 
     Attributes:
-        rule: One of `rules.RULES`; "": the agents. told: Of speeds: all, or those with what is proportional.
-        trained: Else the agents have their first weights. choose: How they choose together, one of `joint.MODES`.
-        attends: Whether they hear each other.
+        rule: One of `rules.RULES`; "": the agents. told: Known speeds: all, or those with proportional resources.
+        trained: Whether the agents' weights are trained. choose: Coordination of agents, one of `joint.MODES`.
+        attends: Whether the agents attend to each other.
     """
 
     rule: str = ""
@@ -78,7 +78,7 @@ class Maifs(Paper, frozen=True, kw_only=True):
 
 @cache
 def maifs() -> Maifs:
-    """The setting that comes along."""
+    """Return the shipped scenario."""
     return read_paper("maifs", Maifs)
 
 
@@ -97,21 +97,21 @@ class MaifsJobClasses(NamedTuple):
 
 
 def needs() -> Floats:
-    """``float64[points, 3]``: GPUs, cores and GB that a point takes of each of its nodes."""
+    """Return GPUs, cores and GB of a point on each of its nodes, ``float64[points, 3]``."""
     shape, cores, memory = parts()
     gpus = np.array([g / n for g, n in SHAPES])[shape]
     return np.stack((gpus, gpus * np.array(CORES)[cores], gpus * np.array(MEMORY_GB)[memory]), 1)
 
 
 def parts() -> tuple[Ints, Ints, Ints]:
-    """The shape, cores and memory of every point, as indices."""
+    """Return the shape, cores and memory of every point, as indices."""
     shape, rest = np.divmod(np.arange(POINTS), len(CORES) * len(MEMORY_GB))
     cores, memory = np.divmod(rest, len(MEMORY_GB))
     return shape, cores, memory
 
 
 class Measurements(NamedTuple):
-    """What `kinds_of` makes kinds of.
+    """The measurements behind the kinds of jobs.
 
     Attributes:
         sensitivity: Of Synergy: ``models/MODEL_GPUS`` -> ``tput`` by cores and memory, ``iter_time`` in seconds.
@@ -126,14 +126,14 @@ class Measurements(NamedTuple):
 
 
 def read_kinds(folder: Path | None = None) -> MaifsJobClasses:
-    """Return all kinds, by the measurements that come along, or those of a folder.
+    """Return all kinds, by the shipped measurements, or those of a folder.
 
     ``folder``: with Synergy's sensitivities, ``placement/`` and restart_seconds.csv, as their authors publish them.
     Speed is the product of two measurements: by GPUs and nodes (with proportional cores and memory), and by cores and
     memory for each GPU (at 1, 2, or 4 and more GPUs).
 
     Raises:
-        FileError: A file is something else.
+        FileError: A file is invalid.
         UsageError: A file is missing.
     """
     given, models = _shipped() if folder is None else _measured(folder), maifs().models
@@ -180,7 +180,7 @@ def _measured(folder: Path) -> Measurements:
 
 
 def _by_shape(profiles: Profiles, model: str) -> Floats:
-    """``float64[shapes]``: speed by that on one GPU; 0: not measured."""
+    """Return speed relative to one GPU, ``float64[shapes]``; 0: not measured."""
     found = [profiles.per_s(model, _GPU_TYPE, gpus, nodes) or 0.0 for gpus, nodes in SHAPES]
     if found[0] <= 0:
         raise UsageError(f"the placement tables do not say how fast {model} is on one {_GPU_TYPE}")
@@ -188,10 +188,10 @@ def _by_shape(profiles: Profiles, model: str) -> Floats:
 
 
 def _sensitivity(file: str, raw: dict[str, Any], name: str, gpus: int) -> Floats:
-    """``float64[cores, memory]`` by what is proportional; 0 where the table has a placeholder for too little memory.
+    """Return speed by cores and memory, ``float64[cores, memory]``; 0 for a placeholder (too little memory).
 
-    With 2 and 4 GPUs there is no column for 20.83 GB: only models to which memory does not matter take that little.
-    Rows of zeros (more cores than the server had for so many GPUs) are no slower than those above them.
+    With 2 and 4 GPUs there is no column for 20.83 GB: it is used only for models insensitive to memory. Rows of zeros
+    (more cores than the server had) are taken as no slower than the rows above.
     """
     alone = _table(file, raw, f"models/{name}_1")
     least = alone[:, 1:] if gpus == 1 else _table(file, raw, f"models/{name}_{2 if gpus == 2 else 4}", alone)

@@ -1,4 +1,4 @@
-"""Learning in our setting by evolution: CMA-ES on the agents' weights, each tried on whole replays of drawn days."""
+"""Training in our setting by CMA-ES on the agents' weights, with whole runs of drawn days."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 
 from gpusched.agents.common.evolve import Evolution, mean_costs
 from gpusched.agents.common.vector import round_to_float32
-from gpusched.agents.maifs.engine import play, play_agent
+from gpusched.agents.maifs.engine import simulate, simulate_agent
 from gpusched.agents.maifs.kinds import MaifsJobClasses, maifs
 from gpusched.agents.maifs.network import SHAPES, agent_of, untrained
 from gpusched.agents.maifs.rules import GREEDY, SizingRule
 from gpusched.agents.maifs.workloads import draw
-from gpusched.agents.maifs.world import MaifsWorld, told, world_of
+from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, world_of
 from gpusched.sched.state import Floats
 from gpusched.traces.trace import Trace
 
@@ -33,10 +33,9 @@ class MaifsSearchSettings:
 
     Attributes:
         generations, population: Of the search.
-        tries: Workloads a generation, the same for all of its candidates; their weeks, loads and traces in turn.
+        tries: Workloads per generation, the same for all its candidates; weeks, loads and traces alternate.
         density, days: Of a workload, see `workloads.draw`.
-        choose_every: Generations between looks at the weeks kept for choosing. choose: Workloads of each trace and load
-            that are looked at.
+        choose_every: Generations between validations. choose: Validation workloads of each trace and load.
     """
 
     generations: int = 100
@@ -49,7 +48,7 @@ class MaifsSearchSettings:
 
 
 class MaifsTrainingCase(NamedTuple):
-    """A workload and what greedy-true makes of it: its mean JCT in seconds, and how many decisions it takes."""
+    """A workload with the results of greedy-true: mean JCT in seconds, and number of decisions."""
 
     world: MaifsWorld
     greedy_s: float
@@ -57,11 +56,11 @@ class MaifsTrainingCase(NamedTuple):
 
 
 class MaifsResult(NamedTuple):
-    """What came of it.
+    """The result of a training.
 
     Attributes:
-        numbers: ``float64[numbers]``: what did best where checkpoints are chosen, in steps of float32.
-        course: (generation, cost where checkpoints are chosen): cost is the mean log of JCT by greedy-true's.
+        numbers: ``float64[numbers]``: the best weights on the validation workloads, rounded to float32.
+        course: (generation, cost on the validation workloads): mean log of JCT relative to greedy-true's.
     """
 
     numbers: Floats
@@ -72,7 +71,7 @@ def learn(
     arrivals: dict[str, Trace], kinds: MaifsJobClasses, settings: MaifsSearchSettings, seed: int, jobs: int,
     advance: Callable[[int, int], None],
 ) -> MaifsResult:  # fmt: skip
-    """From `network.untrained`; the models that are to be absent never come, nor do the weeks for tests."""
+    """Train from `network.untrained`; absent models and test weeks are not used."""
     start = untrained(seed)
     scale = np.concatenate([np.full(int(np.prod(shape)), _STEP.get(name, 0.1)) for name, shape in SHAPES.items()])
     search = Evolution(start, scale, settings.population, seed)
@@ -103,10 +102,10 @@ def _pruned(
     pool: Executor, best: Floats, start: Floats, arrivals: dict[str, Trace], kinds: MaifsJobClasses,
     settings: MaifsSearchSettings
 ) -> Floats:  # fmt: skip
-    """The whole way from the start or a part of it, with the jobs' hidden layer or without.
+    """Return the best of full and partial steps from the start, with and without the jobs' hidden layer.
 
-    Whichever is best where checkpoints are chosen, with all jobs: on the larger clusters that this makes, what was
-    learned on small ones may move jobs about too much.
+    The choice is by the validation workloads with all jobs: on these larger clusters, weights trained on small ones may
+    move jobs too often.
     """
     ways = [(part, hidden) for part in _PARTS for hidden in (True, False)]
     linear = agent_of(best.copy())
@@ -132,11 +131,11 @@ def _try(
         arrivals[trace], trace, kinds, models, weeks[turn % len(weeks)], load, seed, settings.density, settings.days
     )  # fmt: skip
     world = world_of(jobs, kinds)
-    played = play(world, told(kinds.speed), SizingRule(GREEDY))
+    played = simulate(world, exact_estimates(kinds.speed), SizingRule(GREEDY))
     return MaifsTrainingCase(world, float(played.jct.mean()), played.decisions)
 
 
 def _cost(numbers: Floats, one: MaifsTrainingCase) -> float:
     """Return the log of the mean JCT by that of greedy-true."""
-    jct = play_agent(one.world, numbers, most=one.decisions * 5 // 4).jct
+    jct = simulate_agent(one.world, numbers, most=one.decisions * 5 // 4).jct
     return float(np.log(jct.mean() / one.greedy_s)) if np.isfinite(jct).all() else _NEVER

@@ -1,8 +1,8 @@
-"""What the agents learn: how much each job's speed is worth to each of them, what a restart costs, and their prices.
+"""The agents' network: the weight of each job's speed, the cost of restarts, and the agents' prices.
 
-One small network looks at every job, another at every agent (a group of nodes). Agents attend to each other: each
-sees a mixture of what the others have, and that sets its prices of GPUs, cores and memory, and what it thinks of jobs.
-All agents share their weights, so their number does not matter.
+One small network evaluates every job, another every agent (a group of nodes). Agents attend to each other: a mixture of
+the others' values sets an agent's prices of GPUs, cores and memory, and adjusts its weights of jobs. All agents share
+the network's weights, so there may be any number of them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SHAPES = {
     "group.skip": (GROUP, 3), "group.in": (GROUP, WIDTH), "attention": (3, WIDTH, WIDTH),
     "group.out": (WIDTH, 3), "bold": (1,),
 }  # fmt: skip
-"""Name -> shape of what is learned. ``bold``: see `beliefs.new_beliefs`."""
+"""Name -> shape of the weights. ``bold``: see `beliefs.new_beliefs`."""
 HORIZON_S = 120.0
 WINDOW = 128
-"""Waiting jobs that are looked at, those of the largest weight: who waits behind so many gets nothing anyway."""
+"""Maximum of waiting jobs considered, those of largest weight: jobs behind these would get nothing anyway."""
 _TINY = 1e-9
 
 
@@ -46,15 +46,15 @@ class MaifsWeights(NamedTuple):
 
 
 def agent_of(numbers: Floats) -> MaifsWeights:
-    """``float64[numbers]`` as weights."""
+    """Convert ``float64[numbers]`` to weights."""
     return MaifsWeights(*split_vector(numbers, SHAPES))
 
 
 def untrained(seed: int) -> Floats:
-    """The start, ``float64[numbers]``: random hidden layers, and nothing that hears them.
+    """Return the initial weights, ``float64[numbers]``: random hidden layers with outputs of 0.
 
-    All jobs then weigh alike, all prices are 1 and a restart counts over `HORIZON_S`: what is left is the greedy joint
-    step by speeds that are learned by watching.
+    All jobs then have equal weight, all prices are 1 and a restart counts over `HORIZON_S`: the greedy joint step with
+    speeds learned from running jobs.
     """
     rng = np.random.default_rng(seed)
     parts = []
@@ -65,32 +65,32 @@ def untrained(seed: int) -> Floats:
 
 
 @jit
-def judge(
-    world: MaifsWorld, course: JobStates, known: SpeedEstimates, plan: JointDecision, agent: MaifsWeights, attends: bool
+def set_weights(
+    world: MaifsWorld, states: JobStates, known: SpeedEstimates, plan: JointDecision, agent: MaifsWeights, attends: bool
 ) -> None:
-    """Writes the weights, prices and the cost of restarts of a plan in which nothing is decided yet."""
-    n, groups, now = len(plan.job), len(world.jobs.group) - 1, course.progress.time[NOW]
+    """Write the weights, prices and restart costs of an empty decision."""
+    n, groups, now = len(plan.job), len(world.jobs.group) - 1, states.progress.time[NOW]
     asked = 0.0
     for i in range(n):
         asked += world.jobs.least[plan.job[i]]
     pressure = np.log((1.0 + asked) / world.jobs.node[:, 0].sum())
-    context = _groups(world, course, plan, agent, pressure, attends)
+    context = _groups(world, states, plan, agent, pressure, attends)
     inputs, hidden = np.zeros(JOB), np.zeros(HIDDEN)
     for i in range(n):
         job = plan.job[i]
         kind = world.jobs.kind[job]
-        left = max(world.jobs.steps[job] - course.progress.done[job], _TINY) / max(plan.best[i], _TINY)
+        left = max(world.jobs.steps[job] - states.progress.done[job], _TINY) / max(plan.best[i], _TINY)
         inputs[0] = 1.0
         inputs[1] = np.log(left / 600.0 + 1e-3) / 3.0
         inputs[2] = np.log1p((now - world.jobs.arrival[job]) / 600.0) / 3.0
-        inputs[3] = 1.0 if course.point[job] >= 0 else 0.0
+        inputs[3] = 1.0 if states.point[job] >= 0 else 0.0
         inputs[4] = np.log2(world.jobs.least[job] * world.jobs.most[job]) / 4.0
         inputs[5] = np.log(world.restart_s[kind] / 60.0)
-        inputs[6] = known.unsure[kind]
+        inputs[6] = known.uncertainty[kind]
         inputs[7] = pressure
-        inputs[8] = course.progress.done[job] / world.jobs.steps[job]
-        inputs[9] = np.log1p(course.progress.restarts[job])
-        weight, horizon = look(agent, inputs, hidden)
+        inputs[8] = states.progress.done[job] / world.jobs.steps[job]
+        inputs[9] = np.log1p(states.progress.restarts[job])
+        weight, horizon = job_values(agent, inputs, hidden)
         for group in range(groups):
             mine = weight
             for w in range(WIDTH):
@@ -99,10 +99,10 @@ def judge(
                     liking += hidden[h] * agent.job_out[h, 2 + w]
                 mine += liking * context[group, w]
             plan.weight[i, group] = np.exp(min(max(mine, -20.0), 20.0))
-        plan.keep[i] = kept(left, horizon, world.restart_s[kind])
+        plan.keep[i] = restart_factor(left, horizon, world.restart_s[kind])
     waiting = np.zeros(n)
     for i in range(n):
-        waiting[i] = plan.weight[i].max() if course.point[plan.job[i]] < 0 else 0.0
+        waiting[i] = plan.weight[i].max() if states.point[plan.job[i]] < 0 else 0.0
     if (waiting > 0.0).sum() > WINDOW:
         least = np.sort(waiting)[n - WINDOW]
         for i in range(n):
@@ -111,8 +111,8 @@ def judge(
 
 
 @jit
-def look(agent: MaifsWeights, inputs: Floats, hidden: Floats) -> tuple[float, float]:
-    """Logs of a job's weight and horizon (by `HORIZON_S`), before what each agent thinks of it; fills ``hidden``."""
+def job_values(agent: MaifsWeights, inputs: Floats, hidden: Floats) -> tuple[float, float]:
+    """Return logs of a job's weight and horizon (over `HORIZON_S`), before an agent's adjustment; write ``hidden``."""
     weight, horizon = 0.0, 0.0
     for d in range(JOB):
         weight += inputs[d] * agent.job_skip[d, 0]
@@ -128,17 +128,17 @@ def look(agent: MaifsWeights, inputs: Floats, hidden: Floats) -> tuple[float, fl
 
 
 @jit
-def kept(left: float, horizon: float, restart_s: float) -> float:
-    """What a restart leaves of a job's speed over its horizon, or over what is left of it (seconds)."""
+def restart_factor(left: float, horizon: float, restart_s: float) -> float:
+    """Return the fraction of a job's speed left by a restart, over its horizon or its time left (seconds)."""
     span = min(left, HORIZON_S * np.exp(min(max(horizon, -4.0), 4.0)))
     return float(span / (span + restart_s))
 
 
 @jit
 def _groups(
-    world: MaifsWorld, course: JobStates, plan: JointDecision, agent: MaifsWeights, pressure: float, attends: bool
+    world: MaifsWorld, states: JobStates, plan: JointDecision, agent: MaifsWeights, pressure: float, attends: bool
 ) -> Floats:
-    """What each agent hears, ``float64[groups, WIDTH]``; writes the prices."""
+    """Return each agent's context, ``float64[groups, WIDTH]``; write the prices."""
     groups = len(world.jobs.group) - 1
     inputs, context = np.zeros((groups, GROUP)), np.zeros((groups, WIDTH))
     for group in range(groups):
@@ -151,13 +151,13 @@ def _groups(
         inputs[group, 8] = (end - first) / 4.0
     for i in range(len(plan.job)):
         job = plan.job[i]
-        if course.point[job] >= 0:
-            group = world.group_of[course.node[job, 0]]
-            left = max(world.jobs.steps[job] - course.progress.done[job], _TINY) / max(plan.best[i], _TINY)
+        if states.point[job] >= 0:
+            group = world.group_of[states.node[job, 0]]
+            left = max(world.jobs.steps[job] - states.progress.done[job], _TINY) / max(plan.best[i], _TINY)
             gpus = world.jobs.node[:, 0].sum() / groups
             inputs[group, 5] += 4.0 / gpus
             inputs[group, 6] += np.log(left / 600.0 + 1e-3) / gpus
-            inputs[group, 7] += world.gpus[course.point[job]] * world.restart_s[world.jobs.kind[job]] / 100.0 / gpus
+            inputs[group, 7] += world.gpus[states.point[job]] * world.restart_s[world.jobs.kind[job]] / 100.0 / gpus
     heads = np.zeros((3, groups, WIDTH))
     for group in range(groups):
         for w in range(WIDTH):
@@ -186,16 +186,16 @@ def _groups(
 
 @jit
 def _attend(heads: Floats, group: int, context: Floats) -> None:
-    """Adds to what a group sees a mixture of what the others do, by the likeness of its query to their keys."""
+    """Add to a group's context a mixture of the others' values, by the similarity of its query to their keys."""
     groups = heads.shape[1]
-    weight, top = np.zeros(groups), -np.inf
+    weight, largest = np.zeros(groups), -np.inf
     for other in range(groups):
         for w in range(WIDTH):
             weight[other] += heads[0, group, w] * heads[1, other, w] / np.sqrt(WIDTH)
-        top = max(top, weight[other])
+        largest = max(largest, weight[other])
     total = 0.0
     for other in range(groups):
-        weight[other] = np.exp(weight[other] - top)
+        weight[other] = np.exp(weight[other] - largest)
         total += weight[other]
     for other in range(groups):
         for w in range(WIDTH):

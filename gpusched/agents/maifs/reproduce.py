@@ -1,4 +1,4 @@
-"""Our setting of MAIFS under each policy: mean JCT and makespan, one row a drawn week and policy."""
+"""Our setting of MAIFS under each policy: mean JCT and makespan, one row per drawn week and policy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 
 from gpusched.agents.common.vector import read_vector, to_arrays
-from gpusched.agents.maifs.engine import alone, play, play_agent
+from gpusched.agents.maifs.engine import best_alone_jct, simulate, simulate_agent
 from gpusched.agents.maifs.joint import MODES
 from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, MaifsJobClasses, MaifsRival, maifs, read_kinds
 from gpusched.agents.maifs.learn import MaifsSearchSettings, learn
 from gpusched.agents.maifs.network import SHAPES, untrained
 from gpusched.agents.maifs.rules import RULES, SizingRule
 from gpusched.agents.maifs.workloads import MaifsJobs, draw, drawn_arrivals, read_arrivals
-from gpusched.agents.maifs.world import MaifsWorld, told, world_of
+from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, world_of
 from gpusched.config.weights import save_model
 from gpusched.sched.state import Floats
 from gpusched.sim.rounds import RoundsResult
@@ -26,14 +26,14 @@ from gpusched.traces.trace import Trace
 
 QUICK = MaifsSearchSettings(generations=1, population=4, tries=2, density=0.1, choose=1)
 weights_of = partial(read_vector, "maifs", SHAPES)
-"""What agents have learned, from a file; None: that which comes along."""
+"""Load the agents' weights from a file; None: the shipped ones."""
 
 
 class MaifsRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One drawn week under one policy.
+    """A drawn week under a policy.
 
-    ``bound_s``: the mean JCT of jobs that are each alone on all nodes, at their best size within their bounds;
-    ``bound_makespan_s``: until the last of these would have ended.
+    ``bound_s``: the mean JCT if each job had all nodes to itself, at its best size within its bounds;
+    ``bound_makespan_s``: the makespan then.
     """
 
     trace: str
@@ -52,20 +52,20 @@ class MaifsRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def result_of(rival: MaifsRival, world: MaifsWorld, kinds: MaifsJobClasses, learned: Floats) -> RoundsResult:
-    """A workload under a policy; ``learned``: the trained agents' weights."""
+    """Simulate a workload under a policy; ``learned``: the trained agents' weights."""
     if not rival.rule:
-        return play_agent(world, learned if rival.trained else untrained(0), MODES[rival.choose], rival.attends)
+        return simulate_agent(world, learned if rival.trained else untrained(0), MODES[rival.choose], rival.attends)
     may = np.arange(kinds.speed.shape[1]) % (len(CORES) * len(MEMORY_GB)) == PROPORTIONAL
     speed = kinds.speed if rival.told == "all" else np.where(may, kinds.speed, 0.0)
-    return play(world, told(speed), SizingRule(RULES[rival.rule]))
+    return simulate(world, exact_estimates(speed), SizingRule(RULES[rival.rule]))
 
 
 def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
-    """Every week that is kept for tests, at every load and seed, under every policy.
+    """Run every test week, at every load and seed, under every policy.
 
     Raises:
-        UsageError: A name or a folder is not what it should be.
-        GpuschedError: A file is not what it should be.
+        UsageError: A name or a folder is invalid.
+        GpuschedError: A file is invalid.
     """
     chosen, every = maifs().chosen(options.policies), maifs().policies | maifs().ablations
     kinds = read_kinds(Path(options.speeds) if options.speeds is not None else None)
@@ -87,7 +87,7 @@ def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
     def rows(at: tuple[str, int, float, int]) -> list[MaifsRow]:
         trace, week, load, seed = at
         workload = draw(arrivals[trace], trace, kinds, kinds.names, week, load, seed, **size)
-        bound = alone(world_of(workload, kinds))
+        bound = best_alone_jct(world_of(workload, kinds))
         results = {name: result_of(every[name], world_of(workload, kinds), kinds, learned) for name in chosen}
         return [_row(*at, workload, name, result, bound) for name, result in results.items()]
 

@@ -1,4 +1,4 @@
-"""Who gets what by rule. All but the agent are told every speed that they ask for."""
+"""Allocation by rules, which know the speeds of all points; only the agent does not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SizingRule(NamedTuple):
     Attributes:
         rule: `PROPORTIONAL_RULE` to `GREEDY`.
         power: Of the time left, in a job's weight.
-        horizon_s: Over which the cost of a restart is spread, at most.
+        horizon_s: Maximum period over which the cost of a restart is spread.
         dominant: Whether a share is the largest of GPUs, cores and memory, else their sum.
     """
 
@@ -37,36 +37,36 @@ class SizingRule(NamedTuple):
 
 
 @jit
-def decide(world: MaifsWorld, course: JobStates, known: SpeedEstimates, job: Ints, rule: SizingRule) -> JointDecision:
-    """What all jobs that are there get; ``job: int64[n]``, by arrival."""
-    plan = new_plan(world, course, known, job)
+def decide(world: MaifsWorld, states: JobStates, known: SpeedEstimates, job: Ints, rule: SizingRule) -> JointDecision:
+    """Return the allocation of all active jobs; ``job: int64[n]``, by arrival."""
+    plan = new_plan(world, states, known, job)
     if rule.rule == GREEDY or rule.rule == OPTIMUS:
         for i in range(len(job)):
-            left = max(world.jobs.steps[job[i]] - course.progress.done[job[i]], _TINY) / max(plan.best[i], _TINY)
+            left = max(world.jobs.steps[job[i]] - states.progress.done[job[i]], _TINY) / max(plan.best[i], _TINY)
             horizon = min(left, rule.horizon_s)
             plan.keep[i] = horizon / (horizon + world.restart_s[world.jobs.kind[job[i]]])
             plan.weight[i] = left**-rule.power
         if rule.rule == OPTIMUS:
-            _at_least(world, course, known, plan)
-        fill(world, course, known, plan, ALONE, rule.dominant)
+            _place_minimum(world, states, known, plan)
+        fill(world, states, known, plan, ALONE, rule.dominant)
         return plan
-    for i in _order(world, course, job, rule.rule):
-        if may_stay(world, course, plan, i):
-            now = course.point[job[i]]
-            put(world, course, plan, i, now, course.node[job[i], 0], course.node[job[i], 1])
-        elif not _at_asked(world, course, known, plan, i, rule.rule == SYNERGY) and rule.rule != LAS:
+    for i in _order(world, states, job, rule.rule):
+        if may_stay(world, states, plan, i):
+            now = states.point[job[i]]
+            put(world, states, plan, i, now, states.node[job[i], 0], states.node[job[i], 1])
+        elif not _place_requested(world, states, known, plan, i, rule.rule == SYNERGY) and rule.rule != LAS:
             break  # first come, first served
     return plan
 
 
 @jit
-def _order(world: MaifsWorld, course: JobStates, job: Ints, rule: int) -> Ints:
-    """Running jobs first, and by arrival; LAS: by the GPU time that they have had, in three classes (Tiresias)."""
+def _order(world: MaifsWorld, states: JobStates, job: Ints, rule: int) -> Ints:
+    """Order running jobs first, then by arrival; LAS: by attained GPU time in three classes (Tiresias)."""
     key = np.zeros(len(job))
     for i in range(len(job)):
-        running = course.point[job[i]] >= 0
+        running = states.point[job[i]] >= 0
         if rule == LAS:
-            served = course.served[job[i]]
+            served = states.served[job[i]]
             key[i] = (0.0 if served < _QUEUE_S else 4.0 if served < 10 * _QUEUE_S else 8.0) + (0.0 if running else 1.0)
         else:
             key[i] = 0.0 if running else 1.0
@@ -74,13 +74,13 @@ def _order(world: MaifsWorld, course: JobStates, job: Ints, rule: int) -> Ints:
 
 
 @jit
-def _at_asked(
-    world: MaifsWorld, course: JobStates, known: SpeedEstimates, plan: JointDecision, i: int, tuned: bool
+def _place_requested(
+    world: MaifsWorld, states: JobStates, known: SpeedEstimates, plan: JointDecision, i: int, tuned: bool
 ) -> bool:
-    """Places a job at the shape it asked for, with its part of cores and memory; ``tuned``: with what it can use."""
+    """Place a job at its requested shape with proportional cores and memory; ``tuned``: with those it can use."""
     job = plan.job[i]
-    kind, shape = world.jobs.kind[job], world.jobs.asked[job]
-    usual = shape * _PER + PROPORTIONAL
+    kind, shape = world.jobs.kind[job], world.jobs.requested[job]
+    proportional = shape * _PER + PROPORTIONAL
     best, at = 0.0, -1
     if tuned:
         for c in range(known.choices[kind]):
@@ -88,24 +88,24 @@ def _at_asked(
             if (
                 point // _PER == shape
                 and known.speed[kind, point] > best
-                and _anywhere(world, course, plan, i, point)[0] >= 0
+                and _best_nodes(world, states, plan, i, point)[0] >= 0
             ):
                 best, at = known.speed[kind, point], point
-    elif _anywhere(world, course, plan, i, usual)[0] >= 0:
-        at = usual
+    elif _best_nodes(world, states, plan, i, proportional)[0] >= 0:
+        at = proportional
     if at < 0:
         return False
-    first, second = _anywhere(world, course, plan, i, at)
-    put(world, course, plan, i, at, first, second)
+    first, second = _best_nodes(world, states, plan, i, at)
+    put(world, states, plan, i, at, first, second)
     return True
 
 
 @jit
-def _anywhere(world: MaifsWorld, course: JobStates, plan: JointDecision, i: int, point: int) -> tuple[int, int]:
-    """The nodes, of one group, that have the fewest GPUs left with it; -1: there are none."""
+def _best_nodes(world: MaifsWorld, states: JobStates, plan: JointDecision, i: int, point: int) -> tuple[int, int]:
+    """Return nodes of one group that are left with the fewest free GPUs; -1: none fit."""
     low, best = np.inf, (-1, -1)
     for group in range(len(world.jobs.group) - 1):
-        first, second = find(world, course, plan, i, group, point)
+        first, second = find(world, states, plan, i, group, point)
         if first >= 0:
             left = plan.free[first, 0] + (plan.free[second, 0] if second >= 0 else 0.0)
             if left < low:
@@ -114,21 +114,21 @@ def _anywhere(world: MaifsWorld, course: JobStates, plan: JointDecision, i: int,
 
 
 @jit
-def _at_least(world: MaifsWorld, course: JobStates, known: SpeedEstimates, plan: JointDecision) -> None:
-    """Optimus: every job begins with the fewest GPUs, by arrival, before any gets more."""
+def _place_minimum(world: MaifsWorld, states: JobStates, known: SpeedEstimates, plan: JointDecision) -> None:
+    """Give every job its minimum of GPUs, by arrival, before any gets more (Optimus)."""
     for i in range(len(plan.job)):
         job = plan.job[i]
         kind, low, at = world.jobs.kind[job], 1 << 30, -1
-        if may_stay(world, course, plan, i):
-            point = course.point[job]
-            put(world, course, plan, i, point, course.node[job, 0], course.node[job, 1])
+        if may_stay(world, states, plan, i):
+            point = states.point[job]
+            put(world, states, plan, i, point, states.node[job, 0], states.node[job, 1])
             plan.worth[i] = known.speed[kind, point] / plan.best[i]
             continue
         for c in range(known.choices[kind]):
             point = known.choice[kind, c]
-            if world.jobs.least[job] <= world.gpus[point] < low and _anywhere(world, course, plan, i, point)[0] >= 0:
+            if world.jobs.least[job] <= world.gpus[point] < low and _best_nodes(world, states, plan, i, point)[0] >= 0:
                 low, at = world.gpus[point], point
         if at >= 0:
-            first, second = _anywhere(world, course, plan, i, at)
-            put(world, course, plan, i, at, first, second)
+            first, second = _best_nodes(world, states, plan, i, at)
+            put(world, states, plan, i, at, first, second)
             plan.worth[i] = known.speed[kind, at] / plan.best[i]

@@ -1,6 +1,6 @@
-"""A partition's own agent: the linear rule of a job's inputs, found by CMA-ES on recorded jobs made resizable.
+"""Training of a partition's agent: the linear rule of a job's inputs, found by CMA-ES on recorded jobs made resizable.
 
-Live there are no groups: neither prices nor the graph decide anything, and only the rule is searched for.
+Live there are no groups, so prices and the graph are not used, and only the rule is searched.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _STEP = 0.3
 
 @dataclass(frozen=True)
 class MaifsTrainSettings(SizeRange):
-    """The ``train`` section of its policy's file.
+    """The ``train`` section of the policy file.
 
     Attributes:
-        generations, population: Of the search. tries: Workloads of a generation.
-        choose_every: Generations between looks at the workloads drawn for the choice of weights.
+        generations, population: Of the search. tries: Workloads per generation.
+        choose_every: Generations between validations.
     """
 
     generations: int = 40
@@ -41,10 +41,10 @@ class MaifsTrainSettings(SizeRange):
 
 
 def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
-    """One partition's agent; goes on after a kill.
+    """Train one partition's agent; resume from a checkpoint.
 
     Raises:
-        UsageError: A hyper-parameter that cannot be, or too few jobs.
+        UsageError: A hyper-parameter is invalid, or there are too few jobs.
     """
     hyper = settings_of(MaifsTrainSettings(), job.spec.settings)
     if min(hyper.generations, hyper.population - 3, hyper.tries, hyper.choose_every) < 1:
@@ -52,7 +52,7 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     log, about = workload_log(job, hyper)
     start = untrained(job.seed)
     search = Evolution(start[_RULE].copy(), np.full(2 * JOB, _STEP), hyper.population, job.seed)
-    choice = _with_drf(log, log.validation_workloads())
+    choice = _drf_results(log, log.validation_workloads())
     begun = _cost(start, choice, log.restart)
     best, least = start[_RULE].copy(), begun
     if (saved := job.checkpoint.load()) is not None:
@@ -62,7 +62,7 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         while search.generation < hyper.generations:
             rng = np.random.default_rng((job.seed, search.generation))
-            tries = _with_drf(log, [log.draw(rng) for _ in range(hyper.tries)])
+            tries = _drf_results(log, [log.draw(rng) for _ in range(hyper.tries)])
             candidates = [_with_rule(start, rule) for rule in search.ask()]
             search.tell(np.array(list(pool.map(lambda c: _cost(c, tries, log.restart), candidates))))  # noqa: B023
             if search.generation % hyper.choose_every == 0 or search.generation == hyper.generations:
@@ -82,13 +82,13 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
 
 
 def _with_rule(start: Floats, rule: Floats) -> Floats:
-    """All numbers: nothing but the rule speaks. As a weights file has them."""
+    """Return all weights with only the rule set, as rounded in a weights file."""
     numbers = start.copy()
     numbers[_RULE] = rule
     return round_to_float32(numbers)
 
 
-def _with_drf(log: WorkloadLog, workloads: list[ResizableWorkload]) -> list[tuple[ResizableWorkload, float]]:
+def _drf_results(log: WorkloadLog, workloads: list[ResizableWorkload]) -> list[tuple[ResizableWorkload, float]]:
     return [(one, _jct(one, run(one, drf_policy, log.restart))) for one in workloads]
 
 
@@ -97,7 +97,7 @@ def _jct(one: ResizableWorkload, end: Floats) -> float:
 
 
 def _cost(numbers: Floats, tries: list[tuple[ResizableWorkload, float]], restart: float) -> float:
-    """Mean over workloads of mean JCT by DRF's."""
+    """Return the mean over workloads of mean JCT relative to DRF's."""
     agent: MaifsWeights = agent_of(numbers)
 
     def policy(claims: Claims, coming: int) -> Ints:

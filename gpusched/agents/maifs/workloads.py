@@ -1,4 +1,4 @@
-"""Jobs of a week of Philly or openb, with models drawn for them, on as many nodes as make the offered load."""
+"""Workloads of a week of Philly or openb, with drawn models, on as many nodes as give the offered load."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from gpusched.traces.workload import PHILLY_LIKE, load_workload
 
 WEEK_S = 604_800.0
 LONGEST_S = 86_400.0
-"""Longer jobs are cut to a day: a hundredth of Philly's jobs, up to 53 days long, would be most of all GPU time."""
+"""Longer jobs are cut to a day: else 1 % of Philly's jobs, up to 53 days long, would be most of the GPU time."""
 PER_GROUP = 4
-"""Nodes of a group, that is of an agent, at most."""
-_ASKED = (0, 1, 2, 3, 7)  # the shape that a job of 1, 2, 4, 8 or 16 GPUs asks for: on the fewest nodes
+"""Maximum of nodes in a group, that is, per agent."""
+_ASKED = (0, 1, 2, 3, 7)  # the shape requested by a job of 1, 2, 4, 8 or 16 GPUs: on the fewest nodes
 
 
 class MaifsJobs(NamedTuple):
@@ -30,16 +30,16 @@ class MaifsJobs(NamedTuple):
 
     Attributes:
         arrival: ``float64[jobs]``: seconds. kind: ``int64[jobs]``.
-        steps: ``float64[jobs]``: to be done; told when it is submitted.
-        asked: ``int64[jobs]``: the shape it asked for. least, most: GPUs, its bounds.
-        noise: ``float64[jobs]``: what its measurements of its own speed are wrong by, a factor.
+        steps: ``float64[jobs]``: total; known from its submission.
+        requested: ``int64[jobs]``: the requested shape. least, most: its bounds in GPUs.
+        noise: ``float64[jobs]``: factor of error of its measured speed.
         node: ``float64[nodes, 3]``: GPUs, cores and GB. group: ``int64[groups + 1]``: first node of each, and the end.
     """
 
     arrival: Floats
     kind: Ints
     steps: Floats
-    asked: Ints
+    requested: Ints
     least: Ints
     most: Ints
     noise: Floats
@@ -48,11 +48,11 @@ class MaifsJobs(NamedTuple):
 
 
 def read_arrivals(folder: Path, trace: str) -> Trace:
-    """The jobs with GPUs of a trace; a part of a GPU counts as one, other numbers as the next lower of 1, 2, 4, 8, 16.
+    """Return a trace's jobs with GPUs; a fraction of a GPU counts as one, others are rounded down to 1, 2, 4, 8 or 16.
 
     Raises:
-        FileError: The file is something else.
-        UsageError: It is not there.
+        FileError: The file is invalid.
+        UsageError: The file does not exist.
     """
     path = folder / maifs().traces[trace].file
     if not path.is_file():
@@ -61,7 +61,7 @@ def read_arrivals(folder: Path, trace: str) -> Trace:
 
 
 def drawn_arrivals() -> Trace:
-    """Return jobs like those of Philly, where the traces are not at hand."""
+    """Return jobs like those of Philly, for use without the traces."""
     return _arrivals(generate(replace(load_workload(PHILLY_LIKE), jobs=27_000, load=None, per_hour=32.0)))
 
 
@@ -75,18 +75,18 @@ def draw(
     arrivals: Trace, trace: str, kinds: MaifsJobClasses, models: tuple[str, ...], week: int, load: float, seed: int,
     density: float = 1.0, days: float = 7.0,
 ) -> MaifsJobs:  # fmt: skip
-    """A week's jobs, or those of some days of it, drawn with a seed.
+    """Draw a week's jobs, or those of some days of it.
 
     Args:
-        arrivals: The trace, as `read_arrivals` has it.
+        arrivals: The trace from `read_arrivals`.
         trace: Its name.
-        kinds: What models are like.
-        models: Which of them may come; all as often.
+        kinds: The kinds of models.
+        models: The models that may occur, equally often.
         week: Of the trace.
-        load: Offered: GPU-seconds as asked for, by those that there are in the span.
-        seed: Of all that is drawn.
-        density: Which part of the jobs is kept.
-        days: Of the week, from a moment that is drawn.
+        load: Offered load: GPU-seconds requested over GPU-seconds available in the period.
+        seed: Of all random draws.
+        density: Fraction of the jobs kept.
+        days: Of the week, from a random start.
 
     Raises:
         UsageError: The week has no jobs.
@@ -103,16 +103,16 @@ def draw(
     order = np.argsort(at[kept], kind="stable")
     index, at = index[kept][order], at[kept][order]
     gpus, duration = arrivals.gpus[index], arrivals.duration[index]
-    asked = np.array(_ASKED)[np.log2(gpus).astype(np.int64)]
+    requested = np.array(_ASKED)[np.log2(gpus).astype(np.int64)]
     per = len(CORES) * len(MEMORY_GB)
-    usual = kinds.speed[:, asked * per + PROPORTIONAL]  # [kinds, jobs]
+    usual = kinds.speed[:, requested * per + PROPORTIONAL]  # [kinds, jobs]
     may = (usual > 0) & np.isin(kinds.names, models)[:, None]
     kind = np.where(may, rng.uniform(size=may.shape), -1.0).argmax(0)
     steps = duration * usual[kind, np.arange(len(kind))]
     nodes = max(2, round(float((gpus * duration).sum()) / (SERVER[0] * days * 86_400.0 * load)))
     groups = -(-nodes // PER_GROUP)
     return MaifsJobs(
-        arrival=at, kind=kind, steps=steps, asked=asked,
+        arrival=at, kind=kind, steps=steps, requested=requested,
         least=np.maximum(gpus // 4, 1), most=np.minimum(gpus * 4, 16),
         noise=np.exp(rng.normal(0, 0.03, len(kind))),
         node=np.tile(np.array(SERVER, np.float64), (nodes, 1)), group=np.arange(groups + 1) * nodes // groups,

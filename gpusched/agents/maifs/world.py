@@ -1,4 +1,4 @@
-"""The setting as arrays: nodes in groups, jobs with bounds, their true speeds, and how far each has come."""
+"""The setting as arrays: nodes in groups, jobs with bounds on GPUs, their true speeds, and their progress."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from gpusched.sim.rounds import EngineRun, RoundProgress, Rounds
 
 Bools = npt.NDArray[np.bool_]
 ROUNDS = Rounds(60.0, 300.0)
-"""A decision follows each arrival and end, a minute after the last one at the earliest; without these five after it."""
+"""A decision follows every arrival and end, at least one minute and at most five minutes after the last decision."""
 GAIN = 1.02
-"""A point that is not this much faster than one with fewer cores or less memory is none to choose."""
+"""Minimum speedup of a point over those with fewer cores or less memory, to be worth choosing."""
 
 
 class MaifsWorld(NamedTuple):
-    """What does not change in a run.
+    """The constants of a run.
 
     Attributes:
         jobs: The workload.
-        need: ``float64[points, 3]``: GPUs, cores and GB on each node. spread: ``int64[points]``: nodes.
-        whole: ``float64[points, 3]``: of the whole job, as shares of the cluster. gpus: ``int64[points]``.
+        need: ``float64[points, 3]``: GPUs, cores and GB on each node. spread: ``int64[points]``: number of nodes.
+        share: ``float64[points, 3]``: of the whole job, as shares of the cluster. gpus: ``int64[points]``.
         truth: ``float64[kinds, points]``: steps/s. restart_s: ``float64[kinds]``.
         group_of: ``int64[nodes]``.
     """
@@ -34,7 +34,7 @@ class MaifsWorld(NamedTuple):
     jobs: MaifsJobs
     need: Floats
     spread: Ints
-    whole: Floats
+    share: Floats
     gpus: Ints
     truth: Floats
     restart_s: Floats
@@ -42,12 +42,12 @@ class MaifsWorld(NamedTuple):
 
 
 class JobStates(NamedTuple):
-    """What became of the jobs so far, ``[jobs]``.
+    """The states of the jobs, ``[jobs]``.
 
     Attributes:
-        progress: How far each has come; work is steps, time seconds.
-        point: What it has; -1: nothing. node: ``int64[jobs, 2]``, -1: none.
-        since: When it began with what it has. served: GPU-seconds. told: Whether it has told its speed with that.
+        progress: Of each job; work in steps, time in seconds.
+        point: Its allocation; -1: none. node: ``int64[jobs, 2]``, -1: none.
+        since: Start of this allocation. served: GPU-seconds. reported: Whether it has reported its speed with it.
     """
 
     progress: RoundProgress
@@ -55,48 +55,48 @@ class JobStates(NamedTuple):
     node: Ints
     since: Floats
     served: Floats
-    told: Bools
+    reported: Bools
 
 
 class SpeedEstimates(NamedTuple):
-    """What a policy goes by.
+    """The speeds that a policy uses.
 
     Attributes:
-        speed: ``float64[kinds, points]``: steps/s. unsure: ``float64[kinds]``: of it, as a standard deviation of logs.
-        choice: ``int64[kinds, points]``: the points worth choosing, ``choices[kind]`` of them.
+        speed: ``float64[kinds, points]``: steps/s. uncertainty: ``float64[kinds]``: standard deviation of its log.
+        choice: ``int64[kinds, points]``: the points worth choosing, the first ``choices[kind]``.
         choices: ``int64[kinds]``.
     """
 
     speed: Floats
-    unsure: Floats
+    uncertainty: Floats
     choice: Ints
     choices: Ints
 
 
 def world_of(jobs: MaifsJobs, kinds: MaifsJobClasses) -> MaifsWorld:
-    """The arrays of a workload."""
+    """Return the arrays of a workload."""
     need = needs()
     spread: Ints = np.array([n for _, n in SHAPES])[parts()[0]]
     starts, ends = jobs.group[:-1], jobs.group[1:]
     return MaifsWorld(
-        jobs=jobs, need=need, spread=spread, whole=need * spread[:, None] / jobs.node.sum(0),
+        jobs=jobs, need=need, spread=spread, share=need * spread[:, None] / jobs.node.sum(0),
         gpus=np.round(need[:, 0] * spread).astype(np.int64), truth=kinds.speed, restart_s=kinds.restart_s,
         group_of=np.repeat(np.arange(len(starts)), ends - starts),
     )  # fmt: skip
 
 
 def new_run(jobs: MaifsJobs) -> tuple[EngineRun, JobStates]:
-    """Nothing has happened."""
+    """Return a run before any event."""
     run, count = EngineRun(jobs.arrival, jobs.steps, ROUNDS), len(jobs.arrival)
     since, served = np.zeros((2, count))
-    course = JobStates(
+    states = JobStates(
         run.progress, np.full(count, -1), np.full((count, 2), -1), since, served, np.zeros(count, np.bool_)
     )
-    return run, course
+    return run, states
 
 
-def told(truth: Floats) -> SpeedEstimates:
-    """What a policy goes by that is told every speed."""
+def exact_estimates(truth: Floats) -> SpeedEstimates:
+    """Return the estimates of a policy that knows every speed."""
     kinds, points = truth.shape
     known = SpeedEstimates(
         truth.copy(), np.zeros(kinds), np.zeros((kinds, points), np.int64), np.zeros(kinds, np.int64)
@@ -111,7 +111,7 @@ _CORES, _MEMORY, _SHAPES = len(CORES), len(MEMORY_GB), len(SHAPES)
 
 @jit
 def choose(known: SpeedEstimates, kind: int) -> None:
-    """Finds the points of a kind that are faster than all those of the same shape with fewer cores and less memory."""
+    """Find the points of a kind that are faster than all of the same shape with fewer cores and less memory."""
     speed, count = known.speed[kind], 0
     best = np.zeros((_CORES, _MEMORY))
     for shape in range(_SHAPES):

@@ -207,12 +207,12 @@ def _episode_at(
     # Running jobs are submitted first, so that they start before all others, on nodes that they fit.
     order = np.lexsort((np.arange(len(remaining)), facts["had"] <= 0, np.maximum(remaining.submit, time)))
     remaining, facts = _reordered(remaining, order), facts[order]
-    inputs, *own = history_state.history
-    history = History(inputs, *(of[kept][order] for of in own))
+    counts, *own = history_state.history
+    history = History(counts, *(of[kept][order] for of in own))
     truth = np.log(np.maximum(remaining.duration, SHORTEST_S))
     now = replace(
-        remaining, submit=np.maximum(remaining.submit, time), duration=np.maximum(remaining.duration - facts["had"],
-        1.0), epoch=None
+        remaining, submit=np.maximum(remaining.submit, time),
+        duration=np.maximum(remaining.duration - facts["had"], 1.0), epoch=None,
     )  # fmt: skip
     world = world_for(now, pool, settings)
     return Episode(remaining, pool, world, history_state._replace(facts=facts, history=history), truth)
