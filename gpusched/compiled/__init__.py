@@ -4,8 +4,8 @@ In: a function over arrays. Out: the same, compiled on first use. May import: no
 `__init__.jit`, then `loading`.
 
 A pass that was compiled once is loaded as machine code (`loading`), without numba: importing that takes longer than
-most commands do. Only what is to be compiled imports it (`compiling`). Both go by internals of numba; with a version
-that they do not know, numba compiles, keeps and loads the same functions by itself (`by_numba`).
+most commands do. Only what is to be compiled imports it (`compiling`). Both use internals of numba; with an unknown
+version, numba itself compiles, keeps and loads the same functions (`by_numba`).
 
 numba notices changes of a function's own file only, not of the files of the functions it calls. So each module with
 compiled passes has a cache folder whose name carries a digest of that module and of all it imports of ours: a change
@@ -32,7 +32,7 @@ from gpusched.compiled.folders import cache_folder
 from gpusched.compiled.loading import SUFFIX, Foreign, VersionFolder, kind_of, load, numba_version
 
 KNOWN = "0.68."
-"""The versions of numba whose internals `compiling` and `loading` go by begin so."""
+"""Prefix of the versions of numba whose internals `compiling` and `loading` know."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -84,7 +84,7 @@ def nothing_compiled() -> Iterator[None]:
 
 
 def _open_private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)  # whoever can open it can lock it
+    return os.open(name, flags, 0o600)  # any process that can open it can lock it
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def _one_at_a_time(folder: Path | None) -> Iterator[None]:
 def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Compile ``function`` on first use, without Python objects, and cache it on disk.
 
-    It runs without Python's lock, so that a controller whose agent thinks for too long goes on meanwhile.
+    It runs without Python's lock, so that the controller continues while an agent decides.
     """
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return function
@@ -131,7 +131,7 @@ def specialized(template: Callable[_P, _R], by: Callable[..., object], **names: 
 def in_python(template: Callable[_P, _R], **names: object) -> Callable[_P, _R]:
     """Return ``template`` in plain Python, with these names of its module replaced.
 
-    For who asks what cannot be compiled, such as a solver; compiled functions among them are run as Python, too.
+    For names that cannot be compiled, such as a solver; compiled functions among them run as Python, too.
     """
     plain = {name: getattr(of, "__wrapped__", of) for name, of in names.items()}
     return cast(Callable[_P, _R], _with_globals(template, plain, template.__name__))

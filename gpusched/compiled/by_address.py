@@ -8,7 +8,7 @@ arrays of seven numbers each: nine tenths of the code that there was to compile 
 together again. A tuple cannot change, nor can what is at its address while a function runs that was handed it. So a
 caller that was handed one hands its address on, and one that makes a tuple writes it once for each call.
 
-What was read at such an address is called lasting. It is its caller's: nobody below counts references to it.
+What was read at such an address is called lasting. The caller owns it: called functions count no references to it.
 """
 
 from __future__ import annotations

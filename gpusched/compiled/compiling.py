@@ -108,7 +108,7 @@ class _Part(JITCodeLibrary):
     def closure(self) -> Any:
         """Return the function and all that it calls as one LLVM module, unoptimised."""
         module = self._final_module.clone()
-        for library in self._below({}):  # of what nobody has asked for yet LLVM takes nothing
+        for library in self._below({}):  # LLVM takes only what modules linked before need
             module.link_in(library._get_module_for_linking(), preserve=True)
         return module
 
@@ -224,7 +224,7 @@ class _StoredVersions(FunctionCache):
     """A function's compiled versions on disk, for compiling others.
 
     A version that cannot be read (a power cut leaves such files), or is of other types (two processes may write one
-    file), is compiled anew, and replaced.
+    file), is compiled again, and replaced.
     """
 
     _impl_class = _Files
@@ -253,7 +253,7 @@ def dispatcher(function: FunctionType, inner: bool = False, inlined: bool = Fals
     if inner:
         given, code = function, function.__code__
         function = FunctionType(code, given.__globals__, given.__name__, given.__defaults__, given.__closure__)
-        function.__module__ = given.__module__  # whose folder keeps it: of one that is filled in, who filled it in
+        function.__module__ = given.__module__  # its cache folder goes by this; `specialized` sets it
         function.__qualname__ = f"{given.__qualname__}_{'inlined' if inlined else 'inner'}"  # its name in the cache
     wrappers = {"no_cfunc_wrapper": True} | ({"no_cpython_wrapper": True} if inner else {})
     made = _njit(

@@ -49,7 +49,7 @@ def cache_folder(module: str) -> Path | None:
     """Return the cache folder of a module; None: none. A read-only home only costs compile time."""
     named, home = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     if not _source(module.removeprefix("gpusched.")):
-        return None  # nobody could tell a change
+        return None  # changes could not be detected
     base = Path(named) if named else Path(home) / "gpusched" / "numba"
     folder = base / _digest(module.removeprefix("gpusched."))
     try:

@@ -5,4 +5,4 @@ for the predictor's file. May import: config, model. Begin with `predictor.Estim
 compiled), `odds` (ends by level of run time), `limit_use` (draws for forecasts); of speeds with `speeds`.
 """
 
-REMEMBERED = 2000  # ended jobs that the live cluster, and a sequence that an agent learns from, go by; the last ones
+REMEMBERED = 2000  # ended jobs that the live cluster, and an agent's training sequence, remember; the last ones

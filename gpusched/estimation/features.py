@@ -3,8 +3,8 @@
 Past run times are kept by key: a job's user, its user and GPUs, and so on (`KEYS`). Only jobs that have ended count, so
 an estimate uses nothing that was not known when the job was submitted.
 
-Without trees it is the mean of the user's last two run times. Trees of gradient boosting learn, in logarithms, how a
-job differs from its anchor, the running mean of the first of its keys under which anything has ended. Run times drift
+Without trees the estimate is the mean of the user's last two run times. Gradient-boosted trees learn, in logarithms,
+how a job differs from its anchor, the running mean of the first of its keys with an ended job. Run times drift
 by factors from week to week; differences from what the same user ran last drift far less.
 """
 
@@ -28,10 +28,10 @@ FEATURES = ("anchor", *STATIC, *(f"{key}: {what}" for key in KEYS for what in OF
 
 DAY_S, HOUR_S = 86400.0, 3600.0
 ANCHOR, LIMIT = 0, 1 + STATIC.index("limit")  # places in a row of features
-_MOST_COUNTED = 10.0  # more past than that says little more, and would tell the trees how late it is
+_MOST_COUNTED = 10.0  # more adds little, and would reveal to the trees how late in the trace it is
 _KEPT = 0.7  # of the running mean and spread, when one more job has ended
 
-NO_HISTORY_S = 3600.0  # what is expected of a job of whose user nothing has ended, where it has no limit
+NO_HISTORY_S = 3600.0  # estimate for a job without a limit whose user has no ended jobs
 
 # What has ended under a key: how many, the last two run times, the running mean and mean deviation of their logarithms,
 # and when the last did.
@@ -42,8 +42,8 @@ class Forest(NamedTuple):
     """Trees for several quantiles.
 
     Attributes:
-        feature: ``int64[nodes]``: what a node asks of; -1: a leaf.
-        threshold: ``float64[nodes]``: at most that goes left. missing_left: ``int64[nodes]``: where NaN goes.
+        feature: ``int64[nodes]``: the feature that a node tests; -1: a leaf.
+        threshold: ``float64[nodes]``: values up to it go left. missing_left: ``int64[nodes]``: whether NaN does.
         left, right: ``int64[nodes]``. value: ``float64[nodes]``: of leaves.
         roots: ``int64[quantiles, trees]``. base: ``float64[quantiles]``: what the trees' values are added to.
         typical: ``float64[1]``: the anchor of a job without a past.

@@ -1,9 +1,9 @@
 """Hazard rates of run times: of jobs that reached a level of run time, how many ended in it.
 
 Run times are cut into levels: 15 s, then each twice the one before. Counted are the jobs of a burst, of a kind, and of
-a partition and class of sizes; a running job counts for the levels that it has passed, so that what is known of a burst
-grows while its first jobs run. Odds of the narrower group weigh more the more it has seen; before anything has been
-seen, those of the training trace hold.
+a partition and class of sizes; a running job counts for the levels that it has passed, so that counts of a burst grow
+while its first jobs run. The narrower group's rate weighs more the more jobs it has counted; without counts the
+training trace's rates apply.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLASSES = 5  # of sizes: 1, 2, 3 to 4, 5 to 8 GPUs, and more
 SLACK_S = 1e-3
 SHORTEST_S = 10.0  # shorter run times count as this much, as in bounded slowdown
 _FIRST_S = 15.0
-_GONE = 1e-6  # odds to be still running at which no further level is looked at
+_GONE = 1e-6  # probability of still running below which further levels are ignored
 
 Tallies = npt.NDArray[np.float32]
 
@@ -105,6 +105,7 @@ def end_within(history: History, odds: HazardRates, job: int, level: int) -> flo
     """Return the probability that a job that reached the level ends in it."""
     groups, few = history.group[job], odds.few
     ends = odds.prior[groups[0] % CLASSES, level]
+    # Each narrower group corrects the rate of the wider one, the more the more jobs it counted.
     for i in range(groups.size):
         ended = history.seen[groups[i], level, 0]
         ends = (few[i] * ends + ended) / (few[i] + ended + history.seen[groups[i], level, 1])
@@ -124,6 +125,7 @@ def expected(history: History, odds: HazardRates, job: int, limit_log_s: float) 
         ends = end_within(history, odds, job, level)
         if level == LEVELS - 1 or last >= limit:
             ends, last = 1.0, min(last, limit)
+        # A job that ends within a level does so halfway through it, on average.
         worth += alive * ends / max(0.5 * (first + last), SHORTEST_S)
         work += alive * (1.0 - 0.5 * ends) * (last - first)
         alive *= 1.0 - ends

@@ -118,5 +118,5 @@ def _of_progress(snapshot: Snapshot) -> Iterator[str]:
 def _of_times(past_runs: int, known: bool) -> str:
     if not past_runs:
         return "no past runs yet: every job is assumed to use its whole time limit"
-    whose = "their users' past runs" if known else "past runs, of all users where one has few,"
-    return f"jobs use as much of their time limits as {whose} did ({count_of(past_runs, 'past run')} known)"
+    source = "their users' past runs" if known else "past runs, of all users where one has few,"
+    return f"jobs use as much of their time limits as {source} did ({count_of(past_runs, 'past run')} known)"

@@ -68,7 +68,7 @@ class InitialState(NamedTuple):
     Attributes:
         waiting: The jobs that wait.
         sim, passes: These, then what running jobs hold, node by node.
-        owner: ``int64[held]``: whose that is, index into `Snapshot.running`; the first of a job stands for all of it.
+        owner: ``int64[held]``: its job, index into `Snapshot.running`; a job's first row represents the whole job.
     """
 
     waiting: PendingArrays
@@ -103,9 +103,9 @@ def pending_and_relaxed(
 ) -> tuple[PendingArrays, Ints, Floats, Costs | None, Ints]:
     """Return the jobs' arrays, their requests once they stop waiting for better nodes, and when (infinite: unchanged).
 
-    And what places cost these jobs and, behind them, whoever of them settles, which is the job with that number then.
+    And the placement costs of these jobs and, after them, of their relaxed requests, with each job's number there.
 
-    Until when a job waits, and what it asks for then, hang on the time alone: that is known when the run begins.
+    When a job stops waiting, and its request then, depend on the time alone, so both are known when the run begins.
     """
     until = [
         waits_until(job, policy) if knows_racks(policy := snapshot.policies[job.spec.partition]) else -np.inf
@@ -151,6 +151,7 @@ def initial_state_of(
     leaves = [leaf_of(v.user, v.group) for v in views] + [leaf_of(r.user, r.group) for r in running]
     names = list(dict.fromkeys([*leaves, *(snapshot.usage if snapshot.groups else ())]))
     index = {name: i for i, name in enumerate(names)}
+    # The engine has a job for each waiting job, and one for each node that a running job holds.
     every = np.append(np.arange(count), count + owner)  # of the waiting and the running ones
     jobs = np.zeros(len(every), QUEUED)
     jobs["user"] = ints([index[leaf] for leaf in leaves])[every]
@@ -182,6 +183,7 @@ def initial_state_of(
     )  # fmt: skip
     state, known = sim.state[count:], row[row >= 0]
     state["until"] = np.array([r.expected_end for r in running], np.float64)[owner]
+    # Running jobs are there from the beginning; each draw sets when they end (`QueueForecast`).
     state["status"], state["start"] = RUNNING, snapshot.now  # from when on it counts for limits
     if sharers is not None:
         sim = sim._replace(pace=pace_of(snapshot, views, world, sharers, engine, count + first))
@@ -280,7 +282,7 @@ def _queues(jobs: Records, waiting: PendingArrays, policies: Mapping[str, Policy
         queue["rule"], queue["backfill"] = PLACES.get(policy.place, BEST_FIT), BACKFILLS[policy.backfill]
         queue["fair"], queue["priced"] = policy.order == "fairshare", policy.place == "contention"
         if name in waiting.queues:
-            # Fair share is sorted by usage on the way; where users are equal it goes by submission.
+            # Fair share is sorted by usage on the way; equal users are sorted by submission.
             ordered = waiting.ordered(name, "fifo" if policy.order == "fairshare" else policy.order)
             jobs["rank"][ordered] = np.arange(len(ordered))
     return queues
@@ -369,6 +371,7 @@ def _dependents(
     for k, job in enumerate(known):
         for name in {job.id, job.array_id or job.id}:
             by_id.setdefault(name, []).append(k if k < own else running[k - own])
+    # A dependency on a job that no run starts is never satisfied.
     stuck = {n for j in snapshot.pending if not may_start(j, snapshot) for n in (j.id, j.array_id or j.id)}
     alone = _singletons(views[:own], running, snapshot.running)
     ends: dict[int, list[int]] = {}
@@ -383,9 +386,11 @@ def _dependents(
                 if other != j and not (on_start and other >= len(views)):
                     needs[j] += 1
                     (begins if on_start else ends).setdefault(other, []).append(j)
+        # It waits for something outside of the snapshot: a need that is never met keeps it waiting.
         if view.dependency == "waiting" and not needs[j]:
             needs[j] = 1
     child: list[int] = []
+    # First the jobs that wait for the end of k, then those that wait for its start (`state.JOB`).
     for k in ends.keys() | begins.keys():
         jobs["child"][k] = len(child)
         child += ends.get(k, [])

@@ -1,7 +1,7 @@
 """The current queue as arrays that can be simulated many times: with time limits, and with drawn run times.
 
 The order, the placement and the backfill are the live policy's own (`sched.order`, `sched.kernel`), so what
-is predicted is what the controller will do if the run times are as assumed and nobody submits anything more.
+is predicted is what the controller will do if the run times are as assumed and nothing more is submitted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class QueueForecast:
     Attributes:
         snapshot: As given.
         views: The jobs that may start at all, then the variants: job J of every array here.
-        first_variant: Index of the first variant; variants take part only where they are asked for.
+        first_variant: Index of the first variant; variants take part only as a run's target.
     """
 
     def __init__(
@@ -143,11 +143,11 @@ class QueueForecast:
 
         Args:
             times: How long everything lasts.
-            target: Index of the job that is asked for; a variant takes part only here.
+            target: Index of the job of interest; a variant takes part only as the target.
             without: Jobs that take no part.
             until: Nothing later matters (Unix seconds).
             seed: For the naive placement's draws.
-            work: Queue entries that may be looked at.
+            work: Queue entries that may be examined.
         """
         sim, arrays, status = self._sim, self._queue, self._sim.state["status"]
         self._start_over(times)

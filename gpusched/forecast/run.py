@@ -2,7 +2,7 @@
 
 Nothing is submitted meanwhile. Running jobs and those that start on the way end when a draw of run times says so;
 backfill believes in limits, as the controller does. Of jobs alike the walk asks only the first, and a pass begins only
-where somebody could start, so that a queue of thousands is run forward in some hundredths of a second.
+where some job could start, so that a queue of thousands is run forward in some hundredths of a second.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ from gpusched.sim.engine.state import (
 
 _I8, _F8 = np.int64, np.float64
 
-# Waiting jobs, then what runs; beside `sim.engine.state.JOB`. partition: index into QUEUE. rank: place in its order.
-# level: class of its priority, 0 the highest. user: index into USER. gpus: of the whole job. settles: what it asks for
-# (index into `Requests`) once it has waited for better nodes long enough. kind, settled: index into KIND, of what it
-# asks for now, and then. next: the next of its kind that waits, or -1.
+# Waiting jobs, then running, besides `sim.engine.state.JOB`. partition: index into QUEUE. rank: place in its order.
+# level: class of its priority, 0 the highest. user: index into USER. gpus: of the whole job. settles: its request
+# (index into `Requests`) once it has waited for better nodes long enough. kind, settled: index into KIND, of its
+# request now, and then. next: the next of its kind that waits, or -1.
 QUEUED = np.dtype(
     [(n, _I8) for n in ("partition", "rank", "level", "user", "gpus", "settles", "kind", "settled", "next")]
 )
-# kind, kind_stop: rows of KIND. fair: ordered by users' usage. priced: placed by what places cost.
+# kind, kind_stop: rows of KIND. fair: ordered by users' usage. priced: placed by placement cost.
 QUEUE = np.dtype([(n, _I8) for n in ("rule", "backfill", "fair", "priced", "kind", "kind_stop", "waiting")])
 # Jobs between which only their ranks decide: of one partition, account, request and limit (where nodes are drawn, of
-# one partition), and where usage decides the order, of one user and priority. first, last: of those that wait; -1:
-# nobody. account, gpus: of each of them; -1 where nodes are drawn. past: the first kind behind those of its account.
+# one partition), and where usage decides the order, of one user and priority. first, last: of the waiting ones; -1:
+# none. account, gpus: of each of them; -1 where nodes are drawn. past: the first kind behind those of its account.
 # at: its next one in a pass.
 KIND = np.dtype([(n, _I8) for n in ("first", "last", "account", "gpus", "past", "at")])
 # used: GPU seconds, decayed, at ``since``. held: GPUs. place: by usage.
@@ -104,7 +104,7 @@ class PlacementCosts(NamedTuple):
     Attributes:
         costs: Of the waiting jobs.
         slot: ``int64[jobs]``: where a job's links are noted in ``costs.load``; -1: it is no job's first.
-        settled: ``int64[jobs]``: whose class and links are a job's once it has settled (`QUEUED`).
+        settled: ``int64[jobs]``: the number whose class and links a job has once it has settled (`QUEUED`).
     """
 
     costs: Costs
@@ -118,24 +118,23 @@ class QueueArrays(NamedTuple):
     Attributes:
         jobs: ``QUEUED[jobs]``. queues: ``QUEUE[partitions]``. users: ``USER[users]``.
         kinds: ``KIND[kinds]``: the waiting jobs; by partition, account and GPUs.
-        open, place: ``int64[kinds]``, ``float64[kinds]``: in a pass, the kinds whose next job may be of account in it,
-            and its place in the order.
+        open, place: ``int64[kinds]``, ``float64[kinds]``: in a pass, the kinds whose next job may start or
+            be the head, and its place in the order.
         late: Where jobs fit that outlast the head's wait, as known of the last pass.
         fit: ``uint8[shapes, nodes]``: whether a part of the request fits there now.
         fits: ``int64[shapes]``: on how many nodes.
         clock: ``float64[CLOCKS]``: pause between decisions; after when nothing matters; when the head can start;
             seconds.
-        counter: ``int64[COUNTERS]``: queue entries looked at, and how many are allowed; the job that is asked for (-1:
-            all); how many of the engine's changes have been seen; in a pass, how many kinds are open, and which was
-            asked last.
+        counter: ``int64[COUNTERS]``: queue entries examined, and how many are allowed; the target (-1: all jobs); how
+            many of the engine's changes have been seen; in a pass, how many kinds are open, and the one asked last.
         tree: Of users.
-        least: ``int64[links of waiting jobs, 3]``: see `bounds.room_along`; set anew for each pass.
-        barren: ``int64[kinds, 3]``: as that was when of an account, by its last kind, nobody could start whatever is
-            free; -1: not known.
-        turns: ``float64[masks]``: `Calendar.turns`, as ``fit`` and ``late`` go by it.
+        least: ``int64[links of waiting jobs, 3]``: see `bounds.room_along`; computed for each pass.
+        barren: ``int64[kinds, 3]``: ``least`` of an account, at its last kind, when none of its jobs could start on
+            any nodes; -1: unknown.
+        turns: ``float64[masks]``: `Calendar.turns` on which ``fit`` and ``late`` are based.
         outcome: Where a pass writes.
-        placing: What places cost; None: nothing that anybody asks for.
-        plan: Room for conservative backfill, the passes' own; None: nobody backfills so, and nothing of it is compiled.
+        placing: Placement costs; None: no policy uses any.
+        plan: The passes' room for conservative backfill; None: unused, and not compiled.
     """
 
     jobs: Records
@@ -174,7 +173,7 @@ def decide_forecast(sim: Sim, log: EventLog, passes: Passes, arrays: QueueArrays
     """Run the pass of every partition in which something happened, and again if a start makes more jobs ready.
 
     Returns:
-        DECIDE to go on; REACHED: the job that is asked for has started, or nothing later matters; EXHAUSTED: the
+        DECIDE to go on; REACHED: the target has started, or nothing later matters; EXHAUSTED: the
         allowed work is used up.
     """
     if sim.clock[0] > arrays.clock[UNTIL]:
@@ -479,7 +478,7 @@ def _relax_links(placing: PlacementCosts | None, job: int) -> None:
 def _find_candidates(arrays: QueueArrays, jobs: QueueJobs, requests: Requests, partition: int) -> bool:
     """Return whether any job may start now; set ``arrays.open`` to kinds whose next job could be the head, or start.
 
-    Jobs that can never run block nobody, and those for which a limit leaves no room do not either.
+    Neither jobs that can never run nor those that a limit holds block others.
     """
     of, kinds, opened, least, barren = arrays.queues[partition], arrays.kinds, arrays.open, arrays.least, arrays.barren
     shape_of, account_of, feasibility, fits = jobs.shape, jobs.account, jobs.feasibility, arrays.fits
@@ -491,6 +490,7 @@ def _find_candidates(arrays: QueueArrays, jobs: QueueJobs, requests: Requests, p
     while kind < stop:
         account, past, before = kinds[kind]["account"], kinds[kind]["past"], count
         work += 1
+        # Nothing of this account could start with as much room: skip its kinds until the room grows.
         if account >= 0 and _no_more_room(least[account], barren[past - 1]):
             kind = past
         while kind < past:
@@ -501,10 +501,12 @@ def _find_candidates(arrays: QueueArrays, jobs: QueueJobs, requests: Requests, p
             kind += 1
             if job < 0:
                 continue
+            # A naive draw may fail on free nodes and succeed later, so jobs are asked whatever fits.
             if not draws:
                 can = feasibility[shape_of[job]]
                 if not (can == OK or (keeps and can == RESERVED)) or not within_bounds(least, account_of, job):
                     continue
+                # Kinds that do not fit may still be the head; the pass begins only if some job fits now.
                 hopeful |= can == OK and _fits(fits, parts, looser, shape_of[job])
             opened[count], kinds[kind - 1]["at"] = kind - 1, job
             arrays.place[count] = _place(of_jobs, users, of["fair"], job)
@@ -533,10 +535,11 @@ def _next(state: ClusterState, queue: Ints, at: int, head: int, more: ForecastPa
 
     Or the first that waits for the end of a reservation, for which nodes are kept.
 
-    Where one of a kind does not start, none behind it does in this pass, for room only shrinks; but for draws.
+    If a job does not start, no later one of its kind does in this pass, as room only shrinks; draws excepted.
     """
     arrays, draws, fair = more.arrays, more.place == NAIVE, more.fair
     kinds, counter, opened, place_of, jobs = arrays.kinds, arrays.counter, arrays.open, arrays.place, arrays.jobs
+    # Advance the kind asked last: after a start or a draw to its next job, else out of this pass.
     if counter[ASKED] >= 0:
         kind = opened[counter[ASKED]]
         asked = kinds[kind]["at"]
@@ -560,9 +563,11 @@ def _next(state: ClusterState, queue: Ints, at: int, head: int, more: ForecastPa
     shape_of, limit_of, account_of, now = state.jobs.shape, state.jobs.limit, state.jobs.account, state.now
     feasibility, nothing_kept = state.jobs.feasibility, _no_nodes_kept(state.scratch.calendar)
     count, best, first, place, shadow, i = counter[OPEN], -1, -1, np.inf, arrays.clock[SHADOW], 0
+    # Kinds that can no longer start leave the list: room only shrinks within a pass.
     while i < count:
         job = kinds[opened[i]]["at"]
         could = job >= 0 and (draws or within_bounds(least, account_of, job))
+        # Until there is a head, a job need not fit: it becomes the head.
         if could and head >= 0 and not draws:
             shape = shape_of[job]
             waits = feasibility[shape] == RESERVED and nothing_kept
@@ -617,7 +622,7 @@ def _started(state: ClusterState, job: int, request: PlacementRequest, more: For
     for part in range(request.parts):
         node = state.scratch.chosen[part]
         update_fit(arrays.fit, arrays.fits, state.resources, state.requests, masks, node)
-        if more.backfill == EASY:  # nobody else is asked what is left behind the head
+        if more.backfill == EASY:  # only then is it asked what fits beside the head
             _note_late(arrays.late, state.scratch.late, state.requests, masks, node)
 
 

@@ -21,15 +21,15 @@ _FEWEST_DRAWS, _MOST_DRAWS = 8, 40
 _MOST_ENDINGS = 25
 _MOST_LATER = 3
 _ENOUGH_WORK = 80_000_000  # queue entries of all runs for one answer: some tenths of a second
-_MIN_SAVED = 0.1  # of the wait must be saved to be worth telling
+_MIN_SAVED = 0.1  # of the wait must be saved to be shown
 _MIN_SAVED_S = 60.0
-_PACE_SPREAD = 0.1  # of what is left of a job that tells of its progress: standard deviation of its logarithm
+_PACE_SPREAD = 0.1  # of what is left of a job that reports progress: standard deviation of its logarithm
 
 
 class Alternative(NamedTuple):
     """Another request instead of the job's: in words, as options, and as it would be in the queue.
 
-    Of one ``kind``, ordered by what is given up, the first that helps is told.
+    Of one ``kind``, ordered by what is given up, the first that helps is shown.
     """
 
     kind: str
@@ -197,7 +197,7 @@ def draws_for(ahead: QueueForecast) -> int:
 def draws_of(ahead: QueueForecast, habits: LimitUse, count: int) -> list[RunTimeDraw]:
     """Draw all run times, as users' past jobs used their limits; each variant of a job has its own draw.
 
-    A running job that tells of its progress ends at its own pace, give or take a tenth of what is left.
+    A running job that reports progress ends at its own pace, within about a tenth of what is left.
     """
     rng = np.random.default_rng(0)
     snapshot, running = ahead.snapshot, ahead.snapshot.running
@@ -206,15 +206,15 @@ def draws_of(ahead: QueueForecast, habits: LimitUse, count: int) -> list[RunTime
     limits = np.array([r.expected_end for r in running], dtype=np.float64) - starts
     elapsed = np.maximum(snapshot.now - starts, 0.0)
     own = np.array([np.nan if r.own_end is None else min(r.own_end, r.expected_end) for r in running], np.float64)
-    tells = ~np.isnan(own)
-    left = np.maximum(own[tells] - snapshot.now, 0.0)
+    reports = ~np.isnan(own)
+    left = np.maximum(own[reports] - snapshot.now, 0.0)
     draws = []
     for _ in range(count):
         lasts = habits.draw(rng, users, ahead.limits, np.zeros(len(users)))
         ends = starts + habits.draw(rng, [r.user for r in running], limits, elapsed)
-        if tells.any():
-            ends[tells] = np.minimum(
-                snapshot.now + left * rng.lognormal(0.0, _PACE_SPREAD, len(left)), (starts + limits)[tells]
+        if reports.any():
+            ends[reports] = np.minimum(
+                snapshot.now + left * rng.lognormal(0.0, _PACE_SPREAD, len(left)), (starts + limits)[reports]
             )
         draws.append(RunTimeDraw(lasts, np.maximum(ends, snapshot.now)))
     return draws

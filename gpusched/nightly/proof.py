@@ -92,7 +92,7 @@ def scenario_for(
 ) -> Scenario:
     """Return the trace on the partition's nodes, with these notes after its own.
 
-    ``reader``: of the store whose jobs these are, see `with_run_conditions`.
+    ``reader``: of the store of these jobs, see `with_run_conditions`.
     """
     only = msgspec.structs.replace(inventory, partitions=(partition,))
     scenario = scenario_of(trace, inventory=only, power=lambda pool: power_model(pool, inventory=inventory))

@@ -49,7 +49,7 @@ class NightlyVerdict(msgspec.Struct, frozen=True, kw_only=True):
         live: Its policy in force. best: The policy with the least mean JCT.
         loss: Mean JCT under ``live`` over that under ``best``, less 1: 0.1 is 10 % worse.
         page: The page with plots, in the state folder.
-        real_mean_wait_s: What jobs really waited; replayed_mean_wait_s: under ``live``, replayed.
+        real_mean_wait_s: Real mean wait; replayed_mean_wait_s: that of the replay under ``live``.
         runs: The rows of ``gpusched replay --json``, ``live`` first.
     """
 
@@ -68,10 +68,10 @@ class NightlyReport(msgspec.Struct, frozen=True, kw_only=True):
     """The results of all partitions.
 
     Attributes:
-        file: Where it lies as JSON.
-        judged: Shadows and candidates against the live policies.
-        trained: With ``--auto-retrain``, for every agent what became of it.
-        predictions: How good the forecasts made in that time were, by partition.
+        file: The report's JSON file.
+        judged: Shadows and candidates compared with the live policies.
+        trained: With ``--auto-retrain``, the outcome for every agent.
+        predictions: Accuracy of the forecasts made in that time, by partition.
     """
 
     time: str
@@ -123,8 +123,8 @@ def nightly(
         since: ``1d``, ``all``, or a time.
         workers: Processes.
         now: Unix seconds.
-        auto_retrain: Train the agents anew, too, and judge the candidates.
-        notify: Called with what it is at, and how many of how many partitions are done.
+        auto_retrain: Also train the agents again.
+        notify: Called with the current step, the number of partitions done, and their total.
 
     Raises:
         GpuschedError: There is no store.

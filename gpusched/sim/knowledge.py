@@ -73,7 +73,7 @@ def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -
     elif (known is None and order not in components("orders")) or (known is not None and known.kind != "static"):
         columns = []
     else:
-        none, nobody = np.zeros(len(trace), np.int64), np.zeros(len(trace))
-        keys = Keys(none, none, trace.submit, trace.gpus, trace.cores, trace.memory_mib, expected, expected, nobody)
+        none, no_usage = np.zeros(len(trace), np.int64), np.zeros(len(trace))
+        keys = Keys(none, none, trace.submit, trace.gpus, trace.cores, trace.memory_mib, expected, expected, no_usage)
         columns = columns_of(order, keys)
     return np.argsort(np.lexsort([*columns, np.arange(len(trace))][::-1]))

@@ -69,7 +69,7 @@ ALIASES = {
 def order_rule(name: str) -> OrderRule | None:
     """Return a built-in order, or that of a component of the group ``orders``; None: there is none.
 
-    A component's attribute ``knows`` says what it goes by: ``nothing`` of run times (the default), or the ``limit``.
+    A component's attribute ``knows`` names what it uses: ``nothing`` of run times (the default), or the ``limit``.
 
     Raises:
         ComponentError: It does not work, or ``knows`` is something else.

@@ -54,8 +54,8 @@ class ReplayPolicy:
     """A policy as the engine runs it.
 
     Attributes:
-        name: As asked for. order: Key of `ORDERS`.
-        knows: What it may know of run times: nothing, the limit asked for, an estimate from the user's past jobs, or
+        name: As requested. order: Key of `ORDERS`.
+        knows: What it may know of run times: nothing, the time limit, an estimate from the user's past jobs, or
             the real run time (oracle). Backfill needs a run time, so with it ``knows`` is at least the limit.
         source: Where it is from. placement: Its own rule, or None (the caller's).
         backfill: none, skip, easy or conservative.

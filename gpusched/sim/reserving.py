@@ -55,8 +55,8 @@ def with_reservations(
         usable: See `Calendar`.
     """
     ones = {i: Reservation(name=f"{i:06}", nodes=(), begin=b.start, end=b.end) for i, b in enumerate(bookings)}
-    here = [[ones[i] for i, b in enumerate(bookings) if node in b.nodes] for node in range(len(pool))]
-    reserved = reserved_of(here, -np.inf)
+    by_node = [[ones[i] for i, b in enumerate(bookings) if node in b.nodes] for node in range(len(pool))]
+    reserved = reserved_of(by_node, -np.inf)
     place, own = {job: i for i, job in enumerate(trace.ids)}, np.full(len(trace), -1, np.int64)
     for i, booking in enumerate(bookings):
         own[[place[job] for job in booking.jobs if job in place]] = reserved.number.get(ones[i].name, -1)

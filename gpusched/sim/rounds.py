@@ -1,7 +1,7 @@
 """The event engine for settings that allocate to all jobs afresh in rounds.
 
-What jobs have, and where, is the setting's affair: to the engine each is a job that needs nothing, and goes as fast as
-the setting says until it says something else, or the job has ended.
+The setting itself allocates nodes: for the engine a job needs nothing, and runs at the rate that the setting gives it
+until it gives another, or the job has ended.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class RoundProgress(NamedTuple):
 
     Attributes:
         rounds: See there.
-        work, done: ``float64[jobs]``. restarts: ``int64[jobs]``: how often it went on with something else.
+        work, done: ``float64[jobs]``. restarts: ``int64[jobs]``: how often it resumed with another allocation.
         active: ``int64[jobs]``: those that have arrived and not ended, by arrival; ``counts[ACTIVE]`` of them.
-        rate, restart: ``float64[jobs]``: what each was given last, see `set_rate`; restart NaN: that is carried out.
+        rate, restart: ``float64[jobs]``: the last `set_rate` of each; restart NaN: it has been applied.
         counts: ``int64[2]``: also how many decisions there were.
         time: ``float64[3]``: this decision, the one before, and the next one as things stand.
     """

@@ -32,7 +32,7 @@ from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.resizing import ResizedShapes, TargetSize, own_speed
 
 _PLENTY = 1 << 40  # cores or MiB of a node that does not model them
-KNOWS: Knows = "oracle"  # of jobs that run, as their progress tells; of those that wait what they told, else the limit
+KNOWS: Knows = "oracle"  # running jobs by their progress, waiting ones by earlier reports, else limits
 
 
 def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
@@ -43,6 +43,7 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
     world, menus, menu = _with_menus(world, elastic)
     world, rows, kind, notes = _with_rows(world, menus, menu)
     jobs, most = len(world.trace), menus.sizes.shape[1]
+    # A job's nodes must have room for its widest size.
     parts = np.append(world.sim.shapes["parts"], 0)[menus.shape].max(axis=1)[menu]
     world.sim.jobs["offset"] = np.cumsum(parts) - parts
     slots = most_parts_running(world.demand, int(parts.sum()))
@@ -191,7 +192,7 @@ def _span(asked: tuple[int, int] | None, own: int) -> tuple[int, int] | None:
 def _with_rows(world: SimWorld, menus: Menus, menu: Ints) -> tuple[SimWorld, Ints, Ints, tuple[str, ...]]:
     """Return the world with the speeds of every kind of jobs at every size, each job's kind, and notes.
 
-    A size whose speed nobody knows is none.
+    Sizes of unknown speed are left out.
     """
     trace, pace = world.trace, world.sim.pace
     assert pace is not None

@@ -240,7 +240,7 @@ class Stepper:
     def rate_at(self, job: int, size: int | TargetSize) -> float:
         """Return a job's speed at a size, on the slowest GPUs of its partition (1: as recorded).
 
-        For policies that are told speeds, which say so (``knows``).
+        For policies that know speeds and declare so (``knows``).
 
         Raises:
             UsageError: As `resize`.

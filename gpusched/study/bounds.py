@@ -115,6 +115,7 @@ def serve(release: Floats, size: Floats, heap: Heap, by_left: bool) -> float:
             at += 1
         job = pop(heap)
         done = left[job]
+        # Serve until the job is done or the next release, which may bring a job of less work.
         stopped = at < jobs and now + done > release[at]
         if stopped:
             done = release[at] - now

@@ -172,7 +172,7 @@ def _gantt(result: ReplayResult, parts: Parts, window: tuple[float, float]) -> d
     found = len(seen)
     seen = seen[np.argsort(parts.start[seen], kind="stable")][: 2 * MAX_BARS]
     trace = result.trace
-    whose = trace.user if trace.users else trace.group
+    owner = trace.user if trace.users else trace.group
     names = trace.users or trace.groups
     lanes = _lanes(parts, seen, result)
     return {
@@ -185,7 +185,7 @@ def _gantt(result: ReplayResult, parts: Parts, window: tuple[float, float]) -> d
             [
                 int(parts.node[p]), round(float(parts.start[p]), 3), round(float(parts.end[p]), 3),
                 int(np.ceil(parts.gpus[p])), lane, trace.ids[int(parts.job[p])],
-                names[whose[parts.job[p]]] if whose[parts.job[p]] >= 0 else "",
+                names[owner[parts.job[p]]] if owner[parts.job[p]] >= 0 else "",
             ]
             for p, lane in zip(seen.tolist(), lanes, strict=True)
         ],

@@ -35,9 +35,9 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
         mean_jct_s...: Job completion time: end - submission.
         mean_wait_s...: What of it the job did not run; for a job that was never cut, start - submission.
         mean_bounded_slowdown...: max(1, JCT / max(run time, 10 s)) (Feitelson et al., JSSPP 1997).
-        recorded_mean_wait_s: What those of them waited in the source whose waiting time it tells.
-        wait_error: Their mean wait here over that, less 1: how well the replay foretells the source's own scheduler,
-            where it is that one's policy.
+        recorded_mean_wait_s: Mean wait in the source, of the jobs for which it is recorded.
+        wait_error: Their mean wait here over that, less 1: how well the replay predicts the source's own scheduler,
+            if the policy is that scheduler's.
         makespan_s: Last end - first submission.
         utilization: Eq. 4 of Narantuya et al. (CMC 2022) as `gpusched power` has it: the sum of dominant share times
             run time, over the time from a partition's first start to the last end; partitions weighted by GPUs.
@@ -212,7 +212,7 @@ def dominant_share(result: ReplayResult) -> Floats:
     columns = [(held, pool.gpus), (trace.cores[ran] * size, pool.cores)]
     for asked, has in (*columns, (trace.memory_mib[ran] * size, pool.memory_mib)):
         total = np.bincount(pool.partition, np.maximum(has, 0), len(pool.partitions))
-        total[np.unique(pool.partition[has < 0])] = np.inf  # not modelled: nobody's dominant resource
+        total[np.unique(pool.partition[has < 0])] = np.inf  # not modelled: never the dominant resource
         total[total == 0] = np.inf
         share = np.maximum(share, np.maximum(asked, 0) / total[partition])
     whole = np.zeros(len(trace))
@@ -236,6 +236,7 @@ def fragmentation(result: ReplayResult, parts: Parts | None = None) -> float | N
     levels = np.arange(int(pool.gpus.max()) + 1)
     unfit = 1.0 - np.searchsorted(np.sort(needs), levels, side="right") / len(needs)  # P(job needs more than f)
     nodes = np.arange(len(pool))
+    # Free GPUs of every node as a step function: all at first, fewer while a part runs.
     at = np.concatenate([np.full(len(pool), begin), parts.start, parts.end])
     node = np.concatenate([nodes, parts.node, parts.node])
     change = np.concatenate([pool.gpus, -parts.gpus, parts.gpus])

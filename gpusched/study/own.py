@@ -83,8 +83,8 @@ def with_run_conditions(
 ) -> Scenario:  # fmt: skip
     """Return the scenario with the conditions under which its jobs ran.
 
-    ``reader``: of the store whose jobs these are, on their own nodes: with what was reserved then, and with those
-    sharing GPUs that agreed to; what it says was used in the week before counts for GPU hours. None: they are others'.
+    ``reader``: of the store of these jobs, on their own nodes: adds the reservations of that time, GPU sharing of jobs
+    that agreed to it, and usage in the week before, which counts for GPU hours. None: jobs of another cluster.
     ``quotas``: whether the inventory's limits apply; None: to jobs that ran under them.
     """
     trace, epoch, notes = scenario.trace, scenario.trace.epoch, list(scenario.notes)

@@ -31,7 +31,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         of: Key of rows. "": how many rows there are.
         format: Of the mean. "", and nothing below: rows that have it in common are a line.
         per: What it is divided by: a number, or a key of rows.
-        against: The policy against whose mean on the same draws it is a change, with its interval.
+        against: The policy to whose mean on the same draws the change is given, with its interval.
         above: The key, or the number, above which it is so many per cent.
         gain: (base, best): policies; the part of what the best one gains over the base.
         published: Policy -> key of `Paper.published`.
@@ -56,7 +56,7 @@ class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The settings of a paper's figures.
 
     Attributes:
-        words: What stands below the table; ``{key}`` stands for a published figure.
+        words: Text below the table; ``{key}``: a published figure.
         published: The paper's own figures. None of them was computed here, and none stands anywhere else.
         policies: Names, in the order of the table, and what they are. ablations: Played only where they are named.
         seeds: What workloads are drawn with.
@@ -96,9 +96,9 @@ class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
         quick: A quick check: fewer seeds, smaller workloads, hardly any training.
         seeds: Of draws. policies: Names. loads: Offered. None of these: as the scenario says.
         jobs: Threads or processes; 0: one per core. device: To train on.
-        weights: The agents'; None: those that come along, or trained. out: Where trained weights are written.
+        weights: The agents'; None: built-in ones, or trained. out: Where trained weights are written.
         workloads: What is played, instead of drawn workloads: of DL2 a JSON file, of MAIFS the folder of its traces.
-        speeds: Other measurements than those that come along.
+        speeds: Measurements instead of the built-in ones.
         trace: Of RLTune, with its ``format``, of which only these ``vcs``.
         restart: Of DL2: what a job loses that goes on with another size. changes: MODEL:SLOT:FACTOR, of speeds.
         topology: A cluster of the scenario, or a file, also an inventory; None: all of the scenario.

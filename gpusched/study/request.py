@@ -112,7 +112,7 @@ def resolve(request: ReplayRequest) -> list[PlannedReplay]:
     """Return every run requested, with files read, names looked up and contradictions reported.
 
     Raises:
-        UsageError: Something asked for does not exist or contradicts something else.
+        UsageError: Something requested does not exist, or options contradict each other.
         GpuschedError: A trace cannot be read.
     """
     folders = folders_in_force(request.inventory)
@@ -135,7 +135,7 @@ def resolve(request: ReplayRequest) -> list[PlannedReplay]:
 
             network, note = network_for(topology, scenario.trace, scenario.pool)
             scenario = scenario._replace(notes=(*scenario.notes, note))
-        here = replace(
+        per_trace = replace(
             common,
             failures=read_outages(Path(request.outages), scenario.pool) if request.outages is not None else (),
             share=share_for(request.share, scenario.trace),
@@ -145,10 +145,10 @@ def resolve(request: ReplayRequest) -> list[PlannedReplay]:
         for text, found in named.items():
             policy = _bound(text, found, scenario, request.vc)
             options = replace(
-                here,
+                per_trace,
                 restart_s=request.restart_s or policy.restart_s,
                 elastic=elastic if policy.chooses_sizes else None,
-                backfill_every_s=request.backfill_every_s if _backfills(policy, here) else 0.0,
+                backfill_every_s=request.backfill_every_s if _backfills(policy, per_trace) else 0.0,
             )
             runs += [PlannedReplay(scenario, policy, replace(options, seed=seed)) for seed in seeds]
     if request.backfill_every_s and not any(run.options.backfill_every_s for run in runs):

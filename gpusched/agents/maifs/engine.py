@@ -41,7 +41,7 @@ def simulate(world: MaifsWorld, known: SpeedEstimates, rule: SizingRule) -> Roun
     """Run all jobs to their end, by a rule that knows the speeds ``known``."""
     run, states = new_run(world.jobs)
     run.to_end(_run, MaifsRun(world, states, known, rule))
-    return run.episode_utilization
+    return run.result
 
 
 def simulate_agent(
@@ -59,7 +59,7 @@ def simulate_agent(
     (run, states), agent = new_run(world.jobs), agent_of(numbers)
     beliefs = new_beliefs(world.truth, float(agent.bold[0]))
     run.to_end(_run, MaifsRun(world, states, beliefs.known, SizingRule(GREEDY), beliefs, agent, mode, attends, most))
-    return run.episode_utilization
+    return run.result
 
 
 @jit

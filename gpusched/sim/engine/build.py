@@ -90,7 +90,7 @@ class ResizableJobs:
         linear: Whether a job without figures for a size goes as at the nearest that has some, or in proportion to its
             GPUs (`gpusched.sim.rates.resized_on`); else it cannot have that size.
         cores, memory_mib: Between which amounts in all its cores and MiB go with its GPUs; None: in proportion.
-            One of a trace with `Trace.progress` goes by that.
+            For jobs in `Trace.told` that applies instead.
         sizes: What each job may have, ascending; None: its own number, and powers of two.
     """
 
@@ -121,16 +121,16 @@ class ReplayOptions:
         restart_costs: The same by model, where that is known (`gpusched.sim.profiles.read_restarts`).
         las_thresholds_gpu_s: Attained service that parts the queues of LAS, ascending (default: two queues, one GPU
             hour; Tiresias leaves the thresholds to the operator).
-        half_life_s: How fast what users had is forgotten, in seconds (``settings.fairshare_half_life``).
+        half_life_s: Half-life of users' usage, in seconds (``settings.fairshare_half_life``).
         rates: How fast jobs go by measured profiles; None: every job runs its recorded duration.
-        predictor: Estimates run times for policies that go by estimates; None: the mean of the user's last two.
+        predictor: Estimates run times for policies that use estimates; None: the mean of the user's last two.
         share: Whether jobs share GPUs: "no"; "fractions" (jobs of one GPU by the thousandths they ask for); "pairs"
             (besides, two jobs of equal GPUs share them where that was measured to do more than taking turns).
-        believed: Which jobs agreed to share GPUs with one other, as the live controller lets them; None: none did.
+        believed: Jobs that agreed to share GPUs with one other, as the live controller allows; None: none did.
         elastic: Which jobs a `Stepper` may resize; None: none.
         network: What placement and neighbours cost jobs; None: nothing. Jobs are laid out as `engine.placing` says, by
             the placement; those that name a number of nodes keep it.
-        progress: Told, some times a second and on a thread of its own, which part of the jobs has ended.
+        progress: Called some times a second, on its own thread, with the part of the jobs that has ended.
     """
 
     seed: int = 0
@@ -207,12 +207,13 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     if options.elastic is not None and trace.progress is not None:  # as measured of each job
         restart_s = np.where(np.isnan(trace.progress.cost_s), restart_s, trace.progress.cost_s)
     speeds = speeds_of(rates, trace, pool, demand) if rates else no_speeds(len(trace), len(pool.gpu_types))
-    # Who is told run times is told those on the slowest GPUs that the job may get.
+    # Policies that know run times know those on the slowest GPUs that the job may get.
     timed = trace if rates is None else replace(trace, duration=trace.duration / speeds.slowest)
     knowledge = knowledge_of(timed, policy)
     knowledge = knowledge._replace(notes=(*knowledge.notes, *notes, *speeds.notes, *of_restarts, *blind))
     if (share == "pairs" or options.reservations) and policy.knows == "nothing":  # what is looked ahead to is limits
         knowledge = knowledge._replace(expected=time_limits(trace))
+    # The indexed runs (`static`) decide only for orders that never change, on whole GPUs, without limits.
     changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
     sized = policy.chooses_sizes and options.elastic is not None
     generic = options.generic or changing or sized or rule in ("naive", *MAPPING_PLACES) or share != "no"
@@ -239,6 +240,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     )  # fmt: skip
     if rates is not None or share != "no" or options.elastic is not None or options.network is not None:
         sim = sim._replace(pace=_pace(sim, trace, pool, demand, speeds, options.limits, share))
+    # The installation's own estimates of slowdowns take the place of measured ones.
     if believed is not None and share == "pairs" and sim.pace is not None:
         sim.pace.runs["row"], (_, kind, lost, speed) = believed.row, believed
         pairs = Paired(lost, believed.row, False, np.zeros(1, np.int64))

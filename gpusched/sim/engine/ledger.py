@@ -95,7 +95,7 @@ def release_limits(ledger: SimLedger | None, job: int, begun: float, now: float,
     account, room, links = ledger.account, ledger.room, ledger.links
     at = account[job, 0]
     if at >= 0:
-        dirty[:] = 1  # whom the limit holds may be of any partition
+        dirty[:] = 1  # jobs held by the limit may be in any partition
     while at >= 0:
         link = links[at]
         bound, unit = link["bound"], link["unit"]

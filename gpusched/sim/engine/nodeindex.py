@@ -77,6 +77,7 @@ def pick_nodes(index: NodeIndex, request: PlacementRequest, rule: int, chosen: I
     first, last = request.lo // _BITS, (request.hi - 1) // _BITS
     levels = index.counts.size
     found = 0
+    # First fit takes nodes in order, however many of their GPUs are free: the union of all levels with enough.
     if rule == FIRST_FIT:
         for word in range(first, last + 1):
             bits = 0
@@ -86,6 +87,7 @@ def pick_nodes(index: NodeIndex, request: PlacementRequest, rule: int, chosen: I
             if found == request.parts:
                 return True
         return False
+    # Best fit begins with the fewest free GPUs, spread with the most; within a level, nodes in order.
     for step in range(levels - request.gpus):
         free = request.gpus + step if rule == BEST_FIT else levels - 1 - step
         if index.counts[free] == 0:

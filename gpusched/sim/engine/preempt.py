@@ -1,8 +1,8 @@
 """Replays of policies that stop running jobs: SRTF, discretized LAS (Tiresias) and DRF.
 
 At every decision all jobs in the system, running or waiting, are taken in the policy's order, and each is given nodes
-out of the whole pool: a running job keeps its own where those before it left them; another gets nodes that nobody
-runs on, else nodes of jobs that come after it. Running jobs that got none are stopped. What was done is kept
+out of the whole pool: a running job keeps its own where those before it left them; another gets idle
+nodes, else nodes of jobs that come after it. Running jobs that got none are stopped. What was done is kept
 (checkpoint); every restart holds its nodes for the job's ``restart_s`` before its work goes on. A limit that leaves too
 little for a job keeps it waiting; what a stopped job took of limits others may take from the next decision on.
 """
@@ -49,7 +49,7 @@ class PreemptionPlan(NamedTuple):
     Attributes:
         active: ``int64[jobs]``: jobs in the system by rank; ``size[0]`` of them.
         ledger: What is left of limits.
-        whole: What those before left of all nodes. shares: What else is shared out; who is to be started, and where.
+        whole: What earlier jobs left of all nodes. shares: Other allocations; the jobs to be started, and where.
         outcome: What the pass said of each.
     """
 

@@ -23,7 +23,7 @@ class _Bounds:
         self.links: list[tuple[int, int, int]] = []
 
     def of(self, user: str | None, group: str, qos: str) -> list[int]:
-        """Return the bounds of such a job; None: of no known user, who counts for no limit of users."""
+        """Return the bounds of such a job; None: an unknown user, to whom no user limit applies."""
         group = self._quotas.groups.for_job(user or "", group)
         rules = [r for r in self._quotas.rules(user or "", group, qos) if r.unit in COLUMNS]
         return [self._enter(rule) for rule in rules if user is not None or rule.key[1]]
@@ -51,6 +51,7 @@ def ledger_of(
     bounds, never = _Bounds(applied.quotas), dict[int, str]()
     unknown = np.full(len(trace), -1, np.int64)
     account, qos = (unknown if column is None else column for column in (trace.account, trace.qos))
+    # Limits are looked up once for each user, account and class: jobs are many, these are few.
     kinds, of = np.unique(np.column_stack((trace.user, account, qos)), axis=0, return_inverse=True)
     of, first = of.reshape(-1), np.full(len(kinds), -1, np.int64)
     rows, week = np.split(np.argsort(of, kind="stable"), np.cumsum(np.bincount(of))[:-1]), np.minimum(limit, WEEK_S)
@@ -63,6 +64,7 @@ def ledger_of(
         first[i] = bounds.chain(found)
         for rule in (bounds.rules[at] for at in found):
             cost = costs[rule.unit]
+            # A job that exceeds a limit by itself can never run.
             for job in rows[i][cost[rows[i]] > rule.most].tolist():
                 never.setdefault(job, limit_message(Bound(rule), int(cost[job]), 0))
     if not bounds.links:
@@ -81,6 +83,7 @@ def ledger_of(
         limit=week,
     )
     known = len(bounds.rules)
+    # Usage before the replay counts until it leaves the seven days.
     for use in applied.used:
         for at in bounds.of(use.user, use.group, use.qos):
             if at < known and hourly[at]:

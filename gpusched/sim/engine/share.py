@@ -75,11 +75,11 @@ def share_gpus(
         return False
     pairs = _has_pairs(pace.pairs)
     for job in ordered if pairs else ordered[:0]:
-        outcome.code[job] = PRIORITY  # of those who are not asked
+        outcome.code[job] = PRIORITY  # of jobs that the pass does not reach
     shared = Shared(pace, sim, log, passes, rule, backfill)
     _pass_shared(state_of(sim, passes, outcome), ordered, backfill, shared)
     if policy_backfill != EASY and not pairs:
-        passes.releases.used[0] = passes.releases.used[1] = 0  # nobody asks when anything is given back
+        passes.releases.used[0] = passes.releases.used[1] = 0  # nothing asks when GPUs are released
     return True
 
 
@@ -209,6 +209,7 @@ def _pair_up(
         shares |= pairs.row[job] >= 0
     if not shares:
         return
+    # Mates: running jobs that agreed to share, hold whole GPUs, and share with none yet.
     running = ascending(sim.ends.item[: sim.ends.size[0]])
     mates, count = np.zeros(running.size, MATE), 0
     for other in running:
@@ -224,6 +225,7 @@ def _pair_up(
     pairings = pairings_of(mates[:count], sim.held, pairs.lost, pace.kind, pairs.row)
     before = outcome.total[0]
     pass_beside(state_of(sim, passes, outcome), queue, pairings)
+    # The newcomer takes no GPUs (0): it runs on its mate's.
     for at in range(before, outcome.total[0]):
         job, mate = outcome.started[at], mates[pairings.beside[at - before]]["owner"]
         pace.runs[job]["mate"] = mate
@@ -252,6 +254,7 @@ def _release_pairs_once(pairs: Paired | None, pace: Pace, sim: Sim, releases: Re
         slot = releases.order[at]
         job = releases.owner[slot]
         mate = pace.runs[job]["mate"]
+        # Of a pair, the job that ends first frees only what its mate does not hold, too.
         if pace.runs[job]["slot"] < 0:
             gpus = sim.shapes[sim.jobs[job]["shape"]]["gpus"]
             if mate >= 0 and _ends_before(sim, job, mate):
@@ -284,12 +287,14 @@ def _reserve_for_head(state: ClusterState, job: int, code: int, context: Shared)
     for node in range(request.lo, request.hi):
         spare.gpus[node] = spare.cores[node] = spare.memory[node] = UNLIMITED
         fitting += part_fits(pace, sim, passes, future, slots, request, milli, node)
+    # Free the running jobs by expected end, all of one time together, until the head fits.
     while fitting < request.parts and at < releases.used[0]:
         time = max(state.now, releases.end[releases.order[at]])
         while at < releases.used[0] and releases.end[releases.order[at]] <= time:
             fitting += _give_back(pace, sim, passes, future, slots, request, milli, releases.order[at])
             at += 1
     reserved = fitting >= request.parts
+    # A rule that draws would choose other nodes later: the reservation is by first fit.
     if reserved:
         place_shared(
             pace, sim, passes, future, slots, request, milli, FIRST_FIT if context.rule >= NAIVE else context.rule

@@ -1,9 +1,9 @@
 """Replays of policies that give resizable jobs their GPUs: the passes of `gpusched.sched.sizing`, as live.
 
 At every decision a `Scene` is filled from the engine's arrays, sizes are chosen, the queue is gone through by the live
-pass, and who is to have another size is stopped; then once more, as they are to go on at once. A job tells its pace at
-the sizes that it had, and when it will end; a restart costs ``restart_s``, of which one knows from the first stop on.
-Stopping takes no time.
+pass, and jobs that are to change size are stopped; then once more, as they resume at once. A job reports its speed at
+the sizes that it had, and when it will end; a restart costs ``restart_s``, known from the first stop on. Stopping
+takes no time.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ ROWS, RUN, PARTITION, STOPS, ASKED, AT = range(6)
 Record = Any  # one entry of a record array
 _I8, _F8 = np.int64, np.float64
 # menu: row of `Menus`; kind: row of `Sizer.rows`. rigid: one size. base: GPUs that it was submitted with; cores,
-# memory: that it has for each. limit: seconds. resume: stopped to go on with so many GPUs. stops: how often. tells: its
-# progress. cooldown_s: it is not resized before it has run so long.
+# memory: that it has for each. limit: seconds. resume: stopped to resume with so many GPUs. stops: how often. tells: it
+# reports progress. cooldown_s: it is not resized before it has run so long.
 OF_JOB = np.dtype(
     [(name, _I8) for name in ("menu", "kind", "rigid", "base", "resume", "stops", "tells")]
     + [(name, _F8) for name in ("cores", "memory", "limit", "cooldown_s")]
@@ -52,14 +52,14 @@ class Sizer(NamedTuple):
         jobs: ``OF_JOB[jobs]``. rows: ``int64[kinds, most]``: speeds at each size, row of `Pace.speed`.
         own: ``float64[jobs, most]``: speeds at each size of jobs without such a row.
         stopped: ``float64[jobs, per_hour]``: last stops.
-        waiting, size: As of `generic.Queue`.
-        scene, claims, outcome: Room to work in; ``scene.menus`` and ``scene.reported`` (paces at the sizes that jobs
-            had) are of the whole replay.
-        at: ``int64[AT]``: where the run stands: see above.
+        waiting, size: As in `generic.SimQueue`.
+        scene, claims, outcome: Room to work in; ``scene.menus`` and ``scene.told`` (speeds at the sizes that jobs had)
+            are kept for the whole replay.
+        at: ``int64[AT]``: the state of the run, see above.
         asks: Whether an agent chooses.
         rule, place, backfill: Codes. min_run_s, gain: see `Resizing`.
         restart_s: ``float64[jobs]``: what a restart costs.
-        ledger: What is left of limits, while sizes are looked at and stops are planned.
+        ledger: What is left of limits while sizes and stops are planned.
     """
 
     jobs: Records
@@ -203,6 +203,7 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
         soonest = min(soonest, ends)
         submits[of_partition] = jobs[job]["submit"]
         of_partition += 1
+        # Rigid jobs get no row, but their ends and submissions count in the rules.
         if own["rigid"]:
             continue
         row, gpus, k = rows[count], shape["parts"] * shape["gpus"], 0
@@ -225,6 +226,7 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
             parts += 1
         count += 1
     sizer.at[RUN] = count
+    # Waiting jobs take room of limits at their first sizes, resumed jobs first; those without room are left out.
     reset_plan(sizer.ledger, sim.ledger)
     for resumed in (True, False):
         for i in range(sizer.size[0]):

@@ -35,9 +35,9 @@ from gpusched.sim.engine.nodeindex import NodeIndex
 
 FUTURE, DEPENDENT, WAITING, RUNNING, DONE, NEVER = range(6)
 OVER, DECIDE, GROW = range(3)
-# What happens at times that are known beforehand. NODE_RESERVED: a reservation of the node begins, or ends.
+# Events at times known in advance. NODE_RESERVED: a reservation of the node begins, or ends.
 # JOB_ELIGIBLE: the job may start from now on, unless it waits for another. JOB_SETTLES: it has waited for better nodes
-# long enough; what it asks for then, whoever decides knows.
+# long enough; the policy knows its request then.
 NODE_BACK, NODE_GONE, NODE_DRAINED, NODE_RESERVED, JOB_ELIGIBLE, JOB_SETTLES = range(6)
 
 # positions in Sim.counter
@@ -47,15 +47,15 @@ UNMEASURED, COUNTERS = 12, 13
 _I8, _F8 = np.int64, np.float64
 
 # submit, duration: seconds; duration is how long it holds its nodes. expected: the run time that ordering and backfill
-# believe in, finite. overlong: its limit kills it (duration is the limit then). shape: -1: never runs. rank: place in
-# the static order. child, child_begun, child_stop: where those that wait for its end, and then for its start, are in
-# `Sim.children`. offset: where its nodes are kept.
+# assume, finite. overlong: its limit kills it (duration is the limit then). shape: -1: never runs. rank: place in
+# the static order. child, child_begun, child_stop: ranges in `Sim.children` of the jobs that wait for its end, and
+# then for its start. offset: of its nodes in `Sim.held`.
 JOB = np.dtype(
     [(name, _F8) for name in ("submit", "duration", "expected")]
     + [(name, _I8) for name in ("overlong", "shape", "rank", "user", "child", "child_begun", "child_stop", "offset")]
 )
-# first, start, end: first start, last start, end, NaN: not yet. due: when it will end; until: when at the latest, as
-# backfill believes. left: work left at its start. needs: how many jobs it still waits for.
+# first, start, end: first start, last start, end, NaN: not yet. due: when it will end; until: its latest end, as
+# backfill assumes. left: work left at its start. needs: how many jobs it still waits for.
 STATE = np.dtype(
     [("status", _I8), ("needs", _I8), ("restarts", _I8)]
     + [(name, _F8) for name in ("first", "start", "end", "due", "until", "left")]
@@ -64,7 +64,7 @@ STATE = np.dtype(
 SHAPE = np.dtype([(name, _I8) for name in (*Requests._fields[:-1], "queue")])
 # free: GPUs not held, available or not. total: GPUs it has. queue: partition.
 NODE = np.dtype([("free", _I8), ("up", _I8), ("total", _I8), ("queue", _I8)])
-# How fast a running job goes: at ``rate`` from ``since`` on, when it had `STATE.left` to do. had: seconds it had run by
+# A running job's speed: ``rate`` from ``since`` on, when `STATE.left` of its work remained. had: seconds it had run by
 # then. limit: seconds it may run in all. late: that will kill it before it is done. row: in `Pace.speed`, -1: without
 # figures, at its ``own`` speed, 1 at its recorded size. slot: the shared GPU it is on, next: the next job there; mate:
 # the job it shares all its GPUs with; or -1.
@@ -100,7 +100,7 @@ class Paired(NamedTuple):
 
     Attributes:
         lost: ``float64[kinds, rows, rows]``: `kernel.beside.Pairings.cost`.
-        row: ``int64[jobs]``: of it; -1: it shares with nobody, or parts of GPUs.
+        row: ``int64[jobs]``: row of ``lost``; -1: the job shares no whole GPUs.
         equal: Whether both must have equally many.
         parted: ``int64[1]``: 1: a pair has ended since the last decision.
     """
@@ -144,7 +144,7 @@ class Sim(NamedTuple):
         clock: ``float64[3]``: now; when the policy wants to be asked at the latest (infinite: never); usage half-life.
         counter: ``int64[COUNTERS]``. MOVED: what happened to nodes at this instant.
         held: ``int64[parts]``: the nodes of job j from ``jobs[j]["offset"]`` on; -1: never ran.
-        children: ``int64[...]``: who waits for whom; see `JOB`.
+        children: ``int64[...]``: dependent jobs; see `JOB`.
         resources: Free now; -1 GPUs where not available.
         ends: Running jobs by due time. by_free: See `NodeIndex`.
         ready: ``int64[jobs]``: jobs that came to wait at this instant; ``counter[READY]`` of them.

@@ -125,6 +125,7 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, fixed: Fixed) -> None:
     stamp = scratch.stamp[0]
     head, reserved, shadow = last["head"], last["reserved"] != 0, last["shadow"]
     seen, moves = reserved, False
+    # The heap has one job of each shape, by rank; after a job its shape's next one takes its place.
     while shapes.size[0] > 0:
         rank = int(shapes.key[0])
         shape = pop(shapes)
@@ -134,8 +135,10 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, fixed: Fixed) -> None:
             seen = True
         if seen and backfill == NONE:
             break
+        # Room only shrinks within a pass: once a shape has failed, so would all its later jobs.
         if sim.state[job]["status"] != WAITING or scratch.failed[shape] == stamp:
             continue
+        # Reserve for the head only when a job behind it comes up: without one nothing needs the shadow time.
         if seen and backfill == EASY and not reserved:
             reserved = True
             request = shape_request(sim.shapes, sim.jobs[head]["shape"])
@@ -143,6 +146,7 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, fixed: Fixed) -> None:
             shadow = reserve(sim.resources, passes.releases, passes.jobs.masks, request, rule, now, lasts, scratch)
             protect(sim.resources, request, shadow < np.inf, scratch)
         late = backfill == EASY and now + expected > shadow
+        # This shape does not fit beside the head for longer: only its jobs that end in time can still start.
         if late and scratch.failed_late[shape] == stamp:
             _next(sim, waitlist, shape, job, now, shadow)
             continue
@@ -156,12 +160,13 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, fixed: Fixed) -> None:
                 moves = moves or (late and rule != FIRST_FIT)
             _next(sim, waitlist, shape, job, now, _ANY)
             continue
+        # The first job that does not fit is the head.
         if not seen:
             head = job
             seen = True
         elif late and scratch.failed[shape] != stamp:
             _next(sim, waitlist, shape, job, now, shadow)
-    # Beside a job that outlasts the shadow other nodes may be the head's tightest: its reservation is made anew then.
+    # Beside a job that outlasts the shadow other nodes may be the head's tightest: its reservation is then made again.
     last["head"], last["reserved"], last["shadow"] = head, reserved, -np.inf if moves else shadow
 
 
@@ -196,6 +201,7 @@ def _try(sim: Sim, passes: Passes, request: PlacementRequest, shape: int, rule: 
             if choose(scratch.late, masks, request, rule, scratch):
                 return True
             scratch.failed_late[shape] = stamp
+            # It fits, but not beside the head: the shape's jobs that end by the shadow time may still start.
             if pick_nodes(sim.by_free, request, rule, sim.chosen):
                 return False
     elif pick_nodes(sim.by_free, request, rule, sim.chosen):

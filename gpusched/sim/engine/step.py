@@ -70,17 +70,20 @@ def advance(sim: Sim, log: EventLog) -> int:
     counter, jobs, ends = sim.counter, sim.jobs, sim.ends
     if _short_of_room(sim, log):
         return GROW
+    # The next instant: the policy's wake-up, an arrival, end or node event, or usage that leaves the seven days.
     wake = sim.clock[1]
     now = wake
     if counter[ARRIVED] < jobs.size:
         now = min(now, jobs[counter[ARRIVED]]["submit"])
     if ends.size[0] > 0:
         now = min(now, ends.key[0])
+    # Node events alone do not prolong a replay in which no job is left.
     if counter[CHANGED] < sim.changes.size and (counter[ARRIVED] < jobs.size or counter[IN_SYSTEM] > 0):
         now = min(now, sim.changes[counter[CHANGED]]["time"])
     now = min(now, next_expiry(sim.ledger, counter[IN_SYSTEM] > counter[RUNS]))
     if now == np.inf:
         return OVER
+    # The policy asked for this instant: all partitions decide.
     if wake <= now:
         sim.dirty[:] = 1
         sim.clock[1] = np.inf
@@ -201,6 +204,7 @@ def start_job(sim: Sim, log: EventLog, job: int, nodes: Ints, first: int, taken:
         sim.held[offset + part] = node
         sim.node[node]["free"] -= taken
     state["status"] = RUNNING
+    # Only a first start can satisfy dependencies; a restart releases no more jobs.
     if np.isnan(state["first"]):
         state["first"] = now
         if sim.jobs[job]["child_begun"] < sim.jobs[job]["child_stop"]:

@@ -20,7 +20,7 @@ class Waitlist(NamedTuple):
 
     Attributes:
         tree: ``float64``: a binary tree per shape (root at ``base + 1``, leaves from ``base + width``); infinite where
-            nobody waits.
+            no job waits.
         base, width: ``int64[shapes]``. place: ``int64[jobs]``: a job's leaf within its shape.
         at: ``int64[jobs]``: jobs by (shape, rank); those of shape s begin at ``begin[s]``.
         waiting: ``int64[shapes]``: how many wait.

@@ -72,13 +72,13 @@ class Profiles:
 
     Attributes:
         series: (model, GPU type) -> its measurements. Names are as `model_key` and `type_key` give them; a type of ""
-            stands for one that the source does not name, and holds for any that has no figures of its own.
+            is one that the source does not name, used for any type without figures of its own.
         beside: (model, GPU type, GPUs, other model) -> its speed beside the other, each on all of the same GPUs, by
             its speed alone there.
-        recorded_on: Model -> the type that its run times are from where nobody says.
+        recorded_on: Model -> the type on which its run times were recorded unless stated.
         usual: Model without a batch size -> the key of the batch size that it is taken at.
         sensitivity: Model -> how its speed depends on CPU cores and memory.
-        sources: Names of the files, each with the models in it. notes: What was chosen on the way, likewise.
+        sources: Names of the files, each with the models in it. notes: Choices made, likewise.
     """
 
     series: Mapping[tuple[str, str], Series]
