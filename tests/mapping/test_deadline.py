@@ -63,7 +63,7 @@ def test_whenever_time_ends_nothing_is_begun_after_it(
         return real_program(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(highspy.Highs, "run", run)
-    monkeypatch.setattr(milp, "Program", program)
+    monkeypatch.setattr(milp, "LinearProgram", program)
     first = greedily(problem)
     search = MilpSearch(problem, first, SearchLimits(end_s=0.5, clock=clock))
     search.run()
@@ -78,7 +78,7 @@ def test_whenever_time_ends_nothing_is_begun_after_it(
 
 
 def test_without_time_there_is_no_search(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline, "Search", None)
+    monkeypatch.setattr(deadline, "MilpSearch", None)
     clock = Clock(2)
     answer = Deadline(0.2, clock)(problem, greedily(problem))
     assert (answer.nodes, answer.note) == (greedily(problem).nodes, OUT_OF_TIME)
@@ -94,7 +94,7 @@ def test_a_call_has_its_share_of_the_time_that_is_left(problem: Problem, monkeyp
             ends.append((limits.end_s, limits.work))
             super().__init__(problem, start, limits, listen=listen)
 
-    monkeypatch.setattr(deadline, "Search", Seen)
+    monkeypatch.setattr(deadline, "MilpSearch", Seen)
     monkeypatch.setattr(Deadline, "work_per_s", 1000.0)
     question = Deadline(10.0, clock=lambda: 100.0)
     question(problem, greedily(problem), 0.25)
@@ -136,9 +136,8 @@ def test_what_a_late_search_has_found_by_then_is_the_answer(
     best = solve(problem, first, budget_s=LONG_S)
     assert best.value > first.value
     program = LinearProgram(problem)
-    monkeypatch.setattr(
-        MilpSearch, "run", blocked(release, lambda s: s._hear(program, np.array(program.column_of(best.nodes))))
-    )
+    column = np.array(program.column_of(best.nodes))
+    monkeypatch.setattr(MilpSearch, "run", blocked(release, lambda s: s._store_incumbent(program, column)))
     answer = Deadline(0.3)(problem, first)
     assert answer.value == pytest.approx(best.value)
     assert (answer.solver, answer.note) == ("milp", OUT_OF_TIME)
@@ -146,13 +145,13 @@ def test_what_a_late_search_has_found_by_then_is_the_answer(
 
 def test_incumbents_are_heard_while_highs_runs(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = []
-    real = MilpSearch._hear
+    real = MilpSearch._store_incumbent
 
     def hear(self: MilpSearch, program: LinearProgram, column: object) -> None:
         real(self, program, column)
         heard.append(self.best().value)
 
-    monkeypatch.setattr(MilpSearch, "_hear", hear)
+    monkeypatch.setattr(MilpSearch, "_store_incumbent", hear)
     monkeypatch.setattr(
         LinearProgram, "rounded", lambda self, values: [0.0] * len(values)
     )  # else there is nothing to better

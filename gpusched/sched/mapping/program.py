@@ -197,11 +197,11 @@ class LinearProgram:
             spread = [tuple(parts[j::jobs][: job_class.parts]) for j in range(jobs)]
             gangs.append([gang for gang in spread if len(set(gang)) == job_class.parts])
         nodes: list[Nodes] = [()] * len(self._problem)
-        for s, like in enumerate(self.jobs):
-            waiting = iter(like.jobs)
-            gains = self._problem.gain[like.jobs[0]]
-            for kind in sorted(like.kinds, key=lambda t: 0.0 if t < 0 else -gains[t]):
+        for s, group in enumerate(self.jobs):
+            waiting = iter(group.jobs)
+            gains = self._problem.gain[group.jobs[0]]
+            for kind in sorted(group.kinds, key=lambda t: 0.0 if t < 0 else -gains[t]):
                 for _ in range(round(column[self.k[s, kind]])):
-                    if gang := gangs[self._place[PartShape(*like.part, kind)]]:
+                    if gang := gangs[self._place[PartShape(*group.part, kind)]]:
                         nodes[next(waiting)] = gang.pop(0)
         return tuple(nodes)
