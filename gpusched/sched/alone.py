@@ -103,7 +103,7 @@ class SingleJobView:
         ends = np.maximum(releases.end[:used], self.snapshot.now)  # ascending
         last = int(np.searchsorted(ends, when))
         count = next(count for count in range(last, used + 1) if self._walked(job, count)[1] <= when)
-        if count == last:  # nobody ends then
+        if count == last:  # no job ends then
             over = next((running.what for running in self.world.reserved.all if running.end == when), "a reservation")
             return when, f"{over} ends"
         _, node, gpus, _, _, owner = (column[count - 1] for column in releases[:6])

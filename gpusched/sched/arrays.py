@@ -188,11 +188,11 @@ def waiting_of(
     """
     specs = [job.spec for job in eligible]
     masks: dict[MaskKey, int] = {}
-    owns, alike, lasts = _to_reservations(eligible, world.reserved, by_limit)
+    owns, groups, lasts = _to_reservations(eligible, world.reserved, by_limit)
     nodes = [(j.spec.nodelist, j.spec.exclude, j.excluded_nodes, j.spec.gpu_types, _whole(j.spec)) for j in eligible]
     mask = [
-        masks.setdefault((key, own, mask_of), len(masks)) if mask_of >= 0 or any(key) else -1
-        for key, own, mask_of in zip(nodes, owns, alike, strict=False)
+        masks.setdefault((key, own, group), len(masks)) if group >= 0 or any(key) else -1
+        for key, own, group in zip(nodes, owns, groups, strict=False)
     ]
     partition = [s.partition for s in specs]
     parts, gpus = [s.nodes for s in specs], [s.gpus_per_node for s in specs]
@@ -200,9 +200,10 @@ def waiting_of(
     shapes: dict[ShapeKey, int] = {}
     columns = zip(partition, parts, gpus, cores, memory, mask, repeat(0), repeat(-1), strict=False)
     limits: dict[tuple[int, float], float] = {}
-    for own, mask_of, lasting in zip(owns, alike, lasts, strict=False):
-        limits[own, mask_of] = max(lasting, limits.get((own, mask_of), 0.0))
+    for own, group, lasting in zip(owns, groups, lasts, strict=False):
+        limits[own, group] = max(lasting, limits.get((own, group), 0.0))
     allowed, calendar = _masks_of(list(masks), limits, world)
+    # without racks and splits every job has one request, and no chains are built
     if snapshot is not None and (world.racked or any(s.max_nodes is not None for s in specs)):
         shape, most = _chains(eligible, mask, allowed, world, snapshot, shapes)
     else:

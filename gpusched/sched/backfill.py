@@ -210,11 +210,11 @@ def earliest(
         fitting += _holds(gpus[node], cores[node], memory[node], masks, ask, node)
     if within:
         fitting = max_in_rack(scratch.racks, resources, masks, request)
-    settle(releases)
+    settle(releases)  # the walk below takes releases in order of their ends
     ends, order, where, at, used = releases.end, releases.order, releases.node, 0, releases.used[0]
     freed_gpus, freed_cores, freed_memory = releases.gpus, releases.cores, releases.memory
     time = max(now, opens)
-    until = time if between else -np.inf  # without reservations what is free now may do, whoever is overdue
+    until = time if between else -np.inf  # without reservations, free resources may do, even with overdue jobs
     while time < np.inf and not time + limit > closes:
         while at < used and ends[order[at]] <= until:
             slot = order[at]
@@ -222,6 +222,7 @@ def earliest(
             node = where[slot]
             if node < ask.lo or node >= ask.hi or gpus[node] < 0:
                 continue
+            # `fitting` counts nodes, so only the release that makes a node fit changes it
             before = _holds(gpus[node], cores[node], memory[node], masks, ask, node)
             gpus[node] += freed_gpus[slot]
             cores[node] += freed_cores[slot]
@@ -234,6 +235,8 @@ def earliest(
                 fitting += 1
         following = ends[order[at]] if at < used else np.inf
         if calendar is not None:
+            # a node is lost as soon as the job would reach into its reservation, and is back when that ends: entries
+            # are sorted by begin, `by_end` by end, so both cursors only move forward with time
             while shut < calendar.node.size and calendar.begin[shut] < time + limit:
                 if concerns(calendar, shut, request.mask):
                     fitting += _turned(calendar, calendar.node[shut], 1, masks, ask, request.mask, future)
@@ -255,6 +258,7 @@ def earliest(
                 following = min(following, calendar.end[calendar.by_end[opened]])
             if kept < 2:
                 following = min(following, calendar.kept_times[1])
+        # the count is cheap and exact except for racks and weights: nodes are chosen only at times that can succeed
         if fitting >= request.parts and choose(future, masks, ask, undrawn(rule), scratch):
             return float(time)
         time = until = max(now, following)

@@ -197,7 +197,7 @@ def _note_kept(
     """Record for which jobs a pass kept nodes, and why jobs that fit only there stay pending."""
     calendar, shape = waiting.calendar, waiting.jobs.shape
     job, begin = int(calendar.kept_for[0]), float(calendar.kept_times[0])
-    if begin == np.inf or job not in queue:  # or it is another partition's, and nobody walked over this one
+    if begin == np.inf or job not in queue:  # or of a partition without a pass
         return
     closed, behind = waiting.jobs.feasibility[shape] == BACKFILL, queue[queue.index(job) + 1 :]
     waits = [j for j in behind if closed[j] and outcome.code[j] == BACKFILL]

@@ -111,7 +111,7 @@ def _undecided(snapshot: Snapshot, job: PendingView, place: int, reason: Reason)
         return HELD_BACK if alone is None else reason
     if place and (policy.backfill == "none" or (policy.backfill == "easy" and alone is not None)):
         return Reason(code=ReasonCode.PRIORITY, message=jobs_ahead(place))
-    return alone or (reason if reason.code is ReasonCode.BACKFILL else _FITS)  # who else is lucky is not known
+    return alone or (reason if reason.code is ReasonCode.BACKFILL else _FITS)  # other jobs' draws are unknown
 
 
 def _beside_limit(snapshot: Snapshot, job: PendingView, answer: JobAnswer) -> str:

@@ -100,7 +100,7 @@ def places(tree: FairShareTree, usage: Floats) -> Ints:
         above = parent[node]
         if above >= 0 and used[above] > 0:
             key[node] *= tree.siblings[node] / used[above]
-        key[node] = np.float64(np.float32(key[node]))  # whoever is equal stays so, however the quotients were rounded
+        key[node] = np.float64(np.float32(key[node]))  # ties stay ties, however quotients round
     order = np.arange(leaves)
     keys = np.zeros(leaves)
     for back in range(levels):

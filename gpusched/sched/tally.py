@@ -96,7 +96,7 @@ def usage_of(snapshot: Snapshot) -> dict[str, float]:
         usage[leaf] = usage.get(leaf, 0.0) + job.allocation.gpus
     if not snapshot.groups or not any(policy.order == "fairshare" for policy in _asked(snapshot)):
         return usage
-    import numpy as np  # who explains needs neither this nor machine code elsewhere
+    import numpy as np  # explaining needs neither this nor compiled code
 
     from gpusched.sched.fairtree import places, tree_of
 

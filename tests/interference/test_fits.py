@@ -31,7 +31,7 @@ ALL = placed(
 def steps(where: Placements, batch: float, noise: np.ndarray | float = 1.0) -> StepTimes:
     around = 2 * (where.gpus - 1) / where.gpus
     links = np.stack([a + b * around for a, b in TRUTH]) * np.stack(
-        [where.most > 1, where.servers > 1, where.racks > 1]
+        [where.max_per_server > 1, where.servers > 1, where.racks > 1]
     )
     return StepTimes(where, np.full(len(where.gpus), batch), (COMPUTE[batch] + links.max(axis=0)) * noise)
 

@@ -263,9 +263,9 @@ def test_a_running_job_tells_its_speed_once_for_what_it_has() -> None:
     (run, course), beliefs = new_run(world.jobs), new_beliefs(world.truth, 0.0)
     for times in (0, 1, 1):
         assert run.next_round()
-        plan = decide(world, course, exact_estimates(world.truth), run.there, SizingRule(rules.PROPORTIONAL_RULE))
+        plan = decide(world, course, exact_estimates(world.truth), run.active, SizingRule(rules.PROPORTIONAL_RULE))
         apply(world, course, plan)
-        record_speeds(world, course, beliefs, run.there, 0.0)
+        record_speeds(world, course, beliefs, run.active, 0.0)
         assert beliefs.speeds.times.sum() == times
     assert beliefs.known.speed[0, plan.point[0]] == pytest.approx(world.truth[0, plan.point[0]])
 

@@ -195,7 +195,7 @@ def test_of_what_one_decision_tried_nothing_is_left_for_the_next(parts: int) -> 
         most = max(most, int(runs.sum()))
     assert most > 8, "seen while they are busy"
     assert not np.isnan(result_of(world, log, 1.0).end).any()
-    assert (acting.deals[0].begun > 0).any() == (parts > 1)
+    assert (acting.auctions[0].begun > 0).any() == (parts > 1)
     assert load.pressure.tolist() == [0] * len(load.pressure)
     assert (load.jobs["first"] == -1).all()
     assert (load.on == -1).all()

@@ -136,9 +136,8 @@ def test_what_a_late_search_has_found_by_then_is_the_answer(
     best = solve(problem, first, budget_s=LONG_S)
     assert best.value > first.value
     program = LinearProgram(problem)
-    monkeypatch.setattr(
-        MilpSearch, "run", blocked(release, lambda s: s._hear(program, np.array(program.column_of(best.nodes))))
-    )
+    column = np.array(program.column_of(best.nodes))
+    monkeypatch.setattr(MilpSearch, "run", blocked(release, lambda s: s._store_incumbent(program, column)))
     answer = Deadline(0.3)(problem, first)
     assert answer.value == pytest.approx(best.value)
     assert (answer.solver, answer.note) == ("milp", OUT_OF_TIME)
@@ -146,13 +145,13 @@ def test_what_a_late_search_has_found_by_then_is_the_answer(
 
 def test_incumbents_are_heard_while_highs_runs(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = []
-    real = MilpSearch._hear
+    real = MilpSearch._store_incumbent
 
     def hear(self: MilpSearch, program: LinearProgram, column: object) -> None:
         real(self, program, column)
         heard.append(self.best().value)
 
-    monkeypatch.setattr(MilpSearch, "_hear", hear)
+    monkeypatch.setattr(MilpSearch, "_store_incumbent", hear)
     monkeypatch.setattr(
         LinearProgram, "rounded", lambda self, values: [0.0] * len(values)
     )  # else there is nothing to better

@@ -6,13 +6,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from gpusched.agents.topology.deal import Site, parts_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpusched.agents.common import vector
 from gpusched.agents.common.vector import vector_size
+from gpusched.agents.topology.auction import Site, parts_of
 from gpusched.agents.topology.live import NOTHING_LEARNED, prepare
 from gpusched.agents.topology.network import SHAPES, untrained, weights_from
 from gpusched.config.weights import TrainedModel

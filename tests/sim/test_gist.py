@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from gpusched.agents.gist.section6 import replayed
+from gpusched.agents.gist.section6 import replay_episodes
 from gpusched.agents.gist.setting import paper
 
 FIRST_FIT = {0: 0.729, 1: 0.725, 24: 0.659}
@@ -21,13 +21,13 @@ NAIVE = {0: 0.6143, 1: 0.6347, 24: 0.5848}
 
 @pytest.mark.parametrize("gap_h", [0, 1, 24])
 def test_first_fit(gap_h):
-    assert replayed("fifo-skip", "first-fit", gap_h).utilization.mean() == pytest.approx(FIRST_FIT[gap_h], abs=0.0005)
-    assert replayed("largest-skip", "first-fit", gap_h).utilization.mean() == pytest.approx(LARGEST[gap_h], abs=0.0006)
+    assert replay_episodes("fifo-skip", "first-fit", gap_h).utilization.mean() == pytest.approx(FIRST_FIT[gap_h], abs=0.0005)
+    assert replay_episodes("largest-skip", "first-fit", gap_h).utilization.mean() == pytest.approx(LARGEST[gap_h], abs=0.0006)
 
 
 def test_makespan_of_the_optimum():
     """Largest first reaches the clairvoyant optimum when all jobs are there at once: 381.6 h."""
-    assert replayed("largest-skip", "first-fit", 0).hours.mean() == pytest.approx(381.6, abs=0.05)
+    assert replay_episodes("largest-skip", "first-fit", 0).hours.mean() == pytest.approx(381.6, abs=0.05)
 
 
 @lru_cache(None)
@@ -70,14 +70,14 @@ def _sequence(sequence, gap_h, naive):
 def test_random_fit(gap_h):
     """The exact mean is the table's to 0.001 (0.7162, 0.7128, 0.6540); the replay's is that within its error."""
     assert exact(gap_h, False) == pytest.approx(RANDOM[gap_h], abs=0.00105)
-    _within(replayed("fifo-skip", "random", gap_h, replicas=20), exact(gap_h, False))
+    _within(replay_episodes("fifo-skip", "random", gap_h, replicas=20), exact(gap_h, False))
 
 
 @pytest.mark.parametrize("gap_h", [0, 1, 24])
 def test_naive_is_its_exact_mean_within_the_replays_error(gap_h):
     """One draw per job and decision. Lowest U 0.2875 at once: the paper's dips below 0.3."""
     assert exact(gap_h, True) == pytest.approx(NAIVE[gap_h], abs=0.00005)
-    episodes = replayed("fifo-skip", "naive", gap_h, replicas=20)
+    episodes = replay_episodes("fifo-skip", "naive", gap_h, replicas=20)
     _within(episodes, exact(gap_h, True))
     assert episodes.utilization.min() == pytest.approx(0.25 if gap_h == 24 else 0.2875, abs=0.0001)
 

@@ -156,7 +156,7 @@ def open_auction(
             auction.masks[at] = auction.own[at // rows] * jobs.masks[at % rows]
     _set_homes(auction, costs, usable, queue)
     _set_waiting(auction, costs, jobs, queue, now)
-    if learned(costs.model.believed):  # else whoever runs the jobs knows how fast they are
+    if learned(costs.model.believed):  # else the engine keeps the jobs' speeds
         _set_speeds(costs.model, costs.load, auction.racks.size)
     pass_messages(auction.agent, costs.tree, costs.load, resources, auction.graph)
 
@@ -257,8 +257,8 @@ def _set_speeds(model: SlowdownModel, load: Load, nodes: int) -> None:
         own["speed"] = 1.0
         if own["alone"] <= 0.0:
             continue
-        look, lost = new_visit(load), 0.0
-        own["seen"] = look
+        visit, lost = new_visit(load), 0.0
+        own["seen"] = visit
         for link in NARROWEST:
             use = own["first"]
             while use >= 0:
@@ -267,8 +267,8 @@ def _set_speeds(model: SlowdownModel, load: Load, nodes: int) -> None:
                 while at >= 0:
                     other = load.jobs[load.uses[at]["job"]]
                     at = load.uses[at]["next"]
-                    if other["seen"] != look:
-                        other["seen"] = look
+                    if other["seen"] != visit:
+                        other["seen"] = visit
                         lost += lost_beside(model.believed, link, own["kind"], other["kind"])
         own["speed"] = min(1.0, own["best"] / (own["alone"] * (1.0 + lost)))
 

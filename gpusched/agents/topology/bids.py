@@ -177,41 +177,41 @@ def _accepts(costs: Costs, offers: Offers, number: int, judge: int, job: int, no
 def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Priced) -> tuple[int, int]:
     """Start a job on the highest-ranked offer."""
     resources, requests, jobs, scratch, now = state.resources, state.requests, state.jobs, state.scratch, state.now
-    costs, more = priced.costs, priced.auction
-    shape, stamp, offers = jobs.shape[job], scratch.stamp[0], more.offers
+    costs, trial = priced.costs, priced.auction
+    shape, stamp, offers = jobs.shape[job], scratch.stamp[0], trial.offers
     if scratch.failed[shape] == stamp:
         return PRIORITY, shape
     if late and scratch.failed_late[shape] == stamp:
         return BACKFILL, shape
-    room, home = scratch.late if late else resources, more.home[job]
-    _close_kept(scratch.calendar, more, jobs.masks, requests.mask[shape])
+    room, home = scratch.late if late else resources, trial.home[job]
+    _close_kept(scratch.calendar, trial, jobs.masks, requests.mask[shape])
     if offers.way[home, job] == NOT_ASKED:
-        _offer_again(more, costs, room, home, job, now)
-    number = _highest(more, costs, room, job, now, False)
+        _offer_again(trial, costs, room, home, job, now)
+    number = _highest(trial, costs, room, job, now, False)
     if number < 0:
         # Its own had a good place, so nobody else was asked, and that is taken; or its own gave its room to a job that
         # took another's offer. Once a size.
         for other in range(offers.rank.shape[0]):
-            if other == home or more.whole[job] == 0:
-                _offer_again(more, costs, room, other, job, now)
-        number = _highest(more, costs, room, job, now, False)
+            if other == home or trial.whole[job] == 0:
+                _offer_again(trial, costs, room, other, job, now)
+        number = _highest(trial, costs, room, job, now, False)
     waits = number >= 0 and number != home and not _accepts(costs, offers, number, home, job, now)
     if waits:
-        own = _highest(more, costs, room, job, now, True)
+        own = _highest(trial, costs, room, job, now, True)
         number, waits = own if own >= 0 else number, own < 0
-    if number < 0 and first and more.whole[job] == 0 and offers.rank.shape[0] > 1:
-        more.whole[job], number = 1, 0  # on all nodes: that nobody has room must not keep the head for ever
-        _offer_again(more, costs, room, 0, job, now)
+    if number < 0 and first and trial.whole[job] == 0 and offers.rank.shape[0] > 1:
+        trial.whole[job], number = 1, 0  # on all nodes: a lack of room in every part must not block the head forever
+        _offer_again(trial, costs, room, 0, job, now)
         number = 0 if offers.way[0, job] >= 0 else -1
     if number < 0:
         return no_room(resources, requests, jobs, shape, late, scratch), shape
     if waits or not _accepts(costs, offers, number, number, job, now):
         costs.wait_cost[job, 0], costs.wait_cost[job, 1] = offers.own[number, job], offers.harm[number, job]
         return POLICY, shape
-    given = more.ways.shape[offers.way[number, job]] % more.shapes
+    given = trial.ways.shape[offers.way[number, job]] % trial.shapes
     for part in range(requests.parts[given]):
         scratch.chosen[part] = offers.nodes[number, offers.offset[job] + part]
-    start_in(more.graph, home, scratch.chosen, requests.parts[given], requests.gpus[given])
+    start_in(trial.graph, home, scratch.chosen, requests.parts[given], requests.gpus[given])
     return STARTED, given
 
 

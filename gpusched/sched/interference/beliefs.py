@@ -71,6 +71,7 @@ def learned(
     beside = [n for n in seen.neighbours if isfinite(n.share) and n.share > 0]
     beside = [msgspec.structs.replace(n, share=min(n.share, 1.0)) for n in beside]
     kinds = {name: known.get(name, JobClassEstimate(kind=name)) for name in (seen.kind, *(n.kind for n in beside))}
+    # the filter's state has one entry per (kind, link), even if a kind is beside another of the same kind
     places: dict[tuple[str, Link], int] = {}
     for n in beside:
         places.setdefault((seen.kind, n.link), len(places))
@@ -94,6 +95,7 @@ def learned(
             kinds[name] = _with_contention(kinds[name], estimate, new, link)
         if len(beside) == 1 and beside[0].share > _FULL_SHARE:
             kinds[seen.kind] = _with_beside(kinds[seen.kind], beside[0].link, beside[0].kind, log_pace - alone.log)
+    # a pace corrected for neighbours is as good as the correction: it weighs less the less that is known
     weight = _MIN_SPREAD / (_MIN_SPREAD + variance) if shares > _MIN_SHARE else 1.0
     new_paces = SpeedSamples(
         shape=seen.shape, logs=(*(paces.logs if paces else ()), (log_pace + loss, weight))[-MAX_PACES:],
@@ -159,7 +161,7 @@ def cost_of_neighbour(own: JobClassEstimate, other: JobClassEstimate, link: Link
         variance = 1 / (1 / variance + 1 / spread)
     source = "measured" if known is not None and known.count >= 3 else "formula"
     cost = _cost(max(mean, 0.0), variance, known.count if known and source == "measured" else own_effect.count, source)
-    cost = msgspec.structs.replace(cost, low=max(cost.low, 0.0))  # a neighbour makes nobody faster
+    cost = msgspec.structs.replace(cost, low=max(cost.low, 0.0))  # a neighbour speeds up no job
     if not own_effect.count and not other_effect.count and source == "formula":
         return msgspec.structs.replace(cost, note="neither was measured: assumed as in public measurements")
     most = max((-value for b in own.beside for value in b.logs), default=None)

@@ -16,7 +16,7 @@ from gpusched.model.interference import AttemptSpeed, JobShape, SlowGpu
 
 FALSE_ALARMS = 0.01  # the chance that any of a cluster's equal GPUs is called slow
 MIN_JOBS = 5
-MIN_SLOWDOWN = 0.05  # less is not worth a word
+MIN_SLOWDOWN = 0.05  # less is not reported
 _MIN_ATTEMPTS = 4  # attempts of a kind and shape, with fewer there is nothing to compare
 _MIDDLE_HALF = 1.349  # how far apart the quarters of a normal distribution are
 _FOR_MEDIAN = 1.2533  # the error of a median by that of a mean

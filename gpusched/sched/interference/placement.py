@@ -148,7 +148,7 @@ def _solve(times: StepTimes, rows: Ints, of: Ints, batches: int, bus: bool) -> t
     slowest = 2 - np.argmax(crossed[::-1], axis=0)  # of one that crosses none, all are 0
     alone = np.zeros((len(rows), batches))
     alone[np.arange(len(rows)), of] = 1.0
-    doubt = np.eye(batches + 6)[batches:] * _DOUBT  # what cannot be told apart is no exchange
+    doubt = np.eye(batches + 6)[batches:] * _DOUBT  # indistinguishable time counts as computing
     weights, best, known = np.ones(len(rows)), np.inf, np.zeros(0)
     for _ in range(_ROUNDS):
         of_slowest = links * (np.arange(3)[:, None] == slowest)[:, :, None]

@@ -33,8 +33,8 @@ from gpusched.sched.state import (
     Releases,
 )
 
-MAX_FAILED_SEARCHES = 16  # different jobs of a pass: each costs a look at all who run
-MAX_PLACES = 4  # that are tried for a job: each costs a look at all nodes
+MAX_FAILED_SEARCHES = 16  # different jobs of a pass: each scans all running jobs
+MAX_PLACES = 4  # tried for a job: each scans all nodes
 
 # A job that runs and shares. owner: as in `Releases`. column: of `Pairings.cost`. parts, first: its nodes, in
 # `Pairings.nodes`. least, most: how many GPUs on each of them a newcomer may have. taken: 1: it has a partner.
@@ -94,7 +94,7 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, of: Pairings)
         least, mate = _next_mate(state, of, row, request, least, mate)
         if mate < 0:
             break
-        # who is done before the head can fit is not in its way: its mate keeps the GPUs no shorter for it
+        # a job that ends before the head can fit does not delay it: its mate holds the GPUs as long anyway
         if not late or not _delays(state, of, job, request, mate):
             at = of.mates[mate]["first"]
             for part in range(request.parts):

@@ -171,6 +171,8 @@ def _earliest(plan: BackfillPlan, state: ClusterState, shape: int, lasts: float,
     first, found = max(first, opens), False
     for node in range(lo, hi):
         nodes[node]["begin"] = -np.inf
+    # each round moves `first` to the time when enough nodes could have begun; the answer is a time at which all of them
+    # begin at once, so a round that had to move is repeated from there (a single part needs no other node)
     while not found:
         soonest = _soonest(plan, state, request, row, first, lasts)
         if soonest == np.inf or soonest + lasts > closes:
@@ -206,6 +208,7 @@ def _soonest(
             begin = _begin_on(plan, state, request, row, node, first, lasts, last if parts == 1 else np.inf)
             nodes[node]["begin"] = begin
         if begin < last:
+            # insertion into the `parts` smallest begins: the last of them is when enough nodes are there
             at = count if count < parts else parts - 1
             while at > 0 and nodes[at - 1]["nearest"] > begin:
                 nodes[at]["nearest"] = nodes[at - 1]["nearest"]

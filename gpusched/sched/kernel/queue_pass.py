@@ -173,6 +173,8 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
             code_of[job] = LIMIT
         elif head >= 0 and backfill == NONE:
             code_of[job] = PRIORITY
+        # within a pass resources only shrink, so an equal request that failed before fails again; one with looser
+        # requests has to be tried, as another of its chain may still fit
         elif failed[shape] == stamp and entry(looser, shape, -1) < 0:
             code_of[job] = waits
         elif late and failed_late[shape] == stamp and entry(looser, shape, -1) < 0:
@@ -194,6 +196,7 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
                 head = job if heads else head
                 if code == PRIORITY:
                     code = RESOURCES if heads else waits
+                # from here on the shadow time is set, and `late` applies to every job behind
                 if _hold_behind or (heads and backfill != SKIP):
                     shadow = _hold(state, job, code, more)
             code_of[job] = code

@@ -22,7 +22,7 @@ _HANDOVER_S = 0.02  # of the budget, at most a tenth: for checking what was foun
 _READ_S = 0.01  # of a call's time, at most a tenth: from HiGHS's end to the answer, where it ends in time
 _BUILD_FRACTION = 0.5  # what making the program may take of the time there is
 _RATE_SMOOTHING = 0.3  # how much the last measurement of it counts
-_MAX_ABANDONED = 2  # searches that nobody waits for any more
+_MAX_ABANDONED = 2  # abandoned searches that still run
 
 
 class Deadline:

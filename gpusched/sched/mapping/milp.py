@@ -202,6 +202,7 @@ class MilpSearch:
         if solver.getModelStatus() != self._module.HighsModelStatus.kOptimal:
             return
         solution = solver.getSolution()
+        # no whole solution beats the relaxation, so rounding it may already prove the answer optimal
         self._bind(float(solver.getInfo().objective_function_value))
         self._best = max(self._best, self._found(program, program.rounded(solution.col_value)), key=_worth)
         if self._proven():
@@ -210,6 +211,7 @@ class MilpSearch:
         if left := self._left_s():
             self._run(program, near, self._solver(near, 0.7 * left), may_fail=True)
         if not self._proven() and (left := self._left_s()):
+            # start HiGHS from the best known solution: what it then returns can only be better
             first = self._module.HighsSolution()
             first.col_value = program.column_of(self._best.nodes[: self._jobs])
             solver = self._solver(model, left)

@@ -182,24 +182,26 @@ class LinearProgram:
 
         Of values that are not a solution (rounded down): as many of the jobs as there are parts for.
         """
-        deck: list[list[int]] = [[] for _ in self.shapes]
+        parts_of: list[list[int]] = [[] for _ in self.shapes]
         left = [list(job_class.nodes) for job_class in self.nodes]
         for i, pattern in enumerate(self.patterns):
             for _ in range(round(column[self.z + i])):
                 node = left[pattern.node_class].pop(0)
                 for shape, count in pattern.counts.items():
-                    deck[shape] += [node] * count
-        hands: list[list[Nodes]] = []
-        for job_class, parts in zip(self.shapes, deck, strict=True):
+                    parts_of[shape] += [node] * count
+        gangs: list[list[Nodes]] = []
+        for job_class, parts in zip(self.shapes, parts_of, strict=True):
+            # equal nodes are adjacent, so a stride of `jobs` gives each gang distinct nodes as long as no node has more
+            # parts than there are gangs; rounded values may break that, and such gangs are dropped
             jobs = len(parts) // job_class.parts
-            dealt = [tuple(parts[j::jobs][: job_class.parts]) for j in range(jobs)]
-            hands.append([hand for hand in dealt if len(set(hand)) == job_class.parts])
+            spread = [tuple(parts[j::jobs][: job_class.parts]) for j in range(jobs)]
+            gangs.append([gang for gang in spread if len(set(gang)) == job_class.parts])
         nodes: list[Nodes] = [()] * len(self._problem)
-        for s, like in enumerate(self.jobs):
-            waiting = iter(like.jobs)
-            gains = self._problem.gain[like.jobs[0]]
-            for kind in sorted(like.kinds, key=lambda t: 0.0 if t < 0 else -gains[t]):
+        for s, group in enumerate(self.jobs):
+            waiting = iter(group.jobs)
+            gains = self._problem.gain[group.jobs[0]]
+            for kind in sorted(group.kinds, key=lambda t: 0.0 if t < 0 else -gains[t]):
                 for _ in range(round(column[self.k[s, kind]])):
-                    if hand := hands[self._place[PartShape(*like.part, kind)]]:
-                        nodes[next(waiting)] = hand.pop(0)
+                    if gang := gangs[self._place[PartShape(*group.part, kind)]]:
+                        nodes[next(waiting)] = gang.pop(0)
         return tuple(nodes)

@@ -130,7 +130,7 @@ def _window_of(state: ClusterState, queue: Ints, most: int, backfill: int) -> In
     if state.jobs.links is not None:
         state = state._replace(jobs=state.jobs._replace(room=state.jobs.room.copy()))
     window = np.zeros(1 + min(most, len(queue)), np.int64)
-    _window_pass(state, queue, SKIP if backfill == SKIP else EASY, window)  # who skips keeps nothing
+    _window_pass(state, queue, SKIP if backfill == SKIP else EASY, window)  # SKIP reserves nothing
     code = state.outcome.code
     code[queue[code[queue] == RESOURCES]] = PRIORITY
     return window[1 : 1 + window[0]]
@@ -320,11 +320,11 @@ class _Mapper:
             if request.mask >= 0:
                 large &= state.jobs.masks[request.mask, rows] != 0
             enough = np.bincount(facts.kind[rows][large], minlength=kinds) >= request.parts
-            like = shape == single
+            group = shape == single
             if enough.any():
-                speed[np.ix_(like, ~enough)] = np.nan
+                speed[np.ix_(group, ~enough)] = np.nan
             else:
-                speed[like] = 1.0
+                speed[group] = 1.0
         best = np.where(np.isnan(speed), 0.0, speed).max(1, initial=0.0)
         speed[best == 0] = 1.0  # nothing was measured anywhere
         best[best == 0] = 1.0

@@ -73,16 +73,15 @@ class Claims(NamedTuple):
     Attributes:
         jobs: ``CLAIM[n]``: ``held``: GPUs now (0: it waits); ``count``: how many sizes it has; ``base``: GPUs it was
             tuned for; ``restarts``: how often it was resized; ``left_s``: seconds to go at its present size (of one
-            that waits at its least one), as it reports, else what is left of its limit, or an hour; ``age_s``: since
-            its submission; ``cost_s``: of one more stop, by its own so far; ``share``: its dominant share of one GPU
+            that waits at its least one), as reported, else what is left of its limit, or an hour; ``age_s``: since its
+            submission; ``cost_s``: of one more stop, by its own so far; ``share``: its dominant share of one GPU
             (``gpus * share`` is its share of what the partition has most scarcely for it); ``wished``: the answer.
         sizes: ``int64[n, most]``: GPUs that it could have, ascending; ``count`` of them, here and below 0 beyond.
         shape: ``int64[n, most]``: index of the request at that size.
         allowed: ``uint8[n, most]``: whether the brakes allow that size now; always its present one, or one that waits
             any of its sizes.
-        pace: ``float64[n, most]``: steps a second at that size: as reported, else from what it reported at others; of
-            one
-            that never reported ``gpus ** 0.8``.
+        pace: ``float64[n, most]``: steps a second at that size: as reported, else from other sizes; of one that never
+            reported ``gpus ** 0.8``.
         reported: ``uint8[n, most]``: whether the job reported that itself.
         number: ``int64[NUMBERS]``: ``n``; ``CAPACITY``: GPUs that all of them may have together; ``FREE``: of these
             free now, negative where rigid jobs that are to start need more than is free; ``TOTAL``: of the

@@ -14,8 +14,8 @@ from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, OTHERS, TOTAL,
 from gpusched.sched.sizing.rules import index_of
 from gpusched.sched.state import BEST_FIT, OK, Flags, Floats, Ints, Requests, Resources, Scratch
 
-_SCALING = 0.8  # of a job that told its pace at one size only: twice the GPUs, 2 ** 0.8 times the pace
-_SOON = 10.0  # somebody ends soon: within so many times what a stop costs
+_SCALING = 0.8  # of a job with one known speed: twice the GPUs, 2 ** 0.8 times the speed
+_SOON = 10.0  # a job ends soon: within so many times the cost of a stop
 _DEFAULT_LEFT_S = 3600.0  # of a job that does not tell
 _RECENT_SUBMISSIONS = 8  # submissions by which is judged how long a size lasts
 
@@ -59,6 +59,7 @@ def gather(
             cores += max(0, usable.cores[node])
             memory += max(0, usable.memory[node])
     has = (max(total, 1), max(cores, 1), max(memory, 1))
+    # running jobs come first in the rows: `spare`, what they would give, must be known before a pending one is admitted
     for i in range(rows.size):
         if rows[i]["held"] == 0:
             break
@@ -75,9 +76,10 @@ def gather(
         row = rows[i]
         row["admitted"], row["least"] = 0, 0
         if not _claim(scene, claims, feasibility, i, count, known, rules.now, has):
-            continue  # it could not run here now: it blocks nobody
+            continue  # it could not run here now: it blocks no job
         least = claims.sizes[count, 0]
         row["least"] = least
+        # shrinking others counts where no running job ends soon, and always for rigid jobs and for those to be resumed
         may_have = free + (spare if patient or row["rigid"] or row["resume"] else 0)
         others += 1
         blocked = blocked or (rules.blocks and taken + least > may_have)
@@ -92,7 +94,7 @@ def gather(
             others -= 1
     number = claims.number
     number[COUNT], number[FREE], number[TOTAL], number[OTHERS] = count, free - rigid, total, others
-    number[CAPACITY] = free - rigid
+    number[CAPACITY] = free - rigid  # rigid jobs start at their only size, so no claim may count on those GPUs
     for j in range(running):
         number[CAPACITY] += claims.jobs[j]["held"]
         _limit_changes(claims, j, rows[claims.jobs[j]["row"]]["may"], patient or taken > free, horizon_s, rules.gain)
@@ -146,6 +148,7 @@ def _claim(
             known[known_count] = k
             known_count += 1
     count = 0
+    # the second round runs only if the cap of a resumed job left it no size at all
     for capped in (True, False):
         for k in range(most if count == 0 else 0):
             gpus = menu[k]

@@ -330,7 +330,7 @@ def _lost_beside_all(
     tree: NetworkTree, model: SlowdownModel, load: Load, kind: int, use: LinkUse, count: int
 ) -> tuple[float, float]:
     """Return the learned loss to all neighbours, over the narrowest shared link, and their own."""
-    look, lost, harm = new_visit(load), 0.0, 0.0
+    visit, lost, harm = new_visit(load), 0.0, 0.0
     for link in NARROWEST:
         for i in range(count):
             if link_kind(tree.rack.size, use.link[i]) != link:
@@ -339,8 +339,8 @@ def _lost_beside_all(
             while at >= 0:
                 other = load.jobs[load.uses[at]["job"]]
                 at = load.uses[at]["next"]
-                if other["seen"] != look:
-                    other["seen"] = look
+                if other["seen"] != visit:
+                    other["seen"] = visit
                     lost += lost_beside(model.believed, link, kind, other["kind"])
                     more = lost_beside(model.believed, link, other["kind"], kind)
                     harm += other["gpus"] * more * other["alone"] / other["best"]

@@ -167,13 +167,13 @@ class _Table:
         for field in ("compute", "bus_a", "net_a", "net_b"):
             kinds[field] = [getattr(row, field) for row in rows]
         up = np.array([row.up if row.up is not None else row.net_a + row.net_b for row in rows], np.float64)
-        told_up = np.array([row.up is not None for row in rows], np.bool_)
+        known_up = np.array([row.up is not None for row in rows], np.bool_)
         if not unknown:
-            up[~told_up] = 0.0
+            up[~known_up] = 0.0
             guessed = np.array([not row.measured for row in rows], np.bool_)
             kinds[guessed] = (1.0, 0.0, 0.0, 0.0, 0.0)  # as long over any number of nodes
         else:
-            up[~told_up] *= self.usual_width
+            up[~known_up] *= self.usual_width
         pairs = [self._pairs(belief, names) for belief in known]
         contention = np.array([[_contention(belief, link) for link in _LINKS] for belief in known], np.float64)
         measured = {(i, s.link) for i, belief in enumerate(known) for s in belief.links if s.count}

@@ -102,6 +102,8 @@ def links_of(tree: NetworkTree, nodes: Ints, parts: int, gpus: int, use: LinkUse
     if parts < 2 or switches == 0:
         return count
     below, meet = tree.below, tree.meet
+    # parts below each switch, and how many children with parts each has: a switch counts at its parent once, by the
+    # first part that comes up through it
     for i in range(parts):
         at = tree.rack[nodes[i]]
         meet[at] += 1  # -1, the last: above all switches
@@ -116,6 +118,7 @@ def links_of(tree: NetworkTree, nodes: Ints, parts: int, gpus: int, use: LinkUse
             at = above
     for i in range(parts):
         at = tree.rack[nodes[i]]
+        # an uplink is crossed only if some, not all parts are below it; zeroing `below` makes each switch count once
         while at >= 0:
             above = tree.parent[at]
             if 0 < below[at] < parts and tree.weight[2 * size + at] > 0.0:

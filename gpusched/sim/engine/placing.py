@@ -94,7 +94,7 @@ class PlacingState(NamedTuple):
 
 
 @jit
-def reconsider_all(sim: Sim, of: PlacingState) -> None:
+def recheck(sim: Sim, of: PlacingState) -> None:
     """Mark all for reconsideration if anything changed for those examined before, or it is time."""
     changed = sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or usage_expired(sim.ledger)
     if changed or of.wake[0] <= sim.clock[0]:
@@ -102,11 +102,11 @@ def reconsider_all(sim: Sim, of: PlacingState) -> None:
         of.queues["held"][:] = sim.jobs.size
         of.wake[0] = np.inf
     of.at[EVENTS] = sim.counter[CHANGED]
-    _note_oldest(sim, of, sim.clock[0])  # who was cut waits again before the others
+    _note_oldest(sim, of, sim.clock[0])  # a job that was cut waits again, ahead of others
 
 
 @jit
-def note_waiting(sim: Sim, of: PlacingState) -> None:
+def end_pass(sim: Sim, of: PlacingState) -> None:
     """Record which job is the oldest, and when to look again: no other job starts now."""
     _note_oldest(sim, of, sim.clock[0])
     sim.clock[1] = of.wake[0]

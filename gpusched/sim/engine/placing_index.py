@@ -31,9 +31,9 @@ from gpusched.sim.engine.placing import (
     append,
     cheapest_way,
     drawn_way,
+    end_pass,
     holds,
-    note_waiting,
-    reconsider_all,
+    recheck,
     ways_now,
 )
 from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, RUNS, EventLog, Passes, Sim, shape_request
@@ -44,10 +44,10 @@ from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
 def decide_placed(sim: Sim, log: EventLog, passes: Passes, of: PlacingState) -> int:
     """Start jobs where possible."""
     order, now, runs = of.order, sim.clock[0], sim.counter[RUNS]
-    behind = _only_behind(sim, of, now)
+    behind = _only_behind(sim, of, now)  # before `recheck`, which marks events as seen
     for i in range(sim.counter[READY]):
         append(sim, of, sim.ready[i])
-    reconsider_all(sim, of)
+    recheck(sim, of)
     order.size[0] = 0
     if behind:
         _gather_ready(sim, of)
@@ -59,6 +59,7 @@ def decide_placed(sim: Sim, log: EventLog, passes: Passes, of: PlacingState) -> 
         c = pop(order)
         own = of.classes[c]
         job, queue = own["looked"], of.queues[own["queue"]]
+        # the heap has one job of each class, so jobs are tried in rank order across classes
         rank = sim.jobs[job]["rank"]
         if rank > queue["held"]:
             continue
@@ -67,6 +68,7 @@ def decide_placed(sim: Sim, log: EventLog, passes: Passes, of: PlacingState) -> 
             continue
         late = queue["first"] >= 0 and now + sim.jobs[job]["expected"] > queue["shadow"]
         following, way, then = of.next[job], -1, now
+        # too few GPUs in all: no need to look at nodes, which is most of the time on a full cluster
         if own["gpus"] <= free:
             way, then = _try(sim, passes, of, c, job, now, late)
         else:
@@ -78,7 +80,7 @@ def decide_placed(sim: Sim, log: EventLog, passes: Passes, of: PlacingState) -> 
         elif of.backfill == EASY:
             if queue["first"] < 0:
                 shadow = _reserve(sim, passes, of, c, job, now, then)
-                if shadow < np.inf:  # else it waits for nodes that are away, and blocks nobody
+                if shadow < np.inf:  # else it waits for unavailable nodes, and blocks no job
                     queue["first"], queue["shadow"] = job, shadow
         else:
             following, own["tried"] = -1, 1
@@ -90,10 +92,10 @@ def decide_placed(sim: Sim, log: EventLog, passes: Passes, of: PlacingState) -> 
             own["looked"] = following
             push(order, _key_of(sim, of, c, following), c)
     if of.rule == CHEAPEST and sim.counter[RUNS] != runs:
-        of.classes["tried"][:] = 0  # whoever has started is a neighbour: another place may be the cheapest
+        of.classes["tried"][:] = 0  # a started job is a neighbour: another place may be cheapest
     if of.rule == RACK_WAIT and of.backfill == EASY:
         _note_waits(sim, of, now)
-    note_waiting(sim, of)
+    end_pass(sim, of)
     return DECIDE
 
 

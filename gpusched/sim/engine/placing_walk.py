@@ -16,16 +16,7 @@ from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import OK, POLICY, SKIP, ClusterState, Ints, PassOutcome
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.placing import (  # fmt: skip
-    ALIGNED,
-    CHEAPEST,
-    RACK_WAIT,
-    TRY,
-    PlacingState,
-    holds,
-    note_waiting,
-    reconsider_all,
-)
+from gpusched.sim.engine.placing import ALIGNED, CHEAPEST, RACK_WAIT, TRY, PlacingState, end_pass, holds, recheck
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of
 from gpusched.sim.engine.state import DECIDE, READY, RUNNING, EventLog, Passes, Sim
 
@@ -66,7 +57,7 @@ def begin_walk(sim: Sim, walk: Walk) -> None:
     for i in range(sim.counter[READY]):
         enter(sim, walk.waiting, walk.size, sim.ready[i])
     _set_heads(walk)
-    reconsider_all(sim, walk.placing)
+    recheck(sim, walk.placing)
 
 
 @jit
@@ -74,7 +65,7 @@ def end_walk(sim: Sim, walk: Walk) -> int:
     """Remove started jobs from the waiting ones."""
     remove_running(sim, walk.waiting, walk.size)
     _set_heads(walk)
-    note_waiting(sim, walk.placing)
+    end_pass(sim, walk.placing)
     return DECIDE
 
 
