@@ -151,18 +151,27 @@ def _command(name: str, command: Any) -> str:
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
     usage = " ".join(["gpusched", name, *(["[OPTIONS]"] if options else []), *(_metavar(a) for a in arguments)])
     text = f"## gpusched {name}\n\n    {usage}\n\n{_paragraphs(command.help)}\n"
-    rows = []
-    for option in options:
-        names = ", ".join(code(o) for o in (*option.opts, *option.secondary_opts))
-        default = (
-            "" if option.default in (None, False, (), "") else str(getattr(option.default, "value", option.default))
-        )
-        choices = [str(c.value) for c in _enum(hints[option.name])]
-        kind = " or ".join(code(c) for c in choices) if choices else _kind(hints[option.name])
-        required = "required" if option.required else ""
-        default = ("on" if default == "True" else default) if not choices else code(default)
-        rows.append((names, kind, default or required, option.help or ""))
-    return text + ("\n" + table(("option", "value", "default", ""), rows) if rows else "")
+    rows = {names: (kind, meaning) for names, kind, meaning in (_option(option, hints) for option in options)}
+    json = "\nAlso `--json`.\n" if rows.pop("`--json`", None) else ""
+    if name == "submit":
+        _SUBMIT.update(rows)
+    same = [names for names in rows if name == "run" and _SUBMIT.get(names) == rows[names]]
+    as_submit = f"\nAs for [submit](#gpusched-submit): {'; '.join(same)}.\n" if same else ""
+    own = [(f"{names} {kind}".strip(), meaning) for names, (kind, meaning) in rows.items() if names not in same]
+    return text + as_submit + ("\n" + table(("option", "meaning"), own) if own else "") + json
+
+
+_SUBMIT: dict[str, tuple[str, str]] = {}  # the options of submit, most of which are run's, too
+
+
+def _option(option: Any, hints: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the names of an option, the kind of its value, and its meaning with its default."""
+    names = ", ".join(code(o) for o in (*option.opts, *option.secondary_opts))
+    choices = [str(c.value) for c in _enum(hints[option.name])]
+    kind = " or ".join(code(c) for c in choices) if choices else _kind(hints[option.name])
+    default = "" if option.default in (None, False, (), "") else str(getattr(option.default, "value", option.default))
+    note = f"Default: {'on' if default == 'True' else code(default)}." if default else "Required." * option.required
+    return names, kind, f"{option.help or ''} {note}".strip()
 
 
 def _sbatch_names(name: str) -> str:
@@ -367,7 +376,23 @@ def _json_table(name: str) -> str:
     described = _JSON_WORDS[name]
     keys = json_keys()[name]
     assert list(keys) == list(described) or set(keys) == set(described), (name, set(keys) ^ set(described))
-    return table(("key", "meaning"), [(code(k), described[k]) for k in keys])
+    plain = [_nullable(k, described[k]) for k in keys if not _meaning(described[k])]
+    rows = [
+        (", ".join(_nullable(k, described[k]) for k in keys if _meaning(described[k]) == meaning), meaning)
+        for meaning in dict.fromkeys(_meaning(described[k]) for k in keys)
+        if meaning
+    ]
+    listed = f"Plain keys: {', '.join(plain)}.\n\n" if plain else ""
+    return listed + (table(("key", "meaning"), rows) if rows else "")
+
+
+def _nullable(key: str, described: str) -> str:
+    """Return the key as code, marked where it may be null."""
+    return code(key) + ("?" if described.startswith("?") else "")
+
+
+def _meaning(described: str) -> str:
+    return described.removeprefix("?")
 
 
 def json_keys() -> dict[str, list[str]]:
