@@ -218,8 +218,11 @@ def _paragraphs(text: str) -> str:
 
 
 def _keys(known: Iterable[str], described: dict[str, tuple[str, str]], defaults: dict[str, str]) -> str:
-    rows = [(code(k), described[k][0], defaults.get(k, ""), described[k][1]) for k in known if k not in words.TWINS]
-    return table(("key", "value", "default", "meaning"), rows)
+    def meaning(key: str) -> str:
+        return described[key][1] + (f" Default: {defaults[key]}." if defaults.get(key) else "")
+
+    rows = [(code(k), described[k][0], meaning(k)) for k in known if k not in words.TWINS]
+    return table(("key", "value", "meaning"), rows)
 
 
 def _settings() -> str:
@@ -236,7 +239,7 @@ def _default(value: object, field: str) -> str:
         seconds = float(str(value))
         unit, size = next((u, s) for u, s in (("d", 86400), ("m", 60), ("s", 1)) if seconds % s == 0 and seconds >= s)
         return code(f"{seconds / size:g}{unit}")
-    return code(value)
+    return code(str(value).lower() if isinstance(value, bool) else value)
 
 
 def _logs() -> str:
@@ -276,9 +279,8 @@ def _flavor() -> str:
 
 def _twins() -> str:
     known = {**inventory_fields.SETTINGS, **inventory_fields.NODE, **inventory_fields.FLAVOR}
-    return table(
-        ("key with its unit", "stands for"), [(code(k), code(v)) for k, v in words.TWINS.items() if k in known]
-    )
+    pairs = [f"{code(unit)} ({code(key)})" for unit, key in words.TWINS.items() if unit in known]
+    return ", ".join(pairs) + "."
 
 
 # -- policies
@@ -294,9 +296,10 @@ def _policies() -> str:
     for path in policy_files():
         spec, text = load_policy(path), path.read_text("utf-8")
         comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
-        rest = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+        # The paragraph says more than the description, which `gpusched policy show` prints.
+        rest = "\n".join(line for line in text.splitlines() if not line.startswith(("#", "description:")))
         assert yaml.safe_load(rest)
-        blocks.append(f"## {spec.name}\n\n{comment}\n\n```yaml\n{rest}\n```\n\nVersion `{spec.version}`.\n")
+        blocks.append(f"## {spec.name}\n\n{comment}\n\n```yaml\n{rest}\n```\n\n`{spec.version}`\n")
     return "\n".join(blocks)
 
 

@@ -7,9 +7,10 @@ from gpusched.model.jobs import JobState
 from gpusched.model.plan import ReasonCode
 from gpusched.model.readings import GpuState, NodeState
 
-DURATION = "time with its unit: `500ms`, `5s`, `10m`, `7d`"
-LIMIT = "time limit: `72h`, `1d12h`, `HH:MM:SS`, `D-HH:MM:SS`, `90` (minutes)"
-MEMORY = "memory: `512M`, `64G`, `1.5T`; G is 1024 M; a bare number is MiB"
+DURATION = "duration"
+LIMIT = "time limit"
+MEMORY = "memory"
+BOOL = "bool"
 
 # Keys that say the same in a fixed unit, for programs that write the file.
 TWINS = {
@@ -29,201 +30,203 @@ TWINS = {
 }
 
 SETTINGS = {
-    "tick": (DURATION, "Pause between two cycles of `gpusched controller`. News ends it early."),
-    "probe_timeout": (DURATION, "A node that has not answered by then has not answered in this cycle."),
+    "tick": (DURATION, "Pause between cycles of `gpusched controller`; news ends it early."),
+    "probe_timeout": (DURATION, "Time within which a node must answer a probe in a cycle."),
     "connect_timeout": (DURATION, "For TCP and for the SSH handshake, each."),
-    "down_after": (DURATION, "Without an answer for that long a node is DOWN: no new jobs."),
+    "down_after": (DURATION, "Time without an answer after which a node is DOWN: no new jobs."),
     "node_fail_after": (
         DURATION,
-        "Without an answer for that long its jobs end in NODE_FAIL and go back to the queue.",
+        "Time without an answer after which its jobs end in NODE_FAIL and are requeued.",
     ),
-    "max_retries": ("number", "How often a job is started again after NODE_FAIL."),
-    "grace": (DURATION, "Between a job's first signal and the kill."),
-    "session_keep": (DURATION, "So long a job of `gpusched run` is kept when nobody is attached to it."),
-    "admins": ("list of user names", "May act on all jobs and on nodes, besides root and the controller's own user."),
+    "max_retries": ("number", "Maximum restarts of a job after NODE_FAIL."),
+    "grace": (DURATION, "Time between a job's first signal and the kill."),
+    "session_keep": (DURATION, "How long a job of `gpusched run` continues without an attached terminal."),
+    "admins": ("list of users", "May act on all jobs and nodes, like root and the controller's own user."),
     "shared": (
-        "`true` or `false`",
-        "Other users of the login node may submit, too. Always so where the state folder is `/var/lib/gpusched`.",
+        BOOL,
+        "Other users of the login node may submit. Always true if the state folder is `/var/lib/gpusched`.",
     ),
     "allowed_mounts": (
         "list of absolute paths",
-        "Folders of the nodes that jobs may mount, wherever links lead. Does not bind admins and the controller's own "
-        "user. Empty: the others may mount nothing.",
+        "Node folders that jobs may mount, after resolving links. Empty: none. Admins and the controller's user may "
+        "mount any.",
     ),
     "capabilities": (
-        "list of names: `IPC_LOCK`, `NET_RAW`; see capabilities(7)",
-        "What other users' jobs keep of the Linux capabilities. All others are dropped.",
+        "list: `IPC_LOCK`, `NET_RAW`; see capabilities(7)",
+        "Linux capabilities that other users' jobs keep. All others are dropped.",
     ),
     "image_transports": (
         "list of podman's transports: `docker-archive`, `oci-archive`, ...",
-        "What `--image` may name besides registries. podman reads the files they name as the node's account.",
+        "Allowed in `--image` besides registries. podman reads the files as the node's account.",
     ),
-    "max_queued_jobs_per_user": ("number", "So many jobs of one user may wait; each task of an array is one."),
-    "max_queued_jobs_by_jobs": ("number", "Of them, so many may have been submitted by jobs (`sbatch` inside a job)."),
+    "max_queued_jobs_per_user": ("number", "Maximum pending jobs per user; each array task counts."),
+    "max_queued_jobs_by_jobs": ("number", "Maximum of these that jobs submitted (`sbatch` inside a job)."),
     "max_queued_size_per_user": (
         MEMORY,
-        "And so much may they take in the store. What tasks of an array, or equal jobs, have in common counts once.",
+        "Their maximum size in the store. What array tasks, or equal jobs, have in common counts once.",
     ),
     "job_dirs": (
         "absolute path",
-        "A folder on a disk that all nodes share, in which each job gets its own (GPUSCHED_JOB_DIR). gpusched removes "
-        "nothing there. Without it each node keeps such folders itself, until the job has ended.",
+        "Folder on a disk shared by all nodes, with a folder per job (GPUSCHED_JOB_DIR), which gpusched never "
+        "removes. Default: on each node, until the job ends.",
     ),
-    "network": ("network mode of the container engine", "For jobs on one node. Gangs always use the host's."),
-    "known_hosts": ("path", "Used instead of the usual known_hosts files. Host keys are always verified."),
-    "ssh_config": ("path", "Used instead of `~/.ssh/config` and `/etc/ssh/ssh_config`."),
-    "fairshare_half_life": (DURATION, "GPU hours that old count half in the fair share order."),
-    "keep_reports": (DURATION, "Reports of `gpusched replay --nightly` older than that are removed by the next one."),
-    "power_price": ("`0.30` or `0.30 EUR/kWh`", "For the costs in `gpusched power`. Without it costs are `-`."),
-    "currency": ("text", "Where the price does not name one."),
-    "logs": ("mapping", "How much output the state folder keeps; see below."),
-    "retrain_days": ("number", "On so many days `gpusched replay --nightly --auto-retrain` trains."),
+    "network": ("network mode of the container engine", "For single-node jobs. Gangs always use the host's."),
+    "known_hosts": ("path", "Instead of the usual known_hosts files. Host keys are always verified."),
+    "ssh_config": ("path", "Instead of `~/.ssh/config` and `/etc/ssh/ssh_config`."),
+    "fairshare_half_life": (DURATION, "Age at which GPU hours count half in the fair share order."),
+    "keep_reports": (DURATION, "Age after which reports of `gpusched replay --nightly` are removed, by the next one."),
+    "power_price": ("`0.30` or `0.30 EUR/kWh`", "For the costs in `gpusched power`; without it they are `-`."),
+    "currency": ("text", "If the price names none."),
+    "logs": ("mapping", "Output kept in the state folder, [below](#settingslogs)."),
+    "retrain_days": ("number", "Days of jobs that `gpusched replay --nightly --auto-retrain` trains on."),
     "auto_promote": (
-        "`true` or `false`",
-        "A candidate of `--auto-retrain` that proves no worse than the live policy is promoted, as by "
-        "`gpusched policy promote`.",
+        BOOL,
+        "Promote a candidate of `--auto-retrain` that is proven no worse than the live policy.",
     ),
 }
 LOGS = {
-    "max_per_job": (MEMORY, "Of one rank's output. Of a larger one the first quarter and the end are kept."),
-    "max_total": (MEMORY, "Of all collected outputs together. Beyond it the oldest are removed, once an hour."),
+    "max_per_job": (MEMORY, "Per rank. Of a larger output the first quarter and the end are kept."),
+    "max_total": (MEMORY, "All collected outputs. Beyond it the oldest are removed, once an hour."),
 }
 PARTITION = {
     "nodes": (
         "list of names, ranges such as `dgx[1-4]`, or mappings",
-        "Required. A name or range alone is a node as in defaults.",
+        "Required. A bare name or range is a node with the defaults.",
     ),
-    "defaults": ("mapping of node keys", "For every node of the partition that does not say otherwise."),
-    "flavors": ("mapping: name -> flavor", "What jobs ask for by name. The largest one bounds free requests."),
-    "policy": ("name", "A file of `policies/`, without `.yaml`. A promotion since goes before it."),
-    "auto_promote": ("`true` or `false`", "As in settings, for this partition."),
-    "default": ("`true` or `false`", "Whether jobs that name no partition go here; of one partition only."),
+    "defaults": ("mapping of node keys", "Defaults of the partition's nodes."),
+    "flavors": ("mapping: name -> flavor", "Requests by name. The largest one bounds free requests."),
+    "policy": ("name", "A file of `policies/`, without `.yaml`. A later promotion overrides it."),
+    "auto_promote": (BOOL, "As in settings, for this partition."),
+    "default": (BOOL, "The partition of jobs that name none; at most one."),
     "preemptible": (
-        "`true` or `false`",
-        "Whether jobs that say neither `--preemptible` nor `--no-preemptible` may be stopped for others.",
+        BOOL,
+        "Default of `--preemptible`.",
     ),
-    "placement": ("mapping", "How far apart the nodes of jobs may be that do not say; see below."),
-    "resizable": ("mapping", "Bounds and defaults of resizable jobs; see below."),
+    "placement": ("mapping", "Default spread of jobs, [below](#placement)."),
+    "resizable": ("mapping", "Bounds and defaults of resizable jobs, [below](#resizable)."),
     "slurm_env": (
-        "`true` or `false`",
-        "Whether jobs that do not say `--slurm-env` have all of Slurm's variables, as those with a script have.",
+        BOOL,
+        "Default of `--slurm-env`: all of Slurm's variables, as in jobs with a script.",
     ),
     "image": ("image", "For jobs that name none."),
-    "max_time": (LIMIT, "The longest time limit. Without it the longest flavor's."),
+    "max_time": (LIMIT, "The longest time limit. Default: the longest flavor's."),
 }
 PLACEMENT = {
-    "max_spread": ("`rack` or `any`", "Of jobs that name no `--max-spread`; it never spreads them over more nodes."),
-    "wait": (DURATION, "Of jobs that name no `--wait-for-placement`. Without it the policy's `place_wait`."),
+    "max_spread": ("`rack` or `any`", "Default of `--max-spread`. It never splits jobs over more nodes."),
+    "wait": (DURATION, "Default of `--wait-for-placement`; without it the policy's `place_wait`."),
 }
 RESIZABLE = {
-    "min": ("number of GPUs", "A job that asks to go below is refused."),
-    "max": ("number of GPUs", "A job that asks to go above is refused. Without it only its largest flavor bounds it."),
-    "cooldown": (DURATION, "Of jobs that name no `--cooldown`: not resized before they have run so long."),
-    "batch": ("`fixed` or `scale`", "Of jobs that name no `--batch`."),
+    "min": ("number of GPUs", "Jobs that may go below are refused."),
+    "max": ("number of GPUs", "Jobs that may go above are refused. Default: only the largest flavor bounds them."),
+    "cooldown": (DURATION, "Default of `--cooldown`: the run time before a resize."),
+    "batch": ("`fixed` or `scale`", "Default of `--batch`."),
     "default": (
-        "`true` or `false`",
-        "Whether jobs that say neither `--resizable` nor `--no-resizable` are resizable, by the GPUs of these bounds: "
-        "those with `--gpus`, and without `--flavor`, `--nodes` and `--gpus-per-node`.",
+        BOOL,
+        "Whether jobs with neither `--resizable` nor `--no-resizable` are resizable, with these bounds. Applies only "
+        "to jobs with `--gpus`, and without `--flavor`, `--nodes` and `--gpus-per-node`.",
     ),
 }
 NODE = {
     "name": ("name or range", "Required in a node's mapping."),
-    "address": ("host name, IP address, `~/.ssh/config` alias, or range", "Where SSH goes. Without it the name."),
-    "fabric_address": ("host name or IP address", "What MASTER_ADDR and the hostfile say. Without it the address."),
+    "address": ("host name, IP address, `~/.ssh/config` alias, or range", "For SSH. Default: the name."),
+    "fabric_address": ("host name or IP address", "In MASTER_ADDR and the hostfile. Default: the address."),
     "transport": (
         "`ssh`, `local` or `none`",
-        "`local` is the machine that gpusched runs on. `none`, under `engine: slurm` only: the node is never asked.",
+        "`local`: the machine that gpusched runs on. `none`, only under `engine: slurm`: never probed.",
     ),
-    "user": ("user name", "Who logs in. Without it as `~/.ssh/config` says, else the controller's user."),
-    "port": ("1 to 65535", "Without it as `~/.ssh/config` says, else 22."),
-    "key": ("path", "Private key. Tried first."),
-    "gpus": ("0 to 64", "Required, or follows from gpu_indices."),
-    "cores": ("number", "Required. CPU cores to hand out."),
-    "memory": (MEMORY, "Required. Memory to hand out."),
-    "gpu_type": ("text", "For people and for `gpusched check`."),
-    "gpu_indices": ("`[0, 1, 3]` or `0-3`", "The NVML indices to hand out. Without it 0 to gpus-1."),
+    "user": ("user name", "Login user. Default: as in `~/.ssh/config`, else the controller's user."),
+    "port": ("1 to 65535", "Default: as in `~/.ssh/config`, else 22."),
+    "key": ("path", "Private key, tried first."),
+    "gpus": ("0 to 64", "Required unless gpu_indices is given."),
+    "cores": ("number", "Required. CPU cores for jobs."),
+    "memory": (MEMORY, "Required. Memory for jobs."),
+    "gpu_type": ("text", "For `--gpu-type` and `gpusched check`."),
+    "gpu_indices": ("`[0, 1, 3]` or `0-3`", "NVML indices for jobs. Default: 0 to gpus-1."),
     "rated_power": (
         "`6.5kW`, `6500W` or `6500`",
-        "Of the whole server, for inefficient energy. Without it that is `-`.",
+        "Of the whole server, for inefficient energy; without it that is `-`.",
     ),
-    "runtime": ("`podman`, `docker`, `apptainer` or `process`", "Required. How jobs are run."),
-    "simulated_gpus": ("`true` or `false`", "GPU figures are made up and marked so. For demonstrations only."),
+    "runtime": ("`podman`, `docker`, `apptainer` or `process`", "Required. How jobs run."),
+    "simulated_gpus": (BOOL, "GPU figures are simulated and marked so. For demonstrations only."),
     "sharing": (
         "mapping",
-        "Whether two jobs that ask for it may have the same GPUs; see below. Without it they may not.",
+        "Whether two jobs that request it may share GPUs, [below](#sharing). Default: no.",
     ),
 }
 SHARING = {
     "mode": (
         "`mps`, `time-slicing` or `none`",
-        "Required. `mps`: by a control daemon of CUDA's Multi-Process Service that runs there, for jobs of one user. "
-        "`time-slicing`: in turns, as the driver does it. `none`: as without `sharing`, against `defaults`.",
+        "Required. `mps`: by a control daemon of CUDA's Multi-Process Service on the node, for jobs of one user. "
+        "`time-slicing`: by the driver. `none`: no sharing, to override `defaults`.",
     ),
-    "slowdown": ("0 to 100", "By which part either of the two may be slower than alone, as predicted: `0.3` is 30 %."),
-    "pipe": ("absolute path", "Of `mps`: the folder of the daemon's pipes."),
+    "slowdown": ("0 to 100", "Maximum predicted slowdown of either job: `0.3` is 30 %."),
+    "pipe": ("absolute path", "With `mps`: folder of the daemon's pipes."),
 }
 FLAVOR = {
-    "gpus": ("number", "Required. GPUs of the whole job."),
-    "cores": ("number", "Required. CPU cores of the whole job."),
-    "memory": (MEMORY, "Required. Memory of the whole job."),
-    "time": (LIMIT, "Required. The default and the longest time limit."),
+    "gpus": ("number", "Required. Total of the whole job."),
+    "cores": ("number", "Required. Total of the whole job."),
+    "memory": (MEMORY, "Required. Total of the whole job."),
+    "time": (LIMIT, "Required. The default and maximum time limit."),
 }
 LIMITS = {
-    "gpus": ("number, or `none`", "GPUs of its running jobs together."),
-    "jobs": ("number, or `none`", "Running jobs."),
-    "queued": ("number, or `none`", "Waiting jobs; each task of an array is one. More are refused."),
+    "gpus": ("number or `none`", "GPUs of running jobs."),
+    "jobs": ("number or `none`", "Running jobs."),
+    "queued": ("number or `none`", "Pending jobs; each array task counts. More are refused."),
     "gpu_hours": (
-        "number, or `none`",
-        "GPU hours in any seven days. A job is charged its whole time limit until it has ended, then what it used.",
+        "number or `none`",
+        "GPU hours in any seven days. A job is charged its whole time limit until it ends, then its usage.",
     ),
-    "time": (LIMIT + ", or `none`", "The longest time limit. A job that asks for more is refused."),
+    "time": ("time limit or `none`", "Maximum time limit. Longer jobs are refused."),
 }
 GROUP = {
     "members": (
         "list of users, or a mapping from users to shares",
-        "A job counts for the group that `--group` names, else for the first in the file that its user is a member of.",
+        "A job is charged to the group of `--group`, else to its user's first group in the file.",
     ),
-    "parent": ("name", "The group above. What a group's jobs take, those above it count, too."),
-    "limits": ("mapping of limits", "Of all jobs of the group and of those below it together."),
-    "shares": ("number", "Its part beside its parent's other groups, for `order: fairshare`."),
+    "parent": ("name", "The parent group, which is charged for its subgroups' jobs, too."),
+    "limits": ("mapping of limits", "Of all jobs of the group and its subgroups together."),
+    "shares": ("number", "Shares among the parent's groups, for `order: fairshare`."),
 }
 QOS = {
-    "priority": ("number", "Added to the priority of its jobs when they are queued."),
-    "users": ("list of users", "Who may use it."),
-    "groups": ("list of groups", "Whose members, and those of groups below, may use it. Without both everybody may."),
+    "priority": ("number", "Added to the priority of its jobs at submission."),
+    "users": ("list of users", "Users who may use it."),
+    "groups": ("list of groups", "Groups whose members, subgroups included, may use it. Without both, everybody may."),
     "limits": ("mapping of limits", "Of all its jobs together."),
     "per_user": ("mapping of limits", "Of each user's jobs in it."),
     "preemptible": (
-        "`true` or `false`",
-        "Whether policies may stop its jobs for others, whatever the job says. Without it as the job says.",
+        BOOL,
+        "Whether policies may preempt its jobs; overrides the job's own setting.",
     ),
-    "exempt": ("`true` or `false`", "Its jobs count for its own limits only, not for those of their user and groups."),
+    "exempt": (BOOL, "Its jobs count towards its own limits only, not those of their user and groups."),
 }
 SWITCH = {
     "nodes": (
         "list of names and ranges, or a text such as `dgx[1-4],dgx7`",
-        "The nodes on it, each on one switch. Those on switches below are not named again.",
+        "Nodes directly on it; each is on one switch only.",
     ),
     "uplink": (
-        "rate in bits: `100G`, `4x100G`, `1.6T`, `400Gb/s`",
-        "Its way up, all links together, one direction. Without it never the narrowest part.",
+        "bit rate: `100G`, `4x100G`, `1.6T`, `400Gb/s`",
+        "All uplinks together, one direction. Without it the uplink is never a bottleneck.",
     ),
-    "parent": ("name", "The switch above. One without an entry of its own has nothing above it."),
+    "parent": ("name", "The switch above. A parent without its own entry is at the top."),
 }
 
 NOTICES = {
-    "to": ("list of receivers", "Who is told, besides users with `--mail`; see below."),
-    "smtp": ("`host` or `host:port`", "The mail server; STARTTLS where it offers it. Without it `sendmail` is called."),
-    "from": ("mail address", "The sender. Without it `gpusched@` the mail server, or as sendmail says."),
-    "idle": ("time", "A job whose GPUs have been idle for so long is told of."),
+    "to": ("list of receivers", "Besides users with `--mail`; see below."),
+    "smtp": ("`host` or `host:port`", "Mail server; STARTTLS if it offers it. Default: `sendmail`."),
+    "from": ("mail address", "Sender. Default: `gpusched@` the mail server, or sendmail's own."),
+    "idle": (DURATION, "Idle time of a job's GPUs after which a notice is sent."),
 }
 RECEIVER = {
-    "webhook": ("URL", "Gets each notice as JSON by POST. Any answer but 2xx is a failure."),
-    "command": ("list of words", "Gets each as JSON on stdin, run as the controller's user in `/` for at most 30 s."),
-    "notifier": ("name", "Sends each by a component of another package ([extending](../guides/extending.md))."),
-    "options": ("mapping of texts", "What the notifier is given. Only with `notifier`."),
+    "webhook": ("URL", "Receives each notice as JSON by POST. Any answer but 2xx is a failure."),
+    "command": (
+        "list of words",
+        "Receives it as JSON on stdin. Runs as the controller's user in `/`, at most 30 s.",
+    ),
+    "notifier": ("name", "A component of another package sends it ([extending](../guides/extending.md))."),
+    "options": ("mapping of texts", "Options of the notifier. Only with `notifier`."),
     "on": ("list", "Of `begin`, `end`, `fail`, `requeue`, `limit`, `node`, `idle`, `all`."),
-    "users": ("list of users", "Only of these users' jobs. Without it of all jobs, and of nodes."),
+    "users": ("list of users", "Only their jobs. Default: all jobs, and nodes."),
 }
 
 JOB_STATES = {
@@ -820,19 +823,18 @@ JSON: dict[str, dict[str, str]] = {
 
 JOB_VARIABLES = {
     "CUDA_VISIBLE_DEVICES": (
-        "The job's GPUs on this node: `0,1,...` in podman and docker, where the container sees no others; NVML "
-        "indices elsewhere."
+        "Its GPUs on this node: `0,1,...` in podman and docker, whose containers see no others; else NVML indices."
     ),
-    "CUDA_DEVICE_ORDER": "So that CUDA counts as NVML does.",
-    "MASTER_ADDR": "Rank 0's node: its fabric_address, else its address.",
-    "MASTER_PORT": "20000 to 29999, the same for all ranks. `--env` may set another.",
-    "WORLD_SIZE": "How many nodes. [Scripts](../guides/submitting.md#steps) do not have it, tasks of `srun` do.",
-    "RANK": "Of this node, from 0. Likewise.",
-    "NODE_RANK": "The same.",
-    "LOCAL_RANK": "Always 0: gpusched starts one process per node. Likewise.",
-    "OMP_NUM_THREADS": "Cores per GPU on this node. `--env` may set another.",
-    "CUDA_MPS_PIPE_DIRECTORY": "Of jobs with `--share`, where GPUs are shared by MPS: where its daemon listens.",
-    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "Likewise: `--gpu-mem` for each of the job's GPUs, which CUDA keeps.",
+    "CUDA_DEVICE_ORDER": "Makes CUDA number GPUs as NVML does.",
+    "MASTER_ADDR": "fabric_address of rank 0's node, else its address.",
+    "MASTER_PORT": "20000 to 29999, the same for all ranks; `--env` overrides it.",
+    "WORLD_SIZE": "Number of nodes. Set in `srun` tasks, not in [scripts](../guides/submitting.md#steps).",
+    "RANK": "Of this node, from 0; as WORLD_SIZE.",
+    "NODE_RANK": "As RANK.",
+    "LOCAL_RANK": "Always 0: gpusched starts one process per node; as WORLD_SIZE.",
+    "OMP_NUM_THREADS": "Cores per GPU on this node; `--env` overrides it.",
+    "CUDA_MPS_PIPE_DIRECTORY": "With `--share` by MPS: folder of the daemon's pipes.",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "With `--share` by MPS: `--gpu-mem` per GPU, enforced by CUDA.",
     "GPUSCHED_JOB_ID": "Job id.",
     "GPUSCHED_JOB_NAME": "Its name.",
     "GPUSCHED_ATTEMPT": "1 for the first start.",
@@ -840,85 +842,84 @@ JOB_VARIABLES = {
     "GPUSCHED_NODE": "This node's name.",
     "GPUSCHED_NODELIST": "All nodes of the job, by rank.",
     "GPUSCHED_GPUS": "NVML indices of the job's GPUs on this node.",
-    "GPUSCHED_GPUS_PER_NODE": "How many.",
+    "GPUSCHED_GPUS_PER_NODE": "Number of GPUs per node.",
     "GPUSCHED_USER": "Who submitted it.",
     "GPUSCHED_ARRAY_ID": "In tasks of arrays.",
     "GPUSCHED_ARRAY_INDEX": "In tasks of arrays.",
-    "GPUSCHED_CONTAINER": "Name of the attempt; marks its processes.",
+    "GPUSCHED_CONTAINER": "Name of the attempt, which marks its processes.",
     "GPUSCHED_JOB_DIR": (
-        "A folder of the job's own, which its later attempts find again; see "
-        "[progress](../guides/submitting.md#progress). Removed once the job has ended, but for `job_dirs`."
+        "The job's own folder, kept between attempts ([progress](../guides/submitting.md#progress)). Removed once the "
+        "job has ended, except with `job_dirs`."
     ),
     "GPUSCHED_GPUS_TOTAL": "GPUs of the whole job.",
-    "GPUSCHED_GPUS_MIN": "Of [resizable jobs](../guides/resizing.md): the fewest GPUs that it may have.",
-    "GPUSCHED_GPUS_MAX": "Likewise: the most.",
-    "GPUSCHED_GPUS_BASE": "Likewise: what batch and learning rate were tuned for.",
-    "GPUSCHED_BATCH": "Likewise: `fixed` or `scale`, as submitted.",
-    "GPUSCHED_RESIZES": "Likewise: how often it was resized.",
+    "GPUSCHED_GPUS_MIN": "Of [resizable jobs](../guides/resizing.md): minimum GPUs.",
+    "GPUSCHED_GPUS_MAX": "Of resizable jobs: maximum GPUs.",
+    "GPUSCHED_GPUS_BASE": "Of resizable jobs: GPUs that batch size and learning rate were tuned for.",
+    "GPUSCHED_BATCH": "Of resizable jobs: `fixed` or `scale`, as submitted.",
+    "GPUSCHED_RESIZES": "Of resizable jobs: number of resizes.",
     "GPUSCHED_HOSTFILE": "In gangs: a file with one line per rank, `address slots=GPUS`.",
-    "GPUSCHED_SPOOL": "In job scripts: where the script lies, with srun and scontrol. Marks its processes.",
-    "GPUSCHED_RUN_PID": "In job scripts, for srun: the process that began with the job's variables, before the script.",
+    "GPUSCHED_SPOOL": "In job scripts: folder of the script, srun and scontrol; marks its processes.",
+    "GPUSCHED_RUN_PID": "In job scripts, for srun: the process with the job's variables, before the script.",
     "SLURM_JOB_ID": "Job id (not a number).",
     "SLURM_JOB_NAME": "Its name.",
     "SLURM_JOB_PARTITION": "Its partition.",
-    "SLURM_JOBID": "Of job scripts, and with `--slurm-env`: the same as SLURM_JOB_ID.",
-    "SLURM_JOB_USER": "Likewise: who submitted it.",
-    "SLURM_JOB_UID": "Likewise: that user's number.",
-    "SLURM_JOB_ACCOUNT": "Likewise: its group, where it has one.",
-    "SLURM_JOB_QOS": "Likewise: its class of service, where it has one.",
-    "SLURM_JOB_RESERVATION": "Likewise: the reservation that it runs in, where there is one.",
-    "SLURM_JOB_GPUS": "Likewise: NVML indices of the job's GPUs on this node.",
-    "SLURM_JOB_CPUS_PER_NODE": "Likewise: cores of each node.",
-    "SLURM_NODELIST": "Likewise: as SLURM_JOB_NODELIST.",
-    "SLURM_NPROCS": "Likewise: as SLURM_NTASKS.",
-    "SLURM_NTASKS_PER_NODE": "Likewise: tasks that `srun` starts on each node.",
-    "SLURM_TASKS_PER_NODE": "Likewise, of all nodes.",
-    "SLURM_CPUS_PER_TASK": "Likewise: cores of a node by its tasks.",
-    "SLURM_MEM_PER_NODE": "Likewise: MiB.",
-    "SLURM_MEM_PER_CPU": "In its place, where `--mem-per-cpu` was given: MiB of each core.",
-    "SLURM_GPUS": "Likewise: GPUs of the whole job.",
-    "SLURM_GPUS_PER_NODE": "Likewise: of each node.",
-    "SLURM_GPUS_PER_TASK": "Likewise: of each task, where `--gpus-per-task` was given.",
-    "SLURM_GTIDS": "Likewise: 0.",
-    "SLURM_SUBMIT_DIR": "Likewise: the folder that a script was submitted from.",
-    "SLURM_JOB_NUM_NODES": "How many nodes.",
-    "SLURM_NNODES": "The same.",
-    "SLURM_JOB_NODELIST": "All nodes, by rank, written out.",
+    "SLURM_JOBID": "As SLURM_JOB_ID.",
+    "SLURM_JOB_USER": "Its user.",
+    "SLURM_JOB_UID": "Its user's UID.",
+    "SLURM_JOB_ACCOUNT": "Its group, if any.",
+    "SLURM_JOB_QOS": "Its class of service, if any.",
+    "SLURM_JOB_RESERVATION": "Its reservation, if any.",
+    "SLURM_JOB_GPUS": "NVML indices of its GPUs on this node.",
+    "SLURM_JOB_CPUS_PER_NODE": "Cores of each node.",
+    "SLURM_NODELIST": "As SLURM_JOB_NODELIST.",
+    "SLURM_NPROCS": "As SLURM_NTASKS.",
+    "SLURM_NTASKS_PER_NODE": "`srun` tasks per node.",
+    "SLURM_TASKS_PER_NODE": "`srun` tasks of all nodes.",
+    "SLURM_CPUS_PER_TASK": "Cores per task.",
+    "SLURM_MEM_PER_NODE": "MiB.",
+    "SLURM_MEM_PER_CPU": "MiB per core; with `--mem-per-cpu`, in place of SLURM_MEM_PER_NODE.",
+    "SLURM_GPUS": "GPUs of the whole job.",
+    "SLURM_GPUS_PER_NODE": "GPUs per node.",
+    "SLURM_GPUS_PER_TASK": "GPUs per task, with `--gpus-per-task`.",
+    "SLURM_GTIDS": "Always 0.",
+    "SLURM_SUBMIT_DIR": "Folder where the script was submitted.",
+    "SLURM_JOB_NUM_NODES": "Number of nodes.",
+    "SLURM_NNODES": "Number of nodes.",
+    "SLURM_JOB_NODELIST": "All nodes, by rank, as a plain list.",
     "SLURM_NODEID": "This node's rank.",
-    "SLURM_PROCID": "The same.",
+    "SLURM_PROCID": "This node's rank.",
     "SLURM_LOCALID": "Always 0.",
-    "SLURM_NTASKS": "Tasks of the whole job: one on each node where nothing else was asked for.",
+    "SLURM_NTASKS": "Tasks of the whole job; default: one per node.",
     "SLURM_CPUS_ON_NODE": "The job's cores on this node.",
     "SLURM_GPUS_ON_NODE": "The job's GPUs on this node.",
     "SLURM_RESTART_COUNT": "0 for the first start.",
     "SLURMD_NODENAME": "This node's name.",
     "SLURM_ARRAY_JOB_ID": "In tasks of arrays.",
     "SLURM_ARRAY_TASK_ID": "In tasks of arrays.",
-    "SLURM_ARRAY_TASK_COUNT": "Likewise: how many tasks the array has.",
-    "SLURM_ARRAY_TASK_MIN": "Likewise: the first index.",
-    "SLURM_ARRAY_TASK_MAX": "Likewise: the last one.",
-    "SLURM_ARRAY_TASK_STEP": "Likewise: from one index to the next.",
+    "SLURM_ARRAY_TASK_COUNT": "Number of tasks of the array.",
+    "SLURM_ARRAY_TASK_MIN": "First index of the array.",
+    "SLURM_ARRAY_TASK_MAX": "Last index of the array.",
+    "SLURM_ARRAY_TASK_STEP": "Step between indices of the array.",
 }
 READ_VARIABLES = {
     "GPUSCHED_STATE": (
-        "The state folder. Else `/var/lib/gpusched` where that is one, else `$XDG_STATE_HOME/gpusched`, else "
+        "The state folder. Default: `/var/lib/gpusched` if it is one, else `$XDG_STATE_HOME/gpusched`, else "
         "`~/.local/state/gpusched`."
     ),
     "GPUSCHED_INVENTORY": (
-        "The inventory file, or a folder that holds inventory.yaml. Else `./inventory.yaml`, else "
+        "The inventory file, or the folder of inventory.yaml. Default: `./inventory.yaml`, else "
         "`$XDG_CONFIG_HOME/gpusched/inventory.yaml`, else `/etc/gpusched/inventory.yaml`."
     ),
     "GPUSCHED_POLICIES": (
-        "A folder of policies that goes before those that come with gpusched. Else `policies/` beside the "
-        "inventory, where there is one."
+        "A folder of policies that override the built-in ones. Default: `policies/` beside the inventory, if it exists."
     ),
-    "SLURM_CONF": "Under `engine: slurm`, the slurm.conf that Slurm's commands go by.",
+    "SLURM_CONF": "Under `engine: slurm`: the slurm.conf for Slurm's commands.",
     "GPUSCHED_DEBUG": "`1` shows the traceback of an internal error.",
-    "XDG_STATE_HOME": "See GPUSCHED_STATE. On a node: where the attempts' folders lie, else `~/.local/state`.",
+    "XDG_STATE_HOME": "See GPUSCHED_STATE. On nodes: location of the attempts' folders, else `~/.local/state`.",
     "XDG_CONFIG_HOME": "See GPUSCHED_INVENTORY.",
-    "XDG_CACHE_HOME": "Compiled scheduling passes lie below it. On a node: the cached probe. Else `~/.cache`.",
-    "NUMBA_CACHE_DIR": "Another folder for the compiled passes.",
-    "GPUSCHED_COMPILED": "`numba` leaves compiling and keeping passes to numba, as is done for a version of it that "
-    "gpusched does not know: commands start later, decisions are the same.",
-    "SSH_AUTH_SOCK": "The SSH agent, whose keys are tried.",
+    "XDG_CACHE_HOME": "Location of compiled scheduling passes; on nodes: of the cached probe. Default: `~/.cache`.",
+    "NUMBA_CACHE_DIR": "Overrides the folder of compiled passes.",
+    "GPUSCHED_COMPILED": "`numba`: numba compiles and caches the passes itself, as for an unknown numba version. "
+    "Commands start more slowly; decisions are the same.",
+    "SSH_AUTH_SOCK": "The SSH agent whose keys are tried.",
 }
