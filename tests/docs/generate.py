@@ -307,7 +307,7 @@ def _policies() -> str:
 
 
 def _job_states() -> str:
-    kinds = {s: "holds resources" if s in ACTIVE else "ended" if s in ENDED else "waits" for s in JobState}
+    kinds = {s: "holds resources" if s in ACTIVE else "ended" if s in ENDED else "pending" for s in JobState}
     return table(("state", "", "meaning"), [(code(s), kinds[s], words.JOB_STATES[s]) for s in JobState])
 
 

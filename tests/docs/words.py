@@ -230,127 +230,127 @@ RECEIVER = {
 }
 
 JOB_STATES = {
-    JobState.PENDING: "In the queue. The reason says why it waits.",
-    JobState.STARTING: (
-        "It has its nodes and GPUs. Its containers are being prepared, which may include pulling an image."
-    ),
+    JobState.PENDING: "In the queue; see its reason.",
+    JobState.STARTING: ("It holds nodes and GPUs; its containers are being prepared, which may include an image pull."),
     JobState.RUNNING: "All its ranks run.",
-    JobState.COMPLETING: "It is being ended: signalled, or waiting for its last ranks to go.",
+    JobState.COMPLETING: "It is ending: signalled, or its last ranks are still running.",
     JobState.COMPLETED: "All ranks exited with 0.",
-    JobState.FAILED: "A rank exited with another code, or the job could not be launched through its own fault.",
-    JobState.CANCELLED: "Ended by a person.",
-    JobState.TIMEOUT: "Ran into its time limit.",
-    JobState.OUT_OF_MEMORY: "A rank was killed for using more memory than it asked for.",
-    JobState.NODE_FAIL: "Its node failed, and it may not be tried again.",
-    JobState.PREEMPTED: (
-        "How an attempt ends that a policy stops for another job. The job itself goes back to the queue, never to this."
-    ),
+    JobState.FAILED: "A rank exited with another code, or the launch failed through the job's own fault.",
+    JobState.CANCELLED: "Cancelled by a user.",
+    JobState.TIMEOUT: "Exceeded its time limit.",
+    JobState.OUT_OF_MEMORY: "A rank was killed for exceeding its requested memory.",
+    JobState.NODE_FAIL: "Its node failed, and it may not be requeued.",
+    JobState.PREEMPTED: ("End of a preempted attempt. The job itself is requeued and never has this state."),
 }
 NODE_STATES = {
-    NodeState.IDLE: ("yes", "Answers, and no job holds anything of it."),
-    NodeState.MIXED: ("yes", "Jobs hold a part of it."),
+    NodeState.IDLE: ("yes", "It answers, and no job holds resources on it."),
+    NodeState.MIXED: ("yes", "Jobs hold some of its resources."),
     NodeState.ALLOCATED: ("yes, without GPUs", "Jobs hold all its GPUs."),
     NodeState.DOWN: (
         "no",
-        "Does not answer, its container engine does not answer, or its login or host key is refused.",
+        "The node or its container engine does not answer, or its login or host key is refused.",
     ),
     NodeState.DRAINING: ("no", "Drained, or no longer in inventory.yaml; jobs still run on it."),
     NodeState.DRAINED: ("no", "Drained and empty."),
-    NodeState.UNKNOWN: ("no", "Not read yet, or silent for less than `down_after`."),
+    NodeState.UNKNOWN: ("no", "Not probed yet, or silent for less than `down_after`."),
 }
 GPU_STATES = {
-    GpuState.FREE: "May be handed out.",
+    GpuState.FREE: "Available to jobs.",
     GpuState.ALLOCATED: "Held by a job.",
-    GpuState.BUSY: "Not held by a job, yet in use: by a process that gpusched did not start (foreign), by an attempt "
-    f"that is being cleaned up, or more than {UNSEEN_MEMORY_MIB} MiB of its memory are in use by nobody NVML shows.",
-    GpuState.LOST: "The driver cannot talk to it, or does not list it. The others of the node stay in use.",
-    GpuState.UNUSABLE: "There, but not handed out: MIG is on, or it has uncorrected ECC errors.",
-    GpuState.UNKNOWN: "The node has not been read, or neither NVML nor nvidia-smi answers there.",
+    GpuState.BUSY: "Not held by a job, yet in use: by a foreign process (not started by gpusched), by an attempt "
+    f"being cleaned up, or more than {UNSEEN_MEMORY_MIB} MiB of its memory are used by no process that NVML shows.",
+    GpuState.LOST: "The driver cannot reach it or does not list it. The node's other GPUs stay in use.",
+    GpuState.UNUSABLE: "Present, but not allocated: MIG is on, or it has uncorrected ECC errors.",
+    GpuState.UNKNOWN: "The node has not been probed, or neither NVML nor nvidia-smi answers there.",
 }
 REASONS = {
     ReasonCode.JOB_HELD_ADMIN: ("Held by an admin.", "Ask an admin for `gpusched release JOB`."),
     ReasonCode.JOB_HELD_USER: ("Held by its user.", "`gpusched release JOB`."),
     ReasonCode.PARTITION_UNKNOWN: (
-        "Its partition has left the inventory.",
+        "Its partition was removed from the inventory.",
         "Cancel it and submit it to another partition, or put the partition back.",
     ),
     ReasonCode.BAD_CONSTRAINTS: (
         "It would not fit even on the empty partition.",
-        "Ask for less, spread it over more nodes (`-N`), or allow it more nodes. The inventory has changed "
-        "since it was queued.",
+        "The inventory has changed since it was queued: request less, or more or other nodes (`-N`, `--nodelist`).",
     ),
     ReasonCode.NOT_ELIGIBLE: (
-        "Slurm, whose job it is, does not let it start; the message has Slurm's reason.",
+        "Slurm does not let it start; the message has Slurm's reason.",
         "`scontrol show job JOB` says more.",
     ),
     ReasonCode.DEPENDENCY_NEVER_SATISFIED: (
-        "A job it depends on ended in a way that cannot satisfy it, or is not there.",
+        "A job it depends on does not exist, or ended in a way that cannot satisfy it.",
         "`gpusched cancel JOB`, or `gpusched requeue` the other one. The job stays in the queue until then.",
     ),
-    ReasonCode.DEPENDENCY: ("Waits for another job.", "Wait; `gpusched why` of the other job says how it goes on."),
+    ReasonCode.DEPENDENCY: ("It depends on another job.", "Wait; see `gpusched why` of the other job."),
     ReasonCode.BEGIN_TIME: (
-        "May not start yet: `--begin`, or the pause before a retry.",
+        "Not before a time: `--begin`, or the delay before a retry.",
         "Wait; `gpusched show JOB` has the time under `not before`.",
     ),
     ReasonCode.RESERVATION: (
-        "It asks for a reservation (`--reservation`) that has not begun, ends too soon, is not for its user, or "
-        "is not there any more.",
-        "Wait; where it can never run in it, cancel it and submit it again. `gpusched reservations` lists them.",
+        "Its reservation (`--reservation`) has not begun, ends too soon, is not for its user, or no longer exists.",
+        "Wait; if it can never run in it, cancel and submit it again. `gpusched reservations` lists them.",
     ),
     ReasonCode.ARRAY_TASK_LIMIT: (
-        "As many tasks of its array run as `%N` allows.",
+        "Its array has reached the `%N` limit on running tasks.",
         "Wait for a task to end.",
     ),
     ReasonCode.ASSOC_GRP_GRES: (
-        "Its user, or a group it counts for, has as many GPUs at once as the inventory allows.",
-        "Wait; the message says whose limit it is and until when. `gpusched quota` shows all of yours.",
+        "Its user or a group that is charged has reached its GPU limit.",
+        "Wait; the message names the limit and until when. `gpusched quota` shows all of yours.",
     ),
-    ReasonCode.ASSOC_MAX_JOBS: ("As many jobs of its user run as may.", "Wait for one to end."),
-    ReasonCode.ASSOC_GRP_JOBS: ("As many jobs of a group that it counts for run as may.", "Wait for one to end."),
+    ReasonCode.ASSOC_MAX_JOBS: ("Its user has reached the limit on running jobs.", "Wait for one to end."),
+    ReasonCode.ASSOC_GRP_JOBS: (
+        "A group that is charged has reached its limit on running jobs.",
+        "Wait for one to end.",
+    ),
     ReasonCode.ASSOC_GRP_GRES_MINUTES: (
-        "The GPU hours of seven days of its user or group: used, or promised to running jobs up to their limits.",
-        "Wait; ask for a shorter time limit, which promises fewer.",
+        "Its user or group has reached its limit on GPU hours in seven days; running jobs count with their time limits.",
+        "Wait, or request a shorter time limit, which is charged less.",
     ),
-    ReasonCode.QOS_GRP_GRES: ("The GPUs at once of all jobs of its class of service.", "Wait, or use another `--qos`."),
-    ReasonCode.QOS_GRP_JOBS: ("As many jobs of its class of service run as may.", "Wait, or use another `--qos`."),
+    ReasonCode.QOS_GRP_GRES: ("Its class of service has reached its GPU limit.", "Wait, or use another `--qos`."),
+    ReasonCode.QOS_GRP_JOBS: (
+        "Its class of service has reached its limit on running jobs.",
+        "Wait, or use another `--qos`.",
+    ),
     ReasonCode.QOS_GRP_GRES_MINUTES: (
-        "The GPU hours of seven days of all jobs of its class of service.",
+        "Its class of service has reached its limit on GPU hours in seven days.",
         "Wait, or use another `--qos`.",
     ),
     ReasonCode.QOS_MAX_GRES_PER_USER: (
-        "Its user's GPUs at once in its class of service.",
+        "Its user has reached the GPU limit in its class of service.",
         "Wait, or use another `--qos`.",
     ),
     ReasonCode.QOS_MAX_JOBS_PER_USER: (
-        "As many jobs of its user run in its class of service as may.",
+        "Its user has reached the limit on running jobs in its class of service.",
         "Wait, or use another `--qos`.",
     ),
     ReasonCode.QOS_MAX_GRES_MINUTES_PER_USER: (
-        "Its user's GPU hours of seven days in its class of service. The word is ours.",
+        "Its user has reached the limit on GPU hours in seven days in its class of service (not a Slurm reason).",
         "Wait, or use another `--qos`.",
     ),
     ReasonCode.REQ_NODE_NOT_AVAIL: (
-        "It would fit if parts that are DOWN, DRAINED, LOST, BUSY or UNUSABLE came back; or nodes are reserved, and "
+        "It would fit if resources that are DOWN, DRAINED, LOST, BUSY or UNUSABLE came back; or nodes are reserved and "
         "it could not end before that: `Reserved for maintenance`, `May be reserved for other job`.",
-        "`gpusched nodes` says what is wrong there. Mend it, `gpusched resume` it, or end the foreign process. Where "
-        "they are reserved: a shorter limit; `gpusched why` says which one would do.",
+        "See `gpusched nodes`. Repair the node, `gpusched resume` it, or end the foreign process. For reserved nodes: a "
+        "shorter limit, as `gpusched why` suggests.",
     ),
     ReasonCode.RESOURCES: (
-        "Waits for what running jobs hold.",
-        "Wait; the message says until when at the latest where that is known. Or ask for less.",
+        "Waits for resources that running jobs hold.",
+        "Wait (the message has the latest time, if known), or request less.",
     ),
-    ReasonCode.PRIORITY: ("Others are ahead of it in the queue.", "Wait. An admin can raise its priority."),
+    ReasonCode.PRIORITY: ("Other jobs are ahead of it in the queue.", "Wait. An admin can raise its priority."),
     ReasonCode.BACKFILL: (
         "Fits now, but would delay the head of the queue.",
-        "Ask for a shorter time limit: `gpusched why` says which one would do.",
+        "Request a shorter time limit, as `gpusched why` suggests.",
     ),
     ReasonCode.POLICY: (
         "Fits now, but the policy did not choose it in this cycle.",
         "Wait for the next cycle.",
     ),
     ReasonCode.REJECTED: (
-        "The check after the decision struck it out.",
-        "Report it: it is a bug of the policy. The event `plan_rejected` has the details.",
+        "The check of the plan rejected it.",
+        "Report it as a bug of the policy. The event `plan_rejected` has the details.",
     ),
 }
 
