@@ -296,7 +296,7 @@ REASONS = {
         "Wait for a task to end.",
     ),
     ReasonCode.ASSOC_GRP_GRES: (
-        "Its user or a group that is charged has reached its GPU limit.",
+        "Its user or a charged group has reached its GPU limit.",
         "Wait; the message names the limit and until when. `gpusched quota` shows all of yours.",
     ),
     ReasonCode.ASSOC_MAX_JOBS: ("Its user has reached the limit on running jobs.", "Wait for one to end."),
@@ -305,12 +305,12 @@ REASONS = {
         "Wait for one to end.",
     ),
     ReasonCode.ASSOC_GRP_GRES_MINUTES: (
-        "Its user or group has reached its limit on GPU hours in seven days; running jobs count with their time limits.",
+        "Its user or group has reached its limit on GPU hours in seven days; running jobs count by time limit.",
         "Wait, or request a shorter time limit, which is charged less.",
     ),
     ReasonCode.QOS_GRP_GRES: ("Its class of service has reached its GPU limit.", "Wait, or use another `--qos`."),
     ReasonCode.QOS_GRP_JOBS: (
-        "Its class of service has reached its limit on running jobs.",
+        "Its class of service has reached its job limit.",
         "Wait, or use another `--qos`.",
     ),
     ReasonCode.QOS_GRP_GRES_MINUTES: (
@@ -332,8 +332,8 @@ REASONS = {
     ReasonCode.REQ_NODE_NOT_AVAIL: (
         "It would fit if resources that are DOWN, DRAINED, LOST, BUSY or UNUSABLE came back; or nodes are reserved and "
         "it could not end before that: `Reserved for maintenance`, `May be reserved for other job`.",
-        "See `gpusched nodes`. Repair the node, `gpusched resume` it, or end the foreign process. For reserved nodes: a "
-        "shorter limit, as `gpusched why` suggests.",
+        "See `gpusched nodes`. Repair the node, `gpusched resume` it, or end the foreign process. For reserved "
+        "nodes: a shorter limit, as `gpusched why` suggests.",
     ),
     ReasonCode.RESOURCES: (
         "Waits for resources that running jobs hold.",
