@@ -113,6 +113,11 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
+def listing(rows: Iterable[tuple[str, str]]) -> str:
+    """Return names and meanings as a list: where names share a row, a table's first column would be too wide."""
+    return "\n".join(f"- {names}: {meaning}" if meaning else f"- {names}" for names, meaning in rows) + "\n"
+
+
 def code(text: object) -> str:
     """As code; nothing stays nothing."""
     return f"`{text}`" if str(text) else ""
@@ -157,8 +162,12 @@ def _command(name: str, command: Any) -> str:
         _SUBMIT.update(rows)
     same = [names for names in rows if name == "run" and _SUBMIT.get(names) == rows[names]]
     as_submit = f"\nAs for [submit](#gpusched-submit): {'; '.join(same)}.\n" if same else ""
-    own = [(f"{names} {kind}".strip(), meaning) for names, (kind, meaning) in rows.items() if names not in same]
-    return text + as_submit + ("\n" + table(("option", "meaning"), own) if own else "") + json
+    own = [
+        (f"{names} ({kind})" if kind else names, meaning)
+        for names, (kind, meaning) in rows.items()
+        if names not in same
+    ]
+    return text + as_submit + ("\n" + listing(own) if own else "") + json
 
 
 _SUBMIT: dict[str, tuple[str, str]] = {}  # the options of submit, most of which are run's, too
@@ -386,7 +395,7 @@ def _json_table(name: str) -> str:
         if meaning
     ]
     listed = f"Plain keys: {', '.join(plain)}.\n\n" if plain else ""
-    return listed + (table(("key", "meaning"), rows) if rows else "")
+    return listed + (listing(rows) if rows else "")
 
 
 def _nullable(key: str, described: str) -> str:
