@@ -113,6 +113,11 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
+def listing(rows: Iterable[tuple[str, str]]) -> str:
+    """Return names and meanings as a list: where names share a row, a table's first column would be too wide."""
+    return "\n".join(f"- {names}: {meaning}" if meaning else f"- {names}" for names, meaning in rows) + "\n"
+
+
 def code(text: object) -> str:
     """As code; nothing stays nothing."""
     return f"`{text}`" if str(text) else ""
@@ -151,18 +156,31 @@ def _command(name: str, command: Any) -> str:
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
     usage = " ".join(["gpusched", name, *(["[OPTIONS]"] if options else []), *(_metavar(a) for a in arguments)])
     text = f"## gpusched {name}\n\n    {usage}\n\n{_paragraphs(command.help)}\n"
-    rows = []
-    for option in options:
-        names = ", ".join(code(o) for o in (*option.opts, *option.secondary_opts))
-        default = (
-            "" if option.default in (None, False, (), "") else str(getattr(option.default, "value", option.default))
-        )
-        choices = [str(c.value) for c in _enum(hints[option.name])]
-        kind = " or ".join(code(c) for c in choices) if choices else _kind(hints[option.name])
-        required = "required" if option.required else ""
-        default = ("on" if default == "True" else default) if not choices else code(default)
-        rows.append((names, kind, default or required, option.help or ""))
-    return text + ("\n" + table(("option", "value", "default", ""), rows) if rows else "")
+    rows = {names: (kind, meaning) for names, kind, meaning in (_option(option, hints) for option in options)}
+    json = "\nAlso `--json`.\n" if rows.pop("`--json`", None) else ""
+    if name == "submit":
+        _SUBMIT.update(rows)
+    same = [names for names in rows if name == "run" and _SUBMIT.get(names) == rows[names]]
+    as_submit = f"\nAs for [submit](#gpusched-submit): {'; '.join(same)}.\n" if same else ""
+    own = [
+        (f"{names} ({kind})" if kind else names, meaning)
+        for names, (kind, meaning) in rows.items()
+        if names not in same
+    ]
+    return text + as_submit + ("\n" + listing(own) if own else "") + json
+
+
+_SUBMIT: dict[str, tuple[str, str]] = {}  # the options of submit, most of which are run's, too
+
+
+def _option(option: Any, hints: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the names of an option, the kind of its value, and its meaning with its default."""
+    names = ", ".join(code(o) for o in (*option.opts, *option.secondary_opts))
+    choices = [str(c.value) for c in _enum(hints[option.name])]
+    kind = " or ".join(code(c) for c in choices) if choices else _kind(hints[option.name])
+    default = "" if option.default in (None, False, (), "") else str(getattr(option.default, "value", option.default))
+    note = f"Default: {'on' if default == 'True' else code(default)}." if default else "Required." * option.required
+    return names, kind, f"{option.help or ''} {note}".strip()
 
 
 def _sbatch_names(name: str) -> str:
@@ -209,8 +227,11 @@ def _paragraphs(text: str) -> str:
 
 
 def _keys(known: Iterable[str], described: dict[str, tuple[str, str]], defaults: dict[str, str]) -> str:
-    rows = [(code(k), described[k][0], defaults.get(k, ""), described[k][1]) for k in known if k not in words.TWINS]
-    return table(("key", "value", "default", "meaning"), rows)
+    def meaning(key: str) -> str:
+        return described[key][1] + (f" Default: {defaults[key]}." if defaults.get(key) else "")
+
+    rows = [(code(k), described[k][0], meaning(k)) for k in known if k not in words.TWINS]
+    return table(("key", "value", "meaning"), rows)
 
 
 def _settings() -> str:
@@ -227,7 +248,7 @@ def _default(value: object, field: str) -> str:
         seconds = float(str(value))
         unit, size = next((u, s) for u, s in (("d", 86400), ("m", 60), ("s", 1)) if seconds % s == 0 and seconds >= s)
         return code(f"{seconds / size:g}{unit}")
-    return code(value)
+    return code(str(value).lower() if isinstance(value, bool) else value)
 
 
 def _logs() -> str:
@@ -267,9 +288,8 @@ def _flavor() -> str:
 
 def _twins() -> str:
     known = {**inventory_fields.SETTINGS, **inventory_fields.NODE, **inventory_fields.FLAVOR}
-    return table(
-        ("key with its unit", "stands for"), [(code(k), code(v)) for k, v in words.TWINS.items() if k in known]
-    )
+    pairs = [f"{code(unit)} ({code(key)})" for unit, key in words.TWINS.items() if unit in known]
+    return ", ".join(pairs) + "."
 
 
 # -- policies
@@ -285,9 +305,10 @@ def _policies() -> str:
     for path in policy_files():
         spec, text = load_policy(path), path.read_text("utf-8")
         comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
-        rest = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+        # The paragraph says more than the description, which `gpusched policy show` prints.
+        rest = "\n".join(line for line in text.splitlines() if not line.startswith(("#", "description:")))
         assert yaml.safe_load(rest)
-        blocks.append(f"## {spec.name}\n\n{comment}\n\n```yaml\n{rest}\n```\n\nVersion `{spec.version}`.\n")
+        blocks.append(f"## {spec.name}\n\n{comment}\n\n```yaml\n{rest}\n```\n\n`{spec.version}`\n")
     return "\n".join(blocks)
 
 
@@ -295,7 +316,7 @@ def _policies() -> str:
 
 
 def _job_states() -> str:
-    kinds = {s: "holds resources" if s in ACTIVE else "ended" if s in ENDED else "waits" for s in JobState}
+    kinds = {s: "holds resources" if s in ACTIVE else "ended" if s in ENDED else "pending" for s in JobState}
     return table(("state", "", "meaning"), [(code(s), kinds[s], words.JOB_STATES[s]) for s in JobState])
 
 
@@ -367,7 +388,23 @@ def _json_table(name: str) -> str:
     described = _JSON_WORDS[name]
     keys = json_keys()[name]
     assert list(keys) == list(described) or set(keys) == set(described), (name, set(keys) ^ set(described))
-    return table(("key", "meaning"), [(code(k), described[k]) for k in keys])
+    plain = [_nullable(k, described[k]) for k in keys if not _meaning(described[k])]
+    rows = [
+        (", ".join(_nullable(k, described[k]) for k in keys if _meaning(described[k]) == meaning), meaning)
+        for meaning in dict.fromkeys(_meaning(described[k]) for k in keys)
+        if meaning
+    ]
+    listed = f"Plain keys: {', '.join(plain)}.\n\n" if plain else ""
+    return listed + (listing(rows) if rows else "")
+
+
+def _nullable(key: str, described: str) -> str:
+    """Return the key as code, marked where it may be null."""
+    return code(key) + ("?" if described.startswith("?") else "")
+
+
+def _meaning(described: str) -> str:
+    return described.removeprefix("?")
 
 
 def json_keys() -> dict[str, list[str]]:
