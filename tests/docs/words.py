@@ -258,7 +258,8 @@ GPU_STATES = {
     GpuState.FREE: "Available to jobs.",
     GpuState.ALLOCATED: "Held by a job.",
     GpuState.BUSY: "Not held by a job, yet in use: by a foreign process (not started by gpusched), by an attempt "
-    f"being cleaned up, or more than {HIDDEN_PROCESS_MEMORY_MIB} MiB of its memory are used by no process that NVML shows.",
+    f"being cleaned up, or more than {HIDDEN_PROCESS_MEMORY_MIB} MiB of its memory are used by no process that NVML "
+    "shows.",
     GpuState.LOST: "The driver cannot reach it or does not list it. The node's other GPUs stay in use.",
     GpuState.UNUSABLE: "Present, but not allocated: MIG is on, or it has uncorrected ECC errors.",
     GpuState.UNKNOWN: "The node has not been probed, or neither NVML nor nvidia-smi answers there.",
