@@ -114,7 +114,7 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def listing(rows: Iterable[tuple[str, str]]) -> str:
-    """Return names and meanings as a list: where names share a row, a table's first column would be too wide."""
+    """Return names and meanings as a list; a table's first column would be too wide for several names."""
     return "\n".join(f"- {names}: {meaning}" if meaning else f"- {names}" for names, meaning in rows) + "\n"
 
 
@@ -231,8 +231,7 @@ def _keys(known: Iterable[str], described: dict[str, tuple[str, str]], defaults:
     def meaning(key: str) -> str:
         return described[key][1] + (f" Default: {defaults[key]}." if defaults.get(key) else "")
 
-    rows = [(code(k), described[k][0], meaning(k)) for k in known if k not in words.TWINS]
-    return table(("key", "value", "meaning"), rows)
+    return listing((f"{code(k)} ({described[k][0]})", meaning(k)) for k in known if k not in words.TWINS)
 
 
 def _settings() -> str:
