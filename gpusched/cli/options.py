@@ -88,7 +88,7 @@ def job_options(
     ] = None,
     batch: Annotated[
         str | None,
-        typer.Option("--batch", help="fixed, or scale: told to the job (GPUSCHED_BATCH). Default: the partition's."),
+        typer.Option("--batch", help="fixed or scale, passed to the job (GPUSCHED_BATCH). Default: the partition's."),
     ] = None,
     cooldown: Annotated[
         str | None, typer.Option("--cooldown", help="Minimum run time before a resize. Default: the partition's.")

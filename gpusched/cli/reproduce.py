@@ -88,9 +88,9 @@ def reproduce(
 ) -> None:
     """Reproduce a paper's figures: trained here, next to the paper's own and the exact ones. Takes some minutes.
 
-    Of dl2 its setting, the rules it is compared with, and its agent: learned here where workloads are drawn; on
-    --workloads with the weights that come with gpusched, in seconds. Of maifs a setting of our own; learned with --out.
-    Of topology a setting of our own, and the rules to beat.
+    dl2: its setting, the compared rules, and its agent, trained here on generated workloads; with --workloads the
+    included weights are used, in seconds. maifs: a setting of our own; --out trains its agents. topology: a setting of
+    our own, and the rules to beat.
     """
     from gpusched.study.paper import PaperOptions
     from gpusched.views import reproduction

@@ -114,7 +114,7 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def listing(rows: Iterable[tuple[str, str]]) -> str:
-    """Return names and meanings as a list: where names share a row, a table's first column would be too wide."""
+    """Return names and meanings as a list; a table's first column would be too wide for several names."""
     return "\n".join(f"- {names}: {meaning}" if meaning else f"- {names}" for names, meaning in rows) + "\n"
 
 
@@ -150,27 +150,28 @@ def _command(name: str, command: Any) -> str:
         return "\n".join(
             [f"## gpusched {name}\n\n    gpusched {name} COMMAND\n\n{_paragraphs(command.help)}\n", *parts]
         )
-    callback = inspect.unwrap(command.callback, stop=lambda of: hasattr(of, "__signature__"))
-    hints = typing.get_type_hints(callback, include_extras=True)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
-    usage = " ".join(["gpusched", name, *(["[OPTIONS]"] if options else []), *(_metavar(a) for a in arguments)])
-    text = f"## gpusched {name}\n\n    {usage}\n\n{_paragraphs(command.help)}\n"
-    rows = {names: (kind, meaning) for names, kind, meaning in (_option(option, hints) for option in options)}
-    json = "\nAlso `--json`.\n" if rows.pop("`--json`", None) else ""
-    if name == "submit":
-        _SUBMIT.update(rows)
-    same = [names for names in rows if name == "run" and _SUBMIT.get(names) == rows[names]]
+    rows = _options(command)
+    usage = " ".join(["gpusched", name, *(["[OPTIONS]"] if rows else []), *(_metavar(a) for a in arguments)])
+    also = "\nAlso `--json`.\n" if rows.pop("`--json`", None) else ""
+    submits = _options(commands()["submit"]) if name == "run" else {}
+    same = [names for names in rows if submits.get(names) == rows[names]]
     as_submit = f"\nAs for [submit](#gpusched-submit): {'; '.join(same)}.\n" if same else ""
     own = [
         (f"{names} ({kind})" if kind else names, meaning)
         for names, (kind, meaning) in rows.items()
         if names not in same
     ]
-    return text + as_submit + ("\n" + listing(own) if own else "") + json
+    listed = "\n" + listing(own) if own else ""
+    return f"## gpusched {name}\n\n    {usage}\n\n{_paragraphs(command.help)}\n{as_submit}{listed}{also}"
 
 
-_SUBMIT: dict[str, tuple[str, str]] = {}  # the options of submit, most of which are run's, too
+def _options(command: Any) -> dict[str, tuple[str, str]]:
+    """Return names of an option -> the kind of its value, and its meaning."""
+    callback = inspect.unwrap(command.callback, stop=lambda of: hasattr(of, "__signature__"))
+    hints = typing.get_type_hints(callback, include_extras=True)
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    return {names: (kind, meaning) for names, kind, meaning in (_option(option, hints) for option in options)}
 
 
 def _option(option: Any, hints: dict[str, Any]) -> tuple[str, str, str]:
@@ -230,8 +231,7 @@ def _keys(known: Iterable[str], described: dict[str, tuple[str, str]], defaults:
     def meaning(key: str) -> str:
         return described[key][1] + (f" Default: {defaults[key]}." if defaults.get(key) else "")
 
-    rows = [(code(k), described[k][0], meaning(k)) for k in known if k not in words.TWINS]
-    return table(("key", "value", "meaning"), rows)
+    return listing((f"{code(k)} ({described[k][0]})", meaning(k)) for k in known if k not in words.TWINS)
 
 
 def _settings() -> str:

@@ -12,7 +12,7 @@ from gpusched import api
 
 CLASSES = ("Cluster", "Job", "Executor")
 INHERITED = {"Job": ("done", "cancelled", "add_done_callback")}
-"""Of `concurrent.futures.Future`, told in a line: who knows it needs no more."""
+"""Of `concurrent.futures.Future`, in one line: the standard library documents them."""
 
 
 def reference() -> str:
@@ -69,19 +69,17 @@ def _signature(function: Callable[..., Any], *, skip_first: bool) -> str:
 
 
 def _options() -> Iterator[str]:
-    yield "| option | type | meaning |"
-    yield "| --- | --- | --- |"
     section = _doc(api.Options).partition("Attributes:\n")[2]
     meanings = dict(re.findall(r"^    (\w+): (.+(?:\n        .+)*)", section, re.MULTILINE))
     for name, kind in api.Options.__annotations__.items():
         told = str(getattr(kind, "__forward_arg__", kind)).removesuffix(" | None")
         told = told.replace("os.PathLike[str]", "Path").replace("Job[Any]", "Job")
-        yield f"| `{name}` | {_kind(told)} | {_flat(meanings[name])} |"
+        yield f"- `{name}` ({_kind(told)}): {_flat(meanings[name])}"
 
 
 def _kind(told: str) -> str:
     told = told.replace("Names", "str | Sequence[str]")
-    return ", ".join(f"`{part}`".replace("|", "\\|") for part in re.split(r" \| (?![^\[]*\])", told))
+    return ", ".join(f"`{part}`" for part in re.split(r" \| (?![^\[]*\])", told))
 
 
 def _doc(what: Any) -> str:
