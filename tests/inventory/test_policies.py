@@ -108,8 +108,8 @@ def test_an_unknown_policy(site: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("order: lifo\n", ':1: order: found "lifo", expected one of fifo, ljf, sjf, sjf-estimate, fairshare, smallest, lpt-limit: '
-         "did you mean fifo?"),
+        ("order: lifo\n", ':1: order: found "lifo", expected one of fifo, ljf, sjf, sjf-estimate, fairshare, smallest, '
+         "lpt-limit: did you mean fifo?"),
         ("order: sjf-estimate\nbackfill: easy\n", ':2: backfill: found "easy", expected none or skip with order: '
          "sjf-estimate"),
         ("order: sjf-estimate\nbackfill: conservative\n", ':2: backfill: found "conservative", expected none or skip '

@@ -77,7 +77,7 @@ class Plain:
 
     def run(self) -> dict[str, float]:
         touched = set(self.snap.policies)
-        touched |= self.end_jobs()
+        touched |= self.end_jobs() | self.freed()  # also what ends in the very first instant
         while True:
             self.limits_now()
             self.begin(touched)
