@@ -147,7 +147,7 @@ def rated_power(product: str, reading: NodeReading) -> tuple[float | None, bool]
 
 
 def choose_runtime(seen: Inspection, gpus: int) -> tuple[RuntimeName, list[str]]:
-    """The first runtime that works and can give GPUs, else the first that works, else process; and notes why."""
+    """Return the first runtime that works and can give GPUs, else the first that works, else process; and reasons."""
     notes = [f"{r.name} is installed but does not work: {r.error}" for r in seen.runtimes if r.error]
     working = [r for r in seen.runtimes if not r.error]
     able = [r for r in working if not gpus or _gives_gpus(r)]
@@ -199,7 +199,7 @@ def _ask(host: Host, settings: Settings, user: str | None, key: str | None) -> O
 
 
 def describe(host: Host, seen: Inspection, reading: NodeReading) -> Outcome:
-    """What a host is, from its answer."""
+    """Return what a host is, from its answer."""
     if reading.cores is None or reading.memory_total_mib is None:
         return NotDiscovered(host, f"{host.typed}: its cores and memory cannot be determined")
     gpus = max((g.index + 1 for g in reading.gpus), default=0)

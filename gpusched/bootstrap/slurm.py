@@ -129,7 +129,7 @@ def choose(site: SlurmSite) -> Chosen:
 def ask_nodes(
     chosen: Chosen, user: str | None, port: int | None, key: str | None, on_answer: Callable[[Outcome], None]
 ) -> dict[str, Outcome]:
-    """What the nodes say over SSH, by Slurm's names. Changes nothing there; leaves the cached probe.
+    """Ask the nodes over SSH what they are, by Slurm's names. Nothing changes there but the cached probe.
 
     Where none of the first `SAMPLE` answers, the others are not asked.
     """
@@ -144,7 +144,7 @@ def ask_nodes(
 
 
 def without_ssh(chosen: Chosen, answers: Mapping[str, Outcome]) -> tuple[str, ...]:
-    """What is lost where nodes were not asked, or did not answer, in a line; none where all did."""
+    """Return a line on what is unknown because nodes were not asked or did not answer; none if all did."""
     count = sum(len(nodes) for nodes in chosen.nodes.values())
     lost = count - sum(isinstance(answer, Discovered) for answer in answers.values())
     if not lost:
@@ -162,7 +162,7 @@ def inventory_of_site(
     key: str | None = None,
     topology: Topology | None = None,
 ) -> str:
-    """The text of the inventory. ``answers``: what nodes said over SSH, by Slurm's names; of others nothing is read.
+    """Return the text of the inventory. ``answers``: what nodes said over SSH, by Slurm's names.
 
     ``user``, ``port`` and ``key`` are those with which they were asked.
     """

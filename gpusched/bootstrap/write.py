@@ -33,7 +33,7 @@ _FLAVORS = (("s", 1, 4, 72), ("m", 1, 2, 168), ("l", 1, 1, 336), ("f", 2, 1, 504
 def inventory_text(
     outcomes: Sequence[Outcome], *, user: str | None = None, key: str | None = None, topology: Topology | None = None
 ) -> str:
-    """The text of an inventory with all that was discovered; hosts that failed stand in it as comments.
+    """Return the text of an inventory with all that was discovered; hosts that failed are comments.
 
     ``user`` and ``key`` are those that `discover` was given; ``topology`` has the names that the nodes were given.
 
@@ -59,7 +59,7 @@ def inventory_text(
 
 
 def topology_text(topology: Topology) -> str:
-    """The ``topology:`` of an inventory."""
+    """Return the ``topology:`` section of an inventory."""
     lines = ["topology:"]
     for switch in topology.switches:
         fields = {
@@ -73,7 +73,7 @@ def topology_text(topology: Topology) -> str:
 
 
 def names_here(outcomes: Sequence[Outcome]) -> Callable[[str], str | None]:
-    """What a host of another program's file is called here: by its name or address, with or without its domain."""
+    """Return the name here of a host in another program's file: by name or address, with or without its domain."""
     known: dict[str, str] = {}
     for node in (o for o in outcomes if isinstance(o, Discovered)):
         for name in (node.name, node.host.address, node.host.address.split(".")[0]):
@@ -151,7 +151,7 @@ def _partition(name: str, nodes: list[Discovered], runtime: str, user: str | Non
 
 
 def _typical(nodes: list[Discovered]) -> Discovered:
-    """The most frequent kind of node among them, the larger where two are as frequent."""
+    """Return the most frequent kind of node among them; of equally frequent ones the larger."""
     counts = Counter((n.gpus, n.cores, n.memory_mib) for n in nodes)
     kind = max(counts, key=lambda k: (counts[k], k))
     return next(n for n in nodes if (n.gpus, n.cores, n.memory_mib) == kind)
@@ -173,7 +173,7 @@ def _node(node: Discovered, like: Discovered, runtime: str, user: str | None) ->
 
 
 def _flavors(partition: str, nodes: list[Discovered], like: Discovered) -> list[str]:
-    """A quarter, a half, one and two servers, as in the GIST paper's Table 2, where they come out whole."""
+    """Return flavors of a quarter, a half, one and two servers (GIST paper, Table 2), where they come out whole."""
     same = [n for n in nodes if (n.gpus, n.cores) == (like.gpus, like.cores)]
     mib = min(_declared_mib(n.memory_mib) for n in same)
     lines = []
@@ -196,7 +196,7 @@ def _failed(failures: Iterable[NotDiscovered]) -> list[str]:
 
 
 def _declared_mib(mib: int) -> int:
-    """What `_memory` writes, in MiB: whole GiB from one GiB on."""
+    """Return the MiB that `_memory` writes: whole GiB from one GiB on."""
     return mib // 1024 * 1024 if mib >= 1024 else mib
 
 
@@ -219,10 +219,10 @@ def _gib(mib: int | None) -> int | None:
 
 
 def scalar(text: str) -> str:
-    """A text as YAML, quoted where it must be."""
+    """Return a text as YAML, quoted where it must be."""
     return text if _PLAIN.fullmatch(text) and text not in _NULLS else json.dumps(text, ensure_ascii=False)
 
 
 def comment(text: str) -> str:
-    """A text as a part of a comment."""
+    """Return a text as a part of a comment."""
     return "".join(c if c.isprintable() else " " for c in text)

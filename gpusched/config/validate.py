@@ -146,7 +146,7 @@ class AsksForNodes(Protocol):
 
 
 def usable_nodes(partition: Partition, asked: AsksForNodes) -> list[Node]:
-    """The partition's nodes that a job which asks so may use."""
+    """Return the partition's nodes that a job with this request may use."""
     names, without, types = asked.nodelist, asked.exclude, asked.gpu_types
     nodes = [n for n in partition.nodes if (not names or n.name in names) and n.name not in without]
     return [n for n in nodes if not types or n.gpu_type in types]

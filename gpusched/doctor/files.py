@@ -94,7 +94,7 @@ def _promoted(inventory: Inventory, state: Path) -> tuple[dict[str, PolicySpec],
 
 
 def examine_policies(inventory: Inventory, state: Path) -> list[Finding]:
-    """The policies in use, and files of the site's own folder that no partition uses but that are wrong.
+    """Check the policies in use, and files of the site's own folder that no partition uses but that are wrong.
 
     A policy that was promoted goes before the one that inventory.yaml names, until the file names another.
     """
@@ -117,7 +117,7 @@ def examine_policies(inventory: Inventory, state: Path) -> list[Finding]:
 
 
 def examine_needs(inventory: Inventory, policies: Mapping[str, PolicySpec], state: Path) -> Iterator[Finding]:
-    """What is missing for the policies in charge (by partition), and what happens without it."""
+    """Return what the active policies (by partition) lack, and what happens without it."""
     for partition, spec in policies.items():
         stages = (spec, spec.fallback) if spec.fallback is not None else (spec,)
         if any(stage.place == "milp" for stage in stages) and not _importable("highspy"):

@@ -31,11 +31,11 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def failed(subject: str, check: str, error: GpuschedError) -> Finding:
-    """An error as a finding; the subject, which has a column of its own, is not named twice."""
+    """Return an error as a finding; the subject, which has its own column, is not repeated."""
     return Finding(subject, check, "fail", error.message.removeprefix(f"{subject}: "), error.hint)
 
 
 def worst(findings: Iterable[Finding]) -> Status:
-    """The worst status among them; ``ok`` where there are none."""
+    """Return the worst status; ``ok`` if there are none."""
     found = {f.status for f in findings}
     return "fail" if "fail" in found else "warn" if "warn" in found else "ok"

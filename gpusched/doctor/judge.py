@@ -26,12 +26,12 @@ def judge_host(node: Node, seen: Inspection) -> list[Finding]:
 
 
 def judge_access(node: Node, seen: Inspection) -> list[Finding]:
-    """What reading alone needs: the shell, python3, and a home for the cached probe."""
+    """Check what reading alone needs: the shell, python3, and a home for the cached probe."""
     return [*_shell(node, seen), *_home(node, seen)]
 
 
 def judge_gpus(node: Node, reading: NodeReading, seen: Inspection, *, sizes: bool = True) -> list[Finding]:
-    """What was declared against what was found, the GPUs' health, and the clock; with ``sizes`` cores and memory."""
+    """Compare declared with found; check GPU health and the clock; with ``sizes`` also cores and memory."""
     found = [*_source(node, reading, seen)]
     if reading.source != "none":
         found += [*_counts(node, reading), *_health(node, reading)]

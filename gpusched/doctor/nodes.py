@@ -50,7 +50,7 @@ def examine_node(
 
 
 def inspect(transport: Transport, node: Node, runtimes: tuple[str, ...], mps_pipe: str = "") -> Inspection | None:
-    """What the inspection script says about a node; None where the account's shell would not run it.
+    """Return what the inspection script says about a node; None if the account's shell would not run it.
 
     ``mps_pipe``: the folder in which a control daemon of MPS should have its pipe; "": nobody asks.
 

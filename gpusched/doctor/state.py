@@ -52,7 +52,7 @@ class QueuedNodeFacts(NamedTuple):
 
 
 def known_nodes(state: Path) -> QueuedNodeFacts:
-    """What the queue says; nothing is known where there is none yet, or it cannot be read (`examine_state` tells)."""
+    """Return what the queue says; empty if there is none yet or it cannot be read (`examine_state` reports that)."""
     try:
         reader = Reader.open(state)
         if reader is None:
@@ -122,7 +122,7 @@ def _disk(state: Path) -> Finding:
 
 
 def _open_to_others(state: Path) -> list[Finding]:
-    """What others could read or change though they should not."""
+    """Check what others could read or change but should not."""
     found = []
     if state.stat().st_mode & stat.S_IWOTH:
         message = f"{state} is writable by everyone, who could forge the queue"
@@ -203,7 +203,7 @@ def _controller(state: Path, tick_s: float, now: float) -> list[Finding]:
 
 
 def _untold(notices: Sequence[Notice], now: float) -> list[Finding]:
-    """What nobody could be told yet, by why."""
+    """Return the notices that could not be delivered yet, by reason."""
     found = []
     for error in dict.fromkeys(notice.error for notice in notices):
         some = [notice for notice in notices if notice.error == error]

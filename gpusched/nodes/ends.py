@@ -29,33 +29,33 @@ _SH = (
 
 
 def awaited(reading: NodeReading) -> frozenset[Awaited]:
-    """What there is to wait for on a node, by its last reading."""
+    """Return what can be waited for on a node, by its last reading."""
     containers = reading.containers or ()
     underway = ((c.name, c.pid or 0) for c in containers if c.phase in ("preparing", "running"))
     return frozenset((*underway, *((c.name, -1) for c in containers if c.phase == "ready")))
 
 
 def channel_argv(cluster_id: str, node: str, python: bool) -> tuple[str, ...]:
-    """The command for `Transport.session`; `program` is the first thing to write to it."""
+    """Return the command for `Transport.session`; `program` is the first thing to write to it."""
     run = f'exec python3 -I -S -c "{_PYTHON}" "$1"' if python else _SH
     return ("sh", "-c", _PATH + run, "sh", f"{cluster_id}/{node}")
 
 
 @lru_cache(maxsize=2)
 def program(python: bool) -> bytes:
-    """What runs on the node."""
+    """Return the program that runs on the node."""
     if python:
         return base64.b64encode(zlib.compress((_PAYLOAD / "ends.py").read_bytes())) + b"\n"
     return (_PAYLOAD / "ends.sh").read_bytes() + f"{_END}\n".encode()
 
 
 def request(names: Iterable[Awaited]) -> bytes:
-    """The line that says what is waited for from now on."""
+    """Return the line that says what is waited for from now on."""
     return " ".join(f"{name}:{pid}" for name, pid in sorted(names)).encode() + b"\n"
 
 
 def parse_told(line: bytes) -> tuple[str, int | None]:
-    """The job of a line that says that it has ended, as asked for; its launcher says it without the process."""
+    """Return the job that a line reports as ended; its launcher reports it without the process."""
     name, _, pid = line.decode(errors="replace").rpartition(":")
     try:
         return name, int(pid) if pid else None

@@ -39,7 +39,7 @@ def fingerprint(blob: bytes) -> str:
 
 
 def host_label(host: str, port: int) -> str:
-    """The name under which OpenSSH files a host: plain on port 22, else ``[host]:port``."""
+    """Return the name under which OpenSSH files a host: plain on port 22, else ``[host]:port``."""
     return host.lower() if port == 22 else f"[{host.lower()}]:{port}"
 
 

@@ -65,18 +65,18 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     runtimes: tuple[RuntimeFacts, ...] = ()
 
     def runtime(self, name: str) -> RuntimeFacts | None:
-        """The runtime called ``name``, or None where it is not installed (or was not asked for)."""
+        """Return the runtime called ``name``; None if it is not installed or was not asked for."""
         return next((r for r in self.runtimes if r.name == name), None)
 
 
 def inspection_script(runtimes: Sequence[str], mps_pipe: str = "") -> RemoteScript:
-    """The script that looks at a node, at these container runtimes on it, and at this folder of MPS pipes."""
+    """Return the script that inspects a node, these container runtimes on it, and this folder of MPS pipes."""
     head = f"echo {_BEGIN}\nmps={shlex.quote(mps_pipe)}\n"
     return RemoteScript(("sh", "-s", "--", *runtimes), f"{head}{_SCRIPT}echo {_END}\n".encode())
 
 
 def parse_inspection(output: bytes) -> Inspection | None:
-    """What the script printed, as facts; None where it did not run to its end."""
+    """Return what the script printed, as facts; None if it did not run to its end."""
     text = output.decode("utf-8", "replace")
     noise, begin, rest = text.partition(_BEGIN + "\n")
     body, end, _ = rest.partition(_END)

@@ -109,7 +109,7 @@ class LocalTransport:
         """Nothing is held."""
 
     def _exchange(self, process: subprocess.Popen[bytes], script: RemoteScript, deadline: float) -> tuple[bytes, bytes]:
-        """The process's output for this input; ``communicate`` would keep however much there is."""
+        """Return the process's output for this input; ``communicate`` would keep any amount."""
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -154,7 +154,7 @@ class LocalTransport:
 
 
 def _given(descriptor: int, data: memoryview) -> memoryview:
-    """What is left to give to a process after as much as it takes now; nothing where it does not read."""
+    """Return the input that remains after the process took what it can now; empty if it does not read."""
     try:
         return data[os.write(descriptor, data[:_CHUNK]) :] if data else data
     except BlockingIOError:

@@ -7,7 +7,7 @@ from gpusched.nodes.transport import Transport, TransportError
 
 
 def open_transport(node: Node, settings: Settings) -> Transport:
-    """The transport that ``node`` declares. Nothing is connected before the first command.
+    """Return the transport that ``node`` declares. Nothing is connected before the first command.
 
     Raises:
         TransportError: It declares none.

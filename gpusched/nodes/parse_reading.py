@@ -20,7 +20,7 @@ _FACTS = (
 
 
 def find_answer(stdout: bytes) -> dict[str, Any] | None:
-    """The probe's line of JSON among whatever the node's shell start-up files print; None where it is not there.
+    """Return the probe's line of JSON among whatever the node's shell start-up files print; None if there is none.
 
     Raises:
         ValueError: It is there, but broken.
@@ -35,7 +35,7 @@ def find_answer(stdout: bytes) -> dict[str, Any] | None:
 
 
 def parse_reading(node: str, answer: dict[str, Any], sent: float, received: float) -> NodeReading:
-    """The reading in an answer (`find_answer`) of the python3 payload.
+    """Return the reading in an answer (`find_answer`) of the python3 payload.
 
     ``sent`` and ``received``: when the request left and the answer was there, Unix seconds by our clock.
 
@@ -68,7 +68,7 @@ def parse_reading(node: str, answer: dict[str, Any], sent: float, received: floa
 
 
 def _wiring(found: Any) -> Wiring | None:
-    """The wiring in an answer; None where it is none: whatever a node's sysfs holds, its GPUs are read."""
+    """Return the wiring in an answer; None if it is malformed: odd contents of sysfs must not cost the GPU reading."""
     try:
         return msgspec.convert(found, Wiring | None, strict=False)
     except msgspec.ValidationError:
@@ -85,7 +85,7 @@ def split_sections(text: str) -> dict[str, str] | None:
 
 
 def reading_of_sections(node: str, sections: Mapping[str, str], sent: float, received: float) -> NodeReading:
-    """The reading in an answer (`split_sections`), but for the attempts (see `gpusched.nodes.runtimes.listing`).
+    """Return the reading in an answer (`split_sections`), but for the attempts (see `gpusched.nodes.runtimes.listing`).
 
     ``sent`` and ``received``: when the request left and the answer was there, Unix seconds by our clock.
     """

@@ -120,7 +120,7 @@ def has_python(transport: Transport) -> bool:
 
 
 def request_script(node: Node, cluster_id: str, settings: Settings) -> RemoteScript:
-    """What a probe in the steady state runs on a node; for benchmarks and for looking at it by hand."""
+    """Return what a probe in the steady state runs on a node; for benchmarks and for inspection by hand."""
     return _script("cached", _request(node, cluster_id, settings, want_links=False))
 
 
@@ -140,7 +140,7 @@ def _request(node: Node, cluster_id: str, settings: Settings, want_links: bool) 
 def _read(
     mode: _Mode, request: ProbeRequest, result: CommandResult, sent: float, received: float, memory: _Memory
 ) -> tuple[NodeReading | None, _Mode]:
-    """The reading, if there is one, and how to ask next time."""
+    """Return the reading, if there is one, and how to ask next time."""
     if mode == "sh":
         return _read_sections(request, result, sent, received)
     # A disk that lost something may spoil the cached payload in any way: sent anew, it runs from memory.
@@ -249,7 +249,7 @@ def _cached_argv() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _bundle() -> tuple[str, bytes, bytes]:
-    """The payload: digest of its content, the bootstrap's text, the files (compressed JSON)."""
+    """Return the payload: digest of its content, the bootstrap's text, the files (compressed JSON)."""
     files = _files()
     boot = files[f"{_PACKAGE}/bootstrap.py"].encode()
     packed = msgspec.json.encode(files)

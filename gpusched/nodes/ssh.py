@@ -100,7 +100,7 @@ class SshTransport:
 
     @contextlib.contextmanager
     def _explained(self, deadline: float, timeout_s: float) -> Iterator[None]:
-        """A connection that breaks in the block, or is too late, raises `TransportError`."""
+        """Raise `TransportError` if the connection breaks in the block, or is too late."""
         try:
             yield
         except _BROKEN as error:
@@ -123,7 +123,7 @@ class SshTransport:
                 channel.close()
 
     def _channel(self, deadline: float, retry: bool = True) -> tuple[Connection, paramiko.Channel]:
-        """An open session channel; a connection that turns out to be dead here is replaced once (nothing was sent)."""
+        """Return an open session channel; a connection found dead here is replaced once (nothing was sent)."""
         connection = self._connected(deadline)
         try:
             with guard(deadline, connection.drop):
@@ -258,7 +258,7 @@ def _lost(node: str, why: str = "") -> TransportError:
 
 
 def _message(channel: paramiko.Channel, number: int, *parts: str | bytes | int) -> paramiko.Message:
-    """A message about a channel, by its number in RFC 4254, section 9."""
+    """Return a message about a channel, by its number in RFC 4254, section 9."""
     made = paramiko.Message()
     made.add_byte(bytes([number]))
     for part in (channel.remote_chanid, *parts):

@@ -53,7 +53,7 @@ class SshHop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve_node(node: Node, settings: Settings) -> SshHop:
-    """The target of a node; its own user, port and key win over the config.
+    """Return the target of a node; its own user, port and key win over the config.
 
     Raises:
         TransportError: The SSH config cannot be read.
@@ -62,7 +62,7 @@ def resolve_node(node: Node, settings: Settings) -> SshHop:
 
 
 def resolve_jump(jump: str, settings: Settings) -> SshHop:
-    """The target of one hop of ProxyJump: ``[user@]host[:port]`` or ``ssh://...``.
+    """Return the target of one hop of ProxyJump: ``[user@]host[:port]`` or ``ssh://...``.
 
     Raises:
         TransportError: Malformed, or the SSH config cannot be read.
@@ -128,7 +128,7 @@ def _lookup(alias: str, settings: Settings) -> dict[str, str]:
 
 @lru_cache(maxsize=4)
 def _load(files: tuple[str, ...], versions: tuple[tuple[int, ...] | None, ...]) -> SSHConfig:
-    """The files read as one (the first value of an option wins); ``versions`` makes an edited file be read again.
+    """Return the files read as one (an option's first value wins); ``versions`` makes an edited file be read again.
 
     Files reached by Include are not watched: a long-lived controller sees changes of theirs when the main file changes.
     """

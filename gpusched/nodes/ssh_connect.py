@@ -212,7 +212,7 @@ _jumps_lock = threading.Lock()
 def _through_jump(
     target: SshHop, settings: Settings, node: str, deadline: float, trail: _Trail
 ) -> tuple[Any, _Cleanup]:
-    """A channel from the last jump host; one connection to each jump host serves all nodes behind it."""
+    """Return a channel from the last jump host; one connection to each jump host serves all nodes behind it."""
     *before, last = target.jumps
     key = (*target.jumps, settings.ssh_config or "", settings.known_hosts or "")
     if key in trail:

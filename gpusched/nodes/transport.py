@@ -68,7 +68,7 @@ class SessionRefused(TransportError):
 
 
 def too_much(node: str, script: RemoteScript) -> TransportError:
-    """The error of a command that says more than it may."""
+    """Return the error of a command that prints more than it may."""
     return TransportError(
         "protocol",
         f"{node}: `{script.argv[0]}` answered more than {script.max_bytes >> 20} MiB",
@@ -95,7 +95,7 @@ class Session(Protocol):
         """No more input will come."""
 
     def resize(self, rows: int, columns: int) -> None:
-        """The terminal has another size."""
+        """Tell the terminal its new size."""
 
     def close(self) -> None:
         """Hang up; `pump` returns soon."""
@@ -126,7 +126,7 @@ class Transport(Protocol):
         """
 
     def dial(self, host: str, port: int) -> Session:
-        """A connection from the node to a TCP port, as a session with neither stderr nor exit code.
+        """Open a connection from the node to a TCP port, as a session with neither stderr nor exit code.
 
         Raises:
             TransportError: The node cannot be reached; kind ``refused``: nothing listens there.

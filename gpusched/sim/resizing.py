@@ -22,7 +22,7 @@ from gpusched.traces.trace import Trace
 
 
 def elastic_of(trace: Trace) -> ResizableJobs | None:
-    """The sizes that the jobs of a trace may have by its source; None: all are rigid."""
+    """Return the sizes that a trace's jobs may have by its source; None: all are rigid."""
     if trace.progress is None or len(trace.progress.size_job) == len(trace):
         return None
     sizes = [tuple(trace.progress.sizes(job)) for job in range(len(trace))]

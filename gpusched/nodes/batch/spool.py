@@ -81,7 +81,7 @@ def spool_files(script: str, settings: StepSettings, key: str | None) -> dict[st
 
 @lru_cache
 def _library() -> dict[str, str]:
-    """The package that srun is made of, under its own name: an image may have another gpusched."""
+    """Return the package that srun is made of, under its own name: an image may have another gpusched."""
     steps = "lib/gpusched/nodes/batch/steps"
     packages = [steps.rsplit("/", number)[0] + "/__init__.py" for number in range(1, 4)]
     modules = {f"{steps}/{path.name}": path.read_text() for path in sorted((_HERE / "steps").glob("*.py"))}

@@ -22,7 +22,7 @@ NOT_STARTED = ("created", "configured", "initialized")
 
 
 def default_root(cluster_id: str, node: str) -> str:
-    """The folder of one installation's attempts on one node."""
+    """Return the folder of one installation's attempts on one node."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.join(state, "gpusched-node", cluster_id, node)
 
@@ -64,7 +64,7 @@ def list_attempts(
 
 
 def attribute(pid: "int | None", attempts: "list[dict[str, Any]]") -> "str | None":
-    """The name of the attempt, of those listed, that process ``pid`` belongs to, or None for a stranger's."""
+    """Return the listed attempt that process ``pid`` belongs to; None for a foreign process."""
     names = {a["name"] for a in attempts}
     ids = {a["id"]: a["name"] for a in attempts if a.get("id")}  # type: dict[str, str]
     pids = {a["pid"]: a["name"] for a in attempts if a.get("pid")}  # type: dict[int, str]
@@ -88,7 +88,7 @@ def attribute(pid: "int | None", attempts: "list[dict[str, Any]]") -> "str | Non
 
 
 def read_folder(path: str) -> "dict[str, Any] | None":
-    """What one attempt's folder says, as a dict, or None when it vanished meanwhile."""
+    """Return the contents of one attempt's folder as a dict; None if it has vanished."""
     try:
         modified = os.stat(path).st_mtime
         files = set(os.listdir(path))
@@ -183,7 +183,7 @@ def _group_alive(stamp: "str | None") -> bool:
 def merge(
     facts: "dict[str, dict[str, Any]]", containers: "dict[str, dict[str, Any]] | None", cluster_id: str
 ) -> "list[dict[str, Any]]":
-    """Attempts as dicts, ordered by name.
+    """Return attempts as dicts, ordered by name.
 
     Args:
         facts: Folder name -> `read_folder`.

@@ -121,7 +121,7 @@ class MemoryImporter:
         self.files = files
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
-        """The importlib protocol's finder."""
+        """Find a module (importlib's protocol)."""
         base = name.replace(".", "/")
         for file, package in ((base + "/__init__.py", True), (base + ".py", False)):
             if file in self.files:
@@ -131,10 +131,10 @@ class MemoryImporter:
         return None
 
     def create_module(self, spec: object) -> None:
-        """The importlib protocol's loader: the default module."""
+        """Return None, for the default module (importlib's protocol)."""
 
     def exec_module(self, module: object) -> None:
-        """The importlib protocol's loader."""
+        """Run a module's code (importlib's protocol)."""
         spec = module.__spec__  # type: ignore[attr-defined]
         exec(compile(spec.loader_state, spec.origin, "exec"), module.__dict__)
 

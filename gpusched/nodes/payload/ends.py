@@ -37,7 +37,7 @@ class Awaited:
 
 
 def stat(pid: int) -> "tuple[int, str]":
-    """A process's parent and start time; (0, "") where it is not there, or a zombie."""
+    """Return a process's parent and start time; (0, "") if it is gone or a zombie."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as file:
             fields = file.read().decode("utf-8", "replace").rsplit(")", 1)[-1].split()
@@ -47,7 +47,7 @@ def stat(pid: int) -> "tuple[int, str]":
 
 
 def keeper(folder: str, pid: int) -> int:
-    """The process whose end means that the job's is written down; 0 where there is none to wait for."""
+    """Return the process whose end means that the job's end is written down; 0 if there is none to wait for."""
     try:
         with open(folder + "/launcher.pid") as file:
             launcher, since = file.read().split()
@@ -66,7 +66,7 @@ def keeper(folder: str, pid: int) -> int:
 
 
 def open_pid(pid: int) -> "int | None":
-    """A descriptor that can be read once the process has ended; None where the kernel or Python has none."""
+    """Return a descriptor that becomes readable when the process ends; None if the kernel or Python has none."""
     try:
         if hasattr(os, "pidfd_open"):
             return os.pidfd_open(pid)

@@ -17,7 +17,7 @@ ENDED = ("exited", "stopped", "dead")
 
 
 def last_lines(text: str) -> str:
-    """The end of a launcher's messages, without blank lines."""
+    """Return the end of a launcher's messages, without blank lines."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "\n".join(lines[-8:])[-MAX_ERROR_CHARS:]
 
@@ -105,7 +105,7 @@ def _has_conmon(container: str) -> bool:
 
 
 def read_text(path: str) -> "str | None":
-    """A file of at most 1 MiB, or None."""
+    """Return a file's content if it has at most 1 MiB, else None."""
     try:
         with open(path, "rb") as file:
             return file.read(1 << 20).decode("utf-8", "replace")
@@ -190,7 +190,7 @@ def _epoch(value: "Any") -> "float | None":
 
 
 def version(runtime: str) -> "str | None":
-    """What the runtime calls its version, None where it does not say."""
+    """Return what the runtime calls its version; None if it does not say."""
     commands = {
         "podman": ["podman", "--version"],
         "apptainer": ["apptainer", "--version"],

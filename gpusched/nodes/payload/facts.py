@@ -11,7 +11,7 @@ COMMAND_CHARS = 120
 
 
 def read() -> "dict[str, Any]":
-    """The node's facts; what cannot be read is None."""
+    """Return the node's facts; what cannot be read is None."""
     memory = meminfo()
     return {
         "boot_id": first_line("/proc/sys/kernel/random/boot_id"),
@@ -25,7 +25,7 @@ def read() -> "dict[str, Any]":
 
 
 def first_line(path: str) -> "str | None":
-    """The first line of a file, or None."""
+    """Return the first line of a file, or None."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.readline().strip()
@@ -49,7 +49,7 @@ def meminfo() -> "dict[str, int]":
 
 
 def load1() -> "float | None":
-    """The one-minute load average."""
+    """Return the one-minute load average."""
     try:
         return os.getloadavg()[0]
     except OSError:
@@ -107,7 +107,7 @@ def command_of(pid: int) -> "str | None":
 
 
 def container_of(pid: int, attempts: "list[dict[str, Any]]") -> "str | None":
-    """The attempt's name of the job a process belongs to, None for a foreign one."""
+    """Return the name of the attempt that a process belongs to; None for a foreign process."""
     try:
         from gpusched.nodes.payload.attempts import attribute
 

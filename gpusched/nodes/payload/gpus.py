@@ -51,7 +51,7 @@ class Child:
         os.close(write)
 
     def next(self, until: float) -> "dict[str, Any] | None":
-        """The next message, None at the time ``until`` (monotonic); EOFError when the child is gone.
+        """Return the next message; None at the time ``until`` (monotonic); EOFError when the child is gone.
 
         What lies ready is taken, however late it is: the container engine may have kept us.
         """
@@ -92,7 +92,7 @@ class GpuReadout:
         self.child = Child(None, bool(request.get("want_links")))
 
     def collect(self) -> "dict[str, Any]":
-        """The part of the answer about GPUs."""
+        """Return the part of the answer about GPUs."""
         # A child with more to say than its pipe holds waits for us.
         self.until = max(self.until, time.monotonic() + READ_LIMIT_S)
         while self.todo is None or self.todo:
@@ -127,7 +127,7 @@ class GpuReadout:
             self.todo.remove(message["gpu"]["index"])
 
     def skip(self, trouble: str) -> None:
-        """The child is stuck: blame the GPU it is at, and go on with the others in a new one."""
+        """Blame the GPU at which the child is stuck, and continue with the others in a new child."""
         self.child.kill()
         if self.todo is None:
             self.answer.update(source="none", gpu_error=trouble)
@@ -140,7 +140,7 @@ class GpuReadout:
             self.child = Child(self.todo, False)
 
     def finish(self) -> None:
-        """The links come last; they are not worth more than a moment."""
+        """Wait briefly for the links, which come last and are worth no more than a moment."""
         if any("error" in gpu for gpu in self.found.values()) or self.answer["gpu_error"]:
             self.child.kill()
         else:
@@ -154,7 +154,7 @@ class GpuReadout:
             self.child.kill()
 
     def without_nvml(self, why: str) -> "dict[str, Any]":
-        """What nvidia-smi prints, to be parsed by gpusched; the reason of both where it is not there either."""
+        """Return what nvidia-smi prints, to be parsed by gpusched; both reasons if it does not work either."""
         import subprocess
 
         def ask(query: str) -> str:

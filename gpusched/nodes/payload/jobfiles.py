@@ -37,7 +37,7 @@ def orphans(root: str, cluster_id: str, node: str) -> "list[str]":
 
 
 def names(folder: str) -> "list[str]":
-    """What is in a folder, sorted; nothing where it is not there."""
+    """Return the sorted contents of a folder; empty if it does not exist."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -81,7 +81,7 @@ def _read(path: str, largest: int) -> "tuple[str, float]":
 
 
 def parse(texts: "dict[str, tuple[str, float]]") -> "dict[str, Any]":
-    """The fields ``progress``, ``saved``, ``ask`` and ``job_file_error`` of a ``ContainerReading``."""
+    """Return the fields ``progress``, ``saved``, ``ask`` and ``job_file_error`` of a ``ContainerReading``."""
     result = dict.fromkeys((*NAMES, "job_file_error"))  # type: dict[str, Any]
     for name in NAMES:
         if name in texts:

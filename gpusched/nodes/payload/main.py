@@ -64,7 +64,7 @@ def run(request: "dict[str, Any]") -> None:
 
 
 def wiring(places: "list[dict[str, Any]]", request: "dict[str, Any]") -> "dict[str, Any] | None":
-    """The node's wiring, or None: nothing that is odd about it may cost the rest of the answer."""
+    """Return the node's wiring; None on any error, so that the rest of the answer survives."""
     try:
         from gpusched.nodes.payload import wiring as reader
 
@@ -95,7 +95,7 @@ def attempts(answer: "dict[str, Any]", request: "dict[str, Any]") -> "list[dict[
 
 
 def unlisted(found: "list[dict[str, Any]]", request: "dict[str, Any]") -> "list[dict[str, Any]]":
-    """Attempts that have a folder but were not listed: a runtime that hangs must not make our processes foreign."""
+    """Return attempts with a folder that were not listed: if a runtime hangs, our processes must not look foreign."""
     try:
         from gpusched.nodes.payload.attempts import default_root
 

@@ -34,7 +34,7 @@ def load() -> "Any":
 
 
 def messages(only: "list[int] | None", want_links: bool) -> "Iterator[dict[str, Any]]":
-    """What NVML says, as it says it: driver and count, then each GPU (``only`` these), then the links if wanted."""
+    """Yield what NVML reports: driver and count, then each GPU (``only`` these), then the links if wanted."""
     try:
         nvml = load()
         nvml.nvmlInit()
@@ -86,7 +86,7 @@ def read_memory(nvml: "Any", handle: "Any", errors: "list[Any]") -> "Any":
 
 
 def read_figures(nvml: "Any", handle: "Any", gpu: "dict[str, Any]", errors: "list[Any]") -> None:
-    """The figures that may be missing one by one."""
+    """Return the figures that may be missing one by one."""
     utilization = attempt(errors, nvml.nvmlDeviceGetUtilizationRates, handle)
     gpu["utilization_pct"] = None if utilization is None else utilization.gpu
     gpu["power_w"] = thousandth(attempt(errors, nvml.nvmlDeviceGetPowerUsage, handle))
@@ -128,7 +128,7 @@ def processes(nvml: "Any", handle: "Any", errors: "list[Any]") -> "list[dict[str
 
 
 def links(nvml: "Any", handles: "dict[int, Any]") -> "dict[int, dict[int, int]]":
-    """Closeness of every two GPUs: 100 for each NVLink between them (through a switch too), plus the PCIe level."""
+    """Return the closeness of every two GPUs: 100 for each NVLink (through a switch too), plus the PCIe level."""
     buses, peers, switched = {}, {}, {}
     for index, handle in handles.items():
         pci = attempt([], nvml.nvmlDeviceGetPciInfo, handle)
@@ -203,7 +203,7 @@ def read_nvlinks(nvml: "Any", handle: "Any") -> "tuple[list[tuple[int, int, int]
 
 
 def either(nvml: "Any", names: "tuple[str, str]", errors: "list[Any]", *args: "Any") -> "Any":
-    """The first of two calls that this pynvml and this driver both have."""
+    """Return the first of two calls that both this pynvml and this driver have."""
     for name in names:
         function = getattr(nvml, name, None)
         if function is None:
@@ -219,7 +219,7 @@ def either(nvml: "Any", names: "tuple[str, str]", errors: "list[Any]", *args: "A
 
 
 def attempt(errors: "list[Any]", function: "Callable[..., Any]", *args: "Any") -> "Any":
-    """A call's value, or None with the exception added to ``errors``."""
+    """Return a call's value; None, with the exception added to ``errors``, if it fails."""
     try:
         return function(*args)
     except Exception as error:
@@ -233,7 +233,7 @@ def code(error: "Any") -> "Any":
 
 
 def text_of(error: "Any") -> str:
-    """An exception as one line for a person."""
+    """Return an exception as one line for people."""
     message = str(error) or type(error).__name__
     return "NVML: %s" % message if code(error) is not None else "%s: %s" % (type(error).__name__, message)
 

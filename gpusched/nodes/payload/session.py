@@ -41,7 +41,7 @@ class SessionPeer:
         sock.setblocking(False)
 
     def receive(self) -> "list[tuple[bytes, bytes]] | None":
-        """The frames that are complete; None: it is gone."""
+        """Return the complete frames; None if the peer is gone."""
         try:
             data = self.sock.recv(_CHUNK)
         except BlockingIOError:
@@ -276,7 +276,7 @@ def attach() -> int:
 
 
 def _connected() -> "socket.socket | None":
-    """A connection to the job; None where it will not come, or has ended."""
+    """Return a connection to the job; None if it will not come or has ended."""
     while not (os.path.exists("exit") or os.path.exists("failed")):
         sock = socket.socket(socket.AF_UNIX)
         try:

@@ -59,7 +59,7 @@ def held(root: str, containers: "list[dict[str, Any]]") -> "dict[int, dict[str, 
 
 
 def wobble(now: float, index: int, size: float) -> float:
-    """A small swing that depends on nothing but time and index."""
+    """Return a small swing that depends only on time and index."""
     return size * math.sin(now / 7.0 + 1.7 * index)
 
 

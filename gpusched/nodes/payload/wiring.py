@@ -20,7 +20,7 @@ _KINDS = {"InfiniBand": "infiniband", "Ethernet": "roce"}
 
 
 def read(gpus: "list[dict[str, Any]]", root: str = "/sys", lldp: "str | None" = None) -> "dict[str, Any]":
-    """The node's wiring.
+    """Return the node's wiring.
 
     Args:
         gpus: Index, bus address (NVML's form), NVLink domain and device file's number of each GPU; None where unknown.
@@ -52,7 +52,7 @@ def bus_name(text: "Any") -> "str | None":
 
 
 def rdma_ports(root: str) -> "list[dict[str, Any]]":
-    """The ports of InfiniBand and RoCE cards."""
+    """Return the ports of InfiniBand and RoCE cards."""
     found = []
     for device in names(root + "/class/infiniband"):
         folder = "%s/class/infiniband/%s" % (root, device)
@@ -75,7 +75,7 @@ def rdma_ports(root: str) -> "list[dict[str, Any]]":
 
 
 def interface_of(device: str, port_folder: str, port: str) -> "str | None":
-    """The network interface of a card's port."""
+    """Return the network interface of a card's port."""
     told = line(port_folder + "/gid_attrs/ndevs/0")
     if told:
         return told
@@ -108,7 +108,7 @@ def interfaces(root: str) -> "list[dict[str, Any]]":
 
 
 def pci_path(path: str) -> "list[str]":
-    """The bridges from the root to a device, and it; none where it is not on PCI."""
+    """Return the bridges from the root to a device, and the device; empty if it is not on PCI."""
     return [part for part in os.path.realpath(path).split("/") if _PCI.fullmatch(part)]
 
 
@@ -130,12 +130,12 @@ def neighbours(text: str) -> "dict[str, dict[str, str]]":
 
 
 def first(what: "dict[str, str]", keys: "tuple[str, ...]") -> "Any":
-    """The first of these that says something."""
+    """Return the first of these that is not empty."""
     return next((what[key] for key in keys if what.get(key)), None)
 
 
 def ask_lldp() -> str:
-    """What lldpctl prints; "" where it is not there, may not be asked, or takes too long."""
+    """Return what lldpctl prints; "" if it is missing, not permitted, or too slow."""
     import subprocess
 
     try:
@@ -163,7 +163,7 @@ def ask_lldp() -> str:
 
 
 def names(folder: str) -> "list[str]":
-    """What is in a folder, in order; no more than a node may have."""
+    """Return a folder's entries in order, at most as many as a node may have."""
     try:
         return sorted(os.listdir(folder))[: 4 * MOST]
     except OSError:
@@ -171,7 +171,7 @@ def names(folder: str) -> "list[str]":
 
 
 def line(path: str) -> str:
-    """The first line of a small file; "" where it cannot be read."""
+    """Return the first line of a small file; "" if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return clean(file.read(4096).decode("utf-8", "replace").split("\n", 1)[0])
@@ -180,7 +180,7 @@ def line(path: str) -> str:
 
 
 def number(path: str) -> "int | None":
-    """A whole number of a file, None below 0: the kernel says -1 for what it does not know."""
+    """Return a whole number from a file; None below 0: the kernel writes -1 for unknown."""
     try:
         value = int(line(path))
     except ValueError:

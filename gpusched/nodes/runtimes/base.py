@@ -114,7 +114,7 @@ class Runtime(Protocol):
         """End and remove everything of the attempt: launcher, processes, container, folder."""
 
     def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> RemoteScript:
-        """The output so far, stdout and stderr as one.
+        """Return the output so far, stdout and stderr as one.
 
         With ``follow`` (for `Transport.stream`) it waits for the job's start where needed and ends with the job.
         """
@@ -126,4 +126,4 @@ class Runtime(Protocol):
         """
 
     def exec_argv(self, ref: AttemptRef, argv: tuple[str, ...], tty: bool) -> tuple[str, ...]:
-        """The command that runs ``argv`` beside the running job, in its environment (process runtimes: no secrets)."""
+        """Return the command that runs ``argv`` beside the job, in its environment (process runtimes: no secrets)."""

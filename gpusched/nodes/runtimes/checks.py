@@ -64,7 +64,7 @@ def check_ref(ref: AttemptRef) -> None:
 
 
 def check_signal(signal: str) -> str:
-    """The signal without SIG.
+    """Return the signal without SIG.
 
     Raises:
         UsageError: Not a signal's name or number.

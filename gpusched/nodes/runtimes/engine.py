@@ -399,7 +399,7 @@ def _shared_memory(request: LaunchRequest) -> tuple[str, ...]:
 
 
 def _own_binds(request: LaunchRequest) -> dict[str, str]:
-    """What of the attempt's folder is mounted into the container, by name, and where.
+    """Return what of the attempt's folder is mounted into the container, by name, and where.
 
     runc looks the job's gid up among the names of the image's groups: whoever makes the image could give it any group.
 
@@ -416,7 +416,7 @@ def _own_binds(request: LaunchRequest) -> dict[str, str]:
 
 
 def _environment(request: LaunchRequest) -> tuple[dict[str, str], dict[str, str]]:
-    """The job's variables: what the engine's client inherits, and what it reads from a file as it would steer it.
+    """Return the job's variables: those the engine's client inherits, and those that would steer it, read from a file.
 
     Raises:
         UsageError: One fits neither way: the file has one line for each.

@@ -13,7 +13,7 @@ _VALUES = ("started", "exit", "failed")
 
 
 def parse_listing(text: str, cluster_id: str, runtime: str) -> tuple[list[dict[str, Any]], str | None]:
-    """What attempts.sh printed, as `gpusched.nodes.payload.attempts.list_attempts` has it.
+    """Return what attempts.sh printed, as `gpusched.nodes.payload.attempts.list_attempts` returns it.
 
     Returns:
         (attempts, error): why the engine could not be asked, or None.

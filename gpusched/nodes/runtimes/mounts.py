@@ -70,7 +70,7 @@ unpin() {
 
 
 def pin_place(request: LaunchRequest, index: int) -> str:
-    """What the engine is to mount for the request's mount of this index."""
+    """Return what the engine mounts for the request's mount of this index."""
     if request.mounts_beneath is None:
         return request.mounts[index].source
     return f"{_folder(request.ref)}/{index}"

@@ -96,7 +96,7 @@ esac
 
 
 def engine_cases(start_options: str, detach_keys: str) -> str:
-    """What the ``launch`` file of a container that people work in does besides.
+    """Return what the ``launch`` file of a container with a session does besides.
 
     Args:
         start_options: Of its `start`, which must not pass our signals on.
@@ -113,7 +113,7 @@ def payload() -> str:
 
 
 def attach_argv(ref: AttemptRef) -> tuple[str, ...]:
-    """The command that joins the job; after `MARK` its stdin, stdout and stderr (or terminal) are the job's.
+    """Return the command that joins the job; after `MARK` its stdin, stdout and stderr (or terminal) are the job's.
 
     It waits for a launch that is on its way. Its exit code says nothing; see `ended`.
     """
@@ -121,15 +121,15 @@ def attach_argv(ref: AttemptRef) -> tuple[str, ...]:
 
 
 def ended(ref: AttemptRef) -> RemoteScript:
-    """Prints the job's exit code; ``failed``: it could not be started; nothing: it runs, or is not there any more."""
+    """Return the script that prints the job's exit code, ``failed`` if it was not started, nothing while it runs."""
     return script(f'{place(ref)}[ ! -e "$dir/launch" ] || sh "$dir/launch" ended </dev/null\n')
 
 
 def attended(ref: AttemptRef) -> RemoteScript:
-    """Notes that somebody is attached at this moment, for the probe to see."""
+    """Return the script that notes for the probe that somebody is attached at this moment."""
     return script(place(ref) + _ATTENDED)
 
 
 def address(ref: AttemptRef) -> RemoteScript:
-    """Prints at which address the node reaches the ports of the job."""
+    """Return the script that prints the address at which the node reaches the job's ports."""
     return script(f'{place(ref)}sh "$dir/launch" address </dev/null\n')

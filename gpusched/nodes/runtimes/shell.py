@@ -174,12 +174,12 @@ def place(ref: AttemptRef) -> str:
 
 
 def script(text: str) -> RemoteScript:
-    """A script that comes over stdin."""
+    """Return a script that comes over stdin."""
     return RemoteScript(("sh", "-s"), text.encode())
 
 
 def stream_script(text: str, follow: bool) -> RemoteScript:
-    """A script without secrets that leaves stdin alone, as `Transport.stream` wants it.
+    """Return a script without secrets that leaves stdin alone, as `Transport.stream` wants it.
 
     One that follows gets a process group of its own, ended by the TERM that the transport sends when its reader goes
     away: `podman logs -f` would outlive its channel for ever.
@@ -274,7 +274,7 @@ def launch_script(
 
 
 def launch_header(request: LaunchRequest) -> str:
-    """The first lines of every ``launch`` file."""
+    """Return the first lines of every ``launch`` file."""
     return (
         f"trap '' HUP PIPE\ndir=${{0%/*}}\nname={shlex.quote(request.name)}\n{_identity(request)}"
         f"output={shlex.quote(request.output or '')}\n"
@@ -290,7 +290,7 @@ def _identity(request: LaunchRequest) -> str:
 
 
 def job_dir(request: LaunchRequest) -> str:
-    """A sh word: the job's own folder, on a shared disk, where another user reaches it, or beside the attempts."""
+    """Return a sh word: the job's own folder (on a shared disk, where another user reaches it, or with the attempts)."""
     if request.job_dirs is not None:
         return shlex.quote(f"{request.job_dirs}/{request.cluster_id}/{request.job_id}")
     if request.run_as is not None:
@@ -308,7 +308,7 @@ def _program(request: LaunchRequest) -> str:
 
 
 def result(ref: AttemptRef, attempt: int, rank: int) -> RemoteScript:
-    """What a Python function left in its job's own folder, for `Transport.stream`."""
+    """Return a script for `Transport.stream` that prints what a Python function left in its job's folder."""
     return stream_script(f"{place(ref)}{AS_USER}{_OF_JOB}{_RESULT.replace('NAME', f'result.{attempt}.{rank}')}", False)
 
 

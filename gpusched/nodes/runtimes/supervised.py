@@ -168,7 +168,7 @@ class SupervisedRuntime:
     """Whether jobs run in containers: they have an image, and folders can be mounted."""
 
     def program(self, request: LaunchRequest) -> str:
-        """The sh functions ``prepare`` (before the start), ``job`` and ``run`` (the job; something else beside it).
+        """Return the sh functions ``prepare`` (before the start), ``job``, and ``run`` (something beside the job).
 
         Raises:
             UsageError: The request lacks what this runtime needs.

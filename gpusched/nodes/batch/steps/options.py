@@ -82,7 +82,7 @@ def _without_optional(words: "Sequence[str]") -> "list[str]":
 
 
 def number(asked: "Mapping[str, str]", name: str) -> "int | None":
-    """The value of an option as a number from 1 up, None where it is not given."""
+    """Return an option's value as a number from 1 up; None if it is not given."""
     if name not in asked:
         return None
     if not re.match(r"[0-9]{1,7}$", asked[name]) or int(asked[name]) < 1:
@@ -189,7 +189,7 @@ def _pieces(part: str, text: str) -> "list[str]":
 
 
 def seconds(asked: "Mapping[str, str]", name: str, unit_s: int) -> "float | None":
-    """A duration: a bare number in its unit, ``MIN:SEC``, ``HOURS:MIN:SEC``, ``DAYS-HOURS...``; None: none, or 0."""
+    """Return seconds: a number in its unit, ``MIN:SEC``, ``HOURS:MIN:SEC``, ``DAYS-HOURS...``; None: none, 0."""
     if name not in asked:
         return None
     text = asked[name]

@@ -45,7 +45,7 @@ class Output:
         _write(target, b"".join(label + line + b"\n" for line in lines))
 
     def close(self) -> None:
-        """What has no line break at its end yet; then all is written."""
+        """Write the text that has no line break at its end yet; then all is written."""
         for kind, number in list(self._rest):
             self.write(kind, number, b"")
 

@@ -75,7 +75,7 @@ class StepServer:
             await asyncio.sleep(1)
 
     def _address(self) -> "str | None":
-        """The one by which the others know this node, if it is one of this node; else all."""
+        """Return the address by which the others know this node, if it is one of this node's; else all addresses."""
         address = self.settings["nodes"][self.settings["rank"]]["address"]
         try:
             found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]

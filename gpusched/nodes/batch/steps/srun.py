@@ -248,7 +248,7 @@ async def _at_once() -> None:
 
 
 def _changes() -> "dict[str, str | None]":
-    """What the script has changed in its environment: that, and no more, goes to other nodes, which have their own."""
+    """Return the variables that the script changed: only these go to other nodes, which have their own environment."""
     try:
         with open("/proc/" + os.environ.get("GPUSCHED_RUN_PID", "") + "/environ", "rb") as file:
             first = dict(os.fsdecode(v).split("=", 1) for v in file.read().split(b"\0") if b"=" in v)
@@ -264,7 +264,7 @@ def _changes() -> "dict[str, str | None]":
 
 
 def _stdin(asked: "str | None", layout: "list[tuple[int, list[int]]]") -> "int | None":
-    """The descriptor whose content all tasks get; None: there is none to be read, or the only task has it itself."""
+    """Return the descriptor whose content all tasks get; None if there is none, or the only task has it itself."""
     if asked == "none":
         return os.open(os.devnull, os.O_RDONLY)
     if asked is not None and asked != "all" and not asked.isdigit():

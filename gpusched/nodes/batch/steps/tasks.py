@@ -133,7 +133,7 @@ class StepTasks:
                 os.kill(pid, number)
 
     def processes(self) -> "Iterable[int]":
-        """The step's on this node: by their environment, so also those that left their task's session.
+        """Return the step's processes on this node, by their environment: also those that left their task's session.
 
         A process that is just becoming another program has none to be read for a moment; its session it has.
         """
@@ -197,7 +197,7 @@ def own_folder() -> str:
 
 
 def _claim(name: str) -> "int | None":
-    """A descriptor that keeps others from claiming the same, or None where another has it."""
+    """Return a descriptor that keeps others from claiming the same; None if another process has it."""
     descriptor = os.open(os.path.join(own_folder(), name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -208,7 +208,7 @@ def _claim(name: str) -> "int | None":
 
 
 def new_step() -> int:
-    """The next number that no step of this attempt has."""
+    """Return the next number that no step of this attempt has."""
     folder, number = own_folder(), 0
     while True:
         try:

@@ -21,7 +21,7 @@ ACCEPTED, REFUSED, WAITS, OUT, ERR, EXIT, DONE = b"a", b"n", b"w", b"o", b"e", b
 
 
 def settings() -> "dict[str, Any]":
-    """What the controller has said about the job; see StepSettings in gpusched/nodes/batch/spool.py."""
+    """Return what the controller has said about the job; see StepSettings in gpusched/nodes/batch/spool.py."""
     with open(os.path.join(HERE, "settings.json")) as file:
         found = json.load(file)  # type: dict[str, Any]
     return found
@@ -39,7 +39,7 @@ def context(server: bool) -> ssl.SSLContext:
 
 
 def frame(kind: bytes, number: int = 0, payload: bytes = b"") -> bytes:
-    """``number`` is a task's, a signal's; the payload goes with its kind."""
+    """Return one frame. ``number`` is a task's or a signal's; the payload depends on the kind."""
     return _HEAD.pack(len(payload), kind, number) + payload
 
 
