@@ -290,7 +290,7 @@ def _identity(request: LaunchRequest) -> str:
 
 
 def job_dir(request: LaunchRequest) -> str:
-    """Return a sh word: the job's own folder (on a shared disk, where another user reaches it, or with the attempts)."""
+    """Return a sh word: the job's own folder (on a shared disk, where another user reaches it, or by the attempts)."""
     if request.job_dirs is not None:
         return shlex.quote(f"{request.job_dirs}/{request.cluster_id}/{request.job_id}")
     if request.run_as is not None:
