@@ -171,7 +171,7 @@ def cycles(service: Service, rounds: int) -> dict[str, object]:
     """Whole cycles: seconds of each part."""
     cycle = of(service)
     parts = {name: Watch(cycle, method) for name, method in
-             {"asking Slurm": "_ask", "mirror and store": "_record", "deciding": "_decide"}.items()}  # fmt: skip
+             {"asking Slurm": "_read_slurm", "mirror and store": "_record", "deciding": "_decide"}.items()}  # fmt: skip
 
     def one() -> dict[str, float]:
         for part in parts.values():

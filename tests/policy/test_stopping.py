@@ -111,7 +111,7 @@ def test_a_verdict_counts_what_restarts_cost_and_leaves_alone_what_must_be(
     from gpusched.nightly import proof as evaluate
 
     real = evaluate.run_all
-    monkeypatch.setattr(evaluate, "carry_out", lambda runs, **_: real(seen.extend(runs) or runs))
+    monkeypatch.setattr(evaluate, "run_all", lambda runs, **_: real(seen.extend(runs) or runs))
     verdict = judge(scenario_for(trace, site, partition), "p", EASY, spec)
     assert [run.options.restart_s for run in seen] == [0.0, 1.0]
     assert verdict.gain is not None

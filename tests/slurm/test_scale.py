@@ -46,7 +46,7 @@ def test_ten_thousand_waiting_jobs(
         assert look_s <= 0.03 * rest_s, "2 %, and what slurmctld does for others in the meantime"
         slurm.update([f"update JobId={job} TimeLimit=60" for job in waiting[:200]])
         of(service)._reader._rest_s = 0.0
-        deciding, read = Watch(of(service), "_decide"), Watch(of(service), "_ask")
+        deciding, read = Watch(of(service), "_decide"), Watch(of(service), "_read_slurm")
         before, decided_before = our_cpu_s(), deciding.cpu
         service.run(5.0)
         observing_s = our_cpu_s() - before - (deciding.cpu - decided_before)

@@ -163,8 +163,8 @@ def predict_jobs(predictor: Predictor, past: Iterable[JobRecord], jobs: Sequence
     trace = as_submitted(list({job.id: job for job in (*past, *jobs)}.values()))
     place, rows = {job_id: i for i, job_id in enumerate(trace.ids)}, predictor.of(trace).tolist()
     predictions = (_predicted_job(trace, place[job.id], rows[place[job.id]]) for job in jobs)
-    rows = zip(predictions, jobs, strict=True)
-    return [msgspec.structs.replace(predicted, run_s=job.ran_s or None) for predicted, job in rows]
+    pairs = zip(predictions, jobs, strict=True)
+    return [msgspec.structs.replace(predicted, run_s=job.ran_s or None) for predicted, job in pairs]
 
 
 def load_predictor(model: str | None) -> Predictor:
