@@ -99,6 +99,18 @@ def components(group: str) -> Mapping[str, Component]:
     return taken
 
 
+def installed(group: str, name: str) -> Component:
+    """Return a component by its name.
+
+    Raises:
+        ComponentError: It is not installed here: a package that had it may have been removed.
+    """
+    found = components(group).get(name)
+    if found is None:
+        raise ComponentError(f"no {GROUPS[group]} '{name}' is installed here", "install the package that it came with")
+    return found
+
+
 def has_containers(runtime: str) -> bool:
     """Return whether jobs of a node with this runtime run in containers: they have an image, and folders are mounted.
 

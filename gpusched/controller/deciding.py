@@ -207,10 +207,10 @@ class Decider:
 
     def _is_compiled(self, snapshot: Snapshot) -> bool:
         """Return whether the policies' passes are compiled; if not, start a process that compiles them, once."""
-        trial = trial_of(snapshot)
         if self._compiler is not None and self._compiler[0] == snapshot.policies:
             compiler = self._compiler[1]
             return compiler is None or compiler.poll() is not None
+        trial = trial_of(snapshot)
         try:
             with nothing_compiled():
                 decide(trial)

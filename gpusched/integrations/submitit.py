@@ -12,7 +12,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
@@ -43,9 +42,6 @@ def _cluster() -> Cluster:
 
 class GpuschedJob(core.Job[R]):
     """A job, as submitit's callers see it."""
-
-    def __init__(self, folder: Path | str, job_id: str, tasks: Sequence[int] = (0,)) -> None:
-        super().__init__(folder, job_id, tasks)
 
     def done(self, force_check: bool = False) -> bool:
         """Return whether the job has ended; the store is here, so that each call looks."""
@@ -133,10 +129,6 @@ class GpuschedExecutor(core.PicklingExecutor):
         from gpusched.api import Options
 
         return {*Options.__annotations__, *_OWN} - {"output", "error", "script", "array", "name", "nodes"}
-
-    @classmethod
-    def _equivalence_dict(cls) -> None:
-        return None
 
     def _internal_update_parameters(self, **given: Any) -> None:
         known = self._valid_parameters() | {*_SHARED, "timeout_min", "mem_gb"}

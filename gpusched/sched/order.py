@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.config.plugins import OURS, ComponentError, components
+from gpusched.config.plugins import OURS, ComponentError, installed
 from gpusched.errors import Warnings
 from gpusched.model.ids import id_key
 from gpusched.sched.state import Floats, Ints
@@ -84,9 +84,7 @@ def columns_of(order: str, keys: Keys) -> list[Ints | Floats]:
     Raises:
         ComponentError: It is not installed, cannot be loaded, or its columns are not a number for each job.
     """
-    component = components("orders").get(order)
-    if component is None:
-        raise ComponentError(f"no order '{order}' is installed here", "install the package that it came with")
+    component = installed("orders", order)
     by: Callable[[Keys], Columns] = component.load()
     if component.distribution == OURS:
         return list(by(keys))
@@ -96,7 +94,7 @@ def columns_of(order: str, keys: Keys) -> list[Ints | Floats]:
         raise component.error(f"{type(error).__name__}: {error}") from error
     if any(column.shape != keys.submit.shape or np.isnan(column).any() for column in columns):
         raise component.error("it did not return one number for each job")
-    return [*columns]
+    return list(columns)
 
 
 def queue_order(order: str, keys: Keys, ids: Sequence[str]) -> Ints:

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.config.plugins import components
 from gpusched.estimation.features import NO_HISTORY_S
 from gpusched.model.units import count_of
 from gpusched.sched.order import Keys, columns_of
 from gpusched.sched.state import Floats, Ints
-from gpusched.sim.orders import ORDERS, Knows
+from gpusched.sim.orders import Knows, order_rule
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.traces.trace import Trace
 
@@ -67,10 +66,10 @@ def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -
         "lpt-oracle": [-duration],
         "f1": [np.log10(expected) * trace.gpus + 870 * np.log10(np.maximum(trace.submit - begin, 1.0))],
     }
-    known = ORDERS.get(order)
+    rule = order_rule(order)  # None: an agent's order
     if order in of_replays:
         columns = of_replays[order]
-    elif (known is None and order not in components("orders")) or (known is not None and known.kind != "static"):
+    elif rule is None or rule.kind != "static":
         columns = []
     else:
         none, no_usage = np.zeros(len(trace), np.int64), np.zeros(len(trace))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpusched.config.paths import state_folder
-from gpusched.config.plugins import components
+from gpusched.config.plugins import components, installed
 from gpusched.config.policies import BUILT_IN, names_in, policy_folders
 from gpusched.errors import UsageError
 from gpusched.queue import lastgood
@@ -67,23 +67,26 @@ ALIASES = {
 
 
 def order_rule(name: str) -> OrderRule | None:
-    """Return a built-in order, or that of a component of the group ``orders``; None: there is none.
+    """Return an order as `rule_of` does; None: there is none of that name."""
+    return rule_of(name) if name in ORDERS or name in components("orders") else None
+
+
+def rule_of(name: str) -> OrderRule:
+    """Return a built-in order, or that of a component of the group ``orders``.
 
     A component's attribute ``knows`` names what it uses: ``nothing`` of run times (the default), or the ``limit``.
 
     Raises:
-        ComponentError: It does not work, or ``knows`` is something else.
+        ComponentError: It is not installed, does not work, or ``knows`` is something else.
     """
     if name in ORDERS:
         return ORDERS[name]
-    if name in components("orders"):
-        component = components("orders")[name]
-        match getattr(component.load(), "knows", "nothing"):
-            case "nothing" | "limit" as knows:
-                return OrderRule(knows=knows, source=component.origin)
-            case knows:
-                raise component.error(f"knows is {knows!r}, neither 'nothing' nor 'limit'")
-    return None
+    component = installed("orders", name)
+    match getattr(component.load(), "knows", "nothing"):
+        case "nothing" | "limit" as knows:
+            return OrderRule(knows=knows, source=component.origin)
+        case knows:
+            raise component.error(f"knows is {knows!r}, neither 'nothing' nor 'limit'")
 
 
 SUFFIXES = {"+none": "none", "+skip": "skip", "-skip": "skip", "+easy": "easy", "+conservative": "conservative"}

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from gpusched.config.plugins import ComponentError
 from gpusched.config.policies import BUILT_IN, POLICY, load_policy, policy_file
 from gpusched.config.weights import DEFAULT, ModelError, TrainedModel, load_model
 from gpusched.errors import UsageError
@@ -27,7 +26,7 @@ from gpusched.sched.state import (
     RANDOM,
     SPREAD,
 )
-from gpusched.sim.orders import ALIASES, ORDERS, SUFFIXES, Kind, Knows, OrderRule, known_policies, order_rule
+from gpusched.sim.orders import ALIASES, ORDERS, SUFFIXES, Kind, Knows, known_policies, order_rule, rule_of
 
 HALF_LIFE_S = float(Settings().fairshare_half_life_s)
 
@@ -83,7 +82,7 @@ class ReplayPolicy:
     @property
     def kind(self) -> Kind:
         """Static: places in the order never change; arriving: fixed at submission; changing: asked every time."""
-        return "agent" if self.by_agent else _rule(self.order).kind
+        return "agent" if self.by_agent else rule_of(self.order).kind
 
     @property
     def uses_run_time_estimates(self) -> bool:
@@ -161,14 +160,6 @@ def policy_of_order(text: str, known: tuple[str, ...] = ()) -> ReplayPolicy:
     return _with_backfill(ReplayPolicy(name=text, order=base, knows=rule.knows, source=rule.source), backfill)
 
 
-def _rule(order: str) -> OrderRule:
-    """Return a policy's order, whose package may have been removed since."""
-    found = order_rule(order)
-    if found is None:
-        raise ComponentError(f"no order '{order}' is installed here", "install the package that it came with")
-    return found
-
-
 def policy_of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT) -> ReplayPolicy:
     """Return a live policy as the engine runs it.
 
@@ -178,7 +169,7 @@ def policy_of_spec(spec: PolicySpec, name: str | None = None, partition: str = D
     model = load_model(Path(spec.folder), partition, spec.agent) if spec.agent is not None else None
     if model is not None and not spec.traits.sizes:
         return _policy_of_agent(spec, name or spec.name, model)
-    rule = _rule(spec.order)
+    rule = rule_of(spec.order)
     source = f"{rule.source}; {name or spec.name}"
     if model is not None:
         source += f", sizes by {spec.agent} agent, weights {model.digest}"

@@ -84,10 +84,9 @@ def _claimed(path: Path) -> str | None:
     for component in components("traces").values():
         if component.distribution != OURS:
             try:
-                if component.load().matches(path):
+                matches = getattr(component.load(), "matches", None)
+                if matches is not None and matches(path):
                     return component.name
-            except AttributeError:  # it has no such function
-                continue
             except Exception as error:  # a reader that is broken costs nobody else their trace
                 Warnings.give(str(error if isinstance(error, GpuschedError) else component.error(repr(error))))
     return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpusched.config.plugins import components
+from gpusched.config.plugins import installed
 from gpusched.errors import GpuschedError, printable
 from gpusched.model.notices import Notices, Receiver
 
@@ -94,10 +94,7 @@ def deliver(sending: OutgoingNotice) -> None:
         return
     assert sending.receiver is not None
     name, options = sending.receiver.way
-    component = components("notifiers").get(name)
-    if component is None:
-        raise DeliveryFailed(f"no notifier '{name}' is installed")
-    component.load()(sending.body, options)
+    installed("notifiers", name).load()(sending.body, options)
 
 
 def post(body: Mapping[str, Any], options: Mapping[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.config.plugins import ComponentError, components
+from gpusched.config.plugins import installed
 from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, AttemptRef, LaunchRequest, Runtime
 from gpusched.nodes.runtimes.checks import secret_name_error
 
@@ -15,8 +15,5 @@ def runtime_for(name: str) -> Runtime:
     Raises:
         ComponentError: It is not installed here, or does not work.
     """
-    component = components("runtimes").get(name)
-    if component is None:
-        raise ComponentError(f"no runtime '{name}' is installed here", "install the package that it came with")
-    made: Runtime = component.load()()
+    made: Runtime = installed("runtimes", name).load()()
     return made
