@@ -28,20 +28,20 @@ settings.load_profile("same")
 
 LONGEST = (
     "slurm/test_faults.py", "e2e/test_resizing.py", "sim/test_orders_reference.py", "e2e/test_failures_nodes.py",
-    "learn/test_rltune.py", "runtimes/test_contract.py", "learn/test_maifs.py", "e2e/test_site.py",
-    "learn/test_dl2_agent.py", "runtimes/test_engines.py", "learn/test_dqn.py", "e2e/test_failures_crash.py",
-    "sim/test_engine.py", "e2e/test_queue.py", "sched/test_attention.py", "learn/test_elastic_example.py",
-    "e2e/test_agents.py", "sched/test_compiled.py", "e2e/test_failures_jobs.py", "learn/test_sizing_agents.py",
-    "e2e/test_gpus.py", "sim/test_rates_reference.py", "e2e/test_preempting.py", "learn/test_predict.py",
-    "e2e/test_jobs.py", "learn/test_train_cli.py", "e2e/test_failures_engine.py", "sched/test_agents_gist.py",
+    "agents/test_rltune.py", "nodes/runtimes/test_contract.py", "agents/test_maifs.py", "e2e/test_site.py",
+    "agents/test_dl2_agent.py", "nodes/runtimes/test_engines.py", "agents/test_dqn.py", "e2e/test_failures_crash.py",
+    "sim/test_engine.py", "e2e/test_queue.py", "sched/test_attention.py", "agents/test_elastic_example.py",
+    "e2e/test_agents.py", "sched/test_compiled.py", "e2e/test_failures_jobs.py", "agents/test_sizing_agents.py",
+    "e2e/test_gpus.py", "sim/test_rates_reference.py", "e2e/test_preempting.py", "agents/test_predict.py",
+    "e2e/test_jobs.py", "agents/test_train_cli.py", "e2e/test_failures_engine.py", "sched/test_agents_gist.py",
     "e2e/test_live_vs_simulated.py", "sched/test_properties.py", "controller/test_relay.py",
-    "e2e/test_failures_controller.py", "replay/test_cli.py", "doctor/test_testbed.py", "learn/test_calibrating.py",
-    "e2e/test_progress.py", "sim/test_sized.py", "nodes/test_probe.py", "policy/test_night.py",
-    "runtimes/test_confinement.py", "testbed_selftest/test_testbed.py", "learn/test_reproduce_cli.py",
-    "nodes/test_ssh.py", "web/test_page.py", "controller/test_clock.py", "mapping/test_heterogeneous.py",
-    "mapping/test_milp.py",
-    "sched/test_agents_rltune.py", "sched/test_agents_rltune_preempt.py", "learn/test_rltune_preempt.py",
-    "mapping/test_rltune.py", "controller/test_sharing.py", "sched/test_agents_topology.py",
+    "e2e/test_failures_controller.py", "study/test_cli.py", "doctor/test_testbed.py", "agents/test_calibrating.py",
+    "e2e/test_progress.py", "sim/test_sized.py", "nodes/test_probe.py", "promotion/test_night.py",
+    "nodes/runtimes/test_confinement.py", "testbed_selftest/test_testbed.py", "agents/test_reproduce_cli.py",
+    "nodes/test_ssh.py", "web/test_page.py", "controller/test_clock.py", "sched/mapping/test_heterogeneous.py",
+    "sched/mapping/test_milp.py",
+    "sched/test_agents_rltune.py", "sched/test_agents_rltune_preempt.py", "agents/test_rltune_preempt.py",
+    "sched/mapping/test_rltune.py", "controller/test_sharing.py", "sched/test_agents_topology.py",
 )  # fmt: skip
 """Files that take longest, in seconds or in waiting, by turns: those that wait for nodes and those that compute."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.docs.generate import DOCS
 from tests.e2e.conftest import Cluster
 from tests.e2e.people import Screen
-from tests.policy import weights
+from tests.promotion import weights
 from tests.traces import samples
 
 GUIDES = [DOCS.parent / "README.md", DOCS / "getting-started.md", *sorted((DOCS / "guides").glob("*.md"))]

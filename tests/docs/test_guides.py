@@ -13,7 +13,7 @@ import yaml
 
 from tests.docs import guides
 from tests.e2e.conftest import Cluster
-from tests.policy.conftest import record_days
+from tests.promotion.conftest import record_days
 from tests.testbed import Testbed
 from tests.traces.samples import real
 
@@ -25,10 +25,10 @@ PAGES = [p for p in guides.GUIDES if p.name != "slurm.md"]
 ELSEWHERE = {
     "gpusched attach JOB": "tests/e2e/test_shells.py",
     "gpusched run --gpus 1 --forward 8888": "tests/e2e/test_shells.py",
-    "gpusched replay big.swf": "tests/replay/test_backends.py",
-    "gpusched train dl2": "tests/learn/test_sizing_agents.py",
-    "gpusched train maifs": "tests/learn/test_sizing_agents.py",
-    "gpusched reproduce gist": "tests/learn/test_reproduce_cli.py",
+    "gpusched replay big.swf": "tests/study/test_backends.py",
+    "gpusched train dl2": "tests/agents/test_sizing_agents.py",
+    "gpusched train maifs": "tests/agents/test_sizing_agents.py",
+    "gpusched reproduce gist": "tests/agents/test_reproduce_cli.py",
 }
 """What begins so takes minutes, or two people: the file of tests that runs it."""
 

@@ -21,6 +21,9 @@ PACKAGE = generate.DOCS.parent / "gpusched"
 PAGE = (generate.DOCS / "concepts" / "architecture.md").read_text("utf-8")
 ROOMS = sorted(folder for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file())
 WALKS = re.findall(r"^### (.+?)\n\n(.+?)(?=\n\n)", PAGE[PAGE.index("## Three walks") :], re.MULTILINE | re.DOTALL)
+TESTS = generate.DOCS.parent / "tests"
+NOT_ROOMS = {"docs", "e2e", "plugin", "testbed_selftest"}
+INSIDE = {Path("cli/nodes")}  # commands that read nodes, on a cluster of their own
 TOP = {"__init__.py", "__main__.py", "errors.py", "py.typed"}
 
 
@@ -45,6 +48,12 @@ def test_no_two_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append(file.relative_to(PACKAGE).as_posix())
     assert {name: files for name, files in classes.items() if len(files) > 1} == {}
+
+
+def test_tests_of_a_room_are_in_a_folder_of_its_name() -> None:
+    for tests in TESTS.rglob("test_*.py"):
+        folder = tests.parent.relative_to(TESTS)
+        assert folder.parts[0] in NOT_ROOMS or (PACKAGE / folder).is_dir() or folder in INSIDE, tests
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)

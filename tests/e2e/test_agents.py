@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Cluster
-from tests.policy import weights
+from tests.promotion import weights
 from tests.testbed import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_partition, pytest.mark.processes]
 
-HOW = ("truncated", "NaN")  # every way: tests/policy/test_agents.py
+HOW = ("truncated", "NaN")  # every way: tests/promotion/test_agents.py
 
 
 @pytest.fixture(scope="module", autouse=True)

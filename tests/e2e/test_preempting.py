@@ -7,7 +7,7 @@ import pytest
 from gpusched.config.paths import log_path
 from tests.e2e.conftest import Cluster
 from tests.e2e.failing import Traces
-from tests.policy import stopping
+from tests.promotion import stopping
 from tests.testbed import wait_until
 
 pytestmark = pytest.mark.slow

@@ -28,7 +28,7 @@ from gpusched.sim.pool import demand_of
 from gpusched.sim.replay import replay
 from gpusched.sim.result import ReplayResult
 from gpusched.traces.generate import generate
-from tests.learn.test_rltune_preempt import POOL, WORKLOAD
+from tests.agents.test_rltune_preempt import POOL, WORKLOAD
 from tests.sched import test_agents_gist as gist
 from tests.sched.limited import Past, limited
 from tests.sched.test_reservations import FEW, H, drawn, reservation, reserved_snapshots, sound, with_reservations

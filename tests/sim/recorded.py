@@ -30,7 +30,7 @@ from gpusched.sim.policies import ReplayPolicy, policy_by_name
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import Outage, replay
 from gpusched.traces.trace import Trace
-from tests.policy import stopping, weights
+from tests.promotion import stopping, weights
 from tests.sim.worlds import trace_of
 
 FILE = Path(__file__).with_name("recorded.json")

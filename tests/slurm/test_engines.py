@@ -31,7 +31,7 @@ from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, Host, inventory, reading_of
-from tests.policy import weights
+from tests.promotion import weights
 from tests.sched.test_agents_rltune import arrays_of, rule
 from tests.sched.test_agents_topology import weights as topology_weights
 

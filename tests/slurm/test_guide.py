@@ -35,7 +35,7 @@ def test_every_command_of_the_guide_runs(slurm_cluster: SlurmCluster, monkeypatc
     for line in guides.examples(page):
         named = re.sub(r"why \d+", f"why {jobs[2]}", line).replace("cancel 1234 5", f"cancel {jobs[0]} {jobs[1]}")
         named = re.sub(r"(policy promote .*)", r"\1 --force test", named)
-        if line.startswith("gpusched policy compare"):  # tests/policy/test_lifecycle.py has the history for it
+        if line.startswith("gpusched policy compare"):  # tests/promotion/test_lifecycle.py has the history for it
             continue
         try:
             guides.follow(slurm_cluster, named, slurm_cluster.folder, code=CODES.get(line.split()[1], 0))

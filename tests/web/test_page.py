@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks import web as made
 from gpusched.queue.store import Store
-from tests.replay.png import pixels
+from tests.study.png import pixels
 from tests.web.browser import Browser
 from tests.web.conftest import NASTY, SECRET, Served, build, move
 
