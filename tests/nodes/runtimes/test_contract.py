@@ -49,7 +49,7 @@ def test_a_job_runs_and_its_exit_code_comes_back(world: World) -> None:
     attempt, output = world.finish("sh", "-c", "echo out; echo err >&2; exit 3")
     assert sorted(output.splitlines()) == ["err", "out"]
     assert (attempt["phase"], attempt["exit_code"], attempt["error"]) == ("exited", 3, None)
-    assert attempt["cluster_id"] == "c-1"
+    assert attempt["cluster_id"] == CLUSTER
     assert not attempt["oom_killed"]
     assert before - 2 <= attempt["started_at"] <= attempt["finished_at"] + 1 <= time.time() + 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpusched.nodes.batch.spool import StepNode, StepSettings, spool_files
-from tests.nodes.runtimes.world import World
+from tests.nodes.runtimes.world import CLUSTER, World
 from tests.testbed import wait_until
 
 
@@ -107,4 +107,4 @@ def test_another_users_script(world: World) -> None:
     assert attempt["exit_code"] == 0, output
     assert output.splitlines() == ["1234", "1234", "a slots=1", "755:0" if world.contained else "700:1234"]
     world.do(world.runtime.remove(world.launched[-1]))
-    assert world.sh("find /var/lib/gpusched-node -name script 2>/dev/null || true") == ""
+    assert world.sh(f"find /var/lib/gpusched-node/{CLUSTER} -name script 2>/dev/null || true") == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from tests.testbed import TestNode, wait_until
 
 # For what the launcher's lines do before a runtime is asked for anything: the same for both engines and transports.
 once_contained = pytest.mark.parametrize("world", ["process", "podman"], indirect=True)
-CLUSTER = "c-1"
+# Nodes of the testbed share /var/lib with those of other test processes, which remove what is of their own cluster.
+CLUSTER = f"c-{os.getpid()}"
 IMAGE = "localhost/gs/busybox:1"
 ROOT = Path(gpusched.__file__).parents[1]
 LISTER_SH = (ROOT / "gpusched/nodes/payload/attempts.sh").read_text()
