@@ -14,7 +14,7 @@ from gpusched.agents.predictor import train as predict
 from gpusched.agents.predictor.calibrate import calibrate, shift_of
 from gpusched.estimation.features import Forest
 from gpusched.estimation.predictor import ends_of
-from tests.agents.test_predict import DATA, EPOCH, FAST, Cli, cli, habits
+from tests.agents.habits import DATA, EPOCH, FAST, Cli, cli, habits
 
 DAY_S = 86400.0
 __all__ = ["cli"]  # a fixture

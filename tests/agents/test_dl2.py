@@ -4,44 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from gpusched.agents.dl2.observed import kinds_of
-from gpusched.agents.dl2.rules import policy_of
-from gpusched.agents.dl2.slots import Policy, SlotJobs, SlotProgress, fastest_alone, jobs_of, simulate
-from gpusched.agents.dl2.workloads import SLOTS, Dl2Job, Dl2Workload, dl2, draw
-from gpusched.sched.state import Ints
+from gpusched.agents.dl2.slots import SlotJobs, fastest_alone, jobs_of, simulate
+from gpusched.agents.dl2.workloads import dl2, draw
 from gpusched.sim.profiles.dl2 import read_speeds
 from gpusched.sim.rounds import RoundsResult
-from tests import commands
+from tests.agents.dl2_worlds import assert_within, rule, run, workload
 from tests.traces.samples import real
 
-
-def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return commands.run("reproduce", "dl2", *words, cwd=cwd, timeout=300)
-
-
-def workload(*jobs: tuple[int, float], nodes: int = 2, most: int = 4) -> tuple[Dl2Workload, dict[str, Any]]:
-    """Jobs (arrival slot, epochs) of one model: an epoch a slot for each worker, as long as there is a server."""
-    listed = tuple(
-        Dl2Job(arrival_slot=at, model="m", epochs=epochs, steps_per_epoch=1200.0, worker=(2, 4), server=(2, 0))
-        for at, epochs in jobs
-    )
-    speed = np.zeros((most + 1, most + 1))
-    speed[1:, 1:] = np.arange(1, most + 1)
-    return Dl2Workload(setting="", nodes=nodes, seed=0, max_tasks=most, jobs=listed), {"m": speed}
-
-
 RULES = [name for name, rival in dl2().policies.items() if not rival.stage]
-
-
-def rule(name: str, jobs: SlotJobs) -> Policy:
-    return policy_of(dl2().policies[name], jobs, np.random.default_rng(0))
 
 
 def played(name: str, jobs: SlotJobs) -> RoundsResult:
@@ -92,27 +68,6 @@ def test_no_slot_gives_more_than_there_is(name: str) -> None:
     for seed in range(3):
         jobs = jobs_of(draw("12 nodes", seed), speeds)
         assert_within(jobs, rule(name, jobs))
-
-
-def assert_within(jobs: SlotJobs, decide: Policy) -> None:
-    """Plays it all; looks at every slot, of which many must be nearly full."""
-    full = 0
-
-    def looked_at(jobs: SlotJobs, course: SlotProgress, there: Ints) -> None:
-        nonlocal full
-        decide(jobs, course, there)
-        sizes = course.sizes
-        assert not np.delete(sizes, there, axis=0).any()
-        assert ((sizes > 0).all(1) | (sizes == 0).all(1)).all()
-        assert sizes.max() <= 16
-        tasks = jobs.need[jobs.kind, sizes[:, 0], sizes[:, 1]]
-        assert (tasks.sum(0) <= SLOTS * jobs.nodes).all()
-        # No more than two tasks with GPUs, and four in all, on a node: so they can be placed.
-        assert (sizes[:, 1] * (jobs.need[jobs.kind, 0, 1, 1] > 0)).sum() <= 2 * jobs.nodes
-        full += bool((tasks.sum(0) >= 0.7 * SLOTS * jobs.nodes).any())
-
-    simulate(jobs, looked_at)
-    assert full > 20
 
 
 def test_a_job_ends_at_the_fraction_it_needs_and_holds_its_slot_to_the_end() -> None:

@@ -32,9 +32,9 @@ from gpusched.estimation.speeds import SpeedLearner
 from gpusched.sched.agent import Unusable
 from gpusched.sched.sizing.question import question_of
 from gpusched.sim.profiles.dl2 import read_speeds
-from tests.agents.test_dl2 import assert_within, rule, workload
-from tests.agents.test_dl2 import run as reproduce
-from tests.sched.test_sizing_rules import One, cases, claims_of, power
+from tests.agents.dl2_worlds import assert_within, rule, workload
+from tests.agents.dl2_worlds import run as reproduce
+from tests.sched.sizing import One, cases, claims_of, power
 from tests.sim.worlds import trace_of
 from tests.traces.samples import real
 

@@ -31,16 +31,10 @@ from gpusched.sim.replay import Outage, replay
 from gpusched.sim.result import ReplayResult
 from gpusched.study.study import Scenario
 from gpusched.traces.generate import generate
-from gpusched.traces.workload import RunTime, SizeClass, Workload
+from tests.agents.preemptible import POOL, WORKLOAD
 from tests.sched.worlds import node, pending, snapshot
 from tests.sim.worlds import trace_of
 
-WORKLOAD = Workload(
-    jobs=300, start=0.0, load=1.1, load_gpus=16, name="small", users=6, burst_share=0.6, burst_size=8.0,
-    sizes=tuple(SizeClass(gpus=g, share=s) for g, s in ((1, 0.6), (2, 0.2), (4, 0.1), (8, 0.1))),
-    run_time=RunTime(parts=((0.5, 120.0, 0.8), (0.5, 14400.0, 1.0))),
-)  # fmt: skip
-POOL = Pool.uniform(2, 8)
 TRACE = generate(WORKLOAD, 0)
 PRIOR = odds_of(TRACE.gpus, TRACE.duration).prior
 INDEX = RankingRule("index", {"index": 1.0, "gpus": 0.5, "stay": 0.5})

@@ -16,8 +16,8 @@ from gpusched.model.jobs import Allocation, Elastic, JobState, NodeAllocation, R
 from gpusched.model.policy import AGENTS, AgentTraits
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Store
+from tests.cli.ahead import Cluster
 from tests.cli.conftest import Site
-from tests.cli.test_ahead import Cluster
 
 RANGE = ("--resizable", "--gpus", "1-8")
 

@@ -21,9 +21,9 @@ from gpusched.model.commands import AnyCommand, Cancel, Drain, Hold, Release, Re
 from gpusched.model.jobs import JobRecord
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
+from tests.controller.crash_orders import POLICIES
 from tests.controller.folding import NOW, spec
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory
-from tests.controller.test_crash_orders import POLICIES
 
 FOLDER = Path(__file__).parent / "recorded"
 SEEDS = range(5)

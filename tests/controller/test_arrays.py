@@ -23,7 +23,7 @@ from gpusched.queue.store import Reader
 from gpusched.sched.warming import small_snapshot
 from tests.controller.folding import ALICE, NOW, Desk, fresh_id, spec
 from tests.controller.imagined import GPUS, inventory
-from tests.controller.test_cycle import Site
+from tests.controller.site import Site
 
 _S = JobState
 ARRAY, OTHER, LAST = "0000000000a", "0000000000b", "0000000000c"

@@ -27,8 +27,7 @@ from gpusched.model.commands import (
 from gpusched.model.jobs import JobState, Mount
 from gpusched.queue.inbox import MAX_COMMAND_BYTES
 from tests.controller.folding import ADMIN, ALICE, BOB, ME, NOW, Desk, names, spec
-
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="files of other users can be made by root only")
+from tests.controller.rights import needs_root
 
 
 @pytest.fixture

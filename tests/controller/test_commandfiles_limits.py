@@ -13,7 +13,7 @@ from gpusched.model.commands import Requeue, Submit
 from gpusched.model.jobs import JobState
 from gpusched.model.limits import Group, Groups, Limits, Qos, Quotas
 from tests.controller.folding import ADMIN, ALICE, BOB, Desk, fresh_id, spec
-from tests.controller.test_commandfiles import needs_root
+from tests.controller.rights import needs_root
 
 pytestmark = needs_root
 A, B = str(ALICE), str(BOB)

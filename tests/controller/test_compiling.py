@@ -21,9 +21,9 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.kernel.by_rule import pass_by_plan
 from gpusched.sched.warming import small_snapshot, trial_of, warm_up
+from tests.controller.crash_orders import POLICIES
 from tests.controller.folding import spec
-from tests.controller.test_crash_orders import POLICIES
-from tests.controller.test_cycle import Site
+from tests.controller.site import Site
 
 PLANS = {name: PolicySpec(name="plans", backfill="conservative") for name in POLICIES}
 

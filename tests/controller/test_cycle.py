@@ -13,59 +13,17 @@ from gpusched.config.paths import log_path
 from gpusched.controller.cycle import Cycle, share_of
 from gpusched.controller.outputs import MAX_BACKOFF_S, MAX_FAILURES, readers_of
 from gpusched.controller.planning import PendingReasonWriter
-from gpusched.model.commands import Cancel, Submit
+from gpusched.model.commands import Cancel
 from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, JobRecord, JobState, container_name
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.readings import NodeState
-from gpusched.model.resources import Inventory, Partition
-from gpusched.queue.inbox import Inbox
+from gpusched.model.resources import Partition
 from gpusched.queue.snapshots import snapshot_of_store
-from gpusched.queue.store import Store
-from tests.controller.folding import fresh_id, spec
-from tests.controller.imagined import Host, ImaginedCluster, World, inventory, without
-from tests.controller.test_crash_orders import POLICIES
-
-
-class Site:
-    def __init__(self, state: Path) -> None:
-        self.state = state
-        self.inbox = Inbox(state)
-        self.inbox.create()
-        self.world = World(hosts={n.name: Host(n.name) for n in inventory().nodes})
-        self.store = Store.create_or_open(state)
-        self.begin(inventory())
-
-    def begin(self, declared: Inventory) -> None:
-        self.cluster = ImaginedCluster(self.world)
-        self.cycle = Cycle(
-            self.store, self.state, declared, POLICIES, self.cluster, clock=lambda: self.world.now
-        )  # fmt: skip
-
-    def restart(self) -> None:
-        """The controller dies and is started again."""
-        self.store.close()
-        self.store = Store.create_or_open(self.state)
-        self.begin(self.cycle.inventory)
-
-    def state_of(self, job: str) -> JobState | None:
-        found = self.store.job(job)
-        return found.state if found else None
-
-    def turn(self, times: int = 1, seconds: float = 1) -> None:
-        for _ in range(times):
-            self.world.now += seconds
-            self.world.progress()
-            self.cycle.run(0)
-            self.cluster.deliver(lambda _: "ok")
-
-    def submit(self, **more: object) -> str:
-        command = Submit(time=self.world.now, id=fresh_id(self.world.now), spec=spec())
-        self.inbox.deliver(msgspec.structs.replace(command, **more))
-        return command.id
-
-    def secrets(self) -> list[str]:
-        return sorted(p.name for p in (self.state / "secrets").glob("*"))
+from tests.controller.crash_orders import POLICIES
+from tests.controller.folding import spec
+from tests.controller.imagined import inventory, without
+from tests.controller.site import Site
 
 
 @pytest.fixture

@@ -10,31 +10,19 @@ import pytest
 
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.estimating import EstimateWriter, estimate_jobs
-from gpusched.estimation.features import Forest
-from gpusched.estimation.predictor import USUAL_NAME, Predictor
+from gpusched.estimation.predictor import USUAL_NAME
 from gpusched.model import ids
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.predictions import Estimate
 from tests.controller.folding import spec
 from tests.controller.imagined import inventory
-from tests.controller.test_cycle import Site
+from tests.controller.site import Site
+from tests.controller.usual import usual
 
 POLICY = PolicySpec(name="short", order="sjf-estimate", backfill="skip")
 WHOLE = {"gpus_per_node": 4}  # of the only node
 BEGIN = 1_799_000_000.0
-
-
-def usual(typical_s: float = 3600.0, times: float = 1.0) -> Predictor:
-    """One leaf: a job runs ``times`` as long as its like did lately, ``typical_s`` where there was none."""
-    leaf, zero = np.zeros(1, np.int64), np.zeros(1)
-    forest = Forest(
-        feature=leaf - 1, threshold=zero, missing_left=leaf, left=leaf, right=leaf, value=zero,
-        roots=np.zeros((3, 1), np.int64), base=np.full(3, np.log(times)), typical=np.array([np.log(typical_s)]),
-    )  # fmt: skip
-    return Predictor(
-        forest=forest, quantiles=(0.1, 0.5, 0.9), shifts=(-1.0, 0.0, 1.0), learned_until=0.0, calendar=True, about={}
-    )
 
 
 def past(name: str, seconds: float, submit: float = BEGIN, user: str = "someone") -> JobRecord:

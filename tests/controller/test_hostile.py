@@ -25,7 +25,7 @@ from gpusched.model.jobs import Dependency, DependencyKind, JobRecord, JobState
 from gpusched.queue import snapshots
 from tests.controller.folding import NOW, spec
 from tests.controller.imagined import inventory
-from tests.controller.test_cycle import Site
+from tests.controller.site import Site
 
 HUGE = 10**400
 

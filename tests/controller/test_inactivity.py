@@ -11,7 +11,7 @@ from gpusched.controller.ranks import ReconcileResult
 from gpusched.controller.reconcile import reconcile_job
 from gpusched.model.jobs import Ending, JobRecord, JobState
 from tests.controller.folding import spec
-from tests.controller.test_reconcile import NOW, SETTINGS, job, ranks, says, silent, verbs, world
+from tests.controller.reconciling import NOW, SETTINGS, job, ranks, says, silent, verbs, world
 
 KEPT = 600
 

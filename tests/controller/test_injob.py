@@ -3,54 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gpusched.cli import options
-from gpusched.client.sbatch_inside import prepare
-from gpusched.cluster.base import NodeObservation
-from gpusched.controller.injob import InJobCommandHandler
 from gpusched.model.commands import RelayedCommand
 from gpusched.model.jobs import Ending, JobState
-from gpusched.model.readings import AskReading, ContainerReading, NodeReading
-from gpusched.queue.store import RankRecord
 from tests.controller.folding import ADMIN, ALICE, BOB, NOW, Desk
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
-    yield made
-    made.store.close()
-
-
-def running(desk: Desk, uid: int, **changes: Any) -> str:
-    job = desk.submit(uid, name="mine", **changes)
-    desk.put(job, JobState.RUNNING)
-    desk.store.put_ranks([RankRecord(job_id=job, attempt=1, rank=0, node="n0", runtime="process")])
-    return job
-
-
-def ask(
-    desk: Desk, job: str, *words: str, number: int = 1, attempt: int = 1, node: str = "n0", **more: Any
-) -> str | None:
-    """What the controller answers when it sees that on the node; None: nothing yet."""
-    asked = AskReading(id=f"1-{number}", attempt=attempt, words=words, **more)
-    container = ContainerReading(name=f"gpusched-{job}-1-0", phase="running", ask=asked)
-    reading = NodeReading(node=node, time=NOW, containers=(container,))
-    observed = {node: NodeObservation(began=NOW, result=reading)}
-    asking = InJobCommandHandler(desk.store, desk.inbox, partial(prepare, options))  # new each time, as after a crash
-    operations = asking.answers(observed, desk.inventory, desk.now)
-    if not operations:
-        return None
-    (operation,) = operations
-    assert (operation.verb, operation.node, operation.key) == ("answer", "n0", (job, 1, 0))
-    assert operation.note is not None
-    return operation.note.removeprefix(f"1-{number} ")
+from tests.controller.injob import ask, running
 
 
 def test_a_job_queues_itself_again_and_hears_of_it_once_that_is_so(desk: Desk) -> None:

@@ -20,7 +20,7 @@ from gpusched.model.commands import Submit
 from gpusched.model.jobs import Ending, JobRecord, JobState, Mount
 from gpusched.model.readings import AskReading
 from tests.controller.folding import ADMIN, ALICE, BOB, ME, NOW, Desk, fresh_id, spec
-from tests.controller.test_injob import ask, desk, running
+from tests.controller.injob import ask, desk, running
 
 __all__ = ["desk"]
 

@@ -10,7 +10,7 @@ from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.queue.lastgood import declared_or_kept, inventory_path, store_declared
 from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Store
-from tests.controller.test_service import DECLARED
+from tests.controller.declared import DECLARED
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.sched.warming import small_snapshot, with_sharing
 from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, inventory
-from tests.controller.test_cycle import Site
+from tests.controller.site import Site
 
 LIMIT_S = 600.0
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.deciding import Decision
+from gpusched.controller.reconcile import reconcile_job
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Requeue, Submit
 from gpusched.model.jobs import Ending, JobRecord, JobState, Preemptions
@@ -23,12 +24,12 @@ from gpusched.queue.snapshots import recently_finished
 from gpusched.queue.store import Store
 from gpusched.sched.decide import decide
 from gpusched.sched.eligible import may_stop
+from tests.controller.crash_orders import CrashOrders
 from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, Host, ImaginedCluster, World, inventory
-from tests.controller.test_crash_orders import CrashOrders
-from tests.controller.test_reconcile import ID, NOW, ending, ranks, reconcile_job, says, verbs
-from tests.controller.test_reconcile import job as job_in
-from tests.controller.test_reconcile import world as sees
+from tests.controller.reconciling import ID, NOW, ending, ranks, says, verbs
+from tests.controller.reconciling import job as job_in
+from tests.controller.reconciling import world as sees
 
 RULES = PreemptionSettings(min_run_s=5.0, per_hour=2, restart_s=0.0)
 POLICIES = {"p": PolicySpec(name="stopper", version="7", backfill="easy", place="best-fit", preempt=RULES)}

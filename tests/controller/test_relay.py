@@ -47,8 +47,8 @@ from gpusched.nodes.runtimes import sessions
 from gpusched.nodes.transport import Session
 from gpusched.queue.lastgood import declared_or_kept, store_declared
 from gpusched.queue.store import Store
+from tests.cli.nodes.attempts import ID, Attempt
 from tests.cli.nodes.conftest import Cluster, job, spec
-from tests.cli.nodes.test_logs import ID, Attempt
 from tests.testbed.processes import command_line
 from tests.testbed.waiting import wait_until
 

@@ -16,7 +16,7 @@ from gpusched.model.plan import Resize
 from gpusched.model.policy import PolicySpec, Resizing
 from gpusched.model.readings import ProgressReading, SavedReading
 from tests.controller.folding import spec
-from tests.controller.test_reconcile import NOW, job, ranks, says, verbs, world
+from tests.controller.reconciling import NOW, job, ranks, says, verbs, world
 
 SIZES = Elastic(sizes=(1, 2), base_gpus=1, base_cores=1, base_memory_mib=1024)
 POLICY = PolicySpec(name="sized", resize=Resizing(start_timeout_s=50.0))

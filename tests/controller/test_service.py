@@ -28,16 +28,9 @@ from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.presence import FILE, controller_of
 from gpusched.queue.store import INVENTORY_TROUBLE, Reader, UsageRow
+from tests.controller.declared import DECLARED
 from tests.controller.folding import NOW, spec
 from tests.controller.imagined import Host, ImaginedCluster, World
-
-DECLARED = """\
-settings: {tick: 7s, logs: {max_total: 1M}}
-partitions:
-  p:
-    defaults: {gpus: 4, cores: 16, memory: 64G, runtime: podman}
-    nodes: [{name: n0}, {name: n1}]
-"""
 
 
 class Nodes(ImaginedCluster):

@@ -56,6 +56,14 @@ def test_tests_of_a_room_are_in_a_folder_of_its_name() -> None:
         assert folder.parts[0] in NOT_ROOMS or (PACKAGE / folder).is_dir() or folder in INSIDE, tests
 
 
+def test_no_test_module_imports_another() -> None:
+    for file in TESTS.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
+                names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+                assert not [name for name in names if name.startswith("test_")], (file, node.lineno)
+
+
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
 def test_a_room_says_what_it_is_for_and_where_to_begin(room: Path) -> None:
     said = " ".join((ast.get_docstring(ast.parse((room / "__init__.py").read_text("utf-8"))) or "").split())

@@ -10,6 +10,7 @@ from gpusched.config.inventory import load_inventory
 from gpusched.doctor import Finding, examine, worst
 from gpusched.errors import UsageError
 from gpusched.model.resources import RuntimeName, Settings
+from tests.doctor.cdi import BREAK_CDI, MEND_CDI, MISSING
 from tests.doctor.conftest import WriteInventory
 from tests.testbed import Testbed
 
@@ -31,17 +32,6 @@ def test_a_healthy_cluster(testbed: Testbed, write_inventory: WriteInventory, tm
         assert found["runtime"].message.startswith("podman ")
     assert worst(findings) == "ok"
     assert not (tmp_path / "state").exists()
-
-
-MISSING = "/usr/lib/libcuda.so.535.99"
-BREAK_CDI = f"""cp /etc/cdi/nvidia.json /etc/cdi-kept && python3 - <<'.'
-import json
-spec = json.load(open("/etc/cdi-kept"))
-mount = dict(hostPath="{MISSING}", containerPath="{MISSING}", options=["ro", "bind"])
-spec.setdefault("containerEdits", dict()).setdefault("mounts", []).append(mount)
-json.dump(spec, open("/etc/cdi/nvidia.json", "w"))
-."""
-MEND_CDI = "cp /etc/cdi-kept /etc/cdi/nvidia.json"
 
 
 def test_a_container_is_started_as_a_jobs_would_be(

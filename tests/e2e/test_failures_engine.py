@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from gpusched.model.jobs import JobState
-from tests.doctor.test_testbed import BREAK_CDI, MEND_CDI, MISSING
+from tests.doctor.cdi import BREAK_CDI, MEND_CDI, MISSING
 from tests.e2e.conftest import Cluster
 from tests.e2e.failing import Traces
 from tests.testbed import TestNode, wait_until

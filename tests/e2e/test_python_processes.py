@@ -17,7 +17,7 @@ import pytest
 import gpusched
 from gpusched import Again, Executor, JobFailed, Options
 from tests.e2e.conftest import Cluster, functions
-from tests.e2e.test_site import NOBODY, nobody
+from tests.e2e.people import NOBODY, nobody
 from tests.testbed import Testbed, wait_until
 
 pytestmark = [pytest.mark.processes, functions]

@@ -10,42 +10,15 @@ import pytest
 from gpusched.agents.common.vector import to_arrays
 from gpusched.agents.topology.network import SHAPES, untrained
 from gpusched.config.inventory import load_inventory
-from gpusched.config.policies import load_policies
 from gpusched.config.weights import save_model
-from gpusched.controller.promoting import load_active_policies
 from gpusched.doctor.files import examine_policies
 from gpusched.model.commands import Promote
 from gpusched.queue.store import Store
-from tests.cli.conftest import Result, Site
+from tests.cli.conftest import Site
 from tests.promotion.conftest import record_days
+from tests.promotion.lifecycle import cycle, done, edit, live
 
 pytestmark = pytest.mark.usefixtures("compiled")
-
-
-def cycle(site: Site) -> dict[str, str]:
-    """What a controller does with policies in a cycle; partition -> who decides."""
-    site.fold()
-    inventory = load_inventory(site.inventory)
-    store = Store.create_or_open(site.state)
-    charge = load_active_policies(store, inventory, load_policies(inventory), 0.0)
-    store.close()
-    return {name: spec.name for name, spec in charge.policies.items()}
-
-
-def done(result: Result) -> Result:
-    """It worked; that no controller runs here may be said."""
-    assert result.code == 0, result.err
-    return result
-
-
-def edit(site: Site, old: str, new: str) -> None:
-    text = site.inventory.read_text()
-    assert old in text
-    site.inventory.write_text(text.replace(old, new))
-
-
-def live(site: Site) -> dict[str, str]:
-    return {r["partition"]: r["name"] for r in site.call("policy", "list", "--json").json if r["state"] == "live"}
 
 
 def test_a_better_policy_is_promoted_and_taken_back(proved: Site) -> None:

@@ -14,11 +14,11 @@ import pytest
 from gpusched.estimation.predictor import USUAL_NAME
 from gpusched.model.commands import Promote
 from tests.cli.conftest import Result, Site
-from tests.controller.test_estimating import usual
+from tests.controller.usual import usual
 from tests.promotion import weights
 from tests.promotion.conftest import record_days
-from tests.promotion.test_lifecycle import cycle, done, edit
-from tests.promotion.test_trained import row, trained
+from tests.promotion.lifecycle import cycle, done, edit
+from tests.promotion.trained import row, trained
 
 pytestmark = pytest.mark.usefixtures("compiled")
 

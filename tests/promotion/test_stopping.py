@@ -19,7 +19,7 @@ from gpusched.sim.replay import replay
 from gpusched.study.study import PlannedReplay
 from tests.controller.imagined import GPUS, inventory
 from tests.promotion import stopping
-from tests.promotion.test_agents import EASY, Place
+from tests.promotion.place import EASY, Place
 from tests.sim.worlds import trace_of
 
 

@@ -11,8 +11,8 @@ from gpusched.queue.predictions import Prediction
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.snapshots import recently_finished
 from gpusched.queue.store import DATABASE, Reader, RunRecord, Store
-from tests.controller.folding import spec
-from tests.queue.test_store import NOW, job
+from tests.controller.folding import NOW, spec
+from tests.queue.records import job
 
 
 def test_the_first_prediction_of_a_job_counts_and_meets_its_start(tmp_path: Path) -> None:

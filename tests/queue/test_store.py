@@ -19,7 +19,7 @@ import pytest
 
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
-from gpusched.model.jobs import Allocation, Ending, JobRecord, JobState, NodeAllocation
+from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.queue.locks import lock_holders
 from gpusched.queue.rows import SINCE_VERSION
@@ -27,8 +27,7 @@ from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, RunRecord, Store, UsageRow
 from tests.controller.folding import NOW, spec
 from tests.e2e.people import nobody
-
-ID = "0123456789a"
+from tests.queue.records import ID, job
 
 
 @pytest.fixture
@@ -39,16 +38,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 SUMS = ("gpu_s", "energy_j", "energy_unknown_s", "util_s", "util_known_s", "idle_s")
-
-
-def job(job_id: str = ID, state: JobState = JobState.RUNNING, **changes: object) -> JobRecord:
-    part = NodeAllocation(rank=0, node="n0", gpus=(1, 2), cores=3, memory_mib=4)
-    full = JobRecord(
-        id=job_id, user="älice", uid=7, spec=spec(name="a 'b' \n \U0001f680"), state=state, submit_time=NOW + 0.125,
-        allocation=Allocation(job_id, (part,)), ending=Ending(outcome=JobState.TIMEOUT, reason="r", kill_at=NOW),
-        excluded_nodes=("n1",), energy_j=1.5, start_time=NOW + 1,
-    )  # fmt: skip
-    return msgspec.structs.replace(full, **changes)
 
 
 def test_everything_comes_back_as_it_went_in(store: Store, tmp_path: Path) -> None:

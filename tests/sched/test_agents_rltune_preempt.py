@@ -28,13 +28,13 @@ from gpusched.sim.pool import demand_of
 from gpusched.sim.replay import replay
 from gpusched.sim.result import ReplayResult
 from gpusched.traces.generate import generate
-from tests.agents.test_rltune_preempt import POOL, WORKLOAD
-from tests.sched import test_agents_gist as gist
+from tests.agents.preemptible import POOL, WORKLOAD
+from tests.sched import gist_decisions as gist
 from tests.sched.limited import Past, limited
-from tests.sched.test_reservations import FEW, H, drawn, reservation, reserved_snapshots, sound, with_reservations
+from tests.sched.reserved import FEW, H, drawn, reservation, reserved_snapshots, sound, with_reservations
 from tests.sched.worlds import NOW, node, pending, running, snapshot, started
-from tests.sim.test_reserved import POOL as FOUR
-from tests.sim.test_reserved import bookings, trace_of
+from tests.sim.reserved import POOL as FOUR
+from tests.sim.reserved import bookings, trace_of
 
 EASY = PolicySpec(name="easy", place="best-fit", backfill="easy")
 PRIOR = np.random.default_rng(0).uniform(0.05, 0.6, (CLASSES, LEVELS))

@@ -18,41 +18,24 @@ from gpusched.agents.topology.network import SHAPES, untrained, weights_from
 from gpusched.config.weights import TrainedModel
 from gpusched.model.interference import JobClassEstimate
 from gpusched.model.plan import Plan, ReasonCode
-from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.agent import NO_NUMBER
 from gpusched.sched.arrays import node_arrays_of
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
-from gpusched.sched.state import Floats
 from gpusched.sched.topology.patience import HARMLESS, PATIENCE_S
 from gpusched.sched.topology.tree import tree_of
-from tests.sched.test_contention import LATE, Plain, beliefs, clusters, named
-from tests.sched.test_racks import FOUR, HALF, TWO_RACKS
-from tests.sched.test_reservations import FEW, H, reservation, reserved_snapshots, sound, with_reservations
+from tests.sched.contention import LATE, Plain, beliefs, clusters, named
+from tests.sched.racks import FOUR, HALF, TWO_RACKS
+from tests.sched.reserved import FEW, H, reservation, reserved_snapshots, sound, with_reservations
+from tests.sched.topology_decisions import by_agents, weights
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, started, topology
 
 QUICK = settings(max_examples=60, deadline=None)
 DAY_S = 86_400.0
 
 
-def weights(numbers: Floats | None = None) -> TrainedModel:
-    arrays = vector.to_arrays(untrained(0) if numbers is None else numbers, SHAPES)
-    return TrainedModel("topology", arrays, {}, "", f"w{id(numbers)}")
-
-
 RULE = weights()
-
-
-def by_agents(snap: Snapshot, schedulers: int = 1, backfill: str | None = None) -> Snapshot:
-    """The same, decided by so many schedulers."""
-    behind = next(iter(snap.policies.values()))
-    behind = replace(behind, place="contention", backfill=backfill or behind.backfill)
-    policy = PolicySpec(
-        name="agents", agent="topology", fallback=behind, place="contention", backfill=behind.backfill,
-        order=behind.order, schedulers=schedulers,
-    )  # fmt: skip
-    return replace(snap, policies=dict.fromkeys(snap.policies, policy))
 
 
 def planned(snap: Snapshot, schedulers: int = 1, model: TrainedModel = RULE) -> Plan:

@@ -13,7 +13,7 @@ from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.decide import ask, decide
 from gpusched.sched.explain import explain
 from tests.sched.limited import limited
-from tests.sched.test_reservations import reserved_snapshots
+from tests.sched.reserved import reserved_snapshots
 from tests.sched.worlds import after, snapshots
 
 

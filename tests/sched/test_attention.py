@@ -14,8 +14,8 @@ from gpusched.agents.rltune.ppo import PPONetwork
 from gpusched.compiled.loading import kind_of
 from gpusched.config.weights import TrainedModel
 from gpusched.sched.check import check
-from tests.sched import test_agents_gist as gist
-from tests.sched import test_agents_rltune as plain
+from tests.sched import gist_decisions as gist
+from tests.sched import rltune_decisions as plain
 from tests.sched.worlds import node, pending, snapshot, started
 
 torch = pytest.importorskip("torch")

@@ -42,6 +42,7 @@ from gpusched.sched.state import (
     new_scratch,
     seed_words,
 )
+from tests.sched.racks import FOUR, HALF, TWO_RACKS, with_place
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, snapshots, started, topology
 
 QUICK = settings(max_examples=80, deadline=None)
@@ -254,11 +255,6 @@ def test_the_reservation_is_of_the_request_that_fits_first() -> None:
 # Live: what a snapshot's jobs ask for, and what is said of it
 
 
-def with_place(snap: Snapshot, place: str, **more: object) -> Snapshot:
-    policies = {name: replace(policy, place=place, **more) for name, policy in snap.policies.items()}
-    return replace(snap, policies=policies)
-
-
 @QUICK
 @given(snapshots(), st.lists(st.sampled_from(["", "r1", "r2"]), min_size=5, max_size=5))
 def test_racks_change_nothing_for_whom_they_do_not_concern(snap: Snapshot, racks: list[str]) -> None:
@@ -287,11 +283,6 @@ def test_nobody_is_spread_further_than_it_may(snap: Snapshot) -> None:
         why = explain(left, job_id).reason
         if ReasonCode.BACKFILL not in (reason.code, why.code):
             assert (why.code, why.message) == (reason.code, reason.message), job_id
-
-
-FOUR = [node(f"n{i}") for i in range(4)]
-TWO_RACKS = topology("r1", "r1", "r2", "r2")
-HALF = [running("a", {"n0": tuple(range(8))}, NOW + 600), running("b", {"n2": tuple(range(8))}, NOW + 900)]
 
 
 def test_rack_prefers_one_rack_and_rack_wait_waits_for_it() -> None:

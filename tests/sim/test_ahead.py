@@ -30,10 +30,10 @@ from gpusched.sched.topology.patience import PATIENCE_S
 from gpusched.sched.topology.spread import waits_until
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
+from tests.sched.contention import Plain as OnePlace
+from tests.sched.contention import beliefs, clusters
 from tests.sched.limited import Past, class_of, limited, rules_of, with_bounds
-from tests.sched.test_contention import Plain as OnePlace
-from tests.sched.test_contention import beliefs, clusters
-from tests.sched.test_racks import FOUR, HALF, TWO_RACKS
+from tests.sched.racks import FOUR, HALF, TWO_RACKS
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, topology
 from tests.sim.worlds import trace_of
 

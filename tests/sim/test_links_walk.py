@@ -31,12 +31,12 @@ from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.replay import Outage, replay
 from gpusched.sim.reserving import Booking
+from tests.sched.contention import LATE, arrays, clusters
 from tests.sched.limited import with_bounds
-from tests.sched.test_agents_topology import by_agents, weights
-from tests.sched.test_contention import LATE, arrays, clusters
-from tests.sched.test_reservations import with_reservations
+from tests.sched.reserved import with_reservations
+from tests.sched.topology_decisions import by_agents, weights
 from tests.sched.worlds import started
-from tests.sim.test_links import BLIND, World
+from tests.sim.links import BLIND, World
 from tests.sim.worlds import trace_of
 
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.sim.replay import replay
+from tests.sim.paced import MODELS, inputs, paced_worlds
 from tests.sim.reference_orders import Changing, Conservative, Srtf
 from tests.sim.reference_rates import Speeds
-from tests.sim.test_rates_reference import MODELS, inputs, paced_worlds
 from tests.sim.worlds import assert_as_reference
 
 PLACES = st.sampled_from(["first-fit", "best-fit", "worst-fit"])

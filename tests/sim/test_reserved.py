@@ -13,7 +13,6 @@ from msgspec.structs import replace as changed
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.reservations import Reservation
-from gpusched.model.snapshot import Snapshot
 from gpusched.queue.store import Store
 from gpusched.sim.outages import read_reservations
 from gpusched.sim.pool import Pool
@@ -22,31 +21,9 @@ from gpusched.sim.reserving import Booking, bookings_of
 from gpusched.sim.stepper import PolicyFunction, Stepper
 from gpusched.study.own import RESERVED, with_run_conditions
 from gpusched.study.study import Scenario
-from gpusched.traces.trace import Trace
-from tests.sched.test_reservations import NOW, H, drawn, driven, some_in_reservations
-from tests.sched.worlds import pending
-
-POOL = Pool.uniform(4, 4)
-
-
-def trace_of(snap: Snapshot, epoch: float | None = None) -> Trace:
-    """The jobs of a snapshot, submitted one second after the other, which run as long as they may."""
-    jobs, count = snap.pending, len(snap.pending)
-    unknown, limit = np.full(count, -1, np.int64), np.array([j.spec.time_limit_s for j in jobs], np.float64)
-    gpus, nodes = (np.array(c, np.int64) for c in zip(*((j.spec.gpus, j.spec.nodes) for j in jobs), strict=True))
-    return Trace(
-        name="t", epoch=epoch, ids=tuple(j.id for j in jobs), submit=np.zeros(count), duration=limit.copy(),
-        limit=limit, gpus=gpus, gpu_milli=1000 * gpus, nodes=nodes, cores=unknown, memory_mib=unknown,
-        user=np.zeros(count, np.int64), group=unknown, model=unknown, gpu_type=unknown, depends_on=unknown,
-        status=unknown, wait=np.zeros(count),
-    )  # fmt: skip
-
-
-def bookings(ones: list[Reservation], snap: Snapshot, epoch: float = NOW) -> tuple[Booking, ...]:
-    own = {one.name: frozenset(j.id for j in snap.pending if j.spec.reservation == one.name) for one in ones}
-    return tuple(
-        Booking(o.name, tuple(int(n[1:]) for n in o.nodes), o.begin - epoch, o.end - epoch, own[o.name]) for o in ones
-    )
+from tests.sched.reserved import H, drawn, driven, some_in_reservations
+from tests.sched.worlds import NOW, pending
+from tests.sim.reserved import POOL, bookings, trace_of
 
 
 @pytest.mark.parametrize("backfill", ["none", "easy", "skip", "conservative"])

@@ -27,7 +27,7 @@ from gpusched.sim.stepper import Stepper
 from gpusched.study.metrics import metrics_of
 from gpusched.study.own import beliefs_for
 from gpusched.study.timeline import paired_runs, parts_of
-from tests.sched.test_sharing import BELIEFS, CORES, GPUS, KINDS, nodes_of, partner, slower, snapshot_of, worlds
+from tests.sched.sharing import BELIEFS, CORES, GPUS, KINDS, nodes_of, partner, slower, snapshot_of, worlds
 from tests.sched.worlds import NOW, started
 from tests.sim.worlds import trace_of
 

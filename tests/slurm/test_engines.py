@@ -32,8 +32,8 @@ from gpusched.sched.decide import decide
 from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, Host, inventory, reading_of
 from tests.promotion import weights
-from tests.sched.test_agents_rltune import arrays_of, rule
-from tests.sched.test_agents_topology import weights as topology_weights
+from tests.sched.rltune_decisions import arrays_of, rule
+from tests.sched.topology_decisions import weights as topology_weights
 
 NOW = 1_800_000_000.0
 SSH = inventory()

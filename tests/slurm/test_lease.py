@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpusched.slurm import lease
 from gpusched.slurm.commands import Slurm
 from gpusched.slurm.lease import PendingSlurmJob, fifo_priorities, priority_additions
-from tests.slurm.test_modes import leases
+from tests.slurm.leasing import leases
 from tests.testbed.slurm import SlurmSite
 from tests.testbed.waiting import wait_until
 

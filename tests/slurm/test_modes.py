@@ -6,19 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpusched.model.jobs import Allocation, JobState, NodeAllocation
-from gpusched.model.plan import Preempt, Start
+from gpusched.model.jobs import JobState
+from gpusched.model.plan import Preempt
 from gpusched.slurm.lease import MAX_UPDATES
 from tests.slurm.beside import Beside
 from tests.slurm.conftest import SlurmCluster
+from tests.slurm.leasing import full, leases, queue, start
 from tests.testbed.slurm import SlurmSite
 from tests.testbed.waiting import wait_until
-
-
-def queue(site: SlurmSite, what: str) -> dict[str, str]:
-    """Job -> what squeue says in this field."""
-    lines = site.run(["squeue", "-h", "-r", "-O", f"JobArrayID:40,{what}:200"]).stdout.splitlines()
-    return {line[:40].strip(): line[40:].strip() for line in lines}
 
 
 def order(site: SlurmSite) -> list[str]:
@@ -27,31 +22,12 @@ def order(site: SlurmSite) -> list[str]:
     return [str(job) for _, job in sorted(jobs)]
 
 
-def leases(site: SlurmSite) -> str:
-    return site.run(["scontrol", "-o", "show", "reservation"]).stdout
-
-
-def start(job: str, *nodes: str, gpus: int = 8) -> Start:
-    parts = [
-        NodeAllocation(rank=r, node=n, gpus=tuple(range(gpus)), cores=1, memory_mib=1) for r, n in enumerate(nodes)
-    ]
-    return Start(job, Allocation(job, tuple(parts)))
-
-
 @pytest.fixture
 def beside(slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Beside]:
     monkeypatch.setenv("SLURM_CONF", slurm_cluster.site.env["SLURM_CONF"])
     found = Beside(slurm_cluster)
     yield found
     found.store.close()
-
-
-def full(site: SlurmSite, *nodes: str) -> list[str]:
-    """Running jobs that take these nodes."""
-    jobs = [site.sbatch("sleep 1000", "--gpus-per-node=8", f"--nodelist={n}", "-p", "A100") for n in nodes]
-    for job in jobs:
-        site.wait(job, "RUNNING")
-    return [str(job) for job in jobs]
 
 
 def test_observing_asks_nothing_of_slurm(beside: Beside) -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from tests.slurm.conftest import SlurmCluster
 from tests.slurm.faults import Decided, Proofs
-from tests.slurm.test_modes import leases
-from tests.slurm.test_reserved import wait_held
+from tests.slurm.leasing import leases, wait_held
 from tests.testbed import wait_until
 from tests.testbed.slurm import USERS
 

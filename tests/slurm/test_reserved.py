@@ -13,7 +13,7 @@ from gpusched.doctor.slurm import examine_slurm
 from gpusched.model.slurm import SlurmMode
 from tests.slurm.beside import Beside
 from tests.slurm.conftest import SlurmCluster
-from tests.slurm.test_modes import full, leases, queue, start
+from tests.slurm.leasing import full, leases, queue, start, wait_held
 from tests.testbed.slurm import SlurmSite
 from tests.testbed.waiting import wait_until
 
@@ -34,11 +34,6 @@ def maintenance(site: SlurmSite, nodes: str, in_s: int, name: str = "maint") -> 
 
 def submitted(site: SlurmSite, *options: str, gpus: int = 8, limit: int = 10) -> str:
     return str(site.sbatch("sleep 1000", "-p", "A100", f"--gpus-per-node={gpus}", f"--time={limit}", *options))
-
-
-def wait_held(site: SlurmSite, job: str) -> None:
-    wait_until(lambda: queue(site, "Reason")[job] == "BadConstraints", 20, "Slurm to hold it")
-    assert queue(site, "PriorityLong")[job] == "0"
 
 
 def test_jobs_keep_clear_of_a_maintenance_to_come_and_why_says_so(beside: Beside) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,66 +13,14 @@ from gpusched.config.policies import BUILT_IN, load_policy, names_in
 from gpusched.config.weights import load_model
 from gpusched.model.jobs import JobRecord, JobSpec, JobState
 from gpusched.queue.store import RunRecord, Store
-from tests import commands
 from tests.promotion import weights
+from tests.study.place import INVENTORY, ONE, Place
 
 KEYS = {
     "policy", "knows", "jobs", "mean_jct_s", "median_jct_s", "p95_jct_s", "mean_wait_s", "p95_wait_s",
     "mean_bounded_slowdown", "makespan_s", "utilization", "energy_kwh", "inefficient_energy_kwh",
     "lower_bound_mean_jct_s", "sim_seconds", "jobs_per_s",
 }  # fmt: skip
-SWF = """; UnixStartTime: 1500000000
-1 0 -1 100 2 -1 -1 2 200 -1 1 1 1 -1 1 -1 -1 -1
-2 10 -1 50 4 -1 -1 4 60 -1 1 2 1 -1 1 -1 -1 -1
-3 20 -1 500 8 -1 -1 8 600 -1 1 1 1 -1 1 -1 -1 -1
-4 30 -1 20 2 -1 -1 2 30 -1 1 3 1 -1 1 -1 -1 -1
-"""
-INVENTORY = """\
-defaults: {runtime: process}
-partitions:
-  A:
-    policy: fifo
-    defaults: {gpus: 8, cores: 8, memory: 8G, gpu_type: A100, rated_power: 6.5kW}
-    nodes: [n1]
-    flavors: {}
-  B:
-    policy: easy
-    defaults: {gpus: 4, cores: 4, memory: 4G}
-    nodes: [m1, m2]
-    flavors: {}
-"""
-
-
-class Place:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.trace = folder / "log.swf"
-        self.trace.write_text(SWF)
-        (folder / "inventory.yaml").write_text(INVENTORY)
-
-        self.env = {
-            "NUMBA_DISABLE_JIT": "1", "GPUSCHED_STATE": str(folder / "state"), "XDG_CACHE_HOME": str(folder / "c"),
-            "GPUSCHED_INVENTORY": str(folder / "inventory.yaml"),
-        }  # fmt: skip
-
-    def run(self, *words: str, code: int = 0) -> tuple[str, str]:
-        done = commands.run("replay", *words, env=os.environ | self.env, cwd=self.folder)
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout, done.stderr
-
-    def rows(self, *words: str) -> list[dict[str, Any]]:
-        out, err = self.run(*words, "--json")
-        assert err == ""
-        found: list[dict[str, Any]] = json.loads(out)
-        return found
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-ONE = ("log.swf", "--nodes", "1", "--gpus-per-node", "8")
 
 
 def test_json_is_one_list_with_the_keys_others_rely_on(place: Place) -> None:

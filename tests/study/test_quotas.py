@@ -17,7 +17,7 @@ from gpusched.model.commands import Submit
 from gpusched.model.jobs import ENDED
 from tests import commands
 from tests.controller.folding import spec
-from tests.controller.test_cycle import Site
+from tests.controller.site import Site
 
 USER = pwd.getpwuid(os.getuid()).pw_name
 INVENTORY = f"""\
@@ -49,8 +49,6 @@ class Work(NamedTuple):
     limit: float
     group: str
     qos: str = ""
-
-
 
 
 WORK = [

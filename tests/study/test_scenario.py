@@ -10,7 +10,7 @@ from gpusched.errors import FileError, UsageError
 from gpusched.model.topology import Topology
 from gpusched.study.request import ReplayRequest, resolve
 from gpusched.study.scenario import SHIPPED, load_scenario, with_options
-from tests.study.test_cli import ONE, Place, place
+from tests.study.place import ONE, Place, place
 
 __all__ = ["place"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpusched.cli import main as cli
-from tests.study.test_cli import Place
+from tests.study.place import Place
 from tests.traces.samples import real
 
 ONE = "1 0 -1 100 {0} -1 -1 {0} 900 -1 1 1 1 -1 1 -1 -1 -1\n"  # one job of so many GPUs for 100 s

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.study.test_cli import Place
+from tests.study.place import Place
 
 JOB = "{0} {1} -1 {2} 2 -1 -1 2 9000 -1 1 1 1 -1 1 -1 -1 -1\n"
 LOG = JOB.format(1, 0, 4000) + JOB.format(2, 0, 5000) + JOB.format(3, 1, 800)  # 2 GPUs each

@@ -7,7 +7,7 @@ import os
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,20 +19,10 @@ from gpusched.traces import file as tracefile
 from gpusched.traces.load import load
 from gpusched.traces.readers import cache
 from gpusched.traces.readers import philly_csv as importer
-from gpusched.traces.trace import Trace
 from tests.traces import samples
+from tests.traces.comparing import assert_same
 
 Put = Callable[[str, str], Path]
-
-
-def assert_same(one: Trace, two: Trace) -> None:
-    for field in fields(Trace):
-        a, b = getattr(one, field.name), getattr(two, field.name)
-        if isinstance(a, np.ndarray):
-            assert a.dtype == b.dtype
-            np.testing.assert_array_equal(a, b, err_msg=field.name)
-        else:
-            assert a == b
 
 
 @pytest.mark.parametrize("text", [samples.SWF, samples.OPENB, samples.PHILLY, samples.HELIOS.replace("uzqls", "Zoë")])

@@ -30,7 +30,7 @@ from gpusched.traces.slicing import (
 from gpusched.traces.statistics import stats_lines, trace_stats
 from gpusched.traces.workload import RequestedTimes, RunTime, SizeClass, Workload, load_workload, workload_text
 from tests.traces import samples
-from tests.traces.test_tracefile import assert_same
+from tests.traces.comparing import assert_same
 
 Put = Callable[[str, str], Path]
 MONDAY = 1767571200.0  # 2026-01-05

@@ -17,15 +17,12 @@ import msgspec
 import pytest
 
 from gpusched.client.attach import ssh_argv
-from gpusched.model.jobs import Ending, JobRecord, JobState, container_name
+from gpusched.model.jobs import Ending, JobRecord, JobState
 from gpusched.model.resources import Node, RuntimeName, Settings
-from gpusched.nodes.local import LocalTransport
-from gpusched.nodes.runtimes import LaunchRequest, runtime_for
 from gpusched.queue.store import RankRecord
+from tests.cli.nodes.attempts import ID, Attempt
 from tests.cli.nodes.conftest import Cluster, job, spec
 from tests.testbed.waiting import wait_until
-
-ID = "0ddddddddda"
 
 
 def ended(cluster: Cluster, state: JobState = JobState.COMPLETED, **fields: Any) -> JobRecord:
@@ -144,30 +141,6 @@ def test_unreachable_node_is_one_line(cluster: Cluster) -> None:
 
 
 # -- a real attempt, on this machine, without containers --------------------------------------------------------------
-
-
-class Attempt:
-    """A job of the process runtime as the controller would have launched it."""
-
-    def __init__(self, cluster: Cluster, command: str, **fields: Any) -> None:
-        self.cluster = cluster
-        self.job = job(ID, JobState.RUNNING, {"here": (0,)}, spec=spec("x", 1, 1, "local", **fields))
-        cluster.store.put_jobs([self.job])
-        cluster.store.put_ranks([RankRecord(job_id=ID, attempt=1, rank=0, node="here", runtime="process")])
-        self.runtime, self.transport = runtime_for(RuntimeName.PROCESS), LocalTransport("here")
-        self.request = LaunchRequest(
-            name=container_name(ID, 1, 0), cluster_id=cluster.store.meta("cluster_id") or "", node="here", job_id=ID,
-            attempt=1, rank=0, command=("sh", "-c", command), cores=1, memory_mib=64, env={"COLOUR": "blue"},
-        )  # fmt: skip
-        result = self.transport.run(self.runtime.launch(self.request), 20)
-        assert result.stdout.strip() == b"launched", result
-
-    def end(self, state: JobState, exit_code: int | None) -> None:
-        done = msgspec.structs.replace(self.job, state=state, exit_code=exit_code, end_time=time.time())
-        self.cluster.store.put_jobs([done])
-
-    def remove(self) -> None:
-        self.transport.run(self.runtime.remove(self.request.ref), 20)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from gpusched.model.interference import (
-    AttemptSpeed,
     ColocationSamples,
     JobClassEstimate,
     JobShape,
@@ -20,16 +19,12 @@ from gpusched.model.interference import (
 )
 from gpusched.sched.interference.beliefs import cost_of_neighbour, cost_of_spread, learned, speed_alone
 from gpusched.sched.interference.gpus import MIN_JOBS, slow_gpus
+from tests.sched.interference.pairs import paces_on, shape
 
 NOISE = 0.05
 KINDS = tuple(f"u/k{i}" for i in range(5))
 TIGHT, WIDE = ((1, 1), (2, 1)), (2, 2)
 SLOWER = {(1, 1): 1.0, (2, 1): 1.1, (2, 2): 1.3}  # a step over so many nodes and racks
-
-
-def shape(nodes: int = 2, racks: int = 1, gpus: int = 8, **more: str) -> JobShape:
-    of = {"gpu_type": "A100", "unit": "samples"} | more
-    return JobShape(gpus=gpus, most=gpus // nodes, nodes=nodes, racks=racks, **of)
 
 
 class World:
@@ -206,24 +201,6 @@ def test_what_was_measured_of_a_pair_outweighs_the_formula():
 def test_jobs_of_one_user_by_the_same_pattern_are_one_kind():
     assert job_class_of("ann", "train-17") == job_class_of("ann", "train-8") == "ann/train-#"
     assert job_class_of("bob", "train-17") != job_class_of("ann", "train-17")
-
-
-def paces_on(
-    seed: int, slow: dict[tuple[str, int], float], *, jobs: int = 300, noise: float = 0.1
-) -> list[AttemptSpeed]:
-    """Jobs of three kinds on 1, 2 or 8 of the GPUs of 8 nodes with 8; each goes as its slowest GPU does."""
-    rng = np.random.default_rng(seed)
-    found = []
-    for job in range(jobs):
-        kind, node = int(rng.integers(3)), f"n{rng.integers(8)}"
-        size = int(rng.choice([1, 2, 8]))
-        gpus = tuple((node, int(i)) for i in sorted(rng.permutation(8)[:size]))
-        worst = max(slow.get(gpu, 0.0) for gpu in gpus)
-        told = 5.0 + kind - log(1 + worst) + rng.normal(0, noise)
-        found.append(
-            AttemptSpeed(job_id=f"j{job}", kind=f"u/k{kind}", shape=shape(1, 1, size), log_pace=told, gpus=gpus)
-        )
-    return found
 
 
 def test_equal_gpus_are_not_called_slow():

@@ -28,8 +28,8 @@ from gpusched.queue.store import NodeRecord, RunRecord, Store
 from gpusched.sched.interference.gpus import slow_gpus
 from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, inventory
-from tests.controller.test_cycle import Site
-from tests.sched.interference.test_beliefs import paces_on, shape
+from tests.controller.site import Site
+from tests.sched.interference.pairs import paces_on, shape
 
 TOPOLOGY = Topology(switches=(Switch(name="r0", nodes=("n0", "n1")), Switch(name="r1", nodes=("n2", "n3"))))
 DECLARED = msgspec.structs.replace(inventory(4), topology=TOPOLOGY)

@@ -25,7 +25,7 @@ from gpusched.sched.decide import decide
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
-from tests.sched import test_agents_rltune as plain
+from tests.sched import rltune_decisions as plain
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, started
 from tests.sim.worlds import trace_of
 

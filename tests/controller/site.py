@@ -1,0 +1,58 @@
+"""A controller's cycles on an imagined cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from gpusched.controller.cycle import Cycle
+from gpusched.model.commands import Submit
+from gpusched.model.jobs import JobState
+from gpusched.model.resources import Inventory
+from gpusched.queue.inbox import Inbox
+from gpusched.queue.store import Store
+from tests.controller.crash_orders import POLICIES
+from tests.controller.folding import fresh_id, spec
+from tests.controller.imagined import Host, ImaginedCluster, World, inventory
+
+
+class Site:
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.inbox = Inbox(state)
+        self.inbox.create()
+        self.world = World(hosts={n.name: Host(n.name) for n in inventory().nodes})
+        self.store = Store.create_or_open(state)
+        self.begin(inventory())
+
+    def begin(self, declared: Inventory) -> None:
+        self.cluster = ImaginedCluster(self.world)
+        self.cycle = Cycle(
+            self.store, self.state, declared, POLICIES, self.cluster, clock=lambda: self.world.now
+        )  # fmt: skip
+
+    def restart(self) -> None:
+        """The controller dies and is started again."""
+        self.store.close()
+        self.store = Store.create_or_open(self.state)
+        self.begin(self.cycle.inventory)
+
+    def state_of(self, job: str) -> JobState | None:
+        found = self.store.job(job)
+        return found.state if found else None
+
+    def turn(self, times: int = 1, seconds: float = 1) -> None:
+        for _ in range(times):
+            self.world.now += seconds
+            self.world.progress()
+            self.cycle.run(0)
+            self.cluster.deliver(lambda _: "ok")
+
+    def submit(self, **more: object) -> str:
+        command = Submit(time=self.world.now, id=fresh_id(self.world.now), spec=spec())
+        self.inbox.deliver(msgspec.structs.replace(command, **more))
+        return command.id
+
+    def secrets(self) -> list[str]:
+        return sorted(p.name for p in (self.state / "secrets").glob("*"))
