@@ -8,21 +8,16 @@ import msgspec
 
 from gpusched.accounting.held_idle import held_idle
 from gpusched.accounting.usage import BUCKET_S
-from gpusched.model.jobs import Allocation, JobRecord, JobSpec, JobState, NodeAllocation
+from gpusched.model.jobs import JobRecord
 from gpusched.queue.store import UsageRow
+from tests import builders
 
 NOW = 30_000.0
 
 
 def job(gpus: int = 4, start: float = 0.0) -> JobRecord:
-    spec = JobSpec(
-        name="train", partition="A100", gpus_per_node=gpus, cores_per_node=1, memory_mib_per_node=1, time_limit_s=1
-    )
-    part = NodeAllocation(rank=0, node="dgx1", gpus=tuple(range(gpus)), cores=1, memory_mib=1)
-    return JobRecord(
-        id="j", user="ann", uid=1, spec=spec, state=JobState.RUNNING, submit_time=0, start_time=start,
-        allocation=Allocation("j", (part,)),
-    )  # fmt: skip
+    on = {"dgx1": tuple(range(gpus))}
+    return builders.job("j", nodes=on, user="ann", start_time=start, spec=builders.spec(gpus_per_node=gpus))
 
 
 def bucket(ago: int, idle_gpus: float, gpus: int = 4, **fields: Any) -> UsageRow:

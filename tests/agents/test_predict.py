@@ -28,7 +28,9 @@ from gpusched.sim.policies import policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.traces import file as tracefile
 from gpusched.traces.trace import Trace
-from tests.agents.habits import DATA, EPOCH, FAST, Cli, habits
+from tests.agents.habits import DATA, EPOCH, FAST, Cli, cli, habits
+
+__all__ = ["cli"]  # a fixture
 
 SMALL = predict.BoostingSettings(trees=40, jobs_per_leaf=5)
 WAITS = ids.mint(EPOCH + 20 * 86400)

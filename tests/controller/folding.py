@@ -15,10 +15,11 @@ from gpusched.controller.secretfiles import SecretFiles
 from gpusched.model import ids
 from gpusched.model.commands import AnyCommand, Submit
 from gpusched.model.events import Event
-from gpusched.model.jobs import Allocation, JobRecord, JobSpec, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
+from tests.builders import spec
 from tests.controller.imagined import inventory
 
 ME, ALICE, BOB, ADMIN = os.getuid(), 12301, 12302, 12303
@@ -31,14 +32,6 @@ _COUNT = itertools.count()
 def fresh_id(now: float) -> str:
     """A job id that no other job of the test has: two that are minted in one millisecond may be the same."""
     return ids.mint(now)[:8] + f"{next(_COUNT) % 1000:03d}"
-
-
-def spec(**changes: Any) -> JobSpec:
-    fields: dict[str, Any] = {
-        "name": "j", "partition": "p", "nodes": 1, "gpus_per_node": 1, "cores_per_node": 1,
-        "memory_mib_per_node": 1024, "time_limit_s": 600, "image": "i", "command": ("true",),
-    }  # fmt: skip
-    return JobSpec(**fields | changes)
 
 
 class Desk:

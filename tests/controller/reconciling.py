@@ -6,11 +6,11 @@ from typing import Any
 
 from gpusched.cluster.base import NodeObservation
 from gpusched.controller.ranks import ReconcileInput, ReconcileResult
-from gpusched.model.jobs import Allocation, Ending, JobRecord, JobState, NodeAllocation, container_name
+from gpusched.model.jobs import Ending, JobRecord, JobState, container_name
 from gpusched.model.readings import ContainerReading, NodeReading, ProbeFailure
 from gpusched.model.resources import Settings
 from gpusched.queue.store import RankRecord
-from tests.controller.folding import spec
+from tests import builders
 
 NOW = 1_800_000_000.0
 
@@ -22,15 +22,11 @@ SETTINGS = Settings(grace_s=10, max_retries=2, node_fail_after_s=60)
 
 
 def job(state: JobState, nodes: int = 1, **changes: Any) -> JobRecord:
-    parts = tuple(
-        NodeAllocation(rank=r, node=f"n{r}", gpus=(0,), cores=1, memory_mib=1024) for r in range(nodes)
-    )  # fmt: skip
     fields: dict[str, Any] = {
-        "id": ID, "user": "alice", "uid": 1, "spec": spec(nodes=nodes), "state": state, "submit_time": NOW - 1000,
-        "attempt": 1, "allocation": Allocation(ID, parts),
+        "nodes": {f"n{r}": (0,) for r in range(nodes)}, "spec": builders.spec(nodes=nodes), "submit_time": NOW - 1000,
         "start_time": None if state is JobState.STARTING else NOW - 100,
     }  # fmt: skip
-    return JobRecord(**fields | changes)
+    return builders.job(ID, state, **fields | changes)
 
 
 def ranks(nodes: int = 1, **changes: Any) -> list[RankRecord]:

@@ -21,8 +21,9 @@ from gpusched.model.commands import AnyCommand, Cancel, Drain, Hold, Release, Re
 from gpusched.model.jobs import JobRecord
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
+from tests.builders import spec
 from tests.controller.crash_orders import POLICIES
-from tests.controller.folding import NOW, spec
+from tests.controller.folding import NOW
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory
 
 FOLDER = Path(__file__).parent / "recorded"

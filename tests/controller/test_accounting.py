@@ -17,7 +17,7 @@ from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.slurm import SlurmFacts
 from gpusched.queue.store import NodeRecord, Store, UsageRow
-from tests.controller.folding import spec
+from tests.builders import spec
 from tests.controller.imagined import GPUS, inventory
 
 NODE = inventory().nodes[0]

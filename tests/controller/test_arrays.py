@@ -21,7 +21,8 @@ from gpusched.queue.dependencies import Dependencies
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Reader
 from gpusched.sched.warming import small_snapshot
-from tests.controller.folding import ALICE, NOW, Desk, fresh_id, spec
+from tests.builders import spec
+from tests.controller.folding import ALICE, NOW, Desk, fresh_id
 from tests.controller.imagined import GPUS, inventory
 from tests.controller.site import Site
 

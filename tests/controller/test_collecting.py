@@ -27,7 +27,7 @@ from gpusched.model.resources import LogSettings, RuntimeName
 from gpusched.nodes.local import LocalTransport
 from gpusched.nodes.transport import CommandResult, RemoteScript, TransportError
 from gpusched.queue.store import RankRecord, Store
-from tests.controller.folding import spec
+from tests.builders import spec
 from tests.controller.imagined import inventory
 from tests.testbed import wait_until
 

@@ -26,7 +26,8 @@ from gpusched.model.commands import (
 )
 from gpusched.model.jobs import JobState, Mount
 from gpusched.queue.inbox import MAX_COMMAND_BYTES
-from tests.controller.folding import ADMIN, ALICE, BOB, ME, NOW, Desk, names, spec
+from tests.builders import spec
+from tests.controller.folding import ADMIN, ALICE, BOB, ME, NOW, Desk, names
 from tests.controller.rights import needs_root
 
 

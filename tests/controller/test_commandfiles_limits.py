@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from gpusched.model.commands import Requeue, Submit
 from gpusched.model.jobs import JobState
 from gpusched.model.limits import Group, Groups, Limits, Qos, Quotas
-from tests.controller.folding import ADMIN, ALICE, BOB, Desk, fresh_id, spec
+from tests.builders import spec
+from tests.controller.folding import ADMIN, ALICE, BOB, Desk, fresh_id
 from tests.controller.rights import needs_root
 
 pytestmark = needs_root

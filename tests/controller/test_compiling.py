@@ -21,8 +21,8 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.kernel.by_rule import pass_by_plan
 from gpusched.sched.warming import small_snapshot, trial_of, warm_up
+from tests.builders import spec
 from tests.controller.crash_orders import POLICIES
-from tests.controller.folding import spec
 from tests.controller.site import Site
 
 PLANS = {name: PolicySpec(name="plans", backfill="conservative") for name in POLICIES}

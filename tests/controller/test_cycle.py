@@ -20,8 +20,8 @@ from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.readings import NodeState
 from gpusched.model.resources import Partition
 from gpusched.queue.snapshots import snapshot_of_store
+from tests.builders import spec
 from tests.controller.crash_orders import POLICIES
-from tests.controller.folding import spec
 from tests.controller.imagined import inventory, without
 from tests.controller.site import Site
 

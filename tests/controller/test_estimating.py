@@ -15,7 +15,7 @@ from gpusched.model import ids
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.predictions import Estimate
-from tests.controller.folding import spec
+from tests.builders import spec
 from tests.controller.imagined import inventory
 from tests.controller.site import Site
 from tests.controller.usual import usual

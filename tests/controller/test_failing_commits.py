@@ -33,7 +33,8 @@ from gpusched.model.notices import Notice
 from gpusched.model.reservations import Reservation
 from gpusched.queue.promotions import PolicyChange
 from gpusched.queue.store import RankRecord, Store
-from tests.controller.folding import NOW, Desk, spec
+from tests.builders import spec
+from tests.controller.folding import NOW, Desk
 from tests.controller.imagined import inventory
 
 KINDS = {
@@ -194,9 +195,7 @@ def test_every_command_is_done_exactly_once(tmp_path: Path, without: dict[str, A
     assert {job.state for job in without["jobs"].values()} == {JobState.PENDING, JobState.CANCELLED}
     teller = Teller(tmp_path / "desk")
     assert teller.tell(message, lambda number: number % 2 == odd) == without
-    assert KINDS[message] == "done" or any(
-        "in the inbox cannot be recorded: " in line for line in teller.said
-    )
+    assert KINDS[message] == "done" or any("in the inbox cannot be recorded: " in line for line in teller.said)
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ from gpusched.model import ids
 from gpusched.model.commands import AnyCommand
 from gpusched.model.jobs import Dependency, DependencyKind, JobRecord, JobState
 from gpusched.queue import snapshots
-from tests.controller.folding import NOW, spec
+from tests.builders import spec
+from tests.controller.folding import NOW
 from tests.controller.imagined import inventory
 from tests.controller.site import Site
 

@@ -10,7 +10,7 @@ from gpusched.cluster.base import NodeObservation
 from gpusched.controller.ranks import ReconcileResult
 from gpusched.controller.reconcile import reconcile_job
 from gpusched.model.jobs import Ending, JobRecord, JobState
-from tests.controller.folding import spec
+from tests.builders import spec
 from tests.controller.reconciling import NOW, SETTINGS, job, ranks, says, silent, verbs, world
 
 KEPT = 600

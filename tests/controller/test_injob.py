@@ -9,7 +9,9 @@ import pytest
 from gpusched.model.commands import RelayedCommand
 from gpusched.model.jobs import Ending, JobState
 from tests.controller.folding import ADMIN, ALICE, BOB, NOW, Desk
-from tests.controller.injob import ask, running
+from tests.controller.injob import ask, desk, running
+
+__all__ = ["desk"]  # a fixture
 
 
 def test_a_job_queues_itself_again_and_hears_of_it_once_that_is_so(desk: Desk) -> None:

@@ -19,7 +19,8 @@ from gpusched.errors import UsageError
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import Ending, JobRecord, JobState, Mount
 from gpusched.model.readings import AskReading
-from tests.controller.folding import ADMIN, ALICE, BOB, ME, NOW, Desk, fresh_id, spec
+from tests.builders import spec
+from tests.controller.folding import ADMIN, ALICE, BOB, ME, NOW, Desk, fresh_id
 from tests.controller.injob import ask, desk, running
 
 __all__ = ["desk"]

@@ -21,7 +21,8 @@ from gpusched.controller.launchfaults import (
 from gpusched.model.jobs import JobRecord, JobState, Mount
 from gpusched.model.resources import Inventory
 from gpusched.queue.store import FailedLaunch, NodeRecord
-from tests.controller.folding import spec
+from tests import builders
+from tests.builders import spec
 from tests.controller.imagined import inventory
 
 OWN = spec(mounts=(Mount("/data/set", "/mnt/set"),), workdir="/work", command=("/opt/run", "x"))
@@ -89,10 +90,7 @@ def test_what_a_user_wrote_is_not_the_engines_word() -> None:
 
 
 def job(*nodes: str, user: str = "ann", requeue: bool = True) -> JobRecord:
-    return JobRecord(
-        id="j", user=user, uid=1, spec=spec(requeue=requeue), state=JobState.STARTING, submit_time=0,
-        unlaunched_on=nodes,
-    )  # fmt: skip
+    return builders.job("j", JobState.STARTING, user=user, spec=spec(requeue=requeue), unlaunched_on=nodes)
 
 
 def failed(name: str = "j", user: str = "ann", image: str = "i", **more: Any) -> FailedLaunch:

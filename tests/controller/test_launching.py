@@ -23,26 +23,24 @@ from gpusched.controller.launcher import Launcher
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import UsageError
 from gpusched.model.images import TRANSPORTS, image_error
-from gpusched.model.jobs import Allocation, JobRecord, JobState, Mount, NodeAllocation
+from gpusched.model.jobs import JobRecord, JobState, Mount
 from gpusched.model.outputs import expand_error, expand_output
 from gpusched.model.resources import Inventory, RuntimeName
 from gpusched.queue.store import RankRecord, Store
-from tests.controller.folding import spec
+from tests import builders
+from tests.builders import spec
 from tests.controller.imagined import inventory
 
 ID = "0123456789a"
 
 
 def job(nodes: int = 1, gpus: tuple[int, ...] = (2, 3), **changes: Any) -> JobRecord:
-    fields = {k: changes.pop(k) for k in ("id", "array_id", "array_index", "attempt") if k in changes}
-    job_id = str(fields.get("id", ID))
-    parts = tuple(
-        NodeAllocation(rank=r, node=f"n{r}", gpus=gpus, cores=8, memory_mib=4096) for r in range(nodes)
-    )  # fmt: skip
-    more: dict[str, Any] = {"id": ID, "attempt": 2} | fields
-    return JobRecord(
-        user="alice", uid=1, spec=spec(nodes=nodes, gpus_per_node=len(gpus), **changes), state=JobState.STARTING,
-        submit_time=0.0, allocation=Allocation(job_id, parts), master_port=23456, **more,
+    fields = {k: changes.pop(k) for k in ("array_id", "array_index", "attempt") if k in changes}
+    job_id = changes.pop("id", ID)
+    return builders.job(
+        job_id, JobState.STARTING, spec=spec(nodes=nodes, gpus_per_node=len(gpus), **changes), master_port=23456,
+        allocation=builders.allocation(job_id, {f"n{r}": gpus for r in range(nodes)}, cores=8, memory_mib=4096),
+        **{"attempt": 2} | fields,
     )  # fmt: skip
 
 

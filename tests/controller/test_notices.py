@@ -20,7 +20,8 @@ from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.notices import Notices, Receiver
 from gpusched.model.resources import Inventory
 from gpusched.queue.store import Store, UsageRow
-from tests.controller.folding import spec
+from tests import builders
+from tests.builders import spec
 from tests.controller.imagined import inventory
 
 T = 1_800_000_000.0
@@ -33,13 +34,9 @@ def store(tmp_path: Path) -> Store:
 
 
 def job(name: str = "j", mail: str = "ada@example.org", notify: tuple[str, ...] = (), **fields: Any) -> JobRecord:
-    part = NodeAllocation(rank=0, node="n0", gpus=(0, 1), cores=1, memory_mib=1)
-    given: dict[str, Any] = {
-        "id": name, "user": "ada", "uid": 1, "state": JobState.RUNNING, "submit_time": T, "start_time": T, "attempt": 1,
-        "spec": spec(gpus_per_node=2, mail=mail, notify=notify, time_limit_s=3600),
-        "allocation": Allocation(name, (part,)),
-    }  # fmt: skip
-    return JobRecord(**given | fields)
+    wanted = spec(gpus_per_node=2, mail=mail, notify=notify, time_limit_s=3600)
+    given = {"user": "ada", "submit_time": T, "start_time": T, "spec": wanted, "nodes": {"n0": (0, 1)}}
+    return builders.job(name, **given | fields)
 
 
 def made(store: Store, asked: Notices, event: Event | None = None, now: float = T) -> list[tuple[str, str]]:

@@ -11,7 +11,8 @@ import pytest
 from gpusched.cluster.logfiles import log_file
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.model import commands as c
-from tests.controller.folding import NOW, Desk, fresh_id, spec
+from tests.builders import spec
+from tests.controller.folding import NOW, Desk, fresh_id
 
 
 class Disk:

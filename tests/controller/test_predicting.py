@@ -23,7 +23,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.queue.predictions import PredictedStart
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.sched.warming import small_snapshot, with_sharing
-from tests.controller.folding import spec
+from tests.builders import spec
 from tests.controller.imagined import GPUS, inventory
 from tests.controller.site import Site
 

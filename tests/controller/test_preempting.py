@@ -24,8 +24,8 @@ from gpusched.queue.snapshots import recently_finished
 from gpusched.queue.store import Store
 from gpusched.sched.decide import decide
 from gpusched.sched.eligible import may_stop
+from tests.builders import spec
 from tests.controller.crash_orders import CrashOrders
-from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, Host, ImaginedCluster, World, inventory
 from tests.controller.reconciling import ID, NOW, ending, ranks, says, verbs
 from tests.controller.reconciling import job as job_in

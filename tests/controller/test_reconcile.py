@@ -13,7 +13,7 @@ from gpusched.controller.reconcile import reconcile_job
 from gpusched.model.jobs import Ending, JobRecord, JobState
 from gpusched.model.readings import NodeReading
 from gpusched.queue.store import FailedLaunch, NodeRecord
-from tests.controller.folding import spec
+from tests.builders import spec
 from tests.controller.reconciling import ID, NOW, ending, job, ranks, says, silent, verbs, world
 
 # -- STARTING

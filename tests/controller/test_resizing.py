@@ -15,7 +15,7 @@ from gpusched.model.jobs import Elastic, Ending, JobRecord, JobState, Resizes, R
 from gpusched.model.plan import Resize
 from gpusched.model.policy import PolicySpec, Resizing
 from gpusched.model.readings import ProgressReading, SavedReading
-from tests.controller.folding import spec
+from tests.builders import spec
 from tests.controller.reconciling import NOW, job, ranks, says, verbs, world
 
 SIZES = Elastic(sizes=(1, 2), base_gpus=1, base_cores=1, base_memory_mib=1024)

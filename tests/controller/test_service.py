@@ -28,8 +28,9 @@ from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.presence import FILE, controller_of
 from gpusched.queue.store import INVENTORY_TROUBLE, Reader, UsageRow
+from tests.builders import spec
 from tests.controller.declared import DECLARED
-from tests.controller.folding import NOW, spec
+from tests.controller.folding import NOW
 from tests.controller.imagined import Host, ImaginedCluster, World
 
 

@@ -27,8 +27,8 @@ from gpusched.queue.inbox import Inbox
 from gpusched.queue.promotions import Shadow
 from gpusched.queue.store import Store
 from gpusched.traces.readers.history import trace_of
+from tests.builders import spec
 from tests.controller.crash_orders import POLICIES, CrashOrders
-from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, Host, ImaginedCluster, World, inventory
 
 TURNS = SharingSettings(mode="time-slicing", slowdown=1.0)

@@ -21,7 +21,7 @@ import pytest
 from gpusched.model.commands import Cancel, Submit
 from gpusched.queue.arrivals import FILES_OF_USER
 from gpusched.queue.inbox import Inbox
-from tests.controller.folding import spec
+from tests.builders import spec
 from tests.e2e.conftest import IMAGE, WAIT, Cluster
 from tests.e2e.people import NOBODY, Screen, nobody
 from tests.testbed import Testbed, processes, wait_until

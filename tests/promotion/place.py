@@ -15,7 +15,7 @@ from gpusched.model.jobs import JobRecord
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
-from tests.controller.folding import spec
+from tests.builders import spec
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory
 from tests.promotion import weights
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from gpusched.model.jobs import Allocation, Ending, JobRecord, JobState, NodeAllocation
-from tests.controller.folding import NOW, spec
+from tests.builders import spec
+from tests.controller.folding import NOW
 
 ID = "0123456789a"
 

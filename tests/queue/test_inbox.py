@@ -19,7 +19,8 @@ from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
 from gpusched.queue.inbox import Inbox, MalformedCommand, ReceivedCommand, deliver_submit
 from gpusched.queue.store import Store
-from tests.controller.folding import NOW, spec
+from tests.builders import spec
+from tests.controller.folding import NOW
 from tests.controller.imagined import inventory
 
 SUBMIT = """
@@ -28,7 +29,7 @@ from pathlib import Path
 from gpusched.model import ids
 from gpusched.model.commands import Submit
 from gpusched.queue.inbox import Inbox, deliver_submit
-from tests.controller.folding import spec
+from tests.builders import spec
 inbox = Inbox(Path(sys.argv[1]))
 for number in range(125):
     name = f"{sys.argv[2]}-{number}"

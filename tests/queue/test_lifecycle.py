@@ -8,14 +8,14 @@ import pytest
 
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 from gpusched.queue.lifecycle import TRANSITIONS, IllegalTransition, transition_to
-from tests.controller.folding import NOW, spec
+from tests import builders
+from tests.controller.folding import NOW
 
 _S = JobState
 
 
 def job(state: JobState) -> JobRecord:
-    fields = {"user": "alice", "uid": 1, "spec": spec(), "submit_time": NOW}
-    return JobRecord(id="0123456789a", state=state, attempt=3, reason="Why", **fields)  # type: ignore[arg-type]
+    return builders.job(state=state, submit_time=NOW, attempt=3, reason="Why")
 
 
 @pytest.mark.parametrize(("before", "after"), sorted(TRANSITIONS))

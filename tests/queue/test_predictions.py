@@ -11,7 +11,8 @@ from gpusched.queue.predictions import Prediction
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.snapshots import recently_finished
 from gpusched.queue.store import DATABASE, Reader, RunRecord, Store
-from tests.controller.folding import NOW, spec
+from tests.builders import spec
+from tests.controller.folding import NOW
 from tests.queue.records import job
 
 

@@ -24,15 +24,16 @@ from gpusched.model.resources import SharingSettings
 from gpusched.model.snapshot import NodeView, PendingView
 from gpusched.queue.snapshots import build_snapshot, uncleaned_gpus
 from gpusched.queue.store import NodeRecord, RankRecord
-from tests.controller.folding import NOW, spec
+from tests import builders
+from tests.builders import spec
+from tests.controller.folding import NOW
 from tests.controller.imagined import GPUS, Host, inventory, reading_of
 
 _S = JobState
 
 
 def job(job_id: str, state: JobState = _S.PENDING, **changes: Any) -> JobRecord:
-    fields = {"user": "u", "uid": 1, "spec": spec(), "submit_time": NOW, "attempt": 1}
-    return JobRecord(**({"id": job_id, "state": state} | fields | changes))
+    return builders.job(job_id, state, **({"submit_time": NOW, "user": "u"} | changes))
 
 
 def on(job_id: str, *nodes: str, gpus: tuple[int, ...] = (1,)) -> Allocation:

@@ -25,7 +25,8 @@ from gpusched.queue.locks import lock_holders
 from gpusched.queue.rows import SINCE_VERSION
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, RunRecord, Store, UsageRow
-from tests.controller.folding import NOW, spec
+from tests.builders import spec
+from tests.controller.folding import NOW
 from tests.e2e.people import nobody
 from tests.queue.records import ID, job
 

@@ -29,7 +29,7 @@ from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import NodeRecord, Store
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
-from tests.controller.folding import spec
+from tests.builders import spec
 from tests.controller.imagined import GPUS, Host, inventory, reading_of
 from tests.promotion import weights
 from tests.sched.rltune_decisions import arrays_of, rule

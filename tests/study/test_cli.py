@@ -14,7 +14,9 @@ from gpusched.config.weights import load_model
 from gpusched.model.jobs import JobRecord, JobSpec, JobState
 from gpusched.queue.store import RunRecord, Store
 from tests.promotion import weights
-from tests.study.place import INVENTORY, ONE, Place
+from tests.study.place import INVENTORY, ONE, Place, place
+
+__all__ = ["place"]  # a fixture
 
 KEYS = {
     "policy", "knows", "jobs", "mean_jct_s", "median_jct_s", "p95_jct_s", "mean_wait_s", "p95_wait_s",

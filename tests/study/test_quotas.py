@@ -16,7 +16,7 @@ from gpusched.config.inventory import load_inventory
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import ENDED
 from tests import commands
-from tests.controller.folding import spec
+from tests.builders import spec
 from tests.controller.site import Site
 
 USER = pwd.getpwuid(os.getuid()).pw_name

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from gpusched.model.jobs import Allocation, JobRecord, JobSpec, JobState, NodeAllocation
+from gpusched.model.jobs import JobRecord, JobSpec, JobState
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.queue.store import NodeRecord, RankRecord, RunRecord, Store, UsageRow
-from tests import commands
+from tests import builders, commands
 
 JOB_A, JOB_B = "0aaaaaaaaaa", "0bbbbbbbbbb"
 INVENTORY = """\
@@ -101,16 +101,12 @@ def spec(name: str, nodes: int, gpus: int, partition: str = "A100", **fields: An
 
 
 def job(job_id: str, state: JobState, parts: dict[str, tuple[int, ...]], **fields: Any) -> JobRecord:
-    allocated = tuple(
-        NodeAllocation(rank=rank, node=node, gpus=gpus, cores=64, memory_mib=262144)
-        for rank, (node, gpus) in enumerate(parts.items())
-    )
     given = {
         "user": "ann", "uid": os.getuid(), "submit_time": time.time() - 9000, "start_time": time.time() - 8000,
-        "attempt": 1, "allocation": Allocation(job_id, allocated) if parts else None,
+        "allocation": builders.allocation(job_id, parts, cores=64, memory_mib=262144),
         "spec": spec("train", max(1, len(parts)), len(next(iter(parts.values()), ()))),
     }  # fmt: skip
-    return JobRecord(**({"id": job_id, "state": state} | given | fields))
+    return builders.job(job_id, state, **given | fields)
 
 
 def gpu(index: int, **fields: Any) -> Gpu:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpusched.controller.launchfaults import Fault, fault_of
 from gpusched.model.jobs import Mount
-from tests.controller.folding import spec
+from tests.builders import spec
 from tests.nodes.runtimes.world import World
 
 CASES: dict[str, dict[str, Any]] = {

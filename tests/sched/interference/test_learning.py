@@ -26,7 +26,7 @@ from gpusched.model.topology import Switch, Topology
 from gpusched.queue.beliefs import MAX_STORED_SPEEDS
 from gpusched.queue.store import NodeRecord, RunRecord, Store
 from gpusched.sched.interference.gpus import slow_gpus
-from tests.controller.folding import spec
+from tests.builders import spec
 from tests.controller.imagined import GPUS, inventory
 from tests.controller.site import Site
 from tests.sched.interference.pairs import paces_on, shape
