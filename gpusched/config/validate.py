@@ -397,6 +397,7 @@ def _check_elastic(spec: JobSpec, partition: Partition) -> None:
             raise UsageError(f"{option} {span[0]}-{span[1]} is no range", "write the smaller number first, at least 1")
     if spec.flavor is not None:
         raise UsageError(f"flavor {spec.flavor} has a fixed size; --resizable does not apply", "say --gpus 1-8")
+    # Checked last: these depend on the partition, so that what is wrong with the request itself is named first.
     nodes = usable_nodes(partition, spec)
     rules = partition.resizable
     found = next((gpus for gpus in sizes if not rules.allow(gpus)), None)

@@ -187,6 +187,7 @@ def waiting_of(
     rows are to be turned to other times, else now (none is rounded beyond the begin of a reservation).
     """
     specs = [job.spec for job in eligible]
+    # Masks, shapes and limits are numbered as they first appear: most jobs of a long queue share a few of each.
     masks: dict[MaskKey, int] = {}
     owns, groups, lasts = _to_reservations(eligible, world.reserved, by_limit)
     nodes = [(j.spec.nodelist, j.spec.exclude, j.excluded_nodes, j.spec.gpu_types, _whole(j.spec)) for j in eligible]

@@ -38,8 +38,10 @@ def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
 
 def warm_up_agent(policy: PolicySpec, model: TrainedModel) -> None:
     """Make a small decision with an agent's passes; weights that fail on it are ignored."""
-    decide(_with_beliefs(small_snapshot(policy)) if policy.uses_job_class_estimates else small_snapshot(policy),
-    {"p": model})
+    decide(
+        _with_beliefs(small_snapshot(policy)) if policy.uses_job_class_estimates else small_snapshot(policy),
+        {"p": model},
+    )
 
 
 def _reserved(snapshot: Snapshot) -> Snapshot:

@@ -103,6 +103,7 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     racks = filled(RACK_ROOM, len(tree.rack), number=_racks(tree))
     world = world._replace(passes=world.passes._replace(scratch=world.passes.scratch._replace(racks=racks)))
     runs = np.flatnonzero(demand.shape >= 0)
+    # Jobs that differ in nothing that placement looks at are one class: the queue is decided class by class.
     columns = np.column_stack((demand.shape, network.kind, trace.nodes > 0, *_limits(world)))[runs]
     found, index = np.unique(columns, axis=0, return_inverse=True)
     distinct: Ints = found[:, :3].astype(np.int64)
@@ -111,9 +112,11 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     world, laid_out = _with_shapes(world, distinct, rule)
     ways = _ways(world, distinct[:, 1].astype(np.int64), laid_out, network.model)
     shapes, classes = world.sim.shapes, len(distinct)
+    # A job's nodes are written at its offset; its largest layout bounds how many they can be.
     most = np.array([max((int(shapes["parts"][s]) for s in found), default=0) for found in laid_out], np.int64)
     most = np.append(most, 0)[of]
     world.sim.jobs["offset"] = np.cumsum(most) - most
+    # Jobs of no class never run, so that their load on links stays 0.
     gpus = np.where(of >= 0, trace.gpus, 0)
     pace = world.sim.pace
     assert pace is not None

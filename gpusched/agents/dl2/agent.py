@@ -103,8 +103,9 @@ class Player:
         for job in np.flatnonzero(~np.isnan(slot_progress.speed)):
             kind = jobs.kind[job]
             size = int(slot_progress.before[job, 0]) - 1, int(slot_progress.before[job, 1]) - 1
-            changed |= self._observed.add_report(self._rows[kind], size,
-            float(slot_progress.speed[job] * self._scale[kind]))
+            changed |= self._observed.add_report(
+                self._rows[kind], size, float(slot_progress.speed[job] * self._scale[kind])
+            )
         slot_progress.speed[:] = np.nan
         if changed or self._kinds is None:
             speeds = np.zeros(jobs.rate.shape)

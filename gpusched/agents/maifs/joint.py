@@ -263,6 +263,8 @@ def _choose_by_agents(
     world: MaifsWorld, states: JobStates, known: SpeedEstimates, plan: JointDecision, mode: int, dominant: bool
 ) -> None:
     groups, n = len(world.jobs.group) - 1, len(plan.job)
+    # One heap of bids for each group, best first. Bids fall as GPUs go, and a popped one is computed anew: if it is not
+    # the best any more it goes back, so that most bids are never computed again.
     keys, items, sizes = np.zeros((groups, n)), np.zeros((groups, n), np.int64), np.zeros(groups, np.int64)
     for group in range(groups):
         heap = Heap(keys[group], items[group], sizes[group : group + 1])
@@ -282,10 +284,10 @@ def _choose_by_agents(
             while heap.size[0] > 0 and found < BIDS:
                 i = pop(heap)
                 if plan.group[i] >= 0 and plan.group[i] != group:
-                    continue
+                    continue  # another group has won it since
                 now = bid(world, states, known, plan, i, group, dominant).score
                 if now <= 0.0:
-                    continue
+                    continue  # nothing that is left here would speed it up
                 if heap.size[0] > 0 and -now > heap.key[0]:
                     push(heap, -now, i)
                     continue
@@ -300,6 +302,7 @@ def _choose_by_agents(
         if not _commit(world, states, known, plan, dominant, score, bidder_job, chosen):
             chosen[:] = 0  # messages need not converge on graphs with cycles: no agent bid, so each makes its best bid
             _commit(world, states, known, plan, dominant, score, bidder_job, chosen)
+        # What was popped goes back with its new bid, the winners' too: they may grow further.
         for group in range(groups):
             heap = Heap(keys[group], items[group], sizes[group : group + 1])
             for b in range(BIDS):

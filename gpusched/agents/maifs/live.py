@@ -36,6 +36,7 @@ def _choose(agent: MaifsWeights, claims: Claims) -> Ints:
     sizes, allowed, pace, (n, most) = claims.sizes, claims.allowed, claims.pace, claims.sizes.shape
     at, weight, value = np.zeros(n, np.int64), np.zeros(n), np.zeros((n, most))
     inputs, hidden, asked, left_over = np.zeros(JOB), np.zeros(HIDDEN), 1.0, claims.number[CAPACITY]
+    # Each job begins with the smallest size that it may have; what is left over is then given away.
     for i in range(n):
         while at[i] < most - 1 and not allowed[i, at[i]]:
             at[i] += 1
@@ -51,6 +52,7 @@ def _choose(agent: MaifsWeights, claims: Claims) -> Ints:
                 best = max(best, pace[i, k])
                 if sizes[i, k] == held:
                     now = pace[i, k]
+        # left_s is at the present size's speed; the network reads it at the best one's.
         left = max(job["left_s"], 1.0) * now / max(best, 1e-9)
         cost_s = max(job["cost_s"], 1.0)
         inputs[0] = 1.0
@@ -68,6 +70,7 @@ def _choose(agent: MaifsWeights, claims: Claims) -> Ints:
         keep = restart_factor(left, horizon, cost_s)
         for k in range(most):
             value[i, k] = pace[i, k] / max(best, 1e-9) * (keep if held > 0 and sizes[i, k] != held else 1.0)
+    # Greedy by gain per GPU. All larger sizes are tried, not the next one alone: gains need not be concave.
     while True:
         best_gain, winner, best_size = 0.0, -1, -1
         for i in range(n):

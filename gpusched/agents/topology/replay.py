@@ -95,8 +95,9 @@ def replayed(
 
 def new_replay_state(world: SimWorld, agent: TopologyWeights, spec: PolicySpec) -> tuple[SimWorld, TopologyReplayState]:
     """Return the world with its jobs' possible layouts, and the agents' state."""
-    rule = replace(policy_of_order(f"{spec.order}+{spec.backfill}"), placement="contention",
-    place_wait_s=spec.place_wait_s)
+    rule = replace(
+        policy_of_order(f"{spec.order}+{spec.backfill}"), placement="contention", place_wait_s=spec.place_wait_s
+    )
     world.sim.jobs["rank"] = static_ranks(rule.order, world.trace, world.knowledge.expected, world.trace.duration)
     policy = world.policy
     world, walk = walked(*with_ways(world._replace(policy=rule)))

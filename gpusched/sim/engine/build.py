@@ -375,6 +375,7 @@ def result_of(world: SimWorld, log: EventLog, seconds: float) -> ReplayResult:
     infeasible = np.flatnonzero(state["status"] == NEVER)
     why = tuple(demand.infeasible.get(j, "waits for a job that can never run") for j in infeasible.tolist())
     parts, part_gpus, part_nodes = _held(world)
+    # Jobs that never run have no shape (-1), which indexes the whole GPU appended here.
     milli = np.append(demand.milli, 1000)[np.where(demand.shape >= 0, demand.shape, -1)]
     notes = list(world.knowledge.notes)
     if world.options.predictor is not None and world.policy.uses_run_time_estimates:
@@ -393,6 +394,7 @@ def result_of(world: SimWorld, log: EventLog, seconds: float) -> ReplayResult:
         seed=world.options.seed,
         trace=trace,
         pool=world.pool,
+        # Copies: views would keep the whole world of the replay alive as long as its result.
         start=state["first"].copy(),
         last_start=state["start"].copy(),
         end=state["end"].copy(),
