@@ -30,40 +30,39 @@ TWINS = {
 }
 
 SETTINGS = {
-    "tick": (DURATION, "Pause between cycles of `gpusched controller`; news ends it early."),
-    "probe_timeout": (DURATION, "Time within which a node must answer a probe in a cycle."),
+    "tick": (DURATION, "Pause between the controller's cycles; news ends it early."),
+    "probe_timeout": (DURATION, "Within which a node must answer a probe."),
     "connect_timeout": (DURATION, "For TCP and for the SSH handshake, each."),
-    "down_after": (DURATION, "Time without an answer after which a node is DOWN: no new jobs."),
+    "down_after": (DURATION, "Silence after which a node is DOWN: no new jobs."),
     "node_fail_after": (
         DURATION,
-        "Time without an answer after which its jobs end in NODE_FAIL and are requeued.",
+        "Silence after which its jobs end in NODE_FAIL and are requeued.",
     ),
     "max_retries": ("number", "Maximum restarts of a job after NODE_FAIL."),
-    "grace": (DURATION, "Time between a job's first signal and the kill."),
-    "session_keep": (DURATION, "How long a job of `gpusched run` continues without an attached terminal."),
-    "admins": ("list of users", "May act on all jobs and nodes, like root and the controller's own user."),
+    "grace": (DURATION, "Between a job's first signal and the kill."),
+    "session_keep": (DURATION, "How long a job of `gpusched run` continues while detached."),
+    "admins": ("list of users", "May act on all jobs and nodes, like root."),
     "shared": (
         BOOL,
-        "Other users of the login node may submit. Always true if the state folder is `/var/lib/gpusched`.",
+        "Other users of the login node may submit. Always true with the state folder `/var/lib/gpusched`.",
     ),
     "allowed_mounts": (
         "list of absolute paths",
-        "Node folders that jobs may mount, after resolving links. Empty: none. Admins and the controller's user may "
-        "mount any.",
+        "Node folders that jobs may mount, after resolving links. Admins and the controller's user may mount any.",
     ),
     "capabilities": (
         "list: `IPC_LOCK`, `NET_RAW`; see capabilities(7)",
-        "Linux capabilities that other users' jobs keep. All others are dropped.",
+        "That other users' jobs keep.",
     ),
     "image_transports": (
         "list of podman's transports: `docker-archive`, `oci-archive`, ...",
-        "Allowed in `--image` besides registries. podman reads the files as the node's account.",
+        "Allowed in `--image` besides registries. podman reads files as the node's account.",
     ),
     "max_queued_jobs_per_user": ("number", "Maximum pending jobs per user; each array task counts."),
     "max_queued_jobs_by_jobs": ("number", "Maximum of these that jobs submitted (`sbatch` inside a job)."),
     "max_queued_size_per_user": (
         MEMORY,
-        "Their maximum size in the store. What array tasks, or equal jobs, have in common counts once.",
+        "Their size in the store. What equal jobs have in common counts once.",
     ),
     "job_dirs": (
         "absolute path",
@@ -74,19 +73,19 @@ SETTINGS = {
     "known_hosts": ("path", "Instead of the usual known_hosts files. Host keys are always verified."),
     "ssh_config": ("path", "Instead of `~/.ssh/config` and `/etc/ssh/ssh_config`."),
     "fairshare_half_life": (DURATION, "Age at which GPU hours count half in the fair share order."),
-    "keep_reports": (DURATION, "Age after which reports of `gpusched replay --nightly` are removed, by the next one."),
+    "keep_reports": (DURATION, "Age after which `gpusched replay --nightly` removes its reports."),
     "power_price": ("`0.30` or `0.30 EUR/kWh`", "For the costs in `gpusched power`; without it they are `-`."),
     "currency": ("text", "If the price names none."),
     "logs": ("mapping", "Output kept in the state folder, [below](#settingslogs)."),
     "retrain_days": ("number", "Days of jobs that `gpusched replay --nightly --auto-retrain` trains on."),
     "auto_promote": (
         BOOL,
-        "Promote a candidate of `--auto-retrain` that is proven no worse than the live policy.",
+        "Promote a candidate of `--auto-retrain` that is proven no worse.",
     ),
 }
 LOGS = {
-    "max_per_job": (MEMORY, "Per rank. Of a larger output the first quarter and the end are kept."),
-    "max_total": (MEMORY, "All collected outputs. Beyond it the oldest are removed, once an hour."),
+    "max_per_job": (MEMORY, "Per rank; of a larger output the first quarter and the end."),
+    "max_total": (MEMORY, "Of all collected outputs; beyond it the oldest are removed, once an hour."),
 }
 PARTITION = {
     "nodes": (
@@ -122,8 +121,8 @@ RESIZABLE = {
     "batch": ("`fixed` or `scale`", "Default of `--batch`."),
     "default": (
         BOOL,
-        "Whether jobs with neither `--resizable` nor `--no-resizable` are resizable, with these bounds. Applies only "
-        "to jobs with `--gpus`, and without `--flavor`, `--nodes` and `--gpus-per-node`.",
+        "Jobs with `--gpus` are resizable unless they say `--no-resizable`. Not those with `--flavor`, `--nodes` "
+        "or `--gpus-per-node`.",
     ),
 }
 NODE = {
@@ -156,8 +155,8 @@ NODE = {
 SHARING = {
     "mode": (
         "`mps`, `time-slicing` or `none`",
-        "Required. `mps`: by a control daemon of CUDA's Multi-Process Service on the node, for jobs of one user. "
-        "`time-slicing`: by the driver. `none`: no sharing, to override `defaults`.",
+        "Required. `mps`: by CUDA's Multi-Process Service, for jobs of one user. `time-slicing`: by the driver. "
+        "`none`: to override `defaults`.",
     ),
     "slowdown": ("0 to 100", "Maximum predicted slowdown of either job: `0.3` is 30 %."),
     "pipe": ("absolute path", "With `mps`: folder of the daemon's pipes."),
@@ -174,30 +173,30 @@ LIMITS = {
     "queued": ("number or `none`", "Pending jobs; each array task counts. More are refused."),
     "gpu_hours": (
         "number or `none`",
-        "GPU hours in any seven days. A job is charged its whole time limit until it ends, then its usage.",
+        "In any seven days. A job is charged its whole time limit until it ends, then its usage.",
     ),
-    "time": ("time limit or `none`", "Maximum time limit. Longer jobs are refused."),
+    "time": ("time limit or `none`", "Longer jobs are refused."),
 }
 GROUP = {
     "members": (
         "list of users, or a mapping from users to shares",
-        "A job is charged to the group of `--group`, else to its user's first group in the file.",
+        "A job is charged to `--group`, else to its user's first group in the file.",
     ),
-    "parent": ("name", "The parent group, which is charged for its subgroups' jobs, too."),
-    "limits": ("mapping of limits", "Of all jobs of the group and its subgroups together."),
+    "parent": ("name", "Is charged for its subgroups' jobs, too."),
+    "limits": ("mapping of limits", "Of the group and its subgroups together."),
     "shares": ("number", "Shares among the parent's groups, for `order: fairshare`."),
 }
 QOS = {
     "priority": ("number", "Added to the priority of its jobs at submission."),
     "users": ("list of users", "Users who may use it."),
-    "groups": ("list of groups", "Groups whose members, subgroups included, may use it. Without both, everybody may."),
+    "groups": ("list of groups", "Groups, with subgroups, that may use it. Without both, everybody may."),
     "limits": ("mapping of limits", "Of all its jobs together."),
     "per_user": ("mapping of limits", "Of each user's jobs in it."),
     "preemptible": (
         BOOL,
-        "Whether policies may preempt its jobs; overrides the job's own setting.",
+        "Overrides the job's own setting.",
     ),
-    "exempt": (BOOL, "Its jobs count towards its own limits only, not those of their user and groups."),
+    "exempt": (BOOL, "Its jobs count towards its own limits only."),
 }
 SWITCH = {
     "nodes": (
@@ -218,7 +217,7 @@ NOTICES = {
     "idle": (DURATION, "Idle time of a job's GPUs after which a notice is sent."),
 }
 RECEIVER = {
-    "webhook": ("URL", "Receives each notice as JSON by POST. Any answer but 2xx is a failure."),
+    "webhook": ("URL", "Receives each notice as JSON by POST."),
     "command": (
         "list of words",
         "Receives it as JSON on stdin. Runs as the controller's user in `/`, at most 30 s.",
@@ -231,16 +230,16 @@ RECEIVER = {
 
 JOB_STATES = {
     JobState.PENDING: "In the queue; see its reason.",
-    JobState.STARTING: ("It holds nodes and GPUs; its containers are being prepared, which may include an image pull."),
+    JobState.STARTING: ("Its containers are being prepared, images pulled."),
     JobState.RUNNING: "All its ranks run.",
-    JobState.COMPLETING: "It is ending: signalled, or its last ranks are still running.",
+    JobState.COMPLETING: "Signalled, or its last ranks still run.",
     JobState.COMPLETED: "All ranks exited with 0.",
     JobState.FAILED: "A rank exited with another code, or the launch failed through the job's own fault.",
     JobState.CANCELLED: "Cancelled by a user.",
     JobState.TIMEOUT: "Exceeded its time limit.",
     JobState.OUT_OF_MEMORY: "A rank was killed for exceeding its requested memory.",
     JobState.NODE_FAIL: "Its node failed, and it may not be requeued.",
-    JobState.PREEMPTED: ("End of a preempted attempt. The job itself is requeued and never has this state."),
+    JobState.PREEMPTED: ("Of a preempted attempt. The job itself is requeued and never has this state."),
 }
 NODE_STATES = {
     NodeState.IDLE: ("yes", "It answers, and no job holds resources on it."),
@@ -257,8 +256,8 @@ NODE_STATES = {
 GPU_STATES = {
     GpuState.FREE: "Available to jobs.",
     GpuState.ALLOCATED: "Held by a job.",
-    GpuState.BUSY: "Not held by a job, yet in use: by a foreign process (not started by gpusched), by an attempt "
-    f"being cleaned up, or more than {HIDDEN_PROCESS_MEMORY_MIB} MiB of its memory are used by no process that NVML "
+    GpuState.BUSY: "In use without a job: by a process that gpusched did not start, by an attempt being cleaned up, "
+    f"or more than {HIDDEN_PROCESS_MEMORY_MIB} MiB of its memory are used by no process that NVML "
     "shows.",
     GpuState.LOST: "The driver cannot reach it or does not list it. The node's other GPUs stay in use.",
     GpuState.UNUSABLE: "Present, but not allocated: MIG is on, or it has uncorrected ECC errors.",
@@ -280,7 +279,7 @@ REASONS = {
         "`scontrol show job JOB` says more.",
     ),
     ReasonCode.DEPENDENCY_NEVER_SATISFIED: (
-        "A job it depends on does not exist, or ended in a way that cannot satisfy it.",
+        "A job it depends on does not exist, or ended otherwise.",
         "`gpusched cancel JOB`, or `gpusched requeue` the other one. The job stays in the queue until then.",
     ),
     ReasonCode.DEPENDENCY: ("It depends on another job.", "Wait; see `gpusched why` of the other job."),
@@ -289,7 +288,7 @@ REASONS = {
         "Wait; `gpusched show JOB` has the time under `not before`.",
     ),
     ReasonCode.RESERVATION: (
-        "Its reservation (`--reservation`) has not begun, ends too soon, is not for its user, or no longer exists.",
+        "Its reservation has not begun, ends too soon, is not for its user, or no longer exists.",
         "Wait; if it can never run in it, cancel and submit it again. `gpusched reservations` lists them.",
     ),
     ReasonCode.ARRAY_TASK_LIMIT: (
@@ -306,28 +305,28 @@ REASONS = {
         "Wait for one to end.",
     ),
     ReasonCode.ASSOC_GRP_GRES_MINUTES: (
-        "Its user or group has reached its limit on GPU hours in seven days; running jobs count by time limit.",
+        "Its user or group has reached its limit on GPU hours in seven days.",
         "Wait, or request a shorter time limit, which is charged less.",
     ),
-    ReasonCode.QOS_GRP_GRES: ("Its class of service has reached its GPU limit.", "Wait, or use another `--qos`."),
+    ReasonCode.QOS_GRP_GRES: ("Its class has reached its GPU limit.", "Wait, or use another `--qos`."),
     ReasonCode.QOS_GRP_JOBS: (
-        "Its class of service has reached its job limit.",
+        "Its class has reached its job limit.",
         "Wait, or use another `--qos`.",
     ),
     ReasonCode.QOS_GRP_GRES_MINUTES: (
-        "Its class of service has reached its limit on GPU hours in seven days.",
+        "Its class has reached its limit on GPU hours.",
         "Wait, or use another `--qos`.",
     ),
     ReasonCode.QOS_MAX_GRES_PER_USER: (
-        "Its user has reached the GPU limit in its class of service.",
+        "Its user has reached the GPU limit of the class.",
         "Wait, or use another `--qos`.",
     ),
     ReasonCode.QOS_MAX_JOBS_PER_USER: (
-        "Its user has reached the limit on running jobs in its class of service.",
+        "Its user has reached the job limit of the class.",
         "Wait, or use another `--qos`.",
     ),
     ReasonCode.QOS_MAX_GRES_MINUTES_PER_USER: (
-        "Its user has reached the limit on GPU hours in seven days in its class of service (not a Slurm reason).",
+        "Its user has reached the limit on GPU hours of the class (not a Slurm reason).",
         "Wait, or use another `--qos`.",
     ),
     ReasonCode.REQ_NODE_NOT_AVAIL: (
