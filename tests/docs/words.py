@@ -48,11 +48,11 @@ SETTINGS = {
     ),
     "allowed_mounts": (
         "list of absolute paths",
-        "Node folders that jobs may mount, after resolving links. Admins and the controller's user may mount any.",
+        "Node folders that jobs may mount, links resolved; default: none. Admins may mount any.",
     ),
     "capabilities": (
         "list: `IPC_LOCK`, `NET_RAW`; see capabilities(7)",
-        "That other users' jobs keep.",
+        "Linux capabilities that other users' jobs keep.",
     ),
     "image_transports": (
         "list of podman's transports: `docker-archive`, `oci-archive`, ...",
