@@ -542,7 +542,13 @@ def job_variables() -> dict[str, str]:
 
 
 def _variables() -> str:
-    rows = [(code(name), code(value), words.JOB_VARIABLES[name]) for name, value in sorted(job_variables().items())]
+    given = job_variables()
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, value in sorted(given.items()):
+        alias = re.fullmatch(r"As (\w+)\.", words.JOB_VARIABLES[name])
+        assert not alias or given[alias[1]] == value, name
+        names.setdefault((value, words.JOB_VARIABLES[alias[1] if alias else name]), []).append(code(name))
+    rows = [(", ".join(same), code(value), meaning) for (value, meaning), same in names.items()]
     return table(("variable", "example", "meaning"), rows)
 
 
