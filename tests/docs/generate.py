@@ -153,8 +153,9 @@ def _command(name: str, command: Any) -> str:
         )
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     rows = _options(command)
-    json = ["[--json]"] if rows.pop("`--json`", None) is not None else []
-    usage = ["gpusched", name, *(["[OPTIONS]"] if rows else []), *json, *(_metavar(a) for a in arguments)]
+    common = [shown for (names, meanings), shown in _COMMON.items() if rows.get(names) in meanings]
+    rows = {names: meaning for names, meaning in rows.items() if (names, meaning) not in _SHOWN}
+    usage = ["gpusched", name, *(["[OPTIONS]"] if rows else []), *common, *(_metavar(a) for a in arguments)]
     other = _LIKE.get(name)
     theirs = _options(_command_of(other)) if other else {}
     same = [names for names in rows if theirs.get(names) == rows[names]]
@@ -163,8 +164,15 @@ def _command(name: str, command: Any) -> str:
     return f"## gpusched {name}\n\n    {' '.join(usage)}\n\n{_paragraphs(command.help)}\n{as_there}{own}"
 
 
+_COMMON = {
+    ("`-p`, `--partition=TEXT`", ("In this partition.", "Only this partition.")): "[-p PARTITION]",
+    ("`-w`, `--watch`", ("Live screen; q or Ctrl-C quits.",)): "[--watch]",
+    ("`--json`", ("Print one JSON value.",)): "[--json]",
+}
+"""Options that the page explains once -> how the commands that have them show them."""
+_SHOWN = {(names, meaning) for names, meanings in _COMMON for meaning in meanings}
 _LIKE = {
-    "run": "submit", "maintenance": "reserve", "reservations change": "reserve", "train": "replay",
+    "run": "submit", "attach": "run", "maintenance": "reserve", "reservations change": "reserve", "train": "replay",
     "trace stats": "trace slice", "trace scale": "trace slice", "trace fit": "trace slice",
 }  # fmt: skip
 """Commands -> the one whose page describes the options that both have."""
