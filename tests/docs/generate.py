@@ -347,11 +347,11 @@ def _job_states() -> str:
 
 def _transitions() -> str:
     order = list(JobState)
-    rows = []
+    rows: dict[str, list[str]] = {}
     for state in order:
         to = [b for a, b in sorted(TRANSITIONS, key=lambda t: order.index(t[1])) if a is state]
-        rows.append((code(state), ", ".join(map(code, to))))
-    return table(("from", "to"), rows)
+        rows.setdefault(", ".join(map(code, to)), []).append(code(state))
+    return table(("from", "to"), ((", ".join(states), to) for to, states in rows.items()))
 
 
 def _node_states() -> str:
