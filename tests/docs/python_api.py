@@ -15,13 +15,13 @@ INHERITED = {"Job": ("done", "cancelled", "add_done_callback")}
 """Of `concurrent.futures.Future`, in one line: the standard library documents them."""
 
 
-def reference() -> str:
-    """Everything in ``gpusched.api.__all__``."""
+def reference(submit: dict[str, str]) -> str:
+    """Everything in ``gpusched.api.__all__``; ``submit``: names of its options -> their meanings."""
     parts = [_class(getattr(api, name)) for name in CLASSES]
     rest = [name for name in api.__all__ if name not in (*CLASSES, "Options")]
     parts.append("## Errors and states\n")
     parts += [f"- **`{name}`**: {_flat(_doc(getattr(api, name)).split(chr(10) * 2)[0])}" for name in rest]
-    return "\n".join([*parts, "", "## Options\n", *_options()])
+    return "\n".join([*parts, "", "## Options\n", *_options(submit)])
 
 
 def _class(cls: type) -> str:
@@ -29,19 +29,18 @@ def _class(cls: type) -> str:
         f"## {cls.__name__}\n",
         _code(f"{cls.__name__}{_signature(cls.__init__, skip_first=True)}"),
         _text(_doc(cls)),
+        "Methods and properties:\n",
     ]
     for name, member in vars(cls).items():
         if name.startswith("_") and name != "__await__":
             continue
         if isinstance(member, property):
-            lines += [f"### {cls.__name__}.{name}\n", _text(_doc(member))]
+            lines += _entry([f"{cls.__name__.lower()}.{name}"], _doc(member))
         elif callable(member) and _doc(member):
             forms = [_signature(form, skip_first=True) for form in typing.get_overloads(member) or [member]]
-            shown = "\n    ".join(f"{cls.__name__.lower()}.{name}{form}" for form in forms)
-            title = name
-            if name == "__await__":
-                shown, title = "await job", "await"
-            lines += [f"### {cls.__name__}.{title}\n", _code(shown), _text(_doc(member))]
+            shown = [f"{cls.__name__.lower()}.{name}{form}" for form in forms]
+            lines += _entry(["await job"] if name == "__await__" else shown, _doc(member))
+    lines.append("")
     if inherited := INHERITED.get(cls.__name__):
         assert all(hasattr(cls, name) for name in inherited)
         names = ", ".join(f"`{name}`" for name in inherited)
@@ -68,13 +67,28 @@ def _signature(function: Callable[..., Any], *, skip_first: bool) -> str:
     return f"({', '.join([*shown, '/'] if slash else shown)})"
 
 
-def _options() -> Iterator[str]:
+def _options(submit: dict[str, str]) -> Iterator[str]:
+    """Yield a line per option; those of which the command line says the same in one list, by type."""
     section = _doc(api.Options).partition("Attributes:\n")[2]
     meanings = dict(re.findall(r"^    (\w+): (.+(?:\n        .+)*)", section, re.MULTILINE))
+    there = {
+        name.replace("-", "_"): told for names, told in submit.items() for name in re.findall(r"--([a-z-]+)", names)
+    }
+    same: dict[str, list[str]] = {}
     for name, kind in api.Options.__annotations__.items():
         told = str(getattr(kind, "__forward_arg__", kind)).removesuffix(" | None")
         told = told.replace("os.PathLike[str]", "Path").replace("Job[Any]", "Job")
-        yield f"- `{name}` ({_kind(told)}): {_flat(meanings[name])}"
+        if name in there and _words(there[name]).startswith(_words(meanings[name])):
+            same.setdefault(_kind(told), []).append(f"`{name}`")
+        else:
+            yield f"- `{name}` ({_kind(told)}): {_flat(meanings[name])}"
+    yield "\nAs the options of [submit](cli.md#gpusched-submit):\n"
+    yield from (f"- {kind}: {', '.join(names)}" for kind, names in same.items())
+
+
+def _words(text: str) -> str:
+    """Return a text without case, marks and its default."""
+    return re.sub(r"[^a-z0-9 ]", "", text.partition(" Default:")[0].lower()).strip()
 
 
 def _kind(told: str) -> str:
@@ -84,6 +98,13 @@ def _kind(told: str) -> str:
 
 def _doc(what: Any) -> str:
     return inspect.cleandoc(what.__doc__ or "")
+
+
+def _entry(shown: list[str], doc: str) -> list[str]:
+    """Return a member as an item of a list, what it takes and raises as items below it."""
+    first, *rest = [line for line in _text(doc).split("\n") if line]
+    called = " or ".join(f"`{form}`" for form in shown)
+    return [f"- {called}: {first}", *(f"  {line}" if line.startswith("- ") else f"\n  {line}" for line in rest)]
 
 
 def _code(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -219,6 +220,17 @@ def test_an_example_with_an_unknown_policy_is_noticed() -> None:
     assert [name for line in lines for name in _policies(line)] == named
     with pytest.raises(UsageError, match="did you mean"):
         look_up("eazy")
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if "```python" in p.read_text("utf-8")], ids=_name)
+def test_python_examples_import_what_there_is(page: Path) -> None:
+    text = page.read_text("utf-8")
+    blocks = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    for line in re.findall(r"^ *((?:from gpusched\S* )?import .+)", blocks, re.MULTILINE):
+        if "gpusched" in line:
+            exec(line, {})
+    named = re.findall(r"`(gpusched(?:\.[a-z_]+)+)\.(\w+)\(", text)
+    assert [f"{module}.{name}" for module, name in named if not hasattr(importlib.import_module(module), name)] == []
 
 
 @pytest.mark.parametrize(
