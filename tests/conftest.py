@@ -20,6 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "gpusched" / "numba"))
+os.environ.setdefault("DASK_CONFIG", str(_CACHE / "gpusched" / "dask"))  # where dask-jobqueue writes an example
 
 # The same examples each time: whoever runs the tests is not the one who looks for more. Others:
 # ARGS="--hypothesis-profile=default --hypothesis-seed=1"

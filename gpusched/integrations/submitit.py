@@ -134,6 +134,7 @@ class GpuschedExecutor(core.PicklingExecutor):
         known = self._valid_parameters() | {*_SHARED, "timeout_min", "mem_gb"}
         if unknown := sorted(given.keys() - known):
             raise ValueError(f"unknown parameters {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        self.python = given.pop("python", self.python)
         super()._internal_update_parameters(**given)
 
     def _num_tasks(self) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -14,9 +12,9 @@ import cloudpickle
 import pytest
 import submitit
 
-import gpusched
 from gpusched.integrations import submitit as plugin
 from tests.e2e.conftest import Cluster, functions
+from tests.e2e.site_packages import install, install_plugins
 from tests.testbed import wait_until
 
 pytestmark = [pytest.mark.processes, functions]
@@ -54,22 +52,7 @@ def failing() -> None:
 @pytest.fixture(scope="module")
 def site_of_nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What an image would have: submitit, and this package, by which it finds its environment."""
-    site = tmp_path_factory.mktemp("site")
-    for name in ("submitit", "cloudpickle", "typing_extensions"):
-        for file in importlib.metadata.files(name) or ():
-            if file.suffix in (".py", "") or ".dist-info" in str(file):
-                target = site / file
-                if target.resolve().is_relative_to(site):
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(file.locate(), target)
-    own, metadata = importlib.metadata.distribution("gpusched-cluster"), site / "gpusched_cluster.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {own.name}\nVersion: {own.version}\n")
-    (metadata / "entry_points.txt").write_text(own.read_text("entry_points.txt") or "")
-    for file in ("__init__.py", "errors.py", "integrations/__init__.py", "integrations/submitit.py"):
-        (site / "gpusched" / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(Path(gpusched.__file__).parent / file, site / "gpusched" / file)
-    return site
+    return install_plugins(install(tmp_path_factory.mktemp("site"), "submitit"))
 
 
 @pytest.fixture
