@@ -34,6 +34,7 @@ from gpusched.queue.store import Store
 from gpusched.sched.decide import decide
 from tests.controller.folding import spec
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory
+from tests.logged import messages
 from tests.promotion import weights
 from tests.sched.test_sizes import runs, world
 from tests.testbed import wait_until
@@ -55,14 +56,13 @@ class Place:
         self.world = World(hosts={n.name: Host(n.name) for n in self.inventory.nodes})
         self.store = Store.create_or_open(self.state)
         self.cluster = ImaginedCluster(self.world)
-        self.said: list[str] = []
         self.open()
 
     def open(self, live: PolicySpec | None = None) -> None:
         """A controller that has just started."""
         policies = {"p": live or load_policy(self.policy)}
         self.cycle = Cycle(
-            self.store, self.state, self.inventory, policies, self.cluster, lambda: self.world.now, self.said.append
+            self.store, self.state, self.inventory, policies, self.cluster, lambda: self.world.now
         )  # fmt: skip
 
     def turn(self, times: int = 1) -> None:
@@ -129,7 +129,9 @@ def test_an_agent_decides_and_is_recorded(place: Place) -> None:
 
 
 @pytest.mark.parametrize("how", weights.WAYS)
-def test_bad_weights_stop_nothing_are_seen_once_and_heal(place: Place, how: str) -> None:
+def test_bad_weights_stop_nothing_are_seen_once_and_heal(
+    place: Place, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     assert place.decided_by() == "gist"
     good = place.file.read_bytes()
     weights.break_file(place.file, how)
@@ -145,7 +147,7 @@ def test_bad_weights_stop_nothing_are_seen_once_and_heal(place: Place, how: str)
     assert out.line.startswith("p: gist cannot decide (")
     assert out.line.endswith("); falling back to easy")
     assert place.kinds("agent_disabled") == ["agent_disabled"]
-    assert place.said == [out.line]
+    assert messages(caplog) == [out.line]
     place.file.write_bytes(good)
     assert place.decided_by() == "gist"
     assert place.store.fallbacks() == {}
