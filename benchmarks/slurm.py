@@ -141,7 +141,7 @@ def installed(site: SlurmSite, folder: Path) -> Service:
     settings = {"tick": "1s", "known_hosts": str(site.testbed.known_hosts), "ssh_config": "/dev/null"}
     path = folder / "inventory.yaml"
     path.write_text(json.dumps({"engine": "slurm", "settings": settings, "partitions": partitions}))
-    return Service(path, folder / "state", lambda text: print(text, file=sys.stderr))
+    return Service(path, folder / "state")
 
 
 def of(service: Service) -> SlurmCycle:

@@ -61,7 +61,7 @@ def main() -> None:
         submitted = time.perf_counter() - began
         waiting = len(list(Inbox(state).new.iterdir()))
         began = time.perf_counter()
-        tick_once(inventory, state, lambda _: None)
+        tick_once(inventory, state)
         ticked = time.perf_counter() - began
         reader = Reader.open(state)
         assert reader is not None

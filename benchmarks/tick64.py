@@ -51,7 +51,7 @@ def measure(testbed: Testbed, folder: Path, runtime: str, rounds: int, pending: 
     Inbox(state).create()
     for _ in range(pending):
         submit(state, len(testbed.nodes))
-    service = Service(path, state, print)
+    service = Service(path, state)
     spent = watch(service)
     inventory = load_inventory(path)
     with asyncio.Runner() as runner:

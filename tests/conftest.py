@@ -1,5 +1,6 @@
 """Fixtures for all tests. `testbed` is a cluster of four real sshd nodes; see tests/testbed."""
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
@@ -15,6 +16,8 @@ from tests.testbed.slurm import SlurmSite
 
 # Many tests have a cache folder of their own. Nothing is compiled in there yet, which would take half a minute.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+# What happens is logged as by a controller; pytest shows the log of a test that failed.
+logging.getLogger("gpusched").setLevel(logging.INFO)
 # Whoever started the tests may ignore these (nohup, `&`), and what tests start would, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

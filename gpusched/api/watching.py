@@ -23,7 +23,7 @@ POLL_S = 0.2
 RETRY_S = 2.0
 MAX_SAMPLED = 200  # jobs checked from time to time without an event
 _RANDOM = random.Random()  # separate: the program's own random numbers must not change
-_log = logging.getLogger("gpusched")
+_log = logging.getLogger(__name__)
 
 
 class Watcher:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 _json_mode = False
+_log_error: Callable[[str], None] | None = None
 PIPE_WIDTH = 4000
 
 
@@ -45,7 +46,8 @@ def group(name: str, help: str) -> typer.Typer:
 
 def prepare(argv: Sequence[str]) -> None:
     """Decide how errors of this command line are shown (JSON if it says ``--json`` before any ``--``)."""
-    global _json_mode
+    global _json_mode, _log_error
+    _log_error = None
     options = argv[: argv.index("--")] if "--" in argv else argv
     _json_mode = "--json" in options
     for stream in (sys.stdout, sys.stderr):
@@ -126,13 +128,22 @@ def write_page(path: str, page: str) -> None:
 
 
 def print_error(line: str) -> None:
-    """Print an error: one line on stderr, or ``{"error": ...}`` on stdout in JSON mode."""
+    """Print an error: one line on stderr (in the log of a command that logs), or in JSON mode on stdout."""
     line = printable(line)
     if _json_mode:
         emit_json({"error": line})
+    elif _log_error is not None:
+        activity.stop()
+        _log_error(line)
     else:
         activity.stop()
         sys.stderr.write(f"gpusched: error: {line}\n")
+
+
+def log_errors(log: Callable[[str], None]) -> None:
+    """Give the error of this command to its log."""
+    global _log_error
+    _log_error = log
 
 
 def screen_width() -> int:

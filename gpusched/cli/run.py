@@ -6,25 +6,31 @@ from typing import Annotated
 
 import typer
 
-from gpusched.cli import output
+from gpusched.cli.logoptions import LogFormatOption, QuietOption, VerboseOption, start_log
 from gpusched.client.context import Client
+from gpusched.logsetup import LogFormat
 
 app = typer.Typer()
 
 
 @app.command("controller")
-def controller(once: Annotated[bool, typer.Option("--once", help="Run one cycle only, like tick.")] = False) -> None:
+def controller(
+    once: Annotated[bool, typer.Option("--once", help="Run one cycle only, like tick.")] = False,
+    verbose: VerboseOption = 0,
+    quiet: QuietOption = False,
+    log_format: LogFormatOption = None,
+) -> None:
     """Run the controller until SIGTERM or Ctrl-C. Jobs continue without it; the next start picks them up."""
-    _run(once)
+    _run(once, verbose, quiet, log_format)
 
 
 @app.command("tick")
-def tick() -> None:
+def tick(verbose: VerboseOption = 0, quiet: QuietOption = False, log_format: LogFormatOption = None) -> None:
     """Run one controller cycle (for cron)."""
-    _run(once=True)
+    _run(True, verbose, quiet, log_format)
 
 
-def _run(once: bool) -> None:
+def _run(once: bool, verbose: int, quiet: bool, log_format: LogFormat | None) -> None:
     from functools import partial
 
     from gpusched.cli import options
@@ -32,6 +38,7 @@ def _run(once: bool) -> None:
     from gpusched.controller.service import run_forever, tick_once
     from gpusched.queue.lastgood import inventory_path
 
+    start_log("gpusched.controller", log_format, verbose, quiet)
     state = Client().state
     sbatch_inside = partial(prepare, options)
-    (tick_once if once else run_forever)(inventory_path(state), state, output.note, sbatch_inside)
+    (tick_once if once else run_forever)(inventory_path(state), state, sbatch_inside)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gpusched.cli import output
+from gpusched.cli.logoptions import LogFormatOption, start_log
 from gpusched.model.units import count_of
 
 app = typer.Typer()
@@ -31,6 +33,7 @@ def web(
     export: Annotated[
         Path | None, typer.Option("--export", metavar="DIR", help="Write the page as files and exit (for cron).")
     ] = None,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Serve a read-only web page: nodes, queue, timeline, usage."""
     from gpusched.web.access import rules_of
@@ -45,8 +48,10 @@ def web(
         return
     from gpusched.web.server import WebServer, is_loopback, serve
 
+    start_log("gpusched.web", log_format)
     server = WebServer(bind, port, rules)
-    output.note(f"serving at {server.url} (Ctrl-C stops it)")
+    log = logging.getLogger("gpusched.web")
+    log.info("serving at %s (Ctrl-C stops it)", server.url)
     if not is_loopback(bind):
-        output.note("anyone who can reach this address sees what 'gpusched status' shows")
+        log.warning("anyone who can reach this address sees what 'gpusched status' shows")
     serve(server)

@@ -261,7 +261,7 @@ class _Session:
 
         def answer() -> None:
             with server_end:
-                serve(server_end, os.getuid(), self._relay_context, lambda text: None)
+                serve(server_end, os.getuid(), self._relay_context)
 
         threading.Thread(target=answer, daemon=True).start()
         return client_end

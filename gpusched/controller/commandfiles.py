@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from collections import Counter
@@ -45,6 +46,7 @@ STORAGE_ERRORS = (sqlite3.OperationalError, OSError)  # transient, and not cause
 _VALUE_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError)  # the store works, but cannot hold this command's values
 
 _POLICY_COMMANDS = (commands.Promote, commands.Rollback, commands.ShadowOn, commands.ShadowOff)
+_log = logging.getLogger(__name__)
 
 
 class CommandRefused(Exception):
@@ -62,16 +64,9 @@ class Caller(msgspec.Struct, frozen=True):
 class CommandApplier:
     """Applies the command files in the inbox to the store."""
 
-    def __init__(
-        self,
-        store: Store,
-        inbox: Inbox,
-        inventory: Inventory,
-        secrets: SecretFiles,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> None:
+    def __init__(self, store: Store, inbox: Inbox, inventory: Inventory, secrets: SecretFiles) -> None:
         self._store, self._inbox, self._inventory, self._secrets = store, inbox, inventory, secrets
-        self._programs, self._say = secrets.programs, say
+        self._programs = secrets.programs
         self._programs_size: dict[int, int] = {}  # per user, read on first use
         self._waiting: dict[str, tuple[int, int]] | None = None  # per user: jobs and bytes, read on first use
         self._queued_by_jobs: dict[str, int] = {}  # per user: pending jobs that were submitted by jobs
@@ -155,10 +150,10 @@ class CommandApplier:
                         self._inbox.postpone(name)
                     break
         if errors:
-            self._say(
-                f"{count_of(len(errors), 'command')} in the inbox cannot be recorded: {errors[0]}; retried every "
-                f"{POSTPONE_S:g} s, see 'gpusched check'"
-            )
+            _log.error(
+                "%s in the inbox cannot be recorded: %s; retried every %g s, see 'gpusched check'",
+                count_of(len(errors), "command"), errors[0], POSTPONE_S,
+            )  # fmt: skip
         return applied
 
     def _refuse_surplus(self, now: float) -> None:
@@ -176,7 +171,9 @@ class CommandApplier:
             return  # the files stay until the event can be recorded
         for uid, names in surplus.items():
             self._inbox.discard(names)
-            self._say(f"refused {len(names)} commands of {user_name(uid)}: more than {MAX_WAITING} in the inbox")
+            _log.warning(
+                "refused %d commands of %s: more than %d in the inbox", len(names), user_name(uid), MAX_WAITING
+            )
 
     def _refuse_further(self, malformed: Counter[int], now: float) -> None:
         """Record the number of malformed files beyond those recorded individually."""

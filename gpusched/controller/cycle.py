@@ -60,14 +60,12 @@ class Cycle:
         policies: dict[str, PolicySpec],
         cluster: ClusterBackend,
         clock: Callable[[], float] = time.time,
-        say: Callable[[str], None] = lambda text: None,
         prepare: Prepare | None = None,
     ) -> None:
         self._store, self._state, self._cluster, self._clock = store, state, cluster, clock
         self.inventory, self.policies = inventory, policies  # as declared; promoted policies override them
         self._observed = inventory  # plus removed nodes on which ranks remain
-        self._say = say
-        self._decider, self._shadowing = Decider(store, say), Shadowing(store)
+        self._decider, self._shadowing = Decider(store), Shadowing(store)
         self.inbox = Inbox(state)
         self._secrets = SecretFiles(state)
         self._programs_checked_at = 0.0
@@ -79,9 +77,9 @@ class Cycle:
         self._reported_strays: set[RankKey] = set()
         self._ledger = UsageWriter(store)
         self._in_job_commands = InJobCommandHandler(store, self.inbox, prepare)
-        self._launcher = Launcher(store, self._secrets, cluster_id, say)
+        self._launcher = Launcher(store, self._secrets, cluster_id)
         self._outcomes = OutcomeRecorder(store, self._collection_retries, self._launcher.errors)
-        self._planner = Planner(store, self._launcher, self._decider, EstimateWriter(store, state, say), say)
+        self._planner = Planner(store, self._launcher, self._decider, EstimateWriter(store, state))
 
     def take_over(self, previous: Cycle) -> None:
         """Take over the operation outcomes of a cycle that could not be recorded."""
@@ -96,7 +94,7 @@ class Cycle:
         """
         now = self._clock()
         self._outcomes.record(self._cluster.finished())
-        CommandApplier(self._store, self.inbox, self.inventory, self._secrets, self._say).apply_inbox(now)
+        CommandApplier(self._store, self.inbox, self.inventory, self._secrets).apply_inbox(now)
         policies = load_active_policies(self._store, self.inventory, self.policies, now)
         self._decider.refresh(*policies, now)
         recent = skipped = self._recently_read(now)

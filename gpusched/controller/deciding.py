@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from gpusched.sched.warming import trial_of, warm_up_agent
 
 BACKOFF_S = 60.0  # pause of an agent that exceeded its budget, which it would otherwise exceed in every cycle
 _FIFO = PolicySpec(name="fifo")
+_log = logging.getLogger(__name__)
 
 
 class Decision(NamedTuple):
@@ -132,8 +134,8 @@ class Decider:
     the passes of new policies, the previous ones stay active.
     """
 
-    def __init__(self, store: Store, say: Callable[[str], None] = lambda text: None) -> None:
-        self._store, self._say = store, say
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._weights = Weights()
         self._decisions: dict[str, AgentDecision] = {}
         self._warmed_up: set[str] = set()
@@ -217,7 +219,7 @@ class Decider:
         except NotCached:
             self.close()
             self._compiler = snapshot.policies, compiler_of(decide, trial)
-            self._say("compiling the passes of the new policies; the previous ones stay active until then")
+            _log.info("compiling the passes of the new policies; the previous ones stay active until then")
             return False
         return True
 
@@ -229,7 +231,7 @@ class Decider:
         """Log a plan's remarks on its mappings that differ from the last ones."""
         for name, line in decision.plan.remarks.items():
             if self._remarks.get(name) != line:
-                self._say(f"{name}: {line}")
+                _log.info("%s: %s", name, line)
         self._remarks |= decision.plan.remarks
         return decision
 
@@ -278,11 +280,11 @@ class Decider:
             before, after = self._fallbacks.get(name), found.get(name)
             if after is not None and (before is None or (after.policy, after.why) != (before.policy, before.why)):
                 events.append(Event(time=now, kind="agent_disabled", data=msgspec.to_builtins(after)))
-                self._say(after.line)
+                _log.warning("%s", after.line)
             elif after is None and before is not None and policies.get(name, _FIFO).agent is not None:
                 data = {"partition": name, "policy": policies[name].name, "version": policies[name].version}
                 events.append(Event(time=now, kind="agent_enabled", data=data))
-                self._say(f"{name}: {policies[name].name} decides again")
+                _log.info("%s: %s decides again", name, policies[name].name)
         with self._store.transaction():
             self._store.put_fallbacks(found.values())
             self._store.append(events)

@@ -6,8 +6,9 @@ decision, ``why`` and a forecast use the same value, and a retrained predictor c
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from gpusched.errors import GpuschedError
@@ -18,6 +19,8 @@ from gpusched.queue.predictions import Estimate
 from gpusched.queue.store import Store
 from gpusched.traces.readers.history import as_submitted
 
+_log = logging.getLogger(__name__)
+
 
 class EstimateWriter:
     """Estimates new pending jobs with the predictor in the state folder.
@@ -25,8 +28,8 @@ class EstimateWriter:
     Without a usable predictor, the mean of the user's last two run times is used, which is logged once.
     """
 
-    def __init__(self, store: Store, state: Path, say: Callable[[str], None] = lambda text: None) -> None:
-        self._store, self._file, self._say = store, state / USUAL_NAME, say
+    def __init__(self, store: Store, state: Path) -> None:
+        self._store, self._file = store, state / USUAL_NAME
         self._stamp: tuple[int, int, int] | None = None
         self._predictor: Predictor | None = None
         self._last_trouble = ""
@@ -57,7 +60,7 @@ class EstimateWriter:
             self._predictor = self._stamp = None
             trouble = f"{self._file}: {error.strerror}; train it: gpusched predict --train"
         if trouble and trouble != self._last_trouble:
-            self._say(f"order sjf-estimate uses users' last two run times: {trouble}")
+            _log.warning("order sjf-estimate uses users' last two run times: %s", trouble)
         self._last_trouble = trouble or ("" if self._predictor is not None else self._last_trouble)
         return self._predictor
 

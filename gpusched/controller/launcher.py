@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pwd
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from gpusched.cluster.base import REFUSED, Operation, RankKey
 from gpusched.cluster.requests import has_steps, launch_request, master_port
@@ -18,14 +19,14 @@ from gpusched.model.resources import Inventory
 from gpusched.queue.lifecycle import transition_to
 from gpusched.queue.store import RankRecord, Store
 
+_log = logging.getLogger(__name__)
+
 
 class Launcher:
     """Starts jobs. ``errors``: reasons of rejected launches, by us or by the node, until their attempt is over."""
 
-    def __init__(
-        self, store: Store, secrets: SecretFiles, cluster_id: str, say: Callable[[str], None] = lambda text: None
-    ) -> None:
-        self._store, self._secrets, self._cluster_id, self._say = store, secrets, cluster_id, say
+    def __init__(self, store: Store, secrets: SecretFiles, cluster_id: str) -> None:
+        self._store, self._secrets, self._cluster_id = store, secrets, cluster_id
         self.errors: dict[RankKey, str] = {}
 
     def forget_errors(self, current: set[RankKey]) -> None:
@@ -72,7 +73,7 @@ class Launcher:
             except GpuschedError as error:
                 self.errors[rank_key(rank)] = error.line()
             except OSError as error:  # our own disk, not the job's fault: the next cycle retries
-                self._say(f"job {job.id} cannot be launched yet: {error}")
+                _log.warning("cannot be launched yet: %s", error, extra={"job": job.id, "node": rank.node})
             except Exception as error:  # no node's fault; the other jobs go ahead
                 self.errors[rank_key(rank)] = f"{REFUSED}: {type(error).__name__}: {error}"[:500]
         return operations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,6 +31,7 @@ from gpusched.sched.decide import decide
 
 T = TypeVar("T")
 MESSAGE_REFRESH_S = 30.0  # messages contain durations; rewriting all of them in every cycle is not worth it
+_log = logging.getLogger(__name__)
 
 
 class CycleDecision(NamedTuple):
@@ -89,11 +91,9 @@ def _row_reason(row: JobRecord, reasons: Sequence[tuple[int, Reason]]) -> Reason
 class Planner:
     """Makes the decisions of one controller."""
 
-    def __init__(
-        self, store: Store, launcher: Launcher, decider: Decider, estimator: EstimateWriter, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, store: Store, launcher: Launcher, decider: Decider, estimator: EstimateWriter) -> None:
         self._store, self._launcher = store, launcher
-        self._decider, self._estimator, self._say = decider, estimator, say
+        self._decider, self._estimator = decider, estimator
         self._reported_error = ""
         self._reasons = PendingReasonWriter(store)
 
@@ -144,7 +144,7 @@ class Planner:
                 self._store.close_run(job.id, job.attempt, now, job.state)
         description = f"{type(error).__name__}: {error}"[:500]
         if not failed and description != self._reported_error:
-            self._say(f"no decision was made, and no single job is the cause: {description}")
+            _log.error("no decision was made, and no single job is the cause: %s", description, exc_info=error)
         self._reported_error = "" if failed else description
 
     def _decide_on(

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpusched.errors import GpuschedError
@@ -24,13 +25,14 @@ PAUSE_FACTOR = 5.0  # pause before the next copy, as a multiple of the time that
 RETRY_S = 5.0
 RESERVED_BYTES = 16 << 20  # disk space left to the writer of the store
 MAX_HELD = 64  # old copies that readers still have open
+_log = logging.getLogger(__name__)
 
 
 class Publisher:
     """Publishes a copy whenever the store has changed, from `start` to `stop`, in its own thread."""
 
-    def __init__(self, state: Path, say: Callable[[str], None]) -> None:
-        self._state, self._folder, self._say = state, state / PUBLISHED, say
+    def __init__(self, state: Path) -> None:
+        self._state, self._folder = state, state / PUBLISHED
         self._source: sqlite3.Connection | None = None
         self._published_version = -1
         self._every_s = POLL_S
@@ -88,7 +90,9 @@ class Publisher:
             self._every_s = max(RETRY_S, self._every_s)
             if str(error) != self._reported_error:
                 self._reported_error = str(error)
-                self._say(f"other users go on reading the old copy of the store, as a new one cannot be made: {error}")
+                _log.warning(
+                    "other users go on reading the old copy of the store, as a new one cannot be made: %s", error
+                )
 
     def publish(self) -> None:
         """Publish a copy if the store has changed since the last one.

@@ -8,6 +8,7 @@ client can slow down a cycle.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import resource
 import signal
@@ -17,7 +18,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,7 @@ from gpusched.controller.attaching import Tunnels, attach
 from gpusched.controller.outputs import may_see
 from gpusched.controller.peers import RelayPeer, forward_streams
 from gpusched.errors import GpuschedError, UsageError
+from gpusched.logsetup import start_as_parent
 from gpusched.model import relay as wire
 from gpusched.model.jobs import JobRecord, JobState, container_name
 from gpusched.model.resources import Inventory, Node
@@ -40,6 +41,8 @@ from gpusched.queue.store import Reader
 NO_SESSION = "cannot attach to job {}: it was not started with 'gpusched run'"
 MAX_SESSIONS, MAX_SESSIONS_PER_USER = 256, 32
 IDLE_S = 12 * 3600.0  # a command without input and output for so long is disconnected
+_log = logging.getLogger("gpusched.controller.relay")  # its __name__ is __main__
+_log.addHandler(logging.NullHandler())  # a client that serves itself has its terminal for other things
 
 
 class RelayContext:
@@ -69,7 +72,7 @@ class RelayContext:
             return self._inventory
 
 
-def serve(sock: socket.socket, uid: int, context: RelayContext, say: Callable[[str], None]) -> None:
+def serve(sock: socket.socket, uid: int, context: RelayContext) -> None:
     """Serve one connection, from the request to its end. Raises nothing."""
     peer = RelayPeer(sock)
     try:
@@ -81,7 +84,7 @@ def serve(sock: socket.socket, uid: int, context: RelayContext, say: Callable[[s
     except GpuschedError as error:
         _fail(peer, wire.Failure(str(error), error.hint, isinstance(error, TransportError)))
     except Exception as error:  # must not affect other clients
-        say(f"relay: a request of {user_name(uid)} failed: {error!r}")
+        _log.exception("a request of %s failed: %r", user_name(uid), error)
         _fail(peer, wire.Failure("internal error of the controller; see its output"))
     finally:
         peer.hang_up()
@@ -166,8 +169,8 @@ def _send_kept_log(peer: RelayPeer, state: Path, job: JobRecord, request: wire.K
 class ConnectionLimiter:
     """Accepts connections, up to a limit per user and in all."""
 
-    def __init__(self, context: RelayContext, say: Callable[[str], None]) -> None:
-        self._context, self._say = context, say
+    def __init__(self, context: RelayContext) -> None:
+        self._context = context
         self._open: Counter[int] = Counter()
         self._lock = threading.Lock()
 
@@ -194,7 +197,7 @@ class ConnectionLimiter:
     def _serve(self, sock: socket.socket, uid: int) -> None:
         try:
             with sock:
-                serve(sock, uid, self._context, self._say)
+                serve(sock, uid, self._context)
         finally:
             self._release(uid)
 
@@ -223,10 +226,6 @@ def listen(state: Path) -> socket.socket:
 
 def main() -> None:
     """Run ``python -m gpusched.controller.relay STATE INVENTORY`` until stdin, a pipe from the controller, ends."""
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     os.nice(5)
     # Restore Ctrl-C, which the controller may ignore (nohup, &), for commands in the terminals opened here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -234,7 +233,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard_limit, 65536) if hard_limit > 0 else 65536, hard_limit))
     state = Path(sys.argv[1])
     listener = listen(state)
-    limiter = ConnectionLimiter(RelayContext(state, Path(sys.argv[2])), say)
+    limiter = ConnectionLimiter(RelayContext(state, Path(sys.argv[2])))
     threading.Thread(target=_accept, args=(listener, limiter), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         sys.stdin.buffer.read()
@@ -250,4 +249,5 @@ def _accept(listener: socket.socket, limiter: ConnectionLimiter) -> None:
 
 
 if __name__ == "__main__":
+    start_as_parent(*sys.argv[3:])
     main()

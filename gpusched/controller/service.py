@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import math
 import os
 import select
@@ -17,12 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gpusched
+from gpusched import logsetup
 from gpusched.cluster.collecting import rotate
 from gpusched.cluster.ssh import SshCluster
 from gpusched.config.paths import SHARED_STATE
 from gpusched.config.policies import POLICY, WEIGHTS, policy_folders
 from gpusched.controller.commandfiles import STORAGE_ERRORS
 from gpusched.controller.cycle import Cycle
+from gpusched.controller.eventlog import EventLog
 from gpusched.controller.injob import Prepare
 from gpusched.controller.notices.service import NotificationService
 from gpusched.controller.outputs import secure_logs
@@ -60,6 +63,7 @@ RELAY_RESTART_S = 10.0
 MAX_LOGGED_ROWS = 20
 HOUSEKEEPING_S = 3600.0
 KEEP_FINE_USAGE_S = 14 * 86400
+_log = logging.getLogger(__name__)
 
 
 class AlreadyRunning(GpuschedError):
@@ -119,17 +123,16 @@ class Service:
         self,
         inventory_path: Path,
         state: Path,
-        say: Callable[[str], None],
         clock: Clock | None = None,
         lock_wait: LockWait | None = None,
         prepare: Prepare | None = None,
     ) -> None:
-        self._path, self._state, self._say, self._prepare = inventory_path, state, say, prepare
+        self._path, self._state, self._prepare = inventory_path, state, prepare
         declared = declared_or_kept(inventory_path, state)
         inventory, policies = declared.inventory, declared.policies
         Inbox(state).create()
-        self.store = Store.create_or_open(state, lock_wait or LockWait(state, say))
-        self._publisher = Publisher(state, say)
+        self.store = Store.create_or_open(state, lock_wait or LockWait(state))
+        self._publisher = Publisher(state)
         self.is_shared = False
         self._apply_sharing(inventory)  # first, so that readers have a copy during a slow start
         cluster_id = self.store.meta("cluster_id")
@@ -140,7 +143,7 @@ class Service:
         self.cluster = SshCluster(inventory, cluster_id, state / "logs", self.clock)
         self.cycle = self._new_cycle(inventory, policies)
         self._predictor: StartPredictor | None = StartPredictor(self.store)
-        self._notices = NotificationService(self.store, say)
+        self._notices, self._events = NotificationService(self.store), EventLog(self.store)
         self._files = self._stamp()
         self._housekept_at = -HOUSEKEEPING_S
         self._last_cycle_s = 0.0  # duration of the last cycle
@@ -152,7 +155,7 @@ class Service:
         try:
             secure_logs(state, self.store, inventory)
         except OSError as error:
-            say(f"output of earlier versions cannot be reclaimed: {error}; see {state / 'logs'}")
+            _log.warning("output of earlier versions cannot be reclaimed: %s; see %s", error, state / "logs")
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -163,7 +166,7 @@ class Service:
 
         if not is_on_disk(pass_for(EASY)):
             announce(self._state, COMPILING)
-            self._say("compiling the scheduling passes (once only, about ten seconds)")
+            _log.info("compiling the scheduling passes (once only, about ten seconds)")
         warm_up(self.cycle.policies.values(), any(node.sharing for node in self.cycle.inventory.nodes))
         self.cycle.warm_up()
         announce(self._state)
@@ -179,7 +182,9 @@ class Service:
         inbox.create(shared=True)
         self._publisher.start()
         if not was_shared and not self._state.stat().st_mode & stat.S_IXOTH:
-            self._say(f"settings.shared: other users cannot enter {self._state}; as its owner: chmod 755 {self._state}")
+            _log.error(
+                "settings.shared: other users cannot enter %s; as its owner: chmod 755 %s", self._state, self._state
+            )
 
     def _event(self, kind: str, **data: object) -> None:
         self.store.append([Event(time=self.clock(), kind=kind, data=data)])
@@ -190,10 +195,11 @@ class Service:
         self._reload()
         if step := follow_wall_clock(self.store, self.clock):
             self._replace_cycle()
-            self._say(
-                f"this machine's clock was set by {step:+.0f} s; limits, retries and grace periods are unaffected"
+            _log.warning(
+                "this machine's clock was set by %+.0f s; limits, retries and grace periods are unaffected", step
             )
         self.cycle.run(patience_s)
+        self._events.step()
         self.send_notices()
         if time.monotonic() - self._housekept_at > HOUSEKEEPING_S:
             self._housekept_at = time.monotonic()
@@ -202,6 +208,7 @@ class Service:
             rotate(self._state / "logs", self.cycle.inventory.settings.logs)
             self.cycle.inbox.tidy()
         self._last_cycle_s = time.monotonic() - started
+        _log.debug("a cycle of %.3f s", self._last_cycle_s)
 
     def send_notices(self, wait_s: float = 0.0) -> None:
         """Send due notices, waiting up to ``wait_s`` for the results."""
@@ -218,15 +225,16 @@ class Service:
         except Exception as error:
             self._predictor.close()
             self._predictor = None
-            self._say(f"start predictions are off until the controller restarts: {type(error).__name__}: {error}")
-            self._event("start_prediction_failed", why=f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+            _log.exception("start predictions are off until the controller restarts: %s", why)
+            self._event("start_prediction_failed", why=why)
 
     def recover(self, error: Exception) -> None:
         """Go on after a cycle that could not be written: none of it is in the store, so the next starts from there.
 
         Jobs keep running; commands wait in the inbox.
         """
-        self._say(f"this cycle could not be recorded in {self._state}: {error}; retrying, see 'gpusched check'")
+        _log.error("this cycle could not be recorded in %s: %s; retrying, see 'gpusched check'", self._state, error)
         self._replace_cycle()
 
     def set_aside(self, error: DatabaseDamaged) -> None:
@@ -242,7 +250,7 @@ class Service:
             return
         if not rows:
             raise error
-        _say_set_aside(rows, self._say)
+        _log_set_aside(rows)
         self._replace_cycle()
 
     def _replace_cycle(self) -> None:
@@ -256,18 +264,14 @@ class Service:
 
     def _new_cycle(self, inventory: Inventory, policies: dict[str, PolicySpec]) -> Cycle | SlurmCycle:
         if inventory.engine != "slurm":
-            return Cycle(
-                self.store, self._state, inventory, policies, self.cluster, self.clock, self._say, self._prepare
-            )
+            return Cycle(self.store, self._state, inventory, policies, self.cluster, self.clock, self._prepare)
         from gpusched.controller.slurm.applying import LeaseApplier
         from gpusched.controller.slurm.cycle import SlurmCycle
         from gpusched.slurm.commands import Slurm
 
         slurm = Slurm()
-        applier = LeaseApplier(self.store, slurm, self._say)
-        return SlurmCycle(
-            self.store, self._state, inventory, policies, self.cluster, self.clock, self._say, slurm, applier
-        )
+        applier = LeaseApplier(self.store, slurm)
+        return SlurmCycle(self.store, self._state, inventory, policies, self.cluster, self.clock, slurm, applier)
 
     def _stamp(self) -> tuple[tuple[str, int], ...]:
         folders = policy_folders(self._path)
@@ -296,7 +300,7 @@ class Service:
         self.cluster.use_inventory(inventory)
         self._apply_sharing(inventory)
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
-        self._say(f"reloaded {self._path}")
+        _log.info("reloaded %s", self._path)
         self._event("inventory_reloaded")
 
     def _record_inventory(self, declared: Declared) -> None:
@@ -305,7 +309,7 @@ class Service:
             self._event("inventory_refused", why=declared.trouble)
         store_declared(self.store, declared)
         if declared.trouble:
-            self._say(f"kept the old inventory: {declared.trouble}")
+            _log.error("kept the old inventory: %s", declared.trouble)
 
     def pause(self, stop: StopFlag) -> None:
         """Wait for the next tick, a command in the inbox, or the end of an operation or job.
@@ -368,26 +372,23 @@ class StopFlag:
 
 
 class LockWait:
-    """Decides how long to wait for the store's locks, and reports their holders.
+    """Decides how long to wait for the store's locks, and logs their holders within a second.
 
     Args:
         state: The state folder.
-        say: Receives a message within a second: the locked file and the holder.
         stop: Ends the wait.
         patience_s: The longest wait.
     """
 
-    def __init__(
-        self, state: Path, say: Callable[[str], None], stop: StopFlag | None = None, patience_s: float = LOCK_PATIENCE_S
-    ) -> None:
-        self._database, self._say, self._stop, self.patience_s = state / DATABASE, say, stop, patience_s
+    def __init__(self, state: Path, stop: StopFlag | None = None, patience_s: float = LOCK_PATIENCE_S) -> None:
+        self._database, self._stop, self.patience_s = state / DATABASE, stop, patience_s
         self._reported = ""
 
     def __call__(self, waited_s: float) -> bool:
         """Return whether to wait longer after ``waited_s``; -1.0: the wait is over."""
         if waited_s < 0:
             if self._reported:
-                self._say("the store is free again")
+                _log.info("the store is free again")
             self._reported = ""
             return True
         if waited_s >= LOCK_REPORT_S:
@@ -395,7 +396,7 @@ class LockWait:
             holder = ", ".join(lock_holders(self._database)) or unknown
             if holder != self._reported:
                 self._reported = holder
-                self._say(f"waiting for a lock on the store, held by {holder}")
+                _log.warning("waiting for a lock on the store, held by %s", holder)
         return waited_s < self.patience_s and not (self._stop is not None and self._stop.is_set())
 
 
@@ -405,8 +406,8 @@ class RelayProcess:
     Nothing depends on it: without it, users cannot look into running jobs, and all else works.
     """
 
-    def __init__(self, state: Path, inventory_path: Path, say: Callable[[str], None]) -> None:
-        self._state, self._inventory_path, self._say = state, inventory_path, say
+    def __init__(self, state: Path, inventory_path: Path) -> None:
+        self._state, self._inventory_path = state, inventory_path
         self._process: subprocess.Popen[bytes] | None = None
         self._started = float("-inf")
 
@@ -415,19 +416,20 @@ class RelayProcess:
         if self._process is not None:
             if self._process.poll() is None:
                 return
-            self._say(f"the relay to running jobs ended (exit code {self._process.returncode}); restarting it")
+            _log.warning("the relay to running jobs ended (exit code %s); restarting it", self._process.returncode)
             self._clear()
         if time.monotonic() - self._started < RELAY_RESTART_S:
             return
         self._started = time.monotonic()
         # -P: do not import from the current folder, which may be another user's.
         argv = [sys.executable, "-P", "-m", "gpusched.controller.relay", str(self._state), str(self._inventory_path)]
+        argv += logsetup.arguments()
         paths = [str(Path(gpusched.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         try:
             self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, env=environment, start_new_session=True)
         except OSError as error:
-            self._say(f"the relay to running jobs cannot be started: {error}")
+            _log.error("the relay to running jobs cannot be started: %s", error)
 
     def close(self) -> None:
         """Kill the process, with its sessions."""
@@ -445,32 +447,28 @@ class RelayProcess:
 
 
 def open_service(
-    inventory_path: Path,
-    state: Path,
-    say: Callable[[str], None],
-    lock_wait: LockWait | None = None,
-    prepare: Prepare | None = None,
+    inventory_path: Path, state: Path, lock_wait: LockWait | None = None, prepare: Prepare | None = None
 ) -> Service:
     """Return the controller, after setting aside unreadable rows if necessary."""
     try:
-        return Service(inventory_path, state, say, None, lock_wait, prepare)
+        return Service(inventory_path, state, None, lock_wait, prepare)
     except DatabaseDamaged:
         with contextlib.closing(Store.create_or_open(state, lock_wait)) as store:
             rows = set_aside_damaged(store, time.time())
         if not rows:
             raise
-        _say_set_aside(rows, say)
-        return Service(inventory_path, state, say, None, lock_wait, prepare)
+        _log_set_aside(rows)
+        return Service(inventory_path, state, None, lock_wait, prepare)
 
 
-def _say_set_aside(rows: Sequence[UnreadableRow], say: Callable[[str], None]) -> None:
+def _log_set_aside(rows: Sequence[UnreadableRow]) -> None:
     for row in rows[:MAX_LOGGED_ROWS]:
-        say(f"the database is damaged: {row.line}; set aside")
+        _log.error("the database is damaged: %s; set aside", row.line)
     if len(rows) > MAX_LOGGED_ROWS:
-        say(f"and {len(rows) - MAX_LOGGED_ROWS} more rows, see the events row_set_aside")
+        _log.error("and %d more rows, see the events row_set_aside", len(rows) - MAX_LOGGED_ROWS)
 
 
-def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], prepare: Prepare | None = None) -> None:
+def run_forever(inventory_path: Path, state: Path, prepare: Prepare | None = None) -> None:
     """Run ``gpusched controller``: cycles until SIGTERM or SIGINT. ``prepare``: see `Asking`.
 
     Raises:
@@ -478,15 +476,16 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], p
     """
     stop = StopFlag()
     with controller_lock(state) as check_lock, controller_presence(state):
-        lock_wait = LockWait(state, say, stop, math.inf)  # wait forever: a restart would find the same lock
-        service = open_service(inventory_path, state, say, lock_wait, prepare)
+        lock_wait = LockWait(state, stop, math.inf)  # wait forever: a restart would find the same lock
+        service = open_service(inventory_path, state, lock_wait, prepare)
         lock_wait.patience_s = LOCK_PATIENCE_S
         service.cluster.watch_ends(stop.wake)
-        relay, relay_runs = RelayProcess(state, inventory_path, say), False
-        keep_dead_man = _dead_man_keeper(service, state, say)
+        relay, relay_runs = RelayProcess(state, inventory_path), False
+        keep_dead_man = _dead_man_keeper(service, state)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        say(f"controller {os.getpid()} on {state}: {count_of(len(service.cycle.inventory.nodes), 'node')}")
+        nodes = count_of(len(service.cycle.inventory.nodes), "node")
+        _log.info("controller %d on %s: %s", os.getpid(), state, nodes)
         try:
             while not stop.is_set():
                 if service.is_shared:
@@ -505,12 +504,13 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None], p
                 except DatabaseDamaged as error:
                     service.set_aside(error)
                 service.pause(stop)
+            _log.info("stopping on a signal; jobs keep running")
         finally:
             relay.close()
             service.close()
 
 
-def _dead_man_keeper(service: Service, state: Path, say: Callable[[str], None]) -> Callable[[], None]:
+def _dead_man_keeper(service: Service, state: Path) -> Callable[[], None]:
     """Return a function that keeps the dead man's switch, which outlives the controller, running beside Slurm."""
     dead_man: DeadMan | None = None
 
@@ -520,20 +520,20 @@ def _dead_man_keeper(service: Service, state: Path, say: Callable[[str], None]) 
             from gpusched.controller.slurm.deadman import DeadMan
             from gpusched.promotion.live import live_modes
 
-            dead_man = dead_man or DeadMan(state, say)
+            dead_man = dead_man or DeadMan(state)
             dead_man.watch(live_modes(service.cycle.inventory, service.store))
 
     return keep
 
 
-def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None], prepare: Prepare | None = None) -> None:
+def tick_once(inventory_path: Path, state: Path, prepare: Prepare | None = None) -> None:
     """Run ``gpusched tick``: one cycle that waits for every node, repeated while its own operations end.
 
     Raises:
         GpuschedError: As for `run_forever`.
     """
     with controller_lock(state), controller_presence(state):
-        service = open_service(inventory_path, state, say, prepare=prepare)
+        service = open_service(inventory_path, state, prepare=prepare)
         service.store.set_meta("tick_s", str(max(CRON_S, service.cycle.inventory.settings.tick_s)))
         try:
             for _ in range(MAX_TICK_ROUNDS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 import socket
 import sys
@@ -45,6 +46,7 @@ _SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+_log = logging.getLogger(__name__)
 
 
 class HttpRefusal(Exception):
@@ -94,10 +96,10 @@ class WebServer(ThreadingHTTPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect; print any other error, which is a bug, in one line."""
+        """Ignore clients that disconnect; log any other error, which is a bug."""
         error = sys.exception()
         if not isinstance(error, OSError):
-            print(f"gpusched: web: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            _log.error("%s: %s", type(error).__name__, error, exc_info=error)
 
     @property
     def url(self) -> str:

@@ -29,6 +29,7 @@ from gpusched.queue.inbox import MAX_COMMAND_BYTES
 from tests.builders import spec
 from tests.controller.folding import ADMIN, ALICE, BOB, ME, NOW, Desk, names
 from tests.controller.rights import needs_root
+from tests.logged import messages
 
 
 @pytest.fixture
@@ -456,8 +457,7 @@ def test_a_users_waiting_bytes_are_bounded_and_an_array_counts_once(desk: Desk) 
     assert desk.say(submission(desk, env=large | {"other": "y"}), BOB) == ""
 
 
-def test_what_does_not_fit_on_the_disk_waits_and_the_others_go_on(desk: Desk) -> None:
-    said: list[str] = []
+def test_what_does_not_fit_on_the_disk_waits_and_the_others_go_on(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     (pages,) = desk.store._db.execute("PRAGMA page_count").fetchone()
     desk.store._db.execute(f"PRAGMA max_page_count = {pages + 60}")
     first = submission(desk)
@@ -468,13 +468,13 @@ def test_what_does_not_fit_on_the_disk_waits_and_the_others_go_on(desk: Desk) ->
 
     def fold() -> int:
         desk.now += 1
-        return CommandApplier(desk.store, desk.inbox, desk.inventory, desk.secrets, said.append).apply_inbox(desk.now)
+        return CommandApplier(desk.store, desk.inbox, desk.inventory, desk.secrets).apply_inbox(desk.now)
 
     assert fold() == 2
     assert [j.id for j in desk.store.pending()] == [first.id, last.id]
     assert names(desk.inbox.new) == [f"{large.id}.submit"]
     assert names(desk.inbox.refused) == []
-    (line,) = said
+    (line,) = messages(caplog)
     assert line.startswith("1 command in the inbox cannot be recorded: database or disk is full")
     desk.store._db.execute("PRAGMA max_page_count = 1000000")
     assert fold() == 0, "the controller would never rest"
@@ -482,7 +482,7 @@ def test_what_does_not_fit_on_the_disk_waits_and_the_others_go_on(desk: Desk) ->
     desk.inbox._postponed.clear()
     assert fold() == 1
     assert desk.store.job(large.id) is not None
-    assert len(said) == 1
+    assert len(messages(caplog)) == 1
 
 
 def test_of_many_problems_the_first_five_are_told(desk: Desk) -> None:

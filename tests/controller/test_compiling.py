@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from gpusched import compiled
 from gpusched.controller import compiling
 from gpusched.controller.compiling import compiler_of, end
-from gpusched.controller.deciding import Decider
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.kernel.by_rule import pass_by_plan
@@ -24,6 +23,7 @@ from gpusched.sched.warming import small_snapshot, trial_of, warm_up
 from tests.builders import spec
 from tests.controller.crash_orders import POLICIES
 from tests.controller.site import Site
+from tests.logged import messages
 
 PLANS = {name: PolicySpec(name="plans", backfill="conservative") for name in POLICIES}
 
@@ -36,17 +36,10 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site.store.close()
 
 
-@pytest.fixture
-def said(site: Site) -> list[str]:
-    lines: list[str] = []
-    site.cycle._decider = site.cycle._planner._decider = Decider(site.store, lines.append)
-    return lines
-
-
 def test_a_cycle_never_compiles_for_new_policies(
-    site: Site, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs start meanwhile, by the old ones; one process is started, and one line is said."""
+    """Jobs start meanwhile, by the old ones; one process is started, and one line is logged."""
     warm_up(PLANS.values())
     begun: list[tuple[subprocess.Popen[bytes], Snapshot]] = []
 
@@ -69,17 +62,17 @@ def test_a_cycle_never_compiles_for_new_policies(
         cold.setattr(pass_by_plan, "_ready", {})
         cold.setattr(compiled._Pass, "_compiled", lambda *_: pytest.fail("compiled in the cycle"))
         assert [starts_by() for _ in range(3)] == [POLICIES["p"].name] * 3
-        assert len(begun) == len(said) == 1
+        assert len(begun) == len(messages(caplog)) == 1
         assert begun[0][1].policies == PLANS
     end(begun[0][0])
     assert starts_by() == "plans"
     site.cycle.policies = POLICIES
     assert starts_by() == POLICIES["p"].name, "what is there takes no cycle more"
-    assert len(begun) == len(said) == 1
+    assert len(begun) == len(messages(caplog)) == 1
 
 
 def test_new_policies_are_tried_though_nobody_waits_for_them(
-    site: Site, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the first job that comes would find them uncompiled."""
     site.submit(spec=spec(gpus_per_node=0))
@@ -92,7 +85,7 @@ def test_new_policies_are_tried_though_nobody_waits_for_them(
         cold.setattr(compiled, "cache_folder", lambda module: tmp_path)
         cold.setattr(pass_by_plan, "_ready", {})
         site.turn()
-    assert len(said) == 1
+    assert len(messages(caplog)) == 1
 
 
 def tells(snapshot: Snapshot) -> None:

@@ -19,6 +19,7 @@ from tests.builders import spec
 from tests.controller.imagined import inventory
 from tests.controller.site import Site
 from tests.controller.usual import usual
+from tests.logged import messages
 
 POLICY = PolicySpec(name="short", order="sjf-estimate", backfill="skip")
 WHOLE = {"gpus_per_node": 4}  # of the only node
@@ -42,10 +43,8 @@ def waits(name: str, submit: float, limit: int = 5000) -> JobRecord:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path)
-    site.said = []  # type: ignore[attr-defined]
     site.cycle = Cycle(
         site.store, site.state, inventory(1), {"p": POLICY}, site.cluster, clock=lambda: site.world.now,
-        say=site.said.append,  # type: ignore[attr-defined]
     )  # fmt: skip
     with site.store.transaction():
         site.store.put_jobs([past("slow", 500.0), past("quick", 20.0, BEGIN + 1)])
@@ -70,20 +69,22 @@ def test_what_was_short_before_goes_first(site: Site) -> None:
     assert quick not in site.store.estimates()
 
 
-def test_without_a_predictor_it_goes_by_the_users_last_two_as_replays_do_and_says_so_once(site: Site) -> None:
+def test_without_a_predictor_it_goes_by_the_users_last_two_as_replays_do_and_says_so_once(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     first = site.submit(spec=spec(name="new", time_limit_s=400, hold=True))
     site.turn()
     (job,) = site.store.pending()
     site.store.put_jobs([past("a", seconds, user=job.user) for seconds in (500.0, 20.0)])
     long, brief = (site.submit(spec=spec(name="new", time_limit_s=limit, hold=True)) for limit in (600, 100))
     site.turn()
-    (line,) = [text for text in site.said if "sjf-estimate" in text]  # type: ignore[attr-defined]
+    (line,) = [text for text in messages(caplog) if "sjf-estimate" in text]
     assert line.endswith("train it: gpusched predict --train")
     assert site.store.estimates() == {first: 400.0, long: 260.0, brief: 100.0}
     (site.state / USUAL_NAME).write_bytes(b"torn")
     site.submit(spec=spec(name="new", hold=True))
     site.turn(2)
-    assert "cannot be read" in site.said[-1]  # type: ignore[attr-defined]
+    assert "cannot be read" in messages(caplog)[-1]
 
 
 def test_what_was_said_stays_when_the_predictor_is_trained_anew(site: Site) -> None:
@@ -98,13 +99,12 @@ def test_what_was_said_stays_when_the_predictor_is_trained_anew(site: Site) -> N
     assert site.store.estimates()[later] == pytest.approx(2 * before)
 
 
-def test_other_policies_ask_nothing(site: Site) -> None:
+def test_other_policies_ask_nothing(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.store.put_jobs([waits("new", BEGIN + 2)])
-    said: list[str] = []
-    EstimateWriter(site.store, site.state, said.append).run([PolicySpec(name="easy")])
-    assert said == []
-    EstimateWriter(site.store, site.state, said.append).run([PolicySpec(name="a", agent="rltune", fallback=POLICY)])
-    assert len(said) == 1
+    EstimateWriter(site.store, site.state).run([PolicySpec(name="easy")])
+    assert messages(caplog) == []
+    EstimateWriter(site.store, site.state).run([PolicySpec(name="a", agent="rltune", fallback=POLICY)])
+    assert len(messages(caplog)) == 1
 
 
 def test_only_what_ended_before_the_submission_counts() -> None:

@@ -36,6 +36,7 @@ from gpusched.queue.store import RankRecord, Store
 from tests.builders import spec
 from tests.controller.folding import NOW, Desk
 from tests.controller.imagined import inventory
+from tests.logged import messages
 
 KINDS = {
     "database or disk is full": "rolled back",
@@ -131,7 +132,6 @@ class Teller:
         )
         path = str(folder.parent / "inventory.yaml")
         self.desk.inventory = msgspec.structs.replace(inventory(), settings=settings, path=path)
-        self.said: list[str] = []
 
     def tell(self, message: str = "", fails: Callable[[int], bool] = lambda number: False) -> dict[str, Any]:
         desk = self.desk
@@ -156,7 +156,7 @@ class Teller:
     def fold(self) -> None:
         desk = self.desk
         desk.inbox._postponed.clear()
-        CommandApplier(desk.store, desk.inbox, desk.inventory, desk.secrets, self.said.append).apply_inbox(desk.now)
+        CommandApplier(desk.store, desk.inbox, desk.inventory, desk.secrets).apply_inbox(desk.now)
 
     def state(self) -> dict[str, Any]:
         store = self.desk.store
@@ -191,11 +191,15 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("odd", [True, False], ids=["odd", "even"])
 @pytest.mark.parametrize("message", KINDS)
-def test_every_command_is_done_exactly_once(tmp_path: Path, without: dict[str, Any], message: str, odd: bool) -> None:
+def test_every_command_is_done_exactly_once(
+    tmp_path: Path, without: dict[str, Any], message: str, odd: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     assert {job.state for job in without["jobs"].values()} == {JobState.PENDING, JobState.CANCELLED}
     teller = Teller(tmp_path / "desk")
     assert teller.tell(message, lambda number: number % 2 == odd) == without
-    assert KINDS[message] == "done" or any("in the inbox cannot be recorded: " in line for line in teller.said)
+    assert KINDS[message] == "done" or any(
+        "in the inbox cannot be recorded: " in line for line in messages(caplog)
+    )
 
 
 @pytest.fixture
@@ -210,7 +214,7 @@ def test_a_notice_that_arrived_is_not_sent_again_as_long_as_that_cannot_be_recor
 ) -> None:
     sent: list[str] = []
     monkeypatch.setattr("gpusched.controller.notices.delivery.deliver", lambda one: sent.append(one.key))
-    notices = NotificationService(desk.store, lambda text: None)
+    notices = NotificationService(desk.store)
     desk.store.add_notices([Notice(key="k", to="mail ann@x", made=NOW, due=NOW, body={"text": "t"})])
     notices.step(desk.inventory, NOW)
     failing = fail(desk.store, "database or disk is full", lambda number: number <= 3)
@@ -254,11 +258,12 @@ def test_how_an_operation_ended_is_not_forgotten_with_the_commit(desk: Desk) -> 
     assert second._outcomes.unrecorded == []
 
 
-def test_a_disk_that_is_full_fails_no_job_and_refuses_no_promotion(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+def test_a_disk_that_is_full_fails_no_job_and_refuses_no_promotion(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     job = desk.job(desk.submit(secret_names=("S",), secrets={"S": "x"}))
     running = desk.put(job.id, JobState.STARTING)
-    launcher = Launcher(desk.store, desk.secrets, "c", said.append)
+    launcher = Launcher(desk.store, desk.secrets, "c")
     rank = RankRecord(job_id=job.id, attempt=1, rank=0, node="n0", runtime="podman")
 
     def full(*_: object, **__: object) -> None:
@@ -268,7 +273,8 @@ def test_a_disk_that_is_full_fails_no_job_and_refuses_no_promotion(desk: Desk, m
         patch.setattr(Path, "read_bytes", full)
         assert launcher.launch_operations(desk.inventory, running, [rank]) == []
     assert launcher.errors == {}, "it is tried again"
-    assert len(said) == 1
+    (record,) = caplog.records
+    assert (record.job, record.node) == (job.id, "n0")  # type: ignore[attr-defined]
     (operation,) = launcher.launch_operations(desk.inventory, running, [rank])
     assert operation.request is not None
     easy = BUILT_IN / "sjf.yaml"
@@ -285,9 +291,9 @@ def test_a_disk_that_is_full_fails_no_job_and_refuses_no_promotion(desk: Desk, m
 
 def test_a_page_that_cannot_be_read_fails_no_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = desk.submit()
-    decider, told = Decider(desk.store), list[str]()
+    decider = Decider(desk.store)
     launcher = Launcher(desk.store, desk.secrets, "c")
-    planner = Planner(desk.store, launcher, decider, EstimateWriter(desk.store, desk.state, told.append), told.append)
+    planner = Planner(desk.store, launcher, decider, EstimateWriter(desk.store, desk.state))
 
     def broken(*_: object, **__: object) -> None:
         raise sqlite3.DatabaseError("database disk image is malformed")

@@ -149,7 +149,7 @@ def post(monkeypatch: pytest.MonkeyPatch) -> Post:
 
 
 def told(of: Store) -> Callable[[Inventory, float], None]:
-    told = NotificationService(of, lambda text: None)
+    told = NotificationService(of)
     return lambda inventory, now: told.step(inventory, now)
 
 

@@ -14,6 +14,7 @@ from gpusched.controller.publishing import Publisher
 from gpusched.queue import reading
 from gpusched.queue.reading import CURRENT, PUBLISHED
 from gpusched.queue.store import Reader, Store
+from tests.logged import messages
 
 
 @pytest.fixture
@@ -26,20 +27,26 @@ def store(tmp_path: Path) -> Iterator[Store]:
 class Site:
     """A publisher that copies when it is told to: its thread looks once an hour."""
 
-    def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         monkeypatch.setattr(publishing, "POLL_S", 3600.0)
         monkeypatch.setattr(os, "geteuid", lambda: 54321)  # readers are another user
-        self.folder, self.said = state / PUBLISHED, list[str]()
-        self.publisher = Publisher(state, self.said.append)
+        self.folder, self._caplog = state / PUBLISHED, caplog
+        self.publisher = Publisher(state)
         self.publisher.start()
+
+    @property
+    def said(self) -> list[str]:
+        return messages(self._caplog)
 
     def numbers(self) -> list[int]:
         return sorted(int(path.stem) for path in self.folder.glob("*.db"))
 
 
 @pytest.fixture
-def site(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    site = Site(tmp_path, monkeypatch)
+def site(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[Site]:
+    site = Site(tmp_path, monkeypatch, caplog)
     yield site
     site.publisher.withdraw()
     assert not site.folder.exists()

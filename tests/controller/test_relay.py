@@ -49,6 +49,7 @@ from gpusched.queue.lastgood import declared_or_kept, store_declared
 from gpusched.queue.store import Store
 from tests.cli.nodes.attempts import ID, Attempt
 from tests.cli.nodes.conftest import Cluster, job, spec
+from tests.logged import messages
 from tests.testbed.processes import command_line
 from tests.testbed.waiting import wait_until
 
@@ -61,7 +62,6 @@ class Caller:
     def __init__(self, site: relay.RelayContext, uid: int, request: Request | bytes) -> None:
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(60)
-        self.said: list[str] = []
         self.thread = threading.Thread(target=self._serve, args=(theirs, uid, site), daemon=True)
         self.thread.start()
         self.frames = Frames()
@@ -70,7 +70,7 @@ class Caller:
 
     def _serve(self, sock: socket.socket, uid: int, site: relay.RelayContext) -> None:
         with sock:
-            relay.serve(sock, uid, site, self.said.append)
+            relay.serve(sock, uid, site)
 
     def send(self, *frames: bytes) -> None:
         self.sock.sendall(b"".join(frames))
@@ -236,7 +236,9 @@ def test_a_terminal_has_its_size_before_its_command_begins(
 
 
 @pytest.mark.parametrize("fields", [{}, {"stdin": True}, {"terminal": Terminal()}])
-def test_a_client_that_goes_ends_its_session(call: Callable[..., Caller], fields: dict[str, Any]) -> None:
+def test_a_client_that_goes_ends_its_session(
+    call: Callable[..., Caller], fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     caller = call("sh", "-c", "echo up; exec sleep 7002", **fields)
     caller.hear(b"up")
     if fields.get("stdin"):
@@ -244,7 +246,7 @@ def test_a_client_that_goes_ends_its_session(call: Callable[..., Caller], fields
     caller.hang_up()
     if not fields.get("stdin"):  # the end of its input is all that this one can be told
         wait_until(lambda: not pids("sleep", "7002"), 30, "the command's end")
-    assert caller.said == []
+    assert messages(caplog) == []
 
 
 def test_following_ends_with_the_client(site: relay.RelayContext, call: Callable[..., Caller]) -> None:
@@ -278,7 +280,7 @@ def test_a_relay_that_starts_beside_a_garbled_inventory_goes_by_the_last_good_on
 
 def test_so_many_sessions_of_a_user(site: relay.RelayContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "MAX_SESSIONS_PER_USER", 2)
-    door, callers = relay.ConnectionLimiter(site, print), []
+    door, callers = relay.ConnectionLimiter(site), []
     for _ in range(3):
         ours, theirs = socket.socketpair()
         ours.settimeout(60)
@@ -316,7 +318,7 @@ def test_the_process_ends_with_its_controller(cluster: Cluster) -> None:
 
 
 def test_sessions_are_counted_by_user(site: relay.RelayContext) -> None:
-    door = relay.ConnectionLimiter(site, print)
+    door = relay.ConnectionLimiter(site)
     door._open.update({OWNER: 3, OTHER: 1})
     door._release(OWNER)
     door._release(OTHER)
@@ -355,7 +357,7 @@ def ends() -> Iterator[tuple[socket.socket, Timed]]:
 def test_a_client_has_ten_seconds_to_ask(site: relay.RelayContext, ends: tuple[socket.socket, Timed]) -> None:
     ours, theirs = ends
     ours.sendall(frame(REQUEST, b"{}")[:3])
-    relay.serve(theirs, OWNER, site, print)
+    relay.serve(theirs, OWNER, site)
     assert [9 < (asked or 0.0) <= 10 for asked in theirs.asked] == [True, True]
     assert ours.recv(1) == b"", "hung up, without a word to whom it would be"
 
@@ -555,7 +557,7 @@ def turned_away(door: relay.ConnectionLimiter) -> str:
 
 
 def test_sessions_are_bounded_in_all_too(site: relay.RelayContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    door = relay.ConnectionLimiter(site, print)
+    door = relay.ConnectionLimiter(site)
     door._open.update({n: 1 for n in range(relay.MAX_SESSIONS)})
     before = dict(door._open)
     assert turned_away(door) == "too many sessions (at most 32 per user, 256 in all)"

@@ -12,27 +12,32 @@ import gpusched
 from gpusched.controller import service as module
 from gpusched.controller.service import RELAY_RESTART_S, RelayProcess
 from gpusched.model.relay import SOCKET
+from tests.logged import messages
 from tests.testbed.waiting import wait_until
 
 SCRIPT = '#!/bin/sh\necho "$PYTHONPATH" "$@" > {told}.part\nmv {told}.part {told}\nexec cat > /dev/null\n'
 
 
 class Place:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         self.state, self.told, self.script = folder, folder / "told", folder / "python"
         self.script.write_text(SCRIPT.format(told=self.told))
         self.script.chmod(0o755)
-        self.said: list[str] = []
         self.now = 5.0
-        self.relaying = RelayProcess(folder, folder / "inventory.yaml", self.said.append)
+        self.relaying = RelayProcess(folder, folder / "inventory.yaml")
+        self._caplog = caplog
+
+    @property
+    def said(self) -> list[str]:
+        return messages(self._caplog)
 
     def pid(self) -> int | None:
         return self.relaying._process.pid if self.relaying._process else None
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    place = Place(tmp_path)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Place]:
+    place = Place(tmp_path, caplog)
     monkeypatch.setattr(module.sys, "executable", str(place.script))
     monkeypatch.setattr(module.time, "monotonic", lambda: place.now)
     yield place
@@ -47,7 +52,7 @@ def test_it_is_started_once_with_code_of_this_installation(place: Place, monkeyp
     here = Path(gpusched.__file__).parents[1]
     assert place.told.read_text().split() == [
         f"{here}{os.pathsep}/more", "-P", "-m", "gpusched.controller.relay", str(place.state),
-        str(place.state / "inventory.yaml"),
+        str(place.state / "inventory.yaml"), "0", "text",
     ]  # fmt: skip
     pid = place.pid()
     assert pid is not None

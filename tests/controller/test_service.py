@@ -32,6 +32,7 @@ from tests.builders import spec
 from tests.controller.declared import DECLARED
 from tests.controller.folding import NOW
 from tests.controller.imagined import Host, ImaginedCluster, World
+from tests.logged import messages
 
 
 class Nodes(ImaginedCluster):
@@ -69,17 +70,20 @@ class Nodes(ImaginedCluster):
 class Installation:
     """A state folder, an inventory, imagined nodes; and clocks that only go on when a test says so."""
 
-    def __init__(self, folder: Path) -> None:
-        self.state, self.path = folder / "state", folder / "inventory.yaml"
+    def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+        self.state, self.path, self._caplog = folder / "state", folder / "inventory.yaml", caplog
         self.path.write_text(DECLARED)
-        self.said: list[str] = []
         self.world = World(hosts={name: Host(name) for name in ("n0", "n1", "n2")})
         self.ahead = 0.0  # the wall clock, of the boot clock
         self.services: list[Service] = []
 
+    @property
+    def said(self) -> list[str]:
+        return messages(self._caplog)
+
     def start(self) -> Service:
         clock = Clock(lambda: self.world.now + self.ahead, lambda: self.world.now, "this")
-        service = Service(self.path, self.state, self.said.append, clock)
+        service = Service(self.path, self.state, clock)
         self.services.append(service)
         cluster = Nodes(self.world, clock)
         service.cluster.close()
@@ -97,8 +101,8 @@ class Installation:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
-    site = Installation(tmp_path)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Installation]:
+    site = Installation(tmp_path, caplog)
     monkeypatch.setattr(module.time, "monotonic", lambda: 10.0 + site.world.now - NOW)
     yield site
     monkeypatch.undo()
@@ -371,7 +375,7 @@ def test_a_tick_goes_on_while_its_own_works_bring_news(
     submit(site)
     budgets: list[float] = []
     monkeypatch.setattr(Service, "predict_starts", lambda self, budget_s: budgets.append(budget_s))
-    tick_once(site.path, site.state, site.said.append)
+    tick_once(site.path, site.state)
     assert budgets == [1.0], "it has no pause in which that could go on"
     assert states(site) == {"RUNNING": 1}
     assert site.nodes.waited == [5.0] * 2, "launched, then seen to run"
@@ -381,14 +385,14 @@ def test_a_tick_goes_on_while_its_own_works_bring_news(
     assert [e.kind for e in reader.events()][-1] == "controller_stopped"
     reader.close()
     assert not (site.state / FILE).exists()
-    tick_once(site.path, site.state, site.said.append)
+    tick_once(site.path, site.state)
     assert len(site.nodes.waited) == 1, "nothing is under way"
 
 
 def test_a_tick_ends_while_works_go_on(started: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     submit(started)
     monkeypatch.setattr(Nodes, "wait_for_operations", lambda self, timeout_s: None)
-    tick_once(started.path, started.state, started.said.append)
+    tick_once(started.path, started.state)
     assert len(started.nodes.waited) == 4
     assert states(started) == {"STARTING": 1}
 
@@ -425,7 +429,7 @@ def test_cycles_go_on_through_trouble_until_it_is_told_to_end(
     monkeypatch.setattr(module, "RelayProcess", Relaying)
     monkeypatch.setattr(Service, "pause", pause)
     monkeypatch.setattr(Service, "predict_starts", lambda self: relays.append("predict_starts") if not shared else None)
-    run_forever(site.path, site.state, site.said.append)
+    run_forever(site.path, site.state)
     assert site.nodes.waited == [3.0] * 4
     assert relays == (["watch"] * 4 if shared else ["predict_starts"] * 3) + ["close"]
     assert len([line for line in site.said if "could not be recorded" in line and "no room" in line]) == 1

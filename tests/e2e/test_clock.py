@@ -11,18 +11,20 @@ from gpusched.controller.service import Service, controller_lock
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.queue.clock import Clock
 from tests.e2e.conftest import Cluster
+from tests.logged import messages
 
 pytestmark = [pytest.mark.one_partition, pytest.mark.processes]
 
 PATIENCE_S = 60.0
 
 
-def test_no_limit_comes_early_and_none_is_missed_when_the_clock_is_set(stopped: Cluster) -> None:
+def test_no_limit_comes_early_and_none_is_missed_when_the_clock_is_set(
+    stopped: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     ahead = 0.0
-    said: list[str] = []
     with controller_lock(stopped.state):
         clock = Clock(wall=lambda: time.time() + ahead)
-        service = Service(stopped.inventory, stopped.state, said.append, clock)
+        service = Service(stopped.inventory, stopped.state, clock)
 
         def job(job_id: str) -> JobRecord | None:
             return service.store.job(job_id)
@@ -30,7 +32,7 @@ def test_no_limit_comes_early_and_none_is_missed_when_the_clock_is_set(stopped: 
         def until(what: Callable[[], bool]) -> None:
             end = time.monotonic() + PATIENCE_S
             while not what():
-                assert time.monotonic() < end, (said, service.store.jobs())
+                assert time.monotonic() < end, (messages(caplog), service.store.jobs())
                 service.run(1.0)
 
         try:
@@ -63,7 +65,7 @@ def test_no_limit_comes_early_and_none_is_missed_when_the_clock_is_set(stopped: 
             # By two clocks, whose difference is known to half a round trip to a busy node.
             assert 2.5 <= ended.end_time - ended.start_time < 30.0
             assert [e.data["seconds"] for e in service.store.events() if e.kind == "clock_stepped"] != []
-            assert [line for line in said if "clock was set by -86400 s" in line]
+            assert [line for line in messages(caplog) if "clock was set by -86400 s" in line]
             stopped.cli("cancel", long, "--now")
             until(lambda: (found := job(long)) is not None and found.state is JobState.CANCELLED)
             until(lambda: not service.store.ranks())

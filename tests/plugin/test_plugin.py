@@ -17,6 +17,7 @@ from gpusched.model.policy import ORDERS
 from gpusched.model.resources import RuntimeName
 from gpusched.queue.store import Store
 from gpusched.sched.order import Keys, queue_order
+from tests.logged import messages
 from tests.plugin.conftest import Run
 
 TRACE = "# lanes\nada 2 0 100\nbob x 5 9\nbob 1 5 9\n"
@@ -68,15 +69,16 @@ def test_loading_raises_one_line_whatever_is_wrong(plugin: None) -> None:
         components("traces")["broken"].load()
 
 
-def test_a_notifier_gets_what_happened_and_its_options(plugin: None, tmp_path: Path) -> None:
+def test_a_notifier_gets_what_happened_and_its_options(
+    plugin: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     chat = tmp_path / "chat"
     (tmp_path / "inventory.yaml").write_text(
         f"notices: {{to: [{{notifier: chat, options: {{file: {chat}, prefix: 'gpu: '}}, on: [node]}}]}}\n{NODES}"
     )
     inventory = load_inventory(tmp_path / "inventory.yaml")
     store = Store.create_or_open(tmp_path / "state")
-    lines: list[str] = []
-    notices = NotificationService(store, lines.append)
+    notices = NotificationService(store)
     store.append([Event(time=1e9, kind="node_down", node="n1", data={"reason": "no answer"})])
     notices.step(inventory, 1e9, wait_s=30)
     assert chat.read_text() == "gpu: node n1 is lost: no answer\n"
@@ -85,7 +87,7 @@ def test_a_notifier_gets_what_happened_and_its_options(plugin: None, tmp_path: P
     store.append([Event(time=1e9 + 1, kind="node_down", node="n1", data={"reason": "no answer"})])
     notices.step(inventory, 1e9 + 1, wait_s=30)
     why = f"IsADirectoryError: [Errno 21] Is a directory: '{chat}'"
-    assert lines == [f"a notice could not be sent and will be retried: {why}"]
+    assert messages(caplog) == [f"a notice could not be sent and will be retried: {why}"]
 
 
 @pytest.mark.parametrize(

@@ -36,14 +36,13 @@ class Place:
         self.world = World(hosts={n.name: Host(n.name) for n in self.inventory.nodes})
         self.store = Store.create_or_open(self.state)
         self.cluster = ImaginedCluster(self.world)
-        self.said: list[str] = []
         self.open()
 
     def open(self, live: PolicySpec | None = None) -> None:
         """A controller that has just started."""
         policies = {"p": live or load_policy(self.policy)}
         self.cycle = Cycle(
-            self.store, self.state, self.inventory, policies, self.cluster, lambda: self.world.now, self.said.append
+            self.store, self.state, self.inventory, policies, self.cluster, lambda: self.world.now
         )  # fmt: skip
 
     def turn(self, times: int = 1) -> None:

@@ -29,6 +29,7 @@ from gpusched.model.policy import AGENTS, AgentTraits
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.queue.store import Store
 from gpusched.sched.decide import decide
+from tests.logged import messages
 from tests.promotion import weights
 from tests.promotion.place import EASY, Place
 from tests.sched.sizes import runs, world
@@ -57,7 +58,9 @@ def test_an_agent_decides_and_is_recorded(place: Place) -> None:
 
 
 @pytest.mark.parametrize("how", weights.WAYS)
-def test_bad_weights_stop_nothing_are_seen_once_and_heal(place: Place, how: str) -> None:
+def test_bad_weights_stop_nothing_are_seen_once_and_heal(
+    place: Place, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     assert place.decided_by() == "gist"
     good = place.file.read_bytes()
     weights.break_file(place.file, how)
@@ -73,7 +76,7 @@ def test_bad_weights_stop_nothing_are_seen_once_and_heal(place: Place, how: str)
     assert out.line.startswith("p: gist cannot decide (")
     assert out.line.endswith("); falling back to easy")
     assert place.kinds("agent_disabled") == ["agent_disabled"]
-    assert place.said == [out.line]
+    assert messages(caplog) == [out.line]
     place.file.write_bytes(good)
     assert place.decided_by() == "gist"
     assert place.store.fallbacks() == {}

@@ -56,7 +56,6 @@ class Beside:
     def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster, self.site, self.later = cluster, cluster.site, 0.0
         cluster.write_inventory(nodes={n.name: {"transport": "none"} for n in cluster.testbed.nodes})
-        self.said: list[str] = []
         self.begin()
 
     def begin(self) -> None:
@@ -64,10 +63,10 @@ class Beside:
         inventory = load_inventory(self.cluster.inventory)
         self.store = Store.create_or_open(self.cluster.state)
         self.slurm = Counting()
-        self.applier = Wanting(self.store, self.slurm, self.said.append)
+        self.applier = Wanting(self.store, self.slurm)
         self.cycle = SlurmCycle(
             self.store, self.cluster.state, inventory, load_policies(inventory), cast(ClusterBackend, NoNodes()),
-            lambda: time.time() + self.later, self.said.append, self.slurm, self.applier,
+            lambda: time.time() + self.later, self.slurm, self.applier,
         )  # fmt: skip
         self.cycle.inbox.create()
 

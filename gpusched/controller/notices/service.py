@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 
 import msgspec
 
@@ -20,13 +20,14 @@ RETRIES_S = (5.0, 30.0, 300.0, 1800.0, 7200.0, 6 * 3600.0, 24 * 3600.0)
 KEEP_S = 30 * 86400.0
 CHECK_S = 30.0  # interval of checks of running jobs
 MAX_PER_CYCLE = 2000
+_log = logging.getLogger(__name__)
 
 
 class NotificationService:
     """Creates and sends notices after each cycle. A crash loses none; at worst one is sent twice."""
 
-    def __init__(self, store: Store, say: Callable[[str], None]) -> None:
-        self._store, self._say = store, say
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._delivery = Delivery()
         self._sent: dict[str, Notice] = {}
         self._unrecorded: dict[str, Notice] = {}  # not recorded yet, as on a full disk: do not send them again
@@ -50,7 +51,7 @@ class NotificationService:
         except STORE_FAULTS:
             raise
         except Exception as error:  # notices must not stop the controller
-            self._say(f"notices: {type(error).__name__}: {error}")
+            _log.error("notices: %s: %s", type(error).__name__, error)
             self._store.set_meta(SEEN, str(self._store.last_event()))
 
     def _create(self, inventory: Inventory, now: float) -> None:
@@ -98,7 +99,7 @@ class NotificationService:
         for key, why in self._delivery.finished(wait_s):
             notice = self._unrecorded[key] = _with_result(self._sent.pop(key), why, now)
             if notice.error and notice.tries == 1:
-                self._say(f"a notice could not be sent and will be retried: {notice.error}")
+                _log.warning("a notice could not be sent and will be retried: %s", notice.error)
         if self._unrecorded:
             with self._store.transaction():
                 self._store.put_notices(self._unrecorded.values())

@@ -6,7 +6,8 @@ reads it again, so nothing starts twice and nothing is lost. Without a controlle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+import logging
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 import msgspec
@@ -43,6 +44,7 @@ _MAX_TRIES = 2  # after so many failed starts on chosen nodes, Slurm chooses the
 _REMEMBER_S = 600.0  # how long a failed start, or a requeue by us, is remembered
 _BACKOFF_S = 15.0  # back-off of a job that Slurm held in the lease: 4 times this after two holds, doubled with each one
 _GONE = ("no longer pending", "already finished", "Invalid job id", "already completing")
+_log = logging.getLogger(__name__)
 
 
 class ScontrolCall(NamedTuple):
@@ -71,9 +73,9 @@ class Tries(NamedTuple):
 class LeaseApplier:
     """Carries out decisions in Slurm (`cycle.Applier`)."""
 
-    def __init__(self, store: Store, slurm: Slurm, say: Callable[[str], None] = lambda text: None) -> None:
-        self._store, self._slurm, self._say = store, slurm, say
-        self._ordering, self._ownership = Ordering(store, slurm, say), LeaseOwnership(store)
+    def __init__(self, store: Store, slurm: Slurm) -> None:
+        self._store, self._slurm = store, slurm
+        self._ordering, self._ownership = Ordering(store, slurm), LeaseOwnership(store)
         self._tries: dict[str, Tries] = {}
         self._undecided: set[str] = set()  # jobs admitted without a policy's decision
         self._first_seen: dict[str, float] = {}  # starts without a time in the store: when first seen
@@ -169,7 +171,7 @@ class LeaseApplier:
     def _note_trouble(self, why: str) -> None:
         if why != (self._store.meta(LEASE_TROUBLE) or ""):
             self._store.set_meta(LEASE_TROUBLE, why)
-            self._say(why or "the lease works again")
+            _log.log(logging.ERROR if why else logging.INFO, "%s", why or "the lease works again")
 
     # -- what is withdrawn ---------------------------------------------------------------------------------------
 

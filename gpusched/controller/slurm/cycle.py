@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -56,6 +57,7 @@ READ_AT = "slurm_read_at"  # meta: time of the last reading of Slurm (Unix secon
 MISSING = "slurm_missing"  # meta: jobs absent from the last reading of Slurm: `Missing` by id, as JSON
 ACCOUNTING_DELAY_S = 60.0  # how long Slurm's accounting may take to report a job that slurmctld has purged
 UNLIMITED = 1_000_000
+_log = logging.getLogger(__name__)
 
 
 class SlurmDecision(NamedTuple):
@@ -95,11 +97,10 @@ class SlurmCycle:
         policies: dict[str, PolicySpec],
         cluster: ClusterBackend,
         clock: Callable[[], float] = time.time,
-        say: Callable[[str], None] = lambda text: None,
         slurm: Slurm | None = None,
         applier: Applier | None = None,
     ) -> None:
-        self._store, self._cluster, self._clock, self._say = store, cluster, clock, say
+        self._store, self._cluster, self._clock = store, cluster, clock
         self.inventory, self.policies = inventory, policies  # as declared; promoted policies override them
         self.inbox = Inbox(state)
         self._secrets = SecretFiles(state)
@@ -109,8 +110,8 @@ class SlurmCycle:
         missing = msgspec.json.decode(store.meta(MISSING) or "{}", type=dict[str, Missing])
         self._mirror = JobMirror(store.job, [*store.pending(), *store.active()], missing)
         self._array_limits = store.array_limits()
-        self._decider, self._shadowing = Decider(store, say), Shadowing(store)
-        self._estimator, self._reasons = EstimateWriter(store, state, say), PendingReasonWriter(store)
+        self._decider, self._shadowing = Decider(store), Shadowing(store)
+        self._estimator, self._reasons = EstimateWriter(store, state), PendingReasonWriter(store)
         self._ledger = UsageWriter(store)
         self._failing: dict[str, tuple[float, str]] = {}  # node that cannot be read -> since when, why
         self._undecidable: set[str] = set()
@@ -128,7 +129,7 @@ class SlurmCycle:
     def run(self, patience_s: float) -> None:
         """Run one cycle, waiting for slow nodes at most ``patience_s``."""
         now = self._clock()
-        CommandApplier(self._store, self.inbox, self.inventory, self._secrets, self._say).apply_inbox(now)
+        CommandApplier(self._store, self.inbox, self.inventory, self._secrets).apply_inbox(now)
         live = load_active_policies(self._store, self.inventory, self.policies, now)
         modes = live_modes(self.inventory, self._store)
         self._decider.refresh(*live, now)
@@ -163,7 +164,7 @@ class SlurmCycle:
             return None
         if self._store.meta(TROUBLE):
             self._store.set_meta(TROUBLE, "")
-            self._say("Slurm responds again")
+            _log.info("Slurm responds again")
         return reading
 
     def _note_trouble(self, error: NoAnswer, now: float) -> None:
@@ -171,7 +172,7 @@ class SlurmCycle:
         since = msgspec.json.decode(known, type=Trouble).since if known else now
         self._store.set_meta(TROUBLE, msgspec.json.encode(Trouble(since=since, why=error.line())).decode())
         if not known:
-            self._say(f"no decisions until Slurm responds: {error.line()}")
+            _log.warning("no decisions until Slurm responds: %s", error.line())
 
     # -- recording what is ---------------------------------------------------------------------------------------
 
@@ -206,7 +207,7 @@ class SlurmCycle:
         for trouble in self._mirror.troubles.values():
             if trouble not in self._logged:
                 self._logged.add(trouble)
-                self._say(trouble)
+                _log.warning("%s", trouble)
 
     def _observed(
         self, observations: Mapping[str, NodeObservation], before: Mapping[str, NodeRecord], now: float
@@ -242,7 +243,7 @@ class SlurmCycle:
         except NoAnswer as error:
             if error.line() not in self._logged:
                 self._logged.add(error.line())
-                self._say(f"cannot query the end of jobs that slurmctld has purged: {error.line()}")
+                _log.warning("cannot query the end of jobs that slurmctld has purged: %s", error.line())
         steps = []
         for job in jobs:
             facts, found = job.slurm, rows.get(slurm_id(job.id), [])
@@ -403,7 +404,7 @@ class SlurmCycle:
         )
         if line not in self._logged:
             self._logged.add(line)
-            self._say(line)
+            _log.error("%s", line, exc_info=error)
 
 
 def _with_wiring(records: Mapping[str, NodeRecord], observed: Mapping[str, NodeObservation]) -> dict[str, NodeRecord]:

@@ -8,6 +8,7 @@ lease's end, and reverts both, unless a controller runs again by then.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from gpusched.slurm.commands import NoAnswer, Slurm
 _POLL_S = 1.0
 _PATIENCE_S = 900.0  # give up if Slurm does not respond for so long
 _WAIT = 'cat > /dev/null; exec "$@"'
+_log = logging.getLogger(__name__)
 
 
 class DeadMan:
@@ -34,11 +36,10 @@ class DeadMan:
 
     Args:
         state: The state folder.
-        say: For the controller's log.
     """
 
-    def __init__(self, state: Path, say: Callable[[str], None]) -> None:
-        self._state, self._say = state, say
+    def __init__(self, state: Path) -> None:
+        self._state = state
         self._process: subprocess.Popen[bytes] | None = None
 
     def watch(self, modes: Mapping[str, SlurmMode]) -> None:
@@ -55,7 +56,7 @@ class DeadMan:
                 start_new_session=True, cwd="/",
             )  # fmt: skip
         except OSError as error:
-            self._say(f"nothing will undo starts if this controller dies: {error}")
+            _log.error("nothing will undo starts if this controller dies: %s", error)
 
 
 def undo(state: Path, slurm: Slurm, wait: Callable[[float], None] = time.sleep) -> int:

@@ -7,7 +7,8 @@ the others, and then the next ones are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 
 import msgspec
 
@@ -24,15 +25,16 @@ from gpusched.slurm.commands import Slurm
 
 HEAD = lease.MAX_UPDATES
 _CONFIG_S = 600.0
+_log = logging.getLogger(__name__)
 
 
 class Ordering:
     """Applies the order of queues to Slurm's priorities, and reverts it."""
 
-    def __init__(self, store: Store, slurm: Slurm, say: Callable[[str], None]) -> None:
-        self._store, self._slurm, self._say = store, slurm, say
+    def __init__(self, store: Store, slurm: Slurm) -> None:
+        self._store, self._slurm = store, slurm
         self._config: tuple[float, dict[str, str]] | None = None
-        self._logged = ""
+        self._logged_plugin = ""
 
     def order(
         self,
@@ -106,10 +108,9 @@ class Ordering:
         config = self._config[1]
         plugin = config.get("PrioritySiteFactorPlugin", "(null)")
         if plugin not in ("", "(null)", "site_factor/none"):
-            message = f"no advice: SiteFactor is set by the site's own {plugin}"
-            if message != self._logged:
-                self._logged = message
-                self._say(message)
+            if plugin != self._logged_plugin:
+                self._logged_plugin = plugin
+                _log.warning("no advice: SiteFactor is set by the site's own %s", plugin)
             return None
         return config.get("PriorityType", "") == "priority/basic"
 

@@ -25,6 +25,7 @@ from gpusched.sched.decide import decide
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
+from tests.logged import messages
 from tests.sched import rltune_decisions as plain
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, started
 from tests.sim.worlds import trace_of
@@ -156,24 +157,24 @@ def test_an_agent_that_chooses_nodes_itself_is_not_mapped() -> None:
         replay(trace, pool, policy)
 
 
-def test_the_controller_s_log_tells_of_mappings_once(tmp_path: Path) -> None:
+def test_the_controller_s_log_tells_of_mappings_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A policy of a file with weights beside it, asked as the controller asks: gain and gap, said when they change."""
     (tmp_path / "learned").mkdir()
     save_model(tmp_path / "learned/p.safetensors", "rltune", plain.WILD[0].arrays, plain.WILD[0].about)
     file = tmp_path / "learned.yaml"
     file.write_text("agent: rltune\nfallback: easy\nbudget: 60s\nplace: milp\nmapping:\n  budget: 30s\n")
     policies = {"p": load_policy(file)}
-    said: list[str] = []
     with closing(Store.create_or_open(tmp_path)) as store:
-        decider = Decider(store, said.append)
+        decider = Decider(store)
         decider.warm_up(policies, {})
         snap = msgspec.structs.replace(snapshot([node("a")], [pending("x", 1), pending("y", 2)]), policies=policies)
         first = decider.decide(snap, {})
         assert first.deciders == policies
         assert started(first.plan).keys() == {"x", "y"}
-        assert said == ["p: 2 of 2 jobs mapped, worth 0 GPUs more than greedily, at most 0.00% below the best"]
+        worth = "worth 0 GPUs more than greedily, at most 0.00% below the best"
+        assert messages(caplog) == [f"p: 2 of 2 jobs mapped, {worth}"]
         decider.decide(snap, {})
-        assert len(said) == 1
+        assert len(messages(caplog)) == 1
         one = msgspec.structs.replace(snap, pending=snap.pending[:1])
         decider.decide(one, {})
-        assert said[1:] == ["p: 1 of 1 jobs mapped, worth 0 GPUs more than greedily, at most 0.00% below the best"]
+        assert messages(caplog)[1:] == [f"p: 1 of 1 jobs mapped, {worth}"]
