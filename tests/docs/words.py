@@ -663,13 +663,13 @@ JSON: dict[str, dict[str, str]] = {
         "now": "When it was computed.",
     },
     "quota-row": {
-        "whose": "`user ann`, `group physics`, `class high`, `user ann in class high`.",
-        "limit": "`gpus`, `jobs`, `queued`, `gpu_hours` or `time` (seconds).",
+        "subject": "`user ann`, `group physics`, `class high`, `user ann in class high`.",
+        "resource": "`gpus`, `jobs`, `queued`, `gpu_hours` or `time` (seconds).",
         "used": (
             "?In use; for GPU hours those of seven days plus what running jobs may use up to their limits. Null for "
             "`time`."
         ),
-        "most": "The limit.",
+        "limit": "The limit.",
         "left": "?At least 0; null for `time`.",
         "reason": "Of jobs that it keeps pending or refuses.",
         "frees": "?If exhausted: the latest time at which some becomes free.",

@@ -430,11 +430,35 @@ def as_version(state: Path, jobs: list[JobRecord], version: int) -> None:
     db.execute("INSERT INTO meta VALUES ('cluster_id', 'abcdefgh')")
     columns = "job_id, attempt, user, partition, share, gpus, start_time, end_time, allocation"
     db.execute(f"INSERT INTO runs ({columns}) VALUES ('old', 1, 'u', 'p', 1, 1, ?, ?, '{{}}')", (NOW - 9, NOW - 5))
-    for kind in OLD_KINDS:
+    for kind in OLD_KINDS if version < 14 else OLD_KINDS.values():
         db.execute("INSERT INTO events (time, kind, data) VALUES (?, ?, '{}')", (NOW - 7, kind))
     db.execute(f"PRAGMA user_version = {version}")
     db.commit()
     db.close()
+
+
+def test_shapes_of_an_earlier_version_are_read_and_migrated(tmp_path: Path) -> None:
+    as_version(tmp_path, [job()], 14)
+    shape = '{"gpu_type":"A100","unit":"steps","gpus":8,"most":4,"nodes":2,"racks":1}'
+    kind = '"kind":"ann/\\"most\\":"'  # the name of a job may look like the key
+    speed = f'{{"job_id":"j",{kind},"shape":{shape},"log_pace":1.5,"gpus":[["n1",0]]}}'
+    estimate = f'{{{kind},"shapes":[{{"shape":{shape},"logs":[[1.5,1.0]],"count":1,"best":1.5}}]}}'
+    db = sqlite3.connect(tmp_path / DATABASE)
+    db.execute("INSERT INTO paces (data) VALUES (?)", (speed.encode(),))
+    db.execute("INSERT INTO beliefs VALUES ('ann/\"most\":', ?)", (estimate.encode(),))
+    db.commit()
+    db.close()
+    reader = Reader.open(tmp_path)
+    assert reader is not None
+    name = 'ann/"most":'
+    (pace,), before = reader.paces(), reader.beliefs()  # before the new controller has begun
+    assert (pace.kind, pace.shape.max_gpus_per_node, before[name].shapes[0].shape) == (name, 4, pace.shape)
+    assert reader.belief(name) == before[name]
+    store = Store.create_or_open(tmp_path)
+    for opened in (store, reader):
+        assert (opened.paces(), opened.beliefs(), opened.belief(name)) == ([pace], before, before[name])
+    reader.close()
+    store.close()
 
 
 @pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))

@@ -87,7 +87,7 @@ def test_tiles_say_what_the_store_says(browser: Browser, served: Served) -> None
 
 def test_groups_and_users_add_up_to_the_same(browser: Browser, served: Served) -> None:
     look(browser, served.url)
-    browser.run("document.querySelector('[aria-label=whose] [data-value=group]').click()")
+    browser.run("document.querySelector('[aria-label=subject] [data-value=group]').click()")
     shown = browser.run(
         "[...document.querySelectorAll('.users li')].map(l => [l.querySelector('.what').innerText, "
         "+l.querySelector('.num').firstChild.data.replace(',', '')])"

@@ -29,7 +29,7 @@ SLOWER = {(1, 1): 1.0, (2, 1): 1.1, (2, 2): 1.3}  # a step over so many nodes an
 
 def shape(nodes: int = 2, racks: int = 1, gpus: int = 8, **more: str) -> JobShape:
     of = {"gpu_type": "A100", "unit": "samples"} | more
-    return JobShape(gpus=gpus, most=gpus // nodes, nodes=nodes, racks=racks, **of)
+    return JobShape(gpus=gpus, max_gpus_per_node=gpus // nodes, nodes=nodes, racks=racks, **of)
 
 
 class World:
