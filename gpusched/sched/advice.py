@@ -150,7 +150,7 @@ def _allow_several_racks(alone: SingleJobView, job: PendingView, basis: Has) -> 
     spread = _with(job, max_spread="any", placement_wait_s=0.0)
     if not alone.asks(job)[0].spread or not alone.fits(spread, basis):
         return
-    option = "--max-spread any" if job.spec.max_spread == "rack" else "--wait-for-placement 0"
+    option = "--max-spread any" if job.spec.max_spread == "rack" else "--placement-wait 0"
     yield f"allow several racks ({option})" + (" now" if basis == "free" else "")
 
 

@@ -113,7 +113,7 @@ PARTITION = {
 }
 PLACEMENT = {
     "max_spread": ("`rack` or `any`", "Default of `--max-spread`. It never splits jobs over more nodes."),
-    "wait": (DURATION, "Default of `--wait-for-placement`; without it the policy's `place_wait`."),
+    "wait": (DURATION, "Default of `--placement-wait`; without it the policy's `placement_wait`."),
 }
 RESIZABLE = {
     "min": ("number of GPUs", "Jobs that may go below are refused."),

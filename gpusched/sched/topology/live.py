@@ -91,7 +91,7 @@ def _wait_s(job: PendingView, snapshot: Snapshot) -> float:
     policy = snapshot.policies.get(job.spec.partition)
     if job.spec.placement_wait_s is not None:
         return job.spec.placement_wait_s
-    return policy.place_wait_s if policy is not None else 0.0
+    return policy.placement_wait_s if policy is not None else 0.0
 
 
 def _node_counts(requests: Requests) -> list[tuple[int, ...]]:
