@@ -215,7 +215,7 @@ def believed(rng: random.Random) -> tuple[str, JobClassEstimate]:
     name = f"u/train-{'abcdefghijklmnopqrst'[rng.randrange(20)]}"
     shapes = []
     for gpus, racks in ((16, 1), (16, 2), (32, 1), (32, 2)):
-        shape = JobShape(gpu_type="", unit="steps", gpus=gpus, most=8, nodes=gpus // 8, racks=racks)
+        shape = JobShape(gpu_type="", unit="steps", gpus=gpus, max_gpus_per_node=8, nodes=gpus // 8, racks=racks)
         pace = rng.gauss(2.0 - 0.2 * (racks > 1), 0.02)
         shapes.append(SpeedSamples(shape=shape, logs=((pace, 1.0),) * 5, count=5, best=pace))
     links = tuple(

@@ -45,7 +45,7 @@ class Options(TypedDict, total=False):
         preemptible: It saves its work when signalled, and may be preempted.
         resizable: It saves its work when signalled, and can resume on other GPU counts.
         sizes: GPU counts that it may run with.
-        base: GPU count that its batch was tuned for.
+        base_gpus: GPU count that its batch was tuned for.
         batch: ``"fixed"`` or ``"scale"``.
         cooldown: Minimum run time before a resize.
         signal: ``"USR1@60"``: the warning signal, and how long before the limit.
@@ -60,7 +60,7 @@ class Options(TypedDict, total=False):
         exclude: Not on these nodes.
         gpu_type: Only on GPUs of these types.
         max_spread: ``"server"``, ``"rack"`` or ``"any"``.
-        wait_for_placement: How long to wait for one rack.
+        placement_wait: How long to wait for one rack.
         exclusive: Whole nodes, shared with no other job.
         share: ``"pairs"``: share its GPUs with one other job.
         gpu_mem: With share: its maximum use of each GPU's memory.
@@ -109,7 +109,7 @@ class Options(TypedDict, total=False):
     preemptible: bool | None
     resizable: bool | None
     sizes: str | Sequence[int] | None
-    base: int | None
+    base_gpus: int | None
     batch: str | None
     cooldown: str | int | float | timedelta | None
     signal: str | None
@@ -124,7 +124,7 @@ class Options(TypedDict, total=False):
     exclude: Names | None
     gpu_type: Names | None
     max_spread: str | None
-    wait_for_placement: str | int | float | timedelta | None
+    placement_wait: str | int | float | timedelta | None
     exclusive: bool | None
     share: str | None
     gpu_mem: int | str | None
@@ -161,7 +161,7 @@ COMMAND_ONLY = {
 }
 """And what to use for functions instead."""
 _MINUTES = ("time",)
-_SECONDS = ("cooldown", "wait_for_placement")
+_SECONDS = ("cooldown", "placement_wait")
 _TEXTS = ("gpus", "cpus", "mem", "gpu_mem", "mem_per_node", "mem_per_gpu", "mem_per_cpu")
 _NAMES = ("nodelist", "exclude", "gpu_type", "notify")
 _OPTION_LINE = re.compile(r"#(SBATCH|GPUSCHED)\s")

@@ -82,9 +82,9 @@ def job_options(
         ),
     ] = None,
     sizes: Annotated[str | None, typer.Option("--sizes", help="GPU counts it may run with: 1,2,4,8.")] = None,
-    base: Annotated[
+    base_gpus: Annotated[
         int | None,
-        typer.Option("--base", help="GPU count its batch size was tuned for. Default: the smallest allowed."),
+        typer.Option("--base-gpus", help="GPU count its batch size was tuned for. Default: the smallest allowed."),
     ] = None,
     batch: Annotated[
         str | None,
@@ -129,10 +129,10 @@ def job_options(
             help="How far apart its GPUs may be: server, rack, any. Default: the partition's.",
         ),
     ] = None,
-    wait_for_placement: Annotated[
+    placement_wait: Annotated[
         str | None,
         typer.Option(
-            "--wait-for-placement", help="How long to wait for one rack; 0: do not wait. Default: the policy's."
+            "--placement-wait", help="How long to wait for one rack; 0: do not wait. Default: the policy's."
         ),
     ] = None,
     exclusive: Annotated[bool, typer.Option("--exclusive", help="Whole nodes, shared with no other job.")] = False,

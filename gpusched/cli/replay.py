@@ -53,9 +53,9 @@ def replay(
     profiles: Annotated[
         list[str] | None, typer.Option("--profiles", help="Measured speeds: a file or folder of them.")
     ] = None,
-    recorded_on: Annotated[
+    reference_gpu_type: Annotated[
         str | None,
-        typer.Option("--recorded-on", help="GPU type on which the trace was recorded; default: the profile's."),
+        typer.Option("--reference-gpu-type", help="GPU type on which the trace was recorded; default: the profile's."),
     ] = None,
     share: Annotated[
         str, typer.Option("--share", help="GPU sharing: auto (fractions, if jobs request them), no, fractions, pairs.")
@@ -146,9 +146,9 @@ def replay(
         gpus_per_node=gpus_per_node, inventory=inventory, load=load, vc=vc, placement=placement, since=since,
         until=until, limits=limits, restart_s=seconds("--restart", restart), outages=outages, reservations=reservations,
         seeds=tuple(seed or ()), workers=jobs, backend=backend, power=power, strict=strict, estimates=estimates,
-        profiles=tuple(profiles or ()), recorded_on=recorded_on, gpu_type=gpu_type, node_list=node_list, share=share,
-        resizable=resizable, cpus=cpus, mem=mem, restart_costs=restart_costs, topology=topology,
-        backfill_every_s=seconds("--backfill-every", backfill_every), quotas=quotas,
+        profiles=tuple(profiles or ()), reference_gpu_type=reference_gpu_type, gpu_type=gpu_type,
+        node_list=node_list, share=share, resizable=resizable, cpus=cpus, mem=mem, restart_costs=restart_costs,
+        topology=topology, backfill_every_s=seconds("--backfill-every", backfill_every), quotas=quotas,
     )  # fmt: skip
     if scenario is not None:
         from gpusched.study.scenario import load_scenario, with_options

@@ -60,7 +60,7 @@ def spreads_of(snapshot: Snapshot, job: PendingView) -> list[SpreadView]:
     if not is_distributed or policy is None or not knows_racks(policy):
         return []
     without_wait = msgspec.structs.replace(spec, placement_wait_s=0.0)
-    found = [SpreadView("any", "--max-spread any --wait-for-placement 0", _with_spread(job, without_wait, "any"))]
+    found = [SpreadView("any", "--max-spread any --placement-wait 0", _with_spread(job, without_wait, "any"))]
     if snapshot.topology:
         found.insert(0, SpreadView("rack", "--max-spread rack", _with_spread(job, without_wait, "rack")))
     if spec.max_nodes is not None:

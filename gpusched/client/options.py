@@ -125,11 +125,11 @@ def _parse_int(text: str) -> int:
     return int(text)
 
 
-def base_size(found: tuple[int, ...], base: int | None) -> int | None:
+def base_size(found: tuple[int, ...], base_gpus: int | None) -> int | None:
     """Return the size that the job was tuned for: as given, else the smallest of its sizes."""
-    if base is not None and base not in found:
-        raise UsageError(f"--base {base} is not one of its sizes", "see --gpus and --sizes")
-    return base if base is not None else found[0] if found else None
+    if base_gpus is not None and base_gpus not in found:
+        raise UsageError(f"--base-gpus {base_gpus} is not one of its sizes", "see --gpus and --sizes")
+    return base_gpus if base_gpus is not None else found[0] if found else None
 
 
 def max_spread(text: str | None) -> Literal["", "server", "rack", "any"]:
@@ -153,9 +153,9 @@ def memory_of(option: str, text: str | None) -> int | None:
     return None if text is None else _parse(option, text, parse_memory_mib)
 
 
-def wait_for_placement(text: str | None) -> int | None:
+def placement_wait(text: str | None) -> int | None:
     """Return seconds, 0 for no wait; None if the option is not given."""
-    return 0 if text in ("0", "0s") else duration("--wait-for-placement", text)
+    return 0 if text in ("0", "0s") else duration("--placement-wait", text)
 
 
 def batch(text: str | None) -> Literal["fixed", "scale"] | None:

@@ -70,7 +70,8 @@ def describe_class(
     speeds, links = describe_belief(estimate)
     lines: list[str] = []
     costs: list[Cost | None] = []
-    usual_shape = speeds[0].shape if speeds else JobShape(gpu_type="", unit="", gpus=1, most=1, nodes=1, racks=1)
+    one_gpu = JobShape(gpu_type="", unit="", gpus=1, max_gpus_per_node=1, nodes=1, racks=1)
+    usual_shape = speeds[0].shape if speeds else one_gpu
     racks = racks or 1
     shape = msgspec.structs.replace(usual_shape, gpus=gpus or usual_shape.gpus, nodes=nodes or racks, racks=racks)
     if shape.racks > shape.nodes:
@@ -122,7 +123,7 @@ def _cost_of_spread(estimates: _Estimates, job_class: str, shape: JobShape) -> t
 
 
 def _spread_over(shape: JobShape, nodes: int, racks: int) -> JobShape:
-    return msgspec.structs.replace(shape, most=shape.gpus // nodes, nodes=nodes, racks=racks)
+    return msgspec.structs.replace(shape, max_gpus_per_node=shape.gpus // nodes, nodes=nodes, racks=racks)
 
 
 def _matching_classes(estimates: _Estimates, text: str) -> list[str]:

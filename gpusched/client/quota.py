@@ -16,8 +16,8 @@ from gpusched.model.reports import QosRow, QuotaReport, QuotaRow, ShareRow
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import RunningView, Snapshot
 
-_LIMITS: dict[str, Literal["gpus", "jobs", "queued", "gpu_hours", "time"]]
-_LIMITS = {"gpus": "gpus", "jobs": "jobs", "queued": "queued", "gpu_s": "gpu_hours", "time_s": "time"}
+_RESOURCES: dict[str, Literal["gpus", "jobs", "queued", "gpu_hours", "time"]]
+_RESOURCES = {"gpus": "gpus", "jobs": "jobs", "queued": "queued", "gpu_s": "gpu_hours", "time_s": "time"}
 
 
 def quota_report(client: Client, user: str | None = None, everybody: bool = False) -> QuotaReport:
@@ -117,11 +117,11 @@ def _rows(
         if (rule.key, rule.unit) in taken:
             bound, comes_back = taken[rule.key, rule.unit]
             amount = bound.used / scale
-            frees = frees_at(comes_back, 1 - bound.room) if bound.room < 1 and rule.most > 0 else None
+            frees = frees_at(comes_back, 1 - bound.room) if bound.room < 1 and rule.limit > 0 else None
         found.append(
             QuotaRow(
-                whose=rule.whose, limit=_LIMITS[rule.unit], used=amount, most=rule.most / scale, reason=rule.reason,
-                frees=frees,
+                subject=rule.subject, resource=_RESOURCES[rule.unit], used=amount, limit=rule.limit / scale,
+                reason=rule.reason, frees=frees,
             )
         )  # fmt: skip
     return tuple(found)
@@ -130,7 +130,7 @@ def _rows(
 def _order(rule: LimitRule) -> tuple[object, ...]:
     """Return the sort key: users, then their groups, then QoS classes; each in the order of its limits."""
     user, group, qos = rule.key
-    return (bool(qos), qos, bool(group), group, user, list(_LIMITS).index(rule.unit))
+    return (bool(qos), qos, bool(group), group, user, list(_RESOURCES).index(rule.unit))
 
 
 def _classes(inventory: Inventory, users: Iterable[str], everybody: bool) -> tuple[QosRow, ...]:

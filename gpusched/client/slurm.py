@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _ENGINE = rb"""["']?engine["']?[ \t]*:[ \t]*["']?slurm\b"""
 _WITHOUT_EQUIVALENT = {  # options of `submit` that Slurm has nothing like, by parameter
     "image": "--image", "secret": "--secret", "mount": "--mount", "preemptible": "--preemptible",
-    "resizable": "--resizable", "sizes": "--sizes", "base": "--base", "batch": "--batch", "cooldown": "--cooldown",
-    "share": "--share", "gpu_mem": "--gpu-mem", "chain": "--chain",
+    "resizable": "--resizable", "sizes": "--sizes", "base_gpus": "--base-gpus", "batch": "--batch",
+    "cooldown": "--cooldown", "share": "--share", "gpu_mem": "--gpu-mem", "chain": "--chain",
 }  # fmt: skip
 
 _LEASE_GIVES_WAY_S = 300.0
@@ -295,7 +295,7 @@ def _spread(given: Mapping[str, Any], nodes: int) -> Iterator[str]:
     from gpusched.client import options
 
     spread = options.max_spread(given["max_spread"])
-    wait_s = options.wait_for_placement(given["wait_for_placement"])
+    wait_s = options.placement_wait(given["placement_wait"])
     if spread == "server" and nodes == 1 and not given["nodes"]:
         yield "-N 1"
     if spread == "rack":

@@ -57,7 +57,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     preemptible: bool | None = None
     resizable: bool | None = None
     sizes: str | None = None
-    base: int | None = None
+    base_gpus: int | None = None
     batch: str | None = None
     cooldown: str | None = None
     signal: str | None = None
@@ -72,7 +72,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     exclude: tuple[str, ...] = ()
     gpu_type: tuple[str, ...] = ()
     max_spread: str | None = None
-    wait_for_placement: str | None = None
+    placement_wait: str | None = None
     exclusive: bool = False
     share: str | None = None
     gpu_mem: str | None = None
@@ -327,15 +327,15 @@ def _resize_request(request: SubmitRequest, tasks: TaskRequest, inventory: Inven
     if by_default and len(sizes) < 2 and not (sizes and sizes[0] > 0 and rules.allow(sizes[0])):
         by_default = False
     if not request.resizable and not by_default:
-        return _ResizeRequest(False, sizes, options.base_size(sizes, request.base), rules)
+        return _ResizeRequest(False, sizes, options.base_size(sizes, request.base_gpus), rules)
     if len(sizes) > 1 or (sizes and request.resizable):
-        return _ResizeRequest(True, sizes, options.base_size(sizes, request.base), rules)
+        return _ResizeRequest(True, sizes, options.base_size(sizes, request.base_gpus), rules)
     if partition is None or (rules.most is None and not rules.default):
         raise UsageError("--resizable: no sizes given", "--gpus 1-8, or --sizes 1,2,4,8")
     largest = partition.largest_flavor
     available = largest.gpus if largest is not None else sum(node.gpus for node in partition.nodes)
     largest_size = min(available, available if rules.most is None else rules.most, rules.least + MAX_SIZES - 1)
-    base = request.base if request.base is not None or not sizes else sizes[0]
+    base = request.base_gpus if request.base_gpus is not None or not sizes else sizes[0]
     sizes_filled_in = tuple(sorted({*range(rules.least, largest_size + 1), *sizes}))
     return _ResizeRequest(True, sizes_filled_in, options.base_size(sizes_filled_in, base), rules, filled_in=True)
 
@@ -362,7 +362,7 @@ def _placement(
     With a requested spread and no number of nodes, the job may use more than the fewest nodes.
     """
     partition = known_partition(inventory, sized.partition)
-    spread, wait = options.max_spread(request.max_spread), options.wait_for_placement(request.wait_for_placement)
+    spread, wait = options.max_spread(request.max_spread), options.placement_wait(request.placement_wait)
     gpus, max_nodes = sized.nodes * sized.gpus_per_node, None
     shaped = request.nodes or request.gpus_per_node or request.exclusive or tasks != TaskRequest()
     if spread in ("rack", "any") and not (shaped or resizable):
@@ -370,7 +370,7 @@ def _placement(
     return {
         "max_spread": spread or ("" if resizable else partition.placement.max_spread),
         "max_nodes": max_nodes if max_nodes is not None and max_nodes > 1 else None,
-        "placement_wait_s": partition.placement.wait_s if wait is None else wait,
+        "placement_wait_s": partition.placement.placement_wait_s if wait is None else wait,
         "exclusive": request.exclusive,
     }
 

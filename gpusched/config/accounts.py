@@ -48,7 +48,7 @@ def with_group_and_class(spec: JobSpec, user: str, inventory: Inventory) -> JobS
 def max_time_limit(user: str, group: str, qos: str, inventory: Inventory) -> int | None:
     """Return the longest time limit such a job may request, seconds; None: unlimited."""
     counts = inventory.groups.for_job(user, group)
-    return min((r.most for r in inventory.quotas.rules(user, counts, qos) if r.unit == "time_s"), default=None)
+    return min((r.limit for r in inventory.quotas.rules(user, counts, qos) if r.unit == "time_s"), default=None)
 
 
 def priority_of(spec: JobSpec, inventory: Inventory) -> int:
@@ -70,18 +70,18 @@ def _impossible_reason(rule: LimitRule, spec: JobSpec) -> str:
     """Return why a job could never run under this limit; "": it could."""
     gpus = spec.elastic.sizes[0] if spec.elastic is not None else spec.gpus
     if rule.unit == "time_s":
-        if spec.time_limit_s > rule.most:
-            asked, most = format_duration(spec.time_limit_s), format_duration(rule.most)
-            return f"--time {asked} exceeds the limit of {rule.whose} ({most})"
-    elif rule.unit == "gpus" and gpus > rule.most:
-        return f"{count_of(gpus, 'GPU')} exceed the limit of {rule.whose} ({rule.most} at once)"
-    elif rule.unit == "gpu_s" and (needs := limit_units("gpu_s", gpus, spec.time_limit_s)) > rule.most:
+        if spec.time_limit_s > rule.limit:
+            asked, limit = format_duration(spec.time_limit_s), format_duration(rule.limit)
+            return f"--time {asked} exceeds the limit of {rule.subject} ({limit})"
+    elif rule.unit == "gpus" and gpus > rule.limit:
+        return f"{count_of(gpus, 'GPU')} exceed the limit of {rule.subject} ({rule.limit} at once)"
+    elif rule.unit == "gpu_s" and (needs := limit_units("gpu_s", gpus, spec.time_limit_s)) > rule.limit:
         return (
             f"{count_of(gpus, 'GPU')} for {format_duration(spec.time_limit_s)} may use {needs / 3600:.1f} GPU hours; "
-            f"the limit of {rule.whose} is {rule.most / 3600:.1f} in seven days"
+            f"the limit of {rule.subject} is {rule.limit / 3600:.1f} in seven days"
         )
-    elif rule.unit in ("jobs", "queued") and rule.most < 1:
-        return f"{rule.whose} may not run jobs"
+    elif rule.unit in ("jobs", "queued") and rule.limit < 1:
+        return f"{rule.subject} may not run jobs"
     return ""
 
 

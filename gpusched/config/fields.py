@@ -417,7 +417,7 @@ PARTITION = ("auto_promote", "default", "defaults", "flavors", "image", "max_tim
              "preemptible", "resizable", "slurm_env")  # fmt: skip
 PLACEMENT: Fields = {
     "max_spread": ("max_spread", lambda value: value.choice(("rack", "any"))),
-    "wait": ("wait_s", whole_seconds),
+    "wait": ("placement_wait_s", whole_seconds),
 }
 RESIZABLE: Fields = {
     "min": ("least", _whole(1, 1_000_000, "a number of GPUs")),

@@ -104,7 +104,7 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
     root = parse_file(file, "a policy")
     expected = "a mapping with order, place, backfill"
     known = ("order", *(_AGENT_KEYS if "agent" in root.fields(expected) else ("agent",)), *stages)
-    fields = root.fields(expected, ("description", "mapping", "place_wait", "resize", *known))
+    fields = root.fields(expected, ("description", "mapping", "placement_wait", "resize", *known), _EARLIER_KEYS)
     chosen: dict[str, Any] = {key: fields[key].choice(options) for key, options in stages.items() if key in fields}
     if "order" in fields:
         chosen["order"] = fields["order"].component("orders", ORDERS)
@@ -114,10 +114,11 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
         if chosen.get("place") not in MAPPING_PLACES:
             raise fields["mapping"].error(f"this only with place: {' or '.join(MAPPING_PLACES)}", "it without")
         chosen["mapping"] = _mapping_of(fields["mapping"])
-    if "place_wait" in fields:
+    if "placement_wait" in fields:
         if chosen.get("place") not in ("rack-wait", "contention"):
-            raise fields["place_wait"].error("this only with place: rack-wait or contention", "it without")
-        chosen["place_wait_s"] = fields["place_wait"].converted(_seconds_or_none, "a time, such as 24h; 0s: none")
+            raise fields["placement_wait"].error("this only with place: rack-wait or contention", "it without")
+        wait = fields["placement_wait"].converted(_seconds_or_none, "a time, such as 24h; 0s: none")
+        chosen["placement_wait_s"] = wait
     if "agent" in fields:
         chosen |= _agent_of(fields, trained, (file.parent, *folders))
     sizing = "agent" in fields and AGENTS[chosen["agent"]].sizes
@@ -131,7 +132,7 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
         if chosen.get("place", "contention") != "contention":
             raise fields["place"].error("contention, by which this agent goes")
         behind = chosen["fallback"]
-        chosen = {k: getattr(behind, k) for k in ("order", "backfill", "place_wait_s")} | chosen
+        chosen = {k: getattr(behind, k) for k in ("order", "backfill", "placement_wait_s")} | chosen
         chosen["place"] = "contention"
     if "sizes" in fields and chosen["sizes"] != "base":
         if "agent" in fields or chosen.get("order", "fifo") != "fifo":
@@ -153,6 +154,7 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
     return _with_version(PolicySpec(name=trained.name, **chosen))
 
 
+_EARLIER_KEYS = {"place_wait": "placement_wait"}  # of files of earlier versions, frozen ones too
 _AGENT_KEYS = ("agent", "fallback", "budget", "preempt", "schedulers", "train")
 
 
@@ -261,7 +263,7 @@ def _with_version(spec: PolicySpec) -> PolicySpec:
     if spec.sizes != "base":
         meaning |= {"sizes": spec.sizes, "resize": msgspec.to_builtins(spec.resize)}
     if spec.place == "contention":
-        meaning["place_wait_s"] = spec.place_wait_s
+        meaning["place_wait_s"] = spec.placement_wait_s  # its earlier name: versions stay what they were
     if spec.place in MAPPING_PLACES:
         meaning["mapping"] = msgspec.to_builtins(spec.mapping)
     if spec.agent is not None:

@@ -384,7 +384,7 @@ def _check_elastic(spec: JobSpec, partition: Partition) -> None:
     if not sizes or len(sizes) > MAX_SIZES or list(sizes) != sorted(set(sizes)) or not 1 <= sizes[0] <= MAX_COUNT:
         raise UsageError(f"--resizable takes 1 to {MAX_SIZES} sizes of at least one GPU, ascending")
     if elastic.base_gpus not in sizes or elastic.base_gpus != spec.gpus:
-        raise UsageError(f"--base {elastic.base_gpus} is not one of its sizes")
+        raise UsageError(f"--base-gpus {elastic.base_gpus} is not one of its sizes")
     for option, value, most in (
         *(("--cpus", cores, MAX_COUNT) for cores in (elastic.base_cores, *(elastic.cores or ()))),
         *(("--mem (MiB)", mib, MAX_MEMORY_MIB) for mib in (elastic.base_memory_mib, *(elastic.memory_mib or ()))),
@@ -436,7 +436,7 @@ def _check_elastic(spec: JobSpec, partition: Partition) -> None:
 def _check_placement(spec: JobSpec, partition: Partition) -> None:
     wait, most = spec.placement_wait_s, spec.max_nodes
     if wait is not None and not 0 <= wait <= MAX_DURATION_S:
-        raise UsageError(f"--wait-for-placement (s) is at most {MAX_DURATION_S}")
+        raise UsageError(f"--placement-wait (s) is at most {MAX_DURATION_S}")
     if most is not None and not 1 <= most <= MAX_SIZES:
         raise UsageError(f"--max-spread: over at most {MAX_SIZES} nodes")
     if spec.max_spread == "server" and (spec.nodes > 1 or most is not None):

@@ -7,7 +7,7 @@ False. Anchors, aliases and ``<<`` merges work; tags, duplicate keys and second 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -147,13 +147,20 @@ class Value:
             raise self.error(expected)
         return [Value(self.file, f"{self.key}[{i}]", n.line, n) for i, n in enumerate(self._node.content)]
 
-    def fields(self, expected: str, known: Collection[str] | None = None) -> dict[str, Value]:
-        """Return the values of a mapping by key, in the file's order, ``known`` keys only; empty for null."""
+    def fields(
+        self, expected: str, known: Collection[str] | None = None, renamed: Mapping[str, str] | None = None
+    ) -> dict[str, Value]:
+        """Return the values of a mapping by key, in the file's order, ``known`` keys only; empty for null.
+
+        ``renamed``: the new names of keys as files of earlier versions have them.
+        """
         if self._node.is_null:
             return {}
         if self._node.kind != "mapping":
             raise self.error(expected)
         fields = {k: Value(self.file, _join(self.key, k), line, n) for k, (line, n) in self._node.content.items()}
+        if renamed:
+            fields = {renamed.get(name, name): value for name, value in fields.items()}
         if known is not None:
             for name, value in fields.items():
                 if name not in known:

@@ -77,8 +77,9 @@ class _LearningInputs(NamedTuple):
         parts = Counter({part.node: len(part.gpus) for part in (job.allocation.parts if job.allocation else ())})
         types = {node.gpu_type for name in parts if (node := self.inventory.node(name)) is not None}
         shape = JobShape(
-            gpu_type="+".join(sorted(types)), unit=attempt.pace[1], gpus=parts.total(), most=max(parts.values()),
-            nodes=len(parts), racks=len({self.racks.get(node, "") for node in parts}),
+            gpu_type="+".join(sorted(types)), unit=attempt.pace[1], gpus=parts.total(),
+            max_gpus_per_node=max(parts.values()), nodes=len(parts),
+            racks=len({self.racks.get(node, "") for node in parts}),
         )  # fmt: skip
         return SpeedSample(
             kind=job_class_of(job.user, job.spec.name), shape=shape,

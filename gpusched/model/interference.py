@@ -31,13 +31,13 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         unit: What its pace counts, "samples" or "steps".
-        gpus, nodes, racks: In all. most: GPUs on the node that gives most.
+        gpus, nodes, racks: In all. max_gpus_per_node: On the node with the most.
     """
 
     gpu_type: str
     unit: str
     gpus: int
-    most: int
+    max_gpus_per_node: int
     nodes: int
     racks: int
 

@@ -127,15 +127,15 @@ class LimitRule(msgspec.Struct, frozen=True):
     """One limit that applies to a job.
 
     Attributes:
-        whose: For people: ``user ann``, ``group physics``, ``class high``, ``user ann in class high``.
+        subject: For people: ``user ann``, ``group physics``, ``class high``, ``user ann in class high``.
         key: The same for machines: (user, group, class), "" where it is not of one.
         reason: In Slurm's words.
     """
 
     key: tuple[str, str, str]
-    whose: str
+    subject: str
     unit: Unit
-    most: int
+    limit: int
     reason: str
 
 
@@ -191,12 +191,12 @@ _CLASS_USER = ("QOSMaxGRESPerUser", "QOSMaxJobsPerUserLimit", "QOSMaxGRESMinutes
                "QOSMaxWallDurationPerJobLimit")  # fmt: skip
 
 
-def _rules(key: tuple[str, str, str], whose: str, limits: Limits, reasons: Sequence[str]) -> list[LimitRule]:
+def _rules(key: tuple[str, str, str], subject: str, limits: Limits, reasons: Sequence[str]) -> list[LimitRule]:
     found = []
     for (name, unit), reason in zip(_UNITS.items(), reasons, strict=True):
-        most = getattr(limits, name)
-        if most is not None:
-            found.append(LimitRule(key, whose, unit, int(most * 3600) if unit == "gpu_s" else int(most), reason))
+        limit = getattr(limits, name)
+        if limit is not None:
+            found.append(LimitRule(key, subject, unit, int(limit * 3600) if unit == "gpu_s" else int(limit), reason))
     return found
 
 
@@ -222,4 +222,4 @@ class Bound(msgspec.Struct, frozen=True):
     @property
     def room(self) -> int:
         """Return the unused part; below 0 where the limit was lowered."""
-        return self.rule.most - self.used
+        return self.rule.limit - self.used

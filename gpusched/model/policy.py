@@ -122,7 +122,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
         folder: Where the agent's weights are.
         budget_s: A decision of the agent that takes longer is the fallback's.
         schedulers: Of an agent that chooses nodes: number of schedulers, each with a part of the partition's nodes.
-        place_wait_s: With place rack-wait, or contention: so long a job waits for a good place, then takes what is
+        placement_wait_s: With place rack-wait, or contention: so long a job waits for a good place, then takes what is
             free.
         mapping: With place fastest or milp.
         preempt: With an agent that stops running jobs.
@@ -143,7 +143,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""
     budget_s: float = 0.2
     schedulers: int = 1
-    place_wait_s: float = 86400.0
+    placement_wait_s: float = 86400.0
     mapping: Mapping = Mapping()
     preempt: PreemptionSettings = PreemptionSettings()
     sizes: Sizing = "base"

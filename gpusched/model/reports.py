@@ -233,24 +233,24 @@ class QuotaRow(msgspec.Struct, frozen=True, kw_only=True):
     """One limit and its usage.
 
     Attributes:
-        whose: ``user ann``, ``group physics``, ``class high``, ``user ann in class high``.
-        limit: gpus, jobs, queued, gpu_hours, or time (seconds, of each job).
+        subject: ``user ann``, ``group physics``, ``class high``, ``user ann in class high``.
+        resource: gpus, jobs, queued, gpu_hours, or time (seconds, of each job).
         used: GPU hours: of the last seven days and, for running jobs, up to their limits; None: it is of each job.
         reason: Of a job that it keeps from starting, or that it refuses.
         frees: Where nothing is left: when something comes back at the latest (Unix seconds), as far as is known.
     """
 
-    whose: str
-    limit: Literal["gpus", "jobs", "queued", "gpu_hours", "time"]
+    subject: str
+    resource: Literal["gpus", "jobs", "queued", "gpu_hours", "time"]
     used: float | None
-    most: float
+    limit: float
     reason: str
     frees: float | None = None
 
     @property
     def left(self) -> float | None:
         """Return what is left; never below 0."""
-        return None if self.used is None else max(0.0, self.most - self.used)
+        return None if self.used is None else max(0.0, self.limit - self.used)
 
 
 class QosRow(msgspec.Struct, frozen=True, kw_only=True):

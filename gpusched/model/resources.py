@@ -110,7 +110,7 @@ class PlacementRules(msgspec.Struct, frozen=True, kw_only=True):
     """Defaults of ``max_spread`` and ``placement_wait_s``, as in `gpusched.model.jobs.JobSpec`."""
 
     max_spread: Literal["", "rack", "any"] = ""
-    wait_s: int | None = None
+    placement_wait_s: int | None = None
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,8 @@ from gpusched.queue.damage import TABLE_CHECKS, TableCheck, json_of
 from gpusched.queue.rows import JobReads
 
 MAX_STORED_SPEEDS = 4000
+_SHAPE_SINCE_VERSION = 15  # of the schema: before it, a shape's max_gpus_per_node was called most
+_RENAMED = """CAST(replace(CAST(data AS TEXT), '"most":', '"max_gpus_per_node":') AS BLOB)"""
 
 
 class BeliefReads(JobReads):
@@ -22,7 +24,7 @@ class BeliefReads(JobReads):
 
     def beliefs(self) -> dict[str, JobClassEstimate]:
         """Return the estimate of each job class; the same object while nothing has changed. Do not modify it."""
-        rows: dict[str, bytes] = dict(self._rows("SELECT kind, data FROM beliefs"))
+        rows: dict[str, bytes] = dict(self._rows(f"SELECT kind, {self._shape_data()} FROM beliefs"))
         before, known = self._decoded_rows
         if rows != before:
             same = {kind for kind, data in rows.items() if before.get(kind) == data}
@@ -32,7 +34,7 @@ class BeliefReads(JobReads):
 
     def belief(self, kind: str) -> JobClassEstimate | None:
         """Return the estimate of one job class, if any."""
-        rows = self._rows("SELECT data FROM beliefs WHERE kind = ?", (kind,))
+        rows = self._rows(f"SELECT {self._shape_data()} FROM beliefs WHERE kind = ?", (kind,))
         return _decoded(rows[0][0]) if rows else None
 
     def believes_anything(self) -> bool:
@@ -41,8 +43,13 @@ class BeliefReads(JobReads):
 
     def paces(self) -> list[AttemptSpeed]:
         """Return the latest measured speeds, oldest first."""
-        rows = self._rows("SELECT data FROM paces ORDER BY seq")
+        rows = self._rows(f"SELECT {self._shape_data()} FROM paces ORDER BY seq")
         return [msgspec.json.decode(row[0], type=AttemptSpeed) for row in rows]
+
+    def _shape_data(self) -> str:
+        """Return the SQL for data with shapes, also of a store that no controller of this version has opened."""
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        return "data" if version >= _SHAPE_SINCE_VERSION else _RENAMED
 
 
 def _decoded(data: bytes) -> JobClassEstimate:

@@ -182,9 +182,9 @@ class PendingJobLimits:
         """
         for rule in self._rules(user, spec.group, spec.qos):
             has = self._counted[rule.key]
-            if has + count > rule.most:
+            if has + count > rule.limit:
                 raise UsageError(
-                    f"limit of {rule.whose}: {has} of {count_of(rule.most, 'pending job')}; {count} more exceed it "
+                    f"limit of {rule.subject}: {has} of {count_of(rule.limit, 'pending job')}; {count} more exceed it "
                     f"({rule.reason})"
                 )
 

@@ -149,5 +149,13 @@ CREATE INDEX jobs_stopped ON jobs (id)
 UPDATE events SET kind = CASE kind WHEN 'agent_out' THEN 'agent_disabled' WHEN 'agent_back' THEN 'agent_enabled'
   ELSE 'start_prediction_failed' END WHERE kind IN ('agent_out', 'agent_back', 'foretelling_failed');
 """,
+    """
+-- The key most of a shape (model.interference.JobShape) is now max_gpus_per_node,
+-- place_wait_s of a policy placement_wait_s.
+UPDATE beliefs SET data = CAST(replace(CAST(data AS TEXT), '"most":', '"max_gpus_per_node":') AS BLOB);
+UPDATE paces SET data = CAST(replace(CAST(data AS TEXT), '"most":', '"max_gpus_per_node":') AS BLOB);
+UPDATE policy_changes SET data = CAST(replace(CAST(data AS TEXT), '"place_wait_s":', '"placement_wait_s":') AS BLOB);
+UPDATE shadows SET data = CAST(replace(CAST(data AS TEXT), '"place_wait_s":', '"placement_wait_s":') AS BLOB);
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

@@ -109,8 +109,8 @@ def _may_not_start(snapshot: Snapshot, job: PendingView, code: ReasonCode) -> It
 def _within_limits(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
     """Suggest a smaller request where the job exceeds a limit on its own."""
     rules = [snapshot.bounds[at].rule for at in job.bounds if job.spec.elastic is None]
-    gpus = min([job.spec.gpus, *(rule.most for rule in rules if rule.unit == "gpus")])
-    times = [rule.most // gpus for rule in rules if rule.unit == "gpu_s" and gpus > 0]
+    gpus = min([job.spec.gpus, *(rule.limit for rule in rules if rule.unit == "gpus")])
+    times = [rule.limit // gpus for rule in rules if rule.unit == "gpu_s" and gpus > 0]
     words = [f"at most {count_of(gpus, 'GPU')} (--gpus {gpus})"] if 0 < gpus < job.spec.gpus else []
     if times and 0 < (most := min(times)) < job.spec.time_limit_s:
         words.append(f"a time limit of at most {format_duration(most)} (-t {format_duration(most)})")
@@ -150,7 +150,7 @@ def _allow_several_racks(alone: SingleJobView, job: PendingView, basis: Has) -> 
     spread = _with(job, max_spread="any", placement_wait_s=0.0)
     if not alone.asks(job)[0].spread or not alone.fits(spread, basis):
         return
-    option = "--max-spread any" if job.spec.max_spread == "rack" else "--wait-for-placement 0"
+    option = "--max-spread any" if job.spec.max_spread == "rack" else "--placement-wait 0"
     yield f"allow several racks ({option})" + (" now" if basis == "free" else "")
 
 

@@ -79,7 +79,7 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
     reason = ineligible(job, snapshot.now, snapshot.policies) or answer.reason or _FITS
     if at is not None:
         reason = _undecided(snapshot, job, place, reason)
-    steps = ["accept what is free (--wait-for-placement 0) now"] if answer.better else []
+    steps = ["accept what is free (--placement-wait 0) now"] if answer.better else []
     head, head_at = answer.head or (None, math.inf)
     return Explanation(
         job_id=job_id,

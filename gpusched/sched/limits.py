@@ -34,7 +34,7 @@ class Rooms:
 
     def beyond(self, job: PendingView) -> Reason | None:
         """Return the limit that the job alone exceeds, such as one lowered since submission, or None."""
-        at = next((at for at in job.bounds if self._cost(at, job, None) > self._bounds[at].rule.most), None)
+        at = next((at for at in job.bounds if self._cost(at, job, None) > self._bounds[at].rule.limit), None)
         return None if at is None else self.reasons.of(at, self._cost(at, job, None), self._room[at])
 
     def _array_is_full(self, job: PendingView) -> bool:
@@ -87,8 +87,8 @@ class LimitReasons:
         key = (at, cost, room)
         if key not in self._known:
             bound = self._snapshot.bounds[at]
-            when = None if cost > bound.rule.most else frees_at(self._releases[at], cost - room)
-            message = limit_message(bound, cost, bound.rule.most - room)
+            when = None if cost > bound.rule.limit else frees_at(self._releases[at], cost - room)
+            message = limit_message(bound, cost, bound.rule.limit - room)
             if when is not None:
                 message += f"; quota frees within {format_duration(max(0.0, when - self._snapshot.now))}"
             self._known[key] = Reason(code=ReasonCode(bound.rule.reason), message=message)
@@ -127,15 +127,15 @@ def limit_message(bound: Bound, cost: int, used: int) -> str:
     """Return why a job that takes ``cost`` of a bound waits, where running jobs take ``used``."""
     rule = bound.rule
     if rule.unit == "jobs":
-        return f"limit of {rule.whose}: {used} of {count_of(rule.most, 'job')} running"
+        return f"limit of {rule.subject}: {used} of {count_of(rule.limit, 'job')} running"
     if rule.unit == "gpus":
-        if cost > rule.most:
-            return f"limit of {rule.whose}: at most {count_of(rule.most, 'GPU')} at once; this job needs {cost}"
-        return f"limit of {rule.whose}: {used} of {count_of(rule.most, 'GPU')} in use; this job needs {cost}"
-    if cost > rule.most:
-        return f"limit of {rule.whose}: {hours(rule.most)} GPU hours in seven days; this job may use {hours(cost)}"
+        if cost > rule.limit:
+            return f"limit of {rule.subject}: at most {count_of(rule.limit, 'GPU')} at once; this job needs {cost}"
+        return f"limit of {rule.subject}: {used} of {count_of(rule.limit, 'GPU')} in use; this job needs {cost}"
+    if cost > rule.limit:
+        return f"limit of {rule.subject}: {hours(rule.limit)} GPU hours in seven days; this job may use {hours(cost)}"
     return (
-        f"limit of {rule.whose}: {hours(used)} of {hours(rule.most)} GPU hours in seven days used or running; "
+        f"limit of {rule.subject}: {hours(used)} of {hours(rule.limit)} GPU hours in seven days used or running; "
         f"this job may use {hours(cost)}"
     )
 

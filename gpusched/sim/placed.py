@@ -132,7 +132,7 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     queue = world.sim.shapes["queue"][distinct[:, 0]]
     own = [_gpus_of(world, shape) for shape in distinct[:, 0].tolist()]
     queues = len(world.sim.dirty)
-    own_wait_s = world.policy.place_wait_s
+    own_wait_s = world.policy.placement_wait_s
     wait_s = network.wait_s if own_wait_s is None else own_wait_s
     return world, PlacingState(
         rule=rule, wait_s=wait_s, most_wait_s=np.inf if own_wait_s is None else own_wait_s,

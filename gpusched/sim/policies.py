@@ -58,7 +58,7 @@ class ReplayPolicy:
             the real run time (oracle). Backfill needs a run time, so with it ``knows`` is at least the limit.
         source: Where it is from. placement: Its own rule, or None (the caller's).
         backfill: none, skip, easy or conservative.
-        place_wait_s: So long jobs wait at most for one rack under its ``rack-wait``, or a cheaper place under its
+        placement_wait_s: So long jobs wait at most for one rack under its ``rack-wait``, or a cheaper place under its
             ``contention``; None: as `Network` says.
         model: An agent's weights; the agent decides then, and ``order`` is only its tie-break.
         spec: The file's policy, where it is of one.
@@ -70,7 +70,7 @@ class ReplayPolicy:
     source: str
     backfill: str = "none"
     placement: str | None = None
-    place_wait_s: float | None = None
+    placement_wait_s: float | None = None
     model: TrainedModel | None = None
     spec: PolicySpec | None = None
 
@@ -175,7 +175,7 @@ def policy_of_spec(spec: PolicySpec, name: str | None = None, partition: str = D
         source += f", sizes by {spec.agent} agent, weights {model.digest}"
     policy = ReplayPolicy(
         name=name or spec.name, order=spec.order, knows=rule.knows, source=source, placement=spec.place,
-        place_wait_s=float(spec.place_wait_s) if spec.place in ("rack-wait", "contention") else None,
+        placement_wait_s=float(spec.placement_wait_s) if spec.place in ("rack-wait", "contention") else None,
         spec=spec if spec.sizes != "base" else None, model=model,
     )  # fmt: skip
     return _with_backfill(policy, spec.backfill)

@@ -87,7 +87,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
     estimates: str | None = None
     profiles: tuple[str, ...] = ()
-    recorded_on: str | None = None
+    reference_gpu_type: str | None = None
     gpu_type: str | None = None
     node_list: str | Pool | None = None
     share: str = "auto"
@@ -123,7 +123,7 @@ def resolve(request: ReplayRequest) -> list[PlannedReplay]:
         placement=request.placement,
         limits=request.limits,
         predictor=_predictor(request.estimates, named),
-        rates=_rates(request.profiles, request.recorded_on),
+        rates=_rates(request.profiles, request.reference_gpu_type),
         restart_costs=read_restarts(request.restart_costs) if request.restart_costs is not None else {},
     )
     runs: list[PlannedReplay] = []
@@ -380,11 +380,11 @@ def _predictor(file: str | None, named: Named) -> Predictor | None:
     return Predictor.load(file)
 
 
-def _rates(profiles: Sequence[str], recorded_on: str | None) -> Rates | None:
+def _rates(profiles: Sequence[str], reference_gpu_type: str | None) -> Rates | None:
     if profiles:
-        return read_rates(profiles, recorded_on)
-    if recorded_on is not None:
-        raise UsageError("--recorded-on needs --profiles", "add --profiles FILE_OR_FOLDER")
+        return read_rates(profiles, reference_gpu_type)
+    if reference_gpu_type is not None:
+        raise UsageError("--reference-gpu-type needs --profiles", "add --profiles FILE_OR_FOLDER")
     return None
 
 

@@ -59,21 +59,21 @@ def quota_screen(report: QuotaReport, warning: str = "") -> RenderableType:
 def _limits(report: QuotaReport) -> Table:
     when = (_FREES,) if any(row.frees for row in report.rows) else ()
     table = common.plain_table(
-        "WHOSE", "LIMIT", "USED", "OF", "LEFT", *when, _REASON, right=("USED", "OF", "LEFT", _FREES),
-        wrap=("WHOSE", "LIMIT", _REASON), drop=(_REASON, "LEFT"),
+        "SUBJECT", "RESOURCE", "USED", "LIMIT", "LEFT", *when, _REASON, right=("USED", "LIMIT", "LEFT", _FREES),
+        wrap=("SUBJECT", "RESOURCE", _REASON), drop=(_REASON, "LEFT"),
     )  # fmt: skip
     for row in report.rows:
         is_exhausted = row.left is not None and row.left < 1
         frees = [format_duration(max(0.0, row.frees - report.now)) if row.frees else ""] if when else []
-        used, limit, left = (_figure(row, amount) for amount in (row.used, row.most, row.left))
+        used, limit, left = (_figure(row, amount) for amount in (row.used, row.limit, row.left))
         reason = Text(row.reason, "red" if is_exhausted else "")
-        table.add_row(common.clean(row.whose), _NAMES[row.limit], used, limit, left, *frees, reason)
+        table.add_row(common.clean(row.subject), _NAMES[row.resource], used, limit, left, *frees, reason)
     return table
 
 
 def _figure(row: QuotaRow, amount: float | None) -> str:
     if amount is None:
         return common.UNKNOWN
-    if row.limit == "time":
+    if row.resource == "time":
         return format_duration(amount)
-    return f"{amount:.1f}" if row.limit == "gpu_hours" else f"{amount:.0f}"
+    return f"{amount:.1f}" if row.resource == "gpu_hours" else f"{amount:.0f}"

@@ -1,4 +1,4 @@
-"""Jobs and nodes as the page gets them: short keys, empty values omitted; `page/data.js` reads them.
+"""Jobs and nodes as the page gets them: keys as in ``status --json``, empty values omitted; `page/data.js` reads them.
 
 Times are Unix seconds, and the page counts elapsed time itself: a row changes only when something has happened.
 """
@@ -25,7 +25,7 @@ _LETTER = {
     GpuState.UNUSABLE: "X",
     GpuState.UNKNOWN: "U",
 }
-_ZEROS = ("exit", "step")  # 0 is a value here
+_ZEROS = ("exit_code", "step")  # 0 is a value here
 _HEALTHY = (GpuState.FREE, GpuState.ALLOCATED)
 
 
@@ -55,40 +55,39 @@ def job_rows(
 def job_row(
     job: JobRecord, energy_j: float | None = None, progress: JobProgress | None = None, partner: str | None = None
 ) -> dict[str, Any]:
-    """Return what ``status`` shows of a job. ``due``: when its limit ends, ``own``: its end by its own progress."""
+    """Return what ``status`` shows of a job. ``limit_end``: when its limit ends, ``progress_end``: by its progress."""
     spec, active = job.spec, job.state in ACTIVE
     parts = job.allocation.parts if job.allocation else ()
     row = {
         "id": job.id,
         "name": spec.name,
         "user": job.user,
-        "part": spec.partition,
+        "partition": spec.partition,
         "state": str(job.state),
         "reason": (job.slurm.reason if job.slurm is not None and job.state is JobState.PENDING else "") or job.reason,
         "message": job.message,
         "gpus": spec.gpus,
         "nodes": spec.nodes if spec.nodes > 1 else None,
         "flavor": spec.flavor,
-        "limit": spec.time_limit_s,
-        "sub": _whole(job.submit_time),
-        "elig": _whole(job.eligible_time),
-        "start": _whole(job.start_time),
-        "end": _whole(job.end_time),
-        "due": _whole(expected_end(job, job.start_time)) if active and job.start_time is not None else None,
-        "on": [[part.node, *part.gpus] for part in parts],
-        "exit": job.exit_code,
-        "array": job.array_id,
+        "time_limit_s": spec.time_limit_s,
+        "submit_time": _whole(job.submit_time),
+        "start_time": _whole(job.start_time),
+        "end_time": _whole(job.end_time),
+        "limit_end": _whole(expected_end(job, job.start_time)) if active and job.start_time is not None else None,
+        "allocation": [[part.node, *part.gpus] for part in parts],
+        "exit_code": job.exit_code,
+        "array_id": job.array_id,
         "attempt": job.attempt if job.attempt > 1 else None,
-        "energy": _whole(energy_j if energy_j is not None else job.energy_j),
-        "with": partner,
-        "prio": job.priority,
-        "held": job.held_by,
+        "energy_j": _whole(energy_j if energy_j is not None else job.energy_j),
+        "shared_with": partner,
+        "priority": job.priority,
+        "held_by": job.held_by,
         "group": spec.group,
         "qos": spec.qos,
         "reservation": spec.reservation,
     }
     if progress is not None and progress.step is not None:
-        row |= {"step": progress.step, "of": progress.of, "own": _whole(progress.end())}
+        row |= {"step": progress.step, "of": progress.of, "progress_end": _whole(progress.end())}
     return {
         key: value for key, value in row.items() if value not in (None, "", 0, []) or (key in _ZEROS and value == 0)
     }
@@ -99,7 +98,7 @@ def node_row(row: NodeRow) -> dict[str, Any]:
     gpus = row.gpus
     found: dict[str, Any] = {
         "name": row.name,
-        "part": row.partition,
+        "partition": row.partition,
         "state": str(row.state),
         "reason": row.reason,
         "gpus": "".join(_LETTER[gpu.state] for gpu in gpus),

@@ -217,7 +217,7 @@ def spreads_of(answer: dict[str, Any]) -> dict[str, float]:
 def test_when_in_one_rack_and_when_further_apart(racks: Cluster) -> None:
     racks.run("a1", 8, 1.0, "3h")
     racks.run("a3", 8, 1.0, "6h")
-    job = racks.wait(16, "1h", "--wait-for-placement", "3h")
+    job = racks.wait(16, "1h", "--placement-wait", "3h")
     answer = racks.why(job)
     assert spreads_of(answer) == {"rack": 2.0, "any": 0.0}
     near, far = answer["spreads"]
@@ -227,7 +227,7 @@ def test_when_in_one_rack_and_when_further_apart(racks: Cluster) -> None:
     lines = racks.site.call("why", job).ok().out.splitlines()
     clock = datetime.fromisoformat(near["start"]).astimezone().strftime("%H:%M")
     assert any(re.fullmatch(rf"in one rack from (\S+ )?{clock} \(--max-spread rack\)", line) for line in lines), lines
-    assert "on 2 racks at once (--max-spread any --wait-for-placement 0)" in lines
+    assert "on 2 racks at once (--max-spread any --placement-wait 0)" in lines
     shown = racks.site.call("show", job).ok().out
     assert [line.split(maxsplit=1)[1] for line in shown.splitlines() if line.startswith("placement:")] == [
         line for line in lines if "--max-spread" in line
@@ -241,7 +241,7 @@ def test_when_in_one_rack_and_when_further_apart(racks: Cluster) -> None:
 def test_the_forecast_gives_up_waiting_when_the_job_does(racks: Cluster) -> None:
     racks.run("a1", 8, 1.0, "3h")
     racks.run("a3", 8, 1.0, "6h")
-    expected = racks.why(racks.wait(16, "1h", "--wait-for-placement", "1h"))["expected_start"]
+    expected = racks.why(racks.wait(16, "1h", "--placement-wait", "1h"))["expected_start"]
     assert (round(hours_from_now(expected["median"]), 1), expected["nodes"]) == (1.0, ["a2", "a4"])
     assert not any("rack" in assumed for assumed in expected["assumptions"])
 
@@ -249,7 +249,7 @@ def test_the_forecast_gives_up_waiting_when_the_job_does(racks: Cluster) -> None
 def test_a_job_that_may_be_spread_is_told_of_one_server_too(racks: Cluster) -> None:
     for node, gpus, limit in (("a1", 8, "3h"), ("a2", 4, "9h"), ("a3", 4, "6h"), ("a4", 8, "6h")):
         racks.run(node, gpus, 1.0, limit)
-    answer = racks.why(racks.wait(8, "1h", "--max-spread", "any", "--wait-for-placement", "0"))
+    answer = racks.why(racks.wait(8, "1h", "--max-spread", "any", "--placement-wait", "0"))
     assert spreads_of(answer) == {"server": 2.0, "rack": 2.0, "any": 0.0}
     racks.run("a2", 4, 1.0, "4h")
     job = racks.wait(8, "1h", "--max-spread", "rack")

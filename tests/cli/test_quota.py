@@ -43,8 +43,8 @@ def test_what_one_has_of_ones_limits(site: Site) -> None:
     changed = site.change(job, state=JobState.RUNNING, start_time=time.time(), allocation=Allocation(job, (part,)))
     assert (changed.spec.group, changed.priority, changed.spec.time_limit_s) == ("mine", 100, 1800)
     report = site.call("quota", "--json").ok().json
-    rows = {(row["whose"], row["limit"]): row for row in report["rows"]}
-    assert {key: (row["used"], row["most"], row["left"]) for key, row in rows.items()} == {
+    rows = {(row["subject"], row["resource"]): row for row in report["rows"]}
+    assert {key: (row["used"], row["limit"], row["left"]) for key, row in rows.items()} == {
         (f"user {ME}", "gpus"): (2, 6, 4),
         (f"user {ME}", "queued"): (0, 2, 2),
         (f"user {ME}", "gpu_hours"): (pytest.approx(1, abs=0.1), 100, pytest.approx(99, abs=0.1)),
@@ -85,8 +85,8 @@ def test_what_could_never_run_or_wait_is_refused_before_it_is_queued(site: Site)
 def test_users_are_listed_only_in_classes_that_they_may_use(site: Site) -> None:
     text = LIMITS.replace("theirs: {users: [zoe]}", "theirs: {users: [zoe], limits: {gpus: 3}, per_user: {gpus: 1}}")
     site.inventory.write_text(INVENTORY + text)
-    found = [row["whose"] for row in site.call("quota", "--all", "--json").ok().json["rows"]]
-    assert {whose for whose in found if "class" in whose} == {
+    found = [row["subject"] for row in site.call("quota", "--all", "--json").ok().json["rows"]]
+    assert {subject for subject in found if "class" in subject} == {
         f"user {ME} in class high", "user zoe in class high", "user zoe in class theirs", "class theirs",
     }  # fmt: skip
     # Who may use the class no more, but still has a job in it, is bounded by it until the job has run.
@@ -94,7 +94,7 @@ def test_users_are_listed_only_in_classes_that_they_may_use(site: Site) -> None:
     site.fold()
     site.change(job, state=JobState.RUNNING, start_time=time.time())
     site.inventory.write_text(INVENTORY + text.replace("high: {", "high: {users: [zoe], "))
-    found = [row["whose"] for row in site.call("quota", "--all", "--json").ok().json["rows"]]
+    found = [row["subject"] for row in site.call("quota", "--all", "--json").ok().json["rows"]]
     assert f"user {ME} in class high" in found
 
 

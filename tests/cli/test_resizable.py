@@ -27,7 +27,7 @@ RANGE = ("--resizable", "--gpus", "1-8")
     [
         (("--gpus", "1-4"), Elastic(sizes=(1, 2, 3, 4), base_gpus=1, base_cores=32, base_memory_mib=128 << 10)),
         (
-            ("--sizes", "8,2,4", "--base", "4", "--batch", "scale", "--cooldown", "20m"),
+            ("--sizes", "8,2,4", "--base-gpus", "4", "--batch", "scale", "--cooldown", "20m"),
             Elastic(
                 sizes=(2, 4, 8), base_gpus=4, base_cores=128, base_memory_mib=512 << 10, batch="scale", cooldown_s=1200
             ),
@@ -70,7 +70,7 @@ def test_cores_and_memory_go_with_the_gpus(site: Site) -> None:
         (("--resizable", "--sizes", "1,x"), "--sizes: found '1,x', expected numbers such as 1,2,4,8"),
         (("--resizable", "--sizes", "1-4"), "--sizes: found '1-4', expected numbers such as 1,2,4,8"),
         (("--resizable", "--sizes", "1,2", "--gpus", "2"), "--sizes and --gpus cannot be combined"),
-        (("--resizable", "--gpus", "1-4", "--base", "8"), "--base 8 is not one of its sizes"),
+        (("--resizable", "--gpus", "1-4", "--base-gpus", "8"), "--base-gpus 8 is not one of its sizes"),
         (("--resizable", "--gpus", "1-4", "--batch", "big"), "--batch: found 'big', expected fixed or scale"),
         (("--resizable", "--gpus", "1-4", "--cooldown", "soon"), "--cooldown: found 'soon', expected a time"),
         (("--resizable", "--gpus", "1-17"), "--resizable: 9 GPUs cannot be split evenly across any number of nodes"),
@@ -119,7 +119,7 @@ def test_why_and_show_and_dry_run_know_sizes(site: Site) -> None:
 
 
 def test_cores_and_memory_have_ranges_of_their_own(site: Site) -> None:
-    options = ("--sizes", "1,2,4,8,16", "--base", "2", "--cpus", "12-150", "--mem", "300G-900G")
+    options = ("--sizes", "1,2,4,8,16", "--base-gpus", "2", "--cpus", "12-150", "--mem", "300G-900G")
     job = site.submit("-p", "A100", "--image", "x", "--resizable", *options, "--", "r")
     spec = site.only_submit().spec
     assert spec.elastic is not None
@@ -239,7 +239,7 @@ class Elastics(Cluster):
 
     def asks(self, *sizes: int) -> tuple[str, ...]:
         menu = ",".join(map(str, sizes))
-        return ("-p", "A100", "-t", "10h", "--resizable", "--sizes", menu, "--base", str(sizes[-1]), "--", "x")
+        return ("-p", "A100", "-t", "10h", "--resizable", "--sizes", menu, "--base-gpus", str(sizes[-1]), "--", "x")
 
     def queue(self, *sizes: int) -> str:
         job = self.site.submit(*self.asks(*sizes))

@@ -121,8 +121,8 @@ PLACEMENT = [  # options; max_spread, max_nodes, placement_wait_s, exclusive; no
     (("--gpus", "12", "--max-spread", "any"), ("any", 2, None, False, 2, 6)),
     (("--gpus", "12", "-N", "2", "--max-spread", "rack"), ("rack", None, None, False, 2, 6)),
     (("--gpus", "1", "--max-spread", "any"), ("any", None, None, False, 1, 1)),
-    (("--gpus", "8", "--max-spread", "server", "--wait-for-placement", "2h"), ("server", None, 7200, False, 1, 8)),
-    (("--gpus", "2", "--wait-for-placement", "0"), ("", None, 0, False, 1, 2)),
+    (("--gpus", "8", "--max-spread", "server", "--placement-wait", "2h"), ("server", None, 7200, False, 1, 8)),
+    (("--gpus", "2", "--placement-wait", "0"), ("", None, 0, False, 1, 2)),
     (("--exclusive",), ("", None, None, True, 1, 8)),
     (("--exclusive", "-N", "2"), ("", None, None, True, 2, 8)),
     (("--exclusive", "--gpus", "9"), None),
@@ -151,7 +151,7 @@ def test_how_far_apart_by_the_partition(site: Site) -> None:
     site.inventory.write_text(text.replace("  A100:\n", "  A100:\n    placement: {max_spread: rack, wait: 1h}\n"))
     asked = ("-p", "A100", "--image", "x", "--gpus", "12")
     site.submit(*asked, "--", "run")
-    site.submit(*asked, "--max-spread", "any", "--wait-for-placement", "2h", "--", "run")
+    site.submit(*asked, "--max-spread", "any", "--placement-wait", "2h", "--", "run")
     first, second = (command.spec for command in site.commands() if isinstance(command, Submit))
     assert placed(first) == ("rack", None, 3600, False, 2, 6), "never over more nodes unless the job says so"
     assert placed(second) == ("any", 2, 7200, False, 2, 6)
@@ -167,7 +167,7 @@ def test_how_far_apart_by_the_partition(site: Site) -> None:
     [
         (("--gpus", "12", "--max-spread", "server"), "--max-spread server: the job needs 2 nodes of partition A100"),
         (("--gpus", "2", "--max-spread", "town"), "--max-spread: found 'town', expected server, rack or any"),
-        (("--gpus", "2", "--wait-for-placement", "soon"), "--wait-for-placement: found 'soon', expected a time"),
+        (("--gpus", "2", "--placement-wait", "soon"), "--placement-wait: found 'soon', expected a time"),
         (("--exclusive", "-N", "9"), "lacks 9 large enough nodes of one size"),
         (("--exclusive", "-F", "s-A100"), "--exclusive cannot be combined; use one of the two"),
         (("--exclusive", "--resizable", "--gpus", "2-4"), "--exclusive and --resizable cannot be combined"),

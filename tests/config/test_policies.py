@@ -120,12 +120,12 @@ def test_an_unknown_policy(site: Path) -> None:
          "with an agent"),
         ("place: [spread]\n", ":1: place: found a list, expected one of first-fit, best-fit, spread, naive, "
          "fastest, milp, rack, rack-wait, contention"),
-        ("place: rack\nplace_wait: 1h\n", ":2: place_wait: found it without, expected this only with place: "
+        ("place: rack\nplacement_wait: 1h\n", ":2: placement_wait: found it without, expected this only with place: "
          "rack-wait or contention"),
-        ("place: rack-wait\nplace_wait: long\n", ':2: place_wait: found "long", expected a time, such as 24h; '
+        ("place: rack-wait\nplacement_wait: long\n", ':2: placement_wait: found "long", expected a time, such as 24h; '
          "0s: none"),
         ("\nbackfil: easy\n", ":2: backfil: found an unknown key, expected one of agent, backfill, description, "
-         "mapping, order, place, place_wait, resize, sizes: did you mean backfill?"),
+         "mapping, order, place, placement_wait, resize, sizes: did you mean backfill?"),
         ("- easy\n", ":1: found a list, expected a mapping with order, place, backfill"),
         ("description: {}\n", ":1: description: found a mapping, expected a sentence"),
         ("sizes: large\n", ':1: sizes: found "large", expected one of base, greedy-gain, drf, optimus, '
@@ -184,13 +184,20 @@ def test_an_agent_s_file_and_its_folder(site: Path) -> None:
     assert (moved.name, moved.version, moved.folder) == ("moved", trained.version, "moved")
 
 
+def test_keys_of_earlier_versions_are_read(site: Path) -> None:
+    for name, key in (("old", "place_wait"), ("new", "placement_wait")):
+        (site / f"{name}.yaml").write_text(f"place: rack-wait\n{key}: 1h\n")
+    old, new = load_policy("old.yaml"), load_policy("new.yaml")
+    assert (old.placement_wait_s, old.version) == (3600.0, new.version)
+
+
 def test_an_agent_that_chooses_nodes(site: Path) -> None:
     (site / "one.yaml").write_text("agent: topology\n")
     (site / "four.yaml").write_text("agent: topology\nschedulers: 4\nfallback: rack-wait\nbackfill: skip\n")
     one, four = (load_policy(f"{name}.yaml") for name in ("one", "four"))
     assert one.fallback is not None
     assert (one.schedulers, one.fallback.name, one.order, one.place) == (1, "contention", "fifo", "contention")
-    assert (one.backfill, one.place_wait_s, one.uses_job_class_estimates) == ("easy", 86400.0, True)
+    assert (one.backfill, one.placement_wait_s, one.uses_job_class_estimates) == ("easy", 86400.0, True)
     assert four.fallback is not None
     assert (four.schedulers, four.fallback.name, four.place, four.backfill) == (4, "rack-wait", "contention", "skip")
     (site / "two.yaml").write_text("agent: topology\nschedulers: 2\n")

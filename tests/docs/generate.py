@@ -494,7 +494,7 @@ def _sample_node() -> NodeRow:
 
 
 def _sample_quota() -> QuotaReport:
-    return QuotaReport(users=(), rows=(QuotaRow(whose="", limit="gpus", used=0.0, most=0.0, reason=""),), now=0.0)
+    return QuotaReport(users=(), rows=(QuotaRow(subject="", resource="gpus", used=0.0, limit=0.0, reason=""),), now=0.0)
 
 
 def _sample_reservation() -> ReservationResult:

@@ -112,7 +112,7 @@ PARTITION = {
 }
 PLACEMENT = {
     "max_spread": ("`rack` or `any`", "Default of `--max-spread`. It never splits jobs over more nodes."),
-    "wait": (DURATION, "Default of `--wait-for-placement`; without it the policy's `place_wait`."),
+    "wait": (DURATION, "Default of `--placement-wait`; without it the policy's `placement_wait`."),
 }
 RESIZABLE = {
     "min": ("number of GPUs", "Jobs that may go below are refused."),
@@ -662,10 +662,10 @@ JSON: dict[str, dict[str, str]] = {
         "now": "",
     },
     "quota-row": {
-        "whose": "`user ann`, `group physics`, `class high`, `user ann in class high`.",
-        "limit": "`gpus`, `jobs`, `queued`, `gpu_hours` or `time` (seconds).",
-        "used": ("?GPU hours: of seven days, running jobs by their limits. Null for `time`."),
-        "most": "",
+        "subject": "`user ann`, `group physics`, `class high`, `user ann in class high`.",
+        "resource": "`gpus`, `jobs`, `queued`, `gpu_hours` or `time` (seconds).",
+        "used": "?GPU hours: of seven days, running jobs by their limits. Null for `time`.",
+        "limit": "",
         "left": "?At least 0; null for `time`.",
         "reason": "Of jobs that it holds or refuses.",
         "frees": "?If exhausted: when some is free at the latest.",

@@ -63,7 +63,7 @@ def test_a_job_waits_for_one_rack_and_another_gives_up(racks: Cluster) -> None:
     racks.wait_state(patient)
     third = racks.sh("sleep 300", "--gpus", "8", "--nodelist", "dgx003")
     racks.wait_state(third, "RUNNING")
-    hasty = racks.sh("sleep 300", "--gpus", "16", "--wait-for-placement", "3s")
+    hasty = racks.sh("sleep 300", "--gpus", "16", "--placement-wait", "3s")
     assert nodes_of(racks, hasty) == {"dgx002", "dgx004"}
     bound = racks.sh("sleep 300", "--gpus", "16", "--max-spread", "rack", "-N", "2")
     alone = racks.submit("--exclusive", "-t", "5m", "--nodelist", "dgx002", command=("sleep", "300"))
@@ -80,14 +80,14 @@ def test_a_job_waits_for_one_rack_and_another_gives_up(racks: Cluster) -> None:
     for job in halves:
         racks.wait_state(job, "RUNNING")
     ranks = "[ $RANK != 0 ] || echo $WORLD_SIZE nodes, $GPUSCHED_GPUS_TOTAL GPUs"
-    spread = racks.wait_state(racks.sh(ranks, "--gpus", "8", "--max-spread", "any", "--wait-for-placement", "0"))
+    spread = racks.wait_state(racks.sh(ranks, "--gpus", "8", "--max-spread", "any", "--placement-wait", "0"))
     assert (spread.state, spread.spec.nodes, spread.spec.gpus_per_node) == ("COMPLETED", 2, 4)
     assert racks.logs(spread.id, "--rank", "0").strip() == "2 nodes, 8 GPUs"
 
 
 def test_a_job_waits_for_the_place_that_costs_least_and_tells_what_its_own_costs(stopped: Cluster) -> None:
     def paces(gpus: int, racks: int, pace: float) -> SpeedSamples:
-        shape = JobShape(gpu_type="A100", unit="steps", gpus=gpus, most=gpus // 2, nodes=2, racks=racks)
+        shape = JobShape(gpu_type="A100", unit="steps", gpus=gpus, max_gpus_per_node=gpus // 2, nodes=2, racks=racks)
         return SpeedSamples(shape=shape, logs=((log(pace), 1.0),) * 5, count=5, best=log(pace))
 
     kind = job_class_of(user_name(os.getuid()), "train-1")
@@ -109,7 +109,7 @@ def test_a_job_waits_for_the_place_that_costs_least_and_tells_what_its_own_costs
     why = stopped.json("why", slow)
     assert why["reason"] == "Policy"
     assert "at most: started now it would run 25 % slower" in why["message"]
-    hasty = stopped.sh("sleep 300", "--gpus", "16", "--job-name", "train-9", "--wait-for-placement", "0", "-t", "10m")
+    hasty = stopped.sh("sleep 300", "--gpus", "16", "--job-name", "train-9", "--placement-wait", "0", "-t", "10m")
     assert nodes_of(stopped, hasty) == {"dgx002", "dgx004"}
     assert "on 2 racks about 25 % slower than in one" in stopped.cli("show", hasty).stdout
     assert "SLOWER" in stopped.cli("status").stdout

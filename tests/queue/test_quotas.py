@@ -60,7 +60,7 @@ def active(name: str, gpus: int, user: str = "ann", **more: Any) -> JobRecord:
 
 
 def counted(ledger: QuotaLedger) -> dict[tuple[str, str], Bound]:
-    return {(bound.rule.whose, bound.rule.unit): bound for bound in ledger.bounds()}
+    return {(bound.rule.subject, bound.rule.unit): bound for bound in ledger.bounds()}
 
 
 def run(name: str, user: str, start: float, gpus: int = 1, group: str = "", qos: str = "") -> RunRecord:
@@ -149,7 +149,7 @@ def test_the_snapshot_has_it_and_fair_share_goes_by_groups(store: Store) -> None
     fair = {"p": PolicySpec(name="f", order="fairshare")}
     snap = snapshot_of_store(store, asked, fair, NOW)
     (job,) = snap.pending
-    assert (job.group, [snap.bounds[at].rule.whose for at in job.bounds]) == ("b", ["user ann"] * 3)
+    assert (job.group, [snap.bounds[at].rule.subject for at in job.bounds]) == ("b", ["user ann"] * 3)
     assert [snap.bounds[at].room for at in job.bounds] == [2, 4, 360_000 - 3 * 3600 - 2 * 600]
     assert {leaf: round(hours, 1) for leaf, hours in snap.usage.items()} == {"b/ann": 2.0, "a/ann": 1.0}
     assert recent_usage(store, inventory(), fair, NOW).keys() == {"ann"}

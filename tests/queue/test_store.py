@@ -20,8 +20,10 @@ import pytest
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord, JobState
+from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.queue.locks import lock_holders
+from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.queue.rows import SINCE_VERSION
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, RunRecord, Store, UsageRow
@@ -420,11 +422,43 @@ def as_version(state: Path, jobs: list[JobRecord], version: int) -> None:
     db.execute("INSERT INTO meta VALUES ('cluster_id', 'abcdefgh')")
     columns = "job_id, attempt, user, partition, share, gpus, start_time, end_time, allocation"
     db.execute(f"INSERT INTO runs ({columns}) VALUES ('old', 1, 'u', 'p', 1, 1, ?, ?, '{{}}')", (NOW - 9, NOW - 5))
-    for kind in OLD_KINDS:
+    for kind in OLD_KINDS if version < 14 else OLD_KINDS.values():
         db.execute("INSERT INTO events (time, kind, data) VALUES (?, ?, '{}')", (NOW - 7, kind))
     db.execute(f"PRAGMA user_version = {version}")
     db.commit()
     db.close()
+
+
+def test_renamed_keys_of_an_earlier_version_are_read_and_migrated(tmp_path: Path) -> None:
+    as_version(tmp_path, [job()], 14)
+    shape = '{"gpu_type":"A100","unit":"steps","gpus":8,"most":4,"nodes":2,"racks":1}'
+    kind = '"kind":"ann/\\"most\\":"'  # the name of a job may look like the key
+    speed = f'{{"job_id":"j",{kind},"shape":{shape},"log_pace":1.5,"gpus":[["n1",0]]}}'
+    estimate = f'{{{kind},"shapes":[{{"shape":{shape},"logs":[[1.5,1.0]],"count":1,"best":1.5}}]}}'
+    db = sqlite3.connect(tmp_path / DATABASE)
+    db.execute("INSERT INTO paces (data) VALUES (?)", (speed.encode(),))
+    db.execute("INSERT INTO beliefs VALUES ('ann/\"most\":', ?)", (estimate.encode(),))
+    spec = PolicySpec(name="p", placement_wait_s=7.0)
+    shadow = Shadow(partition="p", spec=spec, since=NOW, by="u")
+    change = PolicyChange(time=NOW, partition="p", user="u", act="promote", reason="", spec=spec)
+    for table, data in (("shadows", shadow), ("policy_changes", change)):
+        old = msgspec.json.encode(data).replace(b"placement_wait_s", b"place_wait_s")
+        db.execute(f"INSERT INTO {table} (partition, data) VALUES ('p', ?)", (old,))
+    db.commit()
+    db.close()
+    reader = Reader.open(tmp_path)
+    assert reader is not None
+    name = 'ann/"most":'
+    (pace,), before = reader.paces(), reader.beliefs()  # before the new controller has begun
+    assert (pace.kind, pace.shape.max_gpus_per_node, before[name].shapes[0].shape) == (name, 4, pace.shape)
+    assert reader.belief(name) == before[name]
+    store = Store.create_or_open(tmp_path)
+    for opened in (store, reader):
+        assert (opened.paces(), opened.beliefs(), opened.belief(name)) == ([pace], before, before[name])
+    assert store.shadows()["p"].spec.placement_wait_s == 7.0
+    assert store.policy_changes("p")[0].spec.placement_wait_s == 7.0
+    reader.close()
+    store.close()
 
 
 @pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))

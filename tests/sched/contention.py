@@ -28,7 +28,7 @@ LINKS = ("server", "nic", "uplink")
 
 
 def paces(nodes: int, racks: int, pace: float, gpus: int = 16) -> SpeedSamples:
-    shape = JobShape(gpu_type="", unit="steps", gpus=gpus, most=gpus // nodes, nodes=nodes, racks=racks)
+    shape = JobShape(gpu_type="", unit="steps", gpus=gpus, max_gpus_per_node=gpus // nodes, nodes=nodes, racks=racks)
     return SpeedSamples(shape=shape, logs=((float(np.log(pace)), 1.0),) * 5, count=5, best=float(np.log(pace)))
 
 

@@ -132,10 +132,10 @@ def test_a_job_waits_for_its_rack_as_long_as_that_pays_and_says_so() -> None:
     told = explain(snap, "j")
     assert told.reason == plan.reasons["j"]
     assert told.racks == 2
-    assert told.next_steps[0] == "accept what is free (--wait-for-placement 0) now"
+    assert told.next_steps[0] == "accept what is free (--placement-wait 0) now"
     assert [n for n, _ in started(decide(replace(snap, running=(HALF[1],))))["j"]] == ["n0", "n1"]
     assert [n for n, _ in started(decide(replace(snap, now=until + 1)))["j"]] == ["n1", "n3"]
-    capped = with_place(snap, "contention", place_wait_s=3600.0)
+    capped = with_place(snap, "contention", placement_wait_s=3600.0)
     assert [n for n, _ in started(decide(replace(capped, now=NOW + 3601)))["j"]] == ["n1", "n3"]
     own = replace(job, spec=replace(job.spec, placement_wait_s=0.0))
     assert decide(replace(snap, pending=(own,))).actions, "its own word goes before the policy's"

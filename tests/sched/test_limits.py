@@ -51,7 +51,7 @@ def test_nothing_starts_beyond_a_limit(world: tuple[Snapshot, Quotas, Past], pla
     new = [(jobs[a.job_id], jobs[a.job_id].spec.gpus, jobs[a.job_id].spec.time_limit_s) for a in plan.actions]
     old = [(r, r.allocation.gpus, max(0.0, r.expected_end - snap.now)) for r in snap.running]
     before, after = taken(known, old, past, snap.now), taken(known, [*old, *new], past, snap.now)
-    assert all(count <= rule.most for rule, count in after.items() if count > before[rule])
+    assert all(count <= rule.limit for rule, count in after.items() if count > before[rule])
     checked, rejections = check(plan, snap)
     assert rejections == ()
     assert checked == plan
@@ -60,7 +60,7 @@ def test_nothing_starts_beyond_a_limit(world: tuple[Snapshot, Quotas, Past], pla
             continue
         job = jobs[job_id]
         more = taken(known, [*old, *new, (job, job.spec.gpus, job.spec.time_limit_s)], past, snap.now)
-        assert any(more[r] > max(r.most, after[r]) and r.reason == reason.code for r in more), "it waits for no limit"
+        assert any(more[r] > max(r.limit, after[r]) and r.reason == reason.code for r in more), "it waits for no limit"
 
 
 @QUICK

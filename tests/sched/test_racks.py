@@ -289,7 +289,7 @@ def test_rack_prefers_one_rack_and_rack_wait_waits_for_it() -> None:
     jobs = [pending("j", 8, nodes=2, submit=NOW - 60)]
     snap = snapshot(FOUR, jobs, HALF, place="rack", topology=TWO_RACKS)
     assert [name for name, _ in started(decide(snap))["j"]] == ["n1", "n3"]
-    waits = with_place(snap, "rack-wait", name="rack-wait", place_wait_s=3600)
+    waits = with_place(snap, "rack-wait", name="rack-wait", placement_wait_s=3600)
     plan, clock = decide(waits), local_clock(NOW + 3540, NOW)
     assert not plan.actions
     assert plan.reasons["j"].code is ReasonCode.RESOURCES
@@ -298,7 +298,7 @@ def test_rack_prefers_one_rack_and_rack_wait_waits_for_it() -> None:
         "; can start within 0:10:00, by time limits"
     )
     assert explain(waits, "j").reason == plan.reasons["j"]
-    assert "allow several racks (--wait-for-placement 0) now" in explain(waits, "j").next_steps
+    assert "allow several racks (--placement-wait 0) now" in explain(waits, "j").next_steps
     room = replace(waits, running=(HALF[1],))
     assert [name for name, _ in started(decide(room))["j"]] == ["n0", "n1"]
     late = replace(waits, now=NOW + 3541)

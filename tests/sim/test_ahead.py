@@ -343,7 +343,7 @@ class Costly(Plain):
         costs = [sum(plain.cost(job.spec.name, dict.fromkeys(where, job.spec.gpus_per_node)))
                  for where in combinations(free, parts)]  # fmt: skip
         own, policy = job.spec.placement_wait_s, self.snap.policies[job.spec.partition]
-        wait_s = policy.place_wait_s if own is None else own
+        wait_s = policy.placement_wait_s if own is None else own
         ends = [job.submit_time + min(cost * cost * PATIENCE_S, wait_s) + 1e-3 for cost in costs]
         ends.append(waits_until(job, policy))
         return min((end for end in ends if end > self.snap.now), default=None)
@@ -505,7 +505,7 @@ def racked(seed: int) -> Snapshot:
     snap = snapshot(
         nodes, jobs, busy, order=str(order), place=str(place), backfill=str(backfill), topology=topology(*racks)
     )
-    policy = msgspec.structs.replace(snap.policies["p"], place_wait_s=50.0)
+    policy = msgspec.structs.replace(snap.policies["p"], placement_wait_s=50.0)
     return msgspec.structs.replace(snap, policies={"p": policy})
 
 

@@ -43,7 +43,7 @@ from tests.sim.worlds import trace_of
 def ordered(rule: str, order: str, backfill: str, wait_s: float | None = None) -> ReplayPolicy:
     knows = "nothing" if (order, backfill) == ("fifo", "skip") else "limit"
     return ReplayPolicy(
-        name=rule, order=order, knows=knows, source="", backfill=backfill, placement=rule, place_wait_s=wait_s
+        name=rule, order=order, knows=knows, source="", backfill=backfill, placement=rule, placement_wait_s=wait_s
     )
 
 
@@ -99,7 +99,7 @@ def states(draw: st.DrawFn) -> Snapshot:
     policy = changed(
         policy, place=draw(st.sampled_from(["contention", "rack-wait"])),
         backfill=draw(st.sampled_from(["skip", "easy"])),
-        place_wait_s=draw(st.sampled_from([1800.0, 86_400.0])),
+        placement_wait_s=draw(st.sampled_from([1800.0, 86_400.0])),
     )  # fmt: skip
     return changed(snap, pending=jobs, running=busy, policies={"p": policy})
 
@@ -137,7 +137,7 @@ def first_decision(
     kind = np.append(costs.load.jobs["kind"], 0)
     network = PlacementNetwork(costs.tree, costs.model, kind, hold_s=np.inf, sure=costs.sure)
     pool = Pool.of([NodeSpec(len(node.gpus), name=node.name) for node in nodes.nodes])
-    rule = ordered(policy.place, "fifo", policy.backfill, policy.place_wait_s)
+    rule = ordered(policy.place, "fifo", policy.backfill, policy.placement_wait_s)
     options = ReplayOptions(network=network, generic=True, quotas=quotas, reservations=booked)
     world = world_of(trace, pool, rule, options)
     assert walks(world)
@@ -224,7 +224,7 @@ def test_topology_agents_decide_live_as_in_a_replay(
     (behind,) = snap.policies.values()
     asked = by_agents(changed(snap, policies={"p": changed(behind, order=order)}), schedulers)
     (policy,) = asked.policies.values()
-    asked = changed(asked, policies={"p": changed(policy, place_wait_s=behind.place_wait_s)})
+    asked = changed(asked, policies={"p": changed(policy, placement_wait_s=behind.placement_wait_s)})
     numbers = untrained(0) if seed == 0 else np.random.default_rng(seed).normal(0, 0.5, vector_size(SHAPES))
     booked, limits = (), None
     if reserved:

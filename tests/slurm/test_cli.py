@@ -107,7 +107,7 @@ SUBMITTED = [
         "--wrap 'exec a'",
     ),
     (
-        "-p A100 --gpus 16 --max-spread rack --wait-for-placement 1h --wait -- a",
+        "-p A100 --gpus 16 --max-spread rack --placement-wait 1h --wait -- a",
         "-p A100 -N 2 --ntasks-per-node=1 --gpus-per-node=8 --switches=1@01:00:00 -W --wrap 'srun a'",
     ),
     ("-p A100 --gpus 1 --dry-run -- a", "-p A100 --gpus-per-node=1 --test-only --wrap a"),

@@ -36,7 +36,7 @@ def test_live_policies_are_replayed_with_their_backfill_and_their_wait(place: Pl
     words = ("log.swf", "--gpus-per-node", "3", "--topology", "racks.yaml")
     (waits,) = place.rows(*words, "-P", "rack-wait")
     assert waits["mean_jct_s"] == pytest.approx((4000 + 5000 + 3999 + 800) / 3)
-    (place.trace.parent / "short.yaml").write_text("order: fifo\nplace: rack-wait\nplace_wait: 1000s\nbackfill: easy\n")
+    (place.trace.parent / "short.yaml").write_text("place: rack-wait\nplacement_wait: 1000s\nbackfill: easy\n")
     (gives_up,) = place.rows(*words, "-P", "short.yaml")
     (at_once,) = place.rows(*words, "-P", "rack")
     assert at_once["mean_jct_s"] < gives_up["mean_jct_s"] < waits["mean_jct_s"]

@@ -88,10 +88,11 @@ def _power(by: str) -> RenderableType:
 
 def _quota() -> RenderableType:
     rows = [
-        QuotaRow(whose=f"user {USER} in class interactive", limit="gpu_hours", used=123_456.7, most=999_999.0,
+        QuotaRow(subject=f"user {USER} in class interactive", resource="gpu_hours", used=123_456.7, limit=999_999.0,
                  reason="QOSMaxGRESMinutesPerUser"),
-        QuotaRow(whose=f"group {GROUP}", limit="gpus", used=1024, most=1024, reason="AssocGrpGRES", frees=NOW + 3600),
-        QuotaRow(whose="group physics", limit="time", used=None, most=864_000,
+        QuotaRow(subject=f"group {GROUP}", resource="gpus", used=1024, limit=1024, reason="AssocGrpGRES",
+                 frees=NOW + 3600),
+        QuotaRow(subject="group physics", resource="time", used=None, limit=864_000,
                  reason="AssocMaxWallDurationPerJobLimit"),
     ]  # fmt: skip
     classes = (QosRow(name="interactive-express", priority=100_000, preemptible=None, exempt=False),)

@@ -87,7 +87,7 @@ def test_tiles_say_what_the_store_says(browser: Browser, served: Served) -> None
 
 def test_groups_and_users_add_up_to_the_same(browser: Browser, served: Served) -> None:
     look(browser, served.url)
-    browser.run("document.querySelector('[aria-label=whose] [data-value=group]').click()")
+    browser.run("document.querySelector('[aria-label=subject] [data-value=group]').click()")
     shown = browser.run(
         "[...document.querySelectorAll('.users li')].map(l => [l.querySelector('.what').innerText, "
         "+l.querySelector('.num').firstChild.data.replace(',', '')])"
@@ -204,8 +204,8 @@ def test_the_timeline_reaches_its_last_node(browser: Browser, served: Served) ->
     sizes = "(e => [e.scrollHeight, e.clientHeight])(document.querySelector('.scroll'))"
     assert browser.run(sizes) == [6 * 34 + 24, 180]
     browser.run("document.querySelector('.scroll').scrollTop = 1000")
-    last = "[...m.world.jobs.values()].find(j => j.state === 'RUNNING' && j.on[0][0] === 'gpu0006')"
-    name, user, gpu = browser.run(WORLD.format(body=f"(j => [j.name, j.user, j.on[0][1]])({last})"))
+    last = "[...m.world.jobs.values()].find(j => j.state === 'RUNNING' && j.allocation[0][0] === 'gpu0006')"
+    name, user, gpu = browser.run(WORLD.format(body=f"(j => [j.name, j.user, j.allocation[0][1]])({last})"))
     edges = "(b => [b.left, b.bottom, b.width])(document.querySelector('.scroll canvas').getBoundingClientRect())"
     box = browser.run(edges)
     x, y = box[0] + 92 + (box[2] - 92) / 5 + 3, box[1] - 34 + 1.5 + (gpu + 0.5) * 31 / 8

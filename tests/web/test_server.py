@@ -159,7 +159,7 @@ def test_what_is_sent_is_compressed_and_kept(served: Served) -> None:
 
 
 def test_waiting_tasks_of_an_array_are_one_row(served: Served, named: dict[str, str]) -> None:
-    found = [row for row in served.get("/api/state").json["jobs"] if row.get("array") == named["array"]]
+    found = [row for row in served.get("/api/state").json["jobs"] if row.get("array_id") == named["array"]]
     assert [(row["count"], row["tasks"]) for row in found] == [(40, "0-39")]
 
 
@@ -174,9 +174,9 @@ def test_rows_are_what_status_shows(served: Served) -> None:
     assert {
         (j["id"], j["state"], j["gpus"], j["reason"] or "", tuple(j["nodes"])) for j in said if not j["array_id"]
     } == {
-        (j["id"], j["state"], j["gpus"], j.get("reason", ""), tuple(on[0] for on in j.get("on", [])))
+        (j["id"], j["state"], j["gpus"], j.get("reason", ""), tuple(part[0] for part in j.get("allocation", [])))
         for j in rows
-        if j["state"] in ("RUNNING", "PENDING") and not j.get("array")
+        if j["state"] in ("RUNNING", "PENDING") and not j.get("array_id")
     }
     assert any(j.get("reason") == NASTY for j in rows)
 

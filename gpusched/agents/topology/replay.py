@@ -88,7 +88,7 @@ def replayed(
 ) -> ReplayResult:  # fmt: skip
     """Replay a trace under ``parts`` schedulers with equal weights, in submission order; no longer waits than that."""
     model = TrainedModel("topology", dict(zip(SHAPES, agent, strict=True)), {}, "", "<weights in memory>")
-    spec = PolicySpec(name="agents", agent="topology", backfill="skip", schedulers=parts, place_wait_s=wait_s)
+    spec = PolicySpec(name="agents", agent="topology", backfill="skip", schedulers=parts, placement_wait_s=wait_s)
     policy = replace(placed_by("contention", "agents"), order="topology", model=model, spec=spec)
     return replay(trace, pool, policy, network=network, seed=seed)
 
@@ -96,7 +96,7 @@ def replayed(
 def new_replay_state(world: SimWorld, agent: TopologyWeights, spec: PolicySpec) -> tuple[SimWorld, TopologyReplayState]:
     """Return the world with its jobs' possible layouts, and the agents' state."""
     rule = replace(
-        policy_of_order(f"{spec.order}+{spec.backfill}"), placement="contention", place_wait_s=spec.place_wait_s
+        policy_of_order(f"{spec.order}+{spec.backfill}"), placement="contention", placement_wait_s=spec.placement_wait_s
     )
     world.sim.jobs["rank"] = static_ranks(rule.order, world.trace, world.knowledge.expected, world.trace.duration)
     policy = world.policy

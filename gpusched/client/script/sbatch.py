@@ -187,7 +187,7 @@ OPTIONS: dict[str, SupportedOption | RefusedOption] = {
     "signal": _translated(
         "--signal; without @ 60 s before the limit; without B: what srun started gets it; R: is refused", values.signal
     ),
-    "switches": _different(_translated("--wait-for-placement; 1 or 1@TIME", values.switches)),
+    "switches": _different(_translated("--placement-wait; 1 or 1@TIME", values.switches)),
     "tasks-per-node": _same("--ntasks-per-node"),
     "time": _same("--time", "t"),
     "use-min-nodes": _flag([], "ignored: a job gets the fewest nodes"),

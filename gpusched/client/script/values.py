@@ -179,7 +179,7 @@ def switches(value: str) -> list[str]:
         raise Unsupported(
             "expected 1 or 1@TIME", "--switches=1@2:00:00 waits 2 hours for one rack, --max-spread rack always"
         )
-    return ["--wait-for-placement", wait or "5m"]
+    return ["--placement-wait", wait or "5m"]
 
 
 def only(allowed: Sequence[str], why: str, hint: str, value: str) -> list[str]:

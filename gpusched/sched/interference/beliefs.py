@@ -255,7 +255,7 @@ def _pace(paces: SpeedSamples) -> float:
 
 
 def _placed(shapes: Sequence[JobShape]) -> placement.Placements:
-    columns = ([getattr(s, name) for s in shapes] for name in ("most", "gpus", "nodes", "racks"))
+    columns = ([getattr(s, name) for s in shapes] for name in ("max_gpus_per_node", "gpus", "nodes", "racks"))
     return placement.Placements(*(np.array(column, np.int64) for column in columns))
 
 

@@ -91,7 +91,7 @@ def _wait_s(job: PendingView, snapshot: Snapshot) -> float:
     policy = snapshot.policies.get(job.spec.partition)
     if job.spec.placement_wait_s is not None:
         return job.spec.placement_wait_s
-    return policy.place_wait_s if policy is not None else 0.0
+    return policy.placement_wait_s if policy is not None else 0.0
 
 
 def _node_counts(requests: Requests) -> list[tuple[int, ...]]:
@@ -226,8 +226,13 @@ def _figures(kept: _BeliefCache, kind: str, gpus: int, counts: tuple[int, ...]) 
     def longer(wide: tuple[int, int], tight: tuple[int, int]) -> float | None:
         """Return the factor by which a step is longer over (nodes, racks) than over others."""
         nonlocal alone
-        shapes = (JobShape(gpu_type=usual.gpu_type if usual else "", unit=usual.unit if usual else "", gpus=gpus,
-                        most=gpus // nodes, nodes=nodes, racks=racks) for nodes, racks in (wide, tight))  # fmt: skip
+        gpu_type, unit = (usual.gpu_type, usual.unit) if usual else ("", "")
+        shapes = (
+            JobShape(
+                gpu_type=gpu_type, unit=unit, gpus=gpus, max_gpus_per_node=gpus // nodes, nodes=nodes, racks=racks
+            )
+            for nodes, racks in (wide, tight)
+        )  # fmt: skip
         cost = kept.of_others(wide, tight) if usual is None else cost_of_spread(kept.beliefs.values(), kind, *shapes)
         alone = alone and cost is not None and cost.source != "others"
         return None if cost is None else max(1.0 + cost.slower, 1.0)
@@ -291,7 +296,9 @@ class _BeliefCache:
     def of_others(self, wide: tuple[int, int], tight: tuple[int, int]) -> Cost | None:
         """Return the cost of (nodes, racks) against others, for a kind with no known pace."""
         if (wide, tight) not in self._others:
-            shapes = (JobShape(gpu_type="", unit="", gpus=0, most=0, nodes=n, racks=r) for n, r in (wide, tight))
+            shapes = (
+                JobShape(gpu_type="", unit="", gpus=0, max_gpus_per_node=0, nodes=n, racks=r) for n, r in (wide, tight)
+            )
             self._others[wide, tight] = cost_of_spread(self.beliefs.values(), "", *shapes)
         return self._others[wide, tight]
 

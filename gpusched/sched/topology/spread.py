@@ -56,7 +56,7 @@ def waits_until(job: PendingView, policy: PolicySpec) -> float:
     """Return until when it waits for the fewest nodes in one rack (Unix seconds), from submission or begin time."""
     wait = job.spec.placement_wait_s
     if wait is None:
-        wait = policy.place_wait_s if policy.place == "rack-wait" else 0.0
+        wait = policy.placement_wait_s if policy.place == "rack-wait" else 0.0
     return max(job.submit_time, job.eligible_time or 0.0) + wait
 
 
@@ -103,7 +103,7 @@ def gives_up(
 
 def waits_text(until: float, now: float, policy: PolicySpec, job: PendingView, on: int | None) -> str:
     """Format as ``waits for one rack until 14:20 at the latest (rack-wait); it could start now on 2 racks``."""
-    option = "--wait-for-placement" if job.spec.placement_wait_s is not None else policy.name
+    option = "--placement-wait" if job.spec.placement_wait_s is not None else policy.name
     wish = "one rack" if job.spec.max_nodes is None else "fewer nodes in one rack"
     text = f"waits for {wish} until {local_clock(until, now)} at most ({option})"
     return f"{text}; it could start now on {count_of(on, 'rack')}" if on is not None else text

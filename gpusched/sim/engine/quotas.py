@@ -65,7 +65,7 @@ def ledger_of(
         for rule in (bounds.rules[at] for at in found):
             cost = costs[rule.unit]
             # A job that exceeds a limit by itself can never run.
-            for job in rows[i][cost[rows[i]] > rule.most].tolist():
+            for job in rows[i][cost[rows[i]] > rule.limit].tolist():
                 never.setdefault(job, limit_message(Bound(rule), int(cost[job]), 0))
     if not bounds.links:
         return None, never
@@ -73,7 +73,7 @@ def ledger_of(
     epoch = trace.epoch or 0.0
     ledger = SimLedger(
         account=np.column_stack((first[of], trace.gpus, (trace.gpus * week).astype(np.int64))),
-        room=ints([rule.most for rule in bounds.rules]),
+        room=ints([rule.limit for rule in bounds.rules]),
         links=np.array(bounds.links, LINK),
         row=np.where(hourly, np.cumsum(hourly) - 1, -1).astype(np.int64),
         used=np.zeros((int(hourly.sum()), HOURS), np.int64),

@@ -124,7 +124,7 @@ export function facts() {
     if (ACTIVE.has(job.state)) {
       by.running.push(job);
       add(job, job.gpus ?? 0, 0);
-      for (const [node, ...gpus] of job.on ?? []) {
+      for (const [node, ...gpus] of job.allocation ?? []) {
         if (!at.has(node)) at.set(node, new Map());
         for (const gpu of gpus) at.get(node).set(gpu, job);
       }
@@ -134,9 +134,9 @@ export function facts() {
     } else by.ended.push(job);
   }
   const starts = world.forecast.jobs;
-  by.waiting = by.waiting.map(job => [starts[job.id]?.[0] ?? 1e12, job.sub, job]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, , job]) => job);
-  by.running.sort((a, b) => (b.start ?? Infinity) - (a.start ?? Infinity));
-  by.ended.sort((a, b) => b.end - a.end);
+  by.waiting = by.waiting.map(job => [starts[job.id]?.[0] ?? 1e12, job.submit_time, job]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, , job]) => job);
+  by.running.sort((a, b) => (b.start_time ?? Infinity) - (a.start_time ?? Infinity));
+  by.ended.sort((a, b) => b.end_time - a.end_time);
   const gpus = {all: 0, busy: 0, idle: 0, free: 0, out: 0}, sums = {watts: 0, power: false, use: 0, known: 0};
   for (const node of world.nodes.values()) {
     [...node.gpus].forEach((letter, i) => {

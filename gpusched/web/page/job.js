@@ -13,25 +13,25 @@ export function jobPage(main, id) {
   main.append(h("p", {class: "crumbs"}, h("a", {href: "#/jobs"}, "Jobs"), " / ", h("span", {class: "mono"}, id)), h("div", {class: "title"}, title), under, h("div", {class: "two even"}, h("section", {class: "panel"}, facts_), gpus), curves, h("div", {class: "two even"}, story, log));
   let known = null, trouble = "", closed = false, seen = "", logged = "", last = 0;
 
-  const current = () => [...world.jobs.values()].find(job => job.id === id || job.array === id) ?? known?.job;
+  const current = () => [...world.jobs.values()].find(job => job.id === id || job.array_id === id) ?? known?.job;
 
   function fields(job) {
     const at = now(), active = ACTIVE.has(job.state), start = expected(job);
-    const list = [["User", [swatch(job.user), h("a", {href: `#/jobs?q=${encodeURIComponent(job.user)}`}, job.user)]], ["Partition", `${job.part}${job.flavor ? `, flavor ${job.flavor}` : ""}`],
+    const list = [["User", [swatch(job.user), h("a", {href: `#/jobs?q=${encodeURIComponent(job.user)}`}, job.user)]], ["Partition", `${job.partition}${job.flavor ? `, flavor ${job.flavor}` : ""}`],
       ["GPUs", `${job.gpus ?? 0}${job.nodes ? ` on ${many(job.nodes, "node")}` : ""}`], ["Group", job.group], ["QOS", job.qos], ["Reservation", job.reservation],
-      ["Submitted", clock(job.sub, at)], ["Waited", job.start ? span(job.start - job.sub) : span(at - job.sub)],
-      ["Expected start", !job.start && !job.end && (start ? `${start[0] <= at + 30 ? "any moment" : clock(start[0], at)}${start[2] && start[1] !== start[2] ? `, between ${clock(Math.max(at, start[1]), at)} and ${clock(Math.max(at, start[2]), at)}` : ""}` : "too far ahead to predict")],
-      ["Started", job.start && clock(job.start, at)], ["Ran", job.start && span((job.end ?? at) - job.start)], ["Limit", `${span(job.limit)}${active && job.due ? `, until ${clock(job.due, at)}` : ""}`],
-      ["Progress", job.step !== undefined && [progress(job), ` step ${count(job.step)}${job.own ? `, done about ${clock(job.own, at)}` : ""}`]],
-      ["Ended", job.end && clock(job.end, at)], ["Exit code", job.exit], ["Energy", (known?.job.energy ?? job.energy) && energy(known?.job.energy ?? job.energy)],
-      ["Attempt", job.attempt], ["Priority", job.prio], ["Held by", job.held], ...(known?.lines ?? []).map(([k, v]) => [k[0].toUpperCase() + k.slice(1), v])];
+      ["Submitted", clock(job.submit_time, at)], ["Waited", job.start_time ? span(job.start_time - job.submit_time) : span(at - job.submit_time)],
+      ["Expected start", !job.start_time && !job.end_time && (start ? `${start[0] <= at + 30 ? "any moment" : clock(start[0], at)}${start[2] && start[1] !== start[2] ? `, between ${clock(Math.max(at, start[1]), at)} and ${clock(Math.max(at, start[2]), at)}` : ""}` : "too far ahead to predict")],
+      ["Started", job.start_time && clock(job.start_time, at)], ["Ran", job.start_time && span((job.end_time ?? at) - job.start_time)], ["Limit", `${span(job.time_limit_s)}${active && job.limit_end ? `, until ${clock(job.limit_end, at)}` : ""}`],
+      ["Progress", job.step !== undefined && [progress(job), ` step ${count(job.step)}${job.progress_end ? `, done about ${clock(job.progress_end, at)}` : ""}`]],
+      ["Ended", job.end_time && clock(job.end_time, at)], ["Exit code", job.exit_code], ["Energy", (known?.job.energy_j ?? job.energy_j) && energy(known?.job.energy_j ?? job.energy_j)],
+      ["Attempt", job.attempt], ["Priority", job.priority], ["Held by", job.held_by], ...(known?.lines ?? []).map(([k, v]) => [k[0].toUpperCase() + k.slice(1), v])];
     facts_.replaceChildren(...list.filter(([, v]) => v !== undefined && v !== null && v !== false && v !== "").flatMap(([k, v]) => [h("dt", {}, k), h("dd", {}, ...[v].flat().map(x => typeof x === "number" ? String(x) : x))]));
   }
 
   function onGpus(job) {
     const active = ACTIVE.has(job.state);
-    gpus.className = job.on ? "panel" : "";
-    gpus.replaceChildren(...(job.on ? [h("h2", {}, active ? "GPUs now" : "GPUs used"), ...job.on.map(([name, ...own]) => {
+    gpus.className = job.allocation ? "panel" : "";
+    gpus.replaceChildren(...(job.allocation ? [h("h2", {}, active ? "GPUs now" : "GPUs used"), ...job.allocation.map(([name, ...own]) => {
       const node = world.nodes.get(name);
       return h("div", {class: "ongpus"}, h("a", {class: "mono", href: `#/node/${encodeURIComponent(name)}`}, name), active && node
         ? own.map(gpu => { const i = node.index ? node.index.indexOf(gpu) : gpu; return h("div", {class: "gpu"}, h("b", {}, `GPU ${gpu}`), h("span", {class: "meter"}, h("i", {style: {width: `${node.util?.[i] ?? 0}%`, background: colourOf(node, i, job, false)}})), h("small", {}, label(node, i).replace(/^allocated, /, ""))); })
@@ -70,7 +70,7 @@ export function jobPage(main, id) {
     if (world.files) { drawLog("", "The output is not included in these files."); return; }
     if (!known) return;
     if (known.private === null || known.private === undefined) { drawLog("", world.me.user ? `Only ${job.user} and admins see its output.` : "Log in through the site's proxy to see the output here, or run: gpusched logs " + id); return; }
-    if (!job.start) { drawLog("", "It has not started."); return; }
+    if (!job.start_time) { drawLog("", "It has not started."); return; }
     try { const found = await jobLog(id, 0); if (!closed && (found.text !== logged || !log.firstChild)) { logged = found.text; drawLog(found.text, found.note); } } catch (error) { if (!closed) drawLog("", error.message); }
   }
 

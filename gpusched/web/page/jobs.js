@@ -6,10 +6,10 @@ import {starts, range} from "./overview.js";
 
 const COLUMNS = [["id", "Job"], ["name", "Name"], ["user", "User"], ["part", "Partition"], ["gpus", "GPUs"], ["state", "State"], ["where", "Nodes / reason"], ["time", "Time"], ["when", "Ends or starts"]];
 const SORTS = {
-  id: job => job.id, name: job => job.name, user: job => job.user, part: job => job.part, gpus: job => -(job.gpus ?? 0), state: job => job.state,
-  time: job => -((job.end ?? now()) - (job.start ?? job.sub)), when: job => ACTIVE.has(job.state) ? ending(job) : job.end ? -job.end : expected(job)?.[0] ?? Infinity,
+  id: job => job.id, name: job => job.name, user: job => job.user, part: job => job.partition, gpus: job => -(job.gpus ?? 0), state: job => job.state,
+  time: job => -((job.end_time ?? now()) - (job.start_time ?? job.submit_time)), when: job => ACTIVE.has(job.state) ? ending(job) : job.end_time ? -job.end_time : expected(job)?.[0] ?? Infinity,
 };
-const ending = job => world.forecast.ends?.[job.id] ?? job.own ?? job.due ?? Infinity;
+const ending = job => world.forecast.ends?.[job.id] ?? job.progress_end ?? job.limit_end ?? Infinity;
 
 // A list of which only the rows in sight are drawn. make(item) gives a row; height in pixels, as the style sheet has it.
 export function rowsInSight(box, make, name) {
@@ -93,7 +93,7 @@ export function jobsPage(main, _, query) {
     const all = {now: () => [...by.running, ...by.waiting], running: () => by.running, waiting: () => by.waiting, ended: () => by.ended}[of]?.() ?? [];
     const fits = matcher(text);
     const ours = mine && own() ? all.filter(job => job.user === own()) : all;
-    const list = text ? ours.filter(job => fits([job.id, job.name, job.user, job.part, job.reason, job.state, job.group, job.qos, ...(job.on ?? []).map(o => o[0])])) : [...ours];
+    const list = text ? ours.filter(job => fits([job.id, job.name, job.user, job.partition, job.reason, job.state, job.group, job.qos, ...(job.allocation ?? []).map(o => o[0])])) : [...ours];
     if (sort) { const by = SORTS[sort] ?? SORTS.when; list.sort((a, b) => { const [x, y] = [by(a), by(b)]; return (x < y ? -1 : x > y ? 1 : 0) * (turned ? -1 : 1); }); }
     return list;
   }
@@ -121,23 +121,23 @@ export function progress(job) {
 
 export function row(job) {
   const at = now(), active = ACTIVE.has(job.state), start = expected(job);
-  const time = active ? span(at - (job.start ?? at)) : job.end && job.start ? span(job.end - job.start) : span(at - job.sub);
+  const time = active ? span(at - (job.start_time ?? at)) : job.end_time && job.start_time ? span(job.end_time - job.start_time) : span(at - job.submit_time);
   let when = "";
-  if (active) when = ending(job) < Infinity ? h("span", {title: job.due ? `limit ${clock(job.due, at)}` : ""}, `~${clock(ending(job), at)}`) : "";
-  else if (job.end) when = clock(job.end, at);
+  if (active) when = ending(job) < Infinity ? h("span", {title: job.limit_end ? `limit ${clock(job.limit_end, at)}` : ""}, `~${clock(ending(job), at)}`) : "";
+  else if (job.end_time) when = clock(job.end_time, at);
   else if (start) when = h("span", {title: `expected start${range(start)}`}, starts(start), h("small", {}, range(start)));
-  const where = active || job.end ? names((job.on ?? []).map(o => o[0])) : "";
-  const why = job.reason ? `${job.reason}${job.exit ? ` ${job.exit}` : ""}` : "";
-  const id = job.tasks ? job.array : job.id;
+  const where = active || job.end_time ? names((job.allocation ?? []).map(o => o[0])) : "";
+  const why = job.reason ? `${job.reason}${job.exit_code ? ` ${job.exit_code}` : ""}` : "";
+  const id = job.tasks ? job.array_id : job.id;
   const open = h("a", {class: "open", href: `#/job/${job.id}`, title: job.tasks ? `${id}_[${job.tasks}]` : id}, id, job.tasks ? `_[${job.tasks}]` : "");
   return h("div", {class: `row ${active ? "run" : ""}`, role: "row", onclick: event => { if (!event.target.closest("a")) location.hash = `#/job/${job.id}`; }},
     h("span", {class: "id", role: "cell"}, open),
     h("span", {class: "name", role: "cell", title: job.name}, job.name),
     h("span", {class: "user", role: "cell"}, swatch(job.user), job.user),
-    h("span", {class: "part", role: "cell"}, job.part),
+    h("span", {class: "part", role: "cell"}, job.partition),
     h("span", {class: "gpus", role: "cell"}, count(job.gpus ?? 0), job.count ? h("small", {}, ` × ${count(job.count)}`) : ""),
     h("span", {class: "state", role: "cell"}, chip(job.state)),
-    h("span", {class: "where", role: "cell", title: job.message ?? ""}, where ? h("span", {class: "mono"}, where) : "", progress(job), why && !active ? h("span", {class: "why"}, where ? ` ${why}` : why, job.message && !job.end ? h("small", {}, ` ${job.message}`) : "") : ""),
+    h("span", {class: "where", role: "cell", title: job.message ?? ""}, where ? h("span", {class: "mono"}, where) : "", progress(job), why && !active ? h("span", {class: "why"}, where ? ` ${why}` : why, job.message && !job.end_time ? h("small", {}, ` ${job.message}`) : "") : ""),
     h("span", {class: "time", role: "cell"}, time),
     h("span", {class: "when", role: "cell"}, when));
 }

@@ -125,7 +125,7 @@ export function gpuMap(box) {
     byUser(value) { byUser = value; this.update(); },
     update() {
       const of = new Map(world.head.partitions.map(name => [name, []]));
-      for (const node of world.nodes.values()) { if (!of.has(node.part)) of.set(node.part, []); of.get(node.part).push(node); }
+      for (const node of world.nodes.values()) { if (!of.has(node.partition)) of.set(node.partition, []); of.get(node.partition).push(node); }
       for (const [name, nodes] of of) {
         const one = parts.get(name) ?? part(name);
         one.nodes = nodes;

@@ -33,7 +33,7 @@ export function nodesPage(main, _, query) {
     const use = mean(node.util?.filter((_, i) => node.gpus[i] === "A")), used = sum(node.mem), watts = sum(node.watt), who = users(node);
     return h("div", {class: "row", role: "row", onclick: event => { if (!event.target.closest("a")) location.hash = `#/node/${encodeURIComponent(node.name)}`; }},
       h("span", {class: "name", role: "cell"}, h("a", {class: "open mono", href: `#/node/${encodeURIComponent(node.name)}`}, node.name)),
-      h("span", {class: "part", role: "cell"}, node.part), h("span", {class: "state", role: "cell"}, chip(node)), h("span", {class: "map", role: "cell"}, cells(node)),
+      h("span", {class: "part", role: "cell"}, node.partition), h("span", {class: "state", role: "cell"}, chip(node)), h("span", {class: "map", role: "cell"}, cells(node)),
       h("span", {class: "gpus", role: "cell"}, `${node.free ?? 0} of ${node.gpus.length}`), h("span", {class: "use", role: "cell"}, use === null ? "–" : percent(use / 100)),
       h("span", {class: "mem", role: "cell"}, used === null || !node.max_mem ? "–" : percent(used / node.max_mem / node.gpus.length)),
       h("span", {class: "watt", role: "cell"}, watts === null ? "–" : power(watts)),
@@ -44,7 +44,7 @@ export function nodesPage(main, _, query) {
     const all = [...world.nodes.values()], free = all.filter(n => n.free), strange = all.filter(odd), fits = matcher(text);
     tabs.replaceChildren(choice("which", [["all", `All ${count(all.length)}`], ["free", `With free GPUs ${count(free.length)}`], ["odd", `Need attention ${count(strange.length)}`]], of, value => { of = value; remember("nodes", of); update("view"); }));
     const chosen = {all, free, odd: strange}[of] ?? all;
-    const shown = text ? chosen.filter(n => fits([n.name, n.part, n.state, n.reason, n.type, ...users(n)])) : chosen;
+    const shown = text ? chosen.filter(n => fits([n.name, n.partition, n.state, n.reason, n.type, ...users(n)])) : chosen;
     found.hidden = shown.length > 0;
     found.textContent = "No such node.";
     list.show(shown);
@@ -70,7 +70,7 @@ export function nodePage(main, name) {
         h("small", {}, label(node, i), node.why?.[gpu] ? `: ${node.why[gpu]}` : ""), job ? h("a", {href: `#/job/${job.id}`}, `${job.name} · ${job.user}`) : h("span", {}));
     }));
     const watts = sum(node.watt);
-    facts_.replaceChildren(...[["Partition", node.part], ["GPU", node.type], ["Free", `${node.free ?? 0} of ${many(node.gpus.length, "GPU")}`], ["Cores", `${node.cores[0]} of ${node.cores[1]} in use`],
+    facts_.replaceChildren(...[["Partition", node.partition], ["GPU", node.type], ["Free", `${node.free ?? 0} of ${many(node.gpus.length, "GPU")}`], ["Cores", `${node.cores[0]} of ${node.cores[1]} in use`],
       ["Memory", `${Math.round(node.ram[0] / 1024)} of ${count(Math.round(node.ram[1] / 1024))} GiB in use`], ["Load", node.load], ["Power", watts !== null && `${power(watts)}${node.max_watt ? ` of ${power(node.max_watt)}` : ""}`], ["Last seen", node.seen && clock(node.seen, now())]]
       .filter(([, v]) => v !== undefined && v !== null && v !== false).flatMap(([k, v]) => [h("dt", {}, k), h("dd", {}, String(v))]));
     const soon = facts().by.waiting.filter(job => world.forecast.jobs[job.id]?.[5]?.includes(name)).slice(0, 8);

@@ -13,8 +13,8 @@ export function overview(main) {
   const bars = h("div", {});
   const hours = recall("overview-hours", 6, SPANS.slice(0, 3).map(s => s[0]));
   const map = gpuMap(mapBox), ahead = timeline(bars, {ahead: hours, high: () => innerWidth < 700 ? 280 : 360}), looks = h("div", {class: "keyed"});
-  let byUser = recall("colour", "use") === "user", byGroup = recall("whose", "user") === "group";
-  const whose = h("span", {});
+  let byUser = recall("colour", "use") === "user", byGroup = recall("subject", "user") === "group";
+  const subject = h("span", {});
   const colours = value => { byUser = value === "user"; remember("colour", value); key.replaceChildren(legend(byUser)); map.byUser(byUser); };
   main.append(h("h1", {class: "unseen"}, "Overview"), tiles,
     h("div", {class: "two"},
@@ -23,14 +23,14 @@ export function overview(main) {
         h("section", {class: "panel flush"}, h("div", {class: "head"}, h("h2", {}, "Next hours"), choice("how far ahead", SPANS.slice(0, 3), hours, value => { remember("overview-hours", value); ahead.ahead(value); })), bars, looks)),
       h("div", {class: "stacked"},
         h("section", {class: "panel"}, h("div", {class: "head"}, h("h2", {}, "Starting next"), h("a", {href: "#/jobs?of=waiting"}, "All pending jobs")), next),
-        h("section", {class: "panel"}, h("div", {class: "head"}, h("h2", {}, "Usage"), whose, h("a", {href: "#/usage"}, "by day")), users))));
+        h("section", {class: "panel"}, h("div", {class: "head"}, h("h2", {}, "Usage"), subject, h("a", {href: "#/usage"}, "by day")), users))));
   key.replaceChildren(legend(byUser));
   map.byUser(byUser);
 
   function figures() {
     const {gpus, sums, waits, by} = facts(), held = gpus.busy + gpus.idle;
     const asked = by.waiting.reduce((n, job) => n + (job.gpus ?? 0) * (job.count ?? 1), 0);
-    const longest = by.waiting.reduce((t, job) => Math.min(t, job.sub), Infinity);
+    const longest = by.waiting.reduce((t, job) => Math.min(t, job.submit_time), Infinity);
     const fine = world.usage.fine, use = fine.map(p => [p[0], p[3]]), kw = fine.map(p => [p[0], p[4]]);
     const soon = expected(by.waiting.find(expected) ?? {});
     const kwh = fine.reduce((sum, p) => sum + (p[4] ?? 0) / 12, 0);
@@ -49,11 +49,11 @@ export function overview(main) {
     const {by, groups} = facts(), all = byGroup && groups.length ? groups : facts().users, rows = innerWidth > 1180 && world.nodes.size > 400 ? 17 : 9; // as many as stand beside the map
     next.replaceChildren(by.waiting.length ? h("ul", {class: "rows"}, by.waiting.slice(0, rows).map(job => {
       const start = expected(job);
-      return h("li", {}, h("a", {href: `#/job/${job.id}`}, h("span", {class: "what"}, h("b", {}, job.name), h("small", {}, `${job.user} · ${job.part}${job.count ? ` · ${many(job.count, "task")}` : ""}`)),
+      return h("li", {}, h("a", {href: `#/job/${job.id}`}, h("span", {class: "what"}, h("b", {}, job.name), h("small", {}, `${job.user} · ${job.partition}${job.count ? ` · ${many(job.count, "task")}` : ""}`)),
         h("span", {class: "num"}, many(job.gpus ?? 0, "GPU")), h("span", {class: "when"}, start ? starts(start) : "", h("small", {}, start ? range(start) : job.reason ?? ""))));
     })) : h("p", {class: "quiet"}, "No pending jobs."));
-    whose.hidden = !groups.length;
-    if (groups.length && !whose.firstChild) whose.append(choice("whose", [["user", "Users"], ["group", "Groups"]], byGroup ? "group" : "user", value => { byGroup = value === "group"; remember("whose", value); lists(); }));
+    subject.hidden = !groups.length;
+    if (groups.length && !subject.firstChild) subject.append(choice("subject", [["user", "Users"], ["group", "Groups"]], byGroup ? "group" : "user", value => { byGroup = value === "group"; remember("subject", value); lists(); }));
     const most = Math.max(1, ...all.map(u => u.held + u.asked));
     users.replaceChildren(all.length ? h("ul", {class: "rows users"}, all.slice(0, rows).map(u => h("li", {}, h("a", {href: `#/jobs?q=${encodeURIComponent(u.user)}`},
       h("span", {class: "what"}, u.user), h("span", {class: "track"}, h("i", {class: "held-3", style: {width: `${100 * u.held / most}%`}}), h("i", {class: "waits", style: {width: `${100 * u.asked / most}%`}})),

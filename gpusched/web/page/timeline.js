@@ -9,7 +9,7 @@ const SPANS = [[2, "2 h"], [6, "6 h"], [24, "1 day"], [72, "3 days"]];
 function gathered() { // node -> what is, was or is to be there, and the bars that it makes once they are drawn
   const rows = new Map();
   for (const name of world.nodes.keys()) rows.set(name, {jobs: [], plans: [], bars: null});
-  for (const job of world.jobs.values()) if (job.on && job.start) for (const part of job.on) rows.get(part[0])?.jobs.push(job, part);
+  for (const job of world.jobs.values()) if (job.allocation && job.start_time) for (const part of job.allocation) rows.get(part[0])?.jobs.push(job, part);
   for (const job of facts().by.waiting) {
     const plan = world.forecast.jobs[job.id];
     if (plan?.[5]) for (const name of plan[5]) rows.get(name)?.plans.push([plan[3], plan[4], job, plan[1], plan[2]]);
@@ -22,8 +22,8 @@ function barsOf(row, lanes, at) { // each on the GPUs that it has, or would have
   const ends = world.forecast.ends ?? {}, free = new Array(lanes).fill(0), bars = [];
   for (let i = 0; i < row.jobs.length; i += 2) {
     const job = row.jobs[i], gpus = row.jobs[i + 1].slice(1).sort((a, b) => a - b), active = ACTIVE.has(job.state);
-    const until = active ? Math.max(at, ends[job.id] ?? job.own ?? job.due ?? at) : job.end;
-    bars.push({job, gpus, from: job.start, until, active});
+    const until = active ? Math.max(at, ends[job.id] ?? job.progress_end ?? job.limit_end ?? at) : job.end_time;
+    bars.push({job, gpus, from: job.start_time, until, active});
     if (active) for (const gpu of gpus) free[gpu] = until;
   }
   for (const [from, until, job, low, high] of row.plans.sort((a, b) => a[0] - b[0])) {
@@ -139,7 +139,7 @@ export function timeline(box, {ahead = 6, high = 340, filter = () => true} = {})
     const {job} = bar, at = now();
     say(event, [`${job.name} of ${job.user}`, `${many(job.gpus ?? 0, "GPU")}${job.nodes ? ` on ${many(job.nodes, "node")}` : ""}`,
       bar.planned ? `expected start ${clock(bar.from, at)}, between ${clock(bar.low, at)} and ${bar.high === null ? "later" : clock(Math.max(bar.high, bar.low), at)}; expected end ${clock(bar.until, at)}` : bar.active
-        ? `since ${clock(bar.from, at)}, expected to ${clock(bar.until, at)}${job.due ? `, limit ${clock(job.due, at)}` : ""}`
+        ? `since ${clock(bar.from, at)}, expected to ${clock(bar.until, at)}${job.limit_end ? `, limit ${clock(job.limit_end, at)}` : ""}`
         : `${clock(bar.from, at)} to ${clock(bar.until, at)} (${span(bar.until - bar.from)}), ${job.state.toLowerCase()}`]);
   });
   drawn.addEventListener("mouseleave", hush);
@@ -150,7 +150,7 @@ export function timeline(box, {ahead = 6, high = 340, filter = () => true} = {})
     const at = now();
     for (const node of list) {
       const row = rows.get(node.name);
-      for (let i = 0; i < row.jobs.length; i += 2) if ((row.jobs[i].end ?? at) > at - ahead * 3600 / 4) count(row.jobs[i]);
+      for (let i = 0; i < row.jobs.length; i += 2) if ((row.jobs[i].end_time ?? at) > at - ahead * 3600 / 4) count(row.jobs[i]);
       for (const [from, , job] of row.plans) if (from < at + ahead * 3600) count(job);
     }
     return [...sums].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1)).map(([name]) => name);
@@ -168,7 +168,7 @@ export function timelinePage(main, _, query) {
   let part = query.get("part") ?? stored.part ?? "", hours = SPANS.some(s => s[0] === stored.hours) ? stored.hours : 6;
   if (!world.head.partitions.includes(part)) part = "";
   const keep = () => remember("timeline", {part, hours}), key = h("div", {class: "keyed"});
-  const shown = timeline(box, {ahead: hours, high: () => Math.max(180, innerHeight - 250), filter: node => !part || node.part === part});
+  const shown = timeline(box, {ahead: hours, high: () => Math.max(180, innerHeight - 250), filter: node => !part || node.partition === part});
   const parts = h("div", {});
   main.append(h("div", {class: "title"}, h("h1", {}, "Timeline"),
     h("div", {class: "tools"}, parts, choice("how far ahead", SPANS, hours, value => { hours = value; keep(); shown.ahead(value); update("view"); }))),

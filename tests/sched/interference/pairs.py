@@ -14,7 +14,7 @@ from gpusched.model.interference import (
 
 def shape(nodes: int = 2, racks: int = 1, gpus: int = 8, **more: str) -> JobShape:
     of = {"gpu_type": "A100", "unit": "samples"} | more
-    return JobShape(gpus=gpus, most=gpus // nodes, nodes=nodes, racks=racks, **of)
+    return JobShape(gpus=gpus, max_gpus_per_node=gpus // nodes, nodes=nodes, racks=racks, **of)
 
 
 def paces_on(

@@ -360,11 +360,11 @@ def test_why_tells_of_the_better_place_that_a_job_waits_for(knowing: Path, store
     said = dry_run("gpt-9")
     assert "at most: started now it would run 25 % slower" in said
     assert "; on 2 racks about 25 % slower than in one (" in said
-    assert "accept what is free (--wait-for-placement 0) now" in said
+    assert "accept what is free (--placement-wait 0) now" in said
     told = json.loads(run("submit", "--dry-run", "--json", *wanted, "gpt-9", "--", "true"))
     assert "jobs are placed, and wait for better places, by placement costs" in str(
         told["expected_start"]["assumptions"]
     )
     assert told["expected_start"]["nodes"] == ["n0", "n1"], "when the first job ends, not when its patience does"
     assert "waits for a better place: " not in dry_run("never-seen")
-    assert "waits for a better place: " not in dry_run("gpt-9", "--wait-for-placement", "0")
+    assert "waits for a better place: " not in dry_run("gpt-9", "--placement-wait", "0")
