@@ -738,8 +738,9 @@ JSON: dict[str, dict[str, str]] = {
         "since": "?Since when and why it is in this state.",
         "by": "?Who put it in this state; null: inventory.yaml.",
         "note": "?Since when and why it is in this state.",
-        "fallback": "?Why its fallback decides (live) or why it had no answer (shadow).",
+        "fallback": "?Why its fallback decides (live), why it had no answer (shadow), or which component is broken.",
         "path": "?Of its file or weights.",
+        "origin": "The package that its components come from: `gpusched`, or another with its version.",
         "mode": "Under Slurm, if live: `observe`, `advise` or `decide`.",
     },
     "policy-change": {
