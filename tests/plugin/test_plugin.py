@@ -140,7 +140,7 @@ def test_an_order_is_a_policy_of_replays_and_of_files(gpusched: Run, tmp_path: P
 
 
 def test_a_placement_is_one_of_replays_and_of_files(gpusched: Run, tmp_path: Path) -> None:
-    """The job of 2 GPUs goes beside the first one, that of 4 to the first node; that of a whole node waits until 101."""
+    """The job of 2 GPUs goes beside the first one, that of 4 to the first node; one of a whole node waits to 101."""
     jobs = [(n, 100, gpus) for n, gpus in enumerate((4, 6, 2, 4, 8))]  # submit, run, GPUs
     rows = [f"{n} {t} -1 {s} {g} -1 -1 {g} {s} -1 1 1 1 -1 1 -1 -1 -1" for n, (t, s, g) in enumerate(jobs)]
     (tmp_path / "day.swf").write_text("\n".join(rows) + "\n")
