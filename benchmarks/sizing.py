@@ -64,7 +64,7 @@ def asked() -> ReplayPolicy:
     """Return a policy whose agent is called in Python."""
     live = SimpleNamespace(prepare=lambda model: None, choose_sizes=lambda weights, question: answers(question))
     REGISTRY["asked"] = AgentParts(sizes=lambda: live)
-    AGENTS["asked"] = AgentTraits(sizes=True)  # type: ignore[index]
+    AGENTS["asked"] = AgentTraits(sizes=True)
     spec = msgspec.structs.replace(load_policy(BUILT_IN / "drf.yaml"), agent="asked", name="agent")
     return replace(
         policy_by_name("drf", sizes=True), name="agent", spec=spec, model=TrainedModel("asked", {}, {}, "", "asked")

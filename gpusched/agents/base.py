@@ -14,21 +14,23 @@ has no ``replay``: the other stages of its policy file are the built-in ones. On
 
 ``prepare`` converts the weights once, when they are loaded; the type it returns says what they can do: those of RLTune
 preempt running jobs (`TrainedModel.preempts`) or do not. Code shared by the parts is compiled, does not import torch,
-and is by convention in ``decide``. To add an agent, add a folder, an entry in `describe`, `model.policy.Agent` and
-`AGENTS`, a policy file in ``data/policies``, and its names in pyproject.toml (layers of the agents; modules without
-torch). ``predictor`` is not an agent yet.
+and is by convention in ``decide``. To add an agent here, add a folder, an entry in `describe` and
+`model.policy.AGENTS`, a policy file in ``data/policies``, and its names in pyproject.toml (entry points; layers of the
+agents; modules without torch). Another package adds an `AgentParts` as a component of the group ``agents``; the
+smallest are a `common.ordering.OrderingAgent`, and one with the part ``sizes``. ``predictor`` is not an agent yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from gpusched.config.plugins import installed
 from gpusched.config.weights import TrainedModel
-from gpusched.model.policy import AGENTS, Agent, AgentTraits
+from gpusched.model.policy import AGENTS, AgentTraits
 
 if TYPE_CHECKING:
     from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob
@@ -110,25 +112,54 @@ class Train(Protocol):
 
 @dataclass(frozen=True)
 class AgentParts:
-    """An agent's parts, each imported on first use, so that listing policies imports none. None: not offered."""
+    """An agent's parts, each imported on first use, so that listing policies imports none. None: not offered.
+
+    Attributes:
+        traits: What it does; ``places`` only in this package.
+        describe: A phrase on what its weights are.
+    """
 
     live: Callable[[], Live[Any]] | None = None
     sizes: Callable[[], Sizes[Any]] | None = None
     replay: Callable[[], Replay[Any]] | None = None
     train: Callable[[], Train] | None = None
+    traits: AgentTraits = field(default_factory=AgentTraits)
+    describe: Callable[[TrainedModel], str] | None = None
 
 
-def _parts_of(agent: Agent, traits: AgentTraits) -> AgentParts:
+def _parts_of(agent: str) -> AgentParts:
     """Return the parts that an agent's folder has, by its traits."""
     live, replay, train = (
         partial[Any](import_module, f"gpusched.agents.{agent}.{name}") for name in ("live", "replay", "train")
     )
+    traits = AGENTS[agent]
     if traits.sizes:
-        return AgentParts(sizes=live, train=train)
-    return AgentParts(live=live, replay=replay, train=None if traits.places else train)
+        return AgentParts(sizes=live, train=train, traits=traits)
+    return AgentParts(live=live, replay=replay, train=None if traits.places else train, traits=traits)
 
 
-REGISTRY: dict[str, AgentParts] = {agent: _parts_of(agent, traits) for agent, traits in AGENTS.items()}
+GIST, RLTUNE, DL2, MAIFS, TOPOLOGY = map(_parts_of, ("gist", "rltune", "dl2", "maifs", "topology"))
+REGISTRY = {"gist": GIST, "rltune": RLTUNE, "dl2": DL2, "maifs": MAIFS, "topology": TOPOLOGY}
+"""Those of this package, found without reading entry points."""
+
+
+def installed_parts(agent: str) -> AgentParts:
+    """Return the parts of an agent, of this package or another.
+
+    Raises:
+        ComponentError: It is another package's, and is not installed, cannot be imported, or lacks a part.
+    """
+    if agent in REGISTRY:
+        return REGISTRY[agent]
+    component = installed("agents", agent)
+    parts = component.load()
+    if not isinstance(parts, AgentParts):
+        raise component.error(f"it is a {type(parts).__name__}, not gpusched.agents.base.AgentParts")
+    for name in ("sizes",) if parts.traits.sizes else ("live", "replay"):
+        if getattr(parts, name) is None:
+            raise component.error(f"it has no part '{name}'")
+    return parts
+
 
 if TYPE_CHECKING:  # imports by name are untyped: check here that the modules implement the protocols
     _gist: tuple[Live[GistWeights], Replay[GistWeights], Train] = (gist_live, gist_replay, gist_train)

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.config.weights import Arrays, TrainedModel
+from gpusched.sched.agent import component_errors, parts_of
 
 _NO_NETWORK = "no neural network"
 _CONTENTION = "the rule of contention: what a place costs against how long the job has waited"
@@ -14,7 +15,13 @@ Layer = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic] | None]
 
 def describe_weights(model: TrainedModel) -> str:
     """Return a phrase, such as ``a linear rule of 21 weights (job 6, server 8, hold 7), no neural network``."""
-    return {"gist": _gist, "rltune": _rltune, "dl2": _dl2, "maifs": _maifs, "topology": _topology}[model.agent](model)
+    ours = {"gist": _gist, "rltune": _rltune, "dl2": _dl2, "maifs": _maifs, "topology": _topology}
+    if model.agent in ours:
+        return ours[model.agent](model)
+    sizes = ", ".join(f"{name} {array.size}" for name, array in sorted(model.arrays.items()))
+    with component_errors(model.agent):
+        describe = parts_of(model.agent).describe
+        return describe(model) if describe is not None else f"weights of another package's agent ({sizes})"
 
 
 def _gist(model: TrainedModel) -> str:

@@ -25,12 +25,14 @@ _Policy = Annotated[
 
 @app.command("list")
 def list_(json: output.JsonOption = False) -> None:
-    """List all policies: live, shadow, candidate and former."""
-    from gpusched.client.policies import rows
+    """List all policies, live, shadow, candidate and former, and the package that each comes from."""
+    from gpusched.client.policies import broken_components, rows
     from gpusched.views.policy import table
 
     found = rows(Client())
     output.show(lambda: found, lambda: table(found))
+    for line in broken_components():
+        output.warn(line)
 
 
 @app.command("show")

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 from gpusched.client.context import Client
+from gpusched.config.plugins import OURS, POLICY_GROUPS, components, origin_of
+from gpusched.config.policies import others_of
 from gpusched.config.validate import known_partition
 from gpusched.config.weights import DEFAULT, ModelError, load_model
 from gpusched.model.policy import PolicySpec
@@ -102,12 +104,29 @@ def _retired(changes: list[PolicyChange], listed: set[tuple[str | None, str, str
 
 
 def _row(spec: PolicySpec, partition: str | None, state: str, *, path: str | None = None, **more: Any) -> PolicyRow:
-    card = training_of(spec, partition or DEFAULT)
+    card, others = training_of(spec, partition or DEFAULT), others_of(spec)
+    more["fallback"] = more.get("fallback") or "; ".join(_broken(others)) or None
     return PolicyRow(
         name=spec.name, version=spec.version, partition=partition, state=state, agent=spec.agent,  # type: ignore[arg-type]
         trained_at=card.trained_at if card else None, trace=card.trace if card else None,
-        trace_sha256=card.trace_sha256 if card else None, path=path or spec.folder or None, **more,
+        trace_sha256=card.trace_sha256 if card else None, path=path or spec.folder or None,
+        origin=origin_of(others), **more,
     )  # fmt: skip
+
+
+def broken_components() -> list[str]:
+    """Return a line for each other package's component for policies that does not work, used or not."""
+    found = [one for group in POLICY_GROUPS for one in components(group).values() if one.distribution != OURS]
+    return _broken([(one.group, one.name) for one in found])
+
+
+def _broken(named: list[tuple[str, str]]) -> list[str]:
+    """Return a line for each of these components (group and name) that does not work."""
+    if not named:
+        return []
+    from gpusched.sched.agent import why_broken
+
+    return [why for group, name in named if (why := why_broken(group, name))]
 
 
 def page(client: Client, text: str) -> PolicyPage:

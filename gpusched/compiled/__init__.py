@@ -134,7 +134,7 @@ def in_python(template: Callable[_P, _R], **names: object) -> Callable[_P, _R]:
     For names that cannot be compiled, such as a solver; compiled functions among them run as Python, too.
     """
     plain = {name: getattr(of, "__wrapped__", of) for name, of in names.items()}
-    return cast(Callable[_P, _R], _with_globals(template, plain, template.__name__))
+    return cast(Callable[_P, _R], _with_globals(getattr(template, "__wrapped__", template), plain, template.__name__))
 
 
 def _with_globals(template: Callable[..., object], names: dict[str, object], name: str) -> FunctionType:

@@ -8,7 +8,7 @@ else with it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,8 +18,15 @@ from gpusched.model.resources import RuntimeName
 
 OURS = "gpusched-cluster"
 """The distribution of this package."""
-GROUPS = {"traces": "trace format", "notifiers": "notifier", "runtimes": "runtime", "orders": "order"}
+GROUPS = {
+    "traces": "trace format", "notifiers": "notifier", "runtimes": "runtime", "orders": "order",
+    "placements": "placement", "sizings": "sizing rule", "agents": "agent",
+}  # fmt: skip
 """Group -> what one of its components is called; entry points stand in the group ``gpusched.traces`` and so on."""
+
+
+POLICY_GROUPS = ("orders", "placements", "sizings", "agents")
+"""The groups that policies' files name components of."""
 
 
 class ComponentError(GpuschedError):
@@ -109,6 +116,12 @@ def installed(group: str, name: str) -> Component:
     if found is None:
         raise ComponentError(f"no {GROUPS[group]} '{name}' is installed here", "install the package that it came with")
     return found
+
+
+def origin_of(named: Iterable[tuple[str, str]]) -> str:
+    """Return where these components (group and name) come from; none: from this package."""
+    found = [one.origin if (one := components(group).get(name)) else "not installed" for group, name in named]
+    return ", ".join(dict.fromkeys(found)) or "gpusched"
 
 
 def has_containers(runtime: str) -> bool:

@@ -15,12 +15,13 @@ from typing import Any, get_args
 import msgspec
 
 from gpusched.config.yamlfile import Value, parse_file, suggestion
-from gpusched.errors import FileError, UsageError
+from gpusched.errors import FileError, UsageError, Warnings
 from gpusched.model.policy import (
     AGENTS,
     MAPPING_PLACES,
     ORDERS,
     SIMPLE_BACKFILLS,
+    AgentTraits,
     Backfill,
     Mapping,
     Place,
@@ -100,14 +101,18 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
     file = Path(path)
     trained = file if file.is_dir() else file.with_suffix("")
     file = file / POLICY if file.is_dir() else file
-    stages = {"place": get_args(Place), "backfill": get_args(Backfill), "sizes": get_args(Sizing)}
+    stages = ("place", "backfill", "sizes")
     root = parse_file(file, "a policy")
     expected = "a mapping with order, place, backfill"
     known = ("order", *(_AGENT_KEYS if "agent" in root.fields(expected) else ("agent",)), *stages)
     fields = root.fields(expected, ("description", "mapping", "placement_wait", "resize", *known), _EARLIER_KEYS)
-    chosen: dict[str, Any] = {key: fields[key].choice(options) for key, options in stages.items() if key in fields}
-    if "order" in fields:
-        chosen["order"] = fields["order"].component("orders", ORDERS)
+    chosen: dict[str, Any] = {
+        key: fields[key].component(group, ours)
+        for key, (group, ours) in _COMPONENTS.items()
+        if key in fields
+    }  # fmt: skip
+    if "backfill" in fields:
+        chosen["backfill"] = fields["backfill"].choice(get_args(Backfill))
     if "description" in fields:
         chosen["description"] = fields["description"].text("a sentence")
     if "mapping" in fields:
@@ -121,14 +126,15 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
         chosen["placement_wait_s"] = wait
     if "agent" in fields:
         chosen |= _agent_of(fields, trained, (file.parent, *folders))
-    sizing = "agent" in fields and AGENTS[chosen["agent"]].sizes
+    traits = PolicySpec(name="", **chosen).traits
+    sizing = traits.sizes
     if sizing:  # the agent chooses sizes; the file, or its fallback, says the rest
         behind = chosen["fallback"]
         if "sizes" in fields or behind.sizes == "base":
             key = "sizes" if "sizes" in fields else "fallback"
             raise fields[key].error(f"a fallback that chooses sizes, such as {SIZING_FALLBACK}")
         chosen = {k: getattr(behind, k) for k in ("order", "place", "backfill", "sizes", "resize")} | chosen
-    if "agent" in fields and AGENTS[chosen["agent"]].places:
+    if traits.places:
         if chosen.get("place", "contention") != "contention":
             raise fields["place"].error("contention, by which this agent goes")
         behind = chosen["fallback"]
@@ -141,9 +147,13 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
         if chosen.get("sizes", "base") == "base":
             raise fields["resize"].error("this only with a policy that chooses sizes", "it without")
         chosen["resize"] = _resizing_of(fields["resize"])
-    own_pass = ("agent" in fields and not sizing) or chosen.get("place") in (*MAPPING_PLACES, "contention")
+    place, others = chosen.get("place", "first-fit"), chosen.get("place", "first-fit") not in get_args(Place)
+    if others and ("agent" in fields or chosen.get("sizes", "base") != "base"):
+        ours = "a placement of gpusched's own with an agent, or with sizes that change"
+        raise (fields["place"] if "place" in fields else fields["fallback"]).error(ours, f'"{place}"')
+    own_pass = ("agent" in fields and not sizing) or place in (*MAPPING_PLACES, "contention") or others
     if own_pass and chosen.get("backfill") == "conservative":
-        whose = "an agent" if "agent" in fields else f"place: {chosen['place']}"
+        whose = "an agent" if "agent" in fields else f"place: {place}"
         where = fields["backfill"] if "backfill" in fields else fields["fallback"]
         raise where.error(
             f"{', '.join(SIMPLE_BACKFILLS[:-1])} or {SIMPLE_BACKFILLS[-1]} with {whose}", '"conservative"'
@@ -155,13 +165,18 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
 
 
 _EARLIER_KEYS = {"place_wait": "placement_wait"}  # of files of earlier versions, frozen ones too
+_COMPONENTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "order": ("orders", ORDERS), "place": ("placements", get_args(Place)), "sizes": ("sizings", get_args(Sizing))
+}  # fmt: skip
 _AGENT_KEYS = ("agent", "fallback", "budget", "preempt", "schedulers", "train")
 
 
 def _agent_of(fields: dict[str, Value], trained: Path, folders: tuple[Path, ...]) -> dict[str, Any]:
     """Read a file's agent."""
-    found: dict[str, Any] = {"agent": fields["agent"].choice(tuple(AGENTS)), "folder": str(trained)}
-    traits = AGENTS[found["agent"]]
+    found: dict[str, Any] = {"agent": fields["agent"].component("agents", AGENTS), "folder": str(trained)}
+    if found["agent"] not in AGENTS:
+        found["agent_traits"] = _traits_of(found["agent"])
+    traits = PolicySpec(name="", **found).traits
     default = SIZING_FALLBACK if traits.sizes else PLACING_FALLBACK if traits.places else DEFAULT_FALLBACK
     name = fields["fallback"].text("a policy's name") if "fallback" in fields else default
     file = policy_file(name, folders)
@@ -183,6 +198,21 @@ def _agent_of(fields: dict[str, Value], trained: Path, folders: tuple[Path, ...]
         section = fields["train"].fields("a mapping of hyper-parameters")
         found["settings"] = {key: _plain(value) for key, value in section.items()}
     return found
+
+
+def _traits_of(agent: str) -> AgentTraits:
+    """Return the traits of another package's agent; if it does not work, the fallback decides, and a line says so."""
+    from gpusched.config.plugins import ComponentError, installed
+
+    try:
+        component = installed("agents", agent)
+        traits = getattr(component.load(), "traits", None)
+        if not isinstance(traits, AgentTraits) or traits.places:
+            raise component.error("its traits are none that another package's agent may have")
+    except ComponentError as error:
+        Warnings.give(f"{error.line()}; the fallback decides")
+        return AgentTraits()
+    return traits
 
 
 def _mapping_of(section: Value) -> Mapping:
@@ -271,7 +301,7 @@ def _with_version(spec: PolicySpec) -> PolicySpec:
         weights = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
         meaning |= {"agent": spec.agent, "fallback": spec.fallback and spec.fallback.version, "weights": weights}
         meaning |= {"budget_s": spec.budget_s, "train": spec.settings}
-        if AGENTS[spec.agent].places:
+        if spec.traits.places:
             meaning["schedulers"] = spec.schedulers
         if (
             spec.preempt != PreemptionSettings()
@@ -279,6 +309,18 @@ def _with_version(spec: PolicySpec) -> PolicySpec:
             meaning["preempt"] = msgspec.to_builtins(spec.preempt)
     version = hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:12]
     return msgspec.structs.replace(spec, version=version)
+
+
+def others_of(spec: PolicySpec) -> list[tuple[str, str]]:
+    """Return the other packages' components that a policy or its fallback names: group and name of each."""
+    known = {**_COMPONENTS, "agent": ("agents", tuple(AGENTS))}
+    named = [
+        (group, str(name))
+        for one in (spec, spec.fallback)
+        for key, (group, ours) in known.items()
+        if (name := getattr(one, key, None)) is not None and name not in ours
+    ]
+    return list(dict.fromkeys(named))
 
 
 def policy_file(name: str, folders: tuple[Path, ...]) -> Path | None:

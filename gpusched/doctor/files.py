@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpusched.config.inventory import inventory_errors, load_inventory
 from gpusched.config.paths import find_inventory
-from gpusched.config.policies import load_policies, load_policy, policy_folders
+from gpusched.config.policies import load_policies, load_policy, others_of, policy_folders
 from gpusched.doctor.findings import Finding, failed
 from gpusched.errors import GpuschedError
 from gpusched.model.policy import PolicySpec
@@ -123,12 +123,24 @@ def examine_needs(inventory: Inventory, policies: Mapping[str, PolicySpec], stat
         if any(stage.place == "milp" for stage in stages) and not _importable("highspy"):
             message = f"{partition}: place: milp needs HiGHS, which is not installed: jobs are placed greedily"
             yield Finding("policies", "optimiser", "warn", message, "pip install 'gpusched-cluster[milp]'")
+        yield from _of_components(partition, spec)
         if spec.uses_run_time_estimates and not (state / PREDICTOR).is_file():
             message = f"{partition}: order: sjf-estimate has no predictor and uses users' last two run times"
             yield Finding("policies", "predictor", "warn", message, "train one: gpusched predict --train")
         if spec.agent is not None:
             fallback = spec.fallback.name if spec.fallback is not None else "fifo"
             yield from _of_agent(inventory, partition, spec.agent, fallback)
+
+
+def _of_components(partition: str, spec: PolicySpec) -> Iterator[Finding]:
+    """Return the other packages' components of a policy that do not work; what the policy does then is its guide's."""
+    others = others_of(spec)
+    if others:
+        from gpusched.sched.agent import why_broken  # arrays, which most installations need not load here
+
+        for group, name in others:
+            if why := why_broken(group, name):
+                yield Finding("policies", "component", "warn", f"{partition}: {why}")
 
 
 def _of_agent(inventory: Inventory, partition: str, agent: str, fallback: str) -> Iterator[Finding]:

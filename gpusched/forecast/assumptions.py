@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from gpusched.model.jobs import DependencyKind
 from gpusched.model.plan import Reason, ReasonCode
-from gpusched.model.policy import MAPPING_PLACES
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import count_of, format_duration
 from gpusched.sched.limits import Rooms
+from gpusched.sched.state import PLACES
 from gpusched.sched.text import listed
 
 _NEVER = {
@@ -95,7 +95,7 @@ def _of_policy(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
     if policy is not None and policy.agent:
         by = policy.fallback.name if policy.fallback else "its stages"
         yield f"the trained policy {policy.name} is approximated by {by}"
-    if policy is not None and policy.place in MAPPING_PLACES:
+    if policy is not None and policy.place not in PLACES:
         yield f"the placement {policy.place} is approximated by best-fit"
     if policy is not None and policy.place == "contention" and snapshot.beliefs:
         yield "jobs are placed, and wait for better places, by placement costs; run times do not depend on places"

@@ -8,9 +8,9 @@ import msgspec
 
 ORDERS = ("fifo", "ljf", "sjf", "sjf-estimate", "fairshare", "smallest", "lpt-limit")
 """The orders of this package that decide live; those of other packages are components of the group ``orders``."""
+# The names of this package's; those of other packages are components of the groups ``placements`` and ``sizings``.
 Place = Literal["first-fit", "best-fit", "spread", "naive", "fastest", "milp", "rack", "rack-wait", "contention"]
 Backfill = Literal["none", "skip", "easy", "conservative"]
-Agent = Literal["gist", "rltune", "dl2", "maifs", "topology"]
 MAPPING_PLACES: tuple[Place, ...] = ("fastest", "milp")
 SIMPLE_BACKFILLS: tuple[Backfill, ...] = ("none", "skip", "easy")  # what agents, mappings and placement by cost know
 
@@ -37,9 +37,10 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.sizes or self.places)
 
 
-AGENTS: dict[Agent, AgentTraits] = {"gist": AgentTraits(holds_back=True), "rltune": AgentTraits(remembers=True),
-                                     "dl2": AgentTraits(sizes=True), "maifs": AgentTraits(sizes=True),
-                                     "topology": AgentTraits(places=True)}  # fmt: skip
+AGENTS: dict[str, AgentTraits] = {"gist": AgentTraits(holds_back=True), "rltune": AgentTraits(remembers=True),
+                                  "dl2": AgentTraits(sizes=True), "maifs": AgentTraits(sizes=True),
+                                  "topology": AgentTraits(places=True)}  # fmt: skip
+"""The agents of this package, known without reading entry points; a policy's file says what another package's does."""
 
 
 class Mapping(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +83,7 @@ class PreemptionSettings(msgspec.Struct, frozen=True, kw_only=True):
     restart_s: float = 30.0
 
 
-# A new rule stands here and in `sched.sizing.rules`.
+# A new rule of this package stands here, in `sched.sizing.rules`, and in pyproject.toml.
 Sizing = Literal["base", "greedy-gain", "drf", "optimus", "proportional", "sia"]
 
 
@@ -112,12 +113,14 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
         place: Where a job goes among nodes that fit. An agent that chooses nodes itself goes before it. ``fastest``: on
             the GPU type it runs fastest on; ``milp``: the jobs at the head of the order all at once. ``rack``: in one
             rack if one has room, else in the fewest; ``rack-wait``: waits for one rack. ``contention``: where it and
-            its neighbours lose least by what was learned of them; waits where that pays.
+            its neighbours lose least by what was learned of them; waits where that pays. Or another package's
+            component.
         backfill: ``none`` the head of the queue blocks; ``skip`` any job that fits starts; ``easy`` any of them unless
             it would delay the head (Lifka 1995); ``conservative`` unless it would delay any job before it (Mu'alem,
             Feitelson 2001).
         version: Short digest of the file's meaning (and of the weights, with an agent); recorded with every start.
         agent: Kind of trained agent that decides; empty: none, the stages do.
+        agent_traits: Of another package's agent, as installed when the file was read.
         fallback: The staged policy that decides when the agent cannot.
         folder: Where the agent's weights are.
         budget_s: A decision of the agent that takes longer is the fallback's.
@@ -127,18 +130,19 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
         mapping: With place fastest or milp.
         preempt: With an agent that stops running jobs.
         sizes: Of resizable jobs: ``base``, as submitted; else the rule by which they are given GPUs
-            (`sched.sizing.rules`). With an agent that chooses them: of its fallback.
+            (`sched.sizing.rules`), or another package's component. With an agent that chooses them: of its fallback.
         resize: With sizes that change.
         settings: The file's ``train`` section: the agent's hyper-parameters, as given.
     """
 
     name: str
     order: str = "fifo"
-    place: Place = "first-fit"
+    place: str = "first-fit"
     backfill: Backfill = "none"
     description: str = ""
     version: str = ""
-    agent: Agent | None = None
+    agent: str | None = None
+    agent_traits: AgentTraits | None = None
     fallback: PolicySpec | None = None
     folder: str = ""
     budget_s: float = 0.2
@@ -146,14 +150,15 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     placement_wait_s: float = 86400.0
     mapping: Mapping = Mapping()
     preempt: PreemptionSettings = PreemptionSettings()
-    sizes: Sizing = "base"
+    sizes: str = "base"
     resize: Resizing = Resizing()
     settings: dict[str, Any] = {}
 
     @property
     def traits(self) -> AgentTraits:
         """Return its agent's properties; defaults for a staged policy."""
-        return AGENTS[self.agent] if self.agent is not None else AgentTraits()
+        own = AGENTS.get(self.agent) if self.agent is not None else None
+        return own or self.agent_traits or AgentTraits()
 
     @property
     def effective_fallback(self) -> PolicySpec:

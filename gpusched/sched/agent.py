@@ -6,14 +6,17 @@ what it has changed by then is undone here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gpusched.config.plugins import ComponentError, installed
 from gpusched.config.weights import TrainedModel
+from gpusched.errors import GpuschedError
 from gpusched.model.plan import Preempt, Reason
-from gpusched.model.policy import PolicySpec
+from gpusched.model.policy import AGENTS, PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.arrays import NodeArrays, PendingArrays
 from gpusched.sched.reasons import QueueBlock
@@ -74,10 +77,12 @@ def by_agent(
     try:
         if model is None:
             raise Unusable("no weights")
-        live = parts_of(policy.agent).live
-        assert live is not None
-        return live().decide_queue(prepared(model), context)
-    except ValueError as error:
+        own = prepared(model)
+        with component_errors(policy.agent):
+            live = parts_of(policy.agent).live
+            assert live is not None
+            return live().decide_queue(own, context)
+    except (ValueError, ComponentError) as error:
         for array, old in zip(_changed(context), before, strict=True):
             array[:] = old
         troubles[context.partition] = str(error)
@@ -85,10 +90,40 @@ def by_agent(
 
 
 def parts_of(agent: str) -> AgentParts:
-    """Import an agent's parts. Agents sit above every caller of theirs: this is the only upward import."""
-    from gpusched.agents.base import REGISTRY
+    """Import an agent's parts. Agents sit above every caller of theirs: this is the only upward import.
 
-    return REGISTRY[agent]
+    Raises:
+        ComponentError: It is another package's, and does not work.
+    """
+    from gpusched.agents.base import installed_parts
+
+    return installed_parts(agent)
+
+
+def why_broken(group: str, name: str) -> str | None:
+    """Return the line on another package's component that does not work; None: it can be imported."""
+    try:
+        component = installed(group, name)
+        if group == "agents":
+            parts_of(name)
+        elif not callable(component.load()):
+            raise component.error("it cannot be called")
+    except ComponentError as error:
+        return error.line()
+    return None
+
+
+@contextmanager
+def component_errors(agent: str) -> Iterator[None]:
+    """Raise `ComponentError` for what another package's agent raises, but for `Unusable`: it cannot decide now."""
+    try:
+        yield
+    except (GpuschedError, Unusable):
+        raise
+    except Exception as error:
+        if agent in AGENTS:
+            raise
+        raise installed("agents", agent).error(f"{type(error).__name__}: {error}") from error
 
 
 _prepared: dict[str, tuple[TrainedModel, Any]] = {}
@@ -98,14 +133,18 @@ def prepared(model: TrainedModel) -> Any:
     """Return the model's arrays as its agent's passes take them, cached for the most recent models.
 
     Raises:
-        ValueError: They are of another shape.
+        ValueError: They are of another shape, or the agent is another package's and does not work.
     """
     kept = _prepared.get(model.path)
     if kept is None or kept[0] is not model:
-        parts = parts_of(model.agent)
-        made = parts.live or parts.sizes
-        assert made is not None
-        kept = _prepared[model.path] = (model, made().prepare(model))
+        try:
+            with component_errors(model.agent):
+                parts = parts_of(model.agent)
+                made = parts.live or parts.sizes
+                assert made is not None
+                kept = _prepared[model.path] = (model, made().prepare(model))
+        except ComponentError as error:
+            raise Unusable(error.line()) from error
     return kept[1]
 
 

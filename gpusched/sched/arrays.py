@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from gpusched.model.limits import leaf_of
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.topology import Topology
 from gpusched.sched.accounts import accounts_of
-from gpusched.sched.order import Keys, queue_order
+from gpusched.sched.order import Columns, Keys, queue_order, ranked_by
 from gpusched.sched.reservations.calendar import Reserved, grouped, reserved_masks, reserved_of
 from gpusched.sched.state import (
     Calendar,
@@ -167,8 +167,16 @@ class PendingArrays(NamedTuple):
     def ordered(self, partition: str, order: str) -> Ints:
         """Return the partition's jobs from first to last, ``int64[jobs]``."""
         chosen = ints(self.queues[partition])
+        return chosen[queue_order(order, self.keys.of(chosen), self._ids(partition))]
+
+    def ordered_by(self, partition: str, columns_of: Callable[[Keys], Columns]) -> Ints:
+        """Return the same in an order of the caller's: what jobs go by after their explicit priorities."""
+        chosen = ints(self.queues[partition])
         keys = self.keys.of(chosen)
-        return chosen[queue_order(order, keys, [self.views[i].id for i in self.queues[partition]])]
+        return chosen[ranked_by(columns_of(keys), keys, self._ids(partition))]
+
+    def _ids(self, partition: str) -> list[str]:
+        return [self.views[i].id for i in self.queues[partition]]
 
 
 def waiting_of(

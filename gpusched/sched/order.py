@@ -104,10 +104,15 @@ def queue_order(order: str, keys: Keys, ids: Sequence[str]) -> Ints:
     time, then by id. An order that does not work is fifo, with a warning: a queue must not stop for it.
     """
     try:
-        own = columns_of(order, keys)
+        own: Columns = columns_of(order, keys)
     except ComponentError as error:
         Warnings.give(f"{error.line()}; fifo is used")
         own = []
+    return ranked_by(own, keys, ids)
+
+
+def ranked_by(own: Columns, keys: Keys, ids: Sequence[str]) -> Ints:
+    """Return the same by these columns between the explicit priority and Slurm's."""
     columns: list[Ints | Floats] = [-keys.priority, *own, -keys.standing, keys.submit]
     ranked = np.lexsort(columns[::-1])
     return _by_id_where_equal(ranked, columns, ids)

@@ -16,6 +16,7 @@ from gpusched.sched.arrays import NodeArrays, PendingArrays
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_for
 from gpusched.sched.mapping.queue import MappingFacts, NodeHold, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import summary
+from gpusched.sched.placement import NodeChooser, pass_by_component
 from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.state import BACKFILLS, PLACES, POLICY, Floats, Ints
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost
@@ -34,8 +35,19 @@ def place_queue(context: Context, queue: Ints, keep: NodeHold | None = None) -> 
         if context.costs is not None:
             return place_by_cost(context, queue, context.costs)
         context.remarks[context.partition] = "no measured placement costs yet: placed as by rack"
+    if policy.place not in PLACES:
+        return _place_by_component(context, queue)
     rule, backfill = PlacementRule(PLACES[policy.place], context.rng), BACKFILLS[policy.backfill]
     head, shadow = pass_for(backfill)(context.state, queue, backfill, rule)
+    return QueueBlock(policy, int(head), float(shadow))
+
+
+def _place_by_component(context: Context, queue: Ints) -> QueueBlock:
+    """Place by another package's component."""
+    policy, world = context.policy, context.world
+    gpu_type = np.array([node.gpu_type for node in world.nodes])
+    chooser = NodeChooser(policy.place, world.usable, gpu_type, context.rng, replays=False)
+    head, shadow = pass_by_component(context.state, queue, BACKFILLS[policy.backfill], chooser)
     return QueueBlock(policy, int(head), float(shadow))
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gpusched.config.weights import TrainedModel
 from gpusched.model.interference import JobClassEstimate
 from gpusched.model.jobs import Allocation, Elastic, JobSpec, NodeAllocation
-from gpusched.model.policy import PolicySpec
+from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.resources import SharingSettings
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
@@ -23,12 +23,14 @@ def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
     ``shares``: nodes share GPUs.
     """
     asked = list(policies)
-    for policy in [policy for policy in asked if policy.sizes != "base"][:1]:
+    for policy in [policy for policy in asked if policy.sizes != "base"][:1]:  # one compiles all rules
         decide(small_snapshot(policy))
     plans = any("conservative" in (policy.backfill, policy.effective_fallback.backfill) for policy in asked)
     for backfill in BACKFILLS if plans else [name for name in BACKFILLS if name != "conservative"]:
         for place in PLACES:
             decide(small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
+    for policy in [policy for policy in asked if policy.place not in (*PLACES, *MAPPING_PLACES)][:1]:
+        decide(small_snapshot(PolicySpec(name="warm-up", place=policy.place, backfill="easy")))
     decide(_reserved(small_snapshot(PolicySpec(name="warm-up"))))
     if shares:
         decide(with_sharing(small_snapshot(PolicySpec(name="warm-up"))))

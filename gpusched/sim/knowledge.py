@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -72,7 +73,16 @@ def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -
     elif rule is None or rule.kind != "static":
         columns = []
     else:
-        none, no_usage = np.zeros(len(trace), np.int64), np.zeros(len(trace))
-        keys = Keys(none, none, trace.submit, trace.gpus, trace.cores, trace.memory_mib, expected, expected, no_usage)
-        columns = columns_of(order, keys)
-    return np.argsort(np.lexsort([*columns, np.arange(len(trace))][::-1]))
+        columns = columns_of(order, keys_of(trace, expected))
+    return ranks_by(columns, len(trace))
+
+
+def keys_of(trace: Trace, expected: Floats) -> Keys:
+    """Return what orders go by, for all jobs of a trace: without priorities and usage."""
+    none, no_usage = np.zeros(len(trace), np.int64), np.zeros(len(trace))
+    return Keys(none, none, trace.submit, trace.gpus, trace.cores, trace.memory_mib, expected, expected, no_usage)
+
+
+def ranks_by(columns: Sequence[Floats | Ints], jobs: int) -> Ints:
+    """Return each job's rank by these columns, ``int64[jobs]``; ties by (submit, id)."""
+    return np.argsort(np.lexsort([*columns, np.arange(jobs)][::-1]))

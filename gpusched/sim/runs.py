@@ -8,9 +8,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from gpusched.errors import UsageError
-from gpusched.sched.agent import parts_of, prepared
+from gpusched.model.policy import AGENTS
+from gpusched.sched.agent import component_errors, parts_of, prepared
 from gpusched.sched.state import BACKFILLS, filled
 from gpusched.sim.engine.build import SimWorld
+from gpusched.sim.engine.component import component_run, is_by_component
 from gpusched.sim.engine.generic import new_queue, run_generic
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
 from gpusched.sim.engine.placing_index import run_placed
@@ -60,15 +62,29 @@ def _by_agent(world: SimWorld) -> tuple[SimWorld, Runner]:
     """Run by the agent's own passes, as live, called at the engine's decisions (`gpusched.agents.base.Replay`)."""
     model = world.policy.model
     assert model is not None
-    replay = parts_of(model.agent).replay
+    agent, replay = model.agent, parts_of(model.agent).replay
     assert replay is not None
     if is_mapped(world) and not replay().maps(model):
         problem = f"{world.policy.name} cannot be combined with --placement {world.rule}"
         raise UsageError(problem, "use another placement")
     try:
-        return replay().runner(world, prepared(model))
+        own = prepared(model)
+        with component_errors(agent):
+            world, run = replay().runner(world, own)
     except ValueError as error:
         raise UsageError(f"{model.path}: {error}", "train it again") from None
+    return world, run if agent in AGENTS else _naming(agent, run)
+
+
+def _naming(agent: str, run: Runner) -> Runner:
+    """Return the run of another package's agent: what it raises is one line with its name."""
+
+    def to_end(log: EventLog) -> int:
+        with component_errors(agent):
+            return run(log)
+        raise AssertionError
+
+    return to_end
 
 
 def _preemptive(world: SimWorld) -> tuple[SimWorld, Runner]:
@@ -95,6 +111,7 @@ def _places(world: SimWorld) -> bool:
 
 
 KINDS = (
+    RunKind("placed by a component", is_by_component, lambda w: (w, component_run(w))),
     RunKind("placing agent", _places, _by_agent),
     RunKind("placed walk", walks, lambda w: _by(run_walk, *walked(*with_ways(w))), run_walk, 1),
     RunKind("placed", lambda w: w.options.network is not None, lambda w: _by(run_placed, *with_ways(w)), run_placed, 1),

@@ -11,7 +11,7 @@ from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPING_PLACES
 from gpusched.model.units import count_of
 from gpusched.sched.state import Floats, Ints, ints
-from gpusched.sim.policies import ReplayPolicy
+from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ def sharing_of(
 ) -> tuple[Share, tuple[str, ...]]:
     """Return how GPUs are shared under a policy with this placement, and notes on it."""
     asked, parts = asked if believed is None else "pairs", fractional(trace)
-    whole = policy.kind in ("preemptive", "agent") or policy.chooses_sizes or rule in MAPPING_PLACES
+    whole = policy.kind in ("preemptive", "agent") or policy.chooses_sizes or rule not in PLACEMENTS
+    whole = whole or rule in MAPPING_PLACES
     whole = whole or (policy.backfill == "conservative" and (asked == "fractions" or parts > 0))
     if asked != "no" and whole:
         return "no", (f"{policy.name} does not share GPUs: every job holds whole ones",)

@@ -1,7 +1,8 @@
 """Replays of policies that choose sizes: every size of every job is prepared, then the live passes decide.
 
 By a rule all is compiled (`gpusched.sim.engine.sized`). An agent that chooses sizes is asked in Python, at each
-decision; where it cannot choose, its fallback's rule does.
+decision; where it cannot choose, its fallback's rule does. So is another package's component; where it cannot choose,
+the replay ends.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -18,8 +20,18 @@ from gpusched.model.jobs import Elastic as JobSizes
 from gpusched.model.jobs import JobSpec
 from gpusched.model.units import count_of
 from gpusched.sched.agent import prepared
-from gpusched.sched.sizing.live import ask_agent, decide_sizes
-from gpusched.sched.sizing.question import COUNT, PART, ROW, Menus, Scene, menus_of, new_claims, question_of
+from gpusched.sched.sizing.live import INSTEAD, ask_agent, ask_component, component_error, decide_sizes
+from gpusched.sched.sizing.question import (
+    COUNT,
+    PART,
+    ROW,
+    Menus,
+    Question,
+    Scene,
+    menus_of,
+    new_claims,
+    question_of,
+)
 from gpusched.sched.sizing.rules import RULES
 from gpusched.sched.sizing.shapes import over_fewest
 from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_plan, new_releases
@@ -81,8 +93,8 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
         claims=new_claims(jobs + 1, most),
         outcome=new_outcome(jobs, int(parts.sum())),
         at=at,
-        asks=world.policy.model is not None,
-        rule=RULES[spec.sizes],
+        asks=world.policy.model is not None or spec.sizes not in RULES,
+        rule=RULES.get(spec.sizes, RULES[INSTEAD]),
         place=PLACEMENTS[world.rule],
         backfill=BACKFILLS[world.policy.backfill],
         min_run_s=spec.resize.min_run_s,
@@ -216,8 +228,8 @@ def _with_rows(world: SimWorld, menus: Menus, menu: Ints) -> tuple[SimWorld, Int
     return world, rows, index, made.notes(+used, "sizes beside their own jobs go")
 
 
-class AgentRun:
-    """A replay whose sizes an agent chooses; called as the compiled runs are.
+class AskingRun:
+    """A replay whose sizes an agent chooses, or another package's component; called as the compiled runs are.
 
     Attributes:
         notes: For the result: how often it could not choose, and why.
@@ -225,24 +237,30 @@ class AgentRun:
 
     def __init__(self, world: SimWorld, sizer: Sizer) -> None:
         self._world, self._sizer = world, sizer
-        assert world.policy.model is not None
-        self._agent = world.policy.model.agent
+        assert world.policy.spec is not None
+        self._rule, model = world.policy.spec.sizes, world.policy.model
         try:
-            self._weights = prepared(world.policy.model)
+            weights = None if model is None else prepared(model)
         except ValueError as error:
-            raise UsageError(f"{world.policy.model.path}: {error}", "train it again") from None
+            assert model is not None
+            raise UsageError(f"{model.path}: {error}", "train it again") from None
+        self._choose: Callable[[Question], Ints] = partial(ask_component, self._rule)
+        if model is not None:
+            self._choose = partial(ask_agent, model.agent, weights)
         self._partitions = [name or "p" for name in world.pool.partitions]
         self._troubles: Counter[str] = Counter()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """One note for each reason."""
-        spec = self._world.policy.spec
-        rule = spec.sizes if spec is not None else ""
-        return tuple(f"{count} times {rule} chose sizes: {why}" for why, count in self._troubles.items())
+        return tuple(f"{count} times {self._rule} chose sizes: {why}" for why, count in self._troubles.items())
 
     def __call__(self, log: EventLog) -> int:
-        """Run to the end, or until the log must grow."""
+        """Run to the end, or until the log must grow.
+
+        Raises:
+            ComponentError: Another package's component did not choose.
+        """
         sizer = self._sizer
         run = bound(run_sized, self._world.sim, log, self._world.passes, sizer)
         code = run()
@@ -255,17 +273,19 @@ class AgentRun:
 
         while code == ASK:
             if why := decide_sizes(sizer.claims, sizer.rule, self._ask, settled):
+                if self._rule not in RULES:
+                    raise component_error(self._rule, why)
                 self._troubles[why] += 1
         return code
 
     def _ask(self) -> Ints:
-        """Return the sizes that the agent chooses now; see `ask_agent`."""
+        """Return the sizes that are chosen now; see `ask_agent`, `ask_component`."""
         world, claims, trace = self._world, self._sizer.claims, self._world.trace
         rows = claims.jobs["row"][: claims.number[COUNT]]
         models = trace.model[self._sizer.scene.rows["job"][rows]].tolist()
         names = tuple(trace.models[model] if model >= 0 else "" for model in models)
         partition = self._partitions[self._sizer.at[PARTITION]]
-        return ask_agent(self._agent, self._weights, question_of(claims, partition, float(world.sim.clock[0]), names))
+        return self._choose(question_of(claims, partition, float(world.sim.clock[0]), names))
 
 
 def sized_run(world: SimWorld, sizer: Sizer) -> Callable[[EventLog], int]:
@@ -274,8 +294,8 @@ def sized_run(world: SimWorld, sizer: Sizer) -> Callable[[EventLog], int]:
     Raises:
         UsageError: An agent's weights are of another shape.
     """
-    if world.policy.model is not None:
-        return AgentRun(world, sizer)
+    if sizer.asks:
+        return AskingRun(world, sizer)
 
     def run(log: EventLog) -> int:
         code = run_sized(world.sim, log, world.passes, sizer)

@@ -49,6 +49,8 @@ class Stepper:
         policy = ReplayPolicy(name="", order="fifo", knows="nothing", source="")
         self._world = world_of(trace, pool, policy, options or ReplayOptions())
         self._log = log_of(self._world)
+        if self._world.rule not in PLACEMENTS:
+            raise UsageError(f"a policy in Python cannot be combined with placement {self._world.rule}")
         self._rule = PLACEMENTS[self._world.rule]
         self._begin = time.perf_counter()
         self._waiting: dict[int, None] = {}

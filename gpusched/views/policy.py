@@ -35,8 +35,9 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
         verdict: The evidence: the replay of its promotion, or of the last night.
         since, by: When it was put into this state, and by whom.
         note: The reason of this state.
-        fallback: Why its fallback decides, or why it had no answer as a shadow.
+        fallback: Why its fallback decides, or why it had no answer as a shadow; or which of its components is broken.
         path: Where its file or its weights are.
+        origin: The package that its order, placement, sizing rule and agent come from; the others' if there are any.
         mode: Of a live policy of a Slurm partition, what it may do there.
     """
 
@@ -54,6 +55,7 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
     fallback: str | None = None
     path: str | None = None
+    origin: str = "gpusched"
     mode: SlurmMode | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -107,8 +109,8 @@ def table(rows: Iterable[PolicyRow]) -> Table:
     from rich.text import Text
 
     found = common.plain_table(
-        "NAME", "PARTITION", "STATE", "VERSION", "AGENT", "TRAINED", "NOTE", "VERDICT",
-        wrap=("STATE", "NOTE", "VERDICT"), drop=("TRAINED", "AGENT", "VERDICT", "VERSION"),
+        "NAME", "PARTITION", "STATE", "VERSION", "AGENT", "FROM", "TRAINED", "NOTE", "VERDICT",
+        wrap=("STATE", "NOTE", "VERDICT"), drop=("TRAINED", "AGENT", "VERDICT", "FROM", "VERSION"),
     )  # fmt: skip
     for row in rows:
         note = "; ".join(common.clean(t) for t in (row.fallback, row.note) if t)
@@ -118,6 +120,7 @@ def table(rows: Iterable[PolicyRow]) -> Table:
             Text(f"{row.state}, {row.mode}" if row.mode else row.state, style=STATE_STYLE[row.state]),
             Text(row.version),
             Text(row.agent or common.UNKNOWN),
+            Text(common.clean(row.origin)),
             Text((_card_time(row.trained_at) or common.UNKNOWN)[:10]),
             Text(note or common.UNKNOWN, style="bold red" if row.fallback else ""),
             Text(common.clean(row.verdict or common.UNKNOWN)),

@@ -315,7 +315,7 @@ def test_where_an_agent_chooses_it_is_told_what_the_agent_would_give(
 ) -> None:
     site, job = elastics.site, elastics.queue(2, 4, 8, 16)
     live = SimpleNamespace(prepare=lambda model: model.arrays["sizes"], choose_sizes=lambda weights, question: weights)
-    monkeypatch.setitem(AGENTS, "chooses", AgentTraits(sizes=True))  # type: ignore[arg-type]
+    monkeypatch.setitem(AGENTS, "chooses", AgentTraits(sizes=True))
     monkeypatch.setitem(REGISTRY, "chooses", AgentParts(sizes=lambda: live))
     (tmp_path / "policies").mkdir(exist_ok=True)
     (tmp_path / "policies" / "mine.yaml").write_text("agent: chooses\nfallback: elastic\n")

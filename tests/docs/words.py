@@ -734,8 +734,9 @@ JSON: dict[str, dict[str, str]] = {
         "since": "?Since when and why it is in this state.",
         "by": "?Null: inventory.yaml.",
         "note": "?Since when and why it is in this state.",
-        "fallback": "?Why its fallback decides, or a shadow had no answer.",
+        "fallback": "?Why its fallback decides, or a shadow had no answer; or the component that is broken.",
         "path": "?",
+        "origin": "Package of its components: `gpusched`, or another with its version.",
         "mode": "Under Slurm, if live: `observe`, `advise` or `decide`.",
     },
     "policy-change": {

@@ -6,7 +6,13 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
+
+from gpusched.config import plugins
 
 HERE = Path(__file__).parent
 
@@ -22,3 +28,18 @@ def install(folder: Path) -> Path:
     (wheel,) = wheels.iterdir()
     zipfile.ZipFile(wheel).extractall(target)
     return target
+
+
+@contextmanager
+def registered(folder: Path, points: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
+    """Have a distribution ``acme 1`` in this process with these entry points, by group of gpusched's."""
+    about = folder / "acme-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
+    lines = [f"[gpusched.{group}]\n" + "".join(f"{n} = {at}\n" for n, at in of.items()) for group, of in points.items()]
+    (about / "entry_points.txt").write_text("\n".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        plugins.components.cache_clear()
+        yield
+    plugins.components.cache_clear()

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import numpy as np
 import pytest
 
+from gpusched.agents.base import REGISTRY
 from gpusched.config.inventory import load_inventory
 from gpusched.config.plugins import OURS, ComponentError, components
+from gpusched.config.policies import load_policy
+from gpusched.config.weights import load_model, save_model
 from gpusched.controller.notices.service import NotificationService
 from gpusched.errors import FileError, Warnings
 from gpusched.model.events import Event
-from gpusched.model.policy import ORDERS
+from gpusched.model.plan import Plan, Start
+from gpusched.model.policy import AGENTS, ORDERS, Place, Sizing
 from gpusched.model.resources import RuntimeName
 from gpusched.queue.store import Store
+from gpusched.sched.decide import decide
 from gpusched.sched.order import Keys, queue_order
 from tests.logged import messages
 from tests.plugin.conftest import Run
+from tests.sched.test_sizes import waits
+from tests.sched.test_sizes import world as sized
+from tests.sched.worlds import node, pending, snapshot, started
 
 TRACE = "# lanes\nada 2 0 100\nbob x 5 9\nbob 1 5 9\n"
 NODES = """
@@ -130,6 +141,198 @@ def test_an_order_is_a_policy_of_replays_and_of_files(gpusched: Run, tmp_path: P
     assert "did you mean short-and-small?" in gpusched(*words, "mine.yaml").stderr
 
 
+def test_a_placement_is_one_of_replays_and_of_files(gpusched: Run, tmp_path: Path) -> None:
+    """The job of 2 GPUs goes beside the first one, that of 4 to the first node; one of a whole node waits to 101."""
+    jobs = [(n, 100, gpus) for n, gpus in enumerate((4, 6, 2, 4, 8))]  # submit, run, GPUs
+    rows = [f"{n} {t} -1 {s} {g} -1 -1 {g} {s} -1 1 1 1 -1 1 -1 -1 -1" for n, (t, s, g) in enumerate(jobs)]
+    (tmp_path / "day.swf").write_text("\n".join(rows) + "\n")
+    (tmp_path / "mine.yaml").write_text("place: from-both-ends\nbackfill: easy\n")
+    words = ["replay", "day.swf", "--nodes", "3", "--gpus-per-node", "8", "--json", "--policy"]
+    found = {
+        "--placement": json.loads(gpusched(*words, "fifo+easy", "--placement", "from-both-ends").stdout)[0],
+        "mine.yaml": json.loads(gpusched(*words, "mine.yaml").stdout)[0],
+    }
+    assert {row["placement"] for row in found.values()} == {"from-both-ends"}
+    assert {row["mean_jct_s"] for row in found.values()} == {(4 * 100 + 197) / 5}
+    assert json.loads(gpusched(*words, "fifo+easy").stdout)[0]["mean_jct_s"] == 100
+    words.remove("--json")
+    for name, why in (
+        ("raising", "ZeroDivisionError: no such place"),
+        ("one-number", "it did not return one number for each node"),
+        ("gone", "ModuleNotFoundError: No module named 'gpusched_example.missing'"),
+    ):
+        (tmp_path / "mine.yaml").write_text(f"place: {name}\n")
+        said = gpusched(*words, "mine.yaml")
+        assert (said.returncode, said.stderr.splitlines()[-1]) == (1, error_of("placement", name, why))
+    assert "no placement named 'from-both-end'" in gpusched(*words, "fifo", "--placement", "from-both-end").stderr
+
+
+def error_of(kind: str, name: str, why: str) -> str:
+    return (
+        f"gpusched: error: {kind} '{name}' of gpusched-example 1.0 does not work: {why}; "
+        "upgrade or remove gpusched-example"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        ("place: from-both-end\n", "did you mean from-both-ends?"),
+        ("place: from-both-ends\nbackfill: conservative\n", "none, skip or easy with place: from-both-ends"),
+        ("place: from-both-ends\nsizes: drf\n", "a placement of gpusched's own with an agent, or with sizes"),
+        ("place: from-both-ends\nagent: rltune\n", "a placement of gpusched's own with an agent, or with sizes"),
+        ("sizes: one-at-a-tim\n", "did you mean one-at-a-time?"),
+        ("agent: trustin\n", "did you mean trusting?"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_one_line(plugin: None, tmp_path: Path, lines: str, error: str) -> None:
+    (tmp_path / "mine.yaml").write_text(lines)
+    with pytest.raises(FileError) as raised:
+        load_policy(tmp_path / "mine.yaml")
+    assert error in raised.value.line()
+
+
+@pytest.fixture
+def lines(plugin: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The warnings of this process once components have been looked up."""
+    for group in ("orders", "placements", "sizings"):
+        components(group)
+    found: list[str] = []
+    monkeypatch.setattr(Warnings, "show", found.append)
+    monkeypatch.setattr(Warnings, "given", set())
+    return found
+
+
+def test_a_placement_decides_live_and_one_that_fails_is_best_fit_with_one_line(plugin: None, lines: list[str]) -> None:
+    nodes = [node("n0"), node("n1", 4), node("n2")]
+    jobs = [pending("whole", 8, submit=0), pending("part", 2, submit=1)]
+
+    def where(place: str) -> dict[str, list[str]]:
+        plan = decide(snapshot(nodes, jobs, place=place))
+        return {job: [name for name, _ in parts] for job, parts in started(plan).items()}
+
+    assert where("from-both-ends") == {"whole": ["n0"], "part": ["n2"]}
+    assert lines == []
+    assert where("best-fit") == {"whole": ["n0"], "part": ["n1"]}
+    for place in ("raising", "one-number", "gone", "of-a-package-that-is-gone"):
+        assert where(place) == where("best-fit"), place
+    assert [line.rpartition("; ")[2] for line in lines] == ["best-fit is used"] * 4
+    assert "ZeroDivisionError: no such place" in lines[0]
+
+
+def test_a_sizing_rule_decides_live_and_one_that_fails_is_greedy_gain_with_one_line(
+    plugin: None, lines: list[str]
+) -> None:
+    """Of two that wait the older one gets all GPUs but the other's least one; greedy-gain gives both four."""
+    jobs = [waits("a", 1, 2, 4, 6, submit=1.0), waits("b", 1, 2, 4, 6, submit=0.0)]
+
+    def sizes(rule: str) -> dict[str, int]:
+        plan = decide(sized(jobs, [], nodes=1, sizes=rule))
+        return {a.job_id: a.allocation.gpus for a in plan.actions if isinstance(a, Start)}
+
+    assert sizes("one-at-a-time") == {"a": 2, "b": 6}
+    assert lines == []
+    assert sizes("greedy-gain") == {"a": 4, "b": 4}
+    for rule in ("half", "too-many", "dividing", "of-a-package-that-is-gone"):
+        assert sizes(rule) == sizes("greedy-gain"), rule
+    assert [line.rpartition("; ")[2] for line in lines] == ["greedy-gain is used"] * 4
+    assert [why in line for why, line in zip(("whole number", "more GPUs than", "ZeroDivision", "no sizing rule"),
+            lines, strict=True)] == [True] * 4  # fmt: skip
+
+
+def test_a_sizing_rule_decides_in_replays(gpusched: Run, tmp_path: Path) -> None:
+    rows = [f"{n} {n} -1 100 1 -1 -1 1 100 -1 1 1 1 -1 1 -1 -1 -1" for n in range(2)]
+    (tmp_path / "day.swf").write_text("\n".join(rows) + "\n")
+    words = ["replay", "day.swf", "--nodes", "1", "--gpus-per-node", "8", "--resizable", "1-8", "--policy", "mine.yaml"]
+
+    def replayed(rule: str, *more: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "mine.yaml").write_text(f"sizes: {rule}\nbackfill: easy\n")
+        return gpusched(*words, *more)
+
+    found = json.loads(replayed("one-at-a-time", "--json").stdout)[0]
+    # the first has all 8 GPUs for 100 / 8 s; the other one waits, and then has them
+    assert found["mean_jct_s"] == pytest.approx((12.5 + 12.5 + 11.5) / 2)
+    for rule, why in (
+        ("dividing", "ZeroDivisionError: integer division or modulo by zero"),
+        ("half", "its answer is not one whole number of GPUs for each job"),
+        ("too-many", "it chose sizes that a job may not have now, or more GPUs than exist"),
+    ):
+        said = replayed(rule)
+        assert (said.returncode, said.stderr.splitlines()[-1]) == (1, error_of("sizing rule", rule, why))
+
+
+AGENT = "agent: {}\nfallback: easy\nplace: best-fit\n"
+
+
+def test_an_agent_is_trained_and_decides_in_replays(gpusched: Run, tmp_path: Path) -> None:
+    """Limits tell nothing here, which it learns: then it goes by GPUs, as smallest does."""
+    rng = np.random.default_rng(1)
+    jobs = [(n * 10, int(rng.integers(50, 500)), int(rng.choice([1, 2, 4, 8]))) for n in range(150)]
+    rows = [f"{n} {t} -1 {s} {g} -1 -1 {g} 600 -1 1 1 1 -1 1 -1 -1 -1" for n, (t, s, g) in enumerate(jobs)]
+    (tmp_path / "day.swf").write_text("\n".join(rows) + "\n")
+    (tmp_path / "mine.yaml").write_text(AGENT.format("trusting"))
+    trained = gpusched("train", "mine.yaml", "--trace", "day.swf", "--nodes", "2", "--gpus-per-node", "8")
+    assert trained.returncode == 0, trained.stderr
+    assert "weights of another package's agent (trust 1)" in (tmp_path / "mine" / "default.card.yaml").read_text()
+    words = ["replay", "day.swf", "--nodes", "2", "--gpus-per-node", "8", "--json", "--policy"]
+    found = {
+        name: json.loads(gpusched(*words, name).stdout)[0]["mean_jct_s"] for name in ("mine.yaml", "smallest", "fifo")
+    }
+    assert found["mine.yaml"] == found["smallest"] != found["fifo"]
+    words.remove("--json")
+    for name, why in (
+        ("wrong-key", "KeyError: 'no such weight'"),
+        ("half-there", "it has no part 'replay'"),
+        ("no-agent", "it is a type, not gpusched.agents.base.AgentParts"),
+    ):
+        (tmp_path / "mine.yaml").write_text(AGENT.format(name))
+        as_of(tmp_path / "mine" / "default.safetensors", name)
+        said = gpusched(*words, "mine.yaml")
+        assert (said.returncode, said.stderr.splitlines()[-1]) == (1, error_of("agent", name, why))
+
+
+def as_of(weights: Path, agent: str) -> None:
+    """Rewrite weights as those of another agent."""
+    save_model(weights, agent, {"trust": np.zeros(1)}, {"knows": "limit"})
+
+
+def test_an_agent_decides_live_and_one_that_fails_leaves_it_to_the_fallback(plugin: None, tmp_path: Path) -> None:
+    jobs = [pending("large", 8, submit=0), pending("small", 4, submit=1)]
+
+    def plan_of(agent: str) -> Plan:
+        (tmp_path / "mine.yaml").write_text(AGENT.format(agent))
+        as_of(tmp_path / "mine" / "p.safetensors", agent)
+        spec = load_policy(tmp_path / "mine.yaml")
+        model = load_model(tmp_path / "mine", "p", agent)
+        return decide(msgspec.structs.replace(snapshot([node("n0")], jobs), policies={"p": spec}), {"p": model})
+
+    (tmp_path / "mine").mkdir()
+    assert started(plan_of("trusting")).keys() == {"small"}
+    assert plan_of("trusting").troubles == {}
+    for agent, why in (("wrong-key", "KeyError"), ("half-there", "no part 'replay'"), ("no-agent", "AgentParts")):
+        plan = plan_of(agent)
+        assert started(plan).keys() == {"large"}
+        assert why in plan.troubles["p"]
+
+
+def test_policies_are_listed_with_the_package_that_they_come_from(gpusched: Run, tmp_path: Path) -> None:
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "inventory.yaml").write_text(NODES.replace("defaults", "policy: mine\n    defaults", 1))
+    files = {"mine": "place: from-both-ends\n", "lost": "order: fifo\nplace: gone\n", "own": "order: ljf\n"}
+    for name, text in files.items():
+        (tmp_path / "policies" / f"{name}.yaml").write_text(text)
+    said = gpusched("policy", "list", "--json")
+    rows = {row["name"]: row for row in json.loads(said.stdout)}
+    assert [rows[name]["origin"] for name in ("mine", "lost", "own", "easy")] == [
+        *["gpusched-example 1.0"] * 2, *["gpusched"] * 2
+    ]  # fmt: skip
+    gone = f"placement 'gone' {BROKEN}; upgrade or remove gpusched-example"
+    assert [rows[name]["fallback"] for name in ("mine", "lost")] == [None, gone]
+    assert [line for line in said.stderr.splitlines() if "'gone'" in line] == [f"gpusched: {gone}"]
+    assert "agent 'no-agent' of gpusched-example 1.0 does not work" in said.stderr
+    assert "gpusched-example 1.0" in gpusched("policy", "list").stdout
+
+
 def test_an_order_that_fails_live_is_fifo_with_one_line(plugin: None, monkeypatch: pytest.MonkeyPatch) -> None:
     zeros = np.zeros(3, np.int64)
     limit, submit, gpus = np.array([9.0, 2, 9]), np.array([2.0, 3, 1]), np.array([1, 1, 1])
@@ -146,7 +349,11 @@ def test_an_order_that_fails_live_is_fifo_with_one_line(plugin: None, monkeypatc
 
 def test_what_this_package_knows_without_looking_is_what_it_registers() -> None:
     """Names that commands accept without reading entry points are those of the entry points."""
-    for group, known in (("orders", ORDERS), ("runtimes", tuple(RuntimeName)), ("notifiers", ("webhook", "command"))):
+    for group, known in (
+        ("orders", ORDERS), ("runtimes", tuple(RuntimeName)), ("notifiers", ("webhook", "command")),
+        ("placements", get_args(Place)), ("sizings", set(get_args(Sizing)) - {"base"}), ("agents", tuple(AGENTS)),
+    ):  # fmt: skip
         assert {c.name for c in components(group).values() if c.distribution == OURS} == set(known), group
         for component in components(group).values():
-            assert callable(component.load()), component
+            found = component.load()
+            assert found is REGISTRY[component.name] if group == "agents" else callable(found), component

@@ -303,7 +303,7 @@ def test_an_agent_that_chooses_sizes_is_asked_also_where_nobody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = SimpleNamespace(prepare=lambda model: model.arrays["sizes"], choose_sizes=lambda weights, question: weights)
-    monkeypatch.setitem(AGENTS, "chooses", AgentTraits(sizes=True))  # type: ignore[arg-type]
+    monkeypatch.setitem(AGENTS, "chooses", AgentTraits(sizes=True))
     monkeypatch.setitem(REGISTRY, "chooses", AgentParts(sizes=lambda: live))
     (tmp_path / "mine").mkdir()
     (tmp_path / "state").mkdir()

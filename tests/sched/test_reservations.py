@@ -136,7 +136,7 @@ def test_what_an_agent_kept_before_it_failed_is_open_to_its_fallback(monkeypatch
         raise ValueError("its network's answer is no number")
 
     live = SimpleNamespace(prepare=lambda model: None, decide_queue=fails)
-    monkeypatch.setitem(AGENTS, "fails", AgentTraits())  # type: ignore[arg-type]
+    monkeypatch.setitem(AGENTS, "fails", AgentTraits())
     monkeypatch.setitem(REGISTRY, "fails", AgentParts(live=lambda: live))
     jobs = [pending("all", 8, 2, limit=24 * H), pending("long", 1, limit=5 * H, submit=1)]
     snap = snapshot([node("n1"), node("n2")], jobs, backfill="skip")

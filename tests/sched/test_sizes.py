@@ -313,7 +313,7 @@ class Counting:
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> type[Counting]:
-    monkeypatch.setitem(AGENTS, "counting", AgentTraits(sizes=True))  # type: ignore[arg-type]
+    monkeypatch.setitem(AGENTS, "counting", AgentTraits(sizes=True))
     monkeypatch.setitem(REGISTRY, "counting", AgentParts(sizes=lambda: Counting))
     Counting.asked.clear()
     return Counting

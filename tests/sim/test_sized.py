@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -26,6 +27,7 @@ from gpusched.sim.resizing import elastic_of
 from gpusched.sim.result import PREEMPTED
 from gpusched.study.timeline import parts_of
 from gpusched.traces.trace import ProgressRecords, Trace
+from tests.plugin.building import registered
 from tests.sim.reference_sized import SizedPolicy
 from tests.sim.worlds import trace_of
 
@@ -134,6 +136,19 @@ def test_the_fast_replay_decides_as_the_controller_does_on_snapshots(name: str, 
         assert check(plan, snapshot)[1] == ()
 
 
+@pytest.mark.parametrize("name", SPECS)
+def test_a_rule_that_is_a_component_sizes_as_the_compiled_one_live_and_in_replays(name: str, tmp_path: Path) -> None:
+    """Each of the package's own as another package would have it, asked in Python."""
+    spec, trace = SPECS[name], mixed(4)
+    points = {"acme-rule": f"gpusched.sched.sizing.rules:{spec.sizes.replace('-', '_')}"}
+    compiled, _, _ = both(spec, trace, 4)
+    with registered(tmp_path, {"sizings": points}):
+        fast, slow, policy = both(msgspec.structs.replace(spec, sizes="acme-rule"), trace, 4)
+    assert_same(fast, compiled)
+    assert_same(slow, compiled)
+    assert sum(isinstance(a, Resize) for _, plan in policy.seen for a in plan.actions) > 10
+
+
 class Moody:
     """An agent: sizes by the jobs' names and what they told; now and then it cannot choose, or wishes too much."""
 
@@ -159,7 +174,7 @@ class Moody:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_an_agent_chooses_in_replays_as_it_does_live(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(AGENTS, "moody", AgentTraits(sizes=True))  # type: ignore[arg-type]
+    monkeypatch.setitem(AGENTS, "moody", AgentTraits(sizes=True))
     monkeypatch.setitem(REGISTRY, "moody", AgentParts(sizes=lambda: Moody))
     model = TrainedModel("moody", {"mood": np.array([seed])}, {}, "", f"moody {seed}")
     spec = msgspec.structs.replace(SPECS["drf"], agent="moody")
@@ -185,7 +200,7 @@ class Listening(Moody):
 
 
 def test_a_policy_knows_a_job_s_pace_only_at_the_sizes_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(AGENTS, "listening", AgentTraits(sizes=True))  # type: ignore[arg-type]
+    monkeypatch.setitem(AGENTS, "listening", AgentTraits(sizes=True))
     monkeypatch.setitem(REGISTRY, "listening", AgentParts(sizes=lambda: Listening))
     trace = replace(
         trace_of([0, 100], [9000, 50], [1, 1], limit=[9999, 99]), model=np.zeros(2, np.int64), models=("m",)

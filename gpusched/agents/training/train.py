@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpusched.agents.base import REGISTRY
+from gpusched.agents.base import installed_parts
 from gpusched.agents.common import torch_
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import TrainingData, load_training_data
@@ -25,10 +25,11 @@ from gpusched.config.paths import state_folder
 from gpusched.config.policies import BUILT_IN, POLICY, WEIGHTS, load_policy, names_in, policy_file, policy_folders
 from gpusched.config.weights import CARD, Arrays, digest_of, load_file, run_time_source, save_model
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.model.policy import PolicySpec
+from gpusched.model.policy import AGENTS, PolicySpec
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import iso_utc
 from gpusched.queue.lastgood import inventory_path
+from gpusched.sched.agent import component_errors
 from gpusched.sim.orders import folders_in_force
 from gpusched.sim.policies import policy_of_spec
 
@@ -51,7 +52,8 @@ def train(request: TrainRequest, report: TrainingReport) -> list[TrainedFiles]:
     """
     spec, file = _load_policy(request)
     _check_device(request, spec)
-    torch_.require("torch")
+    if spec.agent in AGENTS:
+        torch_.require("torch")
     found = load_training_data(request)
     _check_enough(request, found, report)
     folder = _output_folder(request, spec)
@@ -64,7 +66,7 @@ def train(request: TrainRequest, report: TrainingReport) -> list[TrainedFiles]:
 def _check_device(request: TrainRequest, spec: PolicySpec) -> None:
     """Refuse a GPU for an agent that would not use it."""
     on_gpu = spec.agent == "dl2" or (spec.agent == "gist" and spec.settings.get("variant", "scale") != "scale")
-    if request.device == "cuda" and not on_gpu:
+    if request.device == "cuda" and not on_gpu and spec.agent in AGENTS:
         raise UsageError(f"--device cuda: agent {spec.agent} of {spec.name} trains on the CPU only", "omit it")
 
 
@@ -151,14 +153,16 @@ def _train_partition(
 ) -> tuple[TrainedFiles, Arrays | None]:
     """Train every seed; write the best weights and a card without a table; return also the initial weights."""
     started, agent = time.monotonic(), spec.agent or ""
-    trainer = REGISTRY[agent].train
-    assert trainer is not None
+    trainer = installed_parts(agent).train
+    if trainer is None:
+        raise UsageError(f"agent {agent} of {spec.name} cannot be trained here", "its package says how it is")
     found: list[tuple[TrainerResult, TrainJob]] = []
     for seed in dict.fromkeys(request.seeds):
         key = _checkpoint_key(spec, material, seed, request.device)
         checkpoint = Checkpoint(folder / f".{material.partition}-seed{seed}.checkpoint", key)
         job = TrainJob(spec=spec, seed=seed, device=request.device, checkpoint=checkpoint, **material._asdict())
-        found.append((trainer().train_agent(job, report.of(f"{material.partition}, seed {seed}")), job))
+        with component_errors(agent):
+            found.append((trainer().train_agent(job, report.of(f"{material.partition}, seed {seed}")), job))
     best, best_job = max(found, key=lambda pair: pair[0].score)
     weights, card_file = (folder / f"{material.partition}{kind}" for kind in (WEIGHTS, CARD))
     save_model(weights, agent, best.arrays, best.about)

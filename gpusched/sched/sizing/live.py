@@ -10,26 +10,29 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from gpusched.config.plugins import ComponentError, installed
 from gpusched.config.weights import TrainedModel
+from gpusched.errors import Warnings
 from gpusched.model.ids import id_key
 from gpusched.model.jobs import JobSpec, Resizes
 from gpusched.model.plan import Reason, ReasonCode, Resize
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
-from gpusched.sched.agent import Unusable, parts_of, prepared
+from gpusched.sched.agent import Unusable, component_errors, parts_of, prepared
 from gpusched.sched.arrays import NodeArrays, waiting_of
 from gpusched.sched.eligible import ineligible, may_resize
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.limits import Rooms
 from gpusched.sched.sizing.question import COUNT, PART, ROW, Claims, Question, Scene, menus_of, new_claims, question_of
-from gpusched.sched.sizing.rules import RULES, wish
+from gpusched.sched.sizing.rules import RULES, Sizing, wish
 from gpusched.sched.sizing.settle import SizingRules, gather, settle, speed_at
 from gpusched.sched.sizing.shapes import shape, within_free
 from gpusched.sched.state import Ints, ints, new_scratch
 from gpusched.sched.tally import closed_reason
 
 UNSOUND = "it chose sizes that a job may not have now, or more GPUs than exist"
+INSTEAD = "greedy-gain"  # of a component that does not work
 WAITS = Reason(code=ReasonCode.POLICY, message="the policy gives it no GPUs now")
 
 
@@ -116,9 +119,16 @@ class _Partition:
         claims = new_claims(len(scene.rows) + 1, scene.menus.sizes.shape[1])
         gather(scene, self._rules(), self.world.resources, self.world.usable, feasibility, claims)
         settled = partial(settle, scene, claims, self.world.resources, requests, masks, self.scratch)
-        asks = partial(self._ask, claims, model) if self.policy.traits.sizes else None
-        if why := decide_sizes(claims, RULES[self.policy.sizes], asks, settled):
-            found.troubles[self.name] = why
+        rule, asks = self.policy.sizes, None
+        if self.policy.traits.sizes:
+            asks = partial(self._ask, claims, model)
+        elif rule not in RULES:
+            asks = partial(self._ask_component, claims)
+        if why := decide_sizes(claims, RULES.get(rule, RULES[INSTEAD]), asks, settled):
+            if self.policy.traits.sizes:
+                found.troubles[self.name] = why
+            else:
+                Warnings.give(f"{component_error(rule, why).line()}; {INSTEAD} is used")
         return self._answer(scene, claims, specs, found)
 
     def _ask(self, claims: Claims, model: TrainedModel | None) -> Ints:
@@ -126,9 +136,19 @@ class _Partition:
         assert self.policy.agent is not None
         if model is None:
             raise Unusable("no weights")
+        try:
+            return ask_agent(self.policy.agent, prepared(model), self._question(claims))
+        except ComponentError as error:
+            raise Unusable(error.line()) from error
+
+    def _ask_component(self, claims: Claims) -> Ints:
+        """Return the sizes of another package's component; see `ask_component`."""
+        return ask_component(self.policy.sizes, self._question(claims))
+
+    def _question(self, claims: Claims) -> Question:
         specs = [self.jobs[row].spec for row in claims.jobs["row"][: claims.number[COUNT]].tolist()]
         names = tuple(spec.name if spec is not None else "" for spec in specs)
-        return ask_agent(self.policy.agent, prepared(model), question_of(claims, self.name, self.snapshot.now, names))
+        return question_of(claims, self.name, self.snapshot.now, names)
 
     def _queue(self) -> list[PendingView]:
         """Return the jobs that may start, in order: those stopped to be resized first; not those without limit left."""
@@ -290,10 +310,42 @@ def ask_agent(agent: str, weights: object, question: Question) -> Ints:
 
     Raises:
         ValueError: It cannot choose, or what it says is no sizes.
+        ComponentError: It is another package's, and failed.
     """
-    sizes = parts_of(agent).sizes
-    assert sizes is not None
-    answer = np.asarray(sizes().choose_sizes(weights, question))
+    with component_errors(agent):
+        sizes = parts_of(agent).sizes
+        assert sizes is not None
+        return _checked(sizes().choose_sizes(weights, question), question)
+
+
+def ask_component(name: str, question: Question) -> Ints:
+    """Return the sizes of a component of the group ``sizings``, ``int64[jobs]``.
+
+    Raises:
+        ValueError: It does not work, or what it says is no sizes; see `component_error`.
+    """
+    own = question._replace(claims=Claims._make(array.copy() for array in question.claims))  # it may write there
+    try:
+        choose: Sizing = installed("sizings", name).load()
+        return _checked(choose(own), question)
+    except Unusable:
+        raise
+    except Exception as error:  # another's code: anything can be wrong with it
+        raise Unusable(f"{type(error).__name__}: {error}") from error
+
+
+def component_error(name: str, why: str) -> ComponentError:
+    """Return the error of a component of the group ``sizings`` that did not choose."""
+    try:
+        component = installed("sizings", name)
+        component.load()
+    except ComponentError as error:
+        return error
+    return component.error(why)
+
+
+def _checked(given: object, question: Question) -> Ints:
+    answer = np.asarray(given)
     if answer.shape != question.claims.jobs.shape or answer.dtype.kind not in "iu":
         raise Unusable("its answer is not one whole number of GPUs for each job")
     return answer

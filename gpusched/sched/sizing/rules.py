@@ -1,18 +1,25 @@
 """Sizing rules: each writes the wished size of every claim, within the capacity.
 
+The functions at the end are the components of the group ``sizings``; those of other packages are such functions, too.
+
 Everybody has the least size that it may have first; rules differ in who gets the next step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, TOTAL, Claims
+from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, TOTAL, Claims, Question
 from gpusched.sched.state import Floats, Ints
 
 GREEDY_GAIN, DRF, OPTIMUS, PROPORTIONAL, SIA = range(5)
 RULES = {"greedy-gain": GREEDY_GAIN, "drf": DRF, "optimus": OPTIMUS, "proportional": PROPORTIONAL, "sia": SIA}
+
+Sizing = Callable[[Question], Sequence[int] | Ints]
+"""One partition's resizable jobs -> a size for each: see `Question` for what is valid."""
 
 _PATIENCE = 0.25  # GPUs go to jobs with little left first, by the power of it that DL2's setting showed to be best
 _FAIRNESS = -0.5  # Sia's p
@@ -242,3 +249,34 @@ def _trace_back(claims: Claims, choice: Ints, gpus: int) -> None:
     for j in range(claims.number[COUNT] - 1, -1, -1):
         claims.jobs[j]["wished"] = claims.sizes[j, choice[j, gpus]]
         gpus -= claims.jobs[j]["wished"]
+
+
+def _wishes(rule: int, question: Question) -> Ints:
+    wish(rule, question.claims)
+    wished: Ints = question.claims.jobs["wished"]
+    return wished
+
+
+def greedy_gain(question: Question) -> Ints:
+    """Give GPUs to whom they make fastest, more readily to jobs with little left."""
+    return _wishes(GREEDY_GAIN, question)
+
+
+def drf(question: Question) -> Ints:
+    """Give each the same dominant share, as far as sizes allow: Ghodsi et al., NSDI 2011."""
+    return _wishes(DRF, question)
+
+
+def optimus(question: Question) -> Ints:
+    """Take the step that saves most time per share, again and again: Peng et al., EuroSys 2018."""
+    return _wishes(OPTIMUS, question)
+
+
+def proportional(question: Question) -> Ints:
+    """Give GPUs in proportion to those that jobs were tuned for."""
+    return _wishes(PROPORTIONAL, question)
+
+
+def sia(question: Question) -> Ints:
+    """Choose the best p-mean of goodput: Jayaram Subramanya et al., SOSP 2023."""
+    return _wishes(SIA, question)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpusched.config.plugins import components
 from gpusched.errors import UsageError
 from gpusched.estimation.features import time_limits
 from gpusched.estimation.predictor import Estimator, LastTwo, Predictor
@@ -108,7 +109,7 @@ class ReplayOptions:
 
     Attributes:
         seed: For placements that draw.
-        placement: Key of `PLACEMENTS`; None: the policy's own, else best fit.
+        placement: Key of `PLACEMENTS`, or a component's name; None: the policy's own, else best fit.
         limits: Whether a time limit kills its job.
         failures: When nodes fail or are drained.
         reservations: When nodes are reserved, and for which jobs.
@@ -192,8 +193,9 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         UsageError: A placement or node that does not exist.
     """
     rule = options.placement or policy.placement or "best-fit"
-    if rule not in PLACEMENTS:
-        raise UsageError(f"no placement named {rule!r}; one of {', '.join(PLACEMENTS)}")
+    if rule not in PLACEMENTS and rule not in components("placements"):
+        known = dict.fromkeys((*PLACEMENTS, *components("placements")))
+        raise UsageError(f"no placement named {rule!r}; one of {', '.join(known)}")
     believed = options.believed if options.network is None else None
     share, notes = sharing_of(options.share, trace, policy, rule, believed)
     blind = (_NO_TOPOLOGY,) if rule == "contention" and options.network is None else ()
@@ -217,6 +219,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
     sized = policy.chooses_sizes and options.elastic is not None
     generic = options.generic or changing or sized or rule in ("naive", *MAPPING_PLACES) or share != "no"
+    generic = generic or rule not in PLACEMENTS
     generic = generic or options.network is not None or options.backfill_every_s > 0 or ledger is not None
     generic = generic or bool(options.reservations)
     if generic:

@@ -15,6 +15,7 @@ from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import (
     BACKFILLS,
+    BEST_FIT,
     CONSERVATIVE,
     NAIVE,
     NONE,
@@ -72,7 +73,7 @@ def new_queue(world: SimWorld) -> SimQueue:
         run_times=estimator_for(world).in_replay(world.trace),
         estimates=policy.uses_run_time_estimates,
         order=ORDER_CODES.get(policy.order, PLAIN),
-        rule=PLACEMENTS[world.rule],
+        rule=PLACEMENTS.get(world.rule, BEST_FIT),
         backfill=BACKFILLS[policy.backfill],
         every_s=world.options.backfill_every_s,
         next_s=np.full(1, np.inf),

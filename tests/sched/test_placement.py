@@ -1,0 +1,82 @@
+"""Placements by components: those that are compiled, too, choose the same nodes; any of them is sound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gpusched.model.plan import Plan, Start
+from gpusched.model.reservations import Reservation
+from gpusched.model.snapshot import Snapshot
+from gpusched.sched.check import check
+from gpusched.sched.decide import decide
+from tests.plugin.building import registered
+from tests.sched.test_reservations import with_reservations
+from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, started, topology
+
+OURS = {"first-fit": "first_fit", "best-fit": "best_fit", "spread": "spread"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    points = {f"acme-{name}": f"gpusched.sched.placement:{function}" for name, function in OURS.items()}
+    with registered(tmp_path_factory.mktemp("acme"), {"placements": points}):
+        yield
+
+
+def placed(snap: Snapshot, place: str, backfill: str) -> Plan:
+    policies = {name: replace(p, place=place, backfill=backfill) for name, p in snap.policies.items()}
+    return decide(replace(snap, policies=policies))
+
+
+@given(
+    snapshots(), st.sampled_from(sorted(OURS)), st.sampled_from(["none", "skip", "easy"]),
+    st.sampled_from([None, (600.0, 4000.0), (-10.0, 2000.0)]),
+)  # fmt: skip
+def test_a_component_places_as_the_compiled_pass(
+    snap: Snapshot, place: str, backfill: str, reserved: tuple[float, float] | None
+) -> None:
+    """Also what is kept for the head: jobs behind it start on the same nodes or do not start."""
+    if reserved is not None:
+        begin, end = NOW + reserved[0], NOW + reserved[1]
+        snap = with_reservations(snap, Reservation(name="m", nodes=("n0",), begin=begin, end=end, maintenance=True))
+    assert placed(snap, f"acme-{place}", backfill) == placed(snap, place, backfill)
+
+
+@given(snapshots(racked=True), st.sampled_from(sorted(OURS)), st.sampled_from(["none", "skip", "easy"]))
+def test_with_racks_every_answer_is_sound(snap: Snapshot, place: str, backfill: str) -> None:
+    plan = placed(snap, f"acme-{place}", backfill)
+    assert check(plan, snap) == (plan, ())
+    rack = snap.topology
+    spreads = {job.id: job.spec.max_spread for job in snap.pending}
+    for start in (a for a in plan.actions if isinstance(a, Start)):
+        if spreads[start.job_id] == "rack" and len(start.allocation.parts) > 1:
+            racks = {next((s.name for s in rack.switches if p.node in s.nodes), p.node) for p in start.allocation.parts}
+            assert len(racks) == 1
+
+
+def test_a_job_for_one_rack_gets_the_rack_that_has_enough_nodes_first() -> None:
+    """By what is free n0 is best, and has nobody beside it; of the racks with two nodes n3's comes first."""
+    nodes = [node("n0", 2), node("n1"), node("n2"), node("n3", 3), node("n4", 4)]
+    job = pending("j", 1, nodes=2)
+    job = replace(job, spec=replace(job.spec, max_spread="rack"))
+    snap = replace(snapshot(nodes, [job]), topology=topology("r0", "r1", "r1", "r2", "r2"))
+    assert [where for where, _ in started(placed(snap, "acme-best-fit", "none"))["j"]] == ["n3", "n4"]
+
+
+def test_what_is_kept_for_the_head_are_the_components_nodes() -> None:
+    """Spread keeps the node that will be emptier; best-fit the other, where the long job is in its way."""
+    busy = [
+        running("r0", {"n0": (0, 1, 2, 3, 4)}, NOW + 100),
+        running("r1", {"n1": (0, 1, 2, 3, 4, 5, 6, 7)}, NOW + 100),
+    ]
+    nodes = [node("n0"), node("n1", 9)]
+    jobs = [pending("head", 7, submit=0), pending("long", 2, submit=1, limit=9000)]
+    for place, free in (("best-fit", False), ("spread", True)):
+        plans = [placed(snapshot(nodes, jobs, busy), name, "easy") for name in (place, f"acme-{place}")]
+        assert plans[0] == plans[1]
+        assert ("long" in started(plans[1])) is free
