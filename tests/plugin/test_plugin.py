@@ -27,8 +27,8 @@ from gpusched.sched.decide import decide
 from gpusched.sched.order import Keys, queue_order
 from tests.logged import messages
 from tests.plugin.conftest import Run
-from tests.sched.test_sizes import waits
-from tests.sched.test_sizes import world as sized
+from tests.sched.sizes import waits
+from tests.sched.sizes import world as sized
 from tests.sched.worlds import node, pending, snapshot, started
 
 TRACE = "# lanes\nada 2 0 100\nbob x 5 9\nbob 1 5 9\n"

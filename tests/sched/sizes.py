@@ -9,7 +9,7 @@ import msgspec
 from gpusched.model.jobs import Elastic, JobSpec
 from gpusched.model.policy import PolicySpec, Resizing
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
-from tests.sched.worlds import NOW, node, running
+from tests.sched.worlds import NOW, node, pending, running
 
 QUICK = Resizing(min_run_s=0.0, per_hour=100, gain=0.05)
 
@@ -41,3 +41,8 @@ def world(jobs: list[PendingView], busy: list[RunningView], nodes: int = 2, **ru
     policy = msgspec.structs.replace(POLICY, **rules)
     machines = tuple(node(f"n{i}") for i in range(nodes))
     return Snapshot(now=NOW, nodes=machines, running=tuple(busy), pending=tuple(jobs), policies={"p": policy})
+
+
+def waits(name: str, *sizes: int, speeds: dict[int, float] | None = None, **more: Any) -> PendingView:
+    left = more.pop("left", None)
+    return msgspec.structs.replace(pending(name, 1, **more), spec=spec(*sizes), speeds=speeds or {}, left=left)

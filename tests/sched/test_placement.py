@@ -15,7 +15,7 @@ from gpusched.model.snapshot import Snapshot
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from tests.plugin.building import registered
-from tests.sched.test_reservations import with_reservations
+from tests.sched.reserved import with_reservations
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, started, topology
 
 OURS = {"first-fit": "first_fit", "best-fit": "best_fit", "spread": "spread"}

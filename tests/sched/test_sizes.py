@@ -28,13 +28,8 @@ from gpusched.sched.sizing.rules import RULES, wish
 from gpusched.sched.sizing.settle import gather, settle, speed_at
 from gpusched.sched.sizing.shapes import shape
 from gpusched.sched.warming import warm_up
-from tests.sched.sizes import PERFECT, POLICY, QUICK, runs, spec, world
+from tests.sched.sizes import PERFECT, POLICY, QUICK, runs, spec, waits, world
 from tests.sched.worlds import NOW, node, pending, running
-
-
-def waits(name: str, *sizes: int, speeds: dict[int, float] | None = None, **more: Any) -> PendingView:
-    left = more.pop("left", None)
-    return msgspec.structs.replace(pending(name, 1, **more), spec=spec(*sizes), speeds=speeds or {}, left=left)
 
 
 def sized(snapshot: Snapshot) -> Sized:
