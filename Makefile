@@ -44,7 +44,7 @@ test:
 lint: install
 	@status=0; \
 	$(BIN)/ruff check . || status=1; \
-	$(BIN)/mypy --strict gpusched tests/testbed tests/api/typed.py tests/commands.py || status=1; \
+	$(BIN)/mypy --strict gpusched hydra_plugins tests/testbed tests/api/typed.py tests/commands.py || status=1; \
 	$(BIN)/lint-imports || status=1; \
 	exit $$status
 

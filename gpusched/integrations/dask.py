@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 import dask
-from dask_jobqueue.core import Job as DaskJob
+from dask_jobqueue.core import Job as JobqueueJob
 from dask_jobqueue.core import JobQueueCluster
 from distributed.core import Status
 
@@ -49,7 +49,7 @@ def _cluster() -> Cluster:
     return Cluster()
 
 
-class GpuschedJob(DaskJob):
+class WorkerJob(JobqueueJob):
     """A job that runs Dask's worker, or several (``processes``), which share what it has.
 
     Args:
@@ -137,7 +137,7 @@ class GpuschedCluster(JobQueueCluster):
     All other parameters of dask-jobqueue's clusters have their meaning, except ``job_extra_directives``.
     """
 
-    job_cls = GpuschedJob
+    job_cls = WorkerJob
 
     def replace_worker(self, name: str, *, at_once: bool = True) -> None:
         """Ask for another worker in place of one that is gone; without ``at_once`` at the next change of scale.

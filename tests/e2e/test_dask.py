@@ -15,7 +15,7 @@ from dask import config
 from distributed import Client
 
 from gpusched.integrations import dask as plugin
-from gpusched.integrations.dask import GpuschedCluster, GpuschedJob
+from gpusched.integrations.dask import GpuschedCluster, WorkerJob
 from gpusched.model.jobs import JobRecord
 from tests.e2e.conftest import Cluster, functions
 from tests.e2e.site_packages import install
@@ -109,7 +109,9 @@ def test_a_worker_that_ended_is_replaced_and_a_cancelled_one_when_scaled(
         house.cli("cancel", second.id)
         wait_until(lambda: second.id in caplog.text, 60, "the cluster to hear of it")
         assert f"job {second.id} ended CANCELLED" in caplog.text
-        house.wait_state(house.sh("true"), "COMPLETED")  # had the cluster queued a job, the store would have it by now
+        house.wait_state(
+            house.sh("true", "--gpus", "1"), "COMPLETED"
+        )  # had the cluster queued a job, the store would have it by now
         assert jobs_of(house) == []
         cluster.scale(1)
         client.wait_for_workers(1, timeout=120)
@@ -133,10 +135,10 @@ def test_a_job_whose_worker_is_silent_is_cancelled_and_replaced(
 
 def test_options() -> None:
     with config.set({"jobqueue.gpusched.image": "dask:2026", "jobqueue.gpusched.queue": "A100"}):
-        job = GpuschedJob("tcp://here:1", "one", cores=2, memory="1GB", processes=2, gpus=1, partition="V100")
+        job = WorkerJob("tcp://here:1", "one", cores=2, memory="1GB", processes=2, gpus=1, partition="V100")
     assert job._options == {"cpus": 2, "mem": "954M", "gpus": 1, "image": "dask:2026", "partition": "V100"}
     assert "exec python3 -m distributed.cli.dask_worker tcp://here:1 --name one" in job.job_script()
     with pytest.raises(TypeError, match="partitions"):
-        GpuschedJob(cores=1, memory="1GB", partitions="A100")
+        WorkerJob(cores=1, memory="1GB", partitions="A100")
     with pytest.raises(ValueError, match="gpus=1"):
-        GpuschedJob(cores=1, memory="1GB", job_extra_directives=["--gres=gpu:1"])
+        WorkerJob(cores=1, memory="1GB", job_extra_directives=["--gres=gpu:1"])
