@@ -67,7 +67,7 @@ def jobs_of(house: Cluster) -> list[JobRecord]:
 
 
 def test_workers_are_jobs_and_close_cancels_them(house: Cluster, dask: Callable[..., GpuschedCluster]) -> None:
-    cluster = dask(gpus=2, walltime="00:30:00", job_name="squares")
+    cluster = dask(gpus=2, walltime="00:30:00", job_name="squares", nanny=True)
     cluster.scale(2)
     with Client(cluster) as client:
         client.wait_for_workers(2, timeout=120)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -85,15 +86,27 @@ def project(site_of_nodes: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(house: Cluster, project: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *words], cwd=project, env=house.env(), text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )  # fmt: skip
+@pytest.fixture
+def start(house: Cluster, project: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start Python with these words in the project's folder; what still runs after the test is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def python(*words: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        command = [sys.executable, *words]
+        started.append(subprocess.Popen(command, cwd=project, env=house.env(), text=True, stdout=pipe, stderr=pipe))
+        return started[-1]
+
+    yield python
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
-def test_each_run_is_a_job_and_its_value_comes_back(house: Cluster, project: Path) -> None:
-    out, err = start(house, project, "returns.py").communicate(timeout=180)
+def test_each_run_is_a_job_and_its_value_comes_back(
+    house: Cluster, project: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    out, err = start("returns.py").communicate(timeout=180)
     returns = json.loads(out.splitlines()[-1] if out else err)
     assert [[status, value] for status, value, _ in returns] == [["COMPLETED", 1.0], ["COMPLETED", 2.0]]
     assert [overrides[0] for *_, overrides in returns] == ["lr=0.1", "lr=0.2"]
@@ -105,13 +118,15 @@ def test_each_run_is_a_job_and_its_value_comes_back(house: Cluster, project: Pat
         assert (found.spec.partition, found.spec.nice) == ("A100", 3)
 
 
-def test_a_run_that_raises_is_reported_and_a_requeued_one_begins_again(house: Cluster, project: Path) -> None:
-    failing = start(house, project, "train.py", "--multirun", "lr=2")
+def test_a_run_that_raises_is_reported_and_a_requeued_one_begins_again(
+    house: Cluster, project: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    failing = start("train.py", "--multirun", "lr=2")
     _, err = failing.communicate(timeout=180)
     assert failing.returncode == 1
     assert "ValueError: 2 is too high" in err
     (project / "starts").unlink()
-    again = start(house, project, "train.py", "--multirun", "lr=0.1", "stop_after=2")
+    again = start("train.py", "--multirun", "lr=0.1", "stop_after=2")
     starts = project / "starts"
     wait_until(lambda: starts.exists() and starts.read_text().endswith("\n"), 120, "the run to begin")
     job = starts.read_text().split()[2]
