@@ -178,7 +178,7 @@ def _option(option: Any, hints: dict[str, Any]) -> tuple[str, str, str]:
     """Return the names of an option, the kind of its value, and its meaning with its default."""
     names = ", ".join(code(o) for o in (*option.opts, *option.secondary_opts))
     choices = [str(c.value) for c in _enum(hints[option.name])]
-    kind = " or ".join(code(c) for c in choices) if choices else _kind(hints[option.name])
+    kind = " or ".join(code(c) for c in choices) if choices else "" if option.count else _kind(hints[option.name])
     default = "" if option.default in (None, False, (), "") else str(getattr(option.default, "value", option.default))
     note = f"Default: {'on' if default == 'True' else code(default)}." if default else "Required." * option.required
     return names, kind, f"{option.help or ''} {note}".strip()
@@ -212,7 +212,8 @@ def _as_code(text: str) -> str:
 
 def _enum(hint: Any) -> Iterable[Any]:
     base: Any = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
-    return list(base.__members__.values()) if hasattr(base, "__members__") else []
+    found = next((kind for kind in (base, *typing.get_args(base)) if hasattr(kind, "__members__")), None)  # or None
+    return [] if found is None else list(found.__members__.values())
 
 
 def _metavar(argument: Any) -> str:
