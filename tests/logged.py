@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpusched.controller import eventlog
-from gpusched.logsetup import JOBS
+from gpusched.controller.logsetup import JOBS
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:

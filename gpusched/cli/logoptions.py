@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gpusched import logsetup
 from gpusched.cli import activity, output
+from gpusched.controller import logsetup
 from gpusched.errors import UsageError, Warnings
 
 VerboseOption = Annotated[
@@ -22,10 +22,11 @@ QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Log only warni
 LogFormatOption = Annotated[
     logsetup.LogFormat | None,
     typer.Option(
-        "--log-format", help="Form of log messages. Default: journal if stderr is systemd's journal, else text.",
+        "--log-format",
+        help="Form of the log. Default: journal (with systemd's priorities) if stderr is the journal, else text.",
         show_default=False,
     ),
-]  # fmt: skip
+]
 
 
 def start_log(name: str, log_format: logsetup.LogFormat | None, verbose: int = 0, quiet: bool = False) -> None:

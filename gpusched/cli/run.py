@@ -8,7 +8,7 @@ import typer
 
 from gpusched.cli.logoptions import LogFormatOption, QuietOption, VerboseOption, start_log
 from gpusched.client.context import Client
-from gpusched.logsetup import LogFormat
+from gpusched.controller.logsetup import LogFormat
 
 app = typer.Typer()
 

@@ -6,7 +6,7 @@ import logging
 
 import msgspec
 
-from gpusched.logsetup import JOBS
+from gpusched.controller.logsetup import JOBS
 from gpusched.queue.store import Store
 from gpusched.views.show import event_line
 
@@ -30,7 +30,7 @@ def _logger_of(kind: str) -> logging.Logger:
     return _jobs if kind in _ROUTINE or kind in _DETAILS else _log
 
 
-class EventLog:
+class EventLogger:
     """Logs new events after each cycle; warnings that every cycle repeats once."""
 
     def __init__(self, store: Store) -> None:

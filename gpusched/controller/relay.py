@@ -25,10 +25,10 @@ import msgspec
 from gpusched.config.paths import log_path, result_path
 from gpusched.config.users import user_name
 from gpusched.controller.attaching import Tunnels, attach
+from gpusched.controller.logsetup import start_as_parent
 from gpusched.controller.outputs import may_see
 from gpusched.controller.peers import RelayPeer, forward_streams
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.logsetup import start_as_parent
 from gpusched.model import relay as wire
 from gpusched.model.jobs import JobRecord, JobState, container_name
 from gpusched.model.resources import Inventory, Node

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gpusched
-from gpusched import logsetup
 from gpusched.cluster.collecting import rotate
 from gpusched.cluster.ssh import SshCluster
 from gpusched.config.paths import SHARED_STATE
 from gpusched.config.policies import POLICY, WEIGHTS, policy_folders
+from gpusched.controller import logsetup
 from gpusched.controller.commandfiles import STORAGE_ERRORS
 from gpusched.controller.cycle import Cycle
-from gpusched.controller.eventlog import EventLog
+from gpusched.controller.eventlog import EventLogger
 from gpusched.controller.injob import Prepare
 from gpusched.controller.notices.service import NotificationService
 from gpusched.controller.outputs import secure_logs
@@ -143,7 +143,7 @@ class Service:
         self.cluster = SshCluster(inventory, cluster_id, state / "logs", self.clock)
         self.cycle = self._new_cycle(inventory, policies)
         self._predictor: StartPredictor | None = StartPredictor(self.store)
-        self._notices, self._events = NotificationService(self.store), EventLog(self.store)
+        self._notices, self._events = NotificationService(self.store), EventLogger(self.store)
         self._files = self._stamp()
         self._housekept_at = -HOUSEKEEPING_S
         self._last_cycle_s = 0.0  # duration of the last cycle

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpusched.controller.eventlog import EventLog
+from gpusched.controller.eventlog import EventLogger
 from gpusched.controller.service import controller_lock
 from gpusched.model.commands import Drain, Resume
 from gpusched.model.events import Event
@@ -171,7 +171,7 @@ def test_secrets_and_variables_are_not_logged(here: OneNode) -> None:
 
 LIBRARY = """
 import logging, threading, warnings
-from gpusched import logsetup
+from gpusched.controller import logsetup
 logsetup.start(0, logsetup.LogFormat(FORMAT))
 logging.getLogger("some.library").warning("from %s", "a library")
 logging.getLogger("some.library").info("of no interest")
@@ -215,7 +215,7 @@ def test_libraries_threads_and_python_log_there_as_well_and_tracebacks_are_inden
 def test_a_warning_that_every_cycle_has_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Store.create_or_open(tmp_path)
     store.append([Event(time=1.0, kind="node_down", node="before")])
-    log = EventLog(store)
+    log = EventLogger(store)
 
     def cycle(*events: tuple[str, str]) -> list[tuple[str, str, str]]:
         caplog.clear()

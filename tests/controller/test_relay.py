@@ -306,7 +306,7 @@ def test_so_many_sessions_of_a_user(site: relay.RelayContext, monkeypatch: pytes
 
 
 def test_the_process_ends_with_its_controller(cluster: Cluster) -> None:
-    argv = [sys.executable, "-m", "gpusched.controller.relay", str(cluster.state), str(cluster.inventory)]
+    argv = [sys.executable, "-m", "gpusched.controller.relay", str(cluster.state), str(cluster.inventory), "1", "json"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, env=cluster.env()) as process:
         path = cluster.state / SOCKET
         wait_until(lambda: process.poll() is None and path.exists() and path.stat().st_mode & 0o777 == 0o666, 60)

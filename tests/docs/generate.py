@@ -202,7 +202,7 @@ def _options(command: Any) -> dict[str, str]:
 def _option(option: Any, hints: dict[str, Any]) -> tuple[str, str]:
     """Return the names of an option with its value, and its meaning with its default."""
     names = [*option.opts, *option.secondary_opts]
-    if value := _value(hints[option.name]):
+    if value := "" if option.count else _value(hints[option.name]):
         names[-1] += f"={value}" if names[-1].startswith("--") else f" {value}"
     default = "" if option.default in (None, False, (), "") else str(getattr(option.default, "value", option.default))
     note = f"Default: {'on' if default == 'True' else code(default)}." if default else "Required." * option.required
@@ -237,7 +237,8 @@ def _as_code(text: str) -> str:
 
 def _enum(hint: Any) -> Iterable[Any]:
     base: Any = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
-    return list(base.__members__.values()) if hasattr(base, "__members__") else []
+    found = next((kind for kind in (base, *typing.get_args(base)) if hasattr(kind, "__members__")), None)  # or None
+    return [] if found is None else list(found.__members__.values())
 
 
 def _metavar(argument: Any) -> str:

@@ -911,6 +911,7 @@ READ_VARIABLES = {
     ),
     "SLURM_CONF": "Under `engine: slurm`: the slurm.conf for Slurm's commands.",
     "GPUSCHED_DEBUG": "`1` shows the traceback of an internal error.",
+    "JOURNAL_STREAM": "Set by systemd: if stderr is the journal, [the log](../guides/operating.md#the-log) is for it.",
     "XDG_STATE_HOME": "See GPUSCHED_STATE. On nodes: location of the attempts' folders, else `~/.local/state`.",
     "XDG_CONFIG_HOME": "See GPUSCHED_INVENTORY.",
     "XDG_CACHE_HOME": "Location of compiled scheduling passes; on nodes: of the cached probe. Default: `~/.cache`.",
