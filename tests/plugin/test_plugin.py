@@ -21,12 +21,15 @@ from gpusched.config.weights import load_model, save_model
 from gpusched.controller.notices.service import NotificationService
 from gpusched.doctor.files import examine_needs
 from gpusched.errors import FileError, Warnings
+from gpusched.forecast.assumptions import assumptions
+from gpusched.forecast.queue import QueueForecast
 from gpusched.model.events import Event
 from gpusched.model.plan import Plan, Start
 from gpusched.model.policy import AGENTS, ORDERS, Place, Sizing
 from gpusched.model.resources import RuntimeName
 from gpusched.queue.store import Store
 from gpusched.sched.decide import decide
+from gpusched.sched.explain import explain
 from gpusched.sched.order import Columns, Keys, queue_order
 from gpusched.sched.placement import FittingNodes
 from gpusched.sched.state import PlacementRequest
@@ -39,7 +42,7 @@ from tests.plugin.building import registered
 from tests.plugin.conftest import Run
 from tests.sched.test_sizes import waits
 from tests.sched.test_sizes import world as sized
-from tests.sched.worlds import node, pending, snapshot, started
+from tests.sched.worlds import NOW, node, pending, running, snapshot, started
 from tests.sim.worlds import trace_of
 
 TRACE = "# lanes\nada 2 0 100\nbob x 5 9\nbob 1 5 9\n"
@@ -343,6 +346,21 @@ def test_a_replay_by_an_agent_that_fails_on_the_way_is_one_line(tmp_path: Path) 
         policy = policy_of_spec(load_policy(tmp_path / "mine.yaml"))
         with pytest.raises(ComponentError, match=r"agent 'stopping' of acme 1 does not work: ZeroDivisionError"):
             replay(trace_of([0], [1], [1]), Pool.uniform(1, 8), policy)
+
+
+def test_a_forecast_places_by_best_fit_and_says_so(plugin: None) -> None:
+    """Why a job waits is the placement's own answer."""
+    nodes, busy = [node("n0"), node("n1")], [running("r", {"n0": (0,)}, NOW + 100)]
+    jobs = [pending("part", 2, submit=0), pending("all", 8, nodes=2, submit=1), pending("late", 8, submit=2)]
+
+    def ahead(place: str) -> list[float]:
+        found = QueueForecast(snapshot(nodes, jobs, busy, place=place), half_life_s=3600.0, tick_s=1.0)
+        return found.run(found.by_limits).start.tolist()
+
+    snap = snapshot(nodes, jobs, busy, place="from-both-ends")
+    assert ahead("from-both-ends") == ahead("best-fit")
+    assert "the placement from-both-ends is approximated by best-fit" in assumptions(snap, jobs[1], 0, True)
+    assert explain(snap, "late").reason.code == "Priority"
 
 
 ASKED: list[int] = []
