@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gpusched.compiled import NotCached
 from gpusched.config.plugins import ComponentError, installed
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import GpuschedError
@@ -118,7 +119,7 @@ def component_errors(agent: str) -> Iterator[None]:
     """Raise `ComponentError` for what another package's agent raises, but for `Unusable`: it cannot decide now."""
     try:
         yield
-    except (GpuschedError, Unusable):
+    except (GpuschedError, Unusable, NotCached):
         raise
     except Exception as error:
         if agent in AGENTS:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpusched.compiled import NotCached
 from gpusched.config.plugins import ComponentError, installed
 from gpusched.errors import Warnings
 from gpusched.sched.backfill import attempt_any, protect, reserve_any
@@ -126,6 +127,8 @@ class NodeChooser:
         """
         try:
             given: list[Any] = [np.asarray(column) for column in self._by(request, nodes)]
+        except NotCached:  # a trial of what is compiled, not the component's fault
+            raise
         except Exception as error:  # another's code: anything can be wrong with it
             raise installed("placements", self._name).error(f"{type(error).__name__}: {error}") from error
         for column in given:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -11,25 +12,39 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpusched.agents.base import REGISTRY
+from gpusched.agents.base import REGISTRY, AgentParts
+from gpusched.agents.common.ordering import OrderingAgent
 from gpusched.config.inventory import load_inventory
 from gpusched.config.plugins import OURS, ComponentError, components
 from gpusched.config.policies import load_policy
 from gpusched.config.weights import load_model, save_model
 from gpusched.controller.notices.service import NotificationService
+from gpusched.doctor.files import examine_needs
 from gpusched.errors import FileError, Warnings
+from gpusched.forecast.assumptions import assumptions
+from gpusched.forecast.queue import QueueForecast
 from gpusched.model.events import Event
 from gpusched.model.plan import Plan, Start
 from gpusched.model.policy import AGENTS, ORDERS, Place, Sizing
 from gpusched.model.resources import RuntimeName
 from gpusched.queue.store import Store
 from gpusched.sched.decide import decide
-from gpusched.sched.order import Keys, queue_order
+from gpusched.sched.explain import explain
+from gpusched.sched.order import Columns, Keys, queue_order
+from gpusched.sched.placement import FittingNodes
+from gpusched.sched.state import PlacementRequest
+from gpusched.sim.engine.build import SimWorld
+from gpusched.sim.engine.state import EventLog
+from gpusched.sim.policies import policy_of_spec
+from gpusched.sim.pool import Pool
+from gpusched.sim.replay import replay
 from tests.logged import messages
+from tests.plugin.building import registered
 from tests.plugin.conftest import Run
 from tests.sched.sizes import waits
 from tests.sched.sizes import world as sized
-from tests.sched.worlds import node, pending, snapshot, started
+from tests.sched.worlds import NOW, node, pending, running, snapshot, started
+from tests.sim.worlds import trace_of
 
 TRACE = "# lanes\nada 2 0 100\nbob x 5 9\nbob 1 5 9\n"
 NODES = """
@@ -313,6 +328,72 @@ def test_an_agent_decides_live_and_one_that_fails_leaves_it_to_the_fallback(plug
         plan = plan_of(agent)
         assert started(plan).keys() == {"large"}
         assert why in plan.troubles["p"]
+
+
+class Stopping(OrderingAgent):
+    """Its replay fails on the way, not at the beginning."""
+
+    def runner(self, world: SimWorld, prepared: object) -> tuple[SimWorld, Callable[[EventLog], int]]:
+        return world, lambda log: 1 // 0
+
+
+STOPPING = AgentParts(live=Stopping, replay=Stopping)
+
+
+def test_a_replay_by_an_agent_that_fails_on_the_way_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine.yaml").write_text(AGENT.format("stopping"))
+    as_of(tmp_path / "mine" / "default.safetensors", "stopping")
+    with registered(tmp_path, {"agents": {"stopping": f"{__name__}:STOPPING"}}):
+        policy = policy_of_spec(load_policy(tmp_path / "mine.yaml"))
+        with pytest.raises(ComponentError, match=r"agent 'stopping' of acme 1 does not work: ZeroDivisionError"):
+            replay(trace_of([0], [1], [1]), Pool.uniform(1, 8), policy)
+
+
+def test_a_forecast_places_by_best_fit_and_says_so(plugin: None) -> None:
+    """Why a job waits is the placement's own answer."""
+    nodes, busy = [node("n0"), node("n1")], [running("r", {"n0": (0,)}, NOW + 100)]
+    jobs = [pending("part", 2, submit=0), pending("all", 8, nodes=2, submit=1), pending("late", 8, submit=2)]
+
+    def ahead(place: str) -> list[float]:
+        found = QueueForecast(snapshot(nodes, jobs, busy, place=place), half_life_s=3600.0, tick_s=1.0)
+        return found.run(found.by_limits).start.tolist()
+
+    snap = snapshot(nodes, jobs, busy, place="from-both-ends")
+    assert ahead("from-both-ends") == ahead("best-fit")
+    assert "the placement from-both-ends is approximated by best-fit" in assumptions(snap, jobs[1], 0, True)
+    assert explain(snap, "late").reason.code == "Priority"
+
+
+ASKED: list[int] = []
+
+
+def counted(request: PlacementRequest, nodes: FittingNodes) -> Columns:
+    """A placement that fails, and counts how often."""
+    ASKED.append(len(nodes.rack))
+    raise ValueError
+
+
+def test_a_placement_that_fails_is_asked_once_in_a_decision(tmp_path: Path, lines: list[str]) -> None:
+    jobs = [pending(str(i), 1, submit=i) for i in range(3)]
+    with registered(tmp_path, {"placements": {"counted": f"{__name__}:counted"}}):
+        assert len(started(decide(snapshot([node("n0")], jobs, place="counted")))) == 3
+    assert ASKED == [1]
+
+
+def test_a_check_names_the_policies_components_that_do_not_work(plugin: None, tmp_path: Path) -> None:
+    specs = []
+    for n, text in enumerate(("place: gone\n", "place: from-both-ends\norder: short-and-small\n", "order: lost\n")):
+        (tmp_path / f"{n}.yaml").write_text(text.replace("lost", "fifo"))
+        specs.append(load_policy(tmp_path / f"{n}.yaml"))
+    specs[2] = msgspec.structs.replace(specs[2], order="lost")  # its package was removed later
+    (tmp_path / "inventory.yaml").write_text(NODES)
+    inventory = load_inventory(tmp_path / "inventory.yaml")
+    found = list(examine_needs(inventory, dict(zip("ABC", specs, strict=True)), tmp_path))
+    assert [(one.status, one.message) for one in found] == [
+        ("warn", f"A: placement 'gone' {BROKEN}; upgrade or remove gpusched-example"),
+        ("warn", "C: no order 'lost' is installed here; install the package that it came with"),
+    ]
 
 
 def test_policies_are_listed_with_the_package_that_they_come_from(gpusched: Run, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from gpusched.compiled import NotCached
 from gpusched.config.plugins import ComponentError, installed
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import Warnings
@@ -25,7 +26,7 @@ from gpusched.sched.eligible import ineligible, may_resize
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.limits import Rooms
 from gpusched.sched.sizing.question import COUNT, PART, ROW, Claims, Question, Scene, menus_of, new_claims, question_of
-from gpusched.sched.sizing.rules import RULES, Sizing, wish
+from gpusched.sched.sizing.rules import RULES, SizeChooser, wish
 from gpusched.sched.sizing.settle import SizingRules, gather, settle, speed_at
 from gpusched.sched.sizing.shapes import shape, within_free
 from gpusched.sched.state import Ints, ints, new_scratch
@@ -326,9 +327,9 @@ def ask_component(name: str, question: Question) -> Ints:
     """
     own = question._replace(claims=Claims._make(array.copy() for array in question.claims))  # it may write there
     try:
-        choose: Sizing = installed("sizings", name).load()
+        choose: SizeChooser = installed("sizings", name).load()
         return _checked(choose(own), question)
-    except Unusable:
+    except (Unusable, NotCached):
         raise
     except Exception as error:  # another's code: anything can be wrong with it
         raise Unusable(f"{type(error).__name__}: {error}") from error

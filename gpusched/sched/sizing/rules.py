@@ -18,7 +18,7 @@ from gpusched.sched.state import Floats, Ints
 GREEDY_GAIN, DRF, OPTIMUS, PROPORTIONAL, SIA = range(5)
 RULES = {"greedy-gain": GREEDY_GAIN, "drf": DRF, "optimus": OPTIMUS, "proportional": PROPORTIONAL, "sia": SIA}
 
-Sizing = Callable[[Question], Sequence[int] | Ints]
+SizeChooser = Callable[[Question], Sequence[int] | Ints]
 """One partition's resizable jobs -> a size for each: see `Question` for what is valid."""
 
 _PATIENCE = 0.25  # GPUs go to jobs with little left first, by the power of it that DL2's setting showed to be best
