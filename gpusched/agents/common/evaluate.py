@@ -42,7 +42,7 @@ def baselines(agent: ReplayPolicy) -> list[ReplayPolicy]:
     if not agent.chooses_sizes:
         return heuristics(agent.knows)
     return [
-        policy_by_name(name, sizes=True)
+        policy_by_name(name)
         for name in ("easy", "elastic", *(rule for rule in RULES if rule != "greedy-gain"))
     ]
 
