@@ -195,13 +195,13 @@ def merge(
         fact = facts.get(name)
         container = (containers or {}).get(name)
         if fact is not None and fact["meta"].get("runtime") not in (None, "podman", "docker"):
-            attempt = _supervised(fact)
+            attempt = _supervised(fact)  # no engine knows it: its folder says all
         elif container is not None:
             attempt = _with_container(fact, container)
         elif containers is not None and fact is not None:
             attempt = _without_container(fact)
         else:
-            continue
+            continue  # the engine did not answer: whether there is a container is unknown, so say nothing
         base = {
             "name": name,
             "phase": "lost",
@@ -239,7 +239,7 @@ def _supervised(fact: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def _without_container(fact: "dict[str, Any]") -> "dict[str, Any]":
-    """Neither container nor process."""
+    """Return the phase of an attempt that has neither container nor process."""
     if fact["failed"] is not None:
         return {"phase": "failed", "exit_code": int(_number(fact["failed"]) or 1), "error": fact["error"] or None}
     if fact["launcher"] or (fact["new"] and "launcher.pid" not in fact["files"]):

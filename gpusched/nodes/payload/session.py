@@ -126,16 +126,17 @@ class AttachedJob:
         return pid
 
     def serve(self, listener: "socket.socket", first: "socket.socket") -> int:
-        """Until the job ends; returns its exit code."""
+        """Serve until the job ends; return its exit code."""
         peers = [SessionPeer(first)]
         while True:
             ended, now = self._code(), time.monotonic()
             if ended is not None:
                 while self._forward_output(peers, list(self._outputs)) and time.monotonic() < now + 1:
-                    pass  # its last words; what it left behind may talk for ever
+                    pass  # its last output; for a second only, as processes it left behind may write for ever
                 self._send_exit_code(peers, ended)
                 return ended
             peers = [p for p in peers if p.stuck_since is None or now - p.stuck_since < _UNREAD_S]
+            # Read from the job only as fast as the slowest peer takes it, and from peers only as fast as the job does.
             full = any(len(p.unsent) > _MOST_UNSENT for p in peers)
             reading = [listener, self._wake]  # type: list[int | socket.socket]
             reading += [p.sock for p in peers if len(self._unwritten) < _CHUNK]
@@ -160,7 +161,7 @@ class AttachedJob:
         return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
     def _forward_output(self, peers: "list[SessionPeer]", descriptors: "list[int]") -> bool:
-        """Give what the job says to all, and to the log, which is our stdout; whether there was anything."""
+        """Send the job's output to all peers and to the log, which is our stdout; return whether there was any."""
         has_output = False
         for descriptor in descriptors:
             try:
@@ -184,7 +185,7 @@ class AttachedJob:
         return has_output
 
     def _handle_messages(self, peer: SessionPeer) -> bool:
-        """Do what somebody attached says; whether he still is."""
+        """Handle what a peer has sent; return whether it is still attached."""
         frames = peer.receive()
         for kind, payload in frames or ():
             if kind == INPUT and not self._input_ended:

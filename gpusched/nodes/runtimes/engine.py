@@ -157,12 +157,12 @@ launcher=$(group "$dir/launcher.pid") && kill -KILL "$launcher"
 found=$(ours '--format={{.ID}} {{.Status}}') || exit 1
 for id in $(printf '%s\\n' "$found" | cut -d ' ' -f 1); do
     case $found in *"$id Exited"*) ;; *) bounded 10 "$binary" kill --signal KILL "$id" >/dev/null 2>&1 ;; esac
-    for last in '' 1; do
-        # While another removal of it is under way, podman's says nothing, and that all is well.
-        said=$(bounded 120 "$binary" rm -f -v "$id" 2>&1) && [ -n "$said" ] && break
+    for is_last in '' 1; do
+        # While another removal of it is under way, podman's prints nothing and exits with 0.
+        printed=$(bounded 120 "$binary" rm -f -v "$id" 2>&1) && [ -n "$printed" ] && break
         left=$(ours) || exit 1
         case $left in *"$id"*) ;; *) break ;; esac
-        [ -z "$last" ] || { printf '%s\\n' "${said:-$binary did not remove it within 120 s}" >&2; exit 1; }
+        [ -z "$is_last" ] || { printf '%s\\n' "${printed:-$binary did not remove it within 120 s}" >&2; exit 1; }
         kill_processes
     done
 done
@@ -192,7 +192,7 @@ NO_IMAGE_EXIT_CODE = 3
 _LOG = """\
 while :; do
     if ! state=$(engine inspect --type container --format '{{.State.Status}}' "$name" 2>/dev/null); then
-        [ -n "$follow" ] || engine ps -q >/dev/null || exit # an engine that is ill must not pass for an empty output
+        [ -n "$follow" ] || engine ps -q >/dev/null || exit # a failing engine must not look like empty output
         state=
     fi
     case $state in '' | created | configured | initialized) ;; *) break ;; esac
