@@ -66,9 +66,7 @@ def asked() -> ReplayPolicy:
     REGISTRY["asked"] = AgentParts(sizes=lambda: live)
     AGENTS["asked"] = AgentTraits(sizes=True)  # type: ignore[index]
     spec = msgspec.structs.replace(load_policy(BUILT_IN / "drf.yaml"), agent="asked", name="agent")
-    return replace(
-        policy_by_name("drf"), name="agent", spec=spec, model=TrainedModel("asked", {}, {}, "", "asked")
-    )
+    return replace(policy_by_name("drf"), name="agent", spec=spec, model=TrainedModel("asked", {}, {}, "", "asked"))
 
 
 def main() -> None:
