@@ -66,9 +66,7 @@ def asked() -> ReplayPolicy:
     REGISTRY["asked"] = AgentParts(sizes=lambda: live)
     AGENTS["asked"] = AgentTraits(sizes=True)
     spec = msgspec.structs.replace(load_policy(BUILT_IN / "drf.yaml"), agent="asked", name="agent")
-    return replace(
-        policy_by_name("drf", sizes=True), name="agent", spec=spec, model=TrainedModel("asked", {}, {}, "", "asked")
-    )
+    return replace(policy_by_name("drf"), name="agent", spec=spec, model=TrainedModel("asked", {}, {}, "", "asked"))
 
 
 def main() -> None:
@@ -98,7 +96,7 @@ def main() -> None:
 
     fixed = best(policy_by_name("easy"))
     agents = [policy_of_spec(load_policy(folder), folder) for folder in args.policy]
-    for policy in (None, *(policy_by_name(name, sizes=True) for name in POLICIES), asked(), *agents):
+    for policy in (None, *(policy_by_name(name) for name in POLICIES), asked(), *agents):
         run = fixed if policy is None else best(policy)
         jct = float((run.end - trace.submit).mean())
         print(

@@ -5,14 +5,14 @@ nodes, config, model. Begin with `discover.discover`.
 """
 
 from gpusched.bootstrap.discover import Discovered, NotDiscovered, discover, parse_hosts
-from gpusched.bootstrap.write import inventory_text, names_here, refuse_existing, topology_text, write_inventory
+from gpusched.bootstrap.write import inventory_text, known_names, refuse_existing, topology_text, write_inventory
 
 __all__ = [
     "Discovered",
     "NotDiscovered",
     "discover",
     "inventory_text",
-    "names_here",
+    "known_names",
     "parse_hosts",
     "refuse_existing",
     "topology_text",

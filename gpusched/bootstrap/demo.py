@@ -45,7 +45,7 @@ def main() -> int:
     log = (FOLDER / "controller.log").open("w")
     controller = subprocess.Popen([*_CLI, "controller"], stdout=log, stderr=subprocess.STDOUT)
     try:
-        return _story(gpus)
+        return _run_demo(gpus)
     finally:
         controller.terminate()
         controller.wait()
@@ -56,7 +56,7 @@ def main() -> int:
 _CLI = (sys.executable, "-m", "gpusched")
 
 
-def _story(gpus: int) -> int:
+def _run_demo(gpus: int) -> int:
     _until("both nodes respond", lambda: [node.state for node in _read(_nodes)] == ["IDLE", "IDLE"])
     _show("flavors")
     small = _submit("-J", "finetune", "--flavor", "small", steps=8)

@@ -150,7 +150,7 @@ def choose_runtime(seen: Inspection, gpus: int) -> tuple[RuntimeName, list[str]]
     """Return the first runtime that works and can give GPUs, else the first that works, else process; and reasons."""
     notes = [f"{r.name} is installed but does not work: {r.error}" for r in seen.runtimes if r.error]
     working = [r for r in seen.runtimes if not r.error]
-    able = [r for r in working if not gpus or _gives_gpus(r)]
+    able = [r for r in working if not gpus or _offers_gpus(r)]
     if able:
         return RuntimeName(able[0].name), notes
     if working:
@@ -165,7 +165,7 @@ _LACKS = {
 }
 
 
-def _gives_gpus(runtime: RuntimeFacts) -> bool:
+def _offers_gpus(runtime: RuntimeFacts) -> bool:
     return {"podman": runtime.cdi, "docker": runtime.toolkit}.get(runtime.name, True)
 
 

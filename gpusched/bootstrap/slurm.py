@@ -42,7 +42,7 @@ class SlurmSite(msgspec.Struct, frozen=True, kw_only=True):
     admins: tuple[str, ...] = ()
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class ChosenNodes(msgspec.Struct, frozen=True):
     """Partition -> its nodes, each node in one; partitions that have none -> why; partition -> others of its nodes."""
 
     nodes: Mapping[str, tuple[SlurmNode, ...]]
@@ -80,7 +80,7 @@ def read_site(slurm: Slurm) -> SlurmSite:
     )
 
 
-def choose(site: SlurmSite) -> Chosen:
+def choose(site: SlurmSite) -> ChosenNodes:
     """Which partition a node belongs to here, where Slurm has it in several.
 
     That of the most jobs with GPUs that Slurm knows now has all of its nodes, then that of the next; between equals,
@@ -123,11 +123,11 @@ def choose(site: SlurmSite) -> Chosen:
                 others[name] = (*others.get(name, ()), node.name)
     if not chosen:
         raise GpuschedError("Slurm has no node that can be declared; nothing was written", "see scontrol show node")
-    return Chosen({p.name: chosen[p.name] for p in site.partitions if p.name in chosen}, left_out, shared)
+    return ChosenNodes({p.name: chosen[p.name] for p in site.partitions if p.name in chosen}, left_out, shared)
 
 
 def ask_nodes(
-    chosen: Chosen, user: str | None, port: int | None, key: str | None, on_answer: Callable[[Outcome], None]
+    chosen: ChosenNodes, user: str | None, port: int | None, key: str | None, on_answer: Callable[[Outcome], None]
 ) -> dict[str, Outcome]:
     """Ask the nodes over SSH what they are, by Slurm's names. Nothing changes there but the cached probe.
 
@@ -135,15 +135,17 @@ def ask_nodes(
     """
     hosts = [Host(n.name, n.address, port=port) for nodes in chosen.nodes.values() for n in nodes]
     first = hosts[:: max(1, len(hosts) // SAMPLE)][:SAMPLE]
-    told: dict[str, Outcome] = {}
+    outcomes_by_host: dict[str, Outcome] = {}
     for some in (first, [host for host in hosts if host not in first]):
-        if some and (not told or any(isinstance(outcome, Discovered) for outcome in told.values())):
+        # If no node of the first group answered, a key or an account is wrong: do not ask all the others in vain.
+        is_reachable = any(isinstance(outcome, Discovered) for outcome in outcomes_by_host.values())
+        if some and (not outcomes_by_host or is_reachable):
             outcomes = discover(some, user=user, key=key, on_progress=lambda _, outcome: on_answer(outcome))
-            told |= {host.typed: outcome for host, outcome in zip(some, outcomes, strict=True)}
-    return told
+            outcomes_by_host |= {host.typed: outcome for host, outcome in zip(some, outcomes, strict=True)}
+    return outcomes_by_host
 
 
-def without_ssh(chosen: Chosen, answers: Mapping[str, Outcome]) -> tuple[str, ...]:
+def without_ssh(chosen: ChosenNodes, answers: Mapping[str, Outcome]) -> tuple[str, ...]:
     """Return a line on what is unknown because nodes were not asked or did not answer; none if all did."""
     count = sum(len(nodes) for nodes in chosen.nodes.values())
     lost = count - sum(isinstance(answer, Discovered) for answer in answers.values())
@@ -154,7 +156,7 @@ def without_ssh(chosen: Chosen, answers: Mapping[str, Outcome]) -> tuple[str, ..
 
 def inventory_of_site(
     site: SlurmSite,
-    chosen: Chosen,
+    chosen: ChosenNodes,
     answers: Mapping[str, Outcome],
     *,
     user: str | None = None,
@@ -174,8 +176,8 @@ def inventory_of_site(
         + ("Slurm's operators and administrators; may" if site.admins else "may")
         + " change policies"
     )
-    told = {"user": user, "port": port, "key": key} if found else {}
-    own = [f"  {name}: {scalar(str(value))}" for name, value in told.items() if value]
+    access = {"user": user, "port": port, "key": key} if found else {}
+    own = [f"  {name}: {scalar(str(value))}" for name, value in access.items() if value]
     own += [] if found else [f"  # No node is read over SSH: {_LOST}", "  transport: none"]
     lines += ["", "defaults:", *own] if own else []
     lines += ["", "partitions:"]

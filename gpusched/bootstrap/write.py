@@ -67,12 +67,12 @@ def topology_text(topology: Topology) -> str:
             "uplink": format_gbps(switch.uplink_gbps) if switch.uplink_gbps is not None else None,
             "parent": scalar(switch.parent) if switch.parent is not None else None,
         }
-        told = ", ".join(f"{key}: {value}" for key, value in fields.items() if value is not None)
-        lines.append(f"  {scalar(switch.name)}: {{{told}}}")
+        values = ", ".join(f"{key}: {value}" for key, value in fields.items() if value is not None)
+        lines.append(f"  {scalar(switch.name)}: {{{values}}}")
     return "\n".join(lines) + "\n"
 
 
-def names_here(outcomes: Sequence[Outcome]) -> Callable[[str], str | None]:
+def known_names(outcomes: Sequence[Outcome]) -> Callable[[str], str | None]:
     """Return the name here of a host in another program's file: by name or address, with or without its domain."""
     known: dict[str, str] = {}
     for node in (o for o in outcomes if isinstance(o, Discovered)):

@@ -53,7 +53,7 @@ def init(
         Discovered,
         discover,
         inventory_text,
-        names_here,
+        known_names,
         parse_hosts,
         refuse_existing,
         topology_text,
@@ -79,7 +79,7 @@ def init(
     outcomes = discover(targets, user=user, key=key, on_progress=lambda _, found: output.note(host_line(found)))
     if topology is not None and switches is not None:
         known = switches.racks()
-        switches = import_topology(topology, names_here(outcomes))
+        switches = import_topology(topology, known_names(outcomes))
         output.note(f"{topology}: {len(switches.racks())} of {count_of(len(known), 'node')} found among these hosts")
     write_inventory(path, inventory_text(outcomes, user=user, key=key, topology=switches), force=force)
     if json:

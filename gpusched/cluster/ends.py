@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Container
 
 from gpusched.model.readings import NodeReading
-from gpusched.nodes.ends import Awaited, awaited, channel_argv, parse_told, program, request
+from gpusched.nodes.ends import WatchedJob, channel_argv, jobs_to_watch, parse_end, program, request
 from gpusched.nodes.probe import has_python
 from gpusched.nodes.transport import Session, Transport, TransportError
 
@@ -45,7 +45,7 @@ class EndWatch:
             if not self._is_open or reading.containers is None:
                 return
             node = self._nodes.setdefault(name, _NodeChannel(self._cluster_id, name, self._wake))
-        node.update(awaited(reading), transport)
+        node.update(jobs_to_watch(reading), transport)
 
     def is_due(self, probing: Container[str]) -> bool:
         """Return whether a node not in ``probing`` has reported an end and should be probed."""
@@ -92,15 +92,15 @@ class _NodeChannel:
         self._lock = threading.Lock()
         self._channel: _Channel | None = None
         self.probe_at: float | None = None
-        self._reported: set[Awaited] = set()
-        self._rechecks: dict[Awaited, int] = {}  # probes of jobs that ended but are still reported running
+        self._reported: set[WatchedJob] = set()
+        self._rechecks: dict[WatchedJob, int] = {}  # probes of jobs that ended but are still reported running
         self._idle_since = self._not_before = self._pause_s = 0.0
 
     def is_due(self) -> bool:
         due = self.probe_at
         return due is not None and time.monotonic() >= due
 
-    def update(self, jobs: frozenset[Awaited], transport: Transport) -> None:
+    def update(self, jobs: frozenset[WatchedJob], transport: Transport) -> None:
         now = time.monotonic()
         if jobs:
             self._idle_since = now
@@ -118,7 +118,7 @@ class _NodeChannel:
         if channel is not None:
             channel.wait_for(self._unreported(jobs, now))
 
-    def _unreported(self, jobs: frozenset[Awaited], now: float) -> frozenset[Awaited]:
+    def _unreported(self, jobs: frozenset[WatchedJob], now: float) -> frozenset[WatchedJob]:
         """Return the jobs to watch. A job that was reported ended but still runs is probed again soon, a few times."""
         with self._lock:
             self._reported &= jobs
@@ -127,7 +127,7 @@ class _NodeChannel:
             self.probe_at = now + RECHECK_S if recheck else None
             return jobs - self._reported
 
-    def _on_end(self, job: Awaited) -> None:
+    def _on_end(self, job: WatchedJob) -> None:
         with self._lock:
             self._reported.add(job)
             self.probe_at = time.monotonic()
@@ -158,7 +158,7 @@ class _NodeChannel:
 class _Channel:
     """A session with payload/ends.py, read by a thread of its own, which calls ``on_end`` for each job that ended."""
 
-    def __init__(self, cluster_id: str, name: str, transport: Transport, on_end: Callable[[Awaited], None]) -> None:
+    def __init__(self, cluster_id: str, name: str, transport: Transport, on_end: Callable[[WatchedJob], None]) -> None:
         """Open the session.
 
         Raises:
@@ -167,11 +167,11 @@ class _Channel:
         self.transport, self.opened, self.is_alive = transport, time.monotonic(), True
         python = has_python(transport)
         self._session: Session = transport.session(channel_argv(cluster_id, name, python))
-        self._on_end, self._sent, self._rest = on_end, frozenset[Awaited](), b""
+        self._on_end, self._sent, self._rest = on_end, frozenset[WatchedJob](), b""
         threading.Thread(target=self._read, name=f"ends-{name}", daemon=True).start()
         self._write(program(python))
 
-    def wait_for(self, jobs: frozenset[Awaited]) -> None:
+    def wait_for(self, jobs: frozenset[WatchedJob]) -> None:
         """Watch these jobs, and no others."""
         if jobs != self._sent:
             self._sent = jobs
@@ -199,7 +199,7 @@ class _Channel:
         *lines, rest = (self._rest + chunk).split(b"\n")
         self._rest = rest[-_MAX_LINE:]
         for line in lines:
-            ended = parse_told(line)
+            ended = parse_end(line)
             for job in self._sent:  # other lines come from a shell start-up file
                 if ended in (job, (job[0], None)):
                     self._on_end(job)

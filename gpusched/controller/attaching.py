@@ -55,7 +55,7 @@ def _attended(transport: Transport, reopen: Callable[[], Transport], ref: Attemp
         connection = transport
         while not stopped.is_set():
             try:
-                connection.run(sessions.attended(ref), _ATTENDANCE_TIMEOUT_S)
+                connection.run(sessions.note_attached(ref), _ATTENDANCE_TIMEOUT_S)
             except TransportError:  # lost, or limited to one session: use another connection
                 if connection is not transport:
                     connection.close()

@@ -34,7 +34,7 @@ def examine(
 
     Where a GPU is free a container with it is started, and removed; nothing is pulled for that. Inventory and state
     folder are the ones in force where none is given; of the nodes only those named are examined, all where none is.
-    ``on_findings`` is told each subject's findings as they come, the nodes' in the order in which they answer, and
+    ``on_findings`` is given each subject's findings as they come, the nodes' in the order in which they answer, and
     ``on_progress`` how many nodes of how many have answered.
 
     Returns:
@@ -44,12 +44,12 @@ def examine(
     Raises:
         UsageError: ``nodes`` names one that the inventory does not have.
     """
-    tell = on_findings or (lambda findings: None)
+    report = on_findings or (lambda findings: None)
     state = state_folder() if state is None else state
     found, inventory = examine_inventory(inventory_path)
     if inventory is not None:
         found += examine_policies(inventory, state)
-    tell(found)
+    report(found)
     chosen = _chosen(inventory, nodes)
     known = known_nodes(state)
     here = examine_state(state, inventory.settings.tick_s if inventory is not None else 5.0, clock())
@@ -58,10 +58,10 @@ def examine(
         from gpusched.doctor.slurm import examine_slurm, judge_positions
 
         modes = {p.name: mode_of(p, known.changes.get(p.name)) for p in inventory.partitions}
-        told, slurm = examine_slurm(inventory, state, modes, known.trouble, clock())
-        here += told
+        slurm_findings, slurm = examine_slurm(inventory, state, modes, known.trouble, clock())
+        here += slurm_findings
         chosen = [node for node in chosen if node.transport != "none"]
-    tell(here)
+    report(here)
     if inventory is None or not chosen:
         return found + here
     images = {p.name: p.default_image for p in inventory.partitions}
@@ -79,12 +79,12 @@ def examine(
             by_node[asked[future]], wiring = future.result()
             if wiring is not None:
                 wirings[asked[future]] = wiring
-            tell(by_node[asked[future]])
+            report(by_node[asked[future]])
             on_progress(len(by_node), len(chosen))
     wired = judge_topology(inventory, wirings)
     if slurm is not None:
         wired += judge_positions(inventory, slurm, wirings)
-    tell(wired)
+    report(wired)
     return found + here + [f for n in chosen for f in by_node[n.name]] + wired
 
 
@@ -93,10 +93,11 @@ def _chosen(inventory: Inventory | None, names: Collection[str]) -> list[Node]:
         return []
     unknown = [n for n in names if inventory.node(n) is None]
     if unknown:
-        raise UsageError(f"no node named {unknown[0]}", f"{os.fspath(inventory.path)} has {_some(inventory.nodes)}")
+        declared = f"{os.fspath(inventory.path)} has {_node_list(inventory.nodes)}"
+        raise UsageError(f"no node named {unknown[0]}", declared)
     return [n for n in inventory.nodes if not names or n.name in names]
 
 
-def _some(nodes: Iterable[Node]) -> str:
+def _node_list(nodes: Iterable[Node]) -> str:
     names = [n.name for n in nodes]
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

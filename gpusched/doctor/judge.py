@@ -32,10 +32,10 @@ def judge_access(node: Node, seen: Inspection) -> list[Finding]:
 
 def judge_gpus(node: Node, reading: NodeReading, seen: Inspection, *, sizes: bool = True) -> list[Finding]:
     """Compare declared with found; check GPU health and the clock; with ``sizes`` also cores and memory."""
-    found = [*_source(node, reading, seen)]
+    found = [*_gpu_source(node, reading, seen)]
     if reading.source != "none":
-        found += [*_counts(node, reading), *_health(node, reading)]
-    return [*found, *(_size(node, reading) if sizes else ()), *_clock(node, reading)]
+        found += [*_gpu_count(node, reading), *_gpu_health(node, reading)]
+    return [*found, *(_cores_and_memory(node, reading) if sizes else ()), *_clock(node, reading)]
 
 
 def judge_runtime(node: Node, seen: Inspection, reading: NodeReading | None) -> list[Finding]:
@@ -101,7 +101,7 @@ def _clock(node: Node, reading: NodeReading) -> Iterator[Finding]:
     yield _finding(node, "clock", status, message, hint)
 
 
-def _size(node: Node, reading: NodeReading) -> Iterator[Finding]:
+def _cores_and_memory(node: Node, reading: NodeReading) -> Iterator[Finding]:
     if reading.cores is not None and reading.cores < node.cores:
         message = f"{count_of(node.cores, 'core')} declared, {reading.cores} found"
         yield _finding(node, "cores", "fail", message, f"set cores: {reading.cores} in the inventory")
@@ -127,7 +127,7 @@ def _mps(node: Node, seen: Inspection) -> Iterator[Finding]:
 # The GPUs
 
 
-def _source(node: Node, reading: NodeReading, seen: Inspection) -> Iterator[Finding]:
+def _gpu_source(node: Node, reading: NodeReading, seen: Inspection) -> Iterator[Finding]:
     if reading.source == "simulated":
         hint = "remove simulated_gpus to use real GPUs"
         yield _finding(node, "nvml", "warn", "figures are simulated, as declared", hint)
@@ -144,17 +144,17 @@ def _source(node: Node, reading: NodeReading, seen: Inspection) -> Iterator[Find
         yield _finding(node, "nvml", "ok", f"driver {reading.driver_version or 'of unknown version'}")
 
 
-def _counts(node: Node, reading: NodeReading) -> Iterator[Finding]:
-    there = {g.index: g for g in reading.gpus}
-    missing = [i for i in node.indices() if i not in there]
+def _gpu_count(node: Node, reading: NodeReading) -> Iterator[Finding]:
+    present = {g.index: g for g in reading.gpus}
+    missing = [i for i in node.indices() if i not in present]
     if missing:
         numbers, are = ", ".join(map(str, missing)), "is" if len(missing) == 1 else "are"
-        message = f"GPU {numbers} {are} declared but missing ({len(there)} found)"
+        message = f"GPU {numbers} {are} declared but missing ({len(present)} found)"
         hint = "set gpus: or gpu_indices: as found, or find out why the driver does not see it: dmesg | grep -i nvrm"
         yield _finding(node, "gpus", "fail", message, hint)
-    elif len(there) > node.gpus and node.gpu_indices is None:
-        message = f"{node.gpus} declared, {len(there)} found"
-        hint = f"set gpus: {len(there)}, or gpu_indices: with those to use"
+    elif len(present) > node.gpus and node.gpu_indices is None:
+        message = f"{node.gpus} declared, {len(present)} found"
+        hint = f"set gpus: {len(present)}, or gpu_indices: with those to use"
         yield _finding(node, "gpus", "warn", message, hint)
     names = {g.name for g in reading.gpus if g.name}
     wanted = re.split(r"[\s_-]", node.gpu_type.lower())[0]  # A100 of A100-80GB
@@ -163,11 +163,11 @@ def _counts(node: Node, reading: NodeReading) -> Iterator[Finding]:
         yield _finding(node, "gpu type", "warn", message, "fix gpu_type in the inventory")
 
 
-def _health(node: Node, reading: NodeReading) -> Iterator[Finding]:
+def _gpu_health(node: Node, reading: NodeReading) -> Iterator[Finding]:
     handed_out = [g for g in reading.gpus if g.index in node.indices()]
-    bad = [f for gpu in handed_out for f in _one_gpu(node, gpu)]
-    yield from bad
-    if handed_out and not bad:
+    problems_found = [f for gpu in handed_out for f in _one_gpu(node, gpu)]
+    yield from problems_found
+    if handed_out and not problems_found:
         names = ", ".join(sorted({g.name for g in handed_out if g.name}))
         yield _finding(node, "gpus", "ok", f"{len(handed_out)} {names}".strip())
 

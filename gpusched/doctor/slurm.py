@@ -92,9 +92,9 @@ def examine_slurm(
 
 
 def _ask(slurm: Slurm, now: float) -> SlurmFindings:
-    told = slurm.run_command("scontrol", "show", "config")
-    clock = re.search(r"^Configuration data as of (\d+)", told)
-    config = records.config(told)
+    answer = slurm.run_command("scontrol", "show", "config")
+    clock = re.search(r"^Configuration data as of (\d+)", answer)
+    config = records.config(answer)
     named = [os.environ.get("SLURM_CONF", ""), config.get("SLURM_CONF", "")]
     seen = SlurmFindings(
         config=config,
@@ -175,8 +175,8 @@ def _version(seen: SlurmFindings, commands: tuple[int, int]) -> Iterator[Finding
     else:
         yield _finding("version", "ok", message)
     if commands != version:
-        theirs = f"the commands here are of {commands[0]}.{commands[1]:02d}, slurmctld of {text}"
-        yield _finding("version", "warn", theirs, "install the same version on this machine")
+        message = f"the commands here are of {commands[0]}.{commands[1]:02d}, slurmctld of {text}"
+        yield _finding("version", "warn", message, "install the same version on this machine")
 
 
 def _clock(seen: SlurmFindings) -> Finding:
@@ -189,20 +189,21 @@ def _clock(seen: SlurmFindings) -> Finding:
 
 def judge_inventory(inventory: Inventory, seen: SlurmFindings) -> list[Finding]:
     """Whether partitions and nodes are as Slurm has them, and which nodes Slurm has in several."""
-    theirs, nodes = {p.name: p for p in seen.partitions}, {n.name: n for n in seen.nodes}
+    slurm_partitions, nodes = {p.name: p for p in seen.partitions}, {n.name: n for n in seen.nodes}
     found = []
     for partition in inventory.partitions:
-        told = theirs.get(partition.name)
-        if told is None:
-            hint = f"Slurm has {', '.join(theirs) or 'none'}; or rewrite the inventory: gpusched init --slurm --force"
+        slurm_partition = slurm_partitions.get(partition.name)
+        if slurm_partition is None:
+            known = ", ".join(slurm_partitions) or "none"
+            hint = f"Slurm has {known}; or rewrite the inventory: gpusched init --slurm --force"
             found.append(_of(inventory, "partitions", "fail", f"Slurm has no partition {partition.name}", hint))
             continue
-        strange = [node.name for node in partition.nodes if node.name not in told.nodes]
+        strange = [node.name for node in partition.nodes if node.name not in slurm_partition.nodes]
         if strange:
             message = f"Slurm has {compress_names(strange)} not in {partition.name}"
             hint = "no job of it goes there; fix the inventory"
             found.append(_of(inventory, "partitions", "fail", message, hint))
-        more = [name for name in told.nodes if inventory.node(name) is None]
+        more = [name for name in slurm_partition.nodes if inventory.node(name) is None]
         if more:
             message = f"Slurm's {partition.name} has {compress_names(more)}, too"
             hint = "jobs there are not counted; add them, or rewrite the inventory: gpusched init --slurm --force"
@@ -265,8 +266,8 @@ def _rights(seen: SlurmFindings, uid: int, mode: SlurmMode) -> Iterator[Finding]
         hint = hint if name in seen.levels else f"sacctmgr add user {name} account=root adminlevel=Operator"
         private = {"jobs", "reservations"} & set(seen.config.get("PrivateData", "").split(","))
         if private:
-            said = f"PrivateData={','.join(sorted(private))}: Slurm shows {name} only its own"
-            yield _finding("rights", "fail", said, hint)
+            message = f"PrivateData={','.join(sorted(private))}: Slurm shows {name} only its own"
+            yield _finding("rights", "fail", message, hint)
             return
         message = f"{name}, who runs gpusched, can only observe; modes advise and decide need an Operator"
         yield _before(SlurmMode.ADVISE, mode, "rights", "fail", message, hint)
@@ -288,9 +289,11 @@ def _priority(seen: SlurmFindings, mode: SlurmMode) -> Iterator[Finding]:
 
 def _lease(seen: SlurmFindings, mode: SlurmMode) -> Iterator[Finding]:
     kind = seen.config.get("SchedulerType", "")
-    told = dict(word.partition("=")[::2] for word in seen.config.get("SchedulerParameters", "").split(","))
+    parameters = dict(word.partition("=")[::2] for word in seen.config.get("SchedulerParameters", "").split(","))
     slow = {
-        key: told.get(key, f"{_UNTUNED[key]}") for key in _TUNED if _number(told.get(key), _UNTUNED[key]) > _TUNED[key]
+        key: parameters.get(key, f"{_UNTUNED[key]}")
+        for key in _TUNED
+        if _number(parameters.get(key), _UNTUNED[key]) > _TUNED[key]
     }
     if kind != "sched/backfill":
         message = f"SchedulerType is {kind}: a chosen job may wait behind others"
@@ -316,8 +319,8 @@ def _lease(seen: SlurmFindings, mode: SlurmMode) -> Iterator[Finding]:
 def _guard(seen: SlurmFindings, uid: int, mode: SlurmMode) -> Iterator[Finding]:
     """Whether users are kept from naming the lease in their own jobs."""
     if "lua" in seen.config.get("JobSubmitPlugins", "") and (seen.script is None or LEASE in seen.script):
-        told = "is active" if seen.script else "cannot be read here: make sure that it keeps users out of the lease"
-        yield _finding("guard", "ok" if seen.script else "warn", f"job_submit.lua {told}")
+        status = "is active" if seen.script else "cannot be read here: make sure that it keeps users out of the lease"
+        yield _finding("guard", "ok" if seen.script else "warn", f"job_submit.lua {status}")
         return
     me = f"uid ~= 0 and uid ~= {uid}" if uid else "uid ~= 0"
     message = f"users could start jobs by naming the reservation {LEASE} of mode decide"

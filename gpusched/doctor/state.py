@@ -80,8 +80,8 @@ def examine_state(state: Path, tick_s: float, now: float) -> list[Finding]:
     """Everything about the state folder; ``tick_s`` is the controller's expected pace."""
     try:
         if not state.is_dir():
-            return [_creatable(state)]
-        found = [_writable(state), _disk(state), *_open_to_others(state)]
+            return [_can_create(state)]
+        found = [_writable(state), _disk(state), *_exposed_files(state)]
         if (state / DATABASE).exists():
             found.append(_database(state))
             if found[-1].status != "fail":
@@ -94,7 +94,7 @@ def examine_state(state: Path, tick_s: float, now: float) -> list[Finding]:
         return [_finding("folder", "fail", message, "ask its owner, or set GPUSCHED_STATE to a folder of your own")]
 
 
-def _creatable(state: Path) -> Finding:
+def _can_create(state: Path) -> Finding:
     if state.exists():
         return _finding("folder", "fail", f"{state} is not a folder", "set GPUSCHED_STATE to a folder")
     parent = next(p for p in state.absolute().parents if p.exists())
@@ -121,7 +121,7 @@ def _disk(state: Path) -> Finding:
     return _finding("disk", status, f"{format_memory(free)} free", hint)
 
 
-def _open_to_others(state: Path) -> list[Finding]:
+def _exposed_files(state: Path) -> list[Finding]:
     """Check what others could read or change but should not."""
     found = []
     if state.stat().st_mode & stat.S_IWOTH:
@@ -188,7 +188,7 @@ def _controller(state: Path, tick_s: float, now: float) -> list[Finding]:
         with closing(reader):
             tick_s += reader.lag_s()
             beat, trouble, left = reader.number("heartbeat", 0.0), reader.meta(INVENTORY_TROUBLE), reader.left_nodes()
-            paces, untold = reader.paces(), reader.failed_notices()
+            paces, unsent = reader.paces(), reader.failed_notices()
     except (GpuschedError, *UNREADABLE) as error:
         return [_finding("controller", "fail", f"its last heartbeat cannot be read: {error}", _RESTORE)]
     found = [_heartbeat(controller_of(state), now - beat if beat else None, max(60.0, 6 * tick_s))]
@@ -196,21 +196,21 @@ def _controller(state: Path, tick_s: float, now: float) -> list[Finding]:
         message = f"the controller still uses the last valid one: {trouble}"
         found.append(_finding("inventory", "warn", message, "fix it; a running controller reloads it"))
     slow = "check the node: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK; or exclude it with gpu_indices"
-    found += _untold(untold, now)
+    found += _unsent_notices(unsent, now)
     found += [Finding(gpu.node, f"GPU {gpu.index}", "warn", gpu.line, slow) for gpu in slow_gpus(paces)]
     hint = "add it back, or wait for its jobs; no new job starts there"
     return found + [_finding("inventory", "warn", f"node {record.name} is {record.reason}", hint) for record in left]
 
 
-def _untold(notices: Sequence[Notice], now: float) -> list[Finding]:
+def _unsent_notices(notices: Sequence[Notice], now: float) -> list[Finding]:
     """Return the notices that could not be delivered yet, by reason."""
     found = []
     for error in dict.fromkeys(notice.error for notice in notices):
         some = [notice for notice in notices if notice.error == error]
         given_up = sum(notice.due is None for notice in some)
         due = min((notice.due for notice in some if notice.due is not None), default=None)
-        told = f"{given_up} given up" if due is None else f"retry in {format_duration(max(0.0, due - now))}"
-        message = f"{count_of(len(some), 'notice')} not sent ({told}): {error}; the latest: {some[0].body['text']}"
+        delivery = f"{given_up} given up" if due is None else f"retry in {format_duration(max(0.0, due - now))}"
+        message = f"{count_of(len(some), 'notice')} not sent ({delivery}): {error}; the latest: {some[0].body['text']}"
         found.append(_finding("notices", "warn", message, "check notices: in inventory.yaml, and the address"))
     return found
 

@@ -24,8 +24,8 @@ def judge_topology(inventory: Inventory, wirings: Mapping[str, Wiring]) -> list[
     found += [*_uplinks(inventory, wirings), *_rates(inventory, wirings)]
     findings = [Finding(inventory.path, "topology", "warn", message, hint) for message, hint in found]
     if inventory.topology and not findings:
-        told = sum(node in wirings for node in racks)
-        message = f"{count_of(len(set(racks.values())), 'rack')}; confirmed by {told} of {count_of(len(racks), 'node')}"
+        confirmed, count = sum(node in wirings for node in racks), count_of(len(racks), "node")
+        message = f"{count_of(len(set(racks.values())), 'rack')}; confirmed by {confirmed} of {count}"
         return [Finding(inventory.path, "topology", "ok", message)]
     return findings
 

@@ -177,7 +177,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         network: The containers' network mode for single-node jobs; gangs always use the host's.
         keep_reports_s: Nightly reports older than that are removed by the next one.
         retrain_days: So many days ``gpusched replay --nightly --auto-retrain`` trains on.
-        auto_promote: A candidate of the night that proved no worse than the live policy is put in charge.
+        auto_promote: A candidate of the night that proved no worse than the active policy is promoted.
     """
 
     tick_s: float = 5.0

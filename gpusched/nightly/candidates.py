@@ -38,7 +38,7 @@ def retrain(
 ) -> list[str]:
     """Train the live and shadow agents again, without the last day; leave candidates in the state folder.
 
-    ``folder``: the state folder; ``live``: partition -> the policy in charge.
+    ``folder``: the state folder; ``live``: partition -> the active policy.
 
     Returns:
         For every partition with an agent, in one line what became of it.

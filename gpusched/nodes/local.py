@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from gpusched.model.relay import Terminal
-from gpusched.nodes.transport import CommandResult, RemoteScript, Session, TransportError, stream_argv, too_much
+from gpusched.nodes.transport import CommandResult, RemoteScript, Session, TransportError, output_too_large, stream_argv
 
 _CHUNK = 65536
 _WRITE_S = 1.0
@@ -81,21 +81,21 @@ class LocalTransport:
                 process = self._start(argv, stderr=subprocess.PIPE)
                 assert process.stdin is not None
                 return _LocalSession(process, process.stdin.fileno())
-            ours, theirs = os.openpty()
+            own_side, job_side = os.openpty()
             try:
-                _set_size(theirs, terminal.rows, terminal.columns)  # before anybody can ask for it
+                _set_size(job_side, terminal.rows, terminal.columns)  # before anybody can ask for it
                 process = subprocess.Popen(
-                    ("setsid", "--ctty", *argv), stdin=theirs, stdout=theirs, stderr=theirs,
+                    ("setsid", "--ctty", *argv), stdin=job_side, stdout=job_side, stderr=job_side,
                     env={**os.environ, "TERM": terminal.name},
                 )  # fmt: skip
             except OSError:
-                os.close(ours)
+                os.close(own_side)
                 raise
             finally:
-                os.close(theirs)
+                os.close(job_side)
         except OSError as error:
             raise TransportError("protocol", f"{self._name}: {argv[0]}: {error.strerror}") from None
-        return _LocalSession(process, ours, terminal=True)
+        return _LocalSession(process, own_side, terminal=True)
 
     def dial(self, host: str, port: int) -> Session:
         """See `gpusched.nodes.transport.Transport.dial`."""
@@ -125,7 +125,7 @@ class LocalTransport:
                     raise TimeoutError
                 for key, _ in ready:
                     if key.fileobj is process.stdin:
-                        given = _given(key.fd, given)
+                        given = _remaining_input(key.fd, given)
                         done = not given
                     else:
                         chunk = os.read(key.fd, _CHUNK)
@@ -135,7 +135,7 @@ class LocalTransport:
                         selector.unregister(key.fileobj)
                         key.fileobj.close()  # type: ignore[union-attr]
                 if sum(map(len, output.values())) > script.max_bytes:
-                    raise too_much(self._name, script)
+                    raise output_too_large(self._name, script)
         process.wait(max(0.0, deadline - time.monotonic()))
         return bytes(output[process.stdout]), bytes(output[process.stderr])
 
@@ -153,7 +153,7 @@ class LocalTransport:
             ) from None  # fmt: skip
 
 
-def _given(descriptor: int, data: memoryview) -> memoryview:
+def _remaining_input(descriptor: int, data: memoryview) -> memoryview:
     """Return the input that remains after the process took what it can now; empty if it does not read."""
     try:
         return data[os.write(descriptor, data[:_CHUNK]) :] if data else data

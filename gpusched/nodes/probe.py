@@ -27,7 +27,7 @@ from gpusched.nodes.transport import CommandResult, RemoteScript, Transport, Tra
 
 _PAYLOAD = Path(__file__).parent / "payload"
 _PACKAGE = "gpusched/nodes/payload"
-_NEED = "@gpusched-need-"
+_NEED_PREFIX = "@gpusched-need-"
 _PATH = 'umask 077; PATH="$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"; export PATH; '
 _MARGIN_S = 6.0  # what a probe keeps of its timeout for the connection and for a runtime that hangs
 _MAX_ANSWER_BYTES = 16 << 20  # a node of 16 GPUs with a hundred attempts answers some hundred kB
@@ -55,24 +55,24 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
     engine_timeout_s: float = 8.0
 
 
-class _Memory:
+class _ProbeState:
     """How the node behind a transport wants to be probed; learnt from its answers, forgotten with the transport."""
 
     mode: _Mode = "cached"
     _pause_s = 0.0
     _resend_at = float("-inf")
 
-    def may_send(self) -> bool:
+    def may_resend(self) -> bool:
         """Whether the payload may be sent again: one that did not help is, but ever more seldom."""
         return time.monotonic() >= self._resend_at
 
-    def note_sent(self, helped: bool) -> None:
+    def record_upload(self, helped: bool) -> None:
         """Remember whether a payload just sent gave a whole answer: then sending it again would, too."""
         self._pause_s = 0.0 if helped else min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, 2 * self._pause_s))
         self._resend_at = float("-inf") if helped else time.monotonic() + self._pause_s
 
 
-_memories: weakref.WeakKeyDictionary[Transport, _Memory] = weakref.WeakKeyDictionary()
+_states: weakref.WeakKeyDictionary[Transport, _ProbeState] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -100,13 +100,13 @@ def probe(
     request = _request(node, cluster_id, settings, want_links)
     deadline = time.monotonic() + settings.probe_timeout_s
     with _lock:
-        memory = _memories.setdefault(transport, _Memory())
+        state = _states.setdefault(transport, _ProbeState())
     for _ in range(3):
-        script = msgspec.structs.replace(_script(memory.mode, request), max_bytes=_MAX_ANSWER_BYTES)
+        script = msgspec.structs.replace(_script(state.mode, request), max_bytes=_MAX_ANSWER_BYTES)
         sent = now()
         result = transport.run(script, max(0.1, deadline - time.monotonic()))
         received = now()
-        reading, memory.mode = _read(memory.mode, request, result, sent, received, memory)
+        reading, state.mode = _read(state.mode, request, result, sent, received, state)
         if reading is not None:
             return reading
     raise _no_reading(node.name, result)
@@ -115,8 +115,8 @@ def probe(
 def has_python(transport: Transport) -> bool:
     """Whether python3 runs on the node, by its last answer."""
     with _lock:
-        memory = _memories.get(transport)
-    return memory is None or memory.mode != "sh"
+        state = _states.get(transport)
+    return state is None or state.mode != "sh"
 
 
 def request_script(node: Node, cluster_id: str, settings: Settings) -> RemoteScript:
@@ -138,7 +138,7 @@ def _request(node: Node, cluster_id: str, settings: Settings, want_links: bool) 
 
 
 def _read(
-    mode: _Mode, request: ProbeRequest, result: CommandResult, sent: float, received: float, memory: _Memory
+    mode: _Mode, request: ProbeRequest, result: CommandResult, sent: float, received: float, state: _ProbeState
 ) -> tuple[NodeReading | None, _Mode]:
     """Return the reading, if there is one, and how to ask next time."""
     if mode == "sh":
@@ -147,28 +147,28 @@ def _read(
     try:
         answer = find_answer(result.stdout)
         if answer is not None:
-            if answer.get("spoilt") and mode == "cached" and memory.may_send():
+            if answer.get("spoilt") and mode == "cached" and state.may_resend():
                 return None, "upload"
             reading = parse_reading(request.node, answer, sent, received)
             if mode == "upload":
-                memory.note_sent(not answer.get("spoilt"))
+                state.record_upload(not answer.get("spoilt"))
             return reading, "cached" if answer.get("cached") else "upload"
     except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
-        if mode == "cached" and memory.may_send():
+        if mode == "cached" and state.may_resend():
             return None, "upload"
         raise TransportError(
             "protocol",
             f"{request.node}: the probe's answer cannot be parsed: {error}",
             "report this with the node's python3 and driver versions",
         ) from None
-    if f"{_NEED}python@".encode() in result.stdout:
+    if f"{_NEED_PREFIX}python@".encode() in result.stdout:
         return None, "sh"
     if mode == "upload" and result.exit_code != 0:
-        memory.note_sent(False)  # a python3 that cannot run the payload
+        state.record_upload(False)  # a python3 that cannot run the payload
         return None, "sh"
-    if mode == "cached" and memory.may_send():
+    if mode == "cached" and state.may_resend():
         return None, "upload"
-    if result.exit_code != 0 or f"{_NEED}payload@".encode() in result.stdout:
+    if result.exit_code != 0 or f"{_NEED_PREFIX}payload@".encode() in result.stdout:
         return None, "sh"
     raise _no_reading(request.node, result)
 
@@ -242,8 +242,8 @@ def _cached_argv() -> tuple[str, ...]:
         "sh",
         "-c",
         f"{_PATH}{_folder()}if command -v python3 >/dev/null 2>&1; then "
-        f'if [ -f "$D/ok" ]; then exec python3 -I -S -c "{check}" "$D/ok" "$D/" {total} {_NEED}payload@; fi; '
-        f"echo; echo {_NEED}payload@; else echo; echo {_NEED}python@; fi",
+        f'if [ -f "$D/ok" ]; then exec python3 -I -S -c "{check}" "$D/ok" "$D/" {total} {_NEED_PREFIX}payload@; fi; '
+        f"echo; echo {_NEED_PREFIX}payload@; else echo; echo {_NEED_PREFIX}python@; fi",
     )
 
 

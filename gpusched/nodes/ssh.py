@@ -20,8 +20,8 @@ from gpusched.nodes.transport import (
     Session,
     SessionRefused,
     TransportError,
+    output_too_large,
     stream_argv,
-    too_much,
 )
 from gpusched.nodes.watchdog import guard
 
@@ -31,8 +31,9 @@ _WINDOW_BYTES = 4 << 20
 _WRITE_S = 1.0
 _DATA, _REQUEST = 94, 98  # SSH_MSG_CHANNEL_...
 _PROHIBITED = 1  # SSH_OPEN_ADMINISTRATIVELY_PROHIBITED
-_LISTENS = "does the job listen on it by now, and at 127.0.0.1?"
-_BROKEN = (EOFError, OSError, paramiko.SSHException)  # what paramiko raises at a broken connection, or too late
+_NOT_LISTENING_HINT = "does the job listen on it by now, and at 127.0.0.1?"
+# What paramiko raises when a connection is broken, sometimes after it has returned.
+_CONNECTION_ERRORS = (EOFError, OSError, paramiko.SSHException)
 
 
 class SshTransport:
@@ -95,7 +96,8 @@ class SshTransport:
                 if error.code == _PROHIBITED:
                     hint = "AllowTcpForwarding of its sshd_config says no"
                     raise TransportError("ssh", f"{name}: sshd forwards no ports: {why}", hint) from None
-                raise TransportError("refused", f"{name}: port {port} cannot be reached: {why}", _LISTENS) from None
+                reason = f"{name}: port {port} cannot be reached: {why}"
+                raise TransportError("refused", reason, _NOT_LISTENING_HINT) from None
             return _SshTunnel(self._node.name, connection, channel)
 
     @contextlib.contextmanager
@@ -103,7 +105,7 @@ class SshTransport:
         """Raise `TransportError` if the connection breaks in the block, or is too late."""
         try:
             yield
-        except _BROKEN as error:
+        except _CONNECTION_ERRORS as error:
             name = self._node.name
             if isinstance(error, TimeoutError) or time.monotonic() >= deadline - 0.05:
                 raise TransportError(
@@ -111,7 +113,7 @@ class SshTransport:
                     f"{name}: no answer within {timeout_s:.3g} s",
                     "it may be frozen, overloaded or disconnected",
                 ) from None
-            raise _lost(name, f": {str(error) or 'closed by the other side'}") from None
+            raise _connection_lost(name, f": {str(error) or 'closed by the other side'}") from None
 
     @contextlib.contextmanager
     def _session(self, deadline: float) -> Iterator[tuple[Connection, paramiko.Channel]]:
@@ -136,7 +138,7 @@ class SshTransport:
                 f"{self._node.name}: sshd refuses another session: {error.text or error}",
                 "raise MaxSessions in its sshd_config, or PermitTTY/ForceCommand restricts this account",
             ) from None
-        except _BROKEN:
+        except _CONNECTION_ERRORS:
             self._forget(connection)
             if not retry or time.monotonic() >= deadline:
                 raise
@@ -168,7 +170,7 @@ class SshTransport:
         def take(stream: int, data: bytes) -> None:
             output[stream] += data
             if len(output[1]) + len(output[2]) > script.max_bytes:
-                raise too_much(self._node.name, script)
+                raise output_too_large(self._node.name, script)
 
         try:
             with guard(deadline, connection.drop):
@@ -199,18 +201,18 @@ class _SshSession:
         try:
             return _exit_code(self._connection, self._channel)
         except EOFError:
-            raise _lost(self._node) from None
+            raise _connection_lost(self._node) from None
 
     def write(self, data: bytes) -> int:
         try:
             return _send(self._channel, data)
         except TimeoutError:
             return 0
-        except _BROKEN:
+        except _CONNECTION_ERRORS:
             return len(data)
 
     def end_input(self) -> None:
-        with contextlib.suppress(*_BROKEN):
+        with contextlib.suppress(*_CONNECTION_ERRORS):
             _end_input(self._channel)
 
     def resize(self, rows: int, columns: int) -> None:
@@ -221,11 +223,11 @@ class _SshSession:
                 return None
             return _message(channel, _REQUEST, "window-change", False, columns, rows, 0, 0)
 
-        with contextlib.suppress(*_BROKEN):
+        with contextlib.suppress(*_CONNECTION_ERRORS):
             _in_order(channel, message)
 
     def close(self) -> None:
-        with contextlib.suppress(*_BROKEN):
+        with contextlib.suppress(*_CONNECTION_ERRORS):
             self._channel.close()
 
 
@@ -243,7 +245,7 @@ class _SshTunnel(_SshSession):
             take(1, data)
 
 
-class _Wake(threading.Event):
+class _WakeEvent(threading.Event):
     """One event for two buffers: paramiko clears it when either is empty, so clearing is left to `reset`."""
 
     def clear(self) -> None:
@@ -253,7 +255,7 @@ class _Wake(threading.Event):
         super().clear()
 
 
-def _lost(node: str, why: str = "") -> TransportError:
+def _connection_lost(node: str, why: str = "") -> TransportError:
     return TransportError("ssh", f"{node}: the connection was lost{why}", "it is re-established at the next command")
 
 
@@ -291,7 +293,7 @@ def _send_stdin(channel: paramiko.Channel, data: bytes, deadline: float) -> None
 
 def _pump(channel: paramiko.Channel, data: bytes) -> None:
     view = memoryview(data)
-    with contextlib.suppress(*_BROKEN):  # the command need not read its stdin
+    with contextlib.suppress(*_CONNECTION_ERRORS):  # the command need not read its stdin
         while view:
             view = view[_send(channel, bytes(view[:_READ_BYTES])) :]
         _end_input(channel)
@@ -345,19 +347,19 @@ def _read_all(
     Raises:
         TimeoutError: It has not by the deadline.
     """
-    wake = _Wake()
+    wake = _WakeEvent()
     channel.in_buffer.set_event(wake)
     channel.in_stderr_buffer.set_event(wake)
     while not _finished(channel):
         wake.reset()
-        if not _pass_on(channel, take, most) and not _finished(channel):
+        if not _read_available(channel, take, most) and not _finished(channel):
             if not wake.wait(None if deadline is None else deadline - time.monotonic()):
                 raise TimeoutError
-    while _pass_on(channel, take, most):
+    while _read_available(channel, take, most):
         pass
 
 
-def _pass_on(channel: paramiko.Channel, take: Callable[[int, bytes], None], most: int) -> bool:
+def _read_available(channel: paramiko.Channel, take: Callable[[int, bytes], None], most: int) -> bool:
     """Whether there was anything to give."""
     out, err = channel.recv_ready(), channel.recv_stderr_ready()
     if out:

@@ -183,17 +183,18 @@ def _addresses(target: SshHop, node: str, budget: float) -> list[Any]:
 
 
 def _through_command(command: str, node: str) -> tuple[socket.socket, _Cleanup]:
-    ours, theirs = socket.socketpair()
-    process = subprocess.Popen(["/bin/sh", "-c", f"exec {command}"], stdin=theirs.fileno(), stdout=theirs.fileno(),
-                               stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
-    theirs.close()
+    own_end, child_end = socket.socketpair()
+    fd = child_end.fileno()
+    process = subprocess.Popen(["/bin/sh", "-c", f"exec {command}"], stdin=fd, stdout=fd, stderr=subprocess.DEVNULL,
+                               start_new_session=True)  # fmt: skip
+    child_end.close()
 
     def cleanup() -> None:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, 9)
         process.wait()
 
-    return ours, cleanup
+    return own_end, cleanup
 
 
 class _Jump:

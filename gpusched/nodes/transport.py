@@ -67,7 +67,7 @@ class SessionRefused(TransportError):
     """The node's sshd allows no more sessions on this connection (MaxSessions)."""
 
 
-def too_much(node: str, script: RemoteScript) -> TransportError:
+def output_too_large(node: str, script: RemoteScript) -> TransportError:
     """Return the error of a command that prints more than it may."""
     return TransportError(
         "protocol",

@@ -27,7 +27,7 @@ class PolicyChange(msgspec.Struct, frozen=True, kw_only=True):
         act: ``inventory`` (inventory.yaml names another), ``files`` (the policy's file or weights changed),
             ``promote``, ``rollback``.
         reason: In one line.
-        spec: The policy in charge from then on. from_name, from_version: the one before; "" for the first.
+        spec: The active policy from then on. from_name, from_version: the one before; "" for the first.
         override: ``spec`` decides though inventory.yaml names another (or another state of the same files).
         declared: What inventory.yaml named for the partition then. Once it names another, that one decides.
         digest: Of the weights that were promoted, as `gpusched.config.weights.Model` has it; "": not known.

@@ -18,7 +18,7 @@ from gpusched.errors import UsageError
 from gpusched.queue import lastgood
 
 Knows = Literal["nothing", "limit", "estimate", "oracle"]
-Kind = Literal["static", "arriving", "changing", "preemptive", "agent"]
+OrderKind = Literal["static", "arriving", "changing", "preemptive", "agent"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class OrderRule:
 
     knows: Knows
     source: str
-    kind: Kind = "static"
+    kind: OrderKind = "static"
 
 
 _SMITH = "shortest processing time first; W. E. Smith, Naval Research Logistics Quarterly 3, 1956"
@@ -57,7 +57,9 @@ ORDERS: dict[str, OrderRule] = {
     "las": OrderRule(
         knows="nothing", source="discretized 2D least attained service; Tiresias, NSDI 2019", kind="preemptive"
     ),
-    "drf": OrderRule(knows="nothing", source="dominant resource fairness; Ghodsi et al., NSDI 2011", kind="preemptive"),
+    "drf-users": OrderRule(
+        knows="nothing", source="dominant resource fairness between users; Ghodsi et al., NSDI 2011", kind="preemptive"
+    ),
 }
 ALIASES = {
     "lasf": "las", "tiresias": "las", "unicep": "unicef", "spt": "sjf-oracle", "lpt": "lpt-oracle", "fcfs": "fifo",

@@ -24,7 +24,7 @@ from gpusched.sched.state import (
     new_releases,
     no_calendar,
 )
-from gpusched.sched.topology.contention import Ways, alone_on, new_search
+from gpusched.sched.topology.contention import JobLayouts, alone_on, new_search
 from gpusched.sched.topology.load import new_load
 from gpusched.sched.topology.queue import Costs
 from gpusched.sched.topology.slowdown import KIND, SlowdownModel
@@ -271,7 +271,7 @@ def _divisions(gpus: int, has: Ints, fewest: int, fixed: bool, most_first: bool)
     return found[::-1] if most_first else found
 
 
-def _ways(world: SimWorld, kinds: Ints, laid_out: list[list[int]], model: SlowdownModel) -> Ways:
+def _ways(world: SimWorld, kinds: Ints, laid_out: list[list[int]], model: SlowdownModel) -> JobLayouts:
     """Return the ways of every class, ``kinds: int64[classes]``."""
     network, passes = world.options.network, world.passes
     assert network is not None
@@ -289,4 +289,4 @@ def _ways(world: SimWorld, kinds: Ints, laid_out: list[list[int]], model: Slowdo
         excess += [seconds / best[i] - 1.0 for seconds in alone]
     first = np.cumsum([0, *(len(found) for found in laid_out)]).astype(np.int64)
     assert all(a <= b for a, b in pairwise(first))
-    return Ways(first, ints([s for found in laid_out for s in found]), np.array(excess, np.float64), kinds, best)
+    return JobLayouts(first, ints([s for found in laid_out for s in found]), np.array(excess, np.float64), kinds, best)

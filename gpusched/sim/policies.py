@@ -26,7 +26,7 @@ from gpusched.sched.state import (
     RANDOM,
     SPREAD,
 )
-from gpusched.sim.orders import ALIASES, ORDERS, SUFFIXES, Kind, Knows, known_policies, order_rule, rule_of
+from gpusched.sim.orders import ALIASES, SUFFIXES, Knows, OrderKind, known_policies, order_rule, rule_of
 
 HALF_LIFE_S = float(Settings().fairshare_half_life_s)
 
@@ -80,7 +80,7 @@ class ReplayPolicy:
         return self.model is not None and not (self.spec is not None and self.spec.traits.sizes)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> OrderKind:
         """Static: places in the order never change; arriving: fixed at submission; changing: asked every time."""
         return "agent" if self.by_agent else rule_of(self.order).kind
 
@@ -108,7 +108,7 @@ class ReplayPolicy:
 _ALIASES = {"fcfs": "fifo", "greedy-gain": "elastic"}  # what policies are called elsewhere
 
 
-def policy_by_name(text: str, sizes: bool = False) -> ReplayPolicy:
+def policy_by_name(text: str) -> ReplayPolicy:
     """Return the built-in policy as `look_up`; an agent with the weights for any partition.
 
     Raises:
@@ -116,16 +116,15 @@ def policy_by_name(text: str, sizes: bool = False) -> ReplayPolicy:
         FileError: The file is wrong.
         ModelError: It is an agent's, whose weights cannot be used.
     """
-    found = look_up(text, sizes=sizes)
+    found = look_up(text)
     return found if isinstance(found, ReplayPolicy) else policy_of_spec(found, text)
 
 
-def look_up(text: str, folders: tuple[Path, ...] = (BUILT_IN,), sizes: bool = False) -> ReplayPolicy | PolicySpec:
+def look_up(text: str, folders: tuple[Path, ...] = (BUILT_IN,)) -> ReplayPolicy | PolicySpec:
     """Return the policy called ``text``; for an agent its specification, as the weights depend on the partition.
 
     ``text``: a file ``*.yaml`` or a trained policy's folder; the name of one in ``folders`` (`policy_folders` of
-    `gpusched.config.policies`); an order with its backfill (`policy_of_order`). ``sizes``: jobs can be resized; else
-    ``drf`` is the order of that name, between users.
+    `gpusched.config.policies`); an order with its backfill (`policy_of_order`).
 
     Raises:
         UsageError: There is none of that name (with the nearest that there is).
@@ -136,8 +135,6 @@ def look_up(text: str, folders: tuple[Path, ...] = (BUILT_IN,), sizes: bool = Fa
         named = policy_file(_ALIASES.get(text, text), folders)
         if named is None:
             return policy_of_order(text, known_policies(folders))
-        if not sizes and text in ORDERS and named.parent == BUILT_IN and load_policy(named, folders).sizes != "base":
-            return policy_of_order(text)
         file = named
     spec = load_policy(file, folders)
     return spec if spec.agent is not None else policy_of_spec(spec, text)

@@ -56,8 +56,7 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
     if callable(policy):
         return run_function(trace, pool, policy, ReplayOptions(**options))
     settings = ReplayOptions(**options)
-    resizable = settings.elastic is not None or elastic_of(trace) is not None
-    policy = policy_by_name(policy, resizable) if isinstance(policy, str) else policy
+    policy = policy_by_name(policy) if isinstance(policy, str) else policy
     if policy.chooses_sizes and settings.elastic is None:
         settings = replace(settings, elastic=elastic_of(trace))
     world = world_of(trace, pool, policy, settings)

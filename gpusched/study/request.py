@@ -116,7 +116,7 @@ def resolve(request: ReplayRequest) -> list[PlannedReplay]:
         GpuschedError: A trace cannot be read.
     """
     folders = folders_in_force(request.inventory)
-    named = _policies(request.policies, folders, request.resizable is not None or request.is_own)
+    named = _policies(request.policies, folders)
     notes = (*request.about, *_meanings(request, named, names_in(folders[:-1])))
     topology = load_topology(request.topology) if isinstance(request.topology, str) else request.topology
     common = ReplayOptions(
@@ -185,16 +185,14 @@ def outcomes(request: ReplayRequest, advance: Callable[[float, int], None] | Non
         return list(run_all(runs, workers=workers, backend=backend, done=step, progress=watch))
 
 
-_DRF = (
-    "drf shares between users here, and stops jobs; the policy drf gives GPUs to jobs that can be resized (--resizable)"
-)
+_DRF = "drf gives GPUs to jobs that can be resized (--resizable), of which there are none; between users: drf-users"
 _OF_SPEED = "speeds in proportion to the GPUs, but where they are measured (--profiles)"
 
 
 def _meanings(request: ReplayRequest, named: Named, own: Collection[str]) -> tuple[str, ...]:
     """Return notes on names that mean something else elsewhere; ``own``: names of the site's own policies."""
     notes = meaning_notes(set(named) - set(own))
-    if (drf := named.get("drf")) is not None and isinstance(drf, ReplayPolicy) and not drf.chooses_sizes:
+    if "drf" in named and "drf" not in own and request.resizable is None and not request.is_own:
         notes = (*notes, _DRF)
     if request.resizable is not None:
         notes = (*notes, f"--resizable {request.resizable}, for policies that choose sizes: {_OF_SPEED}")
@@ -243,10 +241,8 @@ def _span(option: str, text: str | None, parse: Callable[[str], int], expected: 
     return found
 
 
-def _policies(names: Sequence[str], folders: tuple[Path, ...], sizes: bool) -> Named:
+def _policies(names: Sequence[str], folders: tuple[Path, ...]) -> Named:
     """Return each name or file with its policy (an agent: its specification), without repeats; files in ``folders``.
-
-    ``sizes``: jobs can be resized.
 
     Raises:
         UsageError: None at all, or one that does not exist.
@@ -254,7 +250,7 @@ def _policies(names: Sequence[str], folders: tuple[Path, ...], sizes: bool) -> N
     """
     if not names:
         raise UsageError("no policy given", "for example --policy fifo --policy easy")
-    found = {name: _registered(name) if "@" in name else look_up(name, folders, sizes) for name in names}
+    found = {name: _registered(name) if "@" in name else look_up(name, folders) for name in names}
     for name, policy in found.items():
         if isinstance(policy, PolicySpec) and not any(Path(policy.folder).glob(f"*{WEIGHTS}")):
             problem = f"{name} is not trained yet: {policy.folder} holds no weights"

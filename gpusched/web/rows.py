@@ -47,7 +47,7 @@ def job_rows(
         row = job_row(first_task_of(group[0]))
         if (count := sum(job.count for job in group)) > 1:
             spans = union(span for job in group for span in indices_of(job))
-            row |= {"key": key, "tasks": common.shorten(text_of(spans), 60), "count": count}
+            row |= {"key": key, "array_tasks": common.shorten(text_of(spans), 60), "array_count": count}
         rows[row.get("key", row["id"])] = row
     return rows
 
@@ -67,7 +67,7 @@ def job_row(
         "reason": (job.slurm.reason if job.slurm is not None and job.state is JobState.PENDING else "") or job.reason,
         "message": job.message,
         "gpus": spec.gpus,
-        "nodes": spec.nodes if spec.nodes > 1 else None,
+        "node_count": spec.nodes if spec.nodes > 1 else None,
         "flavor": spec.flavor,
         "time_limit_s": spec.time_limit_s,
         "submit_time": _whole(job.submit_time),

@@ -161,7 +161,7 @@ def test_a_trained_folder_is_replayed_and_decides_live(tmp_path: Path) -> None:
     nodes: dict[str, Any] = {"nodes": 2, "gpus_per_node": 8}
     train(TrainRequest(policy=str(file), trace=str(log), format="swf", out=str(out), **nodes), TrainingReport())
     card = yaml.safe_load((out / "default.card.yaml").read_text("utf-8"))
-    assert {row["policy"] for row in card["metrics"]} >= {"mine", "untrained start", "las", "drf", "srtf"}
+    assert {row["policy"] for row in card["metrics"]} >= {"mine", "untrained start", "las", "drf-users", "srtf"}
     assert "no neural network" in card["decides"]
     (note,) = (note for note in card["notes"] if note.startswith("preemptive"))
     assert "after 300 s at the earliest, 3 times an hour at most" in note

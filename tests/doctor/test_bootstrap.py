@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpusched.bootstrap import Discovered, NotDiscovered, inventory_text, names_here, parse_hosts, write_inventory
+from gpusched.bootstrap import Discovered, NotDiscovered, inventory_text, known_names, parse_hosts, write_inventory
 from gpusched.bootstrap.discover import Host, choose_runtime, describe, gpu_type, rated_power
 from gpusched.config.fabric import import_topology
 from gpusched.config.fields import is_name
@@ -40,7 +40,7 @@ def test_an_imported_topology_is_written_with_our_names(tmp_path) -> None:
     hosts = [server("gpu01"), server("gpu02"), server("gpu03")]
     hosts[1] = msgspec.structs.replace(hosts[1], host=Host("gpu02.site", "gpu02.site"))
     hosts[2] = msgspec.structs.replace(hosts[2], host=Host("10.0.0.3", "10.0.0.3"))
-    text = inventory_text(hosts, topology=import_topology(conf, names_here(hosts)))
+    text = inventory_text(hosts, topology=import_topology(conf, known_names(hosts)))
     assert text.endswith(
         "\ntopology:\n  top: {}\n"
         '  leaf1: {nodes: "gpu[01-02]", uplink: 400G, parent: top}\n  leaf2: {nodes: gpu03, parent: top}\n'

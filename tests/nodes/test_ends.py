@@ -107,7 +107,7 @@ def watch() -> Iterator[EndWatch]:
 @pytest.fixture(params=["python3", "sh"])
 def python(request: pytest.FixtureRequest, transport: Counting) -> bool:
     """Whether the node has python3."""
-    memory = probing._memories.setdefault(cast(Transport, transport), probing._Memory())
+    memory = probing._states.setdefault(cast(Transport, transport), probing._ProbeState())
     memory.mode = "cached" if request.param == "python3" else "sh"
     return bool(request.param == "python3")
 
@@ -157,7 +157,7 @@ def test_launchers_on_nodes_without_python3_say_it_themselves(
     watch: EndWatch, transport: Counting, jobs: Callable[..., Job], tmp_path: Path
 ) -> None:
     """Nothing looks at the process, which goes on: what comes is the launcher's word."""
-    probing._memories.setdefault(cast(Transport, transport), probing._Memory()).mode = "sh"
+    probing._states.setdefault(cast(Transport, transport), probing._ProbeState()).mode = "sh"
     first, second = jobs(True), jobs(True)
     pipe = tmp_path / "gpusched-node" / CLUSTER / NODE / "ended"
     watch.update(NODE, transport, reading(first, second))

@@ -126,11 +126,11 @@ def test_folders_of_jobs_without_attempts(folder: Path) -> None:
     root = folder.parents[1]
     for name in ("a", "b"):
         (root / "jobs" / name).mkdir()
-    assert jobfiles.orphans(str(root), "no-such", "n") == ["a", "b"]
+    assert jobfiles.orphaned_folders(str(root), "no-such", "n") == ["a", "b"]
     head = f"CLUSTER_ID=no-such NODE=n RUNTIME=process ROOT={root}\n"
     out = subprocess.run(["sh", "-s"], input=head + LISTER, text=True, capture_output=True, check=True).stdout
     assert [line for line in out.splitlines() if line.startswith("job_folder")] == ["job_folder a", "job_folder b"]
-    assert json.dumps(jobfiles.orphans(str(root / "nowhere"), "no-such", "n")) == "[]"
+    assert json.dumps(jobfiles.orphaned_folders(str(root / "nowhere"), "no-such", "n")) == "[]"
 
 
 @pytest.mark.parametrize("read", [by_python, by_sh])

@@ -137,7 +137,7 @@ def lldpctl(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
 def test_lldpctl_is_asked_within_bounds(tmp_path, monkeypatch) -> None:
     lldpctl(tmp_path, monkeypatch, '[ "$*" = "-f keyvalue" ] && echo lldp.eth0.chassis.name=leaf1')
-    assert wiring.neighbours(wiring.ask_lldp()) == {"eth0": {"switch": "leaf1", "switch_port": None}}
+    assert wiring.lldp_neighbours(wiring.ask_lldp()) == {"eth0": {"switch": "leaf1", "switch_port": None}}
     lldpctl(tmp_path, monkeypatch, "exec yes lldp.eth0.chassis.name=leaf1")
     assert len(wiring.ask_lldp()) < 2 * wiring.LLDP_BYTES
     lldpctl(tmp_path, monkeypatch, "echo lldp.eth0.chassis.name=leaf1; exec sleep 60")

@@ -10,7 +10,7 @@ from gpusched.sched.fit import request_of
 from gpusched.sched.state import Requests, Resources, ints
 from gpusched.sched.topology.contention import (
     CHEAP,
-    Ways,
+    JobLayouts,
     cheapest,
     cost_of,
     left_over,
@@ -69,7 +69,7 @@ def test_no_rack_has_a_cheaper_place(seed: int) -> None:
     net = net_a + net_b * 2 * (parts - 1) / parts if parts > 1 else 0.0
     best = compute + max(bus, net) if rng.random() < 0.5 else compute
     excess = (compute + max(bus, net)) / best - 1.0
-    ways = Ways(ints([0, 1]), ints([0]), np.array([excess]), ints([kind]), np.array([best]))
+    ways = JobLayouts(ints([0, 1]), ints([0]), np.array([excess]), ints([kind]), np.array([best]))
     cost, way = cheapest(tree, model, load, resources, NO_MASKS, requests, ways, 0, search)
     found = search.best[:parts].tolist() if way >= 0 else None
 

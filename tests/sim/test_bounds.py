@@ -22,7 +22,10 @@ tiny = st.lists(
 )
 
 
-@given(workloads(failing=False), st.sampled_from(["fifo", "sjf-oracle-skip", "sjf-oracle+easy", "srtf", "las", "drf"]))
+POLICIES = ("fifo", "sjf-oracle-skip", "sjf-oracle+easy", "srtf", "las", "drf-users")
+
+
+@given(workloads(failing=False), st.sampled_from(POLICIES))
 @settings(max_examples=80, deadline=None)
 def test_no_schedule_is_below_the_bounds(world, policy):
     trace, pool = engine_inputs(*world[:2])

@@ -22,7 +22,7 @@ from gpusched.sim.replay import Outage, replay
 from gpusched.sim.stepper import Stepper
 from tests.sim.worlds import engine_inputs, trace_of, workloads
 
-PREEMPTIVE = ("srtf", "las", "drf")
+PREEMPTIVE = ("srtf", "las", "drf-users")
 _FILED = ("fifo+none", "fifo+skip", "sjf+none", "ljf+none", "fairshare+none")
 COMPOSED = (*(n for n in known_policies() if n not in names_in((BUILT_IN,))), *_FILED)
 
@@ -287,8 +287,8 @@ def test_every_policy_says_what_it_knows_and_where_it_is_from():
         named = policy_by_name(name)
         assert (named.order, named.backfill, named.placement) == (spec.order, spec.backfill, spec.place)
     assert policy_by_name("greedy-gain").spec == load_policy(BUILT_IN / "elastic.yaml")
-    assert policy_by_name("drf").kind == "preemptive", "between users, where nothing can be resized"
-    assert policy_by_name("drf", sizes=True).spec == load_policy(BUILT_IN / "drf.yaml")
+    assert policy_by_name("drf-users").kind == "preemptive"
+    assert policy_by_name("drf").spec == load_policy(BUILT_IN / "drf.yaml")
     with pytest.raises(UsageError, match="did you mean 'fifo'"):
         policy_by_name("fifoo")
 
@@ -347,7 +347,7 @@ def test_las_demotes_who_has_had_its_share():
 
 def test_drf_shares_between_users():
     trace = trace_of([0] * 6, [10] * 6, [4] * 6, user=[0, 0, 0, 0, 0, 1])
-    result = replay(trace, Pool.uniform(2, 4), "drf")
+    result = replay(trace, Pool.uniform(2, 4), "drf-users")
     assert result.start[5] == 0.0
 
 

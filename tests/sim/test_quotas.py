@@ -199,7 +199,7 @@ def most_at_once(result):
 def most_under_limits(name, folder):
     """The most GPUs and jobs of a user at once, and how many ended: without limits, and with at most 16 and 3."""
     trace, pool = recorded.workload("mixed")
-    policy = policy_by_name(str(folder / f"{name}.yaml") if name in recorded.WITH_WEIGHTS else name, sizes=True)
+    policy = policy_by_name(str(folder / f"{name}.yaml") if name in recorded.WITH_WEIGHTS else name)
     options = {"restart_s": 2.5, "seed": 7}
     if policy.chooses_sizes:
         least, most = np.ones(len(trace), np.int64), np.maximum(trace.gpus, 8)

@@ -48,7 +48,6 @@ def test_a_policy_may_be_a_file(place: Place) -> None:
 
 def test_names_of_policy_files_are_those_files(place: Place) -> None:
     staged = sorted(name for name in names_in((BUILT_IN,)) if load_policy(BUILT_IN / f"{name}.yaml").agent is None)
-    staged.remove("drf")  # the one exception: see below
     named = place.rows(*ONE, *(word for name in staged for word in ("-P", name)))
     filed = place.rows(*ONE, *(word for name in staged for word in ("-P", str(BUILT_IN / f"{name}.yaml"))))
     figures = ("knows", "placement", "mean_jct_s", "mean_wait_s")
@@ -66,11 +65,12 @@ def test_names_of_policy_files_are_those_files(place: Place) -> None:
         assert err.endswith(f"train it: gpusched train {name}\n")
 
 
-def test_drf_is_an_order_or_a_rule_for_sizes_and_says_which(place: Place) -> None:
-    (order,) = json.loads(place.run(*ONE, "-P", "drf", "--json")[0])
-    assert any("drf shares between users here" in note for note in order["notes"])
+def test_drf_sizes_jobs_and_says_what_it_is_called_between_users(place: Place) -> None:
+    (idle,) = json.loads(place.run(*ONE, "-P", "drf", "--json")[0])
+    assert any(note.endswith("of which there are none; between users: drf-users") for note in idle["notes"])
+    (order,) = json.loads(place.run(*ONE, "-P", "drf-users", "--json")[0])
     (rule,) = json.loads(place.run(*ONE, "-P", "drf", "--resizable", "1-8", "--json")[0])
-    assert not any("between users" in note for note in rule["notes"])
+    assert not any("drf-users" in note for note in rule["notes"] + order["notes"])
     assert rule["mean_jct_s"] < order["mean_jct_s"]
 
 

@@ -160,7 +160,12 @@ def test_what_is_sent_is_compressed_and_kept(served: Served) -> None:
 
 def test_waiting_tasks_of_an_array_are_one_row(served: Served, named: dict[str, str]) -> None:
     found = [row for row in served.get("/api/state").json["jobs"] if row.get("array_id") == named["array"]]
-    assert [(row["count"], row["tasks"]) for row in found] == [(40, "0-39")]
+    assert [(row["array_count"], row["array_tasks"]) for row in found] == [(40, "0-39")]
+
+
+PAGE_ONLY = {
+    "key", "allocation", "node_count", "limit_end", "progress_end", "step", "of", "group", "qos", "reservation",
+}  # fmt: skip
 
 
 def test_rows_are_what_status_shows(served: Served) -> None:
@@ -179,6 +184,11 @@ def test_rows_are_what_status_shows(served: Served) -> None:
         if j["state"] in ("RUNNING", "PENDING") and not j.get("array_id")
     }
     assert any(j.get("reason") == NASTY for j in rows)
+    by_id, same = {job["id"]: job for job in said}, ("partition", "time_limit_s", "priority", "energy_j", "held_by")
+    for row in rows:
+        assert not row.keys() - said[0].keys() - PAGE_ONLY
+        if (shown := by_id.get(row["id"])) is not None:
+            assert [row[key] for key in same if key in row] == [shown[key] for key in same if key in row]
 
 
 @pytest.fixture

@@ -41,10 +41,7 @@ def baselines(agent: ReplayPolicy) -> list[ReplayPolicy]:
     """Return the policies to compare an agent with: heuristics with the same information, or sizing rules."""
     if not agent.chooses_sizes:
         return heuristics(agent.knows)
-    return [
-        policy_by_name(name, sizes=True)
-        for name in ("easy", "elastic", *(rule for rule in RULES if rule != "greedy-gain"))
-    ]
+    return [policy_by_name(name) for name in ("easy", "elastic", *(rule for rule in RULES if rule != "greedy-gain"))]
 
 
 def untrained_policy(agent: ReplayPolicy, untrained: Arrays | None) -> ReplayPolicy | None:

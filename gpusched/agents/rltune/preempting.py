@@ -29,7 +29,7 @@ from gpusched.sim.replay import replay
 from gpusched.traces.trace import Trace
 
 KNOWS = ("nothing", "estimate")
-RIVALS = ("las", "drf")
+RIVALS = ("las", "drf-users")
 _SHOWN = ("srtf", "fifo+skip", "fifo+none")
 _SLACK = 0.005  # of the logarithm of mean JCT, above the best rival
 _MARGIN = 0.002  # by which a change of weights must be better to be taken

@@ -18,7 +18,7 @@ from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import node_fits
 from gpusched.sched.state import OK, Flags, Floats, Ints, QueueJobs, Requests, Resources
-from gpusched.sched.topology.contention import Ways
+from gpusched.sched.topology.contention import JobLayouts
 from gpusched.sched.topology.load import Load, new_visit
 from gpusched.sched.topology.queue import Costs
 from gpusched.sched.topology.slowdown import NARROWEST, SlowdownModel, learned, link_kind, lost_beside
@@ -78,8 +78,8 @@ class Auction(NamedTuple):
     requests: Requests
     masks: Flags
     own: Flags
-    ways: Ways
-    sure_ways: Ways
+    ways: JobLayouts
+    sure_ways: JobLayouts
     shapes: int
     classes: int
     graph: Graph
@@ -193,11 +193,11 @@ def _bounded(requests: Requests, masks: int, part: Ints, site: Site, count: int)
     return bound, own
 
 
-def _ways_of_all(ways: Ways, shapes: int, times: int) -> Ways:
+def _ways_of_all(ways: JobLayouts, shapes: int, times: int) -> JobLayouts:
     """Return `Auction.ways`."""
     number, count = np.arange(times)[:, None], len(ways.shape)
     first = np.append((number * count + ways.first[:-1]).ravel(), times * count)
-    return Ways(
+    return JobLayouts(
         first, (number * shapes + ways.shape).ravel(), np.tile(ways.excess, times), np.tile(ways.kind, times),
         np.tile(ways.best, times),
     )  # fmt: skip

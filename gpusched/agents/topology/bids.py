@@ -38,7 +38,7 @@ from gpusched.sched.state import (
     QueueJobs,
     Resources,
 )
-from gpusched.sched.topology.contention import Ways, cost_of
+from gpusched.sched.topology.contention import JobLayouts, cost_of
 from gpusched.sched.topology.load import enter_links, leave, neighbours, set_speeds, speed_of
 from gpusched.sched.topology.patience import PATIENCE_S
 from gpusched.sched.topology.queue import Costs, Priced, no_room, priced_pass
@@ -139,7 +139,7 @@ def _store_offer(
 
 @jit
 def _make_offer(
-    auction: Auction, number: int, graph: Graph, costs: Costs, model: SlowdownModel, ways: Ways, room: Resources,
+    auction: Auction, number: int, graph: Graph, costs: Costs, model: SlowdownModel, ways: JobLayouts, room: Resources,
     job: int, waited: float,
 ) -> None:  # fmt: skip
     offers, agent, c, search = auction.offers, auction.agent, costs.of[job], costs.search

@@ -12,8 +12,8 @@ from gpusched.sched.fit import request_of
 from gpusched.sched.state import Flags, PlacementRequest, Requests, Resources
 from gpusched.sched.topology.contention import (
     LEFT_OVER,
+    JobLayouts,
     PlacementSearch,
-    Ways,
     cost_of,
     left_over,
     pick,
@@ -49,7 +49,7 @@ class PlaceChoice(NamedTuple):
 def best_place(
     agent: TopologyWeights, graph: Graph, part: int, tree: NetworkTree, model: SlowdownModel, load: Load,
     resources: Resources, masks: Flags,
-    requests: Requests, ways: Ways, c: int, waited: float, search: PlacementSearch,
+    requests: Requests, ways: JobLayouts, c: int, waited: float, search: PlacementSearch,
 ) -> PlaceChoice:  # fmt: skip
     """Return the most valuable place, nodes in ``search.best``, among the candidates of `contention.cheapest`.
 
@@ -82,7 +82,7 @@ def best_place(
 @jit
 def _better(
     agent: TopologyWeights, graph: Graph, part: int, tree: NetworkTree, model: SlowdownModel, load: Load,
-    resources: Resources, ways: Ways,
+    resources: Resources, ways: JobLayouts,
     c: int, way: int, request: PlacementRequest, waited: float, search: PlacementSearch, best: PlaceChoice,
 ) -> PlaceChoice:  # fmt: skip
     """Return the better of ``best`` and the nodes in ``search.trial``."""

@@ -23,7 +23,7 @@ case "$program $options" in # the profile that a login shell reads sets PATH ane
 *bash*\ -*l*) [ -n "$BASH_ENV" ] || { BASH_ENV=$spool/login && export BASH_ENV; } ;;
 esac
 
-tell() { # SIGNAL [VARIABLE]: to all that the script started here and that have it, but srun, which would pass it on
+signal_all() { # SIGNAL [VARIABLE]: to all that the script started here and that have it, but srun, which forwards it
     for process in /proc/[0-9]*; do
         [ "$process" != "/proc/$script" ] && is_ours "$process" "$2" || continue
         case $(tr '\0' ' ' <"$process/cmdline") in *"$spool/lib/"*) ;; *) kill -s "$1" "${process#/proc/}" ;; esac
@@ -34,29 +34,29 @@ is_ours() { # PROCESS [VARIABLE]
     case $variables in *"GPUSCHED_SPOOL=$spool"*) ;; *) return 1 ;; esac
     case $variables in *"$2"*) ;; *) return 1 ;; esac
 }
-alive() { # whether any is left
+any_left() { # whether any process of the script is left
     for process in /proc/[0-9]*; do
         ! is_ours "$process" || return 0
     done 2>/dev/null
     return 1
 }
 # As in Slurm: what warns of the limit is for the steps, or for the script alone; what ends the job is for all of it.
-got() {
+handle_signal() {
     if [ "$1" != "$warning" ]; then
         ending=1
         # The script first: it is not to go on as if a step had ended by itself.
         [ -z "$script" ] || kill -s "$1" "$script" 2>/dev/null
-        tell "$1"
+        signal_all "$1"
     elif [ "$warned" = script ]; then
         kill -s "$1" "$script" 2>/dev/null
     else
-        tell "$1" SLURM_STEP_ID=
+        signal_all "$1" SLURM_STEP_ID=
     fi
 }
 ending= script=
 for signal in HUP INT QUIT USR1 USR2 ALRM TERM TSTP CONT WINCH; do
     # shellcheck disable=SC2064
-    trap "got $signal" "$signal"
+    trap "handle_signal $signal" "$signal"
 done
 
 # What a shell puts into the background ignores these two, and a script could not change that.
@@ -79,7 +79,7 @@ while :; do
     break
 done
 # The script's shell ends at once by TERM; what it has started may still save its work.
-[ -z "$ending" ] || while alive; do
+[ -z "$ending" ] || while any_left; do
     sleep 0.2 &
     wait $!
 done

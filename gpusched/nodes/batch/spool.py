@@ -14,7 +14,7 @@ SPOOL = "/var/spool/gpusched"
 RUN = "run"
 """The file in it that is the job's program; the command's words are its arguments."""
 
-ASKING = ("squeue", "sacct", "scancel", "sbatch")
+CONTROLLER_COMMANDS = ("squeue", "sacct", "scancel", "sbatch")
 """Programs that ask the controller, as `scontrol requeue` does."""
 
 _HERE = Path(__file__).parent
@@ -72,7 +72,7 @@ def spool_files(script: str, settings: StepSettings, key: str | None) -> dict[st
         "settings.json": msgspec.json.encode(settings).decode(),
         "bin/srun": "#!/bin/sh\n" + _text("srun.sh"),
         "bin/scontrol": "#!/bin/sh\n" + _text("scontrol.sh"),
-        **{f"bin/{name}": f'#!/bin/sh\nprogram={name}\n. "$GPUSCHED_SPOOL/ask"\n' for name in ASKING},
+        **{f"bin/{name}": f'#!/bin/sh\nprogram={name}\n. "$GPUSCHED_SPOOL/ask"\n' for name in CONTROLLER_COMMANDS},
         "ask": _text("ask.sh"),
         **_library(),
     }  # fmt: skip

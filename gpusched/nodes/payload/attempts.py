@@ -73,7 +73,7 @@ def attribute(pid: "int | None", attempts: "list[dict[str, Any]]") -> "str | Non
             return None
         if pid in pids:
             return pids[pid]
-        mark = _mark(pid)
+        mark = _container_variable(pid)
         if mark in names:
             return mark
         cgroup = read_text("/proc/%d/cgroup" % pid) or ""
@@ -149,7 +149,7 @@ def _parent(pid: int) -> "int | None":
     return int(stat[1]) if stat else None
 
 
-def _mark(pid: int) -> "str | None":
+def _container_variable(pid: int) -> "str | None":
     for variable in (read_text("/proc/%d/environ" % pid) or "").split("\0"):
         if variable.startswith("GPUSCHED_CONTAINER="):
             return variable.split("=", 1)[1]
@@ -195,13 +195,13 @@ def merge(
         fact = facts.get(name)
         container = (containers or {}).get(name)
         if fact is not None and fact["meta"].get("runtime") not in (None, "podman", "docker"):
-            attempt = _supervised(fact)
+            attempt = _supervised(fact)  # no engine knows it: its folder says all
         elif container is not None:
-            attempt = _contained(fact, container)
+            attempt = _with_container(fact, container)
         elif containers is not None and fact is not None:
-            attempt = _uncontained(fact)
+            attempt = _without_container(fact)
         else:
-            continue
+            continue  # the engine did not answer: whether there is a container is unknown, so say nothing
         base = {
             "name": name,
             "phase": "lost",
@@ -235,11 +235,11 @@ def _supervised(fact: "dict[str, Any]") -> "dict[str, Any]":
         return dict(times, phase="lost", error=_why_lost(fact, "its supervisor was killed: the exit code is unknown"))
     if fact["launcher"] and "ready" in fact["files"] and "go" not in fact["files"]:
         return {"phase": "ready"}
-    return _uncontained(fact)
+    return _without_container(fact)
 
 
-def _uncontained(fact: "dict[str, Any]") -> "dict[str, Any]":
-    """Neither container nor process."""
+def _without_container(fact: "dict[str, Any]") -> "dict[str, Any]":
+    """Return the phase of an attempt that has neither container nor process."""
     if fact["failed"] is not None:
         return {"phase": "failed", "exit_code": int(_number(fact["failed"]) or 1), "error": fact["error"] or None}
     if fact["launcher"] or (fact["new"] and "launcher.pid" not in fact["files"]):
@@ -251,7 +251,7 @@ def _why_lost(fact: "dict[str, Any]", otherwise: str) -> str:
     return otherwise if fact["same_boot"] or not fact["meta"].get("boot") else "the node was rebooted"
 
 
-def _contained(fact: "dict[str, Any] | None", container: "dict[str, Any]") -> "dict[str, Any]":
+def _with_container(fact: "dict[str, Any] | None", container: "dict[str, Any]") -> "dict[str, Any]":
     known = {k: container[k] for k in ("pid", "started_at", "finished_at")}
     rebooted = fact is not None and bool(fact["meta"].get("boot")) and not fact["same_boot"]
     if container["state"] in NOT_STARTED:
@@ -259,7 +259,7 @@ def _contained(fact: "dict[str, Any] | None", container: "dict[str, Any]") -> "d
         if rebooted:
             return {"phase": "lost", "error": "the node was rebooted"}
         if fact is not None and fact["failed"] is not None:
-            return _uncontained(fact)
+            return _without_container(fact)
         return {"phase": "preparing" if fact is not None and fact["launcher"] else "ready"}
     if container["state"] == LOST:
         error = "its supervisor on the node (conmon) was killed: the exit code is unknown"

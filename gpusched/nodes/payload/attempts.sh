@@ -22,16 +22,16 @@ job_files() { # FOLDER of an attempt: as in payload/jobfiles.py
     for job_file in progress saved ask; do
         file=$job_dir/$job_file.json
         [ -e "$file" ] || [ -L "$file" ] || continue
-        age=0 most=4096
-        [ "$job_file" != ask ] || most=150000
+        age=0 max_bytes=4096
+        [ "$job_file" != ask ] || max_bytes=150000
         if [ -L "$file" ] || [ ! -f "$file" ]; then text='!it is not a regular file'
-        elif [ "$(stat -c %s "$file")" -gt "$most" ]; then text="!it is larger than $most bytes"
+        elif [ "$(stat -c %s "$file")" -gt "$max_bytes" ]; then text="!it is larger than $max_bytes bytes"
         else
             age=$((attempts_now - $(stat -c %Y "$file")))
             [ "$age" -ge 0 ] || age=0
             if [ "$job_file" != ask ]; then text=$(bounded 2 head -c 4096 "$file" 2>/dev/null | tr '\n\r' '  ' | tr -cd ' -~')
             else # a script in it arrives as it is
-                text=$(bounded 2 head -c "$most" "$file" 2>/dev/null | od -An -v -tx1 | tr -d ' \n')
+                text=$(bounded 2 head -c "$max_bytes" "$file" 2>/dev/null | od -An -v -tx1 | tr -d ' \n')
                 [ "${#text}" -le 8192 ] || large=$((large + 1))
                 [ "${#text}" -le 8192 ] || [ "$large" -le 3 ] || continue
             fi

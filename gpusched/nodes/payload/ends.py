@@ -11,18 +11,18 @@ import select
 import sys
 
 MYPY = False  # as mypy knows it
-LOOK_S = 1.0  # between two looks at processes that this kernel gives no descriptor for
-KEEPERS = ("conmon", "containerd-shim")  # engines' processes that wait for a container's end and write it down
+POLL_S = 1.0  # between two reads of processes that have no descriptor on this kernel
+END_RECORDERS = ("conmon", "containerd-shim")  # engines' processes that wait for a container's end and write it down
 _PIDFD_OPEN = 434  # the same number on every architecture
 
 
-class Awaited:
+class WatchedProcess:
     """A process whose end is waited for."""
 
     def __init__(self, pid: int, start: str) -> None:
         self.pid, self.start = pid, start
         self.fd = open_pid(pid)
-        if self.fd is not None and stat(pid)[1] != start:  # the number was given anew in between
+        if self.fd is not None and stat(pid)[1] != start:  # the PID was reused in between
             self.close()
 
     def has_ended(self, ready: "set[int]") -> bool:
@@ -46,7 +46,7 @@ def stat(pid: int) -> "tuple[int, str]":
     return (0, "") if fields[0] in "ZX" else (int(fields[1]), fields[19])
 
 
-def keeper(folder: str, pid: int) -> int:
+def end_recorder(folder: str, pid: int) -> int:
     """Return the process whose end means that the job's end is written down; 0 if there is none to wait for."""
     try:
         with open(folder + "/launcher.pid") as file:
@@ -60,7 +60,7 @@ def keeper(folder: str, pid: int) -> int:
     parent = stat(pid)[0]
     try:
         with open("/proc/%d/comm" % parent) as file:
-            return parent if file.read().startswith(KEEPERS) else pid
+            return parent if file.read().startswith(END_RECORDERS) else pid
     except OSError:
         return pid
 
@@ -78,12 +78,12 @@ def open_pid(pid: int) -> "int | None":
         return None
 
 
-class EndWatches:
-    """All that is waited for."""
+class EndWatcher:
+    """The processes whose ends are reported."""
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self.known = {}  # type: dict[str, Awaited]  # by their words
+        self.watched = {}  # type: dict[str, WatchedProcess]  # by NAME:PID
         self.poll = select.poll()
         self.poll.register(0, select.POLLIN)
         self.buffer = b""
@@ -91,58 +91,59 @@ class EndWatches:
     def run(self) -> None:
         """Until stdin ends."""
         while True:
-            looks = any(one.fd is None for one in self.known.values())
-            ready = {fd for fd, _ in self.poll.poll(LOOK_S * 1000 if looks else None)}
-            if 0 in ready and not self.hear():
+            # A process without a descriptor wakes nobody: its start time is read once in a while.
+            must_poll = any(process.fd is None for process in self.watched.values())
+            ready = {fd for fd, _ in self.poll.poll(POLL_S * 1000 if must_poll else None)}
+            if 0 in ready and not self.read_request():
                 return
-            for word, one in list(self.known.items()):
-                if one.has_ended(ready):
-                    self.forget(word)
-                    tell(word)
+            for job, process in list(self.watched.items()):
+                if process.has_ended(ready):
+                    self.unwatch(job)
+                    report_end(job)
 
-    def hear(self) -> bool:
-        """Take up what is to be waited for; False at the end of stdin."""
+    def read_request(self) -> bool:
+        """Read which jobs to watch; False at the end of stdin."""
         chunk = os.read(0, 65536)
         lines = (self.buffer + chunk).split(b"\n")
         self.buffer = lines.pop()
         if lines:
-            self.use(lines[-1].decode().split())
+            self.watch_only(lines[-1].decode().split())  # each line replaces those before it
         return bool(chunk)
 
-    def use(self, words: "list[str]") -> None:
-        """From now on these are waited for; those that have ended by now are told of."""
-        for word in set(self.known) - set(words):
-            self.forget(word)
-        for word in words:
-            name, pid = word.rsplit(":", 1)
-            if word in self.known:
+    def watch_only(self, jobs: "list[str]") -> None:
+        """Watch these jobs (NAME:PID) and no others; report those that have ended already."""
+        for job in set(self.watched) - set(jobs):
+            self.unwatch(job)
+        for job in jobs:
+            name, pid = job.rsplit(":", 1)
+            if job in self.watched:
                 continue
-            process = keeper(os.path.join(self.root, name), int(pid))
-            start = stat(process)[1] if process else ""
+            recorder = end_recorder(os.path.join(self.root, name), int(pid))
+            start = stat(recorder)[1] if recorder else ""
             if start:
-                one = self.known[word] = Awaited(process, start)
-                if one.fd is not None:
-                    self.poll.register(one.fd, select.POLLIN)
-            elif int(pid) >= 0:
-                tell(word)
+                process = self.watched[job] = WatchedProcess(recorder, start)
+                if process.fd is not None:
+                    self.poll.register(process.fd, select.POLLIN)
+            elif int(pid) >= 0:  # -1: it has no process yet, so nothing can have ended
+                report_end(job)
 
-    def forget(self, word: str) -> None:
-        """Wait for it no longer."""
-        one = self.known.pop(word)
-        if one.fd is not None:
-            self.poll.unregister(one.fd)
-            one.close()
+    def unwatch(self, job: str) -> None:
+        """Stop watching a job."""
+        process = self.watched.pop(job)
+        if process.fd is not None:
+            self.poll.unregister(process.fd)
+            process.close()
 
 
-def tell(word: str) -> None:
-    """Say that it has ended."""
-    os.write(1, word.encode() + b"\n")
+def report_end(job: str) -> None:
+    """Write that the job has ended."""
+    os.write(1, job.encode() + b"\n")
 
 
 def main() -> None:
     """``ends.py CLUSTER/NODE``."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    EndWatches(os.path.join(state, "gpusched-node", sys.argv[1])).run()
+    EndWatcher(os.path.join(state, "gpusched-node", sys.argv[1])).run()
 
 
 if __name__ == "__main__":

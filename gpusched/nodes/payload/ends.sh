@@ -9,7 +9,7 @@ field() { # PID NUMBER: of its stat, counted from its state
     shift $((number - 1))
     echo "$1"
 }
-keeper() { # NAME PID: as in ends.py, "PID STARTTIME"; ended: nothing is left to wait for; "" where nothing is known
+end_recorder() { # NAME PID: as in ends.py, "PID STARTTIME"; ended: nothing is left to wait for; "" where nothing is known
     if read -r pid since <"$root/$1/launcher.pid" && [ "$(field "$pid" 20)" = "$since" ]; then
         echo "$pid $since"
         return
@@ -20,7 +20,7 @@ keeper() { # NAME PID: as in ends.py, "PID STARTTIME"; ended: nothing is left to
     case $(cat "/proc/${parent:-0}/comm" 2>/dev/null) in conmon | containerd-shim*) pid=$parent ;; esac
     since=$(field "$pid" 20) && echo "$pid $since" || echo ended
 }
-waiting() { # NAME:PID..., which become NAME:PID:KEEPER:STARTTIME
+watch() { # NAME:PID..., which become NAME:PID:RECORDER:STARTTIME
     while [ $# -gt 0 ]; do
         count=$#
         while [ "$count" -gt 0 ]; do
@@ -29,31 +29,32 @@ waiting() { # NAME:PID..., which become NAME:PID:KEEPER:STARTTIME
             count=$((count - 1))
             case $word in
             *:*:*) ;;
-            *) word=$word:$(keeper "${word%:*}" "${word#*:}" | tr ' ' :) ;;
+            *) word=$word:$(end_recorder "${word%:*}" "${word#*:}" | tr ' ' :) ;;
             esac
-            asked=${word#*:}
-            asked=${word%%:*}:${asked%%:*}
-            now=${word#"$asked:"}
-            if [ "$now" = ended ] || { [ -n "$now" ] && [ "$(field "${now%:*}" 20)" != "${now#*:}" ]; }; then
-                echo "$asked"
-            elif [ -n "$now" ]; then
+            job=${word#*:}
+            job=${word%%:*}:${job%%:*}
+            recorder=${word#"$job:"} # the process to watch, found when the job came into the list
+            [ -n "$recorder" ] || continue
+            if [ "$recorder" = ended ] || [ "$(field "${recorder%:*}" 20)" != "${recorder#*:}" ]; then
+                echo "$job"
+            else
                 set -- "$@" "$word"
             fi
         done
         [ $# = 0 ] || sleep 1
     done
 }
-child= heard=
+watcher= pipe_reader=
 rm -f "$root/ended"
 if mkfifo -m 600 "$root/ended" 2>/dev/null; then
     cat 0<>"$root/ended" &
-    heard=$!
+    pipe_reader=$!
 fi
 while read -r list; do
-    [ -z "$child" ] || kill "$child" 2>/dev/null
-    waiting $list </dev/null &
-    child=$!
+    [ -z "$watcher" ] || kill "$watcher" 2>/dev/null
+    watch $list </dev/null & # a new list replaces the one before
+    watcher=$!
 done
-[ -z "$child" ] || kill "$child" 2>/dev/null
-[ -z "$heard" ] || kill "$heard" 2>/dev/null
+[ -z "$watcher" ] || kill "$watcher" 2>/dev/null
+[ -z "$pipe_reader" ] || kill "$pipe_reader" 2>/dev/null
 rm -f "$root/ended"

@@ -66,7 +66,8 @@ def _podman(cluster_id: str, node: str) -> "dict[str, dict[str, Any]]":
     if failed:
         inspect = ["podman", "container", "inspect", "--format", OOM_FORMAT, *failed]
         containers = parse_podman(text, run_engine(inspect, allow_failure=True))
-    dead = [c for c in containers.values() if c["state"] == "running" and c["pid"] and not _lives(c["pid"], c["id"])]
+    running = [c for c in containers.values() if c["state"] == "running" and c["pid"]]
+    dead = [c for c in running if not _is_container_process(c["pid"], c["id"])]
     if dead:
         _mark_lost(dead, cluster_id, node)
     return containers
@@ -89,7 +90,7 @@ def _mark_lost(dead: "list[dict[str, Any]]", cluster_id: str, node: str) -> None
                 container["state"] = LOST
 
 
-def _lives(pid: int, container: str) -> bool:
+def _is_container_process(pid: int, container: str) -> bool:
     """Whether the process is there, and the container's first one (a number may have been given anew)."""
     stat = (read_text("/proc/%d/stat" % pid) or "").rsplit(")", 1)[-1].split()
     if not stat or stat[0] in ("Z", "X"):

@@ -18,18 +18,18 @@ if MYPY:
 
 NAMES = ("progress", "saved", "ask")
 SMALL_BYTES = 4096
-MOST_LARGE = 3  # requests with a script that one reading brings: with them it stays below a megabyte more
-_LARGEST_BYTES = {"progress": SMALL_BYTES, "saved": SMALL_BYTES, "ask": 150000}
-_LARGEST_ASK = 300000  # characters as sent, where one of the job's may take six
+MAX_LARGE_FILES = 3  # requests with a script that one reading brings: with them it stays below a megabyte more
+_MAX_FILE_BYTES = {"progress": SMALL_BYTES, "saved": SMALL_BYTES, "ask": 150000}
+_MAX_REQUEST_BYTES = 300000  # characters as sent, where one of the job's may take six
 _NUMBERS = {
     "progress": (("step", True), ("of", False), ("samples_per_s", False)),
     "saved": (("step", True), ("gpus", False)),
 }
 _NOT_A_FILE = "!it is not a regular file"
-_MOST = float(1 << 53)  # up to there a number of steps is exact everywhere
+_MAX_EXACT = float(1 << 53)  # up to there a number of steps is exact everywhere
 
 
-def orphans(root: str, cluster_id: str, node: str) -> "list[str]":
+def orphaned_folders(root: str, cluster_id: str, node: str) -> "list[str]":
     """Jobs that have a folder here and no attempt any more, at most twenty; ``root``: where attempts' folders are."""
     jobs = names(os.path.join(root, "jobs")) + names("/var/lib/gpusched-node/%s/%s" % (cluster_id, node))
     here = {name.split("-")[1] for name in names(root) if name.count("-") == 3}  # made before the jobs' own
@@ -49,7 +49,7 @@ def read(folder: str) -> "dict[str, tuple[str, float]]":
     found = {}
     for name in NAMES:
         try:
-            found[name] = _read("%s/%s.json" % (folder, name), _LARGEST_BYTES[name])
+            found[name] = _read("%s/%s.json" % (folder, name), _MAX_FILE_BYTES[name])
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -62,7 +62,7 @@ def read(folder: str) -> "dict[str, tuple[str, float]]":
 def drop_surplus(files: "list[dict[str, tuple[str, float]]]") -> None:
     """Leave the larger requests of some jobs, by chance, to later readings where many jobs have one."""
     large = [one for one in files if "ask" in one and len(one["ask"][0]) > SMALL_BYTES]
-    for one in sorted(large, key=lambda _: os.urandom(4))[MOST_LARGE:]:
+    for one in sorted(large, key=lambda _: os.urandom(4))[MAX_LARGE_FILES:]:
         del one["ask"]
 
 
@@ -87,13 +87,13 @@ def parse(texts: "dict[str, tuple[str, float]]") -> "dict[str, Any]":
         if name in texts:
             text, age = texts[name]
             try:
-                result[name] = dict(_ask(text) if name == "ask" else _numbers(name, text), age_s=age)
+                result[name] = dict(_parse_request(text) if name == "ask" else _numbers(name, text), age_s=age)
             except ValueError as error:
                 result["job_file_error"] = "%s.json: %s" % (name, error)
     return result
 
 
-def _ask(text: str) -> "dict[str, Any]":
+def _parse_request(text: str) -> "dict[str, Any]":
     found = _object(text, strict=False)  # a shell that writes it leaves line breaks as they are
     words, script = found.get("words"), found.get("script")
     asked = {"id": found.get("id"), "attempt": found.get("attempt"), "words": words, "script": script}
@@ -108,7 +108,7 @@ def _ask(text: str) -> "dict[str, Any]":
         json.dumps(asked, ensure_ascii=False).encode()
     except UnicodeEncodeError:  # half of a surrogate pair: the controller would take the whole reading for broken
         raise ValueError("it is not valid UTF-8") from None
-    if len(json.dumps(asked)) > _LARGEST_ASK:
+    if len(json.dumps(asked)) > _MAX_REQUEST_BYTES:
         raise ValueError("it is too large")
     return asked
 
@@ -124,7 +124,7 @@ def _numbers(name: str, text: str) -> "dict[str, float | None]":
         value = found.get(key)
         if value is None and not needed:
             numbers[key] = None
-        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST:
+        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MAX_EXACT:
             raise ValueError("%s is not a number from 0 to 2^53" % key)
         else:
             numbers[key] = float(value)

@@ -90,7 +90,7 @@ def attempts(answer: "dict[str, Any]", request: "dict[str, Any]") -> "list[dict[
         return []
     answer.update(containers=None if error else found, runtime_error=error, runtime_version=version)
     root = lister.default_root(request["cluster_id"], request["node"])
-    answer["job_folders"] = jobfiles.orphans(root, request["cluster_id"], request["node"])
+    answer["job_folders"] = jobfiles.orphaned_folders(root, request["cluster_id"], request["node"])
     return found
 
 

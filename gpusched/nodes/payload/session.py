@@ -92,16 +92,16 @@ class AttachedJob:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakes)
         if on_terminal:
-            self.stdin, theirs = os.openpty()
+            self.stdin, job_side = os.openpty()
             if owner is not None:
-                os.fchown(theirs, owner, -1)
+                os.fchown(job_side, owner, -1)
             self._outputs = {self.stdin: OUTPUT}
-            self._pid = self._start(argv, theirs, theirs, theirs)
+            self._pid = self._start(argv, job_side, job_side, job_side)
         else:
-            theirs, self.stdin = os.pipe()
-            (out, their_out), (errors, their_errors) = os.pipe(), os.pipe()
+            job_side, self.stdin = os.pipe()
+            (out, job_stdout), (errors, job_stderr) = os.pipe(), os.pipe()
             self._outputs = {out: OUTPUT, errors: ERRORS}
-            self._pid = self._start(argv, theirs, their_out, their_errors)
+            self._pid = self._start(argv, job_side, job_stdout, job_stderr)
         os.set_blocking(self.stdin, False)
         for descriptor in self._outputs:
             os.set_blocking(descriptor, False)
@@ -126,16 +126,17 @@ class AttachedJob:
         return pid
 
     def serve(self, listener: "socket.socket", first: "socket.socket") -> int:
-        """Until the job ends; returns its exit code."""
+        """Serve until the job ends; return its exit code."""
         peers = [SessionPeer(first)]
         while True:
             ended, now = self._code(), time.monotonic()
             if ended is not None:
-                while self._pass_on(peers, list(self._outputs)) and time.monotonic() < now + 1:
-                    pass  # its last words; what it left behind may talk for ever
-                self._say_goodbye(peers, ended)
+                while self._forward_output(peers, list(self._outputs)) and time.monotonic() < now + 1:
+                    pass  # its last output; for a second only, as processes it left behind may write for ever
+                self._send_exit_code(peers, ended)
                 return ended
             peers = [p for p in peers if p.stuck_since is None or now - p.stuck_since < _UNREAD_S]
+            # Read from the job only as fast as the slowest peer takes it, and from peers only as fast as the job does.
             full = any(len(p.unsent) > _MOST_UNSENT for p in peers)
             reading = [listener, self._wake]  # type: list[int | socket.socket]
             reading += [p.sock for p in peers if len(self._unwritten) < _CHUNK]
@@ -147,9 +148,9 @@ class AttachedJob:
                 os.read(self._wake, _CHUNK)
             if listener in ready:
                 peers.append(SessionPeer(listener.accept()[0]))
-            peers = [p for p in peers if p.sock not in ready or self._hear(p)]
+            peers = [p for p in peers if p.sock not in ready or self._handle_messages(p)]
             self._write()
-            self._pass_on(peers, [d for d in self._outputs if d in ready])
+            self._forward_output(peers, [d for d in self._outputs if d in ready])
             for peer in peers:
                 peer.flush()
 
@@ -159,9 +160,9 @@ class AttachedJob:
             return None
         return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
-    def _pass_on(self, peers: "list[SessionPeer]", descriptors: "list[int]") -> bool:
-        """Give what the job says to all, and to the log, which is our stdout; whether there was anything."""
-        said = False
+    def _forward_output(self, peers: "list[SessionPeer]", descriptors: "list[int]") -> bool:
+        """Send the job's output to all peers and to the log, which is our stdout; return whether there was any."""
+        has_output = False
         for descriptor in descriptors:
             try:
                 data = os.read(descriptor, _CHUNK)
@@ -172,7 +173,7 @@ class AttachedJob:
                     raise
                 data = b""
             if data:
-                said = True
+                has_output = True
                 try:
                     _write_all(1, data)
                 except OSError:  # the disk is full, which is no reason to end what somebody works in
@@ -181,10 +182,10 @@ class AttachedJob:
                     peer.send(self._outputs[descriptor], data)
             else:
                 del self._outputs[descriptor]
-        return said
+        return has_output
 
-    def _hear(self, peer: SessionPeer) -> bool:
-        """Do what somebody attached says; whether he still is."""
+    def _handle_messages(self, peer: SessionPeer) -> bool:
+        """Handle what a peer has sent; return whether it is still attached."""
         frames = peer.receive()
         for kind, payload in frames or ():
             if kind == INPUT and not self._input_ended:
@@ -211,7 +212,7 @@ class AttachedJob:
             self.stdin = -1
 
     @staticmethod
-    def _say_goodbye(peers: "list[SessionPeer]", code: int) -> None:
+    def _send_exit_code(peers: "list[SessionPeer]", code: int) -> None:
         until = time.monotonic() + 5
         for peer in peers:
             peer.send(EXITED, bytes([code]))

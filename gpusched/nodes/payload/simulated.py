@@ -18,15 +18,17 @@ ENERGY_FILE = "simulated-energy.json"
 def read(root: str, request: "dict[str, Any]", containers: "Any") -> "dict[str, Any]":
     """Figures of the declared GPUs: busy where a running attempt holds them. ``root`` keeps the energy counters."""
     now = time.time()
-    busy = held(root, containers or [])
+    busy = jobs_by_gpu(root, containers or [])
     indices = request.get("indices") or []
-    powers = {i: (BUSY_W + wobble(now, i, 12.0) if i in busy else IDLE_W) for i in indices}
+    powers = {i: (BUSY_W + jitter(now, i, 12.0) if i in busy else IDLE_W) for i in indices}
     energy = integrate(os.path.join(root, ENERGY_FILE), powers, now)
-    figures = [figure(i, busy.get(i), powers[i], energy[i], now, request["node"]) for i in indices]
+    figures = [simulated_gpu(i, busy.get(i), powers[i], energy[i], now, request["node"]) for i in indices]
     return {"source": "simulated", "gpu_error": None, "driver_version": "simulated", "gpus": figures}
 
 
-def figure(index: int, job: "dict[str, Any] | None", power: float, energy: float, now: float, node: str) -> "Any":
+def simulated_gpu(
+    index: int, job: "dict[str, Any] | None", power: float, energy: float, now: float, node: str
+) -> "Any":
     """One GPU. Links: pairs under a switch, quads on a socket, as on an 8-GPU server."""
     near = {j: 50 if j // 2 == index // 2 else 20 if j // 4 == index // 4 else 10 for j in range(8) if j != index}
     used = int(MEMORY_MIB * 0.6) if job else 0
@@ -36,14 +38,14 @@ def figure(index: int, job: "dict[str, Any] | None", power: float, energy: float
     return {
         "index": index, "uuid": "SIM-%s-%d" % (node, index), "name": NAME,
         "memory_total_mib": MEMORY_MIB, "memory_used_mib": used,
-        "utilization_pct": round(BUSY_PCT + wobble(now, index, 5.0), 1) if job else 0.0,
+        "utilization_pct": round(BUSY_PCT + jitter(now, index, 5.0), 1) if job else 0.0,
         "power_w": round(power, 1), "power_limit_w": LIMIT_W, "energy_j": round(energy, 1),
         "temperature_c": 64 if job else 31, "ecc_errors": 0, "mig_mode": False,
         "processes": [process] if process else [], "links": near,
     }  # fmt: skip
 
 
-def held(root: str, containers: "list[dict[str, Any]]") -> "dict[int, dict[str, Any]]":
+def jobs_by_gpu(root: str, containers: "list[dict[str, Any]]") -> "dict[int, dict[str, Any]]":
     """GPU index -> the running attempt that holds it, by its ``meta`` file."""
     found = {}
     for container in containers:
@@ -58,7 +60,7 @@ def held(root: str, containers: "list[dict[str, Any]]") -> "dict[int, dict[str, 
     return found
 
 
-def wobble(now: float, index: int, size: float) -> float:
+def jitter(now: float, index: int, size: float) -> float:
     """Return a small swing that depends only on time and index."""
     return size * math.sin(now / 7.0 + 1.7 * index)
 

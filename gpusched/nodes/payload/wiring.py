@@ -12,7 +12,7 @@ if MYPY:
 
 LLDP_LIMIT_S = 3.0
 LLDP_BYTES = 1 << 20
-MOST = 64  # NICs; a node with more of them tells of the first
+MAX_NICS = 64  # of a node with more, the first are reported
 _PCI = re.compile(r"(?:pci)?[0-9a-f]{4,8}:[0-9a-f]{2}(?::[0-9a-f]{2}\.[0-7])?")
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?) Gb/sec")
 _LLDP = re.compile(r"lldp\.([^=]+?)\.(chassis|port)\.(name|mac|ifname|local|descr)=(.+)")
@@ -39,10 +39,10 @@ def read(gpus: "list[dict[str, Any]]", root: str = "/sys", lldp: "str | None" = 
     nics = rdma_ports(root)
     taken = {nic["interface"] for nic in nics}
     nics += [nic for nic in interfaces(root) if nic["interface"] not in taken]
-    near = neighbours(ask_lldp() if lldp is None else lldp)
+    near = lldp_neighbours(ask_lldp() if lldp is None else lldp)
     for nic in nics:
         nic.update(near.get(nic["interface"], {}))
-    return {"gpus": placed, "nics": nics[:MOST]}
+    return {"gpus": placed, "nics": nics[:MAX_NICS]}
 
 
 def bus_name(text: "Any") -> "str | None":
@@ -76,9 +76,9 @@ def rdma_ports(root: str) -> "list[dict[str, Any]]":
 
 def interface_of(device: str, port_folder: str, port: str) -> "str | None":
     """Return the network interface of a card's port."""
-    told = line(port_folder + "/gid_attrs/ndevs/0")
-    if told:
-        return told
+    name = line(port_folder + "/gid_attrs/ndevs/0")
+    if name:
+        return name
     there = names(device + "/device/net")
     same = [n for n in there if "%s" % ((number("%s/device/net/%s/dev_port" % (device, n)) or 0) + 1) == port]
     return next(iter(same or there), None)
@@ -112,24 +112,24 @@ def pci_path(path: str) -> "list[str]":
     return [part for part in os.path.realpath(path).split("/") if _PCI.fullmatch(part)]
 
 
-def neighbours(text: str) -> "dict[str, dict[str, str]]":
+def lldp_neighbours(text: str) -> "dict[str, dict[str, str]]":
     """Interface -> the switch at its other end and the switch's port, of ``lldpctl -f keyvalue``."""
-    told = {}  # type: dict[str, dict[str, str]]
+    found_by_interface = {}  # type: dict[str, dict[str, str]]
     for row in text.splitlines():
         match = _LLDP.match(row)
         if match:
-            what = told.setdefault(match.group(1), {})
-            what.setdefault("%s.%s" % (match.group(2), match.group(3)), clean(match.group(4)))
+            what = found_by_interface.setdefault(match.group(1), {})
+            what.setdefault("%s.%s" % (match.group(2), match.group(3)), printable(match.group(4)))
     found = {}
-    for name, what in told.items():
-        switch = first(what, ("chassis.name", "chassis.mac", "chassis.local"))
+    for name, what in found_by_interface.items():
+        switch = first_of(what, ("chassis.name", "chassis.mac", "chassis.local"))
         if switch:
-            port = first(what, ("port.ifname", "port.local", "port.descr", "port.mac"))
+            port = first_of(what, ("port.ifname", "port.local", "port.descr", "port.mac"))
             found[name] = {"switch": switch, "switch_port": port}
     return found
 
 
-def first(what: "dict[str, str]", keys: "tuple[str, ...]") -> "Any":
+def first_of(what: "dict[str, str]", keys: "tuple[str, ...]") -> "Any":
     """Return the first of these that is not empty."""
     return next((what[key] for key in keys if what.get(key)), None)
 
@@ -165,7 +165,7 @@ def ask_lldp() -> str:
 def names(folder: str) -> "list[str]":
     """Return a folder's entries in order, at most as many as a node may have."""
     try:
-        return sorted(os.listdir(folder))[: 4 * MOST]
+        return sorted(os.listdir(folder))[: 4 * MAX_NICS]
     except OSError:
         return []
 
@@ -174,7 +174,7 @@ def line(path: str) -> str:
     """Return the first line of a small file; "" if it cannot be read."""
     try:
         with open(path, "rb") as file:
-            return clean(file.read(4096).decode("utf-8", "replace").split("\n", 1)[0])
+            return printable(file.read(4096).decode("utf-8", "replace").split("\n", 1)[0])
     except OSError:  # a card without a link answers EINVAL
         return ""
 
@@ -188,6 +188,6 @@ def number(path: str) -> "int | None":
     return value if 0 <= value < 1 << 31 else None
 
 
-def clean(text: str) -> str:
+def printable(text: str) -> str:
     """Printable, and not endless."""
     return "".join(c if c.isprintable() else "?" for c in text.strip())[:200]

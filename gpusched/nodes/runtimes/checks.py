@@ -15,7 +15,7 @@ _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9]{1,9}|[0-9]{1,2}")
 
 # A secret is exported where the engine's own client runs, so its name must not steer that client, the shell or libc.
-_STEERING_NAMES = frozenset(
+_CLIENT_VARIABLES = frozenset(
     "PATH HOME USER LOGNAME SHELL PWD OLDPWD IFS ENV CDPATH TMPDIR TMP TEMP TERM TZ LANG LANGUAGE HOSTALIASES "
     "LOCALDOMAIN OPTIND OPTARG OPTERR PPID UID EUID GROUPS SHELLOPTS SHLVL HOSTNAME RANDOM SECONDS LINENO "
     "FUNCNAME DIRSTACK PS1 PS2 PS4 PROMPT_COMMAND POSIXLY_CORRECT GLOBIGNORE NSS_WRAPPER_PASSWD "
@@ -36,10 +36,10 @@ MAX_ENV_FILE_BYTES = 60_000
 """Of one variable in a file for --env-file: the engines read its lines into buffers of 64 KiB."""
 
 
-def steers_client(name: str) -> bool:
+def configures_client(name: str) -> bool:
     """Whether a variable of this name would change what the shell or the engine's client does that inherits it."""
     upper = name.upper()
-    return upper in _STEERING_NAMES or upper.startswith(_CLIENT_PREFIXES) or upper.endswith("_PROXY")
+    return upper in _CLIENT_VARIABLES or upper.startswith(_CLIENT_PREFIXES) or upper.endswith("_PROXY")
 
 
 def secret_name_error(name: str) -> str | None:
@@ -47,7 +47,7 @@ def secret_name_error(name: str) -> str | None:
     if not VARIABLE.fullmatch(name):
         return "is not a name of letters, digits and _"
     upper = name.upper()
-    if upper in _STEERING_NAMES or upper.startswith(_STEERING_PREFIXES) or upper.endswith("_PROXY"):
+    if upper in _CLIENT_VARIABLES or upper.startswith(_STEERING_PREFIXES) or upper.endswith("_PROXY"):
         return "would affect the shell or the container engine itself; use --env, or another name"
     return None
 

@@ -8,16 +8,22 @@ import shlex
 from gpusched.errors import UsageError
 from gpusched.nodes.batch.spool import RUN, SPOOL
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
-from gpusched.nodes.runtimes.checks import MAX_ENV_FILE_BYTES, NO_IMAGE_HINT, check_request, check_signal, steers_client
-from gpusched.nodes.runtimes.mounts import PIN, pin_lines, pin_place, unpin_lines
+from gpusched.nodes.runtimes.checks import (
+    MAX_ENV_FILE_BYTES,
+    NO_IMAGE_HINT,
+    check_request,
+    check_signal,
+    configures_client,
+)
+from gpusched.nodes.runtimes.mounts import PIN, pin_lines, pinned_path, unpin_lines
 from gpusched.nodes.runtimes.sessions import engine_cases
 from gpusched.nodes.runtimes.shell import (
     FUNCTIONS,
-    STRAYS,
+    KILL_STRAYS,
+    attempt_folder,
     exports,
     launch_header,
     launch_script,
-    place,
     quote_all,
     script,
     stream_script,
@@ -115,7 +121,7 @@ ours() { # [OPTION]: by default their ids
 
 # An engine may hang, or fail to end what the kernel could: a container's processes are known by the name of their
 # cgroup (conmon, beside it, has another) and by their environment.
-_BY_FORCE = """\
+_REMOVE_BY_FORCE = """\
 if command -v timeout >/dev/null; then bounded() { timeout -k 1 "$@"; }; else bounded() { shift; "$@"; }; fi
 state() { bounded 10 "$binary" inspect --type container --format '{{.State.Status}}' "$id" 2>/dev/null; }
 processes() {
@@ -151,12 +157,12 @@ launcher=$(group "$dir/launcher.pid") && kill -KILL "$launcher"
 found=$(ours '--format={{.ID}} {{.Status}}') || exit 1
 for id in $(printf '%s\\n' "$found" | cut -d ' ' -f 1); do
     case $found in *"$id Exited"*) ;; *) bounded 10 "$binary" kill --signal KILL "$id" >/dev/null 2>&1 ;; esac
-    for last in '' 1; do
-        # While another removal of it is under way, podman's says nothing, and that all is well.
-        said=$(bounded 120 "$binary" rm -f -v "$id" 2>&1) && [ -n "$said" ] && break
+    for is_last in '' 1; do
+        # While another removal of it is under way, podman's prints nothing and exits with 0.
+        printed=$(bounded 120 "$binary" rm -f -v "$id" 2>&1) && [ -n "$printed" ] && break
         left=$(ours) || exit 1
         case $left in *"$id"*) ;; *) break ;; esac
-        [ -z "$last" ] || { printf '%s\\n' "${said:-$binary did not remove it within 120 s}" >&2; exit 1; }
+        [ -z "$is_last" ] || { printf '%s\\n' "${printed:-$binary did not remove it within 120 s}" >&2; exit 1; }
         kill_processes
     done
 done
@@ -186,7 +192,7 @@ NO_IMAGE_EXIT_CODE = 3
 _LOG = """\
 while :; do
     if ! state=$(engine inspect --type container --format '{{.State.Status}}' "$name" 2>/dev/null); then
-        [ -n "$follow" ] || engine ps -q >/dev/null || exit # an engine that is ill must not pass for an empty output
+        [ -n "$follow" ] || engine ps -q >/dev/null || exit # a failing engine must not look like empty output
         state=
     fi
     case $state in '' | created | configured | initialized) ;; *) break ;; esac
@@ -268,25 +274,25 @@ class EngineRuntime:
 
     def start(self, ref: AttemptRef) -> RemoteScript:
         """See `Runtime.start`."""
-        return script(place(ref) + _START)
+        return script(attempt_folder(ref) + _START)
 
     def signal(self, ref: AttemptRef, signal: str, note: str | None = None) -> RemoteScript:
         """See `Runtime.signal`; the container's init passes it on."""
         name = check_signal(signal)
         return script(
-            f"{place(ref)}{FUNCTIONS}{STRAYS}{self._engine(ref)}{_BY_FORCE}{write_note(note)}signal={name}\n{_SIGNAL}"
+            f"{attempt_folder(ref)}{FUNCTIONS}{KILL_STRAYS}{self._engine(ref)}{_REMOVE_BY_FORCE}{write_note(note)}signal={name}\n{_SIGNAL}"
         )
 
     def remove(self, ref: AttemptRef) -> RemoteScript:
         """See `Runtime.remove`."""
-        functions = f"{FUNCTIONS}{STRAYS}{self._engine(ref)}{_BY_FORCE}{unpin_lines(ref)}"
-        return script(f"{place(ref)}{functions}{_REMOVE}")
+        functions = f"{FUNCTIONS}{KILL_STRAYS}{self._engine(ref)}{_REMOVE_BY_FORCE}{unpin_lines(ref)}"
+        return script(f"{attempt_folder(ref)}{functions}{_REMOVE}")
 
     def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> RemoteScript:
         """See `Runtime.log`."""
         tail = "" if tail_bytes is None else max(0, tail_bytes)
         settings = f"follow={'-f' if follow else ''} tail={tail}\n"
-        return stream_script(f"{place(ref)}{self._engine(ref)}{settings}{_LOG}", follow)
+        return stream_script(f"{attempt_folder(ref)}{self._engine(ref)}{settings}{_LOG}", follow)
 
     def trial(self, request: LaunchRequest) -> RemoteScript:
         """Start, and remove, a container like that of this request which runs ``true`` (or fails to: it has started).
@@ -298,11 +304,11 @@ class EngineRuntime:
         create = f'create() {{ bounded 60 {self.binary} create $memlock {options} --entrypoint true "$image"; }}\n'
         head = f"name={shlex.quote(request.name)} image={shlex.quote(request.image or '')}\n"
         trial = _TRIAL.replace("NO_IMAGE", str(NO_IMAGE_EXIT_CODE))
-        return script(f"{head}{self._engine(request.ref)}{self._memlock()}{_BY_FORCE}{create}{trial}")
+        return script(f"{head}{self._engine(request.ref)}{self._memlock()}{_REMOVE_BY_FORCE}{create}{trial}")
 
     def finish_output(self, ref: AttemptRef) -> RemoteScript:
         """See `Runtime.finish_output`."""
-        return script(f'{place(ref)}[ ! -e "$dir/launch" ] || sh "$dir/launch" finish </dev/null\n')
+        return script(f'{attempt_folder(ref)}[ ! -e "$dir/launch" ] || sh "$dir/launch" finish </dev/null\n')
 
     def exec_argv(self, ref: AttemptRef, argv: tuple[str, ...], tty: bool) -> tuple[str, ...]:
         """See `Runtime.exec_argv`."""
@@ -326,7 +332,7 @@ memlock() {{
     def _create(self, request: LaunchRequest, inherited: tuple[str, ...]) -> tuple[str, ...]:
         ref = request.ref
         labels = [f"gpusched.cluster={ref.cluster_id}", f"gpusched.node={ref.node}", f"gpusched.name={ref.name}"]
-        mounts = [_mount(pin_place(request, i), m.target, m.read_only) for i, m in enumerate(request.mounts)]
+        mounts = [_mount(pinned_path(request, i), m.target, m.read_only) for i, m in enumerate(request.mounts)]
         user: tuple[str, ...] = ()
         if request.run_as is not None:
             # An image may hold setuid files, and its maker is not to become root by them.
@@ -422,7 +428,7 @@ def _environment(request: LaunchRequest) -> tuple[dict[str, str], dict[str, str]
         UsageError: One fits neither way: the file has one line for each.
     """
     own = {k: v for k, v in request.env.items() if k not in request.secrets and k != "GPUSCHED_CONTAINER"}
-    written = {name: value for name, value in own.items() if steers_client(name)}
+    written = {name: value for name, value in own.items() if configures_client(name)}
     for name, value in written.items():
         if "\n" in value or "\r" in value or len(value.encode()) > MAX_ENV_FILE_BYTES:
             raise UsageError(

@@ -39,10 +39,10 @@ def parse_listing(text: str, cluster_id: str, runtime: str) -> tuple[list[dict[s
         elif word == "attempts_end":
             ended = True
         elif word in jobfiles.NAMES:
-            name, age, said = rest.split(" ", 2)
-            if word == "ask" and not said.startswith("!"):
-                said = bytes.fromhex(said).decode("utf-8", "replace")
-            facts.get(name, fact)["job_files"][word] = said, float(age)
+            name, age, content = rest.split(" ", 2)
+            if word == "ask" and not content.startswith("!"):
+                content = bytes.fromhex(content).decode("utf-8", "replace")
+            facts.get(name, fact)["job_files"][word] = content, float(age)
         else:
             _read_fact(fact, word, rest)
     if not ended:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
 from gpusched.nodes.runtimes.shell import quote_all
 
-_PLACES = "/run/gpusched-node"
+_PIN_ROOT = "/run/gpusched-node"
 
 PIN = """\
 within() { # FOLDER...: whether the current folder lies beneath one of them
@@ -69,7 +69,7 @@ unpin() {
 """
 
 
-def pin_place(request: LaunchRequest, index: int) -> str:
+def pinned_path(request: LaunchRequest, index: int) -> str:
     """Return what the engine mounts for the request's mount of this index."""
     if request.mounts_beneath is None:
         return request.mounts[index].source
@@ -81,7 +81,7 @@ def pin_lines(request: LaunchRequest) -> str:
     lines = []
     for index, mount in enumerate(request.mounts if request.mounts_beneath is not None else ()):
         cannot = f"refused: cannot mount {mount.source}"  # the first word: whose fault it is (`cluster.base.REFUSED`)
-        words = quote_all((mount.source, pin_place(request, index), *(request.mounts_beneath or ())))
+        words = quote_all((mount.source, pinned_path(request, index), *(request.mounts_beneath or ())))
         # One answer for what is not there and for what is elsewhere: it tells nobody what root can see.
         refusal = quote_all([f"{cannot}: there is no such place beneath settings.allowed_mounts on this node"])
         # Unbound it could not be kept there, and only root may bind.
@@ -100,4 +100,4 @@ def unpin_lines(ref: AttemptRef) -> str:
 
 
 def _folder(ref: AttemptRef) -> str:
-    return f"{_PLACES}/{ref.cluster_id}/{ref.node}/{ref.name}"
+    return f"{_PIN_ROOT}/{ref.cluster_id}/{ref.node}/{ref.name}"

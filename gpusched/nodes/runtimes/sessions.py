@@ -11,11 +11,11 @@ from pathlib import Path
 
 from gpusched.nodes.payload.session import MARK as MARK
 from gpusched.nodes.runtimes.base import AttemptRef
-from gpusched.nodes.runtimes.shell import place, script
+from gpusched.nodes.runtimes.shell import attempt_folder, script
 from gpusched.nodes.transport import RemoteScript
 
 # By the clock since boot, which nobody sets.
-_ATTENDED = """\
+_NOTE_ATTACHED = """\
 [ -d "$dir" ] || exit 0
 read -r up _ </proc/uptime && (umask 077; echo "$up" >"$dir/attached.tmp") && mv "$dir/attached.tmp" "$dir/attached"
 """
@@ -117,19 +117,19 @@ def attach_argv(ref: AttemptRef) -> tuple[str, ...]:
 
     It waits for a launch that is on its way. Its exit code says nothing; see `ended`.
     """
-    return ("sh", "-c", place(ref) + _JOIN.replace("VERB", "attach"))
+    return ("sh", "-c", attempt_folder(ref) + _JOIN.replace("VERB", "attach"))
 
 
 def ended(ref: AttemptRef) -> RemoteScript:
     """Return the script that prints the job's exit code, ``failed`` if it was not started, nothing while it runs."""
-    return script(f'{place(ref)}[ ! -e "$dir/launch" ] || sh "$dir/launch" ended </dev/null\n')
+    return script(f'{attempt_folder(ref)}[ ! -e "$dir/launch" ] || sh "$dir/launch" ended </dev/null\n')
 
 
-def attended(ref: AttemptRef) -> RemoteScript:
+def note_attached(ref: AttemptRef) -> RemoteScript:
     """Return the script that notes for the probe that somebody is attached at this moment."""
-    return script(place(ref) + _ATTENDED)
+    return script(attempt_folder(ref) + _NOTE_ATTACHED)
 
 
 def address(ref: AttemptRef) -> RemoteScript:
     """Return the script that prints the address at which the node reaches the job's ports."""
-    return script(f'{place(ref)}sh "$dir/launch" address </dev/null\n')
+    return script(f'{attempt_folder(ref)}sh "$dir/launch" address </dev/null\n')

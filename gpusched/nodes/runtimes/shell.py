@@ -45,7 +45,7 @@ alive() { # FILE: whether the stamped process itself is
 
 # Environments outlive process groups: whoever was started by the job carries its name. A fork may slip through between
 # looking and killing, hence the rounds.
-STRAYS = """\
+KILL_STRAYS = """\
 strays() { grep -l -z -x -F -e "GPUSCHED_CONTAINER=$name" /proc/[0-9]*/environ 2>/dev/null; }
 kill_strays() {
     round=0
@@ -161,7 +161,7 @@ def quote_all(words: Iterable[str]) -> str:
     return " ".join(shlex.quote(word) for word in words)
 
 
-def place(ref: AttemptRef) -> str:
+def attempt_folder(ref: AttemptRef) -> str:
     """Lines that set ``name`` and ``dir`` for an attempt.
 
     Raises:
@@ -192,7 +192,7 @@ def stream_script(text: str, follow: bool) -> RemoteScript:
     return RemoteScript(("sh", "-c", text))
 
 
-def here(text: str, file: str) -> str:
+def heredoc(text: str, file: str) -> str:
     """Lines that write ``text`` into ``$dir/file`` exactly, plus a line break where its last line has none."""
     text = text if text.endswith("\n") else text + "\n"
     end = "END_" + hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -201,7 +201,7 @@ def here(text: str, file: str) -> str:
 
 def _hostfile(request: LaunchRequest) -> str:
     """Lines that write it, for the job's user to read."""
-    return "" if request.hostfile is None else here(request.hostfile, "hostfile") + 'chmod a+r "$dir/hostfile"\n'
+    return "" if request.hostfile is None else heredoc(request.hostfile, "hostfile") + 'chmod a+r "$dir/hostfile"\n'
 
 
 def _spool(request: LaunchRequest) -> str:
@@ -211,7 +211,7 @@ def _spool(request: LaunchRequest) -> str:
     folders = quote_all(sorted({f"spool/{name}".rpartition("/")[0] for name in request.spool}))
     return (
         f'(cd -- "$dir" && mkdir -p -- {folders}) || abandon\n'
-        + "".join(here(text, f"spool/{name}") for name, text in request.spool.items())
+        + "".join(heredoc(text, f"spool/{name}") for name, text in request.spool.items())
         + '(cd -- "$dir/spool" && chmod -R a+rX . && chmod a+x run script bin/*) || abandon\n'
     )
 
@@ -256,17 +256,17 @@ def launch_script(
     aliased = {f"GPUSCHED_SECRET_{number}": value for number, value in enumerate(secrets.values())}
     written = 'echo "created=$(date +%s)"; echo "boot=$boot"; echo "job_dir=$job_dir"'
     parts = [
-        place(request.ref),
+        attempt_folder(request.ref),
         FUNCTIONS,
         _CLAIM.replace("EXISTS", str(EXISTS_EXIT_CODE)),
         _identity(request),
         _JOB_DIR.replace("OPEN", "700" if request.job_dirs else "777"),
         f'{{ {print_meta}; {written}; }} >"$dir/meta" || abandon\n',
-        here(launcher, "launch"),
+        heredoc(launcher, "launch"),
         _hostfile(request),
         _program(request),
         _spool(request),
-        *(here(text, name) for name, text in files.items()),
+        *(heredoc(text, name) for name, text in files.items()),
         _SPAWN.replace("EXPORTS\n", exports(aliased), 1),
         f"echo {LAUNCHED}\n",
     ]
@@ -309,7 +309,8 @@ def _program(request: LaunchRequest) -> str:
 
 def result(ref: AttemptRef, attempt: int, rank: int) -> RemoteScript:
     """Return a script for `Transport.stream` that prints what a Python function left in its job's folder."""
-    return stream_script(f"{place(ref)}{AS_USER}{_OF_JOB}{_RESULT.replace('NAME', f'result.{attempt}.{rank}')}", False)
+    read = _RESULT.replace("NAME", f"result.{attempt}.{rank}")
+    return stream_script(f"{attempt_folder(ref)}{AS_USER}{_OF_JOB}{read}", False)
 
 
 def write_answer(ref: AttemptRef, text: str) -> RemoteScript:
@@ -317,7 +318,7 @@ def write_answer(ref: AttemptRef, text: str) -> RemoteScript:
     body = text if text.endswith("\n") else text + "\n"
     end = "END_" + hashlib.sha256(body.encode()).hexdigest()[:24]
     written = _PROGRAM.replace("NAME", "answer").replace("END", end).replace("TEXT\n", body)
-    return script(f"{place(ref)}abandon() {{ exit 1; }}\n{AS_USER}{_OF_JOB}{written}")
+    return script(f"{attempt_folder(ref)}abandon() {{ exit 1; }}\n{AS_USER}{_OF_JOB}{written}")
 
 
 def forget_job(ref: AttemptRef, job_id: str) -> RemoteScript:
@@ -328,7 +329,7 @@ def forget_job(ref: AttemptRef, job_id: str) -> RemoteScript:
         job_id: The job's.
     """
     job, others = shlex.quote(job_id), shlex.quote(f"{OTHERS_JOBS}/{ref.cluster_id}/{ref.node}/{job_id}")
-    return script(f'{place(ref)}rm -rf -- "${{dir%/*}}"/jobs/{job} {others}\n')
+    return script(f'{attempt_folder(ref)}rm -rf -- "${{dir%/*}}"/jobs/{job} {others}\n')
 
 
 def write_note(text: str | None) -> str:

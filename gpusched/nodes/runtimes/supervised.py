@@ -17,12 +17,12 @@ from gpusched.nodes.runtimes.checks import check_request, check_signal
 from gpusched.nodes.runtimes.shell import (
     AS_USER,
     FUNCTIONS,
+    KILL_STRAYS,
     OTHERS_JOBS,
-    STRAYS,
+    attempt_folder,
     exports,
     launch_header,
     launch_script,
-    place,
     quote_all,
     script,
     stream_script,
@@ -112,7 +112,7 @@ _ENTER = (
 )
 
 # Of bash, which is the sh of many nodes: it cannot set them, only env(1) can, in its arguments.
-_SHELLS_OWN = frozenset({"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"})
+_SHELL_VARIABLES = frozenset({"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"})
 
 _START = """\
 [ -d "$dir" ] || { echo "$name is not on this node" >&2; exit 1; }
@@ -196,11 +196,12 @@ class SupervisedRuntime:
         # An export would override a secret that came by the environment.
         env = {k: v for k, v in request.env.items() if k not in request.secrets}
         variables = {self.prefix + k: v for k, v in (env | {"GPUSCHED_CONTAINER": request.name}).items()}
-        shells = [f"{name}={variables.pop(name)}" for name in sorted(_SHELLS_OWN & variables.keys())]
+        shells = [f"{name}={variables.pop(name)}" for name in sorted(_SHELL_VARIABLES & variables.keys())]
         launcher = launcher.replace("SHELLS_OWN", quote_all(shells))
         secrets = {self.prefix + k: v for k, v in request.secrets.items()}
         files = {"env": exports(variables) + take_secrets(secrets)}
-        text = launch_header(request) + _apart(request.ref) + STRAYS + settings + self.program(request) + launcher
+        header = launch_header(request) + _job_files_variable(request.ref)
+        text = header + KILL_STRAYS + settings + self.program(request) + launcher
         if request.session:
             text += sessions.SUPERVISED
             files["session.py"] = sessions.payload()
@@ -208,34 +209,34 @@ class SupervisedRuntime:
 
     def start(self, ref: AttemptRef) -> RemoteScript:
         """See `Runtime.start`."""
-        return script(place(ref) + _START)
+        return script(attempt_folder(ref) + _START)
 
     def signal(self, ref: AttemptRef, signal: str, note: str | None = None) -> RemoteScript:
         """See `Runtime.signal`."""
         number = check_signal(signal)
         name = "KILL" if number == "9" else number
-        return script(f"{place(ref)}{FUNCTIONS}{STRAYS}{write_note(note)}signal={name}\n{_SIGNAL}")
+        return script(f"{attempt_folder(ref)}{FUNCTIONS}{KILL_STRAYS}{write_note(note)}signal={name}\n{_SIGNAL}")
 
     def remove(self, ref: AttemptRef) -> RemoteScript:
         """See `Runtime.remove`."""
-        return script(f"{place(ref)}{_apart(ref)}{FUNCTIONS}{STRAYS}{_REMOVE}")
+        return script(f"{attempt_folder(ref)}{_job_files_variable(ref)}{FUNCTIONS}{KILL_STRAYS}{_REMOVE}")
 
     def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> RemoteScript:
         """See `Runtime.log`."""
         tail = "" if tail_bytes is None else max(0, tail_bytes)
         settings = f"follow={'1' if follow else ''} tail={tail}\n"
-        return stream_script(f"{place(ref)}{FUNCTIONS}{AS_USER}{settings}{_LOG}", follow)
+        return stream_script(f"{attempt_folder(ref)}{FUNCTIONS}{AS_USER}{settings}{_LOG}", follow)
 
     def finish_output(self, ref: AttemptRef) -> RemoteScript:
         """See `Runtime.finish_output`; the job writes the file itself, so there is nothing to do."""
-        return script(place(ref))
+        return script(attempt_folder(ref))
 
     def exec_argv(self, ref: AttemptRef, argv: tuple[str, ...], tty: bool) -> tuple[str, ...]:
         """See `Runtime.exec_argv`."""
-        return ("sh", "-c", place(ref) + 'exec sh "$dir/launch" exec "$@"', "sh", *argv)
+        return ("sh", "-c", attempt_folder(ref) + 'exec sh "$dir/launch" exec "$@"', "sh", *argv)
 
 
-def _apart(ref: AttemptRef) -> str:
+def _job_files_variable(ref: AttemptRef) -> str:
     """sh: where a job with ``run_as`` finds its files."""
     return f"apart={shlex.quote(f'{OTHERS_JOBS}/{ref.cluster_id}/.{ref.node}/{ref.name}')}\n"
 

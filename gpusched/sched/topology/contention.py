@@ -31,7 +31,7 @@ CHEAP = 0.02
 """A placement that costs no more is not searched further for."""
 
 
-class Ways(NamedTuple):
+class JobLayouts(NamedTuple):
     """The possible layouts of jobs, by class (request and kind), the fewest nodes first.
 
     Attributes:
@@ -81,7 +81,7 @@ def new_search(tree: NetworkTree) -> PlacementSearch:
 @jit
 def cheapest(
     tree: NetworkTree, model: SlowdownModel, load: Load, resources: Resources, masks: Flags, requests: Requests,
-    ways: Ways,
+    ways: JobLayouts,
     of: int, search: PlacementSearch,
 ) -> tuple[float, int]:  # fmt: skip
     """Return the least cost for a job of class ``of`` now, and its way; nodes in ``search.best``.
@@ -168,7 +168,7 @@ def _lost_on(model: SlowdownModel, load: Load, link: int, kind: int) -> float:
 
 @jit
 def _in_one_way(
-    tree: NetworkTree, model: SlowdownModel, load: Load, ways: Ways, of: int, way: int, resources: Resources,
+    tree: NetworkTree, model: SlowdownModel, load: Load, ways: JobLayouts, of: int, way: int, resources: Resources,
     request: PlacementRequest,
     search: PlacementSearch, least: float,
 ) -> float:  # fmt: skip
@@ -264,7 +264,7 @@ def _keep(search: PlacementSearch, count: int, parts: int, node: int, key: float
 
 @jit
 def _evaluate(
-    tree: NetworkTree, model: SlowdownModel, load: Load, ways: Ways, of: int, resources: Resources,
+    tree: NetworkTree, model: SlowdownModel, load: Load, ways: JobLayouts, of: int, resources: Resources,
     request: PlacementRequest, search: PlacementSearch,
     least: float,
 ) -> float:  # fmt: skip
@@ -289,7 +289,7 @@ def left_over(resources: Resources, request: PlacementRequest, nodes: Ints) -> f
 
 @jit
 def cost_of(
-    tree: NetworkTree, model: SlowdownModel, load: Load, ways: Ways, of: int, nodes: Ints, parts: int, gpus: int,
+    tree: NetworkTree, model: SlowdownModel, load: Load, ways: JobLayouts, of: int, nodes: Ints, parts: int, gpus: int,
     search: PlacementSearch
 ) -> tuple[float, float]:  # fmt: skip
     """Return a placement's cost to the job and to its neighbours, see `cheapest`."""

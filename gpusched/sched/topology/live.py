@@ -24,7 +24,7 @@ from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.interference.beliefs import PRIORS, cost_of_neighbour, cost_of_spread
 from gpusched.sched.state import Flags, Floats, Ints, Requests, Resources, Scratch, ints
-from gpusched.sched.topology.contention import PlacementSearch, Ways, alone_on, new_search
+from gpusched.sched.topology.contention import JobLayouts, PlacementSearch, alone_on, new_search
 from gpusched.sched.topology.load import Load, enter_links, new_load
 from gpusched.sched.topology.patience import PATIENCE_S
 from gpusched.sched.topology.queue import Costs
@@ -319,7 +319,7 @@ def _ways_of(
     tree: NetworkTree, model: SlowdownModel, sure: SlowdownModel, classes: Iterable[tuple[int, int]],
     waiting: PendingArrays, usable: Resources,
     scratch: Scratch, search: PlacementSearch,
-) -> tuple[Ways, Ways]:  # fmt: skip
+) -> tuple[JobLayouts, JobLayouts]:  # fmt: skip
     """Return the ways of every class, with the shortest step by all beliefs, and by the sure ones."""
     heads = ints([shape for shape, _ in classes])
     kinds = ints([kind for _, kind in classes])
@@ -334,7 +334,8 @@ def _ways_of(
         _lay_out(tree, of, usable, waiting.jobs.masks, requests, heads, kinds, scratch, search, first, shapes,
                  step[i], best[i])  # fmt: skip
     of_class, used = np.repeat(np.arange(len(heads)), np.diff(first)), int(first[-1])
-    both = [Ways(first, shapes[:used], step[i, :used] / best[i, of_class] - 1.0, kinds, best[i]) for i in range(2)]
+    excess = [step[i, :used] / best[i, of_class] - 1.0 for i in range(2)]
+    both = [JobLayouts(first, shapes[:used], excess[i], kinds, best[i]) for i in range(2)]
     return both[0], both[1]
 
 

@@ -30,7 +30,7 @@ from gpusched.sched.state import (
     Resources,
     Scratch,
 )
-from gpusched.sched.topology.contention import PlacementSearch, Ways, cheapest, cost_of
+from gpusched.sched.topology.contention import JobLayouts, PlacementSearch, cheapest, cost_of
 from gpusched.sched.topology.load import Load, enter_links, set_speeds
 from gpusched.sched.topology.patience import HARMLESS, is_waiting, waits_until
 from gpusched.sched.topology.slowdown import SlowdownModel, learned
@@ -59,8 +59,8 @@ class Costs(NamedTuple):
     model: SlowdownModel
     sure: SlowdownModel
     load: Load
-    ways: Ways
-    sure_ways: Ways
+    ways: JobLayouts
+    sure_ways: JobLayouts
     of: Ints
     since: Floats
     wait_s: Floats
@@ -159,7 +159,7 @@ def _offer(costs: Costs, room: Resources, requests: Requests, jobs: QueueJobs, c
 def _price(
     costs: Costs,
     model: SlowdownModel,
-    ways: Ways,
+    ways: JobLayouts,
     room: Resources,
     requests: Requests,
     jobs: QueueJobs,

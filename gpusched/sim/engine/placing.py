@@ -14,7 +14,7 @@ from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap
 from gpusched.sched.place import choose, draw_fitting, next_random
 from gpusched.sched.state import BEST_FIT, FIRST_FIT, OK, RACK, SPREAD, Floats, Ints, Records, Resources
-from gpusched.sched.topology.contention import PlacementSearch, Ways, cheapest
+from gpusched.sched.topology.contention import JobLayouts, PlacementSearch, cheapest
 from gpusched.sched.topology.patience import HARMLESS, HOLD_S, PATIENCE_S, WAIT_S, is_waiting, waits_until
 from gpusched.sched.topology.slowdown import SlowdownModel
 from gpusched.sched.topology.tree import NetworkTree
@@ -80,7 +80,7 @@ class PlacingState(NamedTuple):
     most_wait_s: float
     patience_s: float
     hold_s: float
-    ways: Ways
+    ways: JobLayouts
     of: Ints
     next: Ints
     classes: Records

@@ -39,7 +39,7 @@ from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.result import PREEMPTED
 
 SRTF, LAS, DRF = range(3)
-PREEMPTIVE_CODES = {"srtf": SRTF, "las": LAS, "drf": DRF}
+PREEMPTIVE_CODES = {"srtf": SRTF, "las": LAS, "drf-users": DRF}
 _SLACK_GPU_S = 1e-3
 
 
@@ -77,7 +77,7 @@ def new_plan(world: SimWorld, holders: Holders | None = None, filling: Filling |
 
 def new_filling(world: SimWorld) -> Filling:
     """Return DRF's empty allocation; other policies need no users in it."""
-    users = world.users + 1 if world.policy.order == "drf" else 0
+    users = world.users + 1 if world.policy.order == "drf-users" else 0
     total = np.array([max(1.0, float(column.sum())) for column in world.passes.total])
     return Filling(np.zeros(users), np.ascontiguousarray(world.sim.jobs["user"]), total)
 

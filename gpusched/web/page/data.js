@@ -130,7 +130,7 @@ export function facts() {
       }
     } else if (job.state === "PENDING") {
       by.waiting.push(job);
-      add(job, 0, (job.count ?? 1) * (job.gpus ?? 0));
+      add(job, 0, (job.array_count ?? 1) * (job.gpus ?? 0));
     } else by.ended.push(job);
   }
   const starts = world.forecast.jobs;
@@ -149,7 +149,7 @@ export function facts() {
       if (watts !== undefined && watts !== null) { sums.watts += watts; sums.power = true; }
     });
   }
-  const waits = by.waiting.reduce((n, job) => n + (job.count ?? 1), 0);
+  const waits = by.waiting.reduce((n, job) => n + (job.array_count ?? 1), 0);
   const ranked = sums => [...sums.values()].sort((a, b) => b.held - a.held || b.asked - a.asked);
   derived = {at, by, gpus, sums, waits, users: ranked(users), groups: ranked(groups)};
   return derived;

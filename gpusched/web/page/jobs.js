@@ -128,14 +128,14 @@ export function row(job) {
   else if (start) when = h("span", {title: `expected start${range(start)}`}, starts(start), h("small", {}, range(start)));
   const where = active || job.end_time ? names((job.allocation ?? []).map(o => o[0])) : "";
   const why = job.reason ? `${job.reason}${job.exit_code ? ` ${job.exit_code}` : ""}` : "";
-  const id = job.tasks ? job.array_id : job.id;
-  const open = h("a", {class: "open", href: `#/job/${job.id}`, title: job.tasks ? `${id}_[${job.tasks}]` : id}, id, job.tasks ? `_[${job.tasks}]` : "");
+  const id = job.array_tasks ? job.array_id : job.id;
+  const open = h("a", {class: "open", href: `#/job/${job.id}`, title: job.array_tasks ? `${id}_[${job.array_tasks}]` : id}, id, job.array_tasks ? `_[${job.array_tasks}]` : "");
   return h("div", {class: `row ${active ? "run" : ""}`, role: "row", onclick: event => { if (!event.target.closest("a")) location.hash = `#/job/${job.id}`; }},
     h("span", {class: "id", role: "cell"}, open),
     h("span", {class: "name", role: "cell", title: job.name}, job.name),
     h("span", {class: "user", role: "cell"}, swatch(job.user), job.user),
     h("span", {class: "part", role: "cell"}, job.partition),
-    h("span", {class: "gpus", role: "cell"}, count(job.gpus ?? 0), job.count ? h("small", {}, ` × ${count(job.count)}`) : ""),
+    h("span", {class: "gpus", role: "cell"}, count(job.gpus ?? 0), job.array_count ? h("small", {}, ` × ${count(job.array_count)}`) : ""),
     h("span", {class: "state", role: "cell"}, chip(job.state)),
     h("span", {class: "where", role: "cell", title: job.message ?? ""}, where ? h("span", {class: "mono"}, where) : "", progress(job), why && !active ? h("span", {class: "why"}, where ? ` ${why}` : why, job.message && !job.end_time ? h("small", {}, ` ${job.message}`) : "") : ""),
     h("span", {class: "time", role: "cell"}, time),

@@ -29,7 +29,7 @@ export function overview(main) {
 
   function figures() {
     const {gpus, sums, waits, by} = facts(), held = gpus.busy + gpus.idle;
-    const asked = by.waiting.reduce((n, job) => n + (job.gpus ?? 0) * (job.count ?? 1), 0);
+    const asked = by.waiting.reduce((n, job) => n + (job.gpus ?? 0) * (job.array_count ?? 1), 0);
     const longest = by.waiting.reduce((t, job) => Math.min(t, job.submit_time), Infinity);
     const fine = world.usage.fine, use = fine.map(p => [p[0], p[3]]), kw = fine.map(p => [p[0], p[4]]);
     const soon = expected(by.waiting.find(expected) ?? {});
@@ -49,7 +49,7 @@ export function overview(main) {
     const {by, groups} = facts(), all = byGroup && groups.length ? groups : facts().users, rows = innerWidth > 1180 && world.nodes.size > 400 ? 17 : 9; // as many as stand beside the map
     next.replaceChildren(by.waiting.length ? h("ul", {class: "rows"}, by.waiting.slice(0, rows).map(job => {
       const start = expected(job);
-      return h("li", {}, h("a", {href: `#/job/${job.id}`}, h("span", {class: "what"}, h("b", {}, job.name), h("small", {}, `${job.user} · ${job.partition}${job.count ? ` · ${many(job.count, "task")}` : ""}`)),
+      return h("li", {}, h("a", {href: `#/job/${job.id}`}, h("span", {class: "what"}, h("b", {}, job.name), h("small", {}, `${job.user} · ${job.partition}${job.array_count ? ` · ${many(job.array_count, "task")}` : ""}`)),
         h("span", {class: "num"}, many(job.gpus ?? 0, "GPU")), h("span", {class: "when"}, start ? starts(start) : "", h("small", {}, start ? range(start) : job.reason ?? ""))));
     })) : h("p", {class: "quiet"}, "No pending jobs."));
     subject.hidden = !groups.length;

@@ -13,7 +13,7 @@ from gpusched.model.jobs import Mount
 from gpusched.model.resources import RuntimeName
 from gpusched.nodes.runtimes import AttemptRef, LaunchRequest, runtime_for, secret_name_error
 from gpusched.nodes.runtimes.listing import parse_listing
-from gpusched.nodes.runtimes.shell import FUNCTIONS, here
+from gpusched.nodes.runtimes.shell import FUNCTIONS, heredoc
 
 EVERY = [runtime_for(name) for name in RuntimeName]
 text = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=60)
@@ -99,7 +99,7 @@ def test_every_script_parses_whatever_it_holds(runtime: object, words: list[str]
 @given(content=text, words=st.lists(text, max_size=3))
 @settings(max_examples=25, deadline=None)
 def test_a_here_document_is_exact(content: str, words: list[str]) -> None:
-    script = f"dir=/dev\nset -- {shlex.join(words)}\n{here(content, 'stdout')}printf '%s\\0' \"$@\""
+    script = f"dir=/dev\nset -- {shlex.join(words)}\n{heredoc(content, 'stdout')}printf '%s\\0' \"$@\""
     done = subprocess.run(["sh", "-s"], input=script.encode(), capture_output=True, check=True)
     expected = content if content.endswith("\n") else content + "\n"
     assert done.stdout.decode() == expected + "".join(w + "\0" for w in words or [""])

@@ -60,7 +60,7 @@ def made(world: World, *command: str, **changes: Any) -> AttemptRef:
 def test_the_first_who_joins_starts_it_and_hears_all(world: World) -> None:
     ref = made(world, "sh", "-c", "echo first; echo other >&2; cat; exit 3", session="pipes")
     assert world.do(sessions.ended(ref)) == ""
-    world.do(sessions.attended(ref))
+    world.do(sessions.note_attached(ref))
     ages = [listed[ref.name]["attached_s"] for listed in (world.listed()[0], world.listed_sh()[0])]
     assert all(0 <= age <= 30 for age in ages), ages
     joined = Joined(world, ref)
@@ -99,7 +99,7 @@ def test_who_leaves_a_terminal_finds_it_again(world: World) -> None:
 
 def test_a_note_for_what_is_not_there_makes_nothing(world: World) -> None:
     ref = world.request("true").ref
-    world.do(sessions.attended(ref))
+    world.do(sessions.note_attached(ref))
     assert world.do(sessions.ended(ref)) == ""
     assert ref.name not in world.listed()[0]
 

@@ -8,23 +8,23 @@ if MYPY:
     from collections.abc import Mapping, Sequence
 
 # Long name -> its letter; ":" behind the name: it has a value. The first group has a meaning here.
-_MEANT = {
+_USED_OPTIONS = {
     "nodes:": "N", "ntasks:": "n", "ntasks-per-node:": "", "tasks-per-node:": "", "gpus-per-task:": "", "gpus:": "G",
     "gpus-per-node:": "", "gres:": "", "nodelist:": "w", "exclude:": "x", "chdir:": "D", "output:": "o", "error:": "e",
     "input:": "i", "label": "l", "export:": "", "time:": "t", "wait:": "W", "cpus-per-task:": "c", "quiet": "Q",
     "kill-on-bad-exit": "K", "no-kill-on-bad-exit": "",
 }  # fmt: skip
 # These change nothing: the job has its nodes, cores and memory as a whole, and its steps share them.
-_IDLE = {
+_IGNORED_OPTIONS = {
     "unbuffered": "u", "verbose": "v", "exclusive": "", "exact": "", "overlap": "", "overcommit": "O", "no-kill": "k",
     "job-name:": "J", "partition:": "p", "account:": "A", "qos:": "q", "mem:": "", "mem-per-cpu:": "", "hint:": "",
     "mem-per-gpu:": "", "mem-bind:": "", "cpu-bind:": "", "cpu_bind:": "", "cpus-per-gpu:": "", "comment:": "",
     "threads-per-core:": "", "immediate:": "I", "propagate:": "",
 }  # fmt: skip
 _ONE_VALUE = {"mpi:": ("none",), "distribution:": ("block",), "gpu-bind:": ("none", "closest")}
-_LETTERS = {"distribution:": "m"}
-_ALL = {**_MEANT, **_IDLE, **{name: _LETTERS.get(name, "") for name in _ONE_VALUE}}
-_LONG = {letter: name for name, letter in _ALL.items() if letter}
+_SHORT_OPTIONS = {"distribution:": "m"}
+_ALL_OPTIONS = {**_USED_OPTIONS, **_IGNORED_OPTIONS, **{name: _SHORT_OPTIONS.get(name, "") for name in _ONE_VALUE}}
+_LONG = {letter: name for name, letter in _ALL_OPTIONS.items() if letter}
 _GPUS = re.compile(r"(?:gres[/:])?(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d+)")
 
 
@@ -40,7 +40,8 @@ def parse(words: "Sequence[str]") -> "tuple[dict[str, str], list[str]]":
     """
     short = "".join(letter + (":" if name.endswith(":") else "") for letter, name in _LONG.items())
     try:
-        found, command = getopt.getopt(_without_optional(words), short, [name.replace(":", "=") for name in _ALL])
+        long = [name.replace(":", "=") for name in _ALL_OPTIONS]
+        found, command = getopt.getopt(_without_optional(words), short, long)
     except getopt.GetoptError as error:
         if error.opt.startswith("container-"):
             raise StepOptionError(
@@ -67,7 +68,7 @@ def _without_optional(words: "Sequence[str]") -> "list[str]":
             # The command begins here, unless this is the value of what came before; getopt finds that out.
             previous = words[at - 1] if at else ""
             takes = previous[1:] in _LONG and _LONG[previous[1:]].endswith(":")
-            if not takes and previous[2:] + ":" not in _ALL:
+            if not takes and previous[2:] + ":" not in _ALL_OPTIONS:
                 return simple + list(words[at:])
         if word in ("-K0", "--kill-on-bad-exit=0"):
             word = "--no-kill-on-bad-exit"

@@ -20,7 +20,7 @@ if MYPY:
 
 _GRACE_S = 5.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_OTHERS = ("USR1", "USR2", "ALRM", "TSTP", "CONT", "WINCH")
+_FORWARDED = ("USR1", "USR2", "ALRM", "TSTP", "CONT", "WINCH")
 _KINDS = {"out": wire.OUT, "err": wire.ERR, "exit": wire.EXIT}
 
 
@@ -36,7 +36,7 @@ class StepServer:
         loop, ended = asyncio.get_event_loop(), asyncio.Event()
         for number in _ENDING:
             loop.add_signal_handler(number, self._end, number, ended)
-        for name in _OTHERS:
+        for name in _FORWARDED:
             number = getattr(signal, "SIG" + name)
             loop.add_signal_handler(number, self._warn, name, number)
         await asyncio.wait([asyncio.ensure_future(self._listen()), asyncio.ensure_future(ended.wait())],
@@ -48,27 +48,27 @@ class StepServer:
         await asyncio.sleep(0.1)  # for the last output
 
     def _end(self, number: int, ended: asyncio.Event) -> None:
-        self._tell(number)
+        self._signal_steps(number)
         ended.set()
 
     def _warn(self, name: str, number: int) -> None:
         if name != self.settings["warning"] or self.settings["warned"] == "steps":
-            self._tell(number)
+            self._signal_steps(number)
 
-    def _tell(self, number: int) -> None:
+    def _signal_steps(self, number: int) -> None:
         for tasks in self._steps.values():
             tasks.signal(number)
 
     async def _listen(self) -> None:
-        told = None
+        last_error = None
         while True:
             for port in self.settings["ports"]:
                 try:
                     tls = wire.context(True)
                     self._server = await asyncio.start_server(self._accept, self._address(), port, ssl=tls)
                 except (OSError, ssl.SSLError) as error:
-                    if str(error) != told:
-                        told = str(error)
+                    if str(error) != last_error:
+                        last_error = str(error)
                         print(f"gpusched: cannot listen for steps: {error}", file=sys.stderr, flush=True)
                 else:
                     await asyncio.Event().wait()  # it serves
@@ -104,23 +104,23 @@ class StepServer:
             writer.write(wire.frame(wire.REFUSED, 1, b"another job"))
             return
         tasks = StepTasks(request["step"], request["changes"])
-        hears = asyncio.ensure_future(wire.read_frame(reader))
+        next_frame = asyncio.ensure_future(wire.read_frame(reader))
         claims = asyncio.ensure_future(tasks.claim(lambda: writer.write(wire.frame(wire.WAITS))))
         try:
-            await asyncio.wait([hears, claims], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([next_frame, claims], return_when=asyncio.FIRST_COMPLETED)
             if not claims.done():  # srun has gone
                 return
             if claims.result():
                 writer.write(wire.frame(wire.REFUSED, 0, claims.result().encode()))
                 return
             writer.write(wire.frame(wire.ACCEPTED))
-            heard = await hears
-            if heard is None or heard[0] != wire.START:
+            frame = await next_frame
+            if frame is None or frame[0] != wire.START:
                 return
-            await self._run(tasks, reader, writer, feed=bool(heard[1]))
+            await self._run(tasks, reader, writer, feed=bool(frame[1]))
         finally:
             claims.cancel()
-            hears.cancel()
+            next_frame.cancel()
             tasks.release()
 
     async def _run(
@@ -128,7 +128,7 @@ class StepServer:
     ) -> None:
         step = tasks.step["id"]
         self._steps[step] = tasks
-        listening, one = asyncio.ensure_future(self._obey(tasks, reader)), asyncio.Lock()
+        listening, one = asyncio.ensure_future(self._handle_frames(tasks, reader)), asyncio.Lock()
 
         def emit(kind: str, number: int, data: bytes) -> None:
             writer.write(wire.frame(_KINDS[kind], number, data))
@@ -146,15 +146,15 @@ class StepServer:
             listening.cancel()
             del self._steps[step]
 
-    async def _obey(self, tasks: StepTasks, reader: asyncio.StreamReader) -> None:
-        heard = await wire.read_frame(reader)
-        while heard is not None:
-            kind, number, data = heard
+    async def _handle_frames(self, tasks: StepTasks, reader: asyncio.StreamReader) -> None:
+        frame = await wire.read_frame(reader)
+        while frame is not None:
+            kind, number, data = frame
             if kind == wire.SIGNAL:
                 tasks.signal(number)
             elif kind == wire.STDIN:
                 await tasks.feed(data)
-            heard = await wire.read_frame(reader)
+            frame = await wire.read_frame(reader)
         tasks.signal(signal.SIGTERM)  # srun is gone, and with it the step
         await asyncio.sleep(_GRACE_S)
         tasks.signal(signal.SIGKILL)

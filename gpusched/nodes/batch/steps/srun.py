@@ -25,22 +25,22 @@ _FORWARDED = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "ALRM", "CONT", "TST
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
-class Here:
+class LocalTasks:
     """The part of a step on srun's own node."""
 
     def __init__(self, step: "dict[str, Any]", changes: "dict[str, str | None]", emit: "Callable[..., None]") -> None:
         self.name, self._step, self._emit = step["node"], step, emit
         self._tasks = StepTasks(step, changes)
 
-    async def prepare(self, waits: "Callable[[], None]") -> None:
+    async def prepare(self, on_wait: "Callable[[], None]") -> None:
         """Take what it needs; nothing is started."""
-        why = await self._tasks.claim(waits)
+        why = await self._tasks.claim(on_wait)
         if why:
             raise options.StepOptionError(why)
 
     async def run(self, capture: bool, feed: bool) -> None:
         """Start its tasks, and wait for their end."""
-        await self._tasks.start(self._emit, _at_once, capture, feed)
+        await self._tasks.start(self._emit, _no_wait, capture, feed)
         await self._tasks.done()
 
     async def feed(self, data: bytes) -> None:
@@ -52,7 +52,7 @@ class Here:
         self._tasks.signal(number)
 
 
-class There:
+class RemoteTasks:
     """The part of a step on another node."""
 
     def __init__(
@@ -65,13 +65,13 @@ class There:
         self._running = False
         self._request = {"attempt": settings["attempt"], "rank": rank, "step": step, "changes": changes}
 
-    async def prepare(self, waits: "Callable[[], None]") -> None:
+    async def prepare(self, on_wait: "Callable[[], None]") -> None:
         """Reach the node, which may be starting up itself, and have the step accepted."""
         loop = asyncio.get_event_loop()
         until = loop.time() + self._patience_s
         while True:
             for port in self._ports:
-                why = await self._ask(port, waits)
+                why = await self._ask(port, on_wait)
                 if why is None:
                     return
             if loop.time() >= until:
@@ -80,7 +80,7 @@ class There:
                 )
             await asyncio.sleep(0.3)
 
-    async def _ask(self, port: int, waits: "Callable[[], None]") -> "str | None":
+    async def _ask(self, port: int, on_wait: "Callable[[], None]") -> "str | None":
         try:
             made = asyncio.open_connection(self._address, port, ssl=wire.context(False), limit=1 << 20)
             self._reader, self._writer = await asyncio.wait_for(made, 10)
@@ -89,7 +89,7 @@ class There:
         self._writer.write(wire.frame(wire.REQUEST, 0, json.dumps(self._request).encode()))
         answer = await wire.read_frame(self._reader)
         while answer is not None and answer[0] == wire.WAITS:
-            waits()
+            on_wait()
             answer = await wire.read_frame(self._reader)
         if answer is not None and answer[0] == wire.ACCEPTED:
             return None
@@ -105,13 +105,13 @@ class There:
         names = {wire.OUT: "out", wire.ERR: "err", wire.EXIT: "exit"}
         running = set(self._step["tasks"])
         while True:
-            heard = await wire.read_frame(self._reader)
-            if heard is None or heard[0] == wire.DONE:
+            frame = await wire.read_frame(self._reader)
+            if frame is None or frame[0] == wire.DONE:
                 break
-            if heard[0] in names:
-                if heard[0] == wire.EXIT:
-                    running.discard(heard[1])
-                self._emit(names[heard[0]], heard[1], heard[2])
+            if frame[0] in names:
+                if frame[0] == wire.EXIT:
+                    running.discard(frame[1])
+                self._emit(names[frame[0]], frame[1], frame[2])
         self._running = False  # a closed transport of TLS may not be written to
         for number in sorted(running):
             self._emit("err", number, f"srun: error: node {self.name} was lost\n".encode())
@@ -142,24 +142,24 @@ class SrunCall:
         self._limit_s = options.seconds(self._asked, "time", 60)
         self._wait_s = options.seconds(self._asked, "wait", 1)
         options.number(self._asked, "cpus-per-task")
-        changes = _changes()
+        changes = _changed_environment()
         self.highest, self._ending = 0, False
         self._nodes = {}  # type: dict[int, str]
-        self.parts = []  # type: list[Here | There]
+        self.parts = []  # type: list[LocalTasks | RemoteTasks]
         common = self._common(command, names, options.exported(self._asked))
         for position, (rank, tasks) in enumerate(self._layout):
             self._nodes.update({number: names[rank] for number in tasks})
             gpus, each = options.gpus(self._asked, len(self._layout), len(tasks), settings["gpus_per_task"])
             step = dict(common, node=names[rank], nodeid=position, tasks=tasks, gpus=gpus, gpus_per_task=each)
             if rank == settings["rank"]:
-                self.parts.append(Here(step, {}, self._emit))
+                self.parts.append(LocalTasks(step, {}, self._emit))
             else:
-                self.parts.append(There(settings, rank, step, changes, self._emit))
+                self.parts.append(RemoteTasks(settings, rank, step, changes, self._emit))
         self._output = Output(self._asked, common["id"], self._layout, names)
 
     def _common(self, command: "list[str]", names: "list[str]", exported: "dict[str, str]") -> "dict[str, Any]":
         number, here = new_step(), [names[rank] for rank, _ in self._layout]
-        count, per_node = sum(len(tasks) for _, tasks in self._layout), ",".join(_runs(self._layout))
+        count, per_node = sum(len(tasks) for _, tasks in self._layout), ",".join(_task_ranges(self._layout))
         env = {
             "SLURM_STEP_ID": number, "SLURM_STEPID": number, "SLURM_NTASKS": count, "SLURM_NPROCS": count,
             "SLURM_STEP_NUM_TASKS": count, "SLURM_STEP_NUM_NODES": len(here), "SLURM_STEP_NODELIST": ",".join(here),
@@ -180,21 +180,21 @@ class SrunCall:
         loop = asyncio.get_event_loop()
         for name in _FORWARDED:
             number = getattr(signal, "SIG" + name)
-            loop.add_signal_handler(number, self._signalled, number)
-        told = []  # type: list[bool]
+            loop.add_signal_handler(number, self._handle_signal, number)
+        has_printed = []  # type: list[bool]
 
-        def waits() -> None:
-            if not told and "quiet" not in self._asked:
-                told.append(True)
+        def on_wait() -> None:
+            if not has_printed and "quiet" not in self._asked:
+                has_printed.append(True)
                 print(
                     "srun: Job step creation temporarily disabled, retrying (Requested nodes are busy)", file=sys.stderr
                 )
 
         for part in self.parts:  # one after the other, and all in the same order: two steps never wait for each other
-            await part.prepare(waits)
+            await part.prepare(on_wait)
         if self._limit_s is not None:
             loop.call_later(self._limit_s, self._end, "srun: error: the step exceeded its time limit")
-        stdin = _stdin(self._asked.get("input"), self._layout)
+        stdin = _stdin_for(self._asked.get("input"), self._layout)
         runs = [asyncio.ensure_future(part.run(self._output.captures, stdin is not None)) for part in self.parts]
         feeding = asyncio.ensure_future(self._feed(stdin)) if stdin is not None else None
         await asyncio.gather(*runs)
@@ -225,7 +225,7 @@ class SrunCall:
         if "kill-on-bad-exit" in self._asked and "no-kill-on-bad-exit" not in self._asked:
             self._end("srun: Terminating the step, as a task has failed")
 
-    def _signalled(self, number: int) -> None:
+    def _handle_signal(self, number: int) -> None:
         for part in self.parts:
             part.signal(number)
         if number in _ENDING and not self._ending:
@@ -236,18 +236,18 @@ class SrunCall:
         if not self._ending:
             if why:
                 print(why, file=sys.stderr, flush=True)
-            self._signalled(signal.SIGTERM)
+            self._handle_signal(signal.SIGTERM)
 
     def _kill(self) -> None:
         for part in self.parts:
             part.signal(signal.SIGKILL)
 
 
-async def _at_once() -> None:
+async def _no_wait() -> None:
     """Output on srun's own node is written when it is emitted."""
 
 
-def _changes() -> "dict[str, str | None]":
+def _changed_environment() -> "dict[str, str | None]":
     """Return the variables that the script changed: only these go to other nodes, which have their own environment."""
     try:
         with open("/proc/" + os.environ.get("GPUSCHED_RUN_PID", "") + "/environ", "rb") as file:
@@ -263,7 +263,7 @@ def _changes() -> "dict[str, str | None]":
     return changed
 
 
-def _stdin(asked: "str | None", layout: "list[tuple[int, list[int]]]") -> "int | None":
+def _stdin_for(asked: "str | None", layout: "list[tuple[int, list[int]]]") -> "int | None":
     """Return the descriptor whose content all tasks get; None if there is none, or the only task has it itself."""
     if asked == "none":
         return os.open(os.devnull, os.O_RDONLY)
@@ -278,7 +278,7 @@ def _stdin(asked: "str | None", layout: "list[tuple[int, list[int]]]") -> "int |
     return 0 if stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind) else None
 
 
-def _runs(layout: "list[tuple[int, list[int]]]") -> "list[str]":
+def _task_ranges(layout: "list[tuple[int, list[int]]]") -> "list[str]":
     """``2(x3)`` for three nodes with two tasks, one after the other."""
     counts = [len(tasks) for _, tasks in layout]
     runs = []  # type: list[list[int]]
@@ -291,8 +291,8 @@ def _runs(layout: "list[tuple[int, list[int]]]") -> "list[str]":
 
 
 def _signal_name(number: int) -> str:
-    told = getattr(signal, "strsignal", None)
-    return (told and told(number)) or f"Signal {number}"
+    strsignal = getattr(signal, "strsignal", None)  # Python 3.8
+    return (strsignal and strsignal(number)) or f"Signal {number}"
 
 
 def main() -> None:
