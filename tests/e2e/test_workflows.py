@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ class Workflow:
 
     def __init__(self, house: Cluster, folder: Path, site: Path) -> None:
         self.house, self.folder, self._site = house, folder, site
+        self._started: list[subprocess.Popen[str]] = []
         self.logs = folder / ".snakemake/gpusched_logs"
 
     def env(self) -> dict[str, str]:
@@ -50,10 +52,19 @@ class Workflow:
         """Start ``snakemake``."""
         defaults = ["gpusched_partition=A100", f"gpusched_env=PYTHONPATH={self._site}"]
         command = ["--executor", "gpusched", "--jobs", "9", "--gpusched-python", NODES_PYTHON, *words]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "snakemake", *command, "--default-resources", *defaults], cwd=self.folder,
             env=self.env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
+        self._started.append(process)
+        return process
+
+    def close(self) -> None:
+        """End what a test that failed has left."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
 
     def run(self, snakefile: str, *words: str) -> tuple[int, str]:
         """Run ``snakemake``; return its exit code and what it says."""
@@ -70,9 +81,11 @@ class Workflow:
 
 
 @pytest.fixture
-def workflow(house: Cluster, site_of_nodes: Path, tmp_path: Path) -> Workflow:
+def workflow(house: Cluster, site_of_nodes: Path, tmp_path: Path) -> Iterator[Workflow]:
     """An empty one, on the running cluster."""
-    return Workflow(house, tmp_path, site_of_nodes)
+    found = Workflow(house, tmp_path, site_of_nodes)
+    yield found
+    found.close()
 
 
 def test_rules_get_what_they_ask_for(workflow: Workflow) -> None:
@@ -85,7 +98,7 @@ rule all:
 rule train:
     output: "model.{lr}"
     threads: 2
-    resources: gpus=1, mem_mb=300, runtime=15, gpusched_comment="sweep"
+    resources: gpus=1, mem_mb=300, runtime=15, gpusched_comment="sweep", gpusched_requeue=False
     shell: "echo $GPUSCHED_GPUS_TOTAL {threads} $TOKEN {wildcards.lr} > {output}"
 
 rule sum:
@@ -98,7 +111,7 @@ rule sum:
     assert (workflow.folder / "sum").read_text() == "".join(f"1 2 t0k3n {lr}\n" for lr in (1, 2, 3))
     spec = workflow.job(said).spec
     assert (spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node) == (1, 2, 300)
-    assert (spec.time_limit_s, spec.comment, spec.partition) == (900, "sweep", "A100")
+    assert (spec.time_limit_s, spec.comment, spec.partition, spec.requeue) == (900, "sweep", "A100", False)
     assert "t0k3n" not in str(spec), "a variable of the workflow is a secret"
     assert workflow.job(said, 3).spec.gpus == 0
     logs = sorted(path.name.split(".")[0] for path in workflow.logs.rglob("*.log"))
@@ -171,17 +184,17 @@ def test_a_killed_snakemake_goes_on(workflow: Workflow) -> None:
     unlock = workflow.start("--unlock")
     unlock.communicate(timeout=120)
     again = workflow.start()
-    said = ""
-    while "is still gpusched job" not in said:
-        assert again.stdout is not None
-        line = again.stdout.readline()
-        assert line, said
-        said += line
+    logs = workflow.folder / ".snakemake/log"
+    said = wait_until(lambda: re.findall("is (?:still )?gpusched job .*", _newest(logs)), 60, "the job to be found")
+    assert said == [f"is still gpusched job {job.id}."]
     (workflow.folder / "go").touch()
     again.communicate(timeout=120)
     assert again.returncode == 0
-    assert workflow.job(said).id == job.id
     assert (workflow.folder / "done").exists()
+
+
+def _newest(folder: Path) -> str:
+    return max(folder.iterdir(), key=lambda path: path.name).read_text()
 
 
 def test_the_suite_that_snakemake_offers(workflow: Workflow) -> None:
