@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -308,3 +310,29 @@ def test_cancelling_and_what_is_refused(torchx: Torchx) -> None:
     assert torchx.house.wait_state(job.id).state == "CANCELLED"
     said = torchx.cli("run", "-s", "gpusched", "-cfg", "partition=B100", "apps.py:waits", ends=1)
     assert "no partition 'B100'" in said
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: see `make`")
+def test_ddp_trains_on_all_nodes(torchx: Torchx) -> None:
+    site = sysconfig.get_path("purelib")
+    if site.startswith("/root/"):
+        pytest.skip("nodes have another /root")
+    for node in torchx.house.testbed.nodes:
+        run = node.disk / "bin/torchrun"
+        run.write_text('#!/bin/sh\nexec /usr/bin/python3 -m torch.distributed.run "$@"\n')
+        run.chmod(0o755)
+    (torchx.folder / "main.py").write_text("""
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "of", dist.get_world_size(), "has", total.item())
+""")
+    ddp = ["dist.ddp", "-j", "2x1", "--cpu", "1", "--memMB", "1500", "--env", f"PYTHONPATH={site}"]
+    cfg = f"partition=A100,image=none,nodes=2,workdir={torchx.folder}"
+    said = torchx.cli("run", "-s", "gpusched", "-cfg", cfg, *ddp, "--script", "main.py")
+    handle = re.findall(r"gpusched://\w+/\w+", said)[0]
+    job = torchx.house.wait_state(handle.rpartition("/")[2], timeout=90)
+    assert job.state == "COMPLETED", torchx.house.logs(job.id)
+    assert "rank 1 of 2 has 3.0" in torchx.cli("log", f"{handle}/main")
