@@ -328,6 +328,8 @@ dist.init_process_group("gloo")
 total = torch.tensor([dist.get_rank() + 1.0])
 dist.all_reduce(total)
 print("rank", dist.get_rank(), "of", dist.get_world_size(), "has", total.item())
+dist.barrier()
+dist.destroy_process_group()  # else gloo may abort at the end
 """)
     ddp = ["dist.ddp", "-j", "2x1", "--cpu", "1", "--memMB", "1500", "--env", f"PYTHONPATH={site}"]
     cfg = f"partition=A100,image=none,nodes=2,workdir={torchx.folder}"
