@@ -68,6 +68,7 @@ newest:
 	@echo "installing the newest of everything into $(VENV)"
 	@$(INSTALL) --upgrade --upgrade-strategy eager -e '.[test,milp,ray]'
 	@$(call torch,$(INSTALL) -r requirements/torch.in)
+	@$(call workflows,$(INSTALL) -r requirements/workflows.in)
 	@touch $(DEMO_STAMP) $(STAMP)
 
 demo: $(DEMO_STAMP)
@@ -90,13 +91,14 @@ $(VENV)/.stamp-docs: requirements/docs.txt
 
 install: $(STAMP)
 
-# Both are locked, with hashes (decision 0045).
-$(STAMP): pyproject.toml requirements/test.txt requirements/torch.txt
+# All are locked, with hashes (decision 0045).
+$(STAMP): pyproject.toml requirements/test.txt requirements/torch.txt requirements/workflows.txt
 	@$(make_venv)
 	@echo "installing gpusched and its test tools into $(VENV)"
 	@$(LOCKED) -r requirements/test.txt
 	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@$(call torch,$(LOCKED) -r requirements/torch.txt)
+	@$(call workflows,$(LOCKED) -r requirements/workflows.txt)
 	@touch $(DEMO_STAMP) $@
 
 $(DEMO_STAMP): pyproject.toml requirements/base.txt
@@ -113,6 +115,13 @@ said=$$($(1) 2>&1) || case $$said in \
     echo "note: pip finds no build of torch without CUDA that is locked (requirements/torch.txt): tests that need torch are skipped" ;; \
   *) echo "$$said" >&2; exit 1 ;; \
 esac
+endef
+
+# Snakemake and TorchX want other releases than the tests' own tools: they lie in a folder that their tests name.
+define workflows
+rm -rf $(VENV)/workflows; said=$$($(1) --no-build-isolation --target $(VENV)/workflows 2>&1) || \
+  { rm -rf $(VENV)/workflows; echo "$$said" | tail -n 3 >&2; \
+    echo "note: Snakemake and TorchX cannot be installed here: their tests are skipped"; }
 endef
 
 # A virtualenv that was moved or whose interpreter is gone is made anew.
@@ -141,6 +150,7 @@ lock:
 	@$(COMPILE) --build-deps-for editable -c requirements/test.txt -o requirements/base.txt pyproject.toml
 	@$(COMPILE) -c requirements/test.txt -o requirements/torch.txt requirements/torch.in
 	@$(COMPILE) -c requirements/test.txt -o requirements/docs.txt requirements/docs.in
+	@$(COMPILE) -o requirements/workflows.txt requirements/workflows.in
 	@rm -rf .venv-lock
 
 packages:

@@ -1,0 +1,55 @@
+"""Snakemake's own tests of executor plugins, and ours of its resources: run by test_workflows.py where Snakemake is."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from snakemake.common.tests import TestWorkflowsLocalStorageBase
+from snakemake.settings.types import ResourceSettings
+from snakemake_interface_common.exceptions import WorkflowError
+
+from gpusched.integrations.snakemake import job_options
+from snakemake_executor_plugin_gpusched import ExecutorSettings
+
+
+class TestGpusched(TestWorkflowsLocalStorageBase):
+    __test__ = True
+
+    def get_executor(self) -> str:
+        return "gpusched"
+
+    def get_executor_settings(self) -> ExecutorSettings:
+        return ExecutorSettings(python=os.environ["PYTHON_OF_NODES"])
+
+    def get_resource_settings(self) -> ResourceSettings:
+        env = f"PYTHONPATH={os.environ['SITE_OF_NODES']}"
+        return ResourceSettings(default_resources={"gpusched_partition": "A100", "gpusched_env": env})
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ({}, {"cpus_per_task": 4}),
+        ({"mem_mb": 1000, "runtime": 90}, {"cpus_per_task": 4, "mem_per_node": 1000, "time": 90}),
+        ({"gpu": 2, "gpu_model": "a100"}, {"cpus_per_task": 4, "gpus": 2, "gpu_type": "a100"}),
+        ({"gres": "gpu:a100:2"}, {"cpus_per_task": 4, "gpus": 2, "gpu_type": "a100"}),
+        ({"gres": "gpu:3"}, {"cpus_per_task": 4, "gpus": 3}),
+        ({"gres": "license:3"}, {"cpus_per_task": 4}),
+        ({"gpus": 2, "cpus_per_gpu": 8}, {"gpus": 2, "cpus_per_gpu": 8}),
+        ({"mem_mb": 1000, "mem_mb_per_cpu": 9}, {"cpus_per_task": 4, "mem_per_cpu": 9}),
+        ({"slurm_partition": "A", "slurm_account": "g"}, {"cpus_per_task": 4, "partition": "A", "group": "g"}),
+        ({"slurm_partition": "A100", "gpusched_partition": "V100"}, {"cpus_per_task": 4, "partition": "V100"}),
+        ({"mem_mb": 1000, "gpusched_cpus": 2, "gpusched_mem": "4G"}, {"cpus": 2, "mem": "4G"}),
+        ({"gpu": 1, "mem_mb": 1000, "gpusched_flavor": "s-A100", "runtime": 5}, {"flavor": "s-A100", "time": 5}),
+    ],
+)  # fmt: skip
+def test_resources_are_options(given: dict[str, Any], options: dict[str, Any]) -> None:
+    assert job_options({"_cores": 4, "tmpdir": "/tmp", "gpu_manufacturer": None, **given}, 4) == options
+
+
+@pytest.mark.parametrize("name", ["slurm_extra", "constraint"])
+def test_what_would_be_ignored_is_refused(name: str) -> None:
+    with pytest.raises(WorkflowError, match=name):
+        job_options({name: "x"}, 1)
