@@ -13,7 +13,7 @@ import msgspec
 from gpusched.client import options
 from gpusched.client.context import Client
 from gpusched.client.request import SubmitRequest
-from gpusched.client.sizing import ResourceRequest, SizedRequest, elastic_of, partition_of, size, whole_nodes
+from gpusched.client.sizing import ResourceRequest, SizedRequest, partition_of, size, whole_nodes
 from gpusched.client.tasks import TaskRequest, size_by_tasks
 from gpusched.config.accounts import max_time_limit, with_group_and_class
 from gpusched.config.plugins import all_bare
@@ -268,9 +268,17 @@ def _resize_request(
 
 
 def _elastic(request: SubmitRequest, parts: _Parts) -> Elastic:
-    rules = parts.resize.rules
-    cooldown_s = rules.cooldown_s if request.cooldown is None else request.cooldown
-    return elastic_of(parts.sized, parts.resources, parts.resize.sizes, request.batch or rules.batch, cooldown_s)
+    rules, (gpus, cores, memory_mib) = parts.resize.rules, (parts.sized.nodes * amount for amount in parts.needs)
+    return Elastic(
+        sizes=parts.resize.sizes,
+        base_gpus=gpus,
+        base_cores=cores,
+        base_memory_mib=memory_mib,
+        cores=parts.resources.core_range,
+        memory_mib=parts.resources.memory_range,
+        batch=request.batch or rules.batch,
+        cooldown_s=rules.cooldown_s if request.cooldown is None else request.cooldown,
+    )
 
 
 def _drop_impossible_sizes(spec: JobSpec, partition: Partition) -> JobSpec:
