@@ -189,6 +189,27 @@ def test_names_of_several_lines_are_joined_once(site: Site) -> None:
     assert (spec.nodelist, spec.exclude) == (("g02", "g01"), ("g03",))
 
 
+@pytest.mark.parametrize(
+    ("partitions", "size", "chosen"),
+    [
+        ("gpu,old", ["-G", "4"], "gpu"),
+        ("cpu, old,gpu", ["-G", "4", "-N", "1"], "old"),
+        ("cpu,old,gpu", ["-G", "8", "-N", "1"], "gpu"),
+        ("old,gpu", ["-n", "4", "--gpus-per-task", "2", "-N", "1"], "gpu"),
+    ],
+)
+def test_of_several_partitions_the_first_that_can_hold_it(
+    site: Site, partitions: str, size: list[str], chosen: str
+) -> None:
+    assert submitted(site, "#!/bin/sh\n", "-p", partitions, *size).partition == chosen
+
+
+def test_if_none_can_hold_it_the_first_ones_error_is_told(site: Site) -> None:
+    said = refused(site, "#!/bin/sh\n", "-p", "old,gpu", "-G", "16", "-N", "1")
+    assert said == "partition old has no 1 nodes that can hold the job"
+    assert refused(site, "#!/bin/sh\n", "-p", "gpu,nowhere", "-G", "1").startswith("there is no partition 'nowhere'")
+
+
 def test_what_comes_of_several_lines_is_said_with_them(site: Site) -> None:
     script = "#!/bin/sh\n#SBATCH --nodes=3\n#SBATCH --gpus=8\n#SBATCH -J x\ntrue\n"
     said = refused(site, script, "-p", "gpu")
