@@ -173,7 +173,7 @@ def _as_typed(name: str, value: Any) -> Any:
             return value
         case _ if name == "dependency":
             return _depend_on(value)
-        case range() | Sequence():
+        case Iterable():
             return ",".join(map(str, value))
     return str(value)
 

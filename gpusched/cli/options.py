@@ -76,11 +76,11 @@ class CommandLine(NamedTuple):
 
 
 def with_options(*without: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command the options of a job except those in ``without``; its first argument is then a `CommandLine`."""
+    """Give a command, whose first argument is a `CommandLine`, the options of a job; without those in ``without``."""
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [*_parameters(without), *own]
+        parameters = [p for p in (*_parameters(), *own) if p.name not in without]
 
         @functools.wraps(command)
         def run(context: Any, **given: Any) -> int:
@@ -94,7 +94,7 @@ def with_options(*without: str) -> Callable[[Callable[..., int]], Callable[..., 
     return decorate
 
 
-def _parameters(without: Sequence[str] = ()) -> list[inspect.Parameter]:
+def _parameters() -> list[inspect.Parameter]:
     """Return typer's parameters. It gets text of what has a parser of its own, and a None of what was left out."""
     found: dict[str, Any] = {"context": (typer.Context, inspect.Parameter.empty), "command": (_COMMAND, None)}
     for name, option in OPTIONS.items():
@@ -105,11 +105,7 @@ def _parameters(without: Sequence[str] = ()) -> list[inspect.Parameter]:
         declared = typer.Option(*option.names.split(), help=option.help, autocompletion=offered)
         found[name] = Annotated[kind, declared], default
     keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return [
-        inspect.Parameter(name, keyword, default=default, annotation=kind)
-        for name, (kind, default) in found.items()
-        if name not in without
-    ]
+    return [inspect.Parameter(n, keyword, default=default, annotation=kind) for n, (kind, default) in found.items()]
 
 
 def _given(context: Any) -> dict[str, Any]:
@@ -129,7 +125,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
         UsageError: They are not options of a job.
     """
     try:
-        with _own_parser().make_context("gpusched submit", list(words)) as context:
+        with _parser("wrap").make_context("gpusched submit", list(words)) as context:
             given = _given(context)
     except _CLICK_EXCEPTION as error:
         raise UsageError(_message(error), "'gpusched submit --help' has all options") from None
@@ -146,7 +142,7 @@ def parse_sbatch(words: Sequence[str], site: ScriptContext) -> tuple[dict[str, A
     """
     from gpusched.client.script.sbatch import translate_command_line
 
-    command = _sbatch_parser()
+    command = _parser()
     words, _ = translate_command_line(words, _own_options(command.params), lambda: site)
     try:
         with command.make_context("gpusched submit", list(words)) as context:
@@ -161,26 +157,13 @@ def _message(error: Any) -> str:
 
 
 @functools.cache
-def _own_parser() -> Any:
-    @with_options()
-    def line(line: CommandLine) -> int:
+def _parser(*without: str) -> Any:
+    @with_options(*without)
+    def submit(line: CommandLine, wrap: Annotated[str | None, typer.Option("--wrap")] = None) -> int:
         return 0
 
-    return _parser(line)
-
-
-@functools.cache
-def _sbatch_parser() -> Any:
-    @with_options()
-    def sbatch(line: CommandLine, wrap: Annotated[str | None, typer.Option("--wrap")] = None) -> int:
-        return 0
-
-    return _parser(sbatch)
-
-
-def _parser(function: Callable[..., int]) -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(add_help_option=False, context_settings={"allow_interspersed_args": False})(function)
+    app.command(add_help_option=False, context_settings={"allow_interspersed_args": False})(submit)
     command = typer.main.get_command(app)
     use_fast_conversion(command)
     return command
