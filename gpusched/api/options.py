@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ class Options(TypedDict, total=False):
     None means not given. Numbers may be given as numbers and lists as lists; strings mean the same as on the command
     line.
 
-    Their documentation (``help(Options)``) is that of the table of options.
+    What each means is in the table of options, `gpusched.client.request.SubmitRequest`.
     """
 
     name: str | None
@@ -120,7 +121,7 @@ def _documentation() -> Iterator[str]:
         yield f"    {name}: " + re.sub("(?<!`)--([a-z-]+)", lambda m: f"``{m[1].replace('-', '_')}``", text)
 
 
-Options.__doc__ = "\n".join([f"{Options.__doc__}", "Attributes:", *_documentation()])
+Options.__doc__ = "\n".join([inspect.cleandoc(Options.__doc__ or ""), "", "Attributes:", *_documentation()])
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
