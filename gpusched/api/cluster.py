@@ -137,7 +137,7 @@ class Cluster:
         words = shlex.split(command) if isinstance(command, str) else list(command)
         if not all(isinstance(word, str) for word in words):
             raise TypeError(f"a command is a list of strings, found {words!r}"[:200])
-        if wrong := given.keys() & set(options.FUNCTION_ONLY):
+        if wrong := given.keys() & options.FUNCTION_ONLY.keys():
             raise UsageError(f"{min(wrong)} is for functions, not commands")
         return self._watch([Job[int](self, self._queue(*options.request(given, words)))])[0]
 

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from gpusched.cli import activity, complete, output
-from gpusched.cli.options import WithSbatch, with_request
+from gpusched.cli.options import CommandLine, WithSbatch, with_options
 from gpusched.client.context import Client
-from gpusched.client.submit import SubmitRequest
+from gpusched.client.request import SubmitRequest
 
 app = typer.Typer()
 
@@ -41,12 +41,12 @@ class _Screen:
 
 
 @app.command("run", cls=WithSbatch, context_settings={"allow_interspersed_args": False})
-@with_request(
-    "array", "chain", "requeue", "preemptible", "resizable", "sizes", "base", "batch", "cooldown", "output_file",
+@with_options(
+    "array", "chain", "requeue", "preemptible", "resizable", "sizes", "base_gpus", "batch", "cooldown", "output",
     "error", "hold", "open_mode",
 )  # fmt: skip
 def run(
-    request: SubmitRequest,
+    line: CommandLine,
     pty: Annotated[bool, typer.Option("--pty", help="Allocate a terminal: gpusched run --gpus 1 --pty bash.")] = False,
     forward: ForwardOption = None,
 ) -> int:
@@ -59,7 +59,7 @@ def run(
     from gpusched.client.forwarding import Forwards
 
     client = Client()
-    prepared = shell.prepare_session(client, request, pty)
+    prepared = shell.prepare_session(client, SubmitRequest(**line.given), pty)
     return shell.run(client, prepared, Forwards(forward or ()), _Screen())
 
 

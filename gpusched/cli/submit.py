@@ -6,12 +6,12 @@ import os
 from collections.abc import Sequence
 from typing import Annotated
 
-import msgspec
 import typer
 
 from gpusched.cli import options, output
 from gpusched.client.context import Client
-from gpusched.client.submit import SubmitRequest, prepare, submit
+from gpusched.client.request import SubmitRequest
+from gpusched.client.submit import prepare, submit
 from gpusched.config.users import user_name
 from gpusched.config.validate import known_partition, may_share
 from gpusched.errors import UsageError
@@ -22,10 +22,9 @@ app = typer.Typer()
 
 
 @app.command("submit", cls=options.WithSbatch, context_settings={"allow_interspersed_args": False})
-@options.with_request()
+@options.with_options()
 def submit_command(
-    request: SubmitRequest,
-    context: typer.Context,
+    line: options.CommandLine,
     wrap: Annotated[str | None, typer.Option("--wrap", help="A shell command to run as the job script.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it ends; exit with the job's code.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and explain; do not queue.")] = False,
@@ -38,9 +37,8 @@ def submit_command(
     stdin, as sbatch does.
     """
     client = Client()
-    typed_notes = context.meta.get("gpusched.notes", ())
-    prepared, notes = _prepare(client, request, context, wrap)
-    notes = (*typed_notes, *notes)
+    prepared, notes = _prepare(client, line, wrap)
+    notes = (*line.notes, *notes)
     if prepared.spec.elastic is not None and client.inventory.settings.job_dirs is None:
         output.note(
             "without settings.job_dirs, GPUSCHED_JOB_DIR is local to a node: keep checkpoints where all nodes see them"
@@ -66,12 +64,11 @@ def submit_command(
     return worst_exit_code(wait_for_ids(client, [job_id], None))
 
 
-def _prepare(
-    client: Client, request: SubmitRequest, context: typer.Context, wrap: str | None
-) -> tuple[Submit, Sequence[str]]:
+def _prepare(client: Client, line: options.CommandLine, wrap: str | None) -> tuple[Submit, Sequence[str]]:
     """Prepare a job script or a command; return it with notes on lines of the script without effect."""
-    words, command = context.meta["gpusched.words"], request.command
-    behind_dashes = len(words) > len(command) and words[len(words) - len(command) - 1] == "--"
+    request = SubmitRequest(**line.given)
+    command = request.command
+    behind_dashes = len(line.words) > len(command) and line.words[-len(command) - 1] == "--"
     if command and (wrap is not None or behind_dashes or not _may_be_script(command[0])):
         if wrap is not None:
             raise UsageError("--wrap already gives the command", "use one of the two")
@@ -89,20 +86,17 @@ def _prepare(
         script = None if taken else source.from_stdin(wait=request.image is None)
     if script is None:
         return _prepared(client, request)
-    typed = options.typed_options(context)
     read = layers.read_options(script, options.parse, client.inventory, current_folder(), user_name(os.getuid()))
     for note in read.notes:
         output.note(note)
     try:
-        request = options.request_of(layers.merge_typed(read, typed))
+        request = layers.request_of(layers.merge_typed(read, line.given), script)
         if script.where == "stdin" and _reads_stdin(request):
             raise UsageError("--secret: stdin is already used for the script", "use NAME or NAME=@FILE")
-        name = request.name if request.name is not None else script.name
-        request = msgspec.structs.replace(request, command=command[1:], name=name, script=script.text)
         prepared, notes = _prepared(client, request)
         return prepared, (*read.notes, *notes)
     except UsageError as error:
-        raise layers.with_origin(error, read, typed) from None
+        raise layers.with_origin(error, read, line.given) from None
 
 
 def _prepared(client: Client, request: SubmitRequest) -> tuple[Submit, Sequence[str]]:

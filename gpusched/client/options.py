@@ -1,12 +1,17 @@
-"""Parse the option values of ``submit``. Pure, except for reading files and variables that an option names."""
+"""Parse the option values of ``submit``: (option, text) -> value.
+
+Pure, except for the clock, and at the end of the file, for values that depend on where a job is submitted: files,
+variables and the current folder.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_LINKS, MAX_SIZES, MAX_VALUE_BYTES, SIGNALS, check_text
 from gpusched.errors import UsageError
@@ -29,9 +34,36 @@ def unix_time(option: str, text: str, now: float) -> float:
     return _parse(option, text, lambda t: parse_time(t, now))
 
 
-def begin(text: str | None, now: float) -> float | None:
-    """Return a Unix time in seconds, or None if the option is not given."""
-    return None if text is None else _parse("--begin", text, lambda t: parse_time(t, now))
+def begin(option: str, text: str) -> float:
+    """Return a Unix time in seconds."""
+    return unix_time(option, text, time.time())
+
+
+def duration_or_zero(option: str, text: str) -> int | None:
+    """Return seconds; 0 for ``0``."""
+    return 0 if text in ("0", "0s") else duration(option, text)
+
+
+def memory(option: str, text: str) -> int:
+    """Return MiB."""
+    return _parse(option, text, parse_memory_mib)
+
+
+def memory_or_zero(option: str, text: str) -> int:
+    """Return MiB; 0 for ``0``."""
+    return 0 if text == "0" else memory(option, text)
+
+
+def one_of(*allowed: str, note: str = "") -> Callable[[str, str], Any]:
+    """Return a parser of words; ``note`` follows them in its error."""
+    expected = " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1]))) + note
+
+    def word(option: str, text: str) -> str:
+        if text not in allowed:
+            raise UsageError(f"{option}: found {text[:40]!r}, expected {expected}")
+        return text
+
+    return word
 
 
 def _parse(option: str, text: str, parse: Callable[[str], T]) -> T:
@@ -41,41 +73,42 @@ def _parse(option: str, text: str, parse: Callable[[str], T]) -> T:
         raise UsageError(f"{option}: found {text[:80]!r}, expected {error}") from None
 
 
-def array(text: str | None) -> tuple[tuple[int, ...] | None, int | None]:
-    """Return the indices and how many tasks may run at once, of ``0-9``, ``0-30:5`` or ``1,3,7-9``, perhaps ``%2``."""
-    if text is None:
-        return None, None
+class ArrayTasks(NamedTuple):
+    """The indices of an array, and how many of its tasks may run at once (None: all)."""
+
+    indices: tuple[int, ...]
+    max_running: int | None = None
+
+
+def array(option: str, text: str) -> ArrayTasks:
+    """Return the tasks of ``0-9``, ``0-30:5`` or ``1,3,7-9``, perhaps with ``%2``: how many may run at once."""
     indices, percent, max_running = text.partition("%")
     found: set[int] = set()
     count = 0
     for part in indices.split(","):
         match = _SPAN.fullmatch(part.strip())
         if match is None:
-            raise UsageError(f"--array: found {text[:80]!r}, expected such as 0-9, 0-30:5, 1,3,7 or 0-99%10")
+            raise UsageError(f"{option}: found {text[:80]!r}, expected such as 0-9, 0-30:5, 1,3,7 or 0-99%10")
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or step < 1:
-            raise UsageError(f"--array: {part.strip()} contains no index", "write the smaller number first")
+            raise UsageError(f"{option}: {part.strip()} contains no index", "write the smaller number first")
         count += (last - first) // step + 1
         if count > MAX_ARRAY_TASKS:  # before they are made
-            raise UsageError(f"--array: at most {MAX_ARRAY_TASKS} tasks")
+            raise UsageError(f"{option}: at most {MAX_ARRAY_TASKS} tasks")
         found.update(range(first, last + 1, step))
     if percent and not (re.fullmatch(r"[0-9]{1,7}", max_running) and int(max_running) > 0):
         raise UsageError(
-            f"--array: % must be followed by the number of tasks that may run at once, found {max_running[:40]!r}"
+            f"{option}: % must be followed by the number of tasks that may run at once, found {max_running[:40]!r}"
         )
-    return tuple(sorted(found)), int(max_running) if percent else None
+    return ArrayTasks(tuple(sorted(found)), int(max_running) if percent else None)
 
 
-def sizes(gpus: str | None, listed: str | None, resizable: bool) -> tuple[int, ...]:
-    """Return the possible GPU counts, ascending, of ``--gpus 4``, ``--gpus 1-8`` and ``--sizes 1,2,4``; () if unset."""
-    text, option = (gpus, "--gpus") if listed is None else (listed, "--sizes")
-    if text is None:
-        return ()
+def sizes(option: str, text: str) -> tuple[int, ...]:
+    """Return the possible GPU counts, ascending, of ``--gpus 4``, ``--gpus 1-8`` or ``--sizes 1,2,4``."""
     expected = "a number, or with --resizable 1-8" if option == "--gpus" else "numbers such as 1,2,4,8"
     words = text.split(",") if option == "--sizes" else [text]
-    matches = [re.fullmatch(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?", word.strip()) for word in words]
     found: set[int] = set()
-    for match in matches:
+    for match in [re.fullmatch(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?", word.strip()) for word in words]:
         if match is None or (option == "--sizes" and match[2]):
             raise UsageError(f"{option}: found {text[:80]!r}, expected {expected}")
         first, last = int(match[1]), int(match[2] or match[1])
@@ -84,38 +117,41 @@ def sizes(gpus: str | None, listed: str | None, resizable: bool) -> tuple[int, .
                 f"{option}: {match[0]} is not a range of at most {MAX_SIZES} sizes", "write the smaller number first"
             )
         found.update(range(first, last + 1))
-    if len(found) > 1 and not resizable:
-        raise UsageError(f"{option}: several sizes are only for resizable jobs", "add --resizable")
-    if listed is not None and gpus is not None:
-        raise UsageError("--sizes and --gpus cannot be combined", "use one of the two")
     return tuple(sorted(found))
 
 
+def either_sizes(gpus: tuple[int, ...] | None, listed: tuple[int, ...] | None, resizable: bool) -> tuple[int, ...]:
+    """Return the GPU counts of ``--gpus`` or ``--sizes``; () if neither is given."""
+    found = (gpus if listed is None else listed) or ()
+    if len(found) > 1 and not resizable:
+        option = "--gpus" if listed is None else "--sizes"
+        raise UsageError(f"{option}: several sizes are only for resizable jobs", "add --resizable")
+    if listed is not None and gpus is not None:
+        raise UsageError("--sizes and --gpus cannot be combined", "use one of the two")
+    return found
+
+
 Amount = int | tuple[int, int] | None
-"""A number, or (minimum, maximum)."""
+"""A number, or of a resizable job (minimum, maximum)."""
 
 
-def cores(text: str | None, resizable: bool) -> Amount:
-    """Return the cores of ``12``, or for a resizable job of ``2-12``; None if the option is not given."""
-    return _amount("--cpus", text, _parse_int, resizable)
+def cores(option: str, text: str) -> Amount:
+    """Return the cores of ``12`` or ``2-12``."""
+    return _amount(option, text, _parse_int)
 
 
-def memory(text: str | None, resizable: bool) -> Amount:
-    """Return the MiB of ``64G``, or for a resizable job of ``16G-64G``; None if the option is not given."""
-    return _amount("--mem", text, parse_memory_mib, resizable)
+def memory_or_range(option: str, text: str) -> Amount:
+    """Return the MiB of ``64G`` or ``16G-64G``."""
+    return _amount(option, text, parse_memory_mib)
 
 
-def _amount(option: str, text: str | None, parse: Callable[[str], int], resizable: bool) -> Amount:
-    if text is None:
-        return None
+def _amount(option: str, text: str, parse: Callable[[str], int]) -> Amount:
     minimum, is_range, maximum = text.strip().partition("-")
     if not is_range or not minimum:
         return _parse(option, text, parse)
     found = _parse(option, minimum, parse), _parse(option, maximum, parse)
     if found[0] > found[1]:
         raise UsageError(f"{option}: {text[:80]} is no range", "write the smaller number first")
-    if not resizable:
-        raise UsageError(f"{option}: a range is only for resizable jobs", "add --resizable")
     return found
 
 
@@ -125,52 +161,32 @@ def _parse_int(text: str) -> int:
     return int(text)
 
 
-def base_size(found: tuple[int, ...], base_gpus: int | None) -> int | None:
+def split_amount(option: str, amount: Amount, resizable: bool) -> tuple[int | None, tuple[int, int] | None]:
+    """Return the number and the range, of which one at most is given."""
+    if not isinstance(amount, tuple):
+        return amount, None
+    if not resizable:
+        raise UsageError(f"{option}: a range is only for resizable jobs", "add --resizable")
+    return None, amount
+
+
+def base_size(found: tuple[int, ...], base: int | None) -> int | None:
     """Return the size that the job was tuned for: as given, else the smallest of its sizes."""
-    if base_gpus is not None and base_gpus not in found:
-        raise UsageError(f"--base-gpus {base_gpus} is not one of its sizes", "see --gpus and --sizes")
-    return base_gpus if base_gpus is not None else found[0] if found else None
+    if base is not None and base not in found:
+        raise UsageError(f"--base-gpus {base} is not one of its sizes", "see --gpus and --sizes")
+    return base if base is not None else found[0] if found else None
 
 
-def max_spread(text: str | None) -> Literal["", "server", "rack", "any"]:
-    """Return how far apart the nodes may be; "" if the option is not given."""
-    if text is None:
-        return ""
-    if text not in ("server", "rack", "any"):
-        raise UsageError(f"--max-spread: found {text[:40]!r}, expected server, rack or any")
-    return text  # type: ignore[return-value]
+class WarningSignal(NamedTuple):
+    """A name without SIG, the seconds before the limit, and whether only the script gets it (``B:``)."""
+
+    name: str = "TERM"
+    before_s: int | None = None
+    batch: bool = False
 
 
-def share(text: str | None) -> Literal["", "pairs"]:
-    """Return with whom the job may share its GPUs; "" if the option is not given."""
-    if text not in (None, "pairs"):
-        raise UsageError(f"--share: found {text[:40]!r}, expected pairs (with one other job)")
-    return "pairs" if text else ""
-
-
-def memory_of(option: str, text: str | None) -> int | None:
-    """Return the MiB per GPU, core or node; None if the option is not given."""
-    return None if text is None else _parse(option, text, parse_memory_mib)
-
-
-def placement_wait(text: str | None) -> int | None:
-    """Return seconds, 0 for no wait; None if the option is not given."""
-    return 0 if text in ("0", "0s") else duration("--placement-wait", text)
-
-
-def batch(text: str | None) -> Literal["fixed", "scale"] | None:
-    """Return whether the batch is fixed or scales with the size; None if the option is not given."""
-    if text is None:
-        return None
-    if text not in ("fixed", "scale"):
-        raise UsageError(f"--batch: found {text[:40]!r}, expected fixed or scale")
-    return text  # type: ignore[return-value]
-
-
-def signal(text: str | None) -> tuple[str, int | None, bool]:
-    """Return the name without SIG, the seconds before the limit, and whether only the script gets it (``B:``)."""
-    if text is None:
-        return "TERM", None, False
+def signal(option: str, text: str) -> WarningSignal:
+    """Return the signal of ``USR1``, ``10@60`` or ``B:USR1@60``."""
     batch = text.startswith("B:")
     name, has_seconds, seconds = text.removeprefix("B:").partition("@")
     name = name.strip().upper().removeprefix("SIG")
@@ -180,15 +196,16 @@ def signal(text: str | None) -> tuple[str, int | None, bool]:
         number = int(name[:4])
         name = next((s.name.removeprefix("SIG") for s in signals.Signals if s == number), name)
     if name not in SIGNALS or (has_seconds and not re.fullmatch(r"[0-9]{1,9}", seconds)):
-        raise UsageError(f"--signal: found {text[:80]!r}, expected such as TERM, USR1@60, 10@60 or B:USR1@60")
-    return name, int(seconds) if has_seconds else None, batch
+        raise UsageError(f"{option}: found {text[:80]!r}, expected such as TERM, USR1@60, 10@60 or B:USR1@60")
+    return WarningSignal(name, int(seconds) if has_seconds else None, batch)
 
 
-def dependencies(text: str | None, resolve: Callable[[str], str]) -> tuple[Dependency, ...]:
-    """Return the dependencies of ``afterok:ID[:ID],singleton``; a bare ``ID`` means afterany."""
+def dependencies(option: str, text: str) -> tuple[Dependency, ...]:
+    """Return the dependencies of ``afterok:ID[:ID],singleton``, ids as typed; a bare ``ID`` means afterany."""
     found = []
     kinds = [kind for kind in DependencyKind if kind not in WITHOUT_ID]
-    for clause in _clauses(text):
+    for clause in re.split(r",(?![^\[]*\])", text.strip()):  # at commas outside brackets: ID_[1,3] is one clause
+        clause = clause.strip()
         if clause.lower() == DependencyKind.SINGLETON:
             found.append(Dependency(DependencyKind.SINGLETON))
             continue
@@ -197,26 +214,42 @@ def dependencies(text: str | None, resolve: Callable[[str], str]) -> tuple[Depen
         if kind not in kinds or not all(names):
             listed = ", ".join(kinds)
             raise UsageError(
-                f"--dependency: found {clause[:80]!r}, expected KIND:ID[:ID...] with KIND one of {listed}; or singleton"
+                f"{option}: found {clause[:80]!r}, expected KIND:ID[:ID...] with KIND one of {listed}; or singleton"
             )
-        found += [Dependency(DependencyKind(kind), resolve(name)) for name in names]
+        found += [Dependency(DependencyKind(kind), name) for name in names]
     return tuple(found)
 
 
-def _clauses(text: str | None) -> list[str]:
-    """Split at commas outside brackets: ``ID_[1,3]`` is one clause."""
-    return [part.strip() for part in re.split(r",(?![^\[]*\])", text)] if text is not None else []
+def names(option: str, values: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of repeated and comma-separated options, without repeats, in order."""
+    return tuple(dict.fromkeys(n.strip() for v in values for n in v.split(",") if n.strip()))
 
 
-def chain(links: int | None, request_array: str | None) -> int | None:
-    """Return the number of jobs in a chain; None for a single job."""
+def mail(option: str, address: str) -> str:
+    """Return the mail address."""
+    if not is_address(address):
+        raise UsageError(f"{option}: found {address[:80]!r}, expected an address such as ada@example.org, or a user")
+    return address
+
+
+def notify(option: str, values: Sequence[str]) -> tuple[NoticeKind, ...]:
+    """Return the kinds of notices."""
+    try:
+        return kinds_of(word.strip() for value in values for word in value.split(","))
+    except ValueError as error:
+        word, known = str(error), (*NoticeKind, "all")
+        raise UsageError(f"{option}: there is no notice '{word[:40]}'{did_you_mean(word, known)}") from None
+
+
+def chain(links: int | None, array_tasks: ArrayTasks | None) -> ArrayTasks | None:
+    """Return the tasks of a chain: an array that runs one at a time."""
     if links is None:
-        return None
-    if request_array is not None:
+        return array_tasks
+    if array_tasks is not None:
         raise UsageError("--chain and --array cannot be combined", "use one of them")
     if not 1 < links <= MAX_LINKS:
         raise UsageError(f"--chain: 2 to {MAX_LINKS} jobs, found {links}")
-    return links
+    return ArrayTasks(tuple(range(1, links + 1)), 1)
 
 
 def environment(values: Sequence[str], caller: Mapping[str, str]) -> dict[str, str]:
@@ -290,11 +323,6 @@ def mounts(values: Sequence[str], cwd: str) -> tuple[Mount, ...]:
     return tuple(found)
 
 
-def names(values: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of repeated and comma-separated options, without repeats, in order."""
-    return tuple(dict.fromkeys(n.strip() for v in values for n in v.split(",") if n.strip()))
-
-
 def output_path(option: str, text: str | None, cwd: str) -> str | None:
     """Return the absolute path of the output file; a ``%`` in the current folder's name is escaped."""
     if text is None:
@@ -302,30 +330,3 @@ def output_path(option: str, text: str | None, cwd: str) -> str | None:
     if not text:
         raise UsageError(f"{option} is empty")
     return text if os.path.isabs(text) else os.path.normpath(os.path.join(cwd.replace("%", "%%"), text))
-
-
-def appends(text: str | None) -> bool:
-    """Return whether a start of the job appends to its output files; by default each start truncates them."""
-    if text not in (None, "append", "truncate"):
-        raise UsageError(f"--open-mode: found {text[:40]!r}, expected append or truncate")
-    return text == "append"
-
-
-def mail(address: str | None, notify: Sequence[str]) -> str:
-    """Return the mail address for notices about the job; "" for none."""
-    if address is None:
-        if notify:
-            raise UsageError("--notify: nobody to notify", "add --mail ADDRESS")
-        return ""
-    if not is_address(address):
-        raise UsageError(f"--mail: found {address[:80]!r}, expected an address such as ada@example.org, or a user")
-    return address
-
-
-def notify(values: Sequence[str]) -> tuple[str, ...]:
-    """Return the kinds of notices; () for the default ones."""
-    try:
-        return kinds_of(word.strip() for value in values for word in value.split(","))
-    except ValueError as error:
-        word, known = str(error), (*NoticeKind, "all")
-        raise UsageError(f"--notify: there is no notice '{word[:40]}'{did_you_mean(word, known)}") from None

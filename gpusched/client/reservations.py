@@ -61,8 +61,8 @@ def reserve(client: Client, request: ReservationRequest, *, maintenance: bool) -
         raise UsageError(f"reservation {name} already exists", f"gpusched reservations change {name}")
     reservation = Reservation(
         name=name, nodes=_nodes(client, request, existing, begin, end), begin=begin, end=end,
-        users=options.names(request.users), groups=options.names(request.groups), maintenance=maintenance,
-        reason=request.reason,
+        users=options.names("--users", request.users), groups=options.names("--groups", request.groups),
+        maintenance=maintenance, reason=request.reason,
     )  # fmt: skip
     check_reservation(reservation, client.inventory, existing, now)
     what = "maintenance" if maintenance else "reserve"
@@ -82,8 +82,8 @@ def change(client: Client, name: str, request: ReservationRequest) -> Reservatio
         end = _end(request, start, now)
     nodes = expand_hosts(request.nodes) if request.nodes else None
     command = ChangeReservation(
-        time=now, name=name, nodes=nodes, begin=begin, end=end, users=options.names(request.users) or None,
-        groups=options.names(request.groups) or None, reason=request.reason or None,
+        time=now, name=name, nodes=nodes, begin=begin, end=end, users=options.names("--users", request.users) or None,
+        groups=options.names("--groups", request.groups) or None, reason=request.reason or None,
     )  # fmt: skip
     changed = changed_by(command, current, now)
     if changed == current:

@@ -15,7 +15,7 @@ import msgspec
 
 from gpusched.client.script import layers, source
 from gpusched.client.script.values import ScriptContext
-from gpusched.client.submit import SubmitRequest, Submitter, build_submission
+from gpusched.client.submit import Submitter, build_submission
 from gpusched.config.plugins import all_bare
 from gpusched.errors import UsageError
 from gpusched.model import ids
@@ -34,13 +34,8 @@ class Parsers(Protocol):
     def parse(self, words: Sequence[str]) -> Mapping[str, Any]:
         """Parse the arguments of one line of a script."""
 
-    def parse_sbatch(
-        self, words: Sequence[str], site: ScriptContext
-    ) -> tuple[dict[str, Any], tuple[str, ...], str | None]:
-        """Parse a command line: the options, the arguments after them, and the value of ``--wrap``."""
-
-    def request_of(self, given: Mapping[str, Any]) -> SubmitRequest:
-        """Return the request for these options."""
+    def parse_sbatch(self, words: Sequence[str], site: ScriptContext) -> tuple[dict[str, Any], str | None]:
+        """Parse a command line: the options and the command, and the value of ``--wrap``."""
 
 
 def prepare(parsers: Parsers, inventory: Inventory, job: JobRecord, ask: AskReading) -> Submit | int:
@@ -50,7 +45,8 @@ def prepare(parsers: Parsers, inventory: Inventory, job: JobRecord, ask: AskRead
         UsageError: The first thing wrong, in one line.
     """
     words, cwd = ask.words[1:], _folder(job, ask.cwd, inventory)
-    typed, rest, wrap = parsers.parse_sbatch(words, ScriptContext(inventory, cwd, []))
+    typed, wrap = parsers.parse_sbatch(words, ScriptContext(inventory, cwd, []))
+    rest = typed["command"]
     name = rest[0] if rest and rest[0] != "-" else ""
     if wrap is not None:
         if rest:
@@ -65,9 +61,7 @@ def prepare(parsers: Parsers, inventory: Inventory, job: JobRecord, ask: AskRead
     try:
         given = layers.merge_typed(read, typed)
         secrets = _secrets(given.pop("secret", ()), job)
-        request = parsers.request_of(_with_job_defaults(given, job, inventory))
-        named = request.name if request.name is not None else script.name
-        request = msgspec.structs.replace(request, command=rest[1:], name=named, script=script.text)
+        request = layers.request_of(_with_job_defaults(given, job, inventory), script)
         submitter = Submitter(job.user, lambda: cwd, job.spec.env, ids.normalise)
         submission = build_submission(inventory, request, submitter)
     except UsageError as error:
@@ -107,7 +101,8 @@ def _with_job_defaults(given: Mapping[str, Any], job: JobRecord, inventory: Inve
     if not _is_bare(options.get("partition") or inventory.default_partition or "", inventory):
         if job.spec.image is not None:
             options.setdefault("image", job.spec.image)
-        options.setdefault("mount", [f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in job.spec.mounts])
+        mounts = (f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in job.spec.mounts)
+        options.setdefault("mount", tuple(mounts))
     return options
 
 

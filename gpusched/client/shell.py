@@ -24,8 +24,10 @@ import msgspec
 from gpusched.client import relay
 from gpusched.client.context import Client
 from gpusched.client.forwarding import Forwards
+from gpusched.client.options import WarningSignal
+from gpusched.client.request import SubmitRequest
 from gpusched.client.resolve import Resolver, refusal
-from gpusched.client.submit import SubmitRequest, prepare, submit
+from gpusched.client.submit import prepare, submit
 from gpusched.client.wait import EXIT_CODES, REOPEN_S, exit_code
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.commands import Cancel, Submit
@@ -75,7 +77,7 @@ def prepare_session(client: Client, request: SubmitRequest, pty: bool) -> Submit
         raise UsageError("--pty needs a terminal as stdin", "omit it, or run it in a terminal")
     changes: dict[str, object] = {"preemptible": False, "resizable": False}
     if pty:  # an interactive shell does not hear TERM
-        changes["signal"] = request.signal or "HUP"
+        changes["signal"] = request.signal or WarningSignal("HUP")
         changes["env"] = (f"TERM={relay.terminal().name}", *request.env)
     prepared = prepare(client, msgspec.structs.replace(request, **changes))
     spec = msgspec.structs.replace(prepared.spec, session=client.inventory.settings.session_keep_s, pty=pty)

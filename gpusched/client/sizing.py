@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal
 
 import msgspec
 
@@ -16,7 +15,6 @@ from gpusched.config.validate import (
     usable_nodes,
 )
 from gpusched.errors import UsageError
-from gpusched.model.jobs import Elastic
 from gpusched.model.resources import Flavor, Inventory, Partition
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import amounts_of, count_of
@@ -255,23 +253,3 @@ def _time_limit(request: ResourceRequest, partition: Partition, flavor: Flavor |
     if not limits:
         raise UsageError(f"partition {partition.name} has no default time limit", "set one with -t")
     return min(limits)
-
-
-def elastic_of(
-    base: SizedRequest,
-    request: ResourceRequest,
-    sizes: tuple[int, ...],
-    batch: Literal["fixed", "scale"],
-    cooldown_s: int,
-) -> Elastic:
-    """Return the resizing limits of a job with this base size."""
-    return Elastic(
-        sizes=sizes,
-        base_gpus=base.nodes * base.gpus_per_node,
-        base_cores=base.nodes * base.cores_per_node,
-        base_memory_mib=base.nodes * base.memory_mib_per_node,
-        cores=request.core_range,
-        memory_mib=request.memory_range,
-        batch=batch,
-        cooldown_s=cooldown_s,
-    )

@@ -29,7 +29,7 @@ _LEASE_GIVES_WAY_S = 300.0
 """The lease is at an end on nodes that are reserved from then on."""
 
 _RUN_DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(("array", "output_file", "error", "wrap", *_WITHOUT_EQUIVALENT)),
+    **dict.fromkeys(("array", "output", "error", "wrap", *_WITHOUT_EQUIVALENT)),
     "requeue": True, "hold": False, "wait": False, "dry_run": False,
 }  # fmt: skip
 
@@ -199,13 +199,13 @@ def _options(given: Mapping[str, Any], *, sbatch: bool) -> Generator[str, None, 
         ("--account", "group"),
         ("--qos", "qos"),
         ("--mail-user", "mail"),
-        ("-o", "output_file"),
+        ("-o", "output"),
         ("-e", "error"),
     ):
         if given[name]:
             yield f"{option}{'=' * option.startswith('--')}{' ' * (len(option) == 2)}{_quoted(given[name])}"
     if given["mail"]:
-        notices = options.notify(given["notify"] or ()) or DEFAULT_NOTICE_KINDS
+        notices = options.notify("--notify", given["notify"] or ()) or DEFAULT_NOTICE_KINDS
         types = [next((name for name, words in MAIL.items() if words == (kind,)), "") for kind in notices]
         yield f"--mail-type={','.join(filter(None, types)) or 'NONE'}"
     if given["begin"]:
@@ -213,8 +213,8 @@ def _options(given: Mapping[str, Any], *, sbatch: bool) -> Generator[str, None, 
     nice = given["nice"] - given["priority"]  # Slurm's one adjustment; a higher value means a lower priority
     yield from [f"--nice={nice}"] * bool(nice)
     yield from ["--no-requeue"] * (not given["requeue"])
-    signal, before_s, batch = options.signal(given["signal"])
     if given["signal"]:
+        signal, before_s, batch = options.signal("--signal", given["signal"])
         direct = batch if _has_script(given) else nodes == 1
         yield f"--signal={'B:' * (sbatch and direct)}{signal}{'' if before_s is None else f'@{before_s}'}"
     if given["workdir"]:
@@ -228,23 +228,24 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
     """Yield the requested size in Slurm's options, as equal parts on nodes; return the number of nodes."""
     from gpusched.client import options
     from gpusched.client.context import Client
+    from gpusched.client.request import SubmitRequest, values_of
     from gpusched.client.sizing import ResourceRequest, partition_of, size
     from gpusched.config.validate import usable_nodes
     from gpusched.views.common import compress_names
 
     by_task = [f"{option}={_quoted(str(given[name]))}" for option, name in _TASK_OPTIONS if given[name] is not None]
     inventory = Client().inventory
-    sizes = options.sizes(given["gpus"], given["sizes"], bool(given["resizable"] or given["sizes"]))
-    cores = options.cores(given["cpus"], False)
-    memory = options.memory(given["mem"], False)
-    limit_s = options.duration("--time", given["time"])
+    shape = ("gpus", "sizes", "cpus", "mem", "time", "nodelist", "exclude", "gpu_type")
+    typed = SubmitRequest(**values_of({name: given[name] for name in shape if given[name]}))
+    sizes = options.either_sizes(typed.gpus, typed.sizes, bool(given["resizable"] or typed.sizes))
+    limit_s = typed.time
     request = ResourceRequest(
         partition=given["partition"], flavor=given["flavor"], nodes=given["nodes"],
-        gpus=options.base_size(sizes, given["base"]), gpus_per_node=given["gpus_per_node"],
-        cores=cores if isinstance(cores, int) else None, memory_mib=memory if isinstance(memory, int) else None,
+        gpus=options.base_size(sizes, given["base_gpus"]), gpus_per_node=given["gpus_per_node"],
+        cores=options.split_amount("--cpus", typed.cpus, False)[0],
+        memory_mib=options.split_amount("--mem", typed.mem, False)[0],
         time_limit_s=limit_s or 60,  # not used: without -t Slurm applies its own default
-        nodelist=options.names(given["nodelist"] or ()), exclude=options.names(given["exclude"] or ()),
-        gpu_types=options.names(given["gpu_type"] or ()),
+        nodelist=typed.nodelist, exclude=typed.exclude, gpu_types=typed.gpu_type,
     )  # fmt: skip
     try:
         partition = partition_of(request, inventory)
@@ -292,10 +293,10 @@ def _is_script(word: str) -> bool:
 
 
 def _spread(given: Mapping[str, Any], nodes: int) -> Iterator[str]:
-    from gpusched.client import options
+    from gpusched.client.request import values_of
 
-    spread = options.max_spread(given["max_spread"])
-    wait_s = options.placement_wait(given["placement_wait"])
+    placement = values_of({name: given[name] for name in ("max_spread", "placement_wait") if given[name]})
+    spread, wait_s = placement.get("max_spread"), placement.get("placement_wait")
     if spread == "server" and nodes == 1 and not given["nodes"]:
         yield "-N 1"
     if spread == "rack":
@@ -322,7 +323,7 @@ def _begin(text: str) -> str:
     """Return the time in Slurm's form, which has neither our units nor time zones."""
     from gpusched.client import options
 
-    begin = options.begin(text.strip(), 0.0) or 0.0
+    begin = options.unix_time("--begin", text.strip(), 0.0)
     if text.strip().startswith("now"):
         return f"now+{begin:.0f}"
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(begin))

@@ -1,4 +1,4 @@
-"""Turn the options of ``submit`` into a checked spec and one command file in the inbox."""
+"""Turn the options of ``submit``, parsed, into sizes, these into a checked spec, and that into one command file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import msgspec
 
 from gpusched.client import options
 from gpusched.client.context import Client
-from gpusched.client.sizing import ResourceRequest, SizedRequest, elastic_of, partition_of, size, whole_nodes
+from gpusched.client.request import SubmitRequest
+from gpusched.client.sizing import ResourceRequest, SizedRequest, partition_of, size, whole_nodes
 from gpusched.client.tasks import TaskRequest, size_by_tasks
 from gpusched.config.accounts import max_time_limit, with_group_and_class
 from gpusched.config.plugins import all_bare
@@ -31,70 +32,14 @@ from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import Dependency, DependencyKind, Elastic, JobSpec, Mount
+from gpusched.model.notices import kinds_of
 from gpusched.model.resources import Inventory, Partition, ResizeRules
 from gpusched.queue.inbox import MAX_COMMAND_BYTES, deliver_submit
 
-
-class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of ``submit`` as typed; ``script``: the text of a job script, with ``command`` as its arguments."""
-
-    command: tuple[str, ...] = ()
-    name: str | None = None
-    partition: str | None = None
-    flavor: str | None = None
-    nodes: int | None = None
-    gpus: str | None = None
-    gpus_per_node: int | None = None
-    cpus: str | None = None
-    mem: str | None = None
-    time: str | None = None
-    image: str | None = None
-    array: str | None = None
-    chain: int | None = None
-    dependency: str | None = None
-    begin: str | None = None
-    requeue: bool = True
-    preemptible: bool | None = None
-    resizable: bool | None = None
-    sizes: str | None = None
-    base_gpus: int | None = None
-    batch: str | None = None
-    cooldown: str | None = None
-    signal: str | None = None
-    priority: int = 0
-    nice: int = 0
-    env: tuple[str, ...] = ()
-    secret: tuple[str, ...] = ()
-    mount: tuple[str, ...] = ()
-    workdir: str | None = None
-    output: str | None = None
-    nodelist: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    gpu_type: tuple[str, ...] = ()
-    max_spread: str | None = None
-    placement_wait: str | None = None
-    exclusive: bool = False
-    share: str | None = None
-    gpu_mem: str | None = None
-    reservation: str | None = None
-    mail: str | None = None
-    notify: tuple[str, ...] = ()
-    hold: bool = False
-    comment: str = ""
-    group: str | None = None
-    qos: str | None = None
-    ntasks: int | None = None
-    ntasks_per_node: int | None = None
-    cpus_per_task: int | None = None
-    cpus_per_gpu: int | None = None
-    gpus_per_task: int | None = None
-    mem_per_node: str | None = None
-    mem_per_gpu: str | None = None
-    mem_per_cpu: str | None = None
-    error: str | None = None
-    slurm_env: bool | None = None
-    open_mode: str | None = None
-    script: str | None = None
+_AS_REQUESTED = (  # fields that the request and the spec have alike
+    "image", "command", "priority", "nice", "hold", "requeue", "nodelist", "exclude", "comment", "exclusive", "share",
+    "group", "qos", "reservation", "mail", "script",
+)  # fmt: skip
 
 
 class FunctionProgram(NamedTuple):
@@ -124,7 +69,7 @@ def prepare(
     program: FunctionProgram | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Submit:
-    """Parse and check everything; return the command to deliver, without its id.
+    """Size and check everything; return the command to deliver, without its id.
 
     ``program``: placed in the job's folder for ``command`` to run. ``environ``: see `Submitter`.
 
@@ -142,72 +87,52 @@ def prepare(
 def build_submission(
     inventory: Inventory, request: SubmitRequest, submitter: Submitter, program: FunctionProgram | None = None
 ) -> Submit:
-    """Parse and check everything that needs only the inventory; see `prepare`."""
+    """Size and check everything that needs only the inventory; see `prepare`."""
     now = time.time()
-    request = _in_one_partition(request, inventory)
-    shape = _request_parts(request, inventory)
-    tasks, resize, resources, sized, tasks_per_node = shape
-    array, max_running = options.array(request.array)
-    if links := options.chain(request.chain, request.array):  # an array that runs one task at a time
-        array, max_running = tuple(range(1, links + 1)), 1
-    signal, signal_before_s, signal_batch = options.signal(request.signal)
-    if signal_batch and request.script is None:
+    parts = _parts(request, inventory)
+    resize, sized = parts.resize, parts.sized
+    array = options.chain(request.chain, request.array)
+    signal = request.signal or options.WarningSignal()
+    if signal.batch and request.script is None:
         raise UsageError("--signal B: needs a job script", "omit B:")
+    if request.notify and not request.mail:
+        raise UsageError("--notify: nobody to notify", "add --mail ADDRESS")
     secrets = options.secrets(request.secret, submitter.environ)
     cwd = submitter.folder() if request.mount or request.output or request.error or request.script is not None else "/"
     mounts = options.mounts(request.mount, cwd)
-    partition = inventory.partition(sized.partition)
+    partition = known_partition(inventory, sized.partition)
     spec = JobSpec(
-        name=request.name if request.name is not None else _default_name(request),
+        **{name: getattr(request, name) for name in _AS_REQUESTED},
         **msgspec.structs.asdict(sized),
-        image=request.image,
-        command=request.command,
-        workdir=(
-            _workdir(request.script, mounts, cwd, partition, resources) if request.workdir is None else request.workdir
-        ),
+        **_placement(request, parts, partition),
+        name=request.name if request.name is not None else _default_name(request),
+        workdir=request.workdir if request.workdir is not None else _workdir(request, mounts, cwd, parts, partition),
         env=options.environment(request.env, submitter.environ),
         secret_names=tuple(secrets),
         mounts=mounts,
         output=options.output_path("--output", request.output, cwd),
         error=options.output_path("--error", request.error, cwd),
-        append=options.appends(request.open_mode),
-        dependencies=(
-            *options.dependencies(request.dependency, submitter.whole_id),
-            *([Dependency(DependencyKind.CHAIN)] if links else []),
-        ),
-        begin_time=options.begin(request.begin, now),
-        priority=request.priority,
-        nice=request.nice,
-        hold=request.hold,
-        requeue=request.requeue,
-        preemptible=_preemptible(request.preemptible, partition),
-        signal=signal,
-        signal_before_s=signal_before_s,
-        nodelist=resources.nodelist,
-        exclude=resources.exclude,
-        gpu_types=resources.gpu_types,
-        comment=request.comment,
-        elastic=_elastic(request, resize, resources, sized) if resize.resizable else None,
-        **_placement(request, tasks, sized, resize.resizable, inventory),
-        share=options.share(request.share),
-        gpu_memory_mib=options.memory_of("--gpu-mem", request.gpu_mem),
-        group=request.group or "",
-        qos=request.qos or "",
-        reservation=request.reservation or "",
-        mail=options.mail(request.mail, request.notify),
-        notify=options.notify(request.notify),
-        script=request.script,
-        signal_batch=signal_batch,
+        append=request.open_mode == "append",
+        dependencies=_dependencies(request, submitter),
+        begin_time=request.begin,
+        preemptible=request.preemptible if request.preemptible is not None else partition.preemptible,
+        signal=signal.name,
+        signal_before_s=signal.before_s,
+        signal_batch=signal.batch,
+        gpu_types=request.gpu_type,
+        elastic=_elastic(request, parts) if resize.resizable else None,
+        gpu_memory_mib=request.gpu_mem,
+        notify=kinds_of(request.notify),
         array_shape=_array_shape(array),
         submit_dir=cwd if request.script is not None else "",
-        tasks_per_node=tasks_per_node,
+        tasks_per_node=parts.tasks_per_node,
         gpus_per_task=request.gpus_per_task or 0,
-        memory_mib_per_cpu=tasks.mem_per_cpu_mib or 0,
-        slurm_env=request.slurm_env if request.slurm_env is not None else partition is not None and partition.slurm_env,
+        memory_mib_per_cpu=request.mem_per_cpu or 0,
+        slurm_env=request.slurm_env if request.slurm_env is not None else partition.slurm_env,
         function=program.function if program is not None else "",
     )
     if resize.filled_in:
-        spec = _drop_impossible_sizes(spec, known_partition(inventory, spec.partition))
+        spec = _drop_impossible_sizes(spec, partition)
     max_time_s = max_time_limit(submitter.user, spec.group, spec.qos, inventory)
     # Only a default limit is shortened to what the quotas allow; a requested one that exceeds them is refused.
     if request.time is None and max_time_s is not None and max_time_s < spec.time_limit_s:
@@ -215,7 +140,8 @@ def build_submission(
     validate_spec(spec, inventory)
     spec = with_group_and_class(spec, submitter.user, inventory)
     prepared = Submit(
-        time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets,
+        time=now, id="0" * ids.ID_LENGTH, spec=spec, secrets=secrets,
+        array=array.indices if array else None, max_running=array.max_running if array else None,
         program=program.text if program is not None else "",
         task_programs=program.of_tasks if program is not None else (),
     )  # fmt: skip
@@ -245,8 +171,8 @@ def _check_queued(client: Client, spec: JobSpec, user: str, count: int) -> None:
         PendingJobLimits(client.reader, quotas).check(user, spec, count)
 
 
-class _RequestParts(NamedTuple):
-    """The request, and the equal parts that it makes in one partition."""
+class _Parts(NamedTuple):
+    """What a request comes to in one partition: equal parts."""
 
     tasks: TaskRequest
     resize: _ResizeRequest
@@ -254,11 +180,41 @@ class _RequestParts(NamedTuple):
     sized: SizedRequest
     tasks_per_node: int
 
+    @property
+    def needs(self) -> tuple[int, int, int]:
+        """Return the GPUs, cores and MiB of a part."""
+        return self.sized.gpus_per_node, self.sized.cores_per_node, self.sized.memory_mib_per_node
 
-def _request_parts(request: SubmitRequest, inventory: Inventory) -> _RequestParts:
-    tasks = _tasks(request)
-    resize = _resize_request(request, tasks, inventory)
-    resources = _resources(request, tasks, resize)
+
+def _parts(request: SubmitRequest, inventory: Inventory) -> _Parts:
+    """Return the parts in the first of the requested partitions whose nodes, when free, can hold the job.
+
+    Raises:
+        UsageError: There is no such partition, or none can hold the job; the error is that of the first.
+    """
+    names = [name.strip() for name in (request.partition or "").split(",")]
+    if len(names) < 2:
+        return _parts_in(request.partition, request, inventory)
+    first_error = None
+    for partition in [known_partition(inventory, name) for name in names]:
+        try:
+            parts = _parts_in(partition.name, request, inventory)
+            count, max_time_s = parts.sized.nodes, max_time(partition)
+            if nodes_that_hold(usable_nodes(partition, parts.resources), *parts.needs) < count:
+                raise UsageError(f"partition {partition.name} has no {count} nodes that can hold the job")
+            if max_time_s is not None and parts.sized.time_limit_s > max_time_s:
+                raise UsageError(f"partition {partition.name} allows no job to run so long")
+            return parts
+        except UsageError as error:
+            first_error = first_error or error
+    assert first_error is not None
+    raise first_error
+
+
+def _parts_in(partition: str | None, request: SubmitRequest, inventory: Inventory) -> _Parts:
+    tasks = TaskRequest(**{name: getattr(request, name) for name in TaskRequest.__struct_fields__})
+    resize = _resize_request(partition, request, tasks, inventory)
+    resources = _resources(partition, request, tasks, resize)
     if tasks == TaskRequest():
         sized, tasks_per_node = size(resources, inventory), 1
     elif resize.resizable:
@@ -267,36 +223,7 @@ def _request_parts(request: SubmitRequest, inventory: Inventory) -> _RequestPart
         sized, tasks_per_node = size_by_tasks(resources, tasks, inventory)
     if request.exclusive and not resize.resizable:
         sized = whole_nodes(sized, resources, inventory)
-    return _RequestParts(tasks, resize, resources, sized, tasks_per_node)
-
-
-def _in_one_partition(request: SubmitRequest, inventory: Inventory) -> SubmitRequest:
-    """Return the request in the first of its partitions whose nodes, when free, can hold the job.
-
-    Raises:
-        UsageError: There is no such partition, or none can hold the job; the error is that of the first.
-    """
-    names = [name.strip() for name in (request.partition or "").split(",")]
-    if len(names) < 2:
-        return request
-    first_error = None
-    for partition in [known_partition(inventory, name) for name in names]:
-        candidate = msgspec.structs.replace(request, partition=partition.name)
-        try:
-            parts = _request_parts(candidate, inventory)
-            sized = parts.sized
-            needs = (sized.gpus_per_node, sized.cores_per_node, sized.memory_mib_per_node)
-            held = nodes_that_hold(usable_nodes(partition, parts.resources), *needs)
-            if held < sized.nodes:
-                raise UsageError(f"partition {partition.name} has no {sized.nodes} nodes that can hold the job")
-            max_time_s = max_time(partition)
-            if max_time_s is not None and sized.time_limit_s > max_time_s:
-                raise UsageError(f"partition {partition.name} allows no job to run so long")
-            return candidate
-        except UsageError as error:
-            first_error = first_error or error
-    assert first_error is not None
-    raise first_error
+    return _Parts(tasks, resize, resources, sized, tasks_per_node)
 
 
 class _ResizeRequest(NamedTuple):
@@ -309,21 +236,21 @@ class _ResizeRequest(NamedTuple):
     filled_in: bool = False
 
 
-def _resize_request(request: SubmitRequest, tasks: TaskRequest, inventory: Inventory) -> _ResizeRequest:
+def _resize_request(
+    named: str | None, request: SubmitRequest, tasks: TaskRequest, inventory: Inventory
+) -> _ResizeRequest:
     """Return the sizes as requested; the partition's rules fill in what was left out."""
     try:
-        location = ResourceRequest(
-            partition=request.partition, flavor=request.flavor, nodelist=options.names(request.nodelist)
-        )
+        location = ResourceRequest(partition=named, flavor=request.flavor, nodelist=request.nodelist)
         partition = partition_of(location, inventory)
     except UsageError:  # `size` raises it later, after more basic errors
         partition = None
     rules = partition.resizable if partition is not None else ResizeRules()
     shaped = request.flavor is not None or request.nodes is not None or request.gpus_per_node is not None
-    shaped |= request.exclusive or request.max_spread is not None or request.share is not None
+    shaped |= request.exclusive or request.max_spread != "" or request.share != ""
     shaped |= tasks != TaskRequest()
     by_default = request.resizable is None and rules.default and not shaped
-    sizes = options.sizes(request.gpus, request.sizes, bool(request.resizable) or by_default)
+    sizes = options.either_sizes(request.gpus, request.sizes, bool(request.resizable) or by_default)
     if by_default and len(sizes) < 2 and not (sizes and sizes[0] > 0 and rules.allow(sizes[0])):
         by_default = False
     if not request.resizable and not by_default:
@@ -340,10 +267,18 @@ def _resize_request(request: SubmitRequest, tasks: TaskRequest, inventory: Inven
     return _ResizeRequest(True, sizes_filled_in, options.base_size(sizes_filled_in, base), rules, filled_in=True)
 
 
-def _elastic(request: SubmitRequest, resize: _ResizeRequest, resources: ResourceRequest, base: SizedRequest) -> Elastic:
-    cooldown_s = options.duration("--cooldown", request.cooldown)
-    cooldown_s = resize.rules.cooldown_s if cooldown_s is None else cooldown_s
-    return elastic_of(base, resources, resize.sizes, options.batch(request.batch) or resize.rules.batch, cooldown_s)
+def _elastic(request: SubmitRequest, parts: _Parts) -> Elastic:
+    rules, (gpus, cores, memory_mib) = parts.resize.rules, (parts.sized.nodes * amount for amount in parts.needs)
+    return Elastic(
+        sizes=parts.resize.sizes,
+        base_gpus=gpus,
+        base_cores=cores,
+        base_memory_mib=memory_mib,
+        cores=parts.resources.core_range,
+        memory_mib=parts.resources.memory_range,
+        batch=request.batch or rules.batch,
+        cooldown_s=rules.cooldown_s if request.cooldown is None else request.cooldown,
+    )
 
 
 def _drop_impossible_sizes(spec: JobSpec, partition: Partition) -> JobSpec:
@@ -354,50 +289,54 @@ def _drop_impossible_sizes(spec: JobSpec, partition: Partition) -> JobSpec:
     return msgspec.structs.replace(spec, elastic=msgspec.structs.replace(spec.elastic, sizes=sizes))
 
 
-def _placement(
-    request: SubmitRequest, tasks: TaskRequest, sized: SizedRequest, resizable: bool, inventory: Inventory
-) -> dict[str, Any]:
+def _placement(request: SubmitRequest, parts: _Parts, partition: Partition) -> dict[str, Any]:
     """Return the spread and the time to wait for a close placement: as requested, else the partition's.
 
     With a requested spread and no number of nodes, the job may use more than the fewest nodes.
     """
-    partition = known_partition(inventory, sized.partition)
-    spread, wait = options.max_spread(request.max_spread), options.placement_wait(request.placement_wait)
-    gpus, max_nodes = sized.nodes * sized.gpus_per_node, None
-    shaped = request.nodes or request.gpus_per_node or request.exclusive or tasks != TaskRequest()
+    spread, wait_s, resizable = request.max_spread, request.placement_wait, parts.resize.resizable
+    gpus, max_nodes = parts.sized.nodes * parts.sized.gpus_per_node, None
+    shaped = request.nodes or request.gpus_per_node or request.exclusive or parts.tasks != TaskRequest()
     if spread in ("rack", "any") and not (shaped or resizable):
         max_nodes = min(gpus, len(partition.nodes), MAX_SIZES)
     return {
         "max_spread": spread or ("" if resizable else partition.placement.max_spread),
         "max_nodes": max_nodes if max_nodes is not None and max_nodes > 1 else None,
-        "placement_wait_s": partition.placement.placement_wait_s if wait is None else wait,
-        "exclusive": request.exclusive,
+        "placement_wait_s": partition.placement.placement_wait_s if wait_s is None else wait_s,
     }
 
 
-def _resources(request: SubmitRequest, tasks: TaskRequest, resize: _ResizeRequest) -> ResourceRequest:
+def _resources(
+    partition: str | None, request: SubmitRequest, tasks: TaskRequest, resize: _ResizeRequest
+) -> ResourceRequest:
     if request.exclusive and request.flavor is not None:
         raise UsageError(f"--flavor {request.flavor} and --exclusive cannot be combined", "use one of the two")
-    cores = options.cores(request.cpus, resize.resizable)
-    memory = options.memory(request.mem, resize.resizable)
-    is_sized = cores is not None or memory is not None or resize.base is not None or request.gpus_per_node is not None
-    if request.exclusive and not is_sized and tasks == TaskRequest():
-        cores = memory = request.nodes or 1
+    cores, core_range = options.split_amount("--cpus", request.cpus, resize.resizable)
+    memory_mib, memory_range = options.split_amount("--mem", request.mem, resize.resizable)
+    amounts = (request.cpus, request.mem, resize.base, request.gpus_per_node)
+    if request.exclusive and all(amount is None for amount in amounts) and tasks == TaskRequest():
+        cores = memory_mib = request.nodes or 1
     return ResourceRequest(
-        partition=request.partition,
+        partition=partition,
         flavor=request.flavor,
         nodes=request.nodes,
         gpus=resize.base,
         gpus_per_node=request.gpus_per_node,
-        cores=cores if isinstance(cores, int) else None,
-        core_range=cores if isinstance(cores, tuple) else None,
-        memory_mib=memory if isinstance(memory, int) else None,
-        memory_range=memory if isinstance(memory, tuple) else None,
-        time_limit_s=options.duration("--time", request.time),
-        nodelist=options.names(request.nodelist),
-        exclude=options.names(request.exclude),
-        gpu_types=options.names(request.gpu_type),
+        cores=cores,
+        core_range=core_range,
+        memory_mib=memory_mib,
+        memory_range=memory_range,
+        time_limit_s=request.time,
+        nodelist=request.nodelist,
+        exclude=request.exclude,
+        gpu_types=request.gpu_type,
     )
+
+
+def _dependencies(request: SubmitRequest, submitter: Submitter) -> tuple[Dependency, ...]:
+    """Return the dependencies with whole ids, and that of a chain's tasks on each other."""
+    found = [d if not d.job_id else Dependency(d.kind, submitter.whole_id(d.job_id)) for d in request.dependency]
+    return (*found, *([Dependency(DependencyKind.CHAIN)] if request.chain is not None else []))
 
 
 def _check_reservation(client: Client, spec: JobSpec, now: float) -> None:
@@ -407,34 +346,21 @@ def _check_reservation(client: Client, spec: JobSpec, now: float) -> None:
     check_use(spec, user_name(os.getuid()), known_reservations(client, now), client.inventory)
 
 
-def _tasks(request: SubmitRequest) -> TaskRequest:
-    node = request.mem_per_node
-    return TaskRequest(
-        ntasks=request.ntasks,
-        ntasks_per_node=request.ntasks_per_node,
-        cpus_per_task=request.cpus_per_task,
-        cpus_per_gpu=request.cpus_per_gpu,
-        gpus_per_task=request.gpus_per_task,
-        mem_per_node_mib=0 if node == "0" else options.memory_of("--mem-per-node", node),
-        mem_per_gpu_mib=options.memory_of("--mem-per-gpu", request.mem_per_gpu),
-        mem_per_cpu_mib=options.memory_of("--mem-per-cpu", request.mem_per_cpu),
-    )
-
-
 def _workdir(
-    script: str | None, mounts: tuple[Mount, ...], cwd: str, partition: Partition | None, resources: ResourceRequest
+    request: SubmitRequest, mounts: tuple[Mount, ...], cwd: str, parts: _Parts, partition: Partition
 ) -> str | None:
     """Return the submission folder for scripts, as in Slurm, if the job can see it."""
-    if script is None or partition is None:
+    if request.script is None:
         return None
-    nodes = usable_nodes(partition, resources)
+    nodes = usable_nodes(partition, parts.resources)
     mounted = any(cwd == m.target or cwd.startswith(m.target.rstrip("/") + "/") for m in mounts)
     return cwd if mounted or all_bare({node.runtime for node in nodes}) else None
 
 
-def _array_shape(indices: tuple[int, ...] | None) -> tuple[int, ...]:
-    if not indices:
+def _array_shape(array: options.ArrayTasks | None) -> tuple[int, ...]:
+    if array is None:
         return ()
+    indices = array.indices
     steps = {later - index for index, later in pairwise(indices)}
     return len(indices), indices[0], indices[-1], steps.pop() if len(steps) == 1 else 1
 
@@ -444,11 +370,6 @@ def _default_name(request: SubmitRequest) -> str:
     source = request.command[0] if request.command else (request.image or "").partition(":")[0]
     name = source.rstrip("/").rpartition("/")[2][:MAX_NAME]
     return name if name and name.isprintable() else "job"
-
-
-def _preemptible(requested: bool | None, partition: Partition | None) -> bool:
-    """Return the requested value, else the partition's default."""
-    return requested if requested is not None else partition is not None and partition.preemptible
 
 
 def current_folder() -> str:

@@ -14,20 +14,20 @@ from gpusched.model.units import count_of
 
 
 class TaskRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The requested tasks and resources per task; None if left out. ``mem_per_node_mib`` 0: all memory of a node."""
+    """The requested tasks and resources per task; None if left out. ``mem_per_node`` 0: all memory of a node."""
 
     ntasks: int | None = None
     ntasks_per_node: int | None = None
     cpus_per_task: int | None = None
     cpus_per_gpu: int | None = None
     gpus_per_task: int | None = None
-    mem_per_node_mib: int | None = None
-    mem_per_gpu_mib: int | None = None
-    mem_per_cpu_mib: int | None = None
+    mem_per_node: int | None = None
+    mem_per_gpu: int | None = None
+    mem_per_cpu: int | None = None
 
 
 _CORES = ("cpus_per_task", "cpus_per_gpu")
-_MEMORY = ("mem_per_node_mib", "mem_per_gpu_mib", "mem_per_cpu_mib")
+_MEMORY = ("mem_per_node", "mem_per_gpu", "mem_per_cpu")
 
 
 def size_by_tasks(request: ResourceRequest, tasks: TaskRequest, inventory: Inventory) -> tuple[SizedRequest, int]:
@@ -73,7 +73,7 @@ def size_by_tasks(request: ResourceRequest, tasks: TaskRequest, inventory: Inven
 def _check(request: ResourceRequest, tasks: TaskRequest) -> None:
     given = {name: value for name, value in msgspec.structs.asdict(tasks).items() if value is not None}
     for name, value in given.items():
-        if not (0 if name in ("gpus_per_task", "mem_per_node_mib") else 1) <= value <= MAX_COUNT and "mib" not in name:
+        if name not in _MEMORY and not (0 if name == "gpus_per_task" else 1) <= value <= MAX_COUNT:
             raise UsageError(f"{_option(name)} must be 1 to {MAX_COUNT}, found {value}")
     memory, cores = [n for n in _MEMORY if n in given], [n for n in _CORES if n in given]
     for names, total, option in ((cores, request.cores, "--cpus"), (memory, request.memory_mib, "--mem")):
@@ -120,23 +120,23 @@ def _size_on(
         if not gpus:
             raise UsageError("--cpus-per-gpu: the job requests no GPU", "use --gpus, or --cpus-per-task")
         cores = max(ntasks, tasks.cpus_per_gpu * gpus)
-    elif cores is None and (not gpus or tasks.mem_per_cpu_mib is not None):
+    elif cores is None and (not gpus or tasks.mem_per_cpu is not None):
         cores = ntasks  # else `size` derives the cores from the GPUs
     memory = request.memory_mib
-    if tasks.mem_per_gpu_mib is not None:
+    if tasks.mem_per_gpu is not None:
         if not gpus:
             raise UsageError("--mem-per-gpu: the job requests no GPU", "use --gpus, or --mem-per-node")
-        memory = tasks.mem_per_gpu_mib * gpus
-    elif tasks.mem_per_node_mib:
-        memory = tasks.mem_per_node_mib * count
+        memory = tasks.mem_per_gpu * gpus
+    elif tasks.mem_per_node:
+        memory = tasks.mem_per_node * count
     total = msgspec.structs.replace(request, nodes=count, gpus=gpus, cores=cores, memory_mib=memory, gpus_per_node=None)
     if request.gpus_per_node is not None and gpus != request.gpus_per_node * count:
         total = msgspec.structs.replace(total, gpus_per_node=request.gpus_per_node)  # `size` raises the error
     found = size(total, inventory)
     found = msgspec.structs.replace(found, cores_per_node=max(found.cores_per_node, tasks_per_node))
-    if tasks.mem_per_cpu_mib is not None:
-        found = msgspec.structs.replace(found, memory_mib_per_node=tasks.mem_per_cpu_mib * found.cores_per_node)
-    elif tasks.mem_per_node_mib == 0:
+    if tasks.mem_per_cpu is not None:
+        found = msgspec.structs.replace(found, memory_mib_per_node=tasks.mem_per_cpu * found.cores_per_node)
+    elif tasks.mem_per_node == 0:
         found = msgspec.structs.replace(found, memory_mib_per_node=_all_memory(found, nodes))
     return found, tasks_per_node
 
@@ -166,13 +166,13 @@ def _all_memory(found: SizedRequest, nodes: list[Node]) -> int:
 
 
 def _option(name: str) -> str:
-    return "--" + name.removesuffix("_mib").replace("_", "-")
+    return "--" + name.replace("_", "-")
 
 
 def _request_text(request: ResourceRequest, tasks: TaskRequest) -> str:
     """Return the request in its own options."""
     words: Iterable[tuple[str, object]] = (
         ("--gpus", request.gpus), ("--gpus-per-node", request.gpus_per_node), ("--cpus", request.cores),
-        *((_option(name), value) for name, value in msgspec.structs.asdict(tasks).items() if "mib" not in name),
+        *((_option(name), value) for name, value in msgspec.structs.asdict(tasks).items() if name not in _MEMORY),
     )  # fmt: skip
     return " ".join(f"{option} {value}" for option, value in words if value is not None) or "the job's parts"

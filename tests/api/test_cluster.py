@@ -23,8 +23,8 @@ import gpusched
 from gpusched import Cluster, Executor, GpuschedError, Job, JobFailed, NoController, Options, UsageError
 from gpusched.api import watching
 from gpusched.api.executor import _translated
+from gpusched.client.request import SubmitRequest
 from gpusched.client.resolve import stored_jobs
-from gpusched.client.submit import SubmitRequest
 from gpusched.config.paths import log_path, result_path
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.job.call import MAGIC
@@ -98,7 +98,7 @@ def test_it_asks_for_what_the_command_line_asks_for(
 
 
 def test_every_option_of_submit_can_be_given() -> None:
-    # An option that is new in client.submit.Request belongs into gpusched.api.options.Options, too.
+    # An option that is new in client.request.SubmitRequest belongs into gpusched.api.options.Options, too.
     own = {"python", "modules", "max_running", "result_dir"}
     assert set(Options.__annotations__) - own == set(SubmitRequest.__struct_fields__) - {"command"}
     documented = inspect.cleandoc(Options.__doc__ or "")  # from Python 3.13 on it comes without its indentation

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gpusched.client.request import OPTIONS, SubmitRequest
 from gpusched.client.script.lines import OptionLine, ScriptError, lines_of, notes_on_steps
 from gpusched.client.script.sbatch import ParsedOption, translate_line
 from gpusched.client.script.source import JobScript
@@ -16,7 +17,7 @@ from gpusched.errors import UsageError, printable
 from gpusched.model.resources import Inventory
 
 Parser = Callable[[Sequence[str]], Mapping[str, Any]]
-"""Words -> the options given by them, by the parameter that each fills; a `UsageError` where they are wrong."""
+"""Words -> the options given by them, parsed, by field of `SubmitRequest`; a `UsageError` where they are wrong."""
 
 GPUS = frozenset(("gpus", "gpus_per_node", "gpus_per_task", "sizes"))
 CORES = frozenset(("cpus", "cpus_per_task", "cpus_per_gpu"))
@@ -85,6 +86,12 @@ def merge(lower: Mapping[str, Any], higher: Mapping[str, Any]) -> dict[str, Any]
     return _merge_lists({n: v for n, v in kept.items() if n in _MERGED_LISTS or n not in higher}, higher)
 
 
+def request_of(given: Mapping[str, Any], script: JobScript) -> SubmitRequest:
+    """Return the request for a script; the words after its name are its arguments."""
+    own = {"command": given["command"][1:], "script": script.text}
+    return SubmitRequest(**{"name": script.name, **given, **own})
+
+
 def merge_typed(script: ScriptOptions, typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options: those typed override the script's.
 
@@ -128,22 +135,21 @@ def _parse_option(line: OptionLine, option: ParsedOption, parse: Parser) -> dict
     try:
         return dict(parse(option.words))
     except UsageError as error:
-        hint = error.hint or "'gpusched submit --help' has all options"
-        raise ScriptError(line.where, option.written, error.message, hint) from None
+        raise ScriptError(line.where, printable(option.written), error.message, error.hint) from None
 
 
 def _merge_lists(lower: Mapping[str, Any], higher: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge both; lists are concatenated, of other values the later wins."""
-    joined = {n: [*lower[n], *v] for n, v in higher.items() if isinstance(v, (list, tuple)) and n in lower}
-    return {**lower, **higher, **joined}
+    """Merge both; lists of repeatable options are concatenated, of other values the later wins."""
+    joined = {n: (*lower[n], *v) for n, v in higher.items() if n in lower and OPTIONS[n].many}
+    names = {n: tuple(dict.fromkeys(v)) for n, v in joined.items() if n not in _MERGED_LISTS}
+    return {**lower, **higher, **joined, **names}
 
 
-def _common_types(lower: Sequence[str], higher: Sequence[str], line: OptionLine, option: ParsedOption) -> list[str]:
-    first, second = (",".join(names).split(",") for names in (lower, higher))
-    both = [name for name in first if name in second]
+def _common_types(first: Sequence[str], second: Sequence[str], line: OptionLine, option: ParsedOption) -> Sequence[str]:
+    both = tuple(name for name in first if name in second)
     if not both:
         raise ScriptError(line.where, option.written, f"another line sets {', '.join(first)}", "remove one")
-    return [",".join(both)]
+    return both
 
 
 def _apply_slurm_rules(given: dict[str, Any], origins: Mapping[str, Origin], user: str) -> dict[str, Any]:
@@ -154,7 +160,7 @@ def _apply_slurm_rules(given: dict[str, Any], origins: Mapping[str, Origin], use
         given.pop("mail", None)
     if "nodelist" not in given:
         return given
-    names = list(dict.fromkeys(",".join(given["nodelist"]).split(",")))
+    names = set(given["nodelist"])
     if given.setdefault("nodes", len(names)) != len(names):
         origin = origins["nodelist"]
         raise ScriptError(

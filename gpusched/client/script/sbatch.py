@@ -1,4 +1,7 @@
-"""sbatch's options: our equivalent of each, or why it is refused. The guide's table is generated from this one."""
+"""sbatch's options: the row of our table that each fills, or why it is refused.
+
+The guide's table is generated from this one.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from gpusched.client.request import OPTIONS as JOB_OPTIONS
 from gpusched.client.script import values
 from gpusched.client.script.lines import OptionLine, ScriptError
 from gpusched.client.script.values import ScriptContext, Unsupported
 from gpusched.errors import UsageError
-from gpusched.model.resources import Inventory
 from gpusched.model.suggest import did_you_mean
 
 Words = list[str]
@@ -40,20 +43,39 @@ class RefusedOption(NamedTuple):
     short: str = ""
 
 
-def _same(option: str, short: str = "", means: str = "") -> SupportedOption:
-    return SupportedOption(means or f"{option}", lambda value, site: [option, value], short)
+def _ours(
+    field: str, how: Callable[[str, ScriptContext], Words] | None = None, means: str = "", short: str = "", *,
+    different: bool = False,
+) -> SupportedOption:  # fmt: skip
+    """Return what fills a field of our request.
+
+    ``how``: the value -> the value of our option, perhaps followed by further options; [] for none of them.
+    """
+    ours = JOB_OPTIONS[field]
+
+    def words(value: str, site: ScriptContext) -> Words:
+        found = [value] if how is None else how(value, site)
+        return [ours.long, *found] if found else []
+
+    result: Literal["as Slurm", "different"] = "different" if different else "as Slurm"
+    return SupportedOption(means or ours.long, words, short or ours.short, result=result)
 
 
 def _flag(words: Words, means: str, short: str = "") -> SupportedOption:
     return SupportedOption(means, lambda value, site: words, short, value=False)
 
 
-def _translated(means: str, words: Callable[[str], Words], short: str = "") -> SupportedOption:
-    return SupportedOption(means, lambda value, site: words(value), short)
+def _only(
+    means: str, allowed: Sequence[str], why: str, hint: str, short: str = "", *, different: bool = True
+) -> SupportedOption:
+    """Return an option that is accepted with the values that state the default."""
 
+    def words(value: str, site: ScriptContext) -> Words:
+        if value not in allowed:
+            raise Unsupported(why, hint)
+        return []
 
-def _different(option: SupportedOption) -> SupportedOption:
-    return option._replace(result="different")
+    return SupportedOption(means, words, short, result="different" if different else "as Slurm")
 
 
 def _no_effect(why: str, short: str = "", value: bool = True, maybe: bool = False) -> SupportedOption:
@@ -66,137 +88,101 @@ def _no_effect(why: str, short: str = "", value: bool = True, maybe: bool = Fals
     return SupportedOption(f"no effect: {why}", words, short, value, maybe, "warned")
 
 
-def _groups(inventory: Inventory) -> object:
-    return inventory.groups.groups
-
-
-def _classes(inventory: Inventory) -> object:
-    return inventory.quotas.qos
-
-
-def _label(what: str, option: str, declared: Callable[[Inventory], object]) -> Callable[[str, ScriptContext], Words]:
-    def words(value: str, site: ScriptContext) -> Words:
-        if declared(site.inventory):
-            return [option, value]
-        site.notes.append(f"{what} '{value[:40]}' is ignored: the inventory declares none")
-        return []
-
-    return words
-
-
 _NOT_PLACED = "cores, sockets and threads are chosen by the node's system"
 _ON_COMMAND_LINE = "it is for the command line"
 
+# fmt: off
 OPTIONS: dict[str, SupportedOption | RefusedOption] = {
-    "account": SupportedOption(
+    "account": _ours(
+        "group", lambda value, site: site.if_declared("the account", value, site.inventory.groups.groups),
         "--group, where the inventory has groups",
-        _label("the account", "--group", _groups),
-        "A",
     ),
     "acctg-freq": _no_effect("jobs are always measured; see gpusched show and gpusched power"),
-    "array": _same("--array", "a"),
-    "begin": _translated("--begin; now+60 are seconds, as in Slurm", values.begin, "b"),
-    "chdir": SupportedOption("--workdir", values.folder, "D"),
-    "comment": _same("--comment"),
-    "constraint": _different(SupportedOption("--gpu-type: types of GPUs, with | between them", values.constraint, "C")),
-    "container-image": _different(_translated("--image (of Pyxis); not a .sqsh file", values.image)),
-    "container-mounts": _translated("--mount for each (of Pyxis)", values.mounts),
-    "container-workdir": _same("--workdir", means="--workdir (of Pyxis)"),
-    "cpus-per-gpu": _same("--cpus-per-gpu"),
-    "cpus-per-task": _same("--cpus-per-task", "c"),
-    "dependency": _same("--dependency", "d"),
-    "error": _translated("--error", lambda value: values.path("--error", value), "e"),
-    "distribution": _different(
-        _translated(
-            "block, which is how tasks go to nodes; others are refused",
-            lambda value: values.only(("block", "block:block"), "tasks go to nodes by blocks", "leave it out", value),
-            "m",
-        )
+    "array": _ours("array"),
+    "begin": _ours("begin", values.begin, "--begin; now+60 are seconds, as in Slurm", "b"),
+    "chdir": _ours("workdir", values.folder, short="D"),
+    "comment": _ours("comment"),
+    "constraint": _ours(
+        "gpu_type", values.constraint, "--gpu-type: types of GPUs, with | between them", "C", different=True
     ),
-    "exclude": _translated("--exclude", lambda value: values.hosts("--exclude", value), "x"),
-    "exclusive": _different(
-        SupportedOption(
-            "--exclusive: whole nodes, their memory, too; not user, mcs",
-            lambda value, site: values.exclusive(value or None),
-            maybe=True,
-        )
+    "container-image": _ours("image", values.image, "--image (of Pyxis); not a .sqsh file", different=True),
+    "container-mounts": _ours("mount", values.mounts, "--mount for each (of Pyxis)"),
+    "container-workdir": _ours("workdir", means="--workdir (of Pyxis)"),
+    "cpus-per-gpu": _ours("cpus_per_gpu"),
+    "cpus-per-task": _ours("cpus_per_task"),
+    "dependency": _ours("dependency"),
+    "error": _ours("error", values.path),
+    "distribution": _only(
+        "block, which is how tasks go to nodes; others are refused",
+        ("block", "block:block"), "tasks go to nodes by blocks", "leave it out", "m",
     ),
-    "export": _different(
-        SupportedOption(
-            "--env for each name; the image's variables take the place of ALL, as without it", values.export
-        )
+    "exclude": _ours("exclude", values.hosts),
+    "exclusive": SupportedOption(
+        "--exclusive: whole nodes, their memory, too; not user, mcs", values.exclusive, maybe=True, result="different"
     ),
-    "gpus": SupportedOption(
-        "--gpus; a100:4 with --gpu-type", lambda value, site: values.typed_number("--gpus", value, site), "G"
+    "export": _ours(
+        "env", values.export, "--env for each name; the image's variables take the place of ALL, as without it",
+        different=True,
     ),
-    "gpus-per-node": SupportedOption(
-        "--gpus-per-node", lambda value, site: values.typed_number("--gpus-per-node", value, site)
+    "gpus": _ours("gpus", values.typed_number, "--gpus; a100:4 with --gpu-type"),
+    "gpus-per-node": _ours("gpus_per_node", values.typed_number),
+    "gpus-per-task": _ours("gpus_per_task", values.typed_number),
+    "gres": _ours(
+        "gpus_per_node", values.gres, "--gpus-per-node; gpu:a100:4 with --gpu-type; none; only GPUs", different=True
     ),
-    "gpus-per-task": SupportedOption(
-        "--gpus-per-task", lambda value, site: values.typed_number("--gpus-per-task", value, site)
-    ),
-    "gres": _different(SupportedOption("--gpus-per-node; gpu:a100:4 with --gpu-type; none; only GPUs", values.gres)),
     "hold": _flag(["--hold"], "--hold", "H"),
     "ignore-pbs": _flag([], "ignored: #PBS lines are comments"),
-    "input": _different(
-        _translated(
-            "only /dev/null, which is what jobs have",
-            lambda value: values.only(
-                ("/dev/null", "none"), "a job has no stdin", "read the file in the script", value
-            ),
-            "i",
-        )
+    "input": _only(
+        "only /dev/null, which is what jobs have",
+        ("/dev/null", "none"), "a job has no stdin", "read the file in the script", "i",
     ),
-    "job-name": _same("--job-name", "J"),
-    "kill-on-invalid-dep": _no_effect("a job whose dependency cannot be met stays queued and says so", value=True),
-    "mail-type": _different(
-        SupportedOption(
-            "--notify begin, end, fail, requeue; ALL: all these; TIME_LIMIT: fail; TIME_LIMIT_90: limit; others have "
-            "no effect",
-            values.mail,
-        )
+    "job-name": _ours("name"),
+    "kill-on-invalid-dep": _no_effect("a job whose dependency cannot be met stays queued and says so"),
+    "mail-type": _ours(
+        "notify", values.mail,
+        "--notify begin, end, fail, requeue; ALL: all these; TIME_LIMIT: fail; TIME_LIMIT_90: limit; others have no "
+        "effect",
+        different=True,
     ),
-    "mail-user": _same("--mail", means="--mail; default: who submits; needs mail-type"),
-    "mem": _translated(
-        "--mem-per-node (our --mem is the whole job's); 0: all of it",
-        lambda value: values.memory("--mem-per-node", value),
-    ),
-    "mem-per-cpu": _translated("--mem-per-cpu", lambda value: values.memory("--mem-per-cpu", value)),
-    "mem-per-gpu": _translated("--mem-per-gpu", lambda value: values.memory("--mem-per-gpu", value)),
-    "nice": SupportedOption("--nice; without a number 100", lambda value, site: ["--nice", value or "100"], maybe=True),
-    "nodelist": _translated("--nodelist: these, all of them", lambda value: values.hosts("--nodelist", value), "w"),
-    "nodes": _different(SupportedOption("--nodes; of 2-4 the least, 2", values.nodes, "N")),
+    "mail-user": _ours("mail", means="--mail; default: who submits; needs mail-type"),
+    "mem": _ours("mem_per_node", values.memory, "--mem-per-node (our --mem is the whole job's); 0: all of it"),
+    "mem-per-cpu": _ours("mem_per_cpu", values.memory),
+    "mem-per-gpu": _ours("mem_per_gpu", values.memory),
+    "nice": _ours("nice", lambda value, site: [value or "100"], "--nice; without a number 100")._replace(maybe=True),
+    "nodelist": _ours("nodelist", values.hosts, "--nodelist: these, all of them", "w"),
+    "nodes": _ours("nodes", values.nodes, "--nodes; of 2-4 the least, 2", different=True),
     "no-requeue": _flag(["--no-requeue"], "--no-requeue"),
-    "ntasks": _same("--ntasks", "n"),
-    "ntasks-per-node": _same("--ntasks-per-node"),
-    "open-mode": _same("--open-mode"),
-    "output": _different(
-        _translated(
-            "--output; without it the output is kept for gpusched logs, no slurm-%j.out is written",
-            lambda value: values.path("--output", value),
-            "o",
-        )
+    "ntasks": _ours("ntasks"),
+    "ntasks-per-node": _ours("ntasks_per_node"),
+    "open-mode": _ours("open_mode"),
+    "output": _ours(
+        "output", values.path, "--output; without it the output is kept for gpusched logs, no slurm-%j.out is written",
+        different=True,
     ),
-    "parsable": SupportedOption("ignored: submit prints only the id", lambda value, site: [], maybe=True),
-    "partition": _different(_same("--partition", "p", "--partition; of several the first that can hold the job")),
-    "priority": _same("--priority"),
-    "qos": SupportedOption("--qos, where the inventory has some", _label("the QOS", "--qos", _classes), "q"),
+    "parsable": _flag([], "ignored: submit prints only the id")._replace(value=True, maybe=True),
+    "partition": _ours("partition", means="--partition; of several the first that can hold the job", different=True),
+    "priority": _ours("priority"),
+    "qos": _ours(
+        "qos", lambda value, site: site.if_declared("the QOS", value, site.inventory.quotas.qos),
+        "--qos, where the inventory has some",
+    ),
     "quiet": _flag([], "ignored", "Q"),
     "requeue": _flag(["--requeue"], "--requeue"),
-    "reservation": _same("--reservation"),
-    "signal": _translated(
-        "--signal; without @ 60 s before the limit; without B: what srun started gets it; R: is refused", values.signal
+    "reservation": _ours("reservation"),
+    "signal": _ours(
+        "signal", values.signal,
+        "--signal; without @ 60 s before the limit; without B: what srun started gets it; R: is refused",
     ),
-    "switches": _different(_translated("--placement-wait; 1 or 1@TIME", values.switches)),
-    "tasks-per-node": _same("--ntasks-per-node"),
-    "time": _same("--time", "t"),
+    "switches": _ours("placement_wait", values.switches, "--placement-wait; 1 or 1@TIME", different=True),
+    "tasks-per-node": _ours("ntasks_per_node"),
+    "time": _ours("time"),
     "use-min-nodes": _flag([], "ignored: a job gets the fewest nodes"),
     "verbose": _flag([], "ignored", "v"),
-    "wait-all-nodes": _translated(
-        "ignored: a job starts when all of its nodes are ready",
-        lambda value: values.only(("0", "1"), "expected 0 or 1", "remove it", value),
+    "wait-all-nodes": _only(
+        "ignored: a job starts when all of its nodes are ready", ("0", "1"), "expected 0 or 1", "remove it",
+        different=False,
     ),
-    "workdir": SupportedOption("--workdir", values.folder),
+    "workdir": _ours("workdir", values.folder),
     # What changes nothing that a job could miss
     "contiguous": _no_effect("nodes have no order; use --switches=1@TIME or #GPUSCHED --max-spread rack", value=False),
     "core-spec": _no_effect(_NOT_PLACED, "S"),
@@ -259,6 +245,7 @@ OPTIONS: dict[str, SupportedOption | RefusedOption] = {
     "wait": RefusedOption(_ON_COMMAND_LINE, "gpusched submit --wait", short="W"),
     "wrap": RefusedOption(_ON_COMMAND_LINE, "gpusched submit --wrap COMMAND"),
 }
+# fmt: on
 _SHORT = {option.short: name for name, option in OPTIONS.items() if option.short}
 
 

@@ -1,10 +1,12 @@
-"""Translate the values of sbatch's options into our options. Pure; an unsupported value raises `Unsupported`."""
+"""Translate the values of sbatch's options into those of ours, perhaps followed by further options of ours.
+
+Pure; an unsupported value raises `Unsupported`.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 import msgspec
@@ -44,17 +46,24 @@ class ScriptContext(msgspec.Struct, frozen=True):
             raise Unsupported(f"the cluster has no GPUs of type '{slurm_name[:40]}'", available)
         return found
 
+    def if_declared(self, what: str, value: str, declared: object) -> list[str]:
+        """Return the name of something that the inventory declares; with none declared it has no effect."""
+        if declared:
+            return [value]
+        self.notes.append(f"{what} '{value[:40]}' is ignored: the inventory declares none")
+        return []
+
 
 def _parts_of(name: str) -> set[str]:
     return set(re.findall(r"[a-z0-9]+", name.lower()))
 
 
-def typed_number(option: str, value: str, site: ScriptContext) -> list[str]:
+def typed_number(value: str, site: ScriptContext) -> list[str]:
     """Translate ``4`` or ``a100:4``."""
     match = _TYPED.fullmatch(value)
     if match is None:
         raise Unsupported("expected a number of GPUs, such as 4 or a100:4", "one type for each job")
-    return [option, match[2], *_of_types(match[1], site)]
+    return [match[2], *_of_types(match[1], site)]
 
 
 def gres(value: str, site: ScriptContext) -> list[str]:
@@ -64,7 +73,7 @@ def gres(value: str, site: ScriptContext) -> list[str]:
     match = _GPU.fullmatch(value)
     if match is None:
         raise Unsupported("the only generic resource is GPUs of one type", "expected such as gpu:a100:4")
-    return ["--gpus-per-node", match[2] or "1", *_of_types(match[1], site)]
+    return [match[2] or "1", *_of_types(match[1], site)]
 
 
 def _of_types(name: str | None, site: ScriptContext) -> list[str]:
@@ -83,13 +92,13 @@ def constraint(value: str, site: ScriptContext) -> list[str]:
         except Unsupported as error:
             why = f"'{name[:40]}' is not a GPU type here, and nodes have no other features"
             raise Unsupported(why, f"{error.hint}; use --gpu-type or --nodelist") from None
-    return ["--gpu-type", ",".join(found)]
+    return [",".join(found)]
 
 
-def memory(option: str, value: str) -> list[str]:
+def memory(value: str, site: ScriptContext) -> list[str]:
     """Translate sizes; K is rounded up to M."""
     match = re.fullmatch(r"(\d{1,15})[kK][bB]?", value)
-    return [option, f"{max(1, -(-int(match[1]) // 1024))}M" if match else value]
+    return [f"{max(1, -(-int(match[1]) // 1024))}M" if match else value]
 
 
 def nodes(value: str, site: ScriptContext) -> list[str]:
@@ -103,10 +112,10 @@ def nodes(value: str, site: ScriptContext) -> list[str]:
         site.notes.append(
             f"the job gets {minimum}, the minimum; for a size that may change use #GPUSCHED --resizable --gpus MIN-MAX"
         )
-    return ["--nodes", minimum]
+    return [minimum]
 
 
-def hosts(option: str, value: str) -> list[str]:
+def hosts(value: str, site: ScriptContext) -> list[str]:
     """Translate host lists such as ``node[01-04],login``."""
     if "/" in value:
         raise Unsupported("host files are not read", "list the nodes")
@@ -114,46 +123,46 @@ def hosts(option: str, value: str) -> list[str]:
         found = expand(value)
     except (ValueError, IndexError) as error:
         raise Unsupported(f"invalid node list: {error}", "expected such as node[01-04]") from None
-    return [option, ",".join(found)]
+    return [",".join(found)]
 
 
-def begin(value: str) -> list[str]:
+def begin(value: str, site: ScriptContext) -> list[str]:
     """Translate ``now+2hours`` and ``now+60`` (seconds); dates need no translation."""
     match = re.fullmatch(r"now\s*\+\s*(\d{1,9})\s*([a-z]*)", value)
     if match is None:
-        return ["--begin", value]
+        return [value]
     unit = match[2] or "s"
     words = ("seconds", "minutes", "hours", "days", "weeks")
     full = next((word for word in words if word.startswith(unit)), None)
     if full is None:
         raise Unsupported(f"'{unit[:20]}' is not a unit of time", "expected such as now+2hours")
-    return ["--begin", f"now+{match[1]}{_UNITS[full[0]]}"]
+    return [f"now+{match[1]}{_UNITS[full[0]]}"]
 
 
-def signal(value: str) -> list[str]:
+def signal(value: str, site: ScriptContext) -> list[str]:
     """Translate ``B:USR1@90``; without ``@`` the signal is sent 60 seconds before the limit, as in Slurm."""
     target, colon, rest = value.rpartition(":")
     if colon and target != "B":
         raise Unsupported("R: is for overlapping reservations", "omit R:")
-    return ["--signal", f"{target}{colon}{rest}" + ("" if "@" in rest else "@60")]
+    return [f"{target}{colon}{rest}" + ("" if "@" in rest else "@60")]
 
 
-def path(option: str, value: str) -> list[str]:
+def path(value: str, site: ScriptContext) -> list[str]:
     """Return the output path; raise for unsupported patterns."""
     for letter in _PATTERNS.findall(value):
         if letter not in "jAaxunNt%":
             raise Unsupported(f"%{letter} is not supported", "supported: %j %A %a %x %u %n %t %N %%")
-    return [option, value]
+    return [value]
 
 
 def folder(value: str, site: ScriptContext) -> list[str]:
     """Resolve a folder relative to the submission folder."""
-    return ["--workdir", str(PurePosixPath(os.path.normpath(os.path.join(site.cwd, value))))]
+    return [str(PurePosixPath(os.path.normpath(os.path.join(site.cwd, value))))]
 
 
 def export(value: str, site: ScriptContext) -> list[str]:
     """Translate ``NONE`` and ``NAME,NAME=VALUE``; the caller's whole environment is never exported."""
-    found = []
+    found: list[str] = []
     for name in value.split(","):
         if name.upper() == "ALL":
             site.notes.append(
@@ -162,44 +171,37 @@ def export(value: str, site: ScriptContext) -> list[str]:
             )
         elif name and name.upper() not in ("NONE", "NIL"):
             found += ["--env", name]
-    return found
+    return found[1:]
 
 
-def exclusive(value: str | None) -> list[str]:
+def exclusive(value: str, site: ScriptContext) -> list[str]:
     """Accept only an option without a value."""
-    if value is not None:
+    if value:
         raise Unsupported(f"'{value[:20]}' is not supported, only whole nodes", "use --exclusive")
     return ["--exclusive"]
 
 
-def switches(value: str) -> list[str]:
+def switches(value: str, site: ScriptContext) -> list[str]:
     """Translate ``1@2:00:00``, the time to wait for one rack, and ``1``, which waits Slurm's default of 5 minutes."""
     count, has_wait, wait = value.partition("@")
     if count != "1" or (has_wait and not wait):
         raise Unsupported(
             "expected 1 or 1@TIME", "--switches=1@2:00:00 waits 2 hours for one rack, --max-spread rack always"
         )
-    return ["--placement-wait", wait or "5m"]
+    return [wait or "5m"]
 
 
-def only(allowed: Sequence[str], why: str, hint: str, value: str) -> list[str]:
-    """Return no options for an allowed value, which states the default."""
-    if value not in allowed:
-        raise Unsupported(why, hint)
-    return []
-
-
-def image(value: str) -> list[str]:
+def image(value: str, site: ScriptContext) -> list[str]:
     """Translate Pyxis' names: ``nvcr.io#nvidia/pytorch:24.11-py3`` is ``nvcr.io/nvidia/pytorch:24.11-py3``."""
     name = value.removeprefix("docker://").replace("#", "/", 1)
     if name.endswith(".sqsh"):
         raise Unsupported("an enroot file", "name the image in its registry")
-    return ["--image", name]
+    return [name]
 
 
-def mounts(value: str) -> list[str]:
+def mounts(value: str, site: ScriptContext) -> list[str]:
     """Translate ``SRC:DST`` and ``SRC:DST:ro``, comma-separated."""
-    return [word for part in value.split(",") if part for word in ("--mount", part)]
+    return [word for part in value.split(",") if part for word in ("--mount", part)][1:]
 
 
 MAIL = {
@@ -221,4 +223,4 @@ def mail(value: str, site: ScriptContext) -> list[str]:
             raise Unsupported(f"'{kind[:20]}' is not supported", f"supported: {', '.join(MAIL)}")
         else:
             words |= dict.fromkeys(MAIL[kind])
-    return ["--notify", ",".join(words)] if words else []
+    return [",".join(words)] if words else []

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.cli import options
+from gpusched.client.request import SubmitRequest
 from gpusched.client.script import layers, sbatch
 from gpusched.client.script.source import JobScript
 from gpusched.config.inventory import load_inventory
@@ -48,7 +49,7 @@ def test_any_line_is_understood_or_refused(tmp_path: Path) -> None:
             return
         try:
             read = layers.read_options(JobScript(text=text, where="f", name="f"), options.parse, known, "/cwd", "ada")
-            options.request_of(layers.merge_typed(read, {}))
+            SubmitRequest(**layers.merge_typed(read, {}))
         except UsageError as error:
             said = error.line()
         else:

@@ -123,6 +123,7 @@ def refused_after(site: Site, script: str) -> str:
     ("lines", "words", "mail", "kinds"),
     [
         (["--mail-user=a@b.org", "--mail-type=END", "--mail-type=FAIL"], (), "a@b.org", ("end", "fail")),
+        (["--mail-user=a@b.org", "--mail-type=FAIL", "--mail-type=END,FAIL"], (), "a@b.org", ("end", "fail")),
         (["--mail-user=a@b.org"], (), "", ()),
         (["--mail-user=a@b.org --mail-type=NONE"], (), "", ()),
         (["--mail-type=all"], (), user_name(os.getuid()), ("begin", "end", "fail", "requeue")),
@@ -174,6 +175,39 @@ def test_what_is_not_understood_is_said_with_its_line(site: Site, line: str, say
     said = refused(site, f"#!/bin/sh\n# a comment\n\n{line}\n#SBATCH --ntasks=1\ntrue\n", "-p", "gpu")
     assert said.startswith(f"train.sh:4: {says}"), said
     assert "\n" not in said
+
+
+def test_a_wrong_value_is_said_even_if_the_command_line_has_another(site: Site) -> None:
+    said = refused(site, "#!/bin/sh\n#SBATCH --time=soon\ntrue\n", "-p", "gpu", "-t", "1h", "-G", "1")
+    assert said.startswith("train.sh:2: #SBATCH --time=soon: --time: found 'soon', expected a time such as")
+
+
+def test_names_of_several_lines_are_joined_once(site: Site) -> None:
+    spec = submitted(
+        site, "#!/bin/sh\n#GPUSCHED --nodelist g02\n#GPUSCHED --nodelist g01,g02 -G 1\n", "-p", "gpu", "-x", "g03,g03"
+    )
+    assert (spec.nodelist, spec.exclude) == (("g02", "g01"), ("g03",))
+
+
+@pytest.mark.parametrize(
+    ("partitions", "size", "chosen"),
+    [
+        ("gpu,old", ["-G", "4"], "gpu"),
+        ("cpu, old,gpu", ["-G", "4", "-N", "1"], "old"),
+        ("cpu,old,gpu", ["-G", "8", "-N", "1"], "gpu"),
+        ("old,gpu", ["-n", "4", "--gpus-per-task", "2", "-N", "1"], "gpu"),
+    ],
+)
+def test_of_several_partitions_the_first_that_can_hold_it(
+    site: Site, partitions: str, size: list[str], chosen: str
+) -> None:
+    assert submitted(site, "#!/bin/sh\n", "-p", partitions, *size).partition == chosen
+
+
+def test_if_none_can_hold_it_the_first_ones_error_is_told(site: Site) -> None:
+    said = refused(site, "#!/bin/sh\n", "-p", "old,gpu", "-G", "16", "-N", "1")
+    assert said == "partition old has no 1 nodes that can hold the job"
+    assert refused(site, "#!/bin/sh\n", "-p", "gpu,nowhere", "-G", "1").startswith("there is no partition 'nowhere'")
 
 
 def test_what_comes_of_several_lines_is_said_with_them(site: Site) -> None:

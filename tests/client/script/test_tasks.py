@@ -35,7 +35,7 @@ SHAPES = st.lists(
 FEW = st.none() | st.integers(1, 6)
 TASKS = st.builds(
     TaskRequest, ntasks=st.none() | st.integers(1, 24), ntasks_per_node=FEW, cpus_per_task=FEW, gpus_per_task=FEW,
-    mem_per_cpu_mib=st.none() | st.integers(1, 500),
+    mem_per_cpu=st.none() | st.integers(1, 500),
 )  # fmt: skip
 ASKED = st.builds(ResourceRequest, nodes=FEW, gpus=st.none() | st.integers(0, 16), gpus_per_node=FEW)
 
@@ -60,9 +60,9 @@ def enough_on(count: int, asked: ResourceRequest, tasks: TaskRequest, shapes: li
         cores = tasks.cpus_per_task * ntasks // count
     else:
         cores = ntasks // count
-    if tasks.mem_per_cpu_mib is None:
+    if tasks.mem_per_cpu is None:
         return None  # type: ignore[return-value]  # in proportion: what `size` does, and tests of it
-    mib = tasks.mem_per_cpu_mib * cores
+    mib = tasks.mem_per_cpu * cores
     return sum(s[0] >= gpus // count and s[1] >= cores and s[2] >= mib for s in shapes) >= count
 
 
@@ -76,7 +76,7 @@ def test_all_that_was_asked_for_on_the_fewest_nodes(
     free = asked.nodes is None and not (tasks.ntasks and tasks.ntasks_per_node)
     free = free and (asked.gpus is None or asked.gpus_per_node is None)
     possible = [count for count in range(1, len(shapes) + 1) if enough_on(count, asked, tasks, shapes)]
-    known = tasks.mem_per_cpu_mib is not None
+    known = tasks.mem_per_cpu is not None
     try:
         found, on_each = size_by_tasks(asked, tasks, inventory(*shapes))
     except UsageError:
@@ -91,7 +91,7 @@ def test_all_that_was_asked_for_on_the_fewest_nodes(
     assert asked.gpus in (None, found.gpus_per_node * found.nodes)
     assert asked.gpus_per_node in (None, found.gpus_per_node)
     assert tasks.gpus_per_task is None or found.gpus_per_node >= on_each * tasks.gpus_per_task
-    assert tasks.mem_per_cpu_mib is None or found.memory_mib_per_node == tasks.mem_per_cpu_mib * found.cores_per_node
+    assert tasks.mem_per_cpu is None or found.memory_mib_per_node == tasks.mem_per_cpu * found.cores_per_node
     if free and known:
         assert found.nodes == possible[0]
 
@@ -109,7 +109,7 @@ def test_all_that_was_asked_for_on_the_fewest_nodes(
             TaskRequest(cpus_per_task=1, cpus_per_gpu=1),
             "--cpus-per-task and --cpus-per-gpu cannot",
         ),
-        (ResourceRequest(gpus=1, memory_mib=9), TaskRequest(mem_per_gpu_mib=9), "--mem-per-gpu and --mem cannot"),
+        (ResourceRequest(gpus=1, memory_mib=9), TaskRequest(mem_per_gpu=9), "--mem-per-gpu and --mem cannot"),
         (
             ResourceRequest(flavor="whole"),
             TaskRequest(gpus_per_task=1),
@@ -117,7 +117,7 @@ def test_all_that_was_asked_for_on_the_fewest_nodes(
         ),
         (ResourceRequest(cores=1), TaskRequest(cpus_per_gpu=1), "--cpus-per-gpu and --cpus cannot"),
         (ResourceRequest(), TaskRequest(ntasks=2, cpus_per_gpu=1), "--cpus-per-gpu: the job requests no GPU"),
-        (ResourceRequest(), TaskRequest(ntasks=2, mem_per_gpu_mib=1), "--mem-per-gpu: the job requests no GPU"),
+        (ResourceRequest(), TaskRequest(ntasks=2, mem_per_gpu=1), "--mem-per-gpu: the job requests no GPU"),
         (ResourceRequest(gpus=2), TaskRequest(ntasks=3, gpus_per_task=1), "3 tasks with --gpus-per-task 1 need 3 GPUs"),
         (ResourceRequest(nodes=2), TaskRequest(ntasks=3), "--ntasks 3 cannot be split evenly across 2 nodes"),
         (ResourceRequest(nodes=1), TaskRequest(ntasks=4, ntasks_per_node=2), "exceeds --ntasks-per-node 2"),
@@ -139,7 +139,7 @@ def test_what_contradicts_itself_is_refused(asked: ResourceRequest, tasks: TaskR
 
 def test_all_memory_is_that_of_the_smallest_of_the_largest_nodes() -> None:
     found, _ = size_by_tasks(
-        ResourceRequest(gpus_per_node=4, nodes=2), TaskRequest(mem_per_node_mib=0),
+        ResourceRequest(gpus_per_node=4, nodes=2), TaskRequest(mem_per_node=0),
         inventory((4, 16, 1000), (8, 16, 3000), (4, 16, 2000), (0, 16, 9000)),
     )  # fmt: skip
     assert found.memory_mib_per_node == 2000

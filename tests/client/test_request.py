@@ -1,0 +1,36 @@
+"""The table of options: its rows do not contradict each other, and what is left out is what a spec has by default."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpusched.cli import complete, options
+from gpusched.client.request import OPTIONS, SubmitRequest, values_of
+from gpusched.client.submit import _AS_REQUESTED
+from gpusched.errors import UsageError
+from gpusched.model.jobs import JobSpec
+
+
+def test_every_name_is_one_options_and_every_completion_exists() -> None:
+    names = [name for option in OPTIONS.values() for name in re.split("[ /]", option.names)]
+    assert len(names) == len(set(names))
+    assert [o.complete for o in OPTIONS.values() if o.complete and not callable(getattr(complete, o.complete))] == []
+
+
+def test_what_is_left_out_is_what_a_spec_has_by_default() -> None:
+    spec = JobSpec(name="n", partition="p", gpus_per_node=0, cores_per_node=1, memory_mib_per_node=1, time_limit_s=1)
+    left_out = SubmitRequest()
+    assert {name: getattr(left_out, name) for name in _AS_REQUESTED} == {n: getattr(spec, n) for n in _AS_REQUESTED}
+
+
+def test_a_line_gives_values_and_only_what_it_says() -> None:
+    assert options.parse(["-G", "2-4", "-t", "2h", "--mem", "1G-2G", "-x", "a,b", "-x", "b", "--no-requeue"]) == {
+        "gpus": (2, 3, 4), "time": 7200, "mem": (1024, 2048), "exclude": ("a", "b"), "requeue": False,
+    }  # fmt: skip
+
+
+def test_the_first_wrong_value_in_the_tables_order_is_told() -> None:
+    with pytest.raises(UsageError, match="--gpus: found 'x'"):
+        values_of({"sizes": "y", "time": "soon", "gpus": "x"})
