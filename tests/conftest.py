@@ -31,8 +31,9 @@ settings.register_profile("same", derandomize=True, database=None, deadline=None
 settings.load_profile("same")
 
 LONGEST = (
-    "slurm/test_faults.py", "e2e/test_resizing.py", "sim/test_orders_reference.py", "e2e/test_failures_nodes.py",
-    "e2e/test_workflows.py", "agents/test_rltune.py", "nodes/runtimes/test_contract.py", "agents/test_maifs.py",
+    "slurm/test_faults.py", "e2e/test_resizing.py", "e2e/test_snakemake.py", "e2e/test_torchx.py",
+    "sim/test_orders_reference.py", "e2e/test_failures_nodes.py",
+    "agents/test_rltune.py", "nodes/runtimes/test_contract.py", "agents/test_maifs.py",
     "e2e/test_site.py",
     "agents/test_dl2_agent.py", "nodes/runtimes/test_engines.py", "agents/test_dqn.py", "e2e/test_failures_crash.py",
     "sim/test_engine.py", "e2e/test_queue.py", "sched/test_attention.py", "agents/test_elastic_example.py",

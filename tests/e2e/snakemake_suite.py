@@ -1,4 +1,4 @@
-"""Snakemake's own tests of executor plugins, and ours of its resources: run by test_workflows.py where Snakemake is."""
+"""Snakemake's own tests of executor plugins, and ours of its resources: run by test_snakemake.py where Snakemake is."""
 
 from __future__ import annotations
 
