@@ -40,10 +40,7 @@ def test_the_reference_has_the_defaults() -> None:
         assert told[key][1].strip(" |").strip("`") == getattr(usual, key)
 
 
-def test_the_guide_has_every_agent_and_every_key_of_one() -> None:
-    told = rows("guides/trained-policies.md")
-    agents = re.findall(r"`([^`]+)`", told["agent"][0])
-    assert agents == list(AGENTS)
+def test_the_guide_has_every_agent() -> None:
+    """Their keys stand in the reference alone."""
     text = (DOCS / "guides" / "trained-policies.md").read_text()
-    assert [name for name in agents if f"\n| `{name}`" not in text] == []
-    assert {*policies._AGENT_KEYS} <= told.keys()
+    assert [name for name in AGENTS if f"\n| `{name}`" not in text] == []
