@@ -29,7 +29,7 @@ _WAITING_STATES = ("PENDING", "RESV_DEL_HOLD")
 class SlurmQueue:
     """Slurm's pending jobs, with their records in the store.
 
-    A job has two ids: Slurm's (``1234``), and the store's, which gets a suffix where Slurm reuses a number (``1234~2``).
+    A job has two ids: Slurm's (``1234``), and the store's, with a suffix where Slurm reuses a number (``1234~2``).
 
     Attributes:
         jobs: Slurm's id -> job, in any state.
