@@ -108,7 +108,7 @@ def forward(net: Net, inputs: Reals, outputs: Reals, work: Reals) -> None:
             target[o] = weights[bias + o]
         for i in range(before):
             value = source[i]
-            if value != 0.0:  # about half are 0 after a ReLU; NaN is not
+            if value != 0.0:  # many are 0 after a ReLU; NaN is not
                 row = at + i * after
                 for o in range(after):
                     target[o] += value * weights[row + o]
