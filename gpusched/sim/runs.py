@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from gpusched.errors import UsageError
-from gpusched.sched.agent import parts_of, prepared
+from gpusched.sched.agent import agent_parts, prepared_weights
 from gpusched.sched.state import BACKFILLS, filled
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.generic import new_queue, run_generic
@@ -60,13 +60,13 @@ def _by_agent(world: SimWorld) -> tuple[SimWorld, Runner]:
     """Run by the agent's own passes, as live, called at the engine's decisions (`gpusched.agents.base.Replay`)."""
     model = world.policy.model
     assert model is not None
-    replay = parts_of(model.agent).replay
+    replay = agent_parts(model.agent).replay
     assert replay is not None
     if is_mapped(world) and not replay().maps(model):
         problem = f"{world.policy.name} cannot be combined with --placement {world.rule}"
         raise UsageError(problem, "use another placement")
     try:
-        return replay().runner(world, prepared(model))
+        return replay().runner(world, prepared_weights(model))
     except ValueError as error:
         raise UsageError(f"{model.path}: {error}", "train it again") from None
 

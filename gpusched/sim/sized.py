@@ -17,7 +17,7 @@ from gpusched.errors import UsageError
 from gpusched.model.jobs import Elastic as JobSizes
 from gpusched.model.jobs import JobSpec
 from gpusched.model.units import count_of
-from gpusched.sched.agent import prepared
+from gpusched.sched.agent import prepared_weights
 from gpusched.sched.sizing.live import ask_agent, decide_sizes
 from gpusched.sched.sizing.question import COUNT, PART, ROW, Menus, Scene, menus_of, new_claims, question_of
 from gpusched.sched.sizing.rules import RULES
@@ -228,7 +228,7 @@ class AgentRun:
         assert world.policy.model is not None
         self._agent = world.policy.model.agent
         try:
-            self._weights = prepared(world.policy.model)
+            self._weights = prepared_weights(world.policy.model)
         except ValueError as error:
             raise UsageError(f"{world.policy.model.path}: {error}", "train it again") from None
         self._partitions = [name or "p" for name in world.pool.partitions]

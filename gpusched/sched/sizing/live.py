@@ -17,7 +17,7 @@ from gpusched.model.plan import Reason, ReasonCode, Resize
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
-from gpusched.sched.agent import Unusable, parts_of, prepared
+from gpusched.sched.agent import Unusable, agent_parts, prepared_weights
 from gpusched.sched.arrays import NodeArrays, waiting_of
 from gpusched.sched.eligible import ineligible, may_resize
 from gpusched.sched.fit import set_feasibility
@@ -128,7 +128,9 @@ class _Partition:
             raise Unusable("no weights")
         specs = [self.jobs[row].spec for row in claims.jobs["row"][: claims.number[COUNT]].tolist()]
         names = tuple(spec.name if spec is not None else "" for spec in specs)
-        return ask_agent(self.policy.agent, prepared(model), question_of(claims, self.name, self.snapshot.now, names))
+        return ask_agent(
+            self.policy.agent, prepared_weights(model), question_of(claims, self.name, self.snapshot.now, names)
+        )
 
     def _queue(self) -> list[PendingView]:
         """Return the jobs that may start, in order: those stopped to be resized first; not those without limit left."""
@@ -291,7 +293,7 @@ def ask_agent(agent: str, weights: object, question: Question) -> Ints:
     Raises:
         ValueError: It cannot choose, or what it says is no sizes.
     """
-    sizes = parts_of(agent).sizes
+    sizes = agent_parts(agent).sizes
     assert sizes is not None
     answer = np.asarray(sizes().choose_sizes(weights, question))
     if answer.shape != question.claims.jobs.shape or answer.dtype.kind not in "iu":
