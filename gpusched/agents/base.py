@@ -3,7 +3,7 @@
 ============  =====================================================  ==================================================
 module        offers                                                 called by
 ============  =====================================================  ==================================================
-``live``      `Live`: prepare, decide_queue                          `sched.agent.by_agent`, at a live decision
+``live``      `Live`: prepare, decide_queue                          `sched.agent.decide_by_agent`, at a live decision
 ``replay``    `Replay`: runner, maps                                 `sim.runs`, once per replay
 ``train``     `Train`: train_agent                                   `agents.training.train`; may import torch
 ============  =====================================================  ==================================================

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.config.weights import Arrays, TrainedModel
-from gpusched.sched.agent import component_errors, parts_of
+from gpusched.sched.agent import agent_parts, component_errors
 
 _NO_NETWORK = "no neural network"
 _CONTENTION = "the rule of contention: what a place costs against how long the job has waited"
@@ -20,7 +20,7 @@ def describe_weights(model: TrainedModel) -> str:
         return ours[model.agent](model)
     sizes = ", ".join(f"{name} {array.size}" for name, array in sorted(model.arrays.items()))
     with component_errors(model.agent):
-        describe = parts_of(model.agent).describe
+        describe = agent_parts(model.agent).describe
         return describe(model) if describe is not None else f"weights of another package's agent ({sizes})"
 
 

@@ -1,4 +1,7 @@
-"""The interface between the controller and the nodes: observe, perform, finished."""
+"""The interface between the controller and the nodes: observations of nodes, operations on them, their outcomes.
+
+Operations run in the background: the controller starts some in one cycle and reads their outcomes in a later one.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,20 @@ from gpusched.model.resources import Node
 from gpusched.nodes.runtimes.base import LaunchRequest
 from gpusched.queue.store import RankRecord
 
-RankKey = tuple[str, int, int]  # job id, attempt, rank
-REFUSED = "refused"  # prefix of the error of an operation that every node would reject: the job's fault
+RankKey = tuple[str, int, int]
+"""Job id, attempt, rank."""
+
+REFUSED = "refused"
+"""Prefix of the error of an operation that every node would reject: the job is at fault, not the node."""
 
 
 class NodeObservation(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of a node. ``began``: when the probe started (Unix seconds); the answer is no older than that."""
+    """The result of one probe of a node.
+
+    Attributes:
+        began: When the probe began (Unix seconds, the controller's clock); what it shows is no older than that.
+        result: What it read, or why it failed.
+    """
 
     began: float
     result: NodeReading | ProbeFailure
@@ -31,12 +42,23 @@ class NodeObservation(msgspec.Struct, frozen=True, kw_only=True):
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """An action on one node for one rank.
 
+    ==========  ====================================================================================================
+    verb        what is done
+    ==========  ====================================================================================================
+    launch      create the rank's container by ``request``, and start it unless ``request.hold``
+    start       start a rank that was launched with ``hold``: of a gang, when all its ranks are there
+    signal      send ``signal``; before, write ``note``, if any, into its resize.json
+    collect     copy its output to ``destination`` (or finish ``rank.output``), and a function's result to ``result``
+    remove      remove the container and the rank's folder
+    forget      remove the job's own folder
+    answer      answer the request that the job made from inside, with ``note``
+    ==========  ====================================================================================================
+
     Attributes:
-        verb: ``launch`` (needs ``request``), ``start`` a gang's rank, ``signal`` (needs ``signal``), ``collect`` the
-            output into ``destination`` (or finish ``rank.output``) and a function's result into ``result``, ``remove``
-            the container and its folder, ``forget`` the job's own folder, ``answer`` the job's request (with ``note``).
-        note: With a signal, the text to write into resize.json first.
-        readers: User ids that may read the collected output, the job's first.
+        node: Name of the node.
+        rank: The rank's record; of a stray or a job's folder it is made up.
+        destination, result: Paths on the controller's machine.
+        readers: User ids that may read the collected output, the job's user first.
     """
 
     verb: Literal["launch", "start", "signal", "collect", "remove", "forget", "answer"]
@@ -56,7 +78,13 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an operation. ``error``: "" on success; ``transient``: whether a retry may succeed."""
+    """The result of an operation.
+
+    Attributes:
+        time: When it ended (Unix seconds, the controller's clock).
+        error: One line; "" on success.
+        transient: Whether the error is not the operation's own (a lost connection, a full disk): a retry may succeed.
+    """
 
     operation: Operation
     time: float
@@ -65,21 +93,22 @@ class OperationOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterBackend(Protocol):
-    """The interface to the nodes. `SshCluster` is its only implementation; the simulator has none."""
+    """The interface to the nodes. `SshCluster` implements it; the simulator has an engine of its own."""
 
     def observe(
         self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
     ) -> dict[str, NodeObservation]:
-        """Return each node's observation since the last call, waiting at most ``patience_s`` for slow nodes.
+        """Probe the nodes, except those in ``known``; return the new observations, by node.
 
-        Nodes in ``known`` need not be probed again.
+        Waits at most ``patience_s``. A node that has not answered by then is missing; its answer is returned by the
+        call after it came.
         """
 
     def perform(self, operations: Iterable[Operation]) -> None:
-        """Start operations; returns at once."""
+        """Start operations in the background, at most one per rank at a time (`busy`)."""
 
     def finished(self) -> list[OperationOutcome]:
-        """Return the outcomes of operations that ended since the last call."""
+        """Return the outcomes of operations that ended since the last call; each is returned once."""
 
     def busy(self) -> frozenset[RankKey]:
         """Return the ranks with an operation in progress."""

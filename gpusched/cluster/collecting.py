@@ -1,4 +1,8 @@
-"""Copies a job's output from its node into the state folder, up to the size limit."""
+"""Copies a job's output from its node into the state folder, up to a size limit, and deletes the oldest copies.
+
+Of a larger output the first quarter of the limit and the end are kept. The node cuts it (`_HEAD_AND_TAIL`); `_fetch`
+relies on no more than that its last line, the trailer, came.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,15 @@ from gpusched.model.resources import LogSettings
 from gpusched.nodes.transport import RemoteScript, Transport, TransportError
 
 _MIB = 1024 * 1024
-_BLOCK = 65536
-# A stream has no exit code, and a failure to read an output must not look like an empty output.
+_BLOCK = 65536  # bytes; that of dd below
+# The trailer: this mark, the exit code, and how many bytes were left out. A stream has no exit code, and a failure to
+# read an output must not look like an empty output.
 _MARK = b"\0gpusched-output-ended "
 _MAX_TRAILER = len(_MARK) + 32
-# The node cuts the output to head and tail, so that the rest is not sent. dd instead of head: it consumes no more
-# input than it copies, and it counts bytes. podman reads its log at about 10 MB/s per core, so the time limit is
-# generous and the priority below that of jobs.
+# Arguments: blocks of the head, bytes of the tail, and the command that prints the output. The node cuts it, so that
+# the rest is not sent. dd instead of head: it consumes no more input than it copies, and it counts bytes. Descriptor 4
+# is our stdout; 3 gathers the command's exit code and the second dd's count. podman reads its log at about 10 MB/s per
+# core, so the time limit is generous and the priority below that of jobs.
 _HEAD_AND_TAIL = r"""
 head=$1 tail=$2
 shift 2
@@ -48,11 +54,17 @@ class _Unreadable(Exception):
 def collect_log(
     transport: Transport, script: RemoteScript, destination: Path, settings: LogSettings, readers: Iterable[int] = ()
 ) -> str:
-    """Copy a log (`Runtime.log`) to ``destination``, replacing it when complete; return "" or the error.
+    """Copy an output to ``destination``, replacing it when complete; return "", or why the node cannot read it.
 
-    Of an output larger than the limit, the first quarter and the end are kept, separated by a line that says how much
-    is missing: settings are printed first, errors last. No more than that is transferred. ``readers`` are user ids that
-    may read it, besides the controller's.
+    Of an output larger than the limit, the first quarter and the end are kept, since settings are printed first and
+    errors last, separated by a line that says how much is missing.
+
+    Args:
+        transport: The connection to the node.
+        script: What prints the output there (`Runtime.log`).
+        destination: A file in the state folder.
+        settings: The size limit.
+        readers: User ids that may read the file, besides the controller's.
 
     Raises:
         TransportError: The connection was lost.
@@ -67,22 +79,23 @@ def collect_log(
 
 
 def _fetch(transport: Transport, script: RemoteScript, file: BinaryIO, cap: int) -> None:
+    """Write at most ``cap`` bytes of the output, whole MiB, so that a quarter is whole blocks."""
     head_left, tail_size = cap // 4, cap - cap // 4
     argv = ("sh", "-c", _HEAD_AND_TAIL, "sh", str(head_left // _BLOCK), str(tail_size), *script.argv)
-    tail, dropped, trailer = bytearray(), 0, _Trailer()
+    tail, dropped, trailer = bytearray(), 0, _Trailer()  # dropped: bytes
     for chunk in trailer.payload(transport.stream(RemoteScript(argv, script.stdin))):
         if head_left:
             file.write(chunk[:head_left])
             chunk, head_left = chunk[head_left:], head_left - min(len(chunk), head_left)
         tail += chunk
-        if len(tail) > cap:  # the node sends more than requested; trim it now and then
+        if len(tail) > cap:  # the node sends more than requested; trim it now and then, since it is held in memory
             dropped += len(tail) - tail_size
             del tail[:-tail_size]
     if trailer.exit_code is None:
         raise TransportError("ssh", "the output was cut off", "retrying")
     if trailer.exit_code:
         file.write(tail)
-        file.seek(max(0, file.tell() - 2000))
+        file.seek(max(0, file.tell() - 2000))  # the last line is the command's error; the file is discarded
         lines = file.read().decode(errors="replace").strip().splitlines()
         reason = lines[-1][:300] if lines else "no reason given"
         raise _Unreadable(f"the output cannot be read (exit code {trailer.exit_code}): {reason}")
@@ -94,12 +107,18 @@ def _fetch(transport: Transport, script: RemoteScript, file: BinaryIO, cap: int)
 
 
 class _Trailer:
-    """Removes the last line, which `_HEAD_AND_TAIL` prints, from a stream and parses it."""
+    """Removes the trailer from a stream and parses it.
+
+    Attributes:
+        exit_code: Of the command; None: no trailer came, so the stream was cut off.
+        left_out: Bytes that the node left out between head and tail.
+    """
 
     exit_code: int | None = None
     left_out = 0
 
     def payload(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the output, holding back as many bytes as a trailer may have; at the end, set the attributes."""
         buffer = b""
         for chunk in chunks:
             buffer += chunk
@@ -115,7 +134,11 @@ class _Trailer:
 
 
 def rotate(folder: Path, settings: LogSettings) -> list[Path]:
-    """Remove the oldest logs and results until the rest fits the limit; return the removed paths."""
+    """Remove the oldest logs and results (``JOB/*.log``, ``JOB/*.result``) until the rest fits the limit.
+
+    Returns:
+        The removed paths.
+    """
     found = (path for kind in ("log", "result") for path in folder.glob(f"*/*.{kind}"))
     logs = sorted(_files(found), key=lambda log: log[0])
     surplus = sum(size for _, size, _ in logs) - settings.max_total_mib * _MIB
@@ -134,7 +157,7 @@ def rotate(folder: Path, settings: LogSettings) -> list[Path]:
 
 
 def _files(paths: Iterable[Path]) -> Iterator[tuple[float, int, Path]]:
-    """Yield time, size and path of regular files, ignoring links, folders and files that vanish meanwhile."""
+    """Yield (modification time, bytes, path) of regular files, ignoring links and files that vanish meanwhile."""
     for path in paths:
         with contextlib.suppress(OSError):
             status = path.lstat()

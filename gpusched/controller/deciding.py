@@ -22,7 +22,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.queue.promotions import Fallback
 from gpusched.queue.store import Store
-from gpusched.sched.agent import prepared
+from gpusched.sched.agent import prepared_weights
 from gpusched.sched.decide import decide
 from gpusched.sched.warming import trial_of, warm_up_agent
 
@@ -59,7 +59,7 @@ def _load(partition: str, spec: PolicySpec, digest: str) -> TrainedModel | str:
         model = load_model(Path(spec.folder), partition, spec.agent)
         if digest and model.digest != digest:
             return f"{model.path}: these are not the weights that were promoted"
-        prepared(model)
+        prepared_weights(model)
     except (ModelError, OSError) as error:
         return error.message if isinstance(error, ModelError) else str(error)
     except ValueError as error:  # of another shape

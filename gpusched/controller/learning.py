@@ -11,7 +11,7 @@ from gpusched.model.jobs import JobRecord
 from gpusched.model.progress import JobProgress
 from gpusched.model.resources import Inventory
 from gpusched.queue.store import RunRecord, Store
-from gpusched.sched.interference.beliefs import learned
+from gpusched.sched.interference.beliefs import learn_attempt
 
 MAX_PER_CYCLE = 64  # attempts per cycle, so that many ends at once do not delay it
 _MAX_NEIGHBOURS = 64  # neighbours considered, the longest ones first
@@ -39,7 +39,7 @@ def learn(store: Store, inventory: Inventory, ended: Sequence[JobRecord]) -> Non
         sample = inputs.sample(job, attempt)
         kinds = {sample.kind, *(n.kind for n in sample.neighbours)}
         known = {kind: belief for kind in kinds if (belief := store.belief(kind)) is not None}
-        changed, log_pace = learned(known, sample)
+        changed, log_pace = learn_attempt(known, sample)
         store.put_beliefs(changed)
         if log_pace is not None and job.allocation is not None:
             gpus = tuple(sorted((p.node, index) for p in job.allocation.parts for index in p.gpus))

@@ -1,4 +1,7 @@
-"""Records how operations ended: launches, signals, removals, collected outputs, and their errors."""
+"""Records the outcomes of node operations (`cluster.base.Operation`) in the store: in rank records, and as events.
+
+Success means that the node accepted an operation. Whether a rank has started or ended shows only in the next probe.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,35 @@ from gpusched.queue.store import RankRecord, Store
 
 
 class OutcomeRecorder:
-    """Records outcomes; nodes' rejections are added to ``launch_errors``, which also has ours."""
+    """Records the outcomes of operations.
 
-    def __init__(self, store: Store, collecting: CollectionRetries, launch_errors: dict[RankKey, str]) -> None:
-        self._store, self._retries, self._launch_errors = store, collecting, launch_errors
-        self._removed: dict[RankKey, float] = {}
-        self._trouble: dict[RankKey, str] = {}  # of strays, which have no rank record
-        self.unrecorded: list[OperationOutcome] = []  # not recorded yet; each outcome is reported once
+    Attributes:
+        unrecorded: Outcomes that are not in the store yet, as its disk was full. The backend reports each one once, so
+            they are kept here, and handed to the next cycle.
+    """
+
+    def __init__(self, store: Store, retries: CollectionRetries, launch_errors: dict[RankKey, str]) -> None:
+        """Add launches that nodes rejected to ``launch_errors``, the launcher's own, which has those it rejected."""
+        self._store, self._retries, self._launch_errors = store, retries, launch_errors
+        self._removed_at: dict[RankKey, float] = {}  # Unix seconds
+        # The last error of strays (containers without a rank record); of others it is `RankRecord.trouble`.
+        self._stray_trouble: dict[RankKey, str] = {}
+        self.unrecorded: list[OperationOutcome] = []
 
     def removed_since(self, since: float) -> dict[RankKey, float]:
-        """Return when leftovers of ranks were removed: a node probed before may still report them. Drops older ones."""
-        self._removed = {key: at for key, at in self._removed.items() if at > since}
-        return self._removed
+        """Return when ranks were removed from their nodes, and forget removals before ``since`` (Unix seconds).
+
+        A probe that began before a removal may still report the rank.
+        """
+        self._removed_at = {key: at for key, at in self._removed_at.items() if at > since}
+        return self._removed_at
 
     def record(self, outcomes: Sequence[OperationOutcome]) -> None:
-        """Record these outcomes, and those that could not be recorded before."""
+        """Record these outcomes, and those that could not be recorded before.
+
+        A rank has at most one operation in progress, and a cycle that cannot record starts no other: here is at most
+        one outcome for each rank.
+        """
         self.unrecorded += outcomes
         if not self.unrecorded:
             return
@@ -47,10 +64,11 @@ class OutcomeRecorder:
     def _record_success(self, outcome: OperationOutcome, rank: RankRecord) -> None:
         operation = outcome.operation
         if operation.verb == "remove":
-            self._removed[operation.key] = outcome.time
+            self._removed_at[operation.key] = outcome.time
             job = self._store.job(rank.job_id)
             if job is not None and job.state in ACTIVE and job.attempt == rank.attempt:
-                # Removed before it started (cancelled while starting): the next probe shows its absence.
+                # The job still counts on this rank: it was cancelled while starting. The record stays until a probe
+                # shows that nothing is left on the node.
                 self._store.put_ranks([with_try(rank, outcome.time)])
                 return
             self._store.remove_rank(rank)
@@ -59,9 +77,10 @@ class OutcomeRecorder:
             rank = msgspec.structs.replace(rank, launched_at=outcome.time)
             self._store.append([self._rank_event("launched", rank, outcome.time)])
         elif operation.verb == "signal":
-            if rank.signalled != "FENCE":
+            if rank.signalled != "FENCE":  # a leftover stays marked as one
                 rank = msgspec.structs.replace(rank, signalled=operation.signal)
             if operation.signal == "KILL":
+                # Delivered, but still a try: after too many the rank is removed, and at last stuck.
                 rank = with_try(rank, outcome.time)
             self._store.append([self._rank_event("signalled", rank, outcome.time, signal=operation.signal)])
         elif operation.verb == "collect":
@@ -76,26 +95,32 @@ class OutcomeRecorder:
 
     def _record_error(self, outcome: OperationOutcome, rank: RankRecord | None) -> None:
         operation = outcome.operation
-        # A lost connection and a full local disk are transient: retry, and report them only if they persist.
+        # A lost connection and a full local disk are transient: retry, and report a collection only if they persist.
+        # Compared with ==, so that it is reported once.
         lasting = operation.verb == "collect" and self._retries.failed(operation.key, outcome.time) == MAX_FAILURES
         if outcome.transient and not lasting:
             return
         if operation.verb == "launch":
             self._launch_errors[operation.key] = outcome.error
-        if outcome.error != (rank.trouble if rank is not None else self._trouble.get(operation.key)):
-            # Record only a new error: what fails is retried forever.
+        if outcome.error != (rank.trouble if rank is not None else self._stray_trouble.get(operation.key)):
+            # Only a new error is an event: a failed operation is retried again and again.
             facts = {"work": operation.verb, "error": outcome.error}
             self._store.append([self._rank_event("work_failed", operation.rank, outcome.time, **facts)])
         if rank is None:
-            self._trouble[operation.key] = outcome.error
+            self._stray_trouble[operation.key] = outcome.error
             return
         rank = msgspec.structs.replace(rank, trouble=outcome.error)
         if operation.verb in ("start", "remove") or operation.signal == "KILL":
             rank = with_try(rank, outcome.time)
         if operation.verb == "collect" and not outcome.transient:
-            rank = msgspec.structs.replace(rank, refusals=rank.refusals + 1)
-            if rank.refusals >= MAX_FAILURES:
-                # The output cannot be read; give it up, so that the leftovers are removed from the node.
-                self._retries.forget(operation.key)
-                rank = msgspec.structs.replace(rank, collected=True)
+            rank = self._with_refusal(rank, operation.key)
         self._store.put_ranks([rank])
+
+    def _with_refusal(self, rank: RankRecord, key: RankKey) -> RankRecord:
+        """Return the record of a rank whose node answered that it cannot give the output."""
+        rank = msgspec.structs.replace(rank, refusals=rank.refusals + 1)
+        if rank.refusals < MAX_FAILURES:
+            return rank
+        # Give the output up: a rank counts as collected before its container is removed from the node.
+        self._retries.forget(key)
+        return msgspec.structs.replace(rank, collected=True)

@@ -21,7 +21,7 @@ from gpusched.promotion.freeze import freeze
 from gpusched.promotion.live import active_policy, file_changes, mode_of, overrides
 from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.queue.store import Store
-from gpusched.sched.agent import prepared
+from gpusched.sched.agent import prepared_weights
 
 
 class LivePolicies(NamedTuple):
@@ -196,7 +196,7 @@ def usable_digest(spec: PolicySpec, partition: str) -> str:
         return ""
     model = load_model(Path(spec.folder), partition, spec.agent)
     try:
-        prepared(model)
+        prepared_weights(model)
     except ValueError as error:
         raise GpuschedError(f"{model.path}: {error}", "train it again") from None
     return model.digest

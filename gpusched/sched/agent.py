@@ -1,7 +1,7 @@
-"""Trained agents in place of a policy's stages, and what happens when one cannot decide.
+"""Live decisions by a trained agent instead of a policy's stages, and by its fallback if the agent cannot decide.
 
-`gpusched.agents.base` says what an agent offers. It raises `Unusable` when what comes out of its network is no number;
-what it has changed by then is undone here.
+`gpusched.agents.base` says what an agent offers. One that cannot decide raises ValueError (`Unusable` if it notices so
+itself); what it has changed in the arrays by then is undone here.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from gpusched.sched.topology.queue import Costs
 if TYPE_CHECKING:
     from gpusched.agents.base import AgentParts
 
-Staged = Callable[["Context"], tuple[list[int], QueueBlock]]
+StagedPass = Callable[["Context"], tuple[list[int], QueueBlock]]
+"""Decides for one partition by the stages of its policy; returns its queue in order, and what blocked it."""
 
-
-NO_NUMBER = "its network's answer is no number"
+NAN_OUTPUT = "its network's answer is no number"
+"""The message of `Unusable` where an output is NaN."""
 
 
 class Unusable(ValueError):
@@ -38,11 +39,22 @@ class Unusable(ValueError):
 
 
 class Context(NamedTuple):
-    """The decision for one partition: its policy, the snapshot, and the arrays that the passes work on.
+    """The arguments of the decision for one partition; all but the first two are shared by all partitions.
 
-    ``costs``: what places cost, where the policy goes by it and anything was learned (`topology.live`).
-    ``remarks``: partition -> what the plan is to say of its mapping. ``stops``: running jobs to be stopped. ``own``:
-    job -> a reason that goes before that of its code in ``outcome``.
+    Attributes:
+        partition: Its name.
+        policy: What decides in it.
+        snapshot: The state from which is decided.
+        world: The nodes as arrays. Started jobs are subtracted from ``world.resources``.
+        waiting: The pending jobs as arrays.
+        releases: When running jobs give back what they hold.
+        rng: State of the random numbers (`state.seed_words`).
+        scratch: Working memory of the passes.
+        outcome: Per pending job whether it starts, and where; see `PassOutcome`.
+        remarks: Partition -> what the plan is to say of its placement.
+        stops: Running jobs to be preempted.
+        reasons: Job id -> why it stays pending, instead of the reason by its code in ``outcome``.
+        costs: What places cost; None: the policy does not need it, or nothing was learned (`topology.live`).
     """
 
     partition: str
@@ -56,7 +68,7 @@ class Context(NamedTuple):
     outcome: PassOutcome
     remarks: dict[str, str]
     stops: list[Preempt]
-    own: dict[str, Reason]
+    reasons: dict[str, Reason]
     costs: Costs | None = None
 
     @property
@@ -68,29 +80,38 @@ class Context(NamedTuple):
         )  # fmt: skip
 
 
-def by_agent(
-    context: Context, model: TrainedModel | None, staged: Staged, troubles: dict[str, str]
+def decide_by_agent(
+    context: Context, model: TrainedModel | None, staged: StagedPass, troubles: dict[str, str]
 ) -> tuple[list[int], QueueBlock]:
-    """Decide for one partition by its agent; if that fails, by the fallback, with the reason in ``troubles``."""
+    """Decide for one partition by its agent; if it cannot, by the fallback, with the cause in ``troubles``.
+
+    Agents write to ``remarks``, ``stops`` and ``reasons`` only when nothing can fail any more: these are not undone.
+
+    Args:
+        context: The decision; its policy has an agent.
+        model: The agent's weights; None: there are none.
+        staged: Decides by the stages of a policy.
+        troubles: Partition -> cause.
+    """
     policy = context.policy
     assert policy.agent is not None
-    before = [array.copy() for array in _changed(context)]
+    before = [array.copy() for array in _changed_arrays(context)]
     try:
         if model is None:
             raise Unusable("no weights")
-        own = prepared(model)
+        own = prepared_weights(model)
         with component_errors(policy.agent):
-            live = parts_of(policy.agent).live
+            live = agent_parts(policy.agent).live
             assert live is not None
             return live().decide_queue(own, context)
     except (ValueError, ComponentError) as error:
-        for array, old in zip(_changed(context), before, strict=True):
+        for array, old in zip(_changed_arrays(context), before, strict=True):
             array[:] = old
         troubles[context.partition] = str(error)
         return staged(context._replace(policy=policy.effective_fallback))
 
 
-def parts_of(agent: str) -> AgentParts:
+def agent_parts(agent: str) -> AgentParts:
     """Import an agent's parts. Agents sit above every caller of theirs: this is the only upward import.
 
     Raises:
@@ -106,7 +127,7 @@ def why_broken(group: str, name: str) -> str | None:
     try:
         component = installed(group, name)
         if group == "agents":
-            parts_of(name)
+            agent_parts(name)
         elif not callable(component.load()):
             raise component.error("it cannot be called")
     except ComponentError as error:
@@ -127,11 +148,11 @@ def component_errors(agent: str) -> Iterator[None]:
         raise installed("agents", agent).error(f"{type(error).__name__}: {error}") from error
 
 
-_prepared: dict[str, tuple[TrainedModel, Any]] = {}
+_prepared: dict[str, tuple[TrainedModel, Any]] = {}  # path of the weights -> the model last loaded from it, prepared
 
 
-def prepared(model: TrainedModel) -> Any:
-    """Return the model's arrays as its agent's passes take them, cached for the most recent models.
+def prepared_weights(model: TrainedModel) -> Any:
+    """Return the model's arrays in the form that its agent's passes take, cached until its file is loaded anew.
 
     Raises:
         ValueError: They are of another shape, or the agent is another package's and does not work.
@@ -140,7 +161,7 @@ def prepared(model: TrainedModel) -> Any:
     if kept is None or kept[0] is not model:
         try:
             with component_errors(model.agent):
-                parts = parts_of(model.agent)
+                parts = agent_parts(model.agent)
                 made = parts.live or parts.sizes
                 assert made is not None
                 kept = _prepared[model.path] = (model, made().prepare(model))
@@ -149,9 +170,9 @@ def prepared(model: TrainedModel) -> Any:
     return kept[1]
 
 
-def _changed(context: Context) -> list[np.ndarray[Any, Any]]:
-    """Return everything that a pass changes."""
+def _changed_arrays(context: Context) -> list[np.ndarray[Any, Any]]:
+    """Return the arrays with results of a pass; ``scratch`` is working memory, which the next pass sets anew."""
     resources, jobs = context.world.resources, context.waiting.jobs
     turns = context.waiting.calendar.turns
-    closed = (jobs.masks, jobs.feasibility, turns) if turns.size else ()  # only where nodes are reserved
-    return [*resources, *context.releases, *context.outcome, context.rng, jobs.room, *closed]
+    by_calendar = (jobs.masks, jobs.feasibility, turns) if turns.size else ()  # only where nodes are reserved
+    return [*resources, *context.releases, *context.outcome, context.rng, jobs.room, *by_calendar]

@@ -13,7 +13,7 @@ from gpusched.model.jobs import Allocation, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
-from gpusched.sched.agent import Context, by_agent
+from gpusched.sched.agent import Context, decide_by_agent
 from gpusched.sched.arrays import NodeArrays, PendingArrays, node_arrays_of, releases_of, scratch_for, waiting_of
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.fit import request_of, set_feasibility
@@ -184,7 +184,7 @@ def _run(
             effects.reasons, costs,
         )  # fmt: skip
         if models is not None and policy.agent is not None and not policy.traits.sizes:
-            blocks.append(by_agent(context, models.get(name), _staged, effects.troubles))
+            blocks.append(decide_by_agent(context, models.get(name), _staged, effects.troubles))
         else:
             blocks.append(_staged(context))
         _note_kept(snapshot, waiting, outcome, blocks[-1][0], effects)

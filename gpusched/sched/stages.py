@@ -71,7 +71,7 @@ def set_wait_reasons(context: Context, costs: Costs, waits: Map[int, float]) -> 
     for job, until in waits.items():
         own, harm = costs.wait_cost[job].tolist()
         message = better_text(own, harm, until, context.snapshot.now)
-        context.own[context.waiting.views[job].id] = Reason(code=ReasonCode.POLICY, message=message)
+        context.reasons[context.waiting.views[job].id] = Reason(code=ReasonCode.POLICY, message=message)
 
 
 def _place_by_mapping(context: Context, queue: Ints, keep: NodeHold | None) -> QueueBlock:

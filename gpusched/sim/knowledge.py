@@ -1,4 +1,4 @@
-"""What a policy knows of run times, and the static ranks that follow from it."""
+"""The run times that a policy may use in a replay, and the ranks of jobs in orders that never change."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Knowledge(NamedTuple):
     """The run times that a policy uses.
 
     Attributes:
-        expected: ``float64[jobs]``: run times in seconds, finite and positive.
-        knows: What that really is, to be printed with the result.
-        notes: Where it differs from what the policy declared.
+        expected: Run times in seconds, ``float64[jobs]``, finite and positive.
+        knows: What they really are, to be printed with the result; not always what the policy declared.
+        notes: Sentences about the difference.
     """
 
     expected: Floats
@@ -31,15 +31,15 @@ class Knowledge(NamedTuple):
 
 
 def knowledge_of(trace: Trace, policy: ReplayPolicy) -> Knowledge:
-    """Return real run times for an oracle, else time limits.
+    """Return real run times for an oracle, else time limits; estimates are made during the replay.
 
-    Where a trace has no limits at all, what needs them (estimates do not) is given the real run times and is called an
-    oracle; where only some jobs have none, these count with the longest limit of the trace.
+    If only some jobs have a limit, the others get the longest limit of the trace. If no job has one, a policy that
+    needs limits is given the real run times, and is called an oracle; one that estimates starts from a constant.
     """
     known = np.isfinite(trace.limit) & (trace.limit > 0)
-    if policy.knows in ("oracle", "nothing"):
+    if policy.knows in ("oracle", "nothing"):  # a policy that knows nothing does not read them
         return Knowledge(trace.duration, policy.knows, ())
-    if not known.any() and policy.knows == "estimate":  # its estimates need none
+    if not known.any() and policy.knows == "estimate":
         return Knowledge(np.full(len(trace), NO_HISTORY_S), "estimate", ())
     if not known.any():
         note = f"{policy.name} uses time limits, but the trace has none: it was given the real run times (an oracle)"
@@ -51,25 +51,26 @@ def knowledge_of(trace: Trace, policy: ReplayPolicy) -> Knowledge:
 
 
 def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -> Ints:
-    """Return each job's rank in an order that never changes, ``int64[jobs]``; ties by (submit, id).
+    """Return each job's rank in an order that never changes, ``int64[jobs]``: 0 goes first; ties by (submit, id).
 
-    Orders that change, and agents, get their tie-break: by (submit, id).
+    For an order that changes, and for an agent's, the ranks are by (submit, id): its tie-break.
 
     Args:
         order: Its name, as of `sim.orders`.
-        trace: The jobs.
-        expected: What the policy expects of run times, seconds.
+        trace: The jobs, sorted by (submit, id).
+        expected: Run times as the policy expects them, ``float64[jobs]``, seconds.
         duration: The real ones.
     """
     begin = float(trace.submit[0]) if len(trace) else 0.0
-    of_replays: dict[str, list[Floats | Ints]] = {  # what no live decision can know
+    # Sort columns that no live decision can have: they need real run times, or the trace's begin.
+    replay_only: dict[str, list[Floats | Ints]] = {
         "sjf-oracle": [duration],
         "lpt-oracle": [-duration],
         "f1": [np.log10(expected) * trace.gpus + 870 * np.log10(np.maximum(trace.submit - begin, 1.0))],
     }
     rule = order_rule(order)  # None: an agent's order
-    if order in of_replays:
-        columns = of_replays[order]
+    if order in replay_only:
+        columns = replay_only[order]
     elif rule is None or rule.kind != "static":
         columns = []
     else:
@@ -79,10 +80,14 @@ def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -
 
 def keys_of(trace: Trace, expected: Floats) -> Keys:
     """Return what orders go by, for all jobs of a trace: without priorities and usage."""
-    none, no_usage = np.zeros(len(trace), np.int64), np.zeros(len(trace))
-    return Keys(none, none, trace.submit, trace.gpus, trace.cores, trace.memory_mib, expected, expected, no_usage)
+    zeros = np.zeros(len(trace), np.int64)
+    return Keys(
+        priority=zeros, standing=zeros, submit=trace.submit, gpus=trace.gpus, cores=trace.cores,
+        memory=trace.memory_mib, limit=expected, expected=expected, usage=np.zeros(len(trace)),
+    )  # fmt: skip
 
 
 def ranks_by(columns: Sequence[Floats | Ints], jobs: int) -> Ints:
     """Return each job's rank by these columns, ``int64[jobs]``; ties by (submit, id)."""
+    # The job at each rank (the last key of lexsort is the most significant), inverted to the rank of each job.
     return np.argsort(np.lexsort([*columns, np.arange(jobs)][::-1]))

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.policy import AGENTS
-from gpusched.sched.agent import component_errors, parts_of, prepared
+from gpusched.sched.agent import agent_parts, component_errors, prepared_weights
 from gpusched.sched.state import BACKFILLS, filled
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.component import component_run, is_by_component
@@ -62,13 +62,13 @@ def _by_agent(world: SimWorld) -> tuple[SimWorld, Runner]:
     """Run by the agent's own passes, as live, called at the engine's decisions (`gpusched.agents.base.Replay`)."""
     model = world.policy.model
     assert model is not None
-    agent, replay = model.agent, parts_of(model.agent).replay
+    agent, replay = model.agent, agent_parts(model.agent).replay
     assert replay is not None
     if is_mapped(world) and not replay().maps(model):
         problem = f"{world.policy.name} cannot be combined with --placement {world.rule}"
         raise UsageError(problem, "use another placement")
     try:
-        own = prepared(model)
+        own = prepared_weights(model)
         with component_errors(agent):
             world, run = replay().runner(world, own)
     except ValueError as error:

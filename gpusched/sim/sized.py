@@ -19,7 +19,7 @@ from gpusched.errors import UsageError
 from gpusched.model.jobs import Elastic as JobSizes
 from gpusched.model.jobs import JobSpec
 from gpusched.model.units import count_of
-from gpusched.sched.agent import prepared
+from gpusched.sched.agent import prepared_weights
 from gpusched.sched.sizing.live import INSTEAD, ask_agent, ask_component, component_error, decide_sizes
 from gpusched.sched.sizing.question import (
     COUNT,
@@ -240,7 +240,7 @@ class AskingRun:
         assert world.policy.spec is not None
         self._rule, model = world.policy.spec.sizes, world.policy.model
         try:
-            weights = None if model is None else prepared(model)
+            weights = None if model is None else prepared_weights(model)
         except ValueError as error:
             assert model is not None
             raise UsageError(f"{model.path}: {error}", "train it again") from None

@@ -1,4 +1,4 @@
-"""Comparison of two replays: changes of means with intervals (bootstrap over days, paired by job)."""
+"""Comparison of two replays of one trace: how means over the same jobs differ, with bootstrap intervals over days."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from gpusched.study.metrics import JobTimes, job_times
 DAY_S = 86400.0
 RESAMPLES = 2000
 MIN_DAYS = 5
-FIGURES = {"jct_s": "jct", "wait_s": "wait", "bounded_slowdown": "slowdown"}  # -> their columns of `JobTimes`
+"""With fewer days with jobs there is no interval."""
+FIGURES = {"jct_s": "jct", "wait_s": "wait", "bounded_slowdown": "slowdown"}
+"""Figure -> its column of `JobTimes`."""
 
 
 class MeanDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +25,7 @@ class MeanDifference(msgspec.Struct, frozen=True, kw_only=True):
         base, other: The two means.
         relative: other / base - 1; None where base is 0. low, high: its 95 % interval.
         difference: other - base; difference_low, difference_high: its 95 % interval.
-        days: Days resampled. With fewer than five there is no interval (None): too few to say.
+        days: Days with jobs, which are resampled. With fewer than `MIN_DAYS` the bounds are None.
     """
 
     figure: str
@@ -46,7 +48,7 @@ class MeanDifference(msgspec.Struct, frozen=True, kw_only=True):
 def compare(
     base: ReplayResult, other: ReplayResult, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[MeanDifference, ...]:
-    """Return how ``other`` differs from ``base``, both of the same trace.
+    """Return how ``other`` differs from ``base``, both of the same trace, over the jobs that ran in both; (): none did.
 
     Days (UTC, of submission) are drawn with replacement, since jobs of one day wait for each other and are not
     independent; both replays get the same days (Efron, Tibshirani: An Introduction to the Bootstrap, 1993: paired,
@@ -55,16 +57,14 @@ def compare(
     both = np.flatnonzero(base.ran & other.ran)
     if not len(both):
         return ()
-    day = day_of(base, both)
-    days = int(day.max()) + 1
-    count = np.bincount(day, minlength=days).astype(np.float64)
+    # Days without jobs are left out: `day` numbers the others from 0.
+    _, day, jobs_of_day = np.unique(day_of(base, both), return_inverse=True, return_counts=True)
+    days = len(jobs_of_day)
     draws = None
-    if np.count_nonzero(count) >= MIN_DAYS:
-        used = count > 0
-        count, n = count[used], int(used.sum())
-        draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples).astype(np.float64)
+    if days >= MIN_DAYS:
+        draws = np.random.default_rng(seed).multinomial(days, np.full(days, 1 / days), resamples).astype(np.float64)
     times = job_times(base), job_times(other)
-    return tuple(_change(name, times, both, day, count, draws) for name in FIGURES)
+    return tuple(_mean_difference(name, times, both, day, jobs_of_day, draws) for name in FIGURES)
 
 
 def day_of(result: ReplayResult, jobs: Ints) -> Ints:
@@ -75,35 +75,49 @@ def day_of(result: ReplayResult, jobs: Ints) -> Ints:
     return np.subtract(day, first)
 
 
-def _change(
-    name: str,
+def _mean_difference(
+    figure: str,
     times: tuple[JobTimes, JobTimes],
     both: Ints,
     day: Ints,
-    count: Floats,
+    jobs_of_day: Ints,
     draws: Floats | None,
 ) -> MeanDifference:
-    a, b = (getattr(t, FIGURES[name])[both] for t in times)
-    base, other = float(a.mean()), float(b.mean())
-    bounds: list[float | None] = []
+    """Return the difference in one figure.
+
+    Args:
+        figure: Key of `FIGURES`.
+        times: Of all jobs, under base and other.
+        both: ``int64[n]``: the jobs that are compared.
+        day: ``int64[n]``: day of each of them, an index into ``jobs_of_day: int64[days]``.
+        jobs_of_day: How many of them each day has.
+        draws: ``float64[resamples, days]``: how often each resample has each day; None: too few days.
+    """
+    base_values, other_values = (getattr(t, FIGURES[figure])[both] for t in times)
+    base, other = float(base_values.mean()), float(other_values.mean())
+    difference: tuple[float | None, float | None] = (None, None)
+    relative: tuple[float | None, float | None] = (None, None)
     if draws is not None:
-        sums = [np.bincount(day, values) for values in (a, b)]
-        used = np.bincount(day) > 0
-        jobs = draws @ count
-        mean_a, mean_b = (draws @ s[used] / jobs for s in sums)
-        bounds += np.percentile(mean_b - mean_a, [2.5, 97.5]).tolist()
-        if (mean_a > 0).all():
-            bounds += np.percentile(mean_b / mean_a - 1, [2.5, 97.5]).tolist()
-    difference_low, difference_high, low, high = (*bounds, None, None, None, None)[:4]
+        jobs = draws @ jobs_of_day.astype(np.float64)
+        base_means, other_means = (draws @ np.bincount(day, values) / jobs for values in (base_values, other_values))
+        difference = _interval(other_means - base_means)
+        if (base_means > 0).all():
+            relative = _interval(other_means / base_means - 1)
     return MeanDifference(
-        figure=name,
+        figure=figure,
         base=base,
         other=other,
         relative=other / base - 1 if base > 0 else None,
         difference=other - base,
-        difference_low=difference_low,
-        difference_high=difference_high,
-        low=low,
-        high=high,
-        days=len(count) if draws is not None else int(np.count_nonzero(np.bincount(day))),
+        difference_low=difference[0],
+        difference_high=difference[1],
+        low=relative[0],
+        high=relative[1],
+        days=len(jobs_of_day),
     )
+
+
+def _interval(resampled: Floats) -> tuple[float, float]:
+    """Return the percentile interval of 95 %."""
+    low, high = np.percentile(resampled, [2.5, 97.5]).tolist()
+    return low, high

@@ -1,4 +1,7 @@
-"""Policies as tables and JSON: the list, one policy, verdicts and changes."""
+"""Screens and JSON of ``policy list``, ``show`` and ``history``, and of verdicts.
+
+The rows are built in `client.policies`; their field names are those of the JSON. Times of rows are ISO 8601 in UTC.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,17 @@ if TYPE_CHECKING:
     from gpusched.nightly.proof import ProofVerdict
     from gpusched.queue.promotions import Shadow, ShadowDifference
 
-State = Literal["live", "shadow", "candidate", "retired"]
+PolicyState = Literal["live", "shadow", "candidate", "retired"]
 STATE_STYLE = {"live": "green", "shadow": "cyan", "candidate": "yellow", "retired": "dim"}
 
 
 class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy in one partition (None: in any).
+    """One policy in one partition.
 
     Attributes:
+        partition: None: it is live in none, and could be in any.
         state: ``live``; ``shadow``: asked beside the live one; ``candidate``: could be promoted; ``retired``: was live.
-        agent: Kind of its agent; None: staged.
+        agent: Name of its agent; None: it decides by its stages (order, place, backfill).
         trained_at, trace, trace_sha256: From its training card: when, and on what.
         verdict: The evidence: the replay of its promotion, or of the last night.
         since, by: When it was put into this state, and by whom.
@@ -38,12 +42,12 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
         fallback: Why its fallback decides, or why it had no answer as a shadow; or which of its components is broken.
         path: Where its file or its weights are.
         origin: The package that its order, placement, sizing rule and agent come from; the others' if there are any.
-        mode: Of a live policy of a Slurm partition, what it may do there.
+        mode: Of a live policy of a Slurm partition, what it may do there; UNSET otherwise, which JSON omits.
     """
 
     name: str
     partition: str | None
-    state: State
+    state: PolicyState
     version: str
     agent: str | None
     trained_at: str | None = None
@@ -60,9 +64,15 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a partition's live policy; ``user`` is None for edited files.
+    """One change of a partition's live policy.
 
-    ``mode``: Of a Slurm partition, what the policy may do from then on.
+    Attributes:
+        act: ``promote``, ``rollback``; ``inventory``, ``files``: one of these was edited.
+        user: Who did it; None: files were edited.
+        from_name, from_version: The policy before; None: there was none.
+        forced: Whether the evidence was overruled.
+        verdict: The evidence, as a sentence.
+        mode: Of a Slurm partition, what the policy may do from then on; UNSET otherwise.
     """
 
     time: str
@@ -83,6 +93,7 @@ class PolicyPage(msgspec.Struct, frozen=True, kw_only=True):
     """All details of one policy.
 
     Attributes:
+        path: Its file. origin: Whose file that is, in words.
         live: Partitions where exactly this version is live. other_versions: where another version is.
         modes: Slurm partition where it is live -> what it may do there.
         weights: Partition -> what decides in its weights, in words, or why they cannot be used.
@@ -121,7 +132,7 @@ def table(rows: Iterable[PolicyRow]) -> Table:
             Text(row.version),
             Text(row.agent or common.UNKNOWN),
             Text(common.clean(row.origin)),
-            Text((_card_time(row.trained_at) or common.UNKNOWN)[:10]),
+            Text((_local_time_of(row.trained_at) or common.UNKNOWN)[:10]),
             Text(note or common.UNKNOWN, style="bold red" if row.fallback else ""),
             Text(common.clean(row.verdict or common.UNKNOWN)),
         )
@@ -140,7 +151,7 @@ def change_table(rows: Sequence[ChangeRow]) -> Table | Text:
         before = f"{row.from_name} {row.from_version}" if row.from_name else common.UNKNOWN
         forced = "forced: " if row.forced else ""
         cells = (
-            _card_time(row.time), row.partition, row.act, row.user or common.UNKNOWN, before,
+            _local_time_of(row.time), row.partition, row.act, row.user or common.UNKNOWN, before,
             f"{row.name} {row.version}" + (f", {row.mode}" if row.mode else ""), common.clean(forced + row.reason),
         )  # fmt: skip
         found.add_row(*map(Text, cells))
@@ -148,7 +159,7 @@ def change_table(rows: Sequence[ChangeRow]) -> Table | Text:
 
 
 def verdict_table(verdicts: Iterable[ProofVerdict]) -> Table:
-    """Return the verdicts as a table."""
+    """Return the verdicts as a table of two rows each: the incumbent, and the candidate with its change in mean JCT."""
     from rich.text import Text
 
     found = common.plain_table(
@@ -156,17 +167,21 @@ def verdict_table(verdicts: Iterable[ProofVerdict]) -> Table:
         wrap=("POLICY", "95 % INTERVAL"), drop=("DAYS", "JOBS"),
     )  # fmt: skip
     for v in verdicts:
-        base, other = f"{v.incumbent} {v.incumbent_version}", f"{v.candidate} {v.candidate_version}"
-        cells = (v.partition, str(v.jobs), str(v.days), base, _seconds(v.incumbent_mean_jct_s), "", "")
+        incumbent, candidate = f"{v.incumbent} {v.incumbent_version}", f"{v.candidate} {v.candidate_version}"
+        cells = (v.partition, str(v.jobs), str(v.days), incumbent, _duration(v.incumbent_mean_jct_s), "", "")
         found.add_row(*map(Text, cells))
+        # A gain is a shorter JCT, so the change has the other sign, and its bounds change places.
         interval = common.UNKNOWN if v.low is None or v.high is None else f"{-v.high:+.1%} to {-v.low:+.1%}"
         change = common.UNKNOWN if v.gain is None else f"{-v.gain:+.1%}"
-        found.add_row(*map(Text, ("", "", "", other, _seconds(v.candidate_mean_jct_s), change, interval)))
+        found.add_row(*map(Text, ("", "", "", candidate, _duration(v.candidate_mean_jct_s), change, interval)))
     return found
 
 
-def _seconds(value: float | None) -> str:
-    return common.UNKNOWN if value is None else f"{value / 60:.1f} min" if value < 36000 else f"{value / 3600:.1f} h"
+def _duration(seconds: float | None) -> str:
+    """Return minutes, from ten hours on hours."""
+    if seconds is None:
+        return common.UNKNOWN
+    return f"{seconds / 60:.1f} min" if seconds < 10 * 3600 else f"{seconds / 3600:.1f} h"
 
 
 def page_dict(page: PolicyPage) -> dict[str, Any]:
@@ -224,16 +239,7 @@ def page_screen(page: PolicyPage) -> Group:
     spec = page.spec
     parts: list[Text | Table] = [Text(f"{spec.name} {spec.version}", style="bold")]
     parts += [Text(common.clean(spec.description))] if spec.description else []
-    decides = f"order {spec.order}, place {spec.place}, backfill {spec.backfill}"
-    decides += f", sizes {spec.sizes}" if spec.sizes != "base" else ""
-    if spec.agent is not None:
-        fallback = spec.fallback.name if spec.fallback else "fifo"
-        prefix = f"{decides}, chosen by " if spec.traits.sizes else ""
-        if spec.traits.places:
-            schedulers = f" of {spec.schedulers} schedulers" if spec.schedulers > 1 else ""
-            prefix = f"order {spec.order}, backfill {spec.backfill}, nodes{schedulers} chosen by "
-        decides = f"{prefix}agent {spec.agent}, within {spec.budget_s:g} s, else {fallback}"
-    parts += [Text(f"decides by: {decides}")]
+    parts += [Text(f"decides by: {_decides_by(spec)}")]
     parts += [Text(f"  in {partition}: {common.clean(words)}") for partition, words in page.weights.items()]
     if spec.agent is not None and not page.weights:
         parts.append(Text("  untrained: no weights, so its fallback decides"))
@@ -251,13 +257,28 @@ def page_screen(page: PolicyPage) -> Group:
     return Group(*parts)
 
 
+def _decides_by(spec: PolicySpec) -> str:
+    """Return the stages by which a policy decides, and what its agent decides instead of them."""
+    stages = f"order {spec.order}, place {spec.place}, backfill {spec.backfill}"
+    stages += f", sizes {spec.sizes}" if spec.sizes != "base" else ""
+    if spec.agent is None:
+        return stages
+    left = ""  # the stages that an agent leaves: all, if it chooses sizes; all but the places, if it chooses nodes
+    if spec.traits.sizes:
+        left = f"{stages}, chosen by "
+    if spec.traits.places:
+        schedulers = f" of {spec.schedulers} schedulers" if spec.schedulers > 1 else ""
+        left = f"order {spec.order}, backfill {spec.backfill}, nodes{schedulers} chosen by "
+    return f"{left}agent {spec.agent}, within {spec.budget_s:g} s, else {spec.effective_fallback.name}"
+
+
 def _card_lines(card: Mapping[str, Any]) -> list[Text]:
     from rich.text import Text
 
     trace = card.get("trace") or {}
-    last = _card_time(trace.get("last")) or "an unknown date"
+    last = _local_time_of(trace.get("last")) or "an unknown date"
     facts = {
-        "trained": f"{_card_time(card.get('trained_at'))} on {card.get('device')}, {card.get('wall_time_s')} s",
+        "trained": f"{_local_time_of(card.get('trained_at'))} on {card.get('device')}, {card.get('wall_time_s')} s",
         "on": f"{trace.get('name')}: {trace.get('jobs')} jobs until {last}",
         "trace sha256": trace.get("sha256"),
         "code": card.get("code_version"),
@@ -269,8 +290,8 @@ def _card_lines(card: Mapping[str, Any]) -> list[Text]:
     return lines + [Text(common.clean(str(note))) for note in card.get("notes") or ()]
 
 
-def _card_time(text: object) -> str:
-    """Return a card's time as local time; unchanged if it is not a valid time."""
+def _local_time_of(text: object) -> str:
+    """Return an ISO 8601 time as local time; a text that is none, as a card may have, unchanged; "" for None."""
     try:
         return local_time(datetime.fromisoformat(str(text)).timestamp())
     except ValueError:
@@ -278,6 +299,7 @@ def _card_time(text: object) -> str:
 
 
 def _metric(row: Mapping[str, Any]) -> str:
+    """Return one row of a training card's evaluation; cards are files, so any field may be missing."""
     value = row.get("value")
     figure = f"{value:.4g}" if isinstance(value, (int, float)) else common.UNKNOWN
     low, high = row.get("low"), row.get("high")
@@ -288,6 +310,7 @@ def _metric(row: Mapping[str, Any]) -> str:
 def _shadow_lines(shadow: Shadow, verdict: str | None) -> list[Text]:
     from rich.text import Text
 
+    # Not counted as decisions: those that came too late, and those that could not be used.
     total = shadow.decisions + shadow.late + shadow.unusable
     ended = f" until {local_time(shadow.until)}" if shadow.until is not None else ""
     head = f"shadow in {shadow.partition} since {local_time(shadow.since)}{ended}, by {shadow.by}"

@@ -158,6 +158,23 @@ class Counting(LocalTransport):
             yield chunk
 
 
+class Oversized(LocalTransport):
+    """A node that sends more than it was asked for."""
+
+    def stream(self, script: RemoteScript) -> Iterator[bytes]:
+        for number in range(60):
+            yield bytes([number]) * (MIB // 16)
+        yield b"\0gpusched-output-ended 0 5\n"
+
+
+def test_a_node_that_sends_too_much_is_cut_to_the_limit_here(tmp_path: Path) -> None:
+    target = tmp_path / "logs" / "job" / "1.0.log"
+    assert collect_log(Oversized("here"), RemoteScript(("true",)), target, CAPS) == ""
+    blocks = [bytes([number]) * (MIB // 16) for number in range(60)]
+    line = f"\n[gpusched: {44 * MIB // 16 + 5} bytes left out here, settings.logs.max_per_job]\n".encode()
+    assert target.read_bytes() == b"".join(blocks[:4]) + line + b"".join(blocks[-12:])
+
+
 def test_what_is_left_out_does_not_travel(tmp_path: Path) -> None:
     target, node = tmp_path / "logs" / "job" / "1.0.log", Counting("here")
     assert collect_log(node, RemoteScript(("sh", "-c", "head -c 200000001 /dev/zero")), target, CAPS) == ""

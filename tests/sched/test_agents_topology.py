@@ -19,7 +19,7 @@ from gpusched.config.weights import TrainedModel
 from gpusched.model.interference import JobClassEstimate
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.snapshot import Snapshot
-from gpusched.sched.agent import NO_NUMBER
+from gpusched.sched.agent import NAN_OUTPUT
 from gpusched.sched.arrays import node_arrays_of
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
@@ -199,7 +199,7 @@ def test_no_number_is_the_fallback_s_decision_and_leaves_no_trace(snap: Snapshot
     rule = decide(by_agents(replace(snap)), {})
     assert rule.troubles == {"p": "no weights"}
     nobody = {reason.code for reason in rule.reasons.values()} == {ReasonCode.BAD_CONSTRAINTS} and not rule.actions
-    assert plan.troubles == ({} if nobody else {"p": NO_NUMBER}), "who could never run is not looked at"
+    assert plan.troubles == ({} if nobody else {"p": NAN_OUTPUT}), "who could never run is not looked at"
     assert (plan.actions, plan.reasons) == (rule.actions, rule.reasons)
 
 

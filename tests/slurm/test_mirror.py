@@ -365,6 +365,22 @@ def test_what_a_user_named_outlives_a_pin() -> None:
     assert (later.pinned_at, kept.jobs["7"].spec.nodelist) == (T + 105, ("a1", "a2"))
 
 
+def test_a_hold_that_the_lease_caused_is_no_users_and_is_remembered_until_undone() -> None:
+    kept, seen = Kept(), []
+    for one in (
+        job(reservation=LEASE, req_nodes=("a1",)),
+        job(priority=0, reason="BadConstraints"),  # Slurm has taken it out of the lease
+        job(),
+    ):
+        kept.look(one)
+        facts = kept.jobs["7"].slurm
+        assert facts is not None
+        seen.append((facts.leased, kept.jobs["7"].held_by))
+    assert seen == [(True, ""), (True, ""), (False, "")]
+    kept.look(job(priority=0, reason="BadConstraints"))
+    assert kept.jobs["7"].slurm.leased is False, "it was not in the lease"  # type: ignore[union-attr]
+
+
 GRES = """
 AutoDetect=off
 NodeName=n[1-2] Name=gpu Type=a File=/dev/nvidia3   # the first

@@ -1,4 +1,7 @@
-"""Small neural networks as arrays, for compiled passes: a trained policy decides without torch, live and in replays."""
+"""Small neural networks as arrays: a trained policy decides in compiled passes, without torch, live and in replays.
+
+`net_of` reads a network from a weights file, `arrays_of` is the inverse, `forward` applies it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ class Net(NamedTuple):
     """A multilayer perceptron with ReLU between its layers and nothing after the last.
 
     Attributes:
-        weights: ``float32[...]``: layer after layer its matrix, row by row as ``[inputs, outputs]``, then its bias.
+        weights: All layers in one row, ``float32[...]``: of each its matrix ``[inputs, outputs]``, row by row, then its
+            bias ``[outputs]``. (Files have the matrix as ``[outputs, inputs]``.)
         sizes: ``int64[layers + 1]``: inputs, hidden widths, outputs.
     """
 
@@ -28,7 +32,7 @@ class Net(NamedTuple):
 
 
 def check_shapes(arrays: Arrays, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that all of these arrays exist.
+    """Check that all of these arrays exist, with these shapes (name -> shape).
 
     Raises:
         ValueError: One is missing or has another shape.
@@ -42,29 +46,29 @@ def check_shapes(arrays: Arrays, wanted: Mapping[str, tuple[int, ...]]) -> None:
 def net_of(arrays: Arrays, name: str, inputs: int, outputs: int) -> Net:
     """Load the network stored in a weights file as ``NAME.0.weight [out, in]``, ``NAME.0.bias [out]``, and so on.
 
-    The layout of the matrices is that of torch's `nn.Linear`.
+    The layout of the matrices is that of torch's `nn.Linear`. Layers are counted without a gap, unlike the modules of a
+    torch `Sequential`, which counts the ReLUs too.
 
     Raises:
         ValueError: A layer is missing, or its shape does not match its neighbours, the inputs or the outputs.
     """
-    layers: list[Reals] = []
+    parts: list[Reals] = []  # matrix and bias in turn
     sizes = [inputs]
-    while f"{name}.{len(layers) // 2}.weight" in arrays:
-        at = len(layers) // 2
-        weight = np.asarray(arrays[f"{name}.{at}.weight"], np.float32)
-        bias = arrays.get(f"{name}.{at}.bias")
+    while (found := arrays.get(f"{name}.{len(sizes) - 1}.weight")) is not None:
+        layer = len(sizes) - 1
+        weight, bias = np.asarray(found, np.float32), arrays.get(f"{name}.{layer}.bias")
         if weight.ndim != 2 or weight.shape[1] != sizes[-1] or bias is None or bias.shape != weight.shape[:1]:
-            found = "x".join(str(n) for n in weight.shape)
-            raise ValueError(f"layer {at} of {name} is {found}, and takes {sizes[-1]} inputs here")
-        layers += [np.ascontiguousarray(weight.T).ravel(), np.asarray(bias, np.float32)]
+            shape = "x".join(str(n) for n in weight.shape)
+            raise ValueError(f"layer {layer} of {name} is {shape}, and takes {sizes[-1]} inputs here")
+        parts += [np.ascontiguousarray(weight.T).ravel(), np.asarray(bias, np.float32)]
         sizes.append(len(bias))
-    if not layers or sizes[-1] != outputs:
-        raise ValueError(f"{name} has {sizes[-1] if layers else 'no'} outputs, not {outputs}")
-    return Net(np.concatenate(layers), np.array(sizes, np.int64))
+    if not parts or sizes[-1] != outputs:
+        raise ValueError(f"{name} has {sizes[-1] if parts else 'no'} outputs, not {outputs}")
+    return Net(np.concatenate(parts), np.array(sizes, np.int64))
 
 
 def arrays_of(layers: Sequence[tuple[Reals, Reals]], name: str) -> dict[str, Reals]:
-    """Convert layers (``[out, in]``, ``[out]``) to the arrays of a weights file."""
+    """Return the arrays of a weights file from a network's layers: (matrix ``[out, in]``, bias ``[out]``) of each."""
     return {
         f"{name}.{i}.{kind}": np.ascontiguousarray(array, np.float32)
         for i, layer in enumerate(layers)
@@ -74,7 +78,7 @@ def arrays_of(layers: Sequence[tuple[Reals, Reals]], name: str) -> dict[str, Rea
 
 @jit
 def new_buffers(net: Net) -> Reals:
-    """Return buffers for `forward`, ``float32[2, widest layer]``."""
+    """Return the ``work`` of `forward`, ``float32[2, widest layer]``: one layer's inputs, and its outputs."""
     return np.zeros((2, net.sizes.max()), np.float32)
 
 
@@ -82,29 +86,35 @@ def new_buffers(net: Net) -> Reals:
 def forward(net: Net, inputs: Reals, outputs: Reals, work: Reals) -> None:
     """Apply the network to one row: ``inputs: float32[sizes[0]]`` to ``outputs: float32[sizes[-1]]``.
 
-    The inner loop runs over a layer's outputs, which the compiler vectorizes without reordering sums: the same bits on
-    every machine with the same float arithmetic.
+    Keep the order of the loops: the inner one runs over a layer's outputs, so that the compiler vectorizes it without
+    reordering sums, and the result has the same bits on every machine.
+
+    Args:
+        net: The network.
+        inputs: One row.
+        outputs: Is overwritten.
+        work: `new_buffers`; may be reused for the next row.
     """
     sizes, weights = net.sizes, net.weights
     layers = sizes.size - 1
-    at = 0
+    at = 0  # where the layer's matrix begins in `weights`
     for i in range(sizes[0]):
         work[0, i] = inputs[i]
     for layer in range(layers):
         before, after = sizes[layer], sizes[layer + 1]
-        source, target = work[layer & 1], work[1 - (layer & 1)]
+        source, target = work[layer & 1], work[1 - (layer & 1)]  # they change places with each layer
         bias = at + before * after
         for o in range(after):
             target[o] = weights[bias + o]
         for i in range(before):
             value = source[i]
-            if value != 0.0:
+            if value != 0.0:  # many are 0 after a ReLU; NaN is not
                 row = at + i * after
                 for o in range(after):
                     target[o] += value * weights[row + o]
         if layer < layers - 1:
             for o in range(after):
-                # not max(): a NaN must propagate, so that the fallback decides
+                # Not max(): a NaN must reach the outputs, where the agent notices it and leaves it to the fallback.
                 if target[o] < 0.0:
                     target[o] = 0.0
         at = bias + after

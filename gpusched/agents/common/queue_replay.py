@@ -1,7 +1,7 @@
-"""Replays in which an agent decides about each partition's queue: its live pass, run after every event there.
+"""Replays in which an agent decides about each partition's queue, by its live pass, whenever something happens there.
 
-run = queued(decide)
-run_of(world, run, agent)
+An agent's module calls ``run = queue_runner(decide)`` once, which is compiled when it is first used, and
+``prepare_replay(world, run, agent)`` for each replay.
 """
 
 from __future__ import annotations
@@ -13,29 +13,34 @@ import numpy as np
 
 from gpusched.compiled import inlined, jit, specialized
 from gpusched.errors import GpuschedError
-from gpusched.sched.agent import NO_NUMBER
+from gpusched.sched.agent import NAN_OUTPUT
 from gpusched.sched.state import ClusterState, Ints, PassOutcome, new_outcome
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import apply_outcome, enter, state_of, waiting_in
 from gpusched.sim.engine.state import DECIDE, ENDED, READY, EventLog, Passes, Sim
 
-INVALID_OUTPUT = 3  # beside OVER, DECIDE and GROW
+INVALID_OUTPUT = 3
+"""A replay ended since the agent's output is NaN; one more code beside OVER, DECIDE and GROW (`engine.state`)."""
 
 Agent = TypeVar("Agent")
 DecideQueue = Callable[[ClusterState, Passes, Ints, Agent], bool]
-"""(state, passes, queue, agent): starts jobs, as any queue pass does; False: the agent's output is NaN."""
+"""(state, passes, queue, agent): starts jobs of one partition; ``queue: int64[waiting]``, by rank.
+
+It records them in ``state.outcome``, as any queue pass does, and returns False if the agent's output is NaN.
+"""
 JobHook = Callable[[Sim, int, Agent], None]
 """(sim, job, agent): called after the job has started, or has ended or been preempted."""
 
 
 class AgentQueue(NamedTuple):
-    """An agent, and the jobs that wait for its decisions.
+    """An agent, and the jobs that wait for its decisions, of all partitions.
 
     Attributes:
-        agent: The argument of its pass.
-        waiting: ``int64[jobs]`` by rank; the first ``size[0]`` are valid.
-        outcome: Written by the pass.
+        agent: Its weights and memory: the last argument of its pass and hooks.
+        waiting: ``int64[jobs + 1]``, by rank; the first ``size[0]`` are valid.
+        size: ``int64[1]``.
+        outcome: Written by the pass, of one partition at a time.
     """
 
     agent: Any
@@ -46,8 +51,8 @@ class AgentQueue(NamedTuple):
 
 def new_queue(sim: Sim, agent: object) -> AgentQueue:
     """Return an empty queue."""
-    jobs = len(sim.jobs)
-    return AgentQueue(agent, np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64), new_outcome(jobs, len(sim.held)))
+    jobs, parts = len(sim.jobs), len(sim.held)
+    return AgentQueue(agent, np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64), new_outcome(jobs, parts))
 
 
 @jit
@@ -58,7 +63,8 @@ def _no_op(sim: Sim, job: int, agent: Any) -> None:
 def queue_runner(
     decide: DecideQueue[Agent], started: JobHook[Agent] = _no_op, ended: JobHook[Agent] = _no_op
 ) -> Callable[[Sim, EventLog, Passes, AgentQueue], int]:
-    """Return the function that replays to the end (`looped`), or to INVALID_OUTPUT, with these hooks compiled in."""
+    """Return what replays to the end (`looped`) or to INVALID_OUTPUT, with these functions compiled in."""
+    # They are inlined, as a call costs more than many of them do. `decide` also says where the code is cached.
     hooks = dict[str, Callable[..., object]](_decide=decide, _started=started, _ended=ended)
     return looped(specialized(_decide_all, decide, **{name: inlined(hook) for name, hook in hooks.items()}))
 
@@ -66,25 +72,32 @@ def queue_runner(
 def prepare_replay(
     world: SimWorld, run: Callable[[Sim, EventLog, Passes, AgentQueue], int], agent: object
 ) -> tuple[SimWorld, Callable[[EventLog], int]]:
-    """Return an agent's replay of a world, a `sim.runs.Runner`; it raises `GpuschedError` at INVALID_OUTPUT."""
+    """Return an agent's replay of a world: the world, and a `sim.runs.Runner`, which raises GpuschedError at NaN.
+
+    Args:
+        world: What is replayed; it is changed.
+        run: From `queue_runner`.
+        agent: See `AgentQueue`.
+    """
     sim, passes, queue = world.sim, world.passes, new_queue(world.sim, agent)
 
     def to_end(log: EventLog) -> int:
         code = run(sim, log, passes, queue)
         if code == INVALID_OUTPUT:
-            raise GpuschedError(f"{world.policy.name}: {NO_NUMBER}", "train it again")
+            raise GpuschedError(f"{world.policy.name}: {NAN_OUTPUT}", "train it again")
         return code
 
     return world, to_end
 
 
-_decide: DecideQueue[Any] = cast(Any, None)  # these three are replaced at compile time
+# `queue_runner` compiles `_decide_all` with an agent's functions in place of these three.
+_decide: DecideQueue[Any] = cast(Any, None)
 _started: JobHook[Any] = _no_op
 _ended: JobHook[Any] = _no_op
 
 
 def _decide_all(sim: Sim, log: EventLog, passes: Passes, state: AgentQueue) -> int:
-    """Decide about every partition in which an event occurred."""
+    """Decide about every partition in which something happened; called at each such instant by `looped`."""
     for i in range(sim.counter[ENDED]):
         _ended(sim, sim.ended[i], state.agent)
     for i in range(sim.counter[READY]):
@@ -94,7 +107,7 @@ def _decide_all(sim: Sim, log: EventLog, passes: Passes, state: AgentQueue) -> i
             continue
         sim.dirty[partition] = 0
         own = waiting_in(sim, state.waiting, state.size, partition)
-        state.outcome.total[:] = 0
+        state.outcome.total[:] = 0  # forgets the starts of the partition before
         if own.size > 0 and not _decide(state_of(sim, passes, state.outcome), passes, own, state.agent):
             return INVALID_OUTPUT
         apply_outcome(sim, log, state.waiting, state.size, state.outcome)

@@ -14,7 +14,7 @@ from gpusched.agents.dl2.observed import kinds_of
 from gpusched.agents.dl2.weights import actor_of
 from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
-from gpusched.sched.agent import NO_NUMBER, Unusable
+from gpusched.sched.agent import NAN_OUTPUT, Unusable
 from gpusched.sched.sizing.question import CAPACITY, COUNT, Claims, Question
 from gpusched.sched.state import Ints
 
@@ -75,7 +75,7 @@ def choose(prepared: LiveActor, claims: Claims, learning: Learning | None) -> In
     """Choose the GPUs of each job, ``int64[jobs]``, also during training; see `choose_sizes`."""
     sizes = _choose(prepared.actor, claims, prepared.slot_s, learning is not None, learning or _NOT_LEARNING)
     if len(sizes) < claims.number[COUNT]:
-        raise Unusable(NO_NUMBER)
+        raise Unusable(NAN_OUTPUT)
     return sizes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpusched.agents.gist.decide import agent_pass
 from gpusched.agents.gist.networks import PATIENCE_S, GistWeights, agent_of
 from gpusched.config.weights import TrainedModel
-from gpusched.sched.agent import NO_NUMBER, Context, Unusable
+from gpusched.sched.agent import NAN_OUTPUT, Context, Unusable
 from gpusched.sched.reasons import QueueBlock
 
 
@@ -34,5 +34,5 @@ def decide_queue(prepared: GistWeights, context: Context) -> tuple[list[int], Qu
         context.state, world.usable, queue, waiting.keys.submit, waiting.keys.priority, prepared, True
     )
     if not sound:
-        raise Unusable(NO_NUMBER)
+        raise Unusable(NAN_OUTPUT)
     return ordered.tolist(), QueueBlock(context.policy, int(head), float(shadow))

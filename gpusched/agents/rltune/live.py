@@ -30,7 +30,7 @@ from gpusched.agents.rltune.preempt import PreemptionModel, prepare_ranks
 from gpusched.config.weights import TrainedModel
 from gpusched.estimation.odds import CLASSES, LEVELS, HazardRates
 from gpusched.model.policy import MAPPING_PLACES
-from gpusched.sched.agent import NO_NUMBER, Context, Unusable
+from gpusched.sched.agent import NAN_OUTPUT, Context, Unusable
 from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.stages import place_queue
 from gpusched.sched.state import BEST_FIT, FIRST_FIT, NONE, SKIP, SPREAD, Ints
@@ -82,7 +82,7 @@ def decide_queue(prepared: PreparedScorer | PreemptionModel, context: Context) -
     by = new_scoring_state(prepared, known_of_snapshot(context, prepared.knows), PLACES.get(policy.place, BEST_FIT))
     order, sound = in_order(state, observation_of(state, context.world.total, queue), queue, by)
     if not sound:
-        raise Unusable(NO_NUMBER)
+        raise Unusable(NAN_OUTPUT)
     order = order[np.argsort(-waiting.keys.priority[order], kind="stable")]
     if policy.place in MAPPING_PLACES:
         return order.tolist(), _mapped(context, order, by)

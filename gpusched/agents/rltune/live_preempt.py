@@ -300,7 +300,7 @@ def _report_kept_nodes(context: Context, field: PartitionJobs, code: Ints) -> No
     calendar, now = field.waiting.calendar, context.snapshot.now
     for j in np.flatnonzero(code[: field.waits] == BACKFILL).tolist():
         message = would_delay(field.waiting.views[calendar.kept_for[0]].id, float(calendar.kept_times[0]) - now)
-        context.own[field.waiting.views[j].id] = Reason(code=ReasonCode.BACKFILL, message=message)
+        context.reasons[field.waiting.views[j].id] = Reason(code=ReasonCode.BACKFILL, message=message)
 
 
 def _report_awaited_jobs(
@@ -318,4 +318,4 @@ def _report_awaited_jobs(
             before = list(dict.fromkeys(job for node in nodes for job in on.get(node, ())))
             jobs = "job" if len(before) == 1 else "jobs"
             message = f"given nodes, and waits for {jobs} {listed(before)} to leave them"
-            context.own[field.waiting.views[j].id] = Reason(code=ReasonCode.RESOURCES, message=message)
+            context.reasons[field.waiting.views[j].id] = Reason(code=ReasonCode.RESOURCES, message=message)

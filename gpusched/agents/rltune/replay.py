@@ -22,7 +22,7 @@ from gpusched.agents.rltune.replay_preempt import ranked_runner
 from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import GpuschedError
-from gpusched.sched.agent import NO_NUMBER
+from gpusched.sched.agent import NAN_OUTPUT
 from gpusched.sched.mapping.queue import NodeHold
 from gpusched.sched.state import ClusterState, Ints
 from gpusched.sim.engine.build import SimWorld
@@ -100,7 +100,7 @@ class ScoredRun(MappedRun):
             return own[:0], None
         order, sound = in_order(state, obs, own, self._by)
         if not sound:
-            raise GpuschedError(f"{world.policy.name}: {NO_NUMBER}", "train it again")
+            raise GpuschedError(f"{world.policy.name}: {NAN_OUTPUT}", "train it again")
         return order, keep_of(state, order, self._by)
 
     def started(self, jobs: Ints) -> None:

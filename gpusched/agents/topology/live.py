@@ -13,7 +13,7 @@ from gpusched.agents.topology.auction import Auction, Site, Workspace, new_aucti
 from gpusched.agents.topology.bids import offer, settle
 from gpusched.agents.topology.network import SHAPES, TopologyWeights, weights_from
 from gpusched.config.weights import TrainedModel
-from gpusched.sched.agent import NO_NUMBER, Context, Unusable
+from gpusched.sched.agent import NAN_OUTPUT, Context, Unusable
 from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.stages import held_back, set_wait_reasons
 from gpusched.sched.state import BACKFILLS, Ints
@@ -82,7 +82,7 @@ def settle_offers(auction: Auction, context: Context, costs: Costs, queue: Ints)
     policy = context.policy
     head, shadow = settle(context.state, queue, BACKFILLS[policy.backfill], Priced(costs, auction))
     if not auction.offers.sound.all():
-        raise Unusable(NO_NUMBER)
+        raise Unusable(NAN_OUTPUT)
     waits = [job for job in held_back(context, queue) if costs.wait_cost[job].max() >= _MIN_REPORTED_COST]
     set_wait_reasons(context, costs, {job: float(costs.since[job] + costs.wait_s[job]) for job in waits})
     return QueueBlock(policy, int(head), float(shadow))

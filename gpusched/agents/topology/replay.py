@@ -17,7 +17,7 @@ from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
-from gpusched.sched.agent import NO_NUMBER
+from gpusched.sched.agent import NAN_OUTPUT
 from gpusched.sched.state import POLICY, SKIP, Ints
 from gpusched.sched.topology.queue import Priced
 from gpusched.sim.engine.build import SimWorld
@@ -127,7 +127,7 @@ class TopologyRun:
         """
         code = run_agents(self._world.sim, log, self._world.passes, self._acting)
         if not all(auction.offers.sound.all() for auction in self._acting.auctions):
-            raise UsageError(f"{self._world.policy.name}: {NO_NUMBER}", "train it again")
+            raise UsageError(f"{self._world.policy.name}: {NAN_OUTPUT}", "train it again")
         return code
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpusched.controller.slurm.admitting import (
-    PIN_S,
+    PIN_TIMEOUT_S,
     SlurmQueue,
     lease_of,
     leased_nodes,
@@ -203,7 +203,7 @@ class LeaseApplier:
             if is_pinned(job):
                 since = facts.pinned_at if facts is not None else None
                 since = since if since is not None else self._first_seen.setdefault(job.id, now)
-                late = decides and now - since >= PIN_S
+                late = decides and now - since >= PIN_TIMEOUT_S
                 keep = not late and set(job.req_nodes) <= startable and not reservation_conflict(queue, job, now)
                 if late:
                     self._count_try(job.id, now, job.reason)
@@ -252,7 +252,7 @@ class LeaseApplier:
     def _skipped_delays(self, queue: SlurmQueue, now: float) -> list[ScontrolCall]:
         """Return commands that skip the two-minute delay that Slurm gives jobs requeued by us."""
         calls = []
-        for view in queue.views.values():
+        for view in queue.considered.values():
             job = queue.waiting.get(slurm_id(view.id))
             if job is None or job.reason != "BeginTime" or view.preemptions is None or not view.preemptions.times:
                 continue
@@ -318,7 +318,7 @@ class LeaseApplier:
             known = decision.plan.reasons.get(name)
             if name in starting or touched.isdisjoint(job.partitions):
                 continue
-            if decides and queue.views.get(name) is None:
+            if decides and queue.considered.get(name) is None:
                 slurm_places = "no policy could consider it"
             elif decides and known is not None and known.code is ReasonCode.BAD_CONSTRAINTS:
                 slurm_places = f"gpusched finds no nodes for it ({known.message})"

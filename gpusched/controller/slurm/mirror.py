@@ -1,13 +1,13 @@
-"""Mirrors Slurm's jobs as ours: new jobs, changes, attempts that began and ended.
+"""Mirrors Slurm's jobs as records of the store: new jobs, changes, attempts that began and ended.
 
-Pure. Slurm's state is authoritative, so a mirrored job may go from any state to any other. Only changes are returned,
-since with thousands of pending jobs anything else is too slow.
+`mirrored` makes the record, `step_of` the change that it is; `following` calls both for each job that Slurm changed.
+Slurm's state is authoritative: a mirrored job may go from any state to any other. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,8 @@ from gpusched.model.slurm import LEASE, SlurmFacts, SlurmJob, is_held_by_slurm, 
 FORGOTTEN = "SlurmForgot"
 """`JobRecord.reason` of a job whose end state is unknown even to Slurm's accounting."""
 
-COMPLETING_S = 60.0  # expected maximum duration of a job's last processes and its epilog
+COMPLETING_S = 60.0
+"""Assumed duration of a job's last processes and its epilog, by which waiting times are estimated."""
 
 _STATES = {
     "PENDING": JobState.PENDING,
@@ -52,15 +53,16 @@ _STATES = {
 NOT_YET = ("JobHeld", "BeginTime", "Dependency")
 """Prefixes of Slurm's reasons that keep a job from starting now, whatever nodes are free."""
 
-_HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_HELD_STATES = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
 class MirrorContext(msgspec.Struct, frozen=True, kw_only=True):
     """The data by which jobs are mirrored, besides themselves.
 
     Attributes:
+        site: The inventory, and Slurm's partitions and nodes.
         positions: Slurm's job id -> node -> gres.conf positions (IDX) of its GPUs.
-        standing: Slurm's job id -> priority without our advice, of advised jobs.
+        standing: Slurm's job id -> priority without what mode advise adds; a missing job: no advice was given.
         devices: Node -> NVML index of the GPU at each position; a missing node: the position is the index.
         now: Unix seconds.
     """
@@ -77,8 +79,10 @@ class MirrorResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         before: Previous record; None: a new job.
+        job: Its new record.
+        events: To record with it.
         began: Whether its current attempt started to run, or its start time changed.
-        ended: The attempt that ended, when, and how (PENDING: requeued).
+        ended: (attempt, Unix seconds, state) of the attempt that ended; PENDING: it was requeued. None: none ended.
     """
 
     before: JobRecord | None
@@ -89,14 +93,17 @@ class MirrorResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_pinned(job: SlurmJob) -> bool:
-    """Return whether a pending job was asked to start on all its nodes, and may; a requeued one keeps the nodes."""
+    """Return whether a pending job is pinned: in the lease, all its nodes chosen by us, and nothing bars its start.
+
+    A pinned job that ran and was requeued keeps reservation and nodes, but waits for its begin time.
+    """
     asked = job.state == "PENDING" and job.reservation == LEASE and len(job.req_nodes) >= max(1, job.nodes)
     return asked and not job.reason.startswith(NOT_YET) and not is_held_by_slurm(job)
 
 
 def state_of(job: SlurmJob) -> JobState:
     """Return our state; an unknown one counts as pending while the job has no nodes, otherwise as running."""
-    if job.state == "DEADLINE" and not job.node_names:
+    if job.state == "DEADLINE" and not job.node_names:  # it never ran, so it has no TIMEOUT
         return JobState.CANCELLED
     if is_pinned(job):
         return JobState.STARTING
@@ -108,6 +115,7 @@ def is_same(job: SlurmJob, stored: JobRecord) -> bool:
     facts = stored.slurm
     if facts is None or job.uid != stored.uid:
         return False
+    # Slurm sets the submit time anew when it requeues a job.
     return job.submit_time == facts.submit_time or (
         job.restarts > facts.restarts and job.submit_time > facts.submit_time
     )
@@ -118,61 +126,46 @@ def holds_nodes(job: SlurmJob, site: SlurmContext) -> bool:
     return any(site.inventory.node(name) is not None for name in job.node_names)
 
 
+class _NodeLists(NamedTuple):
+    """Slurm's one node list of a job, taken apart: what its user requested, what we wrote into it, and when."""
+
+    by_user: tuple[str, ...]
+    pinned: tuple[str, ...]
+    pinned_at: float | None
+
+
 def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, context: MirrorContext) -> JobRecord:
-    """Return the job to store: Slurm's facts, plus what only the store has."""
+    """Return the job to store: Slurm's facts, plus what only the store has.
+
+    Args:
+        job: As Slurm has it.
+        stored: The store's record of the same job (`is_same`); None: it is new.
+        store_id: Its id in the store.
+        context: See there.
+    """
     state, facts = state_of(job), stored.slurm if stored is not None else None
-    # Slurm has one node list per job. ``named`` is what the user requested in it, ``pinned`` what we wrote into it.
-    named = user_nodelist(job, facts.nodelist if facts is not None else job.req_nodes)
-    pinned = job.req_nodes if state in ACTIVE and job.reservation == LEASE else ()
-    known = facts is not None and bool(pinned or facts.pinned) and set(job.req_nodes) == set(facts.pinned)
-    if facts is not None and known and set(facts.pinned) != set(facts.nodelist):
-        named, pinned = facts.nodelist, job.req_nodes  # Slurm leaves our nodes to the job, even after the lease
-    since = facts.pinned_at if facts is not None and known else context.now
-    # A hold by Slurm because of our lease is not the user's: it is undone (`lease.undo`), and not shown as a hold.
-    held = job.priority == 0 or job.reason.startswith("JobHeld") or job.state in _HELD
-    held = held and not is_held_by_slurm(job)
-    leased = job.reservation == LEASE or (facts is not None and facts.leased and is_held_in_reservation(job))
+    node_lists = _node_lists(job, facts, state, context.now)
+    # Slurm also names a start time of pending jobs: an estimate.
     started = job.start_time is not None and (
         state in ACTIVE - {JobState.STARTING} or (state in ENDED and bool(job.node_names))
     )
-    reason = "Dependency" if job.dependency and job.reason in ("", "None", "Priority") else job.reason
-    # Pinned jobs have no GPUs yet: `guesses` chooses some for the plan.
-    positions = {node: tuple(at) for node, at in context.positions.get(job.id, {}).items()} if started else {}
-    if not positions and started and facts is not None and facts.restarts == job.restarts:
-        positions = facts.gpus  # keep them: Slurm no longer names the GPUs of an ended job
-    spec = request_of(job, context.site, named)
+    slurm = _facts_of(job, facts, node_lists, started, context)
+    spec = request_of(job, context.site, node_lists.by_user)
     changes: dict[str, Any] = {
-        "spec": stored.spec if stored is not None and stored.spec == spec else spec,
+        "spec": stored.spec if stored is not None and stored.spec == spec else spec,  # equal ones share memory
         "state": state,
         "eligible_time": job.eligible_time if (job.eligible_time or 0.0) > job.submit_time else None,
         "start_time": job.start_time if started else None,
         "end_time": (job.end_time or context.now) if state in ENDED else None,
         "exit_code": job.exit_code if state in ENDED else None,
-        "attempt": job.restarts + (started or state is JobState.STARTING),
-        "held_by": ("admin" if job.reason == "JobHeldAdmin" else "user") if _is_pending(state) and held else "",
+        "attempt": job.restarts + (started or state is JobState.STARTING),  # 0: not started yet
+        "held_by": _held_by(job) if _is_pending(state) else "",
         "ending": _ending(job, context.now) if state is JobState.COMPLETING else None,
-        "slurm": SlurmFacts(
-            state=job.state,
-            reason="" if reason == "None" else reason,
-            account=job.account,
-            qos=job.qos,
-            partitions=job.partitions,
-            priority=job.priority,
-            site_factor=job.site_factor,
-            standing=context.standing.get(job.id, job.priority),
-            restarts=job.restarts,
-            requeue=job.requeue,
-            reservation=job.reservation,
-            leased=leased and _is_pending(state),
-            nodelist=named,
-            pinned=pinned,
-            pinned_at=since if pinned else None,
-            gpus=positions,
-            submit_time=job.submit_time,
-        ),
+        "slurm": slurm,
     }
     if stored is None or stored.state is not state:
-        changes |= {"reason": "" if _is_pending(state) or reason == "None" else reason, "message": ""}
+        # Within a state, reason and message are those of our decisions, which must stay.
+        changes |= {"reason": "" if _is_pending(state) else slurm.reason, "message": ""}
     if state is JobState.PENDING:
         changes |= {"policy": None, "policy_version": None}
     if stored is None:
@@ -190,12 +183,67 @@ def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, context: Mi
     return msgspec.structs.replace(found, allocation=_allocation(job, found, stored, context))
 
 
+def _node_lists(job: SlurmJob, facts: SlurmFacts | None, state: JobState, now: float) -> _NodeLists:
+    by_user = user_nodelist(job, facts.nodelist if facts is not None else job.req_nodes)
+    pinned = job.req_nodes if state in ACTIVE and job.reservation == LEASE else ()
+    # The list is still the one that we wrote.
+    unchanged = facts is not None and bool(pinned or facts.pinned) and set(job.req_nodes) == set(facts.pinned)
+    if facts is not None and unchanged and set(facts.pinned) != set(facts.nodelist):
+        # Slurm leaves our nodes to the job even when the lease has ended, and its reservation is cleared.
+        by_user, pinned = facts.nodelist, job.req_nodes
+    since = facts.pinned_at if facts is not None and unchanged else now
+    return _NodeLists(by_user, pinned, since if pinned else None)
+
+
+def _held_by(job: SlurmJob) -> str:
+    """Return who holds a pending job: "user" or "admin"; "": neither.
+
+    A hold by Slurm because of our lease is none of these: it is undone (`slurm.lease.undo`).
+    """
+    held = job.priority == 0 or job.reason.startswith("JobHeld") or job.state in _HELD_STATES
+    if not held or is_held_by_slurm(job):
+        return ""
+    return "admin" if job.reason == "JobHeldAdmin" else "user"
+
+
+def _facts_of(
+    job: SlurmJob, before: SlurmFacts | None, node_lists: _NodeLists, started: bool, context: MirrorContext
+) -> SlurmFacts:
+    # Slurm may show an unmet dependency only after its next look at the job.
+    reason = "Dependency" if job.dependency and job.reason in ("", "None", "Priority") else job.reason
+    # In the lease; or taken out of it by Slurm and held, which we must undo.
+    leased = job.reservation == LEASE or (before is not None and before.leased and is_held_in_reservation(job))
+    # Pinned jobs have no GPUs yet: `guesses` chooses some for the plan.
+    positions = {node: tuple(at) for node, at in context.positions.get(job.id, {}).items()} if started else {}
+    if not positions and started and before is not None and before.restarts == job.restarts:
+        positions = before.gpus  # keep them: Slurm no longer names the GPUs of an ended job
+    return SlurmFacts(
+        state=job.state,
+        reason="" if reason == "None" else reason,
+        account=job.account,
+        qos=job.qos,
+        partitions=job.partitions,
+        priority=job.priority,
+        site_factor=job.site_factor,
+        standing=context.standing.get(job.id, job.priority),
+        restarts=job.restarts,
+        requeue=job.requeue,
+        reservation=job.reservation,
+        leased=leased and _is_pending(state_of(job)),
+        nodelist=node_lists.by_user,
+        pinned=node_lists.pinned,
+        pinned_at=node_lists.pinned_at,
+        gpus=positions,
+        submit_time=job.submit_time,
+    )
+
+
 def _is_pending(state: JobState) -> bool:
     return state in (JobState.PENDING, JobState.STARTING)
 
 
 def _ending(job: SlurmJob, now: float) -> Ending:
-    """Return the ending from which waiting times are derived; Slurm reports how the job ends once it has."""
+    """Return an ending for estimates of waiting times; its outcome is assumed until Slurm reports the real one."""
     return Ending(outcome=JobState.COMPLETED, reason="", kill_at=(job.end_time or now) + COMPLETING_S)
 
 
@@ -208,11 +256,13 @@ def _allocation(job: SlurmJob, found: JobRecord, stored: JobRecord, context: Mir
     nodes = facts.pinned if found.state is JobState.STARTING else job.node_names if found.start_time is not None else ()
     if not nodes:
         return None
-    before = {p.node: p.gpus for p in stored.allocation.parts} if _same_run(found, stored) and stored.allocation else {}
+    # In the same attempt, also if it was only pinned before, the job keeps its GPUs.
+    same_attempt = found.attempt == stored.attempt
+    before = {p.node: p.gpus for p in stored.allocation.parts} if same_attempt and stored.allocation else {}
 
     def gpus(node: str) -> tuple[int, ...]:
         if node in facts.gpus:
-            return indices(facts.gpus[node], context.devices.get(node))
+            return _nvml_indices(facts.gpus[node], context.devices.get(node))
         return () if facts.gpus or found.state in ENDED else before.get(node, ())
 
     return Allocation(
@@ -226,12 +276,7 @@ def _allocation(job: SlurmJob, found: JobRecord, stored: JobRecord, context: Mir
     )
 
 
-def _same_run(found: JobRecord, stored: JobRecord) -> bool:
-    """Return whether the job is in the same attempt, or was pinned for it, and so keeps its GPUs."""
-    return found.attempt == stored.attempt
-
-
-def indices(positions: Iterable[int], devices: tuple[int, ...] | None) -> tuple[int, ...]:
+def _nvml_indices(positions: Iterable[int], devices: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return NVML indices of the GPUs at these positions, ascending; an unknown position is its own index."""
     known = devices or ()
     return tuple(sorted(known[at] if at < len(known) else at for at in positions))
@@ -256,14 +301,15 @@ def ended_in_accounting(stored: JobRecord, state: str, start: float | None, end:
     """Return the end, by Slurm's accounting, of a job purged by slurmctld; ``state``: Slurm's name for it."""
     outcome = _STATES.get(state, JobState.FAILED)
     outcome = outcome if outcome in ENDED else JobState.FAILED
-    start = start if start is not None else stored.start_time if stored.state is not JobState.STARTING else None
+    if start is None and stored.state is not JobState.STARTING:
+        start = stored.start_time
     facts = stored.slurm and msgspec.structs.replace(stored.slurm, state=state, reason="", pinned=(), pinned_at=None)
-    attempt = max(stored.attempt, 1) if start is not None else stored.attempt
+    attempt, allocation = stored.attempt, None
+    if start is not None:  # it ran, perhaps between two readings: then nobody knows where
+        attempt, allocation = max(attempt, 1), stored.allocation or Allocation(stored.id, ())
     job = msgspec.structs.replace(
         stored, state=outcome, reason="", message="", start_time=start, end_time=end, ending=None, held_by="",
-        attempt=attempt, slurm=facts,
-        allocation=stored.allocation if start is not None and stored.allocation else Allocation(stored.id, ())
-        if start is not None else None,
+        attempt=attempt, slurm=facts, allocation=allocation,
     )  # fmt: skip
     step = step_of(stored, job, end)
     assert step is not None
@@ -284,13 +330,13 @@ def ended_unknown(stored: JobRecord, now: float) -> MirrorResult:
 
 
 def _ended_attempt(stored: JobRecord | None, job: JobRecord, now: float) -> tuple[int, float, JobState] | None:
-    """Return the attempt that this change ended, when, and how."""
+    """Return the attempt that this change ended, as `MirrorResult.ended`; None: none."""
     running = stored if stored is not None and stored.start_time is not None and stored.state in ACTIVE else None
-    if job.state in ENDED and job.start_time is not None:
+    if job.state in ENDED and job.start_time is not None:  # the job's last attempt
         assert job.end_time is not None
         same = stored is not None and (stored.state, stored.attempt) == (job.state, job.attempt)
         return None if same else (job.attempt, job.end_time, job.state)
-    if running is not None and (job.start_time is None or job.attempt != running.attempt):
+    if running is not None and (job.start_time is None or job.attempt != running.attempt):  # an earlier attempt
         assert running.start_time is not None
         assert job.slurm is not None
         requeued_at = job.slurm.submit_time  # Slurm sets the submit time at a requeue

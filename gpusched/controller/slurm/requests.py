@@ -39,7 +39,7 @@ def user_nodelist(job: SlurmJob, earlier: tuple[str, ...]) -> tuple[str, ...]:
 def request_of(job: SlurmJob, site: SlurmContext, nodelist: tuple[str, ...]) -> JobSpec:
     """Return the request of a Slurm job; each of its nodes provides an equal part, rounded up.
 
-    Dependencies are omitted: Slurm handles them (`gpusched.model.slurm.bar`).
+    Dependencies are omitted: Slurm handles them (`gpusched.model.slurm.blocking_reason`).
 
     Args:
         job: As Slurm has it.

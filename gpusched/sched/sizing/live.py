@@ -20,7 +20,7 @@ from gpusched.model.plan import Reason, ReasonCode, Resize
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
-from gpusched.sched.agent import Unusable, component_errors, parts_of, prepared
+from gpusched.sched.agent import Unusable, agent_parts, component_errors, prepared_weights
 from gpusched.sched.arrays import NodeArrays, waiting_of
 from gpusched.sched.eligible import ineligible, may_resize
 from gpusched.sched.fit import set_feasibility
@@ -138,7 +138,7 @@ class _Partition:
         if model is None:
             raise Unusable("no weights")
         try:
-            return ask_agent(self.policy.agent, prepared(model), self._question(claims))
+            return ask_agent(self.policy.agent, prepared_weights(model), self._question(claims))
         except ComponentError as error:
             raise Unusable(error.line()) from error
 
@@ -314,7 +314,7 @@ def ask_agent(agent: str, weights: object, question: Question) -> Ints:
         ComponentError: It is another package's, and failed.
     """
     with component_errors(agent):
-        sizes = parts_of(agent).sizes
+        sizes = agent_parts(agent).sizes
         assert sizes is not None
         return _checked(sizes().choose_sizes(weights, question), question)
 

@@ -17,7 +17,7 @@ from gpusched.model.interference import (
     SpeedSample,
     job_class_of,
 )
-from gpusched.sched.interference.beliefs import cost_of_neighbour, cost_of_spread, learned, speed_alone
+from gpusched.sched.interference.beliefs import cost_of_neighbour, cost_of_spread, learn_attempt, speed_alone
 from gpusched.sched.interference.gpus import MIN_JOBS, slow_gpus
 from tests.sched.interference.pairs import paces_on, shape
 
@@ -54,7 +54,7 @@ class World:
 def after(attempts: Iterator[SpeedSample] | list[SpeedSample]) -> dict[str, JobClassEstimate]:
     known: dict[str, JobClassEstimate] = {}
     for seen in attempts:
-        known |= {belief.kind: belief for belief in learned(known, seen)[0]}
+        known |= {belief.kind: belief for belief in learn_attempt(known, seen)[0]}
     return known
 
 
@@ -115,9 +115,9 @@ def test_garbage_does_no_harm():
 @pytest.mark.parametrize("pace", [0.0, -1.0, nan, inf, -inf, 1e300, 5e-324])
 def test_what_can_be_no_pace_changes_nothing(pace: float):
     seen = SpeedSample(kind="u/a", shape=shape(), pace=pace, seconds=600.0)
-    assert learned({}, seen) == ((), None)
+    assert learn_attempt({}, seen) == ((), None)
     for seconds in (0.0, 29.0, nan, inf, -1.0):
-        assert learned({}, msgspec.structs.replace(seen, pace=10.0, seconds=seconds)) == ((), None)
+        assert learn_attempt({}, msgspec.structs.replace(seen, pace=10.0, seconds=seconds)) == ((), None)
 
 
 def test_odd_shares_count_as_none_or_all():
@@ -126,7 +126,7 @@ def test_odd_shares_count_as_none_or_all():
     for share, like in ((nan, alone), (-3.0, alone), (0.0, alone), (7.0, whole)):
         odd = msgspec.structs.replace(whole, neighbours=(Neighbour("u/b", "nic", share),))
         known = after([alone, alone])
-        assert learned(known, odd) == learned(known, like)
+        assert learn_attempt(known, odd) == learn_attempt(known, like)
 
 
 def test_what_is_kept_is_bounded():

@@ -100,7 +100,9 @@ def test_neighbours_count_for_the_time_that_they_were_there(store: Store, monkey
     ran(store, "d", "d", ("n1",), begin=699.0)
     ran(store, "e", "e", ("n1",), begin=600.0, end=None)
     seen = []
-    monkeypatch.setattr("gpusched.controller.learning.learned", lambda known, one: (seen.append(one), ((), None))[1])
+    monkeypatch.setattr(
+        "gpusched.controller.learning.learn_attempt", lambda known, one: (seen.append(one), ((), None))[1]
+    )
     learn(store, DECLARED, [job])
     beside = {(n.kind.partition("/")[2], n.link, round(n.share, 3)) for n in seen[0].neighbours}
     assert beside == {("b", "nic", 0.5), ("c", "nic", 0.25), ("e", "server", 0.167)}

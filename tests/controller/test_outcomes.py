@@ -1,0 +1,71 @@
+"""How outcomes of operations change rank records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpusched.cluster.base import Operation, OperationOutcome, RankKey
+from gpusched.controller.outcomes import OutcomeRecorder
+from gpusched.controller.outputs import MAX_FAILURES, CollectionRetries
+from gpusched.queue.store import RankRecord, Store
+
+RANK = RankRecord(job_id="j", attempt=1, rank=0, node="n0", runtime="podman")
+
+
+class Ended:
+    """A store with one rank, and the outcomes of operations on it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.launch_errors, self.at = store, dict[RankKey, str](), 100.0
+        self.recorder = OutcomeRecorder(store, CollectionRetries(), self.launch_errors)
+        store.put_ranks([RANK])
+
+    def record(self, verb: Any, error: str = "", transient: bool = False, signal: str | None = None) -> RankRecord:
+        (rank,) = self.store.ranks()
+        self.at += 1
+        operation = Operation(verb=verb, node=rank.node, rank=rank, signal=signal)
+        self.recorder.record([OperationOutcome(operation=operation, time=self.at, error=error, transient=transient)])
+        (rank,) = self.store.ranks()
+        return rank
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.store.events()]
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Iterator[Ended]:
+    store = Store.create_or_open(tmp_path)
+    yield Ended(store)
+    store.close()
+
+
+def test_an_output_that_the_node_refuses_is_given_up_after_a_few_tries(ended: Ended) -> None:
+    ranks = [ended.record("collect", "no such log") for _ in range(MAX_FAILURES)]
+    assert [rank.refusals for rank in ranks] == [1, 2, 3, 4, 5]
+    assert [rank.collected for rank in ranks] == [False, False, False, False, True]
+    assert ended.kinds() == ["work_failed"], "the same error is one event"
+
+
+def test_an_output_behind_a_lost_connection_is_never_given_up_and_said_once(ended: Ended) -> None:
+    ranks = [ended.record("collect", f"lost {n}", transient=True) for n in range(3 * MAX_FAILURES)]
+    assert (ranks[-1].refusals, ranks[-1].collected, ended.kinds()) == (0, False, ["work_failed"])
+    assert [rank.trouble for rank in ranks[MAX_FAILURES - 2 :][:2]] == ["", f"lost {MAX_FAILURES - 1}"]
+
+
+def test_a_delivered_kill_is_a_try_and_a_leftover_stays_marked(ended: Ended) -> None:
+    assert (ended.record("signal", signal="TERM").signalled, ended.record("signal", signal="KILL").tries) == ("TERM", 1)
+    ended.store.put_ranks([msgspec.structs.replace(RANK, signalled="FENCE")])
+    assert ended.record("signal", signal="KILL").signalled == "FENCE"
+
+
+def test_a_rejected_launch_is_told_to_the_launcher_but_not_a_lost_one(ended: Ended) -> None:
+    ended.record("launch", "lost", transient=True)
+    assert ended.launch_errors == {}
+    ended.record("launch", "no such image")
+    assert ended.launch_errors == {("j", 1, 0): "no such image"}
+    assert ended.record("launch").launched_at == ended.at
