@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gpusched.queue.store import Reader
 
 SHOWN_CANDIDATES = 8
+NAMED_JOBS = 500
+"""So many of the latest jobs are looked at for a name."""
 _POLL_S = 0.1
 
 
@@ -80,7 +82,7 @@ class Resolver:
             return known
         normalized = ids.normalise(text)
         if not ids.is_prefix(normalized):
-            raise UsageError(f"{text[:60]!r} is not a job id")
+            raise UsageError(f"{text[:60]!r} is not a job id", self._by_name(text))
         prefix, index = normalized.partition("_")[0], normalized.partition("_")[2].strip("[]")
         if ids.is_job_id(prefix) and not any(prefix in (j.id, j.array_id) for j in self._waiting):
             self._waiting += inbox_submission(self._client, prefix)
@@ -132,11 +134,22 @@ class Resolver:
                 raise GpuschedError(f"job {prefix} was refused: {why}")
             if reader and ids.is_job_id(prefix) and self._comes_later(reader, prefix):
                 return self._unique(text, prefix)
-            raise UsageError(f"there is no job {text[:60]!r}", "see 'gpusched status --all'")
+            raise UsageError(f"there is no job {text[:60]!r}", self._by_name(text) or "see 'gpusched status --all'")
         if len(candidates) > 1:
             listed = ", ".join(candidates[:SHOWN_CANDIDATES]) + (", ..." if len(candidates) > SHOWN_CANDIDATES else "")
             raise UsageError(f"{text[:60]!r} matches several jobs: {listed}", "type more characters")
         return candidates[0]
+
+    def _by_name(self, text: str) -> str | None:
+        """Return what to do where ``text`` is the name of some of this user's latest jobs, as ids are not."""
+        reader, mine = self._client.reader, os.getuid()
+        latest = reader.jobs(user=user_name(mine), limit=NAMED_JOBS) if reader else []
+        jobs = [*latest, *(job for job in self._waiting if job.uid == mine)]
+        named = sorted({job.array_id or job.id for job in jobs if job.spec.name == text.strip()}, reverse=True)
+        if not named:
+            return None
+        more = ", ..." if len(named) > SHOWN_CANDIDATES else ""
+        return f"jobs are given by id; of that name you have {', '.join(named[:SHOWN_CANDIDATES])}{more}"
 
     def _jobs(self, base: str) -> list[JobRecord]:
         reader = self._client.reader

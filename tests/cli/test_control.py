@@ -141,6 +141,18 @@ def test_of_several_jobs_those_that_have_not_ended_are_cancelled(site: Site) -> 
     assert last(site) == command
 
 
+def test_a_name_in_place_of_an_id_gets_the_ids_of_that_name(site: Site) -> None:
+    stored = site.submit("--job-name", "my-train", "-F", "s-V100", "--", "true")
+    site.fold()
+    queued = site.submit("--job-name", "my-train", "-F", "s-V100", "--", "true")
+    other = site.submit("--job-name", "train!", "-F", "s-V100", "--", "true")
+    done = site.call("cancel", "my-train")
+    assert (done.code, done.out) == (2, "")
+    assert f"jobs are given by id; of that name you have {queued}, {stored}\n" in done.err
+    assert f"of that name you have {other}\n" in site.call("logs", "train!").err
+    assert "of that name" not in site.call("cancel", "nobody").err
+
+
 def test_impossible_ones_are_refused_before_anything_is_asked(site: Site) -> None:
     ended, runs, waits = site.submit(), site.submit(), site.submit()
     site.fold()
