@@ -140,14 +140,14 @@ class Resolver:
             raise UsageError(f"{text[:60]!r} matches several jobs: {listed}", "type more characters")
         return candidates[0]
 
-    def _by_name(self, text: str) -> str | None:
-        """Return what to do where ``text`` is the name of some of this user's latest jobs, as ids are not."""
+    def _by_name(self, text: str) -> str:
+        """Return what to do where ``text`` is not an id but the name of some of this user's latest jobs, else ""."""
         reader, mine = self._client.reader, os.getuid()
         latest = reader.jobs(user=user_name(mine), limit=NAMED_JOBS) if reader else []
         jobs = [*latest, *(job for job in self._waiting if job.uid == mine)]
         named = sorted({job.array_id or job.id for job in jobs if job.spec.name == text.strip()}, reverse=True)
         if not named:
-            return None
+            return ""
         more = ", ..." if len(named) > SHOWN_CANDIDATES else ""
         return f"jobs are given by id; of that name you have {', '.join(named[:SHOWN_CANDIDATES])}{more}"
 
