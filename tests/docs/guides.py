@@ -68,7 +68,7 @@ def shown(page: str, beginning: str) -> str:
 
 CTRL_C = "\x03"
 AT_A_TERMINAL = {
-    "gpusched controller": ("gpusched:", CTRL_C),
+    "gpusched controller": ("controller.service: controller ", CTRL_C),
     "gpusched nodes --watch": ("dgx1", CTRL_C),
     "gpusched web(?! --export)": ("http://", CTRL_C),
     "gpusched logs -f": ("line", CTRL_C),

@@ -37,8 +37,10 @@ def test_ten_thousand_waiting_jobs(
     waiting = [job.id for job in slurm.jobs() if job.state == "PENDING"]
     assert len(waiting) == 10_000
     before = cpu_s(slurm_site.slurmctld)
+    own_before = our_cpu_s()
     for _ in range(looks):
         slurm.jobs()
+    reading_s = (our_cpu_s() - own_before) / looks
     look_s = (cpu_s(slurm_site.slurmctld) - before) / looks
     with contextlib.closing(installed(slurm_site, tmp_path)) as service:
         service.run(5.0)
@@ -51,7 +53,7 @@ def test_ten_thousand_waiting_jobs(
         service.run(5.0)
         observing_s = our_cpu_s() - before - (deciding.cpu - decided_before)
         assert read.took > 0
-        assert observing_s <= 1.0
+        assert observing_s <= 3 * reading_s, "0.4 s on a quiet machine: little more than one reading of the queue"
         assert sum(job.spec.time_limit_s == 3600 for job in service.store.pending()) == 200
         found = starts(slurm_site, service, 1, patience_s=240)
     assert found["jobs"] >= 8
