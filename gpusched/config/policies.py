@@ -147,7 +147,8 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
         if chosen.get("sizes", "base") == "base":
             raise fields["resize"].error("this only with a policy that chooses sizes", "it without")
         chosen["resize"] = _resizing_of(fields["resize"])
-    place, others = chosen.get("place", "first-fit"), chosen.get("place", "first-fit") not in get_args(Place)
+    place = chosen.get("place", "first-fit")
+    others = place not in get_args(Place)
     if others and ("agent" in fields or chosen.get("sizes", "base") != "base"):
         ours = "a placement of gpusched's own with an agent, or with sizes that change"
         raise (fields["place"] if "place" in fields else fields["fallback"]).error(ours, f'"{place}"')

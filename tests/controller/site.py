@@ -8,7 +8,7 @@ import msgspec
 
 from gpusched.controller.cycle import Cycle
 from gpusched.model.commands import Submit
-from gpusched.model.jobs import JobState
+from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
@@ -18,7 +18,30 @@ from tests.controller.folding import fresh_id
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory
 
 
-class Site:
+class Turns:
+    """A controller's cycles by turns: time goes on, nodes go on, a cycle runs, nodes answer."""
+
+    world: World
+    store: Store
+    cycle: Cycle
+    cluster: ImaginedCluster
+
+    def turn(self, times: int = 1, seconds: float = 1, heard: bool = True) -> None:
+        """``heard``: the nodes' answers reach the controller."""
+        for _ in range(times):
+            self.world.now += seconds
+            self.world.progress()
+            self.cycle.run(0)
+            if heard:
+                self.cluster.deliver(lambda _: "ok")
+
+    def job(self, job_id: str) -> JobRecord:
+        found = self.store.job(job_id)
+        assert found is not None
+        return found
+
+
+class Site(Turns):
     def __init__(self, state: Path) -> None:
         self.state = state
         self.inbox = Inbox(state)
@@ -42,13 +65,6 @@ class Site:
     def state_of(self, job: str) -> JobState | None:
         found = self.store.job(job)
         return found.state if found else None
-
-    def turn(self, times: int = 1, seconds: float = 1) -> None:
-        for _ in range(times):
-            self.world.now += seconds
-            self.world.progress()
-            self.cycle.run(0)
-            self.cluster.deliver(lambda _: "ok")
 
     def submit(self, **more: object) -> str:
         command = Submit(time=self.world.now, id=fresh_id(self.world.now), spec=spec())

@@ -30,6 +30,7 @@ from tests.controller.imagined import GPUS, Host, ImaginedCluster, World, invent
 from tests.controller.reconciling import ID, NOW, ending, ranks, says, verbs
 from tests.controller.reconciling import job as job_in
 from tests.controller.reconciling import world as sees
+from tests.controller.site import Turns
 
 RULES = PreemptionSettings(min_run_s=5.0, per_hour=2, restart_s=0.0)
 POLICIES = {"p": PolicySpec(name="stopper", version="7", backfill="easy", place="best-fit", preempt=RULES)}
@@ -51,7 +52,7 @@ class Stopper:
         return Decision(msgspec.structs.replace(plan, actions=actions), dict(snapshot.policies))
 
 
-class Site:
+class Site(Turns):
     """A controller over three imagined nodes of four GPUs, whose policy stops jobs."""
 
     def __init__(self, state: Path) -> None:
@@ -68,24 +69,11 @@ class Site:
         )  # fmt: skip
         self.cycle._decider = self.cycle._planner._decider = Stopper()  # type: ignore[assignment]
 
-    def turn(self, times: int = 1, seconds: float = 1, heard: bool = True) -> None:
-        for _ in range(times):
-            self.world.now += seconds
-            self.world.progress()
-            self.cycle.run(0)
-            if heard:
-                self.cluster.deliver(lambda _: "ok")
-
     def submit(self, **more: Any) -> str:
         self.world.now += 0.002
         command = Submit(time=self.world.now, id=ids.mint(self.world.now), spec=spec(**more))
         self.inbox.deliver(command)
         return command.id
-
-    def job(self, job_id: str) -> JobRecord:
-        found = self.store.job(job_id)
-        assert found is not None
-        return found
 
     def kinds(self, job_id: str) -> list[str]:
         return [e.kind for e in self.store.events(job_id=job_id)]

@@ -30,11 +30,12 @@ from gpusched.traces.readers.history import trace_of
 from tests.builders import spec
 from tests.controller.crash_orders import POLICIES, CrashOrders
 from tests.controller.imagined import GPUS, Host, ImaginedCluster, World, inventory
+from tests.controller.site import Turns
 
 TURNS = SharingSettings(mode="time-slicing", slowdown=1.0)
 
 
-class Site:
+class Site(Turns):
     """A controller over one imagined node of four GPUs, which two jobs may share."""
 
     def __init__(self, state: Path) -> None:
@@ -48,13 +49,6 @@ class Site:
         self.cluster = ImaginedCluster(self.world)
         self.cycle = Cycle(self.store, self.state, declared, POLICIES, self.cluster, clock=lambda: self.world.now)
 
-    def turn(self, times: int = 1, seconds: float = 1) -> None:
-        for _ in range(times):
-            self.world.now += seconds
-            self.world.progress()
-            self.cycle.run(0)
-            self.cluster.deliver(lambda _: "ok")
-
     def submit(self, gpus: int, name: str = "j", **more: Any) -> str:
         self.world.now += 0.002
         asked = {"share": "pairs", "gpu_memory_mib": 20 << 10} | more
@@ -63,11 +57,6 @@ class Site:
         )
         self.inbox.deliver(command)
         return command.id
-
-    def job(self, job_id: str) -> JobRecord:
-        found = self.store.job(job_id)
-        assert found is not None
-        return found
 
     def gpus(self, job_id: str) -> tuple[int, ...]:
         allocation = self.job(job_id).allocation

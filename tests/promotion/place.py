@@ -11,18 +11,18 @@ from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.controller.cycle import Cycle
 from gpusched.model import ids
 from gpusched.model.commands import Promote, Submit
-from gpusched.model.jobs import JobRecord
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
 from tests.builders import spec
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory
+from tests.controller.site import Turns
 from tests.promotion import weights
 
 EASY = load_policy(BUILT_IN / "easy.yaml")
 
 
-class Place:
+class Place(Turns):
     """A controller over three imagined nodes of four GPUs, and a folder of policies with a trained agent."""
 
     def __init__(self, folder: Path) -> None:
@@ -45,23 +45,11 @@ class Place:
             self.store, self.state, self.inventory, policies, self.cluster, lambda: self.world.now
         )  # fmt: skip
 
-    def turn(self, times: int = 1) -> None:
-        for _ in range(times):
-            self.world.now += 1
-            self.world.progress()
-            self.cycle.run(0)
-            self.cluster.deliver(lambda _: "ok")
-
     def submit(self, **changes: Any) -> str:
         self.world.now += 0.01
         command = Submit(time=self.world.now, id=ids.mint(self.world.now), spec=spec(**changes))
         self.inbox.deliver(command)
         return command.id
-
-    def job(self, job_id: str) -> JobRecord:
-        found = self.store.job(job_id)
-        assert found is not None
-        return found
 
     def decided_by(self) -> str | None:
         """Submit a job, and who starts it in the very next cycle."""
