@@ -73,7 +73,8 @@ class PPONetwork:
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Return the parameters of all layers."""
-        return self._parts.parameters()
+        found: Iterator[torch.nn.Parameter] = self._parts.parameters()  # typed where torch is not
+        return found
 
     def arrays(self) -> Arrays:
         """Return the weights as in a file."""
