@@ -207,9 +207,12 @@ def _traits_of(agent: str) -> AgentTraits:
 
     try:
         component = installed("agents", agent)
-        traits = getattr(component.load(), "traits", None)
-        if not isinstance(traits, AgentTraits) or traits.places:
-            raise component.error("its traits are none that another package's agent may have")
+        parts = component.load()
+        traits = getattr(parts, "traits", None)
+        if not isinstance(traits, AgentTraits):
+            raise component.error(f"it is a {type(parts).__name__}, not gpusched.agents.base.AgentParts")
+        if traits.places:
+            raise component.error("only gpusched's own agents choose nodes (its traits have places)")
     except ComponentError as error:
         Warnings.give(f"{error.line()}; the fallback decides")
         return AgentTraits()

@@ -94,6 +94,17 @@ def known_policies(inventory_path: Path | str, state: Path) -> list[RegisteredPo
     return found
 
 
+def unreadable_policies(inventory_path: Path | str) -> list[str]:
+    """Return a line for each file of the site's policies that cannot be read."""
+    lines = []
+    for path in _in_folder(policy_folders(inventory_path)[0]):
+        try:
+            load_policy(path, policy_folders(inventory_path))
+        except GpuschedError as error:
+            lines.append(error.line())
+    return lines
+
+
 def find_policy(text: str, inventory_path: Path | str, state: Path) -> RegisteredPolicy:
     """Return the policy called ``text``: a name, NAME@VERSION (or its first digits), a file or a folder.
 
