@@ -28,7 +28,7 @@ from gpusched.sched.limits import Rooms
 from gpusched.sched.sizing.question import COUNT, PART, ROW, Claims, Question, Scene, menus_of, new_claims, question_of
 from gpusched.sched.sizing.rules import RULES, SizeChooser, wish
 from gpusched.sched.sizing.settle import SizingRules, gather, settle, speed_at
-from gpusched.sched.sizing.shapes import shape, within_free
+from gpusched.sched.sizing.shapes import rank_view, shape, within_free
 from gpusched.sched.state import Ints, ints, new_scratch
 from gpusched.sched.tally import closed_reason
 
@@ -114,6 +114,8 @@ class _Partition:
         asked = waiting_of(self._views, self.world, {})
         requests, masks, feasibility = asked.requests, asked.jobs.masks, asked.jobs.feasibility
         shape_of = asked.jobs.shape  # of views; menus name views until now
+        hot = scene.rows["rank_gpus"] > 0
+        scene.rows["rank_shape"][hot] = shape_of[scene.rows["rank_shape"][hot]]
         scene.menus.shape[:] = np.where(scene.menus.shape >= 0, np.append(shape_of, -1)[scene.menus.shape], -1)
         scratch = self.scratch._replace(calendar=asked.calendar)
         set_feasibility(self.world.total, self.world.usable, requests, asked.jobs, scratch)
@@ -184,6 +186,9 @@ class _Partition:
             row["last"] = len(parts)
             row["held"] = job.allocation.gpus
             row["may"] = may_resize(job, self.policy.resize, self.snapshot.now) is None
+            if job.spec.elastic is not None and (rank_gpus := job.spec.elastic.rank_gpus):
+                row["rank_gpus"], row["rank_shape"] = rank_gpus, self._rank_view(job, left)
+                row["may"] &= (row["last"] - row["first"]) * rank_gpus == row["held"]  # no rank is out of sight
             row["submit"] = job.submit_time if job.submit_time is not None else job.start_time
             row["left_s"] = _end_of(job) - self.snapshot.now
             _of_both(row, job, job.spec)
@@ -201,6 +206,11 @@ class _Partition:
                 unusable[i, k] = gpus in bad or rooms.exceeds(either, gpus)
                 reported[i, k] = either.speeds.get(gpus, nan)
         return Scene(rows, np.array(parts, PART), unusable, reported, menus)
+
+    def _rank_view(self, job: RunningView, left_s: float) -> int:
+        """Return the view that asks for one more rank of a running hot job."""
+        self._views.append(rank_view(job, left_s, self._reserved(job)))
+        return len(self._views) - 1
 
     def _parts(self, job: RunningView) -> list[tuple[int, int, int, int]]:
         """Return what the job gives back, node by node; blocked GPUs are not given back."""
