@@ -9,8 +9,7 @@ module        offers                                                 called by
 ============  =====================================================  ==================================================
 
 An agent that sizes resizable jobs (`AgentTraits.sizes`) implements `Sizes` in ``live``, used live and in replays, and
-has no ``replay``: the other stages of its policy file are the built-in ones. One that places jobs by estimated cost
-(`AgentTraits.places`) is trained by ``gpusched reproduce`` and has no ``train``.
+has no ``replay``: the other stages of its policy file are the built-in ones.
 
 ``prepare`` converts the weights once, when they are loaded; the type it returns says what they can do: those of RLTune
 preempt running jobs (`TrainedModel.preempts`) or do not. Code shared by the parts is compiled, does not import torch,
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from gpusched.agents.rltune.preempt import PreemptionModel as RltuneRanks
     from gpusched.agents.topology import live as topology_live
     from gpusched.agents.topology import replay as topology_replay
+    from gpusched.agents.topology import train as topology_train
     from gpusched.agents.topology.network import TopologyWeights as TopologyWeights
     from gpusched.sched.agent import Context
     from gpusched.sched.reasons import QueueBlock
@@ -135,7 +135,7 @@ def _parts_of(agent: str) -> AgentParts:
     traits = AGENTS[agent]
     if traits.sizes:
         return AgentParts(sizes=live, train=train, traits=traits)
-    return AgentParts(live=live, replay=replay, train=None if traits.places else train, traits=traits)
+    return AgentParts(live=live, replay=replay, train=train, traits=traits)
 
 
 GIST, RLTUNE, DL2, MAIFS, TOPOLOGY = map(_parts_of, ("gist", "rltune", "dl2", "maifs", "topology"))
@@ -168,4 +168,6 @@ if TYPE_CHECKING:  # imports by name are untyped: check here that the modules im
     )  # fmt: skip
     _dl2: tuple[Sizes[Dl2Weights], Train] = (dl2_live, dl2_train)
     _maifs: tuple[Sizes[MaifsWeights], Train] = (maifs_live, maifs_train)
-    _topology: tuple[Live[TopologyWeights], Replay[TopologyWeights]] = (topology_live, topology_replay)
+    _topology: tuple[Live[TopologyWeights], Replay[TopologyWeights], Train] = (
+        topology_live, topology_replay, topology_train
+    )  # fmt: skip

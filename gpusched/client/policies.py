@@ -85,8 +85,7 @@ def _candidates(client: Client, live: dict[str, PolicySpec]) -> list[PolicyRow]:
         if known.origin == "frozen" or (spec.agent is None and any(is_same_policy(spec, s) for s in live.values())):
             continue
         trained = trained_for(spec) if spec.agent is not None else []
-        training_command = f"reproduce {spec.agent} --out" if spec.traits.places else "train"
-        note = f"untrained: gpusched {training_command}" if spec.agent is not None and not trained else known.origin
+        note = "untrained: gpusched train" if spec.agent is not None and not trained else known.origin
         for name in trained or [DEFAULT]:
             partition = None if name == DEFAULT else name
             verdict = verdicts.get((name, spec.name, spec.version))

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from gpusched.config.paths import write_atomic
 from gpusched.config.policies import WEIGHTS
 from gpusched.errors import GpuschedError
-from gpusched.model.policy import AGENTS
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 CARD = ".card.yaml"
@@ -83,15 +82,8 @@ def load_model(folder: Path, partition: str, agent: str) -> TrainedModel:
     """
     path = weights_file(folder, partition)
     if not path.is_file():
-        how = f"gpusched reproduce {agent} --out {path}" if _drawn(agent) else "gpusched train"
-        told = f": '{how}' trains them" if _drawn(agent) else ""
-        raise ModelError(f"{path}: no weights for {partition}{told}", f"train them: {how}")
+        raise ModelError(f"{path}: no weights for {partition}", "train them: gpusched train")
     return load_file(path, agent)
-
-
-def _drawn(agent: str) -> bool:
-    """Return whether the agent trains on generated clusters."""
-    return any(name == agent and traits.places for name, traits in AGENTS.items())
 
 
 def load_file(path: Path, agent: str) -> TrainedModel:

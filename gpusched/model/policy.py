@@ -23,7 +23,7 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
         holds_back: It may delay jobs that would fit now.
         sizes: It chooses sizes of resizable jobs, and nothing else: the stages of its policy's file do the rest.
         places: It chooses nodes by what places cost, and who waits for better ones: order and backfill are its policy's
-            or its fallback's. It learns from drawn clusters (`gpusched reproduce`), not from a partition's jobs.
+            or its fallback's.
     """
 
     remembers: bool = False

@@ -19,9 +19,9 @@ from gpusched.sched.fit import request_of
 from gpusched.sched.place import node_fits
 from gpusched.sched.state import OK, Flags, Floats, Ints, QueueJobs, Requests, Resources
 from gpusched.sched.topology.contention import JobLayouts
-from gpusched.sched.topology.load import Load, new_visit
+from gpusched.sched.topology.load import Load, speed_of
 from gpusched.sched.topology.queue import Costs
-from gpusched.sched.topology.slowdown import NARROWEST, SlowdownModel, learned, link_kind, lost_beside
+from gpusched.sched.topology.slowdown import SlowdownModel, learned
 from gpusched.sched.topology.tree import NetworkTree
 
 DAY_S = 86_400.0
@@ -157,7 +157,7 @@ def open_auction(
     _set_homes(auction, costs, usable, queue)
     _set_waiting(auction, costs, jobs, queue, now)
     if learned(costs.model.believed):  # else the engine keeps the jobs' speeds
-        _set_speeds(costs.model, costs.load, auction.racks.size)
+        _set_speeds(costs.model, costs.load)
     pass_messages(auction.agent, costs.tree, costs.load, resources, auction.graph)
 
 
@@ -250,27 +250,10 @@ def _shared_out(sizes: np.ndarray, count: int) -> Ints:
 
 
 @jit
-def _set_speeds(model: SlowdownModel, load: Load, nodes: int) -> None:
-    """Set the speed of each running job, for the network: 1: alone where it is fastest."""
+def _set_speeds(model: SlowdownModel, load: Load) -> None:
+    """Set the speed of each running job, for the network."""
     for job in range(load.jobs.size):
-        own = load.jobs[job]
-        own["speed"] = 1.0
-        if own["alone"] <= 0.0:
-            continue
-        visit, lost = new_visit(load), 0.0
-        own["seen"] = visit
-        for link in NARROWEST:
-            use = own["first"]
-            while use >= 0:
-                row = load.uses[use]
-                use, at = row["more"], load.on[row["link"]] if link_kind(nodes, row["link"]) == link else -1
-                while at >= 0:
-                    other = load.jobs[load.uses[at]["job"]]
-                    at = load.uses[at]["next"]
-                    if other["seen"] != visit:
-                        other["seen"] = visit
-                        lost += lost_beside(model.believed, link, own["kind"], other["kind"])
-        own["speed"] = min(1.0, own["best"] / (own["alone"] * (1.0 + lost)))
+        load.jobs[job]["speed"] = speed_of(model, load, job)
 
 
 @jit

@@ -30,6 +30,8 @@ SHAPES = {
     "hand.skip": (HAND,), "hand.out": (HIDDEN,),
 }  # fmt: skip
 """Name -> shape of what is learned."""
+IDLE, IDLE_WEIGHT = 9, -1.0
+"""The input of waiting that says how many GPUs idle (`places.USUAL`), and its weight at the start, set by hand."""
 _ZERO_AT_START = ("skip", "out")  # what is 0 at the start
 _MAX_PRESSURE = 3.0
 
@@ -66,6 +68,14 @@ def untrained(seed: int) -> Floats:
         drawn = rng.normal(0, 1 / np.sqrt(shape[0]), shape)
         parts.append(drawn.ravel() * (name.rpartition(".")[2] not in _ZERO_AT_START))
     return np.concatenate(parts)
+
+
+def start(seed: int) -> Floats:
+    """Return where training begins: `untrained`, but nobody waits while many GPUs idle that pending jobs request."""
+    numbers = untrained(seed)
+    at = sum(int(np.prod(shape)) for shape in list(SHAPES.values())[: list(SHAPES).index("wait.skip")])
+    numbers[at + IDLE] = IDLE_WEIGHT
+    return numbers
 
 
 class Graph(NamedTuple):

@@ -82,13 +82,16 @@ def placed_by(placement: str, name: str = "") -> ReplayPolicy:
     return replace(policy_of_order("fifo+skip"), name=name or placement, placement=placement)
 
 
+def agents_spec(parts: int, wait_s: float = np.inf) -> PolicySpec:
+    """Return a policy of so many schedulers, in submission order; no longer waits than ``wait_s``."""
+    return PolicySpec(name="agents", agent="topology", backfill="skip", schedulers=parts, placement_wait_s=wait_s)
+
+
 def replayed(
-    trace: Trace, pool: Pool, network: PlacementNetwork, agent: TopologyWeights, parts: int, seed: int = 0,
-    wait_s: float = np.inf
-) -> ReplayResult:  # fmt: skip
-    """Replay a trace under ``parts`` schedulers with equal weights, in submission order; no longer waits than that."""
+    trace: Trace, pool: Pool, network: PlacementNetwork, agent: TopologyWeights, spec: PolicySpec, seed: int = 0
+) -> ReplayResult:
+    """Replay a trace under schedulers with equal weights, by their policy."""
     model = TrainedModel("topology", dict(zip(SHAPES, agent, strict=True)), {}, "", "<weights in memory>")
-    spec = PolicySpec(name="agents", agent="topology", backfill="skip", schedulers=parts, placement_wait_s=wait_s)
     policy = replace(placed_by("contention", "agents"), order="topology", model=model, spec=spec)
     return replay(trace, pool, policy, network=network, seed=seed)
 

@@ -132,6 +132,12 @@ def link_kind(nodes: int, link: int) -> int:
 
 
 @jit
+def learned_link(believed: LearnedSlowdowns | None, link: int) -> int:
+    """Return `link_kind` of a link of the learned model's nodes."""
+    return 0 if believed is None else link_kind(believed.nodes, link)
+
+
+@jit
 def lost_beside(believed: LearnedSlowdowns | None, link: int, kind: int, other: int) -> float:
     """Return how much longer a step of one kind is beside another job on such a link, relative to its step."""
     if believed is None:
