@@ -211,7 +211,9 @@ class _Record:
         elif tells and self.resumed[a]:
             row["work"] = (self.end[a] - self.begin[a]) * self.pace[a] + self.after[a]
 
-    def _with_answer(self, claims: Claims, rows: Ints, stops: Flags, chosen: Ints, now: float) -> RecordedDecision | None:
+    def _with_answer(
+        self, claims: Claims, rows: Ints, stops: Flags, chosen: Ints, now: float
+    ) -> RecordedDecision | None:
         """Return the decision, its answer allowed; None: there was no choice, or a size that no job may have."""
         pace, choices = np.zeros(claims.pace.shape), 0
         for j, a in enumerate(rows.tolist()):

@@ -1,4 +1,4 @@
-"""Training of DL2's agent: imitation of the present policy, then actor-critic learning with experience replay.
+"""Training of DL2's agent: imitation of past decisions or a rule, then actor-critic learning with replayed experience.
 
 As in the public code the critic's target is the reward of the slot alone. Each step has a reward: what it adds to the
 sum over jobs of the epochs trained in this slot, relative to the job's best size, weighted more for jobs with little
@@ -95,8 +95,11 @@ class Dl2World(Protocol):
     def record(self, actor: Actor, one: Any, tape: Tape, explore: float, seed: int, imitate: bool) -> Ints:
         """Run and record a workload, sampling each step; return the first step of each slot, ``int64[slots]``.
 
-        ``imitate``: the steps are those of the present policy, DRF.
+        ``imitate``: the steps are those of a rule.
         """
+
+    def recorded(self, actor: Actor) -> list[Recording]:
+        """Return recorded decisions to imitate; none: a rule is imitated in drawn workloads."""
 
     def join(self) -> None:
         """Share what was observed in parallel workloads with those that follow."""
@@ -132,6 +135,10 @@ class PublicSetting:
         simulate(one.jobs, player)
         self._seen.append(observed)
         return np.array(player.slots)
+
+    def recorded(self, actor: Actor) -> list[Recording]:
+        """Return none."""
+        return []
 
     def join(self) -> None:
         """Share observed speeds; see `Dl2World`."""
@@ -252,9 +259,10 @@ class _Trainer:
         return int(state["done"])
 
     def imitate(self) -> None:
-        """Warm up by cross-entropy on DRF's decisions, written as steps to the smallest share."""
+        """Warm up by cross-entropy on recorded decisions, or a rule's, written as steps to the smallest share."""
         recipe, networks, torch = self._recipe, self.networks, self.torch
-        imitated = self._simulate(recipe.imitated, recipe.explore[0], True)
+        imitated = self._world.recorded(networks.weights())
+        imitated = imitated or self._simulate(recipe.imitated, recipe.explore[0], True)
         data = _batch_of(imitated, [np.zeros(0, np.float32)] * len(imitated))
         optimiser = torch.optim.Adam(networks.actor, lr=0.01)
         for step in range(recipe.imitation_steps):
