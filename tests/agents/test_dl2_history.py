@@ -151,7 +151,7 @@ def test_the_warm_up_comes_near_the_site_s_own_policy_whichever_it_was(tmp_path:
         seen = len(decisions) * 4 // 5
         log = WorkloadLog(trace, 16, np.array(SIZES), SLOT_S, 20.0)
         world = PartitionWorld(log, WarmUp(decisions=decisions[:seen], slot_s=SLOT_S))
-        trainer = learning._Trainer(recipe, world, 0, 1, learning.set_up(0))
+        trainer = learning.Dl2Trainer(recipe, world, 0, 1, learning.set_up(0))
         trainer.imitate()
         found[policy] = trainer.networks.weights(), decisions[seen:]
     for policy, (actor, unseen) in found.items():
