@@ -24,7 +24,7 @@ smallest are a `common.ordering.OrderingAgent`, and one with the part ``sizes``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -142,17 +142,16 @@ class AgentParts:
 
 def _parts_of(agent: str) -> AgentParts:
     """Return the parts that an agent's folder has, by its traits."""
-    live, replay, train = (
-        partial[Any](import_module, f"gpusched.agents.{agent}.{name}") for name in ("live", "replay", "train")
+    live, replay, train, online = (
+        partial[Any](import_module, f"gpusched.agents.{agent}.{name}") for name in ("live", "replay", "train", "online")
     )
     traits = AGENTS[agent]
     if traits.sizes:
-        return AgentParts(sizes=live, train=train, traits=traits)
+        return AgentParts(sizes=live, train=train, online=online if traits.online else None, traits=traits)
     return AgentParts(live=live, replay=replay, train=None if traits.places else train, traits=traits)
 
 
 GIST, RLTUNE, DL2, MAIFS, TOPOLOGY = map(_parts_of, ("gist", "rltune", "dl2", "maifs", "topology"))
-DL2 = replace(DL2, online=partial[Any](import_module, "gpusched.agents.dl2.online"))
 REGISTRY = {"gist": GIST, "rltune": RLTUNE, "dl2": DL2, "maifs": MAIFS, "topology": TOPOLOGY}
 """Those of this package, found without reading entry points."""
 

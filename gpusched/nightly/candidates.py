@@ -51,7 +51,7 @@ def retrain(
     until = math.floor((now - DAY_S) / DAY_S) * DAY_S
     since = until - inventory.settings.retrain_days * DAY_S
     shadows = {s.partition: s.spec for s in reader.shadows().values() if s.until is None}
-    online = [shadow.name for shadow in shadows.values() if _is_online(shadow)]  # they are updated instead
+    online = [shadow.name for shadow in shadows.values() if shadow.traits.online]  # they are updated instead
     lines = []
     for partition, spec in _agents(inventory, live, shadows):
         if spec.name in online and spec == shadows.get(partition.name):
@@ -98,7 +98,7 @@ def update_shadows(inventory: Inventory, reader: Reader, folder: Path, now: floa
     day, lines = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d"), []
     for shadow in reader.shadows().values():
         partition, spec = inventory.partition(shadow.partition), shadow.spec
-        if shadow.until is not None or partition is None or not _is_online(spec):
+        if shadow.until is not None or partition is None or not spec.traits.online:
             continue
         start, known_until = _last_update(folder, partition.name, spec)
         request = TrainRequest(
@@ -111,12 +111,6 @@ def update_shadows(inventory: Inventory, reader: Reader, folder: Path, now: floa
         except GpuschedError as error:
             lines.append(f"{partition.name}: {spec.name} learned nothing online: {error.line()}")
     return lines
-
-
-def _is_online(spec: PolicySpec) -> bool:
-    from gpusched.agents.training.online import learns_online
-
-    return spec.agent is not None and learns_online(spec.agent)
 
 
 def _last_update(folder: Path, partition: str, shadow: PolicySpec) -> tuple[Path, float]:

@@ -27,11 +27,6 @@ ONLINE_OF, ONLINE_UNTIL = "online_of", "online_until"
 """In weights learned online: the version of the shadow that they began with, and until when decisions are known."""
 
 
-def learns_online(agent: str) -> bool:
-    """Return whether an agent can be updated."""
-    return installed_parts(agent).online is not None
-
-
 def update_online(request: TrainRequest, shadow: PolicySpec, start: Path, since: float, until: float) -> Card:
     """Update the weights of one partition, and write them as a new policy folder, ``request.out``, all or nothing.
 
@@ -48,7 +43,8 @@ def update_online(request: TrainRequest, shadow: PolicySpec, start: Path, since:
     began, agent = time.monotonic(), shadow.agent or ""
     (material,) = load_training_data(request)
     online = installed_parts(agent).online
-    assert online is not None
+    if online is None:
+        raise GpuschedError(f"agent {agent} has no part 'online'")
     epoch, target = material.scenario.trace.epoch or 0.0, Path(request.out or "")
     model = load_model(start, material.partition, agent)
     with tempfile.TemporaryDirectory() as nothing:
