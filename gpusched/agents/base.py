@@ -6,6 +6,7 @@ module        offers                                                 called by
 ``live``      `Live`: prepare, decide_queue                          `sched.agent.decide_by_agent`, at a live decision
 ``replay``    `Replay`: runner, maps                                 `sim.runs`, once per replay
 ``train``     `Train`: train_agent                                   `agents.training.train`; may import torch
+``online``    `Online`: update_agent                                 `agents.training.online`, at night for a shadow
 ============  =====================================================  ==================================================
 
 An agent that sizes resizable jobs (`AgentTraits.sizes`) implements `Sizes` in ``live``, used live and in replays, and
@@ -34,6 +35,7 @@ from gpusched.model.policy import AGENTS, AgentTraits
 if TYPE_CHECKING:
     from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob
     from gpusched.agents.dl2 import live as dl2_live
+    from gpusched.agents.dl2 import online as dl2_online
     from gpusched.agents.dl2 import train as dl2_train
     from gpusched.agents.dl2.live import LiveActor as Dl2Weights
     from gpusched.agents.gist import live as gist_live
@@ -110,6 +112,16 @@ class Train(Protocol):
         """Train the agent of one partition."""
 
 
+class Online(Protocol):
+    """Updates the weights of a shadow by what the live policy decided since the last update."""
+
+    def update_agent(self, job: TrainJob, model: TrainedModel, since: float) -> TrainerResult:
+        """Return weights that go on from ``model``, by what happened after ``since`` (seconds of the job's trace).
+
+        GpuschedError: there is too little to learn from, or nothing better was found.
+        """
+
+
 @dataclass(frozen=True)
 class AgentParts:
     """An agent's parts, each imported on first use, so that listing policies imports none. None: not offered.
@@ -123,18 +135,19 @@ class AgentParts:
     sizes: Callable[[], Sizes[Any]] | None = None
     replay: Callable[[], Replay[Any]] | None = None
     train: Callable[[], Train] | None = None
+    online: Callable[[], Online] | None = None
     traits: AgentTraits = field(default_factory=AgentTraits)
     describe: Callable[[TrainedModel], str] | None = None
 
 
 def _parts_of(agent: str) -> AgentParts:
     """Return the parts that an agent's folder has, by its traits."""
-    live, replay, train = (
-        partial[Any](import_module, f"gpusched.agents.{agent}.{name}") for name in ("live", "replay", "train")
+    live, replay, train, online = (
+        partial[Any](import_module, f"gpusched.agents.{agent}.{name}") for name in ("live", "replay", "train", "online")
     )
     traits = AGENTS[agent]
     if traits.sizes:
-        return AgentParts(sizes=live, train=train, traits=traits)
+        return AgentParts(sizes=live, train=train, online=online if traits.online else None, traits=traits)
     return AgentParts(live=live, replay=replay, train=train, traits=traits)
 
 
@@ -166,7 +179,7 @@ if TYPE_CHECKING:  # imports by name are untyped: check here that the modules im
     _rltune: tuple[Live[RltuneWeights | RltuneRanks], Replay[RltuneWeights | RltuneRanks], Train] = (
         rltune_live, rltune_replay, rltune_train
     )  # fmt: skip
-    _dl2: tuple[Sizes[Dl2Weights], Train] = (dl2_live, dl2_train)
+    _dl2: tuple[Sizes[Dl2Weights], Train, Online] = (dl2_live, dl2_train, dl2_online)
     _maifs: tuple[Sizes[MaifsWeights], Train] = (maifs_live, maifs_train)
     _topology: tuple[Live[TopologyWeights], Replay[TopologyWeights], Train] = (
         topology_live, topology_replay, topology_train

@@ -24,12 +24,14 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
         sizes: It chooses sizes of resizable jobs, and nothing else: the stages of its policy's file do the rest.
         places: It chooses nodes by what places cost, and who waits for better ones: order and backfill are its policy's
             or its fallback's.
+        online: As a shadow it learns every night from what the live policy decided.
     """
 
     remembers: bool = False
     holds_back: bool = False
     sizes: bool = False
     places: bool = False
+    online: bool = False
 
     @property
     def orders(self) -> bool:
@@ -38,7 +40,7 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AGENTS: dict[str, AgentTraits] = {"gist": AgentTraits(holds_back=True), "rltune": AgentTraits(remembers=True),
-                                  "dl2": AgentTraits(sizes=True), "maifs": AgentTraits(sizes=True),
+                                  "dl2": AgentTraits(sizes=True, online=True), "maifs": AgentTraits(sizes=True),
                                   "topology": AgentTraits(places=True)}  # fmt: skip
 """The agents of this package, known without reading entry points; a policy's file says what another package's does."""
 

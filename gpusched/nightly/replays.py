@@ -71,7 +71,7 @@ class NightlyReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         file: The report's JSON file.
         judged: Shadows and candidates compared with the live policies.
-        trained: With ``--auto-retrain``, the outcome for every agent.
+        trained: With ``--auto-retrain``, the outcome for every agent; the outcome for shadows that learn online.
         predictions: Accuracy of the forecasts made in that time, by partition.
     """
 
@@ -98,7 +98,7 @@ class NightlyReport(msgspec.Struct, frozen=True, kw_only=True):
     def more(self) -> list[str]:
         """One line for every policy that is not live, and for every training."""
         asked = ("", "; promotion requested")
-        judged = [f"{j.partition}: {j.state}: {j.line}{asked[j.promoted]}" for j in self.judged]
+        judged = [f"{j.partition}: {j.state}: {j.line}{asked[j.promoted]}{j.proposal}" for j in self.judged]
         return [*(f"{s.partition}: {s.line}" for s in self.predictions), *judged, *self.trained]
 
     def as_json(self) -> dict[str, Any]:
@@ -141,6 +141,8 @@ def nightly(
         raise GpuschedError(f"{folder}: no history yet", "start the controller")
     (trace, running), live = _history(inventory, reader, since, now), live_policies(inventory, reader)
     trained = tuple(night.retrain(inventory, reader, folder, live, now)) if auto_retrain else ()
+    trained += tuple(night.update_shadows(inventory, reader, folder, now))
+    night.remove_old(folder)
     predicted = scores(reader.predicted_starts(parse_since(since, now), now), now)
     verdicts = []
     for number, partition in enumerate(inventory.partitions):

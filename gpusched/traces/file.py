@@ -32,7 +32,7 @@ FLOATS, INTS = (tuple(name for name, kind in _KINDS.items() if kind == of) for o
 NAMES = {"user": "users", "group": "groups", "model": "models", "gpu_type": "gpu_types", "status": "statuses"}
 # columns that most sources do not have
 SOME = tuple(name for name, kind in _KINDS.items() if kind in ("Ints | None", "Flags | None"))
-_SOME_NAMES = {"account": "accounts", "qos": "classes"}
+_SOME_NAMES = {"account": "accounts", "qos": "classes", "policy": "policies"}
 _FORMAT = "gpusched-trace"
 _SMALLEST = {"gpus": 0, "gpu_milli": 1, "nodes": 0}  # all others: -1
 _PROGRESS_INTS = ("size_job", "size_gpus", "run_job", "run_gpus")

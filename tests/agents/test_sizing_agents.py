@@ -65,6 +65,7 @@ def test_train_and_replay_as_a_user_would(tmp_path: Path, agent: str, recipe: st
         ("least: 3, most: 3", "train: no power of two is between 3 and 3 GPUs"),
         ("least: 4, most: 2", "is not a range; 1 <= least <= most"),
         ("rounds: 0", "is no recipe; rounds, batch and hidden are at least 1"),
+        ("warm_up: fair", "warm_up is 'fair' (available: history, greedy-gain, drf, optimus, proportional, sia)"),
         ("generations: 4", "there is no hyper-parameter 'generations'"),
         ("least: 64, most: 64", "of at most 64 GPUs: too few to train on"),
     ],

@@ -100,7 +100,8 @@ def test_every_agent_is_registered_and_offers_what_its_traits_say(agent: str) ->
     parts = {name: made for name in known if (made := getattr(REGISTRY[agent], name))}
     assert REGISTRY[agent].traits == traits
     assert parts.keys() == {
-        *(["sizes"] if traits.sizes else ["live", "replay"]), *([] if traits.places else ["train"])
+        *(["sizes"] if traits.sizes else ["live", "replay"]), *([] if traits.places else ["train"]),
+        *(["online"] if traits.online else []),
     }  # fmt: skip
     for name, made in parts.items():
         module, protocol = made(), getattr(base, name.capitalize())

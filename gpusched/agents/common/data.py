@@ -26,7 +26,7 @@ from gpusched.study.own import history, limited, with_placement
 from gpusched.study.study import DEFAULT_LOAD, Scenario, scenario_of
 from gpusched.traces.generate import generate
 from gpusched.traces.slicing import parse_trace_time, select, slice_trace
-from gpusched.traces.trace import Trace
+from gpusched.traces.trace import ProgressRecords, Trace
 from gpusched.traces.workload import RequestedTimes, RunTime, SizeClass, Workload, load_workload
 
 HELD_OUT_DRAWS = 5
@@ -183,7 +183,24 @@ def known_at(trace: Trace, until: float) -> tuple[Trace, Bools]:
     begin, ended = end - trace.duration, end <= until
     started = np.flatnonzero((trace.submit <= until) & (ended | (begin < until)))
     ran = np.where(ended, trace.duration, until - begin)
-    return replace(select(trace, started), duration=ran[started]), ended[started]
+    known = replace(select(trace, started), duration=ran[started])
+    if known.progress is not None:
+        known = replace(known, progress=_progress_by(known, known.progress, until))
+    return known, ended[started]
+
+
+def _progress_by(trace: Trace, progress: ProgressRecords, until: float) -> ProgressRecords:
+    """Return the attempts begun by then, until then, and the speeds at the sizes of these."""
+    begin = trace.submit[progress.run_job] + progress.run_after_s
+    kept = begin < until
+    job, gpus = progress.run_job[kept], progress.run_gpus[kept]
+    most = int(progress.size_gpus.max(initial=0)) + 1
+    had = np.isin(progress.size_job * most + progress.size_gpus, job * most + gpus)
+    return replace(
+        progress, run_job=job, run_gpus=gpus, run_after_s=progress.run_after_s[kept],
+        run_s=np.minimum(progress.run_s[kept], until - begin[kept]),
+        steps_per_s=np.where(had, progress.steps_per_s, np.nan),
+    )  # fmt: skip
 
 
 def _generated(request: TrainRequest, workload: Workload, partition: Partition | None) -> TrainingData:
