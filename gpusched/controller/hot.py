@@ -147,8 +147,8 @@ def _leave(step: ReconcileResult, s: RankStatus, inputs: ReconcileInput) -> bool
         return True
     if s.phase != "running" or s.rank.tries >= TRIES_BEFORE_REMOVING:
         step.operations += [operation_on("remove", s)] if is_due(s.rank, now) else []
-    elif s.rank.signalled is None:
-        # From now on, as the controller may have been down since the decision.
+    elif s.rank.signalled is None and not s.rank.trouble:
+        # The grace counts from now, as the controller may have been down since the decision.
         update(step, s.rank, leave_by=now + inputs.settings.grace_s)
         step.operations.append(operation_on("signal", s, signal=step.job.spec.signal))
     elif now >= (s.rank.leave_by or now):

@@ -114,7 +114,7 @@ class _Partition:
         asked = waiting_of(self._views, self.world, {})
         requests, masks, feasibility = asked.requests, asked.jobs.masks, asked.jobs.feasibility
         shape_of = asked.jobs.shape  # of views; menus name views until now
-        hot = scene.rows["rank_gpus"] > 0
+        hot = (scene.rows["rank_gpus"] > 0) & (scene.rows["held"] > 0)
         scene.rows["rank_shape"][hot] = shape_of[scene.rows["rank_shape"][hot]]
         scene.menus.shape[:] = np.where(scene.menus.shape >= 0, np.append(shape_of, -1)[scene.menus.shape], -1)
         scratch = self.scratch._replace(calendar=asked.calendar)
@@ -195,6 +195,7 @@ class _Partition:
         for row, waits in zip(rows[len(self.running) :], self.waiting, strict=True):
             row["menu"] = self._menu(waits.spec, waits.excluded_nodes, waits.limit_s, waits.reserved)
             row["rigid"], row["resume"] = waits.spec.elastic is None, waits.resume_at or 0
+            row["rank_gpus"] = waits.spec.elastic.rank_gpus if waits.spec.elastic is not None else 0
             row["submit"], row["left_s"] = waits.submit_time, waits.expected_s
             _of_both(row, waits, waits.spec)
         menus = menus_of(self._sizes)

@@ -252,6 +252,7 @@ def settle(
     for j in range(number[COUNT]):
         if jobs[j]["held"] > 0:
             jobs[j]["wished"] = jobs[j]["held"]
+    _keep_growth_that_fits(scene, claims, resources, requests, masks, scratch)
     return True
 
 
@@ -360,10 +361,25 @@ def _changed(
 ) -> bool:
     """Place a job at its wished size, after `_let_go`; return whether there was room."""
     row = scene.rows[claims.jobs[j]["row"]]
-    if row["rank_gpus"] == 0:
+    if row["rank_gpus"] == 0 or claims.jobs[j]["held"] == 0:
         return bool(_place(_shape(claims, j), requests, masks, trial, scratch))
     shrinks = claims.jobs[j]["wished"] < claims.jobs[j]["held"]
     return bool(shrinks or _join(scene, claims, j, requests, masks, trial, scratch))
+
+
+@jit
+def _start(
+    scene: Scene, claims: Claims, j: int, requests: Requests, masks: Flags, trial: Resources, scratch: Scratch
+) -> None:
+    """Place a job that is to start; a hot one, whose ranks need a node each, at a smaller size where that one fits."""
+    job, wished = claims.jobs[j], claims.jobs[j]["wished"]
+    if _place(_shape(claims, j), requests, masks, trial, scratch) or scene.rows[job["row"]]["rank_gpus"] == 0:
+        return
+    for k in range(index_of(claims, j, wished) - 1, -1, -1):
+        job["wished"] = claims.sizes[j, k]
+        if claims.allowed[j, k] and _place(_shape(claims, j), requests, masks, trial, scratch):
+            return
+    job["wished"] = wished  # it waits
 
 
 @jit
@@ -413,7 +429,7 @@ def _keep_growth_that_fits(
             _place(scene.menus.shape[rows[i]["menu"], 0], requests, masks, trial, scratch)
     for j in range(claims.number[COUNT]):
         if jobs[j]["held"] == 0 and jobs[j]["wished"] > 0:
-            _place(_shape(claims, j), requests, masks, trial, scratch)
+            _start(scene, claims, j, requests, masks, trial, scratch)
     for j in range(claims.number[COUNT]):
         if jobs[j]["wished"] > jobs[j]["held"] > 0:
             _let_go(scene, claims, j, trial, 1)
