@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 from gpusched.agents.base import REGISTRY, AgentParts
+from gpusched.agents.common.vector import to_arrays, vector_size
+from gpusched.agents.maifs.network import SHAPES as MAIFS_WEIGHTS
+from gpusched.agents.maifs.network import untrained
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.weights import TrainedModel
 from gpusched.model.plan import Resize
@@ -185,6 +188,18 @@ def test_an_agent_chooses_in_replays_as_it_does_live(seed: int, monkeypatch: pyt
     assert len(troubles) < len(policy.seen) // 2
     expected = {f"{troubles.count(why)} times drf chose sizes: {why}" for why in troubles}
     assert expected <= set(fast.notes)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_maifs_agents_choose_in_replays_as_they_do_live(told: bool) -> None:
+    """The joint step itself, with all parts of its network in use."""
+    numbers = untrained(1) + np.random.default_rng(1).normal(0, 0.3, vector_size(MAIFS_WEIGHTS))
+    model = TrainedModel("maifs", to_arrays(numbers, MAIFS_WEIGHTS), {}, "", f"maifs {told}")
+    spec, trace = msgspec.structs.replace(SPECS["drf"], agent="maifs"), mixed(2)
+    fast, slow, policy = both(spec, with_told(trace, 2) if told else trace, 2, model)
+    assert_same(fast, slow)
+    assert not any(plan.troubles for _, plan in policy.seen)
+    assert sum(isinstance(a, Resize) for _, plan in policy.seen for a in plan.actions) > 10
 
 
 class Listening(Moody):
