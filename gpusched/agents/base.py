@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from gpusched.agents.gist.networks import GistWeights as GistWeights
     from gpusched.agents.maifs import live as maifs_live
     from gpusched.agents.maifs import train as maifs_train
-    from gpusched.agents.maifs.network import MaifsWeights as MaifsWeights
+    from gpusched.agents.maifs.live import LiveAgents as LiveAgents
     from gpusched.agents.rltune import live as rltune_live
     from gpusched.agents.rltune import replay as rltune_replay
     from gpusched.agents.rltune import train as rltune_train
@@ -180,7 +180,7 @@ if TYPE_CHECKING:  # imports by name are untyped: check here that the modules im
         rltune_live, rltune_replay, rltune_train
     )  # fmt: skip
     _dl2: tuple[Sizes[Dl2Weights], Train, Online] = (dl2_live, dl2_train, dl2_online)
-    _maifs: tuple[Sizes[MaifsWeights], Train] = (maifs_live, maifs_train)
+    _maifs: tuple[Sizes[LiveAgents], Train] = (maifs_live, maifs_train)
     _topology: tuple[Live[TopologyWeights], Replay[TopologyWeights], Train] = (
         topology_live, topology_replay, topology_train
     )  # fmt: skip

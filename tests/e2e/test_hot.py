@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -106,5 +107,5 @@ def test_it_grows_shrinks_and_survives_the_loss_of_a_rank(hot: Cluster, share: P
         assert reader is not None
         runs = [run for run in reader.runs(0, 1e12) if run.job_id == job]
     assert [run.gpus for run in runs] == [8, 16, 8, 16, 8, 16], "what it held, and when"
-    assert all(a.end_time == b.start_time for a, b in zip(runs, runs[1:], strict=False))
+    assert all(a.end_time == b.start_time for a, b in pairwise(runs))
     assert ENDED >= {hot.state_of(first), hot.state_of(other)}

@@ -165,7 +165,7 @@ def _claim(
         sizes[k] = shape[k] = allowed[k] = is_reported[k] = 0
         pace[k] = 0.0
     job["row"], job["held"], job["count"], job["base"] = i, held, count, row["base"]
-    job["restarts"], job["wished"] = row["restarts"], 0
+    job["restarts"], job["wished"], job["cores"], job["memory"] = row["restarts"], 0, 0, 0
     left = row["left_s"] if held > 0 else min(_DEFAULT_LEFT_S, row["left_s"])
     if held == 0 and known_count > 0 and not row["rigid"] and not np.isnan(row["work"]):
         left = row["work"] / speed_at(menu, reported, known[:known_count], menu[0])
