@@ -170,7 +170,8 @@ class _Record:
     def _scene(self, rows: Ints, running: int, now: float, chosen: Ints) -> tuple[Scene, Ints]:
         """Return the jobs as a scene on one node that has all GPUs, and the feasibility of its two requests."""
         progress, trace, of = self.progress, self.trace, self.job[rows]
-        menus = menus_of([{g: int(g > self.gpus) for g in progress.sizes(j)} for j in of.tolist()])
+        requests = [{g: int(g > self.gpus) for g in progress.sizes(j)} for j in of.tolist()]
+        menus = menus_of(requests, [{}] * len(requests))
         scene = np.zeros(len(rows), ROW)
         scene["job"] = scene["menu"] = np.arange(len(rows))
         scene["base"], scene["submit"] = trace.gpus[of], trace.submit[of]
