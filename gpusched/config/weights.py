@@ -84,8 +84,8 @@ def load_model(folder: Path, partition: str, agent: str) -> TrainedModel:
     path = weights_file(folder, partition)
     if not path.is_file():
         how = f"gpusched reproduce {agent} --out {path}" if _drawn(agent) else "gpusched train"
-        told = f": '{how}' trains them" if _drawn(agent) else ""
-        raise ModelError(f"{path}: no weights for {partition}{told}", f"train them: {how}")
+        hint = f": '{how}' trains them" if _drawn(agent) else ""
+        raise ModelError(f"{path}: no weights for {partition}{hint}", f"train them: {how}")
     return load_file(path, agent)
 
 

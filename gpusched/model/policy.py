@@ -93,7 +93,7 @@ class Resizing(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         min_run_s: Minimum run time of the current attempt before a resize (besides the job's own cool-down).
         per_hour: Maximum resizes of a job within an hour.
-        start_timeout_s: A job that tells of its progress and makes no step within it goes back to the size before.
+        start_timeout_s: A job that reports progress and makes no step within it goes back to the size before.
         gain: It grows only where it is faster by this part, what it loses by stopping included.
     """
 
