@@ -149,14 +149,14 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: 
     return Demand(shape, requests, masks, parts, resources, ints(splitter.queues), why, gpus_only, splitter.milli())
 
 
-_AMPLE_CORES, _AMPLE_MEMORY = (1 << 20) - 1, (1 << 32) - 1
+_AMPLE = (1 << 32) - 1  # cores, or MiB, of nodes that declare none
 
 
 def _capacity(declared: Ints, modelled: bool) -> Ints:
     """Return cores or MiB of the empty nodes; equal on all nodes if no job requests any, so that ties remain ties."""
     if not modelled:
         return np.zeros(len(declared), np.int64)
-    return np.where(declared < 0, _AMPLE_CORES, declared)
+    return np.where(declared < 0, _AMPLE, declared)
 
 
 class _Splitter:
