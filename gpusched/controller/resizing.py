@@ -29,7 +29,7 @@ _STARTED_AFTER_S = 30.0  # a job that reports no progress counts as started afte
 def begin_resize(
     job: JobRecord, action: Resize, policy: PolicySpec, grace_s: float, now: float
 ) -> tuple[JobRecord, Event]:
-    """Tell a running job to save and end, so that it continues with another number of GPUs."""
+    """Signal a running job to save and end, so that it continues with another number of GPUs."""
     why = f"{action.why} (decided by {policy.name})"
     resizes = (job.resizes or Resizes()).again(
         now, why=why, before=job.spec.gpus, start_timeout_s=policy.resize.start_timeout_s

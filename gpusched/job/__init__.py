@@ -18,8 +18,8 @@ _first: tuple[float, float | None] | None = None  # when this process first repo
 class Again:
     """The result of a callable's ``checkpoint`` method: the call to make when its job restarts.
 
-    The method is called, with the arguments of the call, when the job is told to end (TERM, USR1 or USR2: before its
-    limit, for another job's sake). Then the job is queued again. None in its place means the same call once more.
+    The method is called, with the arguments of the call, when the job is signalled to end (TERM, USR1 or USR2: before
+    its limit, for another job's sake). Then the job is queued again. None in its place means the same call once more.
     """
 
     def __init__(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> None:

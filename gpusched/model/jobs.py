@@ -110,8 +110,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             collects it.
         signal, signal_before_s: Signal sent that long before the limit, as in sbatch --signal; also the grace signal.
         requeue: May be started again after NODE_FAIL.
-        preemptible: A policy may stop it for another job and start it again later: it saves its work when it is told
-            to end, and goes on from there.
+        preemptible: A policy may stop it for another job and start it again later: it saves its work when it is
+            signalled to end, and resumes from there.
         gpu_types: Only nodes with GPUs of one of these types; empty: any.
         elastic: It may be resized; the resources above are those of its present size. None: it may not.
         max_spread: ``server``, ``rack``: all its nodes in one, where the cluster has racks; ``any``, "": anywhere.

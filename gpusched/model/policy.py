@@ -45,6 +45,11 @@ AGENTS: dict[str, AgentTraits] = {"gist": AgentTraits(holds_back=True), "rltune"
 """The agents of this package, known without reading entry points; a policy's file says what another package's does."""
 
 
+def traits_of(agent: str | None, others: AgentTraits | None) -> AgentTraits:
+    """Return an agent's properties, ``others`` if it is another package's; defaults for a staged policy (None)."""
+    return (AGENTS.get(agent) if agent is not None else None) or others or AgentTraits()
+
+
 class Mapping(msgspec.Struct, frozen=True, kw_only=True):
     """How ``place: milp`` and ``place: fastest`` choose nodes and GPU types; the file's ``mapping`` section.
 
@@ -95,7 +100,7 @@ class Resizing(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         min_run_s: Minimum run time of the current attempt before a resize (besides the job's own cool-down).
         per_hour: Maximum resizes of a job within an hour.
-        start_timeout_s: A job that tells of its progress and makes no step within it goes back to the size before.
+        start_timeout_s: A job that reports progress and makes no step within it goes back to the size before.
         gain: It grows only where it is faster by this part, what it loses by stopping included.
     """
 
@@ -159,8 +164,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def traits(self) -> AgentTraits:
         """Return its agent's properties; defaults for a staged policy."""
-        own = AGENTS.get(self.agent) if self.agent is not None else None
-        return own or self.agent_traits or AgentTraits()
+        return traits_of(self.agent, self.agent_traits)
 
     @property
     def effective_fallback(self) -> PolicySpec:

@@ -94,7 +94,7 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True):
         interface: The network interface of the same port.
         up: Whether there is a link; ``rate_gbps`` is its rate then, one direction, in Gbit/s.
         pci_path, numa: As in `GpuWiring`.
-        switch, switch_port: The neighbour that LLDP tells of: the switch's name, else its id.
+        switch, switch_port: The neighbour that LLDP reports: the switch's name, else its id.
     """
 
     name: str

@@ -92,7 +92,7 @@ CREATE TABLE specs (digest BLOB PRIMARY KEY, data BLOB NOT NULL);
 ALTER TABLE jobs ADD COLUMN spec BLOB;
 """,
     """
--- How far each attempt came that told of it, kept for ever. data: model.progress.JobProgress as JSON. open: 0 once the
+-- How far each attempt came that reported it, kept for ever. data: model.progress.JobProgress as JSON. open: 0 once the
 -- job has ended.
 CREATE TABLE progress (
   job_id TEXT NOT NULL, attempt INTEGER NOT NULL, open INTEGER NOT NULL, data BLOB NOT NULL,
@@ -113,7 +113,7 @@ CREATE TABLE beliefs (kind TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE paces (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
 """,
     """
--- What people are told. due: when it is sent next; NULL: it has arrived, or was sent in vain too often. failed: 1 where
+-- Notices to people. due: when it is sent next; NULL: it has arrived, or was sent in vain too often. failed: 1 where
 -- the last try failed. data: model.notices.Notice as JSON.
 CREATE TABLE notices (
   key TEXT PRIMARY KEY, made REAL NOT NULL, due REAL, failed INTEGER NOT NULL, data BLOB NOT NULL

@@ -159,14 +159,14 @@ def node_counts(pool: Pool, demand: Demand, shape: int, fixed: bool) -> list[int
     return [n for n in range(fewest, most + 1) if gpus % n == 0 and (has >= gpus // n).sum() >= n]
 
 
-_AMPLE_CORES, _AMPLE_MEMORY = (1 << 20) - 1, (1 << 32) - 1
+_AMPLE = (1 << 32) - 1  # cores, or MiB, of nodes that declare none
 
 
 def _capacity(declared: Ints, modelled: bool) -> Ints:
     """Return cores or MiB of the empty nodes; equal on all nodes if no job requests any, so that ties remain ties."""
     if not modelled:
         return np.zeros(len(declared), np.int64)
-    return np.where(declared < 0, _AMPLE_CORES, declared)
+    return np.where(declared < 0, _AMPLE, declared)
 
 
 class _Splitter:

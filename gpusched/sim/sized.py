@@ -113,7 +113,7 @@ def _jobs(world: SimWorld, menus: Menus, menu: Ints, kind: Ints) -> np.ndarray[t
     of = shapes[np.maximum(demand.shape, 0)] if len(shapes) else np.zeros(len(menu), shapes.dtype)
     parts: Ints = of["parts"]
     gpus: Ints = parts * of["gpus"]
-    at_least_one, told = np.maximum(gpus, 1), world.trace.progress
+    at_least_one, progress = np.maximum(gpus, 1), world.trace.progress
     return filled(
         OF_JOB,
         len(menu),
@@ -124,8 +124,8 @@ def _jobs(world: SimWorld, menus: Menus, menu: Ints, kind: Ints) -> np.ndarray[t
         cores=parts * of["cores"] / at_least_one,
         memory=parts * of["memory"] / at_least_one,
         limit=np.where(np.isfinite(world.trace.limit), world.trace.limit, np.inf),
-        tells=True if told is None else np.isfinite(told.steps),
-        cooldown_s=0.0 if told is None else told.cooldown_s,
+        reports=True if progress is None else np.isfinite(progress.steps),
+        cooldown_s=0.0 if progress is None else progress.cooldown_s,
     )
 
 

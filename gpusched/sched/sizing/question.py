@@ -23,8 +23,8 @@ _I8, _F8 = np.int64, np.float64
 # waits. menu: row of `Menus`. rigid: it has one size. may: it runs, and no brake forbids to resize it. resume: it was
 # stopped to go on with so many GPUs; 0: it was not. restarts: how often it was resized. base: GPUs that it was tuned
 # for; cores, memory: that it was submitted with for each of these. first, last: its `PART`s. submit: when. left_s: time
-# that it has to go by what it tells, else by its limit; work: steps that it has to go, NaN: it does not tell. cost_s:
-# as in `Claims`. job: its row in what is kept of all jobs. admitted, least: set by `settle.gather`: it is to start; its
+# that it has to go as reported, else by its limit; work: steps that it has to go, NaN: not reported. cost_s: as in
+# `Claims`. job: its row in what is kept of all jobs. admitted, least: set by `settle.gather`: it is to start; its
 # least size here. rank_gpus: GPUs of each rank of a hot job, one on each of its PARTs in order; 0: a resize places
 # all of the job anew. rank_shape: of one that runs, the request of one more rank.
 ROW = np.dtype(

@@ -16,7 +16,7 @@ from gpusched.sched.state import BEST_FIT, OK, Flags, Floats, Ints, Requests, Re
 
 _SCALING = 0.8  # of a job with one known speed: twice the GPUs, 2 ** 0.8 times the speed
 _SOON = 10.0  # a job ends soon: within so many times the cost of a stop
-_DEFAULT_LEFT_S = 3600.0  # of a job that does not tell
+_DEFAULT_LEFT_S = 3600.0  # of a job that does not report its progress
 _HIDDEN = 1 << 40  # cores taken off a node that is not to be chosen, for a while
 _RECENT_SUBMISSIONS = 8  # submissions by which is judged how long a size lasts
 

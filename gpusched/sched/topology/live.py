@@ -248,18 +248,18 @@ def _figures(kept: _BeliefCache, kind: str, gpus: int, counts: tuple[int, ...]) 
     if not several:
         bus = bus if gpus > 1 else 0.0
         return _Figures(1.0 - bus, bus, 0.0, 0.0, None, True)
-    fewest, told = counts[0], True
+    fewest, measured = counts[0], True
     compute = 1.0 - (nic if fewest > 1 else bus)
     steps = []
     for nodes in several:
         found = 1.0 if nodes == fewest else longer((nodes, 1), (fewest, 1))
-        told = told and found is not None
+        measured = measured and found is not None
         steps.append(found if found is not None else max(1.0, compute / (1.0 - nic)))
     a, b = _through([2.0 * (n - 1) / n for n in several], [max(step - compute, 0.0) for step in steps])
     racks = longer((several[0], 2), (several[0], 1))
     return _Figures(
         compute, min(bus, 1.0 - compute) if gpus > fewest else 0.0, a, b,
-        None if racks is None else steps[0] * racks - compute, told, alone,
+        None if racks is None else steps[0] * racks - compute, measured, alone,
     )  # fmt: skip
 
 
