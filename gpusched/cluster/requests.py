@@ -101,7 +101,7 @@ def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> d
         "MASTER_PORT": str(job.master_port),
     }
     if spec.is_hot:
-        defaults |= _rendezvous(job, part, _fabric_address(master))
+        defaults |= _rendezvous(job, part, _fabric_address(master), _fabric_address(node))
     several_names = (
         (str(len(parts)), "SLURM_JOB_NUM_NODES SLURM_NNODES"),
         (str(len(parts) * spec.tasks_per_node), "SLURM_NTASKS"),
@@ -152,10 +152,11 @@ def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> d
     return defaults | dict(spec.env) | fixed
 
 
-def _rendezvous(job: JobRecord, part: NodeAllocation, address: str) -> dict[str, str]:
+def _rendezvous(job: JobRecord, part: NodeAllocation, address: str, own: str) -> dict[str, str]:
     """Return torchrun's defaults (PET_...) for ranks that join and leave; rank 0, which never leaves, is the host.
 
-    A group that forms waits a few seconds for more ranks, and a rank that is gone is noticed after eight seconds.
+    ``address``: of rank 0's node, ``own``: of the rank's. A group that forms waits a few seconds for more ranks, and a
+    rank that is gone is noticed after eight seconds.
     """
     elastic = job.spec.elastic
     assert elastic is not None
@@ -167,6 +168,7 @@ def _rendezvous(job: JobRecord, part: NodeAllocation, address: str) -> dict[str,
         "PET_RDZV_ENDPOINT": f"{address}:{job.master_port}",
         "PET_RDZV_ID": f"{job.id}-{job.attempt}",
         "PET_RDZV_CONF": settings,
+        "PET_LOCAL_ADDR": own,
         "PET_MAX_RESTARTS": "1000",  # the death of a rank counts as one
     }
 

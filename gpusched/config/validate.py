@@ -450,8 +450,6 @@ def _check_hot(spec: JobSpec, elastic: Elastic) -> None:
     ):  # fmt: skip
         if used:
             raise UsageError(f"--hot and {what} cannot be combined", "resize it by restarts: omit --hot")
-    if not spec.command:
-        raise UsageError("--hot: the job has no command", "say what starts torchrun, after --")
 
 
 def _check_placement(spec: JobSpec, partition: Partition) -> None:

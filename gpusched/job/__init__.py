@@ -58,10 +58,11 @@ def resize() -> dict[str, float] | None:
 
 
 def _group() -> dict[str, float | None]:
-    """Return the nodes of torchrun's group, since when it reports, and for how long none did before it."""
+    """Return of a job that is resized hot the nodes of its group, since when it reports, and how long none did before.
+    """
     global _first
     nodes, now = os.environ.get("GROUP_WORLD_SIZE"), time.time()
-    if nodes is None:
+    if nodes is None or os.environ.get("GPUSCHED_RESIZE") != "hot":
         return {}
     if _first is None:
         try:

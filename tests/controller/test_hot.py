@@ -291,8 +291,8 @@ class HotOrders(CrashOrders):
         self.cycle = Cycle(self.store, self.state, inventory(), POLICIES, self.cluster, clock=lambda: self.world.now)
 
     def _share(self, gpus: int, nodes: int) -> dict[str, Any]:
-        sizes = [size for size in (gpus, 2 * gpus, 3 * gpus) if 0 < size <= 2 * GPUS]
-        return {"elastic": hot_spec(*sizes, ranks=nodes).elastic} if sizes else {}
+        # Two nodes hold all of it: one may be lost from the inventory.
+        return {"elastic": hot_spec(gpus, 2 * gpus, ranks=nodes).elastic} if gpus else {}
 
     def _cycle(self, fates: list[str], seconds: int) -> None:
         super()._cycle(fates, seconds)
@@ -304,5 +304,5 @@ class HotOrders(CrashOrders):
 
 TestHotOrders = HotOrders.TestCase
 TestHotOrders.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

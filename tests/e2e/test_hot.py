@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import sys
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -109,3 +114,82 @@ def test_it_grows_shrinks_and_survives_the_loss_of_a_rank(hot: Cluster, share: P
     assert [run.gpus for run in runs] == [8, 16, 8, 16, 8, 16], "what it held, and when"
     assert all(a.end_time == b.start_time for a, b in pairwise(runs))
     assert ENDED >= {hot.state_of(first), hot.state_of(other)}
+
+
+def kept(cluster: Cluster, job: str, name: str) -> dict[str, float]:
+    """What the job wrote last into saved.json or progress.json; whatever is there is whole."""
+    paths = list(cluster.folder.glob(f"jobs/*/{job}/{name}.json"))
+    return dict(json.loads(paths[0].read_text())) if paths else {}
+
+
+def python_for_nodes(folder: Path) -> str:
+    """Return the command of this Python on the nodes: their /root is their own, so one that is there is linked."""
+    program = Path(sys.executable).resolve()
+    if Path("/root") not in program.parents:
+        return sys.executable
+    home, version = folder / "python", f"python{sys.version_info.major}.{sys.version_info.minor}"
+    (home / "bin").mkdir(parents=True)
+    shutil.copy2(program, home / "bin")
+    without = shutil.ignore_patterns("site-packages", "test", "__pycache__")
+    shutil.copytree(
+        Path(sys.base_prefix, "lib", version),
+        home / "lib" / version,
+        ignore=without,
+        copy_function=_linked,
+        symlinks=True,
+    )
+    for library in Path(sys.base_prefix, "lib").glob("libpython*"):
+        shutil.copy2(library, home / "lib")
+    return f"env PYTHONHOME={home} LD_LIBRARY_PATH={home}/lib {home}/bin/{program.name}"
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # on another file system
+        shutil.copy2(source, target)
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+def test_a_real_torchrun_forms_its_group_again(hot: Cluster, share: Path) -> None:
+    """Gloo on two nodes: it grows, loses a rank by SIGKILL, grows again and shrinks; nothing saved is done again."""
+    first = crowd(hot, share, "first")
+    hot.wait_state(first, "RUNNING")
+    train = Path(__file__).parents[2] / "docs/examples/elastic_train.py"
+    paths = {Path(str(find_spec(name).origin)).parents[1] for name in ("torch", "msgspec")}  # type: ignore[union-attr]
+    run = f"{python_for_nodes(hot.folder)} -m torch.distributed.run --nproc-per-node 1 {train} --steps 100000 --save-every 5"
+    env = (
+        f"PYTHONPATH={':'.join(map(str, (train.parents[2], *paths)))}",
+        "GLOO_SOCKET_IFNAME=eth0",
+        "OMP_NUM_THREADS=1",
+    )
+    options = [word for pair in env for word in ("--env", pair)]
+    script = f'echo "$NODE_RANK $$ $GPUSCHED_NODE" >>/share/story; exec {run} --pause 0.05'
+    job = submit(hot, share, *options, "--output", f"{share}/out.%n", script=script)
+
+    def formed(nodes: int, *ranks: int) -> float:
+        """Wait for a group of so many nodes; return the step up to where its work is saved."""
+        group = f"a group of {nodes}: {ranks}"
+        wait_until(lambda: kept(hot, job, "saved").get("gpus") == nodes, 90, group)
+        assert kept(hot, job, "progress")["step"] >= before["step"], "what was saved is not done again"
+        wait_ranks(hot, job, *ranks)
+        before.update(kept(hot, job, "saved"))
+        return before["step"]
+
+    before: dict[str, float] = {"step": 0}
+    formed(1, 0)
+    (share / "first").write_text("")
+    formed(2, 0, 1)
+    node, pid = story(share)[1][2], story(share)[1][1]
+    hot.node(node).run(["kill", "-KILL", pid])
+    formed(1, 0)
+    formed(2, 0, 2)
+    other = crowd(hot, share, "other")
+    hot.wait_state(other, "RUNNING", timeout=60)
+    formed(1, 0)
+    assert [line[0] for line in story(share)] == ["0", "1", "2"], "rank 0 is the process that it was"
+    page = hot.json("show", job)
+    assert (page["attempt"], page["state"]) == (1, "RUNNING")
+    assert page["resizes"]["cost_s"] > 0, "seconds without a step, as the program measured them"
+    hot.cli("cancel", job)
+    hot.wait_state(job, "CANCELLED")
