@@ -157,7 +157,8 @@ def test_a_real_torchrun_forms_its_group_again(hot: Cluster, share: Path) -> Non
     hot.wait_state(first, "RUNNING")
     train = Path(__file__).parents[2] / "docs/examples/elastic_train.py"
     paths = {Path(str(find_spec(name).origin)).parents[1] for name in ("torch", "msgspec")}  # type: ignore[union-attr]
-    run = f"{python_for_nodes(hot.folder)} -m torch.distributed.run --nproc-per-node 1 {train} --steps 100000 --save-every 5"
+    torchrun = f"{python_for_nodes(hot.folder)} -m torch.distributed.run --nproc-per-node 1"
+    run = f"{torchrun} {train} --steps 100000 --save-every 5"
     env = (
         f"PYTHONPATH={':'.join(map(str, (train.parents[2], *paths)))}",
         "GLOO_SOCKET_IFNAME=eth0",

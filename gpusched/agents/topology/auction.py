@@ -14,6 +14,7 @@ import numpy as np
 
 from gpusched.agents.topology.network import Graph, TopologyWeights, new_graph, pass_messages
 from gpusched.agents.topology.places import MAX_DAYS_WAITED
+from gpusched.agents.topology.tape import Tape, hear
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import node_fits
@@ -66,7 +67,7 @@ class Auction(NamedTuple):
         shapes, classes: ``int64``: how many there are once.
         graph: For settling. racks: ``int64[nodes]``.
         begun: ``int64[schedulers, jobs]``: the jobs that each would start. found: the same: room for neighbours.
-        again: ``int64[1]``: how many offers were made again.
+        again: ``int64[1]``: how many offers were made again. tape: What training records; None: it is none.
     """
 
     agent: TopologyWeights
@@ -87,6 +88,7 @@ class Auction(NamedTuple):
     begun: Ints
     found: Ints
     again: Ints
+    tape: Tape | None = None
 
 
 class Workspace(NamedTuple):
@@ -159,6 +161,7 @@ def open_auction(
     if learned(costs.model.believed):  # else the engine keeps the jobs' speeds
         _set_speeds(costs.model, costs.load)
     pass_messages(auction.agent, costs.tree, costs.load, resources, auction.graph)
+    hear(auction.tape, costs.load, resources, auction.graph)
 
 
 @jit
@@ -167,8 +170,8 @@ def workspace_of(auction: Auction, costs: Costs, jobs: QueueJobs, resources: Res
     of = auction.graph
     graph = Graph(
         of.server, of.rack, of.whole, of.of, of.part, of.node_part, of.total, of.up, of.free, of.most, of.has,
-        of.capacity, of.waiting.copy(), of.idle.copy(), of.large, of.blocked, of.place.copy(), of.wait.copy(),
-        of.hand.copy(),
+        of.capacity, of.waiting.copy(), of.idle.copy(), of.large, of.blocked, of.place.copy(), of.best.copy(),
+        of.wait.copy(), of.hand.copy(),
     )  # fmt: skip
     own = Resources(resources.gpus.copy(), resources.cores.copy(), resources.memory.copy())
     full, used = np.zeros(jobs.feasibility.size, np.uint8), np.zeros(1, np.int64)

@@ -114,6 +114,7 @@ def _better(
     if rank <= best.rank:
         return best
     search.best[: request.parts] = nodes[: request.parts]
+    graph.best[:] = place[: graph.best.size]
     return PlaceChoice(rank, value, way, own, harm)
 
 
