@@ -66,7 +66,7 @@ def judge(rows: Sequence[ResultRow], is_start: bool = False) -> GateVerdict:
     if not rows:
         return GateVerdict(outcome="not judged", line="no held-out jobs to judge it by")
     agent, *others = rows
-    grows = agent.figure != FIGURE  # more utilization is better
+    grows = agent.figure == "utilization"  # of all other figures, less is better
     begun = next((row for row in others if row.policy == UNTRAINED), None)
     rules = [
         row
@@ -78,7 +78,7 @@ def judge(rows: Sequence[ResultRow], is_start: bool = False) -> GateVerdict:
     found = [one for one in (start, rule) if one is not None]
     if not found:
         return GateVerdict(outcome="not judged", line="no held-out job ran, or there is nothing to compare it with")
-    name = "utilization" if grows else "mean JCT"
+    name = "mean JCT" if agent.figure == FIGURE else agent.figure.replace("_", " ")
     line = f"{name} {', '.join(_words(one) for one in found)}"
     return GateVerdict(
         outcome=_outcome([_cost(one, grows) for one in found], is_start), line=line, start=start, rule=rule

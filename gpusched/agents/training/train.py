@@ -261,12 +261,13 @@ def _save(
 
 def _checkpoint_key(spec: PolicySpec, material: TrainingData, seeds: Sequence[int], device: str) -> str:
     """Return a digest of everything that a training depends on; checkpoints with another digest are ignored."""
+    policy = msgspec.structs.replace(spec, name="", description="", version="", folder="")
     workload = None if material.workload is None else asdict(material.workload)
-    pool = material.scenario.pool
     traces = [trace_sha256(scenario.trace) for scenario in (material.scenario, *material.held_out)]
+    ended = None if material.ended is None else hashlib.sha256(material.ended.tobytes()).hexdigest()
     depends = [
-        spec.agent, spec.settings, spec.order, spec.place, spec.backfill, traces, workload,
-        [msgspec.to_builtins(n) for n in shape_of(pool)], list(dict.fromkeys(seeds)), device, code_version(),
+        msgspec.to_builtins(policy), traces, ended, workload, msgspec.to_builtins(shape_of(material.scenario.pool)),
+        list(dict.fromkeys(seeds)), device, code_version(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
 
