@@ -128,6 +128,7 @@ class AgentParts:
 
     Attributes:
         traits: What it does; ``places`` only in this package.
+        devices: What ``train`` can use: ``cpu``, and ``cuda`` if ``TrainJob.device`` is honoured; others are refused.
         describe: A phrase on what its weights are.
     """
 
@@ -138,6 +139,10 @@ class AgentParts:
     online: Callable[[], Online] | None = None
     traits: AgentTraits = field(default_factory=AgentTraits)
     describe: Callable[[TrainedModel], str] | None = None
+    devices: tuple[str, ...] = ("cpu",)
+
+
+_ON_GPU = ("dl2", "gist")  # of the latter only the variants in the paper's setting
 
 
 def _parts_of(agent: str) -> AgentParts:
@@ -145,10 +150,11 @@ def _parts_of(agent: str) -> AgentParts:
     live, replay, train, online = (
         partial[Any](import_module, f"gpusched.agents.{agent}.{name}") for name in ("live", "replay", "train", "online")
     )
-    traits = AGENTS[agent]
+    traits, devices = AGENTS[agent], ("cpu", "cuda") if agent in _ON_GPU else ("cpu",)
     if traits.sizes:
-        return AgentParts(sizes=live, train=train, online=online if traits.online else None, traits=traits)
-    return AgentParts(live=live, replay=replay, train=train, traits=traits)
+        learns = online if traits.online else None
+        return AgentParts(sizes=live, train=train, online=learns, traits=traits, devices=devices)
+    return AgentParts(live=live, replay=replay, train=train, traits=traits, devices=devices)
 
 
 GIST, RLTUNE, DL2, MAIFS, TOPOLOGY = map(_parts_of, ("gist", "rltune", "dl2", "maifs", "topology"))

@@ -58,7 +58,9 @@ def reproduce(
     out: Annotated[
         str | None, typer.Option("--out", help="Write trained weights to this file; maifs, topology: train.")
     ] = None,
-    restart: Annotated[str, typer.Option("--restart", help="dl2: cost of a resize, such as 120s.")] = "0s",
+    restart: Annotated[
+        str | None, typer.Option("--restart", help="dl2: cost of a resize, such as 120s; default none.")
+    ] = None,
     change: Annotated[
         list[str] | None,
         typer.Option("--change", help="dl2: MODEL:SLOT:FACTOR changes a model's speed; may be repeated."),
@@ -82,7 +84,9 @@ def reproduce(
     load: Annotated[
         list[float] | None, typer.Option("--load", help="topology: offered load; default 0.7, 0.9, 1.1.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="dl2: device to train on, cpu or cuda.")] = "cpu",
+    device: Annotated[
+        str | None, typer.Option("--device", help="dl2: device to train on, cpu or cuda; default cpu.")
+    ] = None,
     html: Annotated[str | None, typer.Option("--html", help="gist, rltune: write a page with plots.")] = None,
     json: output.JsonOption = False,
 ) -> None:
@@ -92,17 +96,18 @@ def reproduce(
     included weights are used, in seconds. maifs: a setting of our own; --out trains its agents. topology: a setting of
     our own, and the rules to beat.
     """
-    from gpusched.study.paper import PaperOptions
+    from gpusched.study.paper import PaperOptions, check_options
     from gpusched.views import reproduction
 
     options = PaperOptions(
         quick=quick, seeds=tuple(seed or ()), policies=tuple(policy or ()), loads=tuple(load or ()), jobs=jobs,
         device=device, weights=weights, out=out, workloads=workloads, speeds=speeds, trace=trace, format=format,
         vcs=tuple(vc or ()), restart=restart, changes=tuple(change or ()), topology=topology,
-        gpus_per_node=gpus_per_node, nic=nic, table=table,
+        gpus_per_node=gpus_per_node, nic=nic, table=table, html=html,
     )  # fmt: skip
+    check_options(paper, options)
     if paper in (PaperName.GIST, PaperName.RLTUNE):
-        return _with_page(paper, options, html)
+        return _with_page(paper, options)
     with output.progress("playing") as advance:
         figures = _reproducer(paper)(options, advance or _no_progress)
     output.show(lambda: figures.rows, lambda: reproduction.screen(*figures))
@@ -122,7 +127,7 @@ def _reproducer(paper: PaperName) -> Callable[[PaperOptions, Advance], PaperFigu
     return topology.reproduce
 
 
-def _with_page(paper: PaperName, options: PaperOptions, html: str | None) -> None:
+def _with_page(paper: PaperName, options: PaperOptions) -> None:
     from gpusched.agents.common.torch_ import require
 
     require("torch")
@@ -134,7 +139,7 @@ def _with_page(paper: PaperName, options: PaperOptions, html: str | None) -> Non
             lines = rltune.reproduce(options, advance or _no_progress)
         paper_figures = rltune.rltune()
         return _show(
-            html,
+            options.html,
             rltune_view.page(paper_figures, lines),
             rltune.as_json(lines),
             rltune_view.screen(paper_figures, lines),
@@ -146,7 +151,7 @@ def _with_page(paper: PaperName, options: PaperOptions, html: str | None) -> Non
     with output.progress("training") as advance:
         curves = gist.reproduce(options, advance or _no_progress)
     paper_gist = paper_of()
-    _show(html, gist_view.page(paper_gist, curves), gist.as_json(curves), gist_view.screen(paper_gist, curves))
+    _show(options.html, gist_view.page(paper_gist, curves), gist.as_json(curves), gist_view.screen(paper_gist, curves))
 
 
 def _show(html: str | None, page: str, data: object, screen: RenderableType) -> None:

@@ -58,14 +58,22 @@ def train(
     ] = None,
     device: Annotated[str, typer.Option("--device", help="cpu; cuda for dl2 and the paper variants of gist.")] = "cpu",
     force: Annotated[bool, typer.Option("--force", help="Train even on too few jobs.")] = False,
+    keep_anyway: Annotated[
+        bool,
+        typer.Option("--keep-anyway", help="Save weights though worse than their untrained start or the best rule."),
+    ] = False,
     json: output.JsonOption = False,
-) -> None:
+) -> int:
     """Train a policy's agent (mostly a linear rule), one per partition, and evaluate it.
+
+    Weights that are worse on held-out jobs than their untrained start, or than the best rule with the same information,
+    are not saved (exit code 1).
 
     Trains on a trace, a description, or this cluster's last 30 days (its flavors if there are none yet).
     If interrupted and started again, it resumes from its last checkpoint.
     """
     from gpusched.agents.common import request as service
+    from gpusched.agents.training.train import not_saved
     from gpusched.agents.training.train import train as trained
     from gpusched.views.training import screen
 
@@ -73,10 +81,18 @@ def train(
         policy=policy, partition=partition, trace=trace, generate=generate, format=format, vc=vc, since=since,
         until=until, load=load, nodes=nodes, gpus_per_node=gpus_per_node, inventory=inventory,
         seeds=tuple(seed or (0,)), hold_out=hold_out, out=out, device=device, force=force,
+        keep_anyway=keep_anyway,
     )  # fmt: skip
     with progress() as report:
         outcomes = trained(request, report)
     output.show(lambda: outcomes, lambda: screen(outcomes))
+    error = not_saved(outcomes)
+    if error is None:
+        return 0
+    if not output.json_mode():
+        raise error
+    output.warn(error.line())  # raised, it would be a second JSON value
+    return error.exit_code
 
 
 @contextmanager

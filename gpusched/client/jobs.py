@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -88,7 +88,7 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         preempted=reader.preempted_pending(user=query.user, partition=query.partition) if reader else 0,
         prefixes=_prefixes(client, jobs),
         warning=client.controller_warning() or _suspended(client),
-        notes=client.notes(),
+        notes=(*client.notes(), *(kept_weights(reader) if reader else ())),
         engine=slurm.modes_line(client) if slurm.manages_jobs() else "",
     )
 
@@ -116,6 +116,20 @@ def _partners(reader: Reader | None, jobs: Iterable[JobRecord]) -> dict[str, str
     from gpusched.queue.snapshots import partners_of
 
     return partners_of(reader.active())
+
+
+def kept_weights(reader: Reader) -> Iterator[str]:
+    """Yield a line for each live or shadow agent whose weights were saved although training found them worse."""
+    live = {name: change.spec for name, change in reader.live_changes().items()}
+    shadows = {name: shadow.spec for name, shadow in reader.shadows().items() if shadow.until is None}
+    for state, specs in (("", live), ("shadow ", shadows)):
+        for partition, spec in specs.items():
+            if spec.agent is None:
+                continue
+            from gpusched.config.weightfiles import kept_anyway  # status starts faster without it
+
+            if line := kept_anyway(spec.folder, partition):
+                yield f"{partition}: {state}{spec.name} has weights that were kept anyway, {line}"
 
 
 def _suspended(client: Client) -> str:

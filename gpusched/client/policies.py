@@ -11,7 +11,8 @@ from gpusched.client.context import Client
 from gpusched.config.plugins import OURS, POLICY_GROUPS, components, origin_of
 from gpusched.config.policies import others_of
 from gpusched.config.validate import known_partition
-from gpusched.config.weights import DEFAULT, ModelError, load_model
+from gpusched.config.weightfiles import DEFAULT, kept_anyway
+from gpusched.config.weights import ModelError, load_model
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Partition
 from gpusched.model.slurm import SlurmMode
@@ -111,12 +112,13 @@ def _retired(changes: list[PolicyChange], listed: set[tuple[str | None, str, str
 
 def _row(spec: PolicySpec, partition: str | None, state: str, *, path: str | None = None, **more: Any) -> PolicyRow:
     card, others = training_of(spec, partition or DEFAULT), others_of(spec)
+    kept = kept_anyway(spec.folder, partition or DEFAULT) if spec.agent is not None else ""
     more["fallback"] = more.get("fallback") or "; ".join(_broken(others)) or None
     return PolicyRow(
         name=spec.name, version=spec.version, partition=partition, state=state, agent=spec.agent,  # type: ignore[arg-type]
         trained_at=card.trained_at if card else None, trace=card.trace if card else None,
         trace_sha256=card.trace_sha256 if card else None, path=path or spec.folder or None,
-        origin=origin_of(others), **more,
+        kept_anyway=kept or None, origin=origin_of(others), **more,
     )  # fmt: skip
 
 

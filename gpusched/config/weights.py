@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.config.paths import write_atomic
-from gpusched.config.policies import WEIGHTS
+from gpusched.config.weightfiles import CARD as CARD
+from gpusched.config.weightfiles import DEFAULT as DEFAULT
+from gpusched.config.weightfiles import weights_file as weights_file
 from gpusched.errors import GpuschedError
 
 Arrays = dict[str, npt.NDArray[np.generic]]
-CARD = ".card.yaml"
-DEFAULT = "default"
 PREEMPTS = {"preempt": "yes"}  # what weights say of themselves that stop running jobs
 
 
@@ -62,16 +62,6 @@ class TrainedModel:
 def run_time_source(about: Mapping[str, str]) -> str:
     """Return the run time information that weights use: time limits by default."""
     return about.get("knows", "limit")
-
-
-def weights_file(folder: Path, partition: str) -> Path:
-    """Return a partition's weights file: its own, else the folder's ``default``, else the only one."""
-    own = folder / f"{partition}{WEIGHTS}"
-    if own.is_file():
-        return own
-    default = folder / f"{DEFAULT}{WEIGHTS}"
-    found = sorted(folder.glob(f"*{WEIGHTS}"))
-    return found[0] if not default.is_file() and len(found) == 1 else default
 
 
 def load_model(folder: Path, partition: str, agent: str) -> TrainedModel:

@@ -39,13 +39,15 @@ def retrain(
 ) -> list[str]:
     """Train the live and shadow agents again, without the last day; leave candidates in the state folder.
 
+    No part is held out: the days that follow judge them (`judge_candidates`).
+
     ``folder``: the state folder; ``live``: partition -> the active policy.
 
     Returns:
         For every partition with an agent, in one line what became of it.
     """
     from gpusched.agents.common.request import TrainingReport, TrainRequest
-    from gpusched.agents.training.train import train
+    from gpusched.agents.training.train import not_saved, train
 
     day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
     until = math.floor((now - DAY_S) / DAY_S) * DAY_S
@@ -60,16 +62,19 @@ def retrain(
         out = folder / CANDIDATES / day / partition.name / spec.name
         request = TrainRequest(
             policy=str(source), partition=partition.name, inventory=str(inventory.path), out=str(out), hold_out=0.0,
-            since=iso_utc(since), until=iso_utc(until),
+            since=iso_utc(since), until=iso_utc(until), judged_later=True,
         )  # fmt: skip
         kept = out.exists()  # trained before on this day
         try:
-            train(request, TrainingReport())
-            lines.append(f"{partition.name}: {spec.name} retrained, in {out}")
+            problem = not_saved(train(request, TrainingReport()))
         except GpuschedError as error:
-            if not kept:
-                shutil.rmtree(out, ignore_errors=True)
-            lines.append(f"{partition.name}: {spec.name} not trained: {error.line()}")
+            problem = error
+        if problem is None:
+            lines.append(f"{partition.name}: {spec.name} retrained, in {out}")
+            continue
+        if not kept:
+            shutil.rmtree(out, ignore_errors=True)
+        lines.append(f"{partition.name}: {spec.name} not trained: {problem.line()}")
     if any(spec.uses_run_time_estimates for spec in (*live.values(), *shadows.values())):
         lines.append(_refit(folder / USUAL_NAME, since, until))
     return lines or ([] if online else ["no live or shadow agent, so nothing to train"])

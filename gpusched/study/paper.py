@@ -90,20 +90,22 @@ class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of ``gpusched reproduce``; a paper ignores those that do not apply to it.
+    """The options of ``gpusched reproduce``; `check_options` refuses those that do not apply to a paper.
 
     Attributes:
         quick: A quick check: fewer seeds, smaller workloads, hardly any training.
         seeds: Of draws. policies: Names. loads: Offered. None of these: as the scenario says.
-        jobs: Threads or processes; 0: one per core. device: To train on.
+        jobs: Threads or processes; 0: one per core. device: To train on; None: the CPU.
         weights: The agents'; None: built-in ones, or trained. out: Where trained weights are written.
         workloads: What is played, instead of drawn workloads: of DL2 a JSON file, of MAIFS the folder of its traces.
         speeds: Measurements instead of the built-in ones.
         trace: Of RLTune, with its ``format``, of which only these ``vcs``.
-        restart: Of DL2: what a job loses that goes on with another size. changes: MODEL:SLOT:FACTOR, of speeds.
+        restart: Of DL2: what a job loses that goes on with another size; None: nothing.
+        changes: MODEL:SLOT:FACTOR, of speeds.
         topology: A cluster of the scenario, or a file, also an inventory; None: all of the scenario.
         gpus_per_node: Of a file that does not say it. nic: Of each of its nodes, as ``100G``.
         table: Measured pairs: all jobs are of its kinds, combined both ways.
+        html: Where a page with plots is written.
     """
 
     quick: bool = False
@@ -111,7 +113,7 @@ class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] = ()
     loads: tuple[float, ...] = ()
     jobs: int = 0
-    device: str = "cpu"
+    device: str | None = None
     weights: str | None = None
     out: str | None = None
     workloads: str | None = None
@@ -119,12 +121,59 @@ class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
     trace: str | None = None
     format: str | None = None
     vcs: tuple[str, ...] = ()
-    restart: str = "0s"
+    restart: str | None = None
     changes: tuple[str, ...] = ()
     topology: str | None = None
     gpus_per_node: int | None = None
     nic: str | None = None
     table: str | None = None
+    html: str | None = None
+
+
+_PAPERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "jobs": ("--jobs", ("gist", "dl2", "maifs", "topology")),
+    "policies": ("--policy", ("dl2", "maifs", "topology")),
+    "loads": ("--load", ("topology",)),
+    "device": ("--device", ("dl2",)),
+    "weights": ("--weights", ("dl2", "maifs", "topology")),
+    "out": ("--out", ("dl2", "maifs", "topology")),
+    "workloads": ("--workloads", ("dl2", "maifs")),
+    "speeds": ("--speeds", ("dl2", "maifs")),
+    "trace": ("--trace", ("rltune",)),
+    "format": ("--format", ("rltune",)),
+    "vcs": ("--vc", ("rltune",)),
+    "restart": ("--restart", ("dl2",)),
+    "changes": ("--change", ("dl2",)),
+    "topology": ("--topology", ("topology",)),
+    "gpus_per_node": ("--gpus-per-node", ("topology",)),
+    "nic": ("--nic", ("topology",)),
+    "table": ("--table", ("topology",)),
+    "html": ("--html", ("gist", "rltune")),
+}
+"""Field of `PaperOptions` -> the option, and the papers that it is for; those not listed are for all."""
+
+
+def check_options(paper: str, options: PaperOptions) -> None:
+    """Refuse options that this paper, or what else was asked for, does not use.
+
+    Raises:
+        UsageError: One was given.
+    """
+    default = PaperOptions()
+    given = {name: flag for name, (flag, _) in _PAPERS.items() if getattr(options, name) != getattr(default, name)}
+    for name, flag in given.items():
+        papers = _PAPERS[name][1]
+        if paper not in papers:
+            raise UsageError(f"{flag} does not apply to {paper}", f"it is for {', '.join(papers)}")
+    if paper == "rltune" and len(set(options.seeds)) > 1:
+        raise UsageError("rltune trains with one seed", "use --seed once")
+    if options.trace is None and (of_trace := [given[name] for name in ("format", "vcs") if name in given]):
+        raise UsageError(f"{of_trace[0]} needs a log", "--trace FILE")
+    if options.weights is not None and options.out is not None:
+        raise UsageError("--weights and --out cannot be combined", "weights that are given are not trained")
+    trains = paper != "dl2" or (options.weights is None and options.workloads is None)
+    if not trains and (of_training := [given[name] for name in ("out", "device") if name in given]):
+        raise UsageError(f"{of_training[0]} is for training", "nothing is trained with --workloads or --weights")
 
 
 class PaperFigures(NamedTuple):

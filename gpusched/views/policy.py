@@ -40,6 +40,7 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
         since, by: When it was put into this state, and by whom.
         note: The reason of this state.
         fallback: Why its fallback decides, or why it had no answer as a shadow; or which of its components is broken.
+        kept_anyway: Why the gate of its training was closed, if its weights were saved all the same.
         path: Where its file or its weights are.
         origin: The package that its order, placement, sizing rule and agent come from; the others' if there are any.
         mode: Of a live policy of a Slurm partition, what it may do there; UNSET otherwise, which JSON omits.
@@ -58,6 +59,7 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
     by: str | None = None
     note: str | None = None
     fallback: str | None = None
+    kept_anyway: str | None = None
     path: str | None = None
     origin: str = "gpusched"
     mode: SlurmMode | msgspec.UnsetType = msgspec.UNSET
@@ -124,7 +126,8 @@ def table(rows: Iterable[PolicyRow]) -> Table:
         wrap=("STATE", "NOTE", "VERDICT"), drop=("TRAINED", "AGENT", "VERDICT", "FROM", "VERSION"),
     )  # fmt: skip
     for row in rows:
-        note = "; ".join(common.clean(t) for t in (row.fallback, row.note) if t)
+        kept = f"kept anyway, {row.kept_anyway}" if row.kept_anyway else None
+        note = "; ".join(common.clean(t) for t in (row.fallback, kept, row.note) if t)
         found.add_row(
             Text(row.name, style="bold" if row.state == "live" else ""),
             Text(row.partition or common.UNKNOWN),
@@ -285,9 +288,18 @@ def _card_lines(card: Mapping[str, Any]) -> list[Text]:
         "seeds": f"{card.get('seeds')}, best {card.get('seed')}",
         "knows": card.get("knows"),
     }
+    gate = card.get("gate")
+    if isinstance(gate, Mapping):  # older cards have none
+        line = gate_words(str(gate.get("outcome")), str(gate.get("line")), gate.get("kept_anyway") is True)
+        facts["gate"] = line
     lines = [Text(f"{key}: {common.clean(str(value))}") for key, value in facts.items()]
     lines += [Text(f"  {common.clean(_metric(row))}") for row in card.get("metrics") or ()]
     return lines + [Text(common.clean(str(note))) for note in card.get("notes") or ()]
+
+
+def gate_words(outcome: str, line: str, kept_anyway: bool) -> str:
+    """Return the verdict of the gate of ``gpusched train`` in one line."""
+    return f"{outcome}{', kept anyway' if kept_anyway else ''}: {line}"
 
 
 def _local_time_of(text: object) -> str:

@@ -12,6 +12,7 @@ from rich.text import Text
 from gpusched.model.units import count_of, format_duration
 from gpusched.views.bars import change, number
 from gpusched.views.common import plain_table
+from gpusched.views.policy import gate_words
 from gpusched.views.replay import span
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ def _partition(files: TrainedFiles) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(head), Text(f"decides by: {card.decides}")]
     parts += [_table(card.metrics) if card.metrics else Text("no held-out jobs to evaluate it")]
     parts += [Text(f"- {note}") for note in card.notes]
+    parts.append(Text(f"gate: {gate_words(card.gate.outcome, card.gate.line, card.gate.kept_anyway)}"))
+    if files.weights is None:
+        return [*parts, Text("weights: not saved"), Text()]
     return [*parts, Text(f"weights: {files.weights}"), Text(f"card: {files.card_file}"), Text()]
 
 

@@ -159,7 +159,8 @@ def test_a_trained_folder_is_replayed_and_decides_live(tmp_path: Path) -> None:
     file.write_text(f"agent: rltune\nfallback: easy\n{rules}\ntrain: {{preempt: true, search: 1}}\n")
     out = tmp_path / "elsewhere"
     nodes: dict[str, Any] = {"nodes": 2, "gpus_per_node": 8}
-    train(TrainRequest(policy=str(file), trace=str(log), format="swf", out=str(out), **nodes), TrainingReport())
+    request = TrainRequest(policy=str(file), trace=str(log), format="swf", out=str(out), keep_anyway=True, **nodes)
+    train(request, TrainingReport())
     card = yaml.safe_load((out / "default.card.yaml").read_text("utf-8"))
     assert {row["policy"] for row in card["metrics"]} >= {"mine", "untrained start", "las", "drf-users", "srtf"}
     assert "no neural network" in card["decides"]

@@ -48,7 +48,7 @@ def test_train_and_replay_as_a_user_would(tmp_path: Path, agent: str, recipe: st
     ]
     log.write_text("\n".join(["submit_time,duration_s,num_gpus,vc", *rows]) + "\n")
     nodes = ("--nodes", "2", "--gpus-per-node", "8")
-    out = gpusched("train", "mine.yaml", "--trace", str(log), *nodes, "--out", "mine", "--json")
+    out = gpusched("train", "mine.yaml", "--trace", str(log), *nodes, "--out", "mine", "--keep-anyway", "--json")
     card = json.loads(out)[0]["card"]
     assert card["decides"].startswith(decides)
     assert (card["agent"], card["knows"]) == (agent, "oracle")
@@ -58,7 +58,7 @@ def test_train_and_replay_as_a_user_would(tmp_path: Path, agent: str, recipe: st
     found = {row["policy"]: row for row in json.loads(shown)}
     assert set(found) == {"mine", "elastic"}
     assert found["mine"]["jobs"] == 300
-    assert found["mine"]["mean_jct_s"] > 0
+    assert found["mine"]["mean_jct_s"] < 2 * found["elastic"]["mean_jct_s"]  # hardly trained; test_gate judges it
     assert f"sizes by {agent} agent" in json.dumps(found["mine"])
 
 

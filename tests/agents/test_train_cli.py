@@ -118,7 +118,7 @@ def test_the_table_is_for_people_and_one_partition_is_enough(site: Site) -> None
 
 
 def test_a_killed_training_goes_on_and_ends_as_if_it_had_not_been(site: Site) -> None:
-    words = (site.policy(LONGER), "--partition", "A100", "--seed", "4")
+    words = (site.policy(LONGER), "--partition", "A100", "--seed", "4", "--keep-anyway")
     checkpoint = site.folder / "killed" / ".A100-seed4.checkpoint"
     process = site.start(*words, "--out", "killed")
     while not checkpoint.exists():
@@ -155,11 +155,12 @@ def test_few_jobs_are_refused_by_number_and_weights_never_go_into_the_package(
         assert "too few jobs to train on (default: 3); at least 100 are needed" in err
         assert "--force" in err
     assert not (site.folder / "policies").exists()
-    err = site.call("gist", "--trace", "few.swf", "-N", "1", "--hold-out", "0", "--force")
+    err = site.call("gist", "--trace", "few.swf", "-N", "1", "--hold-out", "0", "--force", "--keep-anyway")
     assert "too few jobs to train on (default: 3)" in err
     own = site.folder / "policies/gist"
     assert sorted(f.name for f in own.iterdir()) == ["default.card.yaml", "default.safetensors", "policy.yaml"]
-    assert "too few" not in site.call("gist", "--trace", "more.swf", "-N", "1", "--out", "elsewhere")
+    more = ("--trace", "more.swf", "-N", "1", "--keep-anyway")
+    assert "too few" not in site.call("gist", *more, "--out", "elsewhere")
     assert (site.folder / "elsewhere/default.safetensors").is_file()
     assert not list(BUILT_IN.rglob("*.safetensors"))
     (site.folder / "linked").symlink_to(BUILT_IN)
@@ -180,6 +181,7 @@ def test_errors_are_one_line(site: Site) -> None:
     assert "episodes" in err
     assert "there is no partition 'A10'" in site.call(site.policy(QUICK), "--partition", "A10", code=2)
     assert "neither cpu nor cuda" in site.call(site.policy(QUICK), "--device", "tpu", code=2)
+    assert "neither cpu nor cuda" in site.call("maifs", "--device", "tpu", code=2)
     for agent in ("rltune", "maifs", "gist"):
         err = site.call(agent, "--device", "cuda", code=2)
         assert f"--device cuda: agent {agent} of {agent} trains on the CPU only; omit it" in err
@@ -188,3 +190,32 @@ def test_errors_are_one_line(site: Site) -> None:
     assert "weights cannot be written there" in err
     assert "--out" in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("gist --load 0.9", "--load needs a workload; name one with --trace or --generate, or omit it"),
+        ("gist --nodes 4", "--nodes needs a workload"),
+        ("maifs --gpus-per-node 4 --inventory inventory.yaml", "--gpus-per-node needs a workload"),
+        ("gist --format swf", "--format needs a workload; name one with --trace, or omit it"),
+        ("gist --vc a --generate w.yaml", "--vc needs a workload; name one with --trace"),
+        ("gist --generate w.yaml --since 3d", "--since selects recorded jobs; --generate draws them"),
+        ("gist --trace a --generate b", "--trace and --generate cannot be combined"),
+        ("gist --hold-out 1", "--hold-out 1: expected a fraction"),
+        ("gist --hold-out -0.1", "--hold-out -0.1: expected a fraction"),
+        ("mine --trace few.swf", "--trace does not apply to mine; its variant masked trains on episodes"),
+    ],
+)
+def test_options_that_do_not_apply_are_refused(site: Site, words: str, said: str) -> None:
+    site.policy(QUICK)
+    err = site.call(*words.split(), code=2)
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_any_work(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    err = site.call("dl2", "--trace", "none.csv", "--device", "cuda", code=1)
+    assert "--device cuda: torch finds no GPU here; omit it to train on the CPU" in err

@@ -738,6 +738,7 @@ JSON: dict[str, dict[str, str]] = {
         "by": "?Null: inventory.yaml.",
         "note": "?Since when and why it is in this state.",
         "fallback": "?Why its fallback decides, or a shadow had no answer; or the component that is broken.",
+        "kept_anyway": "?Why the gate of its training was closed, if its weights were saved all the same.",
         "path": "?",
         "origin": "Package of its components: `gpusched`, or another with its version.",
         "mode": "Under Slurm, if live: `observe`, `advise` or `decide`.",

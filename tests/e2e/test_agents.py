@@ -64,7 +64,7 @@ def test_shadow_promote_spoil_heal_and_roll_back(stopped: Cluster) -> None:
     folder = cluster.folder / "policies"
     folder.mkdir()
     (folder / "gist.yaml").write_text(weights.YAML + weights.QUICK)
-    cluster.cli("train", str(folder / "gist.yaml"), "--partition", "A100", timeout=300)
+    cluster.cli("train", str(folder / "gist.yaml"), "--partition", "A100", "--keep-anyway", timeout=300)
     cluster.start_controller()
     cluster.cli("policy", "shadow", "gist", "-p", "A100")
     wait_until(lambda: kinds(cluster, "shadow_began"), what="the shadow")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gpusched.estimation.predictor import USUAL_NAME
 from gpusched.model.commands import Promote
@@ -55,7 +56,9 @@ def test_retraining_leaves_a_candidate_and_promotes_nothing(proved: Site, monkey
     (trained_line,) = report["trained"]
     assert trained_line.startswith("V100: gist retrained, in ")
     (folder,) = (proved.state / "candidates").glob("*/V100/gist")
-    assert {"V100.safetensors", "V100.card.yaml", "policy.yaml"} <= {f.name for f in folder.iterdir()}
+    assert {"V100.safetensors", "V100.card.yaml", "policy.yaml"} == {f.name for f in folder.iterdir()}
+    gate = yaml.safe_load((folder / "V100.card.yaml").read_text())["gate"]  # the days that follow judge it
+    assert (gate["outcome"], gate["kept_anyway"]) == ("not judged", False)
     shadow, found = report["judged"]
     assert (shadow["state"], found["state"], found["path"]) == ("shadow", "candidate", str(folder))
     assert "too few days for an interval" in found["line"]

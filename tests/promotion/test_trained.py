@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpusched.config.weightfiles import KEPT_ANYWAY
+from gpusched.config.weights import load_file, save_model
 from gpusched.queue.store import Store
 from tests.cli.conftest import Site
 from tests.promotion import weights
@@ -138,6 +140,34 @@ def test_status_and_why_say_that_the_fallback_decides(proved: Site) -> None:
     assert proved.call("why", other, "--json").json["fallback"] is None
     assert row(proved, partition="V100", state="live")["fallback"].startswith(line)
     assert live(proved)["V100"] == "gist"
+
+
+def test_weights_kept_anyway_are_marked_wherever_they_are_used(proved: Site) -> None:
+    line = "worse: mean JCT +25.0% (+12.0% to +38.0%) against its untrained start"
+    file = trained(proved, None)
+    found = load_file(file, "gist")
+    save_model(file, "gist", found.arrays, {**found.about, KEPT_ANYWAY: line})
+    card = file.with_name("V100.card.yaml")
+    gate = {"outcome": "worse", "line": line.removeprefix("worse: "), "kept_anyway": True}
+    card.write_text(card.read_text() + yaml.safe_dump({"gate": gate}))
+    cycle(proved)
+    said = "gist has weights that were kept anyway, " + line
+    assert "kept anyway" not in proved.call("status").ok().out
+    assert row(proved, name="gist")["kept_anyway"] == line
+    assert f"gate: worse, kept anyway: {gate['line']}" in done(proved.call("policy", "show", "gist")).out
+    done(proved.call("policy", "shadow", "gist", "-p", "V100"))
+    cycle(proved)
+    assert f"warning: V100: shadow {said}" in " ".join(proved.call("status").ok().out.split())
+    assert row(proved, state="shadow")["kept_anyway"] == line
+    done(proved.call("policy", "shadow", "--off", "-p", "V100"))
+    done(proved.call("policy", "promote", "gist", "-p", "V100", "--force", "to see it"))
+    cycle(proved)
+    status = " ".join(proved.call("status").ok().out.split())
+    assert f"warning: V100: {said}" in status
+    assert "shadow gist" not in status
+    assert row(proved, state="live", partition="V100")["kept_anyway"] == line
+    assert "kept anyway" in proved.call("policy", "list").ok().out
+    assert row(proved, state="live", partition="A100")["kept_anyway"] is None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="another user's command needs root")

@@ -24,6 +24,14 @@ _KNOWN = {"nothing": 0, "limit": 1, "estimate": 2, "oracle": 3}
 _BACKFILL_KNOWS = {"+none": "nothing", "+skip": "nothing", "+easy": "limit"}
 
 
+def knows_no_more(knows: str, than: str) -> bool:
+    """Return whether a policy that knows ``knows`` of run times uses no more information than one that knows ``than``.
+
+    What is no such level is no policy's.
+    """
+    return _KNOWN.get(knows, len(_KNOWN)) <= _KNOWN.get(than, -1)
+
+
 def heuristics(knows: str) -> list[ReplayPolicy]:
     """Return every heuristic without preemption that uses no more information on run times than ``knows``.
 
@@ -32,7 +40,7 @@ def heuristics(knows: str) -> list[ReplayPolicy]:
     found = []
     for name, rule in ORDERS.items():
         for suffix, needs in _BACKFILL_KNOWS.items():
-            if rule.kind != "preemptive" and max(_KNOWN[rule.knows], _KNOWN[needs]) <= _KNOWN[knows]:
+            if rule.kind != "preemptive" and knows_no_more(rule.knows, knows) and knows_no_more(needs, knows):
                 found.append(policy_of_order(name + suffix))
     return found
 
@@ -101,7 +109,11 @@ def rows_of(named: Sequence[tuple[str, str]], outcomes: Sequence[list[StudyOutco
     if known and len(known) == len(bounds):
         low, high = interval(known)
         value = _mean(known)
-        rows.append(ResultRow(policy="lower bound", figure=FIGURE, value=value, low=low, high=high, mean_jct_s=value))
+        rows.append(
+            ResultRow(
+                policy="lower bound", figure=FIGURE, value=value, low=low, high=high, mean_jct_s=value, bound=True
+            )
+        )
     return (first, *rows)
 
 

@@ -33,6 +33,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         hold_out: Fraction of the workload's time span, at its end, kept for evaluation.
         force: Train on any number of jobs.
+        keep_anyway: Save weights although they are worse than their start or the best rule, or not judged.
+        judged_later: Save weights that no held-out part judges: the caller judges them by later days.
     """
 
     policy: str
@@ -52,6 +54,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     out: str | None = None
     device: str = "cpu"
     force: bool = False
+    keep_anyway: bool = False
+    judged_later: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +133,7 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         policy: Its name; ``optimum`` and ``lower bound`` are not policies.
+        bound: Whether it is no rule to be measured by, but a bound: ``lower bound`` and exact optima.
         knows: Information on run times, as in ``gpusched replay``; "" if not applicable.
         value: Mean of the figure. low, high: Its 95 % interval over seeds; None with fewer than two.
         figure: ``mean_jct_s`` or ``utilization``.
@@ -148,6 +153,7 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     change: float | None = None
     change_low: float | None = None
     change_high: float | None = None
+    bound: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,24 @@ def require(name: str) -> Any:
         raise GpuschedError(f"training needs {name}, which is not installed", EXTRA) from None
 
 
+def check_device(device: str) -> None:
+    """Refuse a device that is none, or that this machine does not have.
+
+    Raises:
+        UsageError: It is neither ``cpu`` nor ``cuda``.
+        GpuschedError: Torch is not installed, or finds no GPU.
+    """
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"--device {device!r} is neither cpu nor cuda")
+    if device == "cuda":
+        torch: Any = require("torch")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of an old driver; False is enough here
+            available = torch.cuda.is_available()
+        if not available:
+            raise GpuschedError("--device cuda: torch finds no GPU here", "omit it to train on the CPU")
+
+
 def set_up(seed: int, device: str = "cpu") -> Device:
     """Seed torch's generators, with one thread and deterministic kernels only; return the device.
 
@@ -43,14 +61,7 @@ def set_up(seed: int, device: str = "cpu") -> Device:
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it in deterministic mode
     torch: Any = require("torch")
-    if device not in ("cpu", "cuda"):
-        raise UsageError(f"--device {device!r} is neither cpu nor cuda")
-    if device == "cuda":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of an old driver; False is enough here
-            available = torch.cuda.is_available()
-        if not available:
-            raise GpuschedError("--device cuda: torch finds no GPU here", "omit it to train on the CPU")
+    check_device(device)
     torch.set_num_threads(1)  # more would change the order of sums with the machine
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)

@@ -51,9 +51,11 @@ def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
     names, chosen = dl2().chosen(options.policies), _workloads(options)
     file = Path(options.speeds) if options.speeds is not None else None
     tables = {most: read_speeds(file, most) for most in {w.max_tasks for w in chosen}}
-    changes, restart_s = [_change(text) for text in options.changes], _restart_s(options.restart)
+    changes, restart_s = [_change(text) for text in options.changes], _restart_s(options.restart or "0s")
     actors: dict[str, Actor] = {}
     rivals = {name: dl2().policies[name] for name in names}
+    if options.out is not None and not any(rival.stage for rival in rivals.values()):
+        raise UsageError("--out is for the agent's weights, but --policy names only rules", "omit it")
     if any(rival.stage for rival in rivals.values()):
         actors = _actors(options, file, advance)
         seen = {most: explored_speeds(table, most, _EXPLORATION_SEED) for most, table in tables.items()}
@@ -90,7 +92,7 @@ def _actors(options: PaperOptions, file: Path | None, advance: Advance) -> dict[
     recipe = QUICK if options.quick else Dl2Recipe()
     table = read_speeds(file, MAX_TASKS)
     learned = learn(
-        recipe, PublicSetting(recipe, table), 0, options.device, options.jobs or os.cpu_count() or 1,
+        recipe, PublicSetting(recipe, table), 0, options.device or "cpu", options.jobs or os.cpu_count() or 1,
         lambda text, done: advance(done, 1),
     )  # fmt: skip
     stages = {"untrained": learned.untrained, "warm": learned.warm, "trained": learned.best}

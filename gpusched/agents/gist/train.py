@@ -74,16 +74,21 @@ def _rows(setting: EpisodeSetting, name: str, learned: dqn.DQNResult) -> tuple[R
         (UNTRAINED, "limit", learned.evaluations[0].utilization),
         ("first fit, largest first", "nothing", first_fit(setting)),
     ]
+    bounds: list[tuple[str, str, float]] = []
     identical = len(set(s._replace(name="") for s in setting.servers)) == 1
     if identical and len(setting.servers) ** setting.jobs * len(setting.sequences()) <= MOST_LEAVES:
-        rows += [
-            ("naive", "nothing", naive.exact(setting).utilization),
+        rows.append(("naive", "nothing", naive.exact(setting).utilization))
+        bounds = [
             ("starts whatever fits, worst servers", "nothing", expectimax.never_waits_at_worst(setting)),
             ("starts whatever fits, best servers", "limit", expectimax.never_waits(setting)),
             ("best online", "limit", expectimax.best_online(setting)),
             ("optimum (all jobs known beforehand)", "oracle", expectimax.clairvoyant(setting)),
         ]
-    return tuple(ResultRow(policy=p, knows=k, figure="utilization", value=v) for p, k, v in rows)
+    return tuple(
+        ResultRow(policy=p, knows=k, figure="utilization", value=v, bound=is_bound)
+        for is_bound, some in ((False, rows), (True, bounds))
+        for p, k, v in some
+    )
 
 
 def first_fit(setting: EpisodeSetting) -> float:

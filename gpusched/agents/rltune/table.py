@@ -54,7 +54,7 @@ def agent_of_model(name: str, model: TrainedModel) -> ReplayPolicy:
 def table(
     prepared: PreparedScorer, job: TrainJob, settings: RltuneSettings, report: TrainingReport
 ) -> tuple[tuple[ResultRow, ...] | None, tuple[str, ...]]:
-    """Return rows by mean JCT over the (first) held-out part, and slowdowns as sentences."""
+    """Return rows by mean JCT over the held-out parts, and slowdowns in the first as sentences."""
     if not job.held_out:
         return None, ()
     others, untrained_agent = heuristics(job.held_out[0].trace, settings.knows), untrained(settings)
@@ -73,13 +73,16 @@ def table_of(
     """Return the table of these policies; ``yardsticks``: names of those with more information or powers."""
     if not job.held_out:
         return None, ()
-    policies = [agent, *others]
-    runs = [PlannedReplay(job.held_out[0], policy, ReplayOptions(restart_s=restart_s)) for policy in policies]
+    policies, parts = [agent, *others], len(job.held_out)
+    options = ReplayOptions(restart_s=restart_s)
+    runs = [PlannedReplay(part, policy, options) for policy in policies for part in job.held_out]
     table_report, outcomes = report.of("table"), []
     for outcome in run_all(runs):
         outcomes.append(outcome)
         table_report.step(len(outcomes), len(runs))
-    return rows_of([(p.name, p.knows) for p in policies], [[one] for one in outcomes]), _slowdowns(outcomes, yardsticks)
+    by_policy = [outcomes[k : k + parts] for k in range(0, len(outcomes), parts)]
+    rows = rows_of([(p.name, p.knows) for p in policies], by_policy)
+    return rows, _slowdowns([own[0] for own in by_policy], yardsticks)
 
 
 def _slowdowns(outcomes: Sequence[StudyOutcome], yardsticks: Sequence[str]) -> tuple[str, ...]:

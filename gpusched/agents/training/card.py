@@ -12,6 +12,7 @@ import yaml
 
 from gpusched import __version__
 from gpusched.agents.common.request import ResultRow
+from gpusched.agents.training.gate import GateVerdict
 from gpusched.config.paths import write_atomic
 from gpusched.sim.pool import Pool
 from gpusched.traces.file import FLOATS, INTS
@@ -49,9 +50,10 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         seed: Of these weights. seeds: All trained; the best in the trainer's own validation was kept.
-        weights: Digest of the weights file, as in the versions of policies.
+        weights: Digest of the weights file, as in the versions of policies; "": not saved.
+        device: Used for training.
         decides: A description of the weights (`gpusched.agents.describe.describe_weights`).
-        metrics: The final table.
+        metrics: The final table. gate: The verdict on it.
         wall_time_s: Of training all seeds, without the final table.
     """
 
@@ -71,13 +73,16 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     hyper_parameters: dict[str, Any]
     metrics: tuple[ResultRow, ...]
     notes: tuple[str, ...]
+    gate: GateVerdict
     decides: str = ""
 
 
 def write_card(path: Path, card: Card) -> None:
     """Write the card atomically."""
     content = msgspec.to_builtins(card)
-    content["metrics"] = [{k: v for k, v in row.items() if v not in (None, "")} for row in content["metrics"]]
+    content["metrics"] = [
+        {k: v for k, v in row.items() if v not in (None, "") and v is not False} for row in content["metrics"]
+    ]
     write_atomic(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120).encode())
 
 

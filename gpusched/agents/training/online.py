@@ -15,6 +15,7 @@ from gpusched.agents.common.data import TrainingData, load_training_data
 from gpusched.agents.common.request import TrainerResult, TrainJob, TrainRequest
 from gpusched.agents.describe import describe_weights
 from gpusched.agents.training.card import Card, Data, code_version, shape_of, trace_sha256, write_card
+from gpusched.agents.training.gate import GateVerdict
 from gpusched.config.paths import sync_folder
 from gpusched.config.policies import WEIGHTS, load_policy
 from gpusched.config.weights import CARD, digest_of, load_file, load_model, save_model
@@ -96,4 +97,5 @@ def _card(
         hyper_parameters=dict(learned.hyper_parameters), metrics=(),
         notes=(*learned.notes, f"goes on from {shadow.name} {shadow.version}", *material.scenario.notes),
         decides=describe_weights(model),
+        gate=GateVerdict(outcome="not judged", line="later days judge it, before a promotion"),
     )  # fmt: skip

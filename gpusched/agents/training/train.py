@@ -1,4 +1,7 @@
-"""``gpusched train``: run the agent's trainer for every partition; write the final table, weights and card."""
+"""``gpusched train``: train the agent of every partition, judge it by the final table, save weights and card.
+
+Nothing usable is written before the verdict (`gate`).
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,31 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from gpusched.agents.base import installed_parts
 from gpusched.agents.common import torch_
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import TrainingData, load_training_data
 from gpusched.agents.common.evaluate import final_table, untrained_policy
-from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, TrainRequest
+from gpusched.agents.common.request import ResultRow, TrainerResult, TrainingReport, TrainJob, TrainRequest
 from gpusched.agents.describe import describe_weights
 from gpusched.agents.training.card import Card, Data, code_version, shape_of, trace_sha256, write_card
+from gpusched.agents.training.finished import FinishedTraining, load_finished, save_finished
+from gpusched.agents.training.gate import GateVerdict, judge
+from gpusched.agents.training.options import check_device, check_held_out, check_options
 from gpusched.config.paths import state_folder
 from gpusched.config.policies import BUILT_IN, POLICY, WEIGHTS, load_policy, names_in, policy_file, policy_folders
-from gpusched.config.weights import CARD, Arrays, digest_of, load_file, run_time_source, save_model
+from gpusched.config.weightfiles import CARD, KEPT_ANYWAY
+from gpusched.config.weights import digest_of, load_file, run_time_source, save_model
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.policy import AGENTS, PolicySpec
 from gpusched.model.suggest import did_you_mean
@@ -35,11 +45,11 @@ from gpusched.sim.policies import policy_of_spec
 
 
 class TrainedFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The files trained for one partition, and their card."""
+    """The files trained for one partition, and their card; None: not saved, and the old files are as before."""
 
     partition: str
-    weights: str
-    card_file: str
+    weights: str | None
+    card_file: str | None
     card: Card
 
 
@@ -51,23 +61,26 @@ def train(request: TrainRequest, report: TrainingReport) -> list[TrainedFiles]:
         GpuschedError: A file cannot be read or written, or torch is not installed.
     """
     spec, file = _load_policy(request)
-    _check_device(request, spec)
+    check_options(request, spec)
     if spec.agent in AGENTS:
         torch_.require("torch")
+    check_device(request, spec)
     found = load_training_data(request)
     _check_enough(request, found, report)
-    folder = _output_folder(request, spec)
-    made = [(material, *_train_partition(request, spec, material, folder, report)) for material in found]
-    if file.resolve() != (folder / POLICY).resolve():
-        shutil.copyfile(file, folder / POLICY)
-    return [_add_final_table(spec, folder, files, material, untrained, report) for material, files, untrained in made]
+    check_held_out(request, spec, found)
+    folder, made = _output_folder(request, spec), []
+    for material in found:
+        files = _train_partition(request, spec, material, folder, report)
+        if files.weights is not None and file.resolve() != (folder / POLICY).resolve():
+            shutil.copyfile(file, folder / POLICY)
+        made.append(files)
+    return made
 
 
-def _check_device(request: TrainRequest, spec: PolicySpec) -> None:
-    """Refuse a GPU for an agent that would not use it."""
-    on_gpu = spec.agent == "dl2" or (spec.agent == "gist" and spec.settings.get("variant", "scale") != "scale")
-    if request.device == "cuda" and not on_gpu and spec.agent in AGENTS:
-        raise UsageError(f"--device cuda: agent {spec.agent} of {spec.name} trains on the CPU only", "omit it")
+def not_saved(made: Sequence[TrainedFiles]) -> GpuschedError | None:
+    """Return the error that names, with their figures, the partitions for which the gate was closed; None: none."""
+    lines = [f"{of.partition}: not saved: {of.card.gate.line}" for of in made if of.weights is None]
+    return GpuschedError("; ".join(lines), "--keep-anyway saves it all the same") if lines else None
 
 
 MIN_JOBS = 100
@@ -147,78 +160,130 @@ def _site_folder(request: TrainRequest) -> Path:
 
 def _train_partition(
     request: TrainRequest, spec: PolicySpec, material: TrainingData, folder: Path, report: TrainingReport
-) -> tuple[TrainedFiles, Arrays | None]:
-    """Train every seed; write the best weights and a card without a table; return also the initial weights."""
+) -> TrainedFiles:
+    """Train, make the final table, and save weights and card if the gate opens; the old ones stay if it does not."""
+    key = _checkpoint_key(spec, material, request.seeds, request.device)
+    store = Checkpoint(folder / f".{material.partition}-trained.checkpoint", key)
+    finished = load_finished(store)
+    if finished is None:
+        finished = _train_seeds(request, spec, material, folder, report)
+        save_finished(store, finished)
+        for seed in request.seeds:
+            _checkpoint(request, spec, material, folder, seed).remove()
+    else:
+        report.note(f"{material.partition}: already trained on these jobs by an earlier run")
+    decides, rows = _evaluate(spec, material, finished.result, report)
+    finished = finished._replace(result=replace(finished.result, rows=rows))
+    verdict = judge(rows, _is_start(finished.result))
+    if verdict.closed and not _saved_all_the_same(request, verdict):
+        save_finished(store, finished)
+        card = _card(request, spec, material, finished, verdict, decides, "")
+        return TrainedFiles(partition=material.partition, weights=None, card_file=None, card=card)
+    made = _save(request, spec, material, folder, finished, verdict, decides)
+    store.remove()
+    return made
+
+
+def _saved_all_the_same(request: TrainRequest, verdict: GateVerdict) -> bool:
+    return request.keep_anyway or (request.judged_later and verdict.outcome == "not judged")
+
+
+def _train_seeds(
+    request: TrainRequest, spec: PolicySpec, material: TrainingData, folder: Path, report: TrainingReport
+) -> FinishedTraining:
+    """Train every seed; return the best in the trainer's own validation."""
     started, agent = time.monotonic(), spec.agent or ""
     trainer = installed_parts(agent).train
     if trainer is None:
         raise UsageError(f"agent {agent} of {spec.name} cannot be trained here", "its package says how it is")
-    found: list[tuple[TrainerResult, TrainJob]] = []
+    found: list[tuple[TrainerResult, int]] = []
     for seed in dict.fromkeys(request.seeds):
-        key = _checkpoint_key(spec, material, seed, request.device)
-        checkpoint = Checkpoint(folder / f".{material.partition}-seed{seed}.checkpoint", key)
+        checkpoint = _checkpoint(request, spec, material, folder, seed)
         job = TrainJob(spec=spec, seed=seed, device=request.device, checkpoint=checkpoint, **material._asdict())
         with component_errors(agent):
-            found.append((trainer().train_agent(job, report.of(f"{material.partition}, seed {seed}")), job))
-    best, best_job = max(found, key=lambda pair: pair[0].score)
+            found.append((trainer().train_agent(job, report.of(f"{material.partition}, seed {seed}")), seed))
+    best, seed = max(found, key=lambda pair: pair[0].score)
+    return FinishedTraining(best, seed, round(time.monotonic() - started, 1))
+
+
+def _checkpoint(
+    request: TrainRequest, spec: PolicySpec, material: TrainingData, folder: Path, seed: int
+) -> Checkpoint:  # fmt: skip
+    key = _checkpoint_key(spec, material, (seed,), request.device)
+    return Checkpoint(folder / f".{material.partition}-seed{seed}.checkpoint", key)
+
+
+def _evaluate(
+    spec: PolicySpec, material: TrainingData, result: TrainerResult, report: TrainingReport
+) -> tuple[str, tuple[ResultRow, ...]]:
+    """Return the description of the weights, and the final table: the trainer's own, or replays of the held-out part.
+
+    Replays load weights from a folder: here one of drafts, so that nobody uses them before the verdict.
+    """
+    agent = spec.agent or ""
+    with tempfile.TemporaryDirectory(prefix="gpusched-train-") as drafts:
+        file = Path(drafts) / f"{material.partition}{WEIGHTS}"
+        save_model(file, agent, result.arrays, result.about)
+        decides = describe_weights(load_file(file, agent))
+        if result.rows or not material.held_out:
+            return decides, result.rows or ()
+        policy = policy_of_spec(msgspec.structs.replace(spec, folder=drafts), spec.name, material.partition)
+        step = report.of(f"{material.partition}, table").step
+        return decides, final_table(policy, material.held_out, step, untrained_policy(policy, result.untrained))
+
+
+def _is_start(result: TrainerResult) -> bool:
+    """Return whether the search found nothing better than its start."""
+    start = result.untrained
+    return start is not None and start.keys() == result.arrays.keys() and all(
+        np.array_equal(start[name], array) for name, array in result.arrays.items()
+    )  # fmt: skip
+
+
+def _save(
+    request: TrainRequest, spec: PolicySpec, material: TrainingData, folder: Path, finished: FinishedTraining,
+    verdict: GateVerdict, decides: str,
+) -> TrainedFiles:  # fmt: skip
+    """Write weights and card; both are marked if the gate was closed."""
+    about = dict(finished.result.about)
+    if verdict.closed and request.keep_anyway:
+        verdict = msgspec.structs.replace(verdict, kept_anyway=True)
+        about[KEPT_ANYWAY] = f"{verdict.outcome}: {verdict.line}"
     weights, card_file = (folder / f"{material.partition}{kind}" for kind in (WEIGHTS, CARD))
-    save_model(weights, agent, best.arrays, best.about)
-    for _, job in found:
-        job.checkpoint.remove()
-    decides = describe_weights(load_file(weights, agent))
-    card = _card(
-        request, best_job, best, decides, digest_of(weights.read_bytes()), round(time.monotonic() - started, 1)
-    )
+    save_model(weights, spec.agent or "", finished.result.arrays, about)
+    card = _card(request, spec, material, finished, verdict, decides, digest_of(weights.read_bytes()))
     write_card(card_file, card)
-    made = TrainedFiles(partition=material.partition, weights=str(weights), card_file=str(card_file), card=card)
-    return made, best.untrained
+    return TrainedFiles(partition=material.partition, weights=str(weights), card_file=str(card_file), card=card)
 
 
-def _checkpoint_key(spec: PolicySpec, material: TrainingData, seed: int, device: str) -> str:
+def _checkpoint_key(spec: PolicySpec, material: TrainingData, seeds: Sequence[int], device: str) -> str:
     """Return a digest of everything that a training depends on; checkpoints with another digest are ignored."""
+    policy = msgspec.structs.replace(spec, name="", description="", version="", folder="")
     workload = None if material.workload is None else asdict(material.workload)
-    pool = material.scenario.pool
+    traces = [trace_sha256(scenario.trace) for scenario in (material.scenario, *material.held_out)]
+    ended = None if material.ended is None else hashlib.sha256(material.ended.tobytes()).hexdigest()
     depends = [
-        spec.agent, spec.settings, spec.order, spec.place, spec.backfill, trace_sha256(material.scenario.trace),
-        workload, [msgspec.to_builtins(n) for n in shape_of(pool)], seed, device, code_version(),
+        msgspec.to_builtins(policy), traces, ended, workload, msgspec.to_builtins(shape_of(material.scenario.pool)),
+        list(dict.fromkeys(seeds)), device, code_version(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
 
 
 def _card(
-    request: TrainRequest, job: TrainJob, trained: TrainerResult, decides: str, weights: str, wall_time_s: float
+    request: TrainRequest, spec: PolicySpec, material: TrainingData, finished: FinishedTraining, verdict: GateVerdict,
+    decides: str, weights: str,
 ) -> Card:  # fmt: skip
-    trace = job.scenario.trace
+    trace, trained = material.scenario.trace, finished.result
     data = Data(
         name=trace.name, jobs=len(trace), sha256=trace_sha256(trace),
-        held_out_jobs=sum(len(s.trace) for s in job.held_out),
+        held_out_jobs=sum(len(s.trace) for s in material.held_out),
         last=None if trace.epoch is None else iso_utc(trace.epoch + float(trace.submit[-1])),
     )  # fmt: skip
     return Card(
-        policy=job.spec.name, agent=job.spec.agent or "", partition=job.partition,
+        policy=spec.name, agent=spec.agent or "", partition=material.partition,
         trained_at=datetime.now(UTC).isoformat(timespec="seconds"), code_version=code_version(), weights=weights,
-        device=job.device, seed=job.seed, seeds=tuple(dict.fromkeys(request.seeds)), wall_time_s=wall_time_s,
-        knows=run_time_source(trained.about), inventory=shape_of(job.scenario.pool), trace=data,
-        hyper_parameters=dict(trained.hyper_parameters), metrics=trained.rows or (),
-        notes=(*trained.notes, *job.scenario.notes), decides=decides,
+        device=request.device, seed=finished.seed, seeds=tuple(dict.fromkeys(request.seeds)),
+        wall_time_s=finished.wall_time_s, knows=run_time_source(trained.about),
+        inventory=shape_of(material.scenario.pool), trace=data, hyper_parameters=dict(trained.hyper_parameters),
+        metrics=trained.rows or (), notes=(*trained.notes, *material.scenario.notes), decides=decides, gate=verdict,
     )  # fmt: skip
-
-
-def _add_final_table(
-    trained: PolicySpec,
-    folder: Path,
-    made: TrainedFiles,
-    material: TrainingData,
-    untrained: Arrays | None,
-    report: TrainingReport,
-) -> TrainedFiles:
-    """Add the final table: a replay of the held-out part with the saved weights."""
-    if made.card.metrics or not material.held_out:
-        return made
-    table_report = report.of(f"{material.partition}, table")
-    spec = msgspec.structs.replace(trained, folder=str(folder))
-    agent = policy_of_spec(spec, spec.name, material.partition)
-    rows = final_table(agent, material.held_out, table_report.step, untrained_policy(agent, untrained))
-    card = msgspec.structs.replace(made.card, metrics=rows)
-    write_card(Path(made.card_file), card)
-    return msgspec.structs.replace(made, card=card)

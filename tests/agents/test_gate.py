@@ -1,0 +1,249 @@
+"""The gate of ``gpusched train``: what a training with a bug leaves behind is not saved, and the old weights decide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from gpusched.agents.common.request import UNTRAINED, ResultRow, TrainerResult, TrainingReport, TrainJob
+from gpusched.agents.gist.networks import heuristic
+from gpusched.agents.gist.scale import ScaleTraining
+from gpusched.agents.maifs import train as maifs
+from gpusched.agents.rltune.evaluation import MeanFigures
+from gpusched.agents.training.gate import judge
+from gpusched.cli import main as cli
+from gpusched.config.weightfiles import kept_anyway
+from gpusched.sim.policies import policy_by_name
+
+INVENTORY = Path(__file__).parents[2] / "inventory.yaml"
+WORKLOAD = """\
+name: exact limits
+jobs: 300
+start: 2026-01-05
+arrivals: {load: 1.1, gpus: 16}
+sizes: [{gpus: 1, share: 1}]
+run_time: {parts: [{weight: 1, median: 15m, sigma: 1.2}], min: 30s, max: 2d}
+limits: {menu: [10m, 1h, 4h, 12h, 2d], over: {median: 1, sigma: 0}}
+users: {count: 5}
+"""
+"""Jobs of one GPU with exact limits: whatever sorts by the limit is as good as the best rule."""
+QUICK = {
+    "gist": "generations: 1, population: 4, jobs: 60, traces: 1, validation: 6, validate_every: 1, "
+    "validation_jobs: 300, use_weight: 0",
+    "rltune": "iterations: 1, sequences: 4, sequence: 64, rollouts: 2, imitation: 1, knows: limit, objective: jct",
+    "dl2": "rounds: 2, batch: 4, hidden: 8, most: 4",
+    "maifs": "generations: 2, population: 4, tries: 2, most: 4",
+}
+
+
+class Trained(NamedTuple):
+    """What ``gpusched train`` left: exit code, output, the last line of stderr."""
+
+    code: int
+    out: str
+    last: str
+
+
+class Site:
+    """A folder with a policy for each agent; ``train`` runs in this process."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self.folder, self._capfd = folder, capfd
+        monkeypatch.chdir(folder)
+        (folder / "w.yaml").write_text(WORKLOAD)
+
+    def train(self, agent: str, *words: str, source: str = "--generate w.yaml --nodes 2") -> Trained:
+        (self.folder / f"{agent}.yaml").write_text(f"agent: {agent}\ntrain: {{{QUICK[agent]}}}\n")
+        self._capfd.readouterr()
+        code = cli.run(["train", f"{agent}.yaml", *source.split(), *words])
+        out, err = self._capfd.readouterr()
+        return Trained(code, out, err.splitlines()[-1] if err else "")
+
+    def files(self, agent: str) -> dict[str, bytes]:
+        """The files that count: hidden ones are checkpoints."""
+        return {f.name: f.read_bytes() for f in (self.folder / agent).iterdir() if not f.name.startswith(".")}
+
+    def gate(self, agent: str, partition: str = "default") -> dict[str, Any]:
+        found: dict[str, Any] = yaml.safe_load(self.files(agent)[f"{partition}.card.yaml"])["gate"]
+        return found
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Site:
+    return Site(tmp_path, monkeypatch, capfd)
+
+
+def minimized_is_maximized(of: Any, name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """The sign of what the search minimizes is wrong, in its own validation, too."""
+    true = getattr(of, name)
+    return lambda patch: patch.setattr(of, name, lambda *args: -true(*args))
+
+
+def imitates_the_opposite(patch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    true = torch.nn.functional.cross_entropy
+    patch.setattr(torch.nn.functional, "cross_entropy", lambda *args: -true(*args))
+
+
+def writes_the_wrong_sign(patch: pytest.MonkeyPatch) -> None:
+    true = maifs.train_agent
+
+    def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
+        found = true(job, report)
+        return replace(found, arrays={name: -array for name, array in found.arrays.items()})
+
+    patch.setattr(maifs, "train_agent", train_agent)
+
+
+BUGS = {
+    "gist": minimized_is_maximized(ScaleTraining, "_cost"),
+    "rltune": minimized_is_maximized(MeanFigures, "cost"),
+    "dl2": imitates_the_opposite,
+    "maifs": writes_the_wrong_sign,
+}
+OPENS = {"gist": "untrained", "rltune": "no worse"}
+
+
+@pytest.mark.parametrize("agent", QUICK)
+def test_a_training_with_a_bug_is_not_saved_and_the_old_weights_decide(site: Site, agent: str) -> None:
+    pytest.importorskip("torch")
+    good = site.train(agent, *(() if agent in OPENS else ("--keep-anyway",)))
+    assert good.code == 0, good
+    assert not list((site.folder / agent).glob(".*"))
+    before, verdict = site.files(agent), site.gate(agent)
+    assert verdict["outcome"] == OPENS.get(agent, verdict["outcome"])
+    assert verdict["kept_anyway"] == (verdict["outcome"] == "worse")
+    decided = policy_by_name(agent).model
+    with pytest.MonkeyPatch.context() as patch:
+        BUGS[agent](patch)
+        spoilt = site.train(agent, "--seed", "1", "--json")
+    assert spoilt.code == 1
+    (found,) = json.loads(spoilt.out)
+    assert (found["weights"], found["card_file"], found["card"]["weights"]) == (None, None, "")
+    gate = found["card"]["gate"]
+    assert gate["outcome"] == "worse"
+    assert gate["rule"]["change"] > verdict["rule"]["change"] + 0.03  # it is the bug that is seen
+    assert spoilt.last == f"gpusched: default: not saved: {gate['line']}; --keep-anyway saves it all the same"
+    assert f"{gate['rule']['change']:+.1%} (" in gate["line"]
+    assert f"against {gate['rule']['against']}" in gate["line"]
+    assert site.files(agent) == before
+    still = policy_by_name(agent).model
+    assert decided is not None
+    assert still is not None
+    assert still.digest == decided.digest
+
+
+def test_kept_anyway_it_ends_at_once_and_is_marked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    real = maifs.train_agent
+    writes_the_wrong_sign(monkeypatch)
+    closed = site.train("maifs")
+    assert closed.code == 1
+    assert closed.last.startswith("gpusched: error: default: not saved: mean JCT +")
+    assert "weights: not saved" in closed.out
+    assert site.files("maifs") == {}
+    again = site.train("maifs")
+    assert again.last == closed.last
+
+    def never(job: TrainJob, report: TrainingReport) -> TrainerResult:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(maifs, "train_agent", never)
+    kept = site.train("maifs", "--keep-anyway")
+    assert kept.code == 0, kept
+    assert "already trained on these jobs" in kept.last
+    assert "gate: worse, kept anyway: mean JCT +" in kept.out
+    gate = site.gate("maifs")
+    assert (gate["outcome"], gate["kept_anyway"]) == ("worse", True)
+    assert kept_anyway("maifs", "any") == f"worse: {gate['line']}"
+    assert sorted(f.name for f in (site.folder / "maifs").iterdir()) == [
+        "default.card.yaml", "default.safetensors", "policy.yaml",
+    ]  # fmt: skip
+    monkeypatch.setattr(maifs, "train_agent", real)
+    assert site.train("maifs", "--keep-anyway", "--seed", "1").code == 0  # other inputs: trained anew
+
+
+def test_partitions_that_pass_are_saved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    (site.folder / "inventory.yaml").write_text(INVENTORY.read_text("utf-8"))
+
+    def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
+        arrays, start = heuristic(0, log_limit=-1.0), heuristic(0, log_age=1.0)
+        if job.partition == "V100":
+            arrays, start = start, arrays
+        return TrainerResult(arrays=arrays, about={"knows": "limit"}, score=0.0, hyper_parameters={}, untrained=start)
+
+    monkeypatch.setattr("gpusched.agents.gist.train.train_agent", train_agent)
+    done = site.train("gist", source="--generate w.yaml --inventory inventory.yaml")
+    assert done.code == 1
+    assert done.last.startswith("gpusched: error: V100: not saved: mean JCT +")
+    assert set(site.files("gist")) == {"A100.card.yaml", "A100.safetensors", "policy.yaml"}
+    gate = site.gate("gist", "A100")
+    assert gate["outcome"] == "no worse"
+    assert gate["start"]["high"] < 0 == round(gate["rule"]["change"], 3)
+
+
+def test_what_nothing_could_judge_is_not_trained(site: Site) -> None:
+    done = site.train("maifs", "--hold-out", "0")
+    assert done.code == 2
+    assert "--hold-out 0: no held-out jobs would judge the weights" in done.last
+    kept = site.train("maifs", "--hold-out", "0", "--keep-anyway")
+    assert kept.code == 0, kept
+    assert site.gate("maifs")["outcome"] == "not judged"
+    assert kept_anyway("maifs", "default").startswith("not judged: no held-out jobs")
+
+
+def row(policy: str, change: float | None = None, high: float | None = None, **more: Any) -> ResultRow:
+    """A line of a final table; its interval is as wide below."""
+    low = None if change is None or high is None else 2 * change - high
+    line: dict[str, Any] = {"knows": "limit", "figure": "mean_jct_s", "value": 100.0} | more
+    return ResultRow(policy=policy, change=change, change_low=low, change_high=high, **line)
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcome", "line"),
+    [
+        (
+            [row(UNTRAINED, -0.2, -0.1), row("sjf", -0.05, -0.01)], "better",
+            "mean JCT -20.0% (-30.0% to -10.0%) against its untrained start, -5.0% (-9.0% to -1.0%) against sjf",
+        ),
+        (
+            [row(UNTRAINED, -0.2, -0.1), row("sjf", -0.05, 0.01)], "no worse",
+            "mean JCT -20.0% (-30.0% to -10.0%) against its untrained start, -5.0% (-11.0% to +1.0%) against sjf",
+        ),
+        ([row(UNTRAINED, -0.2), row("sjf", -0.05)], "no worse",
+         "mean JCT -20.0% against its untrained start, -5.0% against sjf"),
+        ([row(UNTRAINED, 0.001, 0.3), row("sjf", -0.05, -0.01)], "worse", None),
+        ([row(UNTRAINED, -0.2, -0.1), row("sjf", 0.01, 0.3)], "worse", None),
+        ([row("sjf", 0.0004)], "no worse", "mean JCT +0.0% against sjf"),  # no line says that +0.0 % is worse
+        # the best rule counts, of those that know no more; bounds are no rules
+        ([row("fifo", -0.3), row("sjf", 0.1, value=90.0)], "worse", "mean JCT +10.0% against sjf"),
+        ([row("fifo", -0.3), row("srtf", 0.1, value=90.0, knows="oracle")], "no worse", "mean JCT -30.0% against fifo"),
+        ([row("fifo", -0.3), row("best", 0.1, value=90.0, bound=True)], "no worse", "mean JCT -30.0% against fifo"),
+        ([row("fifo", -0.3), row("lower bound", value=9.0, knows="")], "no worse", "mean JCT -30.0% against fifo"),
+        ([], "not judged", None),
+        ([row("lower bound", knows="")], "not judged", None),
+    ],
+)  # fmt: skip
+def test_the_verdict_follows_from_the_table(rows: list[ResultRow], outcome: str, line: str | None) -> None:
+    verdict = judge([row("agent"), *rows])
+    assert (verdict.outcome, verdict.closed) == (outcome, outcome in ("worse", "not judged"))
+    assert line is None or verdict.line == line
+
+
+def test_more_utilization_is_better_and_a_start_is_untrained() -> None:
+    def of(agent: float) -> str:
+        values = {"agent": agent, UNTRAINED: 0.5, "naive": 0.6, "first fit": 0.7}
+        return judge([row(name, figure="utilization", value=value) for name, value in values.items()]).outcome
+
+    assert (of(0.75), of(0.65), of(0.45)) == ("no worse", "worse", "worse")
+    equal = [row("agent"), row(UNTRAINED, 0.0, 0.0)]
+    assert judge(equal, is_start=True).outcome == "untrained"
+    assert judge([*equal, row("sjf", 0.1, 0.2)], is_start=True).outcome == "worse"
+    assert judge([]).outcome == "not judged"
