@@ -91,7 +91,10 @@ def test_odds_are_counted_only_where_they_help_others(better: float, counted: bo
 
     class Known(public._Orders):
         def cost(self, policy: Any, of: PublicCluster) -> tuple[float, float]:
-            return (1.0, 1.0) if policy is NO_ODDS else (1.0 - better, 1.0 - better)
+            others = [one.scenarios[0].trace for one in clusters if one is not of]
+            columns = (np.concatenate([getattr(t, name) for t in others]) for name in ("gpus", "duration"))
+            assert np.array_equal(policy.prior, odds_of(*columns).prior), "its own jobs count"
+            return 1.0 - better, 1.0 - better
 
     kind, found = Known(load_policy(BUILT_IN / "rltune.yaml")), [Candidate("one", True, lambda odds: odds)]  # type: ignore[arg-type, return-value]
     chosen, odds = public._learned(kind, found, {name: {"one": (1.0, 1.0)} for name in "abc"}, clusters)

@@ -16,10 +16,10 @@ def speeds_by_type(
 
     Reports are comparable if they count in the same unit on as many GPUs; those on most types are used, of equally many
     those nearest to ``gpus``. Types without a report keep the ratio of ``typed``, the speeds of the policy's file, to
-    the others. Reports of one type only say nothing.
+    the others. Reports of one type only change nothing.
     """
     known = _comparable(estimate.shapes if estimate is not None else (), gpus, kinds)
-    if len(known) < 2:
+    if not known:
         return typed
     as_typed = {kind: math.log(max(speed, _LEAST)) for kind, speed in zip(kinds, typed, strict=True)}
     above = sum(log - as_typed[kind] for kind, log in known.items()) / len(known)
