@@ -167,4 +167,3 @@ def test_shipped_files_say_what_made_them(row: weights.ShippedWeights) -> None:
     card = yaml.safe_load((folder / "default.card.yaml").read_text())
     assert card["weights"] == model.digest
     assert card["trace"]["public"] is True
-    assert not np.array_equal(model.arrays["prior"], NO_ODDS.prior)
