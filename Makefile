@@ -1,4 +1,5 @@
 # make test | lint | demo | docs | mutate | clean     PYTHON=python3.12 chooses the interpreter, JOBS=3 the number of test processes.
+# make weights          What comes along trained, made again and compared.
 # make test-pythons | test-latest | lock        All interpreters; the newest of everything; what `make` installs, anew.
 PYTHON ?= python3
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
@@ -24,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # numpy's threads wait by spinning, in every process; nothing here multiplies matrices that need two.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: test lint demo docs mutate clean install packages test-pythons test-latest newest lock
+.PHONY: test lint demo docs weights mutate clean install packages test-pythons test-latest newest lock
 .DEFAULT_GOAL := test
 
 # Everything runs even where another part failed. The linters run beside the tests and print when they have ended.
@@ -78,6 +79,10 @@ demo: $(DEMO_STAMP)
 mutate: install
 	@$(INSTALL) -e '.[mutate]'
 	@$(BIN)/python -m tests.mutate $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(PATHS)
+
+# All shipped weights, made again and compared with the files: hours. ARGS="--short": tiny versions, twice. ARGS="--only rltune".
+weights: install
+	@$(BIN)/python -m benchmarks.weights $(ARGS)
 
 # The documentation as a site in build/site, with search; a broken link is an error (decision 0065).
 docs:

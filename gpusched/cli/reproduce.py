@@ -46,7 +46,8 @@ def reproduce(
         str | None, typer.Option("--workloads", help="dl2: these traces; maifs: trace folder. Default: generated.")
     ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option("--policy", help="Only this policy (not gist, rltune); may be repeated.")
+        list[str] | None,
+        typer.Option("--policy", help="Only this policy (not gist; rltune: with --out); may be repeated."),
     ] = None,
     speeds: Annotated[
         str | None, typer.Option("--speeds", help="Other measurements: dl2, config_speed.txt; maifs, a folder.")
@@ -56,7 +57,7 @@ def reproduce(
         typer.Option("--weights", help="dl2, maifs, topology: the agent's weights; default: trained, or shipped."),
     ] = None,
     out: Annotated[
-        str | None, typer.Option("--out", help="Write trained weights to this file; maifs, topology: train.")
+        str | None, typer.Option("--out", help="Write trained weights to this file; maifs, rltune, topology: train.")
     ] = None,
     restart: Annotated[
         str | None, typer.Option("--restart", help="dl2: cost of a resize, such as 120s; default none.")
@@ -82,7 +83,8 @@ def reproduce(
         str | None, typer.Option("--table", help="topology: CSV of measured pairs, from which jobs are drawn.")
     ] = None,
     load: Annotated[
-        list[float] | None, typer.Option("--load", help="topology: offered load; default 0.7, 0.9, 1.1.")
+        list[float] | None,
+        typer.Option("--load", help="topology: offered load; default 0.7, 0.9, 1.1; rltune --out: 0.9, 1.1."),
     ] = None,
     device: Annotated[
         str | None, typer.Option("--device", help="dl2: device to train on, cpu or cuda; default cpu.")
@@ -93,8 +95,9 @@ def reproduce(
     """Reproduce a paper's figures: trained here, next to the paper's own and the exact ones. Takes some minutes.
 
     dl2: its setting, the compared rules, and its agent, trained here on generated workloads; with --workloads the
-    included weights are used, in seconds. maifs: a setting of our own; --out trains its agents. topology: a setting of
-    our own, and the rules to beat.
+    included weights are used, in seconds. rltune: --out trains weights for other clusters, on the virtual clusters of
+    --trace, and judges them on each cluster by weights of the others. maifs: a setting of our own; --out trains its
+    agents. topology: a setting of our own, and the rules to beat.
     """
     from gpusched.study.paper import PaperOptions, check_options
     from gpusched.views import reproduction
@@ -106,6 +109,8 @@ def reproduce(
         gpus_per_node=gpus_per_node, nic=nic, table=table, html=html,
     )  # fmt: skip
     check_options(paper, options)
+    if paper is PaperName.RLTUNE and out is not None:
+        return _public_weights(options)
     if paper in (PaperName.GIST, PaperName.RLTUNE):
         return _with_page(paper, options)
     with output.progress("playing") as advance:
@@ -152,6 +157,16 @@ def _with_page(paper: PaperName, options: PaperOptions) -> None:
         curves = gist.reproduce(options, advance or _no_progress)
     paper_gist = paper_of()
     _show(options.html, gist_view.page(paper_gist, curves), gist.as_json(curves), gist_view.screen(paper_gist, curves))
+
+
+def _public_weights(options: PaperOptions) -> None:
+    """Train rltune's weights for clusters without a record, on the virtual clusters of a public trace."""
+    from gpusched.agents.training.public import make_public
+    from gpusched.views.training import screen
+
+    with output.progress("training") as advance:
+        files = make_public(options, advance or _no_progress)
+    output.show(lambda: files, lambda: screen(files))
 
 
 def _show(html: str | None, page: str, data: object, screen: RenderableType) -> None:

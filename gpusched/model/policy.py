@@ -173,8 +173,13 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uses_job_class_estimates(self) -> bool:
-        """Return whether it, or its agent's fallback, uses job class estimates."""
+        """Return whether it, or its agent's fallback, places by job class estimates."""
         return any(spec is not None and spec.place == "contention" for spec in (self, self.fallback))
+
+    @property
+    def uses_speeds_by_type(self) -> bool:
+        """Return whether it, or its agent's fallback, chooses GPU types by the speeds of job classes."""
+        return any(spec is not None and spec.place in MAPPING_PLACES for spec in (self, self.fallback))
 
     @property
     def uses_run_time_estimates(self) -> bool:

@@ -46,6 +46,11 @@ class Training(NamedTuple):
     last: float | None
     card: dict[str, Any]
 
+    @property
+    def public(self) -> bool:
+        """Return whether the jobs were other clusters', from public traces."""
+        return bool(self.card["trace"].get("public"))
+
 
 class ShadowComparison(msgspec.Struct, frozen=True, kw_only=True):
     """A policy compared with the active one.

@@ -75,7 +75,8 @@ def job_class_estimates(
 ) -> dict[str, JobClassEstimate]:
     """Return job class estimates; empty where no policy uses them and no jobs could share GPUs."""
     shares = any(node.sharing for node in snapshot.nodes) and any(job.spec.share for job in snapshot.pending)
-    return reader.beliefs() if shares or any(policy.uses_job_class_estimates for policy in policies.values()) else {}
+    used = any(policy.uses_job_class_estimates or policy.uses_speeds_by_type for policy in policies.values())
+    return reader.beliefs() if shares or used else {}
 
 
 def recent_usage(

@@ -8,12 +8,14 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from gpusched.errors import UsageError
+from gpusched.model.interference import job_class_of
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import MAPPING_PLACES, Mapping
-from gpusched.model.snapshot import Snapshot
+from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.agent import Context
 from gpusched.sched.arrays import NodeArrays, PendingArrays
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_for
+from gpusched.sched.mapping.learned import speeds_by_type
 from gpusched.sched.mapping.queue import MappingFacts, NodeHold, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import summary
 from gpusched.sched.placement import NodeChooser, pass_by_component
@@ -113,12 +115,19 @@ def _mapping_facts(
     for job in snapshot.running:
         if job.user in users:
             held[users[job.user]] += sum(len(part.gpus) for part in job.allocation.parts if part.node in own)
-    of_name: dict[str, list[float]] = {}
+    known: dict[tuple[str, str, int], list[float]] = {}
+
+    def speed_of(view: PendingView) -> list[float]:
+        spec, types = view.spec, tuple(kinds)
+        key = job_class_of(view.user, spec.name), spec.name, spec.nodes * spec.gpus_per_node
+        if key not in known:
+            typed = speeds_by_name(mapping.speeds, spec.name, types)
+            known[key] = speeds_by_type(snapshot.beliefs.get(key[0]), key[2], typed, types)
+        return known[key]
 
     def speed(jobs: Ints) -> Floats:
-        names = [waiting.views[job].spec.name for job in jobs.tolist()]
-        rows = [of_name.setdefault(name, speeds_by_name(mapping.speeds, name, tuple(kinds))) for name in names]
-        return np.array(rows, np.float64).reshape(len(names), len(kinds))
+        rows = [speed_of(waiting.views[job]) for job in jobs.tolist()]
+        return np.array(rows, np.float64).reshape(len(rows), len(kinds))
 
     return MappingFacts(
         usable=world.usable,

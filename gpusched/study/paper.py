@@ -132,11 +132,11 @@ class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 _PAPERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "jobs": ("--jobs", ("gist", "dl2", "maifs", "topology")),
-    "policies": ("--policy", ("dl2", "maifs", "topology")),
-    "loads": ("--load", ("topology",)),
+    "policies": ("--policy", ("dl2", "maifs", "rltune", "topology")),
+    "loads": ("--load", ("rltune", "topology")),
     "device": ("--device", ("dl2",)),
     "weights": ("--weights", ("dl2", "maifs", "topology")),
-    "out": ("--out", ("dl2", "maifs", "topology")),
+    "out": ("--out", ("dl2", "maifs", "rltune", "topology")),
     "workloads": ("--workloads", ("dl2", "maifs")),
     "speeds": ("--speeds", ("dl2", "maifs")),
     "trace": ("--trace", ("rltune",)),
@@ -167,6 +167,8 @@ def check_options(paper: str, options: PaperOptions) -> None:
             raise UsageError(f"{flag} does not apply to {paper}", f"it is for {', '.join(papers)}")
     if paper == "rltune" and len(set(options.seeds)) > 1:
         raise UsageError("rltune trains with one seed", "use --seed once")
+    if paper == "rltune" and options.out is None and (of_out := [given[n] for n in ("policies", "loads") if n in given]):
+        raise UsageError(f"{of_out[0]} of rltune is for training", "add --out FILE")
     if options.trace is None and (of_trace := [given[name] for name in ("format", "vcs") if name in given]):
         raise UsageError(f"{of_trace[0]} needs a log", "--trace FILE")
     if options.weights is not None and options.out is not None:

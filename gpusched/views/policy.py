@@ -280,9 +280,10 @@ def _card_lines(card: Mapping[str, Any]) -> list[Text]:
 
     trace = card.get("trace") or {}
     last = _local_time_of(trace.get("last")) or "an unknown date"
+    whose = ", public traces, not this cluster's jobs" if trace.get("public") else ""
     facts = {
         "trained": f"{_local_time_of(card.get('trained_at'))} on {card.get('device')}, {card.get('wall_time_s')} s",
-        "on": f"{trace.get('name')}: {trace.get('jobs')} jobs until {last}",
+        "on": f"{trace.get('name')}: {trace.get('jobs')} jobs until {last}{whose}",
         "trace sha256": trace.get("sha256"),
         "code": card.get("code_version"),
         "seeds": f"{card.get('seeds')}, best {card.get('seed')}",

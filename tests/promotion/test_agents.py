@@ -267,6 +267,26 @@ def test_a_shadow_decides_beside_and_touches_nothing(place: Place) -> None:
     assert place.say(ShadowOff(time=0.0, partition="p")) == ["no shadow policy in p"]
 
 
+@pytest.mark.parametrize("name", ["rltune", "rltune-preempt"])
+def test_weights_that_come_along_decide_on_the_first_day(place: Place, name: str) -> None:
+    """Nothing was trained here, no job has ended: the included weights have an answer in every cycle."""
+    place.open(EASY)
+    file = place.folder / "policies" / f"{name}.yaml"  # with more time: its passes are compiled here
+    file.write_text((BUILT_IN / f"{name}.yaml").read_text().replace("budget: 200ms", "budget: 60s"))
+    shutil.copytree(BUILT_IN / name, file.with_suffix(""))
+    on = ShadowOn(time=0.0, partition="p", path=str(file), version=load_policy(file).version)
+    assert place.say(on) == []
+    for n in range(4):
+        for _ in range(3):
+            place.submit(gpus_per_node=1 + n % 4, time_limit_s=600 * (n + 1))
+        place.turn()
+    shadow = place.store.shadows()["p"]
+    assert (shadow.decisions, shadow.unusable, shadow.trouble) == (4, 0, "")
+    assert shadow.shadow_starts > 0
+    (frozen,) = (place.state / "policies").glob(f"*/{name}/default.safetensors")
+    assert frozen.with_name("default.card.yaml").is_file()
+
+
 def test_a_shadow_and_a_fallback_know_what_they_ask_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.policy.write_text(weights.YAML.replace("easy", "fairshare"))
     place.open()

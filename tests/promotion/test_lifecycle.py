@@ -10,7 +10,8 @@ import pytest
 from gpusched.agents.common.vector import to_arrays
 from gpusched.agents.topology.network import SHAPES, untrained
 from gpusched.config.inventory import load_inventory
-from gpusched.config.weights import save_model
+from gpusched.config.policies import BUILT_IN
+from gpusched.config.weights import load_model, save_model
 from gpusched.doctor.files import examine_policies
 from gpusched.model.commands import Promote
 from gpusched.queue.store import Store
@@ -231,6 +232,36 @@ def test_list_and_show_without_a_store(site: Site) -> None:
     assert (page["backfill"], page["live"], page["cards"]) == ("easy", [], {})
     assert "decides by: order fifo, place best-fit, backfill easy" in site.call("policy", "show", "easy").ok().out
     assert "live in: A100, V100, bare" in site.call("policy", "show", "fifo").ok().out
+
+
+def test_weights_that_come_along_are_there_on_the_first_day_and_give_way_to_own_ones(site: Site) -> None:
+    """A fresh installation: no state, no policies of its own, nothing trained."""
+    note = "trained on public traces (8 clusters of philly_2017.csv.gz), not on this cluster's jobs"
+
+    def row(name: str) -> dict[str, str | None]:
+        (found,) = [r for r in site.call("policy", "list", "--json").json if r["name"] == name]
+        return found
+
+    included = row("rltune")
+    assert (included["state"], included["partition"], included["note"]) == ("candidate", None, f"built-in; {note}")
+    assert row("rltune-limit")["note"] == "untrained: gpusched train"
+    assert "public traces, not this cluster's jobs" in done(site.call("policy", "show", "rltune")).out
+    asked = done(site.call("policy", "shadow", "rltune", "--json")).json
+    assert (asked["partitions"], asked["version"]) == (["A100", "V100", "bare"], included["version"])
+    cycle(site)
+    shadows = [r for r in site.call("policy", "list", "--json").json if r["state"] == "shadow"]
+    assert {r["partition"] for r in shadows} == {"A100", "V100", "bare"}
+    assert all(r["note"].endswith(note) and r["fallback"] is None for r in shadows)
+    own = site.inventory.parent / "policies/rltune"
+    own.mkdir(parents=True)
+    shutil.copyfile(BUILT_IN / "rltune.yaml", own / "policy.yaml")
+    model = load_model(BUILT_IN / "rltune", "V100", "rltune")
+    save_model(own / "V100.safetensors", "rltune", model.arrays, {"knows": "estimate"})
+    (ours,) = [
+        r for r in site.call("policy", "list", "--json").json if (r["name"], r["state"]) == ("rltune", "candidate")
+    ]
+    assert (ours["partition"], ours["note"], ours["path"]) == ("V100", "site", str(own))
+    assert ours["version"] != included["version"]
 
 
 def test_a_store_of_the_version_before_is_taken_along(site: Site) -> None:

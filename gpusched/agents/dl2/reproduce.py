@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from gpusched.agents.common.origin import origin_of, paper_command
 from gpusched.agents.dl2.agent import Player, explored_speeds, prepare
 from gpusched.agents.dl2.decide import Actor
 from gpusched.agents.dl2.learn import Dl2Recipe, PublicSetting, learn
@@ -22,6 +23,7 @@ from gpusched.sim.profiles.dl2 import read_speeds
 from gpusched.study.paper import Advance, PaperFigures, PaperOptions, play_all
 
 QUICK = Dl2Recipe(imitated=4, imitation_steps=200, rounds=4, batch=4, kept=128)
+_TRAINING_SEED = 3  # of the included weights
 _EXPLORATION_SEED = 3  # of the speeds observed before the evaluation
 _MAX_FACTOR = 100.0
 
@@ -91,13 +93,15 @@ def _actors(options: PaperOptions, file: Path | None, advance: Advance) -> dict[
         return read_actors(Path(options.weights) if options.weights is not None else None)
     recipe = QUICK if options.quick else Dl2Recipe()
     table = read_speeds(file, MAX_TASKS)
+    processes = options.jobs or os.cpu_count() or 1
     learned = learn(
-        recipe, PublicSetting(recipe, table), 0, options.device or "cpu", options.jobs or os.cpu_count() or 1,
+        recipe, PublicSetting(recipe, table), _TRAINING_SEED, options.device or "cpu", processes,
         lambda text, done: advance(done, 1),
     )  # fmt: skip
     stages = {"untrained": learned.untrained, "warm": learned.warm, "trained": learned.best}
     if options.out is not None:
-        save_model(Path(options.out), AGENT, arrays_of(stages), {"setting": "Peng et al., TPDS 2021"})
+        origin = origin_of(paper_command("dl2", options), _TRAINING_SEED, [file] if file is not None else [])
+        save_model(Path(options.out), AGENT, arrays_of(stages), {"setting": "Peng et al., TPDS 2021"} | origin)
     return stages
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from gpusched.agents.common.origin import origin_of, paper_command
 from gpusched.agents.common.vector import read_vector, to_arrays
 from gpusched.agents.maifs.engine import best_alone_jct, simulate, simulate_agent
 from gpusched.agents.maifs.joint import MODES
@@ -98,8 +99,8 @@ def _trained(arrivals: dict[str, Trace], kinds: MaifsJobClasses, options: PaperO
     settings, seed = QUICK if options.quick else MaifsSearchSettings(), maifs().drawn_with(options)[0]
     learned = learn(arrivals, kinds, settings, seed, options.jobs, advance)
     generation, cost = min(learned.course, key=lambda at: at[1])
-    about = {
-        "seed": str(seed), "generation": str(generation), "choosing": f"{np.exp(cost):.4f}",
+    about = origin_of(paper_command("maifs", options), seed) | {
+        "generation": str(generation), "choosing": f"{np.exp(cost):.4f}",
         "absent": " ".join(maifs().absent), **{name: str(value) for name, value in asdict(settings).items()},
     }  # fmt: skip
     save_model(Path(options.out or ""), "maifs", to_arrays(learned.numbers, SHAPES), about)

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from gpusched.agents.common.origin import origin_of, paper_command
 from gpusched.agents.common.vector import read_vector, to_arrays
 from gpusched.agents.topology.learn import QUICK_RECIPE, TopologyRecipe, learn
 from gpusched.agents.topology.network import SHAPES, start, weights_from
@@ -91,10 +92,13 @@ def _trained(options: PaperOptions, advance: Advance) -> Floats:
         raise GpuschedError(f"{out.parent}: weights cannot be written there: {error.strerror}") from None
     pairs = read_pairs(options.table) if options.table is not None else None
     recipe = QUICK_RECIPE if options.quick else TopologyRecipe()
-    learned = learn(recipe, pairs, (options.seeds or (0,))[0], options.jobs, advance)
+    seed = (options.seeds or (0,))[0]
+    learned = learn(recipe, pairs, seed, options.jobs, advance)
     begun, ended = learned.course[0][1], learned.course[-1][1]
     about = {"recipe": json.dumps(recipe._asdict()), "cost": f"{begun:+.4f} at the start, {ended:+.4f} at the end"}
-    save_model(out, "topology", to_arrays(learned.numbers, SHAPES), about)
+    tables = [Path(options.table)] if options.table is not None else []
+    origin = origin_of(paper_command("topology", options), seed, tables)
+    save_model(out, "topology", to_arrays(learned.numbers, SHAPES), about | origin)
     return learned.numbers
 
 

@@ -35,7 +35,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True):
     """The workload trained on: its name, jobs, digest; jobs held out.
 
     ``last``: when the last job learned from was submitted (UTC), so that a promotion can be judged on days after it;
-    None where the trace has no calendar.
+    None where the trace has no calendar. ``public``: jobs of other clusters, from public traces.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     held_out_jobs: int
     last: str | None = None
+    public: bool = False
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,16 +20,19 @@ from gpusched.doctor.state import examine_state
 from gpusched.errors import UsageError
 from gpusched.model.interference import AttemptSpeed, ContentionEstimate, JobClassEstimate
 from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
+from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress
 from gpusched.model.readings import Gpu, NodeReading, NodeState
 from gpusched.model.topology import Switch, Topology
 from gpusched.queue.beliefs import MAX_STORED_SPEEDS
+from gpusched.queue.snapshots import job_class_estimates
 from gpusched.queue.store import NodeRecord, RunRecord, Store
 from gpusched.sched.interference.gpus import slow_gpus
 from tests.builders import spec
 from tests.controller.imagined import GPUS, inventory
 from tests.controller.site import Site
 from tests.sched.interference.pairs import paces_on, shape
+from tests.sched.worlds import snapshot
 
 TOPOLOGY = Topology(switches=(Switch(name="r0", nodes=("n0", "n1")), Switch(name="r1", nodes=("n2", "n3"))))
 DECLARED = msgspec.structs.replace(inventory(4), topology=TOPOLOGY)
@@ -91,6 +94,15 @@ def test_an_attempt_tells_of_its_kind_and_of_those_beside_it(store: Store):
                     (f"{ME}/small", "server"): 1}  # fmt: skip
     (first, _) = store.paces()
     assert first.gpus == tuple((node, index) for node in ("n0", "n2") for index in range(4))
+
+
+@pytest.mark.parametrize(("place", "given"), [("milp", True), ("fastest", True), ("contention", True), ("rack", False)])
+def test_a_snapshot_has_what_was_learned_where_a_policy_places_by_it(store: Store, place: str, given: bool):
+    learn(store, DECLARED, [ran(store, "a1", "train-17", ("n0",), pace=2.0)])
+    alone = PolicySpec(name="m", place=place)  # type: ignore[arg-type]
+    for policy in (alone, PolicySpec(name="a", agent="rltune", fallback=alone)):
+        found = job_class_estimates(store, {"p": policy}, snapshot([], []))
+        assert found.keys() == ({f"{ME}/train-#"} if given else set())
 
 
 def test_neighbours_count_for_the_time_that_they_were_there(store: Store, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,155 @@
+"""Make the weights that come with gpusched again, and compare them with the files.
+
+`make weights`, or `.venv/bin/python -m benchmarks.weights [--only rltune] [--short] [--data FOLDER] [--out FOLDER]`
+
+Each file has a command, which is all that makes it: seed, hyper-parameters and data are in it. A file is *equal* if all
+its bytes are (on one type of CPU: sums of floating-point numbers may differ on another), *equal weights* if only its
+metadata differs, such as the version of gpusched that made it. Times are on training cards, which are not compared.
+
+``--short`` makes a tiny version of each file twice and compares the two: in seconds, without data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "../shared/data/traces"  # where the traces are, unless --data says another folder
+WEIGHTS = "default.safetensors"
+PHILLY = "philly_2017.csv.gz"
+PHILLY_SHA256 = "9f7fbf0c439d888638cd7bf7f254d9ff6afdb73945da8ff15a734378f18a7776"
+SHORT_LOG = "gpusched trace generate benchmarks/weights_workload.yaml -o {out}/log.csv"
+_PUBLIC = f"gpusched reproduce rltune --policy {{policy}} --trace {{data}}/{PHILLY} --out {{out}}/{WEIGHTS}"
+_SHORT = f"gpusched reproduce rltune --policy {{policy}} --quick --trace {{out}}/log.csv --out {{out}}/{WEIGHTS}"
+_GIST = "gpusched train benchmarks/agents/gist.yaml --generate benchmarks/agent_workload.yaml --load 0.9 --out {out}"
+
+
+class ShippedWeights(NamedTuple):
+    """A file of weights in the repository.
+
+    Attributes:
+        file: Its path in the repository.
+        command: What makes it; ``{out}``: an empty folder, for `WEIGHTS`; ``{data}``: the folder of the traces.
+        short: Commands of a tiny version.
+        data: Traces -> SHA-256 of those that the file is of.
+        remade: Whether the command, as the code is now, is known to make this very file.
+    """
+
+    file: str
+    command: str
+    short: tuple[str, ...]
+    data: dict[str, str]
+    remade: bool
+
+
+def _rltune(policy: str) -> ShippedWeights:
+    return ShippedWeights(
+        f"gpusched/data/policies/{policy}/{WEIGHTS}", _PUBLIC.format(policy=policy, data="{data}", out="{out}"),
+        (SHORT_LOG, _SHORT.format(policy=policy, out="{out}")), {PHILLY: PHILLY_SHA256}, True,
+    )  # fmt: skip
+
+
+def _paper(agent: str) -> ShippedWeights:
+    command = f"gpusched reproduce {agent} --out {{out}}/{WEIGHTS}"
+    return ShippedWeights(f"gpusched/data/{agent}.safetensors", command, (f"{command} --quick",), {}, False)
+
+
+def _gist(nodes: int) -> ShippedWeights:
+    command = f"{_GIST} --nodes {nodes}"
+    return ShippedWeights(f"benchmarks/agents/{nodes}/{WEIGHTS}", command, (), {}, False)
+
+
+SHIPPED = (
+    _rltune("rltune"),
+    _rltune("rltune-preempt"),
+    *map(_paper, ("dl2", "maifs", "topology")),
+    _gist(8),
+    _gist(32),
+)
+
+
+def run(commands: Sequence[str], out: Path, data: Path) -> Path:
+    """Run a file's commands; return the weights made."""
+    out.mkdir(parents=True)
+    for command in commands:
+        words = [word.format(out=out, data=data) for word in command.split()]
+        subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return out / WEIGHTS
+
+
+def comparison(made: Path, shipped: Path) -> str:
+    """Return how a made file compares with another: equal, equal weights, or what differs."""
+    if made.read_bytes() == shipped.read_bytes():
+        return "equal"
+    (new, new_about), (old, old_about) = map(_content, (made, shipped))
+    if differing := sorted(k for k in new.keys() | old.keys() if not _same(new.get(k), old.get(k))):
+        return f"differs: {', '.join(differing)}"
+    keys = sorted(k for k in new_about.keys() | old_about.keys() if new_about.get(k) != old_about.get(k))
+    return f"equal weights, other metadata: {', '.join(keys)}"
+
+
+def _content(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    from safetensors import safe_open
+
+    with safe_open(file, framework="numpy") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata() or {})
+
+
+def _same(first: np.ndarray | None, second: np.ndarray | None) -> bool:
+    if first is None or second is None:
+        return False
+    return first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
+
+
+def short(row: ShippedWeights, folder: Path) -> str:
+    """Make the tiny version of a file twice, and compare the two."""
+    if not row.short:
+        return "no short version"
+    first, second = (run(row.short, folder / name, folder) for name in ("first", "second"))
+    return comparison(first, second)
+
+
+def whole(row: ShippedWeights, folder: Path, data: Path) -> str:
+    """Make a file and compare it with that in the repository."""
+    for name, digest in row.data.items():
+        found = hashlib.sha256((data / name).read_bytes()).hexdigest() if (data / name).is_file() else "missing"
+        if found != digest:
+            return f"left out: {data / name} is {found if found == 'missing' else 'another file'}"
+    return comparison(run([row.command], folder / Path(row.file).parent, data), ROOT / row.file)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Make the files; return 1 if one is not what it is known to be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true", help="tiny versions, twice each")
+    parser.add_argument("--only", action="append", default=[], metavar="WORD", help="files with this in their path")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the traces")
+    parser.add_argument("--out", type=Path, help="keep what is made in this folder")
+    options = parser.parse_args(words)
+    folder, failed = options.out or Path(tempfile.mkdtemp()), False
+    for row in SHIPPED:
+        if options.only and not any(word in row.file for word in options.only):
+            continue
+        begun = time.monotonic()
+        found = short(row, folder / row.file) if options.short else whole(row, folder, options.data)
+        failed |= found.startswith("differs") and (options.short or row.remade)
+        known = "" if options.short or row.remade else " (not yet made again by its command)"
+        print(f"{row.file}: {found}{known}, {time.monotonic() - begun:.0f} s", flush=True)
+    if options.out is None:
+        shutil.rmtree(folder)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,169 @@
+"""Weights that come along: each agent is judged on jobs that it has not seen, and files are made twice alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks import weights
+from gpusched.agents.common.request import UNTRAINED
+from gpusched.agents.rltune import public
+from gpusched.agents.rltune.candidates import NO_ODDS, odds_of
+from gpusched.agents.rltune.public import Candidate, PublicCluster, Transfer, train_public
+from gpusched.agents.training import public as command
+from gpusched.config.policies import BUILT_IN, load_policy
+from gpusched.config.weights import load_file, load_model
+from gpusched.errors import UsageError
+from gpusched.sim.policies import ReplayPolicy
+from gpusched.sim.pool import Pool
+from gpusched.sim.power import power_model
+from gpusched.study.paper import PaperOptions
+from gpusched.study.study import Scenario, StudyOutcome
+from gpusched.traces.generate import generate
+from gpusched.traces.workload import load_workload
+
+DRAWN = load_workload("benchmarks/weights_workload.yaml")
+SHIPPED = [row for row in weights.SHIPPED if "policies" in row.file]
+
+
+def cluster(name: str, seed: int, jobs: int = 120) -> PublicCluster:
+    trace, pool = generate(replace(DRAWN, jobs=jobs), seed), Pool.uniform(2, 8)
+    return PublicCluster(name, (1.0,), (Scenario(trace, pool, power_model(pool)),))
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Few orders to choose from: all of them take a minute."""
+    whole = public._Orders.candidates
+    monkeypatch.setattr(
+        public._Orders, "candidates", lambda self: [c for c in whole(self) if c.known or c.name == self.default]
+    )
+    return monkeypatch
+
+
+def agents_of(clusters: list[PublicCluster], few: pytest.MonkeyPatch) -> tuple[Transfer, list[dict[str, bytes]]]:
+    """Train; also the weights by which each cluster was judged."""
+    used: list[dict[str, bytes]] = []
+    judged = public._judged
+
+    def record(kind: Any, found: Any, agent: ReplayPolicy, scenario: Scenario) -> list[StudyOutcome]:
+        assert agent.model is not None
+        used.append({name: array.tobytes() for name, array in agent.model.arrays.items()})
+        return judged(kind, found, agent, scenario)
+
+    with few.context() as patch:
+        patch.setattr(public, "_judged", record)
+        return train_public(clusters, load_policy(BUILT_IN / "rltune.yaml"), lambda done, total: None), used
+
+
+def test_a_cluster_is_judged_by_weights_of_the_others_only(few: pytest.MonkeyPatch) -> None:
+    """Its own jobs, however they change, change nothing in the agent that it is judged by; the others' do."""
+    few.setattr(public, "_counts", lambda gain, jct_gain: True)
+    a, b, c = cluster("a", 1), cluster("b", 2), cluster("c", 3)
+    (scenario,) = c.scenarios
+    longer = scenario._replace(trace=replace(scenario.trace, duration=scenario.trace.duration * 50))
+    made, used = agents_of([a, b, c], few)
+    _, other = agents_of([a, b, c._replace(scenarios=(longer,))], few)
+    assert used[2] == other[2]
+    assert used[0] != other[0]
+    assert used[1] != other[1]
+    everything = [one.scenarios[0].trace for one in (a, b, c)]
+    counted = odds_of(*(np.concatenate([getattr(t, name) for t in everything]) for name in ("gpus", "duration")))
+    assert np.array_equal(made.result.arrays["prior"], counted.prior)
+    assert list(made.outcomes) == [("a", 1.0), ("b", 1.0), ("c", 1.0)]
+    rows = {row.policy: row for row in made.result.rows or ()}
+    jct = [own[0].metrics.mean_jct_s for own in made.outcomes.values()]
+    assert rows[public.AGENT].value == pytest.approx(np.mean(jct))  # type: ignore[arg-type]
+    assert {UNTRAINED, "fifo+skip", "sjf-estimate-skip", "lower bound"} <= set(rows)
+    assert rows["fifo+none"].change_low is not None, "intervals over clusters"
+    assert sum(note.startswith(("a at 1:", "b at 1:", "c at 1:")) for note in made.result.notes) == 3
+
+
+@pytest.mark.parametrize(("better", "counted"), [(0.5, True), (0.0, False), (-0.5, False)])
+def test_odds_are_counted_only_where_they_help_others(better: float, counted: bool) -> None:
+    """A kind of agent whose cost is known: with counted odds that much less than with the prior."""
+    clusters = [cluster(name, seed, 40) for seed, name in enumerate("abc")]
+
+    class Known(public._Orders):
+        def cost(self, policy: Any, of: PublicCluster) -> tuple[float, float]:
+            others = [one.scenarios[0].trace for one in clusters if one is not of]
+            columns = (np.concatenate([getattr(t, name) for t in others]) for name in ("gpus", "duration"))
+            assert np.array_equal(policy.prior, odds_of(*columns).prior), "its own jobs count"
+            return 1.0 - better, 1.0 - better
+
+    kind, found = Known(load_policy(BUILT_IN / "rltune.yaml")), [Candidate("one", True, lambda odds: odds)]  # type: ignore[arg-type, return-value]
+    chosen, odds = public._learned(kind, found, {name: {"one": (1.0, 1.0)} for name in "abc"}, clusters)
+    assert (chosen.name, odds is not NO_ODDS) == ("one", counted)
+
+
+def rule(name: str, known: bool = False) -> Candidate:
+    return Candidate(name, known, lambda odds: pytest.fail("not replayed here"))
+
+
+@pytest.mark.parametrize(
+    ("costs", "chosen"),
+    [
+        ({"known": (1.0, 1.0), "default": (0.9, 1.0), "other": (0.88, 1.0)}, "default"),  # nearly as good
+        ({"known": (1.0, 1.0), "default": (0.9, 1.0), "other": (0.8, 1.0)}, "other"),
+        ({"known": (1.0, 1.0), "default": (1.1, 1.1), "other": (0.8, 1.1)}, "known"),  # its JCT is worse
+    ],
+)
+def test_the_rule_is_the_best_of_the_sound_ones(costs: dict[str, tuple[float, float]], chosen: str) -> None:
+    kind = public._Orders(load_policy(BUILT_IN / "rltune.yaml"))
+    kind.default = "default"  # type: ignore[misc]
+    found = [rule("known", True), rule("default"), rule("other")]
+    assert public._choice(kind, found, [costs, costs]).name == chosen
+
+
+def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
+    few = [cluster("a", 1), cluster("b", 2)]
+    with pytest.raises(UsageError, match="at least three"):
+        train_public(few, load_policy(BUILT_IN / "rltune.yaml"), lambda done, total: None)
+    enough = [*few, cluster("c", 3)]
+    with pytest.raises(UsageError, match="knows time limits only"):
+        train_public(enough, load_policy(BUILT_IN / "rltune-limit.yaml"), lambda done, total: None)
+    out = str(tmp_path / "w.safetensors")
+    for options, words in (
+        (PaperOptions(out=out), "several clusters"),
+        (PaperOptions(out=out, trace="x.csv", policies=("gist",)), "--policy gist"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            command.make_public(options, lambda done, total: None)
+        assert words in str(caught.value)
+
+
+def test_tiny_versions_are_made_twice_alike_and_say_how(tmp_path: Path) -> None:
+    """The short version of `make weights`, as CI runs it, for the file that is made fastest."""
+    (row,) = [row for row in weights.SHIPPED if "rltune-preempt" in row.file]
+    assert weights.short(row, tmp_path) == "equal"
+    made = load_file(tmp_path / "first" / weights.WEIGHTS, "rltune")
+    assert made.about["command"] == (
+        "gpusched reproduce rltune --quick --policy rltune-preempt --trace log.csv --vc a --vc b --vc c"
+    )
+    assert made.about["seed"] == "none", "it depends on no random draw"
+    assert made.about["data"].startswith("log.csv sha256 ")
+    card = yaml.safe_load((tmp_path / "first" / "default.card.yaml").read_text())
+    assert card["trace"]["public"] is True
+    assert card["weights"] == made.digest
+    assert card["metrics"][0]["policy"] == public.AGENT
+    changed = tmp_path / "changed.safetensors"
+    changed.write_bytes((tmp_path / "second" / weights.WEIGHTS).read_bytes()[:-1] + b"\x01")
+    assert weights.comparison(changed, tmp_path / "first" / weights.WEIGHTS).startswith("differs: ")
+
+
+@pytest.mark.parametrize("row", SHIPPED, ids=lambda row: Path(row.file).parent.name)
+def test_shipped_files_say_what_made_them(row: weights.ShippedWeights) -> None:
+    """The table's command and data, in the file's own metadata; and the card beside it is this file's."""
+    folder = (weights.ROOT / row.file).parent
+    model = load_model(folder, "any partition", "rltune")
+    command_of_table = row.command.replace("{data}/", "").partition(" --out")[0]
+    assert model.about["command"].startswith(command_of_table)
+    assert model.about["data"] == "; ".join(f"{name} sha256 {digest}" for name, digest in row.data.items())
+    card = yaml.safe_load((folder / "default.card.yaml").read_text())
+    assert card["weights"] == model.digest
+    assert card["trace"]["public"] is True
