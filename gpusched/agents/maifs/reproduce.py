@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from gpusched import __version__
 from gpusched.agents.common.vector import read_vector, to_arrays
 from gpusched.agents.maifs.engine import best_alone_jct, simulate, simulate_agent
 from gpusched.agents.maifs.joint import MODES
@@ -96,14 +99,23 @@ def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
 
 def _trained(arrivals: dict[str, Trace], kinds: MaifsJobClasses, options: PaperOptions, advance: Advance) -> Floats:
     settings, seed = QUICK if options.quick else MaifsSearchSettings(), maifs().drawn_with(options)[0]
+    began = time.monotonic()
     learned = learn(arrivals, kinds, settings, seed, options.jobs, advance)
     generation, cost = min(learned.course, key=lambda at: at[1])
     about = {
         "seed": str(seed), "generation": str(generation), "choosing": f"{np.exp(cost):.4f}",
+        "command": f"gpusched reproduce maifs{' --workloads FOLDER' if options.workloads else ''} --out FILE",
+        "version": __version__, "wall_time_s": f"{time.monotonic() - began:.0f}",
+        "sha256": " ".join(f"{name}:{_digest(trace)}" for name, trace in arrivals.items()),
         "absent": " ".join(maifs().absent), **{name: str(value) for name, value in asdict(settings).items()},
     }  # fmt: skip
     save_model(Path(options.out or ""), "maifs", to_arrays(learned.numbers, SHAPES), about)
     return learned.numbers
+
+
+def _digest(trace: Trace) -> str:
+    columns = (trace.submit, trace.duration, trace.gpus)
+    return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()[:12]
 
 
 def _row(
