@@ -1,13 +1,13 @@
 """Resizable jobs against fixed sizes, live: real nodes, real saves, the same jobs at the same moments.
 
-    .venv/bin/python -m benchmarks.elastic [--jobs 40] [--load 0.9] [--seeds 1,2,3]
+    .venv/bin/python -m benchmarks.elastic [--jobs 40] [--load 0.9] [--seeds 1,2,3] [--agent maifs --weights FILE]
 
 Needs what the testbed needs (root, podman's packages). Two nodes of eight GPUs, plain processes, a tick of one second.
 Jobs are drawn: one, two or four GPUs as a fixed size, some seconds to half a minute at that size; with g GPUs they make
 g ** 0.9 as many steps a second. ``--load`` is what the fixed sizes would use of the GPUs. Resizable, the same jobs may
 have 1, 2, 4 or 8 GPUs. Printed are the mean time from submission to end, in seconds, their ratio, and of the
 controller's decisions on resizable jobs how many come out the same again from their snapshots, and in a replay that is
-brought to the same state.
+brought to the same state. With ``--agent`` its weights choose sizes, and decisions are not made again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import shutil
 import statistics
 import tempfile
 import time
@@ -66,14 +67,18 @@ def drawn(seed: int, count: int, load: float) -> list[Draw]:
 
 
 def mean_completion(
-    testbed: Testbed, folder: Path, jobs: list[Draw], resizable: bool
+    testbed: Testbed, folder: Path, jobs: list[Draw], resizable: bool, agent: str | None = None, weights: str = ""
 ) -> tuple[float, int, Agreement | None]:
     """Mean seconds from submission to end, the number of resizes, and what becomes of the decisions made again."""
     cluster = Cluster(testbed, folder, ("A100",))
     cluster.runtime = "process"
     cluster.settings = {**SETTINGS, "tick": "1s", "grace": "10s", "job_dirs": str(folder / "jobs")}
-    (folder / "policies").mkdir(parents=True)
-    (folder / "policies" / "sized.yaml").write_text(POLICY)
+    (folder / "policies" / "sized").mkdir(parents=True)
+    policy = POLICY
+    if agent is not None:
+        policy = policy.replace("sizes: greedy-gain", f"agent: {agent}\nfallback: elastic\nbudget: 1m")
+        shutil.copyfile(weights, folder / "policies" / "sized" / "default.safetensors")
+    (folder / "policies" / "sized.yaml").write_text(policy)
     cluster.write_inventory(policies={"A100": "sized" if resizable else "easy"})
     noted = folder / "decisions"
     cluster.start_controller(program=("-c", RECORDER), DECISIONS=str(noted))
@@ -90,7 +95,7 @@ def mean_completion(
         assert all(one.state == "COMPLETED" for one in found), [one.message for one in found]
         times = [one.end_time - one.submit_time for one in found if one.end_time is not None]
         resizes = sum(one.resizes.count for one in found if one.resizes is not None)
-        return statistics.mean(times), resizes, agreement(noted) if resizable else None
+        return statistics.mean(times), resizes, agreement(noted) if resizable and agent is None else None
     finally:
         cluster.close()
 
@@ -101,20 +106,24 @@ def main() -> None:
     options.add_argument("--jobs", type=int, default=40)
     options.add_argument("--load", type=float, default=0.9)
     options.add_argument("--seeds", default="1,2,3")
+    options.add_argument("--agent")
+    options.add_argument("--weights", default="gpusched/data/maifs.safetensors")
     args = options.parse_args()
     ratios, decisions, agreed = [], 0, 0
     with tempfile.TemporaryDirectory(dir="/tmp") as where, Testbed(Path(where) / "testbed") as testbed:
         for seed in map(int, args.seeds.split(",")):
             jobs = drawn(seed, args.jobs, args.load)
             fixed, _, _ = mean_completion(testbed, Path(where) / f"fixed{seed}", jobs, resizable=False)
-            sized, resizes, found = mean_completion(testbed, Path(where) / f"sized{seed}", jobs, resizable=True)
+            own = Path(where) / f"sized{seed}"
+            sized, resizes, found = mean_completion(testbed, own, jobs, True, args.agent, args.weights)
             ratios.append(sized / fixed)
             print(f"seed {seed}: fixed {fixed:.1f} s, resizable {sized:.1f} s ({resizes} resizes): {ratios[-1]:.2f}")
-            assert found is not None
-            print(f"  {found}", *(f"  {line}" for line in found.others), sep="\n", flush=True)
-            decisions, agreed = decisions + found.decisions, agreed + found.replayed
+            if found is not None:
+                print(f"  {found}", *(f"  {line}" for line in found.others), sep="\n", flush=True)
+                decisions, agreed = decisions + found.decisions, agreed + found.replayed
     print(f"mean of the ratios: {statistics.mean(ratios):.2f} ({interval(ratios)})")
-    print(f"live and replay agree on {agreed} of {decisions} decisions")
+    if decisions:
+        print(f"live and replay agree on {agreed} of {decisions} decisions")
 
 
 def interval(ratios: list[float]) -> str:

@@ -167,7 +167,8 @@ def check_options(paper: str, options: PaperOptions) -> None:
             raise UsageError(f"{flag} does not apply to {paper}", f"it is for {', '.join(papers)}")
     if paper == "rltune" and len(set(options.seeds)) > 1:
         raise UsageError("rltune trains with one seed", "use --seed once")
-    if paper == "rltune" and options.out is None and (of_out := [given[n] for n in ("policies", "loads") if n in given]):
+    figures = paper == "rltune" and options.out is None
+    if figures and (of_out := [given[name] for name in ("policies", "loads") if name in given]):
         raise UsageError(f"{of_out[0]} of rltune is for training", "add --out FILE")
     if options.trace is None and (of_trace := [given[name] for name in ("format", "vcs") if name in given]):
         raise UsageError(f"{of_trace[0]} needs a log", "--trace FILE")

@@ -14,7 +14,7 @@ import pytest
 from gpusched.agents.common.vector import to_arrays, to_vector, vector_size
 from gpusched.agents.maifs import live, rules
 from gpusched.agents.maifs.beliefs import new_beliefs, record_speeds, refresh
-from gpusched.agents.maifs.engine import MaifsRun, apply, best_alone_jct, plan_of, serve, simulate
+from gpusched.agents.maifs.engine import MaifsRun, apply, best_alone_jct, plan_of, serve, simulate, simulate_agent
 from gpusched.agents.maifs.joint import ALONE, GRAPH, MODES, UNCOORDINATED, agree
 from gpusched.agents.maifs.kinds import (
     CORES,
@@ -28,7 +28,7 @@ from gpusched.agents.maifs.kinds import (
 )
 from gpusched.agents.maifs.learn import learn as learn_weights
 from gpusched.agents.maifs.network import SHAPES as WEIGHTS
-from gpusched.agents.maifs.network import agent_of, untrained
+from gpusched.agents.maifs.network import agent_of, untrained, with_power
 from gpusched.agents.maifs.reproduce import QUICK, result_of, weights_of
 from gpusched.agents.maifs.rules import SizingRule, decide
 from gpusched.agents.maifs.train import WeightChoice
@@ -236,6 +236,14 @@ def worth(score: Any, who: Any, chosen: Any) -> float:
     for k, c in enumerate(chosen):
         best[who[k, c]] = max(best.get(who[k, c], 0.0), float(score[k, c]))
     return sum(best.values())
+
+
+def test_agents_do_not_take_running_jobs_from_each_other() -> None:
+    """Every move costs a restart; one chooser keeps jobs where they are, and so do agents that act at once."""
+    world, weights = day("openb", 11, density=0.3), with_power(untrained(0), 1.0)
+    alone, *agents = (simulate_agent(world, weights, mode).restarts for mode in (ALONE, UNCOORDINATED, GRAPH))
+    assert alone > 100
+    assert max(agents) < 1.2 * alone
 
 
 def test_beliefs_come_from_what_jobs_told_and_from_nothing_else() -> None:

@@ -324,6 +324,20 @@ def two() -> Snapshot:
     return world(jobs, [runs("r", {"n0": (0, 1)}, 1, 2, 4, 8, speeds={2: 3.0})], nodes=1, agent="counting")
 
 
+def test_an_agents_cores_and_memory_bound_what_a_job_with_ranges_gets(counting: type[Counting]) -> None:
+    snapshot = world([ranged(waits("a", 1, 2, 4, 8), cores=(2, 8))], [], nodes=1, agent="counting")
+    for cores, given_ in ((0, 8), (3, 3), (1, 2)):  # no bound, a bound, and one below the least of its range
+        weights = TrainedModel("counting", {"sizes": np.array([[8, cores, 0]])}, {}, "", f"cores {cores}")
+        (start,) = (a for a in decide(snapshot, {"p": weights}).actions if isinstance(a, Start))
+        (part,) = start.allocation.parts
+        assert (len(part.gpus), part.cores, part.memory_mib) == (8, given_, 8192)
+    nodes = counting.asked[-1].nodes
+    assert nodes is not None
+    assert nodes.free.tolist() == nodes.usable.tolist()
+    assert nodes.asks[0, 3].tolist() == [1, 8, 2, 8192]
+    assert nodes.widest[0].tolist() == [[2, 1024], [2, 2048], [4, 4096], [8, 8192]]
+
+
 def test_an_agent_chooses_sizes(counting: type[Counting]) -> None:
     plan = decide(two(), says(4, 2))
     assert [(a.job_id, a.gpus) for a in plan.actions if isinstance(a, Resize)] == [("r", 4)]

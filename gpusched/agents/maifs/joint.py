@@ -332,12 +332,7 @@ def _choose_by_agents(problem: JointProblem, plan: JointDecision, mode: int, dom
     # One heap of bids for each group, best first. Bids fall as GPUs go, and a popped one is computed anew: if it is not
     # the best any more it goes back, so that most bids are never computed again.
     keys, items, sizes = np.zeros((groups, n)), np.zeros((groups, n), np.int64), np.zeros(groups, np.int64)
-    for group in range(groups):
-        heap = Heap(keys[group], items[group], sizes[group : group + 1])
-        for i in range(n):
-            first = bid(problem, plan, i, group, dominant).score
-            if first > 0.0:
-                push(heap, -first, i)
+    _bid_for_all(problem, plan, dominant, keys, items, sizes)
     score, bidder_job = np.zeros((groups, BIDS + 1)), np.full((groups, BIDS + 1), -1)
     chosen = np.zeros(groups, np.int64)
     while True:
@@ -361,7 +356,10 @@ def _choose_by_agents(problem: JointProblem, plan: JointDecision, mode: int, dom
                 found += 1
             any_bid |= found > 0
         if not any_bid:
-            return
+            # Others may have taken the place of a running job since: now every agent may bid for it.
+            if not _bid_for_all(problem, plan, dominant, keys, items, sizes):
+                return
+            continue
         chosen[:] = 0
         if mode == GRAPH:
             agree(score, bidder_job, chosen)
@@ -382,6 +380,29 @@ def _choose_by_agents(problem: JointProblem, plan: JointDecision, mode: int, dom
 
 
 @jit
+def _bid_for_all(
+    problem: JointProblem, plan: JointDecision, dominant: bool, keys: Floats, items: Ints, sizes: Ints
+) -> bool:
+    """Fill the heaps with all agents' bids for jobs not decided yet; return whether there are any.
+
+    Only its own group bids for a running job that can stay: else two agents that act at once move jobs to and fro.
+    """
+    found = False
+    for i in range(len(plan.job)):
+        if plan.group[i] >= 0:
+            continue
+        stays = may_stay(problem, plan, i)
+        for group in range(len(problem.group) - 1):
+            if stays and problem.group_of[problem.at[i, 0]] != group:
+                continue
+            first = bid(problem, plan, i, group, dominant).score
+            if first > 0.0:
+                push(Heap(keys[group], items[group], sizes[group : group + 1]), -first, i)
+                found = True
+    return found
+
+
+@jit
 def _commit(
     problem: JointProblem, plan: JointDecision, dominant: bool, score: Floats, bidder_job: Ints, chosen: Ints
 ) -> bool:
@@ -393,8 +414,8 @@ def _commit(
     done, order = False, np.argsort(best_first)
     for at in range(groups):
         group = int(order[at])
-        if best_first[group] > PATIENCE * best_first.min():
-            break
+        if best_first[group] > -PATIENCE * score.max():
+            break  # also where nobody chose the best bid: nothing may pass it
         i = bidder_job[group, chosen[group]]
         if i >= 0 and (plan.group[i] < 0 or plan.group[i] == group):
             best = bid(problem, plan, i, group, dominant)

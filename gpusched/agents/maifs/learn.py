@@ -14,7 +14,7 @@ from gpusched.agents.common.evolve import Evolution, mean_costs
 from gpusched.agents.common.vector import round_to_float32
 from gpusched.agents.maifs.engine import simulate, simulate_agent
 from gpusched.agents.maifs.kinds import MaifsJobClasses, maifs
-from gpusched.agents.maifs.network import SHAPES, agent_of, untrained
+from gpusched.agents.maifs.network import LINEAR, POWERS, SHAPES, agent_of, positions, untrained, with_power
 from gpusched.agents.maifs.rules import GREEDY, SizingRule
 from gpusched.agents.maifs.workloads import draw
 from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, world_of
@@ -34,15 +34,17 @@ class MaifsSearchSettings:
     Attributes:
         generations, population: Of the search.
         tries: Workloads per generation, the same for all its candidates; weeks, loads and traces alternate.
+        network: Whether hidden layers and attention are searched, too; else the linear rule only.
         density, days: Of a workload, see `workloads.draw`.
         choose_every: Generations between validations. choose: Validation workloads of each trace and load.
     """
 
-    generations: int = 100
+    generations: int = 24
     population: int = 16
     tries: int = 6
     density: float = 0.3
     days: float = 2.0
+    network: bool = False
     choose_every: int = 4
     choose: int = 1
 
@@ -71,38 +73,46 @@ def learn(
     arrivals: dict[str, Trace], kinds: MaifsJobClasses, settings: MaifsSearchSettings, seed: int, jobs: int,
     advance: Callable[[int, int], None],
 ) -> MaifsResult:  # fmt: skip
-    """Train from `network.untrained`; absent models and test weeks are not used."""
+    """Train from `network.untrained`, or a simple rule if that is better; absent models and test weeks are not used."""
     start = untrained(seed)
-    scale = np.concatenate([np.full(int(np.prod(shape)), _STEP.get(name, 0.1)) for name, shape in SHAPES.items()])
-    search = Evolution(start, scale, settings.population, seed)
+    names = tuple(SHAPES) if settings.network else LINEAR
+    scale = np.concatenate([np.full(int(np.prod(SHAPES[name])), _STEP.get(name, 0.1)) for name in names])
+    searched = positions(names)
+
+    def with_found(numbers: Floats) -> Floats:
+        found = start.copy()
+        found[searched] = numbers
+        return round_to_float32(found)
+
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
         n = settings.choose * len(arrivals) * len(maifs().loads)
         held_out = list(pool.map(lambda n: _try(arrivals, kinds, "choose", n, _CHOOSE + n, settings), range(n)))
-        best, course = (
-            round_to_float32(start),
-            [(0, float(mean_costs(pool, _cost, [round_to_float32(start)], held_out)[0]))],
-        )
+        starts = [round_to_float32(start), *(round_to_float32(with_power(start, power)) for power in POWERS)]
+        begun = mean_costs(pool, _cost, starts, held_out)
+        best = begin = starts[int(begun.argmin())]
+        course = [(0, float(begun[0])), (0, float(begun.min()))]
+        search = Evolution(begin[searched], scale, settings.population, seed)
         for generation in range(settings.generations):
             first = 1 + (seed * settings.generations + generation) * settings.tries
             seeds = range(first, first + settings.tries)
             tries = list(pool.map(lambda n: _try(arrivals, kinds, "train", n, n, settings), seeds))
-            search.tell(mean_costs(pool, _cost, list(search.ask()), tries))
+            search.tell(mean_costs(pool, _cost, [with_found(x) for x in search.ask()], tries))
             if (generation + 1) % settings.choose_every == 0 or generation + 1 == settings.generations:
-                now = round_to_float32(search.mean)
+                now = with_found(search.mean)
                 cost = float(mean_costs(pool, _cost, [now], held_out)[0])
                 if cost < min(found for _, found in course):
                     best = now
                 course.append((generation + 1, cost))
             advance(generation + 1, settings.generations)
-        best = _pruned(pool, best, start, arrivals, kinds, settings)
+        best = _pruned(pool, best, begin, arrivals, kinds, settings)
     return MaifsResult(best, tuple(course))
 
 
 def _pruned(
-    pool: Executor, best: Floats, start: Floats, arrivals: dict[str, Trace], kinds: MaifsJobClasses,
+    pool: Executor, best: Floats, begin: Floats, arrivals: dict[str, Trace], kinds: MaifsJobClasses,
     settings: MaifsSearchSettings
 ) -> Floats:  # fmt: skip
-    """Return the best of full and partial steps from the start, with and without the jobs' hidden layer.
+    """Return the best of the begin of the search, and full and partial steps from it, with and without hidden layer.
 
     The choice is by the validation workloads with all jobs: on these larger clusters, weights trained on small ones may
     move jobs too often.
@@ -111,7 +121,7 @@ def _pruned(
     linear = agent_of(best.copy())
     linear.job_out[:] = 0.0
     ends = {True: best, False: np.concatenate([part.ravel() for part in linear])}
-    candidates = [round_to_float32(start + part * (ends[hidden] - start)) for part, hidden in ways]
+    candidates = [begin, *(round_to_float32(begin + part * (ends[hidden] - begin)) for part, hidden in ways)]
     n = settings.choose * len(arrivals) * len(maifs().loads)
     large = replace(settings, density=min(3 * settings.density, 1.0), days=settings.days / 2)
     tries = list(pool.map(lambda n: _try(arrivals, kinds, "choose", n, 2 * _CHOOSE + n, large), range(n)))

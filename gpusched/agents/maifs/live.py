@@ -30,7 +30,13 @@ class LiveAgents(NamedTuple):
 
 
 def prepare(model: TrainedModel) -> LiveAgents:
-    """Return the weights. ValueError: they have another shape."""
+    """Return the weights.
+
+    Raises:
+        ValueError: They have another shape, or are those of a rule for GPUs only, from an earlier version.
+    """
+    if "slot_s" in model.about:
+        raise ValueError("these weights are of an earlier version; train them again: gpusched train")
     weights = agent_of(to_vector(model.arrays, SHAPES))
     return LiveAgents(weights, MODES[model.about.get("choose", "graph")], model.about.get("attends", "yes") == "yes")
 

@@ -7,6 +7,7 @@ the network's weights, so there may be any number of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from gpusched.agents.common.vector import split_vector
 from gpusched.agents.maifs.joint import JointDecision, JointProblem
 from gpusched.compiled import jit
-from gpusched.sched.state import Floats
+from gpusched.sched.state import Floats, Ints
 
 JOB, GROUP, HIDDEN, WIDTH = 10, 9, 12, 4
 """Inputs of a job and of a group, hidden units, and the width of attention."""
@@ -60,6 +61,26 @@ def untrained(seed: int) -> Floats:
         drawn = rng.normal(0, 1 / np.sqrt(shape[-2] if len(shape) > 1 else 1), shape)
         parts.append(drawn.ravel() * (name in ("job.in", "group.in", "attention")))
     return np.concatenate(parts)
+
+
+LINEAR = ("job.skip", "group.skip", "bold")
+"""The arrays of the linear rule: jobs' weights and restart costs, groups' prices, optimism."""
+POWERS = (0.25, 0.5, 1.0)
+"""Of a job's time left: rules that a search may begin with."""
+
+
+def positions(names: Sequence[str]) -> Ints:
+    """Return the positions of these arrays' numbers among all."""
+    ends = np.cumsum([int(np.prod(shape)) for shape in SHAPES.values()])
+    starts = dict(zip(SHAPES, zip(ends - [int(np.prod(s)) for s in SHAPES.values()], ends, strict=True), strict=True))
+    return np.concatenate([np.arange(*starts[name]) for name in names])
+
+
+def with_power(numbers: Floats, power: float) -> Floats:
+    """Return the weights with jobs weighted by their time left to the minus ``power``."""
+    found = numbers.copy()
+    found[: 2 * JOB].reshape(JOB, 2)[1, 0] = -3.0 * power  # `set_weights` reads a third of its logarithm
+    return found
 
 
 @jit

@@ -99,7 +99,9 @@ def _trained(arrivals: dict[str, Trace], kinds: MaifsJobClasses, options: PaperO
     settings, seed = QUICK if options.quick else MaifsSearchSettings(), maifs().drawn_with(options)[0]
     learned = learn(arrivals, kinds, settings, seed, options.jobs, advance)
     generation, cost = min(learned.course, key=lambda at: at[1])
-    about = origin_of(paper_command("maifs", options), seed) | {
+    folder = options.workloads
+    data = [] if folder is None else [Path(folder) / maifs().traces[name].file for name in arrivals]
+    about = origin_of(paper_command("maifs", options), seed, data) | {
         "generation": str(generation), "choosing": f"{np.exp(cost):.4f}",
         "absent": " ".join(maifs().absent), **{name: str(value) for name, value in asdict(settings).items()},
     }  # fmt: skip

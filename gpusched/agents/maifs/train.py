@@ -18,13 +18,13 @@ from gpusched.agents.common.evolve import Evolution, mean_costs
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, settings_of
 from gpusched.agents.common.vector import round_to_float32, to_arrays
 from gpusched.agents.maifs.joint import MODES
-from gpusched.agents.maifs.network import JOB, SHAPES, untrained
+from gpusched.agents.maifs.network import LINEAR, POWERS, SHAPES, positions, untrained, with_power
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.units import count_of
 from gpusched.sched.sizing.rules import RULES
-from gpusched.sched.state import Floats, Ints
+from gpusched.sched.state import Floats
 from gpusched.sim.engine.build import ResizableJobs
 from gpusched.sim.policies import ReplayPolicy, policy_by_name
 from gpusched.sim.replay import replay
@@ -32,13 +32,11 @@ from gpusched.sim.resizing import elastic_of
 from gpusched.traces.slicing import offered_load, scale_arrivals, select
 from gpusched.traces.trace import ProgressRecords, Trace
 
-_JOBS, _MIN_JOBS = (100, 300), 40  # of a workload; fewer in all are refused
+_JOBS, _MIN_JOBS = (150, 300), 40  # of a workload; fewer in all are refused
+_VALIDATION_JOBS = (800, 801)  # queues grow: what is good for some hundred jobs from empty nodes may be bad for a month
 _LOADS, _VARIED, _POWERS = (0.5, 1.1), (0.8, 1.25), (0.3, 1.0)  # the log's own load within the first, varied by that
 _VALIDATION_SEED = 1 << 20
-_SEARCHED = {"job.skip": 0.5, "group.skip": 0.1, "bold": 0.2}
-"""Arrays that the search changes, with the standard deviation of its first steps; the others stay as they begin."""
-_POWERS_OF_LEFT = (0.25, 0.5, 1.0)
-"""Starts of the search beside the untrained one: a job's weight is its time left to the minus this power."""
+_STEP = {"job.skip": 0.5, "group.skip": 0.1, "bold": 0.2}  # standard deviation of the search's first steps
 _BASE_RULE = "drf"
 _PATH = "<in training>"
 
@@ -65,7 +63,7 @@ class MaifsTrainSettings:
     population: int = 8
     tries: int = 4
     choose_every: int = 4
-    validations: int = 16
+    validations: int = 8
 
 
 class DrawnWorkload(NamedTuple):
@@ -95,10 +93,10 @@ class _Training:
         }  # fmt: skip
         self._agent = _agent_policy(job.spec)
 
-    def draw(self, seed: int | tuple[int, ...], linear: bool) -> DrawnWorkload:
+    def draw(self, seed: int | tuple[int, ...], linear: bool, jobs: tuple[int, int] = _JOBS) -> DrawnWorkload:
         """Draw consecutive jobs, at about the log's load, with the base rule's result; ``linear``: their speeds."""
         rng = np.random.default_rng(seed)
-        count = min(int(rng.integers(*_JOBS)), len(self.log))
+        count = min(int(rng.integers(*jobs)), len(self.log))
         first = int(rng.integers(0, len(self.log) - count + 1))
         part = select(self.log, np.arange(first, first + count))
         if part.submit[-1] <= part.submit[0]:
@@ -164,7 +162,10 @@ class _Validation:
 
     def __init__(self, training: _Training, pool: ThreadPoolExecutor, workloads: int) -> None:
         self._training, self.pool = training, pool
-        self._drawn = list(pool.map(lambda n: training.draw(_VALIDATION_SEED + n, n % 2 == 0), range(workloads)))
+        self._drawn = list(pool.map(self._draw, range(workloads)))
+
+    def _draw(self, n: int) -> DrawnWorkload:
+        return self._training.draw(_VALIDATION_SEED + n, n % 2 == 0, _VALIDATION_JOBS)
 
     def costs(self, numbers: Floats) -> Floats:
         """Return mean costs with speeds in proportion to GPUs and with others, ``float64[2]``."""
@@ -181,10 +182,10 @@ def _search(
 ) -> WeightChoice:
     """Return the best on the validation workloads of the start, some simple rules, and the course of CMA-ES."""
     hyper, start, begun = training.hyper, choice.numbers, choice.begun
-    for power in _POWERS_OF_LEFT:
-        simple = _with_power(start, power)
+    for power in POWERS:
+        simple = with_power(start, power)
         choice = choice.better(simple, held_out.costs(simple))
-    search = Evolution(choice.numbers[_searched()], _scale(), hyper.population, job.seed)
+    search = Evolution(choice.numbers[positions(LINEAR)], _scale(), hyper.population, job.seed)
     if (saved := job.checkpoint.load()) is not None:
         arrays, state = saved
         search.restore(arrays)
@@ -220,33 +221,15 @@ def _note(workloads: int, begun: Floats, costs: Floats, rules: dict[str, float])
     )
 
 
-def _searched() -> Ints:
-    """Return the indices of the numbers that are searched."""
-    found, at = [], 0
-    for name, shape in SHAPES.items():
-        size = int(np.prod(shape))
-        if name in _SEARCHED:
-            found.append(np.arange(at, at + size))
-        at += size
-    return np.concatenate(found)
-
-
 def _scale() -> Floats:
-    return np.concatenate([np.full(int(np.prod(SHAPES[name])), step) for name, step in _SEARCHED.items()])
+    return np.concatenate([np.full(int(np.prod(SHAPES[name])), _STEP[name]) for name in LINEAR])
 
 
 def _with(start: Floats, searched: Floats) -> Floats:
     """Return all weights with only those searched set, as rounded in a weights file."""
     numbers = start.copy()
-    numbers[_searched()] = searched
+    numbers[positions(LINEAR)] = searched
     return round_to_float32(numbers)
-
-
-def _with_power(start: Floats, power: float) -> Floats:
-    """Return the start with jobs weighted by their time left to the minus ``power``; see `network.set_weights`."""
-    numbers = start.copy()
-    numbers[: 2 * JOB].reshape(JOB, 2)[1, 0] = -3.0 * power
-    return numbers
 
 
 def _agent_policy(spec: PolicySpec) -> ReplayPolicy:

@@ -16,7 +16,8 @@ from gpusched.agents.training.card import Card, Data, code_version, trace_sha256
 from gpusched.agents.training.gate import judge
 from gpusched.agents.training.train import TrainedFiles
 from gpusched.config.policies import BUILT_IN, WEIGHTS, load_policy, policy_file
-from gpusched.config.weights import CARD, DEFAULT, KEPT_ANYWAY, digest_of, load_file, run_time_source, save_model
+from gpusched.config.weightfiles import CARD, KEPT_ANYWAY
+from gpusched.config.weights import DEFAULT, digest_of, load_file, run_time_source, save_model
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.units import count_of, iso_utc
