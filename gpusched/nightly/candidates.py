@@ -12,11 +12,10 @@ from pathlib import Path
 import msgspec
 
 from gpusched.errors import GpuschedError
-from gpusched.estimation.predictor import USUAL_NAME
 from gpusched.model.commands import Promote
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
-from gpusched.model.units import count_of, iso_utc
+from gpusched.model.units import iso_utc
 from gpusched.nightly.proof import ProofVerdict, first_held_out, history_of, judge, scenario_for
 from gpusched.promotion.registry import (
     CANDIDATES,
@@ -66,23 +65,9 @@ def retrain(
             if not kept:
                 shutil.rmtree(out, ignore_errors=True)
             lines.append(f"{partition.name}: {spec.name} not trained: {error.line()}")
-    if any(spec.uses_run_time_estimates for spec in (*live.values(), *shadows.values())):
-        lines.append(_refit(folder / USUAL_NAME, since, until))
     for old in sorted((folder / CANDIDATES).glob("????-??-??"))[:-KEPT_NIGHTS]:
         shutil.rmtree(old, ignore_errors=True)
     return lines or ["no live or shadow agent, so nothing to train"]
-
-
-def _refit(file: Path, since: float, until: float) -> str:
-    """Train the run time predictor again; return the outcome."""
-    from gpusched.agents.predictor.request import PredictorRequest, train_predictor
-
-    request = PredictorRequest(since=iso_utc(since), until=iso_utc(until), hold_out=0.0, out=str(file))
-    try:
-        trained = train_predictor(request)
-    except GpuschedError as error:
-        return f"run times: not retrained: {error.line()}"
-    return f"run times: retrained on {count_of(trained.jobs, 'job')}, in {file}"
 
 
 def _agents(

@@ -20,7 +20,7 @@ from gpusched.accounting.report import parse_since
 from gpusched.config.policies import load_policy, names_in, policy_file, policy_folders
 from gpusched.config.weights import ModelError
 from gpusched.errors import GpuschedError, NoHistory
-from gpusched.estimation.predictor import USUAL_NAME, Predictor
+from gpusched.estimation.estimators import History
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.nightly.proof import incumbent_of, scenario_for
@@ -151,9 +151,8 @@ def nightly(
         policies = _policies(inventory, live[partition.name], partition.name)
         notes = [CARRIED.format(carried)] if carried else []
         notes += [f"forecasts: {s.line}" for s in predicted if s.partition == partition.name]
-        predictor = _predictor(folder, part, carried) if any(p.uses_run_time_estimates for p in policies) else None
         scenario = scenario_for(part, inventory, partition, notes, reader)._replace(carried=carried)
-        runs = [PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, predictor=predictor)) for p in policies]
+        runs = [PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, estimator=History())) for p in policies]
         outcomes = list(run_all(runs, workers=workers))
         if outcomes[0].metrics.jobs:
             verdicts.append(_verdict(partition.name, outcomes, reports / f"{day}-{partition.name}.html"))
@@ -203,15 +202,6 @@ def _policies(inventory: Inventory, live: PolicySpec, partition: str) -> list[Re
             with contextlib.suppress(ModelError):
                 found.append(policy_of_spec(spec, None, partition))
     return found
-
-
-def _predictor(folder: Path, trace: Trace, carried: int) -> Predictor | None:
-    """Return the installation's predictor unless it learned from these jobs; else policies use the last two runs."""
-    try:
-        predictor = Predictor.load(folder / USUAL_NAME)
-    except ModelError:
-        return None
-    return None if predictor.in_training_data(trace)[carried:].any() else predictor
 
 
 def _verdict(partition: str, outcomes: list[StudyOutcome], page_file: Path) -> NightlyVerdict:

@@ -77,6 +77,8 @@ class Trace:
         account, qos: Index into ``accounts`` (the group of users that it counts for) and ``classes`` (of service); -1:
             none; None: of no job.
         share_mib: Of jobs that agreed to share GPUs, the MiB that they take of each; -1: of others; None: of no job.
+        command, image: Numbers that are equal where a job runs the same script and arguments, the same image; -1
+            unknown; None: of no job.
         progress: Progress and sizes, where the source has any.
         rejected: Rows kept out: (line number, why).
         notes: What a reader should know of how it came to be: sorted, scaled, what the source could not say.
@@ -111,6 +113,8 @@ class Trace:
     account: Ints | None = None
     qos: Ints | None = None
     share_mib: Ints | None = None
+    command: Ints | None = None
+    image: Ints | None = None
     progress: ProgressRecords | None = None
     rejected: tuple[tuple[int, str], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)

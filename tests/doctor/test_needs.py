@@ -13,7 +13,6 @@ from gpusched.config.weights import ModelError, load_file
 from gpusched.doctor import files
 from gpusched.doctor.files import examine_policies
 from gpusched.doctor.findings import Finding
-from gpusched.estimation.predictor import USUAL_NAME
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from tests.controller.imagined import inventory
@@ -25,7 +24,7 @@ ESTIMATE = PolicySpec(name="short", order="sjf-estimate")
 
 
 def found(policy: PolicySpec, state: Path, of: Inventory | None = None) -> list[tuple[str, str]]:
-    return [(f.check, f.status) for f in files.examine_needs(of or inventory(), {"p": policy}, state)]
+    return [(f.check, f.status) for f in files.examine_needs(of or inventory(), {"p": policy})]
 
 
 def test_nothing_is_missing(tmp_path: Path) -> None:
@@ -62,14 +61,6 @@ def test_nobody_to_train_what_is_to_be_promoted(tmp_path: Path, monkeypatch: pyt
     eager = msgspec.structs.replace(eager, settings=msgspec.structs.replace(eager.settings, auto_promote=True))
     assert found(AGENT, tmp_path, eager) == [("training", "warn")]
     assert found(EASY, tmp_path, eager) == []
-
-
-def test_estimates_that_nobody_makes(tmp_path: Path) -> None:
-    assert found(ESTIMATE, tmp_path) == [("predictor", "warn")]
-    assert found(msgspec.structs.replace(AGENT, fallback=ESTIMATE), tmp_path) == [("predictor", "warn")]
-    assert files.PREDICTOR == USUAL_NAME
-    (tmp_path / USUAL_NAME).touch()
-    assert found(ESTIMATE, tmp_path) == []
 
 
 def test_check_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
