@@ -17,7 +17,7 @@ import numpy as np
 
 from gpusched.agents.predictor.evaluate import evaluate
 from gpusched.errors import GpuschedError
-from gpusched.estimation.estimators import Estimator, History, LastTwo, followed
+from gpusched.estimation.estimators import Estimator, HistoryEstimator, LastTwo, followed
 from gpusched.model.policy import PolicySpec, Ties
 from gpusched.sim.policies import ReplayPolicy, policy_by_name, policy_of_spec
 from gpusched.sim.pool import Pool
@@ -81,7 +81,7 @@ def judge(trace: Trace, since: float) -> list[list[float]]:
     later, waits = slice_trace(trace, since=since), []
     for load_ in LOADS:
         by = [wait_h(later, load_, shortest("first"), LastTwo())]
-        by += [wait_h(later, load_, shortest(ties), History()) for ties in ("first", "last")]
+        by += [wait_h(later, load_, shortest(ties), HistoryEstimator()) for ties in ("first", "last")]
         by.append(wait_h(later, load_, policy_by_name("sjf-oracle+skip"), None))
         quality = f"{found.covered_50:.1%} {found.covered_90:.1%} {found.crps:.3f} {errors}"
         hours = " ".join(f"{wait:.2f} h" for wait in by)

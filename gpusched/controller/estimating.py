@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gpusched.estimation.estimators import History, followed
+from gpusched.estimation.estimators import HistoryEstimator, followed
 from gpusched.estimation.quantiles import expected_s
 from gpusched.model.jobs import JobRecord
 from gpusched.model.policy import PolicySpec
@@ -65,5 +65,5 @@ def estimate_jobs(begun: Iterable[JobRecord], pending: Sequence[JobRecord], now:
         if job_id in waiting:
             job = waiting[job_id]
             name = job.array_id if job.tasks and job.array_id is not None else job_id
-            found.append(Estimate(name, expected_s(known, row), History.name))
+            found.append(Estimate(name, expected_s(known, row), HistoryEstimator.name))
     return found

@@ -45,7 +45,7 @@ class LastTwo:
         return of_owners(trace), None
 
 
-class History:
+class HistoryEstimator:
     """Quantiles by the jobs of the same burst, command, name, image, user, partition (`quantiles`)."""
 
     name = "history"
@@ -59,7 +59,7 @@ class History:
         return of_owners(trace), new_run_times(groups_of(trace), KEEPS, time_limits(trace))
 
 
-ESTIMATORS: dict[str, type[History] | type[LastTwo]] = {"history": History, "last-two": LastTwo}
+ESTIMATORS: dict[str, type[HistoryEstimator] | type[LastTwo]] = {"history": HistoryEstimator, "last-two": LastTwo}
 
 
 class Said(NamedTuple):
@@ -80,7 +80,7 @@ def followed(trace: Trace, until: float = np.inf) -> tuple[Said, RunTimes]:
 
     Jobs without a known wait count as started when they were submitted.
     """
-    known = History().in_replay(trace)[1]
+    known = HistoryEstimator().in_replay(trace)[1]
     start, said = starts_of(trace), np.full((len(trace), SAID), np.nan)
     end, started = start + trace.duration, np.flatnonzero(np.isfinite(start))
     by_start, by_end = (started[np.argsort(times[started], kind="stable")] for times in (start, end))

@@ -20,7 +20,7 @@ from gpusched.accounting.report import parse_since
 from gpusched.config.policies import load_policy, names_in, policy_file, policy_folders
 from gpusched.config.weights import ModelError
 from gpusched.errors import GpuschedError, NoHistory
-from gpusched.estimation.estimators import History
+from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.nightly.proof import incumbent_of, scenario_for
@@ -152,7 +152,8 @@ def nightly(
         notes = [CARRIED.format(carried)] if carried else []
         notes += [f"forecasts: {s.line}" for s in predicted if s.partition == partition.name]
         scenario = scenario_for(part, inventory, partition, notes, reader)._replace(carried=carried)
-        runs = [PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, estimator=History())) for p in policies]
+        options = [ReplayOptions(restart_s=p.restart_s, estimator=HistoryEstimator()) for p in policies]
+        runs = [PlannedReplay(scenario, p, chosen) for p, chosen in zip(policies, options, strict=True)]
         outcomes = list(run_all(runs, workers=workers))
         if outcomes[0].metrics.jobs:
             verdicts.append(_verdict(partition.name, outcomes, reports / f"{day}-{partition.name}.html"))

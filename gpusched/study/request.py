@@ -18,7 +18,7 @@ from gpusched.config.policies import WEIGHTS, names_in
 from gpusched.config.topology import load_topology
 from gpusched.config.weights import DEFAULT, ModelError, weights_file
 from gpusched.errors import UsageError
-from gpusched.estimation.estimators import ESTIMATORS, Estimator, History
+from gpusched.estimation.estimators import ESTIMATORS, Estimator, HistoryEstimator
 from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.model.topology import Topology
@@ -370,7 +370,7 @@ def _with_models(
 
 def _estimator(name: str | None, named: Named) -> Estimator:
     if name is None:
-        return History()
+        return HistoryEstimator()
     if not any(policy.uses_run_time_estimates for policy in named.values() if isinstance(policy, ReplayPolicy)):
         raise UsageError("--estimates has no effect: no policy uses estimates", "use --policy sjf-estimate")
     if name not in ESTIMATORS:

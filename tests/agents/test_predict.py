@@ -14,7 +14,7 @@ from msgspec.structs import replace as replace_fields
 from gpusched.agents.predictor.evaluate import evaluate
 from gpusched.agents.predictor.request import predict_jobs
 from gpusched.estimation import quantiles as q
-from gpusched.estimation.estimators import Estimator, History, LastTwo, ends_of, followed
+from gpusched.estimation.estimators import Estimator, HistoryEstimator, LastTwo, ends_of, followed
 from gpusched.estimation.groups import KINDS, groups_of
 from gpusched.model import ids
 from gpusched.model.jobs import JobRecord, JobSpec, JobState
@@ -140,7 +140,7 @@ def test_groups_from_burst_to_all() -> None:
     assert len(set(group["all"])) == 1
 
 
-@pytest.mark.parametrize("estimator", [History(), LastTwo()])
+@pytest.mark.parametrize("estimator", [HistoryEstimator(), LastTwo()])
 def test_a_replay_estimates_as_the_live_controller_does(estimator: Estimator) -> None:
     """On so many GPUs that nobody waits, so that the same jobs have ended at each submission."""
     trace = habits(300, seed=2)
@@ -162,7 +162,7 @@ def test_first_ends_of_a_burst_renew_the_estimates_of_its_waiting_jobs() -> None
     duration[burst], duration[others] = 20_000.0, 900.0
     trace = replace(trace, submit=submit, user=user, duration=duration, gpus=np.ones(60, np.int64))
     starts = {name: replay(trace, Pool.uniform(1, 1), "sjf-estimate-skip", estimator=estimator).start
-              for name, estimator in (("once", LastTwo()), ("renewed", History()))}  # fmt: skip
+              for name, estimator in (("once", LastTwo()), ("renewed", HistoryEstimator()))}  # fmt: skip
     assert starts["once"][burst].max() < starts["once"][others].min()
     assert starts["renewed"][others].max() < np.sort(starts["renewed"][burst])[3]
 
@@ -174,7 +174,7 @@ def test_of_equals_the_last_submitted_goes_first_where_the_policy_says_so() -> N
 
     def order(ties: str) -> list[int]:
         spec = PolicySpec(name="short", order="sjf-estimate", backfill="skip", place="best-fit", ties=ties)  # type: ignore[arg-type]
-        result = replay(trace, Pool.uniform(1, 1), policy_of_spec(spec), estimator=History())
+        result = replay(trace, Pool.uniform(1, 1), policy_of_spec(spec), estimator=HistoryEstimator())
         return [int(job) for job in np.argsort(result.start, kind="stable")]
 
     assert order("first") == [0, 1, 2, 3, 4, 5]

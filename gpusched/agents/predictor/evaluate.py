@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from gpusched.estimation.estimators import Estimator, History, LastTwo, Said
+from gpusched.estimation.estimators import Estimator, HistoryEstimator, LastTwo, Said
 from gpusched.estimation.quantiles import MIDDLE
 from gpusched.sched.state import Floats, Ints
 from gpusched.traces.trace import Trace
@@ -75,7 +75,7 @@ def evaluate(said: Said, trace: Trace, chosen: Ints, waits: bool = False) -> Est
     estimates = {"history (median)": middle, "mean of last two": LastTwo().expected(trace)[chosen], "limit": limit}
     rows = [score_estimate(name, values, run, day) for name, values in estimates.items()]
     if waits:
-        by: dict[str, Estimator] = {"history (median)": History(), "mean of last two": LastTwo()}
+        by: dict[str, Estimator] = {"history (median)": HistoryEstimator(), "mean of last two": LastTwo()}
         found = {name: mean_wait_s(trace, chosen, one) for name, one in by.items()}
         rows = [row and msgspec.structs.replace(row, wait_s=found.get(row.estimate)) for row in rows]
     covered = [_covered(said.seconds[chosen], run, *pair) for pair in ((1, -2), (0, -1))]
