@@ -76,7 +76,7 @@ def replay(
     since: Annotated[str | None, typer.Option("--since", help="Jobs submitted since: 30d, 2017-10-01.")] = None,
     until: Annotated[str | None, typer.Option("--until", help="Jobs submitted before.")] = None,
     estimates: Annotated[
-        str | None, typer.Option("--estimates", help="A trained predictor's file, for policies that use estimates.")
+        str | None, typer.Option("--estimates", help="Of run times: `history` (the default), or `last-two`.")
     ] = None,
     limits: Annotated[bool, typer.Option("--limits", help="Jobs end at their time limits.")] = False,
     restart: Annotated[str, typer.Option("--restart", help="Cost of a job restart: 30s, 5m.")] = "0s",

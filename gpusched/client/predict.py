@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gpusched.agents.predictor.request import PredictedJob, load_predictor, predict_jobs
+from gpusched.agents.predictor.request import PredictedJob, predict_jobs
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.config.users import user_name
@@ -28,17 +28,18 @@ from gpusched.model.units import count_of
 _Estimates = Mapping[str, JobClassEstimate]
 
 
-def predict_job(model: str | None, text: str) -> list[PredictedJob]:
+def predict_job(text: str) -> list[PredictedJob]:
     """Return the predictions for one job of this cluster (for each row of an array), as of its submission.
 
     Raises:
         UsageError: No such job.
-        GpuschedError: The predictor cannot be read.
     """
-    predictor, client = load_predictor(model), Client()
+    client = Client()
     jobs = [first_task_of(job) for job in Resolver(client).target(text).jobs]
     last_submit = max(job.submit_time for job in jobs)
-    return predict_jobs(predictor, client.reader.ended_runs(until=last_submit) if client.reader else [], jobs)
+    reader = client.reader
+    past = [] if reader is None else [*reader.ended_runs(until=last_submit), *reader.active()]
+    return predict_jobs(past, jobs)
 
 
 def is_job_class(text: str) -> bool:

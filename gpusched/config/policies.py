@@ -29,6 +29,7 @@ from gpusched.model.policy import (
     PreemptionSettings,
     Resizing,
     Sizing,
+    Ties,
     traits_of,
 )
 from gpusched.model.resources import Inventory
@@ -105,7 +106,7 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
     stages = ("place", "backfill", "sizes")
     root = parse_file(file, "a policy")
     expected = "a mapping with order, place, backfill"
-    known = ("order", *(_AGENT_KEYS if "agent" in root.fields(expected) else ("agent",)), *stages)
+    known = ("order", "ties", *(_AGENT_KEYS if "agent" in root.fields(expected) else ("agent",)), *stages)
     fields = root.fields(expected, ("description", "mapping", "placement_wait", "resize", *known), _EARLIER_KEYS)
     chosen: dict[str, Any] = {
         key: fields[key].component(group, ours)
@@ -114,6 +115,10 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
     }  # fmt: skip
     if "backfill" in fields:
         chosen["backfill"] = fields["backfill"].choice(get_args(Backfill))
+    if "ties" in fields:
+        if chosen.get("order") != "sjf-estimate":
+            raise fields["ties"].error("this only with order: sjf-estimate", "it with another")
+        chosen["ties"] = fields["ties"].choice(get_args(Ties))
     if "description" in fields:
         chosen["description"] = fields["description"].text("a sentence")
     if "mapping" in fields:
@@ -295,6 +300,8 @@ def _plain(value: Value) -> Any:
 def _with_version(spec: PolicySpec) -> PolicySpec:
     """Add the digest of its content, and of its weights if any."""
     meaning: dict[str, Any] = {"order": spec.order, "place": spec.place, "backfill": spec.backfill}
+    if spec.ties != "first":
+        meaning["ties"] = spec.ties
     if spec.sizes != "base":
         meaning |= {"sizes": spec.sizes, "resize": msgspec.to_builtins(spec.resize)}
     if spec.place == "contention":

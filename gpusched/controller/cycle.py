@@ -79,7 +79,7 @@ class Cycle:
         self._in_job_commands = InJobCommandHandler(store, self.inbox, prepare)
         self._launcher = Launcher(store, self._secrets, cluster_id)
         self._outcomes = OutcomeRecorder(store, self._collection_retries, self._launcher.errors)
-        self._planner = Planner(store, self._launcher, self._decider, EstimateWriter(store, state))
+        self._planner = Planner(store, self._launcher, self._decider, EstimateWriter(store))
 
     def take_over(self, previous: Cycle) -> None:
         """Take over the operation outcomes of a cycle that could not be recorded."""

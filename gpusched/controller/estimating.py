@@ -1,77 +1,69 @@
 """Run time estimates of pending jobs for policies with ``order: sjf-estimate``, the same as in replays.
 
-Each job is estimated once, from the jobs that had ended when it was submitted, and the estimate is stored. So a
-decision, ``why`` and a forecast use the same value, and a retrained predictor changes no pending job.
+They are renewed when jobs have started or ended, which tells of others, and every ten minutes, as running jobs' ages
+tell, too. They are stored, so that a decision, ``why`` and a forecast use the same values.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
-from gpusched.errors import GpuschedError
-from gpusched.estimation.predictor import USUAL_NAME, Estimator, LastTwo, Predictor
+import numpy as np
+
+from gpusched.estimation.estimators import HistoryEstimator, followed
+from gpusched.estimation.quantiles import expected_s
 from gpusched.model.jobs import JobRecord
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.predictions import Estimate
 from gpusched.queue.store import Store
 from gpusched.traces.readers.history import as_submitted
 
-_log = logging.getLogger(__name__)
+_STALE_S = 600.0
+_PAUSE_S = 10.0  # between two renewals while no job is new: one reads the last ended jobs
 
 
 class EstimateWriter:
-    """Estimates new pending jobs with the predictor in the state folder.
+    """Estimates pending jobs."""
 
-    Without a usable predictor, the mean of the user's last two run times is used, which is logged once.
-    """
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._made_at, self._changed = -np.inf, False
+        self._known: tuple[str, ...] = ()
 
-    def __init__(self, store: Store, state: Path) -> None:
-        self._store, self._file = store, state / USUAL_NAME
-        self._stamp: tuple[int, int, int] | None = None
-        self._predictor: Predictor | None = None
-        self._last_trouble = ""
-
-    def run(self, policies: Iterable[PolicySpec]) -> None:
-        """Estimate new jobs, if any of the policies uses estimates."""
+    def run(self, policies: Iterable[PolicySpec], now: float) -> None:
+        """Estimate new jobs, and renew the estimates of others, if any of the policies uses estimates."""
         if not any(policy.uses_run_time_estimates for policy in policies):
             return
-        new = self._store.unestimated()
-        if not new:
-            return
-        found = estimate_jobs(self._read() or LastTwo(), self._store.ended_runs(), new)
-        with self._store.transaction():
-            self._store.put_estimates(found)
-
-    def _read(self) -> Predictor | None:
-        """Return the predictor, reloaded when its file changes."""
-        trouble = ""
-        try:
-            status = os.stat(self._file)
-            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if stamp != self._stamp:
-                self._predictor, self._stamp = None, stamp
-                self._predictor = Predictor.load(self._file)
-        except GpuschedError as error:
-            trouble = error.line()
-        except OSError as error:
-            self._predictor = self._stamp = None
-            trouble = f"{self._file}: {error.strerror}; train it: gpusched predict --train"
-        if trouble and trouble != self._last_trouble:
-            _log.warning("order sjf-estimate uses users' last two run times: %s", trouble)
-        self._last_trouble = trouble or ("" if self._predictor is not None else self._last_trouble)
-        return self._predictor
+        active = self._store.active()
+        known = (*(job.id for job in self._store.ended_runs(1)), *(job.id for job in active))
+        self._changed = self._changed or known != self._known
+        self._known = known
+        wait_s = _PAUSE_S if self._changed else _STALE_S
+        if not 0 <= now - self._made_at < wait_s or self._store.unestimated():
+            found = estimate_jobs([*self._store.ended_runs(), *active], self._store.pending_rows(), now)
+            with self._store.transaction():
+                self._store.put_estimates(found)
+            self._made_at, self._changed = now, False
 
 
-def estimate_jobs(estimator: Estimator, ended: Iterable[JobRecord], new: Iterable[JobRecord]) -> list[Estimate]:
-    """Return each new job's estimate, at most its limit, from the jobs that had ended when it was submitted."""
-    pending = {job.id: job for job in new}
-    past = {job.id: job for job in ended if job.id not in pending}
-    trace = as_submitted([*past.values(), *pending.values()])
-    return [
-        Estimate(job_id, seconds, estimator.digest)
-        for job_id, seconds in zip(trace.ids, estimator.medians(trace).tolist(), strict=True)
-        if job_id in pending
-    ]
+def estimate_jobs(begun: Iterable[JobRecord], pending: Sequence[JobRecord], now: float) -> list[Estimate]:
+    """Return each pending job's estimate, at most its limit; tasks that share a row have their array's id.
+
+    Args:
+        begun: Jobs that have ended, or that run.
+        pending: Jobs that wait.
+        now: Unix seconds.
+    """
+    waiting = {job.id: job for job in pending}
+    past = {job.id: job for job in begun if job.id not in waiting}
+    if not waiting:
+        return []
+    trace = as_submitted([*past.values(), *waiting.values()])
+    _, known = followed(trace, now - (trace.epoch or 0.0))
+    found = []
+    for row, job_id in enumerate(trace.ids):
+        if job_id in waiting:
+            job = waiting[job_id]
+            name = job.array_id if job.tasks and job.array_id is not None else job_id
+            found.append(Estimate(name, expected_s(known, row), HistoryEstimator.name))
+    return found

@@ -161,7 +161,7 @@ class Planner:
         """Run the policies, check their plan and record the intent; record nothing if it needs an unobserved node."""
         waiting = {job.id: job for job in pending}
         shadows = [shadow.spec for shadow in self._store.shadows().values() if shadow.until is None]
-        self._estimator.run([*live.policies.values(), *shadows])
+        self._estimator.run([*live.policies.values(), *shadows], now)
         ports = {job.master_port for job in active}
         snapshot = snapshot_of_store(
             self._store, inventory, live.policies, now, active=active, pending=pending, seed=int(now * 1000)

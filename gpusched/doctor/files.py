@@ -19,7 +19,6 @@ from gpusched.model.units import count_of
 from gpusched.promotion.live import overrides
 from gpusched.queue.store import Reader
 
-PREDICTOR = "run-times.safetensors"  # sim.predictor.USUAL_NAME, which takes a compiler to import
 _LEARN = "pip install 'gpusched-cluster[learn]'"
 
 
@@ -106,7 +105,7 @@ def examine_policies(inventory: Inventory, state: Path) -> list[Finding]:
     policies |= promoted
     used = [f"{n}: {p.name} ({p.version}{', promoted' if n in promoted else ''})" for n, p in policies.items()]
     found.insert(0, Finding("policies", "policy", "ok", ", ".join(used)))
-    found += examine_needs(inventory, policies, state)
+    found += examine_needs(inventory, policies)
     for file in sorted(policy_folders(inventory.path)[0].glob("*.yaml")):
         try:
             load_policy(file)
@@ -116,7 +115,7 @@ def examine_policies(inventory: Inventory, state: Path) -> list[Finding]:
     return found
 
 
-def examine_needs(inventory: Inventory, policies: Mapping[str, PolicySpec], state: Path) -> Iterator[Finding]:
+def examine_needs(inventory: Inventory, policies: Mapping[str, PolicySpec]) -> Iterator[Finding]:
     """Return what the active policies (by partition) lack, and what happens without it."""
     for partition, spec in policies.items():
         stages = (spec, spec.fallback) if spec.fallback is not None else (spec,)
@@ -124,9 +123,6 @@ def examine_needs(inventory: Inventory, policies: Mapping[str, PolicySpec], stat
             message = f"{partition}: place: milp needs HiGHS, which is not installed: jobs are placed greedily"
             yield Finding("policies", "optimiser", "warn", message, "pip install 'gpusched-cluster[milp]'")
         yield from _of_components(partition, spec)
-        if spec.uses_run_time_estimates and not (state / PREDICTOR).is_file():
-            message = f"{partition}: order: sjf-estimate has no predictor and uses users' last two run times"
-            yield Finding("policies", "predictor", "warn", message, "train one: gpusched predict --train")
         if spec.agent is not None:
             fallback = spec.fallback.name if spec.fallback is not None else "fifo"
             yield from _of_agent(inventory, partition, spec.agent, fallback)

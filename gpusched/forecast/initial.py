@@ -283,7 +283,7 @@ def _queues(jobs: Records, waiting: PendingArrays, policies: Mapping[str, Policy
         queue["fair"], queue["priced"] = policy.order == "fairshare", policy.place == "contention"
         if name in waiting.queues:
             # Fair share is sorted by usage on the way; equal users are sorted by submission.
-            ordered = waiting.ordered(name, "fifo" if policy.order == "fairshare" else policy.order)
+            ordered = waiting.ordered(name, "fifo" if policy.order == "fairshare" else policy.order, policy.ties)
             jobs["rank"][ordered] = np.arange(len(ordered))
     return queues
 

@@ -10,6 +10,7 @@ ORDERS = ("fifo", "ljf", "sjf", "sjf-estimate", "fairshare", "smallest", "lpt-li
 """The orders of this package that decide live; those of other packages are components of the group ``orders``."""
 # The names of this package's; those of other packages are components of the groups ``placements`` and ``sizings``.
 Place = Literal["first-fit", "best-fit", "spread", "naive", "fastest", "milp", "rack", "rack-wait", "contention"]
+Ties = Literal["first", "last"]
 Backfill = Literal["none", "skip", "easy", "conservative"]
 MAPPING_PLACES: tuple[Place, ...] = ("fastest", "milp")
 SIMPLE_BACKFILLS: tuple[Backfill, ...] = ("none", "skip", "easy")  # what agents, mappings and placement by cost know
@@ -115,8 +116,10 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         order: fifo (submit time, id), ljf (largest job first: GPUs, then cores), sjf (shortest limit first),
-            sjf-estimate (shortest first by a trained predictor), fairshare (least recent GPU hours of the user first).
+            sjf-estimate (shortest first by estimated run times), fairshare (least recent GPU hours of the user first).
             An agent that orders the queue itself goes before it.
+        ties: With order sjf-estimate, of jobs with equal estimates: ``first`` or ``last`` submitted first. Jobs of a
+            burst have equal estimates: under ``last`` its older half waits for what its first ends teach.
         place: Where a job goes among nodes that fit. An agent that chooses nodes itself goes before it. ``fastest``: on
             the GPU type it runs fastest on; ``milp``: the jobs at the head of the order all at once. ``rack``: in one
             rack if one has room, else in the fewest; ``rack-wait``: waits for one rack. ``contention``: where it and
@@ -144,6 +147,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     order: str = "fifo"
+    ties: Ties = "first"
     place: str = "first-fit"
     backfill: Backfill = "none"
     description: str = ""

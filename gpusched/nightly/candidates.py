@@ -13,11 +13,10 @@ import msgspec
 
 from gpusched.config.weights import ModelError, load_model
 from gpusched.errors import GpuschedError
-from gpusched.estimation.predictor import USUAL_NAME
 from gpusched.model.commands import Promote
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
-from gpusched.model.units import count_of, iso_utc
+from gpusched.model.units import iso_utc
 from gpusched.nightly.proof import ProofVerdict, first_held_out, history_of, judge, scenario_for
 from gpusched.promotion.registry import (
     CANDIDATES,
@@ -75,8 +74,6 @@ def retrain(
         if not kept:
             shutil.rmtree(out, ignore_errors=True)
         lines.append(f"{partition.name}: {spec.name} not trained: {problem.line()}")
-    if any(spec.uses_run_time_estimates for spec in (*live.values(), *shadows.values())):
-        lines.append(_refit(folder / USUAL_NAME, since, until))
     return lines or ([] if online else ["no live or shadow agent, so nothing to train"])
 
 
@@ -131,18 +128,6 @@ def _last_update(folder: Path, partition: str, shadow: PolicySpec) -> tuple[Path
             return found, float(about[ONLINE_UNTIL])
     card = training_of(shadow, partition)
     return Path(shadow.folder), card.last if card is not None and card.last is not None else -math.inf
-
-
-def _refit(file: Path, since: float, until: float) -> str:
-    """Train the run time predictor again; return the outcome."""
-    from gpusched.agents.predictor.request import PredictorRequest, train_predictor
-
-    request = PredictorRequest(since=iso_utc(since), until=iso_utc(until), hold_out=0.0, out=str(file))
-    try:
-        trained = train_predictor(request)
-    except GpuschedError as error:
-        return f"run times: not retrained: {error.line()}"
-    return f"run times: retrained on {count_of(trained.jobs, 'job')}, in {file}"
 
 
 def _agents(

@@ -20,7 +20,7 @@ from gpusched.accounting.report import parse_since
 from gpusched.config.policies import load_policy, names_in, policy_file, policy_folders
 from gpusched.config.weights import ModelError
 from gpusched.errors import GpuschedError, NoHistory
-from gpusched.estimation.predictor import USUAL_NAME, Predictor
+from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.nightly.proof import costs_for, incumbent_of, scenario_for
@@ -155,10 +155,9 @@ def nightly(
         notes += [f"forecasts: {s.line}" for s in predicted if s.partition == partition.name]
         scenario = scenario_for(part, inventory, partition, notes, reader)._replace(carried=carried)
         policies = _policies(inventory, live[partition.name], scenario, partition.name)
-        predictor = _predictor(folder, part, carried) if any(p.uses_run_time_estimates for p in policies) else None
-        network = costs_for(policies, scenario)
+        network, estimator = costs_for(policies, scenario), HistoryEstimator()
         runs = [
-            PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, predictor=predictor, network=network))
+            PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, estimator=estimator, network=network))
             for p in policies
         ]
         outcomes = list(run_all(runs, workers=workers))
@@ -215,15 +214,6 @@ def _policies(inventory: Inventory, live: PolicySpec, scenario: Scenario, partit
                 found.append(policy_of_spec(spec, None, partition))
     fits = takes_costs if first.places else lambda policy: not policy.places
     return [first, *filter(fits, found)]
-
-
-def _predictor(folder: Path, trace: Trace, carried: int) -> Predictor | None:
-    """Return the installation's predictor unless it learned from these jobs; else policies use the last two runs."""
-    try:
-        predictor = Predictor.load(folder / USUAL_NAME)
-    except ModelError:
-        return None
-    return None if predictor.in_training_data(trace)[carried:].any() else predictor
 
 
 def _verdict(partition: str, outcomes: list[StudyOutcome], page_file: Path) -> NightlyVerdict:

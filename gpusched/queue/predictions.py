@@ -99,5 +99,5 @@ class PredictionWrites:
         self._db.executemany("INSERT OR IGNORE INTO predictions VALUES (?, ?, ?, ?, ?, ?, ?)", predictions)
 
     def put_estimates(self, estimates: Iterable[Estimate]) -> None:
-        """Insert estimates; the first of each job is kept."""
-        self._db.executemany("INSERT OR IGNORE INTO estimates VALUES (?, ?, ?)", estimates)
+        """Insert or replace estimates."""
+        self._db.executemany("INSERT OR REPLACE INTO estimates VALUES (?, ?, ?)", estimates)

@@ -42,7 +42,8 @@ def in_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
         return []
     nowhere = node_arrays_of(replace(snapshot, nodes=(), running=()))
     waiting = waiting_of(jobs, nowhere, usage_of(snapshot))
-    return [jobs[i] for i in waiting.ordered(partition, snapshot.policies[partition].order).tolist()]
+    policy = snapshot.policies[partition]
+    return [jobs[i] for i in waiting.ordered(partition, policy.order, policy.ties).tolist()]
 
 
 class SingleJobView:

@@ -164,10 +164,10 @@ class PendingArrays(NamedTuple):
     queues: dict[str, list[int]]
     calendar: Calendar
 
-    def ordered(self, partition: str, order: str) -> Ints:
-        """Return the partition's jobs from first to last, ``int64[jobs]``."""
+    def ordered(self, partition: str, order: str, ties: str = "first") -> Ints:
+        """Return the partition's jobs from first to last, ``int64[jobs]``; ``ties``: as a policy's."""
         chosen = ints(self.queues[partition])
-        return chosen[queue_order(order, self.keys.of(chosen), self._ids(partition))]
+        return chosen[queue_order(order, self.keys.of(chosen), self._ids(partition), ties)]
 
     def ordered_by(self, partition: str, columns_of: Callable[[Keys], Columns]) -> Ints:
         """Return the same in an order of the caller's: what jobs go by after their explicit priorities."""

@@ -212,7 +212,7 @@ def _note_kept(
 
 def _staged(context: Context) -> tuple[list[int], QueueBlock]:
     """Decide for one partition by the stages of its policy."""
-    queue = context.waiting.ordered(context.partition, context.policy.order)
+    queue = context.waiting.ordered(context.partition, context.policy.order, context.policy.ties)
     return queue.tolist(), place_queue(context, queue)
 
 

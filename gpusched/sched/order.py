@@ -97,18 +97,19 @@ def columns_of(order: str, keys: Keys) -> list[Ints | Floats]:
     return list(columns)
 
 
-def queue_order(order: str, keys: Keys, ids: Sequence[str]) -> Ints:
+def queue_order(order: str, keys: Keys, ids: Sequence[str], ties: str = "first") -> Ints:
     """Return the jobs (indices into ``keys`` and ``ids``) from first to last, ``int64[jobs]``.
 
-    ``order``: A component of the group ``orders``. Ties go by Slurm's priority where jobs are Slurm's, then by submit
-    time, then by id. An order that does not work is fifo, with a warning: a queue must not stop for it.
+    ``order``: A component of the group ``orders``. ``ties``: As a policy's. Ties go by Slurm's
+    priority where jobs are Slurm's, then by submit time, then by id. An order that does not work is fifo, with a
+    warning: a queue must not stop for it.
     """
     try:
         own: Columns = columns_of(order, keys)
     except ComponentError as error:
         Warnings.give(f"{error.line()}; fifo is used")
         own = []
-    return ranked_by(own, keys, ids)
+    return ranked_by([*own, -keys.submit] if ties == "last" else own, keys, ids)
 
 
 def ranked_by(own: Columns, keys: Keys, ids: Sequence[str]) -> Ints:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.estimation.features import NO_HISTORY_S
+from gpusched.estimation.last_two import NO_HISTORY_S
 from gpusched.model.units import count_of
 from gpusched.sched.order import Keys, columns_of
 from gpusched.sched.state import Floats, Ints

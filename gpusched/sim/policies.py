@@ -60,6 +60,7 @@ class ReplayPolicy:
         backfill: none, skip, easy or conservative.
         placement_wait_s: So long jobs wait at most for one rack under its ``rack-wait``, or a cheaper place under its
             ``contention``; None: as `Network` says.
+        ties: Of jobs with equal estimates, the ``first`` or ``last`` submitted goes first.
         model: An agent's weights; the agent decides then, and ``order`` is only its tie-break.
         spec: The file's policy, where it is of one.
     """
@@ -71,6 +72,7 @@ class ReplayPolicy:
     backfill: str = "none"
     placement: str | None = None
     placement_wait_s: float | None = None
+    ties: str = "first"
     model: TrainedModel | None = None
     spec: PolicySpec | None = None
 
@@ -178,7 +180,7 @@ def policy_of_spec(spec: PolicySpec, name: str | None = None, partition: str = D
     policy = ReplayPolicy(
         name=name or spec.name, order=spec.order, knows=rule.knows, source=source, placement=spec.place,
         placement_wait_s=float(spec.placement_wait_s) if spec.place in ("rack-wait", "contention") else None,
-        spec=spec if spec.sizes != "base" else None, model=model,
+        ties=spec.ties, spec=spec if spec.sizes != "base" else None, model=model,
     )  # fmt: skip
     return _with_backfill(policy, spec.backfill)
 

@@ -129,7 +129,7 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
     one = np.ones(1, np.int64)
     alike = ReplayOptions(
         placement=world.rule,
-        predictor=options.predictor,
+        estimator=options.estimator,
         share=world.shared,
         rates=None if options.rates is None else Rates(profiles=Profiles(series={})),
         elastic=None if options.elastic is None else ResizableJobs(least=one, most=one, linear=True),

@@ -18,7 +18,7 @@ from gpusched.config.policies import WEIGHTS, names_in
 from gpusched.config.topology import load_topology
 from gpusched.config.weights import DEFAULT, ModelError, weights_file
 from gpusched.errors import UsageError
-from gpusched.estimation.predictor import Predictor
+from gpusched.estimation.estimators import ESTIMATORS, Estimator, HistoryEstimator
 from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.model.topology import Topology
@@ -123,7 +123,7 @@ def resolve(request: ReplayRequest) -> list[PlannedReplay]:
     common = ReplayOptions(
         placement=request.placement,
         limits=request.limits,
-        predictor=_predictor(request.estimates, named),
+        estimator=_estimator(request.estimates, named),
         rates=_rates(request.profiles, request.reference_gpu_type),
         restart_costs=read_restarts(request.restart_costs) if request.restart_costs is not None else {},
     )
@@ -369,12 +369,14 @@ def _with_models(
     return found
 
 
-def _predictor(file: str | None, named: Named) -> Predictor | None:
-    if file is None:
-        return None
+def _estimator(name: str | None, named: Named) -> Estimator:
+    if name is None:
+        return HistoryEstimator()
     if not any(policy.uses_run_time_estimates for policy in named.values() if isinstance(policy, ReplayPolicy)):
         raise UsageError("--estimates has no effect: no policy uses estimates", "use --policy sjf-estimate")
-    return Predictor.load(file)
+    if name not in ESTIMATORS:
+        raise UsageError(f"--estimates {name!r} is none of {', '.join(ESTIMATORS)}", "omit it: history is the default")
+    return ESTIMATORS[name]()
 
 
 def _rates(profiles: Sequence[str], reference_gpu_type: str | None) -> Rates | None:

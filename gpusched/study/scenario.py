@@ -23,7 +23,7 @@ FIGURES = tuple(name for name in Metrics.__struct_fields__ if name not in ("user
 MAX_NODES = 1_000_000
 _TEXTS = ("format", "vc", "placement", "since", "until", "gpu_type", "reference_gpu_type", "share", "resizable", "cpus",
           "mem")  # fmt: skip
-_FILES = ("inventory", "outages", "reservations", "power", "estimates", "restart_costs")
+_FILES = ("inventory", "outages", "reservations", "power", "restart_costs")
 _EXPECTED = "a mapping such as {workload: jobs.yaml, nodes: 4, policies: [fifo, easy]}"
 _NODE: fields.Fields = {
     "count": ("count", lambda value: value.whole(1, MAX_NODES)),

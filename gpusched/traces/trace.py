@@ -78,6 +78,8 @@ class Trace:
             none; None: of no job.
         policy: Index into ``policies``: which one started it last; -1: not known; None: of no job.
         share_mib: Of jobs that agreed to share GPUs, the MiB that they take of each; -1: of others; None: of no job.
+        command, image: Numbers that are equal where a job runs the same script and arguments, the same image; -1
+            unknown; None: of no job.
         progress: Progress and sizes, where the source has any.
         rejected: Rows kept out: (line number, why).
         notes: What a reader should know of how it came to be: sorted, scaled, what the source could not say.
@@ -114,6 +116,8 @@ class Trace:
     qos: Ints | None = None
     policy: Ints | None = None
     share_mib: Ints | None = None
+    command: Ints | None = None
+    image: Ints | None = None
     progress: ProgressRecords | None = None
     rejected: tuple[tuple[int, str], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)

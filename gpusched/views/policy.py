@@ -262,7 +262,8 @@ def page_screen(page: PolicyPage) -> Group:
 
 def _decides_by(spec: PolicySpec) -> str:
     """Return the stages by which a policy decides, and what its agent decides instead of them."""
-    stages = f"order {spec.order}, place {spec.place}, backfill {spec.backfill}"
+    ties = f" (of equals the {spec.ties} first)" if spec.ties != "first" else ""
+    stages = f"order {spec.order}{ties}, place {spec.place}, backfill {spec.backfill}"
     stages += f", sizes {spec.sizes}" if spec.sizes != "base" else ""
     if spec.agent is None:
         return stages

@@ -13,18 +13,11 @@ from gpusched.views.common import UNKNOWN, clean, plain_table
 from gpusched.views.replay import span
 
 if TYPE_CHECKING:
+    from gpusched.agents.predictor.evaluate import EstimateEvaluation
     from gpusched.agents.predictor.request import PredictedJob, TracePredictions
-    from gpusched.agents.predictor.train import EstimateEvaluation, TrainedPredictor
     from gpusched.model.interference import JobClassReport
 
 MAX_ROWS = 20
-
-
-def trained_screen(trained: TrainedPredictor) -> RenderableType:
-    """Return how accurate the new predictor is, and where it is saved."""
-    head = Text(f"trained on {count_of(trained.jobs, 'job')} in {trained.seconds:.1f} s, saved to {trained.path}")
-    parts = [head] if trained.evaluation is None else [head, Text(), *_evaluation(trained.evaluation)]
-    return Group(*parts, *(Text(f"- {note}") for note in trained.notes))
 
 
 def trace_screen(result: TracePredictions) -> RenderableType:
@@ -32,17 +25,17 @@ def trace_screen(result: TracePredictions) -> RenderableType:
     parts: list[RenderableType] = [jobs_table(result.jobs[:MAX_ROWS])]
     if len(result.jobs) > MAX_ROWS:
         parts.append(Text(f"and {len(result.jobs) - MAX_ROWS:,} more; list all with --json"))
-    if result.evaluation is not None:
-        parts += [Text(), *_evaluation(result.evaluation)]
+    parts += [Text(), *_evaluation(result.evaluation)]
     return Group(*parts, *(Text(f"- {note}") for note in result.notes))
 
 
 def jobs_table(jobs: Sequence[PredictedJob]) -> RenderableType:
-    """Return the run times that 10 %, 50 % and 90 % of such jobs do not exceed, job by job."""
-    heads = ("JOB", "10 %", "50 %", "90 %", "LIMIT", "RAN")
-    table = plain_table(*heads, right=heads[1:], drop=("LIMIT", "RAN"))
+    """Return the run times that 5 %, 25 %, 50 %, 75 % and 95 % of such jobs do not exceed, job by job."""
+    heads = ("JOB", "5 %", "25 %", "50 %", "75 %", "95 %", "LIMIT", "RAN")
+    table = plain_table(*heads, right=heads[1:], drop=("LIMIT", "25 %", "75 %", "RAN"))
     for job in jobs:
-        table.add_row(clean(job.id), *(span(s) for s in (job.p10_s, job.p50_s, job.p90_s, job.limit_s, job.run_s)))
+        seconds = (job.p5_s, job.p25_s, job.p50_s, job.p75_s, job.p95_s, job.limit_s, job.run_s)
+        table.add_row(clean(job.id), *(span(s) for s in seconds))
     return table
 
 
@@ -69,19 +62,20 @@ def kind_screen(job_class: JobClassReport) -> RenderableType:
 
 
 def _evaluation(found: EstimateEvaluation) -> list[RenderableType]:
-    heads = ("ESTIMATE", "JOBS", "LOG ERROR", "95 %", "BIAS", "TOO SHORT", "OVER TWICE", "WITHIN 2x")
+    columns = ("ESTIMATE", "JOBS", "LOG ERROR", "95 %", "BIAS", "TOO SHORT", "OVER TWICE", "WITHIN 2x", "MEAN WAIT")
+    waits = any(row.wait_s is not None for row in found.rows)
+    heads: tuple[str, ...] = columns if waits else columns[:-1]
     table = plain_table(*heads, right=heads[1:], drop=("BIAS", "OVER TWICE", "TOO SHORT", "95 %", "JOBS"))
     for row in found.rows:
         interval = UNKNOWN if row.low is None or row.high is None else f"{row.low:.3f} to {row.high:.3f}"
-        shares = (f"{share:.1%}" for share in (row.under, row.over, row.within_2))
-        table.add_row(row.estimate, f"{row.jobs:,}", f"{row.log_error:.3f}", interval, f"{row.bias:+.3f}", *shares)
-    parts: list[RenderableType] = [
-        Text(f"on {count_of(found.jobs, 'job')} of {count_of(found.days, 'day')} not used for training:"),
+        cells = [row.estimate, f"{row.jobs:,}", f"{row.log_error:.3f}", interval, f"{row.bias:+.3f}"]
+        cells += [f"{share:.1%}" for share in (row.under, row.over, row.within_2)]
+        table.add_row(*cells, *([UNKNOWN if row.wait_s is None else span(row.wait_s)] if waits else []))
+    return [
+        Text(f"on {count_of(found.jobs, 'job')} of {count_of(found.days, 'day')}, each as of its submission:"),
         table,
+        Text(
+            f"{found.covered_50:.1%} of the run times lie between the 25 % and 75 % estimates (target: 50 %), "
+            f"{found.covered_90:.1%} between the 5 % and 95 % (target: 90 %); CRPS {found.crps:.3f}"
+        ),
     ]
-    if found.covered is not None:
-        raw = "" if found.uncalibrated_covered is None else f"; {found.uncalibrated_covered:.1%} before calibration"
-        parts.append(
-            Text(f"{found.covered:.1%} of the run times lie between the 10 % and 90 % estimates (target: 80 %){raw}")
-        )
-    return parts

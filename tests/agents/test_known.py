@@ -16,7 +16,7 @@ from gpusched.agents.rltune.candidates import learned_odds, odds_of
 from gpusched.agents.rltune.evaluation import windows
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.agents.rltune.train import train_agent
-from gpusched.estimation.predictor import ends_of
+from gpusched.estimation.estimators import ends_of
 from gpusched.model.policy import PolicySpec
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model

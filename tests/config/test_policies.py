@@ -126,7 +126,9 @@ def test_an_unknown_policy(site: Path) -> None:
         ("place: rack-wait\nplacement_wait: long\n", ':2: placement_wait: found "long", expected a time, such as 24h; '
          "0s: none"),
         ("\nbackfil: easy\n", ":2: backfil: found an unknown key, expected one of agent, backfill, description, "
-         "mapping, order, place, placement_wait, resize, sizes: did you mean backfill?"),
+         "mapping, order, place, placement_wait, resize, sizes, ties: did you mean backfill?"),
+        ("order: fifo\nties: last\n", ":2: ties: found it with another, expected this only with order: sjf-estimate"),
+        ("order: sjf-estimate\nties: random\n", ':2: ties: found "random", expected one of first, last'),
         ("- easy\n", ":1: found a list, expected a mapping with order, place, backfill"),
         ("description: {}\n", ":1: description: found a mapping, expected a sentence"),
         ("sizes: large\n", ':1: sizes: found "large", expected one of base, greedy-gain, drf, optimus, '
@@ -190,6 +192,15 @@ def test_keys_of_earlier_versions_are_read(site: Path) -> None:
         (site / f"{name}.yaml").write_text(f"place: rack-wait\n{key}: 1h\n")
     old, new = load_policy("old.yaml"), load_policy("new.yaml")
     assert (old.placement_wait_s, old.version) == (3600.0, new.version)
+
+
+def test_which_of_equals_goes_first_is_part_of_the_version(site: Path) -> None:
+    for ties in ("first", "last"):
+        (site / f"{ties}.yaml").write_text(f"order: sjf-estimate\nties: {ties}\nbackfill: skip\n")
+    (site / "plain.yaml").write_text("order: sjf-estimate\nbackfill: skip\n")
+    first, last, plain = (load_policy(f"{name}.yaml") for name in ("first", "last", "plain"))
+    assert (first.ties, last.ties, plain.ties) == ("first", "last", "first")
+    assert first.version == plain.version != last.version
 
 
 def test_an_agent_that_chooses_nodes(site: Path) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from gpusched.agents.dl2.reproduce import Dl2Row as Dl2Row
 from gpusched.agents.maifs.reproduce import MaifsRow as MaifsRow
+from gpusched.agents.predictor.evaluate import EstimateEvaluation, EstimateScore
 from gpusched.agents.predictor.request import PredictedJob, TracePredictions
-from gpusched.agents.predictor.train import EstimateEvaluation, EstimateScore, TrainedPredictor
 from gpusched.agents.rltune.reproduce import ComparisonLine
 from gpusched.agents.topology.reproduce import TopologyRow as TopologyRow
 from gpusched.nightly.replays import NightlyReport, NightlyVerdict
@@ -39,7 +39,6 @@ def json_keys() -> dict[str, list[str]]:
         "trace-stats": list(trace_stats(_trace())),
         "predict": list(PredictedJob.__struct_fields__),
         "predict-trace": list(TracePredictions.__struct_fields__),
-        "predict-train": list(TrainedPredictor.__struct_fields__),
         "predict-evaluation": list(EstimateEvaluation.__struct_fields__),
         "predict-estimate": list(EstimateScore.__struct_fields__),
         "reproduce-rltune": list(ComparisonLine.__struct_fields__),
@@ -206,30 +205,25 @@ JSON: dict[str, dict[str, str]] = {
     },
     "predict": {
         "id": "",
-        "p10_s": "Run time quantiles; policies use `p50_s`.",
-        "p50_s": "Run time quantiles; policies use `p50_s`.",
-        "p90_s": "Run time quantiles; policies use `p50_s`.",
+        "p5_s": "Quantiles of the run time.",
+        "p25_s": "Quantiles of the run time.",
+        "p50_s": "Quantiles of the run time.",
+        "p75_s": "Quantiles of the run time.",
+        "p95_s": "Quantiles of the run time.",
         "limit_s": "?",
         "run_s": "?",
     },
     "predict-trace": {
-        "model": "",
         "jobs": "One object per job, as above.",
-        "evaluation": "?Accuracy on jobs later than the training data, below.",
-        "notes": "",
-    },
-    "predict-train": {
-        "path": "",
-        "jobs": "",
-        "seconds": "",
-        "evaluation": "?Accuracy of a predictor trained without the held-out jobs, below.",
+        "evaluation": "Accuracy on the later jobs, below.",
         "notes": "",
     },
     "predict-evaluation": {
-        "jobs": "Held-out jobs, and their days of submission.",
-        "days": "Held-out jobs, and their days of submission.",
-        "covered": "?Share of run times between `p10_s` and `p90_s`; target 0.8.",
-        "uncalibrated_covered": "?Without calibration.",
+        "jobs": "Jobs judged, and their days of submission.",
+        "days": "Jobs judged, and their days of submission.",
+        "covered_50": "Share of run times between `p25_s` and `p75_s`; target 0.5.",
+        "covered_90": "Share of run times between `p5_s` and `p95_s`; target 0.9.",
+        "crps": "Continuous ranked probability score of the logarithm; of a single estimate, its `log_error`.",
         "rows": "One object per estimate, below.",
     },
     "predict-estimate": {
@@ -242,6 +236,7 @@ JSON: dict[str, dict[str, str]] = {
         "under": "Shares estimated too short; more than twice too long; within a factor of two.",
         "over": "Shares estimated too short; more than twice too long; within a factor of two.",
         "within_2": "Shares estimated too short; more than twice too long; within a factor of two.",
+        "wait_s": "?With `--waits`: mean wait under `sjf-estimate`.",
     },
     "reproduce-rltune": {
         "trace": "",

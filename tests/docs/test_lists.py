@@ -30,7 +30,7 @@ def test_the_reference_has_the_values_of_each_key(key: str) -> None:
 
 
 def test_the_reference_has_every_key_of_a_policys_file() -> None:
-    known = {*VALUES, *policies._AGENT_KEYS, "description", "mapping", "placement_wait", "resize"}
+    known = {*VALUES, *policies._AGENT_KEYS, "description", "mapping", "placement_wait", "resize", "ties"}
     assert rows("reference/policies.md").keys() == known
 
 

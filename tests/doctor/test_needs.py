@@ -13,7 +13,6 @@ from gpusched.config.weights import ModelError, load_file
 from gpusched.doctor import files
 from gpusched.doctor.files import examine_policies
 from gpusched.doctor.findings import Finding
-from gpusched.estimation.predictor import USUAL_NAME
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from tests.controller.imagined import inventory
@@ -21,55 +20,46 @@ from tests.controller.imagined import inventory
 EASY = PolicySpec(name="easy")
 MILP = PolicySpec(name="mixed", place="milp")
 AGENT = PolicySpec(name="ours", agent="rltune", fallback=EASY)
-ESTIMATE = PolicySpec(name="short", order="sjf-estimate")
 
 
-def found(policy: PolicySpec, state: Path, of: Inventory | None = None) -> list[tuple[str, str]]:
-    return [(f.check, f.status) for f in files.examine_needs(of or inventory(), {"p": policy}, state)]
+def found(policy: PolicySpec, of: Inventory | None = None) -> list[tuple[str, str]]:
+    return [(f.check, f.status) for f in files.examine_needs(of or inventory(), {"p": policy})]
 
 
-def test_nothing_is_missing(tmp_path: Path) -> None:
+def test_nothing_is_missing() -> None:
     for policy in (EASY, MILP, AGENT):
-        assert found(policy, tmp_path) == []
+        assert found(policy) == []
 
 
-def test_an_optimiser_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimiser_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
-    (finding,) = files.examine_needs(inventory(), {"p": MILP}, tmp_path)
+    (finding,) = files.examine_needs(inventory(), {"p": MILP})
     assert finding == Finding(
         "policies", "optimiser", "warn", "p: place: milp needs HiGHS, which is not installed: jobs are placed greedily",
         "pip install 'gpusched-cluster[milp]'",
     )  # fmt: skip
     behind = msgspec.structs.replace(AGENT, fallback=MILP)
-    assert found(behind, tmp_path) == [("optimiser", "warn")]
-    assert found(EASY, tmp_path) == []
+    assert found(behind) == [("optimiser", "warn")]
+    assert found(EASY) == []
 
 
 def test_weights_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    (finding,) = files.examine_needs(inventory(), {"p": AGENT}, tmp_path)
+    (finding,) = files.examine_needs(inventory(), {"p": AGENT})
     assert (finding.check, finding.status) == ("weights", "fail")
     assert "easy decides" in finding.message
     with pytest.raises(ModelError, match="safetensors, which is not installed"):
         load_file(tmp_path / "default.safetensors", "rltune")
-    assert found(EASY, tmp_path) == []
+    assert found(EASY) == []
 
 
-def test_nobody_to_train_what_is_to_be_promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_to_train_what_is_to_be_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "find_spec", lambda name: None)
-    assert found(AGENT, tmp_path) == []  # deciding needs no torch
+    assert found(AGENT) == []  # deciding needs no torch
     eager = inventory()
     eager = msgspec.structs.replace(eager, settings=msgspec.structs.replace(eager.settings, auto_promote=True))
-    assert found(AGENT, tmp_path, eager) == [("training", "warn")]
-    assert found(EASY, tmp_path, eager) == []
-
-
-def test_estimates_that_nobody_makes(tmp_path: Path) -> None:
-    assert found(ESTIMATE, tmp_path) == [("predictor", "warn")]
-    assert found(msgspec.structs.replace(AGENT, fallback=ESTIMATE), tmp_path) == [("predictor", "warn")]
-    assert files.PREDICTOR == USUAL_NAME
-    (tmp_path / USUAL_NAME).touch()
-    assert found(ESTIMATE, tmp_path) == []
+    assert found(AGENT, eager) == [("training", "warn")]
+    assert found(EASY, eager) == []
 
 
 def test_check_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

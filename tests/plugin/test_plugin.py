@@ -479,6 +479,8 @@ def test_an_order_that_fails_live_is_fifo_with_one_line(plugin: None, monkeypatc
     monkeypatch.setattr(Warnings, "given", set())
     assert queue_order("failing", keys, ids).tolist() == queue_order("fifo", keys, ids).tolist() == [2, 0, 1]
     assert queue_order("of-a-package-that-is-gone", keys, ids).tolist() == [2, 0, 1]
+    assert queue_order("sjf-estimate", keys, ids).tolist() == [1, 2, 0]
+    assert queue_order("sjf-estimate", keys, ids, "last").tolist() == [1, 0, 2]
     assert [line.rpartition("; ")[2] for line in lines] == ["fifo is used"] * 2
 
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from gpusched.estimation.predictor import USUAL_NAME
 from gpusched.model.commands import Promote
 from tests.cli.conftest import Result, Site
-from tests.controller.usual import usual
 from tests.promotion import weights
 from tests.promotion.conftest import record_days
 from tests.promotion.lifecycle import cycle, done, edit
@@ -71,30 +67,6 @@ def test_retraining_leaves_a_candidate_and_promotes_nothing(proved: Site, monkey
     assert done(proved.call("policy", "show", f"gist@{listed['version']}", "--json")).json["origin"] == "candidate"
     # the policy's own weights are as they were
     assert row(proved, state="shadow")["version"] != listed["version"]
-
-
-def test_run_times_are_learned_anew_where_a_policy_goes_by_them(proved: Site) -> None:
-    """And the night's replays go by the predictor only on days that it has not seen."""
-    record_days(proved.state, 1, until_days_ago=0.25, first=100)
-    (proved.folder / "policies").mkdir(exist_ok=True)
-    (proved.folder / "policies" / "short.yaml").write_text("order: sjf-estimate\nplace: best-fit\nbackfill: skip\n")
-    edit(proved, "  V100:\n", "  V100:\n    policy: short\n")
-    assert cycle(proved)["V100"] == "short"
-    report = json.loads(night(proved, "--auto-retrain", "--json").out)
-    (line,) = report["trained"]
-    assert line.startswith("run times: not retrained: ")
-    assert "at least 50 are needed" in line  # three a day
-
-    def notes() -> str:
-        (of,) = json.loads(night(proved, "--json").out)["partitions"]
-        assert (of["live"], of["runs"][0]["knows"]) == ("short", "estimate")
-        return " ".join(of["runs"][0]["notes"])
-
-    assert "estimates by predictor" not in notes()
-    usual().save(proved.state / USUAL_NAME)
-    assert "estimates by predictor" in notes()
-    replace(usual(), learned_until=time.time()).save(proved.state / USUAL_NAME)
-    assert "estimates by predictor" not in notes()
 
 
 def test_a_candidate_that_proved_better_is_promoted_only_if_allowed(proved: Site) -> None:

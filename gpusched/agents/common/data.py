@@ -15,7 +15,7 @@ from gpusched.agents.common.request import TrainRequest
 from gpusched.config.paths import state_folder
 from gpusched.config.weights import DEFAULT
 from gpusched.errors import GpuschedError, NoHistory, UsageError
-from gpusched.estimation.predictor import ends_of
+from gpusched.estimation.estimators import ends_of
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import count_of, parse_time

@@ -1,5 +1,5 @@
-"""The learned predictor of run times: its training, the calibration of its quantiles, ``gpusched predict``.
+"""``gpusched predict``: predicted run times, and how good they are on days not seen.
 
-In: ended jobs. Out: the file read by `gpusched.estimation.predictor`. Begin with `train`. May import: study,
+In: ended jobs. Out: predictions, and scores beside those of usual estimates. Begin with `evaluate`. May import: study,
 forecast, traces.
 """

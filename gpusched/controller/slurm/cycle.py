@@ -110,7 +110,7 @@ class SlurmCycle:
         self._mirror = JobMirror(store.job, [*store.pending(), *store.active()], missing)
         self._array_limits = store.array_limits()
         self._decider, self._shadowing = Decider(store), Shadowing(store)
-        self._estimator, self._reasons = EstimateWriter(store, state), PendingReasonWriter(store)
+        self._estimator, self._reasons = EstimateWriter(store), PendingReasonWriter(store)
         self._ledger = UsageWriter(store)
         self._failing: dict[str, tuple[float, str]] = {}  # node that cannot be read -> since when, why
         self._undecidable: set[str] = set()
@@ -344,7 +344,7 @@ class SlurmCycle:
         if not waiting:
             return None
         shadows = [shadow.spec for shadow in self._store.shadows().values() if shadow.until is None]
-        self._estimator.run([*live.policies.values(), *shadows])
+        self._estimator.run([*live.policies.values(), *shadows], now)
 
         def snapshot_of(jobs: Sequence[JobRecord]) -> Snapshot:
             return snapshot_of_store(

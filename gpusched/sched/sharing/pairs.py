@@ -134,7 +134,7 @@ class SharingPass:
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._losses = Losses(snapshot.beliefs)
         self._queues = {
-            name: wait_for_room(outcome, waiting.ordered(name, policy.order))
+            name: wait_for_room(outcome, waiting.ordered(name, policy.order, policy.ties))
             for name, policy in snapshot.policies.items()
             if name in waiting.queues
         }

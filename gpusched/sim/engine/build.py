@@ -10,8 +10,8 @@ import numpy as np
 
 from gpusched.config.plugins import components
 from gpusched.errors import UsageError
-from gpusched.estimation.features import time_limits
-from gpusched.estimation.predictor import Estimator, LastTwo, Predictor
+from gpusched.estimation.estimators import Estimator, LastTwo
+from gpusched.estimation.last_two import time_limits
 from gpusched.model.policy import MAPPING_PLACES
 from gpusched.model.units import count_of
 from gpusched.sched.fit import set_feasibility
@@ -124,7 +124,7 @@ class ReplayOptions:
             hour; Tiresias leaves the thresholds to the operator).
         half_life_s: Half-life of users' usage, in seconds (``settings.fairshare_half_life``).
         rates: How fast jobs go by measured profiles; None: every job runs its recorded duration.
-        predictor: Estimates run times for policies that use estimates; None: the mean of the user's last two.
+        estimator: Estimates run times for policies that use estimates; None: the mean of the user's last two.
         share: Whether jobs share GPUs: "no"; "fractions" (jobs of one GPU by the thousandths they ask for); "pairs"
             (besides, two jobs of equal GPUs share them where that was measured to do more than taking turns).
         believed: Jobs that agreed to share GPUs with one other, as the live controller allows; None: none did.
@@ -147,7 +147,7 @@ class ReplayOptions:
     las_thresholds_gpu_s: Sequence[float] = (3600.0,)
     half_life_s: float = HALF_LIFE_S
     rates: Rates | None = None
-    predictor: Predictor | None = None
+    estimator: Estimator | None = None
     share: Share = "no"
     believed: SharingBeliefs | None = None
     elastic: ResizableJobs | None = None
@@ -288,8 +288,8 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
 
 
 def estimator_for(world: SimWorld) -> Estimator:
-    """Return who estimates run times: the trained predictor, where there is one and the policy goes by estimates."""
-    return world.options.predictor if world.options.predictor and world.policy.uses_run_time_estimates else LastTwo()
+    """Return who estimates run times, where the policy goes by estimates."""
+    return world.options.estimator if world.options.estimator and world.policy.uses_run_time_estimates else LastTwo()
 
 
 def log_of(world: SimWorld) -> EventLog:
@@ -381,8 +381,8 @@ def result_of(world: SimWorld, log: EventLog, seconds: float) -> ReplayResult:
     # Jobs that never run have no shape (-1), which indexes the whole GPU appended here.
     milli = np.append(demand.milli, 1000)[np.where(demand.shape >= 0, demand.shape, -1)]
     notes = list(world.knowledge.notes)
-    if world.options.predictor is not None and world.policy.uses_run_time_estimates:
-        notes += world.options.predictor.notes_for(trace)
+    if world.options.estimator is not None and world.policy.uses_run_time_estimates:
+        notes.append(f"estimates by {world.options.estimator.name}")
     stuck = int((state["status"] == WAITING).sum())
     beside = int(sim.counter[UNMEASURED])
     if beside:

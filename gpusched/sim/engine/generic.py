@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.estimation.features import PastRunTimes, expected_run_s, note_end
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import (
@@ -26,13 +25,21 @@ from gpusched.sched.state import (
     Records,
     new_outcome,
 )
-from gpusched.sim.engine.build import SimWorld, estimator_for
+from gpusched.sim.engine.build import SimWorld
+from gpusched.sim.engine.estimates import (
+    Estimates,
+    new_estimates,
+    note_ages,
+    note_ended,
+    note_started,
+    note_submitted,
+    renew,
+)
 from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, count_held_gpus, order_keys
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.pace import total_run_s
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of, waiting_in
 from gpusched.sim.engine.share import pair_up, release_pairs_once, share_gpus
-from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, RUNNING, RUNS, EventLog, Passes, Sim
+from gpusched.sim.engine.state import DECIDE, ENDED, READY, RUNNING, RUNS, EventLog, Passes, Sim
 from gpusched.sim.policies import PLACEMENTS
 
 
@@ -45,6 +52,7 @@ class SimQueue(NamedTuple):
         outcome: Where the pass writes.
         run_times: What run times are estimated by, where they are (``estimates``).
         order: See `keys`. rule, backfill: See ``gpusched.sched.state``.
+        last_first: Whether of jobs with equal keys the one submitted last goes first.
         every_s: Seconds between two times at which there is backfill; 0: at every decision.
         next_s: ``float64[1]``: when it is due; infinite: when something has happened.
     """
@@ -53,11 +61,12 @@ class SimQueue(NamedTuple):
     size: Ints
     users: Records
     outcome: PassOutcome
-    run_times: PastRunTimes
+    run_times: Estimates
     estimates: bool
     order: int
     rule: int
     backfill: int
+    last_first: bool
     every_s: float
     next_s: Floats
 
@@ -70,11 +79,12 @@ def new_queue(world: SimWorld) -> SimQueue:
         size=np.zeros(1, np.int64),
         users=np.zeros(world.users + 1, USER),
         outcome=new_outcome(jobs, len(world.sim.held)),
-        run_times=estimator_for(world).in_replay(world.trace),
+        run_times=new_estimates(world),
         estimates=policy.uses_run_time_estimates,
         order=ORDER_CODES.get(policy.order, PLAIN),
         rule=PLACEMENTS.get(world.rule, BEST_FIT),
         backfill=BACKFILLS[policy.backfill],
+        last_first=policy.ties == "last",
         every_s=world.options.backfill_every_s,
         next_s=np.full(1, np.inf),
     )
@@ -110,14 +120,16 @@ def update_queue(sim: Sim, passes: Passes, queue: SimQueue) -> None:
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
         count_held_gpus(sim, queue.users, job, -1)
-        if queue.estimates and sim.state[job]["status"] == DONE:
-            note_end(queue.run_times.past, queue.run_times.keys[job], total_run_s(sim.pace, sim, job), sim.clock[0])
+    if queue.estimates:
+        note_ages(queue.run_times.renewed, sim)
+        note_ended(queue.run_times.renewed, queue.run_times.past, sim)
     for i in range(sim.counter[READY]):
         job = sim.ready[i]
         if queue.estimates:
-            sim.jobs[job]["expected"] = expected_run_s(queue.run_times, job, sim.clock[0])
-            passes.jobs.limit[job] = sim.jobs[job]["expected"]
+            note_submitted(queue.run_times.renewed, queue.run_times.past, sim, passes, job)
         enter(sim, queue.waiting, queue.size, job)
+    if queue.estimates:
+        renew(queue.run_times.renewed, sim, passes, queue.waiting[: queue.size[0]])
 
 
 @jit
@@ -150,6 +162,8 @@ def ordered(sim: Sim, queue: SimQueue, partition: int) -> Ints:
     jobs = waiting_in(sim, queue.waiting, queue.size, partition)
     if queue.order == PLAIN or jobs.size < 2:
         return jobs
+    if queue.last_first:
+        jobs = jobs[stable_order(-sim.jobs["submit"][jobs])]
     keys: Floats = order_keys(sim, queue.users, jobs, queue.order)
     by_key: Ints = jobs[stable_order(keys)]
     return by_key
@@ -162,6 +176,8 @@ def dequeue_started(sim: Sim, queue: SimQueue, ordered: Ints) -> None:
     for job in ordered:
         if sim.state[job]["status"] == RUNNING:
             count_held_gpus(sim, queue.users, job, 1)
+            if queue.estimates:
+                note_started(queue.run_times.renewed, job)
             started += 1
     if started > 0:
         remove_running(sim, queue.waiting, queue.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 from gpusched.errors import GpuschedError, NoHistory
 from gpusched.model.ids import id_key
-from gpusched.model.jobs import ENDED, DependencyKind, JobRecord
+from gpusched.model.jobs import ACTIVE, ENDED, DependencyKind, JobRecord, JobSpec
 from gpusched.model.progress import JobProgress, speeds_of
 from gpusched.model.units import count_of
 from gpusched.queue.store import DATABASE, Reader, RunRecord
@@ -137,13 +138,21 @@ def _assembled(
         trace, preemptible=np.array([job.spec.preemptible for job in jobs], np.bool_), account=account, qos=qos,
         accounts=accounts, classes=classes, policy=policy, policies=policies,
         share_mib=share_mib if (share_mib >= 0).any() else None,
+        command=intern([_program(job.spec) for job in jobs])[0],
+        image=intern([job.spec.image or "" for job in jobs])[0],
     )  # fmt: skip
 
 
-def as_submitted(jobs: list[JobRecord]) -> Trace:
-    """Return the trace of at least one job at submission: ended ones with their last run time, others endless.
+def _program(spec: JobSpec) -> str:
+    """Return a digest of what a job runs: its script, function, and command line; numbers in it count."""
+    parts = (spec.script or "", spec.function, *spec.command)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest() if any(parts) else ""
 
-    Of a resized one all attempts count that its time limit counted.
+
+def as_submitted(jobs: list[JobRecord]) -> Trace:
+    """Return the trace of at least one job: of ended ones the last run time; those that run are endless.
+
+    Others have not begun. Of a resized one all attempts count that its time limit counted.
     """
     jobs = sorted(jobs, key=lambda job: (_submit(job), id_key(job.id)))
     start, ran = dict.fromkeys((job.id for job in jobs), np.inf), dict.fromkeys((job.id for job in jobs), 1.0)
@@ -151,6 +160,8 @@ def as_submitted(jobs: list[JobRecord]) -> Trace:
         if job.state in ENDED and job.start_time is not None and job.end_time is not None:
             start[job.id], ran[job.id] = job.start_time, max(job.ran_s, 1e-3)
             ran[job.id] += job.resizes.had_s if job.resizes is not None else 0.0
+        elif job.state in ACTIVE and job.start_time is not None:
+            start[job.id], ran[job.id] = job.start_time, np.inf
     return _assembled("queue", jobs, [_submit(job) for job in jobs], list(ran.values()), start, [])
 
 
