@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpusched.forecast.component import component_of, uses_components
 from gpusched.model.jobs import DependencyKind
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.snapshot import PendingView, Snapshot
@@ -95,7 +96,10 @@ def _of_policy(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
     if policy is not None and policy.agent:
         by = policy.fallback.name if policy.fallback else "its stages"
         yield f"the trained policy {policy.name} is approximated by {by}"
-    if policy is not None and policy.place not in PLACES:
+    component = component_of(snapshot, job.spec.partition)
+    if component is not None and not uses_components(snapshot):
+        yield f"the placement {component} is approximated by best-fit in long queues"
+    elif component is None and policy is not None and policy.place not in PLACES:
         yield f"the placement {policy.place} is approximated by best-fit"
     if policy is not None and policy.place == "contention" and snapshot.beliefs:
         yield "jobs are placed, and wait for better places, by placement costs; run times do not depend on places"

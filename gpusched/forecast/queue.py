@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.compiled import is_cached
+from gpusched.forecast.component import component_of, forecast_by_components, uses_components
 from gpusched.forecast.initial import InitialState, initial_state_of, may_start, simulated_policy
 from gpusched.forecast.run import (
     ALLOWED,
@@ -61,10 +62,19 @@ class QueueForecast:
         snapshot: As given.
         views: The jobs that may start at all, then the variants: job J of every array here.
         first_variant: Index of the first variant; variants take part only as a run's target.
+        by_components: Whether another package's placement is asked, which takes a hundred times as long.
+
+    ``components``: ask other packages' placements, where the queue is short; else these are best fit.
     """
 
     def __init__(
-        self, snapshot: Snapshot, *, half_life_s: float, tick_s: float, variants: Sequence[PendingView] = ()
+        self,
+        snapshot: Snapshot,
+        *,
+        half_life_s: float,
+        tick_s: float,
+        variants: Sequence[PendingView] = (),
+        components: bool = False,
     ) -> None:
         self.snapshot = snapshot
         own = [job for job in snapshot.pending if may_start(job, snapshot)]
@@ -75,6 +85,9 @@ class QueueForecast:
         self._world = world = node_arrays_of(snapshot)
         initial = initial_state_of(snapshot, self.views, self.first_variant, world, half_life_s)
         self._waiting, self._sim, self._passes, self._owner = initial[:4]
+        names = {i: name for i, of in enumerate(snapshot.policies) if (name := component_of(snapshot, of)) is not None}
+        self.by_components = bool(components and names and uses_components(snapshot))
+        self._run = forecast_by_components(names, world, initial) if self.by_components else run_forward
         self._queue = self._new_arrays(initial, tick_s)
         size = len(self._sim.jobs)
         self._log = new_log(6 * size + len(self._sim.changes) + 64, size, len(self._sim.held))
@@ -159,7 +172,7 @@ class QueueForecast:
         sim.clock[1] = self.snapshot.now
         arrays.counter[TARGET], arrays.counter[ALLOWED], arrays.clock[UNTIL] = target, work, until
         self._passes.rng[:] = seed_words(seed)
-        code = run_forward(sim, self._log, self._passes, arrays)
+        code = self._run(sim, self._log, self._passes, arrays)
         start = sim.state["first"][: len(self.views)].copy()
         start[np.isnan(start)] = np.inf
         return RunResult(start, code != EXHAUSTED, int(arrays.counter[WORK]))

@@ -190,7 +190,7 @@ def decide_forecast(sim: Sim, log: EventLog, passes: Passes, arrays: QueueArrays
         asked = sim.dirty[partition] != 0 and arrays.queues[partition]["waiting"] > 0
         sim.dirty[partition] = 0
         if asked:
-            _decide(sim, log, passes, arrays, partition)
+            decide_partition(sim, log, passes, arrays, partition)
             if entered < sim.counter[READY]:
                 entered = _enter_ready(sim, arrays, entered)
         partition = 0 if asked else partition + 1  # a start may let in a job of an earlier one
@@ -338,7 +338,7 @@ def _count_held_gpus(sim: Sim, arrays: QueueArrays, job: int, sign: int) -> None
 
 
 @jit
-def _decide(sim: Sim, log: EventLog, passes: Passes, arrays: QueueArrays, partition: int) -> None:
+def decide_partition(sim: Sim, log: EventLog, passes: Passes, arrays: QueueArrays, partition: int) -> None:
     """Run one partition's pass, and apply its starts."""
     of, outcome = arrays.queues[partition], arrays.outcome
     arrays.counter[WORK] += _PASS_WORK
@@ -392,7 +392,7 @@ def _pair_up(pace: Pace | None, sim: Sim, log: EventLog, passes: Passes, arrays:
     outcome.total[:] = 0
     pair_up(pace, sim, log, passes, outcome, queue)
     _leave_started(sim, arrays)
-    _update_started_fit(arrays, sim.resources, passes.requests, passes.jobs.masks)
+    update_started_fit(arrays, sim.resources, passes.requests, passes.jobs.masks)
 
 
 @jit
@@ -400,7 +400,7 @@ def _pairing_candidates(pairs: Paired | None, sim: Sim, passes: Passes, arrays: 
     """Return waiting jobs that may share, and the first of each kind, which includes the head; in order."""
     if pairs is None:
         return np.empty(0, np.int64)
-    queue, count = _in_order(arrays, partition), 0
+    queue, count = in_order(arrays, partition), 0
     for job in queue:
         if pairs.row[job] >= 0 or arrays.kinds[arrays.jobs[job]["kind"]]["first"] == job:
             arrays.outcome.code[job], sim.jobs[job]["shape"] = PRIORITY, passes.jobs.shape[job]
@@ -414,14 +414,14 @@ def _plan_all(plan: BackfillPlan | None, state: ClusterState, arrays: QueueArray
     """Run conservative backfill, in which every job has a place in the plan."""
     if plan is None:
         return
-    queue = _in_order(arrays, partition)
+    queue = in_order(arrays, partition)
     arrays.counter[WORK] += queue.size * state.resources.gpus.size
     pass_by_plan(state, queue, CONSERVATIVE, PlacementRule(arrays.queues[partition]["rule"], rng))
-    _update_started_fit(arrays, state.resources, state.requests, state.jobs.masks)
+    update_started_fit(arrays, state.resources, state.requests, state.jobs.masks)
 
 
 @jit
-def _in_order(arrays: QueueArrays, partition: int) -> Ints:
+def in_order(arrays: QueueArrays, partition: int) -> Ints:
     """Return all of the partition's waiting jobs in order, ``int64[waiting]``."""
     of, count = arrays.queues[partition], 0
     queue, place = np.empty(of["waiting"], np.int64), np.empty(of["waiting"])
@@ -437,7 +437,7 @@ def _in_order(arrays: QueueArrays, partition: int) -> Ints:
 
 
 @jit
-def _update_started_fit(arrays: QueueArrays, resources: Resources, requests: Requests, masks: Flags) -> None:
+def update_started_fit(arrays: QueueArrays, resources: Resources, requests: Requests, masks: Flags) -> None:
     """Update what fits on the nodes of started jobs."""
     for part in range(arrays.outcome.total[1]):
         update_fit(arrays.fit, arrays.fits, resources, requests, masks, arrays.outcome.nodes[part])
@@ -450,13 +450,13 @@ def _pass_by_cost(
     """Run the pass in which jobs take the cheapest nodes, and wait for better ones while that pays."""
     if placing is None:
         return
-    costs, queue, outcome = placing.costs, _in_order(arrays, partition), state.outcome
+    costs, queue, outcome = placing.costs, in_order(arrays, partition), state.outcome
     arrays.counter[WORK] += costs.last_pass.size * state.resources.gpus.size  # one search per class
     pass_by_cost(state, queue, arrays.queues[partition]["backfill"], Priced(costs, 0))
     for job in queue:
         if outcome.code[job] == POLICY:
             sim.clock[1] = min(sim.clock[1], until_of(costs, job, costs.wait_cost[job, 0] + costs.wait_cost[job, 1]))
-    _update_started_fit(arrays, state.resources, state.requests, state.jobs.masks)
+    update_started_fit(arrays, state.resources, state.requests, state.jobs.masks)
 
 
 @jit

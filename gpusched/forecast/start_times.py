@@ -62,7 +62,7 @@ class StartForecast:
     ) -> None:
         self._snapshot, self._job, self._alternatives, self._spreads = snapshot, job, alternatives, spreads
         variants = [*(a.view for a in alternatives), *(s.view for s in spreads)]
-        self.ahead = QueueForecast(snapshot, half_life_s=half_life_s, tick_s=tick_s, variants=variants)
+        self.ahead = QueueForecast(snapshot, half_life_s=half_life_s, tick_s=tick_s, variants=variants, components=True)
         self._target = self.ahead.index.get(job.id, -1)
         self._own_nodes = {n.name for n in snapshot.nodes if n.partition == job.spec.partition}
         self._draws = draws_of(self.ahead, habits, draws_for(self.ahead))
@@ -190,6 +190,8 @@ def work_for(policy: PolicySpec | None) -> int:
 
 def draws_for(ahead: QueueForecast) -> int:
     """Return the number of draws: enough for a range, few enough for an immediate answer."""
+    if ahead.by_components:
+        return _FEWEST_DRAWS
     jobs = len(ahead.views) + len(ahead.snapshot.running)
     return max(_FEWEST_DRAWS, min(_MOST_DRAWS, _RUNS_OF_ALL // max(jobs, 1)))
 

@@ -11,6 +11,8 @@ from typing import get_args
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpusched.agents.base import REGISTRY, AgentParts
 from gpusched.agents.common.ordering import OrderingAgent
@@ -23,17 +25,20 @@ from gpusched.config.weights import load_model, save_model
 from gpusched.controller.notices.service import NotificationService
 from gpusched.doctor.files import examine_needs
 from gpusched.errors import FileError, Warnings
+from gpusched.estimation.limit_use import LimitUse
+from gpusched.forecast import component as of_component
 from gpusched.forecast.assumptions import assumptions
 from gpusched.forecast.queue import QueueForecast
+from gpusched.forecast.start_times import StartForecast
 from gpusched.model.events import Event
 from gpusched.model.plan import Plan, Start
 from gpusched.model.policy import AGENTS, ORDERS, Place, Sizing
 from gpusched.model.resources import RuntimeName
+from gpusched.model.snapshot import Snapshot
 from gpusched.nodes.runtimes.base import LaunchRequest
 from gpusched.nodes.runtimes.supervised import Process
 from gpusched.queue.store import RankRecord, Store
 from gpusched.sched.decide import decide
-from gpusched.sched.explain import explain
 from gpusched.sched.order import Columns, Keys, queue_order
 from gpusched.sched.placement import FittingNodes
 from gpusched.sched.state import PlacementRequest
@@ -47,7 +52,7 @@ from tests.plugin.building import registered
 from tests.plugin.conftest import Run
 from tests.sched.sizes import waits
 from tests.sched.sizes import world as sized
-from tests.sched.worlds import NOW, node, pending, running, snapshot, started
+from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, started
 from tests.sim.worlds import trace_of
 from tests.testbed import wait_until
 
@@ -402,19 +407,49 @@ def test_a_replay_by_an_agent_that_fails_on_the_way_is_one_line(tmp_path: Path) 
             replay(trace_of([0], [1], [1]), Pool.uniform(1, 8), policy)
 
 
-def test_a_forecast_places_by_best_fit_and_says_so(plugin: None) -> None:
-    """Why a job waits is the placement's own answer."""
+def test_a_forecast_of_a_short_queue_places_by_the_component(plugin: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a node goes to the last node, so that a whole one waits for the first; by best fit it need not."""
     nodes, busy = [node("n0"), node("n1")], [running("r", {"n0": (0,)}, NOW + 100)]
-    jobs = [pending("part", 2, submit=0), pending("all", 8, nodes=2, submit=1), pending("late", 8, submit=2)]
-
-    def ahead(place: str) -> list[float]:
-        found = QueueForecast(snapshot(nodes, jobs, busy, place=place), half_life_s=3600.0, tick_s=1.0)
-        return found.run(found.by_limits).start.tolist()
-
+    jobs = [pending("part", 2, submit=0), pending("all", 8, submit=1), pending("then", 8, nodes=2, submit=2)]
     snap = snapshot(nodes, jobs, busy, place="from-both-ends")
-    assert ahead("from-both-ends") == ahead("best-fit")
-    assert "the placement from-both-ends is approximated by best-fit" in assumptions(snap, jobs[1], 0, True)
-    assert explain(snap, "late").reason.code == "Priority"
+
+    def ahead(snap: Snapshot, components: bool = True) -> tuple[list[float], tuple[str, ...]]:
+        found = QueueForecast(snap, half_life_s=3600.0, tick_s=1.0, components=components)
+        starts = [found.run(found.by_limits, target=i).start.tolist()[i] for i in range(2)]
+        return starts, found.nodes_of(1)
+
+    assert ahead(snap) == ([NOW, NOW + 100], ("n0",))
+    assert started(decide(snap))["part"][0][0] == "n1", "as it is decided live"
+    asked = StartForecast(snap, jobs[1], LimitUse([]), half_life_s=3600.0, tick_s=1.0).expected()
+    assert (asked.by_limits, asked.nodes) == (NOW + 100, ("n0",))
+    best_fit = ahead(snapshot(nodes, jobs, busy, place="best-fit"))
+    assert best_fit == ([NOW, NOW], ("n1",)) == ahead(snap, components=False)
+    assert not any("from-both-ends" in line for line in assumptions(snap, jobs[1], 0, True))
+    monkeypatch.setattr(of_component, "LONGEST_QUEUE", 3)
+    assert ahead(snap) == best_fit
+    line = "the placement from-both-ends is approximated by best-fit in long queues"
+    assert line in assumptions(snap, jobs[1], 0, True)
+
+
+def test_a_forecast_by_best_fit_as_a_component_is_that_by_best_fit(tmp_path: Path) -> None:
+    """On any queue, also with limits, dependencies, holds and several partitions."""
+
+    @settings(max_examples=80, deadline=None)
+    @given(snapshots(), st.booleans())
+    def same(snap: Snapshot, easy: bool) -> None:
+        found = []
+        for place in ("fitting", "best-fit"):
+            changes = {"place": place} | ({"backfill": "easy"} if easy else {})
+            policies = {name: msgspec.structs.replace(of, **changes) for name, of in snap.policies.items()}
+            placed = msgspec.structs.replace(snap, policies=policies)
+            ahead = QueueForecast(placed, half_life_s=3600.0, tick_s=1.0, components=True)
+            assert ahead.by_components == (place == "fitting")
+            starts = ahead.run(ahead.by_limits).start
+            found.append((starts.tolist(), [ahead.nodes_of(i) for i in np.flatnonzero(np.isfinite(starts))]))
+        assert found[0] == found[1]
+
+    with registered(tmp_path, {"placements": {"fitting": "gpusched.sched.placement:best_fit"}}):
+        same()
 
 
 ASKED: list[int] = []
