@@ -150,13 +150,23 @@ def _linked(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
+# So that it gains by growing: with more processes the pause of each step is shorter.
+FASTER = """
+import os, runpy, time
+sleep = time.sleep
+time.sleep = lambda seconds: sleep(seconds / int(os.environ["WORLD_SIZE"]))
+runpy.run_path("{}", run_name="__main__")
+"""
+
+
 def torchrun_options(folder: Path) -> tuple[list[str], str]:
     """Return the options and the command of the example's training under torchrun on the nodes."""
     root = Path(__file__).parents[2]
     paths = {Path(str(find_spec(name).origin)).parents[1] for name in ("torch", "msgspec")}  # type: ignore[union-attr]
     python_path = ":".join(map(str, (root, *paths)))
     env = (f"PYTHONPATH={python_path}", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1")
-    train = f"{root}/docs/examples/elastic_train.py --steps 100000 --save-every 5 --pause 0.05"
+    (folder / "train.py").write_text(FASTER.format(root / "docs/examples/elastic_train.py"))
+    train = f"{folder}/train.py --steps 100000 --save-every 5 --pause 0.4"
     run = f"{python_for_nodes(folder)} -m torch.distributed.run --nproc-per-node 1 {train}"
     return [word for pair in env for word in ("--env", pair)], run
 
