@@ -116,6 +116,28 @@ def test_it_grows_shrinks_and_survives_the_loss_of_a_rank(hot: Cluster, share: P
     assert ENDED >= {hot.state_of(first), hot.state_of(other)}
 
 
+@pytest.mark.parametrize("change", ["grows", "shrinks"])
+def test_a_controller_killed_right_after_the_intent(hot: Cluster, share: Path, change: str) -> None:
+    first = crowd(hot, share, "first")
+    hot.wait_state(first, "RUNNING")
+    job = submit(hot, share)
+    hot.wait_state(job, "RUNNING")
+    (share / "first").write_text("")
+    other = ""
+    if change == "shrinks":
+        wait_ranks(hot, job, 0, 1)
+        other = crowd(hot, share, "other")
+    intents = 1 if change == "grows" else 2
+    wait_until(lambda: [e.kind for e in hot.events(job)].count("resizing") == intents, 30, "the intent", 0.01)
+    hot.kill_controller()
+    hot.start_controller()
+    if other:
+        hot.wait_state(other, "RUNNING", timeout=60)
+    wait_ranks(hot, job, *([0] if other else [0, 1]))
+    assert [line[0] for line in story(share) if "leaves" not in line] == ["0", "1"], "each began once"
+    assert hot.json("show", job)["attempt"] == 1
+
+
 def kept(cluster: Cluster, job: str, name: str) -> dict[str, float]:
     """What the job wrote last into saved.json or progress.json; whatever is there is whole."""
     paths = list(cluster.folder.glob(f"jobs/*/{job}/{name}.json"))
