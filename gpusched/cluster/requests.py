@@ -169,7 +169,10 @@ def _rendezvous(job: JobRecord, part: NodeAllocation, address: str, own: str) ->
         "PET_RDZV_ID": f"{job.id}-{job.attempt}",
         "PET_RDZV_CONF": settings,
         "PET_LOCAL_ADDR": own,
-        "PET_MAX_RESTARTS": "1000",  # the death of a rank counts as one
+        # Each group has a store of its own. In the agents' shared one its workers find addresses of the group before,
+        # or look into another agent's: they hang (seen with torch 2.13).
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "PET_MAX_RESTARTS": "50",  # each rank that leaves costs the others one
     }
 
 

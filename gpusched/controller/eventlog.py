@@ -15,7 +15,10 @@ _NEWS = (
     "node_up", "gpu_back", "drained", "resumed", "left_inventory", "back_in_inventory", "policy_changed", "reserved",
     "reservation_changed", "reservation_cancelled",
 )  # fmt: skip
-_ROUTINE = ("starting", "running", "ended", "requeued", "preempted", "resized", "reaped", "fenced", "refused_command")
+_ROUTINE = (
+    "starting", "running", "ended", "requeued", "preempted", "resized", "rank_joined", "rank_left", "reaped", "fenced",
+    "refused_command",
+)  # fmt: skip
 _DETAILS = ("submitted", "held", "released", "priority", "sharing", "launched", "ending", "signalled", "refused")
 _LEVELS = {
     **dict.fromkeys(_WARNINGS, logging.WARNING), **dict.fromkeys(_NEWS + _ROUTINE, logging.INFO),

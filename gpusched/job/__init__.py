@@ -58,7 +58,7 @@ def resize() -> dict[str, float] | None:
 
 
 def _group() -> dict[str, float | None]:
-    """Return a hot job's nodes in its group, since when it reports, and how long no rank did before."""
+    """Return the nodes of a hot job's group, since when it reports, and for how long none did before it."""
     global _first
     nodes, now = os.environ.get("GROUP_WORLD_SIZE"), time.time()
     if nodes is None or os.environ.get("GPUSCHED_RESIZE") != "hot":

@@ -332,3 +332,50 @@ def test_where_an_agent_chooses_it_is_told_what_the_agent_would_give(
     assert message() == f"{room} mine would start it with 4"
     save_model(weights, "chooses", {"sizes": np.array([3])})
     assert message() == f"{room} elastic would start it with 16", "3 is none of its sizes"
+
+
+@pytest.mark.parametrize("hot", [("--resizable", "hot"), ("--resizable", "--hot")])
+@pytest.mark.parametrize(
+    ("sizes", "expected", "nodes"),
+    [
+        (("--gpus", "8-16"), (8, 16), 1),
+        (("--gpus", "4-9", "--gpus-per-node", "4"), (4, 8), 1),
+        (("--sizes", "8,16", "--base-gpus", "16"), (8, 16), 2),
+    ],
+)
+def test_a_hot_job_is_made_of_whole_ranks(
+    site: Site, hot: tuple[str, ...], sizes: tuple[str, ...], expected: tuple[int, ...], nodes: int
+) -> None:
+    site.submit("-p", "A100", "--image", "x", *hot, *sizes, "--", "run", "--resizable", "hot")
+    spec = site.only_submit().spec
+    assert spec.elastic is not None
+    assert (spec.elastic.sizes, spec.elastic.rank_gpus) == (expected, spec.gpus_per_node)
+    assert (spec.nodes, spec.gpus) == (nodes, spec.elastic.base_gpus)
+    assert spec.command == ("run", "--resizable", "hot"), "the program's own words stay"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--hot", "--gpus", "8"), "--hot: the job is not resizable; add --resizable"),
+        (
+            ("--resizable", "hot", "--sizes", "8,12", "--gpus-per-node", "8"),
+            "--hot: 12 GPUs is not a multiple of 8, the GPUs of a rank; choose other sizes, or --gpus-per-node",
+        ),
+        (
+            ("--resizable", "hot", "--gpus", "8-16", "--cpus", "2-12"),
+            "--hot and a range of --cpus cannot be combined; resize it by restarts: omit --hot",
+        ),
+    ],
+)
+def test_what_a_hot_job_cannot_be_is_said(site: Site, options: tuple[str, ...], error: str) -> None:
+    done = site.call("submit", "-p", "A100", "--image", "x", *options, "--", "run")
+    assert done.code == 2
+    assert error in done.err
+
+
+def test_a_script_cannot_be_hot(site: Site, tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("#!/bin/sh\n#GPUSCHED --resizable hot --gpus 8-16\ntrue\n")
+    done = site.call("submit", "-p", "A100", "--image", "x", str(script))
+    assert "--hot and a job script cannot be combined" in done.err
