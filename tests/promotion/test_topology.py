@@ -53,6 +53,13 @@ def rows(site: Site, name: str) -> list[dict[str, Any]]:
     return [r for r in site.call("policy", "list", "--json").json if r["name"] == name]
 
 
+def replayed_at_night(site: Site) -> list[str]:
+    """The policies that the nightly replays compare in V100, the live one first."""
+    (night,) = done(site.call("replay", "--nightly", "--since", "12d", "--json")).json["partitions"]
+    assert night["partition"] == "V100"
+    return [run["policy"] for run in night["runs"]]
+
+
 def test_trained_on_own_jobs_replayed_shadowed_promoted(racks: Site) -> None:
     cycle(racks)
     assert [(r["agent"], r["note"]) for r in rows(racks, "topology")] == [("topology", "untrained: gpusched train")]
@@ -64,7 +71,7 @@ def test_trained_on_own_jobs_replayed_shadowed_promoted(racks: Site) -> None:
     assert made["weights"] == str(racks.folder / "policies/topology/V100.safetensors")
     table = {row["policy"]: row for row in made["card"]["metrics"]}
     assert list(table)[:2] == ["topology", "untrained start"]
-    assert {"contention", "rack-wait", "rack", "easy", "lower bound"} < set(table)
+    assert {"contention", "rack-wait", "rack", "best-fit", "lower bound"} < set(table)
     assert "as learned of 2 job classes" in made["card"]["notes"][0]
     assert [r["partition"] for r in rows(racks, "topology")] == ["V100"]
     shown = done(racks.call("policy", "show", "topology")).out
@@ -78,6 +85,7 @@ def test_trained_on_own_jobs_replayed_shadowed_promoted(racks: Site) -> None:
     (found,) = done(racks.call("policy", "compare", "rack-wait", "topology", "-p", "V100", "--json")).json
     assert (found["candidate"], found["incumbent"]) == ("topology", "rack-wait")
 
+    assert "topology" not in replayed_at_night(racks), "while the live policy goes by no costs"
     done(racks.call("policy", "shadow", "topology", "-p", "V100"))
     assert [type(c) for c in racks.commands()] == [ShadowOn]
     cycle(racks)
@@ -91,6 +99,10 @@ def test_trained_on_own_jobs_replayed_shadowed_promoted(racks: Site) -> None:
     assert [type(c) for c in racks.commands()] == [Promote]
     assert cycle(racks)["V100"] == "topology"
     assert live(racks)["V100"] == "topology"
+    compared = replayed_at_night(racks)
+    assert compared[0] == "topology"
+    assert {"fifo", "easy", "rack-wait", "contention"} < set(compared)
+    assert not {"spread", "fairshare"} & set(compared), "they cannot be replayed with placement costs"
 
 
 def test_nothing_learned_and_no_switches_is_told(site: Site) -> None:
