@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpusched.agents.common.vector import to_arrays
+from gpusched.agents.topology.network import SHAPES, start
 from gpusched.config.policies import BUILT_IN, load_policy
+from gpusched.config.weights import save_model
 from gpusched.model.commands import Promote, ShadowOn
 from gpusched.model.interference import job_class_of
 from gpusched.queue.store import Store
@@ -111,6 +114,20 @@ def test_nothing_learned_and_no_switches_is_told(site: Site) -> None:
     refused = site.call("train", "topology", "-p", "V100", "--force")
     assert (refused.code, refused.err.count("\n")) == (2, 2), refused.err
     assert "nothing was learned of it, and no switches are known" in refused.err
+
+
+def test_no_proof_before_anything_was_learned(site: Site) -> None:
+    """Public measurements would say what it gains on other jobs, while live its fallback decides."""
+    (site.folder / "policies/topology").mkdir(parents=True)
+    site.inventory.write_text(RACKS + site.inventory.read_text())
+    (site.folder / "policies/topology.yaml").write_text((BUILT_IN / "topology.yaml").read_text())
+    save_model(site.folder / "policies/topology/default.safetensors", "topology", to_arrays(start(0), SHAPES))
+    record_days(site.state, 8)
+    site.fold()
+    refused = site.call("policy", "promote", "topology", "-p", "V100")
+    assert (refused.code, refused.err.count("\n")) == (1, 1)
+    assert "nothing was learned of placement costs yet, so its fallback would decide" in refused.err
+    done(site.call("policy", "promote", "topology", "-p", "V100", "--force", "try"))
 
 
 def test_the_built_in_policy_falls_back_to_contention() -> None:
