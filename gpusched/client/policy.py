@@ -139,6 +139,11 @@ def proof(
     """
     from gpusched.nightly.proof import first_held_out
 
+    if candidate.traits.places and not (client.reader is not None and client.reader.beliefs()):
+        raise GpuschedError(
+            f"{candidate.name}: nothing was learned of placement costs yet, so its fallback would decide",
+            "wait until jobs report progress, or use --force REASON",
+        )
     card = training_of(candidate, partition.name)
     if candidate.agent is not None and card is None:
         raise GpuschedError(

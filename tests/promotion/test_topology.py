@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpusched.agents.common.vector import to_arrays
+from gpusched.agents.topology.network import SHAPES, start
 from gpusched.config.policies import BUILT_IN, load_policy
+from gpusched.config.weights import save_model
 from gpusched.model.commands import Promote, ShadowOn
 from gpusched.model.interference import job_class_of
 from gpusched.queue.store import Store
@@ -53,6 +56,13 @@ def rows(site: Site, name: str) -> list[dict[str, Any]]:
     return [r for r in site.call("policy", "list", "--json").json if r["name"] == name]
 
 
+def replayed_at_night(site: Site) -> list[str]:
+    """The policies that the nightly replays compare in V100, the live one first."""
+    (night,) = done(site.call("replay", "--nightly", "--since", "12d", "--json")).json["partitions"]
+    assert night["partition"] == "V100"
+    return [run["policy"] for run in night["runs"]]
+
+
 def test_trained_on_own_jobs_replayed_shadowed_promoted(racks: Site) -> None:
     cycle(racks)
     assert [(r["agent"], r["note"]) for r in rows(racks, "topology")] == [("topology", "untrained: gpusched train")]
@@ -64,7 +74,7 @@ def test_trained_on_own_jobs_replayed_shadowed_promoted(racks: Site) -> None:
     assert made["weights"] == str(racks.folder / "policies/topology/V100.safetensors")
     table = {row["policy"]: row for row in made["card"]["metrics"]}
     assert list(table)[:2] == ["topology", "untrained start"]
-    assert {"contention", "rack-wait", "rack", "easy", "lower bound"} < set(table)
+    assert {"contention", "rack-wait", "rack", "best-fit", "lower bound"} < set(table)
     assert "as learned of 2 job classes" in made["card"]["notes"][0]
     assert [r["partition"] for r in rows(racks, "topology")] == ["V100"]
     shown = done(racks.call("policy", "show", "topology")).out
@@ -78,6 +88,7 @@ def test_trained_on_own_jobs_replayed_shadowed_promoted(racks: Site) -> None:
     (found,) = done(racks.call("policy", "compare", "rack-wait", "topology", "-p", "V100", "--json")).json
     assert (found["candidate"], found["incumbent"]) == ("topology", "rack-wait")
 
+    assert "topology" not in replayed_at_night(racks), "while the live policy goes by no costs"
     done(racks.call("policy", "shadow", "topology", "-p", "V100"))
     assert [type(c) for c in racks.commands()] == [ShadowOn]
     cycle(racks)
@@ -91,6 +102,10 @@ def test_trained_on_own_jobs_replayed_shadowed_promoted(racks: Site) -> None:
     assert [type(c) for c in racks.commands()] == [Promote]
     assert cycle(racks)["V100"] == "topology"
     assert live(racks)["V100"] == "topology"
+    compared = replayed_at_night(racks)
+    assert compared[0] == "topology"
+    assert {"fifo", "easy", "rack-wait", "contention"} < set(compared)
+    assert not {"spread", "fairshare"} & set(compared), "they cannot be replayed with placement costs"
 
 
 def test_nothing_learned_and_no_switches_is_told(site: Site) -> None:
@@ -99,6 +114,20 @@ def test_nothing_learned_and_no_switches_is_told(site: Site) -> None:
     refused = site.call("train", "topology", "-p", "V100", "--force")
     assert (refused.code, refused.err.count("\n")) == (2, 2), refused.err
     assert "nothing was learned of it, and no switches are known" in refused.err
+
+
+def test_no_proof_before_anything_was_learned(site: Site) -> None:
+    """Public measurements would say what it gains on other jobs, while live its fallback decides."""
+    (site.folder / "policies/topology").mkdir(parents=True)
+    site.inventory.write_text(RACKS + site.inventory.read_text())
+    (site.folder / "policies/topology.yaml").write_text((BUILT_IN / "topology.yaml").read_text())
+    save_model(site.folder / "policies/topology/default.safetensors", "topology", to_arrays(start(0), SHAPES))
+    record_days(site.state, 8)
+    site.fold()
+    refused = site.call("policy", "promote", "topology", "-p", "V100")
+    assert (refused.code, refused.err.count("\n")) == (1, 1)
+    assert "nothing was learned of placement costs yet, so its fallback would decide" in refused.err
+    done(site.call("policy", "promote", "topology", "-p", "V100", "--force", "try"))
 
 
 def test_the_built_in_policy_falls_back_to_contention() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpusched.agents.common.request import UNTRAINED, ResultRow
 from gpusched.config.weights import Arrays
+from gpusched.model.policy import PolicySpec
 from gpusched.sched.sizing.rules import RULES
 from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.orders import ORDERS
@@ -47,17 +48,20 @@ def heuristics(knows: str) -> list[ReplayPolicy]:
 
 def baselines(agent: ReplayPolicy) -> list[ReplayPolicy]:
     """Return the policies to compare an agent with: heuristics with the same information, sizing or placement rules."""
-    if agent.places:
-        rules = [policy_by_name(name) for name in ("contention", "rack-wait", "rack", "easy")]
-        return [replace(rule, order=rule_order(agent), backfill=agent.backfill) for rule in rules]
+    if agent.places and agent.spec is not None:
+        return _placement_rules(agent.spec, agent.backfill)
     if not agent.chooses_sizes:
         return heuristics(agent.knows)
     return [policy_by_name(name) for name in ("easy", "elastic", *(rule for rule in RULES if rule != "greedy-gain"))]
 
 
-def rule_order(agent: ReplayPolicy) -> str:
-    """Return the order in which an agent that places jobs considers them."""
-    return agent.spec.order if agent.spec is not None else "fifo"
+def _placement_rules(spec: PolicySpec, backfill: str) -> list[ReplayPolicy]:
+    """Return rules for nodes with the agent's order, backfill and longest wait."""
+    base = policy_of_order(f"{spec.order}+{backfill}")
+    return [
+        replace(base, name=place, placement=place, placement_wait_s=spec.placement_wait_s)
+        for place in ("contention", "rack-wait", "rack", "best-fit")
+    ]
 
 
 def untrained_policy(agent: ReplayPolicy, untrained: Arrays | None) -> ReplayPolicy | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpusched.agents.topology.network import Graph, TopologyWeights, new_graph, pass_messages
 from gpusched.agents.topology.places import MAX_DAYS_WAITED
-from gpusched.agents.topology.tape import Tape, hear
+from gpusched.agents.topology.tape import DecisionTape, hear
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import node_fits
@@ -88,7 +88,7 @@ class Auction(NamedTuple):
     begun: Ints
     found: Ints
     again: Ints
-    tape: Tape | None = None
+    tape: DecisionTape | None = None
 
 
 class Workspace(NamedTuple):

@@ -19,7 +19,7 @@ from gpusched.agents.common.vector import round_to_float32, split_vector, to_vec
 from gpusched.agents.topology.learn import TrainingCase
 from gpusched.agents.topology.network import PLACE, SHAPES, WAIT, TopologyWeights, weights_from
 from gpusched.agents.topology.replay import new_replay_state, placed_by, run_agents
-from gpusched.agents.topology.tape import Tape
+from gpusched.agents.topology.tape import DecisionTape
 from gpusched.config.weights import Arrays
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.engine.build import ReplayOptions, log_of, result_of, world_of
@@ -67,7 +67,7 @@ class Rollout(NamedTuple):
     """One replay: ``jct: float64[jobs]`` (NaN: never ran), and the decisions recorded."""
 
     jct: Floats
-    tape: Tape
+    tape: DecisionTape
 
 
 def rollout(case: TrainingCase, agent: TopologyWeights, noise: Floats) -> Rollout:
@@ -95,7 +95,7 @@ def advantages(submit: Floats, jct: Floats) -> Floats:
 
 
 class TorchNetwork:
-    """The network of `network`, differentiable: the same sums, by rows of a `Tape`."""
+    """The network of `network`, differentiable: the same sums, by rows of a `DecisionTape`."""
 
     def __init__(self, numbers: Floats) -> None:
         import torch
@@ -117,7 +117,7 @@ class TorchNetwork:
         arrays: Arrays = {name: tensor.detach().numpy() for name, tensor in self.weights.items()}
         return round_to_float32(to_vector(arrays, SHAPES))
 
-    def outputs(self, tape: Tape, rows: Ints) -> tuple[Tensor, Tensor]:
+    def outputs(self, tape: DecisionTape, rows: Ints) -> tuple[Tensor, Tensor]:
         """Return the values of places and of waiting on top of the rule, one of each row."""
         torch, of = self._torch, self.weights
 

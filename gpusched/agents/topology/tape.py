@@ -35,7 +35,7 @@ _MOST_BYTES = 24 << 20
 _FIRST_S = 600.0
 
 
-class Tape(NamedTuple):
+class DecisionTape(NamedTuple):
     """Decisions of one scheduler, ``used[0]`` rows, and the inputs of the current pass.
 
     Attributes:
@@ -68,7 +68,7 @@ class Tape(NamedTuple):
     weight: Floats
 
 
-def new_tape(graph: Graph, noise: Floats) -> Tape:
+def new_tape(graph: Graph, noise: Floats) -> DecisionTape:
     """Return an empty tape for the first scheduler of a graph, which has all nodes that it records."""
     nodes, racks, most = len(graph.of), len(graph.has), int(graph.total.max(initial=1.0))
     rows = max(1, min(4 * len(noise), _MOST_BYTES // (4 * ON * nodes * 2 * most)))
@@ -79,7 +79,7 @@ def new_tape(graph: Graph, noise: Floats) -> Tape:
     def inputs(*shape: int) -> Inputs:
         return np.zeros((rows, *shape), np.float32)
 
-    return Tape(
+    return DecisionTape(
         noise=noise, again=np.zeros(len(noise)), now_server=np.zeros((nodes, SERVER)),
         now_on=np.zeros((nodes, 2, most, ON)), now_rack=np.zeros((racks, RACK)), now_whole=np.zeros(WHOLE),
         used=np.zeros(1, np.int64), job=np.zeros(rows, np.int64), server=inputs(nodes, SERVER),
@@ -89,13 +89,13 @@ def new_tape(graph: Graph, noise: Floats) -> Tape:
 
 
 @jit
-def noise_of(tape: Tape | None, job: int) -> float:
+def noise_of(tape: DecisionTape | None, job: int) -> float:
     """Return what a job's worth of waiting is off by."""
     return 0.0 if tape is None else float(tape.noise[job])
 
 
 @jit
-def hear(tape: Tape | None, load: Load, resources: Resources, graph: Graph) -> None:
+def hear(tape: DecisionTape | None, load: Load, resources: Resources, graph: Graph) -> None:
     """Keep the inputs of a pass, as `network.pass_messages` has them."""
     if tape is None:
         return
@@ -120,7 +120,7 @@ def hear(tape: Tape | None, load: Load, resources: Resources, graph: Graph) -> N
 
 @jit
 def record(
-    tape: Tape | None, agent: TopologyWeights, graph: Graph, job: int, waited: float, nodes: Ints, parts: int
+    tape: DecisionTape | None, agent: TopologyWeights, graph: Graph, job: int, waited: float, nodes: Ints, parts: int
 ) -> None:
     """Add the decision between the best place, on ``nodes[:parts]``, and waiting; its inputs are in ``graph``."""
     if tape is None:

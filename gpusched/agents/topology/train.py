@@ -1,4 +1,4 @@
-"""Training of a partition's agent: CMA-ES on windows of its own jobs, slowed down as was learned of them.
+"""Training of a partition's agent, on windows of its own jobs, slowed down as was learned of them.
 
 Where nothing was learned (a trace, drawn jobs), kinds of jobs are those of public measurements, as in a replay with
 ``--topology``. Windows bound the queue, and so the time of a decision, however many jobs there are.
@@ -6,17 +6,22 @@ Where nothing was learned (a trace, drawn jobs), kinds of jobs are those of publ
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
+import msgspec
 import numpy as np
 
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, settings_of
-from gpusched.agents.common.vector import round_to_float32, to_arrays
-from gpusched.agents.topology.learn import TopologyRecipe, TrainingCase, new_search, search
+from gpusched.agents.common.vector import to_arrays
+from gpusched.agents.topology.gradient import GradientRecipe, alive, learn_by_gradient
+from gpusched.agents.topology.learn import TopologyRecipe, TrainingCase, cost, new_search, search
 from gpusched.agents.topology.network import SHAPES, start
 from gpusched.errors import UsageError
+from gpusched.sched.state import Floats
 from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.study.study import Scenario, placement_costs
 from gpusched.traces.generate import generate
@@ -27,6 +32,8 @@ MIN_JOBS = 20
 """A window has no fewer jobs, if there are as many."""
 _VALIDATION = 0.25  # the last part of the jobs: for the choice of weights
 _DRAWN_FROM = 10_000  # seeds of drawn workloads; those of the final table are elsewhere
+Draw = Callable[[int], list[TrainingCase]]
+"""Draws the windows of a generation."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,8 @@ class TopologyTrainSettings:
     Attributes:
         generations, population: Of the search. tries: Windows per generation.
         window: Jobs of a window at most. watch: Windows for the choice of weights. every: Generations between them.
+        gradient: Steps that train all layers by gradient (`gradient`) instead; 0: none. Whatever is better on the
+            windows for the choice is kept: start, search or gradient.
     """
 
     generations: int = 16
@@ -44,6 +53,7 @@ class TopologyTrainSettings:
     window: int = 2000
     watch: int = 8
     every: int = 4
+    gradient: int = 0
 
 
 def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
@@ -58,31 +68,53 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     tries, held_out, note = _cases(job, hyper)
     recipe = TopologyRecipe(generations=hyper.generations, population=hyper.population, every=hyper.every)
     found = new_search(hyper.population, job.seed)
-    if (saved := job.checkpoint.load()) is not None:
+    costs = _digest(held_out)
+    if (saved := job.checkpoint.load()) is not None and saved[1].get("costs") == costs:
         found.restore(saved[0])
 
     def save() -> None:
         if job.checkpoint.due():
-            job.checkpoint.save(found.state(), {})
+            job.checkpoint.save(found.state(), {"costs": costs})
 
     result = search(found, recipe, tries, held_out, os.cpu_count() or 1, report.step, save)
-    begun, ended = result.course[0][1], result.course[-1][1]
-    better = ended < begun
-    chosen = result.numbers if better else round_to_float32(start(0))
-    kept = "" if better else "; the start is kept"
-    notes = (note, f"log of mean JCT on {len(held_out)} windows for the choice: {ended - begun:+.4f} by training{kept}")
+    known = {"the start": result.course[0][1], "the search": result.course[-1][1]}
+    numbers = {"the start": result.start, "the search": result.numbers}
+    if hyper.gradient > 0:
+        numbers["the gradient"] = _by_gradient(job, hyper, tries, report)
+        known["the gradient"] = float(np.mean([cost(numbers["the gradient"], case) for case in held_out]))
+    best = min(known, key=lambda name: known[name])
+    told = ", ".join(f"{name} {value - known['the start']:+.4f}" for name, value in known.items())
+    notes = (note, f"log of mean JCT on {len(held_out)} windows for the choice, above the start: {told}; kept: {best}")
     return TrainerResult(
-        arrays=to_arrays(chosen, SHAPES), about={"knows": _knows(job)}, score=-min(begun, ended),
+        arrays=to_arrays(numbers[best], SHAPES), about={"knows": _knows(job)}, score=-known[best],
         hyper_parameters=asdict(hyper), notes=notes, untrained=to_arrays(start(0), SHAPES),
     )  # fmt: skip
+
+
+def _by_gradient(job: TrainJob, hyper: TopologyTrainSettings, tries: Draw, report: TrainingReport) -> Floats:
+    """Return the weights after so many steps by gradient, on the windows of as many generations."""
+    recipe = GradientRecipe(steps=hyper.gradient)
+
+    def cases(step: int) -> list[TrainingCase]:
+        return [
+            one._replace(spec=msgspec.structs.replace(one.spec, schedulers=1)) for one in tries(step)[: recipe.batch]
+        ]
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return learn_by_gradient(
+            alive(start(0)), recipe, cases, job.seed, pool, lambda step, numbers: report.step(step, recipe.steps)
+        )
+
+
+def _digest(cases: list[TrainingCase]) -> str:
+    """Return a digest of what placement costs, which is learned anew as jobs end; no checkpoint's key has it."""
+    parts = [part for one in cases for part in (one.network.kind, one.network.model.kinds, one.network.tree.weight)]
+    return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
 
 def _knows(job: TrainJob) -> str:
     """Return what the policy is told of run times: by its order and backfill, as the agent looks at none."""
     return "nothing" if job.spec.backfill in ("none", "skip") and job.spec.order == "fifo" else "limit"
-
-
-Draw = Callable[[int], list[TrainingCase]]
 
 
 def _cases(job: TrainJob, hyper: TopologyTrainSettings) -> tuple[Draw, list[TrainingCase], str]:
