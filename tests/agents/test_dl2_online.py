@@ -57,9 +57,12 @@ def test_of_what_others_did_it_imitates_what_brought_more(tmp_path: Path) -> Non
     recipe = Dl2Recipe(hidden=8, rate=0.003)
     trainer = Dl2Trainer(recipe, PublicSetting(recipe, {}), 0, 1, set_up(0))
     trainer.start_from(zero_actor(8)._replace(own=trainer.networks.weights().own, out=np.full(8, 0.05, np.float32)), {})
+    mixed = [*found, *least, *least, *least]
     for number in range(8):
-        prepared = LiveActor(trainer.networks.weights(), SLOT_S)
-        trainer.imitate_by_advantage([record(prepared, [*found, *least, *least, *least], RESTART, number, steps=2000)])
+        recording = record(LiveActor(trainer.networks.weights(), SLOT_S), mixed, RESTART, number, steps=2000)
+        if number == 0:
+            trainer.fit_critic([recording])
+        trainer.imitate_by_advantage([recording])
     low, high = (brought(found, [one.chosen for one in all_of]) for all_of in (least, found))
     learned = brought(found, sizes(trainer.networks.weights(), found))
     assert learned > low + 0.7 * (high - low)

@@ -34,6 +34,7 @@ _STEPS, _ROWS = 100_000, 120  # maximum of a workload; average rows of a recorde
 _VALIDATE_EVERY = 10  # rounds
 _SMALL_CLUSTER = 20  # nodes; up to here arrivals are fewer
 _MOST_WEIGHT = 10.0  # of a step imitated by its advantage
+_CRITIC_FITS, _CRITIC_STEPS = 3, 50
 _VALIDATION_SEED = 1 << 20  # seeds of training are larger, those of the evaluation smaller
 
 
@@ -303,24 +304,33 @@ class Dl2Trainer:
                 for at in range(0, len(order), 512):
                     self._step(batch, order[at : at + 512], state, target, bonus)
 
+    def fit_critic(self, played: Sequence[Recording]) -> None:
+        """Train the critic alone, before anything is judged by it."""
+        for _ in range(_CRITIC_FITS):
+            _, state, target = self._with_advantages(played)
+            for _ in range(_CRITIC_STEPS):
+                self._descend(self._value_loss(state, target))
+
     def imitate_by_advantage(self, played: Sequence[Recording]) -> None:
-        """Imitate steps of another policy, those the more that brought more than the critic expected.
+        """Imitate steps of another policy that brought more than the critic expects of this one, and those the more.
 
         The steps were not sampled with these weights, and with which probabilities that policy took them is unknown (a
         rule has none), so that importance weights cannot be had. Weighting by exp(advantage) needs none: Peng et al.,
-        "Advantage-Weighted Regression", 2019.
+        "Advantage-Weighted Regression", 2019. Steps that brought less get no weight, since the other policy may be the
+        worse one in most states.
         """
-        batch, state, target = self._with_advantages(played)
+        batch, _, _ = self._with_advantages(played, centred=False)
         order = self._rng.permutation(len(batch.chosen))
         for at in range(0, len(order), 512):
             i = order[at : at + 512]
             chances = self._scores(batch, i).log_softmax(-1)
             chosen = chances.gather(1, self._tensor(batch.chosen[i])[:, None]).squeeze(1)
-            weight = self._tensor(batch.advantage[i]).exp().clamp(max=_MOST_WEIGHT)
-            self._descend(-(weight * chosen).mean() + self._value_loss(state, target))
+            advantage = self._tensor(batch.advantage[i])
+            weight = (advantage > 0.0) * advantage.exp().clamp(max=_MOST_WEIGHT)
+            self._descend(-(weight * chosen).mean())
 
-    def _with_advantages(self, played: Sequence[Recording]) -> tuple[_StepBatch, Reals, Reals]:
-        """Return the steps with their advantages, standardised; and inputs and targets of the critic."""
+    def _with_advantages(self, played: Sequence[Recording], centred: bool = True) -> tuple[_StepBatch, Reals, Reals]:
+        """Return the steps with their advantages, in standard deviations; and inputs and targets of the critic."""
         rng, advantages, states, targets = self._rng, [], [], []
         for one in played:
             state = one.tape.state[: one.tape.number[0]]
@@ -333,7 +343,7 @@ class Dl2Trainer:
             states.append(state[some])
             targets.append((advantage + value)[some])
         data = _batch_of(played, advantages)
-        scaled = (data.advantage - data.advantage.mean()) / (data.advantage.std() + 1e-8)
+        scaled = (data.advantage - (data.advantage.mean() if centred else 0.0)) / (data.advantage.std() + 1e-8)
         return data._replace(advantage=scaled.clip(-4, 4)), np.concatenate(states), np.concatenate(targets)
 
     def _step(self, batch: _StepBatch, i: Ints, state: Reals, target: Reals, bonus: float) -> None:

@@ -36,16 +36,16 @@ class OnlineRecipe(NamedTuple):
     """Hyper-parameters of one update.
 
     Attributes:
-        rounds: Each learns from recorded steps once, then from sampled ones.
+        rounds: Each learns from sampled steps, then from recorded ones.
         replayed: Earlier decisions for each new one, so that what was learned before is not lost.
         steps: Most of each kind in a round.
         rate: Learning rate. explore: Probability of a random initial size of a job, when sampling.
     """
 
-    rounds: int = 12
+    rounds: int = 20
     replayed: float = 1.0
     steps: int = STEPS // 2
-    rate: float = 0.003
+    rate: float = 0.002
     explore: float = 0.05
 
 
@@ -101,11 +101,12 @@ class _Online:
         apart, ours = new[::_EVERY], [one for i, one in enumerate(new) if i % _EVERY]
         best = self.trainer.networks.weights()
         before = most = self._progress(best, apart)
+        self.trainer.fit_critic([self._record(ours, True)])
         for number in range(recipe.rounds):
             again = rng.permutation(len(old))[: round(recipe.replayed * len(ours))]
             states = [*ours, *(old[i] for i in again.tolist())]
-            self.trainer.imitate_by_advantage([self._record(states, False)])
             self.trainer.improve([self._record(states, True)], number / recipe.rounds)
+            self.trainer.imitate_by_advantage([self._record(states, False)])
             actor = self.trainer.networks.weights()
             if (now := self._progress(actor, apart)) > most:
                 best, most = actor, now
