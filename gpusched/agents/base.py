@@ -6,11 +6,11 @@ module        offers                                                 called by
 ``live``      `Live`: prepare, decide_queue                          `sched.agent.decide_by_agent`, at a live decision
 ``replay``    `Replay`: runner, maps                                 `sim.runs`, once per replay
 ``train``     `Train`: train_agent                                   `agents.training.train`; may import torch
+``online``    `Online`: update_agent                                 `agents.training.online`, at night for a shadow
 ============  =====================================================  ==================================================
 
 An agent that sizes resizable jobs (`AgentTraits.sizes`) implements `Sizes` in ``live``, used live and in replays, and
-has no ``replay``: the other stages of its policy file are the built-in ones. One that places jobs by estimated cost
-(`AgentTraits.places`) is trained by ``gpusched reproduce`` and has no ``train``.
+has no ``replay``: the other stages of its policy file are the built-in ones.
 
 ``prepare`` converts the weights once, when they are loaded; the type it returns says what they can do: those of RLTune
 preempt running jobs (`TrainedModel.preempts`) or do not. Code shared by the parts is compiled, does not import torch,
@@ -35,6 +35,7 @@ from gpusched.model.policy import AGENTS, AgentTraits
 if TYPE_CHECKING:
     from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob
     from gpusched.agents.dl2 import live as dl2_live
+    from gpusched.agents.dl2 import online as dl2_online
     from gpusched.agents.dl2 import train as dl2_train
     from gpusched.agents.dl2.live import LiveActor as Dl2Weights
     from gpusched.agents.gist import live as gist_live
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from gpusched.agents.gist.networks import GistWeights as GistWeights
     from gpusched.agents.maifs import live as maifs_live
     from gpusched.agents.maifs import train as maifs_train
-    from gpusched.agents.maifs.network import MaifsWeights as MaifsWeights
+    from gpusched.agents.maifs.live import LiveAgents as LiveAgents
     from gpusched.agents.rltune import live as rltune_live
     from gpusched.agents.rltune import replay as rltune_replay
     from gpusched.agents.rltune import train as rltune_train
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from gpusched.agents.rltune.preempt import PreemptionModel as RltuneRanks
     from gpusched.agents.topology import live as topology_live
     from gpusched.agents.topology import replay as topology_replay
+    from gpusched.agents.topology import train as topology_train
     from gpusched.agents.topology.network import TopologyWeights as TopologyWeights
     from gpusched.sched.agent import Context
     from gpusched.sched.reasons import QueueBlock
@@ -110,6 +112,16 @@ class Train(Protocol):
         """Train the agent of one partition."""
 
 
+class Online(Protocol):
+    """Updates the weights of a shadow by what the live policy decided since the last update."""
+
+    def update_agent(self, job: TrainJob, model: TrainedModel, since: float) -> TrainerResult:
+        """Return weights that go on from ``model``, by what happened after ``since`` (seconds of the job's trace).
+
+        GpuschedError: there is too little to learn from, or nothing better was found.
+        """
+
+
 @dataclass(frozen=True)
 class AgentParts:
     """An agent's parts, each imported on first use, so that listing policies imports none. None: not offered.
@@ -124,6 +136,7 @@ class AgentParts:
     sizes: Callable[[], Sizes[Any]] | None = None
     replay: Callable[[], Replay[Any]] | None = None
     train: Callable[[], Train] | None = None
+    online: Callable[[], Online] | None = None
     traits: AgentTraits = field(default_factory=AgentTraits)
     describe: Callable[[TrainedModel], str] | None = None
     devices: tuple[str, ...] = ("cpu",)
@@ -134,13 +147,14 @@ _ON_GPU = ("dl2", "gist")  # of the latter only the variants in the paper's sett
 
 def _parts_of(agent: str) -> AgentParts:
     """Return the parts that an agent's folder has, by its traits."""
-    live, replay, train = (
-        partial[Any](import_module, f"gpusched.agents.{agent}.{name}") for name in ("live", "replay", "train")
+    live, replay, train, online = (
+        partial[Any](import_module, f"gpusched.agents.{agent}.{name}") for name in ("live", "replay", "train", "online")
     )
     traits, devices = AGENTS[agent], ("cpu", "cuda") if agent in _ON_GPU else ("cpu",)
     if traits.sizes:
-        return AgentParts(sizes=live, train=train, traits=traits, devices=devices)
-    return AgentParts(live=live, replay=replay, train=None if traits.places else train, traits=traits, devices=devices)
+        learned = online if traits.online else None
+        return AgentParts(sizes=live, train=train, online=learned, traits=traits, devices=devices)
+    return AgentParts(live=live, replay=replay, train=train, traits=traits, devices=devices)
 
 
 GIST, RLTUNE, DL2, MAIFS, TOPOLOGY = map(_parts_of, ("gist", "rltune", "dl2", "maifs", "topology"))
@@ -171,6 +185,8 @@ if TYPE_CHECKING:  # imports by name are untyped: check here that the modules im
     _rltune: tuple[Live[RltuneWeights | RltuneRanks], Replay[RltuneWeights | RltuneRanks], Train] = (
         rltune_live, rltune_replay, rltune_train
     )  # fmt: skip
-    _dl2: tuple[Sizes[Dl2Weights], Train] = (dl2_live, dl2_train)
-    _maifs: tuple[Sizes[MaifsWeights], Train] = (maifs_live, maifs_train)
-    _topology: tuple[Live[TopologyWeights], Replay[TopologyWeights]] = (topology_live, topology_replay)
+    _dl2: tuple[Sizes[Dl2Weights], Train, Online] = (dl2_live, dl2_train, dl2_online)
+    _maifs: tuple[Sizes[LiveAgents], Train] = (maifs_live, maifs_train)
+    _topology: tuple[Live[TopologyWeights], Replay[TopologyWeights], Train] = (
+        topology_live, topology_replay, topology_train
+    )  # fmt: skip

@@ -67,11 +67,16 @@ def _dl2(model: TrainedModel) -> str:
 
 
 def _maifs(model: TrainedModel) -> str:
-    from gpusched.agents.maifs.network import HIDDEN, JOB
+    from gpusched.agents.maifs.network import GROUP, HIDDEN, JOB
 
-    rule = f"a linear rule of {JOB} inputs of a job"
-    if not _count_used(model.arrays.get("job.out")):
-        return f"{rule}, {_NO_NETWORK}"
+    used = {name for name in ("job.out", "group.skip", "group.out") if _count_used(model.arrays.get(name))}
+    rule = f"groups of nodes that bid by a linear rule of {JOB} inputs of a job"
+    if "group.skip" in used:
+        rule += f", with prices by {GROUP} inputs of a group"
+    if "group.out" in used and model.about.get("attends", "yes") == "yes":
+        rule += " and attention between groups"
+    if "job.out" not in used:
+        return f"{rule}, {_NO_NETWORK}" if "group.out" not in used else rule
     return f"{rule}, and a network of {JOB}-{HIDDEN}-2 beside it"
 
 

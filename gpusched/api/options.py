@@ -47,6 +47,7 @@ class Options(TypedDict, total=False):
     requeue: bool | None
     preemptible: bool | None
     resizable: bool | None
+    hot: bool | None
     sizes: str | Sequence[int] | None
     base_gpus: int | None
     batch: str | None

@@ -26,12 +26,13 @@ _Policy = Annotated[
 @app.command("list")
 def list_(json: output.JsonOption = False) -> None:
     """List all policies, live, shadow, candidate and former, and the package that each comes from."""
-    from gpusched.client.policies import broken_components, rows
+    from gpusched.client.policies import problems, rows
     from gpusched.views.policy import table
 
-    found = rows(Client())
+    client = Client()
+    found = rows(client)
     output.show(lambda: found, lambda: table(found))
-    for line in broken_components():
+    for line in problems(client):
         output.warn(line)
 
 

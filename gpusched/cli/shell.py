@@ -42,7 +42,7 @@ class _Screen:
 
 @app.command("run", cls=WithSbatch, context_settings={"allow_interspersed_args": False})
 @with_options(
-    "array", "chain", "requeue", "preemptible", "resizable", "sizes", "base_gpus", "batch", "cooldown", "output",
+    "array", "chain", "requeue", "preemptible", "resizable", "hot", "sizes", "base_gpus", "batch", "cooldown", "output",
     "error", "hold", "open_mode",
 )  # fmt: skip
 def run(

@@ -29,7 +29,7 @@ _Option = tuple[str, str, JobSpec]
 def alternatives_of(
     inventory: Inventory, snapshot: Snapshot, job: PendingView, explanation: Explanation
 ) -> list[Alternative]:
-    """Return requests that might start sooner than the job as it stands; `StartForecast` tells whether they do.
+    """Return requests that might start sooner than the job as it stands; `StartForecast` shows whether they do.
 
     For a held job, the first alternative is to release it.
     """

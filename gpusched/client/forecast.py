@@ -77,7 +77,7 @@ def _with_costs(
 
 
 def _announce_compilation() -> None:
-    """Tell people on a terminal before the forecast is compiled."""
+    """Warn on a terminal before the forecast is compiled."""
     from gpusched.compiled import is_on_disk
     from gpusched.forecast.run import run_forward
 

@@ -18,7 +18,14 @@ from gpusched.model.resources import Partition
 from gpusched.model.slurm import SlurmMode
 from gpusched.model.units import count_of, iso_utc
 from gpusched.promotion.live import live_modes, live_policies, mode_of, overrides
-from gpusched.promotion.registry import find_policy, known_policies, last_verdicts, trained_for, training_of
+from gpusched.promotion.registry import (
+    find_policy,
+    known_policies,
+    last_verdicts,
+    trained_for,
+    training_of,
+    unreadable_policies,
+)
 from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
 
@@ -79,8 +86,7 @@ def _candidates(client: Client, live: dict[str, PolicySpec]) -> list[PolicyRow]:
         if known.origin == "frozen" or (spec.agent is None and any(is_same_policy(spec, s) for s in live.values())):
             continue
         trained = trained_for(spec) if spec.agent is not None else []
-        training_command = f"reproduce {spec.agent} --out" if spec.traits.places else "train"
-        note = f"untrained: gpusched {training_command}" if spec.agent is not None and not trained else known.origin
+        note = "untrained: gpusched train" if spec.agent is not None and not trained else known.origin
         for name in trained or [DEFAULT]:
             partition = None if name == DEFAULT else name
             verdict = verdicts.get((name, spec.name, spec.version))
@@ -116,10 +122,10 @@ def _row(spec: PolicySpec, partition: str | None, state: str, *, path: str | Non
     )  # fmt: skip
 
 
-def broken_components() -> list[str]:
-    """Return a line for each other package's component for policies that does not work, used or not."""
+def problems(client: Client) -> list[str]:
+    """Return a line for each policy file, and each other package's component for policies, that does not work."""
     found = [one for group in POLICY_GROUPS for one in components(group).values() if one.distribution != OURS]
-    return _broken([(one.group, one.name) for one in found])
+    return unreadable_policies(client.inventory.path) + _broken([(one.group, one.name) for one in found])
 
 
 def _broken(named: list[tuple[str, str]]) -> list[str]:

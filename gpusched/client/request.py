@@ -97,6 +97,9 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
         "It saves its work when signalled: a policy may stop it for other jobs. Default: the partition's.")] = None
     resizable: Annotated[bool | None, JobOption("--resizable/--no-resizable",
         "It saves its work when signalled and can resume on other GPU counts. Default: the partition's.")] = None
+    hot: Annotated[bool, JobOption("--hot",
+        "With --resizable, also as --resizable hot: ranks join and leave the running torchrun, without a restart.",
+        python="With ``resizable``: ranks join and leave the running torchrun, without a restart.")] = False
     sizes: Annotated[tuple[int, ...] | None, JobOption("--sizes", "GPU counts it may run with: 1,2,4,8.",
         parse.sizes)] = None
     base_gpus: Annotated[int | None, JobOption("--base-gpus",

@@ -131,9 +131,9 @@ class _Session:
                     for number in self._signals:
                         self._on_signal(number, None)
                 return self._wait_for_end()
-        except (KeyboardInterrupt, ShellSignal) as told:
+        except (KeyboardInterrupt, ShellSignal) as ended:
             self._leave()
-            return 128 + (told.number if isinstance(told, ShellSignal) else signal.SIGINT)
+            return 128 + (ended.number if isinstance(ended, ShellSignal) else signal.SIGINT)
         except BrokenPipeError:  # the reader of the output has gone (| head), and nobody will attach again
             if self._cancel_on_exit:
                 self._cancel()

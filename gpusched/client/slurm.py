@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _ENGINE = rb"""["']?engine["']?[ \t]*:[ \t]*["']?slurm\b"""
 _WITHOUT_EQUIVALENT = {  # options of `submit` that Slurm has nothing like, by parameter
     "image": "--image", "secret": "--secret", "mount": "--mount", "preemptible": "--preemptible",
-    "resizable": "--resizable", "sizes": "--sizes", "base_gpus": "--base-gpus", "batch": "--batch",
-    "cooldown": "--cooldown", "share": "--share", "gpu_mem": "--gpu-mem", "chain": "--chain",
+    "resizable": "--resizable", "hot": "--hot", "sizes": "--sizes", "base_gpus": "--base-gpus",
+    "batch": "--batch", "cooldown": "--cooldown", "share": "--share", "gpu_mem": "--gpu-mem", "chain": "--chain",
 }  # fmt: skip
 
 _LEASE_GIVES_WAY_S = 300.0

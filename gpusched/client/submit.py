@@ -131,6 +131,8 @@ def build_submission(
         slurm_env=request.slurm_env if request.slurm_env is not None else partition.slurm_env,
         function=program.function if program is not None else "",
     )
+    if request.hot:
+        spec = _with_hot_ranks(request, spec, partition)
     if resize.filled_in:
         spec = _drop_impossible_sizes(spec, partition)
     max_time_s = max_time_limit(submitter.user, spec.group, spec.qos, inventory)
@@ -279,6 +281,22 @@ def _elastic(request: SubmitRequest, parts: _Parts) -> Elastic:
         batch=request.batch or rules.batch,
         cooldown_s=rules.cooldown_s if request.cooldown is None else request.cooldown,
     )
+
+
+def _with_hot_ranks(request: SubmitRequest, spec: JobSpec, partition: Partition) -> JobSpec:
+    """Return a resizable job's request in equal ranks: of ``--gpus-per-node``, else of the least size's parts.
+
+    Of a range of GPUs it has the sizes that are whole ranks; a list of sizes is left to the validation.
+    """
+    if spec.elastic is None:
+        raise UsageError("--hot: the job is not resizable", "add --resizable")
+    least = shape_on(usable_nodes(partition, spec), spec, spec.elastic.sizes[0])
+    rank_gpus = request.gpus_per_node or (least.gpus_per_node if least is not None else spec.elastic.sizes[0])
+    sizes = tuple(gpus for gpus in spec.elastic.sizes if request.sizes is not None or gpus % rank_gpus == 0)
+    spec = msgspec.structs.replace(
+        spec, elastic=msgspec.structs.replace(spec.elastic, sizes=sizes, rank_gpus=rank_gpus)
+    )
+    return spec if spec.gpus % rank_gpus else spec.at_size(spec.gpus, spec.gpus // rank_gpus)
 
 
 def _drop_impossible_sizes(spec: JobSpec, partition: Partition) -> JobSpec:

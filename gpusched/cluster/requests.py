@@ -29,11 +29,13 @@ def launch_request(
     run_as: tuple[int, int] | None,
     mount_anything: bool,
     steps_key: str | None = None,
+    joins: bool = False,
 ) -> LaunchRequest:
     """Return the launch request of one rank of an allocated job, with its attempt and master port.
 
     ``run_as`` is the submitter's uid and gid if not the controller's; ``mount_anything`` lifts ``allowed_mounts`` for
-    him. ``program``: of a Python function; ``steps_key``: see `spool_files`.
+    him. ``program``: of a Python function; ``steps_key``: see `spool_files`. ``joins``: it joins a running job, and so
+    waits for no other rank.
 
     Raises:
         UsageError: The inventory does not allow the job's image on this node (any more).
@@ -65,8 +67,8 @@ def launch_request(
         gpus=part.gpus,
         cores=part.cores,
         memory_mib=part.memory_mib,
-        network="host" if gang else settings.network,
-        hold=gang or session != "",
+        network="host" if gang or spec.is_hot else settings.network,
+        hold=(gang and not joins) or session != "",
         output=expand_output(job, part.rank, part.node),
         error=expand_error(job, part.rank, part.node),
         append=job.spec.append,
@@ -98,6 +100,8 @@ def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> d
         "OMP_NUM_THREADS": str(max(1, part.cores // max(1, len(part.gpus)))),
         "MASTER_PORT": str(job.master_port),
     }
+    if spec.is_hot:
+        defaults |= _rendezvous(job, part, _fabric_address(master), _fabric_address(node))
     several_names = (
         (str(len(parts)), "SLURM_JOB_NUM_NODES SLURM_NNODES"),
         (str(len(parts) * spec.tasks_per_node), "SLURM_NTASKS"),
@@ -134,7 +138,7 @@ def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> d
             "GPUSCHED_GPUS_BASE": str(spec.elastic.base_gpus),
             "GPUSCHED_BATCH": spec.elastic.batch,
             "GPUSCHED_RESIZES": str(job.resizes.count if job.resizes is not None else 0),
-        }
+        } | ({"GPUSCHED_RESIZE": "hot"} if spec.is_hot else {})
     if mps := _mps(job, node):
         # Device numbers as seen by the job: CUDA numbers its GPUs from 0.
         limits = (f"{device}={spec.gpu_memory_mib}M" for device in range(len(part.gpus)))
@@ -146,6 +150,27 @@ def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> d
         shape = zip(("COUNT", "MIN", "MAX", "STEP"), spec.array_shape, strict=False)  # () of older jobs
         fixed |= {f"SLURM_ARRAY_TASK_{name}": str(number) for name, number in shape}
     return defaults | dict(spec.env) | fixed
+
+
+def _rendezvous(job: JobRecord, part: NodeAllocation, address: str, own: str) -> dict[str, str]:
+    """Return torchrun's defaults (PET_...) for ranks that join and leave; rank 0, which never leaves, is the host.
+
+    ``address``: of rank 0's node, ``own``: of the rank's. A group that forms waits a few seconds for more ranks, and a
+    rank that is gone is noticed after eight seconds.
+    """
+    elastic = job.spec.elastic
+    assert elastic is not None
+    least, most = (max(1, gpus // elastic.rank_gpus) for gpus in (elastic.sizes[0], elastic.sizes[-1]))
+    settings = f"is_host={int(part.rank == 0)},last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=4"
+    return {
+        "PET_NNODES": f"{least}:{most}",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"{address}:{job.master_port}",
+        "PET_RDZV_ID": f"{job.id}-{job.attempt}",
+        "PET_RDZV_CONF": settings,
+        "PET_LOCAL_ADDR": own,
+        "PET_MAX_RESTARTS": "1000",  # the death of a rank counts as one
+    }
 
 
 def _mps(job: JobRecord, node: Node) -> SharingSettings | None:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from gpusched.cluster.base import REFUSED, NodeObservation, Operation, OperationOutcome, RankKey
 from gpusched.cluster.collecting import collect_log
 from gpusched.cluster.ends import EndWatch
+from gpusched.config.plugins import OURS, components
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import NodeReading, ProbeFailure
@@ -199,6 +200,8 @@ class SshCluster:
             error, transient = f"{path}{problem.strerror or problem}", True
         except Exception as problem:  # one rank's operation must not fail the cycle
             error = f"internal error: {problem!r}"
+            if (runtime := components("runtimes").get(operation.rank.runtime)) and runtime.distribution != OURS:
+                error += f" (runtime '{runtime.name}' of {runtime.origin})"
         return OperationOutcome(operation=operation, time=self._clock(), error=error, transient=transient)
 
     def _dispatch(self, operation: Operation, node: Node) -> str:

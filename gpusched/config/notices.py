@@ -74,7 +74,7 @@ def _sender(value: Value) -> str:
 
 
 def _kinds(value: Value) -> tuple[NoticeKind, ...]:
-    words = {item.choice((*NoticeKind, "all")) for item in value.items("a list of what is told")}
+    words = {item.choice((*NoticeKind, "all")) for item in value.items("a list of kinds of notices")}
     return tuple(kind for kind in NoticeKind if kind in words or "all" in words)
 
 

@@ -29,6 +29,7 @@ from gpusched.model.policy import (
     PreemptionSettings,
     Resizing,
     Sizing,
+    traits_of,
 )
 from gpusched.model.resources import Inventory
 from gpusched.model.units import parse_duration
@@ -126,7 +127,7 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
         chosen["placement_wait_s"] = wait
     if "agent" in fields:
         chosen |= _agent_of(fields, trained, (file.parent, *folders))
-    traits = PolicySpec(name="", **chosen).traits
+    traits = traits_of(chosen.get("agent"), chosen.get("agent_traits"))
     sizing = traits.sizes
     if sizing:  # the agent chooses sizes; the file, or its fallback, says the rest
         behind = chosen["fallback"]
@@ -177,7 +178,7 @@ def _agent_of(fields: dict[str, Value], trained: Path, folders: tuple[Path, ...]
     found: dict[str, Any] = {"agent": fields["agent"].component("agents", AGENTS), "folder": str(trained)}
     if found["agent"] not in AGENTS:
         found["agent_traits"] = _traits_of(found["agent"])
-    traits = PolicySpec(name="", **found).traits
+    traits = traits_of(found["agent"], found.get("agent_traits"))
     default = SIZING_FALLBACK if traits.sizes else PLACING_FALLBACK if traits.places else DEFAULT_FALLBACK
     name = fields["fallback"].text("a policy's name") if "fallback" in fields else default
     file = policy_file(name, folders)
@@ -207,9 +208,12 @@ def _traits_of(agent: str) -> AgentTraits:
 
     try:
         component = installed("agents", agent)
-        traits = getattr(component.load(), "traits", None)
-        if not isinstance(traits, AgentTraits) or traits.places:
-            raise component.error("its traits are none that another package's agent may have")
+        parts = component.load()
+        traits = getattr(parts, "traits", None)
+        if not isinstance(traits, AgentTraits):
+            raise component.error(f"it is a {type(parts).__name__}, not gpusched.agents.base.AgentParts")
+        if traits.places:
+            raise component.error("only gpusched's own agents choose nodes (its traits have places)")
     except ComponentError as error:
         Warnings.give(f"{error.line()}; the fallback decides")
         return AgentTraits()

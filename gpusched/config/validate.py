@@ -12,7 +12,7 @@ from gpusched.config.plugins import all_bare, has_containers
 from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.images import image_error
-from gpusched.model.jobs import WITHOUT_ID, JobSpec
+from gpusched.model.jobs import WITHOUT_ID, Elastic, JobSpec
 from gpusched.model.notices import is_address, kinds_of
 from gpusched.model.resources import Inventory, Node, Partition
 from gpusched.model.suggest import did_you_mean
@@ -162,7 +162,8 @@ def shape_on(nodes: Sequence[Node], spec: JobSpec, gpus: int) -> JobSpec | None:
 
     Of ranges of cores and memory it has what goes with its GPUs, or the least where no nodes have that.
     """
-    shapes = (spec.at_size(gpus, n) for n in range(1, len(nodes) + 1) if gpus % n == 0)
+    assert spec.elastic is not None
+    shapes = (spec.at_size(gpus, n) for n in spec.elastic.node_counts(gpus, len(nodes)))
     for found in (amounts for asked in shapes for amounts in (asked, asked.least)):
         if nodes_that_hold(nodes, found.gpus_per_node, found.cores_per_node, found.memory_mib_per_node) >= found.nodes:
             return found
@@ -397,6 +398,8 @@ def _check_elastic(spec: JobSpec, partition: Partition) -> None:
             raise UsageError(f"{option} {span[0]}-{span[1]} is no range", "write the smaller number first, at least 1")
     if spec.flavor is not None:
         raise UsageError(f"flavor {spec.flavor} has a fixed size; --resizable does not apply", "say --gpus 1-8")
+    if elastic.rank_gpus:
+        _check_hot(spec, elastic)
     # Checked last: these depend on the partition, so that what is wrong with the request itself is named first.
     nodes = usable_nodes(partition, spec)
     rules = partition.resizable
@@ -431,6 +434,22 @@ def _check_elastic(spec: JobSpec, partition: Partition) -> None:
             f"--gpus {sizes[-1]} is more than the largest flavor of partition {partition.name} has "
             f"({largest.name}: {largest.gpus})"
         )
+
+
+def _check_hot(spec: JobSpec, elastic: Elastic) -> None:
+    if not 1 <= elastic.rank_gpus <= MAX_COUNT:
+        raise UsageError(f"--hot: a rank has at least one GPU, not {elastic.rank_gpus}")
+    if uneven := next((gpus for gpus in elastic.sizes if gpus % elastic.rank_gpus), None):
+        raise UsageError(
+            f"--hot: {count_of(uneven, 'GPU')} is not a multiple of {elastic.rank_gpus}, the GPUs of a rank",
+            "choose other sizes, or --gpus-per-node",
+        )
+    for used, what in (
+        (spec.script is not None, "a job script"), (bool(spec.function), "a Python function"),
+        (elastic.cores is not None, "a range of --cpus"), (elastic.memory_mib is not None, "a range of --mem"),
+    ):  # fmt: skip
+        if used:
+            raise UsageError(f"--hot and {what} cannot be combined", "resize it by restarts: omit --hot")
 
 
 def _check_placement(spec: JobSpec, partition: Partition) -> None:

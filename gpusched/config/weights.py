@@ -21,7 +21,6 @@ from gpusched.config.weightfiles import CARD as CARD
 from gpusched.config.weightfiles import DEFAULT as DEFAULT
 from gpusched.config.weightfiles import weights_file as weights_file
 from gpusched.errors import GpuschedError
-from gpusched.model.policy import AGENTS
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 PREEMPTS = {"preempt": "yes"}  # what weights say of themselves that stop running jobs
@@ -73,15 +72,8 @@ def load_model(folder: Path, partition: str, agent: str) -> TrainedModel:
     """
     path = weights_file(folder, partition)
     if not path.is_file():
-        how = f"gpusched reproduce {agent} --out {path}" if _drawn(agent) else "gpusched train"
-        told = f": '{how}' trains them" if _drawn(agent) else ""
-        raise ModelError(f"{path}: no weights for {partition}{told}", f"train them: {how}")
+        raise ModelError(f"{path}: no weights for {partition}", "train them: gpusched train")
     return load_file(path, agent)
-
-
-def _drawn(agent: str) -> bool:
-    """Return whether the agent trains on generated clusters."""
-    return any(name == agent and traits.places for name, traits in AGENTS.items())
 
 
 def load_file(path: Path, agent: str) -> TrainedModel:

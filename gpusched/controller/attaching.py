@@ -15,7 +15,7 @@ from gpusched.nodes.runtimes import AttemptRef, sessions
 from gpusched.nodes.transport import Transport, TransportError
 
 ATTENDANCE_S = 15.0
-"""Interval at which the node is told that a client is attached."""
+"""Interval at which the node is notified that a client is attached."""
 _ATTENDANCE_TIMEOUT_S = 60.0
 _QUERY_TIMEOUT_S = 30.0
 _MAX_ADDRESSES = 1000

@@ -419,7 +419,7 @@ class CommandApplier:
     ) -> None:
         """Apply ``act`` to each named job; a failure for one is recorded and does not affect the others.
 
-        It is also recorded with the job, so that `gpusched show` tells its owner why nothing happened.
+        It is also recorded with the job, so that `gpusched show` explains why nothing happened.
         """
         problems = []
         command_name = type(command).__struct_config__.tag

@@ -19,7 +19,7 @@ from gpusched.controller.injob import InJobCommandHandler, Prepare
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.launchfaults import Failures, Fault, image_of, judge_nodes, with_failure, with_success
 from gpusched.controller.learning import learn
-from gpusched.controller.ledger import UsageWriter
+from gpusched.controller.ledger import UsageWriter, run_of
 from gpusched.controller.nodestate import (
     is_dead,
     may_forget_leftovers,
@@ -37,13 +37,13 @@ from gpusched.controller.reconcile import reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.shadowing import Shadowing
 from gpusched.model.events import Event
-from gpusched.model.jobs import JobRecord
+from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.policy import PolicySpec
-from gpusched.model.resources import Inventory, Partition
+from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lifecycle import set_aside
 from gpusched.queue.snapshots import held_gpus
-from gpusched.queue.store import FailedLaunch, NodeRecord, RankRecord, RunRecord, Store
+from gpusched.queue.store import FailedLaunch, NodeRecord, RankRecord, Store
 
 REMEMBER_REMOVED_S = 600.0
 FORGET_PROGRAMS_S = 60.0
@@ -217,6 +217,8 @@ class Cycle:
         )
         by_attempt: dict[tuple[str, int], list[RankRecord]] = {}
         for rank in sorted(ranks, key=rank_key):
+            if rank.hot == "left":
+                continue  # a leftover, as of an attempt that ended
             by_attempt.setdefault((rank.job_id, rank.attempt), []).append(rank)
         return [_reconcile_or_set_aside(job, by_attempt.get((job.id, job.attempt), []), inputs) for job in active]
 
@@ -232,6 +234,10 @@ class Cycle:
             if step.began is not None:
                 self._store.open_run(run_of(step.began, self.inventory))
             events += self._judge_launch(step, records, now)
+            if step.span_from is not None:
+                self._store.close_run(step.job.id, step.job.attempt, step.span_from, JobState.PENDING)
+                if step.ended_attempt is None:
+                    self._store.open_run(run_of(step.job, self.inventory, step.span_from))
             if step.ended_attempt is not None:
                 end, outcome = step.ended_attempt
                 self._store.close_run(step.job.id, step.job.attempt, end, outcome, step.worked_until)
@@ -274,7 +280,7 @@ class Cycle:
     ) -> list[Operation]:
         current = {(job.id, job.attempt) for job in self._store.active()}
         ranks = self._store.ranks()
-        leftovers = [r for r in ranks if (r.job_id, r.attempt) not in current]
+        leftovers = [r for r in ranks if (r.job_id, r.attempt) not in current or r.hot == "left"]
         busy = self._cluster.busy()
         forgotten = {n for n, r in records.items() if self.inventory.node(n) is None and may_forget_leftovers(r, now)}
         old = clean_up_leftovers(leftovers, observations, forgotten, busy, now)
@@ -312,40 +318,3 @@ def _reconcile_or_set_aside(job: JobRecord, ranks: list[RankRecord], inputs: Rec
         failed, event = set_aside(job, error, inputs.now)
         began = job.start_time is not None
         return ReconcileResult(job=failed, events=[event], ended_attempt=(inputs.now, failed.state) if began else None)
-
-
-def run_of(job: JobRecord, inventory: Inventory) -> RunRecord:
-    """Return the run record of a job's current attempt, which has started."""
-    assert job.allocation is not None
-    assert job.start_time is not None
-    partition = inventory.partition(job.spec.partition)
-    return RunRecord(
-        job_id=job.id,
-        attempt=job.attempt,
-        user=job.user,
-        partition=job.spec.partition,
-        flavor=job.spec.flavor,
-        share=share_of(job, partition) if partition else 0.0,
-        gpus=job.spec.gpus if job.slurm is None else max(job.allocation.gpus, job.spec.gpus_per_node),
-        start_time=job.start_time,
-        end_time=None,
-        outcome=None,
-        nodes={p.node: len(p.gpus) for p in job.allocation.parts},
-        shareable={p.node: p.gpus for p in job.allocation.parts} if job.spec.share else {},
-        group=job.spec.group,
-        qos=job.spec.qos,
-    )
-
-
-def share_of(job: JobRecord, partition: Partition) -> float:
-    """Return λ of the paper's Eq. 4: the job's part of its partition, by its dominant resource.
-
-    For the paper's flavors, whose GPUs, cores and memory are in proportion, this is Table 2's rate.
-    """
-    spec, nodes = job.spec, partition.nodes
-    pairs = [
-        (spec.gpus_per_node, sum(n.gpus for n in nodes)),
-        (spec.cores_per_node, sum(n.cores for n in nodes)),
-        (spec.memory_mib_per_node, sum(n.memory_mib for n in nodes)),
-    ]
-    return max((spec.nodes * part / total for part, total in pairs if total), default=0.0)

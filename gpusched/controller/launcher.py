@@ -56,7 +56,7 @@ class Launcher:
         fields |= {"master_port": port, "policy": policy.name, "policy_version": policy.version}
         data = {"nodes": {p.node: list(p.gpus) for p in allocation.parts}, "policy": policy.name}
         job, event = transition_to(job, JobState.STARTING, now, event="starting", data=data, **fields)
-        ranks = [_rank_record(inventory, job, part, now) for part in allocation.parts]
+        ranks = [rank_record(inventory, job, part, now) for part in allocation.parts]
         self._store.put_jobs([job])
         self._store.put_ranks(ranks)
         self._store.append([event])
@@ -94,11 +94,13 @@ class Launcher:
         request = launch_request(
             job, part, inventory, self._cluster_id, secrets=secrets, program=program, run_as=_run_as(job),
             mount_anything=trusted, steps_key=self._secrets.steps_key(job.id) if has_steps(job) else None,
+            joins=rank.hot == "joins",
         )  # fmt: skip
         return Operation(verb="launch", node=rank.node, rank=rank, request=request)
 
 
-def _rank_record(inventory: Inventory, job: JobRecord, part: NodeAllocation, now: float) -> RankRecord:
+def rank_record(inventory: Inventory, job: JobRecord, part: NodeAllocation, now: float) -> RankRecord:
+    """Return the record of a rank that is to be launched."""
     node = inventory.node(part.node)
     assert node is not None
     return RankRecord(

@@ -1,4 +1,4 @@
-"""Charges the time between two readings to the jobs that held the GPUs, cycle by cycle."""
+"""Charges the time between two readings to the jobs that held the GPUs, cycle by cycle; makes the records of runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import msgspec
 
 from gpusched.accounting.usage import Counters, holdings, usage_between
 from gpusched.cluster.base import NodeObservation
-from gpusched.model.jobs import ENDED, JobRecord
+from gpusched.model.jobs import ENDED, Allocation, JobRecord
 from gpusched.model.readings import ProbeFailure
-from gpusched.model.resources import Inventory
-from gpusched.queue.store import NodeRecord, Store
+from gpusched.model.resources import Inventory, Partition
+from gpusched.queue.store import NodeRecord, RunRecord, Store
 
 REMEMBER_ENDED_S = 600.0  # the reading that covers a job's last seconds may be this late
 
@@ -58,7 +58,7 @@ class UsageWriter:
             elif new.allocation is None:  # back in the queue
                 holders.append(msgspec.structs.replace(old, end_time=now))
             else:
-                holders.append(new)
+                holders += [new, *_given_up(old, new, now)]
         horizon = now - REMEMBER_ENDED_S
         self._ended = [job for job in self._ended if job.end_time is not None and job.end_time > horizon]
         return [*holders, *self._ended]
@@ -70,3 +70,49 @@ class UsageWriter:
                 self._ended[index] = msgspec.structs.replace(job, energy_j=self._store.job_energy(job.id))
                 changed.append(self._ended[index])
         self._store.put_jobs(changed)
+
+
+def _given_up(old: JobRecord, new: JobRecord, now: float) -> list[JobRecord]:
+    """Return a job with what it held until now, where it goes on without some of its ranks; else nothing."""
+    if old.allocation is None or new.allocation is None or old.allocation is new.allocation:
+        return []
+    kept = {part.rank for part in new.allocation.parts}
+    parts = tuple(part for part in old.allocation.parts if part.rank not in kept)
+    return [msgspec.structs.replace(old, allocation=Allocation(old.id, parts), end_time=now)] if parts else []
+
+
+def run_of(job: JobRecord, inventory: Inventory, since: float | None = None) -> RunRecord:
+    """Return the run record of a job's current attempt, which has started, or of its part ``since`` a hot resize."""
+    assert job.allocation is not None
+    assert job.start_time is not None
+    partition = inventory.partition(job.spec.partition)
+    return RunRecord(
+        job_id=job.id,
+        attempt=job.attempt,
+        user=job.user,
+        partition=job.spec.partition,
+        flavor=job.spec.flavor,
+        share=share_of(job, partition) if partition else 0.0,
+        gpus=job.spec.gpus if job.slurm is None else max(job.allocation.gpus, job.spec.gpus_per_node),
+        start_time=job.start_time if since is None else since,
+        end_time=None,
+        outcome=None,
+        nodes={p.node: len(p.gpus) for p in job.allocation.parts},
+        shareable={p.node: p.gpus for p in job.allocation.parts} if job.spec.share else {},
+        group=job.spec.group,
+        qos=job.spec.qos,
+    )
+
+
+def share_of(job: JobRecord, partition: Partition) -> float:
+    """Return λ of the paper's Eq. 4: the job's part of its partition, by its dominant resource.
+
+    For the paper's flavors, whose GPUs, cores and memory are in proportion, this is Table 2's rate.
+    """
+    spec, nodes = job.spec, partition.nodes
+    pairs = [
+        (spec.gpus_per_node, sum(n.gpus for n in nodes)),
+        (spec.cores_per_node, sum(n.cores for n in nodes)),
+        (spec.memory_mib_per_node, sum(n.memory_mib for n in nodes)),
+    ]
+    return max((spec.nodes * part / total for part, total in pairs if total), default=0.0)

@@ -66,7 +66,7 @@ class OutcomeRecorder:
         if operation.verb == "remove":
             self._removed_at[operation.key] = outcome.time
             job = self._store.job(rank.job_id)
-            if job is not None and job.state in ACTIVE and job.attempt == rank.attempt:
+            if job is not None and job.state in ACTIVE and job.attempt == rank.attempt and rank.hot != "left":
                 # The job still counts on this rank: it was cancelled while starting. The record stays until a probe
                 # shows that nothing is left on the node.
                 self._store.put_ranks([with_try(rank, outcome.time)])

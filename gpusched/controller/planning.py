@@ -11,7 +11,9 @@ import msgspec
 from gpusched.cluster.base import Operation
 from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import EstimateWriter
-from gpusched.controller.launcher import Launcher
+from gpusched.controller.hot import begin_hot_resize
+from gpusched.controller.launcher import Launcher, rank_record
+from gpusched.controller.ledger import run_of
 from gpusched.controller.promoting import LivePolicies
 from gpusched.controller.resizing import begin_resize
 from gpusched.model.arrays import event_log_id, split_task_ids
@@ -184,14 +186,14 @@ class Planner:
                     launches.append(self._launcher.record_intent(inventory, job, action.allocation, policy, ports, now))
                     self._reasons.forget(job.id)
                 elif isinstance(action, Resize):
-                    self._resize(action, deciders, inventory, now)
+                    launches += self._resize(action, deciders, inventory, now)
                 elif isinstance(action, (Preempt, CancelJob)):
                     if action.job_id in waiting:
                         waiting.pop(action.job_id)
                     elif isinstance(action, CancelJob):
                         self._task(action.job_id, arrays)
                     self._end_by_policy(action, deciders, inventory.settings.grace_s, now)
-            self._record_sharing(active, [job for job, _ in launches], now)
+            self._record_sharing(active, [job for job, _ in launches], now)  # hot jobs share none
             # A task that started or was cancelled has left its array's row, so that row is read again.
             left = [job for job in waiting.values() if job.array_id not in arrays]
             left += [job for name in sorted(arrays) for job in self._store.waiting_of_array(name)]
@@ -241,13 +243,30 @@ class Planner:
         self._store.put_jobs([changed])
         self._store.append([event])
 
-    def _resize(self, action: Resize, deciders: Mapping[str, PolicySpec], inventory: Inventory, now: float) -> None:
+    def _resize(
+        self, action: Resize, deciders: Mapping[str, PolicySpec], inventory: Inventory, now: float
+    ) -> list[tuple[JobRecord, list[RankRecord]]]:
+        """Record the intent of a resize; return the ranks to launch that join a hot job."""
         job = self._store.job(action.job_id)
         assert job is not None
-        policy = deciders[job.spec.partition]
-        changed, event = begin_resize(job, action, policy, inventory.settings.grace_s, now)
+        policy, grace_s = deciders[job.spec.partition], inventory.settings.grace_s
+        if not job.spec.is_hot:
+            changed, event = begin_resize(job, action, policy, grace_s, now)
+            self._store.put_jobs([changed])
+            self._store.append([event])
+            return []
+        own = [rank for rank in self._store.ranks(job_id=job.id) if rank.attempt == job.attempt]
+        changed, joins, leaves, event = begin_hot_resize(job, action, own, policy, grace_s, now)
+        ranks = [
+            msgspec.structs.replace(rank_record(inventory, changed, part, now), hot="joins") for part in joins
+        ]  # fmt: skip
         self._store.put_jobs([changed])
+        self._store.put_ranks([*ranks, *leaves])
         self._store.append([event])
+        if joins:
+            self._store.close_run(job.id, job.attempt, now, JobState.PENDING)
+            self._store.open_run(run_of(changed, inventory, now))
+        return [(changed, ranks)] if joins else []
 
 
 def _at_size(job: JobRecord, start: Start) -> JobRecord:

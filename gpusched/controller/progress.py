@@ -30,9 +30,13 @@ def record_progress(store: Store, active: Iterable[JobRecord], observations: Map
         job = jobs.get((name[0], name[1], reading.node)) if name is not None and name[2] == 0 else None
         if job is None:
             continue
-        before = known.get(job.id)
+        before, gpus = known.get(job.id), job.spec.gpus
+        if job.spec.is_hot and job.resizes is not None and job.resizes.before is not None:
+            gpus = job.resizes.before  # until the ranks have formed their new group
         if before is None or before.attempt != job.attempt:
-            before = JobProgress(job_id=job.id, attempt=job.attempt, gpus=job.spec.gpus)
+            before = JobProgress(job_id=job.id, attempt=job.attempt, gpus=gpus)
+        if before.gpus != gpus and job.spec.is_hot:
+            before = before.resized(gpus)
         after = with_reading(before, container, reading, job.start_time)
         if after != before:
             changed.append(after)

@@ -51,6 +51,7 @@ class ReconcileResult(msgspec.Struct, kw_only=True):
         began: The job as it started to run, if it did so in this step; it may have ended in the same step.
         ended_attempt: (time, outcome) of an attempt that ended after it had started to run.
         worked_until: The time up to which an attempt stopped for a resize counts; None: to its end.
+        span_from: When a hot job's allocation changed, where a new part of its run begins; None: it did not.
     """
 
     job: JobRecord
@@ -62,6 +63,7 @@ class ReconcileResult(msgspec.Struct, kw_only=True):
     began: JobRecord | None = None
     ended_attempt: tuple[float, JobState] | None = None
     worked_until: float | None = None
+    span_from: float | None = None
 
 
 class RankStatus(msgspec.Struct, frozen=True):

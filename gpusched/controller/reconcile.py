@@ -11,6 +11,7 @@ import msgspec
 from gpusched.controller import inactivity
 from gpusched.controller.completing import complete, failure_of
 from gpusched.controller.escalating import is_due, is_exhausted
+from gpusched.controller.hot import settle_ranks
 from gpusched.controller.launchfaults import Fault, fault_of, is_jobs_fault
 from gpusched.controller.ranks import (
     RankStatus,
@@ -115,7 +116,10 @@ def _node_fault(step: ReconcileResult, s: RankStatus, message: str, inputs: Reco
 
 
 def _running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileInput) -> None:
-    job, settings = step.job, inputs.settings
+    settings = inputs.settings
+    if step.job.spec.is_hot:
+        ranks = settle_ranks(step, ranks, inputs)
+    job = step.job
     for s in ranks:
         if s.phase in ("absent", "lost", "ready", "failed") or (s.rebooted and s.phase not in ("exited", "running")):
             error = s.container.error if s.container is not None else None
@@ -131,7 +135,10 @@ def _running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileIn
     bad = [s for s in finished if s.rank.exit_code != 0]
     if check_resize(step, ranks, failure_of(job, bad[0].rank)[2] if bad else "", inputs):
         return
-    if bad:
+    if bad and job.spec.is_hot and job.resizes is not None and job.resizes.before is not None:
+        message = f"its ranks formed no group after one was gone: {failure_of(job, bad[0].rank)[2]}"
+        _begin_ending(step, JobState.NODE_FAIL, "NodeFail", message, inputs, grace=settings.grace_s)
+    elif bad:
         outcome, reason, message = failure_of(job, bad[0].rank)
         _begin_ending(step, outcome, reason, message, inputs, grace=settings.grace_s, exit_code=bad[0].rank.exit_code)
     elif len(finished) == len(ranks):
@@ -151,6 +158,7 @@ def _running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileIn
 
 def _ran_s(job: JobRecord, ranks: list[RankStatus], inputs: ReconcileInput) -> float:
     """Return the seconds that a job has run, by its nodes' boot clocks, which cannot be set; otherwise by ours."""
+    ranks = ranks[:1] if job.spec.is_hot else ranks  # its others may have joined later
     ran = [s.container.ran_s for s in ranks if s.phase == "running" and s.container and s.container.ran_s is not None]
     if ran:
         return min(ran)  # a gang runs once its last rank does

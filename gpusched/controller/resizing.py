@@ -29,7 +29,7 @@ _STARTED_AFTER_S = 30.0  # a job that reports no progress counts as started afte
 def begin_resize(
     job: JobRecord, action: Resize, policy: PolicySpec, grace_s: float, now: float
 ) -> tuple[JobRecord, Event]:
-    """Tell a running job to save and end, so that it continues with another number of GPUs."""
+    """Signal a running job to save and end, so that it continues with another number of GPUs."""
     why = f"{action.why} (decided by {policy.name})"
     resizes = (job.resizes or Resizes()).again(
         now, why=why, before=job.spec.gpus, start_timeout_s=policy.resize.start_timeout_s
@@ -130,6 +130,9 @@ def check_resize(step: ReconcileResult, ranks: list[RankStatus], failure: str, i
     if resizes is None or resizes.before is None or job.start_time is None or job.spec.elastic is None:
         return False
     ran_s = inputs.now - job.start_time
+    if job.spec.is_hot:
+        # Of a growth that took its rank 0 with it; without a failure `hot` waits for the new group.
+        return bool(failure) and job.spec.gpus > resizes.before and _go_back(step, failure, inputs)
     # ``before`` is set from the resize until the job has proved that it runs at the new size.
     if _has_stepped(ranks, job.start_time, ran_s, inputs):
         asked = resizes.times[-1] if resizes.times else job.start_time
@@ -145,6 +148,13 @@ def check_resize(step: ReconcileResult, ranks: list[RankStatus], failure: str, i
         return False
     if not failure and ran_s < resizes.start_timeout_s:
         return False
+    return _go_back(step, failure, inputs)
+
+
+def _go_back(step: ReconcileResult, failure: str, inputs: ReconcileInput) -> bool:
+    job, resizes = step.job, step.job.resizes
+    assert resizes is not None
+    assert resizes.before is not None
     cause = failure or f"no step within {resizes.start_timeout_s:.0f} s"
     why = f"back to {count_of(resizes.before, 'GPU')}: it failed to start with {job.spec.gpus}: {cause}"
     changed = msgspec.structs.replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpusched.config.plugins import ComponentError
 from gpusched.doctor.findings import Finding, failed, worst
 from gpusched.doctor.judge import judge_access, judge_gpus, judge_host, judge_runtime
 from gpusched.doctor.state import QueuedNodeFacts
@@ -104,5 +105,8 @@ def _examine(
         return found, wiring
     runtime = judge_runtime(node, inspection, reading)
     if worst(runtime) != "fail":
-        runtime += try_container(transport, node, settings, image, reading, known.held.get(node.name, {}))
+        try:
+            runtime += try_container(transport, node, settings, image, reading, known.held.get(node.name, {}))
+        except ComponentError as error:
+            runtime = [failed(node.name, "runtime", error)]
     return found + runtime, wiring

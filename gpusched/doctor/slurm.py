@@ -28,7 +28,7 @@ _TRIED = (22, 5)
 _OLDEST = (20, 11)  # NO_HOLD_JOBS_AFTER_END
 _TUNED = {"batch_sched_delay": 0, "sched_interval": 5, "bf_interval": 5}
 _UNTUNED = {"batch_sched_delay": 3, "sched_interval": 60, "bf_interval": 30}  # as Slurm has them, in seconds
-_SKEW_WARN_S, _SKEW_FAIL_S = 3.0, 30.0  # Slurm tells its time in whole seconds
+_SKEW_WARN_S, _SKEW_FAIL_S = 3.0, 30.0  # Slurm reports its time in whole seconds
 _ORDER = list(SlurmMode)
 
 

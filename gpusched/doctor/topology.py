@@ -1,4 +1,4 @@
-"""Whether what is declared of the network agrees with what the nodes tell of it. Pure."""
+"""Compare the declared network with what nodes report of it. Pure."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def try_container(
     """Start a container with one GPU that is free, as a job's, and remove it. Nothing is pulled.
 
     ``image`` is the partition's own; another one that is there serves, too. Without a reading no GPU is known to be
-    free; ``held`` tells GPU index -> who has it, by the queue.
+    free; ``held``: GPU index -> who holds it, by the queue.
 
     Raises:
         TransportError: The node did not answer.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from submitit.core import core, job_environment, utils
 
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, UsageError
 
 if TYPE_CHECKING:  # on nodes, submitit loads this module for its environment, and has nothing else of ours
     from gpusched.api import Cluster, Options
@@ -44,8 +44,13 @@ class GpuschedJob(core.Job[R]):
     """A job, as submitit's callers see it."""
 
     def done(self, force_check: bool = False) -> bool:
-        """Return whether the job has ended; the store is here, so that each call looks."""
-        return self.state not in _ACTIVE.values()
+        """Return whether the job has ended, or there is none of that id; False while its state cannot be read."""
+        try:
+            return str(_cluster().job(self.job_id).state) not in _ACTIVE
+        except UsageError:
+            return True
+        except GpuschedError:
+            return False
 
     @property
     def state(self) -> str:

@@ -1,23 +1,25 @@
 """For programs that run as jobs: report progress, and stop in time. This file has no dependencies and may be copied.
 
 In: GPUSCHED_JOB_DIR. Out: progress.json and saved.json there. May import: the standard library. Begin with
-`__init__.progress`. Outside of gpusched, and in all processes but the first (RANK 0), nothing is written.
+`__init__.progress`. Outside of gpusched, and in all processes but one (of rank 0), nothing is written.
 """
 
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from types import FrameType
 
 _asked = False
+_first: tuple[float, float | None] | None = None  # when this process first reported, and seconds since the one before
 
 
 class Again:
     """The result of a callable's ``checkpoint`` method: the call to make when its job restarts.
 
-    The method is called, with the arguments of the call, when the job is told to end (TERM, USR1 or USR2: before its
-    limit, for another job's sake). Then the job is queued again. None in its place means the same call once more.
+    The method is called, with the arguments of the call, when the job is signalled to end (TERM, USR1 or USR2: before
+    its limit, for another job's sake). Then the job is queued again. None in its place means the same call once more.
     """
 
     def __init__(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> None:
@@ -26,7 +28,7 @@ class Again:
 
 def progress(step: int, of: int | None = None, samples_per_s: float | None = None) -> None:
     """Report that ``step`` steps are done, of ``of`` in all."""
-    _write("progress", {"step": step, "of": of, "samples_per_s": samples_per_s})
+    _write("progress", {"step": step, "of": of, "samples_per_s": samples_per_s} | _group())
 
 
 def saved(step: int, gpus: int | None = None) -> None:
@@ -55,14 +57,39 @@ def resize() -> dict[str, float] | None:
         return None
 
 
+def _group() -> dict[str, float | None]:
+    """Return of a job that is resized hot the nodes of its group, since when it reports, and how long none did before.
+    """
+    global _first
+    nodes, now = os.environ.get("GROUP_WORLD_SIZE"), time.time()
+    if nodes is None or os.environ.get("GPUSCHED_RESIZE") != "hot":
+        return {}
+    if _first is None:
+        try:
+            last = os.stat(os.path.join(os.environ["GPUSCHED_JOB_DIR"], "progress.json")).st_mtime
+            _first = (now, max(0.0, now - last))
+        except (KeyError, OSError):
+            _first = (now, None)
+    return {"nodes": float(nodes), "ran_s": max(0.0, now - _first[0]), "paused_s": _first[1]}
+
+
 def _note(number: int, frame: FrameType | None) -> None:
     global _asked
     _asked = True
 
 
+def _writes() -> bool:
+    """Return whether this is the one process that writes.
+
+    In a job that is resized hot, RANK may be 0 on any node; the node that never leaves is the one with NODE_RANK 0.
+    """
+    of = ("NODE_RANK", "LOCAL_RANK") if os.environ.get("GPUSCHED_RESIZE") == "hot" else ("RANK",)
+    return all(os.environ.get(name, "0") == "0" for name in of)
+
+
 def _write(name: str, facts: dict[str, int | float | None]) -> None:
     folder = os.environ.get("GPUSCHED_JOB_DIR")
-    if folder and os.environ.get("RANK", "0") == "0":
+    if folder and _writes():
         path = os.path.join(folder, f"{name}.json")
         with open(f"{path}.part", "w") as file:
             json.dump(facts, file)

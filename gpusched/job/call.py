@@ -93,7 +93,7 @@ def call_once(facts: Facts, function: str, arguments: str) -> int:
         call = load(facts, unpack(function), unpack(arguments))
         lend_source(facts)
         call = resumed(facts, call)
-        checkpoint_when_told(facts, call)
+        checkpoint_on_signals(facts, call)
         try:
             value = [call[0](*each) for each in call[1][0]] if facts.many else call[0](*call[1], **call[2])
         except Exception as error:
@@ -123,7 +123,7 @@ def call_once(facts: Facts, function: str, arguments: str) -> int:
 
 # -- tasks: several processes on each node ---------------------------------------------------------------------------
 
-TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 LEFT_S = 10  # so long the others have once a task has failed: they may wait for it for ever
 
 
@@ -151,7 +151,7 @@ def start_tasks(facts: Facts) -> "dict[int, int]":
 
 def wait_for_tasks(facts: Facts, tasks: "dict[int, int]") -> int:
     """Wait for all tasks, forward signals to them, and join their results; return the highest exit code."""
-    left, codes, told = set(tasks), {}, []  # type: set[int], dict[int, int], list[int]
+    left, codes, received = set(tasks), {}, []  # type: set[int], dict[int, int], list[int]
 
     def to_all(number: int) -> None:
         for pid in left:
@@ -161,10 +161,10 @@ def wait_for_tasks(facts: Facts, tasks: "dict[int, int]") -> int:
                 pass
 
     def pass_on(number: int, frame: "Any") -> None:
-        told.append(number)
+        received.append(number)
         to_all(number)
 
-    for number in TOLD:
+    for number in SIGNALS:
         signal.signal(number, pass_on)
     signal.signal(signal.SIGALRM, lambda number, frame: to_all(signal.SIGKILL))
     while left:
@@ -173,7 +173,7 @@ def wait_for_tasks(facts: Facts, tasks: "dict[int, int]") -> int:
             continue
         left.remove(pid)
         codes[tasks[pid]] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
-        if codes[tasks[pid]] and not told:
+        if codes[tasks[pid]] and not received:
             to_all(signal.SIGTERM)
             signal.alarm(LEFT_S)
     signal.alarm(0)
@@ -240,21 +240,21 @@ def resumed(facts: Facts, call: "Any") -> "Any":
         raise NotRun("what its checkpoint returned cannot be read: %s" % describe(error)) from None
 
 
-def checkpoint_when_told(facts: Facts, call: "Any") -> None:
-    """Save the callable's next call and requeue the job when it is told to end.
+def checkpoint_on_signals(facts: Facts, call: "Any") -> None:
+    """Save the callable's next call and requeue the job when it is signalled to end.
 
     Rank 0 does; the others wait until the job ends, as they may have a part in saving the work.
     """
     if facts.many or not has_checkpoint(call[0]):
         return
-    own, told = os.getpid(), (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    own, signals = os.getpid(), (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
     def save(number: int, frame: "Any") -> None:
         if os.getpid() != own:  # a process that the function forked
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        for one in told:
+        for one in signals:
             signal.signal(one, signal.SIG_IGN)
         code = 1
         try:
@@ -270,7 +270,7 @@ def checkpoint_when_told(facts: Facts, call: "Any") -> None:
         sys.stderr.flush()
         os._exit(code)  # the function is in the middle of something
 
-    for one in told:
+    for one in signals:
         signal.signal(one, save if os.environ["RANK"] == "0" else signal.SIG_IGN)
 
 

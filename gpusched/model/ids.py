@@ -1,8 +1,8 @@
 """Job ids: minted by the client, sortable by time, short enough to type a prefix of.
 
 Eleven characters of Crockford's base 32 (no i, l, o, u): eight of milliseconds since 2025-01-01 (good until 2059),
-three random. Two clients that mint the same id in the same millisecond are told apart by the inbox, whose file creation
-fails for the second, which mints again.
+three random. Two clients that mint the same id in the same millisecond are distinguished by the inbox, whose file
+creation fails for the second, which mints again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def is_slurms(text: str) -> bool:
 
 
 def slurm_id(name: str) -> str:
-    """Return Slurm's own id of a stored job, without the suffix that tells reused ids apart."""
+    """Return Slurm's own id of a stored job, without the suffix that distinguishes reused ids."""
     return name.partition("~")[0]
 
 

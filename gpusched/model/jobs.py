@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Literal, Self
 
@@ -69,7 +70,7 @@ class Mount(msgspec.Struct, frozen=True):
 
 
 class Elastic(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a resizable job: stopped, once it has saved its work, and started with more or fewer GPUs.
+    """Sizes of a resizable job, and how it is resized: by a stop once it has saved its work, or hot.
 
     Attributes:
         sizes: GPUs of the whole job that it may have, ascending.
@@ -78,7 +79,8 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
         cores, memory_mib: The least and the most of the whole job, between which they do so; less than what goes with
             the GPUs is given where the nodes have no more. None: exactly that.
         batch: Whether its batch size is fixed or scales with the GPUs; only passed on to the job.
-        cooldown_s: Minimum run time of its current attempt before a resize.
+        cooldown_s: Minimum run time of its current attempt, and time since the last hot resize, before a resize.
+        rank_gpus: GPUs of each of its ranks, which join and leave while it runs; 0: a resize stops it.
     """
 
     sizes: tuple[int, ...]
@@ -89,6 +91,12 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
     memory_mib: tuple[int, int] | None = None
     batch: Literal["fixed", "scale"] = "fixed"
     cooldown_s: int = 600
+    rank_gpus: int = 0
+
+    def node_counts(self, gpus: int, most: int) -> Iterable[int]:
+        """Return over how many equal nodes, ``most`` at most, a size may be spread, the fewest first."""
+        counts = range(1, most + 1) if not self.rank_gpus else (gpus // self.rank_gpus,)
+        return (n for n in counts if 1 <= n <= most and gpus % (self.rank_gpus or n) == 0)
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,8 +110,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             collects it.
         signal, signal_before_s: Signal sent that long before the limit, as in sbatch --signal; also the grace signal.
         requeue: May be started again after NODE_FAIL.
-        preemptible: A policy may stop it for another job and start it again later: it saves its work when it is told
-            to end, and goes on from there.
+        preemptible: A policy may stop it for another job and start it again later: it saves its work when it is
+            signalled to end, and resumes from there.
         gpu_types: Only nodes with GPUs of one of these types; empty: any.
         elastic: It may be resized; the resources above are those of its present size. None: it may not.
         max_spread: ``server``, ``rack``: all its nodes in one, where the cluster has racks; ``any``, "": anywhere.
@@ -192,6 +200,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     def gpus(self) -> int:
         """Return the GPUs of the whole job."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def is_hot(self) -> bool:
+        """Return whether it is resized without a stop: its ranks join and leave while it runs."""
+        return self.elastic is not None and self.elastic.rank_gpus > 0
 
     @property
     def amounts(self) -> tuple[int, int]:
@@ -308,15 +321,19 @@ class Resizes(Stops, frozen=True, kw_only=True):
     """Resizes of a job, and their outcomes.
 
     Attributes:
-        before: GPUs of the attempt before the present one, to go back to; None: it came up, or was not resized.
+        before: GPUs of the attempt before the present one (or before its hot resize), to go back to; None: it came up,
+            or was not resized.
         resume_at: GPUs that it is to restart with, or fewer where the partition has fewer by then.
         start_timeout_s: Within it the job must make a step at a new size.
         why: What the last one was for.
-        costs_s: Seconds from being asked to running again of those that came up, and their number (``measured``).
+        costs_s: Seconds from being asked to running again of those that came up, and their number (``measured``); of
+            a hot job, the seconds without a step, as its program measured them.
         lost_s: Seconds of work that had not been saved.
         had_s: Seconds that attempts before the present one ran, which its time limit counts, too.
         unusable: Sizes at which it did not start up.
         frozen: Why it is no longer resized; "": it may be.
+        next_rank: Of a hot job, the number of the next rank to join; numbers, and so names, are never used twice.
+        formed_since: When the last of its ranks came or went, since when they form their group.
     """
 
     before: int | None = None
@@ -329,6 +346,8 @@ class Resizes(Stops, frozen=True, kw_only=True):
     had_s: float = 0.0
     unusable: tuple[int, ...] = ()
     frozen: str = ""
+    next_rank: int = 0
+    formed_since: float | None = None
 
     @property
     def cost_s(self) -> float | None:

@@ -23,7 +23,7 @@ class NoticeKind(StrEnum):
 
 
 DEFAULT_NOTICE_KINDS = (NoticeKind.END, NoticeKind.LIMIT, NoticeKind.NODE, NoticeKind.IDLE)
-"""Of a job with ``--mail`` that does not say; every end is told by ``end``."""
+"""Default of a job with ``--mail``; ``end`` is sent for every end."""
 NEAR_LIMIT = 0.9
 """The part of its limit after which a job is near it, as of Slurm's TIME_LIMIT_90."""
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9.-]{0,252})?")

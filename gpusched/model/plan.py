@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from gpusched.model.jobs import Allocation
+from gpusched.model.jobs import Allocation, NodeAllocation
 
 
 class ReasonCode(StrEnum):
@@ -73,11 +73,15 @@ class CancelJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class Resize(msgspec.Struct, frozen=True, tag=True):
-    """Stop a running resizable job, once it has saved its work, to restart with ``gpus``; ``why``: for people."""
+    """Stop a running resizable job, once it has saved its work, to restart with ``gpus``; ``why``: for people.
+
+    Of a hot job, nothing stops: ranks join on ``joins``, whose numbers are given later, or the last ones leave.
+    """
 
     job_id: str
     gpus: int
     why: str = ""
+    joins: tuple[NodeAllocation, ...] = ()
 
 
 Action = Start | Preempt | CancelJob | Resize

@@ -23,13 +23,15 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
         holds_back: It may delay jobs that would fit now.
         sizes: It chooses sizes of resizable jobs, and nothing else: the stages of its policy's file do the rest.
         places: It chooses nodes by what places cost, and who waits for better ones: order and backfill are its policy's
-            or its fallback's. It learns from drawn clusters (`gpusched reproduce`), not from a partition's jobs.
+            or its fallback's.
+        online: As a shadow it learns every night from what the live policy decided.
     """
 
     remembers: bool = False
     holds_back: bool = False
     sizes: bool = False
     places: bool = False
+    online: bool = False
 
     @property
     def orders(self) -> bool:
@@ -38,9 +40,14 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AGENTS: dict[str, AgentTraits] = {"gist": AgentTraits(holds_back=True), "rltune": AgentTraits(remembers=True),
-                                  "dl2": AgentTraits(sizes=True), "maifs": AgentTraits(sizes=True),
+                                  "dl2": AgentTraits(sizes=True, online=True), "maifs": AgentTraits(sizes=True),
                                   "topology": AgentTraits(places=True)}  # fmt: skip
 """The agents of this package, known without reading entry points; a policy's file says what another package's does."""
+
+
+def traits_of(agent: str | None, others: AgentTraits | None) -> AgentTraits:
+    """Return an agent's properties, ``others`` if it is another package's; defaults for a staged policy (None)."""
+    return (AGENTS.get(agent) if agent is not None else None) or others or AgentTraits()
 
 
 class Mapping(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +100,7 @@ class Resizing(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         min_run_s: Minimum run time of the current attempt before a resize (besides the job's own cool-down).
         per_hour: Maximum resizes of a job within an hour.
-        start_timeout_s: A job that tells of its progress and makes no step within it goes back to the size before.
+        start_timeout_s: A job that reports progress and makes no step within it goes back to the size before.
         gain: It grows only where it is faster by this part, what it loses by stopping included.
     """
 
@@ -157,8 +164,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def traits(self) -> AgentTraits:
         """Return its agent's properties; defaults for a staged policy."""
-        own = AGENTS.get(self.agent) if self.agent is not None else None
-        return own or self.agent_traits or AgentTraits()
+        return traits_of(self.agent, self.agent_traits)
 
     @property
     def effective_fallback(self) -> PolicySpec:

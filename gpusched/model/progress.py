@@ -13,7 +13,8 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt's progress. Times in Unix seconds, by the controller's clock.
 
     Attributes:
-        gpus: Of the whole job in this attempt.
+        gpus: Of the whole job in this attempt; of a hot job at present.
+        parts: GPUs, steps and seconds of the sizes that a hot job had before in this attempt.
         step, of: Where it is, and how many steps there are in all; None: not known.
         samples_per_s: As the job says it.
         at: When it wrote ``step``.
@@ -39,13 +40,29 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     saved_step: float | None = None
     saved_at: float | None = None
     trouble: str = ""
+    parts: tuple[tuple[int, float, float], ...] = ()
+
+    def resized(self, gpus: int) -> JobProgress:
+        """Return it at another size, at which nothing is measured yet."""
+        return msgspec.structs.replace(
+            self, gpus=gpus, parts=(*self.parts, (self.gpus, *self._measured)), first_step=None, first_at=None,
+            since_step=None, since=None, mid_step=None, mid_at=None,
+        )  # fmt: skip
+
+    @property
+    def _measured(self) -> tuple[float, float]:
+        """Return steps and seconds at its size since it was first read there."""
+        if self.step is None or self.first_step is None or self.at is None or self.first_at is None:
+            return 0.0, 0.0
+        return max(0.0, self.step - self.first_step), self.at - self.first_at
 
     def with_step(self, step: float, of: float | None, samples_per_s: float | None, at: float) -> JobProgress:
         """Update from progress.json; unchanged content changes nothing."""
         said = msgspec.structs.replace(self, of=of, samples_per_s=samples_per_s)
         if step == self.step:
             return said
-        if self.step is None or self.at is None or step < self.step:  # the first one, or it went back to what is saved
+        # The first one at its size, or it went back to what is saved.
+        if self.step is None or self.at is None or self.since is None or step < self.step:
             return msgspec.structs.replace(
                 said, step=step, at=at, since_step=step, since=at, mid_step=step, mid_at=at,
                 first_step=step if self.first_step is None else self.first_step,
@@ -93,9 +110,9 @@ def speeds_of(attempts: Iterable[JobProgress]) -> dict[int, float]:
     """Return GPUs -> steps per second, over all attempts with that many GPUs."""
     steps: dict[int, tuple[float, float]] = {}
     for one in attempts:
-        if one.step is not None and one.first_step is not None and one.at is not None and one.first_at is not None:
-            made, passed = steps.get(one.gpus, (0.0, 0.0))
-            steps[one.gpus] = made + max(0.0, one.step - one.first_step), passed + one.at - one.first_at
+        for gpus, more, seconds in (*one.parts, (one.gpus, *one._measured)):
+            made, passed = steps.get(gpus, (0.0, 0.0))
+            steps[gpus] = made + more, passed + seconds
     return {gpus: made / passed for gpus, (made, passed) in steps.items() if made > 0 and passed > 0}
 
 

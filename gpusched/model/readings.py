@@ -94,7 +94,7 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True):
         interface: The network interface of the same port.
         up: Whether there is a link; ``rate_gbps`` is its rate then, one direction, in Gbit/s.
         pci_path, numa: As in `GpuWiring`.
-        switch, switch_port: The neighbour that LLDP tells of: the switch's name, else its id.
+        switch, switch_port: The neighbour that LLDP reports: the switch's name, else its id.
     """
 
     name: str
@@ -126,11 +126,20 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgressReading(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a job's progress.json, and its age. ``of``: total steps; None: not given."""
+    """The content of a job's progress.json, and its age. None: not given.
+
+    Attributes:
+        of: Total steps.
+        nodes: Of the group that made the step (torchrun's); ``ran_s``: since the group's first report, before which
+            there was none for ``paused_s``.
+    """
 
     step: float
     of: float | None = None
     samples_per_s: float | None = None
+    nodes: float | None = None
+    ran_s: float | None = None
+    paused_s: float | None = None
     age_s: float
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpusched.config.weights import ModelError, load_model
 from gpusched.errors import GpuschedError
 from gpusched.estimation.predictor import USUAL_NAME
 from gpusched.model.commands import Promote
@@ -28,7 +29,7 @@ from gpusched.promotion.registry import (
 )
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Reader
-from gpusched.study.compare import DAY_S
+from gpusched.study.compare import DAY_S, MIN_DAYS
 
 KEPT_NIGHTS = 14  # of candidates: enough for five days to be held out from one, and then some
 
@@ -52,8 +53,11 @@ def retrain(
     until = math.floor((now - DAY_S) / DAY_S) * DAY_S
     since = until - inventory.settings.retrain_days * DAY_S
     shadows = {s.partition: s.spec for s in reader.shadows().values() if s.until is None}
+    online = [shadow.name for shadow in shadows.values() if shadow.traits.online]  # they are updated instead
     lines = []
     for partition, spec in _agents(inventory, live, shadows):
+        if spec.name in online and spec == shadows.get(partition.name):
+            continue
         source = _source(inventory, folder, spec)
         out = folder / CANDIDATES / day / partition.name / spec.name
         request = TrainRequest(
@@ -73,9 +77,60 @@ def retrain(
         lines.append(f"{partition.name}: {spec.name} not trained: {problem.line()}")
     if any(spec.uses_run_time_estimates for spec in (*live.values(), *shadows.values())):
         lines.append(_refit(folder / USUAL_NAME, since, until))
+    return lines or ([] if online else ["no live or shadow agent, so nothing to train"])
+
+
+def remove_old(folder: Path) -> None:
+    """Remove the candidates of earlier nights."""
     for old in sorted((folder / CANDIDATES).glob("????-??-??"))[:-KEPT_NIGHTS]:
         shutil.rmtree(old, ignore_errors=True)
-    return lines or ["no live or shadow agent, so nothing to train"]
+
+
+def update_shadows(inventory: Inventory, reader: Reader, folder: Path, now: float) -> list[str]:
+    """Update the shadows that learn online; leave the new versions as candidates. Arguments as of `retrain`.
+
+    The last `MIN_DAYS` whole days are not learned from, so that they can judge. Weights go on from those of the last
+    update of the same shadow; the shadow itself stays as it was frozen.
+
+    Returns:
+        For every such shadow, in one line what became of it.
+    """
+    from gpusched.agents.common.request import TrainRequest
+    from gpusched.agents.training.online import update_online
+
+    until = (math.floor(now / DAY_S) - MIN_DAYS) * DAY_S
+    since = until - inventory.settings.retrain_days * DAY_S
+    day, lines = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d"), []
+    for shadow in reader.shadows().values():
+        partition, spec = inventory.partition(shadow.partition), shadow.spec
+        if shadow.until is not None or partition is None or not spec.traits.online:
+            continue
+        start, known_until = _last_update(folder, partition.name, spec)
+        request = TrainRequest(
+            policy=spec.folder, partition=partition.name, inventory=str(inventory.path), hold_out=0.0,
+            out=str(folder / CANDIDATES / day / partition.name / spec.name), since=iso_utc(since), until=iso_utc(until),
+        )  # fmt: skip
+        try:
+            card = update_online(request, spec, start, known_until, until)
+            lines.append(f"{partition.name}: {spec.name} learned {card.notes[0]}; in {request.out}")
+        except GpuschedError as error:
+            lines.append(f"{partition.name}: {spec.name} learned nothing online: {error.line()}")
+    return lines
+
+
+def _last_update(folder: Path, partition: str, shadow: PolicySpec) -> tuple[Path, float]:
+    """Return the folder of the latest weights learned online from a shadow, else its own, and until when they know."""
+    from gpusched.agents.training.online import ONLINE_OF, ONLINE_UNTIL
+
+    for found in sorted((folder / CANDIDATES).glob(f"????-??-??/{partition}/{shadow.name}"), reverse=True):
+        try:
+            about = load_model(found, partition, shadow.agent or "").about
+        except ModelError:
+            continue
+        if about.get(ONLINE_OF) == shadow.version:
+            return found, float(about[ONLINE_UNTIL])
+    card = training_of(shadow, partition)
+    return Path(shadow.folder), card.last if card is not None and card.last is not None else -math.inf
 
 
 def _refit(file: Path, since: float, until: float) -> str:
@@ -162,12 +217,14 @@ def _promoted(
     candidates: list[RegisteredPolicy],
     rows: list[ShadowComparison],
 ) -> list[ShadowComparison]:
-    """Return the rows; with ``auto_promote`` request promotion of the best that passed."""
+    """Return the rows; propose the best that passed or, with ``auto_promote``, request its promotion."""
     wanted = inventory.settings.auto_promote if partition.auto_promote is None else partition.auto_promote
     passed = [i for i, row in enumerate(rows) if row.passed and row.verdict is not None and row.verdict["gain"] > 0]
-    if not wanted or not passed:
+    if not passed:
         return rows
     best = max(passed, key=lambda i: (rows[i].verdict or {})["gain"])
+    if not wanted:
+        return [msgspec.structs.replace(row, proposed=i == best) for i, row in enumerate(rows)]
     command = Promote(
         time=time.time(), partition=partition.name, path=str(candidates[best].path.absolute()),
         version=rows[best].version, reason=f"auto_promote: {rows[best].line}", evidence=rows[best].verdict,

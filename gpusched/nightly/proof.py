@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -16,11 +17,12 @@ from gpusched.model.resources import Inventory, Partition
 from gpusched.model.units import count_of, local_time_zone
 from gpusched.queue.store import Reader
 from gpusched.sim.engine.build import ReplayOptions
+from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.policies import ReplayPolicy, policy_of_spec
 from gpusched.sim.power import power_model
 from gpusched.study.compare import DAY_S, MIN_DAYS, MeanDifference
 from gpusched.study.own import with_run_conditions
-from gpusched.study.study import FROM_EMPTY, PlannedReplay, Scenario, changes, run_all, scenario_of
+from gpusched.study.study import FROM_EMPTY, PlannedReplay, Scenario, changes, placement_costs, run_all, scenario_of
 from gpusched.traces.own import own_jobs
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
@@ -112,10 +114,12 @@ def judge(
 
     Raises:
         ModelError: The candidate's weights cannot be used.
+        UsageError: One of them places by what places cost, and that is unknown, or the other cannot be replayed so.
     """
-    policies = (incumbent_of(incumbent, partition), policy_of_spec(candidate, None, partition))
+    policies = (incumbent_of(incumbent, partition, scenario), policy_of_spec(candidate, None, partition))
+    network = costs_for(policies, scenario)
     runs, over = (
-        [PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s)) for p in policies],
+        [PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, network=network)) for p in policies],
         list[PlannedReplay](),
     )
 
@@ -139,12 +143,17 @@ def judge(
     return msgspec.structs.replace(verdict, line=_line(verdict))
 
 
-def incumbent_of(spec: PolicySpec, partition: str) -> ReplayPolicy:
+def incumbent_of(spec: PolicySpec, partition: str, scenario: Scenario) -> ReplayPolicy:
     """Return the live policy; if its agent cannot decide, its stand-in."""
-    try:
-        return policy_of_spec(spec, None, partition)
-    except ModelError:
-        return replace(policy_of_spec(spec.effective_fallback), name=spec.name)
+    if not spec.traits.places or scenario.learned:
+        with contextlib.suppress(ModelError):
+            return policy_of_spec(spec, None, partition)
+    return replace(policy_of_spec(spec.effective_fallback), name=spec.name)
+
+
+def costs_for(policies: Iterable[ReplayPolicy], scenario: Scenario) -> PlacementNetwork | None:
+    """Return what placement costs if any of the policies decides by it; else None, and it costs nothing."""
+    return placement_costs(scenario)[0] if any(policy.places for policy in policies) else None
 
 
 def _line(verdict: ProofVerdict) -> str:

@@ -23,14 +23,15 @@ from gpusched.errors import GpuschedError, NoHistory
 from gpusched.estimation.predictor import USUAL_NAME, Predictor
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
-from gpusched.nightly.proof import incumbent_of, scenario_for
+from gpusched.nightly.proof import costs_for, incumbent_of, scenario_for
 from gpusched.nightly.scoring import Score, scores
 from gpusched.promotion.live import live_policies
 from gpusched.promotion.registry import REPORTS, ShadowComparison
 from gpusched.queue.store import Reader
 from gpusched.sim.engine.build import ReplayOptions
+from gpusched.sim.placed import takes_costs
 from gpusched.sim.policies import ReplayPolicy, policy_of_spec
-from gpusched.study.study import PlannedReplay, StudyOutcome, changes, row_of, run_all
+from gpusched.study.study import PlannedReplay, Scenario, StudyOutcome, changes, row_of, run_all
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
 from gpusched.views.replay import span
@@ -70,7 +71,7 @@ class NightlyReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         file: The report's JSON file.
         judged: Shadows and candidates compared with the live policies.
-        trained: With ``--auto-retrain``, the outcome for every agent.
+        trained: With ``--auto-retrain``, the outcome for every agent; the outcome for shadows that learn online.
         predictions: Accuracy of the forecasts made in that time, by partition.
     """
 
@@ -97,7 +98,7 @@ class NightlyReport(msgspec.Struct, frozen=True, kw_only=True):
     def more(self) -> list[str]:
         """One line for every policy that is not live, and for every training."""
         asked = ("", "; promotion requested")
-        judged = [f"{j.partition}: {j.state}: {j.line}{asked[j.promoted]}" for j in self.judged]
+        judged = [f"{j.partition}: {j.state}: {j.line}{asked[j.promoted]}{j.proposal}" for j in self.judged]
         return [*(f"{s.partition}: {s.line}" for s in self.predictions), *judged, *self.trained]
 
     def as_json(self) -> dict[str, Any]:
@@ -140,6 +141,8 @@ def nightly(
         raise GpuschedError(f"{folder}: no history yet", "start the controller")
     (trace, running), live = _history(inventory, reader, since, now), live_policies(inventory, reader)
     trained = tuple(night.retrain(inventory, reader, folder, live, now)) if auto_retrain else ()
+    trained += tuple(night.update_shadows(inventory, reader, folder, now))
+    night.remove_old(folder)
     predicted = scores(reader.predicted_starts(parse_since(since, now), now), now)
     verdicts = []
     for number, partition in enumerate(inventory.partitions):
@@ -148,12 +151,16 @@ def nightly(
             continue
         part = replace(slice_trace(trace, vc=partition.name), name=f"{partition.name} since {since}")
         carried = int((trace.group[:running] == trace.groups.index(partition.name)).sum())
-        policies = _policies(inventory, live[partition.name], partition.name)
         notes = [CARRIED.format(carried)] if carried else []
         notes += [f"forecasts: {s.line}" for s in predicted if s.partition == partition.name]
-        predictor = _predictor(folder, part, carried) if any(p.uses_run_time_estimates for p in policies) else None
         scenario = scenario_for(part, inventory, partition, notes, reader)._replace(carried=carried)
-        runs = [PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, predictor=predictor)) for p in policies]
+        policies = _policies(inventory, live[partition.name], scenario, partition.name)
+        predictor = _predictor(folder, part, carried) if any(p.uses_run_time_estimates for p in policies) else None
+        network = costs_for(policies, scenario)
+        runs = [
+            PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, predictor=predictor, network=network))
+            for p in policies
+        ]
         outcomes = list(run_all(runs, workers=workers))
         if outcomes[0].metrics.jobs:
             verdicts.append(_verdict(partition.name, outcomes, reports / f"{day}-{partition.name}.html"))
@@ -192,17 +199,22 @@ def _history(inventory: Inventory, reader: Reader, since: str, now: float) -> tu
         return None, 0
 
 
-def _policies(inventory: Inventory, live: PolicySpec, partition: str) -> list[ReplayPolicy]:
-    """Return the live policy, then the others, a site's own before built-in ones; only agents that can decide."""
+def _policies(inventory: Inventory, live: PolicySpec, scenario: Scenario, partition: str) -> list[ReplayPolicy]:
+    """Return the live policy, then the others, a site's own before built-in ones; only agents that can decide.
+
+    Placement costs count where the live policy goes by them: then also for the others, if they can be replayed so.
+    Elsewhere policies that go by them are left out.
+    """
     folders = policy_folders(inventory.path)
     files = [policy_file(name, folders) for name in names_in(folders)]
     others = [load_policy(file, folders) for file in files if file is not None]
-    found = [incumbent_of(live, partition)]
+    first, found = incumbent_of(live, partition, scenario), []
     for spec in others:
         if spec.name != live.name:
             with contextlib.suppress(ModelError):
                 found.append(policy_of_spec(spec, None, partition))
-    return found
+    fits = takes_costs if first.places else lambda policy: not policy.places
+    return [first, *filter(fits, found)]
 
 
 def _predictor(folder: Path, trace: Trace, carried: int) -> Predictor | None:

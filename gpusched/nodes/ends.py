@@ -1,4 +1,4 @@
-"""One channel to a node that tells at once when one of its jobs has ended. Builders only, see payload/ends.py."""
+"""One channel to a node that reports at once when one of its jobs has ended. Builders only, see payload/ends.py."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
         indices: NVML indices the inventory declares (the simulated ones are made from it).
         want_links: Whether to read how GPUs and NICs are wired, which hardly changes while a machine is up.
         deadline_s: After so many seconds GPUs that have not answered are reported as such.
-        engine_timeout_s: And so many are given to a call of the container engine: a hung one is to be told of by name.
+        engine_timeout_s: And so many are given to a call of the container engine: a hung one is reported by name.
     """
 
     cluster_id: str
@@ -225,7 +225,7 @@ def _folder() -> str:
 def _cached_argv() -> tuple[str, ...]:
     # No exclamation marks, quotes or line breaks: the login shell that takes this apart may be csh.
     # The file ok names the payload's files; their sum, one after the other in the order of their names (bootstrap.py),
-    # tells whether the disk still has what was written. Whatever goes wrong, the payload is needed anew: files may go
+    # shows whether the disk still has what was written. Whatever goes wrong, the payload is needed anew: files may go
     # at any moment.
     files = _files()
     total = zlib.crc32("".join(files[name] for name in sorted(files)).encode())

@@ -33,7 +33,7 @@ class RemoteScript(msgspec.Struct, frozen=True):
 class CommandResult(msgspec.Struct, frozen=True):
     """What a command that ended left behind.
 
-    ``exit_code`` follows the shell: 128 + N for a process killed by signal N (sshd tells only that there was a signal
+    ``exit_code`` follows the shell: 128 + N for a process killed by signal N (sshd reports only that there was a signal
     where it is not one of its own names; then it is 255).
     """
 
@@ -95,7 +95,7 @@ class Session(Protocol):
         """No more input will come."""
 
     def resize(self, rows: int, columns: int) -> None:
-        """Tell the terminal its new size."""
+        """Set the terminal's size."""
 
     def close(self) -> None:
         """Hang up; `pump` returns soon."""

@@ -55,6 +55,7 @@ class ShadowComparison(msgspec.Struct, frozen=True, kw_only=True):
         name, version: Of the policy. path: Where it lies.
         line: The verdict as a sentence. passed: It proved no worse.
         promoted: The command to promote it was sent (``auto_promote``).
+        proposed: Of those that proved better it gained most, and waits for an admin to promote it.
         verdict: All of it (`gpusched.nightly.proof.Verdict`), or None where there was no replay.
     """
 
@@ -66,7 +67,16 @@ class ShadowComparison(msgspec.Struct, frozen=True, kw_only=True):
     line: str
     passed: bool = False
     promoted: bool = False
+    proposed: bool = False
     verdict: dict[str, Any] | None = None
+
+    @property
+    def proposal(self) -> str:
+        """The command that promotes it, if it is proposed; else ""."""
+        if not self.proposed:
+            return ""
+        command = f"gpusched policy promote {self.name}@{self.version} --partition {self.partition}"
+        return f"; proposed for promotion: {command}"
 
 
 class _Page(msgspec.Struct):
@@ -92,6 +102,17 @@ def known_policies(inventory_path: Path | str, state: Path) -> list[RegisteredPo
         if (spec := _readable(path, folders)) is not None:
             found.append(RegisteredPolicy(spec, path, "candidate"))
     return found
+
+
+def unreadable_policies(inventory_path: Path | str) -> list[str]:
+    """Return a line for each file of the site's policies that cannot be read."""
+    lines = []
+    for path in _in_folder(policy_folders(inventory_path)[0]):
+        try:
+            load_policy(path, policy_folders(inventory_path))
+        except GpuschedError as error:
+            lines.append(error.line())
+    return lines
 
 
 def find_policy(text: str, inventory_path: Path | str, state: Path) -> RegisteredPolicy:
@@ -147,7 +168,7 @@ def last_verdicts(state: Path) -> dict[tuple[str, str, str], str]:
             found = msgspec.json.decode(file.read_bytes(), type=_Page)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
-        return {(j.partition, j.name, j.version): j.line for j in found.judged}
+        return {(j.partition, j.name, j.version): j.line + j.proposal for j in found.judged}
     return {}
 
 

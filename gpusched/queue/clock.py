@@ -130,7 +130,8 @@ def shift_times(store: Store, step: float, now: float) -> None:
     What ended longer ago keeps its dates, and so do events. ``now``: Unix seconds before the step.
     """
     store.put_jobs([_job(job, step) for job in store.rows(since=now - RECENT_S)])
-    store.put_ranks([_with_moved(rank, step, "intended_at", "launched_at", "finished_at") for rank in store.ranks()])
+    of_rank = ("intended_at", "launched_at", "finished_at", "leave_by")
+    store.put_ranks([_with_moved(rank, step, *of_rank) for rank in store.ranks()])
     store.put_nodes([_record(record, step) for record in store.node_records().values()])
     store.shift_rows(step, now - RECENT_S)
     if heartbeat := store.number("heartbeat", 0.0):
@@ -145,8 +146,8 @@ def _job(job: JobRecord, step: float) -> JobRecord:
     return msgspec.structs.replace(
         changed,
         ending=_ending(job.ending, step),
-        preemptions=_stops(job.preemptions, step),
-        resizes=_stops(job.resizes, step),
+        preemptions=job.preemptions and _stops(job.preemptions, step),
+        resizes=job.resizes and _with_moved(_stops(job.resizes, step), step, "formed_since"),
     )
 
 
@@ -155,13 +156,13 @@ def _ending(ending: Ending | None, step: float) -> Ending | None:
         return None
     return msgspec.structs.replace(
         _with_moved(ending, step, "kill_at"),
-        preemptions=_stops(ending.preemptions, step),
+        preemptions=ending.preemptions and _stops(ending.preemptions, step),
         resize=ending.resize and _with_moved(ending.resize, step, "asked_at"),
     )
 
 
-def _stops(stops: S | None, step: float) -> S | None:
-    return stops and msgspec.structs.replace(stops, times=tuple(t + step for t in stops.times))
+def _stops(stops: S, step: float) -> S:
+    return msgspec.structs.replace(stops, times=tuple(t + step for t in stops.times))
 
 
 def _record(record: NodeRecord, step: float) -> NodeRecord:

@@ -92,7 +92,7 @@ CREATE TABLE specs (digest BLOB PRIMARY KEY, data BLOB NOT NULL);
 ALTER TABLE jobs ADD COLUMN spec BLOB;
 """,
     """
--- How far each attempt came that told of it, kept for ever. data: model.progress.JobProgress as JSON. open: 0 once the
+-- How far each attempt came that reported it, kept for ever. data: model.progress.JobProgress as JSON. open: 0 once the
 -- job has ended.
 CREATE TABLE progress (
   job_id TEXT NOT NULL, attempt INTEGER NOT NULL, open INTEGER NOT NULL, data BLOB NOT NULL,
@@ -113,7 +113,7 @@ CREATE TABLE beliefs (kind TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE paces (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
 """,
     """
--- What people are told. due: when it is sent next; NULL: it has arrived, or was sent in vain too often. failed: 1 where
+-- Notices to people. due: when it is sent next; NULL: it has arrived, or was sent in vain too often. failed: 1 where
 -- the last try failed. data: model.notices.Notice as JSON.
 CREATE TABLE notices (
   key TEXT PRIMARY KEY, made REAL NOT NULL, due REAL, failed INTEGER NOT NULL, data BLOB NOT NULL
@@ -156,6 +156,23 @@ UPDATE beliefs SET data = CAST(replace(CAST(data AS TEXT), '"most":', '"max_gpus
 UPDATE paces SET data = CAST(replace(CAST(data AS TEXT), '"most":', '"max_gpus_per_node":') AS BLOB);
 UPDATE policy_changes SET data = CAST(replace(CAST(data AS TEXT), '"place_wait_s":', '"placement_wait_s":') AS BLOB);
 UPDATE shadows SET data = CAST(replace(CAST(data AS TEXT), '"place_wait_s":', '"placement_wait_s":') AS BLOB);
+""",
+    """
+-- An attempt that is resized while it runs has a row for each part of it; span: 0, 1, 2 ...
+CREATE TABLE runs_by_span (
+  job_id TEXT NOT NULL, attempt INTEGER NOT NULL, user TEXT NOT NULL, partition TEXT NOT NULL, flavor TEXT,
+  share REAL NOT NULL, gpus INTEGER NOT NULL, start_time REAL NOT NULL, end_time REAL, outcome TEXT,
+  allocation BLOB NOT NULL, worked_until REAL, account TEXT, qos TEXT, span INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (job_id, attempt, span)
+) WITHOUT ROWID;
+INSERT INTO runs_by_span
+  SELECT job_id, attempt, user, partition, flavor, share, gpus, start_time, end_time, outcome, allocation, worked_until,
+    account, qos, 0 FROM runs;
+DROP TABLE runs;
+ALTER TABLE runs_by_span RENAME TO runs;
+CREATE INDEX runs_time ON runs (start_time);
+CREATE INDEX runs_open ON runs (end_time) WHERE end_time IS NULL;
+CREATE INDEX runs_end ON runs (end_time) WHERE end_time IS NOT NULL;
 """,
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

@@ -14,7 +14,7 @@ from gpusched.config.validate import shape_on, usable_nodes, within_rules
 from gpusched.model.arrays import task_of
 from gpusched.model.gpustates import DRIVER_MEMORY_MIB, foreign_processes, gpu_states
 from gpusched.model.interference import JobClassEstimate
-from gpusched.model.jobs import Allocation, JobRecord
+from gpusched.model.jobs import Allocation, JobRecord, JobSpec
 from gpusched.model.limits import leaf_of
 from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress, speeds_of, steps_left
@@ -219,7 +219,7 @@ def uncleaned_gpus(active: Iterable[JobRecord], ranks: Iterable[RankRecord]) -> 
     current = {(job.id, job.attempt) for job in active}
     lingering: dict[str, dict[int, str]] = {}
     for rank in ranks:
-        if (rank.job_id, rank.attempt) not in current and not rank.gone:
+        if ((rank.job_id, rank.attempt) not in current or rank.hot == "left") and not rank.gone:
             why = f"attempt {rank.attempt} of job {rank.job_id} may still be running there"
             if rank.stuck:
                 trouble = f" ({rank.trouble})" if rank.trouble else ""
@@ -297,7 +297,7 @@ def _running_view(
         state=job.state,
         attempt=job.attempt,
         priority=job.priority,
-        spec=within_rules(job.spec, inventory),
+        spec=_with_present_size(within_rules(job.spec, inventory)),
         preemptions=job.preemptions,
         resizes=job.resizes,
         speeds=speeds_of(attempts),
@@ -305,6 +305,14 @@ def _running_view(
         group=ledger.group(job.user, job.spec.group),
         bounds=ledger.of(job.user, job.spec),
     )
+
+
+def _with_present_size(spec: JobSpec) -> JobSpec:
+    """Return a running hot job's request with its present size among its sizes: it may have lost a rank."""
+    if spec.elastic is None or not spec.is_hot or spec.gpus in spec.elastic.sizes:
+        return spec
+    sizes = tuple(sorted((*spec.elastic.sizes, spec.gpus)))
+    return msgspec.structs.replace(spec, elastic=msgspec.structs.replace(spec.elastic, sizes=sizes))
 
 
 def _with_restart_conflict(view: RunningView, here: Mapping[str, tuple[Reservation, ...]], now: float) -> RunningView:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import groupby, islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -127,6 +127,9 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         refusals: How often the node answered that it cannot give the output.
         stuck: It cannot be killed: its GPUs stay blocked until it is gone.
         sharing: How it was made ready to share its GPUs with one other job ("mps", "time-slicing"); "": not at all.
+        hot: Of a rank that a hot job got or gives up while it runs: ``joins`` until it runs, ``leaves`` until it has
+            ended, then ``left``: its job goes on without it. "": it is one of the job's ranks.
+        leave_by: When a rank that leaves is killed.
     """
 
     job_id: str
@@ -151,10 +154,14 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     refusals: int = 0
     stuck: bool = False
     sharing: str = ""
+    hot: Literal["", "joins", "leaves", "left"] = ""
+    leave_by: float | None = None
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One started attempt. ``share`` is λ of the paper's Eq. 4: its part of the partition.
+    """One started attempt, or a hot job's part of one between two resizes.
+
+    ``share`` is λ of the paper's Eq. 4: its part of the partition.
 
     ``worked_until``: of one stopped for a resize, the end of its useful work; None: its end.
     ``shareable``: GPUs by node of an attempt that may share them. ``group``, ``qos``: what it counts for.
@@ -683,12 +690,14 @@ class Store(
         )
 
     def open_run(self, run: RunRecord) -> None:
-        """Record a started attempt."""
+        """Record a started attempt, or its next part after `close_run`."""
         self._db.execute(
-            "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL, ?, ?)",
+            "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL, ?, ?, "
+            "(SELECT count(*) FROM runs WHERE job_id = ? AND attempt = ? AND end_time IS NOT NULL))",
             (
                 run.job_id, run.attempt, run.user, run.partition, run.flavor, run.share, run.gpus, run.start_time,
                 msgspec.json.encode(run.nodes | run.shareable), run.group or None, run.qos or None,
+                run.job_id, run.attempt,
             ),
         )  # fmt: skip
 
@@ -805,6 +814,6 @@ def _read_meta(key: str, value: str) -> None:
 TABLE_CHECKS.append(TableCheck("nodes", ("name",), ("data",), _read_node))
 TABLE_CHECKS.append(TableCheck("ranks", ("job_id", "attempt", "rank"), ("data",), json_of(RankRecord)))
 _OF_RUN = ("allocation", "start_time", "coalesce(end_time, 0)", "gpus", "share")
-TABLE_CHECKS.append(TableCheck("runs", ("job_id", "attempt"), _OF_RUN, _read_run))
+TABLE_CHECKS.append(TableCheck("runs", ("job_id", "attempt", "span"), _OF_RUN, _read_run))
 TABLE_CHECKS.append(TableCheck("meta", ("key",), ("key", "value"), _read_meta))
 TABLE_CHECKS.append(TableCheck("events", ("seq",), ("data", "time"), _read_event))

@@ -18,6 +18,7 @@ from gpusched.sched.eligible import ineligible, may_resize, may_stop
 from gpusched.sched.limits import Rooms
 from gpusched.sched.reservations.rules import closed_text
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
+from gpusched.sched.sizing.shapes import rank_view, reservation_of
 from gpusched.sched.text import gpus_called, listed_types
 from gpusched.sched.topology.spread import splits
 
@@ -126,7 +127,28 @@ class _Ledger:
         allowed = action.gpus in job.spec.elastic.sizes and action.gpus != job.spec.gpus
         if not allowed:
             return f"job {job.id} cannot go from {job.spec.gpus} to {action.gpus} GPUs"
-        return self._rooms.refuse_resize(job, action.gpus)
+        why = self._rooms.refuse_resize(job, action.gpus)
+        return why or (self._refuse_joins(job, action) if job.spec.is_hot else None)
+
+    def _refuse_joins(self, job: RunningView, action: Resize) -> str | None:
+        """Return why ranks cannot join a hot job as planned; if they can, or none does, hold what they get."""
+        spec, parts = job.spec, job.allocation.parts
+        assert spec is not None
+        if action.gpus % spec.gpus_per_node:
+            return f"{count_of(action.gpus, 'GPU')} are no whole ranks of {spec.gpus_per_node}"
+        if len(action.joins) != max(0, action.gpus // spec.gpus_per_node - len(parts)):
+            return f"{count_of(len(action.joins), 'rank')} do not make it {count_of(action.gpus, 'GPU')}"
+        one = rank_view(job, job.expected_end - self._snapshot.now, reservation_of(job, self._snapshot))
+        nodes = {part.node for part in parts}
+        for part in action.joins:
+            rank = Allocation(job.id, (replace(part, rank=0),))
+            if part.node in nodes:
+                return f"it has a rank on node {part.node}"
+            if why := self._misshapen(one, rank) or self._forbidden(one, part) or self._short(part, None):
+                return why
+            nodes.add(part.node)
+        self._hold(action.joins, job.id)
+        return None
 
     def _policy_of(self, job: RunningView) -> PolicySpec | None:
         node = next((n for p in job.allocation.parts if (n := self._nodes.get(p.node)) is not None), None)

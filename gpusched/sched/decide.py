@@ -20,6 +20,7 @@ from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.gpus import Links, picked
 from gpusched.sched.reasons import QueueBlock, Verdicts, holds_back
 from gpusched.sched.sharing.pairs import pairs_of
+from gpusched.sched.sizing.joining import with_joins
 from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.stages import place_queue
 from gpusched.sched.state import BACKFILL, LIMIT, POLICY, STARTED, PassOutcome, new_outcome, seed_words
@@ -41,7 +42,8 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     ``exclude`` nor ``excluded_nodes``.
 
     Only agents stop running jobs (`Preempt`), and only such as their policy's file lets them stop. Resizable jobs are
-    stopped to go on at another size (`Resize`), and start at any of their sizes, where the policy chooses sizes.
+    stopped to go on at another size (`Resize`), and start at any of their sizes, where the policy chooses sizes; ranks
+    of hot ones join beside what starts, or leave.
 
     Jobs that could not run even on the empty partition (BAD_CONSTRAINTS), that need nodes or GPUs which are down,
     drained, lost or busy with foreign work (REQ_NODE_NOT_AVAIL), that are held, dependent, not yet due or bounded by
@@ -60,14 +62,15 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
         else:
             reasons[job.id] = why
     if not eligible:
-        return Plan(actions=resizes, reasons=reasons, troubles=troubles)
+        return Plan(actions=with_joins(resizes, snapshot, world), reasons=reasons, troubles=troubles)
     waiting = waiting_of(eligible, world, usage_of(snapshot), snapshot)
     effects = _Effects(troubles, {}, [], {}, [])
     outcome, blocks = _run(snapshot, world, waiting, models, effects)
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     for queue, block in blocks:
         verdicts.add(queue, block, reasons)
-    actions: list[Action] = [*effects.stops, *resizes, *starts(world, waiting, outcome)]
+    begun = starts(world, waiting, outcome)
+    actions: list[Action] = [*effects.stops, *with_joins(resizes, snapshot, world, begun), *begun]
     reasons |= effects.reasons
     if (pairs := pairs_of(snapshot, waiting, outcome, actions)) is not None:
         for start in pairs.starts:

@@ -77,11 +77,13 @@ def may_resize(job: RunningView, rules: Resizing, now: float) -> str | None:
     if job.resizes is not None and job.resizes.frozen:
         return f"job {job.id} is no longer resized: {job.resizes.frozen}"
     if job.resizes is not None and job.resizes.before is not None:
-        return f"job {job.id} has not restarted yet since it was resized"
+        waits = "formed its new group" if job.spec.is_hot else "restarted"
+        return f"job {job.id} has not {waits} yet since it was resized"
     if job.tied:
         return f"job {job.id} might not restart in time: {job.tied}"
     least = max(rules.min_run_s, job.spec.elastic.cooldown_s)
-    if now < job.start_time + least:
+    since = max([job.start_time, *(job.resizes.times[-1:] if job.spec.is_hot and job.resizes is not None else ())])
+    if now < since + least:
         return f"job {job.id} has run for less than {format_duration(least)}"
     if job.resizes is not None and job.resizes.too_soon(now, rules.per_hour):
         return f"job {job.id} has been resized {rules.per_hour} times within an hour"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -10,12 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.errors import FileError, UsageError
+from gpusched.model.interference import JobClassEstimate, job_class_of
 from gpusched.model.topology import Topology
 from gpusched.sched.state import Floats, Ints
+from gpusched.sched.topology.live import SlowdownTable, learned_tree
 from gpusched.sched.topology.slowdown import KIND, SlowdownModel
 from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.placing import PlacementNetwork
-from gpusched.sim.pool import Pool
+from gpusched.sim.pool import Pool, demand_of, node_counts
 from gpusched.sim.profiles.measured import rows_of
 from gpusched.traces.trace import Trace
 
@@ -77,6 +80,29 @@ def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[Placement
         f"the others' drawn; {found} of {len(pool)} nodes are in the topology"
     )
     return PlacementNetwork(tree_of(topology, pool.names), machines()[machine].model(), kind), note
+
+
+def learned_network(
+    topology: Topology, trace: Trace, pool: Pool, known: Mapping[str, JobClassEstimate]
+) -> tuple[PlacementNetwork, str]:
+    """Return what placement costs a site's own jobs by what was learned of them, as live, and a note.
+
+    ``known``: estimates by job class, some. A job's class is of its user and name; nodes without a switch share only
+    their own links.
+    """
+    table, demand = SlowdownTable(known), demand_of(trace, pool)
+    columns = np.column_stack((trace.user, trace.model, trace.gpus, trace.nodes > 0, demand.shape))
+    distinct, index = np.unique(columns, axis=0, return_inverse=True)
+    rows, measured = np.zeros(len(distinct), np.int64), np.zeros(len(distinct), np.bool_)
+    for i, (user, model, gpus, fixed, shape) in enumerate(distinct.tolist()):
+        name = job_class_of(trace.users[user] if user >= 0 else "", trace.models[model] if model >= 0 else "")
+        counts = tuple(node_counts(pool, demand, shape, bool(fixed))) if shape >= 0 else ()
+        rows[i], measured[i] = table.row(name, gpus, counts or (1,)), name in known
+    tree = learned_tree(topology, pool.names, table)
+    model, sure = (table.model(len(pool), unknown) for unknown in (True, False))
+    count = int(measured[index.reshape(-1)].sum())
+    note = f"what placement costs as learned of {len(known)} job classes: {count} of {len(trace)} jobs are of these"
+    return PlacementNetwork(tree, model, rows[index.reshape(-1)], sure=sure), note
 
 
 class ColocationTable(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -25,6 +26,7 @@ from gpusched.sched.state import (
     no_calendar,
 )
 from gpusched.sched.topology.contention import JobLayouts, alone_on, new_search
+from gpusched.sched.topology.live import SlowdownTable
 from gpusched.sched.topology.load import new_load
 from gpusched.sched.topology.queue import Costs
 from gpusched.sched.topology.slowdown import KIND, SlowdownModel
@@ -37,6 +39,7 @@ from gpusched.sim.engine.placing import (
     CLASS,
     DRAWN,
     FEWEST,
+    FIRST,
     ONE_RACK,
     QUEUE,
     RACK_WAIT,
@@ -45,11 +48,14 @@ from gpusched.sim.engine.placing import (
 )
 from gpusched.sim.engine.placing_walk import Walk
 from gpusched.sim.engine.state import SHAPE, Links, shape_request
+from gpusched.sim.policies import ReplayPolicy
+from gpusched.sim.pool import node_counts
 
 RULES = {
     "random": DRAWN,
     "load-balancing": BALANCED,
     "tetris": ALIGNED,
+    "first-fit": FIRST,
     "best-fit": FEWEST,
     "rack": ONE_RACK,
     "rack-wait": RACK_WAIT,
@@ -58,7 +64,13 @@ RULES = {
 """Placement -> how jobs are laid out, where that matters."""
 
 
-REPLAYED = ("skip", "easy")
+REPLAYED = ("none", "skip", "easy")
+
+
+def takes_costs(policy: ReplayPolicy) -> bool:
+    """Return whether the policy can be replayed where placement costs something."""
+    by_rule = policy.kind == "static" and policy.placement in RULES and not policy.chooses_sizes
+    return policy.places or (by_rule and policy.backfill in REPLAYED)
 
 
 def walks(world: SimWorld) -> bool:
@@ -68,17 +80,22 @@ def walks(world: SimWorld) -> bool:
     """
     if world.options.network is None:
         return False
+    if world.options.network.sure is not None and RULES.get(world.rule) == CHEAPEST:
+        return True  # only the walk leaves out of a wait what is not sure
     waits = RULES.get(world.rule) == CHEAPEST or (
         RULES.get(world.rule) == RACK_WAIT and world.policy.backfill == "skip"
     )
-    return world.rule != "random" and (world.options.generic or (waits and world.policy.order != "fifo"))
+    alone = world.policy.backfill == "none" or (waits and world.policy.order != "fifo")
+    return world.rule != "random" and (world.options.generic or alone)
 
 
-def one_node_network() -> PlacementNetwork:
-    """Return a network for a pool of one node and one job, to compile ahead of a replay."""
+def one_node_network(like: PlacementNetwork) -> PlacementNetwork:
+    """Return a network for a pool of one node and one job, to compile ahead of a replay with one like this."""
     model = SlowdownModel(np.zeros(1, KIND), np.zeros((0, 0)), False)
+    if like.model.believed is not None:
+        model = SlowdownTable({}).model_of_one()
     model.kinds["compute"] = 1.0
-    return PlacementNetwork(tree_of(Topology(), ("n",)), model, np.zeros(1, np.int64))
+    return PlacementNetwork(tree_of(Topology(), ("n",)), model, np.zeros(1, np.int64), sure=like.sure and model)
 
 
 def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
@@ -90,10 +107,10 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     network, rule = world.options.network, RULES.get(world.rule)
     assert network is not None
     backfill = world.policy.backfill
-    if rule is None or world.policy.kind != "static" or backfill not in REPLAYED or world.policy.chooses_sizes:
+    if rule is None or not takes_costs(replace(world.policy, placement=world.rule)):
         raise UsageError(
             f"{world.policy.name} (placement {world.rule}) cannot be replayed with placement costs",
-            f"an order that does not change, with backfill skip or easy, and one of {', '.join(RULES)}: "
+            f"an order that does not change, without conservative backfill, and one of {', '.join(RULES)}: "
             "say --policy fifo-skip --placement rack-wait",
         )
     options = world.options
@@ -189,10 +206,9 @@ def _with_shapes(world: SimWorld, distinct: Ints, rule: int) -> tuple[SimWorld, 
     for shape, _, fixed in distinct.tolist():
         base = rows[shape]
         parts, gpus = base["parts"], base["parts"] * base["gpus"]
-        nodes = np.arange(base["lo"], base["hi"])
-        has = pool.gpus[nodes if base["mask"] < 0 else nodes[world.demand.masks[base["mask"], nodes] != 0]]
         found: list[int] = []
-        for count in _divisions(gpus, has, parts, bool(fixed), rule == BALANCED):
+        counts = node_counts(pool, world.demand, shape, bool(fixed))
+        for count in counts[::-1] if rule == BALANCED else counts:
             for spread in (1, 0) if rule in (ONE_RACK, RACK_WAIT) else (0,):
                 row = base | {"parts": count, "gpus": gpus // count, "spread": spread}
                 row |= {name: -(-base[name] * parts // count) for name in ("cores", "memory")}
@@ -261,14 +277,6 @@ def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
         of._replace(ways=laid_out), costs, ways.shape, np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64),
         new_outcome(jobs, len(sim.held)),
     )  # fmt: skip
-
-
-def _divisions(gpus: int, has: Ints, fewest: int, fixed: bool, most_first: bool) -> list[int]:
-    """Return over how many nodes of ``has`` GPUs so many GPUs may be divided equally."""
-    most = fewest if fixed or gpus < 1 else min(gpus, len(has))
-    counts = [n for n in range(fewest, most + 1) if gpus % n == 0]
-    found = [n for n in counts if (has >= gpus // n).sum() >= n]
-    return found[::-1] if most_first else found
 
 
 def _ways(world: SimWorld, kinds: Ints, laid_out: list[list[int]], model: SlowdownModel) -> JobLayouts:

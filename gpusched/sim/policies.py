@@ -100,6 +100,11 @@ class ReplayPolicy:
         return self.spec is not None and self.spec.sizes != "base"
 
     @property
+    def places(self) -> bool:
+        """Whether an agent chooses nodes by placement costs, without which it cannot be replayed."""
+        return self.by_agent and self.spec is not None and self.spec.traits.places
+
+    @property
     def restart_s(self) -> float:
         """Cost of a restart by its file, in seconds; 0 if it stops no jobs or has no file."""
         return self.spec.preempt.restart_s if self.preempts and self.spec is not None else 0.0

@@ -149,14 +149,24 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: 
     return Demand(shape, requests, masks, parts, resources, ints(splitter.queues), why, gpus_only, splitter.milli())
 
 
-_AMPLE_CORES, _AMPLE_MEMORY = (1 << 20) - 1, (1 << 32) - 1
+def node_counts(pool: Pool, demand: Demand, shape: int, fixed: bool) -> list[int]:
+    """Return over how many nodes a request's GPUs may be divided equally, fewest first; ``fixed``: only as asked."""
+    of = demand.requests
+    fewest, mask, nodes = int(of.parts[shape]), int(of.mask[shape]), np.arange(of.lo[shape], of.hi[shape])
+    gpus = fewest * int(of.gpus[shape])
+    has = pool.gpus[nodes if mask < 0 else nodes[demand.masks[mask, nodes] != 0]]
+    most = fewest if fixed or gpus < 1 else min(gpus, len(has))
+    return [n for n in range(fewest, most + 1) if gpus % n == 0 and (has >= gpus // n).sum() >= n]
+
+
+_AMPLE = (1 << 32) - 1  # cores, or MiB, of nodes that declare none
 
 
 def _capacity(declared: Ints, modelled: bool) -> Ints:
     """Return cores or MiB of the empty nodes; equal on all nodes if no job requests any, so that ties remain ties."""
     if not modelled:
         return np.zeros(len(declared), np.int64)
-    return np.where(declared < 0, _AMPLE_CORES, declared)
+    return np.where(declared < 0, _AMPLE, declared)
 
 
 class _Splitter:

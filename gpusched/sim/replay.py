@@ -118,7 +118,8 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
     sim, options, model = world.sim, world.options, world.policy.model
     agent = None if model is None else (model.agent, model.preempts)
     estimator = type(estimator_for(world))
-    known = kind, agent, is_mapped(world), sim.pace is None, world.shared, estimator, sim.ledger is None
+    learned = options.network is not None and options.network.model.believed is not None
+    known = kind, agent, is_mapped(world), sim.pace is None, world.shared, estimator, sim.ledger is None, learned
     if known in _warm:
         return
     _warm.add(known)
@@ -132,7 +133,7 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
         share=world.shared,
         rates=None if options.rates is None else Rates(profiles=Profiles(series={})),
         elastic=None if options.elastic is None else ResizableJobs(least=one, most=one, linear=True),
-        network=None if options.network is None else one_node_network(),
+        network=None if options.network is None else one_node_network(options.network),
         quotas=None if sim.ledger is None else QuotaSet(Quotas(each=Limits(jobs=1))),
     )
     tiny, run = kind.ready(world_of(one_job(), Pool.uniform(1, 1), world.policy, alike))

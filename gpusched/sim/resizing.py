@@ -31,7 +31,7 @@ def elastic_of(trace: Trace) -> ResizableJobs | None:
 
 
 def own_speed(trace: Trace, job: int, gpus: int) -> float:
-    """How fast a job is with so many GPUs by what it told of itself; 1.0 at the size of its run time."""
+    """How fast a job is with so many GPUs by what it reported; 1.0 at the size of its run time."""
     if trace.progress is None or gpus == trace.gpus[job]:
         return 1.0
     speeds = trace.progress.speeds(job)
@@ -153,8 +153,8 @@ class ResizedShapes:
             "nearest": "as at the nearest size that was measured",
             "proportion": "in proportion to their GPUs, of which nothing was measured",
         }
-        told = ", ".join(f"{by[how]} {words[how]}" for how in words if by[how])
-        return (*self._notes, f"of {by.total()} {what}: {told}") if told else ()
+        counts = ", ".join(f"{by[how]} {words[how]}" for how in words if by[how])
+        return (*self._notes, f"of {by.total()} {what}: {counts}") if counts else ()
 
 
 _BEST_FIRST = ("measured", "nearest", "proportion")

@@ -105,14 +105,9 @@ def _is_strict(world: SimWorld) -> bool:
     return world.policy.backfill == "none" and sim.pace is None and len(sim.dirty) == 1 and len(sim.changes) == 0
 
 
-def _places(world: SimWorld) -> bool:
-    """Return whether an agent chooses nodes by placement cost."""
-    return world.policy.by_agent and world.policy.spec is not None and world.policy.spec.traits.places
-
-
 KINDS = (
     RunKind("placed by a component", is_by_component, lambda w: (w, component_run(w))),
-    RunKind("placing agent", _places, _by_agent),
+    RunKind("placing agent", lambda w: w.policy.places, _by_agent),
     RunKind("placed walk", walks, lambda w: _by(run_walk, *walked(*with_ways(w))), run_walk, 1),
     RunKind("placed", lambda w: w.options.network is not None, lambda w: _by(run_placed, *with_ways(w)), run_placed, 1),
     RunKind("sized", lambda w: w.policy.chooses_sizes and w.options.elastic is not None, _sized, run_sized, 1),

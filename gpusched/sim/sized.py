@@ -21,10 +21,12 @@ from gpusched.model.jobs import JobSpec
 from gpusched.model.units import count_of
 from gpusched.sched.agent import prepared_weights
 from gpusched.sched.sizing.live import INSTEAD, ask_agent, ask_component, component_error, decide_sizes
+from gpusched.sched.sizing.nodes import sizing_nodes
 from gpusched.sched.sizing.question import (
     COUNT,
     PART,
     ROW,
+    Amounts,
     Menus,
     Question,
     Scene,
@@ -111,7 +113,7 @@ def _jobs(world: SimWorld, menus: Menus, menu: Ints, kind: Ints) -> np.ndarray[t
     of = shapes[np.maximum(demand.shape, 0)] if len(shapes) else np.zeros(len(menu), shapes.dtype)
     parts: Ints = of["parts"]
     gpus: Ints = parts * of["gpus"]
-    at_least_one, told = np.maximum(gpus, 1), world.trace.progress
+    at_least_one, progress = np.maximum(gpus, 1), world.trace.progress
     return filled(
         OF_JOB,
         len(menu),
@@ -122,8 +124,8 @@ def _jobs(world: SimWorld, menus: Menus, menu: Ints, kind: Ints) -> np.ndarray[t
         cores=parts * of["cores"] / at_least_one,
         memory=parts * of["memory"] / at_least_one,
         limit=np.where(np.isfinite(world.trace.limit), world.trace.limit, np.inf),
-        tells=True if told is None else np.isfinite(told.steps),
-        cooldown_s=0.0 if told is None else told.cooldown_s,
+        reports=True if progress is None else np.isfinite(progress.steps),
+        cooldown_s=0.0 if progress is None else progress.cooldown_s,
     )
 
 
@@ -164,7 +166,10 @@ def _with_menus(world: SimWorld, elastic: ResizableJobs) -> tuple[SimWorld, Menu
             except UsageError:  # no equal parts of it fit the nodes
                 continue
         menus.append(found)
-    return world, menus_of(menus), index.reshape(-1)
+    each = zip(*(world.sim.shapes[name].tolist() for name in ("cores", "memory")), strict=True)
+    amounts: list[Amounts] = [(amount, amount) for amount in each]
+    given_at = [{gpus: amounts[at] for gpus, at in sizes.items() if at >= 0} for sizes in menus]
+    return world, menus_of(menus, given_at), index.reshape(-1)
 
 
 def _size(world: SimWorld, elastic: ResizableJobs, job: int, gpus: int) -> TargetSize:
@@ -249,6 +254,9 @@ class AskingRun:
             self._choose = partial(ask_agent, model.agent, weights)
         self._partitions = [name or "p" for name in world.pool.partitions]
         self._troubles: Counter[str] = Counter()
+        racks = world.passes.scratch.racks
+        self._racks = np.zeros(0, np.int64) if racks is None else racks["number"].copy()
+        self._span = [world.pool.span(partition) for partition in range(len(world.pool.partitions))]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -284,8 +292,12 @@ class AskingRun:
         rows = claims.jobs["row"][: claims.number[COUNT]]
         models = trace.model[self._sizer.scene.rows["job"][rows]].tolist()
         names = tuple(trace.models[model] if model >= 0 else "" for model in models)
-        partition = self._partitions[self._sizer.at[PARTITION]]
-        return self._choose(question_of(claims, partition, float(world.sim.clock[0]), names))
+        partition = int(self._sizer.at[PARTITION])
+        nodes = sizing_nodes(
+            self._sizer.scene, claims, world.sim.resources, world.passes.usable, world.passes.requests,
+            world.passes.jobs.masks, self._racks, *self._span[partition],
+        )  # fmt: skip
+        return self._choose(question_of(claims, self._partitions[partition], float(world.sim.clock[0]), names, nodes))
 
 
 def sized_run(world: SimWorld, sizer: Sizer) -> Callable[[EventLog], int]:

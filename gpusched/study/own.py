@@ -88,6 +88,8 @@ def with_run_conditions(
     ``quotas``: whether the inventory's limits apply; None: to jobs that ran under them.
     """
     trace, epoch, notes = scenario.trace, scenario.trace.epoch, list(scenario.notes)
+    if inventory is not None:
+        scenario = with_placement(scenario, inventory, reader)
     if reader is not None and reserved and epoch is not None and (there := reader.reservations(epoch)):
         found = bookings_of(there, reader.jobs_of_reservations(), trace, scenario.pool)
         scenario = scenario._replace(reserved=found or scenario.reserved)
@@ -101,6 +103,16 @@ def with_run_conditions(
             used = _used_before(epoch, reader) if inventory.quotas.by_hours else ()
             scenario = scenario._replace(quotas=QuotaSet(inventory.quotas, used))
     return scenario._replace(notes=tuple(notes))
+
+
+def with_placement(scenario: Scenario, inventory: Inventory, reader: Reader | None) -> Scenario:
+    """Return the scenario with the switches of the inventory's nodes, and what was learned of this store's jobs."""
+    if reader is None:
+        return scenario._replace(topology=inventory.topology)
+    from gpusched.queue.snapshots import topology_of
+
+    racks = inventory.topology or topology_of(inventory, reader.node_records())
+    return scenario._replace(topology=racks, learned=reader.beliefs())
 
 
 def _used_before(epoch: float | None, reader: Reader | None) -> tuple[QuotaSpan, ...]:

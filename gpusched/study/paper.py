@@ -20,7 +20,7 @@ P = TypeVar("P", bound="Paper")
 D = TypeVar("D")
 R = TypeVar("R")
 Advance = Callable[[float, int], None]
-"""Told how much is done, of how much."""
+"""Receives how much is done, of how much."""
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

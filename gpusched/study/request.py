@@ -41,6 +41,7 @@ from gpusched.study.study import (
     PlannedReplay,
     Scenario,
     StudyOutcome,
+    placement_costs,
     run_all,
     scenario_of,
     workers_for,
@@ -129,11 +130,12 @@ def resolve(request: ReplayRequest) -> list[PlannedReplay]:
     runs: list[PlannedReplay] = []
     for scenario, seeds in _scenarios(request, topology, common.rates):
         scenario = scenario._replace(notes=(*scenario.notes, *notes), published=request.published)
+        bound = {text: _bound(text, found, scenario, request.vc) for text, found in named.items()}
         network = None
         if topology is not None:
-            from gpusched.sim.network import network_for
-
-            network, note = network_for(topology, scenario.trace, scenario.pool)
+            scenario = scenario._replace(topology=topology, learned={})
+        if topology is not None or any(policy.places for policy in bound.values()):
+            network, note = placement_costs(scenario)
             scenario = scenario._replace(notes=(*scenario.notes, note))
         per_trace = replace(
             common,
@@ -142,8 +144,7 @@ def resolve(request: ReplayRequest) -> list[PlannedReplay]:
             network=network,
         )
         elastic = elastic_of(scenario.trace, request.resizable, request.cpus, request.mem)
-        for text, found in named.items():
-            policy = _bound(text, found, scenario, request.vc)
+        for policy in bound.values():
             options = replace(
                 per_trace,
                 restart_s=request.restart_s or policy.restart_s,

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from gpusched.errors import UsageError
+from gpusched.model.topology import Topology
 from gpusched.model.units import count_of
 from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.policies import HALF_LIFE_S, ReplayPolicy
@@ -23,7 +24,9 @@ from gpusched.traces.slicing import nodes_for_load, offered_load, scale_arrivals
 from gpusched.traces.trace import Trace
 
 if TYPE_CHECKING:
+    from gpusched.model.interference import JobClassEstimate
     from gpusched.model.resources import Inventory
+    from gpusched.sim.engine.placing import PlacementNetwork
     from gpusched.sim.quotas import QuotaSet
     from gpusched.sim.rates import Rates
     from gpusched.sim.reserving import Booking
@@ -42,7 +45,8 @@ class Scenario(NamedTuple):
     The first ``carried`` jobs of the trace are those that the replay begins with: they count in no figure.
     ``half_life_s``: of users' usage, by which ``fairshare`` goes. ``reserved``: when nodes are reserved.
     ``quotas``: the limits of users, groups and classes that apply. ``believed``: which jobs share GPUs, and what that
-    costs. ``published``: by policy, figures of `Metrics`.
+    costs. ``published``: by policy, figures of `Metrics`. ``topology``: switches of these nodes. ``learned``: estimates
+    by job class, where they are of the site that ran the jobs.
     """
 
     trace: Trace
@@ -55,6 +59,26 @@ class Scenario(NamedTuple):
     quotas: QuotaSet | None = None
     believed: SharingBeliefs | None = None
     published: Mapping[str, Mapping[str, float]] = {}
+    topology: Topology = Topology()
+    learned: Mapping[str, JobClassEstimate] = {}
+
+
+def placement_costs(scenario: Scenario) -> tuple[PlacementNetwork, str]:
+    """Return what placement costs the scenario's jobs, and a note: as learned of them, else as public measurements say.
+
+    Raises:
+        UsageError: Nothing was learned, and no switch is known to have any of the nodes.
+    """
+    from gpusched.sim.network import learned_network, network_for  # most replays start faster without
+
+    if scenario.learned:
+        return learned_network(scenario.topology, scenario.trace, scenario.pool, scenario.learned)
+    if not scenario.topology:
+        raise UsageError(
+            "what placement costs is unknown: nothing was learned of it, and no switches are known",
+            "topology in inventory.yaml, or replay --topology FILE",
+        )
+    return network_for(scenario.topology, scenario.trace, scenario.pool)
 
 
 class StudyOutcome(NamedTuple):

@@ -32,9 +32,10 @@ FLOATS, INTS = (tuple(name for name, kind in _KINDS.items() if kind == of) for o
 NAMES = {"user": "users", "group": "groups", "model": "models", "gpu_type": "gpu_types", "status": "statuses"}
 # columns that most sources do not have
 SOME = tuple(name for name, kind in _KINDS.items() if kind in ("Ints | None", "Flags | None"))
-_SOME_NAMES = {"account": "accounts", "qos": "classes"}
+_SOME_NAMES = {"account": "accounts", "qos": "classes", "policy": "policies"}
 _FORMAT = "gpusched-trace"
 _SMALLEST = {"gpus": 0, "gpu_milli": 1, "nodes": 0}  # all others: -1
+_PROGRESS = "told."  # begins their names in files
 _PROGRESS_INTS = ("size_job", "size_gpus", "run_job", "run_gpus")
 _Arrays = dict[str, npt.NDArray[Any]]
 
@@ -58,7 +59,7 @@ def write(path: Path, trace: Trace) -> None:
             if column in _SOME_NAMES:
                 _put_texts(arrays, _SOME_NAMES[column], getattr(trace, _SOME_NAMES[column]))
     if trace.progress is not None:
-        arrays |= {f"told.{f.name}": getattr(trace.progress, f.name) for f in fields(ProgressRecords)}
+        arrays |= {f"{_PROGRESS}{f.name}": getattr(trace.progress, f.name) for f in fields(ProgressRecords)}
     for column in ("ids", *NAMES.values()):
         _put_texts(arrays, column, getattr(trace, column))
     arrays["rejected.lines"] = np.array([line for line, _ in trace.rejected], np.int64)
@@ -108,9 +109,12 @@ def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
     if "preemptible" in columns:
         columns["preemptible"] = columns["preemptible"] != 0
     columns |= {plural: _texts(arrays, plural) for column, plural in _SOME_NAMES.items() if column in columns}
-    if "told.steps" in arrays:
+    if f"{_PROGRESS}steps" in arrays:
         columns["progress"] = ProgressRecords(
-            **{f.name: _whole(arrays[f"told.{f.name}"], f.name in _PROGRESS_INTS) for f in fields(ProgressRecords)}
+            **{
+                f.name: _whole(arrays[f"{_PROGRESS}{f.name}"], f.name in _PROGRESS_INTS)
+                for f in fields(ProgressRecords)
+            }
         )
     lines = arrays["rejected.lines"].astype(np.int64).tolist()
     epoch = header["epoch"]
@@ -158,19 +162,19 @@ def _check_progress(progress: ProgressRecords, count: int) -> None:
         len(progress.run_job) == len(progress.run_gpus) == len(progress.run_after_s) == len(progress.run_s),
     }
     if lengths != {True}:
-        raise ValueError("told: tables of several lengths")
+        raise ValueError("progress: tables of several lengths")
     for jobs in (progress.size_job, progress.run_job):
         if np.any(np.diff(jobs) < 0) or np.any(jobs < 0) or np.any(jobs >= count):
-            raise ValueError("told: jobs out of order or range")
+            raise ValueError("progress: jobs out of order or range")
     if np.any(progress.size_gpus < 0) or np.any(progress.steps_per_s <= 0) or np.any(progress.cost_s < 0):
-        raise ValueError("told: sizes, speeds or costs out of range")
+        raise ValueError("progress: sizes, speeds or costs out of range")
     if not np.all(progress.cooldown_s >= 0):
-        raise ValueError("told: cool-downs out of range")
+        raise ValueError("progress: cool-downs out of range")
     if len(np.unique(progress.size_job)) != count:
-        raise ValueError("told: jobs without a size")
+        raise ValueError("progress: jobs without a size")
     again = np.diff(progress.size_job) == 0
     if np.any(np.diff(progress.size_gpus)[again] <= 0):
-        raise ValueError("told: sizes out of order")
+        raise ValueError("progress: sizes out of order")
 
 
 def _compact(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -191,7 +195,7 @@ def _spread(column: npt.NDArray[Any], count: int, dtype: type[np.generic]) -> np
 
 def _whole(column: npt.NDArray[Any], ints: bool) -> npt.NDArray[Any]:
     if column.ndim != 1 or column.dtype.kind not in ("i" if ints else "f"):
-        raise ValueError(f"told: a column of shape {column.shape} and type {column.dtype}")
+        raise ValueError(f"progress: a column of shape {column.shape} and type {column.dtype}")
     return column.astype(np.int64 if ints else np.float64)
 
 

@@ -76,6 +76,7 @@ class Trace:
         preemptible: Which jobs a policy may stop for others; None: any.
         account, qos: Index into ``accounts`` (the group of users that it counts for) and ``classes`` (of service); -1:
             none; None: of no job.
+        policy: Index into ``policies``: which one started it last; -1: not known; None: of no job.
         share_mib: Of jobs that agreed to share GPUs, the MiB that they take of each; -1: of others; None: of no job.
         progress: Progress and sizes, where the source has any.
         rejected: Rows kept out: (line number, why).
@@ -107,9 +108,11 @@ class Trace:
     statuses: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
     preemptible: Flags | None = None
     account: Ints | None = None
     qos: Ints | None = None
+    policy: Ints | None = None
     share_mib: Ints | None = None
     progress: ProgressRecords | None = None
     rejected: tuple[tuple[int, str], ...] = field(default=(), repr=False)

@@ -221,7 +221,7 @@ def test_it_recovers_when_a_model_s_speed_is_halved(seed: int) -> None:
 def test_what_is_written_down_has_the_chance_that_torch_gives_it() -> None:
     torch = pytest.importorskip("torch")
     recipe = Dl2Recipe(nodes=(12,), kept=64)
-    school = learning._Trainer(recipe, PublicSetting(recipe, read_speeds(None, 16)), 3, 1, torch.device("cpu"))
+    school = learning.Dl2Trainer(recipe, PublicSetting(recipe, read_speeds(None, 16)), 3, 1, torch.device("cpu"))
     taken = school._simulate(2, 0.1)
     batch = learning._batch_of(taken, [np.zeros(0, np.float32)] * 2)
     assert len(batch.chosen) > 60

@@ -15,7 +15,7 @@ from gpusched.agents.common.vector import to_arrays, to_vector, vector_size
 from gpusched.agents.maifs import live, rules
 from gpusched.agents.maifs.beliefs import new_beliefs, record_speeds, refresh
 from gpusched.agents.maifs.engine import MaifsRun, apply, best_alone_jct, plan_of, serve, simulate
-from gpusched.agents.maifs.joint import ALONE, GRAPH, UNCOORDINATED, agree
+from gpusched.agents.maifs.joint import ALONE, GRAPH, MODES, UNCOORDINATED, agree
 from gpusched.agents.maifs.kinds import (
     CORES,
     MEMORY_GB,
@@ -31,11 +31,12 @@ from gpusched.agents.maifs.network import SHAPES as WEIGHTS
 from gpusched.agents.maifs.network import agent_of, untrained
 from gpusched.agents.maifs.reproduce import QUICK, result_of, weights_of
 from gpusched.agents.maifs.rules import SizingRule, decide
+from gpusched.agents.maifs.train import WeightChoice
 from gpusched.agents.maifs.workloads import WEEK_S, MaifsJobs, draw, read_arrivals
 from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, new_run, world_of
 from gpusched.config.weights import TrainedModel
 from gpusched.estimation.speeds import learn
-from gpusched.sched.sizing.question import Question, new_claims, question_of
+from gpusched.sched.sizing.question import PART, Question, SizingNodes, new_claims, question_of
 from tests import commands
 from tests.traces.samples import real
 
@@ -302,6 +303,15 @@ def test_the_trained_agents_are_nearly_as_good_as_if_they_were_told_every_speed(
     assert all(mine < base for mine, base in zip(jct["maifs"], jct["proportional"], strict=True))
 
 
+def test_training_keeps_the_start_unless_others_are_better_on_average_and_nowhere_worse() -> None:
+    start, other = np.zeros(2), np.ones(2)
+    choice = WeightChoice(start, np.array([0.0, -0.1]), np.array([0.0, -0.1]))
+    for costs, kept in (([-0.5, 0.0], start), ([0.1, -0.5], start), ([0.0, -0.2], other), ([-0.1, -0.1], other)):
+        assert choice.better(other, np.array(costs)).numbers is kept
+    better = choice.better(other, np.array([-0.1, -0.2]))
+    assert better.better(start, np.array([-0.1, -0.1])) is better
+
+
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return commands.run("reproduce", "maifs", *words, cwd=cwd, timeout=300)
 
@@ -332,32 +342,78 @@ def test_the_table(tmp_path: Path) -> None:
 
 
 def question(jobs: list[tuple[int, float, float]], capacity: int, allowed: list[list[int]] | None = None) -> Question:
-    """Jobs (GPUs held, seconds left, exponent of the GPUs in the pace) of 1, 2, 4 or 8 GPUs, of 16 in all."""
-    claims = new_claims(len(jobs), 4)
-    claims.sizes[:] = (1, 2, 4, 8)
+    """Jobs (GPUs held, seconds left, exponent of the GPUs in the pace) of 1, 2, 4 or 8 GPUs, on two nodes of 8."""
+    claims, most = new_claims(len(jobs), 4), np.array((1, 2, 4, 8))
+    claims.sizes[:] = most
     claims.allowed[:] = 1 if allowed is None else np.array(allowed)
+    claims.reported[:] = 1
+    free, parts = np.tile(np.array([8, 64, 1 << 16]), (2, 1)), list[tuple[int, int, int, int]]()
+    first, last = np.zeros((2, len(jobs)), np.int64)
     for j, (held, left_s, power) in enumerate(jobs):
         claims.jobs["held"][j], claims.jobs["left_s"][j], claims.jobs["share"][j] = held, left_s, 1 / 16
         claims.jobs["count"][j], claims.jobs["cost_s"][j] = 4, 30.0
-        claims.pace[j] = np.array((1, 2, 4, 8)) ** power
+        claims.pace[j] = most**power
+        first[j] = len(parts)
+        if held:
+            node = int(free[0, 0] < held)
+            free[node] -= held * np.array([1, 1, 1024])
+            parts.append((node, held, held, 1024 * held))
+        last[j] = len(parts)
     claims.number[:] = (len(jobs), capacity, capacity, 16, 0, *claims.number[5:])
-    return question_of(claims, "A", 0.0, ("",) * len(jobs))
+    amounts = np.stack((most, 1024 * most), 1)
+    nodes = SizingNodes(
+        np.zeros(0, np.int64), np.tile(np.array([8, 64, 1 << 16]), (2, 1)), free,
+        np.tile(np.column_stack((np.ones(4, np.int64), most, amounts)), (len(jobs), 1, 1)),
+        np.tile(amounts, (len(jobs), 1, 1)), np.tile(np.array([1.0, 1024.0]), (len(jobs), 1)),
+        np.full(len(jobs), -1), np.zeros((0, 2), np.uint8), first, last, np.array(parts, PART),
+    )  # fmt: skip
+    return question_of(claims, "A", 0.0, ("",) * len(jobs), nodes)
 
 
-def test_sizes_live_are_allowed_within_capacity_and_for_those_who_gain() -> None:
-    agent = live.prepare(TrainedModel("maifs", to_arrays(weights_of(), WEIGHTS), {}, "", ""))
-    few = live.choose_sizes(agent, question([(0, 600.0, 1.0), (0, 600.0, 0.1)], 9))
-    assert few.tolist() == [8, 1]  # the first is faster with every GPU, the second is not
-    assert live.choose_sizes(agent, question([(0, 600.0, 1.0)] * 3, 3)).tolist() == [1, 1, 1]
-    braked = live.choose_sizes(agent, question([(2, 600.0, 1.0), (0, 600.0, 0.5)], 16, [[0, 1, 0, 0], [1, 1, 1, 1]]))
-    assert braked.tolist() == [2, 8]
+def shipped(**about: str) -> live.LiveAgents:
+    return live.prepare(TrainedModel("maifs", to_arrays(weights_of(), WEIGHTS), about, "", ""))
+
+
+def sizes(agent: live.LiveAgents, asked: Question) -> list[int]:
+    return live.choose_sizes(agent, asked)[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("choose", MODES)
+def test_sizes_live_are_allowed_within_capacity_and_for_those_who_gain(choose: str) -> None:
+    agent = shipped(choose=choose)
+    assert sizes(agent, question([(0, 600.0, 1.0), (0, 600.0, 0.1)], 9)) == [8, 1]  # the second is not faster with more
+    assert sizes(agent, question([(0, 600.0, 1.0)] * 3, 3)) == [1, 1, 1]
+    braked = question([(2, 600.0, 1.0), (0, 600.0, 0.5)], 16, [[0, 1, 0, 0], [1, 1, 1, 1]])
+    assert sizes(agent, braked) == [2, 8]
     rng = np.random.default_rng(0)
     for _ in range(50):
         jobs = [(int(rng.choice((0, 1, 2))), float(rng.uniform(60, 9000)), float(rng.uniform(0, 1))) for _ in range(6)]
-        assert live.choose_sizes(agent, question(jobs, 16)).sum() <= 16
+        assert sum(sizes(agent, question(jobs, 16))) <= 16
 
 
 def test_sizes_live_stay_where_a_restart_costs_more_than_it_brings() -> None:
-    agent = live.prepare(TrainedModel("maifs", to_arrays(weights_of(), WEIGHTS), {}, "", ""))
-    assert live.choose_sizes(agent, question([(4, 20.0, 0.2)], 16)).tolist() == [4]
-    assert live.choose_sizes(agent, question([(4, 9000.0, 1.0)], 16)).tolist() == [8]
+    assert sizes(shipped(), question([(4, 20.0, 0.2)], 16)) == [4]
+    assert sizes(shipped(), question([(4, 9000.0, 1.0)], 16)) == [8]
+
+
+def test_a_job_gets_the_cores_that_make_it_faster_and_no_more() -> None:
+    """Of two jobs of one name the first was seen with few cores and with many, at almost the same speed."""
+    asked = question([(1, 900.0, 1.0), (1, 900.0, 1.0), (0, 900.0, 1.0)], 3, [[1, 0, 0, 0]] * 3)
+    assert asked.nodes is not None
+    asked.nodes.widest[:, :, 0] *= 4
+    asked.nodes.parts["cores"][:2] = 1, 4
+    asked.claims.reported[:] = 0
+    asked.claims.reported[:2, 0] = 1
+    for faster, expected in ((1.0, 1), (2.0, 4)):
+        asked.claims.pace[:2, 0] = 1.0, faster
+        found = live.choose_sizes(shipped(), asked._replace(names=("m", "m", "m")))
+        assert found[2].tolist()[:2] == [1, expected]
+
+
+def test_jobs_of_one_name_learn_from_each_other() -> None:
+    """The one that reports shows that more GPUs do not help; the others of that name start small."""
+    asked = question([(4, 9000.0, 0.0), (0, 9000.0, 1.0), (0, 9000.0, 1.0)], 16)
+    asked.claims.reported[1:] = 0
+    strangers = sizes(shipped(), asked._replace(names=("a", "b", "c")))
+    namesakes = sizes(shipped(), asked._replace(names=("a", "a", "a")))
+    assert max(namesakes[1:]) < max(strangers[1:])

@@ -464,6 +464,22 @@ def test_names_of_submitit() -> None:
         pool.update_parameters(slurm_wckey="x")
 
 
+def test_a_job_of_submitits_goes_on_while_its_state_cannot_be_read(site: Site, cluster: Cluster) -> None:
+    from gpusched.integrations import submitit as plugin
+
+    plugin._cluster.cache_clear()
+    ids = cluster.submit("true", **SMALL).id, "0" * 11
+    made, missing = (plugin.GpuschedJob[int](site.state, job_id) for job_id in ids)
+    assert (made.done(), missing.done()) == (False, True)
+    site.fold()
+    store = site.state / "gpusched.db"
+    kept = store.read_bytes()
+    store.write_bytes(b"no database" * 1000)
+    assert not made.done()
+    store.write_bytes(kept)
+    plugin._cluster.cache_clear()
+
+
 def test_asyncio(site: Site, cluster: Cluster) -> None:
     job, slow = cluster.submit(len, "four", **SMALL), cluster.submit(len, "four", **SMALL)
 

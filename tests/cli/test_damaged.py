@@ -9,7 +9,7 @@ import pytest
 
 from gpusched.cli.main import run
 from gpusched.model.jobs import JobState
-from tests.controller.folding import Desk
+from tests.controller.applying import InboxWorld
 
 INVENTORY = """\
 partitions:
@@ -22,12 +22,12 @@ partitions:
 def test_garbage_anywhere_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    desk = Desk(tmp_path / "state")
+    world = InboxWorld(tmp_path / "state")
     for state in ("RUNNING", "PENDING", "COMPLETED"):
-        job = desk.submit(name=state)
-        desk.put(job, JobState(state))
-    desk.store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    desk.store.close()
+        job = world.submit(name=state)
+        world.put(job, JobState(state))
+    world.store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    world.store.close()
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     monkeypatch.setenv("GPUSCHED_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("GPUSCHED_INVENTORY", str(tmp_path / "inventory.yaml"))

@@ -16,33 +16,33 @@ from gpusched.controller.injob import InJobCommandHandler
 from gpusched.model.jobs import JobState
 from gpusched.model.readings import AskReading, ContainerReading, NodeReading
 from gpusched.queue.store import RankRecord
-from tests.controller.folding import NOW, Desk
+from tests.controller.applying import NOW, InboxWorld
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
+def world(tmp_path: Path) -> Iterator[InboxWorld]:
+    made = InboxWorld(tmp_path)
     yield made
     made.store.close()
 
 
-def running(desk: Desk, uid: int, **changes: Any) -> str:
-    job = desk.submit(uid, name="mine", **changes)
-    desk.put(job, JobState.RUNNING)
-    desk.store.put_ranks([RankRecord(job_id=job, attempt=1, rank=0, node="n0", runtime="process")])
+def running(world: InboxWorld, uid: int, **changes: Any) -> str:
+    job = world.submit(uid, name="mine", **changes)
+    world.put(job, JobState.RUNNING)
+    world.store.put_ranks([RankRecord(job_id=job, attempt=1, rank=0, node="n0", runtime="process")])
     return job
 
 
 def ask(
-    desk: Desk, job: str, *words: str, number: int = 1, attempt: int = 1, node: str = "n0", **more: Any
+    world: InboxWorld, job: str, *words: str, number: int = 1, attempt: int = 1, node: str = "n0", **more: Any
 ) -> str | None:
     """What the controller answers when it sees that on the node; None: nothing yet."""
     asked = AskReading(id=f"1-{number}", attempt=attempt, words=words, **more)
     container = ContainerReading(name=f"gpusched-{job}-1-0", phase="running", ask=asked)
     reading = NodeReading(node=node, time=NOW, containers=(container,))
     observed = {node: NodeObservation(began=NOW, result=reading)}
-    asking = InJobCommandHandler(desk.store, desk.inbox, partial(prepare, options))  # new each time, as after a crash
-    operations = asking.answers(observed, desk.inventory, desk.now)
+    asking = InJobCommandHandler(world.store, world.inbox, partial(prepare, options))  # new each time, as after a crash
+    operations = asking.answers(observed, world.inventory, world.now)
     if not operations:
         return None
     (operation,) = operations

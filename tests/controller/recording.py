@@ -22,8 +22,8 @@ from gpusched.model.jobs import JobRecord
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
 from tests.builders import spec
+from tests.controller.applying import NOW
 from tests.controller.crash_orders import POLICIES
-from tests.controller.folding import NOW
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory
 
 FOLDER = Path(__file__).parent / "recorded"

@@ -13,8 +13,8 @@ from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
 from tests.builders import spec
+from tests.controller.applying import fresh_id
 from tests.controller.crash_orders import POLICIES
-from tests.controller.folding import fresh_id
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory
 
 

@@ -22,7 +22,7 @@ from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Reader
 from gpusched.sched.warming import small_snapshot
 from tests.builders import spec
-from tests.controller.folding import ALICE, NOW, Desk, fresh_id
+from tests.controller.applying import ALICE, NOW, InboxWorld, fresh_id
 from tests.controller.imagined import GPUS, inventory
 from tests.controller.site import Site
 
@@ -32,10 +32,10 @@ CHAIN = (Dependency(DependencyKind.CHAIN),)
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    yield desk
-    desk.store.close()
+def inbox_world(tmp_path: Path) -> Iterator[InboxWorld]:
+    inbox_world = InboxWorld(tmp_path)
+    yield inbox_world
+    inbox_world.store.close()
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def submit(site: Site, job_id: str = ARRAY, tasks: int = 9, **changes: Any) -> s
     return job_id
 
 
-def shared(site: Site | Desk) -> dict[str, str]:
+def shared(site: Site | InboxWorld) -> dict[str, str]:
     """The rows that several tasks share, and their states."""
     return {job.id: str(job.state) for job in site.store.rows() if job.tasks}
 
@@ -202,31 +202,31 @@ def test_what_is_set_apart_is_its_own_row_and_the_rest_stays_one(site: Site) -> 
     assert len(site.store.recently_ended(7)) == 7
 
 
-def test_an_array_in_too_many_pieces_is_a_row_for_each_task(desk: Desk) -> None:
-    array = desk.submit(array=tuple(range(4000)))
-    assert len(desk.store.rows()) == 1
-    assert desk.say(Hold(time=NOW, job_ids=tuple(f"{array}_{i}" for i in range(0, 4000, 3)))) == ""
-    assert len(desk.store.rows()) == 4000
-    assert {job.held_by for job in desk.store.jobs()} == {"user", ""}
-    assert sum(1 for job in desk.store.jobs() if job.held_by) == 1334
-    some = desk.submit(array=tuple(range(0, 4000, 2)))
-    assert len(desk.store.jobs_of_array(some)) == 2000
+def test_an_array_in_too_many_pieces_is_a_row_for_each_task(inbox_world: InboxWorld) -> None:
+    array = inbox_world.submit(array=tuple(range(4000)))
+    assert len(inbox_world.store.rows()) == 1
+    assert inbox_world.say(Hold(time=NOW, job_ids=tuple(f"{array}_{i}" for i in range(0, 4000, 3)))) == ""
+    assert len(inbox_world.store.rows()) == 4000
+    assert {job.held_by for job in inbox_world.store.jobs()} == {"user", ""}
+    assert sum(1 for job in inbox_world.store.jobs() if job.held_by) == 1334
+    some = inbox_world.submit(array=tuple(range(0, 4000, 2)))
+    assert len(inbox_world.store.jobs_of_array(some)) == 2000
 
 
-def test_who_asks_for_anothers_tasks_changes_nothing(desk: Desk) -> None:
-    array = desk.submit(array=tuple(range(100)))
-    before = desk.store.rows()
-    assert "belongs to" in desk.say(Cancel(time=NOW, job_ids=(f"{array}_[3-9]",)), ALICE)
-    assert desk.store.rows() == before
-    assert "no such job" in desk.say(Cancel(time=NOW, job_ids=(f"{array}_[100-200]",)))
-    assert "no such job" in desk.say(Cancel(time=NOW, job_ids=(f"{array}_[9-3]", f"{array}_x", f"{array}_")))
+def test_who_asks_for_anothers_tasks_changes_nothing(inbox_world: InboxWorld) -> None:
+    array = inbox_world.submit(array=tuple(range(100)))
+    before = inbox_world.store.rows()
+    assert "belongs to" in inbox_world.say(Cancel(time=NOW, job_ids=(f"{array}_[3-9]",)), ALICE)
+    assert inbox_world.store.rows() == before
+    assert "no such job" in inbox_world.say(Cancel(time=NOW, job_ids=(f"{array}_[100-200]",)))
+    assert "no such job" in inbox_world.say(Cancel(time=NOW, job_ids=(f"{array}_[9-3]", f"{array}_x", f"{array}_")))
 
 
-def test_tasks_count_for_what_a_user_may_queue(desk: Desk) -> None:
-    desk.submit(array=tuple(range(60_000)), uid=ALICE)
-    refused = desk.say(Submit(time=NOW, id=fresh_id(NOW), spec=spec(), array=tuple(range(60_000))), ALICE)
+def test_tasks_count_for_what_a_user_may_queue(inbox_world: InboxWorld) -> None:
+    inbox_world.submit(array=tuple(range(60_000)), uid=ALICE)
+    refused = inbox_world.say(Submit(time=NOW, id=fresh_id(NOW), spec=spec(), array=tuple(range(60_000))), ALICE)
     assert "has 60000 of 100,000 pending jobs; 60000 more exceed the limit" in refused
-    assert desk.store.waiting_of_users()[str(ALICE)][0] == 60_000
+    assert inbox_world.store.waiting_of_users()[str(ALICE)][0] == 60_000
 
 
 def test_a_controller_that_dies_after_any_write_goes_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

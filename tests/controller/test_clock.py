@@ -21,8 +21,8 @@ from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock, now_by, shift
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import NodeRecord, RankRecord, RunRecord, Store
 from tests.builders import spec
+from tests.controller.applying import fresh_id
 from tests.controller.crash_orders import POLICIES
-from tests.controller.folding import fresh_id
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory
 
 LIMIT_S, GIVEN_UP_S, BACK_OFF_S, PULL_S = 60, 60, 10, 7

@@ -27,16 +27,16 @@ from gpusched.model.commands import (
 from gpusched.model.jobs import JobState, Mount
 from gpusched.queue.inbox import MAX_COMMAND_BYTES
 from tests.builders import spec
-from tests.controller.folding import ADMIN, ALICE, BOB, ME, NOW, Desk, names
+from tests.controller.applying import ADMIN, ALICE, BOB, ME, NOW, InboxWorld, names
 from tests.controller.rights import needs_root
 from tests.logged import messages
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    yield desk
-    desk.store.close()
+def world(tmp_path: Path) -> Iterator[InboxWorld]:
+    world = InboxWorld(tmp_path)
+    yield world
+    world.store.close()
 
 
 def on(job: str) -> list[AnyCommand]:
@@ -51,64 +51,64 @@ def on(job: str) -> list[AnyCommand]:
 
 
 @needs_root
-def test_the_files_owner_is_the_user(desk: Desk) -> None:
-    job = desk.job(desk.submit(ALICE))
+def test_the_files_owner_is_the_user(world: InboxWorld) -> None:
+    job = world.job(world.submit(ALICE))
     assert (job.user, job.uid) == (str(ALICE), ALICE)
 
 
-def test_beside_slurm_no_command_touches_jobs_or_nodes(desk: Desk) -> None:
-    job = desk.submit()
-    desk.inventory = msgspec.structs.replace(desk.inventory, engine="slurm")
-    before = desk.job(job)
+def test_beside_slurm_no_command_touches_jobs_or_nodes(world: InboxWorld) -> None:
+    job = world.submit()
+    world.inventory = msgspec.structs.replace(world.inventory, engine="slurm")
+    before = world.job(job)
     for command in (
         *on(job),
         Drain(time=NOW, nodes=("n0",), reason="x"),
         Submit(time=NOW, id=ids.mint(NOW), spec=spec()),
     ):
-        assert "Slurm is the engine here" in desk.say(command)
-    assert desk.job(job) == before
-    assert "no shadow policy" in desk.say(ShadowOff(time=NOW, partition="p")), "policies are ours"
+        assert "Slurm is the engine here" in world.say(command)
+    assert world.job(job) == before
+    assert "no shadow policy" in world.say(ShadowOff(time=NOW, partition="p")), "policies are ours"
 
 
 @needs_root
-def test_others_may_do_nothing_with_a_job_and_it_is_recorded(desk: Desk) -> None:
-    job = desk.submit(ALICE)
-    before = desk.job(job)
+def test_others_may_do_nothing_with_a_job_and_it_is_recorded(world: InboxWorld) -> None:
+    job = world.submit(ALICE)
+    before = world.job(job)
     for command in on(job):
-        assert desk.say(command, BOB) == f"job {job} belongs to {ALICE}"
-    assert desk.job(job) == before
-    assert [e.user for e in desk.refusals()] == [str(BOB)] * 5
-    assert desk.kinds("refused") == [], "strangers write nothing into a job's story"
+        assert world.say(command, BOB) == f"job {job} belongs to {ALICE}"
+    assert world.job(job) == before
+    assert [e.user for e in world.refusals()] == [str(BOB)] * 5
+    assert world.kinds("refused") == [], "strangers write nothing into a job's story"
 
 
 @needs_root
 @pytest.mark.parametrize("uid", [ALICE, ADMIN, ME])
-def test_owner_admin_and_the_controllers_user_may(desk: Desk, uid: int) -> None:
-    for command in reversed(on(desk.submit(ALICE))):
-        assert desk.say(command, uid) == ""
+def test_owner_admin_and_the_controllers_user_may(world: InboxWorld, uid: int) -> None:
+    for command in reversed(on(world.submit(ALICE))):
+        assert world.say(command, uid) == ""
 
 
 @needs_root
-def test_an_admins_hold_is_not_released_by_the_owner(desk: Desk) -> None:
-    job = desk.submit(ALICE)
-    desk.say(Hold(time=NOW, job_ids=(job,)), ADMIN)
-    assert desk.job(job).held_by == "admin"
-    assert desk.say(Release(time=NOW, job_ids=(job,)), ALICE) == f"job {job} is held by an admin"
-    assert desk.say(Hold(time=NOW, job_ids=(job,)), ALICE) == f"job {job} is already held by an admin"
-    assert desk.job(job).held_by == "admin", "a hold of one's own over it would be one's own to release"
-    assert desk.say(Release(time=NOW, job_ids=(job,)), ADMIN) == ""
-    assert desk.job(job).held_by == ""
+def test_an_admins_hold_is_not_released_by_the_owner(world: InboxWorld) -> None:
+    job = world.submit(ALICE)
+    world.say(Hold(time=NOW, job_ids=(job,)), ADMIN)
+    assert world.job(job).held_by == "admin"
+    assert world.say(Release(time=NOW, job_ids=(job,)), ALICE) == f"job {job} is held by an admin"
+    assert world.say(Hold(time=NOW, job_ids=(job,)), ALICE) == f"job {job} is already held by an admin"
+    assert world.job(job).held_by == "admin", "a hold of one's own over it would be one's own to release"
+    assert world.say(Release(time=NOW, job_ids=(job,)), ADMIN) == ""
+    assert world.job(job).held_by == ""
 
 
-def test_a_users_hold_does_not_take_the_place_of_an_admins(desk: Desk) -> None:
+def test_a_users_hold_does_not_take_the_place_of_an_admins(world: InboxWorld) -> None:
     """Nor is a hold of one's own job an admin's, who may be a user like others."""
-    job = desk.submit()
-    owner = desk.job(job).uid
+    job = world.submit()
+    owner = world.job(job).uid
     users, admins = Caller(owner, "ann", False), Caller(owner + 1, "root", True)
 
     def say(command: AnyCommand, caller: Caller) -> str:
         try:
-            desk.folder()._apply(command, caller, NOW)
+            world.folder()._apply(command, caller, NOW)
         except CommandRefused as refused:
             return str(refused)
         return ""
@@ -117,46 +117,48 @@ def test_a_users_hold_does_not_take_the_place_of_an_admins(desk: Desk) -> None:
     assert say(hold, admins) == ""
     for command in (release, hold, release):
         say(command, users)
-        assert desk.job(job).held_by == "admin"
+        assert world.job(job).held_by == "admin"
     assert say(release, users) == f"job {job} is held by an admin"
     assert say(release, admins) == ""
     for caller in (users, Caller(owner, "ann", True)):
         assert say(hold, caller) == ""
-        assert desk.job(job).held_by == "user"
+        assert world.job(job).held_by == "user"
         assert say(release, users) == ""
-        assert desk.job(job).held_by == ""
+        assert world.job(job).held_by == ""
 
 
-def test_root_the_controllers_own_user_and_the_named_are_admins(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_the_controllers_own_user_and_the_named_are_admins(
+    world: InboxWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.getuid", lambda: 4242)
-    admins = [uid for uid in (0, 1, 4241, 4242, 4243, ADMIN, ALICE) if desk.folder()._caller(uid).admin]
+    admins = [uid for uid in (0, 1, 4241, 4242, 4243, ADMIN, ALICE) if world.folder()._caller(uid).admin]
     assert admins == [0, 4242, ADMIN]
 
 
 @needs_root
-def test_priorities_go_down_freely_and_up_for_admins(desk: Desk) -> None:
-    job = desk.submit(ALICE)
-    assert desk.say(SetPriority(time=NOW, job_ids=(job,), priority=-5), ALICE) == ""
-    assert "needs an admin" in desk.say(SetPriority(time=NOW, job_ids=(job,), priority=0), ALICE)
-    assert desk.say(SetPriority(time=NOW, job_ids=(job,), priority=7), ADMIN) == ""
-    assert desk.job(job).priority == 7
-    assert "needs an admin" in desk.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(priority=1)), ALICE)
-    assert "is between" in desk.say(SetPriority(time=NOW, job_ids=(job,), priority=10**23), ADMIN)
+def test_priorities_go_down_freely_and_up_for_admins(world: InboxWorld) -> None:
+    job = world.submit(ALICE)
+    assert world.say(SetPriority(time=NOW, job_ids=(job,), priority=-5), ALICE) == ""
+    assert "needs an admin" in world.say(SetPriority(time=NOW, job_ids=(job,), priority=0), ALICE)
+    assert world.say(SetPriority(time=NOW, job_ids=(job,), priority=7), ADMIN) == ""
+    assert world.job(job).priority == 7
+    assert "needs an admin" in world.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(priority=1)), ALICE)
+    assert "is between" in world.say(SetPriority(time=NOW, job_ids=(job,), priority=10**23), ADMIN)
 
 
 @needs_root
-def test_drain_and_resume_are_for_admins(desk: Desk) -> None:
+def test_drain_and_resume_are_for_admins(world: InboxWorld) -> None:
     drain, resume = Drain(time=NOW, nodes=("n0",), reason="fan"), Resume(time=NOW, nodes=("n0",))
-    assert "is not an admin" in desk.say(drain, ALICE)
-    assert desk.store.node_records() == {}
-    assert desk.say(drain, ADMIN) == ""
-    record = desk.store.node_records()["n0"]
+    assert "is not an admin" in world.say(drain, ALICE)
+    assert world.store.node_records() == {}
+    assert world.say(drain, ADMIN) == ""
+    record = world.store.node_records()["n0"]
     assert (record.drain_reason, record.drained_by) == ("fan", str(ADMIN))
-    assert "is not an admin" in desk.say(resume, ALICE)
-    assert desk.say(resume, ADMIN) == ""
-    assert desk.store.node_records()["n0"].drain_reason is None
-    assert desk.say(Drain(time=NOW, nodes=("n1", "nowhere"), reason="x"), ADMIN) == "no such node: nowhere"
-    assert desk.store.node_records()["n1"].drain_reason == "x"
+    assert "is not an admin" in world.say(resume, ALICE)
+    assert world.say(resume, ADMIN) == ""
+    assert world.store.node_records()["n0"].drain_reason is None
+    assert world.say(Drain(time=NOW, nodes=("n1", "nowhere"), reason="x"), ADMIN) == "no such node: nowhere"
+    assert world.store.node_records()["n1"].drain_reason == "x"
 
 
 @needs_root
@@ -164,164 +166,166 @@ def test_drain_and_resume_are_for_admins(desk: Desk) -> None:
     ("source", "fine"),
     [("/data", True), ("/data/x", True), ("/database", False), ("/", False), ("//data", False), ("/data//y", True)],
 )
-def test_mounts_of_others_must_be_allowed(desk: Desk, source: str, fine: bool) -> None:
+def test_mounts_of_others_must_be_allowed(world: InboxWorld, source: str, fine: bool) -> None:
     mounts = (Mount(source, "/in"),)
-    refused = desk.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(mounts=mounts)), ALICE)
+    refused = world.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(mounts=mounts)), ALICE)
     path = f"mount of {source}: settings.allowed_mounts of inventory.yaml allows /data"
     assert refused == ("" if fine else path)
-    assert desk.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(mounts=mounts))) == ""
+    assert world.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(mounts=mounts))) == ""
 
 
-def test_images_that_name_files_of_the_nodes_are_refused_from_everybody(desk: Desk) -> None:
+def test_images_that_name_files_of_the_nodes_are_refused_from_everybody(world: InboxWorld) -> None:
     for user in (ALICE, 0):
         submit = Submit(time=NOW, id=ids.mint(NOW), spec=spec(image="docker-archive:/etc/shadow"))
-        assert "image transport 'docker-archive:' is not allowed by settings.image_transports" in desk.say(submit, user)
+        assert "image transport 'docker-archive:' is not allowed by settings.image_transports" in world.say(
+            submit, user
+        )
 
 
 @needs_root
-def test_nobody_gets_ahead_by_an_early_date(desk: Desk) -> None:
+def test_nobody_gets_ahead_by_an_early_date(world: InboxWorld) -> None:
     command = Submit(time=5.0, id=ids.mint(NOW), spec=spec())
-    path = desk.lay(command, ALICE)
+    path = world.lay(command, ALICE)
     written = path.stat().st_ctime
-    desk.fold()
-    assert written - 61 < desk.job(command.id).submit_time <= written
+    world.fold()
+    assert written - 61 < world.job(command.id).submit_time <= written
 
 
 # -- what it does to jobs ----------------------------------------------------------------------------------------
 
 
-def test_cancel_by_state(desk: Desk) -> None:
-    pending, running = desk.submit(), desk.submit()
-    desk.put(running, JobState.RUNNING)
-    desk.say(Cancel(time=NOW, job_ids=(pending, running)))
-    assert desk.job(pending).state == JobState.CANCELLED
-    assert desk.job(pending).end_time == desk.now
-    ending = desk.job(running).ending
+def test_cancel_by_state(world: InboxWorld) -> None:
+    pending, running = world.submit(), world.submit()
+    world.put(running, JobState.RUNNING)
+    world.say(Cancel(time=NOW, job_ids=(pending, running)))
+    assert world.job(pending).state == JobState.CANCELLED
+    assert world.job(pending).end_time == world.now
+    ending = world.job(running).ending
     assert ending is not None
-    assert (ending.outcome, ending.kill_at) == (JobState.CANCELLED, desk.now + 10)
-    assert desk.say(Cancel(time=NOW, job_ids=(running,), now=True)) == ""
-    at_once = desk.job(running).ending
+    assert (ending.outcome, ending.kill_at) == (JobState.CANCELLED, world.now + 10)
+    assert world.say(Cancel(time=NOW, job_ids=(running,), now=True)) == ""
+    at_once = world.job(running).ending
     assert at_once is not None
-    assert at_once.kill_at == min(ending.kill_at, desk.now)
-    assert desk.say(Cancel(time=NOW, job_ids=(pending,))) == ""  # what has ended stays ended
-    assert len([e for e in desk.store.events(job_id=pending) if e.kind == "ended"]) == 1
+    assert at_once.kill_at == min(ending.kill_at, world.now)
+    assert world.say(Cancel(time=NOW, job_ids=(pending,))) == ""  # what has ended stays ended
+    assert len([e for e in world.store.events(job_id=pending) if e.kind == "ended"]) == 1
 
 
-def test_cancel_beats_a_requeue_under_way(desk: Desk) -> None:
-    job = desk.submit()
-    desk.put(job, JobState.RUNNING)
-    desk.say(Requeue(time=NOW, job_ids=(job,)))
-    ending = desk.job(job).ending
+def test_cancel_beats_a_requeue_under_way(world: InboxWorld) -> None:
+    job = world.submit()
+    world.put(job, JobState.RUNNING)
+    world.say(Requeue(time=NOW, job_ids=(job,)))
+    ending = world.job(job).ending
     assert ending is not None
     assert ending.outcome == JobState.PENDING
-    desk.say(Cancel(time=NOW, job_ids=(job,)))
-    ending = desk.job(job).ending
+    world.say(Cancel(time=NOW, job_ids=(job,)))
+    ending = world.job(job).ending
     assert ending is not None
     assert ending.outcome == JobState.CANCELLED
 
 
 @pytest.mark.parametrize("state", [JobState.COMPLETED, JobState.FAILED, JobState.TIMEOUT, JobState.NODE_FAIL])
-def test_requeue_of_an_ended_job_starts_it_anew(desk: Desk, state: JobState) -> None:
-    job = desk.submit()
-    desk.put(job, state, end_time=NOW, exit_code=1, retries=3)
-    assert desk.say(Requeue(time=NOW, job_ids=(job,))) == ""
-    again = desk.job(job)
+def test_requeue_of_an_ended_job_starts_it_anew(world: InboxWorld, state: JobState) -> None:
+    job = world.submit()
+    world.put(job, state, end_time=NOW, exit_code=1, retries=3)
+    assert world.say(Requeue(time=NOW, job_ids=(job,))) == ""
+    again = world.job(job)
     assert (again.state, again.end_time, again.exit_code, again.retries) == (JobState.PENDING, None, None, 0)
     assert again.attempt == 1, "attempts count on: their containers have different names"
 
 
-def test_requeue_of_an_ended_job_whose_secrets_are_gone_is_refused(desk: Desk) -> None:
-    job = desk.submit(secret_names=("TOKEN",), secrets={"TOKEN": "s3cr3t"})
-    assert desk.secrets.read(job) == {"TOKEN": "s3cr3t"}
-    desk.put(job, JobState.FAILED)
-    desk.secrets.delete(job)
-    assert "submit it again" in desk.say(Requeue(time=NOW, job_ids=(job,)))
-    assert desk.job(job).state == JobState.FAILED
-    (event,) = desk.kinds("refused")  # in the job's events, where its owner looks
+def test_requeue_of_an_ended_job_whose_secrets_are_gone_is_refused(world: InboxWorld) -> None:
+    job = world.submit(secret_names=("TOKEN",), secrets={"TOKEN": "s3cr3t"})
+    assert world.secrets.read(job) == {"TOKEN": "s3cr3t"}
+    world.put(job, JobState.FAILED)
+    world.secrets.delete(job)
+    assert "submit it again" in world.say(Requeue(time=NOW, job_ids=(job,)))
+    assert world.job(job).state == JobState.FAILED
+    (event,) = world.kinds("refused")  # in the job's events, where its owner looks
     assert (event.job_id, event.data["command"]) == (job, "requeue")
     assert "submit it again" in event.data["why"]
 
 
-def test_secrets_named_and_given_must_agree(desk: Desk) -> None:
+def test_secrets_named_and_given_must_agree(world: InboxWorld) -> None:
     command = Submit(time=NOW, id=ids.mint(NOW), spec=spec(secret_names=("A",)), secrets={"B": "s3cr3t"})
-    assert desk.say(command) == "secrets named and secrets passed differ: A, B"
-    assert b"s3cr3t" not in (desk.state / "gpusched.db").read_bytes()
+    assert world.say(command) == "secrets named and secrets passed differ: A, B"
+    assert b"s3cr3t" not in (world.state / "gpusched.db").read_bytes()
 
 
-def test_an_array_is_many_jobs_and_its_id_stands_for_all(desk: Desk) -> None:
-    array = desk.submit(array=(2, 0, 1, 1), max_running=1)
-    assert [j.id for j in desk.store.jobs_of_array(array)] == [f"{array}_{i}" for i in range(3)]
-    assert desk.store.array_limits() == {array: 1}
-    desk.say(Cancel(time=NOW, job_ids=(array,)))
-    assert {j.state for j in desk.store.jobs_of_array(array)} == {JobState.CANCELLED}
+def test_an_array_is_many_jobs_and_its_id_stands_for_all(world: InboxWorld) -> None:
+    array = world.submit(array=(2, 0, 1, 1), max_running=1)
+    assert [j.id for j in world.store.jobs_of_array(array)] == [f"{array}_{i}" for i in range(3)]
+    assert world.store.array_limits() == {array: 1}
+    world.say(Cancel(time=NOW, job_ids=(array,)))
+    assert {j.state for j in world.store.jobs_of_array(array)} == {JobState.CANCELLED}
 
 
 @pytest.mark.parametrize("array", [(), (-1,), (10**30,), tuple(range(100_001))])
-def test_arrays_that_cannot_be(desk: Desk, array: tuple[int, ...]) -> None:
-    assert desk.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(), array=array)) != ""
-    assert desk.store.counts() == {}
+def test_arrays_that_cannot_be(world: InboxWorld, array: tuple[int, ...]) -> None:
+    assert world.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(), array=array)) != ""
+    assert world.store.counts() == {}
 
 
 @pytest.mark.parametrize("bad", ["../../etc/cron", "", "x", "a/b", "ABCDEFGHJKM", "0123456789a_1", "a-b-c-d-e-f"])
-def test_an_id_that_is_none_is_refused(desk: Desk, bad: str) -> None:
-    (desk.inbox.new / "evil.submit").write_bytes(
+def test_an_id_that_is_none_is_refused(world: InboxWorld, bad: str) -> None:
+    (world.inbox.new / "evil.submit").write_bytes(
         msgspec.json.encode(Submit(time=NOW, id=bad, spec=spec(secret_names=("A",)), secrets={"A": "x"}))
     )
-    desk.fold()
-    assert desk.store.counts() == {}
-    assert "is not a job id" in desk.refusals()[0].data["why"]
-    assert not list(desk.state.rglob("*.json"))
+    world.fold()
+    assert world.store.counts() == {}
+    assert "is not a job id" in world.refusals()[0].data["why"]
+    assert not list(world.state.rglob("*.json"))
 
 
-def test_of_a_long_id_its_beginning_is_told(desk: Desk) -> None:
+def test_of_a_long_id_its_beginning_is_told(world: InboxWorld) -> None:
     long = "x" * 39 + "yz"
-    (desk.inbox.new / "evil.submit").write_bytes(msgspec.json.encode(Submit(time=NOW, id=long, spec=spec())))
-    desk.fold()
-    assert desk.refusals()[0].data["why"] == f"'{long[:40]}' is not a job id"
+    (world.inbox.new / "evil.submit").write_bytes(msgspec.json.encode(Submit(time=NOW, id=long, spec=spec())))
+    world.fold()
+    assert world.refusals()[0].data["why"] == f"'{long[:40]}' is not a job id"
 
 
-def test_one_bad_job_in_a_command_does_not_keep_the_others_from_it(desk: Desk) -> None:
-    first, last = desk.submit(), desk.submit()
-    assert desk.say(Cancel(time=NOW, job_ids=(first, "00000000000", last))) == "job 00000000000: no such job"
-    assert desk.job(first).state == desk.job(last).state == JobState.CANCELLED
+def test_one_bad_job_in_a_command_does_not_keep_the_others_from_it(world: InboxWorld) -> None:
+    first, last = world.submit(), world.submit()
+    assert world.say(Cancel(time=NOW, job_ids=(first, "00000000000", last))) == "job 00000000000: no such job"
+    assert world.job(first).state == world.job(last).state == JobState.CANCELLED
 
 
 # -- files -------------------------------------------------------------------------------------------------------
 
 
-def test_folding_the_same_file_twice_changes_nothing(desk: Desk) -> None:
+def test_applying_the_same_file_twice_changes_nothing(world: InboxWorld) -> None:
     """A crash between the commit and the removal of the files."""
-    job = desk.submit()
-    desk.put(job, JobState.FAILED)
-    path = desk.lay(Requeue(time=NOW, job_ids=(job,)))
+    job = world.submit()
+    world.put(job, JobState.FAILED)
+    path = world.lay(Requeue(time=NOW, job_ids=(job,)))
     content = path.read_bytes()
-    desk.fold()
-    assert desk.job(job).state == JobState.PENDING
-    desk.put(job, JobState.COMPLETED)
+    world.fold()
+    assert world.job(job).state == JobState.PENDING
+    world.put(job, JobState.COMPLETED)
     for later in (1, 3 * 86400):
-        desk.now += later
+        world.now += later
         path.write_bytes(content)
-        newer = desk.lay(Hold(time=NOW, job_ids=("00000000000",)))
-        desk.fold()
+        newer = world.lay(Hold(time=NOW, job_ids=("00000000000",)))
+        world.fold()
         assert not path.exists()
         assert not newer.exists()
-        assert desk.job(job).state == JobState.COMPLETED, "the requeue was done once"
+        assert world.job(job).state == JobState.COMPLETED, "the requeue was done once"
 
 
-def test_a_crash_in_the_middle_leaves_all_or_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_in_the_middle_leaves_all_or_nothing(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = [Submit(time=NOW, id=ids.mint(NOW + i), spec=spec()) for i in range(3)]
     for command in commands:
-        desk.lay(command)
-    monkeypatch.setattr(desk.store, "mark_applied", _crash_at(2, desk.store.mark_applied))
+        world.lay(command)
+    monkeypatch.setattr(world.store, "mark_applied", _crash_at(2, world.store.mark_applied))
     with pytest.raises(KeyboardInterrupt):
-        desk.fold()
-    assert desk.store.counts() == {}
-    assert len(list(desk.inbox.new.iterdir())) == 3
+        world.fold()
+    assert world.store.counts() == {}
+    assert len(list(world.inbox.new.iterdir())) == 3
     monkeypatch.undo()
-    desk.fold()
-    assert desk.store.counts() == {"PENDING": 3}
-    assert list(desk.inbox.new.iterdir()) == []
-    assert desk.refusals() == []
+    world.fold()
+    assert world.store.counts() == {"PENDING": 3}
+    assert list(world.inbox.new.iterdir()) == []
+    assert world.refusals() == []
 
 
 def _crash_at(call: int, real: object) -> object:
@@ -335,12 +339,12 @@ def _crash_at(call: int, real: object) -> object:
     return mark
 
 
-def test_the_same_submission_under_another_file_name_is_refused(desk: Desk) -> None:
-    job = desk.submit()
-    (desk.inbox.new / "again.submit").write_bytes(msgspec.json.encode(Submit(time=NOW, id=job, spec=spec(name="x"))))
-    desk.fold()
-    assert desk.refusals()[0].data["why"] == f"job {job} already exists"
-    assert desk.job(job).spec.name == "j"
+def test_the_same_submission_under_another_file_name_is_refused(world: InboxWorld) -> None:
+    job = world.submit()
+    (world.inbox.new / "again.submit").write_bytes(msgspec.json.encode(Submit(time=NOW, id=job, spec=spec(name="x"))))
+    world.fold()
+    assert world.refusals()[0].data["why"] == f"job {job} already exists"
+    assert world.job(job).spec.name == "j"
 
 
 @pytest.mark.parametrize(
@@ -352,21 +356,21 @@ def test_the_same_submission_under_another_file_name_is_refused(desk: Desk) -> N
     ],
     ids=range(9),
 )  # fmt: skip
-def test_malformed_files_are_set_aside(desk: Desk, content: bytes) -> None:
-    (desk.inbox.new / "bad.cancel").write_bytes(content)
+def test_malformed_files_are_set_aside(world: InboxWorld, content: bytes) -> None:
+    (world.inbox.new / "bad.cancel").write_bytes(content)
     good = Submit(time=NOW, id=ids.mint(NOW), spec=spec())
-    desk.lay(good)
-    desk.fold()
-    assert desk.job(good.id).state == JobState.PENDING
-    assert names(desk.inbox.new) == []
-    assert names(desk.inbox.refused) == ["bad.cancel"]
-    (event,) = desk.refusals()
+    world.lay(good)
+    world.fold()
+    assert world.job(good.id).state == JobState.PENDING
+    assert names(world.inbox.new) == []
+    assert names(world.inbox.refused) == ["bad.cancel"]
+    (event,) = world.refusals()
     assert event.data["file"] == "bad.cancel"
     assert "\n" not in event.data["why"]
 
 
-def test_what_is_no_file_of_its_own_is_set_aside(desk: Desk) -> None:
-    new, secret = desk.inbox.new, desk.state / "secret"
+def test_what_is_no_file_of_its_own_is_set_aside(world: InboxWorld) -> None:
+    new, secret = world.inbox.new, world.state / "secret"
     secret.write_bytes(msgspec.json.encode(Drain(time=NOW, nodes=("n0",), reason="x")))
     os.symlink(secret, new / "link.drain")
     os.mkfifo(new / "pipe.drain")
@@ -375,129 +379,131 @@ def test_what_is_no_file_of_its_own_is_set_aside(desk: Desk) -> None:
     (new / "huge.drain").write_bytes(b" " * (MAX_COMMAND_BYTES + 1))
     os.close(os.open(os.fsencode(new) + b"/\xff\xfe.drain", os.O_CREAT | os.O_WRONLY))
     (new / "two\nlines").touch()
-    assert desk.fold() == 6
+    assert world.fold() == 6
     assert names(new) == []
-    assert len(desk.refusals()) == 6
-    assert desk.store.node_records() == {}
+    assert len(world.refusals()) == 6
+    assert world.store.node_records() == {}
     assert secret.exists()
-    assert desk.fold() == 0
+    assert world.fold() == 0
 
 
-def test_what_cannot_be_moved_away_is_told_of_once(desk: Desk) -> None:
-    for place in (desk.inbox.new, desk.inbox.refused):
+def test_what_cannot_be_moved_away_is_told_of_once(world: InboxWorld) -> None:
+    for place in (world.inbox.new, world.inbox.refused):
         (place / "same.cancel").mkdir()
         (place / "same.cancel" / "x").touch()
-    assert desk.fold() == 1
-    assert desk.fold() == 0, "the controller would never rest"
-    assert len(desk.refusals()) == 1
+    assert world.fold() == 1
+    assert world.fold() == 0, "the controller would never rest"
+    assert len(world.refusals()) == 1
 
 
-def test_a_command_nobody_foresaw_stops_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = desk.submit()
-    desk.lay(Hold(time=NOW, job_ids=(job,)))
+def test_a_command_nobody_foresaw_stops_nothing(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = world.submit()
+    world.lay(Hold(time=NOW, job_ids=(job,)))
     submitted = Submit(time=NOW, id=ids.mint(NOW), spec=spec())
-    desk.lay(submitted)
+    world.lay(submitted)
 
     def fault(*_: object) -> None:
         raise OverflowError("Python int too large to convert to SQLite INTEGER")
 
     monkeypatch.setattr("gpusched.controller.commandfiles.CommandApplier._hold", fault)
-    desk.fold()
-    assert desk.job(submitted.id).state == JobState.PENDING
-    assert "OverflowError" in desk.refusals()[0].data["why"]
-    assert len(list(desk.inbox.refused.iterdir())) == 1
+    world.fold()
+    assert world.job(submitted.id).state == JobState.PENDING
+    assert "OverflowError" in world.refusals()[0].data["why"]
+    assert len(list(world.inbox.refused.iterdir())) == 1
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------
 
 
-def bounded(desk: Desk, jobs: int, mib: int) -> None:
+def bounded(world: InboxWorld, jobs: int, mib: int) -> None:
     settings = msgspec.structs.replace(
-        desk.inventory.settings, max_queued_jobs_per_user=jobs, max_queued_mib_per_user=mib
+        world.inventory.settings, max_queued_jobs_per_user=jobs, max_queued_mib_per_user=mib
     )
-    desk.inventory = msgspec.structs.replace(desk.inventory, settings=settings)
+    world.inventory = msgspec.structs.replace(world.inventory, settings=settings)
 
 
-def submission(desk: Desk, **fields: Any) -> Submit:
+def submission(world: InboxWorld, **fields: Any) -> Submit:
     more = {k: fields.pop(k) for k in ("array",) if k in fields}
-    desk.now += 1
-    return Submit(time=NOW, id=ids.mint(desk.now), spec=spec(**fields), **more)
+    world.now += 1
+    return Submit(time=NOW, id=ids.mint(world.now), spec=spec(**fields), **more)
 
 
 @needs_root
-def test_a_users_waiting_jobs_are_bounded(desk: Desk) -> None:
-    bounded(desk, 5, 1)
-    first = submission(desk, array=(1, 2, 3))
-    assert desk.say(first, ALICE) == ""
-    assert desk.say(submission(desk, array=(1, 2, 3)), ALICE) == (
+def test_a_users_waiting_jobs_are_bounded(world: InboxWorld) -> None:
+    bounded(world, 5, 1)
+    first = submission(world, array=(1, 2, 3))
+    assert world.say(first, ALICE) == ""
+    assert world.say(submission(world, array=(1, 2, 3)), ALICE) == (
         f"{ALICE} has 3 of 5 pending jobs; 3 more exceed the limit "
         "(settings.max_queued_jobs_per_user of inventory.yaml)"
     )
-    assert desk.say(submission(desk, array=(1, 2, 3)), BOB) == "", "each has their own"
-    together = [submission(desk) for _ in range(4)]
+    assert world.say(submission(world, array=(1, 2, 3)), BOB) == "", "each has their own"
+    together = [submission(world) for _ in range(4)]
     for command in together:
-        desk.lay(command, ALICE)
-    desk.fold()
-    assert len([c for c in together if desk.store.job(c.id)]) == 2, "also what is folded at once is counted"
-    desk.say(Cancel(time=NOW, job_ids=(first.id,)), ALICE)
-    assert desk.say(submission(desk), ALICE) == ""
+        world.lay(command, ALICE)
+    world.fold()
+    assert len([c for c in together if world.store.job(c.id)]) == 2, "also what is folded at once is counted"
+    world.say(Cancel(time=NOW, job_ids=(first.id,)), ALICE)
+    assert world.say(submission(world), ALICE) == ""
 
 
 @needs_root
-def test_a_users_waiting_bytes_are_bounded_and_an_array_counts_once(desk: Desk) -> None:
-    bounded(desk, 10_000, 1)
+def test_a_users_waiting_bytes_are_bounded_and_an_array_counts_once(world: InboxWorld) -> None:
+    bounded(world, 10_000, 1)
     large = {f"V{n}": "x" * 100_000 for n in range(8)}
-    assert desk.say(submission(desk, env=large, array=tuple(range(300))), ALICE) == ""
-    refused = desk.say(submission(desk, env=large | {"other": "y"}), ALICE)
+    assert world.say(submission(world, env=large, array=tuple(range(300))), ALICE) == ""
+    refused = world.say(submission(world, env=large | {"other": "y"}), ALICE)
     assert refused == (
         f"the pending jobs of {ALICE} would take 1 MiB, more than the allowed 1 MiB "
         "(settings.max_queued_size_per_user of inventory.yaml)"
     )
-    assert desk.say(submission(desk), ALICE) == ""
-    assert desk.say(submission(desk, env=large | {"other": "y"}), BOB) == ""
+    assert world.say(submission(world), ALICE) == ""
+    assert world.say(submission(world, env=large | {"other": "y"}), BOB) == ""
 
 
-def test_what_does_not_fit_on_the_disk_waits_and_the_others_go_on(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    (pages,) = desk.store._db.execute("PRAGMA page_count").fetchone()
-    desk.store._db.execute(f"PRAGMA max_page_count = {pages + 60}")
-    first = submission(desk)
-    large = submission(desk, env={f"V{n}": "x" * 100_000 for n in range(9)})
-    last = submission(desk)
+def test_what_does_not_fit_on_the_disk_waits_and_the_others_go_on(
+    world: InboxWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    (pages,) = world.store._db.execute("PRAGMA page_count").fetchone()
+    world.store._db.execute(f"PRAGMA max_page_count = {pages + 60}")
+    first = submission(world)
+    large = submission(world, env={f"V{n}": "x" * 100_000 for n in range(9)})
+    last = submission(world)
     for command in (first, large, last):
-        desk.lay(command)
+        world.lay(command)
 
     def fold() -> int:
-        desk.now += 1
-        return CommandApplier(desk.store, desk.inbox, desk.inventory, desk.secrets).apply_inbox(desk.now)
+        world.now += 1
+        return CommandApplier(world.store, world.inbox, world.inventory, world.secrets).apply_inbox(world.now)
 
     assert fold() == 2
-    assert [j.id for j in desk.store.pending()] == [first.id, last.id]
-    assert names(desk.inbox.new) == [f"{large.id}.submit"]
-    assert names(desk.inbox.refused) == []
+    assert [j.id for j in world.store.pending()] == [first.id, last.id]
+    assert names(world.inbox.new) == [f"{large.id}.submit"]
+    assert names(world.inbox.refused) == []
     (line,) = messages(caplog)
     assert line.startswith("1 command in the inbox cannot be recorded: database or disk is full")
-    desk.store._db.execute("PRAGMA max_page_count = 1000000")
+    world.store._db.execute("PRAGMA max_page_count = 1000000")
     assert fold() == 0, "the controller would never rest"
-    assert not desk.inbox.has_any()
-    desk.inbox._postponed.clear()
+    assert not world.inbox.has_any()
+    world.inbox._postponed.clear()
     assert fold() == 1
-    assert desk.store.job(large.id) is not None
+    assert world.store.job(large.id) is not None
     assert len(messages(caplog)) == 1
 
 
-def test_of_many_problems_the_first_five_are_told(desk: Desk) -> None:
+def test_of_many_problems_the_first_five_are_told(world: InboxWorld) -> None:
     ids = tuple(f"nobody{n}" for n in range(8))
     for count, more in ((5, ""), (6, "; and 1 more"), (8, "; and 3 more")):
-        why = desk.say(Cancel(time=desk.now, job_ids=ids[:count]))
+        why = world.say(Cancel(time=world.now, job_ids=ids[:count]))
         assert why == "; ".join(f"job {one}: no such job" for one in ids[:5]) + more
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(1, 1), (600, 600), (601, 600), (1 << 60, 600)])
-def test_nobody_has_a_session_kept_for_longer_than_the_site_says(desk: Desk, asked: int, kept: int) -> None:
-    assert desk.job(desk.submit(session=asked)).spec.session == kept
+def test_nobody_has_a_session_kept_for_longer_than_the_site_says(world: InboxWorld, asked: int, kept: int) -> None:
+    assert world.job(world.submit(session=asked)).spec.session == kept
 
 
 @pytest.mark.parametrize("asked", [0, -5])
-def test_a_session_that_would_end_at_once_is_refused(desk: Desk, asked: int) -> None:
-    said = desk.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(session=asked)), ME)
+def test_a_session_that_would_end_at_once_is_refused(world: InboxWorld, asked: int) -> None:
+    said = world.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(session=asked)), ME)
     assert "kept for at least a second" in str(said)

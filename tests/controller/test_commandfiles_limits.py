@@ -13,7 +13,7 @@ from gpusched.model.commands import Requeue, Submit
 from gpusched.model.jobs import JobState
 from gpusched.model.limits import Group, Groups, Limits, Qos, Quotas
 from tests.builders import spec
-from tests.controller.folding import ADMIN, ALICE, BOB, Desk, fresh_id
+from tests.controller.applying import ADMIN, ALICE, BOB, InboxWorld, fresh_id
 from tests.controller.rights import needs_root
 
 pytestmark = needs_root
@@ -31,39 +31,39 @@ QUOTAS = Quotas(
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    desk.inventory = replace(desk.inventory, quotas=QUOTAS)
-    yield desk
-    desk.store.close()
+def world(tmp_path: Path) -> Iterator[InboxWorld]:
+    world = InboxWorld(tmp_path)
+    world.inventory = replace(world.inventory, quotas=QUOTAS)
+    yield world
+    world.store.close()
 
 
-def refused(desk: Desk, uid: int = ALICE, array: tuple[int, ...] | None = None, **changes: Any) -> str:
-    return desk.say(Submit(time=desk.now, id=fresh_id(desk.now), spec=spec(**changes), array=array), uid)
+def refused(world: InboxWorld, uid: int = ALICE, array: tuple[int, ...] | None = None, **changes: Any) -> str:
+    return world.say(Submit(time=world.now, id=fresh_id(world.now), spec=spec(**changes), array=array), uid)
 
 
-def test_a_job_counts_for_the_first_group_of_its_user(desk: Desk) -> None:
-    assert desk.job(desk.submit(ALICE)).spec.group == "g"
-    assert desk.job(desk.submit(BOB)).spec.group == ""
-    assert refused(desk, group="h") == f"--group h: {A} is not a member; {A} is a member of: g"
-    assert refused(desk, group="gg").startswith("there is no group 'gg'")
+def test_a_job_counts_for_the_first_group_of_its_user(world: InboxWorld) -> None:
+    assert world.job(world.submit(ALICE)).spec.group == "g"
+    assert world.job(world.submit(BOB)).spec.group == ""
+    assert refused(world, group="h") == f"--group h: {A} is not a member; {A} is a member of: g"
+    assert refused(world, group="gg").startswith("there is no group 'gg'")
 
 
-def test_a_class_gives_its_priority_to_whom_it_is_open(desk: Desk) -> None:
-    job = desk.job(desk.submit(ALICE, qos="high", nice=5, preemptible=True))
+def test_a_class_gives_its_priority_to_whom_it_is_open(world: InboxWorld) -> None:
+    job = world.job(world.submit(ALICE, qos="high", nice=5, preemptible=True))
     assert (job.priority, job.spec.preemptible) == (45, False), "members of a group below count, too"
-    assert refused(desk, BOB, qos="high") == f"--qos high: {B} may not use it; {B} may use: spare"
-    job = desk.job(desk.submit(BOB, qos="spare", preemptible=False))
+    assert refused(world, BOB, qos="high") == f"--qos high: {B} may not use it; {B} may use: spare"
+    job = world.job(world.submit(BOB, qos="spare", preemptible=False))
     assert (job.priority, job.spec.preemptible) == (-50, True)
-    assert "there is no class 'low'" in refused(desk, qos="low")
-    assert len(refused(desk, qos="x" * 10**6)) < 200
-    assert "is not a valid name" in refused(desk, group="a\nb")
+    assert "there is no class 'low'" in refused(world, qos="low")
+    assert len(refused(world, qos="x" * 10**6)) < 200
+    assert "is not a valid name" in refused(world, group="a\nb")
 
 
-def test_nobody_makes_his_own_priority(desk: Desk) -> None:
-    assert "needs an admin" in refused(desk, priority=1)
-    assert "needs an admin" in refused(desk, nice=-1)
-    assert desk.job(desk.submit(ADMIN, nice=-1)).priority == 1
+def test_nobody_makes_his_own_priority(world: InboxWorld) -> None:
+    assert "needs an admin" in refused(world, priority=1)
+    assert "needs an admin" in refused(world, nice=-1)
+    assert world.job(world.submit(ADMIN, nice=-1)).priority == 1
 
 
 @pytest.mark.parametrize(
@@ -74,36 +74,36 @@ def test_nobody_makes_his_own_priority(desk: Desk) -> None:
         ({"gpus_per_node": 4, "time_limit_s": 1800}, "may use 2.0 GPU hours"),
     ],
 )
-def test_what_could_never_run_is_refused(desk: Desk, asked: dict[str, Any], says: str) -> None:
-    assert says in refused(desk, **asked)
-    assert refused(desk, BOB, **asked) == "", "who has a limit of his own has only that"
+def test_what_could_never_run_is_refused(world: InboxWorld, asked: dict[str, Any], says: str) -> None:
+    assert says in refused(world, **asked)
+    assert refused(world, BOB, **asked) == "", "who has a limit of his own has only that"
 
 
-def test_tasks_of_arrays_and_jobs_that_come_back_count_as_queued(desk: Desk) -> None:
-    assert "3 more exceed it (AssocMaxSubmitJobLimit)" in refused(desk, array=(0, 1, 2))
-    assert refused(desk, array=(0, 1)) == ""
-    assert f"limit of user {A}: 2 of 2 pending jobs; 1 more" in refused(desk)
-    desk.submit(ALICE, qos="spare")
-    ended = desk.submit(BOB)
-    desk.put(ended, JobState.COMPLETED, uid=ALICE, user=A)
-    assert "AssocMaxSubmitJobLimit" in desk.say(Requeue(time=desk.now, job_ids=(ended,)), ALICE)
-    assert desk.job(ended).state is JobState.COMPLETED
+def test_tasks_of_arrays_and_jobs_that_come_back_count_as_queued(world: InboxWorld) -> None:
+    assert "3 more exceed it (AssocMaxSubmitJobLimit)" in refused(world, array=(0, 1, 2))
+    assert refused(world, array=(0, 1)) == ""
+    assert f"limit of user {A}: 2 of 2 pending jobs; 1 more" in refused(world)
+    world.submit(ALICE, qos="spare")
+    ended = world.submit(BOB)
+    world.put(ended, JobState.COMPLETED, uid=ALICE, user=A)
+    assert "AssocMaxSubmitJobLimit" in world.say(Requeue(time=world.now, job_ids=(ended,)), ALICE)
+    assert world.job(ended).state is JobState.COMPLETED
 
 
-def test_two_in_one_round_are_counted_together(desk: Desk) -> None:
+def test_two_in_one_round_are_counted_together(world: InboxWorld) -> None:
     for _ in range(3):
-        desk.lay(Submit(time=desk.now, id=fresh_id(desk.now), spec=spec()), ALICE)
-    desk.fold()
-    assert desk.store.counts() == {"PENDING": 2}
-    assert len(desk.refusals()) == 1
+        world.lay(Submit(time=world.now, id=fresh_id(world.now), spec=spec()), ALICE)
+    world.fold()
+    assert world.store.counts() == {"PENDING": 2}
+    assert len(world.refusals()) == 1
 
 
-def test_whoever_left_a_class_does_not_come_back_into_it(desk: Desk) -> None:
-    job = desk.submit(ALICE, qos="high")
-    desk.put(job, JobState.FAILED)
-    desk.inventory = replace(desk.inventory, quotas=replace(QUOTAS, groups=Groups()))
-    assert "may not use it" in desk.say(Requeue(time=desk.now, job_ids=(job,)), ALICE)
-    other = desk.submit(BOB)
-    desk.put(other, JobState.FAILED, spec=spec(group="g"))
-    assert desk.say(Requeue(time=desk.now, job_ids=(other,)), BOB) == ""
-    assert desk.job(other).spec.group == ""
+def test_whoever_left_a_class_does_not_come_back_into_it(world: InboxWorld) -> None:
+    job = world.submit(ALICE, qos="high")
+    world.put(job, JobState.FAILED)
+    world.inventory = replace(world.inventory, quotas=replace(QUOTAS, groups=Groups()))
+    assert "may not use it" in world.say(Requeue(time=world.now, job_ids=(job,)), ALICE)
+    other = world.submit(BOB)
+    world.put(other, JobState.FAILED, spec=spec(group="g"))
+    assert world.say(Requeue(time=world.now, job_ids=(other,)), BOB) == ""
+    assert world.job(other).spec.group == ""

@@ -10,7 +10,8 @@ import pytest
 
 from gpusched.cluster.base import Operation, OperationOutcome
 from gpusched.config.paths import log_path
-from gpusched.controller.cycle import Cycle, share_of
+from gpusched.controller.cycle import Cycle
+from gpusched.controller.ledger import share_of
 from gpusched.controller.outputs import MAX_BACKOFF_S, MAX_FAILURES, readers_of
 from gpusched.controller.planning import PendingReasonWriter
 from gpusched.model.commands import Cancel

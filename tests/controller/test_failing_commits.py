@@ -34,7 +34,7 @@ from gpusched.model.reservations import Reservation
 from gpusched.queue.promotions import PolicyChange
 from gpusched.queue.store import RankRecord, Store
 from tests.builders import spec
-from tests.controller.folding import NOW, Desk
+from tests.controller.applying import NOW, InboxWorld
 from tests.controller.imagined import inventory
 from tests.logged import messages
 
@@ -121,45 +121,45 @@ def story(policy: Path) -> list[list[AnyCommand]]:
 
 
 class Teller:
-    """Tells the story to a desk, with a look after every fold."""
+    """Tells the story to a world, with a look after every fold."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        self.desk = Desk(folder / "state")
+        self.world = InboxWorld(folder / "state")
         # So many and no more: what is counted twice is refused.
         settings = msgspec.structs.replace(
-            self.desk.inventory.settings, max_queued_jobs_per_user=7, max_queued_mib_per_user=1
+            self.world.inventory.settings, max_queued_jobs_per_user=7, max_queued_mib_per_user=1
         )
         path = str(folder.parent / "inventory.yaml")
-        self.desk.inventory = msgspec.structs.replace(inventory(), settings=settings, path=path)
+        self.world.inventory = msgspec.structs.replace(inventory(), settings=settings, path=path)
 
     def tell(self, message: str = "", fails: Callable[[int], bool] = lambda number: False) -> dict[str, Any]:
-        desk = self.desk
-        failing = fail(desk.store, message, fails) if message else None
+        world = self.world
+        failing = fail(world.store, message, fails) if message else None
         for number, commands in enumerate(story(BUILT_IN / "sjf.yaml")):
             if number == 1:
-                desk.put(job_id(4), JobState.COMPLETED)
-            files = [desk.lay(command).name for command in commands]
-            desk.now = NOW + 1000 * (number + 1)
-            while any(desk.inbox.new.iterdir()):
+                world.put(job_id(4), JobState.COMPLETED)
+            files = [world.lay(command).name for command in commands]
+            world.now = NOW + 1000 * (number + 1)
+            while any(world.inbox.new.iterdir()):
                 self.fold()
-                there = {path.name for path in desk.inbox.new.iterdir()}
-                lost = [name for name in files if name not in there and not desk.store.was_applied(name)]
+                there = {path.name for path in world.inbox.new.iterdir()}
+                lost = [name for name in files if name not in there and not world.store.was_applied(name)]
                 assert lost == [], "confirmed, and neither in the inbox nor in the store"
-                twice = [name for name in files if name in there and desk.store.was_applied(name)]
+                twice = [name for name in files if name in there and world.store.was_applied(name)]
                 assert not twice or KINDS.get(message) == "done"
         assert failing is None or failing.commits > 12
         found = self.state()
-        desk.store.close()
+        world.store.close()
         return found
 
     def fold(self) -> None:
-        desk = self.desk
-        desk.inbox._postponed.clear()
-        CommandApplier(desk.store, desk.inbox, desk.inventory, desk.secrets).apply_inbox(desk.now)
+        world = self.world
+        world.inbox._postponed.clear()
+        CommandApplier(world.store, world.inbox, world.inventory, world.secrets).apply_inbox(world.now)
 
     def state(self) -> dict[str, Any]:
-        store = self.desk.store
+        store = self.world.store
         events = [(e.kind, e.job_id, {k: v for k, v in e.data.items() if k != "file"}) for e in store.events()]
 
         def plain(change: PolicyChange) -> PolicyChange:
@@ -173,8 +173,8 @@ class Teller:
             "policies": [plain(change) for change in store.policy_changes()],
             "shadows": {name: (s.since, s.until) for name, s in store.shadows().items()},
             "limits": store.array_limits(),
-            "secrets": self.desk.secrets.read(job_id(1)),
-            "program": len((self.desk.secrets.programs.of(0).read(job_id(3)) or {}).get("", "")),
+            "secrets": self.world.secrets.read(job_id(1)),
+            "program": len((self.world.secrets.programs.of(0).read(job_id(3)) or {}).get("", "")),
         }
 
 
@@ -186,7 +186,7 @@ def test_the_story_has_all_kinds_of_commands() -> None:
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What comes of it where no commit fails."""
-    return Teller(tmp_path_factory.mktemp("whole") / "desk").tell()
+    return Teller(tmp_path_factory.mktemp("whole") / "world").tell()
 
 
 @pytest.mark.parametrize("odd", [True, False], ids=["odd", "even"])
@@ -195,7 +195,7 @@ def test_every_command_is_done_exactly_once(
     tmp_path: Path, without: dict[str, Any], message: str, odd: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert {job.state for job in without["jobs"].values()} == {JobState.PENDING, JobState.CANCELLED}
-    teller = Teller(tmp_path / "desk")
+    teller = Teller(tmp_path / "world")
     assert teller.tell(message, lambda number: number % 2 == odd) == without
     assert KINDS[message] == "done" or any(
         "in the inbox cannot be recorded: " in line for line in messages(caplog)
@@ -203,26 +203,26 @@ def test_every_command_is_done_exactly_once(
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    yield desk
-    desk.store.close()
+def world(tmp_path: Path) -> Iterator[InboxWorld]:
+    world = InboxWorld(tmp_path)
+    yield world
+    world.store.close()
 
 
 def test_a_notice_that_arrived_is_not_sent_again_as_long_as_that_cannot_be_recorded(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    world: InboxWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
     monkeypatch.setattr("gpusched.controller.notices.delivery.deliver", lambda one: sent.append(one.key))
-    notices = NotificationService(desk.store)
-    desk.store.add_notices([Notice(key="k", to="mail ann@x", made=NOW, due=NOW, body={"text": "t"})])
-    notices.step(desk.inventory, NOW)
-    failing = fail(desk.store, "database or disk is full", lambda number: number <= 3)
+    notices = NotificationService(world.store)
+    world.store.add_notices([Notice(key="k", to="mail ann@x", made=NOW, due=NOW, body={"text": "t"})])
+    notices.step(world.inventory, NOW)
+    failing = fail(world.store, "database or disk is full", lambda number: number <= 3)
     for _ in range(3):
         with pytest.raises(sqlite3.OperationalError):
-            notices.step(desk.inventory, NOW, wait_s=60.0)
-    notices.step(desk.inventory, NOW, wait_s=60.0)
-    notices.step(desk.inventory, NOW + 1e6, wait_s=60.0)
+            notices.step(world.inventory, NOW, wait_s=60.0)
+    notices.step(world.inventory, NOW, wait_s=60.0)
+    notices.step(world.inventory, NOW + 1e6, wait_s=60.0)
     assert (sent, failing.commits >= 4) == (["k"], True)
 
 
@@ -237,33 +237,33 @@ class Stub(SshCluster):
         return found
 
 
-def test_how_an_operation_ended_is_not_forgotten_with_the_commit(desk: Desk) -> None:
+def test_how_an_operation_ended_is_not_forgotten_with_the_commit(world: InboxWorld) -> None:
     """Else the signal is sent again in every cycle: many a program that gets a second one ends at once."""
     rank = RankRecord(job_id=job_id(0), attempt=1, rank=0, node="n0", runtime="podman")
-    desk.store.put_ranks([rank])
+    world.store.put_ranks([rank])
     done = Operation(verb="signal", node="n0", rank=rank, signal="TERM")
     cluster = Stub(OperationOutcome(operation=done, time=NOW))
 
     def cycle() -> Cycle:
-        return Cycle(desk.store, desk.state, desk.inventory, {}, cluster, lambda: NOW)
+        return Cycle(world.store, world.state, world.inventory, {}, cluster, lambda: NOW)
 
     first = cycle()
-    fail(desk.store, "database or disk is full", lambda number: number == 1)
+    fail(world.store, "database or disk is full", lambda number: number == 1)
     with pytest.raises(sqlite3.OperationalError):
         first.run(0.0)
     second = cycle()
     second.take_over(first)
     second._outcomes.record(cluster.finished())
-    assert [r.signalled for r in desk.store.ranks()] == ["TERM"]
+    assert [r.signalled for r in world.store.ranks()] == ["TERM"]
     assert second._outcomes.unrecorded == []
 
 
 def test_a_disk_that_is_full_fails_no_job_and_refuses_no_promotion(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: InboxWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = desk.job(desk.submit(secret_names=("S",), secrets={"S": "x"}))
-    running = desk.put(job.id, JobState.STARTING)
-    launcher = Launcher(desk.store, desk.secrets, "c")
+    job = world.job(world.submit(secret_names=("S",), secrets={"S": "x"}))
+    running = world.put(job.id, JobState.STARTING)
+    launcher = Launcher(world.store, world.secrets, "c")
     rank = RankRecord(job_id=job.id, attempt=1, rank=0, node="n0", runtime="podman")
 
     def full(*_: object, **__: object) -> None:
@@ -271,83 +271,83 @@ def test_a_disk_that_is_full_fails_no_job_and_refuses_no_promotion(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", full)
-        assert launcher.launch_operations(desk.inventory, running, [rank]) == []
+        assert launcher.launch_operations(world.inventory, running, [rank]) == []
     assert launcher.errors == {}, "it is tried again"
     (record,) = caplog.records
     assert (record.job, record.node) == (job.id, "n0")  # type: ignore[attr-defined]
-    (operation,) = launcher.launch_operations(desk.inventory, running, [rank])
+    (operation,) = launcher.launch_operations(world.inventory, running, [rank])
     assert operation.request is not None
     easy = BUILT_IN / "sjf.yaml"
-    desk.inventory = msgspec.structs.replace(desk.inventory, path=str(desk.state.parent / "inventory.yaml"))
-    desk.lay(c.ShadowOn(time=NOW, partition="p", path=str(easy), version=load_policy(easy).version))
+    world.inventory = msgspec.structs.replace(world.inventory, path=str(world.state.parent / "inventory.yaml"))
+    world.lay(c.ShadowOn(time=NOW, partition="p", path=str(easy), version=load_policy(easy).version))
     with monkeypatch.context() as patch:
         patch.setattr("gpusched.promotion.freeze.shutil.copyfile", full)
-        assert desk.fold() == 0
-    assert desk.refusals() == []
-    desk.inbox._postponed.clear()
-    assert desk.fold() == 1
-    assert "p" in desk.store.shadows()
+        assert world.fold() == 0
+    assert world.refusals() == []
+    world.inbox._postponed.clear()
+    assert world.fold() == 1
+    assert "p" in world.store.shadows()
 
 
-def test_a_page_that_cannot_be_read_fails_no_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = desk.submit()
-    decider = Decider(desk.store)
-    launcher = Launcher(desk.store, desk.secrets, "c")
-    planner = Planner(desk.store, launcher, decider, EstimateWriter(desk.store, desk.state))
+def test_a_page_that_cannot_be_read_fails_no_job(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = world.submit()
+    decider = Decider(world.store)
+    launcher = Launcher(world.store, world.secrets, "c")
+    planner = Planner(world.store, launcher, decider, EstimateWriter(world.store, world.state))
 
     def broken(*_: object, **__: object) -> None:
         raise sqlite3.DatabaseError("database disk image is malformed")
 
     monkeypatch.setattr("gpusched.controller.planning.snapshot_of_store", broken)
     with pytest.raises(sqlite3.DatabaseError):
-        planner.plan(desk.inventory, LivePolicies({}, {}), set(), NOW)
-    assert desk.job(waiting).state is JobState.PENDING
+        planner.plan(world.inventory, LivePolicies({}, {}), set(), NOW)
+    assert world.job(waiting).state is JobState.PENDING
 
 
-def test_an_order_waits_for_the_submission_that_it_names(desk: Desk) -> None:
+def test_an_order_waits_for_the_submission_that_it_names(world: InboxWorld) -> None:
     first, second = job_id(1), job_id(2)
-    desk.inbox.deliver(c.Submit(time=NOW, id=first, spec=spec()))
-    desk.inbox.deliver(c.Cancel(time=time.time(), job_ids=(first,)))
-    desk.inbox.deliver(c.Submit(time=NOW, id=second, spec=spec()))
-    desk.inbox.postpone(f"{first}.submit")
-    assert desk.fold() == 1
-    assert desk.store.job(first) is None
-    assert desk.job(second).state is JobState.PENDING
-    assert desk.refusals() == []
-    desk.inbox._postponed.clear()
-    assert desk.fold() == 2
-    assert desk.job(first).state is JobState.CANCELLED
+    world.inbox.deliver(c.Submit(time=NOW, id=first, spec=spec()))
+    world.inbox.deliver(c.Cancel(time=time.time(), job_ids=(first,)))
+    world.inbox.deliver(c.Submit(time=NOW, id=second, spec=spec()))
+    world.inbox.postpone(f"{first}.submit")
+    assert world.fold() == 1
+    assert world.store.job(first) is None
+    assert world.job(second).state is JobState.PENDING
+    assert world.refusals() == []
+    world.inbox._postponed.clear()
+    assert world.fold() == 2
+    assert world.job(first).state is JobState.CANCELLED
 
 
-def test_many_files_that_are_no_commands_are_one_line(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_files_that_are_no_commands_are_one_line(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(50):
-        (desk.inbox.new / f"{number}.cancel").write_text("{")
-    assert desk.fold() == 50
-    told = [event.data["file"] for event in desk.refusals()]
+        (world.inbox.new / f"{number}.cancel").write_text("{")
+    assert world.fold() == 50
+    told = [event.data["file"] for event in world.refusals()]
     assert (len(told), told[-1]) == (MAX_MALFORMED_EVENTS + 1, "30 more files")
-    assert not list(desk.inbox.new.iterdir())
+    assert not list(world.inbox.new.iterdir())
 
 
 def test_files_beyond_a_users_limit_are_recorded_before_they_are_removed(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    world: InboxWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpusched.queue.arrivals.MAX_WAITING", 3)
     monkeypatch.setattr("gpusched.queue.arrivals.FILES_OF_USER", 1)
     submitted = [job_id(number) for number in range(6)]
     for one in submitted:
-        desk.inbox.deliver(c.Submit(time=NOW, id=one, spec=spec()))
+        world.inbox.deliver(c.Submit(time=NOW, id=one, spec=spec()))
     with monkeypatch.context() as patch:
-        patch.setattr(desk.store, "append", lambda events: (_ for _ in ()).throw(sqlite3.OperationalError("full")))
-        desk.fold()
-    assert len(list(desk.inbox.new.iterdir())) == 6
-    desk.inbox._postponed.clear()
+        patch.setattr(world.store, "append", lambda events: (_ for _ in ()).throw(sqlite3.OperationalError("full")))
+        world.fold()
+    assert len(list(world.inbox.new.iterdir())) == 6
+    world.inbox._postponed.clear()
     for _ in range(6):
-        desk.fold()
-    jobs = [job.id for job in desk.store.pending()]
-    (event,) = desk.refusals()
+        world.fold()
+    jobs = [job.id for job in world.store.pending()]
+    (event,) = world.refusals()
     assert event.data["surplus"] == 6 - len(jobs)
     assert jobs == submitted[: len(jobs)], "the latest are refused"
-    client = Client(desk.state)
+    client = Client(world.state)
     with pytest.raises(GpuschedError, match="has more than"):
         wait_for_ids(client, [submitted[-1]], 60.0)
     client.reopen()

@@ -24,7 +24,7 @@ from gpusched.model.commands import AnyCommand
 from gpusched.model.jobs import Dependency, DependencyKind, JobRecord, JobState
 from gpusched.queue import snapshots
 from tests.builders import spec
-from tests.controller.folding import NOW
+from tests.controller.applying import NOW
 from tests.controller.imagined import inventory
 from tests.controller.site import Site
 from tests.logged import messages

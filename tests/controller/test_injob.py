@@ -8,63 +8,63 @@ import pytest
 
 from gpusched.model.commands import RelayedCommand
 from gpusched.model.jobs import Ending, JobState
-from tests.controller.folding import ADMIN, ALICE, BOB, NOW, Desk
-from tests.controller.injob import ask, desk, running
+from tests.controller.applying import ADMIN, ALICE, BOB, NOW, InboxWorld
+from tests.controller.injob import ask, running, world
 
-__all__ = ["desk"]  # a fixture
+__all__ = ["world"]  # a fixture
 
 
-def test_a_job_queues_itself_again_and_hears_of_it_once_that_is_so(desk: Desk) -> None:
-    job = running(desk, ALICE)
-    assert ask(desk, job, "scontrol", "requeue", job) is None
-    assert ask(desk, job, "scontrol", "requeue", job) is None, "it waits in the inbox"
-    assert desk.fold() == 1
-    found = desk.job(job)
+def test_a_job_queues_itself_again_and_hears_of_it_once_that_is_so(world: InboxWorld) -> None:
+    job = running(world, ALICE)
+    assert ask(world, job, "scontrol", "requeue", job) is None
+    assert ask(world, job, "scontrol", "requeue", job) is None, "it waits in the inbox"
+    assert world.fold() == 1
+    found = world.job(job)
     assert (found.state, found.ending is not None and found.ending.outcome) == (JobState.COMPLETING, JobState.PENDING)
-    assert ask(desk, job, "scontrol", "requeue", job) == "0\n"
-    assert desk.fold() == 0
-    assert not desk.refusals()
+    assert ask(world, job, "scontrol", "requeue", job) == "0\n"
+    assert world.fold() == 0
+    assert not world.refusals()
 
 
-def test_its_user_has_no_power_over_others_jobs_there_even_as_an_admin(desk: Desk) -> None:
-    theirs = desk.submit(BOB)
+def test_its_user_has_no_power_over_others_jobs_there_even_as_an_admin(world: InboxWorld) -> None:
+    theirs = world.submit(BOB)
     for uid in (ALICE, ADMIN, os.getuid()):
-        job = running(desk, uid)
-        assert ask(desk, job, "scancel", theirs) == f"1\nscancel: error: job {theirs} belongs to {BOB}\n"
-        assert theirs not in (ask(desk, job, "squeue") or "")
-        desk.say(RelayedCommand(time=NOW, job_id=job, attempt=1, act="cancel", job_ids=(theirs,)))
-        assert desk.job(theirs).state is JobState.PENDING
+        job = running(world, uid)
+        assert ask(world, job, "scancel", theirs) == f"1\nscancel: error: job {theirs} belongs to {BOB}\n"
+        assert theirs not in (ask(world, job, "squeue") or "")
+        world.say(RelayedCommand(time=NOW, job_id=job, attempt=1, act="cancel", job_ids=(theirs,)))
+        assert world.job(theirs).state is JobState.PENDING
 
 
-def test_nobody_but_the_controller_passes_on_what_jobs_ask(desk: Desk) -> None:
-    job = running(desk, ALICE)
+def test_nobody_but_the_controller_passes_on_what_jobs_ask(world: InboxWorld) -> None:
+    job = running(world, ALICE)
     for uid in (ALICE, BOB, ADMIN):
-        why = desk.say(RelayedCommand(time=NOW, job_id=job, attempt=1, act="cancel", job_ids=(job,)), uid)
+        why = world.say(RelayedCommand(time=NOW, job_id=job, attempt=1, act="cancel", job_ids=(job,)), uid)
         assert why == "only the controller passes on what jobs ask for"
-    assert desk.job(job).state is JobState.RUNNING
+    assert world.job(job).state is JobState.RUNNING
 
 
-def test_what_an_earlier_attempt_or_another_node_asked_counts_for_nothing(desk: Desk) -> None:
-    job = running(desk, ALICE)
-    assert ask(desk, job, "scancel", job, attempt=2) is None
-    assert ask(desk, job, "scancel", job, node="n1") is None
-    assert desk.fold() == 0
-    assert ask(desk, job, "scancel", job) is None
-    desk.put(job, JobState.RUNNING, attempt=2)
-    desk.fold()
-    assert desk.job(job).state is JobState.RUNNING
+def test_what_an_earlier_attempt_or_another_node_asked_counts_for_nothing(world: InboxWorld) -> None:
+    job = running(world, ALICE)
+    assert ask(world, job, "scancel", job, attempt=2) is None
+    assert ask(world, job, "scancel", job, node="n1") is None
+    assert world.fold() == 0
+    assert ask(world, job, "scancel", job) is None
+    world.put(job, JobState.RUNNING, attempt=2)
+    world.fold()
+    assert world.job(job).state is JobState.RUNNING
 
 
-def test_a_cancelled_job_is_not_brought_back_by_its_trap(desk: Desk) -> None:
-    job = running(desk, ALICE)
-    assert ask(desk, job, "scontrol", "requeue", job) is None  # before the cancel is known
+def test_a_cancelled_job_is_not_brought_back_by_its_trap(world: InboxWorld) -> None:
+    job = running(world, ALICE)
+    assert ask(world, job, "scontrol", "requeue", job) is None  # before the cancel is known
     ending = Ending(outcome=JobState.CANCELLED, reason="Cancelled", message="", kill_at=NOW + 30)
-    desk.put(job, JobState.COMPLETING, ending=ending)
-    desk.fold()
-    found = desk.job(job).ending
+    world.put(job, JobState.COMPLETING, ending=ending)
+    world.fold()
+    found = world.job(job).ending
     assert (found is not None and found.outcome) == JobState.CANCELLED
-    assert [event.data["why"] for event in desk.refusals()] == [f"job {job} was cancelled"]
-    assert ask(desk, job, "scontrol", "requeue", job, number=2) == f"1\nscontrol: error: job {job} was cancelled\n"
+    assert [event.data["why"] for event in world.refusals()] == [f"job {job} was cancelled"]
+    assert ask(world, job, "scontrol", "requeue", job, number=2) == f"1\nscontrol: error: job {job} was cancelled\n"
 
 
 @pytest.mark.parametrize(
@@ -86,18 +86,18 @@ def test_a_cancelled_job_is_not_brought_back_by_its_trap(desk: Desk) -> None:
         (("rm", "-rf", "/"), "1\nrm: error: not supported inside a job"),
     ],
 )  # fmt: skip
-def test_what_slurms_commands_say(desk: Desk, words: tuple[str, ...], expected: str) -> None:
-    job = running(desk, ALICE)
-    desk.now = NOW + 100
-    told = ask(desk, job, *(word.replace("{job}", job) for word in words))
-    assert (told or "").startswith(expected.replace("{job}", job).replace("{user}", desk.job(job).user)), told
+def test_what_slurms_commands_say(world: InboxWorld, words: tuple[str, ...], expected: str) -> None:
+    job = running(world, ALICE)
+    world.now = NOW + 100
+    told = ask(world, job, *(word.replace("{job}", job) for word in words))
+    assert (told or "").startswith(expected.replace("{job}", job).replace("{user}", world.job(job).user)), told
 
 
-def test_their_tables_have_heads(desk: Desk) -> None:
-    job = running(desk, ALICE)
-    squeue = (ask(desk, job, "squeue") or "").splitlines()
+def test_their_tables_have_heads(world: InboxWorld) -> None:
+    job = running(world, ALICE)
+    squeue = (ask(world, job, "squeue") or "").splitlines()
     assert squeue[1].split() == ["JOBID", "PARTITION", "NAME", "USER", "ST", "TIME", "NODES", "NODELIST(REASON)"]
     assert squeue[2].split()[:3] == [job, "p", "mine"]
-    sacct = (ask(desk, job, "sacct") or "").splitlines()
+    sacct = (ask(world, job, "sacct") or "").splitlines()
     assert sacct[1].split() == ["JobID", "JobName", "Partition", "Account", "AllocCPUS", "State", "ExitCode"]
     assert sacct[2].split() == [job, "mine", "p", "1", "RUNNING", "0:0"]

@@ -20,47 +20,47 @@ from gpusched.model.commands import Submit
 from gpusched.model.jobs import Ending, JobRecord, JobState, Mount
 from gpusched.model.readings import AskReading
 from tests.builders import spec
-from tests.controller.folding import ADMIN, ALICE, BOB, ME, NOW, Desk, fresh_id
-from tests.controller.injob import ask, desk, running
+from tests.controller.applying import ADMIN, ALICE, BOB, ME, NOW, InboxWorld, fresh_id
+from tests.controller.injob import ask, running, world
 
-__all__ = ["desk"]
+__all__ = ["world"]
 
 SCRIPT = '#!/bin/sh\n#SBATCH -n 2 -t 5\necho "$1"\n'
 
 
-def sbatch(desk: Desk, job: str, *words: str, number: int = 1, **more: Any) -> str:
+def sbatch(world: InboxWorld, job: str, *words: str, number: int = 1, **more: Any) -> str:
     """What sbatch prints in the end, with its code before it; a script is one of two lines."""
     more.setdefault("script", SCRIPT)
     for _ in range(3):
-        if (said := ask(desk, job, "sbatch", *words, number=number, **more)) is not None:
+        if (said := ask(world, job, "sbatch", *words, number=number, **more)) is not None:
             return said
-        desk.fold()
+        world.fold()
     raise AssertionError("no answer")
 
 
-def queued(desk: Desk, job: str, *words: str, number: int = 1, **more: Any) -> JobRecord:
-    said = sbatch(desk, job, "--parsable", *words, number=number, **more)
+def queued(world: InboxWorld, job: str, *words: str, number: int = 1, **more: Any) -> JobRecord:
+    said = sbatch(world, job, "--parsable", *words, number=number, **more)
     assert said.startswith("0\n"), said
-    return desk.job(said.split()[1])
+    return world.job(said.split()[1])
 
 
-def others(desk: Desk, job: str) -> list[JobRecord]:
-    return [one for one in desk.store.jobs() if one.id != job]
+def others(world: InboxWorld, job: str) -> list[JobRecord]:
+    return [one for one in world.store.jobs() if one.id != job]
 
 
-def test_a_job_queues_another_one_and_hears_its_id(desk: Desk) -> None:
-    job = running(desk, ALICE)
+def test_a_job_queues_another_one_and_hears_its_id(world: InboxWorld) -> None:
+    job = running(world, ALICE)
     words = ("sbatch", "-p", "p", "-J", "next", "run.sh", "a b", "--parsable")
-    assert ask(desk, job, *words) == "3\n5\n", "the fifth word is the script, which it has to send"
+    assert ask(world, job, *words) == "3\n5\n", "the fifth word is the script, which it has to send"
     sent: dict[str, Any] = {"number": 2, "script": SCRIPT, "script_word": 5}
-    assert ask(desk, job, *words, **sent) is None
-    assert ask(desk, job, *words, **sent) is None, "it waits in the inbox"
-    assert desk.fold() == 1
-    (new,) = others(desk, job)
+    assert ask(world, job, *words, **sent) is None
+    assert ask(world, job, *words, **sent) is None, "it waits in the inbox"
+    assert world.fold() == 1
+    (new,) = others(world, job)
     for _ in range(2):
-        assert ask(desk, job, *words, **sent) == f"0\nSubmitted batch job {new.id}\n"
-    assert desk.fold() == 0
-    assert (new.user, new.uid, new.asked_by, new.state) == (desk.job(job).user, ALICE, job, JobState.PENDING)
+        assert ask(world, job, *words, **sent) == f"0\nSubmitted batch job {new.id}\n"
+    assert world.fold() == 0
+    assert (new.user, new.uid, new.asked_by, new.state) == (world.job(job).user, ALICE, job, JobState.PENDING)
     assert (new.spec.script, new.spec.command, new.spec.name) == (SCRIPT, ("a b", "--parsable"), "next")
     assert (new.spec.tasks_per_node, new.spec.time_limit_s, new.spec.slurm_env) == (2, 300, True)
     assert (new.submit_time, new.spec.gpus) == (NOW + 1, 0)
@@ -81,87 +81,87 @@ def test_a_job_queues_another_one_and_hears_its_id(desk: Desk) -> None:
         (("-w", "n[0-999999999999]", "x.sh"), "1\nsbatch: error: -w n[0-999999999999]: invalid node list: more than"),
     ],
 )  # fmt: skip
-def test_the_words_say_which_one_is_the_script(desk: Desk, words: tuple[str, ...], expected: str) -> None:
-    assert (ask(desk, running(desk, ALICE), "sbatch", *words) or "").startswith(expected)
-    assert desk.fold() == 0
+def test_the_words_say_which_one_is_the_script(world: InboxWorld, words: tuple[str, ...], expected: str) -> None:
+    assert (ask(world, running(world, ALICE), "sbatch", *words) or "").startswith(expected)
+    assert world.fold() == 0
 
 
-def test_it_is_queued_once_though_the_controller_dies_at_any_moment(desk: Desk) -> None:
-    job = running(desk, ALICE)
+def test_it_is_queued_once_though_the_controller_dies_at_any_moment(world: InboxWorld) -> None:
+    job = running(world, ALICE)
     said = {"script": SCRIPT, "script_word": 1}
-    assert ask(desk, job, "sbatch", "x.sh", **said) is None
-    (file,) = desk.inbox.new.iterdir()
-    shutil.copy2(file, kept := desk.state / "kept")
-    desk.fold()
+    assert ask(world, job, "sbatch", "x.sh", **said) is None
+    (file,) = world.inbox.new.iterdir()
+    shutil.copy2(file, kept := world.state / "kept")
+    world.fold()
     shutil.copy2(kept, file)  # it was folded, and not removed
-    desk.fold()
-    (new,) = others(desk, job)
+    world.fold()
+    (new,) = others(world, job)
     assert file.name == f"{new.id}.submit"
-    desk.now += 90000  # nobody remembers that it was folded
-    desk.store.forget_applied(desk.now)
-    assert ask(desk, job, "sbatch", "x.sh", **said) == f"0\nSubmitted batch job {new.id}\n"
-    desk.fold()
-    assert others(desk, job) == [new]
-    assert not desk.refusals()
-    assert sbatch(desk, job, "x.sh", number=2) != f"0\nSubmitted batch job {new.id}\n", "another request, another job"
+    world.now += 90000  # nobody remembers that it was folded
+    world.store.forget_applied(world.now)
+    assert ask(world, job, "sbatch", "x.sh", **said) == f"0\nSubmitted batch job {new.id}\n"
+    world.fold()
+    assert others(world, job) == [new]
+    assert not world.refusals()
+    assert sbatch(world, job, "x.sh", number=2) != f"0\nSubmitted batch job {new.id}\n", "another request, another job"
 
 
-def test_what_nobody_waits_for_any_more_is_not_done(desk: Desk) -> None:
-    job = running(desk, ALICE)
-    assert ask(desk, job, "sbatch", "--wrap", "true", age_s=injob.STALE_S + 1) is None
-    assert ask(desk, job, "scancel", job, number=2, age_s=injob.STALE_S + 1) is None
-    assert desk.fold() == 0
+def test_what_nobody_waits_for_any_more_is_not_done(world: InboxWorld) -> None:
+    job = running(world, ALICE)
+    assert ask(world, job, "sbatch", "--wrap", "true", age_s=injob.STALE_S + 1) is None
+    assert ask(world, job, "scancel", job, number=2, age_s=injob.STALE_S + 1) is None
+    assert world.fold() == 0
 
 
-def test_nobody_but_the_controller_queues_jobs_in_the_name_of_one(desk: Desk) -> None:
-    job = running(desk, ALICE)
+def test_nobody_but_the_controller_queues_jobs_in_the_name_of_one(world: InboxWorld) -> None:
+    job = running(world, ALICE)
     for uid in (ALICE, BOB, ADMIN):
         command = Submit(time=NOW, id=fresh_id(NOW), spec=spec(), asked_by=job)
-        assert desk.say(command, uid) == "only the controller passes on what jobs ask for"
-    assert desk.say(Submit(time=NOW, id=fresh_id(NOW), spec=spec(), asked_by="nothere")) == "there is no job nothere"
-    assert not others(desk, job)
+        assert world.say(command, uid) == "only the controller passes on what jobs ask for"
+    assert world.say(Submit(time=NOW, id=fresh_id(NOW), spec=spec(), asked_by="nothere")) == "there is no job nothere"
+    assert not others(world, job)
 
 
 @pytest.mark.parametrize("uid", [ALICE, ADMIN, ME])
-def test_it_has_no_powers_that_its_user_has_as_an_admin(desk: Desk, uid: int, tmp_path: Path) -> None:
+def test_it_has_no_powers_that_its_user_has_as_an_admin(world: InboxWorld, uid: int, tmp_path: Path) -> None:
     own = (Mount("/data/mine", "/w"), Mount("/data/models", "/m", True))
-    job = running(desk, uid, mounts=own)
-    assert "needs an admin" in sbatch(desk, job, "--priority=5", "x.sh", number=1)
-    assert queued(desk, job, "x.sh", number=2).spec.mounts == own, "without --mount those of the job that asks"
+    job = running(world, uid, mounts=own)
+    assert "needs an admin" in sbatch(world, job, "--priority=5", "x.sh", number=1)
+    assert queued(world, job, "x.sh", number=2).spec.mounts == own, "without --mount those of the job that asks"
     mount = f"#!/bin/sh\n#GPUSCHED --mount {tmp_path}:/x\ntrue\n"
-    assert f"mount of {tmp_path}: " in sbatch(desk, job, "x.sh", number=3, script=mount)
+    assert f"mount of {tmp_path}: " in sbatch(world, job, "x.sh", number=3, script=mount)
     beneath = "#!/bin/sh\n#GPUSCHED --mount /data/mine/link:/x\ntrue\n"  # where it may have put a link to /
     writable = "#!/bin/sh\n#GPUSCHED --mount /data/models:/x\ntrue\n"
     for number, script in ((4, beneath), (5, writable)):
-        said = sbatch(desk, job, "x.sh", number=number, script=script)
+        said = sbatch(world, job, "x.sh", number=number, script=script)
         # Of others, the launcher makes sure of what lies beneath allowed_mounts.
         assert said.startswith("0\n") if uid == ALICE else "a job can only pass on mounts of its own" in said
-    assert {one.uid for one in others(desk, job)} == {uid}
+    assert {one.uid for one in others(world, job)} == {uid}
 
 
 def test_of_secrets_and_variables_it_has_those_of_the_job_that_asks(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: InboxWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CONTROLLERS", "not for jobs")
     (tmp_path / "file").write_text("not for jobs")
-    job = running(desk, ALICE, secret_names=("TOKEN",), secrets={"TOKEN": "t"}, env={"DATA": "/d"})
+    job = running(world, ALICE, secret_names=("TOKEN",), secrets={"TOKEN": "t"}, env={"DATA": "/d"})
     script = "#!/bin/sh\n#GPUSCHED --secret TOKEN --env DATA\ntrue\n"
-    new = queued(desk, job, "x.sh", script=script)
-    assert (desk.secrets.read(new.id), new.spec.env) == ({"TOKEN": "t"}, {"DATA": "/d"})
+    new = queued(world, job, "x.sh", script=script)
+    assert (world.secrets.read(new.id), new.spec.env) == ({"TOKEN": "t"}, {"DATA": "/d"})
     no = "--secret {}: a job can only pass on secrets of its own, by name; it has TOKEN\n"
     for number, option in enumerate(("CONTROLLERS", f"TOKEN=@{tmp_path}/file", "TOKEN=-"), 2):
-        said = sbatch(desk, job, "--secret", option, "x.sh", number=number)
+        said = sbatch(world, job, "--secret", option, "x.sh", number=number)
         assert said == "1\nsbatch: error: " + no.format(option[:80]), said
-    said = sbatch(desk, job, "--export", "CONTROLLERS", "x.sh", number=9)
+    said = sbatch(world, job, "--export", "CONTROLLERS", "x.sh", number=9)
     assert said.startswith("1\nsbatch: error: --env CONTROLLERS: no such variable")
-    desk.secrets.delete(job)
-    assert "secrets named and secrets passed differ: TOKEN" in sbatch(desk, job, "x.sh", number=10, script=script)
+    world.secrets.delete(job)
+    assert "secrets named and secrets passed differ: TOKEN" in sbatch(world, job, "x.sh", number=10, script=script)
 
 
-def test_no_file_of_the_login_node_is_read(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_of_the_login_node_is_read(world: InboxWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.sh").write_text("#!/bin/sh\n#SBATCH -J there\n")
     monkeypatch.chdir(tmp_path)
-    job = desk.job(running(desk, ALICE))
+    job = world.job(running(world, ALICE))
     watching, seen = [False], list[str]()
     sys.addaudithook(lambda event, values: seen.append(f"{event} {values}") if watching[0] else None)
     script = "#!/bin/sh\n#GPUSCHED --mount ./a:/b --secret X\n#SBATCH -o x --mail-type END -d singleton --begin now+1\n"
@@ -171,66 +171,66 @@ def test_no_file_of_the_login_node_is_read(desk: Desk, tmp_path: Path, monkeypat
             for watched in (False, True):  # first the modules
                 watching[0] = watched
                 with contextlib.suppress(UsageError):
-                    prepare(options, desk.inventory, job, asked)
+                    prepare(options, world.inventory, job, asked)
                 watching[0] = False
     assert [event for event in seen if event.startswith(("open", "os.", "subprocess"))] == []
 
 
-def test_jobs_of_a_user_queue_so_many_and_no_more(desk: Desk) -> None:
-    settings = msgspec.structs.replace(desk.inventory.settings, max_queued_jobs_by_jobs=3)
-    desk.inventory = msgspec.structs.replace(desk.inventory, settings=settings)
-    job, bobs = running(desk, ALICE), running(desk, BOB)
-    desk.submit(ALICE)  # her own count for nothing
+def test_jobs_of_a_user_queue_so_many_and_no_more(world: InboxWorld) -> None:
+    settings = msgspec.structs.replace(world.inventory.settings, max_queued_jobs_by_jobs=3)
+    world.inventory = msgspec.structs.replace(world.inventory, settings=settings)
+    job, bobs = running(world, ALICE), running(world, BOB)
+    world.submit(ALICE)  # her own count for nothing
     for number in range(2):
-        assert sbatch(desk, job, "x.sh", number=number).startswith("0")
-    said = sbatch(desk, job, "-a", "1-2", "x.sh", number=3)
+        assert sbatch(world, job, "x.sh", number=number).startswith("0")
+    said = sbatch(world, job, "-a", "1-2", "x.sh", number=3)
     assert said == (
-        f"1\nsbatch: error: {desk.job(job).user} has 2 of 3 pending jobs that jobs submit; 2 more exceed the "
+        f"1\nsbatch: error: {world.job(job).user} has 2 of 3 pending jobs that jobs submit; 2 more exceed the "
         "limit (settings.max_queued_jobs_by_jobs of inventory.yaml)\n"
     )
-    assert sbatch(desk, job, "x.sh", number=3) == said, "it stays so"
-    assert sbatch(desk, bobs, "-a", "1-3", "x.sh").startswith("0")
-    first, last = (queued(desk, job, "x.sh", number=number) for number in (1, 4))
-    assert "1 more exceed the limit" in sbatch(desk, job, "x.sh", number=5)
+    assert sbatch(world, job, "x.sh", number=3) == said, "it stays so"
+    assert sbatch(world, bobs, "-a", "1-3", "x.sh").startswith("0")
+    first, last = (queued(world, job, "x.sh", number=number) for number in (1, 4))
+    assert "1 more exceed the limit" in sbatch(world, job, "x.sh", number=5)
     for one in (first, last):
-        desk.put(one.id, JobState.RUNNING)
-    assert sbatch(desk, job, "x.sh", number=6).startswith("0")
+        world.put(one.id, JobState.RUNNING)
+    assert sbatch(world, job, "x.sh", number=6).startswith("0")
 
 
-def test_within_one_fold_they_are_counted_too(desk: Desk) -> None:
-    settings = msgspec.structs.replace(desk.inventory.settings, max_queued_jobs_by_jobs=2)
-    desk.inventory = msgspec.structs.replace(desk.inventory, settings=settings)
-    job = running(desk, ALICE)
+def test_within_one_fold_they_are_counted_too(world: InboxWorld) -> None:
+    settings = msgspec.structs.replace(world.inventory.settings, max_queued_jobs_by_jobs=2)
+    world.inventory = msgspec.structs.replace(world.inventory, settings=settings)
+    job = running(world, ALICE)
     for number in range(4):
-        assert ask(desk, job, "sbatch", "--wrap", "true", number=number) is None
-    desk.fold()
-    assert (len(others(desk, job)), len(desk.refusals())) == (2, 2)
+        assert ask(world, job, "sbatch", "--wrap", "true", number=number) is None
+    world.fold()
+    assert (len(others(world, job)), len(world.refusals())) == (2, 2)
 
 
-def test_of_one_user_so_many_scripts_are_read_in_a_cycle(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_one_user_so_many_scripts_are_read_in_a_cycle(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(injob, "MAX_SCRIPTS_READ", 0)
-    assert ask(desk, running(desk, ALICE), "sbatch", "--wrap", "true") is None
-    assert desk.fold() == 0
+    assert ask(world, running(world, ALICE), "sbatch", "--wrap", "true") is None
+    assert world.fold() == 0
 
 
-def test_a_cancelled_job_queues_nothing(desk: Desk) -> None:
-    job = running(desk, ALICE)
-    assert ask(desk, job, "sbatch", "--wrap", "true") is None  # before the cancel is known
+def test_a_cancelled_job_queues_nothing(world: InboxWorld) -> None:
+    job = running(world, ALICE)
+    assert ask(world, job, "sbatch", "--wrap", "true") is None  # before the cancel is known
     ending = Ending(outcome=JobState.CANCELLED, reason="Cancelled", message="", kill_at=NOW + 30)
-    desk.put(job, JobState.COMPLETING, ending=ending)
-    desk.fold()
+    world.put(job, JobState.COMPLETING, ending=ending)
+    world.fold()
     for number in (1, 2):
-        said = ask(desk, job, "sbatch", "--wrap", "true", number=number)
+        said = ask(world, job, "sbatch", "--wrap", "true", number=number)
         assert said == f"1\nsbatch: error: job {job} was cancelled\n"
-    assert not others(desk, job)
+    assert not others(world, job)
 
 
-def test_dependencies_are_on_jobs_of_its_user(desk: Desk) -> None:
-    job, theirs = running(desk, ALICE), desk.submit(BOB)
-    new = queued(desk, job, f"--dependency=afterok:{job}", "x.sh")
+def test_dependencies_are_on_jobs_of_its_user(world: InboxWorld) -> None:
+    job, theirs = running(world, ALICE), world.submit(BOB)
+    new = queued(world, job, f"--dependency=afterok:{job}", "x.sh")
     assert [one.job_id for one in new.spec.dependencies] == [job]
     for number, other in ((2, theirs), (3, "01234567890")):
-        said = sbatch(desk, job, "-d", f"afterany:{job}:{other}", "x.sh", number=number)
+        said = sbatch(world, job, "-d", f"afterany:{job}:{other}", "x.sh", number=number)
         assert said == f"1\nsbatch: error: --dependency: {new.user} has no job {other}\n"
 
 
@@ -248,15 +248,15 @@ def test_dependencies_are_on_jobs_of_its_user(desk: Desk) -> None:
         ("#!/bin/sh\n#SBATCH -a " + 300 * "0-99999," + "1\n", "x.sh:2: #SBATCH -a"),
     ],
 )
-def test_what_is_wrong_with_the_script_is_told(desk: Desk, script: str, why: str) -> None:
-    said = sbatch(desk, running(desk, ALICE), "x.sh", script=script)
+def test_what_is_wrong_with_the_script_is_told(world: InboxWorld, script: str, why: str) -> None:
+    said = sbatch(world, running(world, ALICE), "x.sh", script=script)
     assert said.startswith(f"1\nsbatch: error: {why}")
     assert said.count("\n") == 2
 
 
-def test_a_fault_of_ours_in_one_script_is_its_own(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_ours_in_one_script_is_its_own(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpusched.client.sbatch_inside.build_submission", None)
-    assert sbatch(desk, running(desk, ALICE), "x.sh") == "1\nsbatch: error: internal error: TypeError\n"
+    assert sbatch(world, running(world, ALICE), "x.sh") == "1\nsbatch: error: internal error: TypeError\n"
 
 
 @pytest.mark.parametrize(
@@ -264,14 +264,14 @@ def test_a_fault_of_ours_in_one_script_is_its_own(desk: Desk, monkeypatch: pytes
     [("/w/runs/a", "/data/mine/runs/a"), ("/w/in/../x", "/data/mine/x"), ("/w/in/b", "/data/other/b"),
      ("/work", "/home/alice"), ("", "/home/alice"), ("/../w", "/data/mine")],
 )  # fmt: skip
-def test_paths_are_relative_to_the_folder_as_the_nodes_have_it(desk: Desk, cwd: str, folder: str) -> None:
+def test_paths_are_relative_to_the_folder_as_the_nodes_have_it(world: InboxWorld, cwd: str, folder: str) -> None:
     mounts = (Mount("/data/mine", "/w"), Mount("/data/other", "/w/in"))
-    job = running(desk, ALICE, mounts=mounts, submit_dir="/home/alice", image="own:1")
-    new = queued(desk, job, "-o", "out-%j", "x.sh", cwd=cwd)
+    job = running(world, ALICE, mounts=mounts, submit_dir="/home/alice", image="own:1")
+    new = queued(world, job, "-o", "out-%j", "x.sh", cwd=cwd)
     assert (new.spec.output, new.spec.submit_dir, new.spec.image) == (f"{folder}/out-%j", folder, "own:1")
 
 
-def test_mail_goes_to_its_user_and_not_to_the_controllers(desk: Desk) -> None:
+def test_mail_goes_to_its_user_and_not_to_the_controllers(world: InboxWorld) -> None:
     assert os.getuid() != ALICE
-    new = queued(desk, running(desk, ALICE), "x.sh", script="#!/bin/sh\n#SBATCH --mail-type=END\ntrue\n")
+    new = queued(world, running(world, ALICE), "x.sh", script="#!/bin/sh\n#SBATCH --mail-type=END\ntrue\n")
     assert new.spec.mail == new.user == str(ALICE)

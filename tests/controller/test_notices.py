@@ -118,7 +118,7 @@ def test_tasks_that_are_cancelled_together_are_told_as_one(store: Store) -> None
 
 
 class Post:
-    """Stands for the network, to decide what becomes of each try: the test is about what the desk makes of it."""
+    """Stands for the network, to decide what becomes of each try: the test is about what the service makes of it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[str] = []

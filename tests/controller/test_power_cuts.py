@@ -12,7 +12,7 @@ from gpusched.cluster.logfiles import log_file
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.model import commands as c
 from tests.builders import spec
-from tests.controller.folding import NOW, Desk, fresh_id
+from tests.controller.applying import NOW, InboxWorld, fresh_id
 
 
 class Disk:
@@ -42,30 +42,30 @@ class Disk:
 def test_what_a_command_brings_is_on_the_disk_before_its_file_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_by_one: bool
 ) -> None:
-    disk, desk, sjf = Disk(monkeypatch), Desk(tmp_path), BUILT_IN / "sjf.yaml"
+    disk, world, sjf = Disk(monkeypatch), InboxWorld(tmp_path), BUILT_IN / "sjf.yaml"
     removed: list[str] = []
-    remove = desk.inbox.remove
+    remove = world.inbox.remove
 
     def watched(name: str) -> None:
         for folder in ("secrets", "programs", "policies"):
-            assert disk.lost(desk.state, folder) == []
+            assert disk.lost(world.state, folder) == []
         removed.append(name)
         remove(name)
 
-    monkeypatch.setattr(desk.inbox, "remove", watched)
-    desk.lay(c.Submit(time=NOW, id=fresh_id(NOW), spec=spec(secret_names=("S",)), secrets={"S": "x"}))
-    desk.lay(c.Submit(time=NOW, id=fresh_id(NOW), spec=spec(function="f"), program="p"))
-    desk.lay(c.ShadowOn(time=NOW, partition="p", path=str(sjf), version=load_policy(sjf).version))
-    sync, fails = desk.secrets.sync, [OSError(errno.EIO, "Input/output error")] * one_by_one
+    monkeypatch.setattr(world.inbox, "remove", watched)
+    world.lay(c.Submit(time=NOW, id=fresh_id(NOW), spec=spec(secret_names=("S",)), secrets={"S": "x"}))
+    world.lay(c.Submit(time=NOW, id=fresh_id(NOW), spec=spec(function="f"), program="p"))
+    world.lay(c.ShadowOn(time=NOW, partition="p", path=str(sjf), version=load_policy(sjf).version))
+    sync, fails = world.secrets.sync, [OSError(errno.EIO, "Input/output error")] * one_by_one
 
     def broken_once() -> None:
         if fails:
             raise fails.pop()
         sync()
 
-    monkeypatch.setattr(desk.secrets, "sync", broken_once)
-    desk.fold()
-    desk.store.close()
+    monkeypatch.setattr(world.secrets, "sync", broken_once)
+    world.fold()
+    world.store.close()
     assert len(removed) == 3
 
 

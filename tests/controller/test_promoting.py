@@ -19,7 +19,7 @@ from gpusched.model.slurm import SlurmMode
 from gpusched.promotion.live import live_modes
 from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.queue.store import Store
-from tests.controller.folding import NOW
+from tests.controller.applying import NOW
 from tests.controller.imagined import inventory
 
 
@@ -38,7 +38,7 @@ class Office:
         path.write_text(text)
         return load_policy(path)
 
-    def desk(self) -> PolicyCommandHandler:
+    def handler(self) -> PolicyCommandHandler:
         self.now += 1
         return PolicyCommandHandler(self.store, self.state, self.inventory)
 
@@ -49,15 +49,15 @@ class Office:
     def promote(self, name: str, **more: object) -> None:
         version = load_policy(self.path(name)).version
         fields = {"time": NOW, "partition": "p", "path": self.path(name), "version": version, "reason": "better"}
-        self.desk().promote(Promote(**fields | more), "ann", self.now)  # type: ignore[arg-type]
+        self.handler().promote(Promote(**fields | more), "ann", self.now)  # type: ignore[arg-type]
 
     def shadow(self, name: str, **more: object) -> None:
         version = load_policy(self.path(name)).version
         fields = {"time": NOW, "partition": "p", "path": self.path(name), "version": version}
-        self.desk().shadow_on(ShadowOn(**fields | more), "ann", self.now)  # type: ignore[arg-type]
+        self.handler().shadow_on(ShadowOn(**fields | more), "ann", self.now)  # type: ignore[arg-type]
 
     def rollback(self) -> None:
-        self.desk().rollback(Rollback(time=NOW, partition="p", reason="worse"), "bob", self.now)
+        self.handler().rollback(Rollback(time=NOW, partition="p", reason="worse"), "bob", self.now)
 
     def in_charge(self) -> str:
         return (
@@ -255,14 +255,14 @@ def test_a_promotion_ends_the_shadow_of_the_same(office: Office) -> None:
 def test_a_shadow_begins_anew_and_ends_once(office: Office) -> None:
     off = ShadowOff(time=NOW, partition="p")
     with pytest.raises(GpuschedError, match="no shadow policy in p"):
-        office.desk().shadow_off(off, "ann", office.now)
+        office.handler().shadow_off(off, "ann", office.now)
     office.shadow("mine")
     office.store.put_shadow(msgspec.structs.replace(office.store.shadows()["p"], decisions=7))
-    office.desk().shadow_off(off, "bob", office.now)
+    office.handler().shadow_off(off, "bob", office.now)
     ended: Shadow = office.store.shadows()["p"]
     assert (ended.until, ended.decisions) == (office.now, 7)
     with pytest.raises(GpuschedError, match="no shadow policy in p"):
-        office.desk().shadow_off(off, "ann", office.now)
+        office.handler().shadow_off(off, "ann", office.now)
     office.shadow("mine")
     assert (office.store.shadows()["p"].until, office.store.shadows()["p"].decisions) == (None, 0)
     assert [(e.kind, e.user) for e in office.store.events()] == [

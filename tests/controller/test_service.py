@@ -29,8 +29,8 @@ from gpusched.queue.inbox import Inbox
 from gpusched.queue.presence import FILE, controller_of
 from gpusched.queue.store import INVENTORY_TROUBLE, Reader, UsageRow
 from tests.builders import spec
+from tests.controller.applying import NOW
 from tests.controller.declared import DECLARED
-from tests.controller.folding import NOW
 from tests.controller.imagined import Host, ImaginedCluster, World
 from tests.logged import messages
 

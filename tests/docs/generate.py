@@ -215,15 +215,15 @@ def _sbatch_names(name: str) -> str:
 
 
 def _sbatch_results() -> str:
-    rows = []
+    rows: dict[tuple[str, str], list[str]] = {}  # what becomes of options -> these; several of one meaning are one row
     for name in all_names():
         option = OPTIONS[name]
         if isinstance(option, RefusedOption):
             here, result = f"{option.why}; {option.hint}" if option.hint else option.why, "refused"
         else:
             here, result = option.means.removeprefix("no effect: "), option.result
-        rows.append((_sbatch_names(name), result, _as_code(here)))
-    return table(("sbatch", "result", "here"), rows)
+        rows.setdefault((result, _as_code(here)), []).append(_sbatch_names(name))
+    return table(("sbatch", "result", "here"), [(", ".join(names), *of) for of, names in rows.items()])
 
 
 def _as_code(text: str) -> str:

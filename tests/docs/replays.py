@@ -140,7 +140,7 @@ JSON: dict[str, dict[str, str]] = {
         "file": "",
         "partitions": "One object per partition with jobs, below.",
         "judged": "One object per shadow and candidate, below.",
-        "trained": "With `--auto-retrain`: sentences.",
+        "trained": "Sentences on agents trained again (`--auto-retrain`) and shadows that learn online.",
         "predictions": "Accuracy of predicted starts, below.",
     },
     "nightly-partition": {
@@ -163,6 +163,7 @@ JSON: dict[str, dict[str, str]] = {
         "line": "",
         "passed": "Proven no worse than the live policy.",
         "promoted": "Its promotion was requested.",
+        "proposed": "It gained most of those that proved better, and was not promoted.",
         "verdict": "?As in [`policy compare`](#policy).",
     },
     "nightly-predictions": {

@@ -99,9 +99,8 @@ def test_every_agent_is_registered_and_offers_what_its_traits_say(agent: str) ->
     known = [part.name for part in fields(AgentParts) if hasattr(base, part.name.capitalize())]
     parts = {name: made for name in known if (made := getattr(REGISTRY[agent], name))}
     assert REGISTRY[agent].traits == traits
-    assert parts.keys() == {
-        *(["sizes"] if traits.sizes else ["live", "replay"]), *([] if traits.places else ["train"])
-    }  # fmt: skip
+    decides = ["sizes"] if traits.sizes else ["live", "replay"]
+    assert parts.keys() == {*decides, "train", *(["online"] if traits.online else [])}
     for name, made in parts.items():
         module, protocol = made(), getattr(base, name.capitalize())
         for offered in (member for member in vars(protocol) if not member.startswith("_")):

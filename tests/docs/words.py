@@ -145,7 +145,10 @@ NODE = {
         "`6.5kW`, `6500W` or `6500`",
         "Of the whole server, for inefficient energy; without it that is `-`.",
     ),
-    "runtime": ("`podman`, `docker`, `apptainer` or `process`", "Required. How jobs run."),
+    "runtime": (
+        "`podman`, `docker`, `apptainer`, `process`, or one of [another package](../guides/extending.md#a-runtime)",
+        "Required. How jobs run.",
+    ),
     "simulated_gpus": (BOOL, "GPU figures are simulated and marked so. For demonstrations only."),
     "sharing": (
         "mapping",

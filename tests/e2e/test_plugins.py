@@ -45,7 +45,7 @@ def test_a_runtime_of_another_package_runs_jobs(cluster: Cluster) -> None:
     assert cluster.logs(job) == "7\n"
     running = cluster.submit("--gpus", "1", command=("sleep", "1000"))
     cluster.wait_state(running, "RUNNING")
-    assert cluster.cli("exec", running, "--", "echo", "inside").stdout == "inside\n"
+    assert cluster.cli("exec", running, "--", "nice").stdout == "7\n"
     cluster.cli("cancel", running)
     assert str(cluster.wait_state(running).state) == "CANCELLED"
     cluster.wait_clean()

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpusched.agents.common.recorded import by_policy, recorded_decisions
 from gpusched.agents.dl2.decide import STEP, zero_actor
 from gpusched.agents.dl2.weights import arrays_of
 from gpusched.config.weights import save_model
 from gpusched.model.jobs import ENDED
+from gpusched.model.policy import Resizing
 from gpusched.traces.readers.history import trace_of
 from tests.e2e.conftest import Cluster
 from tests.e2e.decisions import RECORDER, agreement
@@ -415,6 +417,12 @@ def history_is_what_was_lived(cluster: Cluster) -> None:
         else:
             assert told.run_s[own].sum() == pytest.approx((job.end_time or 0.0) - (job.start_time or 0.0), abs=1e-3)
     assert checked
+    found = recorded_decisions(trace, 16, Resizing(min_run_s=0.0, per_hour=60))
+    assert {name for name, _ in by_policy(found, trace)} == {"quick"}
+    starts = sum(int((one.claims.jobs["held"] == 0).sum()) for one in found)
+    resizes = sum(int(((one.claims.jobs["held"] != one.chosen) & (one.claims.jobs["held"] > 0)).sum()) for one in found)
+    assert starts > 0
+    assert resizes > 0
     rows = json.loads(cluster.cli("replay", "--since", "1h", "-P", "easy", "-P", "quick", "--json", timeout=300).stdout)
     assert [row["jobs"] for row in rows] == [len(trace)] * 2
     fixed, sized = (row["mean_jct_s"] for row in rows)

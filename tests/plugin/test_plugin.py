@@ -14,6 +14,8 @@ import pytest
 
 from gpusched.agents.base import REGISTRY, AgentParts
 from gpusched.agents.common.ordering import OrderingAgent
+from gpusched.cluster.base import Operation
+from gpusched.cluster.ssh import SshCluster
 from gpusched.config.inventory import load_inventory
 from gpusched.config.plugins import OURS, ComponentError, components
 from gpusched.config.policies import load_policy
@@ -27,7 +29,9 @@ from gpusched.model.events import Event
 from gpusched.model.plan import Plan, Start
 from gpusched.model.policy import AGENTS, ORDERS, Place, Sizing
 from gpusched.model.resources import RuntimeName
-from gpusched.queue.store import Store
+from gpusched.nodes.runtimes.base import LaunchRequest
+from gpusched.nodes.runtimes.supervised import Process
+from gpusched.queue.store import RankRecord, Store
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
 from gpusched.sched.order import Columns, Keys, queue_order
@@ -45,6 +49,7 @@ from tests.sched.sizes import waits
 from tests.sched.sizes import world as sized
 from tests.sched.worlds import NOW, node, pending, running, snapshot, started
 from tests.sim.worlds import trace_of
+from tests.testbed import wait_until
 
 TRACE = "# lanes\nada 2 0 100\nbob x 5 9\nbob 1 5 9\n"
 NODES = """
@@ -112,8 +117,55 @@ def test_a_notifier_gets_what_happened_and_its_options(
     chat.mkdir()  # it fails now
     store.append([Event(time=1e9 + 1, kind="node_down", node="n1", data={"reason": "no answer"})])
     notices.step(inventory, 1e9 + 1, wait_s=30)
-    why = f"IsADirectoryError: [Errno 21] Is a directory: '{chat}'"
+    why = f"notifier 'chat': IsADirectoryError: [Errno 21] Is a directory: '{chat}'"
     assert messages(caplog) == [f"a notice could not be sent and will be retried: {why}"]
+
+
+HERE = """
+partitions:
+  A:
+    defaults: {transport: local, gpus: 0, cores: 1, memory: 1M, runtime: RUNTIME}
+    nodes: [n1]
+    flavors: {s: {gpus: 0, cores: 1, memory: 1M, time: 1h}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("runtime", "status", "message"),
+    [
+        ("nice", "ok", "nice: another package's; only a job shows whether it works"),
+        ("hollow", "fail", "runtime 'hollow' of gpusched-example 1.0 does not work: it has no method launch"),
+    ],
+)  # fmt: skip
+def test_a_check_names_a_runtime_that_cannot_be(
+    gpusched: Run, tmp_path: Path, runtime: str, status: str, message: str
+) -> None:
+    (tmp_path / "inventory.yaml").write_text(HERE.replace("RUNTIME", runtime))
+    rows = json.loads(gpusched("check", "--json").stdout)
+    found = [(row["status"], row["message"]) for row in rows if row["check"] == "runtime"]
+    assert found == [(status, message)]
+
+
+class Raising(Process):
+    """A runtime whose program cannot be built."""
+
+    def program(self, request: LaunchRequest) -> str:
+        """Fail."""
+        raise KeyError("no such program")
+
+
+def test_a_runtime_that_raises_is_named_with_its_package(tmp_path: Path) -> None:
+    (tmp_path / "inventory.yaml").write_text(HERE.replace("RUNTIME", "raising"))
+    with registered(tmp_path, {"runtimes": {"raising": f"{__name__}:Raising"}}):
+        cluster = SshCluster(load_inventory(tmp_path / "inventory.yaml"), "c", tmp_path)
+        request = LaunchRequest(
+            name="gpusched-j-1-0", cluster_id="c", node="n1", job_id="j", attempt=1, rank=0, cores=1, memory_mib=1
+        )
+        rank = RankRecord(job_id="j", attempt=1, rank=0, node="n1", runtime="raising")
+        cluster.perform([Operation(verb="launch", node="n1", rank=rank, request=request)])
+        (outcome,) = wait_until(cluster.finished, 30, "the launch to fail")
+        cluster.close()
+    assert outcome.error == "internal error: KeyError('no such program') (runtime 'raising' of acme 1)"
 
 
 @pytest.mark.parametrize(
@@ -399,7 +451,8 @@ def test_a_check_names_the_policies_components_that_do_not_work(plugin: None, tm
 def test_policies_are_listed_with_the_package_that_they_come_from(gpusched: Run, tmp_path: Path) -> None:
     (tmp_path / "policies").mkdir()
     (tmp_path / "inventory.yaml").write_text(NODES.replace("defaults", "policy: mine\n    defaults", 1))
-    files = {"mine": "place: from-both-ends\n", "lost": "order: fifo\nplace: gone\n", "own": "order: ljf\n"}
+    files = {"mine": "place: from-both-ends\n", "lost": "order: fifo\nplace: gone\n", "own": "order: ljf\n",
+             "wrong": "agent: trusting\nplace: from-both-ends\n"}  # fmt: skip
     for name, text in files.items():
         (tmp_path / "policies" / f"{name}.yaml").write_text(text)
     said = gpusched("policy", "list", "--json")
@@ -410,7 +463,8 @@ def test_policies_are_listed_with_the_package_that_they_come_from(gpusched: Run,
     gone = f"placement 'gone' {BROKEN}; upgrade or remove gpusched-example"
     assert [rows[name]["fallback"] for name in ("mine", "lost")] == [None, gone]
     assert [line for line in said.stderr.splitlines() if "'gone'" in line] == [f"gpusched: {gone}"]
-    assert "agent 'no-agent' of gpusched-example 1.0 does not work" in said.stderr
+    assert "agent 'no-agent' of gpusched-example 1.0 does not work: it is a" in said.stderr
+    assert 'wrong.yaml:2: place: found "from-both-ends"' in said.stderr
     assert "gpusched-example 1.0" in gpusched("policy", "list").stdout
 
 

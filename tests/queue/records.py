@@ -6,7 +6,7 @@ import msgspec
 
 from gpusched.model.jobs import Allocation, Ending, JobRecord, JobState, NodeAllocation
 from tests.builders import spec
-from tests.controller.folding import NOW
+from tests.controller.applying import NOW
 
 ID = "0123456789a"
 

@@ -15,29 +15,29 @@ from gpusched.queue.damage import DatabaseDamaged, unreadable
 from gpusched.queue.promotions import Shadow
 from gpusched.queue.repair import set_aside_damaged
 from gpusched.queue.store import NodeRecord, RankRecord, RunRecord, Store
-from tests.controller.folding import NOW, Desk
+from tests.controller.applying import NOW, InboxWorld
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
+def world(tmp_path: Path) -> Iterator[InboxWorld]:
     """A store with a row of each kind that a controller reads in its cycles."""
-    desk = Desk(tmp_path)
+    world = InboxWorld(tmp_path)
     for state in ("RUNNING", "PENDING", "COMPLETED"):
-        desk.put(desk.submit(name=state), JobState(state))
-    desk.submit(array=tuple(range(9)))
-    (running,) = desk.store.active()
-    desk.store.put_nodes([NodeRecord(name="n0")])
-    desk.store.put_ranks([RankRecord(job_id=running.id, attempt=1, rank=0, node="n0", runtime="podman", gpus=(0,))])
+        world.put(world.submit(name=state), JobState(state))
+    world.submit(array=tuple(range(9)))
+    (running,) = world.store.active()
+    world.store.put_nodes([NodeRecord(name="n0")])
+    world.store.put_ranks([RankRecord(job_id=running.id, attempt=1, rank=0, node="n0", runtime="podman", gpus=(0,))])
     run = RunRecord(
         job_id=running.id, attempt=1, user="root", partition="p", flavor=None, share=0.1, gpus=1, start_time=NOW,
         end_time=None, outcome=None, nodes={"n0": 1},
     )  # fmt: skip
-    desk.store.open_run(run)
-    desk.store.put_reservation(Reservation(name="r", nodes=("n0",), begin=NOW, end=NOW + 9), NOW)
-    desk.store.put_shadow(Shadow(partition="p", spec=next(iter(policies().values())), since=NOW, by="ann"))
-    desk.store.set_meta("heartbeat", str(NOW))
-    yield desk
-    desk.store.close()
+    world.store.open_run(run)
+    world.store.put_reservation(Reservation(name="r", nodes=("n0",), begin=NOW, end=NOW + 9), NOW)
+    world.store.put_shadow(Shadow(partition="p", spec=next(iter(policies().values())), since=NOW, by="ann"))
+    world.store.set_meta("heartbeat", str(NOW))
+    yield world
+    world.store.close()
 
 
 def policies() -> dict[str, object]:
@@ -61,8 +61,8 @@ GARBAGE = (b"", b"\x00\xff" * 20, b"[]", b'{"id":7}', None, 7, "text", b'{"a":' 
 
 
 @pytest.mark.parametrize("table", READS)
-def test_garbage_in_any_row_is_one_clear_error_and_is_set_aside(desk: Desk, table: str) -> None:
-    store = desk.store
+def test_garbage_in_any_row_is_one_clear_error_and_is_set_aside(world: InboxWorld, table: str) -> None:
+    store = world.store
     column = {"runs": "allocation", "meta": "value"}.get(table, "data")
     assert not list(unreadable(store._db))
     where = "WHERE key = 'heartbeat'" if table == "meta" else ""
@@ -92,8 +92,8 @@ def test_garbage_in_any_row_is_one_clear_error_and_is_set_aside(desk: Desk, tabl
         assert {job.user for job in jobs} == {"root"}
         assert "set aside: its row" in jobs[0].message
         assert store.runs(0.0, NOW * 2)[0].end_time == NOW
-        again = desk.submit(name="PENDING")
-        assert desk.job(again).spec.name == "PENDING", "the same request can be made again"
+        again = world.submit(name="PENDING")
+        assert world.job(again).spec.name == "PENDING", "the same request can be made again"
     elif table == "nodes":
         assert store.node_records()["n0"].drain_reason is not None
     elif table == "ranks":
@@ -101,22 +101,22 @@ def test_garbage_in_any_row_is_one_clear_error_and_is_set_aside(desk: Desk, tabl
         assert (rank.gpus, rank.node) == ((0,), "n0"), "its GPUs stay taken"
 
 
-def test_a_page_that_is_garbage_is_one_clear_error(desk: Desk, tmp_path: Path) -> None:
+def test_a_page_that_is_garbage_is_one_clear_error(world: InboxWorld, tmp_path: Path) -> None:
     for number in range(300):
-        desk.store.append([msgspec.structs.replace(desk.store.events()[0], data={"x": "y" * 900, "n": number})])
-    desk.store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        world.store.append([msgspec.structs.replace(world.store.events()[0], data={"x": "y" * 900, "n": number})])
+    world.store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     path = tmp_path / "gpusched.db"
-    desk.store.close()
+    world.store.close()
     content = bytearray(path.read_bytes())
     content[4096 * 40 : 4096 * 60] = b"\xa5" * (4096 * 20)
     path.write_bytes(content)
-    desk.store = Store.create_or_open(tmp_path)
+    world.store = Store.create_or_open(tmp_path)
     with pytest.raises(DatabaseDamaged) as error:
-        desk.store.events(limit=10**6)
+        world.store.events(limit=10**6)
     assert error.value.line() == "the database is damaged: database disk image is malformed; see 'gpusched check'"
 
 
-def test_a_full_disk_is_no_damage(desk: Desk) -> None:
-    desk.store._db.execute("PRAGMA max_page_count = 1")
+def test_a_full_disk_is_no_damage(world: InboxWorld) -> None:
+    world.store._db.execute("PRAGMA max_page_count = 1")
     with pytest.raises(sqlite3.OperationalError, match="full"):
-        desk.store.append([msgspec.structs.replace(desk.store.events()[0], data={"x": "y" * 10**6})])
+        world.store.append([msgspec.structs.replace(world.store.events()[0], data={"x": "y" * 10**6})])

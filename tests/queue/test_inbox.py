@@ -20,7 +20,7 @@ from gpusched.model.commands import Cancel, Submit
 from gpusched.queue.inbox import Inbox, MalformedCommand, ReceivedCommand, deliver_submit
 from gpusched.queue.store import Store
 from tests.builders import spec
-from tests.controller.folding import NOW
+from tests.controller.applying import NOW
 from tests.controller.imagined import inventory
 
 SUBMIT = """

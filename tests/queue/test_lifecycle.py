@@ -9,7 +9,7 @@ import pytest
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 from gpusched.queue.lifecycle import TRANSITIONS, IllegalTransition, transition_to
 from tests import builders
-from tests.controller.folding import NOW
+from tests.controller.applying import NOW
 
 _S = JobState
 

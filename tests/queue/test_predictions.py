@@ -12,7 +12,7 @@ from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.snapshots import recently_finished
 from gpusched.queue.store import DATABASE, Reader, RunRecord, Store
 from tests.builders import spec
-from tests.controller.folding import NOW
+from tests.controller.applying import NOW
 from tests.queue.records import job
 
 

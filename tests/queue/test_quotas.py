@@ -19,7 +19,7 @@ from gpusched.queue.schema import MIGRATIONS, SCHEMA
 from gpusched.queue.snapshots import recent_usage, snapshot_of_store
 from gpusched.queue.store import DATABASE, Reader, RunRecord, Store
 from tests.builders import spec
-from tests.controller.folding import NOW
+from tests.controller.applying import NOW
 from tests.controller.imagined import inventory
 
 HOUR = 3600.0

@@ -26,7 +26,7 @@ from gpusched.queue.snapshots import build_snapshot, uncleaned_gpus
 from gpusched.queue.store import NodeRecord, RankRecord
 from tests import builders
 from tests.builders import spec
-from tests.controller.folding import NOW
+from tests.controller.applying import NOW
 from tests.controller.imagined import GPUS, Host, inventory, reading_of
 
 _S = JobState

@@ -28,7 +28,7 @@ from gpusched.queue.rows import SINCE_VERSION
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, RunRecord, Store, UsageRow
 from tests.builders import spec
-from tests.controller.folding import NOW
+from tests.controller.applying import NOW
 from tests.e2e.people import nobody
 from tests.queue.records import ID, job
 

@@ -153,6 +153,12 @@ def test_jobs_split_into_the_fewest_equal_parts_and_the_impossible_are_named():
     assert replay(trace, Pool.uniform(1, 128), "fifo").infeasible.size == 0
 
 
+def test_nodes_of_unknown_memory_have_enough_for_any_job():
+    pool = Pool.of([NodeSpec(8, memory_mib=1 << 16), NodeSpec(8)])
+    result = replay(trace_of([0], [10], [1], memory=[3 << 20]), pool, "fifo")
+    assert result.start.tolist() == [0.0]
+
+
 def test_waiting_for_the_impossible_is_impossible():
     result = replay(trace_of([0, 0, 0], [1, 1, 1], [99, 1, 1], depends_on=[-1, 0, 1]), Pool.uniform(1, 8), "fifo")
     assert result.infeasible.tolist() == [0, 1, 2]

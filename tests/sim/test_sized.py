@@ -11,6 +11,11 @@ import numpy as np
 import pytest
 
 from gpusched.agents.base import REGISTRY, AgentParts
+from gpusched.agents.common.vector import to_arrays, vector_size
+from gpusched.agents.dl2.decide import STEP, Actor, zero_actor
+from gpusched.agents.dl2.weights import arrays_of
+from gpusched.agents.maifs.network import SHAPES as MAIFS_WEIGHTS
+from gpusched.agents.maifs.network import untrained
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.weights import TrainedModel
 from gpusched.model.plan import Resize
@@ -185,6 +190,32 @@ def test_an_agent_chooses_in_replays_as_it_does_live(seed: int, monkeypatch: pyt
     assert len(troubles) < len(policy.seen) // 2
     expected = {f"{troubles.count(why)} times drf chose sizes: {why}" for why in troubles}
     assert expected <= set(fast.notes)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_dl2_chooses_in_replays_as_it_does_live(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    actor = Actor(*(rng.normal(0, 0.3, part.shape).astype(np.float32) for part in zero_actor(8)))
+    actor.linear[STEP.index("done")] = -5.0  # GPUs are used
+    model = TrainedModel("dl2", arrays_of({"trained": actor}), {"slot_s": "120"}, "", f"drawn {seed}")
+    fast, slow, policy = both(msgspec.structs.replace(SPECS["drf"], agent="dl2"), mixed(seed), seed, model)
+    assert_same(fast, slow)
+    by_rule, _, _ = both(SPECS["drf"], mixed(seed), seed)
+    assert fast.end.tolist() != by_rule.end.tolist()
+    assert sum(isinstance(a, Resize) for _, plan in policy.seen for a in plan.actions) > 10
+    assert not [trouble for _, plan in policy.seen for trouble in plan.troubles.values()]
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_maifs_agents_choose_in_replays_as_they_do_live(told: bool) -> None:
+    """The joint step itself, with all parts of its network in use."""
+    numbers = untrained(1) + np.random.default_rng(1).normal(0, 0.3, vector_size(MAIFS_WEIGHTS))
+    model = TrainedModel("maifs", to_arrays(numbers, MAIFS_WEIGHTS), {}, "", f"maifs {told}")
+    spec, trace = msgspec.structs.replace(SPECS["drf"], agent="maifs"), mixed(2)
+    fast, slow, policy = both(spec, with_told(trace, 2) if told else trace, 2, model)
+    assert_same(fast, slow)
+    assert not any(plan.troubles for _, plan in policy.seen)
+    assert sum(isinstance(a, Resize) for _, plan in policy.seen for a in plan.actions) > 10
 
 
 class Listening(Moody):

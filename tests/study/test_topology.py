@@ -47,6 +47,16 @@ def test_live_policies_are_replayed_with_their_backfill_and_their_wait(place: Pl
     assert cheap["placement"] == "contention"
 
 
+def test_first_fit_without_backfill_is_replayed_as_live(place: Place) -> None:
+    """The third job needs both nodes, which the second frees last; a fourth of one GPU waits for its end."""
+    more = JOB.format(4, 2, 500).replace(" 2 -1 -1 2 ", " 1 -1 -1 1 ")
+    place.trace.write_text(LOG.replace("3 1 -1 800 2 -1 -1 2", "3 1 -1 800 6 -1 -1 6") + more)
+    (strict,) = place.rows("log.swf", "--gpus-per-node", "3", "--topology", "racks.yaml", "-P", "fifo")
+    (passes,) = place.rows("log.swf", "--gpus-per-node", "3", "--topology", "racks.yaml", "-P", "fifo-skip")
+    assert passes["mean_wait_s"] == pytest.approx(4999 / 4)
+    assert strict["mean_wait_s"] == pytest.approx((4999 + 5000 + 800 - 2) / 4)
+
+
 def test_contention_says_where_it_can_only_be_blind(place: Place) -> None:
     words = ("log.swf", "--gpus-per-node", "3", "-P")
     (blind,), (rack,) = (place.rows(*words, policy) for policy in ("contention", "rack"))
@@ -59,8 +69,8 @@ def test_contention_says_where_it_can_only_be_blind(place: Place) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--placement", "first-fit"), "fifo-skip (placement first-fit) cannot be replayed with placement costs"),
-        (("--placement", "rack", "-P", "fifo"), "fifo (placement rack) cannot be replayed with placement costs"),
+        (("--placement", "naive"), "fifo-skip (placement naive) cannot be replayed with placement costs"),
+        (("-P", "fifo+conservative"), "fifo+conservative (placement best-fit) cannot be replayed with placement costs"),
         (("--placement", "rack", "-N", "2"), "the topology names none of the nodes"),
         (("--placement", "rack", "--share", "pairs"), "what placement costs goes with no other speeds"),
     ],

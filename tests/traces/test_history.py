@@ -291,7 +291,7 @@ def test_what_was_told_goes_with_its_job_and_into_files(tmp_path: Path) -> None:
         {"steps": trace.progress.steps[:1]},
     ):
         tracefile.write(tmp_path / "b.npz", replace(trace, progress=replace(trace.progress, **change)))
-        with pytest.raises(FileError, match="told"):
+        with pytest.raises(FileError, match="progress"):
             tracefile.read(tmp_path / "b.npz")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +20,13 @@ from gpusched.model.resources import Inventory, Partition
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import count_of, parse_time
 from gpusched.queue.lastgood import inventory_or_kept
+from gpusched.queue.store import Reader
 from gpusched.sim.power import power_model
-from gpusched.study.own import history, limited
+from gpusched.study.own import history, limited, with_placement
 from gpusched.study.study import DEFAULT_LOAD, Scenario, scenario_of
 from gpusched.traces.generate import generate
 from gpusched.traces.slicing import parse_trace_time, select, slice_trace
-from gpusched.traces.trace import Trace
+from gpusched.traces.trace import ProgressRecords, Trace
 from gpusched.traces.workload import RequestedTimes, RunTime, SizeClass, Workload, load_workload
 
 HELD_OUT_DRAWS = 5
@@ -63,13 +65,32 @@ def load_training_data(request: TrainRequest) -> list[TrainingData]:
     if request.generate is not None:
         drawn = request.generate
         workload = load_workload(drawn) if isinstance(drawn, str) else drawn
-        return [_generated(request, workload, partition) for partition in partitions]
+        found = [_generated(request, workload, partition) for partition in partitions]
+        return _with_placement(found, inventory, False)
     if request.trace is not None:
-        return [_recorded(request, _trace(request, partition, len(partitions)), partition) for partition in partitions]
+        found = [_recorded(request, _trace(request, partition, len(partitions)), partition) for partition in partitions]
+        return _with_placement(found, inventory, False)
     if inventory is None:
         raise UsageError("--nodes needs a workload", "name a workload: --trace or --generate")
     own = _history(request, inventory)
-    return [_history_or_flavors(request, own, partition) for partition in partitions if partition is not None]
+    found = [_history_or_flavors(request, own, partition) for partition in partitions if partition is not None]
+    return _with_placement(found, inventory, True)
+
+
+def _with_placement(found: list[TrainingData], inventory: Inventory | None, own: bool) -> list[TrainingData]:
+    """Return the data with the switches of the inventory's nodes; ``own``: and what was learned of its jobs."""
+    if inventory is None:
+        return found
+    with contextlib.ExitStack() as opened:
+        reader = Reader.open(state_folder()) if own else None
+        if reader is not None:
+            opened.enter_context(contextlib.closing(reader))
+        of = [
+            [with_placement(s, inventory, reader if data.workload is None else None) for s in scenarios]
+            for data in found
+            for scenarios in [(data.scenario, *data.held_out)]
+        ]
+    return [data._replace(scenario=first, held_out=tuple(rest)) for data, (first, *rest) in zip(found, of, strict=True)]
 
 
 def _inventory(request: TrainRequest) -> Inventory | None:
@@ -162,7 +183,24 @@ def known_at(trace: Trace, until: float) -> tuple[Trace, Bools]:
     begin, ended = end - trace.duration, end <= until
     started = np.flatnonzero((trace.submit <= until) & (ended | (begin < until)))
     ran = np.where(ended, trace.duration, until - begin)
-    return replace(select(trace, started), duration=ran[started]), ended[started]
+    known = replace(select(trace, started), duration=ran[started])
+    if known.progress is not None:
+        known = replace(known, progress=_progress_by(known, known.progress, until))
+    return known, ended[started]
+
+
+def _progress_by(trace: Trace, progress: ProgressRecords, until: float) -> ProgressRecords:
+    """Return the attempts begun by then, until then, and the speeds at the sizes of these."""
+    begin = trace.submit[progress.run_job] + progress.run_after_s
+    kept = begin < until
+    job, gpus = progress.run_job[kept], progress.run_gpus[kept]
+    most = int(progress.size_gpus.max(initial=0)) + 1
+    had = np.isin(progress.size_job * most + progress.size_gpus, job * most + gpus)
+    return replace(
+        progress, run_job=job, run_gpus=gpus, run_after_s=progress.run_after_s[kept],
+        run_s=np.minimum(progress.run_s[kept], until - begin[kept]),
+        steps_per_s=np.where(had, progress.steps_per_s, np.nan),
+    )  # fmt: skip
 
 
 def _generated(request: TrainRequest, workload: Workload, partition: Partition | None) -> TrainingData:

@@ -16,7 +16,7 @@ from gpusched.sim.orders import ORDERS
 from gpusched.sim.policies import ReplayPolicy, policy_by_name, policy_of_order
 from gpusched.study.compare import compare
 from gpusched.study.request import elastic_of
-from gpusched.study.study import PlannedReplay, Scenario, StudyOutcome, run_all
+from gpusched.study.study import PlannedReplay, Scenario, StudyOutcome, placement_costs, run_all
 
 FIGURE = "mean_jct_s"
 _T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -46,10 +46,18 @@ def heuristics(knows: str) -> list[ReplayPolicy]:
 
 
 def baselines(agent: ReplayPolicy) -> list[ReplayPolicy]:
-    """Return the policies to compare an agent with: heuristics with the same information, or sizing rules."""
+    """Return the policies to compare an agent with: heuristics with the same information, sizing or placement rules."""
+    if agent.places:
+        rules = [policy_by_name(name) for name in ("contention", "rack-wait", "rack", "easy")]
+        return [replace(rule, order=rule_order(agent), backfill=agent.backfill) for rule in rules]
     if not agent.chooses_sizes:
         return heuristics(agent.knows)
     return [policy_by_name(name) for name in ("easy", "elastic", *(rule for rule in RULES if rule != "greedy-gain"))]
+
+
+def rule_order(agent: ReplayPolicy) -> str:
+    """Return the order in which an agent that places jobs considers them."""
+    return agent.spec.order if agent.spec is not None else "fifo"
 
 
 def untrained_policy(agent: ReplayPolicy, untrained: Arrays | None) -> ReplayPolicy | None:
@@ -72,12 +80,16 @@ def final_table(
     policies = [agent, *([] if untrained is None else [untrained]), *baselines(agent)]
     about = agent.model.about if agent.model is not None and agent.chooses_sizes else {}
     restart_s = float(about.get("restart_s", 0.0))
+    networks = [placement_costs(scenario)[0] if agent.places else None for scenario in scenarios]
     runs = [
-        PlannedReplay(scenario, policy, ReplayOptions(restart_s=restart_s, elastic=elastic_of(scenario.trace, sizes)))
+        PlannedReplay(
+            scenario, policy,
+            ReplayOptions(restart_s=restart_s, elastic=elastic_of(scenario.trace, sizes), network=network),
+        )
         for policy in policies
         for sizes in [about.get("sizes") if policy.chooses_sizes else None]
-        for scenario in scenarios
-    ]
+        for scenario, network in zip(scenarios, networks, strict=True)
+    ]  # fmt: skip
     outcomes: list[list[StudyOutcome]] = [[] for _ in policies]
     for i, outcome in enumerate(run_all(runs)):
         outcomes[i // len(scenarios)].append(outcome)

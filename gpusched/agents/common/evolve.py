@@ -53,6 +53,11 @@ class Evolution:
         return mean
 
     @property
+    def scale(self) -> Floats:
+        """The initial standard deviation of each coordinate."""
+        return self._scale
+
+    @property
     def generation(self) -> int:
         """The number of generations evaluated."""
         return int(self._generation[0])

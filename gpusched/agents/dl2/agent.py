@@ -93,7 +93,7 @@ class Player:
             self.slots.append(int(self._tape.number[0]))
         allocate(
             self._actor, kinds, present, free, capacity, self._tape is not None, _KEPT, self._tape or new_tape(0, 0, 0),
-            float((self._age == 0).sum()), taught, 0.0,
+            float((self._age == 0).sum()), taught, 0.0, kinds,
         )  # fmt: skip
         slot_progress.sizes[active] = present.sizes
 

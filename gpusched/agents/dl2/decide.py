@@ -212,8 +212,10 @@ def _critic_inputs(
 
 
 @jit
-def allocate(actor: Actor, kinds: ObservedClasses, jobs: ActiveJobs, free: Ints, capacity: Ints, draw: bool,
-             keep: float, tape: Tape, coming: float, teacher: Ints, restart: float) -> bool:  # fmt: skip
+def allocate(
+    actor: Actor, kinds: ObservedClasses, jobs: ActiveJobs, free: Ints, capacity: Ints, draw: bool, keep: float,
+    tape: Tape, coming: float, teacher: Ints, restart: float, true: ObservedClasses
+) -> bool:  # fmt: skip
     """Choose the sizes of one slot step by step, until "done" or nothing fits. False: a score is NaN.
 
     Args:
@@ -229,6 +231,7 @@ def allocate(actor: Actor, kinds: ObservedClasses, jobs: ActiveJobs, free: Ints,
         teacher: ``int64[jobs, 2]``: target sizes, with ``draw``, reached by steps to the smallest share first; empty:
             the weights decide.
         restart: Cost of a resize as a fraction of a slot, for the reward.
+        true: The speeds that rewards are computed by: ``kinds``, or what jobs reported later.
     """
     n, width = jobs.kind.size, actor.bias.size
     rows, most = np.zeros((3 * n + 1, INPUTS), np.float32), 3 * n
@@ -327,14 +330,14 @@ def allocate(actor: Actor, kinds: ObservedClasses, jobs: ActiveJobs, free: Ints,
             return True
         j, action = chosen // 3, chosen % 3
         k, size = jobs.kind[j], jobs.sizes[j]
-        before, need = _slot_training(kinds, jobs, j, restart), kinds.need[k, size[0], size[1]]
+        before, need = _slot_training(true, jobs, j, restart), kinds.need[k, size[0], size[1]]
         idle -= size[0] + size[1] == 0
         size[0] += action != WORKER
         size[1] += action != SERVER
         then = kinds.need[k, size[0], size[1]]
         free[0] -= then[0] - need[0]
         free[1] -= then[1] - need[1]
-        gained = (_slot_training(kinds, jobs, j, restart) - before) * job_weight[j]
+        gained = (_slot_training(true, jobs, j, restart) - before) * job_weight[j]
         gained_sum += gained
         if draw and step < tape.reward.size:
             tape.reward[step] = gained

@@ -1,4 +1,4 @@
-"""Training of DL2's agent: imitation of the present policy, then actor-critic learning with experience replay.
+"""Training of DL2's agent: imitation of past decisions or a rule, then actor-critic learning with replayed experience.
 
 As in the public code the critic's target is the reward of the slot alone. Each step has a reward: what it adds to the
 sum over jobs of the epochs trained in this slot, relative to the job's best size, weighted more for jobs with little
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _STEPS, _ROWS = 100_000, 120  # maximum of a workload; average rows of a recorded step
 _VALIDATE_EVERY = 10  # rounds
 _SMALL_CLUSTER = 20  # nodes; up to here arrivals are fewer
+_MOST_WEIGHT = 10.0  # of a step imitated by its advantage
 _VALIDATION_SEED = 1 << 20  # seeds of training are larger, those of the evaluation smaller
 
 
@@ -95,8 +96,11 @@ class Dl2World(Protocol):
     def record(self, actor: Actor, one: Any, tape: Tape, explore: float, seed: int, imitate: bool) -> Ints:
         """Run and record a workload, sampling each step; return the first step of each slot, ``int64[slots]``.
 
-        ``imitate``: the steps are those of the present policy, DRF.
+        ``imitate``: the steps are those of a rule.
         """
+
+    def recorded(self, actor: Actor) -> list[Recording]:
+        """Return recorded decisions to imitate; none: a rule is imitated in drawn workloads."""
 
     def join(self) -> None:
         """Share what was observed in parallel workloads with those that follow."""
@@ -132,6 +136,10 @@ class PublicSetting:
         simulate(one.jobs, player)
         self._seen.append(observed)
         return np.array(player.slots)
+
+    def recorded(self, actor: Actor) -> list[Recording]:
+        """Return none."""
+        return []
 
     def join(self) -> None:
         """Share observed speeds; see `Dl2World`."""
@@ -175,7 +183,7 @@ def learn(
         GpuschedError: Torch is not installed, or no such device exists.
     """
     where = set_up(seed, device)
-    trainer = _Trainer(recipe, world, seed, workers, where)
+    trainer = Dl2Trainer(recipe, world, seed, workers, where)
     untrained = trainer.networks.weights()
     saved = checkpoint.load() if checkpoint is not None else None
     first = trainer.restore(*saved) if saved is not None else 0
@@ -214,7 +222,7 @@ def learn(
     return Dl2Result(untrained, warm, best, -least)
 
 
-class _Trainer:
+class Dl2Trainer:
     """The state of a training."""
 
     def __init__(self, recipe: Dl2Recipe, world: Dl2World, seed: int, workers: int, device: Any) -> None:
@@ -252,9 +260,10 @@ class _Trainer:
         return int(state["done"])
 
     def imitate(self) -> None:
-        """Warm up by cross-entropy on DRF's decisions, written as steps to the smallest share."""
+        """Warm up by cross-entropy on recorded decisions, or a rule's, written as steps to the smallest share."""
         recipe, networks, torch = self._recipe, self.networks, self.torch
-        imitated = self._simulate(recipe.imitated, recipe.explore[0], True)
+        imitated = self._world.recorded(networks.weights())
+        imitated = imitated or self._simulate(recipe.imitated, recipe.explore[0], True)
         data = _batch_of(imitated, [np.zeros(0, np.float32)] * len(imitated))
         optimiser = torch.optim.Adam(networks.actor, lr=0.01)
         for step in range(recipe.imitation_steps):
@@ -266,33 +275,66 @@ class _Trainer:
             loss.backward()
             optimiser.step()
 
+    def start_from(self, actor: Actor, critic: Arrays) -> None:
+        """Go on from these weights. ``critic``: its arrays, as of `critic_arrays`; empty: it starts anew."""
+        with self.torch.no_grad():
+            for part, kept in zip(self.networks.actor, actor, strict=True):
+                part.copy_(self._tensor(kept))
+        if critic:
+            self.networks.critic.load_state_dict({name: self._tensor(kept) for name, kept in critic.items()})
+
+    def critic_arrays(self) -> Arrays:
+        """Return the critic's weights, by name."""
+        return {name: part.cpu().numpy().copy() for name, part in self.networks.critic.state_dict().items()}
+
     def round(self, part: float) -> None:
         """Simulate workloads with the present weights; train on them and on earlier ones."""
-        recipe, rng, torch = self._recipe, self._rng, self.torch
-        played = self._simulate(recipe.batch, recipe.explore[1] * (1.0 - part))
-        advantages, states, targets = [], [], []
+        self.improve(self._simulate(self._recipe.batch, self._recipe.explore[1] * (1.0 - part)), part)
+
+    def improve(self, played: Sequence[Recording], part: float) -> None:
+        """Train on steps sampled with the present weights, and on earlier ones. ``part``: of the training done."""
+        recipe = self._recipe
+        self._memory.append(self._with_advantages(played))
+        self._optimiser.param_groups[0]["lr"] = recipe.rate * (1.0 - part) + 1e-5
+        bonus = recipe.entropy[0] + (recipe.entropy[1] - recipe.entropy[0]) * part
+        for _ in range(recipe.passes):
+            for batch, state, target in self._memory:
+                order = self._rng.permutation(len(batch.chosen))
+                for at in range(0, len(order), 512):
+                    self._step(batch, order[at : at + 512], state, target, bonus)
+
+    def imitate_by_advantage(self, played: Sequence[Recording]) -> None:
+        """Imitate steps of another policy, those the more that brought more than the critic expected.
+
+        The steps were not sampled with these weights, and with which probabilities that policy took them is unknown (a
+        rule has none), so that importance weights cannot be had. Weighting by exp(advantage) needs none: Peng et al.,
+        "Advantage-Weighted Regression", 2019.
+        """
+        batch, state, target = self._with_advantages(played)
+        order = self._rng.permutation(len(batch.chosen))
+        for at in range(0, len(order), 512):
+            i = order[at : at + 512]
+            chances = self._scores(batch, i).log_softmax(-1)
+            chosen = chances.gather(1, self._tensor(batch.chosen[i])[:, None]).squeeze(1)
+            weight = self._tensor(batch.advantage[i]).exp().clamp(max=_MOST_WEIGHT)
+            self._descend(-(weight * chosen).mean() + self._value_loss(state, target))
+
+    def _with_advantages(self, played: Sequence[Recording]) -> tuple[_StepBatch, Reals, Reals]:
+        """Return the steps with their advantages, standardised; and inputs and targets of the critic."""
+        rng, advantages, states, targets = self._rng, [], [], []
         for one in played:
             state = one.tape.state[: one.tape.number[0]]
-            with torch.no_grad():
+            with self.torch.no_grad():
                 value = self.networks.critic(self._tensor(state)).squeeze(-1).cpu().numpy()
             advantage = np.zeros(len(state), np.float32)
-            _advantages(one.tape.reward, value, one.slots, recipe.gae_lambda, advantage)
+            _advantages(one.tape.reward, value, one.slots, self._recipe.gae_lambda, advantage)
             advantages.append(advantage)
             some = rng.random(len(state)) < min(1.0, 2000.0 / len(state))
             states.append(state[some])
             targets.append((advantage + value)[some])
         data = _batch_of(played, advantages)
         scaled = (data.advantage - data.advantage.mean()) / (data.advantage.std() + 1e-8)
-        self._memory.append(
-            (data._replace(advantage=scaled.clip(-4, 4)), np.concatenate(states), np.concatenate(targets))
-        )
-        self._optimiser.param_groups[0]["lr"] = recipe.rate * (1.0 - part) + 1e-5
-        bonus = recipe.entropy[0] + (recipe.entropy[1] - recipe.entropy[0]) * part
-        for _ in range(recipe.passes):
-            for batch, state, target in self._memory:
-                order = rng.permutation(len(batch.chosen))
-                for at in range(0, len(order), 512):
-                    self._step(batch, order[at : at + 512], state, target, bonus)
+        return data._replace(advantage=scaled.clip(-4, 4)), np.concatenate(states), np.concatenate(targets)
 
     def _step(self, batch: _StepBatch, i: Ints, state: Reals, target: Reals, bonus: float) -> None:
         torch, clip = self.torch, self._recipe.clip
@@ -301,12 +343,20 @@ class _Trainer:
         weight, advantage = (chosen - self._tensor(batch.log_prob[i])).exp(), self._tensor(batch.advantage[i])
         gain = torch.minimum(weight * advantage, weight.clamp(1.0 - clip, 1.0 + clip) * advantage).mean()
         entropy = -(chances.exp() * chances.clamp(min=-20.0)).sum(-1).mean()
+        self._descend(-gain - bonus * entropy + self._value_loss(state, target))
+
+    def _value_loss(self, state: Reals, target: Reals) -> torch.Tensor:
+        """Return the critic's error on some of these."""
         j = self._rng.integers(0, len(target), 4096)
         value = self.networks.critic(self._tensor(state[j])).squeeze(-1)
-        loss = -gain - bonus * entropy + 0.5 * (value - self._tensor(target[j])).pow(2).mean()
+        error: torch.Tensor = 0.5 * (value - self._tensor(target[j])).pow(2).mean()
+        return error
+
+    def _descend(self, loss: Any) -> None:
+        """Do one step of the optimiser."""
         self._optimiser.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.networks.actor, 1.0)
+        self.torch.nn.utils.clip_grad_norm_(self.networks.actor, 1.0)
         self._optimiser.step()
 
     def _simulate(self, count: int, explore: float, imitate: bool = False) -> list[Recording]:

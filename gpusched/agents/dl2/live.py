@@ -16,7 +16,7 @@ from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
 from gpusched.sched.agent import NAN_OUTPUT, Unusable
 from gpusched.sched.sizing.question import CAPACITY, COUNT, Claims, Question
-from gpusched.sched.state import Ints
+from gpusched.sched.state import Floats, Ints
 
 NO_TEACHER: Ints = np.zeros(0, np.int64)
 _NEVER = 1 << 40  # GPUs of sizes that a job does not have: they never fit
@@ -38,6 +38,8 @@ class Learning(NamedTuple):
         explore: Per job, the probability of a random initial size.
         teacher: ``int64[jobs]``: target GPUs; empty: the weights decide.
         coming: Jobs yet to arrive. restart: Cost of a resize as a fraction of a slot.
+        kept: Fraction of steps recorded.
+        pace: ``float64[jobs, most]``: speeds for the reward, where more is known by now; empty: those of the claims.
     """
 
     tape: Tape
@@ -45,6 +47,8 @@ class Learning(NamedTuple):
     teacher: Ints
     coming: float
     restart: float
+    kept: float = _KEPT
+    pace: Floats = np.zeros((0, 0))
 
 
 _NOT_LEARNING = Learning(new_tape(0, 0, 0), 0.0, NO_TEACHER, 0.0, 0.0)
@@ -84,9 +88,10 @@ def _choose(actor: Actor, claims: Claims, slot_s: float, draw: bool, learning: L
     """Choose sizes as `choose` does; return an empty array if a score is NaN."""
     count, total_gpus, most = claims.number[COUNT], claims.number[CAPACITY], claims.sizes.shape[1]
     jobs, all_sizes, allowed, pace = claims.jobs[:count], claims.sizes, claims.allowed, claims.pace
-    tape, explore, teacher, coming, restart = learning
+    tape, explore, teacher, coming, restart, kept, true_pace = learning
     # Allowed sizes of each job: none first, then ascending. Entries beyond the last keep `_NEVER` and are not chosen.
     sizes, speeds = np.zeros((count, most + 1), np.int64), np.zeros((count, 1, most + 1))
+    true_speeds = np.zeros(speeds.shape if true_pace.size > 0 else (0, 1, 1))
     need = np.full((count, 1, most + 1, 2), _NEVER)
     before, initial, taught = (
         np.zeros((count, 2), np.int64),
@@ -105,6 +110,8 @@ def _choose(actor: Actor, claims: Claims, slot_s: float, draw: bool, learning: L
             gpus = all_sizes[j, k]
             sizes[j, last], speeds[j, 0, last] = gpus, pace[j, k] * slot_s
             need[j, 0, last] = gpus
+            if true_pace.size > 0:
+                true_speeds[j, 0, last] = true_pace[j, k] * slot_s
             if gpus == jobs[j]["held"]:
                 before[j, 1] = last
             if teacher.size > 0 and gpus == teacher[j]:
@@ -123,7 +130,8 @@ def _choose(actor: Actor, claims: Claims, slot_s: float, draw: bool, learning: L
     present = ActiveJobs(np.arange(count), left, left + done, jobs["age_s"] / slot_s, before, initial)
     capacity, steps = np.full(2, total_gpus), taught if teacher.size > 0 else taught[:0]
     kinds = kinds_of(speeds, need)
-    if not allocate(actor, kinds, present, free, capacity, draw, _KEPT, tape, coming, steps, restart):
+    true = kinds_of(true_speeds, need) if true_pace.size > 0 else kinds
+    if not allocate(actor, kinds, present, free, capacity, draw, kept, tape, coming, steps, restart, true):
         return np.zeros(0, np.int64)
     chosen = np.zeros(count, np.int64)
     for j in range(count):

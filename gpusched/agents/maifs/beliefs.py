@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, SHAPES, parts
+from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, SHAPES
 from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates, choose, exact_estimates
 from gpusched.compiled import jit
 from gpusched.estimation.speeds import SpeedPrior, SpeedStore, believed, learn, new_speeds
@@ -55,34 +55,47 @@ def new_beliefs(truth: Floats, bold: float) -> Beliefs:
     return beliefs
 
 
-@cache
 def prior() -> SpeedPrior:
-    """Return the prior: mean and covariance of the terms, and the terms of every point."""
-    gpus, nodes = (np.array(column, np.float64) for column in zip(*SHAPES, strict=True))
-    cores, memory = np.log(np.array(CORES) / 3.0), np.log(np.array(MEMORY_GB) / 62.5)
-    both = len(CORES) * len(MEMORY_GB)
+    """Return the prior of the setting's points."""
+    cores, memory = tuple(c / 3.0 for c in CORES), tuple(m / 62.5 for m in MEMORY_GB)
+    return prior_of(SHAPES, cores, memory, float(np.log(STEPS_S)))
+
+
+@cache
+def prior_of(
+    shapes: tuple[tuple[int, int], ...], cores: tuple[float, ...], memory: tuple[float, ...], level: float = 0.0
+) -> SpeedPrior:
+    """Return mean and covariance of the terms, and the terms of every point (a shape, cores and memory; see `kinds`).
+
+    Args:
+        shapes: GPUs and nodes.
+        cores: For each GPU, relative to a proportional share.
+        memory: Likewise.
+        level: Logarithm of the speed on one GPU.
+    """
+    gpus, nodes = (np.array(column, np.float64) for column in zip(*shapes, strict=True))
+    core_logs, memory_logs, both = np.log(np.array(cores)), np.log(np.array(memory)), len(cores) * len(memory)
     mean = np.concatenate(
         (
-            [np.log(STEPS_S)], _GPU_POWER * np.log(gpus) - _NODE_LOSS * (nodes > 1),
-            np.where(cores < 0, 0.5 * cores, 0.15 * cores), np.zeros(len(MEMORY_GB) + both),
+            [level], _GPU_POWER * np.log(gpus) - _NODE_LOSS * (nodes > 1),
+            np.where(core_logs < 0, 0.5 * core_logs, 0.15 * core_logs), np.zeros(len(memory) + both),
         )
     )  # fmt: skip
     blocks = (
         np.array([[_BASE**2]]),
         _SHAPE**2 * np.minimum.outer(np.log2(gpus), np.log2(gpus))
-        + _NODES**2 * np.outer(nodes > 1, nodes > 1) + 1e-6 * np.eye(len(SHAPES)),
-        _walk(cores, _CORE), _walk(memory, _MEMORY), _BOTH**2 * np.eye(both),
+        + _NODES**2 * np.outer(nodes > 1, nodes > 1) + 1e-6 * np.eye(len(shapes)),
+        _walk(core_logs, _CORE), _walk(memory_logs, _MEMORY), _BOTH**2 * np.eye(both),
     )  # fmt: skip
     spread, at = np.zeros((len(mean), len(mean))), 0
     for block in blocks:
         spread[at : at + len(block), at : at + len(block)] = block
         at += len(block)
-    shape, core, mem = parts()
+    shape, rest = np.divmod(np.arange(len(shapes) * both), both)
+    core, mem = np.divmod(rest, len(memory))
     starts = np.cumsum([0] + [len(block) for block in blocks])
-    term = np.stack(
-        (0 * shape, starts[1] + shape, starts[2] + core, starts[3] + mem, starts[4] + core * len(MEMORY_GB) + mem), 1
-    )
-    return SpeedPrior(mean, spread, term)
+    terms = (0 * shape, starts[1] + shape, starts[2] + core, starts[3] + mem, starts[4] + rest)
+    return SpeedPrior(mean, spread, np.stack(terms, 1))
 
 
 def _walk(at: Floats, deviation: float) -> Floats:

@@ -10,7 +10,7 @@ from gpusched.agents.maifs.beliefs import Beliefs, new_beliefs, record_speeds
 from gpusched.agents.maifs.joint import GRAPH, JointDecision, fill, new_plan, same_nodes
 from gpusched.agents.maifs.network import MaifsWeights, agent_of, set_weights
 from gpusched.agents.maifs.rules import GREEDY, SizingRule, decide
-from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates, new_run
+from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates, new_run, problem_of
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats
 from gpusched.sim.engine.loop import looped
@@ -85,9 +85,10 @@ def plan_of(beliefs: Beliefs | None, agent: MaifsWeights | None, run_state: Maif
     if beliefs is None or agent is None:
         return decide(world, states, run_state.known, active, run_state.rule)
     record_speeds(world, states, beliefs, active, agent.bold[0])
-    plan = new_plan(world, states, run_state.known, active)
-    set_weights(world, states, run_state.known, plan, agent, run_state.attends)
-    fill(world, states, run_state.known, plan, run_state.mode, True)
+    problem = problem_of(world, states, run_state.known, active)
+    plan = new_plan(problem, active)
+    set_weights(problem, plan, agent, run_state.attends)
+    fill(problem, plan, run_state.mode, True)
     return plan
 
 
@@ -105,7 +106,7 @@ def apply(world: MaifsWorld, states: JobStates, plan: JointDecision) -> None:
     """Apply the decision: jobs with other nodes or another size restart, at the cost of a restart."""
     for i in range(len(plan.job)):
         job, point = plan.job[i], plan.point[i]
-        if states.point[job] == point and same_nodes(states.node[job], plan.node[i, 0], plan.node[i, 1]):
+        if states.point[job] == point and same_nodes(states.node[job], plan.node[i]):
             continue
         kind, has_progress = world.jobs.kind[job], states.progress.done[job] > 0.0
         states.point[job] = point

@@ -11,14 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.maifs.world import Bools, JobStates, MaifsWorld, SpeedEstimates
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap, new_heap, pop, push
-from gpusched.sched.state import Floats, Ints
+from gpusched.sched.state import Flags, Floats, Ints
 
 ALONE, UNCOORDINATED, GRAPH = 0, 1, 2
 MODES = {"alone": ALONE, "uncoordinated": UNCOORDINATED, "graph": GRAPH}
 """Coordination: one chooser for all groups, the best bid first; each agent its best bid; agents joined by the graph."""
+PER_GROUP = 4
+"""Maximum of nodes in a group, that is, per agent, where nothing else groups them."""
 BIDS = 3
 """Bids that an agent considers at once."""
 ROUNDS = 4
@@ -29,18 +30,68 @@ _EPS = 1e-6
 _new_heap = jit(new_heap)
 
 
-class JointDecision(NamedTuple):
-    """The decision about the ``n`` active jobs.
+class JointProblem(NamedTuple):
+    """The inputs of the joint step for ``n`` jobs: filled from the setting (`world.problem_of`) or live (`market`).
 
     Attributes:
-        job: ``int64[n]``: number of each, by arrival.
-        point: ``int64[n]``: its allocation; -1: none. node: ``int64[n, 2]``. group: ``int64[n]``.
+        node: ``float64[nodes, 3]``: GPUs, cores and memory to allocate, node by node.
+        group: ``int64[groups + 1]``: first node of each group, and the end. group_of: ``int64[nodes]``.
+        capacity: ``float64[1]``: GPUs that all jobs together may have.
+        need: ``float64[points, 3]``: GPUs, cores and memory on each node. spread: ``int64[points]``: number of nodes.
+        share: ``float64[points, 3]``: of the whole job, as shares of the cluster. gpus: ``int64[points]``.
+        option: ``int64[kinds, most]``: the points worth choosing, the first ``options[kind]``.
+        speed: ``float64[kinds, most]``: steps/s at each option.
+        kind, low, high: ``int64[n]``: row of ``option``; bounds on GPUs.
+        floor: ``int64[n]``: GPUs kept for a job until it is decided.
+        point: ``int64[n]``: present allocation; -1: none. pace: ``float64[n]``: steps/s with it.
+        at: ``int64[n, width]``: its nodes; -1 beyond the last.
+        mask: ``int64[n]``: row of ``may`` (``uint8[masks, nodes]``: 1: allowed); -1: any node.
+        work, age_s, cost_s, doubt, done: ``float64[n]``: steps left; seconds since submission; of a restart; standard
+            deviation of the logarithm of its speed; fraction done. restarts: ``int64[n]``.
+    """
+
+    node: Floats
+    group: Ints
+    group_of: Ints
+    capacity: Floats
+    need: Floats
+    spread: Ints
+    share: Floats
+    gpus: Ints
+    option: Ints
+    options: Ints
+    speed: Floats
+    kind: Ints
+    low: Ints
+    high: Ints
+    floor: Ints
+    point: Ints
+    pace: Floats
+    at: Ints
+    mask: Ints
+    may: Flags
+    work: Floats
+    age_s: Floats
+    cost_s: Floats
+    doubt: Floats
+    done: Floats
+    restarts: Ints
+
+
+class JointDecision(NamedTuple):
+    """The decision about the ``n`` jobs.
+
+    Attributes:
+        job: ``int64[n]``: the caller's number of each, by arrival.
+        point: ``int64[n]``: its allocation; -1: none. node: ``int64[n, width]``. group: ``int64[n]``.
         worth: ``float64[n]``: relative speed with it, minus the cost of a restart.
         weight: ``float64[n, groups]``: of its relative speed in each group.
         keep: ``float64[n]``: fraction of its speed left by a restart, 0 to 1.
         best: ``float64[n]``: steps/s at its best point.
-        price: ``float64[groups, 3]``: of all GPUs, cores and GB.
+        price: ``float64[groups, 3]``: of all GPUs, cores and memory.
         free, held: ``float64[nodes, 3]``: not allocated yet; of that, held by jobs not decided yet.
+        left: ``float64[1]``: GPUs that may still be given, beyond those kept for jobs not decided yet.
+        pick: ``int64[width]``: the nodes of the latest `Bid`. spot, rank: ``[width]``: of the latest `find`.
     """
 
     job: Ints
@@ -54,101 +105,118 @@ class JointDecision(NamedTuple):
     price: Floats
     free: Floats
     held: Floats
+    left: Floats
+    pick: Ints
+    spot: Ints
+    rank: Floats
 
 
 @jit
-def new_plan(world: MaifsWorld, states: JobStates, known: SpeedEstimates, job: Ints) -> JointDecision:
-    """Return an empty decision; all weights and prices are 1."""
-    n, groups = len(job), len(world.jobs.group) - 1
+def new_plan(problem: JointProblem, job: Ints) -> JointDecision:
+    """Return an empty decision about these jobs; all weights and prices are 1."""
+    (n, width), groups = problem.at.shape, len(problem.group) - 1
     best = np.zeros(n)
     for i in range(n):
-        kind = world.jobs.kind[job[i]]
-        for c in range(known.choices[kind]):
-            point = known.choice[kind, c]
-            if world.jobs.least[job[i]] <= world.gpus[point] <= world.jobs.most[job[i]]:
-                best[i] = max(best[i], known.speed[kind, point])
-    held = np.zeros_like(world.jobs.node)
+        kind = problem.kind[i]
+        for c in range(problem.options[kind]):
+            if problem.low[i] <= problem.gpus[problem.option[kind, c]] <= problem.high[i]:
+                best[i] = max(best[i], problem.speed[kind, c])
+    held, left = np.zeros_like(problem.node), problem.capacity.copy()
     for i in range(n):
-        _hold(world, states, held, job[i], 1.0)
+        _hold(problem, held, i, 1.0)
+        left[0] -= problem.floor[i]
     return JointDecision(
-        job, np.full(n, -1), np.full((n, 2), -1), np.full(n, -1), np.zeros(n), np.ones((n, groups)), np.ones(n), best,
-        np.ones((groups, 3)), world.jobs.node.copy(), held,
+        job, np.full(n, -1), np.full((n, width), -1), np.full(n, -1), np.zeros(n), np.ones((n, groups)), np.ones(n),
+        best, np.ones((groups, 3)), problem.node.copy(), held, left, np.full(width, -1), np.full(width, -1),
+        np.zeros(width),
     )  # fmt: skip
 
 
 @jit
-def _hold(world: MaifsWorld, states: JobStates, held: Floats, job: int, sign: float) -> None:
-    point = states.point[job]
+def _hold(problem: JointProblem, held: Floats, i: int, sign: float) -> None:
+    point = problem.point[i]
     if point >= 0:
-        for s in range(world.spread[point]):
-            held[states.node[job, s]] += sign * world.need[point]
+        for s in range(problem.spread[point]):
+            held[problem.at[i, s]] += sign * problem.need[point]
 
 
 @jit
-def _rank(world: MaifsWorld, states: JobStates, plan: JointDecision, i: int, node: int, point: int) -> float:
+def _is_in(nodes: Ints, node: int) -> bool:
+    for other in nodes:
+        if other == node:
+            return True
+    return False
+
+
+@jit
+def _rank(problem: JointProblem, plan: JointDecision, i: int, node: int, point: int) -> float:
     """Return a node's rank for a job: smaller is better; infinite: it does not fit."""
+    if problem.mask[i] >= 0 and not problem.may[problem.mask[i], node]:
+        return np.inf
     have = plan.point[i]
-    mine = have >= 0 and (plan.node[i, 0] == node or plan.node[i, 1] == node)
-    was = states.node[plan.job[i], 0] == node or states.node[plan.job[i], 1] == node
+    mine = have >= 0 and _is_in(plan.node[i], node)
     rank, taken = 0.0, False
     for r in range(3):
-        left = plan.free[node, r] - world.need[point, r]
+        left = plan.free[node, r] - problem.need[point, r]
         if mine:
-            left += world.need[have, r]
+            left += problem.need[have, r]
         if left < -_EPS:
             return np.inf
         taken |= left < plan.held[node, r] - _EPS
-        rank += left / world.jobs.node[node, r]
-    if mine or was:
+        rank += left / max(problem.node[node, r], _EPS)
+    if mine or _is_in(problem.at[i], node):
         return rank - 100.0
     return rank + 50.0 if taken else rank
 
 
 @jit
-def find(world: MaifsWorld, states: JobStates, plan: JointDecision, i: int, group: int, point: int) -> tuple[int, int]:
-    """Return the nodes of a group that suit a point best; -1: none fit."""
-    first, second = -1, -1
-    low, next_low = np.inf, np.inf
-    for node in range(world.jobs.group[group], world.jobs.group[group + 1]):
-        rank = _rank(world, states, plan, i, node, point)
-        if rank < low:
-            second, next_low = first, low
-            first, low = node, rank
-        elif rank < next_low:
-            second, next_low = node, rank
-    if world.spread[point] == 1:
-        return first, -1
-    return (first, second) if second >= 0 else (-1, -1)
+def find(problem: JointProblem, plan: JointDecision, i: int, group: int, point: int) -> bool:
+    """Find the nodes of a group that suit a point best, into ``plan.spot``; return whether it fits."""
+    count, wanted = 0, problem.spread[point]
+    for node in range(problem.group[group], problem.group[group + 1]):
+        rank = _rank(problem, plan, i, node, point)
+        if rank == np.inf or (count == wanted and rank >= plan.rank[wanted - 1]):
+            continue
+        count = min(count + 1, wanted)
+        at = count - 1
+        while at > 0 and plan.rank[at - 1] > rank:
+            plan.rank[at], plan.spot[at] = plan.rank[at - 1], plan.spot[at - 1]
+            at -= 1
+        plan.rank[at], plan.spot[at] = rank, node
+    return bool(count == wanted)
 
 
 @jit
-def may_stay(world: MaifsWorld, states: JobStates, plan: JointDecision, i: int) -> bool:
+def may_stay(problem: JointProblem, plan: JointDecision, i: int) -> bool:
     """Return whether a job's present allocation is still free for it."""
-    point = states.point[plan.job[i]]
+    point = problem.point[i]
     if point < 0:
         return False
-    for s in range(world.spread[point]):
-        node = states.node[plan.job[i], s]
+    for s in range(problem.spread[point]):
         for r in range(3):
-            if plan.free[node, r] < world.need[point, r] - _EPS:
+            if plan.free[problem.at[i, s], r] < problem.need[point, r] - _EPS:
                 return False
     return True
 
 
 @jit
-def put(world: MaifsWorld, states: JobStates, plan: JointDecision, i: int, point: int, first: int, second: int) -> None:
-    """Set a job's allocation, replacing an earlier one."""
+def put(problem: JointProblem, plan: JointDecision, i: int, point: int, nodes: Ints) -> None:
+    """Set a job's allocation, replacing an earlier one; ``nodes``: the first ``spread`` of these."""
     have = plan.point[i]
     if have >= 0:
-        for s in range(world.spread[have]):
-            plan.free[plan.node[i, s]] += world.need[have]
+        for s in range(problem.spread[have]):
+            plan.free[plan.node[i, s]] += problem.need[have]
+        plan.left[0] += problem.gpus[have]
     else:
-        _hold(world, states, plan.held, plan.job[i], -1.0)
+        _hold(problem, plan.held, i, -1.0)
+        plan.left[0] += problem.floor[i]
     plan.point[i] = point
-    plan.node[i, 0], plan.node[i, 1] = first, second
-    plan.group[i] = world.group_of[first]
-    for s in range(world.spread[point]):
-        plan.free[plan.node[i, s]] -= world.need[point]
+    plan.group[i] = problem.group_of[nodes[0]]
+    plan.node[i] = -1
+    for s in range(problem.spread[point]):
+        plan.node[i, s] = nodes[s]
+        plan.free[nodes[s]] -= problem.need[point]
+    plan.left[0] -= problem.gpus[point]
 
 
 class Bid(NamedTuple):
@@ -156,62 +224,66 @@ class Bid(NamedTuple):
 
     score: float
     point: int
-    first: int
-    second: int
     worth: float
 
 
 @jit
-def bid(
-    world: MaifsWorld, states: JobStates, known: SpeedEstimates, plan: JointDecision, i: int, group: int, dominant: bool
-) -> Bid:
-    """Return the step with the largest weighted gain for its price; ``dominant``: by dominant share."""
-    job = plan.job[i]
+def bid(problem: JointProblem, plan: JointDecision, i: int, group: int, dominant: bool) -> Bid:
+    """Return the step with the largest weighted gain for its price, its nodes in ``plan.pick``.
+
+    ``dominant``: by dominant share.
+    """
     if plan.weight[i, group] <= 0.0:
-        return Bid(0.0, -1, -1, -1, 0.0)
-    kind, have = world.jobs.kind[job], plan.point[i]
-    speed, price, now = known.speed[kind], plan.price[group], states.point[job]
-    score, at, first, second, worth = 0.0, -1, -1, -1, 0.0
-    if have < 0 and now >= 0 and world.group_of[states.node[job, 0]] == group and may_stay(world, states, plan, i):
-        worth = speed[now] / plan.best[i]
-        score = worth / plan.keep[i] / _cost(world, price, now, -1, dominant)
-        at, first, second = now, states.node[job, 0], states.node[job, 1]
+        return Bid(0.0, -1, 0.0)
+    kind, have, price, now = problem.kind[i], plan.point[i], plan.price[group], problem.point[i]
+    score, at, worth, left = 0.0, -1, 0.0, plan.left[0] + (problem.gpus[have] if have >= 0 else problem.floor[i])
+    stays = have < 0 and now >= 0 and problem.gpus[now] <= left
+    if stays and problem.group_of[problem.at[i, 0]] == group and may_stay(problem, plan, i):
+        worth = problem.pace[i] / plan.best[i]
+        score = worth / plan.keep[i] / _cost(problem, price, now, -1, dominant)
+        at = now
+        plan.pick[:] = problem.at[i]
     keep = plan.keep[i] if now >= 0 else 1.0
-    low, high = world.jobs.least[job], world.jobs.most[job]
-    for c in range(known.choices[kind]):
-        point = known.choice[kind, c]
-        if not low <= world.gpus[point] <= high:
+    for c in range(problem.options[kind]):
+        point = problem.option[kind, c]
+        if not problem.low[i] <= problem.gpus[point] <= problem.high[i] or problem.gpus[point] > left:
             continue
-        value = (1.0 if point == now else keep) * speed[point] / plan.best[i]
+        value = (1.0 if point == now else keep) * problem.speed[kind, c] / plan.best[i]
         gain = value - plan.worth[i]
         if gain <= 0.0:
             continue
-        cost = _cost(world, price, point, have, dominant)
-        if gain / cost > score:
-            a, b = find(world, states, plan, i, group, point)
-            if a >= 0 and point == now and not same_nodes(states.node[job], a, b):
+        cost = _cost(problem, price, point, have, dominant)
+        if gain / cost > score and find(problem, plan, i, group, point):
+            if point == now and not same_nodes(problem.at[i], plan.spot[: problem.spread[point]]):
                 value *= keep
                 gain = value - plan.worth[i]
-            if a >= 0 and gain / cost > score:
-                score, at, first, second, worth = gain / cost, point, a, b, value
-    return Bid(score * plan.weight[i, group], at, first, second, worth)
+            if gain / cost > score:
+                score, at, worth = gain / cost, point, value
+                plan.pick[:] = plan.spot
+    return Bid(score * plan.weight[i, group], at, worth)
 
 
 @jit
-def same_nodes(node: Ints, first: int, second: int) -> bool:
-    """Return whether a job's nodes are these, in any order."""
-    return bool((node[0] == first and node[1] == second) or (node[0] == second and node[1] == first))
+def same_nodes(nodes: Ints, others: Ints) -> bool:
+    """Return whether two lists of nodes, -1 in places without one, are of the same nodes, in any order."""
+    for node in nodes:
+        if node >= 0 and not _is_in(others, node):
+            return False
+    for node in others:
+        if node >= 0 and not _is_in(nodes, node):
+            return False
+    return True
 
 
 @jit
-def _cost(world: MaifsWorld, price: Floats, point: int, have: int, dominant: bool) -> float:
+def _cost(problem: JointProblem, price: Floats, point: int, have: int, dominant: bool) -> float:
     """Return the price of a point beyond another."""
     cost, top, before = 0.0, 0.0, 0.0
     for r in range(3):
-        more = price[r] * world.share[point, r]
+        more = price[r] * problem.share[point, r]
         top = max(top, more)
         if have >= 0:
-            less = price[r] * world.share[have, r]
+            less = price[r] * problem.share[have, r]
             before = max(before, less)
             more -= less
         cost += more
@@ -219,25 +291,21 @@ def _cost(world: MaifsWorld, price: Floats, point: int, have: int, dominant: boo
 
 
 @jit
-def fill(
-    world: MaifsWorld, states: JobStates, known: SpeedEstimates, plan: JointDecision, mode: int, dominant: bool
-) -> None:
+def fill(problem: JointProblem, plan: JointDecision, mode: int, dominant: bool) -> None:
     """Decide about all jobs."""
     if mode == ALONE:
-        _choose_jointly(world, states, known, plan, dominant)
+        _choose_jointly(problem, plan, dominant)
     else:
-        _choose_by_agents(world, states, known, plan, mode, dominant)
+        _choose_by_agents(problem, plan, mode, dominant)
 
 
 @jit
-def _choose_jointly(
-    world: MaifsWorld, states: JobStates, known: SpeedEstimates, plan: JointDecision, dominant: bool
-) -> None:
-    groups, n = len(world.jobs.group) - 1, len(plan.job)
+def _choose_jointly(problem: JointProblem, plan: JointDecision, dominant: bool) -> None:
+    groups, n = len(problem.group) - 1, len(plan.job)
     heap = _new_heap(n * groups)
     for i in range(n):
         for group in range(groups):
-            score = bid(world, states, known, plan, i, group, dominant).score
+            score = bid(problem, plan, i, group, dominant).score
             if score > 0.0:
                 push(heap, -score, i * groups + group)
     while heap.size[0] > 0:
@@ -245,31 +313,29 @@ def _choose_jointly(
         i, group = item // groups, item % groups
         if plan.group[i] >= 0 and plan.group[i] != group:
             continue
-        best = bid(world, states, known, plan, i, group, dominant)
+        best = bid(problem, plan, i, group, dominant)
         if best.score <= 0.0:
             continue
         if heap.size[0] > 0 and -best.score > heap.key[0]:
             push(heap, -best.score, item)  # stale: other jobs have taken resources since it was pushed
             continue
-        put(world, states, plan, i, best.point, best.first, best.second)
+        put(problem, plan, i, best.point, plan.pick)
         plan.worth[i] = best.worth
-        score = bid(world, states, known, plan, i, group, dominant).score
+        score = bid(problem, plan, i, group, dominant).score
         if score > 0.0:
             push(heap, -score, item)
 
 
 @jit
-def _choose_by_agents(
-    world: MaifsWorld, states: JobStates, known: SpeedEstimates, plan: JointDecision, mode: int, dominant: bool
-) -> None:
-    groups, n = len(world.jobs.group) - 1, len(plan.job)
+def _choose_by_agents(problem: JointProblem, plan: JointDecision, mode: int, dominant: bool) -> None:
+    groups, n = len(problem.group) - 1, len(plan.job)
     # One heap of bids for each group, best first. Bids fall as GPUs go, and a popped one is computed anew: if it is not
     # the best any more it goes back, so that most bids are never computed again.
     keys, items, sizes = np.zeros((groups, n)), np.zeros((groups, n), np.int64), np.zeros(groups, np.int64)
     for group in range(groups):
         heap = Heap(keys[group], items[group], sizes[group : group + 1])
         for i in range(n):
-            first = bid(world, states, known, plan, i, group, dominant).score
+            first = bid(problem, plan, i, group, dominant).score
             if first > 0.0:
                 push(heap, -first, i)
     score, bidder_job = np.zeros((groups, BIDS + 1)), np.full((groups, BIDS + 1), -1)
@@ -285,7 +351,7 @@ def _choose_by_agents(
                 i = pop(heap)
                 if plan.group[i] >= 0 and plan.group[i] != group:
                     continue  # another group has won it since
-                now = bid(world, states, known, plan, i, group, dominant).score
+                now = bid(problem, plan, i, group, dominant).score
                 if now <= 0.0:
                     continue  # nothing that is left here would speed it up
                 if heap.size[0] > 0 and -now > heap.key[0]:
@@ -299,9 +365,9 @@ def _choose_by_agents(
         chosen[:] = 0
         if mode == GRAPH:
             agree(score, bidder_job, chosen)
-        if not _commit(world, states, known, plan, dominant, score, bidder_job, chosen):
+        if not _commit(problem, plan, dominant, score, bidder_job, chosen):
             chosen[:] = 0  # messages need not converge on graphs with cycles: no agent bid, so each makes its best bid
-            _commit(world, states, known, plan, dominant, score, bidder_job, chosen)
+            _commit(problem, plan, dominant, score, bidder_job, chosen)
         # What was popped goes back with its new bid, the winners' too: they may grow further.
         for group in range(groups):
             heap = Heap(keys[group], items[group], sizes[group : group + 1])
@@ -310,21 +376,14 @@ def _choose_by_agents(
                 if i >= 0:
                     now = score[group, b]
                     if plan.group[i] == group:
-                        now = bid(world, states, known, plan, i, group, dominant).score
+                        now = bid(problem, plan, i, group, dominant).score
                     if now > 0.0:
                         push(heap, -now, i)
 
 
 @jit
 def _commit(
-    world: MaifsWorld,
-    states: JobStates,
-    known: SpeedEstimates,
-    plan: JointDecision,
-    dominant: bool,
-    score: Floats,
-    bidder_job: Ints,
-    chosen: Ints,
+    problem: JointProblem, plan: JointDecision, dominant: bool, score: Floats, bidder_job: Ints, chosen: Ints
 ) -> bool:
     """Apply every agent's chosen bid, the best first; return whether any was applied."""
     groups = len(chosen)
@@ -338,9 +397,9 @@ def _commit(
             break
         i = bidder_job[group, chosen[group]]
         if i >= 0 and (plan.group[i] < 0 or plan.group[i] == group):
-            best = bid(world, states, known, plan, i, group, dominant)
+            best = bid(problem, plan, i, group, dominant)
             if best.score > 0.0:
-                put(world, states, plan, i, best.point, best.first, best.second)
+                put(problem, plan, i, best.point, plan.pick)
                 plan.worth[i] = best.worth
                 done = True
     return done
@@ -358,13 +417,13 @@ def agree(score: Floats, bidder_job: Ints, chosen: Ints) -> None:
     A job taken by two agents counts only with the larger gain.
     """
     agents, bids = score.shape
-    edge = np.zeros((agents, agents), np.bool_)
+    edge = np.zeros((agents, agents), np.uint8)
     for k in range(agents):
         for other in range(k):
             for a in range(bids):
                 for b in range(bids):
                     if bidder_job[k, a] >= 0 and bidder_job[k, a] == bidder_job[other, b]:
-                        edge[k, other] = edge[other, k] = True
+                        edge[k, other] = edge[other, k] = 1
     message, told = np.zeros((agents, agents, bids)), np.zeros((agents, bids))
     for _ in range(ROUNDS):
         for k in range(agents):
@@ -390,7 +449,7 @@ def agree(score: Floats, bidder_job: Ints, chosen: Ints) -> None:
 
 
 @jit
-def _hear(score: Floats, edge: Bools, message: Floats, told: Floats, k: int) -> None:
+def _hear(score: Floats, edge: Flags, message: Floats, told: Floats, k: int) -> None:
     for a in range(score.shape[1]):
         told[k, a] = score[k, a]
         for other in range(score.shape[0]):

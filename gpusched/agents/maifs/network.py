@@ -12,11 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.common.vector import split_vector
-from gpusched.agents.maifs.joint import JointDecision
-from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates
+from gpusched.agents.maifs.joint import JointDecision, JointProblem
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats
-from gpusched.sim.rounds import NOW
 
 JOB, GROUP, HIDDEN, WIDTH = 10, 9, 12, 4
 """Inputs of a job and of a group, hidden units, and the width of attention."""
@@ -65,31 +63,26 @@ def untrained(seed: int) -> Floats:
 
 
 @jit
-def set_weights(
-    world: MaifsWorld, states: JobStates, known: SpeedEstimates, plan: JointDecision, agent: MaifsWeights, attends: bool
-) -> None:
+def set_weights(problem: JointProblem, plan: JointDecision, agent: MaifsWeights, attends: bool) -> None:
     """Write the weights, prices and restart costs of an empty decision."""
-    n, groups, now = len(plan.job), len(world.jobs.group) - 1, states.progress.time[NOW]
-    asked = 0.0
+    (n, groups), asked = plan.weight.shape, 0.0
     for i in range(n):
-        asked += world.jobs.least[plan.job[i]]
-    pressure = np.log((1.0 + asked) / world.jobs.node[:, 0].sum())
-    context = _groups(world, states, plan, agent, pressure, attends)
+        asked += problem.low[i]
+    pressure = np.log((1.0 + asked) / max(problem.node[:, 0].sum(), 1.0))
+    context = _groups(problem, plan, agent, pressure, attends)
     inputs, hidden = np.zeros(JOB), np.zeros(HIDDEN)
     for i in range(n):
-        job = plan.job[i]
-        kind = world.jobs.kind[job]
-        left = max(world.jobs.steps[job] - states.progress.done[job], _TINY) / max(plan.best[i], _TINY)
+        left = max(problem.work[i], _TINY) / max(plan.best[i], _TINY)
         inputs[0] = 1.0
         inputs[1] = np.log(left / 600.0 + 1e-3) / 3.0
-        inputs[2] = np.log1p((now - world.jobs.arrival[job]) / 600.0) / 3.0
-        inputs[3] = 1.0 if states.point[job] >= 0 else 0.0
-        inputs[4] = np.log2(world.jobs.least[job] * world.jobs.most[job]) / 4.0
-        inputs[5] = np.log(world.restart_s[kind] / 60.0)
-        inputs[6] = known.uncertainty[kind]
+        inputs[2] = np.log1p(problem.age_s[i] / 600.0) / 3.0
+        inputs[3] = 1.0 if problem.point[i] >= 0 else 0.0
+        inputs[4] = np.log2(problem.low[i] * problem.high[i]) / 4.0
+        inputs[5] = np.log(problem.cost_s[i] / 60.0)
+        inputs[6] = problem.doubt[i]
         inputs[7] = pressure
-        inputs[8] = states.progress.done[job] / world.jobs.steps[job]
-        inputs[9] = np.log1p(states.progress.restarts[job])
+        inputs[8] = problem.done[i]
+        inputs[9] = np.log1p(problem.restarts[i])
         weight, horizon = job_values(agent, inputs, hidden)
         for group in range(groups):
             mine = weight
@@ -99,10 +92,10 @@ def set_weights(
                     liking += hidden[h] * agent.job_out[h, 2 + w]
                 mine += liking * context[group, w]
             plan.weight[i, group] = np.exp(min(max(mine, -20.0), 20.0))
-        plan.keep[i] = restart_factor(left, horizon, world.restart_s[kind])
+        plan.keep[i] = restart_factor(left, horizon, problem.cost_s[i])
     waiting = np.zeros(n)
     for i in range(n):
-        waiting[i] = plan.weight[i].max() if states.point[plan.job[i]] < 0 else 0.0
+        waiting[i] = plan.weight[i].max() if problem.point[i] < 0 else 0.0
     if (waiting > 0.0).sum() > WINDOW:
         least = np.sort(waiting)[n - WINDOW]
         for i in range(n):
@@ -135,29 +128,26 @@ def restart_factor(left: float, horizon: float, restart_s: float) -> float:
 
 
 @jit
-def _groups(
-    world: MaifsWorld, states: JobStates, plan: JointDecision, agent: MaifsWeights, pressure: float, attends: bool
-) -> Floats:
+def _groups(problem: JointProblem, plan: JointDecision, agent: MaifsWeights, pressure: float, attends: bool) -> Floats:
     """Return each agent's context, ``float64[groups, WIDTH]``; write the prices."""
-    groups = len(world.jobs.group) - 1
+    groups = len(problem.group) - 1
     inputs, context = np.zeros((groups, GROUP)), np.zeros((groups, WIDTH))
     for group in range(groups):
-        first, end = world.jobs.group[group], world.jobs.group[group + 1]
+        first, end = problem.group[group], problem.group[group + 1]
         inputs[group, 0] = 1.0
         for r in range(3):
-            all_of = world.jobs.node[first:end, r].sum()
-            inputs[group, 1 + r] = plan.held[first:end, r].sum() / all_of
+            all_of = problem.node[first:end, r].sum()
+            inputs[group, 1 + r] = plan.held[first:end, r].sum() / max(all_of, _TINY)
         inputs[group, 4] = pressure
         inputs[group, 8] = (end - first) / 4.0
+    gpus = max(problem.node[:, 0].sum(), 1.0) / groups
     for i in range(len(plan.job)):
-        job = plan.job[i]
-        if states.point[job] >= 0:
-            group = world.group_of[states.node[job, 0]]
-            left = max(world.jobs.steps[job] - states.progress.done[job], _TINY) / max(plan.best[i], _TINY)
-            gpus = world.jobs.node[:, 0].sum() / groups
+        if problem.point[i] >= 0:
+            group = problem.group_of[problem.at[i, 0]]
+            left = max(problem.work[i], _TINY) / max(plan.best[i], _TINY)
             inputs[group, 5] += 4.0 / gpus
             inputs[group, 6] += np.log(left / 600.0 + 1e-3) / gpus
-            inputs[group, 7] += world.gpus[states.point[job]] * world.restart_s[world.jobs.kind[job]] / 100.0 / gpus
+            inputs[group, 7] += problem.gpus[problem.point[i]] * problem.cost_s[i] / 100.0 / gpus
     heads = np.zeros((3, groups, WIDTH))
     for group in range(groups):
         for w in range(WIDTH):

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.maifs.joint import ALONE, JointDecision, fill, find, may_stay, new_plan, put
+from gpusched.agents.maifs.joint import ALONE, JointDecision, JointProblem, fill, find, may_stay, new_plan, put
 from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL
-from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates
+from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates, problem_of
 from gpusched.compiled import jit
 from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import Ints
@@ -39,32 +39,33 @@ class SizingRule(NamedTuple):
 @jit
 def decide(world: MaifsWorld, states: JobStates, known: SpeedEstimates, job: Ints, rule: SizingRule) -> JointDecision:
     """Return the allocation of all active jobs; ``job: int64[n]``, by arrival."""
-    plan = new_plan(world, states, known, job)
+    problem = problem_of(world, states, known, job)
+    plan = new_plan(problem, job)
     if rule.rule == GREEDY or rule.rule == OPTIMUS:
         for i in range(len(job)):
-            left = max(world.jobs.steps[job[i]] - states.progress.done[job[i]], _TINY) / max(plan.best[i], _TINY)
+            left = max(problem.work[i], _TINY) / max(plan.best[i], _TINY)
             horizon = min(left, rule.horizon_s)
-            plan.keep[i] = horizon / (horizon + world.restart_s[world.jobs.kind[job[i]]])
+            plan.keep[i] = horizon / (horizon + problem.cost_s[i])
             plan.weight[i] = left**-rule.power
         if rule.rule == OPTIMUS:
-            _place_minimum(world, states, known, plan)
-        fill(world, states, known, plan, ALONE, rule.dominant)
+            _place_minimum(problem, plan)
+        fill(problem, plan, ALONE, rule.dominant)
         return plan
-    for i in _order(world, states, job, rule.rule):
-        if may_stay(world, states, plan, i):
-            now = states.point[job[i]]
-            put(world, states, plan, i, now, states.node[job[i], 0], states.node[job[i], 1])
-        elif not _place_requested(world, states, known, plan, i, rule.rule == SYNERGY) and rule.rule != LAS:
-            break  # first come, first served
+    for i in _order(states, problem, job, rule.rule):
+        if may_stay(problem, plan, i):
+            put(problem, plan, i, problem.point[i], problem.at[i])
+        elif not _place_requested(problem, plan, i, world.jobs.requested[job[i]], rule.rule == SYNERGY):
+            if rule.rule != LAS:
+                break  # first come, first served
     return plan
 
 
 @jit
-def _order(world: MaifsWorld, states: JobStates, job: Ints, rule: int) -> Ints:
+def _order(states: JobStates, problem: JointProblem, job: Ints, rule: int) -> Ints:
     """Order running jobs first, then by arrival; LAS: by attained GPU time in three classes (Tiresias)."""
     key = np.zeros(len(job))
     for i in range(len(job)):
-        running = states.point[job[i]] >= 0
+        running = problem.point[i] >= 0
         if rule == LAS:
             served = states.served[job[i]]
             key[i] = (0.0 if served < _QUEUE_S else 4.0 if served < 10 * _QUEUE_S else 8.0) + (0.0 if running else 1.0)
@@ -74,61 +75,52 @@ def _order(world: MaifsWorld, states: JobStates, job: Ints, rule: int) -> Ints:
 
 
 @jit
-def _place_requested(
-    world: MaifsWorld, states: JobStates, known: SpeedEstimates, plan: JointDecision, i: int, tuned: bool
-) -> bool:
+def _place_requested(problem: JointProblem, plan: JointDecision, i: int, shape: int, tuned: bool) -> bool:
     """Place a job at its requested shape with proportional cores and memory; ``tuned``: with those it can use."""
-    job = plan.job[i]
-    kind, shape = world.jobs.kind[job], world.jobs.requested[job]
-    proportional = shape * _PER + PROPORTIONAL
-    best, at = 0.0, -1
+    kind, best, at = problem.kind[i], 0.0, -1
     if tuned:
-        for c in range(known.choices[kind]):
-            point = known.choice[kind, c]
-            if (
-                point // _PER == shape
-                and known.speed[kind, point] > best
-                and _best_nodes(world, states, plan, i, point)[0] >= 0
-            ):
-                best, at = known.speed[kind, point], point
-    elif _best_nodes(world, states, plan, i, proportional)[0] >= 0:
-        at = proportional
+        for c in range(problem.options[kind]):
+            point, speed = problem.option[kind, c], problem.speed[kind, c]
+            if point // _PER == shape and speed > best and _pick_nodes(problem, plan, i, point):
+                best, at = speed, point
+    elif _pick_nodes(problem, plan, i, shape * _PER + PROPORTIONAL):
+        at = shape * _PER + PROPORTIONAL
     if at < 0:
         return False
-    first, second = _best_nodes(world, states, plan, i, at)
-    put(world, states, plan, i, at, first, second)
+    _pick_nodes(problem, plan, i, at)
+    put(problem, plan, i, at, plan.pick)
     return True
 
 
 @jit
-def _best_nodes(world: MaifsWorld, states: JobStates, plan: JointDecision, i: int, point: int) -> tuple[int, int]:
-    """Return nodes of one group that are left with the fewest free GPUs; -1: none fit."""
-    low, best = np.inf, (-1, -1)
-    for group in range(len(world.jobs.group) - 1):
-        first, second = find(world, states, plan, i, group, point)
-        if first >= 0:
-            left = plan.free[first, 0] + (plan.free[second, 0] if second >= 0 else 0.0)
+def _pick_nodes(problem: JointProblem, plan: JointDecision, i: int, point: int) -> bool:
+    """Find nodes of one group that are left with the fewest free GPUs, into ``plan.pick``; return whether any fit."""
+    low = np.inf
+    for group in range(len(problem.group) - 1):
+        if find(problem, plan, i, group, point):
+            left = 0.0
+            for s in range(problem.spread[point]):
+                left += plan.free[plan.spot[s], 0]
             if left < low:
-                low, best = left, (first, second)
-    return best
+                low = left
+                plan.pick[:] = plan.spot
+    return bool(low < np.inf)
 
 
 @jit
-def _place_minimum(world: MaifsWorld, states: JobStates, known: SpeedEstimates, plan: JointDecision) -> None:
+def _place_minimum(problem: JointProblem, plan: JointDecision) -> None:
     """Give every job its minimum of GPUs, by arrival, before any gets more (Optimus)."""
     for i in range(len(plan.job)):
-        job = plan.job[i]
-        kind, low, at = world.jobs.kind[job], 1 << 30, -1
-        if may_stay(world, states, plan, i):
-            point = states.point[job]
-            put(world, states, plan, i, point, states.node[job, 0], states.node[job, 1])
-            plan.worth[i] = known.speed[kind, point] / plan.best[i]
+        kind, low, at = problem.kind[i], 1 << 30, -1
+        if may_stay(problem, plan, i):
+            put(problem, plan, i, problem.point[i], problem.at[i])
+            plan.worth[i] = problem.pace[i] / plan.best[i]
             continue
-        for c in range(known.choices[kind]):
-            point = known.choice[kind, c]
-            if world.jobs.least[job] <= world.gpus[point] < low and _best_nodes(world, states, plan, i, point)[0] >= 0:
-                low, at = world.gpus[point], point
+        for c in range(problem.options[kind]):
+            gpus = problem.gpus[problem.option[kind, c]]
+            if problem.low[i] <= gpus < low and _pick_nodes(problem, plan, i, problem.option[kind, c]):
+                low, at = gpus, c
         if at >= 0:
-            first, second = _best_nodes(world, states, plan, i, at)
-            put(world, states, plan, i, at, first, second)
-            plan.worth[i] = known.speed[kind, at] / plan.best[i]
+            _pick_nodes(problem, plan, i, problem.option[kind, at])
+            put(problem, plan, i, problem.option[kind, at], plan.pick)
+            plan.worth[i] = problem.speed[kind, at] / plan.best[i]

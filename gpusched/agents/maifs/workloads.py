@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpusched.agents.maifs.joint import PER_GROUP
 from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, SERVER, MaifsJobClasses, maifs
 from gpusched.errors import UsageError
 from gpusched.sched.state import Floats, Ints
@@ -20,8 +21,6 @@ from gpusched.traces.workload import PHILLY_LIKE, load_workload
 WEEK_S = 604_800.0
 LONGEST_S = 86_400.0
 """Longer jobs are cut to a day: else 1 % of Philly's jobs, up to 53 days long, would be most of the GPU time."""
-PER_GROUP = 4
-"""Maximum of nodes in a group, that is, per agent."""
 _ASKED = (0, 1, 2, 3, 7)  # the shape requested by a job of 1, 2, 4, 8 or 16 GPUs: on the fewest nodes
 
 

@@ -7,11 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpusched.agents.maifs.joint import JointProblem
 from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, SHAPES, MaifsJobClasses, needs, parts
 from gpusched.agents.maifs.workloads import MaifsJobs
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats, Ints
-from gpusched.sim.rounds import EngineRun, RoundProgress, Rounds
+from gpusched.sim.rounds import NOW, EngineRun, RoundProgress, Rounds
 
 Bools = npt.NDArray[np.bool_]
 ROUNDS = Rounds(60.0, 300.0)
@@ -64,13 +65,14 @@ class SpeedEstimates(NamedTuple):
     Attributes:
         speed: ``float64[kinds, points]``: steps/s. uncertainty: ``float64[kinds]``: standard deviation of its log.
         choice: ``int64[kinds, points]``: the points worth choosing, the first ``choices[kind]``.
-        choices: ``int64[kinds]``.
+        choices: ``int64[kinds]``. pace: ``float64[kinds, points]``: steps/s at each of ``choice``.
     """
 
     speed: Floats
     uncertainty: Floats
     choice: Ints
     choices: Ints
+    pace: Floats
 
 
 def world_of(jobs: MaifsJobs, kinds: MaifsJobClasses) -> MaifsWorld:
@@ -99,11 +101,34 @@ def exact_estimates(truth: Floats) -> SpeedEstimates:
     """Return the estimates of a policy that knows every speed."""
     kinds, points = truth.shape
     known = SpeedEstimates(
-        truth.copy(), np.zeros(kinds), np.zeros((kinds, points), np.int64), np.zeros(kinds, np.int64)
-    )
+        truth.copy(), np.zeros(kinds), np.zeros((kinds, points), np.int64), np.zeros(kinds, np.int64),
+        np.zeros((kinds, points)),
+    )  # fmt: skip
     for kind in range(kinds):
         choose(known, kind)
     return known
+
+
+_UNLIMITED = 1e12
+
+
+@jit
+def problem_of(world: MaifsWorld, states: JobStates, known: SpeedEstimates, job: Ints) -> JointProblem:
+    """Return the inputs of the joint step for these jobs, ``int64[n]``."""
+    jobs, progress, n = world.jobs, states.progress, len(job)
+    kind, point, pace, doubt = jobs.kind[job], states.point[job], np.zeros(n), np.zeros(n)
+    for i in range(n):
+        doubt[i] = known.uncertainty[kind[i]]
+        if point[i] >= 0:
+            pace[i] = known.speed[kind[i], point[i]]
+    done = progress.done[job]
+    return JointProblem(
+        jobs.node, jobs.group, world.group_of, np.full(1, _UNLIMITED), world.need, world.spread, world.share,
+        world.gpus, known.choice, known.choices, known.pace, kind, jobs.least[job], jobs.most[job],
+        np.zeros(n, np.int64), point, pace, states.node[job], np.full(n, -1), np.zeros((0, 0), np.uint8),
+        jobs.steps[job] - done, progress.time[NOW] - jobs.arrival[job], world.restart_s[kind], doubt,
+        done / jobs.steps[job], progress.restarts[job],
+    )  # fmt: skip
 
 
 _CORES, _MEMORY, _SHAPES = len(CORES), len(MEMORY_GB), len(SHAPES)
@@ -126,5 +151,6 @@ def choose(known: SpeedEstimates, kind: int) -> None:
                 best[cores, memory] = max(below, speed[point])
                 if speed[point] > GAIN * below:
                     known.choice[kind, count] = point
+                    known.pace[kind, count] = speed[point]
                     count += 1
     known.choices[kind] = count

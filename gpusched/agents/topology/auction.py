@@ -14,14 +14,15 @@ import numpy as np
 
 from gpusched.agents.topology.network import Graph, TopologyWeights, new_graph, pass_messages
 from gpusched.agents.topology.places import MAX_DAYS_WAITED
+from gpusched.agents.topology.tape import Tape, hear
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import node_fits
 from gpusched.sched.state import OK, Flags, Floats, Ints, QueueJobs, Requests, Resources
 from gpusched.sched.topology.contention import JobLayouts
-from gpusched.sched.topology.load import Load, new_visit
+from gpusched.sched.topology.load import Load, speed_of
 from gpusched.sched.topology.queue import Costs
-from gpusched.sched.topology.slowdown import NARROWEST, SlowdownModel, learned, link_kind, lost_beside
+from gpusched.sched.topology.slowdown import SlowdownModel, learned
 from gpusched.sched.topology.tree import NetworkTree
 
 DAY_S = 86_400.0
@@ -66,7 +67,7 @@ class Auction(NamedTuple):
         shapes, classes: ``int64``: how many there are once.
         graph: For settling. racks: ``int64[nodes]``.
         begun: ``int64[schedulers, jobs]``: the jobs that each would start. found: the same: room for neighbours.
-        again: ``int64[1]``: how many offers were made again.
+        again: ``int64[1]``: how many offers were made again. tape: What training records; None: it is none.
     """
 
     agent: TopologyWeights
@@ -87,6 +88,7 @@ class Auction(NamedTuple):
     begun: Ints
     found: Ints
     again: Ints
+    tape: Tape | None = None
 
 
 class Workspace(NamedTuple):
@@ -157,8 +159,9 @@ def open_auction(
     _set_homes(auction, costs, usable, queue)
     _set_waiting(auction, costs, jobs, queue, now)
     if learned(costs.model.believed):  # else the engine keeps the jobs' speeds
-        _set_speeds(costs.model, costs.load, auction.racks.size)
+        _set_speeds(costs.model, costs.load)
     pass_messages(auction.agent, costs.tree, costs.load, resources, auction.graph)
+    hear(auction.tape, costs.load, resources, auction.graph)
 
 
 @jit
@@ -167,8 +170,8 @@ def workspace_of(auction: Auction, costs: Costs, jobs: QueueJobs, resources: Res
     of = auction.graph
     graph = Graph(
         of.server, of.rack, of.whole, of.of, of.part, of.node_part, of.total, of.up, of.free, of.most, of.has,
-        of.capacity, of.waiting.copy(), of.idle.copy(), of.large, of.blocked, of.place.copy(), of.wait.copy(),
-        of.hand.copy(),
+        of.capacity, of.waiting.copy(), of.idle.copy(), of.large, of.blocked, of.place.copy(), of.best.copy(),
+        of.wait.copy(), of.hand.copy(),
     )  # fmt: skip
     own = Resources(resources.gpus.copy(), resources.cores.copy(), resources.memory.copy())
     full, used = np.zeros(jobs.feasibility.size, np.uint8), np.zeros(1, np.int64)
@@ -250,27 +253,10 @@ def _shared_out(sizes: np.ndarray, count: int) -> Ints:
 
 
 @jit
-def _set_speeds(model: SlowdownModel, load: Load, nodes: int) -> None:
-    """Set the speed of each running job, for the network: 1: alone where it is fastest."""
+def _set_speeds(model: SlowdownModel, load: Load) -> None:
+    """Set the speed of each running job, for the network."""
     for job in range(load.jobs.size):
-        own = load.jobs[job]
-        own["speed"] = 1.0
-        if own["alone"] <= 0.0:
-            continue
-        visit, lost = new_visit(load), 0.0
-        own["seen"] = visit
-        for link in NARROWEST:
-            use = own["first"]
-            while use >= 0:
-                row = load.uses[use]
-                use, at = row["more"], load.on[row["link"]] if link_kind(nodes, row["link"]) == link else -1
-                while at >= 0:
-                    other = load.jobs[load.uses[at]["job"]]
-                    at = load.uses[at]["next"]
-                    if other["seen"] != visit:
-                        other["seen"] = visit
-                        lost += lost_beside(model.believed, link, own["kind"], other["kind"])
-        own["speed"] = min(1.0, own["best"] / (own["alone"] * (1.0 + lost)))
+        load.jobs[job]["speed"] = speed_of(model, load, job)
 
 
 @jit

@@ -20,6 +20,7 @@ from gpusched.agents.topology.places import (
     worth_of_handing,
     worth_of_waiting,
 )
+from gpusched.agents.topology.tape import noise_of, record
 from gpusched.compiled import jit
 from gpusched.sched.backfill import take
 from gpusched.sched.bounds import charge, exceeds
@@ -40,7 +41,7 @@ from gpusched.sched.state import (
 )
 from gpusched.sched.topology.contention import JobLayouts, cost_of
 from gpusched.sched.topology.load import enter_links, leave, neighbours, set_speeds, speed_of
-from gpusched.sched.topology.patience import PATIENCE_S
+from gpusched.sched.topology.patience import HARMLESS, PATIENCE_S
 from gpusched.sched.topology.queue import Costs, Priced, no_room, priced_pass
 from gpusched.sched.topology.slowdown import SlowdownModel, learned
 
@@ -135,6 +136,18 @@ def _store_offer(
         costs.search.tight[0] = 0.0
         _make_offer(auction, number, graph, costs, costs.sure, auction.sure_ways, room, job, waited)
         costs.search.tight[0] = 1.0
+    if offers.own[number, job] + offers.harm[number, job] > HARMLESS and waited < costs.wait_s[job]:
+        _record(auction, number, graph, job, waited)
+
+
+@jit
+def _record(auction: Auction, number: int, graph: Graph, job: int, waited: float) -> None:
+    """Record an offer that the job may refuse."""
+    offers, way = auction.offers, auction.offers.way[number, job]
+    if way < 0:
+        return
+    request, first = request_of(auction.requests, auction.ways.shape[way]), offers.offset[job]
+    record(auction.tape, auction.agent, graph, job, waited, offers.nodes[number, first:], request.parts)
 
 
 @jit
@@ -160,6 +173,8 @@ def _make_offer(
         if not (np.isfinite(best.rank) and np.isfinite(best.value)):
             offers.sound[number] = 0
     waits = worth_of_waiting(agent, graph, number, gpus, aged, waited / PATIENCE_S, best)
+    if best.own + best.harm > HARMLESS:
+        waits += noise_of(auction.tape, job)
     if not np.isfinite(waits):
         offers.sound[number] = 0
     offers.rank[number, job], offers.value[number, job], offers.waits[number, job] = best.rank, best.value, waits

@@ -1,32 +1,36 @@
-"""Training by evolution: CMA-ES on the weights, each candidate evaluated on whole replays of random clusters."""
+"""Training by evolution: CMA-ES on the weights, each candidate evaluated on whole replays.
+
+`learn` draws clusters (``gpusched reproduce``); `train` gives the jobs of a partition.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
 from gpusched.agents.common.evolve import Evolution, mean_costs
-from gpusched.agents.common.vector import round_to_float32, split_vector, to_vector
-from gpusched.agents.topology.network import SHAPES, untrained, weights_from
-from gpusched.agents.topology.places import IDLE
-from gpusched.agents.topology.replay import replayed
+from gpusched.agents.common.vector import round_to_float32, to_vector
+from gpusched.agents.topology.network import IDLE, SHAPES, start, weights_from
+from gpusched.agents.topology.replay import agents_spec, replayed
 from gpusched.agents.topology.workloads import TopologySetting, draw, racked_topology
 from gpusched.config.weights import Arrays
+from gpusched.model.policy import PolicySpec
 from gpusched.sched.state import Floats
 from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.network import ColocationTable
+from gpusched.sim.pool import Pool
 from gpusched.traces.trace import Trace
 
 _STEPS = {
     "place.skip": 0.03, "place.out": 0.015, "wait.skip": 0.08, "wait.out": 0.04, "hand.skip": 0.02, "hand.out": 0.01,
 }  # fmt: skip
 """What is learned, and how far first steps go; the layers of the graph stay as they were drawn."""
-_INITIAL = {("wait.skip", IDLE): (-1.0, 0.5)}
-"""Where the search begins, and its first step there: less patient than the rule where GPUs are idle beside a queue."""
+_IDLE_STEP = 0.5  # of the one number that does not start at 0
+_LEARNED = np.concatenate([np.full(int(np.prod(shape)), name in _STEPS) for name, shape in SHAPES.items()])
 _NEAR = 1e-3
 """What it costs to be one step from the beginning, squared: workloads tell less than this of most weights."""
 _VALIDATION_SEEDS = 1 << 20  # seeds of workloads to see what comes of it; those to judge by are smaller
@@ -59,19 +63,19 @@ QUICK_RECIPE = TopologyRecipe(generations=2, population=6, tries=2, jobs=100, ta
 
 
 class TrainingCase(NamedTuple):
-    """A workload, the number of schedulers, and its weight in the mean."""
+    """A workload on its nodes, the policy that runs it (order, backfill, schedulers), and its weight in the mean."""
 
-    setting: TopologySetting
     trace: Trace
+    pool: Pool
     network: PlacementNetwork
-    parts: int
-    weight: float
+    spec: PolicySpec
+    weight: float = 1.0
 
 
 class TopologyResult(NamedTuple):
-    """The result: the start, the final mean of the search, and (generation, held-out cost).
+    """The result: the start, the best mean of the search, and (generation, held-out cost).
 
-    The last cost is that of the mean.
+    The last cost is that of the result.
     """
 
     start: Floats
@@ -82,43 +86,56 @@ class TopologyResult(NamedTuple):
 def learn(
     recipe: TopologyRecipe, pairs: ColocationTable | None, seed: int, workers: int, tell: Callable[[int, int], None]
 ) -> TopologyResult:
-    """Train from `network.untrained`; ``pairs``: a table of pairs, used by a fifth of the workloads."""
-    start = untrained(0)
-    learned = np.concatenate([np.full(int(np.prod(shape)), name in _STEPS) for name, shape in SHAPES.items()])
-    begin, steps = (numbers[learned] for numbers in _search_start(start))
+    """Train on drawn clusters; ``pairs``: a table of pairs, used by a fifth of the workloads."""
+    held_out = [draw_case(_VALIDATION_SEEDS + k, pairs, recipe) for k in range(recipe.watch)]
 
-    def whole(numbers: Floats) -> Floats:
-        found = start.copy()
-        found[learned] = numbers
-        return round_to_float32(found)
+    def tries(generation: int) -> list[TrainingCase]:
+        first = _TRAINING_SEEDS + (seed * 100_000 + generation) * recipe.tries
+        return [draw_case(k, pairs, recipe) for k in range(first, first + recipe.tries)]
 
-    search = Evolution(begin, steps, recipe.population, seed)
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        held_out = [draw_case(_VALIDATION_SEEDS + k, pairs, recipe) for k in range(recipe.watch)]
-        course, means = [(0, float(mean_costs(pool, cost, [round_to_float32(start)], held_out)[0]))], []
-        for generation in range(1, recipe.generations + 1):
-            first = _TRAINING_SEEDS + (seed * 100_000 + generation - 1) * recipe.tries
-            tries = [draw_case(k, pairs, recipe) for k in range(first, first + recipe.tries)]
-            asked = search.ask()
-            far = [_NEAR * float(np.square((numbers - begin) / steps).sum()) for numbers in asked]
-            search.tell(mean_costs(pool, cost, [whole(numbers) for numbers in asked], tries) + far)
-            if generation % recipe.every == 0 or generation == recipe.generations:
-                means.append(whole(search.mean))
-                course.append((generation, float(mean_costs(pool, cost, [means[-1]], held_out)[0])))
-            tell(generation, recipe.generations)
-        # Workloads are few beside how much they differ: the mean of where the search was is better than any of it.
-        best = round_to_float32(np.mean(means[1:] or means, axis=0))
-        course.append((recipe.generations, float(mean_costs(pool, cost, [best], held_out)[0])))
-    return TopologyResult(round_to_float32(start), best, tuple(course))
+    return search(new_search(recipe.population, seed), recipe, tries, held_out, workers, tell)
 
 
-def _search_start(start: Floats) -> tuple[Floats, Floats]:
-    """Return where the search begins, and its first steps."""
-    begin: Arrays = dict(zip(SHAPES, split_vector(start.copy(), SHAPES), strict=True))
+def new_search(population: int, seed: int) -> Evolution:
+    """Return the search at `network.start`."""
     steps: Arrays = {name: np.full(shape, _STEPS.get(name, 0.0)) for name, shape in SHAPES.items()}
-    for (name, i), (value, step) in _INITIAL.items():
-        begin[name][i], steps[name][i] = value, step
-    return to_vector(begin, SHAPES), to_vector(steps, SHAPES)
+    steps["wait.skip"][IDLE] = _IDLE_STEP
+    return Evolution(start(0)[_LEARNED], to_vector(steps, SHAPES)[_LEARNED], population, seed)
+
+
+def search(
+    found: Evolution, recipe: TopologyRecipe, tries: Callable[[int], list[TrainingCase]],
+    held_out: Sequence[TrainingCase], workers: int, tell: Callable[[int, int], None],
+    save: Callable[[], None] = lambda: None,
+) -> TopologyResult:  # fmt: skip
+    """Search on; ``tries``: the workloads of a generation, ``save``: called after each."""
+    begin, means = new_search(recipe.population, 0), list[Floats]()
+    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+
+        def judged(numbers: Floats) -> float:
+            return float(mean_costs(pool, cost, [numbers], held_out)[0])
+
+        course = [(0, judged(round_to_float32(start(0))))]
+        while found.generation < recipe.generations:
+            cases, asked = tries(found.generation), found.ask()
+            far = [_NEAR * float(np.square((n - begin.mean) / begin.scale).sum()) for n in asked]
+            found.tell(mean_costs(pool, cost, [_whole(numbers) for numbers in asked], cases) + far)
+            save()
+            if found.generation % recipe.every == 0 or found.generation == recipe.generations:
+                means.append(_whole(found.mean))
+                course.append((found.generation, judged(means[-1])))
+            tell(found.generation, recipe.generations)
+        # Workloads are few beside how much they differ: the mean of where the search was is better than any of it.
+        best = round_to_float32(np.mean(means[1:] or means or [_whole(found.mean)], axis=0))
+        course.append((recipe.generations, judged(best)))
+    return TopologyResult(round_to_float32(start(0)), best, tuple(course))
+
+
+def _whole(numbers: Floats) -> Floats:
+    """Return all weights with the searched ones set, as rounded in a weights file."""
+    found = start(0)
+    found[_LEARNED] = numbers
+    return round_to_float32(found)
 
 
 def draw_case(number: int, pairs: ColocationTable | None, recipe: TopologyRecipe) -> TrainingCase:
@@ -142,12 +159,12 @@ def draw_case(number: int, pairs: ColocationTable | None, recipe: TopologyRecipe
     trace, kind = draw(setting, load, number, recipe.jobs if setting.pairs is None else recipe.table_jobs)
     parts = int(rng.choice([1, 1, 4]))
     weight = 1.0 if setting.pairs is None else _TABLE_WEIGHT
-    return TrainingCase(setting, trace, PlacementNetwork(setting.tree, setting.model, kind), parts, weight)
+    network = PlacementNetwork(setting.tree, setting.model, kind)
+    return TrainingCase(trace, setting.pool, network, agents_spec(parts), weight)
 
 
 def cost(numbers: Floats, case: TrainingCase) -> float:
     """Return the logarithm of the mean JCT, plus a little of the 99th percentile's."""
-    jct = (
-        replayed(case.trace, case.setting.pool, case.network, weights_from(numbers), case.parts).end - case.trace.submit
-    )
+    end = replayed(case.trace, case.pool, case.network, weights_from(numbers), case.spec).end
+    jct = (end - case.trace.submit)[np.isfinite(end)]  # of those that can run there
     return float(np.log(jct.mean()) + _TAIL_WEIGHT * np.log(np.percentile(jct, 99))) * case.weight

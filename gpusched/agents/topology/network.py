@@ -21,15 +21,17 @@ from gpusched.sched.topology.tree import NetworkTree
 WIDTH, HIDDEN = 4, 6
 PLACE, WAIT, HAND = 10, 10, 5
 """Inputs of a place, of waiting, and of another scheduler, beside what the graph says."""
-_ON, _SERVER, _RACK, _WHOLE = 4, 3, 3, 3  # inputs of a job on a link, of a server, of a rack, and of a part
+ON, SERVER, RACK, WHOLE = 4, 3, 3, 3  # inputs of a job on a link, of a server, of a rack, and of a part
 SHAPES = {
-    "on.bus": (_ON, WIDTH), "on.nic": (_ON, WIDTH),
-    "server": (_SERVER + 2 * WIDTH, WIDTH), "rack": (_RACK + WIDTH, WIDTH), "whole": (_WHOLE + WIDTH, WIDTH),
+    "on.bus": (ON, WIDTH), "on.nic": (ON, WIDTH),
+    "server": (SERVER + 2 * WIDTH, WIDTH), "rack": (RACK + WIDTH, WIDTH), "whole": (WHOLE + WIDTH, WIDTH),
     "place.in": (PLACE + 3 * WIDTH, HIDDEN), "wait.in": (WAIT + WIDTH, HIDDEN), "hand.in": (HAND + 2 * WIDTH, HIDDEN),
     "place.skip": (PLACE,), "place.out": (HIDDEN,), "wait.skip": (WAIT,), "wait.out": (HIDDEN,),
     "hand.skip": (HAND,), "hand.out": (HIDDEN,),
 }  # fmt: skip
 """Name -> shape of what is learned."""
+IDLE, IDLE_WEIGHT = 9, -1.0
+"""The input of waiting that says how many GPUs idle (`places.USUAL`), and its weight at the start, set by hand."""
 _ZERO_AT_START = ("skip", "out")  # what is 0 at the start
 _MAX_PRESSURE = 3.0
 
@@ -68,6 +70,14 @@ def untrained(seed: int) -> Floats:
     return np.concatenate(parts)
 
 
+def start(seed: int) -> Floats:
+    """Return where training begins: `untrained`, but nobody waits while many GPUs idle that pending jobs request."""
+    numbers = untrained(seed)
+    at = sum(int(np.prod(shape)) for shape in list(SHAPES.values())[: list(SHAPES).index("wait.skip")])
+    numbers[at + IDLE] = IDLE_WEIGHT
+    return numbers
+
+
 class Graph(NamedTuple):
     """The graph's outputs, and work space.
 
@@ -81,7 +91,7 @@ class Graph(NamedTuple):
         idle: ``float64[parts]``: the share of its GPUs that are free.
         large: ``int64[parts]``: GPUs of the job that waits most there, by its size and age.
         blocked: ``float64[parts]``: how much it waits.
-        place, wait, hand: Inputs.
+        place, wait, hand: Inputs. best: those of the best place so far.
     """
 
     server: Floats
@@ -101,6 +111,7 @@ class Graph(NamedTuple):
     large: Ints
     blocked: Floats
     place: Floats
+    best: Floats
     wait: Floats
     hand: Floats
 
@@ -123,8 +134,8 @@ def new_graph(tree: NetworkTree, racks: Ints, total: Ints, part: Ints, parts: in
         total.astype(np.float64), up, np.zeros(count), np.zeros(count),
         np.bincount(racks, weights=total, minlength=count).astype(np.float64),
         np.bincount(part, weights=total, minlength=parts).astype(np.float64), np.zeros(parts), np.zeros(parts),
-        np.zeros(parts, np.int64), np.zeros(parts), np.zeros(PLACE + 3 * WIDTH), np.zeros(WAIT + WIDTH),
-        np.zeros(HAND + 2 * WIDTH),
+        np.zeros(parts, np.int64), np.zeros(parts), np.zeros(PLACE + 3 * WIDTH), np.zeros(PLACE),
+        np.zeros(WAIT + WIDTH), np.zeros(HAND + 2 * WIDTH),
     )  # fmt: skip
 
 
@@ -137,19 +148,17 @@ def pass_messages(agent: TopologyWeights, tree: NetworkTree, load: Load, resourc
     graph.rack[:] = 0.0
     graph.whole[:] = 0.0
     graph.idle[:] = 0.0
-    inputs = np.zeros(_SERVER + 2 * WIDTH)
+    inputs = np.zeros(SERVER + 2 * WIDTH)
     for node in range(nodes):
         rack, total = graph.of[node], max(graph.total[node], 1.0)
         free = max(0, resources.gpus[node])
         graph.free[rack] += free
         graph.idle[graph.node_part[node]] += free / max(graph.capacity[graph.node_part[node]], 1.0)
         graph.most[rack] = max(graph.most[rack], free / total)
-        inputs[0] = free / total
-        inputs[1] = min(load.pressure[node] / FULL_STEP, _MAX_PRESSURE)
-        inputs[2] = min(load.pressure[nodes + node] / FULL_STEP, _MAX_PRESSURE)
-        inputs[_SERVER:] = 0.0
-        _aggregate_link(agent.on_bus, load, node, total, inputs[_SERVER : _SERVER + WIDTH])
-        _aggregate_link(agent.on_nic, load, nodes + node, total, inputs[_SERVER + WIDTH :])
+        server_inputs(load, resources, graph, node, inputs)
+        inputs[SERVER:] = 0.0
+        _aggregate_link(agent.on_bus, load, node, total, inputs[SERVER : SERVER + WIDTH])
+        _aggregate_link(agent.on_nic, load, nodes + node, total, inputs[SERVER + WIDTH :])
         for k in range(WIDTH):
             total_input = 0.0
             for i in range(inputs.size):
@@ -160,20 +169,30 @@ def pass_messages(agent: TopologyWeights, tree: NetworkTree, load: Load, resourc
 
 
 @jit
+def server_inputs(load: Load, resources: Resources, graph: Graph, node: int, inputs: Floats) -> None:
+    """Set the inputs of a server."""
+    inputs[0] = max(0, resources.gpus[node]) / max(graph.total[node], 1.0)
+    inputs[1] = min(load.pressure[node] / FULL_STEP, _MAX_PRESSURE)
+    inputs[2] = min(load.pressure[graph.of.size + node] / FULL_STEP, _MAX_PRESSURE)
+
+
+@jit
+def link_inputs(load: Load, at: int, total: float) -> tuple[float, float, float]:
+    """Return the inputs of a job on a link of a server of so many GPUs, besides 1; ``at``: of ``Load.uses``."""
+    use = load.uses[at]
+    job = load.jobs[use["job"]]
+    return use["part"] / FULL_STEP, min(job["gpus"] / total, _MAX_PRESSURE) / _MAX_PRESSURE, job["speed"]
+
+
+@jit
 def _aggregate_link(weights: Floats, load: Load, link: int, total: float, out: Floats) -> None:
     """Aggregate the jobs on a link into ``out``."""
     at = load.on[link]
     while at >= 0:
-        use = load.uses[at]
-        job = load.jobs[use["job"]]
-        part, share, speed = (
-            use["part"] / FULL_STEP,
-            min(job["gpus"] / total, _MAX_PRESSURE) / _MAX_PRESSURE,
-            job["speed"],
-        )
+        part, share, speed = link_inputs(load, at, total)
         for k in range(out.size):
             out[k] += max(0.0, weights[0, k] + weights[1, k] * part + weights[2, k] * share + weights[3, k] * speed)
-        at = use["next"]
+        at = load.uses[at]["next"]
 
 
 @jit
@@ -184,12 +203,10 @@ def _pass_to_parts(agent: TopologyWeights, load: Load, graph: Graph) -> None:
     for rack in range(racks):
         free[graph.part[rack]] += graph.free[rack]
         has[graph.part[rack]] += graph.has[rack]
-    inputs = np.zeros(_RACK + WIDTH)
+    inputs = np.zeros(RACK + WIDTH)
     for rack in range(racks):
-        inputs[0] = graph.free[rack] / max(graph.has[rack], 1.0)
-        inputs[1] = graph.most[rack]
-        inputs[2] = min(load.pressure[graph.up[rack]] / FULL_STEP, _MAX_PRESSURE) if graph.up[rack] >= 0 else 0.0
-        inputs[_RACK:] = graph.rack[rack]
+        rack_inputs(load, graph, rack, inputs)
+        inputs[RACK:] = graph.rack[rack]
         part = graph.part[rack]
         for k in range(WIDTH):
             total_input = 0.0
@@ -197,17 +214,29 @@ def _pass_to_parts(agent: TopologyWeights, load: Load, graph: Graph) -> None:
                 total_input += agent.rack[i, k] * inputs[i]
             graph.rack[rack, k] = max(total_input, 0.0)
             graph.whole[part, k] += graph.rack[rack, k] * graph.has[rack] / max(has[part], 1.0)
-    summed = np.zeros(_WHOLE + WIDTH)
+    summed = np.zeros(WHOLE + WIDTH)
     for part in range(parts):
-        summed[0] = free[part] / max(has[part], 1.0)
-        summed[1] = min(graph.waiting[part], _MAX_PRESSURE)
-        summed[2] = graph.blocked[part]
-        summed[_WHOLE:] = graph.whole[part]
+        whole_inputs(graph, part, free[part] / max(has[part], 1.0), summed)
+        summed[WHOLE:] = graph.whole[part]
         for k in range(WIDTH):
             total_input = 0.0
             for i in range(summed.size):
                 total_input += agent.whole[i, k] * summed[i]
             graph.whole[part, k] = max(total_input, 0.0)
+
+
+@jit
+def rack_inputs(load: Load, graph: Graph, rack: int, inputs: Floats) -> None:
+    """Set the inputs of a rack."""
+    inputs[0] = graph.free[rack] / max(graph.has[rack], 1.0)
+    inputs[1] = graph.most[rack]
+    inputs[2] = min(load.pressure[graph.up[rack]] / FULL_STEP, _MAX_PRESSURE) if graph.up[rack] >= 0 else 0.0
+
+
+@jit
+def whole_inputs(graph: Graph, part: int, free: float, inputs: Floats) -> None:
+    """Set the inputs of a part of which this is free."""
+    inputs[0], inputs[1], inputs[2] = free, min(graph.waiting[part], _MAX_PRESSURE), graph.blocked[part]
 
 
 @jit

@@ -6,7 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.topology.network import Graph, TopologyWeights, value_of_handing, value_of_place, value_of_waiting
+from gpusched.agents.topology.network import (
+    IDLE,
+    Graph,
+    TopologyWeights,
+    value_of_handing,
+    value_of_place,
+    value_of_waiting,
+)
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
 from gpusched.sched.state import Flags, PlacementRequest, Requests, Resources
@@ -27,10 +34,9 @@ from gpusched.sched.topology.tree import NetworkTree
 
 GOOD = 0.1
 """Who has a place that is worth no less than this below nothing asks no other scheduler."""
-IDLE = 9
-"""The input of waiting that says how many GPUs are idle that waiting jobs ask for, by those that there are,"""
 USUAL = 0.2
-"""beyond so many: as many are idle where nobody waits for a better place, because what is left fits nobody."""
+"""So many of the GPUs idle where nobody waits for a better place, because they fit no pending job; only those beyond
+count for the input `IDLE` of waiting."""
 MAX_DAYS_WAITED = 3.0
 """No input of the network is larger."""
 
@@ -108,6 +114,7 @@ def _better(
     if rank <= best.rank:
         return best
     search.best[: request.parts] = nodes[: request.parts]
+    graph.best[:] = place[: graph.best.size]
     return PlaceChoice(rank, value, way, own, harm)
 
 

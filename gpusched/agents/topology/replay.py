@@ -13,12 +13,13 @@ import numpy as np
 from gpusched.agents.topology.auction import Auction, Site, new_auction, open_auction
 from gpusched.agents.topology.bids import offer_in_turn, settle
 from gpusched.agents.topology.network import SHAPES, TopologyWeights
+from gpusched.agents.topology.tape import new_tape
 from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.sched.agent import NAN_OUTPUT
-from gpusched.sched.state import POLICY, SKIP, Ints
+from gpusched.sched.state import POLICY, SKIP, Floats, Ints
 from gpusched.sched.topology.queue import Priced
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.loop import looped
@@ -82,19 +83,24 @@ def placed_by(placement: str, name: str = "") -> ReplayPolicy:
     return replace(policy_of_order("fifo+skip"), name=name or placement, placement=placement)
 
 
+def agents_spec(parts: int, wait_s: float = np.inf) -> PolicySpec:
+    """Return a policy of so many schedulers, in submission order; no longer waits than ``wait_s``."""
+    return PolicySpec(name="agents", agent="topology", backfill="skip", schedulers=parts, placement_wait_s=wait_s)
+
+
 def replayed(
-    trace: Trace, pool: Pool, network: PlacementNetwork, agent: TopologyWeights, parts: int, seed: int = 0,
-    wait_s: float = np.inf
-) -> ReplayResult:  # fmt: skip
-    """Replay a trace under ``parts`` schedulers with equal weights, in submission order; no longer waits than that."""
+    trace: Trace, pool: Pool, network: PlacementNetwork, agent: TopologyWeights, spec: PolicySpec, seed: int = 0
+) -> ReplayResult:
+    """Replay a trace under schedulers with equal weights, by their policy."""
     model = TrainedModel("topology", dict(zip(SHAPES, agent, strict=True)), {}, "", "<weights in memory>")
-    spec = PolicySpec(name="agents", agent="topology", backfill="skip", schedulers=parts, placement_wait_s=wait_s)
     policy = replace(placed_by("contention", "agents"), order="topology", model=model, spec=spec)
     return replay(trace, pool, policy, network=network, seed=seed)
 
 
-def new_replay_state(world: SimWorld, agent: TopologyWeights, spec: PolicySpec) -> tuple[SimWorld, TopologyReplayState]:
-    """Return the world with its jobs' possible layouts, and the agents' state."""
+def new_replay_state(
+    world: SimWorld, agent: TopologyWeights, spec: PolicySpec, noise: Floats | None = None
+) -> tuple[SimWorld, TopologyReplayState]:
+    """Return the world with its jobs' possible layouts, and the agents' state; ``noise``: with a tape, see `tape`."""
     rule = replace(
         policy_of_order(f"{spec.order}+{spec.backfill}"), placement="contention", placement_wait_s=spec.placement_wait_s
     )
@@ -108,6 +114,8 @@ def new_replay_state(world: SimWorld, agent: TopologyWeights, spec: PolicySpec) 
     auctions = [
         new_auction(agent, count, on, walk.costs, passes.jobs, passes.requests, world.trace.ids) for on in sites
     ]
+    if noise is not None:
+        auctions = [auction._replace(tape=new_tape(auction.graph, noise)) for auction in auctions]
     return world._replace(policy=policy), TopologyReplayState(walk, tuple(auctions))
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from gpusched.agents.common.vector import read_vector, to_arrays
 from gpusched.agents.topology.learn import QUICK_RECIPE, TopologyRecipe, learn
-from gpusched.agents.topology.network import SHAPES, untrained, weights_from
-from gpusched.agents.topology.replay import placed_by, replayed
+from gpusched.agents.topology.network import SHAPES, start, weights_from
+from gpusched.agents.topology.replay import agents_spec, placed_by, replayed
 from gpusched.agents.topology.workloads import TopologySetting, draw, load_scenario, settings
 from gpusched.config.weights import save_model
 from gpusched.errors import GpuschedError, UsageError
@@ -190,6 +190,6 @@ def run_of(
         tree = tree._replace(weight=np.zeros_like(tree.weight))
     network = PlacementNetwork(tree, setting.model, kind)
     if rival.schedulers:
-        of = untrained(0) if not rival.trained else weights_of() if numbers is None else numbers
-        return replayed(trace, setting.pool, network, weights_from(of), rival.schedulers)
+        of = start(0) if not rival.trained else weights_of() if numbers is None else numbers
+        return replayed(trace, setting.pool, network, weights_from(of), agents_spec(rival.schedulers))
     return replay(trace, setting.pool, placed_by(rival.placement, name), network=network, seed=seed)

@@ -24,7 +24,7 @@ class TopologyRival(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         placement: Of `gpusched.sim.placed`. knows: What it is told of slowdown.
-        schedulers: Of agents. trained: Else theirs is the rule that their network has nothing to say to yet.
+        schedulers: Of agents. trained: Else theirs are the weights where training starts.
         free: With links that take no time.
     """
 

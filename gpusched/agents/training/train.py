@@ -97,9 +97,6 @@ def _load_policy(request: TrainRequest) -> tuple[PolicySpec, Path]:
     spec = load_policy(path, folders)
     if spec.agent is None:
         raise UsageError(f"{path}: this policy has no agent to train", "name one with 'agent:', such as gist")
-    if spec.traits.places:
-        hint = f"gpusched reproduce {spec.agent} --out {Path(spec.folder) / f'default{WEIGHTS}'}"
-        raise UsageError(f"{path}: this agent trains on generated clusters, not on a partition's jobs", hint)
     return spec, path / POLICY if path.is_dir() else path
 
 

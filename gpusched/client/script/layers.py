@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -128,7 +129,8 @@ def with_origin(error: UsageError, script: ScriptOptions, typed: Mapping[str, An
 
 
 def _native_option(line: OptionLine) -> list[ParsedOption]:
-    return [ParsedOption(f"#GPUSCHED {' '.join(line.words)}", list(line.words))]
+    words = ["--hot" if pair == ("--resizable", "hot") else pair[1] for pair in pairwise(("", *line.words))]
+    return [ParsedOption(f"#GPUSCHED {' '.join(line.words)}", words)]
 
 
 def _parse_option(line: OptionLine, option: ParsedOption, parse: Parser) -> dict[str, Any]:

@@ -335,6 +335,8 @@ def translate_command_line(
 ) -> tuple[Words, list[str]]:
     """Return a command line of ``submit`` with sbatch's options translated, and notes on those without effect.
 
+    ``--resizable hot`` becomes ``--resizable --hot``: a switch of ours has no value.
+
     Args:
         words: As typed; after the options a script, or ``--`` and a command.
         own: Options of ``submit`` itself, including dashes, and whether each takes a value.
@@ -352,6 +354,8 @@ def translate_command_line(
             name, equals, _ = word.partition("=") if word.startswith("--") else (word[:2], word[2:], "")
             if own.get(name) and not equals and rest:
                 found.append(rest.pop(0))
+            elif word == "--resizable" and rest[:1] == ["hot"]:
+                rest[0] = "--hot"
             continue
         name = _option(rest[0])[0]
         if name in _COMMAND_LINE_ONLY:

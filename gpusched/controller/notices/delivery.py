@@ -78,8 +78,9 @@ class Delivery:
                 why = ""
             except (DeliveryFailed, GpuschedError) as error:
                 why = str(error)
-            except Exception as error:  # an unforeseen error must not end this thread
-                why = f"{type(error).__name__}: {error}"
+            except Exception as error:  # another package's notifier may raise anything; this thread goes on
+                way = f"notifier '{sending.receiver.way[0]}': " if sending.receiver else ""
+                why = f"{way}{type(error).__name__}: {error}"
             self._done.put((sending.key, printable(why)[:500]))
 
 

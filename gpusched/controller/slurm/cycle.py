@@ -12,10 +12,9 @@ import msgspec
 
 from gpusched.cluster.base import ClusterBackend, NodeObservation
 from gpusched.controller.commandfiles import CommandApplier
-from gpusched.controller.cycle import run_of
 from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import EstimateWriter
-from gpusched.controller.ledger import UsageWriter
+from gpusched.controller.ledger import UsageWriter, run_of
 from gpusched.controller.nodestate import with_result
 from gpusched.controller.planning import PendingReasonWriter, failing_alone
 from gpusched.controller.promoting import LivePolicies, load_active_policies

@@ -29,7 +29,7 @@ class StepNode(msgspec.Struct, frozen=True):
 
 
 class StepSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the programs of the folder are told.
+    """Settings of the programs of the folder.
 
     Attributes:
         attempt: Names the job and which start of it; steps of another one are refused.

@@ -50,7 +50,7 @@ def list_attempts(
     except EngineError as failure:
         containers, error = None, str(failure)
     for name, fact in facts.items():
-        # Looked for last: they are written just before the end that the engine tells of.
+        # Looked for last: they are written just before the engine reports the end.
         if os.path.exists(os.path.join(folder, name, "oom")):
             fact["files"].append("oom")
         if fact["meta"].get("rank") == "0" and "job_dir" in fact["meta"]:

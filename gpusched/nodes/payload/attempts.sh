@@ -111,7 +111,7 @@ podman | docker)
     127) echo "engine_error $RUNTIME: No such file or directory" ;;
     *) { echo "$RUNTIME:"; containers -q 2>&1 >/dev/null | tail -n 5; } | cut -c 1-1000 | prefixed engine_error ;;
     esac
-    # Looked for last: they are written just before the end that the engine tells of.
+    # Looked for last: they are written just before the engine reports the end.
     for folder in "$attempts_root"/gpusched-*/oom; do
         [ ! -e "$folder" ] || { folder=${folder%/oom} && echo "oom ${folder##*/}"; }
     done

@@ -1,4 +1,4 @@
-"""Tells at once when a job has ended, over one channel for all jobs of a node. Runs on the node: stdlib, Python 3.6+.
+"""Report at once when a job has ended, over one channel for all jobs of a node. Runs on the node: stdlib, Python 3.6+.
 
 stdin: lines of NAME:PID words, each line all that is to be waited for from now on (PID: the job's first process, 0
 where it is not known, -1 where it has none yet). stdout: the word of each that ended, or whose launcher did. It ends

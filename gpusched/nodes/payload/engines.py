@@ -61,7 +61,7 @@ OOM_FORMAT = "{{.Id}} {{.State.OOMKilled}}"
 def _podman(cluster_id: str, node: str) -> "dict[str, dict[str, Any]]":
     text = run_engine(["podman", "ps", "-a", "--format", "json", *_filters(cluster_id, node)])
     containers = parse_podman(text)
-    # `ps` does not tell of the out-of-memory killer; failed containers do not stay for long, so this call is rare.
+    # `ps` does not report the out-of-memory killer; failed containers do not stay for long, so this call is rare.
     failed = [str(c["id"]) for c in containers.values() if c["state"] in ENDED and c["exit_code"]]
     if failed:
         inspect = ["podman", "container", "inspect", "--format", OOM_FORMAT, *failed]
@@ -118,7 +118,7 @@ def _docker(cluster_id: str, node: str) -> "dict[str, dict[str, Any]]":
     ids = run_engine(["docker", "ps", "-a", "-q", "--no-trunc", *_filters(cluster_id, node)]).split()
     if not ids:
         return {}
-    # One that is removed meanwhile makes the whole call fail, but the others are told of.
+    # One that is removed meanwhile makes the whole call fail, but the others are reported.
     return parse_docker(run_engine(["docker", "container", "inspect", *ids], allow_failure=True))
 
 

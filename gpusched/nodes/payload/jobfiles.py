@@ -22,7 +22,7 @@ MAX_LARGE_FILES = 3  # requests with a script that one reading brings: with them
 _MAX_FILE_BYTES = {"progress": SMALL_BYTES, "saved": SMALL_BYTES, "ask": 150000}
 _MAX_REQUEST_BYTES = 300000  # characters as sent, where one of the job's may take six
 _NUMBERS = {
-    "progress": (("step", True), ("of", False), ("samples_per_s", False)),
+    "progress": tuple((name, name == "step") for name in "step of samples_per_s nodes ran_s paused_s".split()),
     "saved": (("step", True), ("gpus", False)),
 }
 _NOT_A_FILE = "!it is not a regular file"

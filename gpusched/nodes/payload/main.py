@@ -85,7 +85,7 @@ def attempts(answer: "dict[str, Any]", request: "dict[str, Any]") -> "list[dict[
         found, error, version = lister.list_attempts(
             request["cluster_id"], request["node"], request["runtime"], request.get("want_links", False)
         )
-    except Exception as trouble:  # whatever is wrong with the runtime, the GPUs must still be told of
+    except Exception as trouble:  # whatever is wrong with the runtime, the GPUs must still be reported
         answer.update(runtime_error="%s: %s" % (type(trouble).__name__, trouble), spoilt=True)
         return []
     answer.update(containers=None if error else found, runtime_error=error, runtime_version=version)

@@ -2,8 +2,8 @@
 
 An engine follows the links of a source as root, whenever it gets to it. So the launcher binds the source to a place of
 root's own, makes sure that what is bound there lies beneath an allowed folder, and gives the engine that place. Only
-what the kernel tells counts: the path of a folder that was entered, the inode of a file in such a folder. The user may
-swap links all the while; what he gains is a refusal.
+what the kernel reports counts: the path of a folder that was entered, the inode of a file in such a folder. The user
+may swap links all the while; what he gains is a refusal.
 
 The places lie outside of the attempt's folder, and nothing below them is ever removed: they are unmounted, and what is
 not empty then stays.
@@ -82,7 +82,7 @@ def pin_lines(request: LaunchRequest) -> str:
     for index, mount in enumerate(request.mounts if request.mounts_beneath is not None else ()):
         cannot = f"refused: cannot mount {mount.source}"  # the first word: whose fault it is (`cluster.base.REFUSED`)
         words = quote_all((mount.source, pinned_path(request, index), *(request.mounts_beneath or ())))
-        # One answer for what is not there and for what is elsewhere: it tells nobody what root can see.
+        # One answer for what is not there and for what is elsewhere: it reveals nothing that only root can see.
         refusal = quote_all([f"{cannot}: there is no such place beneath settings.allowed_mounts on this node"])
         # Unbound it could not be kept there, and only root may bind.
         no_root = quote_all([f"{cannot}: settings.allowed_mounts needs nodes that are entered as root"])

@@ -20,7 +20,7 @@ _NOTE_ATTACHED = """\
 read -r up _ </proc/uptime && (umask 077; echo "$up" >"$dir/attached.tmp") && mv "$dir/attached.tmp" "$dir/attached"
 """
 
-# The launch may be on its way. Where there is no terminal, nothing tells us that our caller is gone.
+# The launch may be on its way. Where there is no terminal, nothing shows that our caller is gone.
 _JOIN = """\
 tries=0
 until [ -e "$dir/launcher.pid" ]; do

@@ -252,6 +252,8 @@ class Process(SupervisedRuntime):
     """`gpusched.nodes.runtimes.base.Runtime` without containers: the image is ignored, mounts are refused."""
 
     name = "process"
+    wrapper: tuple[str, ...] = ()
+    """Words before each command of the job, whether its own, its script's or one of ``gpusched exec``."""
 
     def program(self, request: LaunchRequest) -> str:
         """See `SupervisedRuntime.program`."""
@@ -259,7 +261,8 @@ class Process(SupervisedRuntime):
             raise UsageError("runtime process needs a command: there is no image whose own could run")
         if request.mounts:
             raise UsageError("runtime process cannot mount folders: its jobs see the node's own")
+        wrapper = f"{quote_all(self.wrapper)} " if self.wrapper else ""
         program = f'"$spool"/{RUN} ' if request.spool else ""
-        job = in_job(program + quote_all(request.command), files=True)
-        other = in_job('"$@"', files=False)
+        job = in_job(wrapper + program + quote_all(request.command), files=True)
+        other = in_job(wrapper + '"$@"', files=False)
         return f"prepare() {{ :; }}\njob() {{ {job}; }}\nrun() {{ {other}; }}\n"

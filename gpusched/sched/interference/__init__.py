@@ -1,6 +1,6 @@
 """How placement and neighbours slow a job down, and which GPUs are slow: fits of measurements, learned beliefs.
 
-In: measured tables as arrays, or what ended attempts told of their pace. Out: step times and ratios of speed, with
+In: measured tables as arrays, or what ended attempts reported of their pace. Out: step times and ratios of speed, with
 intervals. Pure. Begin with `placement` (one job alone) and `pairs` (beside others); `beliefs` is the same, learned
 while the cluster runs, `gpus` who is slower than the like of it.
 

@@ -83,7 +83,7 @@ def solve(
     Args:
         problem: What to answer.
         start: A sound answer; it is the first incumbent, and what comes back where nothing better is found.
-        budget_s: HiGHS is told to end then; it looks at the clock when it likes. `deadline.Deadline` does not wait.
+        budget_s: Of HiGHS, which looks at the clock when it likes. `deadline.Deadline` does not wait.
         max_nodes: See `SearchLimits`: with a budget that does not bind, the same answer on every run.
 
     Raises:
@@ -106,7 +106,7 @@ class MilpSearch:
     ``start``: see `solve`. ``listen``: incumbents count while HiGHS runs, not only when it has ended.
 
     Attributes:
-        work_per_s: How fast the program was made, see `SearchLimits`; None: not made, or too small to tell.
+        work_per_s: How fast the program was made, see `SearchLimits`; None: not made, or too small to know.
 
     Raises:
         UsageError: HiGHS is not installed.

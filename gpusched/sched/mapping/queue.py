@@ -126,7 +126,7 @@ _window_pass = queue_pass(_enter, hold_nothing)
 
 
 def _window_of(state: ClusterState, queue: Ints, most: int, backfill: int) -> Ints:
-    """Return the first jobs whose bounds allow them together; codes tell why others are left out."""
+    """Return the first jobs whose bounds allow them together; codes say why others are left out."""
     if state.jobs.links is not None:
         state = state._replace(jobs=state.jobs._replace(room=state.jobs.room.copy()))
     window = np.zeros(1 + min(most, len(queue)), np.int64)

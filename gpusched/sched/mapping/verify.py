@@ -24,7 +24,7 @@ def check(module: Any, program: Any, solver: Any, gap: float | None) -> None:
         module: highspy.
         program: A ``HighsLp`` to be maximised that has a solution, rows one after the other.
         solver: ``Highs`` after its run.
-        gap: What it was told to prove, in parts of the value; None: it solved the relaxation.
+        gap: What it had to prove, in parts of the value; None: it solved the relaxation.
 
     Raises:
         InconsistentAnswer: They do not go together.

@@ -121,7 +121,7 @@ def pairs_of(
 
 
 class SharingPass:
-    """The sharing pass after the policies; ``outcome`` tells which jobs they left waiting, and why.
+    """The sharing pass after the policies; ``outcome`` has the jobs that they left waiting, and why.
 
     Attributes:
         starts: The jobs that are put beside others, in order.

@@ -25,15 +25,29 @@ from gpusched.sched.arrays import NodeArrays, waiting_of
 from gpusched.sched.eligible import ineligible, may_resize
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.limits import Rooms
-from gpusched.sched.sizing.question import COUNT, PART, ROW, Claims, Question, Scene, menus_of, new_claims, question_of
+from gpusched.sched.sizing.nodes import sizing_nodes
+from gpusched.sched.sizing.question import (
+    COUNT,
+    PART,
+    ROW,
+    Amounts,
+    Claims,
+    Question,
+    Scene,
+    SizingNodes,
+    menus_of,
+    new_claims,
+    question_of,
+)
 from gpusched.sched.sizing.rules import RULES, SizeChooser, wish
 from gpusched.sched.sizing.settle import SizingRules, gather, settle, speed_at
-from gpusched.sched.sizing.shapes import shape, within_free
+from gpusched.sched.sizing.shapes import rank_view, shape, within_free
 from gpusched.sched.state import Ints, ints, new_scratch
 from gpusched.sched.tally import closed_reason
 
 UNSOUND = "it chose sizes that a job may not have now, or more GPUs than exist"
 INSTEAD = "greedy-gain"  # of a component that does not work
+_ANSWERED = ("wished", "cores", "memory")  # columns of an answer
 WAITS = Reason(code=ReasonCode.POLICY, message="the policy gives it no GPUs now")
 
 
@@ -114,17 +128,24 @@ class _Partition:
         asked = waiting_of(self._views, self.world, {})
         requests, masks, feasibility = asked.requests, asked.jobs.masks, asked.jobs.feasibility
         shape_of = asked.jobs.shape  # of views; menus name views until now
+        hot = (scene.rows["rank_gpus"] > 0) & (scene.rows["held"] > 0)
+        scene.rows["rank_shape"][hot] = shape_of[scene.rows["rank_shape"][hot]]
         scene.menus.shape[:] = np.where(scene.menus.shape >= 0, np.append(shape_of, -1)[scene.menus.shape], -1)
         scratch = self.scratch._replace(calendar=asked.calendar)
         set_feasibility(self.world.total, self.world.usable, requests, asked.jobs, scratch)
         claims = new_claims(len(scene.rows) + 1, scene.menus.sizes.shape[1])
         gather(scene, self._rules(), self.world.resources, self.world.usable, feasibility, claims)
         settled = partial(settle, scene, claims, self.world.resources, requests, masks, self.scratch)
+        racks = self.world.rack if self.world.racked else self.world.rack[:0]
+        nodes = partial(
+            sizing_nodes, scene, claims, self.world.resources, self.world.usable, requests, masks, racks, self.lo,
+            self.hi,
+        )  # fmt: skip
         rule, asks = self.policy.sizes, None
         if self.policy.traits.sizes:
-            asks = partial(self._ask, claims, model)
+            asks = partial(self._ask, claims, nodes, model)
         elif rule not in RULES:
-            asks = partial(self._ask_component, claims)
+            asks = partial(self._ask_component, claims, nodes)
         if why := decide_sizes(claims, RULES.get(rule, RULES[INSTEAD]), asks, settled):
             if self.policy.traits.sizes:
                 found.troubles[self.name] = why
@@ -132,24 +153,24 @@ class _Partition:
                 Warnings.give(f"{component_error(rule, why).line()}; {INSTEAD} is used")
         return self._answer(scene, claims, specs, found)
 
-    def _ask(self, claims: Claims, model: TrainedModel | None) -> Ints:
+    def _ask(self, claims: Claims, nodes: Callable[[], SizingNodes], model: TrainedModel | None) -> Ints:
         """Return the agent's sizes; see `ask_agent`."""
         assert self.policy.agent is not None
         if model is None:
             raise Unusable("no weights")
         try:
-            return ask_agent(self.policy.agent, prepared_weights(model), self._question(claims))
+            return ask_agent(self.policy.agent, prepared_weights(model), self._question(claims, nodes()))
         except ComponentError as error:
             raise Unusable(error.line()) from error
 
-    def _ask_component(self, claims: Claims) -> Ints:
+    def _ask_component(self, claims: Claims, nodes: Callable[[], SizingNodes]) -> Ints:
         """Return the sizes of another package's component; see `ask_component`."""
-        return ask_component(self.policy.sizes, self._question(claims))
+        return ask_component(self.policy.sizes, self._question(claims, nodes()))
 
-    def _question(self, claims: Claims) -> Question:
+    def _question(self, claims: Claims, nodes: SizingNodes) -> Question:
         specs = [self.jobs[row].spec for row in claims.jobs["row"][: claims.number[COUNT]].tolist()]
         names = tuple(spec.name if spec is not None else "" for spec in specs)
-        return question_of(claims, self.name, self.snapshot.now, names)
+        return question_of(claims, self.name, self.snapshot.now, names, nodes)
 
     def _queue(self) -> list[PendingView]:
         """Return the jobs that may start, in order: those stopped to be resized first; not those without limit left."""
@@ -184,15 +205,19 @@ class _Partition:
             row["last"] = len(parts)
             row["held"] = job.allocation.gpus
             row["may"] = may_resize(job, self.policy.resize, self.snapshot.now) is None
+            if job.spec.elastic is not None and (rank_gpus := job.spec.elastic.rank_gpus):
+                row["rank_gpus"], row["rank_shape"] = rank_gpus, self._rank_view(job, left)
+                row["may"] &= (row["last"] - row["first"]) * rank_gpus == row["held"]  # no rank is out of sight
             row["submit"] = job.submit_time if job.submit_time is not None else job.start_time
             row["left_s"] = _end_of(job) - self.snapshot.now
             _of_both(row, job, job.spec)
         for row, waits in zip(rows[len(self.running) :], self.waiting, strict=True):
             row["menu"] = self._menu(waits.spec, waits.excluded_nodes, waits.limit_s, waits.reserved)
             row["rigid"], row["resume"] = waits.spec.elastic is None, waits.resume_at or 0
+            row["rank_gpus"] = waits.spec.elastic.rank_gpus if waits.spec.elastic is not None else 0
             row["submit"], row["left_s"] = waits.submit_time, waits.expected_s
             _of_both(row, waits, waits.spec)
-        menus = menus_of(self._sizes)
+        menus = menus_of(self._sizes, [_amounts(asked) for asked in self._asked])
         unusable = np.zeros((len(rows), menus.sizes.shape[1]), np.uint8)
         reported, rooms = np.full(unusable.shape, nan), Rooms(self.snapshot)
         for i, either in enumerate(self.jobs):
@@ -201,6 +226,11 @@ class _Partition:
                 unusable[i, k] = gpus in bad or rooms.exceeds(either, gpus)
                 reported[i, k] = either.speeds.get(gpus, nan)
         return Scene(rows, np.array(parts, PART), unusable, reported, menus)
+
+    def _rank_view(self, job: RunningView, left_s: float) -> int:
+        """Return the view that asks for one more rank of a running hot job."""
+        self._views.append(rank_view(job, left_s, self._reserved(job)))
+        return len(self._views) - 1
 
     def _parts(self, job: RunningView) -> list[tuple[int, int, int, int]]:
         """Return what the job gives back, node by node; blocked GPUs are not given back."""
@@ -253,14 +283,20 @@ class _Partition:
         for i, job in enumerate(self.waiting, first):
             if job.spec.elastic is None or rows[i]["least"] == 0:
                 continue
-            gpus = int(claims.jobs[wished[i]]["wished"]) if rows[i]["admitted"] else int(rows[i]["least"])
+            gpus, most = int(rows[i]["least"]), (0, 0)
+            if rows[i]["admitted"]:
+                claim = claims.jobs[wished[i]]
+                gpus, most = int(claim["wished"]), (int(claim["cores"]), int(claim["memory"]))
             if rows[i]["admitted"] and gpus > 0:
                 found.given[job.id] = gpus
             if gpus == 0:
                 found.waits[job.id] = WAITS
                 gpus = int(rows[i]["least"])
             asked = _as(job.spec, self._asked[rows[i]["menu"]][gpus])
-            specs[job.id] = within_free(asked, self._free(job)) if asked.least != asked else asked
+            if asked.least != asked:
+                free, limits = self._free(job), tuple(-(-amount // asked.nodes) or inf for amount in most)
+                asked = within_free(asked, [(g, int(min(c, limits[0])), int(min(m, limits[1]))) for g, c, m in free])
+            specs[job.id] = asked
         resizes = []
         for i, runs in enumerate(self.running):
             gpus = int(claims.jobs[wished[i]]["wished"])
@@ -275,6 +311,15 @@ class _Partition:
         columns = (column[self.lo : self.hi].tolist() for column in self.world.resources)
         rooms = zip(self.nodes, zip(*columns, strict=True), strict=True)
         return [(room[0], room[1], room[2]) for node, room in rooms if not closed_reason(job, node, self.snapshot.now)]
+
+
+def _amounts(asked: dict[int, JobSpec]) -> dict[int, Amounts]:
+    """Return the least and the most cores and MiB on each node, by GPUs."""
+    found = {gpus: (spec.least, spec) for gpus, spec in asked.items()}
+    return {
+        gpus: ((low.cores_per_node, low.memory_mib_per_node), (high.cores_per_node, high.memory_mib_per_node))
+        for gpus, (low, high) in found.items()
+    }
 
 
 def _as(spec: JobSpec, asked: JobSpec) -> JobSpec:
@@ -294,12 +339,15 @@ def decide_sizes(claims: Claims, rule: int, asked: Callable[[], Ints] | None, se
     if asked is not None and claims.number[COUNT] > 0:
         try:
             answer = asked()
-            claims.jobs["wished"][: len(answer)] = answer
+            for name, column in zip(_ANSWERED, answer.reshape(len(answer), -1).T, strict=False):
+                claims.jobs[name][: len(answer)] = column
             if settled():
                 return ""
             why = UNSOUND
         except ValueError as error:
             why = str(error)
+        for name in _ANSWERED[1:]:
+            claims.jobs[name][:] = 0
     wish(rule, claims)
     sound = settled()
     assert sound, "the rule chose sizes that are not allowed"
@@ -307,7 +355,7 @@ def decide_sizes(claims: Claims, rule: int, asked: Callable[[], Ints] | None, se
 
 
 def ask_agent(agent: str, weights: object, question: Question) -> Ints:
-    """Return an agent's sizes, ``int64[jobs]``.
+    """Return an agent's sizes, ``int64[jobs]``, or ``int64[jobs, 3]`` with cores and memory.
 
     Raises:
         ValueError: It cannot choose, or what it says is no sizes.
@@ -320,7 +368,7 @@ def ask_agent(agent: str, weights: object, question: Question) -> Ints:
 
 
 def ask_component(name: str, question: Question) -> Ints:
-    """Return the sizes of a component of the group ``sizings``, ``int64[jobs]``.
+    """Return the sizes of a component of the group ``sizings``, as an agent's.
 
     Raises:
         ValueError: It does not work, or what it says is no sizes; see `component_error`.
@@ -346,8 +394,8 @@ def component_error(name: str, why: str) -> ComponentError:
 
 
 def _checked(given: object, question: Question) -> Ints:
-    answer = np.asarray(given)
-    if answer.shape != question.claims.jobs.shape or answer.dtype.kind not in "iu":
+    answer, jobs = np.asarray(given), question.claims.jobs.size
+    if answer.shape not in ((jobs,), (jobs, len(_ANSWERED))) or answer.dtype.kind not in "iu":
         raise Unusable("its answer is not one whole number of GPUs for each job")
     return answer
 

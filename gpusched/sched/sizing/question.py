@@ -3,6 +3,9 @@
 An agent that chooses sizes has in its module ``live``, beside ``prepare``::
 
     choose_sizes(prepared, question: Question) -> Sequence[int]     # GPUs by job of the question; 0: it waits
+
+An agent that also chooses cores and memory returns ``int64[jobs, 3]``: GPUs, cores and MiB of the whole job, the latter
+two at most what it gets where it has ranges of them; 0: as much as there is.
 """
 
 from __future__ import annotations
@@ -20,18 +23,19 @@ _I8, _F8 = np.int64, np.float64
 # waits. menu: row of `Menus`. rigid: it has one size. may: it runs, and no brake forbids to resize it. resume: it was
 # stopped to go on with so many GPUs; 0: it was not. restarts: how often it was resized. base: GPUs that it was tuned
 # for; cores, memory: that it was submitted with for each of these. first, last: its `PART`s. submit: when. left_s: time
-# that it has to go by what it tells, else by its limit; work: steps that it has to go, NaN: it does not tell. cost_s:
-# as in `Claims`. job: its row in what is kept of all jobs. admitted, least: set by `settle.gather`: it is to start; its
-# least size here.
+# that it has to go as reported, else by its limit; work: steps that it has to go, NaN: not reported. cost_s: as in
+# `Claims`. job: its row in what is kept of all jobs. admitted, least: set by `settle.gather`: it is to start; its
+# least size here. rank_gpus: GPUs of each rank of a hot job, one on each of its PARTs in order; 0: a resize places
+# all of the job anew. rank_shape: of one that runs, the request of one more rank.
 ROW = np.dtype(
     [(name, _I8) for name in ("held", "menu", "rigid", "may", "resume", "restarts", "base", "first", "last")]
-    + [(name, _I8) for name in ("admitted", "least", "job")]
+    + [(name, _I8) for name in ("admitted", "least", "job", "rank_gpus", "rank_shape")]
     + [(name, _F8) for name in ("submit", "work", "cores", "memory", "left_s", "cost_s")]
 )
 # What a running job gives back on one node (row of the nodes' arrays).
 PART = np.dtype([(name, _I8) for name in ("node", "gpus", "cores", "memory")])
 CLAIM = np.dtype(
-    [(name, _I8) for name in ("row", "held", "count", "base", "restarts", "wished")]
+    [(name, _I8) for name in ("row", "held", "count", "base", "restarts", "wished", "cores", "memory")]
     + [(name, _F8) for name in ("left_s", "age_s", "cost_s", "share")]
 )
 
@@ -44,10 +48,13 @@ class Menus(NamedTuple):
     Attributes:
         sizes: GPUs, ascending; -1 beyond the last.
         shape: Index of the request at that size; -1: no nodes can give it.
+        least, widest: ``int64[menus, most, 2]``: cores and MiB on each node at that size, where they have ranges.
     """
 
     sizes: Ints
     shape: Ints
+    least: Ints
+    widest: Ints
 
 
 class Scene(NamedTuple):
@@ -75,7 +82,8 @@ class Claims(NamedTuple):
             tuned for; ``restarts``: how often it was resized; ``left_s``: seconds to go at its present size (of one
             that waits at its least one), as reported, else what is left of its limit, or an hour; ``age_s``: since its
             submission; ``cost_s``: of one more stop, by its own so far; ``share``: its dominant share of one GPU
-            (``gpus * share`` is its share of what the partition has most scarcely for it); ``wished``: the answer.
+            (``gpus * share`` is its share of what the partition has most scarcely for it); ``wished``: the answer;
+            ``cores``, ``memory``: of the whole job, where the answer limits them; 0: it does not.
         sizes: ``int64[n, most]``: GPUs that it could have, ascending; ``count`` of them, here and below 0 beyond.
         shape: ``int64[n, most]``: index of the request at that size.
         allowed: ``uint8[n, most]``: whether the brakes allow that size now; always its present one, or one that waits
@@ -97,6 +105,34 @@ class Claims(NamedTuple):
     number: Ints
 
 
+class SizingNodes(NamedTuple):
+    """The partition's nodes, and what the claims hold and ask of them; nodes are counted from the partition's first.
+
+    Attributes:
+        rack: ``int64[nodes]``: number of the node's rack; empty: the cluster has no racks.
+        usable, free: ``int64[nodes, 3]``: GPUs, cores and MiB: of the empty node; free now. An unavailable node has
+            none.
+        asks: ``int64[n, most, 4]``: of each claim at each size: nodes, then the least GPUs, cores and MiB on each;
+            0 nodes: it cannot have that size.
+        widest: ``int64[n, most, 2]``: the most cores and MiB on each node.
+        base: ``float64[n, 2]``: cores and MiB for each GPU that it was submitted with.
+        mask: ``int64[n]``: row of ``may``; -1: it may use any node. may: ``uint8[masks, nodes]``.
+        first, last: ``int64[n]``: of a running claim, its entries of ``parts`` (``PART[...]``).
+    """
+
+    rack: Ints
+    usable: Ints
+    free: Ints
+    asks: Ints
+    widest: Ints
+    base: Floats
+    mask: Ints
+    may: Flags
+    first: Ints
+    last: Ints
+    parts: Records
+
+
 class Question(NamedTuple):
     """One partition's resizable jobs, for an agent; arrays are cut to the number of jobs.
 
@@ -108,6 +144,7 @@ class Question(NamedTuple):
         claims: The jobs.
         names: The jobs' names (their kind, where a trace has models); "" where not known.
         capacity, free, total, others: As in ``claims.number``.
+        nodes: The partition's nodes; None: not modelled.
     """
 
     partition: str
@@ -118,16 +155,25 @@ class Question(NamedTuple):
     free: int
     total: int
     others: int
+    nodes: SizingNodes | None = None
 
 
-def menus_of(found: Sequence[dict[int, int]]) -> Menus:
-    """Build the menus from each kind of request: GPUs -> index of the request, or -1."""
+Amounts = tuple[tuple[int, int], tuple[int, int]]
+"""The least and the most cores and MiB on each node."""
+
+
+def menus_of(found: Sequence[dict[int, int]], amounts: Sequence[dict[int, Amounts]]) -> Menus:
+    """Build the menus from each kind of request: GPUs -> index of the request, or -1; and its amounts."""
     most = max(map(len, found), default=1)
-    menus = Menus(*(np.full((len(found), most), -1, _I8) for _ in range(2)))
-    for row, sizes in enumerate(found):
-        menus.sizes[row, : len(sizes)] = sorted(sizes)
-        menus.shape[row, : len(sizes)] = [sizes[gpus] for gpus in sorted(sizes)]
-    return menus
+    sizes, shape = (np.full((len(found), most), -1, _I8) for _ in range(2))
+    least, widest = np.zeros((2, len(found), most, 2), _I8)
+    for row, (indices, given) in enumerate(zip(found, amounts, strict=True)):
+        sizes[row, : len(indices)] = sorted(indices)
+        for k, gpus in enumerate(sorted(indices)):
+            shape[row, k] = indices[gpus]
+            if gpus in given:
+                least[row, k], widest[row, k] = given[gpus]
+    return Menus(sizes, shape, least, widest)
 
 
 def new_claims(jobs: int, most: int) -> Claims:
@@ -139,8 +185,10 @@ def new_claims(jobs: int, most: int) -> Claims:
     )
 
 
-def question_of(claims: Claims, partition: str, now: float, names: tuple[str, ...]) -> Question:
+def question_of(
+    claims: Claims, partition: str, now: float, names: tuple[str, ...], nodes: SizingNodes | None = None
+) -> Question:
     """Build the question for an agent; ``names``: of the actual jobs."""
     count, capacity, free, total, others = claims.number.tolist()
     cut = Claims._make(array if array is claims.number else array[:count] for array in claims)
-    return Question(partition, now, cut, names, capacity, free, total, others)
+    return Question(partition, now, cut, names, capacity, free, total, others, nodes)

@@ -16,7 +16,8 @@ from gpusched.sched.state import BEST_FIT, OK, Flags, Floats, Ints, Requests, Re
 
 _SCALING = 0.8  # of a job with one known speed: twice the GPUs, 2 ** 0.8 times the speed
 _SOON = 10.0  # a job ends soon: within so many times the cost of a stop
-_DEFAULT_LEFT_S = 3600.0  # of a job that does not tell
+_DEFAULT_LEFT_S = 3600.0  # of a job that does not report its progress
+_HIDDEN = 1 << 40  # cores taken off a node that is not to be chosen, for a while
 _RECENT_SUBMISSIONS = 8  # submissions by which is judged how long a size lasts
 
 
@@ -164,7 +165,7 @@ def _claim(
         sizes[k] = shape[k] = allowed[k] = is_reported[k] = 0
         pace[k] = 0.0
     job["row"], job["held"], job["count"], job["base"] = i, held, count, row["base"]
-    job["restarts"], job["wished"] = row["restarts"], 0
+    job["restarts"], job["wished"], job["cores"], job["memory"] = row["restarts"], 0, 0, 0
     left = row["left_s"] if held > 0 else min(_DEFAULT_LEFT_S, row["left_s"])
     if held == 0 and known_count > 0 and not row["rigid"] and not np.isnan(row["work"]):
         left = row["work"] / speed_at(menu, reported, known[:known_count], menu[0])
@@ -251,6 +252,7 @@ def settle(
     for j in range(number[COUNT]):
         if jobs[j]["held"] > 0:
             jobs[j]["wished"] = jobs[j]["held"]
+    _keep_growth_that_fits(scene, claims, resources, requests, masks, scratch)
     return True
 
 
@@ -305,9 +307,9 @@ def _copy(scratch: Scratch, resources: Resources) -> Resources:
 
 
 @jit
-def _give_back(scene: Scene, row: int, trial: Resources, sign: int) -> None:
-    """Give back what a running job holds (1), or take it again (-1)."""
-    for at in range(scene.rows[row]["first"], scene.rows[row]["last"]):
+def _give_back(scene: Scene, first: int, last: int, trial: Resources, sign: int) -> None:
+    """Give back these parts of a running job (1), or take them again (-1)."""
+    for at in range(first, last):
         part = scene.parts[at]
         if trial.gpus[part["node"]] >= 0:
             trial.gpus[part["node"]] += sign * part["gpus"]
@@ -327,6 +329,70 @@ def _place(shape: int, requests: Requests, masks: Flags, trial: Resources, scrat
 
 
 @jit
+def _join(
+    scene: Scene, claims: Claims, j: int, requests: Requests, masks: Flags, trial: Resources, scratch: Scratch
+) -> bool:
+    """Take nodes that a hot job does not have yet for the ranks that are to join; return whether there were enough."""
+    job, row = claims.jobs[j], scene.rows[claims.jobs[j]["row"]]
+    more = (job["wished"] - job["held"]) // row["rank_gpus"]
+    request, found = request_of(requests, row["rank_shape"]), np.empty(more, np.int64)
+    for at in range(row["first"], row["last"]):  # a job has at most one rank on a node
+        trial.cores[scene.parts[at]["node"]] -= _HIDDEN
+    count = 0
+    while count < more and choose(trial, masks, request, BEST_FIT, scratch):
+        found[count] = scratch.chosen[0]
+        take(trial, request, found[count])
+        trial.cores[found[count]] -= _HIDDEN
+        count += 1
+    for at in range(row["first"], row["last"]):
+        trial.cores[scene.parts[at]["node"]] += _HIDDEN
+    for k in range(count):
+        trial.cores[found[k]] += _HIDDEN
+        if count < more:
+            trial.gpus[found[k]] += request.gpus
+            trial.cores[found[k]] += request.cores
+            trial.memory[found[k]] += request.memory
+    return bool(count == more)
+
+
+@jit
+def _changed(
+    scene: Scene, claims: Claims, j: int, requests: Requests, masks: Flags, trial: Resources, scratch: Scratch
+) -> bool:
+    """Place a job at its wished size, after `_let_go`; return whether there was room."""
+    row = scene.rows[claims.jobs[j]["row"]]
+    if row["rank_gpus"] == 0 or claims.jobs[j]["held"] == 0:
+        return bool(_place(_shape(claims, j), requests, masks, trial, scratch))
+    shrinks = claims.jobs[j]["wished"] < claims.jobs[j]["held"]
+    return bool(shrinks or _join(scene, claims, j, requests, masks, trial, scratch))
+
+
+@jit
+def _start(
+    scene: Scene, claims: Claims, j: int, requests: Requests, masks: Flags, trial: Resources, scratch: Scratch
+) -> None:
+    """Place a job that is to start; a hot one, whose ranks need a node each, at a smaller size where that one fits."""
+    job, wished = claims.jobs[j], claims.jobs[j]["wished"]
+    if _place(_shape(claims, j), requests, masks, trial, scratch) or scene.rows[job["row"]]["rank_gpus"] == 0:
+        return
+    for k in range(index_of(claims, j, wished) - 1, -1, -1):
+        job["wished"] = claims.sizes[j, k]
+        if claims.allowed[j, k] and _place(_shape(claims, j), requests, masks, trial, scratch):
+            return
+    job["wished"] = wished  # it waits
+
+
+@jit
+def _let_go(scene: Scene, claims: Claims, j: int, trial: Resources, sign: int) -> None:
+    """Give back what a changed job lets go of (1), or take it again (-1): all of it, or a hot job's last ranks."""
+    job, row = claims.jobs[j], scene.rows[claims.jobs[j]["row"]]
+    first, last = row["first"], row["last"]
+    if row["rank_gpus"] > 0:
+        first = min(last, first + job["wished"] // row["rank_gpus"])
+    _give_back(scene, first, last, trial, sign)
+
+
+@jit
 def _shape(claims: Claims, j: int) -> int:
     """Return the index of a claim's request at its chosen size."""
     return int(claims.shape[j, index_of(claims, j, claims.jobs[j]["wished"])])
@@ -340,10 +406,10 @@ def _all_fit(
     trial, jobs, rows = _copy(scratch, resources), claims.jobs, scene.rows
     for j in range(claims.number[COUNT]):
         if jobs[j]["held"] > 0 and jobs[j]["wished"] != jobs[j]["held"]:
-            _give_back(scene, jobs[j]["row"], trial, 1)
+            _let_go(scene, claims, j, trial, 1)
     for j in range(claims.number[COUNT]):
         stays = jobs[j]["wished"] == jobs[j]["held"]  # also one that is to wait
-        if not stays and not _place(_shape(claims, j), requests, masks, trial, scratch):
+        if not stays and not _changed(scene, claims, j, requests, masks, trial, scratch):
             return False
     for i in range(rows.size):
         rigid = rows[i]["held"] == 0 and rows[i]["rigid"] and rows[i]["admitted"]
@@ -363,12 +429,12 @@ def _keep_growth_that_fits(
             _place(scene.menus.shape[rows[i]["menu"], 0], requests, masks, trial, scratch)
     for j in range(claims.number[COUNT]):
         if jobs[j]["held"] == 0 and jobs[j]["wished"] > 0:
-            _place(_shape(claims, j), requests, masks, trial, scratch)
+            _start(scene, claims, j, requests, masks, trial, scratch)
     for j in range(claims.number[COUNT]):
         if jobs[j]["wished"] > jobs[j]["held"] > 0:
-            _give_back(scene, jobs[j]["row"], trial, 1)
-            if not _place(_shape(claims, j), requests, masks, trial, scratch):
-                _give_back(scene, jobs[j]["row"], trial, -1)
+            _let_go(scene, claims, j, trial, 1)
+            if not _changed(scene, claims, j, requests, masks, trial, scratch):
+                _let_go(scene, claims, j, trial, -1)
                 jobs[j]["wished"] = jobs[j]["held"]
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import ceil
+
+from msgspec.structs import replace
 
 from gpusched.model.jobs import JobSpec
-from gpusched.model.snapshot import NodeView
+from gpusched.model.reservations import Reservation
+from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.tally import at_size, excluded_by
 
 
@@ -17,10 +21,25 @@ def shape(spec: JobSpec, gpus: int, nodes: Iterable[NodeView]) -> JobSpec | None
 
 def over_fewest(spec: JobSpec, gpus: int, rooms: Sequence[tuple[int, int, int]]) -> JobSpec | None:
     """Return the same for nodes with so many GPUs, cores and MiB."""
-    counts = (count for count in range(1, len(rooms) + 1) if gpus % count == 0)
+    assert spec.elastic is not None
+    counts = spec.elastic.node_counts(gpus, len(rooms))
     return next((found for count in counts if (found := at_size(spec, gpus, count, rooms)) is not None), None)
 
 
 def within_free(asked: JobSpec, free: Iterable[tuple[int, int, int]]) -> JobSpec:
     """Cap a request's ranges at what is free (GPUs, cores, MiB by node), but not below the least."""
     return at_size(asked, asked.gpus, asked.nodes, free) or asked.least
+
+
+def rank_view(job: RunningView, left_s: float, reserved: Reservation | None = None) -> PendingView:
+    """Return one rank of a running hot job as what asks for a place, for the time that the job has left."""
+    assert job.spec is not None
+    spec = replace(job.spec, nodes=1, elastic=None, time_limit_s=max(1, ceil(left_s)))
+    return PendingView(id=job.id, user=job.user, spec=spec, submit_time=0, reserved=reserved)
+
+
+def reservation_of(job: RunningView, snapshot: Snapshot) -> Reservation | None:
+    """Return the reservation that it runs in."""
+    name = job.spec.reservation if job.spec is not None else ""
+    here = (one for node in snapshot.nodes for one in node.reservations if one.name == name)
+    return next(here, None) if name else None

@@ -21,6 +21,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.model.interference import Cost, JobClassEstimate, JobShape, Link, job_class_of
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
+from gpusched.model.topology import Topology
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.interference.beliefs import PRIORS, cost_of_neighbour, cost_of_spread
 from gpusched.sched.state import Flags, Floats, Ints, Requests, Resources, Scratch, ints
@@ -52,7 +53,7 @@ def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, scra
     if not snapshot.beliefs or not asked:
         return None
     asked.sort()
-    table = _Table(snapshot.beliefs)
+    table = SlowdownTable(snapshot.beliefs)
     jobs = len(waiting.views)
     kind_of_running = [_running_kind(table, job)
                        for job in snapshot.running]  # fmt: skip
@@ -62,7 +63,7 @@ def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, scra
     classes = {of: i for i, of in enumerate(sorted(set(zip(shapes, kinds, strict=True))))}
     of = np.full(jobs, -1, np.int64)
     of[asked] = [classes[key] for key in zip(shapes, kinds, strict=True)]
-    tree = _tree(snapshot, [node.name for node in world.nodes], table)
+    tree = learned_tree(snapshot.topology, [node.name for node in world.nodes], table)
     model, sure = (table.model(len(world.nodes), unknown) for unknown in (True, False))
     search = new_search(tree)
     ways, sure_ways = _ways_of(tree, model, sure, classes, waiting, world.usable, scratch, search)
@@ -103,21 +104,21 @@ def _node_counts(requests: Requests) -> list[tuple[int, ...]]:
     return found
 
 
-def _waiting_kind(table: _Table, job: PendingView, counts: tuple[int, ...]) -> int:
+def _waiting_kind(table: SlowdownTable, job: PendingView, counts: tuple[int, ...]) -> int:
     return table.row(job_class_of(job.user, job.spec.name), job.spec.gpus, counts)
 
 
-def _running_kind(table: _Table, job: RunningView) -> int:
+def _running_kind(table: SlowdownTable, job: RunningView) -> int:
     kind = job_class_of(job.user, job.spec.name) if job.spec is not None else ""
     return table.row(kind, job.allocation.gpus, (len(job.allocation.parts),))
 
 
-def _tree(snapshot: Snapshot, names: Sequence[str], table: _Table) -> NetworkTree:
-    """Build the topology; uplinks of undeclared width count as usual ones if anything was learned of uplinks.
+def learned_tree(topology: Topology, names: Sequence[str], table: SlowdownTable) -> NetworkTree:
+    """Build the nodes' topology; uplinks of undeclared width count as usual ones if anything was learned of uplinks.
 
     The usual one weighs 1: kinds' figures of ways up are of that.
     """
-    tree = tree_of(snapshot.topology, names)
+    tree = tree_of(topology, names)
     ups = tree.weight[2 * len(names) :]
     declared = ups[ups > 0]
     usual = float(np.median(declared)) if len(declared) else 1.0
@@ -137,8 +138,8 @@ def _depth(tree: NetworkTree) -> int:
     return depth
 
 
-class _Table:
-    """The rows of the model, created as jobs need them."""
+class SlowdownTable:
+    """Learned properties of job classes as rows of a `SlowdownModel`, created as jobs need them."""
 
     def __init__(self, beliefs: Mapping[str, JobClassEstimate]) -> None:
         self._beliefs, self._kept = beliefs, _kept_for(beliefs)
@@ -157,6 +158,11 @@ class _Table:
         """Return the row of a kind of job at a size, over so many nodes."""
         key = (kind if kind in self._beliefs else "", gpus, counts)
         return self._rows.setdefault(key, len(self._rows))
+
+    def model_of_one(self) -> SlowdownModel:
+        """Return the model of one job on one node."""
+        self.row("", 1, (1,))
+        return self.model(1, True)
 
     def model(self, nodes: int, unknown: bool) -> SlowdownModel:
         """Return all rows so far as a model."""
@@ -242,18 +248,18 @@ def _figures(kept: _BeliefCache, kind: str, gpus: int, counts: tuple[int, ...]) 
     if not several:
         bus = bus if gpus > 1 else 0.0
         return _Figures(1.0 - bus, bus, 0.0, 0.0, None, True)
-    fewest, told = counts[0], True
+    fewest, measured = counts[0], True
     compute = 1.0 - (nic if fewest > 1 else bus)
     steps = []
     for nodes in several:
         found = 1.0 if nodes == fewest else longer((nodes, 1), (fewest, 1))
-        told = told and found is not None
+        measured = measured and found is not None
         steps.append(found if found is not None else max(1.0, compute / (1.0 - nic)))
     a, b = _through([2.0 * (n - 1) / n for n in several], [max(step - compute, 0.0) for step in steps])
     racks = longer((several[0], 2), (several[0], 1))
     return _Figures(
         compute, min(bus, 1.0 - compute) if gpus > fewest else 0.0, a, b,
-        None if racks is None else steps[0] * racks - compute, told, alone,
+        None if racks is None else steps[0] * racks - compute, measured, alone,
     )  # fmt: skip
 
 

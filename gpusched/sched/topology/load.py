@@ -8,7 +8,16 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats, Ints, Records
-from gpusched.sched.topology.slowdown import SlowdownModel, beside, needs_of, set_pressure
+from gpusched.sched.topology.slowdown import (
+    NARROWEST,
+    SlowdownModel,
+    beside,
+    learned,
+    learned_link,
+    lost_beside,
+    needs_of,
+    set_pressure,
+)
 from gpusched.sched.topology.tree import LinkUse, NetworkTree, links_of
 
 # One job on one link. next: the next on that link, more: the next link of that job; -1: none. need: seconds S_l.
@@ -124,6 +133,8 @@ def speed_of(model: SlowdownModel, load: Load, job: int) -> float:
         return _speed_by_table(model, load, job)
     if of["alone"] == 0.0:
         return 1.0
+    if learned(model.believed):
+        return _speed_by_estimates(model, load, job)
     worst, at = 0.0, of["first"]
     while at >= 0:
         row = load.uses[at]
@@ -163,6 +174,26 @@ def _speed_by_table(model: SlowdownModel, load: Load, job: int) -> float:
             other = load.uses[other]["next"]
         at = load.uses[at]["more"]
     return max(left, MIN_SPEED) if model.by_sum else left
+
+
+@jit
+def _speed_by_estimates(model: SlowdownModel, load: Load, job: int) -> float:
+    """Return the speed by learned losses: each neighbour counts once, over the narrowest link that is shared."""
+    own, visit, lost = load.jobs[job], new_visit(load), 0.0
+    own["seen"] = visit
+    for link in NARROWEST:
+        at = own["first"]
+        while at >= 0:
+            row = load.uses[at]
+            at = row["more"]
+            other = load.on[row["link"]] if learned_link(model.believed, row["link"]) == link else -1
+            while other >= 0:
+                neighbour = load.jobs[load.uses[other]["job"]]
+                other = load.uses[other]["next"]
+                if neighbour["seen"] != visit:
+                    neighbour["seen"] = visit
+                    lost += lost_beside(model.believed, link, own["kind"], neighbour["kind"])
+    return float(min(1.0, own["best"] / (own["alone"] * (1.0 + lost))))
 
 
 @jit

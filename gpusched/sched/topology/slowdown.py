@@ -34,7 +34,7 @@ class LearnedSlowdowns(NamedTuple):
             else it costs nothing.
         up: ``float64[kinds]``: seconds of sending over a way up of weight 1. name: ``int64[kinds]``: whose: jobs of one
             name at several sizes are kinds of their own, and sway each other alike.
-        contention: ``float64[names, 3, 2]``: sensitivity and pressure over `BUS`, `NIC`, `UPLINK`. told:
+        contention: ``float64[names, 3, 2]``: sensitivity and pressure over `BUS`, `NIC`, `UPLINK`. measured:
             ``uint8[names, 3]``: whether any attempt says so.
         first: ``int64[names + 1]``: the pairs that were measured of a name: ``first[n] <= i < first[n + 1]``. other,
             link: ``int64[pairs]``. lost: ``float64[pairs]``: how much longer its step is beside one of the other, by
@@ -129,6 +129,12 @@ def set_pressure(
 def link_kind(nodes: int, link: int) -> int:
     """Return `BUS`, `NIC` or `UPLINK`."""
     return min(link // nodes, UPLINK)
+
+
+@jit
+def learned_link(believed: LearnedSlowdowns | None, link: int) -> int:
+    """Return `link_kind` of a link of the learned model's nodes."""
+    return 0 if believed is None else link_kind(believed.nodes, link)
 
 
 @jit

@@ -91,7 +91,7 @@ class ResizableJobs:
         linear: Whether a job without figures for a size goes as at the nearest that has some, or in proportion to its
             GPUs (`gpusched.sim.rates.resized_on`); else it cannot have that size.
         cores, memory_mib: Between which amounts in all its cores and MiB go with its GPUs; None: in proportion.
-            For jobs in `Trace.told` that applies instead.
+            For jobs in `Trace.progress` that applies instead.
         sizes: What each job may have, ascending; None: its own number, and powers of two.
     """
 

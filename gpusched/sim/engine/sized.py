@@ -37,10 +37,10 @@ ROWS, RUN, PARTITION, STOPS, ASKED, AT = range(6)
 Record = Any  # one entry of a record array
 _I8, _F8 = np.int64, np.float64
 # menu: row of `Menus`; kind: row of `Sizer.rows`. rigid: one size. base: GPUs that it was submitted with; cores,
-# memory: that it has for each. limit: seconds. resume: stopped to resume with so many GPUs. stops: how often. tells: it
-# reports progress. cooldown_s: it is not resized before it has run so long.
+# memory: that it has for each. limit: seconds. resume: stopped to resume with so many GPUs. stops: how often. reports:
+# it reports progress. cooldown_s: it is not resized before it has run so long.
 OF_JOB = np.dtype(
-    [(name, _I8) for name in ("menu", "kind", "rigid", "base", "resume", "stops", "tells")]
+    [(name, _I8) for name in ("menu", "kind", "rigid", "base", "resume", "stops", "reports")]
     + [(name, _F8) for name in ("cores", "memory", "limit", "cooldown_s")]
 )
 
@@ -53,8 +53,8 @@ class Sizer(NamedTuple):
         own: ``float64[jobs, most]``: speeds at each size of jobs without such a row.
         stopped: ``float64[jobs, per_hour]``: last stops.
         waiting, size: As in `generic.SimQueue`.
-        scene, claims, outcome: Room to work in; ``scene.menus`` and ``scene.told`` (speeds at the sizes that jobs had)
-            are kept for the whole replay.
+        scene, claims, outcome: Room to work in; ``scene.menus`` and ``scene.reported`` (speeds at the sizes that jobs
+            had) are kept for the whole replay.
         at: ``int64[AT]``: the state of the run, see above.
         asks: Whether an agent chooses.
         rule, place, backfill: Codes. min_run_s, gain: see `Resizing`.
@@ -184,7 +184,7 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
     soonest, of_partition = np.inf, 0
     # the loops' own arrays: a compiled call pays for every array it is handed
     jobs, state, shapes, held, own_of = sim.jobs, sim.state, sim.shapes, sim.held, sizer.jobs
-    rows, told, sizes, parts_of, stopped = (
+    rows, reported, sizes, parts_of, stopped = (
         sizer.scene.rows,
         sizer.scene.reported,
         sizer.scene.menus.sizes,
@@ -199,7 +199,7 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
         if shape["queue"] != partition:
             continue
         own = own_of[job]
-        ends = state[job]["due"] if own["tells"] else state[job]["start"] + own["limit"]
+        ends = state[job]["due"] if own["reports"] else state[job]["start"] + own["limit"]
         soonest = min(soonest, ends)
         submits[of_partition] = jobs[job]["submit"]
         of_partition += 1
@@ -209,8 +209,8 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
         row, gpus, k = rows[count], shape["parts"] * shape["gpus"], 0
         while sizes[own["menu"], k] != gpus:
             k += 1
-        if pace is not None and own["tells"]:
-            told[job, k] = pace.runs[job]["rate"]
+        if pace is not None and own["reports"]:
+            reported[job, k] = pace.runs[job]["rate"]
         _fill_common(row, own, job, jobs[job]["submit"], sizer.restart_s[job])
         _set_unusable(sim.ledger, sim, sizer, job, gpus)
         row["held"], row["left_s"] = gpus, ends - now

@@ -22,7 +22,7 @@ Mask = npt.NDArray[np.bool_]
 Names = tuple[Ints, tuple[str, ...]]  # index into the distinct names (-1 none), and these
 _NOTHING = frozenset({"", "nan", "none", "null", "na", "n/a"})
 _KEPT, _LEFT_OUT, _BAD = 0, 1, 2
-MAX_WHOLE = 1 << 53  # beyond it a float no longer tells whole numbers apart
+MAX_WHOLE = 1 << 53  # beyond it a float no longer distinguishes whole numbers
 
 
 class Draft:

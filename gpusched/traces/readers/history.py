@@ -131,10 +131,12 @@ def _assembled(
         notes=(*more, *notes),
     )
     (account, accounts), (qos, classes) = (intern([getattr(job.spec, n) for job in jobs]) for n in ("group", "qos"))
+    policy, policies = intern([job.policy or "" for job in jobs])
     share_mib = whole([-1 if job.spec.gpu_memory_mib is None else job.spec.gpu_memory_mib for job in jobs])
     return replace(
         trace, preemptible=np.array([job.spec.preemptible for job in jobs], np.bool_), account=account, qos=qos,
-        accounts=accounts, classes=classes, share_mib=share_mib if (share_mib >= 0).any() else None,
+        accounts=accounts, classes=classes, policy=policy, policies=policies,
+        share_mib=share_mib if (share_mib >= 0).any() else None,
     )  # fmt: skip
 
 

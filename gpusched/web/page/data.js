@@ -15,7 +15,7 @@ let derived = null;
 
 export const now = () => world.files ? world.asOf : Date.now() / 1000 + world.skew;
 export const watch = watcher => { watchers.add(watcher); return () => watchers.delete(watcher); };
-const tell = what => { for (const watcher of [...watchers]) watcher(what); };
+const notify = what => { for (const watcher of [...watchers]) watcher(what); };
 
 async function ask(path) {
   const request = () => fetch(path, {headers: {Accept: "application/json"}});
@@ -53,7 +53,7 @@ function take(answer) {
   world.feed = answer.feed; world.version = answer.v;
   world.asOf = answer.now; world.skew = answer.now - Date.now() / 1000; world.seen = Date.now();
   derived = null;
-  tell("view");
+  notify("view");
   performance.measure("update", "update-begins");
 }
 
@@ -70,20 +70,20 @@ async function pull() { // one at a time; news that come meanwhile are asked for
         if (!signs[name] || marks[name] === mark) continue;
         world[name] = await ask(`api/${name}`);
         marks[name] = mark; derived = null;
-        tell(name);
+        notify(name);
       }
     }
   } catch { lost(); } finally { pulling = false; }
 }
 const marks = {};
 
-function lost() { world.live = "lost"; tell("live"); setTimeout(() => { if (world.live === "lost" && !source) listen(); }, 3000); }
+function lost() { world.live = "lost"; notify("live"); setTimeout(() => { if (world.live === "lost" && !source) listen(); }, 3000); }
 
 let source = null;
 function listen() {
   source?.close();
   source = new EventSource("api/events");
-  source.onmessage = event => { wanted = JSON.parse(event.data); if (world.live !== "live") { world.live = "live"; tell("live"); } pull(); };
+  source.onmessage = event => { wanted = JSON.parse(event.data); if (world.live !== "live") { world.live = "live"; notify("live"); } pull(); };
   source.onerror = () => {
     const closed = source.readyState === EventSource.CLOSED;
     if (closed) source = null;
@@ -96,16 +96,16 @@ async function readFiles() {
     const [state, forecast, usage] = await Promise.all(Object.values(PATHS).map(path => ask(path)));
     Object.assign(world, {forecast, usage, live: "files"});
     take(state);
-  } catch { world.live = "lost"; tell("live"); }
+  } catch { world.live = "lost"; notify("live"); }
 }
 
 export async function begin() {
   if (files) { setInterval(readFiles, AGAIN_S * 1000); return readFiles(); }
-  ask("api/me").then(me => { world.me = me; tell("me"); }).catch(() => {});
+  ask("api/me").then(me => { world.me = me; notify("me"); }).catch(() => {});
   document.addEventListener("visibilitychange", () => { // a browser has few connections to one server: hidden pages keep none
     if (document.hidden) { source?.close(); source = null; } else listen();
   });
-  try { take(await ask("api/state")); } catch (error) { world.head.warning = error.message; tell("view"); }
+  try { take(await ask("api/state")); } catch (error) { world.head.warning = error.message; notify("view"); }
   listen();
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpusched.nodes.batch.spool import StepNode, StepSettings, spool_files
+from gpusched.nodes.runtimes.supervised import Process
+from gpusched.nodes.transport import RemoteScript
 from tests.nodes.runtimes.world import CLUSTER, World
 from tests.testbed import wait_until
 
@@ -87,6 +89,21 @@ def test_a_shell_that_is_not_there_is_named(process: World) -> None:
     attempt, output = process.finish(spool=spool("#! /opt/no/bash -l\ntrue\n"))
     assert attempt["exit_code"] == 127
     assert output == "gpusched: the job script begins with #!/opt/no/bash, which is not there\n"
+
+
+class Wrapped(Process):
+    """Runs each command of a job under env."""
+
+    wrapper = ("env", "MARK=a b")
+
+
+def test_a_wrapper_is_around_commands_scripts_and_what_is_run_beside(process: World) -> None:
+    process.runtime = Wrapped()
+    assert process.finish("sh", "-c", 'echo "$MARK"')[1] == "a b\n"
+    ref = process.launch("x", job="job2", spool=spool('#!/bin/sh\necho "$# $1 $MARK"; sleep 60\n'))
+    wait_until(lambda: process.output(ref) == "1 x a b\n", what="the script in its wrapper, with its own arguments")
+    beside = process.runtime.exec_argv(ref, ("sh", "-c", 'echo "$MARK"'), False)
+    assert process.do(RemoteScript(beside)) == "a b\n"
 
 
 def test_errors_go_to_their_own_file(world: World) -> None:

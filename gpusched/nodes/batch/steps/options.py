@@ -139,7 +139,7 @@ def layout(asked: "Mapping[str, str]", names: "Sequence[str]", tasks_per_node: i
 
 
 def gpus(asked: "Mapping[str, str]", nodes: int, tasks: int, per_task: int) -> "tuple[int | None, int]":
-    """(GPUs of the step on a node with so many of its tasks, of each task); None: all; 0: they are not told apart."""
+    """(GPUs of the step on a node with so many of its tasks, of each task); None: all; 0: not distinguished."""
     if "gpus-per-task" in asked:
         per_task = _gpus(asked, "gpus-per-task")
     for name in ("gpus-per-node", "gres"):

@@ -1,4 +1,4 @@
-"""A store, an inbox and a clock to fold with; commands come from whom the test says."""
+"""A store, an inbox and a clock to apply commands with; the test chooses whose they are."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def fresh_id(now: float) -> str:
     return ids.mint(now)[:8] + f"{next(_COUNT) % 1000:03d}"
 
 
-class Desk:
-    """Where commands are laid and folded."""
+class InboxWorld:
+    """A store and an inbox into which commands are put and from which they are applied."""
 
     def __init__(self, state: Path) -> None:
         self.state = state

@@ -1,0 +1,74 @@
+"""The nodes on which ranks of a hot job join it, beside everything that starts in the same plan; plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from gpusched.model.jobs import NodeAllocation
+from gpusched.model.plan import Resize, Start
+from gpusched.model.snapshot import RunningView, Snapshot
+from gpusched.sched.arrays import NodeArrays
+from gpusched.sched.gpus import picked
+from gpusched.sched.sizing.shapes import rank_view, reservation_of
+from gpusched.sched.tally import closed_reason
+
+
+def with_joins(
+    resizes: Iterable[Resize], snapshot: Snapshot, world: NodeArrays, starts: Iterable[Start] = ()
+) -> tuple[Resize, ...]:
+    """Return the resizes, those that grow a hot job with the nodes of its new ranks; without those that find none.
+
+    ``world``: its ``free`` GPUs are those that the starts leave, and then those that the joining ranks leave.
+    """
+    running = {job.id: job for job in snapshot.running}
+    room: dict[str, tuple[int, int]] = {}
+    found = []
+    for resize in resizes:
+        job = running[resize.job_id]
+        if job.spec is None or not job.spec.is_hot or resize.gpus < job.allocation.gpus:
+            found.append(resize)
+            continue
+        room = room or _room(snapshot, starts)
+        count = resize.gpus // job.spec.gpus_per_node - len(job.allocation.parts)
+        if joins := _joins(job, count, snapshot, world, room):
+            found.append(replace(resize, joins=joins))
+    return tuple(found)
+
+
+def _room(snapshot: Snapshot, starts: Iterable[Start]) -> dict[str, tuple[int, int]]:
+    """Return node -> cores and MiB that nobody has."""
+    room = {node.name: (node.cores, node.memory_mib) for node in snapshot.nodes}
+    for allocation in [*(job.allocation for job in snapshot.running), *(start.allocation for start in starts)]:
+        for part in allocation.parts:
+            if part.node in room:
+                cores, memory_mib = room[part.node]
+                room[part.node] = cores - part.cores, memory_mib - part.memory_mib
+    return room
+
+
+def _joins(
+    job: RunningView, count: int, snapshot: Snapshot, world: NodeArrays, room: dict[str, tuple[int, int]]
+) -> tuple[NodeAllocation, ...]:
+    """Return where so many ranks join: in its racks before others, the fullest nodes first; () if not all do."""
+    view = rank_view(job, job.expected_end - snapshot.now, reservation_of(job, snapshot))
+    gpus, cores, memory_mib = view.spec.gpus_per_node, view.spec.cores_per_node, view.spec.memory_mib_per_node
+    own, racks = {part.node for part in job.allocation.parts}, snapshot.topology.racks()
+    rows = [
+        row for row, node in enumerate(world.nodes)
+        if node.name not in own and node.available and not closed_reason(view, node, snapshot.now)
+        and len(world.free[row]) >= gpus and room[node.name][0] >= cores and room[node.name][1] >= memory_mib
+    ]  # fmt: skip
+    if count < 1 or len(rows) < count:
+        return ()
+    near = {racks[name] for name in own if name in racks}
+    rows.sort(key=lambda row: (racks.get(world.nodes[row].name) not in near, len(world.free[row]), row))
+    joins = []
+    for rank, row in enumerate(rows[:count], max(part.rank for part in job.allocation.parts) + 1):
+        node = world.nodes[row]
+        given = picked(node, world.free[row], gpus, {})
+        world.free[row] = [gpu for gpu in world.free[row] if gpu not in given]
+        room[node.name] = room[node.name][0] - cores, room[node.name][1] - memory_mib
+        joins.append(NodeAllocation(rank=rank, node=node.name, gpus=given, cores=cores, memory_mib=memory_mib))
+    return tuple(joins)

@@ -1,0 +1,308 @@
+"""Ranks that join and leave a running job: what was meant happens once, and what happens is settled by looking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+
+from gpusched.controller.cycle import Cycle
+from gpusched.model import ids
+from gpusched.model.commands import Submit
+from gpusched.model.jobs import Elastic, JobSpec, JobState
+from gpusched.model.policy import PolicySpec, Resizing
+from gpusched.queue.inbox import Inbox
+from gpusched.queue.store import RunRecord, Store
+from tests.builders import spec
+from tests.controller.crash_orders import CrashOrders
+from tests.controller.imagined import GPUS, Host, ImaginedCluster, World, inventory
+from tests.controller.site import Turns
+
+RULES = Resizing(min_run_s=0.0, per_hour=1000, gain=0.05, start_timeout_s=100.0)
+POLICIES = {"p": PolicySpec(name="hot", place="best-fit", backfill="easy", sizes="proportional", resize=RULES)}
+
+
+def hot_spec(*sizes: int, ranks: int = 1, **more: Any) -> JobSpec:
+    """A job whose ranks have the least of the sizes; at first so many of them."""
+    size = sizes[0] * ranks
+    elastic = Elastic(
+        sizes=sizes, base_gpus=size, base_cores=ranks, base_memory_mib=1024 * ranks, cooldown_s=0, rank_gpus=sizes[0]
+    )
+    return spec(
+        elastic=elastic, nodes=ranks, gpus_per_node=sizes[0], cores_per_node=1, memory_mib_per_node=1024, **more
+    )
+
+
+class Site(Turns):
+    """A controller over three imagined nodes of four GPUs."""
+
+    def __init__(self, state: Path) -> None:
+        self.state, self.inbox = state, Inbox(state)
+        self.inbox.create()
+        self.world = World(hosts={n.name: Host(n.name) for n in inventory().nodes})
+        self.store = Store.create_or_open(state)
+        self.begin()
+
+    def begin(self) -> None:
+        self.cluster = ImaginedCluster(self.world)
+        self.cycle = Cycle(self.store, self.state, inventory(), POLICIES, self.cluster, clock=lambda: self.world.now)
+
+    def crash(self, late: bool) -> None:
+        self.cluster.crash(late)
+        self.store.close()
+        self.store = Store.create_or_open(self.state)
+        self.begin()
+
+    def submit(self, asked: JobSpec) -> str:
+        self.world.now += 0.002
+        command = Submit(time=self.world.now, id=ids.mint(self.world.now), spec=asked)
+        self.inbox.deliver(command)
+        return command.id
+
+    def ranks(self, job_id: str) -> list[int]:
+        allocation = self.job(job_id).allocation
+        return [part.rank for part in allocation.parts] if allocation is not None else []
+
+    def began(self, job_id: str) -> list[int]:
+        """The ranks that began to run, in order."""
+        return [int(name.split("-")[3]) for name in self.world.starts if name.split("-")[1] == job_id]
+
+    def end(self, job_id: str, rank: int, code: int = 0) -> None:
+        for _, box in self.world.running():
+            if box.name.startswith(f"gpusched-{job_id}-") and box.name.endswith(f"-{rank}"):
+                self.world.end(box, code)
+
+    def events(self, job_id: str, kind: str) -> list[dict[str, Any]]:
+        return [event.data for event in self.store.events(job_id=job_id) if event.kind == kind]
+
+    def runs(self, job_id: str) -> list[RunRecord]:
+        return [run for run in self.store.runs(0, self.world.now + 1) if run.job_id == job_id]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    yield site
+    site.store.close()
+
+
+def running(site: Site, *sizes: int) -> str:
+    """A hot job at its least size beside a rigid one on each other node, all of which run."""
+    others = [site.submit(spec(gpus_per_node=GPUS)) for _ in range(2)]
+    site.turn()
+    job = site.submit(hot_spec(*sizes))
+    site.turn(2)
+    assert {str(site.job(j).state) for j in (job, *others)} == {"RUNNING"}
+    return job
+
+
+def with_room(site: Site, job: str, nodes: int = 2) -> None:
+    """End the others on so many nodes."""
+    for _, box in [found for found in site.world.running() if found[1].name.split("-")[1] != job][:nodes]:
+        site.world.end(box, 0)
+
+
+def pair(site: Site) -> str:
+    """A hot job that has two whole nodes, its group formed, beside a rigid one on the third."""
+    job = running(site, 4, 8)
+    with_room(site, job, nodes=1)
+    site.turn(4)
+    site.turn(2, 31)
+    assert site.ranks(job) == [0, 1]
+    return job
+
+
+def grown(site: Site, *sizes: int) -> str:
+    """A hot job that has all three nodes, its group formed."""
+    job = running(site, *sizes)
+    with_room(site, job)
+    site.turn(4)
+    site.turn(2, 31)
+    assert site.ranks(job) == [0, 1, 2]
+    assert site.job(job).resizes is not None
+    return job
+
+
+def test_it_grows_without_a_stop(site: Site) -> None:
+    job = grown(site, 2, 4, 6)
+    found = site.job(job)
+    assert (found.state, found.attempt, found.spec.nodes, found.spec.gpus) == (JobState.RUNNING, 1, 3, 6)
+    assert site.began(job) == [0, 1, 2]
+    (resized,) = site.events(job, "resized")
+    assert (resized["gpus_from"], resized["gpus_to"]) == (2, 6)
+    runs = site.runs(job)
+    assert [(run.gpus, run.nodes) for run in runs] == [(2, runs[0].nodes), (6, {"n0": 2, "n1": 2, "n2": 2})]
+    assert runs[0].end_time == runs[1].start_time
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_controller_that_dies_between_the_intent_to_grow_and_its_effect(site: Site, late: bool) -> None:
+    job = running(site, 2, 4, 6)
+    with_room(site, job)
+    site.turn(heard=False)
+    assert site.ranks(job) == [0, 1, 2], "the intent"
+    assert site.began(job) == [0], "and no more yet"
+    site.crash(late)
+    site.turn(4)
+    assert site.ranks(job) == [0, 1, 2]
+    assert site.began(job) == [0, 1, 2], "each once"
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_controller_that_dies_between_the_intent_to_shrink_and_its_effect(site: Site, turns: int, late: bool) -> None:
+    job = pair(site)
+    other = site.submit(spec(gpus_per_node=GPUS))
+    site.turn(turns, heard=False)  # the intent, then the signal, which nobody hears
+    assert site.ranks(job) == [0, 1], "it has them until they are gone"
+    site.crash(late)
+    site.turn(6)
+    assert site.ranks(job) == [0]
+    assert site.job(other).state is JobState.RUNNING
+    assert site.began(job) == [0, 1]
+    assert site.job(job).attempt == 1
+
+
+def test_gpus_are_free_only_once_the_rank_is_gone(site: Site) -> None:
+    job = pair(site)
+    boxes = [box for _, box in site.world.running() if box.name.endswith("-1") and job in box.name]
+    boxes[0].stuck = True
+    other = site.submit(spec(gpus_per_node=GPUS))
+    site.turn(4)
+    assert site.ranks(job) == [0, 1]
+    site.turn(12, 30)
+    assert site.ranks(job) == [0], "it goes on without what cannot be killed"
+    assert site.job(other).state is JobState.PENDING, "whose GPUs are in use"
+    boxes[0].stuck = False
+    site.turn(6, 60)
+    assert site.job(other).state is JobState.RUNNING
+
+
+def test_what_remains_goes_on_and_grows_again_under_a_new_name(site: Site) -> None:
+    job = grown(site, 2, 4, 6)
+    site.end(job, 1, 137)
+    site.turn()
+    assert site.ranks(job) == [0, 1, 2], "the others may be about to fail, too"
+    site.turn(1, 6)
+    assert site.ranks(job) == [0, 2]
+    (lost,) = [data for data in site.events(job, "rank_left") if "message" in data]
+    assert lost["message"].startswith("goes on without rank 1 on ")
+    assert lost["message"].endswith("it exited with 137")
+    site.turn(4, 31)
+    assert site.ranks(job) == [0, 2, 3]
+    assert site.began(job) == [0, 1, 2, 3]
+    assert site.job(job).attempt == 1
+    assert [run.gpus for run in site.runs(job)] == [2, 6, 4, 6]
+
+
+def test_a_program_that_fails_on_all_ranks_has_failed(site: Site) -> None:
+    job = grown(site, 2, 4, 6)
+    site.end(job, 1, 3)
+    site.turn()
+    for rank in (0, 2):
+        site.end(job, rank, 3)
+    site.turn(3)
+    assert (site.job(job).state, site.job(job).exit_code) == (JobState.FAILED, 3)
+
+
+def test_one_that_has_too_few_left_ends_as_others_do(site: Site) -> None:
+    asked = hot_spec(2, ranks=2)
+    elastic = msgspec.structs.replace(asked.elastic, sizes=(4, 6)) if asked.elastic else None
+    job = site.submit(msgspec.structs.replace(asked, elastic=elastic))
+    site.turn(3)
+    site.turn(4, 31)
+    assert site.ranks(job) == [0, 1, 2]
+    site.end(job, 2, 1)
+    site.turn(2, 6)
+    assert site.ranks(job) == [0, 1]
+    site.end(job, 1, 1)
+    site.turn(3, 6)
+    assert site.job(job).state is not JobState.RUNNING
+
+
+def test_a_dead_node_takes_its_rank_only_and_is_fenced_when_it_comes_back(site: Site) -> None:
+    job = grown(site, 2, 4, 6)
+    allocation = site.job(job).allocation
+    assert allocation is not None
+    dead = site.world.hosts[allocation.parts[1].node]
+    dead.up = False
+    site.turn(4, 31)
+    assert site.ranks(job) == [0, 2]
+    assert site.job(job).attempt == 1
+    dead.up = True
+    site.turn(6, 31)
+    assert site.began(job) == [0, 1, 2, 3]
+    assert [box.name[-1] for _, box in site.world.running()].count("1") == 0, "the old one is killed"
+    assert site.ranks(job) == [0, 2, 3]
+
+
+def test_a_rank_that_cannot_be_launched_leaves_the_job_as_it_was(site: Site) -> None:
+    job = running(site, 2, 4)
+    with_room(site, job)
+    site.turn()
+    for host in site.world.hosts.values():
+        for box in host.boxes.values():
+            if box.phase == "preparing":
+                box.phase = "failed"
+    site.turn(6)
+    found = site.job(job)
+    assert (found.state, site.ranks(job), found.attempt) == (JobState.RUNNING, [0], 1)
+    assert found.resizes is not None
+    assert found.resizes.unusable == (4,), "not tried again"
+    assert site.events(job, "rank_left")[0]["message"].endswith("it could not join: killed")
+
+
+def test_its_time_limit_is_that_of_rank_0(site: Site) -> None:
+    job = running(site, 2, 4)
+    with_room(site, job)
+    site.turn(4, 30)
+    limit = site.job(job).spec.time_limit_s
+    site.turn(1, limit - 60)
+    site.turn(4, 20)
+    assert site.job(job).state is JobState.TIMEOUT
+
+
+def test_what_it_held_is_charged(site: Site) -> None:
+    job = pair(site)
+    other = site.submit(spec(gpus_per_node=GPUS))
+    site.turn(8, 5)
+    assert site.job(other).state is JobState.RUNNING
+    site.end(job, 0)
+    site.turn(4, 5)
+    runs = site.runs(job)
+    assert [run.gpus for run in runs] == [4, 8, 4]
+    held = sum(run.gpus * ((run.end_time or 0) - run.start_time) for run in runs)
+    charged = sum(row.gpu_s for row in site.store.usage(0) if row.job_id == job)
+    # Usage begins with the allocation and a run with the container; a part ends with the cycle that sees its end.
+    assert held - 1 <= charged <= held + 8 * 5.1
+    for run in runs:
+        assert run.nodes == {node: 4 for node in run.nodes}
+
+
+class HotOrders(CrashOrders):
+    """`CrashOrders` with jobs whose ranks join and leave."""
+
+    def _start_controller(self) -> None:
+        super()._start_controller()
+        self.cycle = Cycle(self.store, self.state, inventory(), POLICIES, self.cluster, clock=lambda: self.world.now)
+
+    def _share(self, gpus: int, nodes: int) -> dict[str, Any]:
+        # Two nodes hold all of it: one may be lost from the inventory.
+        return {"elastic": hot_spec(gpus, 2 * gpus, ranks=nodes).elastic} if gpus else {}
+
+    def _cycle(self, fates: list[str], seconds: int) -> None:
+        super()._cycle(fates, seconds)
+        # A rank that fails while the group forms is taken for a rank that found none: the job is tried again.
+        failed = [e.job_id for e in self.store.events(limit=100_000) if "formed no group" in str(e.data.get("message"))]
+        backs = [e.job_id for e in self.store.events(limit=100_000) if "back to" in str(e.data.get("message"))]
+        self.disturbed.update(job for job in (*failed, *backs) if job is not None)
+
+
+TestHotOrders = HotOrders.TestCase
+TestHotOrders.settings = settings(
+    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

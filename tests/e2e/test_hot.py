@@ -1,0 +1,196 @@
+"""Hot resizing on real nodes: ranks join and leave, and rank 0's process lives on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from gpusched.model.jobs import ENDED
+from tests.e2e.conftest import Cluster
+from tests.testbed import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.one_partition, pytest.mark.processes]
+
+# Stands in for torchrun: a rank says who it is, and rank 0 reports how many ranks there are, as their group would.
+RANKS = r"""
+echo "$NODE_RANK $$ $GPUSCHED_NODE $WORLD_SIZE $PET_NNODES $PET_RDZV_ENDPOINT ${PET_RDZV_CONF%%,*}" >>/share/story
+trap 'rm -f /share/here.$NODE_RANK; echo "$NODE_RANK leaves" >>/share/story; exit 1' TERM
+until [ -e /share/end ]; do
+    touch /share/here.$NODE_RANK
+    if [ $NODE_RANK = 0 ]; then
+        n=$(find /share -name 'here.*' -newermt '5 seconds ago' | wc -l); i=$((i + n))
+        echo "{\"step\": $i, \"of\": 1000000, \"nodes\": $n}" >$GPUSCHED_JOB_DIR/p
+        mv $GPUSCHED_JOB_DIR/p $GPUSCHED_JOB_DIR/progress.json
+    fi
+    sleep 0.2 & wait $!
+done
+"""
+CROWD = "until [ -e /share/FILE ]; do sleep 0.1; done"
+
+
+@pytest.fixture
+def hot(stopped: Cluster) -> Cluster:
+    folder = stopped.folder / "policies"
+    folder.mkdir()
+    (folder / "quick.yaml").write_text(
+        "order: fifo\nplace: best-fit\nbackfill: easy\nsizes: greedy-gain\n"
+        "resize: {min_run: 0s, per_hour: 60, start_timeout: 60s}\n"
+    )
+    stopped.settings = {**stopped.settings, "job_dirs": str(stopped.folder / "jobs"), "tick": "500ms"}
+    stopped.write_inventory(policies={"A100": "quick"})
+    stopped.start_controller()
+    return stopped
+
+
+def submit(cluster: Cluster, share: Path, *options: str, script: str = RANKS) -> str:
+    sizes = ("--resizable", "hot", "--gpus", "8-16", "--gpus-per-node", "8", "--cooldown", "1s")
+    return cluster.shared(script, share, *sizes, *options)
+
+
+def crowd(cluster: Cluster, share: Path, file: str) -> str:
+    """A job that takes one of the two nodes until the file is there."""
+    return cluster.shared(CROWD.replace("FILE", file), share, "--gpus", "8")
+
+
+def ranks_of(cluster: Cluster, job: str) -> list[int]:
+    """The ranks that hold GPUs, once no change is under way."""
+    found = cluster.job(job)
+    if found is None or found.state != "RUNNING" or found.allocation is None:
+        return []
+    settled = found.resizes is None or found.resizes.before is None
+    return [part.rank for part in found.allocation.parts] if settled else []
+
+
+def wait_ranks(cluster: Cluster, job: str, *ranks: int) -> None:
+    try:
+        wait_until(lambda: ranks_of(cluster, job) == [*ranks], 60, f"ranks {ranks}")
+    except TimeoutError as error:
+        error.add_note(f"{cluster.job(job)}\n{cluster.events(job)}\n{cluster.controller_log}")
+        raise
+
+
+def story(share: Path) -> list[list[str]]:
+    path = share / "story"
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_it_grows_shrinks_and_survives_the_loss_of_a_rank(hot: Cluster, share: Path) -> None:
+    first = crowd(hot, share, "first")
+    hot.wait_state(first, "RUNNING")
+    job = submit(hot, share)
+    hot.wait_state(job, "RUNNING")
+    (share / "first").write_text("")
+    wait_ranks(hot, job, 0, 1)
+    assert [line[0] for line in story(share)] == ["0", "1"]
+    other = crowd(hot, share, "other")
+    hot.wait_state(other, "RUNNING", timeout=60)
+    wait_ranks(hot, job, 0)
+    assert story(share)[2:] == [["1", "leaves"]]
+    (share / "other").write_text("")
+    wait_ranks(hot, job, 0, 2)
+    pid = story(share)[-1][1]
+    node = hot.node(story(share)[-1][2])
+    node.run(["kill", "-KILL", pid])
+    wait_until(lambda: "rank_left" in [e.kind for e in hot.events(job)][-9:], 30, "the loss")
+    wait_ranks(hot, job, 0, 3)
+    told = story(share)
+    assert [line[0] for line in told if "leaves" not in line] == ["0", "1", "2", "3"], "rank 0 began once"
+    page = hot.json("show", job)
+    assert page["attempt"] == 1
+    assert page["gpus"] == 16
+    (share / "end").write_text("")
+    hot.wait_state(job, "COMPLETED")
+    hot.wait_clean()
+    with hot.reader() as reader:
+        assert reader is not None
+        runs = [run for run in reader.runs(0, 1e12) if run.job_id == job]
+    assert [run.gpus for run in runs] == [8, 16, 8, 16, 8, 16], "what it held, and when"
+    assert all(a.end_time == b.start_time for a, b in pairwise(runs))
+    assert ENDED >= {hot.state_of(first), hot.state_of(other)}
+
+
+def kept(cluster: Cluster, job: str, name: str) -> dict[str, float]:
+    """What the job wrote last into saved.json or progress.json; whatever is there is whole."""
+    paths = list(cluster.folder.glob(f"jobs/*/{job}/{name}.json"))
+    return dict(json.loads(paths[0].read_text())) if paths else {}
+
+
+def python_for_nodes(folder: Path) -> str:
+    """Return the command of this Python on the nodes: their /root is their own, so one that is there is linked."""
+    program = Path(sys.executable).resolve()
+    if Path("/root") not in program.parents:
+        return sys.executable
+    home, version = folder / "python", f"python{sys.version_info.major}.{sys.version_info.minor}"
+    (home / "bin").mkdir(parents=True)
+    shutil.copy2(program, home / "bin")
+    without = shutil.ignore_patterns("site-packages", "test", "__pycache__")
+    shutil.copytree(
+        Path(sys.base_prefix, "lib", version),
+        home / "lib" / version,
+        ignore=without,
+        copy_function=_linked,
+        symlinks=True,
+    )
+    for library in Path(sys.base_prefix, "lib").glob("libpython*"):
+        shutil.copy2(library, home / "lib")
+    return f"env PYTHONHOME={home} LD_LIBRARY_PATH={home}/lib {home}/bin/{program.name}"
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # on another file system
+        shutil.copy2(source, target)
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+def test_a_real_torchrun_forms_its_group_again(hot: Cluster, share: Path) -> None:
+    """Gloo on two nodes: it grows, loses a rank by SIGKILL, grows again and shrinks; nothing saved is done again."""
+    first = crowd(hot, share, "first")
+    hot.wait_state(first, "RUNNING")
+    train = Path(__file__).parents[2] / "docs/examples/elastic_train.py"
+    paths = {Path(str(find_spec(name).origin)).parents[1] for name in ("torch", "msgspec")}  # type: ignore[union-attr]
+    torchrun = f"{python_for_nodes(hot.folder)} -m torch.distributed.run --nproc-per-node 1"
+    run = f"{torchrun} {train} --steps 100000 --save-every 5"
+    env = (
+        f"PYTHONPATH={':'.join(map(str, (train.parents[2], *paths)))}",
+        "GLOO_SOCKET_IFNAME=eth0",
+        "OMP_NUM_THREADS=1",
+    )
+    options = [word for pair in env for word in ("--env", pair)]
+    script = f'echo "$NODE_RANK $$ $GPUSCHED_NODE" >>/share/story; exec {run} --pause 0.05'
+    job = submit(hot, share, *options, "--output", f"{share}/out.%n", script=script)
+
+    def formed(nodes: int, *ranks: int) -> float:
+        """Wait for a group of so many nodes; return the step up to where its work is saved."""
+        group = f"a group of {nodes}: {ranks}"
+        wait_until(lambda: kept(hot, job, "saved").get("gpus") == nodes, 90, group)
+        assert kept(hot, job, "progress")["step"] >= before["step"], "what was saved is not done again"
+        wait_ranks(hot, job, *ranks)
+        before.update(kept(hot, job, "saved"))
+        return before["step"]
+
+    before: dict[str, float] = {"step": 0}
+    formed(1, 0)
+    (share / "first").write_text("")
+    formed(2, 0, 1)
+    node, pid = story(share)[1][2], story(share)[1][1]
+    hot.node(node).run(["kill", "-KILL", pid])
+    formed(1, 0)
+    formed(2, 0, 2)
+    other = crowd(hot, share, "other")
+    hot.wait_state(other, "RUNNING", timeout=60)
+    formed(1, 0)
+    assert [line[0] for line in story(share)] == ["0", "1", "2"], "rank 0 is the process that it was"
+    page = hot.json("show", job)
+    assert (page["attempt"], page["state"]) == (1, "RUNNING")
+    assert page["resizes"]["cost_s"] > 0, "seconds without a step, as the program measured them"
+    hot.cli("cancel", job)
+    hot.wait_state(job, "CANCELLED")

@@ -1,0 +1,94 @@
+"""Replays in which placement costs what was learned of job classes: speeds as believed, decisions as live."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace as changed
+
+from gpusched.agents.common.vector import vector_size
+from gpusched.agents.topology.network import SHAPES, untrained, weights_from
+from gpusched.agents.topology.replay import placed_by, replayed
+from gpusched.model.snapshot import Snapshot
+from gpusched.sched.decide import decide
+from gpusched.sim.network import learned_network
+from gpusched.sim.policies import policy_by_name
+from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.sim.replay import replay
+from tests.sched.contention import LATE, NAMES, beliefs, clusters
+from tests.sched.topology_decisions import by_agents, weights
+from tests.sched.worlds import started, topology
+from tests.sim.reserved import trace_of as trace_of_snapshot
+from tests.sim.worlds import trace_of
+
+FOUR = Pool.of([NodeSpec(4, name=f"n{i}") for i in range(4)])
+
+
+def of_alice(trace, names):
+    """The same jobs as alice's, with these names."""
+    known = sorted(set(names))
+    model = np.array([known.index(name) for name in names], np.int64)
+    return replace(trace, users=("alice",), user=np.zeros(len(names), np.int64), models=tuple(known), model=model)
+
+
+def test_a_job_over_two_racks_takes_as_much_longer_as_was_learned() -> None:
+    """Three nodes are busy until the first is free again: the rest of a job on two nodes is in another rack."""
+    jobs = of_alice(trace_of([0, 0, 0, 1], [100, 900, 900, 1000], [4, 4, 4, 8]), ["new", "new", "new", "calm"])
+    racks, known = topology("r1", "r1", "r2", "r2"), beliefs(0.5, 0.5, 1.6)
+    network, note = learned_network(racks, jobs, FOUR, known)
+    found = replay(jobs, FOUR, placed_by("best-fit"), network=network)
+    assert set(found.nodes_of(3)) == {0, 3}
+    assert found.end[3] - found.start[3] == pytest.approx(1600.0)
+    waits = replay(jobs, FOUR, placed_by("contention"), network=network)
+    assert waits.end[3] - waits.start[3] == pytest.approx(1000.0)
+    assert note == "what placement costs as learned of 2 job classes: 1 of 4 jobs are of these"
+
+
+def test_a_neighbour_on_the_nic_takes_what_was_learned_of_the_two() -> None:
+    jobs = of_alice(trace_of([0, 0], [1000, 3000], [4, 4]), ["calm", "loud"])
+    jobs = replace(jobs, nodes=np.full(2, 2, np.int64))
+    two = Pool.of([NodeSpec(4, name=f"n{i}") for i in range(2)])
+    network, _ = learned_network(topology("r1", "r1"), jobs, two, beliefs(0.6, 0.5, 1.0))
+    found = replay(jobs, two, placed_by("best-fit"), network=network)
+    assert found.end[0] == pytest.approx(1000 * (1 + 0.6 * 0.5))
+    pair, _ = learned_network(topology("r1", "r1"), jobs, two, beliefs(0.6, 0.5, 1.0, pair=0.9))
+    measured = replay(jobs, two, placed_by("best-fit"), network=pair)
+    assert measured.end[0] > 1.5 * 1000, "what was measured of a pair goes before its parts"
+
+
+@given(clusters(), st.sampled_from([1, 4]), st.integers(0, 3))
+@settings(max_examples=30, deadline=None)
+def test_the_replay_s_first_decision_is_the_live_one(snap: Snapshot, count: int, seed: int) -> None:
+    """Jobs that all wait for empty nodes, under any weights."""
+    numbers = untrained(0) if seed == 0 else np.random.default_rng(seed).normal(0, 0.3, vector_size(SHAPES))
+    numbers = numbers.astype(np.float32).astype(np.float64)
+    pending = tuple(
+        changed(job, submit_time=LATE, id=f"j{i}", spec=changed(job.spec, max_spread="", placement_wait_s=None))
+        for i, job in enumerate(snap.pending)
+    )
+    asked = by_agents(changed(snap, running=(), pending=pending), count)
+    plan = decide(asked, dict.fromkeys(asked.policies, weights(numbers)))
+    assert plan.troubles == {}
+    live = {name: {node for node, _ in where} for name, where in started(plan).items()}
+
+    trace = of_alice(trace_of_snapshot(asked), [job.spec.name for job in pending])
+    pool = Pool.of([NodeSpec(8, name=node.name) for node in asked.nodes])
+    network, _ = learned_network(asked.topology, trace, pool, asked.beliefs)
+    found = replayed(trace, pool, network, weights_from(numbers), next(iter(asked.policies.values())))
+    begun = {
+        trace.ids[j]: {pool.names[n] for n in found.nodes_of(j)}
+        for j in np.flatnonzero((found.start == 0.0) & ~np.isnan(found.end))
+    }
+    assert begun == live
+
+
+def test_other_policies_are_replayed_by_what_was_learned() -> None:
+    jobs = of_alice(trace_of(range(40), [500.0] * 40, [2, 4, 8, 1] * 10), [*NAMES, "calm"] * 10)
+    network, _ = learned_network(topology("r1", "r1", "r2", "r2"), jobs, FOUR, beliefs(0.5, 0.5, 2.0))
+    ends = [replay(jobs, FOUR, policy_by_name(name), network=network).end for name in ("fifo", "easy", "rack-wait")]
+    assert all(np.isfinite(end).all() for end in ends)
+    assert all((end - jobs.submit >= jobs.duration - 1e-6).all() for end in ends)
