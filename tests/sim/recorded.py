@@ -53,7 +53,7 @@ PLACED = (
 
 def names() -> list[str]:
     """Every policy that a replay takes by name and that brings its weights along, or has those of `agent_files`."""
-    untrained_here = {"rltune-limit", "rltune-nothing", "rltune-preempt", "dl2", "maifs", *WITH_WEIGHTS}
+    untrained_here = {"rltune-limit", "rltune-milp", "rltune-nothing", "rltune-preempt", "dl2", "maifs", *WITH_WEIGHTS}
     not_recorded = {"drf-users"}  # compared with a reference in test_engine.py
     return [*(name for name in known_policies() if name not in untrained_here | not_recorded), *WITH_WEIGHTS]
 
