@@ -66,7 +66,8 @@ def test_policies(site: Site) -> None:
         assert complete(site, *words, "ou") == ["ours"], words
         assert {"easy", "gist", "ours"} < set(complete(site, *words, ""))
     assert set(complete(site, "train", "")) == {
-        "dl2", "gist", "learned", "maifs", "rltune", "rltune-limit", "rltune-nothing", "rltune-preempt",
+        "dl2", "gist", "learned", "maifs", "rltune", "rltune-limit", "rltune-milp", "rltune-nothing",
+        "rltune-preempt",
     }  # fmt: skip
     assert complete(site, "train", "gist", "--partition", "A") == ["A100"]
     assert {"ours", "sjf", "sjf-oracle", "sjf+easy"} <= set(complete(site, "replay", "--policy", ""))

@@ -41,7 +41,8 @@ def write(site: Path, policy: str) -> None:
 
 
 # and their fallbacks
-AGENTS = dict.fromkeys(("gist", "rltune", "rltune-limit", "rltune-nothing", "rltune-preempt"), "easy") | {
+RLTUNE = ("rltune", "rltune-limit", "rltune-milp", "rltune-nothing", "rltune-preempt")
+AGENTS = dict.fromkeys(("gist", *RLTUNE), "easy") | {
     "dl2": "elastic",
     "maifs": "elastic",
     "topology": "contention",
@@ -101,7 +102,7 @@ def test_an_unknown_policy(site: Path) -> None:
     assert caught.value.line() == (
         'inventory.yaml:3: partitions.A.policy: found "eazy", expected one of contention, dl2, drf, easy, elastic, '
         "fairshare, fifo, fifo-skip, gist, ljf, maifs, naive, optimus, proportional, rack, rack-wait, rltune, "
-        "rltune-limit, rltune-nothing, rltune-preempt, sia, sjf, spread, topology "
+        "rltune-limit, rltune-milp, rltune-nothing, rltune-preempt, sia, sjf, spread, topology "
         f"(of {BUILT_IN}): did you mean easy?"
     )
 

@@ -53,9 +53,10 @@ PLACED = (
 
 def names() -> list[str]:
     """Every policy that a replay takes by name and that brings its weights along, or has those of `agent_files`."""
-    untrained_here = {"rltune-limit", "rltune-nothing", "rltune-preempt", "dl2", "maifs", "topology", *WITH_WEIGHTS}
+    untrained_here = {"rltune-limit", "rltune-milp", "rltune-nothing", "rltune-preempt", "dl2", "maifs", "topology"}
     not_recorded = {"drf-users"}  # compared with a reference in test_engine.py
-    return [*(name for name in known_policies() if name not in untrained_here | not_recorded), *WITH_WEIGHTS]
+    left_out = untrained_here | not_recorded | {*WITH_WEIGHTS}
+    return [*(name for name in known_policies() if name not in left_out), *WITH_WEIGHTS]
 
 
 def agent_files(folder: Path) -> None:

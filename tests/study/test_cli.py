@@ -59,7 +59,7 @@ def test_names_of_policy_files_are_those_files(place: Place) -> None:
     (own,) = place.rows(*ONE, "-P", "sjf")
     assert (own["knows"], own["placement"]) == ("nothing", "spread")
     assert not any("sjf-oracle" in note for note in own["notes"])
-    for name in ("gist", "rltune"):
+    for name in ("gist", "rltune-limit"):
         _, err = place.run(*ONE, "-P", name, code=1)
         assert err.startswith(f"gpusched: error: {name} is not trained yet: ")
         assert err.endswith(f"train it: gpusched train {name}\n")

@@ -51,12 +51,13 @@ def choose_base(
     settings: RltuneSettings,
     odds: HazardRates,
     advance: Callable[[int, int], None],
+    finals_on: Sequence[TraceEvaluation] = (),
 ) -> BaseChoice:
     """Return the rule with the least mean cost whose mean JCT is no worse than the best heuristic's.
 
-    All rules run on some evaluations, the best of them and the heuristics on all. The default rule, the best over many
-    clusters, is preferred unless another is clearly better, since a single trace is little data. With limits there is
-    no default.
+    All rules run on some evaluations, the best of them and the heuristics on all (or ``finals_on``). The default rule,
+    the best over many clusters, is preferred unless another is clearly better, since a single trace is little data.
+    With limits there is no default.
     """
 
     def evaluate(rule: CandidateRule, some: Sequence[TraceEvaluation]) -> list[MeanFigures]:
@@ -72,7 +73,7 @@ def choose_base(
     known = heuristics(settings, limits)
     defaults = [rule for rule in tried if rule.name == DEFAULT and not limits]
     finals = list({rule.name: rule for rule in (*best, *known, *defaults)}.values())
-    figures = {rule.name: evaluate(rule, evaluations) for rule in finals}
+    figures = {rule.name: evaluate(rule, finals_on or evaluations) for rule in finals}
     cost = {name: mean_cost(results, settings.objective) for name, results in figures.items()}
     jct = {name: mean_cost(results, "jct") for name, results in figures.items()}
     most = min(jct[rule.name] for rule in known) + _SLACK

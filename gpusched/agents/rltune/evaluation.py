@@ -118,8 +118,9 @@ def windows(scenario: Scenario, settings: RltuneSettings) -> tuple[list[Trace], 
 
 
 def evaluations(trace: Trace, scenario: Scenario, settings: RltuneSettings, declared: bool) -> list[TraceEvaluation]:
-    """Return the window on nodes for the scenario's load and for a fifth more; on the declared nodes as they are."""
-    if declared or span_s(trace) <= 0 or len(trace) < _MIN_JOBS or len(set(scenario.pool.gpus.tolist())) > 1:
+    """Return the window on nodes for the load and for a fifth more; on declared or unlike nodes as they are."""
+    mixed = len(scenario.pool.gpu_types) > 1 or len(set(scenario.pool.gpus.tolist())) > 1
+    if declared or span_s(trace) <= 0 or len(trace) < _MIN_JOBS or mixed:
         return [TraceEvaluation(trace, scenario.pool, settings)]
     per_node = int(scenario.pool.gpus[0])
     load = min(max(offered_load(scenario.trace, scenario.pool.total_gpus), 0.5), 1.5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.config.weights import TrainedModel
 from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.policies import ReplayPolicy, policy_of_order
+from gpusched.sim.rates import Rates
 from gpusched.study.compare import compare
 from gpusched.study.study import PlannedReplay, StudyOutcome, run_all
 from gpusched.traces.trace import Trace
@@ -52,9 +53,13 @@ def agent_of_model(name: str, model: TrainedModel) -> ReplayPolicy:
 
 
 def table(
-    prepared: PreparedScorer, job: TrainJob, settings: RltuneSettings, report: TrainingReport
-) -> tuple[tuple[ResultRow, ...] | None, tuple[str, ...]]:
-    """Return rows by mean JCT over the held-out parts, and slowdowns in the first as sentences."""
+    prepared: PreparedScorer, job: TrainJob, settings: RltuneSettings, report: TrainingReport,
+    placed: Callable[[ReplayPolicy], ReplayPolicy] = lambda policy: policy, rates: Rates | None = None,
+) -> tuple[tuple[ResultRow, ...] | None, tuple[str, ...]]:  # fmt: skip
+    """Return rows by mean JCT over the held-out parts, and slowdowns in the first as sentences.
+
+    ``placed``: gives each policy its placement. ``rates``: at which jobs run; None: as recorded.
+    """
     if not job.held_out:
         return None, ()
     others, untrained_agent = heuristics(job.held_out[0].trace, settings.knows), untrained(settings)
@@ -63,18 +68,22 @@ def table(
     if settings.knows != "nothing":
         own = without_net(CandidateRule("", {"estimate": -1.0}, {"one": -1.0}), settings, prepared.scorer.odds)
         others.append(agent_of(own, OWN_ESTIMATE, settings))
-    return table_of(agent_of(prepared, job.spec.name, settings), others, job, report)
+    agent = placed(agent_of(prepared, job.spec.name, settings))
+    return table_of(agent, [placed(other) for other in others], job, report, rates=rates)
 
 
 def table_of(
     agent: ReplayPolicy, others: Sequence[ReplayPolicy], job: TrainJob, report: TrainingReport, restart_s: float = 0.0,
-    yardsticks: Sequence[str] = (),
+    yardsticks: Sequence[str] = (), rates: Rates | None = None,
 ) -> tuple[tuple[ResultRow, ...] | None, tuple[str, ...]]:  # fmt: skip
-    """Return the table of these policies; ``yardsticks``: names of those with more information or powers."""
+    """Return the table of these policies; ``yardsticks``: names of those with more information or powers.
+
+    ``rates``: at which jobs run; None: as recorded.
+    """
     if not job.held_out:
         return None, ()
     policies, parts = [agent, *others], len(job.held_out)
-    options = ReplayOptions(restart_s=restart_s)
+    options = ReplayOptions(restart_s=restart_s, rates=rates)
     runs = [PlannedReplay(part, policy, options) for policy in policies for part in job.held_out]
     table_report, outcomes = report.of("table"), []
     for outcome in run_all(runs):

@@ -23,6 +23,7 @@ from gpusched.agents.rltune.choosing import Option, choose_base, choose_strength
 from gpusched.agents.rltune.decide import PreparedScorer
 from gpusched.agents.rltune.episodes import Episode, cut_episodes, simulate
 from gpusched.agents.rltune.evaluation import TraceEvaluation, evaluations, mean_cost, windows
+from gpusched.agents.rltune.mapped import mapped_evaluations, placement_of
 from gpusched.agents.rltune.ppo import Learner
 from gpusched.agents.rltune.preempting import train_preempting
 from gpusched.agents.rltune.settings import RltuneSettings, read
@@ -52,19 +53,21 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     learned = [one for window in early for one in evaluations(window, job.scenario, settings, declared)]
     later = evaluations(last, job.scenario, settings, declared)  # for the choice
     odds, last_odds = learned_odds(job)
-    choice = choose_base([*learned, *later], settings, odds, report.of("base rule").step)
+    judged, judged_later = (mapped_evaluations(of, settings, job.spec) for of in (learned, later))
+    advance = report.of("base rule").step
+    choice = choose_base([*learned, *later], settings, odds, advance, [*judged, *judged_later])
     gain = 1 - np.exp(choice.cost - choice.best)
     report.note(f"base rule: {choice.rule.name}, {-gain:+.1%} of cost against {choice.heuristic} on the training part")
     base = without_net(choice.rule, settings, odds)
     options, pace = _train_networks(job, settings, learned, base, report)
-    found, words = choose_strength(options, base, learned, later, settings)
+    found, words = choose_strength(options, base, judged, judged_later, settings)
     report.note(f"network: {found.name}" + (f" x {found.strength:g}" if found.strength else ": none was surely better"))
     final = with_odds(found.prepared, last_odds)
     notes = (f"base rule: {choice.rule.name}", f"network: {found.name} x {found.strength:g}", *words, pace)
     about = {"knows": settings.knows, "backfill": "skip" if settings.backfill else "none", "base": choice.rule.name,
              "objective": settings.objective}  # fmt: skip
-    rows, gaps = table(final, job, settings, report)
-    cost = mean_cost([one.play(found.prepared) for one in later], settings.objective)
+    rows, gaps = table(final, job, settings, report, *placement_of(job.spec, job.scenario.pool))
+    cost = mean_cost([one.play(found.prepared) for one in judged_later], settings.objective)
     return TrainerResult(
         arrays=arrays_of(final), about=about, score=-cost, hyper_parameters=asdict(settings),
         notes=(*notes, *gaps), rows=rows,

@@ -1,0 +1,90 @@
+"""The mapping in training's loop: replays whose jobs get nodes and GPU types by the policy's own mapping.
+
+A mapped replay is a hundred times slower than a compiled one: rules are first chosen among by best fit, and the best of
+them, networks and heuristics by short mapped replays. The sequences of PPO are placed by best fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gpusched.agents.rltune.decide import PreparedScorer
+from gpusched.agents.rltune.evaluation import TraceEvaluation
+from gpusched.agents.rltune.settings import RltuneSettings
+from gpusched.agents.rltune.table import agent_of
+from gpusched.model.policy import MAPPING_PLACES, PolicySpec
+from gpusched.sched.stages import speeds_by_name
+from gpusched.sim.policies import ReplayPolicy
+from gpusched.sim.pool import Pool
+from gpusched.sim.profiles import Profiles
+from gpusched.sim.rates import Rates
+from gpusched.sim.replay import replay
+from gpusched.sim.result import ReplayResult
+from gpusched.traces.slicing import select
+from gpusched.traces.trace import Trace
+
+JOBS = 300  # of a mapped replay: the last ones of a window
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PatternProfiles(Profiles):
+    """Speeds by the patterns of a policy's file, the same for any number of GPUs; "" is a model's fastest type."""
+
+    speeds: dict[str, dict[str, float]] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ()
+
+    def per_s(self, model: str, gpu_type: str, gpus: int, nodes: int | None = 1) -> float | None:
+        """Return a model's speed on a GPU type; a speed of 0 is no figure."""
+        of = speeds_by_name(self.speeds, model, self.kinds)
+        return (dict(zip(self.kinds, of, strict=True)).get(gpu_type, max(of)) if of else None) or None
+
+
+def is_mapped(spec: PolicySpec, pool: Pool) -> bool:
+    """Return whether the policy's mapping has GPU types to choose from."""
+    return spec.place in MAPPING_PLACES and len(pool.gpu_types) > 1
+
+
+def mapped_policy(policy: ReplayPolicy, spec: PolicySpec) -> ReplayPolicy:
+    """Return the policy placed by the mapping of ``spec``."""
+    own = PolicySpec(name=policy.name, place=spec.place, mapping=spec.mapping) if policy.model is None else spec
+    return replace(policy, placement=spec.place, spec=own)
+
+
+def rates_of(spec: PolicySpec, pool: Pool) -> Rates:
+    """Return the speeds at which jobs run in these replays: those by which the policy maps."""
+    return Rates(profiles=PatternProfiles(series={}, speeds=dict(spec.mapping.speeds), kinds=tuple(pool.gpu_types)))
+
+
+def placement_of(spec: PolicySpec, pool: Pool) -> tuple[Callable[[ReplayPolicy], ReplayPolicy], Rates | None]:
+    """Return what places the policies of a table, and the speeds at which its jobs run."""
+    if not is_mapped(spec, pool):
+        return lambda policy: policy, None
+    return lambda policy: mapped_policy(policy, spec), rates_of(spec, pool)
+
+
+class MappedEvaluation(TraceEvaluation):
+    """A trace on its nodes, placed by the policy's mapping, at the speeds of its file."""
+
+    def __init__(self, trace: Trace, pool: Pool, settings: RltuneSettings, spec: PolicySpec) -> None:
+        super().__init__(trace, pool, settings)
+        self._settings, self._spec, self._rates = settings, spec, rates_of(spec, pool)
+
+    def result(self, prepared: PreparedScorer) -> ReplayResult | None:
+        """Return a mapped replay."""
+        policy = mapped_policy(agent_of(prepared, "rltune", self._settings), self._spec)
+        return replay(self.trace, self.pool, policy, rates=self._rates)
+
+
+def mapped_evaluations(
+    evaluations: Sequence[TraceEvaluation], settings: RltuneSettings, spec: PolicySpec
+) -> list[TraceEvaluation]:
+    """Return the same evaluations with the mapping where it has GPU types to choose from, of their last jobs."""
+    found: list[TraceEvaluation] = []
+    for one in evaluations:
+        jobs = len(one.trace)
+        part = select(one.trace, np.arange(max(0, jobs - JOBS), jobs))
+        found.append(MappedEvaluation(part, one.pool, settings, spec) if is_mapped(spec, one.pool) else one)
+    return found
