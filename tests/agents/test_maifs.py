@@ -34,7 +34,7 @@ from gpusched.agents.maifs.rules import SizingRule, decide
 from gpusched.agents.maifs.train import WeightChoice
 from gpusched.agents.maifs.workloads import WEEK_S, MaifsJobs, draw, read_arrivals
 from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, new_run, world_of
-from gpusched.config.weights import TrainedModel
+from gpusched.config.weights import TrainedModel, load_file
 from gpusched.estimation.speeds import learn
 from gpusched.sched.sizing.question import PART, Question, SizingNodes, new_claims, question_of
 from tests import commands
@@ -388,7 +388,7 @@ def sizes(agent: live.LiveAgents, asked: Question) -> list[int]:
 
 @pytest.mark.parametrize("choose", MODES)
 def test_sizes_live_are_allowed_within_capacity_and_for_those_who_gain(choose: str) -> None:
-    agent = shipped(choose=choose)
+    agent = shipped(coordination=choose)
     assert sizes(agent, question([(0, 600.0, 1.0), (0, 600.0, 0.1)], 9)) == [8, 1]  # the second is not faster with more
     assert sizes(agent, question([(0, 600.0, 1.0)] * 3, 3)) == [1, 1, 1]
     braked = question([(2, 600.0, 1.0), (0, 600.0, 0.5)], 16, [[0, 1, 0, 0], [1, 1, 1, 1]])
@@ -397,6 +397,14 @@ def test_sizes_live_are_allowed_within_capacity_and_for_those_who_gain(choose: s
     for _ in range(50):
         jobs = [(int(rng.choice((0, 1, 2))), float(rng.uniform(60, 9000)), float(rng.uniform(0, 1))) for _ in range(6)]
         assert sum(sizes(agent, question(jobs, 16))) <= 16
+
+
+def test_weights_say_how_agents_coordinate() -> None:
+    files = (Path(live.__file__).parents[2] / "data/maifs.safetensors", "maifs")
+    assert live.prepare(load_file(*files)).mode == GRAPH  # those of the setting decide live, too
+    for about, why in (({"coordination": "loud"}, "expected one of alone"), ({"slot_s": "60"}, "train them again")):
+        with pytest.raises(ValueError, match=why):
+            shipped(**about)
 
 
 def test_sizes_live_stay_where_a_restart_costs_more_than_it_brings() -> None:

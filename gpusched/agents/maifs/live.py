@@ -37,8 +37,10 @@ def prepare(model: TrainedModel) -> LiveAgents:
     """
     if "slot_s" in model.about:
         raise ValueError("these weights are of an earlier version; train them again: gpusched train")
-    weights = agent_of(to_vector(model.arrays, SHAPES))
-    return LiveAgents(weights, MODES[model.about.get("choose", "graph")], model.about.get("attends", "yes") == "yes")
+    weights, mode = agent_of(to_vector(model.arrays, SHAPES)), model.about.get("coordination", "graph")
+    if mode not in MODES:
+        raise ValueError(f"coordination is {mode!r}, expected one of {', '.join(MODES)}")
+    return LiveAgents(weights, MODES[mode], model.about.get("attends", "yes") == "yes")
 
 
 def choose_sizes(prepared: LiveAgents, question: Question) -> Ints:

@@ -89,7 +89,7 @@ class _Training:
             )
         self.about = {
             "knows": "oracle", "sizes": f"{hyper.least}-{hyper.most}", "restart_s": f"{hyper.restart_s:g}",
-            "choose": hyper.choose, "attends": "yes" if hyper.attends else "no",
+            "coordination": hyper.choose, "attends": "yes" if hyper.attends else "no",
         }  # fmt: skip
         self._agent = _agent_policy(job.spec)
 
