@@ -293,7 +293,7 @@ def test_a_page_that_cannot_be_read_fails_no_job(desk: Desk, monkeypatch: pytest
     waiting = desk.submit()
     decider = Decider(desk.store)
     launcher = Launcher(desk.store, desk.secrets, "c")
-    planner = Planner(desk.store, launcher, decider, EstimateWriter(desk.store, desk.state))
+    planner = Planner(desk.store, launcher, decider, EstimateWriter(desk.store))
 
     def broken(*_: object, **__: object) -> None:
         raise sqlite3.DatabaseError("database disk image is malformed")
