@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpusched.controller.estimating import EstimateWriter
 from gpusched.controller.predicting import StartPredictor, compile_for
 from gpusched.model.commands import AnyCommand, Cancel, Hold, Release, Requeue, SetPriority, Submit
-from gpusched.model.jobs import Dependency, DependencyKind, JobRecord, JobState
+from gpusched.model.jobs import Dependency, DependencyKind, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.queue import rows
 from gpusched.queue.dependencies import Dependencies
@@ -375,29 +375,19 @@ def test_a_chain_goes_on_after_the_limit_and_not_after_a_failure(site: Site, out
 # -- forecasts ---------------------------------------------------------------------------------------------------
 
 
-def test_an_array_is_estimated_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpusched.controller import estimating
-    from gpusched.queue.predictions import Estimate
-
-    asked: list[list[JobRecord]] = []
-
-    def told(_: object, __: object, new: list[JobRecord]) -> list[Estimate]:
-        asked.append(new)
-        return [Estimate(job.id, 30.0, "d") for job in new]
-
-    monkeypatch.setattr(estimating, "estimate_jobs", told)
-    estimator = EstimateWriter(site.store, site.state)
-    monkeypatch.setattr(estimator, "_read", lambda: object())
+def test_an_array_is_estimated_once(site: Site) -> None:
+    estimator, policy = EstimateWriter(site.store), PolicySpec(name="s", order="sjf-estimate")
     submit(site, tasks=1000)
     site.turn(2)
-    policy = PolicySpec(name="s", order="sjf-estimate")
     for _ in range(2):
-        estimator.run([policy])
+        estimator.run([policy], NOW)
         lay(site, Hold(time=NOW, job_ids=(f"{ARRAY}_77",)))
         site.turn()
-    assert [[job.id for job in new] for new in asked] == [[ARRAY]]
+    (known,) = site.store._db.execute("SELECT count(*) FROM estimates").fetchone()
+    assert known == 1
     snapshot = snapshot_of_store(site.store, inventory(), {"p": policy}, NOW)
-    assert {view.estimate_s for view in snapshot.pending} == {30.0}
+    assert len({view.estimate_s for view in snapshot.pending}) == 1
+    assert snapshot.pending[0].estimate_s
 
 
 def test_a_long_array_is_run_forward_in_parts_that_end_when_it_does(

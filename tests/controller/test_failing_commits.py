@@ -293,7 +293,7 @@ def test_a_page_that_cannot_be_read_fails_no_job(world: InboxWorld, monkeypatch:
     waiting = world.submit()
     decider = Decider(world.store)
     launcher = Launcher(world.store, world.secrets, "c")
-    planner = Planner(world.store, launcher, decider, EstimateWriter(world.store, world.state))
+    planner = Planner(world.store, launcher, decider, EstimateWriter(world.store))
 
     def broken(*_: object, **__: object) -> None:
         raise sqlite3.DatabaseError("database disk image is malformed")
