@@ -542,6 +542,7 @@ def job_variables() -> dict[str, str]:
         "GPUSCHED_CONTAINER": "gpusched-1qdvhwy21kc_3-1-1",
         "GPUSCHED_HOSTFILE": "/etc/gpusched-hostfile",
         "GPUSCHED_JOB_DIR": "/gpusched",
+        "GPUSCHED_RESIZE": "hot",
         "GPUSCHED_SPOOL": "/var/spool/gpusched",
         "GPUSCHED_RUN_PID": "7",
         "SLURM_MEM_PER_CPU": "4096",

@@ -856,6 +856,7 @@ JOB_VARIABLES = {
     "GPUSCHED_GPUS_MAX": "Of resizable jobs: maximum GPUs.",
     "GPUSCHED_GPUS_BASE": "Of resizable jobs: GPUs that batch size and learning rate were tuned for.",
     "GPUSCHED_BATCH": "Of resizable jobs: `fixed` or `scale`, as submitted.",
+    "GPUSCHED_RESIZE": "Of jobs with `--resizable hot`.",
     "GPUSCHED_RESIZES": "Of resizable jobs: number of resizes.",
     "GPUSCHED_HOSTFILE": "In gangs: a file with one line per rank, `address slots=GPUS`.",
     "GPUSCHED_SPOOL": "In job scripts: folder of the script, srun and scontrol; marks its processes.",
