@@ -70,7 +70,8 @@ def test_trained_on_own_jobs_replayed_shadowed_promoted(racks: Site) -> None:
     assert untrained.code == 1
     assert "topology is not trained yet" in untrained.err
 
-    (made,) = done(racks.call("train", "topology", "-p", "V100", "--until", until(15), "--force", "--json")).json
+    words = ("train", "topology", "-p", "V100", "--until", until(15), "--force", "--keep-anyway", "--json")
+    (made,) = done(racks.call(*words)).json
     assert made["weights"] == str(racks.folder / "policies/topology/V100.safetensors")
     table = {row["policy"]: row for row in made["card"]["metrics"]}
     assert list(table)[:2] == ["topology", "untrained start"]
