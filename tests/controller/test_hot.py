@@ -258,11 +258,12 @@ def test_a_rank_that_cannot_be_launched_leaves_the_job_as_it_was(site: Site) -> 
 
 def test_its_time_limit_is_that_of_rank_0(site: Site) -> None:
     job = running(site, 2, 4)
-    with_room(site, job)
-    site.turn(4, 30)
     limit = site.job(job).spec.time_limit_s
-    site.turn(1, limit - 60)
-    site.turn(4, 20)
+    site.turn(1, limit - 100)
+    with_room(site, job)
+    site.turn(4, 5)
+    assert site.ranks(job) == [0, 1]
+    site.turn(6, 30)
     assert site.job(job).state is JobState.TIMEOUT
 
 
