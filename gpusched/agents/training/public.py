@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from gpusched.agents.common.origin import origin_of, paper_command
+from gpusched.agents.common.request import UNTRAINED
 from gpusched.agents.describe import describe_weights
 from gpusched.agents.rltune.public import PublicCluster, train_public
 from gpusched.agents.training.card import Card, Data, code_version, trace_sha256, write_card
@@ -54,7 +55,8 @@ def make_public(options: PaperOptions, advance: Advance) -> list[TrainedFiles]:
     names, file = [cluster.name for cluster in clusters], Path(options.trace)
     given = msgspec.structs.replace(options, policies=(spec.name,), vcs=tuple(names))
     about = made.result.about | origin_of(paper_command("rltune", given), None, [file])
-    verdict = judge(made.result.rows or ())  # of weights of the other clusters, on each
+    rows = made.result.rows or ()  # of weights of the other clusters, on each
+    verdict = judge(rows, is_start=any(row.policy == UNTRAINED and row.change == 0.0 for row in rows))
     if verdict.closed:
         verdict = msgspec.structs.replace(verdict, kept_anyway=True)
         about[KEPT_ANYWAY] = f"{verdict.outcome}: {verdict.line}"
@@ -71,7 +73,7 @@ def make_public(options: PaperOptions, advance: Advance) -> list[TrainedFiles]:
         trained_at=datetime.now(UTC).isoformat(timespec="seconds"), code_version=code_version(),
         weights=digest_of(out.read_bytes()), device="cpu", seed=0, seeds=(0,),
         wall_time_s=round(time.monotonic() - started, 1), knows=run_time_source(about), inventory=(), trace=data,
-        hyper_parameters=dict(made.result.hyper_parameters), metrics=made.result.rows or (),
+        hyper_parameters=dict(made.result.hyper_parameters), metrics=rows,
         notes=(f"command: {about['command']}", *made.result.notes),
         decides=describe_weights(load_file(out, spec.agent or "")), gate=verdict,
     )  # fmt: skip
