@@ -171,7 +171,7 @@ def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
 ) -> None:
     found: list[Any] = []
 
-    def choose(evaluations: Any, settings: RltuneSettings, odds: Any, advance: Any) -> None:
+    def choose(evaluations: Any, settings: RltuneSettings, odds: Any, advance: Any, finals_on: Any) -> None:
         found.append(odds)
         raise Seen
 
