@@ -158,16 +158,16 @@ UPDATE policy_changes SET data = CAST(replace(CAST(data AS TEXT), '"place_wait_s
 UPDATE shadows SET data = CAST(replace(CAST(data AS TEXT), '"place_wait_s":', '"placement_wait_s":') AS BLOB);
 """,
     """
--- An attempt that is resized while it runs has a row for each part of it; span: 0, 1, 2 ...
+-- An attempt that is resized while it runs has a row for each part of it; span: 0, 1, 2 ... The columns of the key stand
+-- first: SQLite 3.40 checks the wrong ones for NULL (quick_check) in a table WITHOUT ROWID where they do not.
 CREATE TABLE runs_by_span (
-  job_id TEXT NOT NULL, attempt INTEGER NOT NULL, user TEXT NOT NULL, partition TEXT NOT NULL, flavor TEXT,
-  share REAL NOT NULL, gpus INTEGER NOT NULL, start_time REAL NOT NULL, end_time REAL, outcome TEXT,
-  allocation BLOB NOT NULL, worked_until REAL, account TEXT, qos TEXT, span INTEGER NOT NULL DEFAULT 0,
-  PRIMARY KEY (job_id, attempt, span)
+  job_id TEXT NOT NULL, attempt INTEGER NOT NULL, span INTEGER NOT NULL, user TEXT NOT NULL, partition TEXT NOT NULL,
+  flavor TEXT, share REAL NOT NULL, gpus INTEGER NOT NULL, start_time REAL NOT NULL, end_time REAL, outcome TEXT,
+  allocation BLOB NOT NULL, worked_until REAL, account TEXT, qos TEXT, PRIMARY KEY (job_id, attempt, span)
 ) WITHOUT ROWID;
 INSERT INTO runs_by_span
-  SELECT job_id, attempt, user, partition, flavor, share, gpus, start_time, end_time, outcome, allocation, worked_until,
-    account, qos, 0 FROM runs;
+  SELECT job_id, attempt, 0, user, partition, flavor, share, gpus, start_time, end_time, outcome, allocation,
+    worked_until, account, qos FROM runs;
 DROP TABLE runs;
 ALTER TABLE runs_by_span RENAME TO runs;
 CREATE INDEX runs_time ON runs (start_time);

@@ -692,12 +692,12 @@ class Store(
     def open_run(self, run: RunRecord) -> None:
         """Record a started attempt, or its next part after `close_run`."""
         self._db.execute(
-            "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL, ?, ?, "
-            "(SELECT count(*) FROM runs WHERE job_id = ? AND attempt = ? AND end_time IS NOT NULL))",
+            "INSERT OR REPLACE INTO runs VALUES (?1, ?2, "
+            "(SELECT count(*) FROM runs WHERE job_id = ?1 AND attempt = ?2 AND end_time IS NOT NULL), "
+            "?3, ?4, ?5, ?6, ?7, ?8, NULL, NULL, ?9, NULL, ?10, ?11)",
             (
                 run.job_id, run.attempt, run.user, run.partition, run.flavor, run.share, run.gpus, run.start_time,
                 msgspec.json.encode(run.nodes | run.shareable), run.group or None, run.qos or None,
-                run.job_id, run.attempt,
             ),
         )  # fmt: skip
 
