@@ -2,8 +2,8 @@
 
 `best_online`: the best policy that knows the jobs submitted so far and that kinds are equally likely, by expectimax:
 the best action at a decision, the mean over the kinds at a submission. `clairvoyant`: the best schedule, of those that
-delay no job, of each sequence known in advance, by enumeration. `never_waits` is best_online among policies that start a job whenever it
-fits, as the published reward demands (-1 for queueing a job that fits).
+delay no job, of each sequence known in advance, by enumeration. `never_waits` is best_online among policies that start
+a job whenever it fits, as the published reward demands (-1 for queueing a job that fits).
 
 In hours and whole GPUs: the flavors of Table 2 request cores and memory in proportion to GPUs, so only GPUs bind.
 """
