@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gpusched.agents.gist import replay as gist_replay
     from gpusched.agents.gist import train as gist_train
     from gpusched.agents.gist.networks import GistWeights as GistWeights
+    from gpusched.agents.gist.paper_pass import PaperWeights as PaperWeights
     from gpusched.agents.maifs import live as maifs_live
     from gpusched.agents.maifs import train as maifs_train
     from gpusched.agents.maifs.live import LiveAgents as LiveAgents
@@ -181,7 +182,9 @@ def installed_parts(agent: str) -> AgentParts:
 
 
 if TYPE_CHECKING:  # imports by name are untyped: check here that the modules implement the protocols
-    _gist: tuple[Live[GistWeights], Replay[GistWeights], Train] = (gist_live, gist_replay, gist_train)
+    _gist: tuple[Live[GistWeights | PaperWeights], Replay[GistWeights | PaperWeights], Train] = (
+        gist_live, gist_replay, gist_train
+    )  # fmt: skip
     _rltune: tuple[Live[RltuneWeights | RltuneRanks], Replay[RltuneWeights | RltuneRanks], Train] = (
         rltune_live, rltune_replay, rltune_train
     )  # fmt: skip

@@ -26,10 +26,14 @@ def describe_weights(model: TrainedModel) -> str:
 
 def _gist(model: TrainedModel) -> str:
     from gpusched.agents.gist.networks import QUESTIONS, STARTS, start
+    from gpusched.agents.gist.paper_pass import DECIDES
 
     arrays = model.arrays
-    if model.about.get("variant", "scale") != "scale":
-        return f"a {_network_text(_layers_of(arrays, 'q'))} in the paper's own setting; it decides nothing live"
+    if (variant := model.about.get("variant", "scale")) != "scale":
+        network = f"a {_network_text(_layers_of(arrays, 'q'))} in the paper's own setting"
+        if variant not in DECIDES or "servers" not in arrays:
+            return f"{network}; it decides nothing live"
+        return f"{network}; it decides on the {len(arrays['servers'])} servers that it was trained for"
     used = {name: _count_used(arrays.get(f"{name}.base")) for name in QUESTIONS}
     rule = f"a linear rule of {sum(used.values())} weights ({', '.join(f'{of} {count}' for of, count in used.items())})"
     for layers in (_layers_of(arrays, name) for name in QUESTIONS):

@@ -108,6 +108,26 @@ def test_other_weights_are_taken_up(place: Place) -> None:
     assert [c.act for c in changes] == ["inventory", "files"]
 
 
+@pytest.mark.parametrize(("servers", "decides"), [(3, True), (2, False)])
+def test_the_papers_own_network_is_promoted_and_decides_on_its_servers_only(
+    place: Place, servers: int, decides: bool
+) -> None:
+    place.open(live=EASY)
+    about = {"variant": "masked", "knows": "limit", "patience_s": "600"}
+    save_model(place.file, "gist", weights.paper_network([(4, 16, 65536)] * servers, [(1, 1, 1024)]), about)
+    assert place.promote() == []
+    job = place.submit()
+    place.turn(2)
+    assert place.job(job).policy == ("gist" if decides else "easy")
+    assert [part.node for part in place.job(job).allocation.parts] == ["n2" if decides else "n0"]
+    assert ("p" in place.store.fallbacks()) == (not decides)
+    if not decides:
+        assert place.store.fallbacks()["p"].why == (
+            "its weights are for 2 servers (4 GPUs, 16 cores, 65536 MiB), and this partition has "
+            "3 servers (4 GPUs, 16 cores, 65536 MiB)"
+        )
+
+
 def test_an_agent_that_does_not_answer_is_left_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     go, asked, real = threading.Event(), [], gist_live.decide_queue
 

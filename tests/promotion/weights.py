@@ -8,7 +8,7 @@ import numpy as np
 
 from gpusched.agents.gist.networks import heuristic
 from gpusched.config.policies import load_policy
-from gpusched.config.weights import load_model, save_model
+from gpusched.config.weights import Arrays, load_model, save_model
 from gpusched.sched.warming import warm_up, warm_up_agent
 
 YAML = "agent: gist\nfallback: easy\nbudget: 60s\n"
@@ -27,6 +27,16 @@ def write(file: Path, seed: int = 0, width: int = 8, **job: float) -> Path:
         arrays[name] = rng.normal(0.0, 1e-3, arrays[name].shape).astype(np.float32)
     save_model(file, "gist", arrays, {"knows": "limit", "backfill": "easy"})
     return file
+
+
+def paper_network(servers: list[tuple[int, int, int]], flavors: list[tuple[int, int, int]]) -> Arrays:
+    """The paper's own network (GPUs, cores and MiB by row), which always prefers the last server."""
+    bias = np.arange(len(flavors) * (len(servers) + 1), dtype=np.float32)
+    bias[len(flavors) * len(servers) :] = -1.0  # the queues
+    return {
+        "q.0.weight": np.zeros((bias.size, 3 * len(servers)), np.float32), "q.0.bias": bias,
+        "servers": np.array(servers, np.int64), "flavors": np.array(flavors, np.int64),
+    }  # fmt: skip
 
 
 def compile_passes(folder: Path) -> None:

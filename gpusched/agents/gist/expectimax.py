@@ -1,9 +1,9 @@
 """Exact optima in the paper's setting, without training or sampling.
 
 `best_online`: the best policy that knows the jobs submitted so far and that kinds are equally likely, by expectimax:
-the best action at a decision, the mean over the kinds at a submission. `clairvoyant`: the best schedule of each
-sequence known in advance, by enumeration. `never_waits` is best_online among policies that start a job whenever it
-fits, as the published reward demands (-1 for queueing a job that fits).
+the best action at a decision, the mean over the kinds at a submission. `clairvoyant`: the best schedule, of those that
+delay no job, of each sequence known in advance, by enumeration. `never_waits` is best_online among policies that start
+a job whenever it fits, as the published reward demands (-1 for queueing a job that fits).
 
 In hours and whole GPUs: the flavors of Table 2 request cores and memory in proportion to GPUs, so only GPUs bind.
 """
@@ -96,8 +96,9 @@ def never_waits_at_worst(setting: EpisodeSetting) -> float:
 def clairvoyant(setting: EpisodeSetting, since: str = "start") -> float:
     """Return the mean over sequences of the best U: every placement order, every server, each job as early as it fits.
 
-    Time counts ``since`` the first ``start`` (Eq. 3 as printed), which a schedule can gain by delaying, or the first
-    ``submission`` (the text above Eq. 3), which it cannot.
+    Time counts ``since`` the first ``submission`` (the text above Eq. 3), by which this is the optimum; or the first
+    ``start`` (Eq. 3 as printed), by which it is not: a schedule could delay all jobs until the last is submitted, and
+    have the U of jobs submitted at once.
     """
     sequences = setting.sequences().tolist()
     return sum(_best(setting, sequence, since == "start") for sequence in sequences) / len(sequences)

@@ -4,35 +4,39 @@ from __future__ import annotations
 
 from gpusched.agents.gist.decide import agent_pass
 from gpusched.agents.gist.networks import PATIENCE_S, GistWeights, agent_of
+from gpusched.agents.gist.paper_pass import PaperWeights, check_size, paper_pass, paper_weights_of
 from gpusched.config.weights import TrainedModel
 from gpusched.sched.agent import NAN_OUTPUT, Context, Unusable
 from gpusched.sched.reasons import QueueBlock
 
 
-def prepare(model: TrainedModel) -> GistWeights:
-    """Check the model's arrays and return its networks.
+def prepare(model: TrainedModel) -> GistWeights | PaperWeights:
+    """Check the model's arrays and return its networks: by ``variant``, those of any size or the paper's own.
 
     Raises:
-        ValueError: An array has another shape than this version's inputs, the weights are of the paper's own setting,
-            or the patience is not a number.
+        ValueError: An array has another shape than this version's inputs, the variant cannot decide, or the patience is
+            not a number.
     """
-    variant = model.about.get("variant", "scale")
-    if variant != "scale":
-        raise ValueError(f"these are weights of the {variant} variant, which decides only in the paper's own setting")
-    return agent_of(model.arrays, float(model.about.get("patience_s", PATIENCE_S)))
+    patience_s = float(model.about.get("patience_s", PATIENCE_S))
+    if model.about.get("variant", "scale") != "scale":
+        return paper_weights_of(model, patience_s)
+    return agent_of(model.arrays, patience_s)
 
 
-def decide_queue(prepared: GistWeights, context: Context) -> tuple[list[int], QueueBlock]:
+def decide_queue(prepared: GistWeights | PaperWeights, context: Context) -> tuple[list[int], QueueBlock]:
     """Decide about one partition; see `gpusched.sched.agent`.
 
     Raises:
+        ValueError: The paper's own network is for other servers.
         Unusable: A network's output is NaN.
     """
     world, waiting = context.world, context.waiting
-    queue = waiting.ordered(context.partition, "fifo")
-    ordered, head, shadow, sound = agent_pass(
-        context.state, world.usable, queue, waiting.keys.submit, waiting.keys.priority, prepared, True
-    )
+    queue, submit, priority = waiting.ordered(context.partition, "fifo"), waiting.keys.submit, waiting.keys.priority
+    if isinstance(prepared, PaperWeights):
+        check_size(prepared, world.total, *world.span[context.partition])
+        ordered, head, shadow, sound = paper_pass(context.state, queue, submit, priority, prepared, True)
+    else:
+        ordered, head, shadow, sound = agent_pass(context.state, world.usable, queue, submit, priority, prepared, True)
     if not sound:
         raise Unusable(NAN_OUTPUT)
     return ordered.tolist(), QueueBlock(context.policy, int(head), float(shadow))

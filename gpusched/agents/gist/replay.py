@@ -10,6 +10,7 @@ import numpy as np
 from gpusched.agents.common.queue_replay import prepare_replay, queue_runner
 from gpusched.agents.gist.decide import agent_pass
 from gpusched.agents.gist.networks import GistWeights
+from gpusched.agents.gist.paper_pass import PaperWeights, check_size, paper_pass
 from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
 from gpusched.sched.state import ClusterState, Floats, Ints
@@ -30,6 +31,14 @@ class PassArguments(NamedTuple):
     agent: GistWeights
 
 
+class PaperArguments(NamedTuple):
+    """The arguments of the pass of the paper's own network; see `PassArguments`."""
+
+    submit: Floats
+    priority: Ints
+    agent: PaperWeights
+
+
 def pass_arguments(sim: Sim, agent: GistWeights) -> PassArguments:
     """Return the arguments for a replay's jobs."""
     return PassArguments(np.ascontiguousarray(sim.jobs["submit"]), np.zeros(len(sim.jobs), np.int64), agent)
@@ -40,8 +49,21 @@ def maps(model: TrainedModel) -> bool:
     return False
 
 
-def runner(world: SimWorld, prepared: GistWeights) -> tuple[SimWorld, Callable[[EventLog], int]]:
-    """Return a replay's runner: it runs to the end, or until the event log is full."""
+def runner(
+    world: SimWorld, prepared: GistWeights | PaperWeights
+) -> tuple[SimWorld, Callable[[EventLog], int]]:  # fmt: skip
+    """Return a replay's runner: it runs to the end, or until the event log is full.
+
+    Raises:
+        ValueError: The paper's own network is for other servers.
+    """
+    if isinstance(prepared, PaperWeights):
+        requests = world.demand.requests
+        if world.pool.total_gpus > 1:  # with one, passes are compiled ahead (`sim.replay`)
+            for lo, hi in set(zip(requests.lo.tolist(), requests.hi.tolist(), strict=True)):
+                check_size(prepared, world.demand.resources, lo, hi)
+        submit, priority = np.ascontiguousarray(world.sim.jobs["submit"]), np.zeros(len(world.sim.jobs), np.int64)
+        return prepare_replay(world, run_paper_agent, PaperArguments(submit, priority, prepared))
     return prepare_replay(world, run_agent, pass_arguments(world.sim, prepared))
 
 
@@ -51,3 +73,11 @@ def _decide(state: ClusterState, passes: Passes, queue: Ints, arguments: PassArg
 
 
 run_agent = queue_runner(_decide)
+
+
+@jit
+def _decide_by_paper(state: ClusterState, passes: Passes, queue: Ints, arguments: PaperArguments) -> bool:
+    return paper_pass(state, queue, arguments.submit, arguments.priority, arguments.agent, False)[3]
+
+
+run_paper_agent = queue_runner(_decide_by_paper)

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from gpusched.agents.gist.setting import HOUR_S, Episodes, ServerFlavor, gist, paper
+from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import replay
 from gpusched.sim.stepper import Stepper
@@ -17,7 +18,7 @@ _DAY_S = 24 * HOUR_S
 _JOBS = "smmlf"
 
 
-def replay_episodes(policy: str, placement: str, gap_h: float, *, replicas: int = 1) -> Episodes:
+def replay_episodes(policy: ReplayPolicy | str, placement: str, gap_h: float, *, replicas: int = 1) -> Episodes:
     """Return one cell of the table, jobs ``gap_h`` hours apart; random placements need replicas of every sequence.
 
     Each of the 81 sequences runs in its own partition (two servers of 8 GPUs) of one pool, so that one replay covers

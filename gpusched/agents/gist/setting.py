@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from gpusched.config.weights import Arrays
 from gpusched.errors import UsageError
 from gpusched.model.resources import Partition
 from gpusched.sched.state import Floats, Ints
@@ -166,6 +167,14 @@ def paper(partition: str, gap_h: float = 0.0) -> EpisodeSetting:
     )  # fmt: skip
     servers = tuple(node._replace(name=f"{i + 1}") for i in range(of.servers))
     return EpisodeSetting(partition, servers, kinds, gap_h * HOUR_S, of.jobs)
+
+
+def tables_of(setting: EpisodeSetting) -> Arrays:
+    """Return what weights say of their setting, GPUs, cores and MiB by row: its ``servers`` and ``flavors``."""
+    return {
+        "servers": np.array([(s.gpus, s.cores, s.memory_mib) for s in setting.servers], np.int64),
+        "flavors": np.array([(k.gpus, k.cores, k.memory_mib) for k in setting.kinds], np.int64),
+    }
 
 
 def of_partition(partition: Partition, gap_h: float, jobs: int) -> EpisodeSetting:

@@ -2,8 +2,8 @@
 
 ``scale`` (the default) is the shared per-server network of `scale`. ``masked``, ``paper`` and ``wait`` are the paper's
 own setting: episodes of a few jobs of the partition's single-server flavors, with run times equal to the limits. The
-result is evaluated exactly in that setting. It cannot decide live: its network has one output per flavor and server,
-and handles only jobs of these flavors.
+result is evaluated exactly in that setting. The network has one output per flavor and server, so it decides only in the
+partition that it was trained for (`paper_pass`), and that of ``wait`` nowhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpusched.agents.common.request import UNTRAINED, ResultRow, TrainerResult, 
 from gpusched.agents.gist import dqn, expectimax, naive
 from gpusched.agents.gist.clusters import VARIANTS, Clusters
 from gpusched.agents.gist.scale import ScaleTraining
-from gpusched.agents.gist.setting import HOUR_S, EpisodeSetting, of_partition
+from gpusched.agents.gist.setting import HOUR_S, EpisodeSetting, of_partition, tables_of
 from gpusched.errors import UsageError
 from gpusched.model.suggest import did_you_mean
 
@@ -24,10 +24,17 @@ MOST_LEAVES = 20_000
 
 @dataclass(frozen=True)
 class EpisodeSettings:
-    """Settings of episodes. gap_h: hours between submissions. jobs: Per episode, without the last one."""
+    """Settings of episodes.
+
+    Attributes:
+        gap_h: Hours between submissions. jobs: Per episode, without the last one.
+        patience_days: Not of episodes: a job that has waited longer goes first, see `paper_pass`. The longest flavor of
+            the paper runs for 14 days.
+    """
 
     gap_h: float = 0.0
     jobs: int = 4
+    patience_days: float = 30.0
 
 
 def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
@@ -46,7 +53,7 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
         raise UsageError(f"train: variant {variant!r}{did_you_mean(variant, ['scale', *VARIANTS])}")
     if job.declared is None:
         raise UsageError(f"the {variant} variant needs flavors", "name an inventory: --inventory F")
-    episode_keys = ("gap_h", "jobs")
+    episode_keys = ("gap_h", "jobs", "patience_days")
     hyper = settings_of(dqn.WAIT if variant == "wait" else dqn.DQNSettings(), settings, ("variant", *episode_keys))
     episode = settings_of(EpisodeSettings(), {k: v for k, v in settings.items() if k in episode_keys})
     setting = of_partition(job.declared, episode.gap_h, episode.jobs)
@@ -54,8 +61,13 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
         setting, variant, hyper, job.seed, device=job.device, report=report, checkpoint=job.checkpoint
     )  # fmt: skip
     return TrainerResult(
-        arrays=learned.arrays,
-        about={"variant": variant, "knows": "limit", "gap_h": f"{episode.gap_h:g}"},
+        arrays={**learned.arrays, **tables_of(setting)},
+        about={
+            "variant": variant,
+            "knows": "limit",
+            "gap_h": f"{episode.gap_h:g}",
+            "patience_s": str(episode.patience_days * 86400),
+        },
         score=learned.best.utilization,
         hyper_parameters={"variant": variant, **asdict(episode), **asdict(hyper)},
         notes=(
