@@ -34,24 +34,22 @@ def forecast_job(client: Client, snapshot: Snapshot, job: JobRecord, explanation
     """
     _announce_compilation()
     from gpusched.client.alternatives import alternatives_of, spreads_of
-    from gpusched.estimation.limit_use import LimitUse
     from gpusched.forecast.assumptions import assumptions, why_never
+    from gpusched.forecast.run_times import RunTimeSampler
     from gpusched.forecast.start_times import StartForecast
 
     pending = next(j for j in snapshot.pending if j.id == explanation.job_id)
-    limit_use = LimitUse(client.reader.run_times() if client.reader else [])
+    run_times = RunTimeSampler(client.reader.ended_runs() if client.reader else [])
     alternatives = alternatives_of(client.inventory, snapshot, pending, explanation)
     settings = client.inventory.settings
     forecast = StartForecast(
-        snapshot, pending, limit_use, alternatives, spreads_of(snapshot, pending),
+        snapshot, pending, run_times, alternatives, spreads_of(snapshot, pending),
         half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s,
     )  # fmt: skip
     expected = forecast.expected()
     if expected.median is None and expected.by_limits is None:
         expected = msgspec.structs.replace(expected, never=why_never(snapshot, pending, explanation.reason))
-    expected = msgspec.structs.replace(
-        expected, assumptions=assumptions(snapshot, pending, limit_use.count, limit_use.known(job.user))
-    )
+    expected = msgspec.structs.replace(expected, assumptions=assumptions(snapshot, pending, run_times.count))
     spreads = _with_costs(client, snapshot, job, forecast.by_spread())
     sooner = forecast.sooner()
     now = {s.what for s in sooner if s.now}  # a step may claim a start at once only where the run ahead has one

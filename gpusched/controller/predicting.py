@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.controller.compiling import compiler_of, end
-from gpusched.estimation.limit_use import LimitUse
+from gpusched.estimation.draws import draws_are_compiled, warm_up_draws
 from gpusched.forecast.queue import QueueForecast, RunTimeDraw
+from gpusched.forecast.run_times import RunTimeSampler
 from gpusched.forecast.start_times import draws_of, quantiles
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
@@ -35,9 +36,10 @@ _RETRY_S = 600.0
 
 
 def compile_for(snapshot: Snapshot) -> None:
-    """Run a short forecast, so that the passes it needs are compiled and cached."""
+    """Run a short forecast, with drawn run times, so that the passes it needs are compiled and cached."""
     forecast = QueueForecast(snapshot, half_life_s=1.0, tick_s=1.0)
     forecast.run(forecast.by_limits, work=1)
+    warm_up_draws()
 
 
 class _ForecastBatch(NamedTuple):
@@ -69,6 +71,9 @@ class StartPredictor:
         started = self._clock()
         if self._batch is None and started >= self._next_batch:
             self._batch = self._compiled(self._new_batch(inventory, now))
+            if self._batch is not None:
+                run_times = RunTimeSampler(self._store.ended_runs())
+                self._batch.runs.extend(draws_of(self._batch.forecast, run_times, _DRAWS))
         batch = self._batch
         while batch is not None and len(batch.starts) < len(batch.runs) and self._clock() - started < budget_s:
             result = batch.forecast.run(batch.runs[len(batch.starts)], seed=len(batch.starts), work=_WORK)
@@ -84,7 +89,7 @@ class StartPredictor:
 
         If that did not help, since nothing can be cached, they are compiled here.
         """
-        if batch is None or batch.forecast.is_compiled:
+        if batch is None or (batch.forecast.is_compiled and draws_are_compiled()):
             self._compiler = None
             return batch
         if self._compiler is not None:
@@ -108,8 +113,7 @@ class StartPredictor:
         snapshot = snapshot_of_store(self._store, inventory, policies, now, whole=True)
         settings = inventory.settings
         forecast = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
-        limit_use = LimitUse(self._store.run_times())
-        return _ForecastBatch(forecast, job_ids, [forecast.by_limits, *draws_of(forecast, limit_use, _DRAWS)], [])
+        return _ForecastBatch(forecast, job_ids, [forecast.by_limits], [])
 
     def _write(self, batch: _ForecastBatch) -> None:
         found = []

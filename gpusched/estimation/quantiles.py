@@ -344,9 +344,12 @@ SAID = len(QUANTILES) + 2
 
 
 @jit
-def _note_ages(known: RunTimes, running: Ints, start: Floats, now: float) -> None:
+def _note_ages(known: RunTimes, running: Ints, start: Floats, now: float, due: Floats) -> None:
+    """Count running jobs at their ages; ``due: float64[jobs]``: up to that age there is nothing to change."""
     for job in running:
-        note_age(known, job, now - start[job])
+        if now - start[job] >= due[job]:
+            note_age(known, job, now - start[job])
+            due[job] = seconds_at(known.at[job] + 1.0) * (1.0 - 1e-9)
 
 
 @jit
@@ -359,7 +362,7 @@ def follow(
     ``submit: float64[jobs]`` ascends; ``start``, ``seconds: float64[jobs]``; ``by_start``, ``by_end: int64[jobs]``: the
     jobs in order of starts and ends. ``said: float64[jobs, SAID]``: quantiles, `expected_s`, and `crps`.
     """
-    running, begun, ended = np.empty(submit.size, np.int64), 0, 0
+    running, due, begun, ended = np.empty(submit.size, np.int64), np.zeros(submit.size), 0, 0
     size = 0
     for job in range(submit.size + 1):
         now = until if job == submit.size else min(submit[job], until)
@@ -374,14 +377,14 @@ def follow(
                 note_age(known, running[size], 0.0)
                 size, begun = size + 1, begun + 1
             else:
-                _note_ages(known, running[:size], start, end)
+                _note_ages(known, running[:size], start, end, due)
                 note_end(known, by_end[ended], seconds[by_end[ended]])
                 for i in range(size):
                     if running[i] == by_end[ended]:
                         running[i] = running[size - 1]
                         break
                 size, ended = size - 1, ended + 1
-        _note_ages(known, running[:size], start, now)
+        _note_ages(known, running[:size], start, now, due)
         if job < submit.size and submit[job] <= until:
             state(known, job)
             said[job, : len(QUANTILES)] = known.stated[job]

@@ -47,10 +47,10 @@ def why_never(snapshot: Snapshot, job: PendingView, reason: Reason) -> str:
     return "too far ahead to predict"
 
 
-def assumptions(snapshot: Snapshot, job: PendingView, past_runs: int, known: bool) -> tuple[str, ...]:
+def assumptions(snapshot: Snapshot, job: PendingView, past_runs: int) -> tuple[str, ...]:
     """Return the assumptions of the runs, the most specific first.
 
-    ``past_runs``: how many the draws are made from. ``known``: whether the job's user has enough of them.
+    ``past_runs``: how many the draws are made from.
     """
     return (
         *_of_job(snapshot, job),
@@ -58,7 +58,7 @@ def assumptions(snapshot: Snapshot, job: PendingView, past_runs: int, known: boo
         *_of_policy(snapshot, job),
         *_of_arrays(snapshot),
         *_of_progress(snapshot),
-        _of_times(past_runs, known),
+        _of_times(past_runs),
         "no job with higher priority is submitted",
     )
 
@@ -119,8 +119,7 @@ def _of_progress(snapshot: Snapshot) -> Iterator[str]:
         yield f"{count_of(telling, 'running job')} {end} at {their} reported pace"
 
 
-def _of_times(past_runs: int, known: bool) -> str:
+def _of_times(past_runs: int) -> str:
     if not past_runs:
         return "no past runs yet: every job is assumed to use its whole time limit"
-    source = "their users' past runs" if known else "past runs, of all users where one has few,"
-    return f"jobs use as much of their time limits as {source} did ({count_of(past_runs, 'past run')} known)"
+    return f"jobs run as long as past runs of jobs like them did ({count_of(past_runs, 'past run')} known)"

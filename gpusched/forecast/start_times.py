@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.estimation.limit_use import LimitUse
 from gpusched.forecast.queue import ENOUGH_WORK, QueueForecast, RunTimeDraw
+from gpusched.forecast.run_times import RunTimeSampler
 from gpusched.model.forecast import ExpectedStart, Sooner, Spread, SpreadStart
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
@@ -53,7 +53,7 @@ class StartForecast:
         self,
         snapshot: Snapshot,
         job: PendingView,
-        habits: LimitUse,
+        run_times: RunTimeSampler,
         alternatives: Sequence[Alternative] = (),
         spreads: Sequence[SpreadView] = (),
         *,
@@ -65,7 +65,7 @@ class StartForecast:
         self.ahead = QueueForecast(snapshot, half_life_s=half_life_s, tick_s=tick_s, variants=variants, components=True)
         self._target = self.ahead.index.get(job.id, -1)
         self._own_nodes = {n.name for n in snapshot.nodes if n.partition == job.spec.partition}
-        self._draws = draws_of(self.ahead, habits, draws_for(self.ahead))
+        self._draws = draws_of(self.ahead, run_times, draws_for(self.ahead))
         self._starts: Floats = np.full(1, np.inf)
         self._left, self._cut = work_for(snapshot.policies.get(job.spec.partition)), False
 
@@ -196,29 +196,22 @@ def draws_for(ahead: QueueForecast) -> int:
     return max(_FEWEST_DRAWS, min(_MOST_DRAWS, _RUNS_OF_ALL // max(jobs, 1)))
 
 
-def draws_of(ahead: QueueForecast, habits: LimitUse, count: int) -> list[RunTimeDraw]:
-    """Draw all run times, as users' past jobs used their limits; each variant of a job has its own draw.
+def draws_of(ahead: QueueForecast, run_times: RunTimeSampler, count: int) -> list[RunTimeDraw]:
+    """Draw all run times; each variant of a job has its own draw.
 
     A running job that reports progress ends at its own pace, within about a tenth of what is left.
     """
     rng = np.random.default_rng(0)
-    snapshot, running = ahead.snapshot, ahead.snapshot.running
-    users = [v.user for v in ahead.views]
-    starts = np.array([r.start_time for r in running], dtype=np.float64)
-    limits = np.array([r.expected_end for r in running], dtype=np.float64) - starts
-    elapsed = np.maximum(snapshot.now - starts, 0.0)
+    snapshot, running, waiting = ahead.snapshot, ahead.snapshot.running, len(ahead.views)
+    latest = np.maximum(ahead.by_limits.ends, snapshot.now)
     own = np.array([np.nan if r.own_end is None else min(r.own_end, r.expected_end) for r in running], np.float64)
     reports = ~np.isnan(own)
     left = np.maximum(own[reports] - snapshot.now, 0.0)
     draws = []
-    for _ in range(count):
-        lasts = habits.draw(rng, users, ahead.limits, np.zeros(len(users)))
-        ends = starts + habits.draw(rng, [r.user for r in running], limits, elapsed)
-        if reports.any():
-            ends[reports] = np.minimum(
-                snapshot.now + left * rng.lognormal(0.0, _PACE_SPREAD, len(left)), (starts + limits)[reports]
-            )
-        draws.append(RunTimeDraw(lasts, np.maximum(ends, snapshot.now)))
+    for drawn in run_times.draw(rng, snapshot, ahead.views, count):
+        ends = np.minimum(snapshot.now + drawn[waiting:], latest)
+        ends[reports] = np.minimum(snapshot.now + left * rng.lognormal(0.0, _PACE_SPREAD, len(left)), latest[reports])
+        draws.append(RunTimeDraw(drawn[:waiting], ends))
     return draws
 
 

@@ -37,7 +37,7 @@ from gpusched.queue.promotions import Fallback, PolicyReads, PolicyWrites
 from gpusched.queue.quotas import QuotaReads
 from gpusched.queue.reading import DATABASE as DATABASE
 from gpusched.queue.reservations import ReservationReads, ReservationWrites
-from gpusched.queue.rows import BEGUN, NEVER_BEGUN, RUN, JobWrites
+from gpusched.queue.rows import BEGUN, NEVER_BEGUN, JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 
 WORK_SINCE_VERSION = 7  # of the schema: before it, the end of an attempt's work was not recorded
@@ -390,16 +390,6 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         Jobs ended by node failure or preemption are excluded: their run times are truncated.
         """
         return self._jobs_of(_ENDED_RUNS, (until, BEGUN, NEVER_BEGUN, limit))[::-1]
-
-    def run_times(self) -> list[tuple[str, float, int]]:
-        """Return user, run time and time limit (seconds) of `ended_runs`, for forecasts."""
-        query = f"SELECT user, end_time, data, {self._spec_column()} FROM jobs {_ENDED_RUNS}"
-        rows = self._db.execute(query, (math.inf, BEGUN, NEVER_BEGUN, REMEMBERED)).fetchall()
-        specs = self._specs({digest for *_, digest in rows if digest is not None})
-        return [
-            (user, end - (run := RUN.decode(data)).start_time, (specs[digest] if digest else run.spec).time_limit_s)
-            for user, end, data, digest in rows
-        ]
 
     def has_unended(self, job_id: str) -> bool:
         """Return whether the job, or any task of the array, has not ended."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gpusched.estimation.limit_use import LimitUse
 from gpusched.forecast.queue import QueueForecast, RunTimeDraw
+from gpusched.forecast.run_times import RunTimeSampler
 from gpusched.forecast.start_times import draws_of, quantiles
 from gpusched.model.resources import Inventory
 from gpusched.promotion.live import live_policies
@@ -37,7 +37,7 @@ def forecast(reader: Reader, inventory: Inventory, now: float) -> dict[str, Any]
         return {"now": round(now), "jobs": {}, "ends": {}}
     settings = inventory.settings
     queue_forecast = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
-    samples = draws_of(queue_forecast, LimitUse(reader.run_times()), _DRAWS)
+    samples = draws_of(queue_forecast, RunTimeSampler(reader.ended_runs()), _DRAWS)
     starts = np.array([queue_forecast.run(times, seed=i, work=_MAX_ENTRIES).start for i, times in enumerate(samples)])
     expected = RunTimeDraw(
         np.median([times.lasts for times in samples], axis=0), np.median([times.ends for times in samples], axis=0)

@@ -25,10 +25,10 @@ from gpusched.config.weights import load_model, save_model
 from gpusched.controller.notices.service import NotificationService
 from gpusched.doctor.files import examine_needs
 from gpusched.errors import FileError, Warnings
-from gpusched.estimation.limit_use import LimitUse
 from gpusched.forecast import component as of_component
 from gpusched.forecast.assumptions import assumptions
 from gpusched.forecast.queue import QueueForecast
+from gpusched.forecast.run_times import RunTimeSampler
 from gpusched.forecast.start_times import StartForecast
 from gpusched.model.events import Event
 from gpusched.model.plan import Plan, Start
@@ -420,15 +420,15 @@ def test_a_forecast_of_a_short_queue_places_by_the_component(plugin: None, monke
 
     assert ahead(snap) == ([NOW, NOW + 100], ("n0",))
     assert started(decide(snap))["part"][0][0] == "n1", "as it is decided live"
-    asked = StartForecast(snap, jobs[1], LimitUse([]), half_life_s=3600.0, tick_s=1.0).expected()
+    asked = StartForecast(snap, jobs[1], RunTimeSampler([]), half_life_s=3600.0, tick_s=1.0).expected()
     assert (asked.by_limits, asked.nodes) == (NOW + 100, ("n0",))
     best_fit = ahead(snapshot(nodes, jobs, busy, place="best-fit"))
     assert best_fit == ([NOW, NOW], ("n1",)) == ahead(snap, components=False)
-    assert not any("from-both-ends" in line for line in assumptions(snap, jobs[1], 0, True))
+    assert not any("from-both-ends" in line for line in assumptions(snap, jobs[1], 0))
     monkeypatch.setattr(of_component, "LONGEST_QUEUE", 3)
     assert ahead(snap) == best_fit
     line = "the placement from-both-ends is approximated by best-fit in long queues"
-    assert line in assumptions(snap, jobs[1], 0, True)
+    assert line in assumptions(snap, jobs[1], 0)
 
 
 def test_a_forecast_by_best_fit_as_a_component_is_that_by_best_fit(tmp_path: Path) -> None:

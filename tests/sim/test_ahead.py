@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.client.alternatives import spreads_of
-from gpusched.estimation.limit_use import LimitUse
 from gpusched.forecast.queue import QueueForecast, RunTimeDraw
+from gpusched.forecast.run_times import RunTimeSampler
 from gpusched.forecast.start_times import StartForecast
 from gpusched.model.interference import ContentionEstimate, JobClassEstimate
 from gpusched.model.jobs import Allocation, Dependency, DependencyKind, JobState
@@ -442,7 +442,7 @@ def test_a_long_queue_is_run_ahead_only_as_far_as_work_is_allowed(monkeypatch: p
     made = []
     for allowed in (10**9, 60_000, 10):
         monkeypatch.setattr("gpusched.forecast.start_times._ENOUGH_WORK", allowed)
-        foresight = StartForecast(snap, snap.pending[-1], LimitUse([]), half_life_s=1e6, tick_s=1.0)
+        foresight = StartForecast(snap, snap.pending[-1], RunTimeSampler([]), half_life_s=1e6, tick_s=1.0)
         made.append((foresight.expected(), foresight.sooner()))
     (all_of, _), (some, _), (none, later) = made
     assert (all_of.runs, none.runs) == (40, 0)
