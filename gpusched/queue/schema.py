@@ -158,8 +158,8 @@ UPDATE policy_changes SET data = CAST(replace(CAST(data AS TEXT), '"place_wait_s
 UPDATE shadows SET data = CAST(replace(CAST(data AS TEXT), '"place_wait_s":', '"placement_wait_s":') AS BLOB);
 """,
     """
--- An attempt that is resized while it runs has a row for each part of it; span: 0, 1, 2 ... The columns of the key stand
--- first: SQLite 3.40 checks the wrong ones for NULL (quick_check) in a table WITHOUT ROWID where they do not.
+-- An attempt that is resized while it runs has a row for each part of it; span: 0, 1, 2 ... The key's columns stand
+-- first: in a table WITHOUT ROWID where they do not, quick_check of SQLite 3.40 looks for NULL in the wrong ones.
 CREATE TABLE runs_by_span (
   job_id TEXT NOT NULL, attempt INTEGER NOT NULL, span INTEGER NOT NULL, user TEXT NOT NULL, partition TEXT NOT NULL,
   flavor TEXT, share REAL NOT NULL, gpus INTEGER NOT NULL, start_time REAL NOT NULL, end_time REAL, outcome TEXT,
