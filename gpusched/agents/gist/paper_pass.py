@@ -108,7 +108,7 @@ def _servers_text(of: Resources, lo: int, hi: int) -> str:
     return f"{hi - lo} server{'s' * (hi - lo != 1)} ({'; '.join(kinds)})"
 
 
-class Judge(NamedTuple):
+class PaperJudge(NamedTuple):
     """What a pass goes by.
 
     Attributes:
@@ -142,7 +142,7 @@ def paper_pass(
         flavor[:] = -1
     ordered, overdue = _largest_first(state, queue, submit, priority, flavor, agent.patience_s)
     sizes = agent.net.sizes
-    judge = Judge(
+    judge = PaperJudge(
         agent, lo, flavor, submit, np.full(1, _running(state, lo, hi)), np.zeros(sizes[0], np.float32),
         np.zeros(sizes[sizes.size - 1], np.float32), new_buffers(agent.net),
     )  # fmt: skip
@@ -192,7 +192,7 @@ def _running(state: ClusterState, lo: int, hi: int) -> int:
 
 
 @jit
-def _place(state: ClusterState, job: int, late: bool, first: bool, judge: Judge) -> tuple[int, int]:
+def _place(state: ClusterState, job: int, late: bool, first: bool, judge: PaperJudge) -> tuple[int, int]:
     shape = state.jobs.shape[job]
     if judge.flavor[shape] < 0:
         return attempt_any(state, shape, BEST_FIT, late, judge.agent.rng)
@@ -203,7 +203,7 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, judge: Judge)
 
 @jit
 def _choose_server(
-    state: ClusterState, request: PlacementRequest, flavor: int, late: bool, overdue: bool, judge: Judge
+    state: ClusterState, request: PlacementRequest, flavor: int, late: bool, overdue: bool, judge: PaperJudge
 ) -> int:
     """Return STARTED with ``scratch.chosen`` set, PRIORITY (does not fit), BACKFILL, POLICY (waits), or UNSOUND."""
     agent, lo, outputs, masks = judge.agent, judge.lo, judge.outputs, state.jobs.masks
@@ -244,12 +244,12 @@ def observe_servers(resources: Resources, agent: PaperWeights, lo: int, inputs: 
 
 
 @jit
-def _started(state: ClusterState, job: int, request: PlacementRequest, judge: Judge) -> None:
+def _started(state: ClusterState, job: int, request: PlacementRequest, judge: PaperJudge) -> None:
     judge.busy[0] += request.parts
 
 
 @jit
-def _hold(state: ClusterState, job: int, code: int, judge: Judge) -> float:
+def _hold(state: ClusterState, job: int, code: int, judge: PaperJudge) -> float:
     """Reserve nodes by best fit for the first job that does not fit, while one is overdue."""
     request, limit = request_of(state.requests, state.jobs.shape[job]), state.jobs.limit[job]
     shadow = reserve(
