@@ -67,7 +67,7 @@ def test_policies(site: Site) -> None:
         assert {"easy", "gist", "ours"} < set(complete(site, *words, ""))
     assert set(complete(site, "train", "")) == {
         "dl2", "gist", "learned", "maifs", "rltune", "rltune-limit", "rltune-milp", "rltune-nothing",
-        "rltune-preempt",
+        "rltune-preempt", "topology",
     }  # fmt: skip
     assert complete(site, "train", "gist", "--partition", "A") == ["A100"]
     assert {"ours", "sjf", "sjf-oracle", "sjf+easy"} <= set(complete(site, "replay", "--policy", ""))

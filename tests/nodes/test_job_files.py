@@ -56,12 +56,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("read", [by_python, by_sh])
 def test_what_is_said_is_read(folder: Path, read: Callable[[Path], dict[str, Any]]) -> None:
-    (folder / "progress.json").write_text('{"step": 7,\n "of": 10, "samples_per_s": 2.5, "more": [1]}\n')
+    (folder / "progress.json").write_text('{"step": 7,\n "of": 10, "samples_per_s": 2.5, "nodes": 2, "more": [1]}\n')
     (folder / "saved.json").write_text('{"step": 5, "gpus": 8, "time": 1}')
     os.utime(folder / "saved.json", (1, 1))
     found = read(folder.parents[1])
     assert 0 <= found["progress"].pop("age_s") < 60
-    assert found["progress"] == {"step": 7.0, "of": 10.0, "samples_per_s": 2.5}
+    not_said = {"ran_s": None, "paused_s": None}
+    assert found["progress"] == {"step": 7.0, "of": 10.0, "samples_per_s": 2.5, "nodes": 2.0} | not_said
     assert found["saved"].pop("age_s") > 1e9
     assert found["saved"] == {"step": 5.0, "gpus": 8.0}
     assert found["job_file_error"] is None
