@@ -13,6 +13,7 @@ from gpusched.config.policies import others_of
 from gpusched.config.validate import known_partition
 from gpusched.config.weightfiles import DEFAULT, kept_anyway
 from gpusched.config.weights import ModelError, load_model
+from gpusched.errors import Warnings
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Partition
 from gpusched.model.slurm import SlurmMode
@@ -128,7 +129,10 @@ def _row(spec: PolicySpec, partition: str | None, state: str, *, path: str | Non
 def problems(client: Client) -> list[str]:
     """Return a line for each policy file, and each other package's component for policies, that does not work."""
     found = [one for group in POLICY_GROUPS for one in components(group).values() if one.distribution != OURS]
-    return unreadable_policies(client.inventory.path) + _broken([(one.group, one.name) for one in found])
+    unreadable = unreadable_policies(client.inventory.path)
+    # A file whose last good copy is in use was named when the inventory was read.
+    unread = [line for line in unreadable if not any(said.startswith(line) for said in Warnings.given)]
+    return unread + _broken([(one.group, one.name) for one in found])
 
 
 def _broken(named: list[tuple[str, str]]) -> list[str]:

@@ -151,14 +151,19 @@ def _exec(given: Mapping[str, Any]) -> Translated:
     return [*words, *["--pty"] * given["tty"], *map(_quoted, given["command"])], []
 
 
+def _without_equivalent(given: Mapping[str, Any]) -> list[str]:
+    of = {option: given[name] for name, option in _WITHOUT_EQUIVALENT.items()}
+    return [option for option, value in of.items() if value is not False and value not in (None, [], ())]
+
+
 def _submit(given: Mapping[str, Any]) -> Translated:
-    missing = [option for name, option in _WITHOUT_EQUIVALENT.items() if given[name] not in (None, [], ())]
+    missing = _without_equivalent(given)
     return [*_environment(given["env"] or ()), "sbatch", *_sbatch(given)], missing
 
 
 def _run(given: Mapping[str, Any]) -> Translated:
     given = {**_RUN_DEFAULTS, **given}
-    missing = [option for name, option in _WITHOUT_EQUIVALENT.items() if given[name] not in (None, [], ())]
+    missing = _without_equivalent(given)
     missing += ["--forward"] * bool(given["forward"])
     words = [*_environment(given["env"] or ()), "srun", *_options(given, sbatch=False)]
     return [*words, *["--pty"] * given["pty"], *map(_quoted, given["command"] or ())], missing

@@ -22,7 +22,7 @@ SHIPPED = PHILLY_LIKE.parent
 FIGURES = tuple(name for name in Metrics.__struct_fields__ if name not in ("users", "groups"))
 MAX_NODES = 1_000_000
 _TEXTS = ("format", "vc", "placement", "since", "until", "gpu_type", "reference_gpu_type", "share", "resizable", "cpus",
-          "mem")  # fmt: skip
+          "mem", "estimates")  # fmt: skip
 _FILES = ("inventory", "outages", "reservations", "power", "restart_costs")
 _EXPECTED = "a mapping such as {workload: jobs.yaml, nodes: 4, policies: [fifo, easy]}"
 _NODE: fields.Fields = {

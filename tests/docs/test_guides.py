@@ -28,6 +28,7 @@ ELSEWHERE = {
     "gpusched replay big.swf": "tests/study/test_backends.py",
     "gpusched train dl2": "tests/agents/test_sizing_agents.py",
     "gpusched train maifs": "tests/agents/test_sizing_agents.py",
+    "gpusched train topology": "tests/agents/test_topology_train.py",
     "gpusched reproduce gist": "tests/agents/test_reproduce_cli.py",
 }
 """What begins so takes minutes, or two people: the file of tests that runs it."""

@@ -476,7 +476,7 @@ def test_a_check_names_the_policies_components_that_do_not_work(plugin: None, tm
     specs[2] = msgspec.structs.replace(specs[2], order="lost")  # its package was removed later
     (tmp_path / "inventory.yaml").write_text(NODES)
     inventory = load_inventory(tmp_path / "inventory.yaml")
-    found = list(examine_needs(inventory, dict(zip("ABC", specs, strict=True)), tmp_path))
+    found = list(examine_needs(inventory, dict(zip("ABC", specs, strict=True))))
     assert [(one.status, one.message) for one in found] == [
         ("warn", f"A: placement 'gone' {BROKEN}; upgrade or remove gpusched-example"),
         ("warn", "C: no order 'lost' is installed here; install the package that it came with"),
