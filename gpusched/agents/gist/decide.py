@@ -260,22 +260,28 @@ def _started(state: ClusterState, job: int, request: PlacementRequest, judge: Ju
 
 
 @jit
-def _hold(state: ClusterState, job: int, code: int, judge: Judge) -> float:
-    """Reserve nodes by best fit for the first job that does not fit."""
+def reserve_for(state: ClusterState, job: int) -> float:
+    """Reserve nodes by best fit for the first job that does not fit; return when they are free."""
     request, limit = request_of(state.requests, state.jobs.shape[job]), state.jobs.limit[job]
     shadow = reserve(
         state.resources, state.releases, state.jobs.masks, request, BEST_FIT, state.now, limit, state.scratch
     )
     protect(state.resources, request, shadow < np.inf, state.scratch)
+    return float(shadow)
+
+
+@jit
+def _hold(state: ClusterState, job: int, code: int, judge: Judge) -> float:
+    request, shadow = request_of(state.requests, state.jobs.shape[job]), reserve_for(state, job)
     judge.head[0] = request.parts * request.gpus / judge.obs.gpus
     judge.head[1], judge.head[2] = state.now - judge.submit[job], shadow
     return shadow
 
 
 @jit
-def _does_not_fit(code: int) -> bool:
+def does_not_fit(code: int) -> bool:
     """Return whether the job does not fit: a job kept waiting by the agent is not the head."""
     return code == PRIORITY
 
 
-_pass = queue_pass(_place, _hold, _started, _does_not_fit)
+_pass = queue_pass(_place, _hold, _started, does_not_fit)

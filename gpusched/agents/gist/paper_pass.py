@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.common.nets import Net, Reals, forward, net_of, new_buffers
-from gpusched.agents.gist.decide import by_score
+from gpusched.agents.gist.decide import by_score, does_not_fit, reserve_for
 from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
-from gpusched.sched.backfill import attempt_any, protect, reserve
+from gpusched.sched.backfill import attempt_any
 from gpusched.sched.fit import fitting, request_of
 from gpusched.sched.kernel.queue_pass import UNSOUND, queue_pass
 from gpusched.sched.place import node_fits
@@ -250,18 +250,7 @@ def _started(state: ClusterState, job: int, request: PlacementRequest, judge: Pa
 
 @jit
 def _hold(state: ClusterState, job: int, code: int, judge: PaperJudge) -> float:
-    """Reserve nodes by best fit for the first job that does not fit, while one is overdue."""
-    request, limit = request_of(state.requests, state.jobs.shape[job]), state.jobs.limit[job]
-    shadow = reserve(
-        state.resources, state.releases, state.jobs.masks, request, BEST_FIT, state.now, limit, state.scratch
-    )
-    protect(state.resources, request, shadow < np.inf, state.scratch)
-    return shadow
+    return reserve_for(state, job)
 
 
-@jit
-def _does_not_fit(code: int) -> bool:
-    return code == PRIORITY
-
-
-_pass = queue_pass(_place, _hold, _started, _does_not_fit)
+_pass = queue_pass(_place, _hold, _started, does_not_fit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from gpusched.sched.state import ClusterState, Floats, Ints
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.state import EventLog, Passes, Sim
 
+W = TypeVar("W")
 
-class PassArguments(NamedTuple):
+
+class PassArguments(NamedTuple, Generic[W]):
     """The arguments of the pass.
 
     Attributes:
@@ -28,18 +30,10 @@ class PassArguments(NamedTuple):
 
     submit: Floats
     priority: Ints
-    agent: GistWeights
+    agent: W
 
 
-class PaperArguments(NamedTuple):
-    """The arguments of the pass of the paper's own network; see `PassArguments`."""
-
-    submit: Floats
-    priority: Ints
-    agent: PaperWeights
-
-
-def pass_arguments(sim: Sim, agent: GistWeights) -> PassArguments:
+def pass_arguments(sim: Sim, agent: W) -> PassArguments[W]:
     """Return the arguments for a replay's jobs."""
     return PassArguments(np.ascontiguousarray(sim.jobs["submit"]), np.zeros(len(sim.jobs), np.int64), agent)
 
@@ -49,9 +43,7 @@ def maps(model: TrainedModel) -> bool:
     return False
 
 
-def runner(
-    world: SimWorld, prepared: GistWeights | PaperWeights
-) -> tuple[SimWorld, Callable[[EventLog], int]]:  # fmt: skip
+def runner(world: SimWorld, prepared: GistWeights | PaperWeights) -> tuple[SimWorld, Callable[[EventLog], int]]:
     """Return a replay's runner: it runs to the end, or until the event log is full.
 
     Raises:
@@ -62,13 +54,12 @@ def runner(
         if world.pool.total_gpus > 1:  # with one, passes are compiled ahead (`sim.replay`)
             for lo, hi in set(zip(requests.lo.tolist(), requests.hi.tolist(), strict=True)):
                 check_size(prepared, world.demand.resources, lo, hi)
-        submit, priority = np.ascontiguousarray(world.sim.jobs["submit"]), np.zeros(len(world.sim.jobs), np.int64)
-        return prepare_replay(world, run_paper_agent, PaperArguments(submit, priority, prepared))
+        return prepare_replay(world, run_paper_agent, pass_arguments(world.sim, prepared))
     return prepare_replay(world, run_agent, pass_arguments(world.sim, prepared))
 
 
 @jit
-def _decide(state: ClusterState, passes: Passes, queue: Ints, arguments: PassArguments) -> bool:
+def _decide(state: ClusterState, passes: Passes, queue: Ints, arguments: PassArguments[GistWeights]) -> bool:
     return agent_pass(state, passes.usable, queue, arguments.submit, arguments.priority, arguments.agent, False)[3]
 
 
@@ -76,7 +67,7 @@ run_agent = queue_runner(_decide)
 
 
 @jit
-def _decide_by_paper(state: ClusterState, passes: Passes, queue: Ints, arguments: PaperArguments) -> bool:
+def _decide_by_paper(state: ClusterState, passes: Passes, queue: Ints, arguments: PassArguments[PaperWeights]) -> bool:
     return paper_pass(state, queue, arguments.submit, arguments.priority, arguments.agent, False)[3]
 
 
