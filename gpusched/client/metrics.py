@@ -170,6 +170,8 @@ def _agents(reader: Reader, totals: MetricTotals) -> Iterator[Family]:
 
 def _deliveries(reader: Reader) -> Iterator[Family]:
     yield family("notices_failed", [((), len(reader.failed_notices()))])
+    last = reader.latest_event()
+    yield family("events_unsent", (((name,), last - seq) for name, seq in sorted(reader.event_positions().items())))
 
 
 def _by_partition(values: Mapping[str, T]) -> list[tuple[tuple[str, ...], T]]:

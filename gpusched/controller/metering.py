@@ -8,7 +8,6 @@ from gpusched.model.metrics import DECISION_BUCKETS_S, WAIT_BUCKETS_S, Histogram
 from gpusched.queue.metrics import CountedEvent
 from gpusched.queue.store import Store
 
-WRITE_EVERY_S = 1.0  # a commit of its own: not one for each of many short cycles
 MAX_EVENTS = 5000
 OTHER = "other"
 
@@ -51,21 +50,20 @@ class Metering:
     def __init__(self, store: Store, timings: Timings) -> None:
         self._store, self._timings = store, timings
         self._totals = store.metric_totals() or MetricTotals(seq=store.last_event())
-        self._written_at = float("-inf")
 
-    def step(self, cycle_s: float | None = None, at_once: bool = False) -> None:
-        """Count a cycle, and write the totals if it is time to.
+    def count(self, cycle_s: float) -> None:
+        """Count a cycle by its duration."""
+        self._totals.cycles.add(cycle_s)
+
+    def write(self) -> None:
+        """Add what has happened since the last call, and store the totals.
 
         Raises:
             OSError, sqlite3.Error, Damaged: The store cannot be written or read; nothing is lost by it.
         """
-        if cycle_s is not None:
-            self._totals.cycles.add(cycle_s)
-        if at_once or time.monotonic() - self._written_at >= WRITE_EVERY_S:
-            self._add_timings()
-            self._add_events()
-            self._store.put_metric_totals(self._totals)
-            self._written_at = time.monotonic()
+        self._add_timings()
+        self._add_events()
+        self._store.put_metric_totals(self._totals)
 
     def _add_timings(self) -> None:
         totals, timings = self._totals, self._timings

@@ -29,6 +29,7 @@ from gpusched.model.slurm import TROUBLE, Trouble
 from gpusched.queue import reading
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
 from gpusched.queue.damage import TABLE_CHECKS, UNREADABLE, TableCheck, json_of
+from gpusched.queue.eventlines import POSITION, EventLineReads, EventLineWrites
 from gpusched.queue.locks import LockWait, connect_to_write, lock_holders
 from gpusched.queue.metrics import TOTALS, MetricReads, MetricWrites
 from gpusched.queue.notices import EVENT_DATA, NoticeReads, NoticeWrites
@@ -242,7 +243,15 @@ def _sorted_by_id(jobs: list[JobRecord]) -> list[JobRecord]:
 
 
 class Reader(
-    BeliefReads, MetricReads, NoticeReads, PolicyReads, PredictionReads, ProgressReads, QuotaReads, ReservationReads
+    BeliefReads,
+    EventLineReads,
+    MetricReads,
+    NoticeReads,
+    PolicyReads,
+    PredictionReads,
+    ProgressReads,
+    QuotaReads,
+    ReservationReads,
 ):
     """Read-only view of the store."""
 
@@ -583,6 +592,7 @@ class Reader(
 class Store(
     Reader,
     BeliefWrites,
+    EventLineWrites,
     JobWrites,
     MetricWrites,
     NoticeWrites,
@@ -809,7 +819,7 @@ def _read_run(allocation: bytes, *numbers: float) -> None:
 def _read_meta(key: str, value: str) -> None:
     if key in ("heartbeat", "tick_s", "slurm_read_at"):
         float(value)
-    elif key == "notices_seen" or key.startswith("array_limit:"):
+    elif key == "notices_seen" or key.startswith(("array_limit:", POSITION)):
         int(value)
     elif value and key == TROUBLE:
         msgspec.json.decode(value, type=Trouble)

@@ -69,7 +69,8 @@ def busy_store(store: Store) -> None:
     store.append([Event(time=T + 7, kind="running", job_id="r", data={"attempt": 1})])
     store.append([Event(time=T, kind="ended", job_id="e", data={"to": "FAILED"})])
     store.set_meta("heartbeat", str(T))
-    kept.step(0.03, at_once=True)
+    kept.count(0.03)
+    kept.write()
 
 
 def test_the_queue_and_the_gpus(store: Store) -> None:

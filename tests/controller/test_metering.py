@@ -40,7 +40,8 @@ def test_a_job_of_the_real_cycle_is_counted_once_in_each_of_its_states(tmp_path:
     job = site.submit()
     site.turn(3)
     site.turn(2)
-    kept.step(0.5, at_once=True)
+    kept.count(0.5)
+    kept.write()
     found = totals(site.store)
     partition = site.job(job).spec.partition
     assert found.submitted == {partition: 1}
@@ -55,7 +56,7 @@ def test_a_wait_goes_from_the_submission_to_the_start_of_the_first_attempt(store
     store.put_jobs([builders.job("j", submit_time=T - 100), builders.job("k", submit_time=T - 100, attempt=2)])
     store.append([Event(time=T, kind="running", job_id="j", data={"attempt": 1, "start": T - 40})])
     store.append([Event(time=T, kind="running", job_id="k", data={"attempt": 2, "start": T})])
-    kept.step(at_once=True)
+    kept.write()
     waits = totals(store).waits["p"]
     assert (waits.sum, sum(waits.counts), totals(store).started) == (60.0, 1, {"p": 2})
     assert waits.counts[waits.bounds.index(60.0)] == 1, "a bound belongs to its bucket"
@@ -69,7 +70,7 @@ def test_tasks_that_end_together_are_counted_one_by_one_even_if_scattered(store:
     ended, event = transition_to(row, JobState.CANCELLED, T, event="ended")
     store.put_jobs([ended])
     store.append([event])
-    kept.step(at_once=True)
+    kept.write()
     assert totals(store).ended == {"p": {"CANCELLED": 300}}
 
 
@@ -79,7 +80,7 @@ def test_a_node_that_is_lost_counts_for_its_partition(store: Store) -> None:
     store.put_nodes([NodeRecord(name=node.name, declared=node)])
     store.append([Event(time=T, kind="node_down", node=node.name), Event(time=T, kind="node_up", node=node.name)])
     store.append([Event(time=T, kind="agent_disabled", data={"partition": "q", "why": "x"})])
-    kept.step(at_once=True)
+    kept.write()
     assert (totals(store).nodes_down, totals(store).fallbacks) == ({node.partition: 1}, {"q": 1})
 
 
@@ -91,7 +92,7 @@ def test_whenever_it_dies_each_event_is_counted_once(
     store = Store.create_or_open(tmp_path_factory.mktemp("totals"))
     store.put_jobs([builders.job("j")])
     kept, happened = Metering(store, Timings()), 0
-    kept.step(at_once=True)
+    kept.write()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(metering, "MAX_EVENTS", limit)
         for step in steps:
@@ -100,9 +101,9 @@ def test_whenever_it_dies_each_event_is_counted_once(
             if not step:
                 kept = Metering(store, Timings())
                 continue
-            kept.step(at_once=True)
+            kept.write()
         for _ in range(happened):
-            kept.step(at_once=True)
+            kept.write()
     assert totals(store).submitted.get("p", 0) == happened
     store.close()
 
@@ -113,10 +114,10 @@ def test_removed_events_and_usage_do_not_lower_a_total(store: Store) -> None:
     store.append([Event(time=T, kind="submitted", job_id="j")])
     row = UsageRow(bucket=0, node="n", job_id="j", user="u", partition="p", gpu_s=2.0, energy_j=5.0)
     store.add_usage([row, row, UsageRow(bucket=300, node="n", job_id="", user="", partition="p", gpu_s=1.0)])
-    kept.step(at_once=True)
+    kept.write()
     before = totals(store), store.usage_totals()
     store._db.executescript("DELETE FROM events; DELETE FROM usage;")
-    Metering(store, Timings()).step(at_once=True)
+    Metering(store, Timings()).write()
     assert totals(store).submitted == before[0].submitted == {"p": 1}
     assert store.usage_totals() == before[1]
     assert [(t.held, t.gpu_s, t.energy_j) for t in before[1]] == [(False, 1.0, 0.0), (True, 4.0, 10.0)]
@@ -144,14 +145,5 @@ def test_a_histogram_of_other_bounds_begins_anew(store: Store) -> None:
     store.put_metric_totals(old)
     store.put_jobs([builders.job("j", submit_time=T)])
     store.append([Event(time=T, kind="running", job_id="j", data={"attempt": 1})])
-    Metering(store, Timings()).step(at_once=True)
+    Metering(store, Timings()).write()
     assert totals(store).waits["p"].bounds == metering.WAIT_BUCKETS_S
-
-
-def test_it_is_written_once_in_a_second(store: Store) -> None:
-    kept = Metering(store, Timings())
-    kept.step(1.0)
-    kept.step(1.0)
-    assert sum(totals(store).cycles.counts) == 1
-    kept.step(at_once=True)
-    assert sum(totals(store).cycles.counts) == 2
