@@ -49,6 +49,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "quota": ("gpusched.cli.quota", "Your limits: used and left; fair shares."),
     "power": ("gpusched.cli.power", "Energy and utilization: used, wasted, cost."),
     "web": ("gpusched.cli.web", "A web page: nodes, queue, timeline, usage."),
+    "metrics": ("gpusched.cli.metrics", "Metrics for Prometheus (OpenMetrics)."),
     "replay": ("gpusched.cli.replay", "Simulate a workload under other policies."),
     "train": ("gpusched.cli.train", "Train a policy's agent on this cluster's jobs, a trace or a description."),
     "reproduce": ("gpusched.cli.reproduce", "Reproduce a paper's figures, next to exact ones."),

@@ -467,6 +467,7 @@ SETTINGS: Fields = {
     "known_hosts": ("known_hosts", _text("the path of a known_hosts file")),
     "ssh_config": ("ssh_config", _text("the path of an ssh_config file")),
     "logs": ("logs", lambda value: value),
+    "events": ("events", lambda value: value),
     "retrain_days": ("retrain_days", _whole(2, 3650, "a number of days")),
     "auto_promote": ("auto_promote", Value.flag),
 }

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from gpusched.config import fields
 from gpusched.config.groups import read_groups, read_quotas
-from gpusched.config.notices import read_notices
+from gpusched.config.notices import read_events, read_notices
 from gpusched.config.paths import find_inventory
 from gpusched.config.topology import read_topology
 from gpusched.config.validate import nodes_that_hold
@@ -139,11 +139,12 @@ class _InventoryReader:
             return Settings()
         values = fields.read(value, fields.SETTINGS, "a mapping of settings")
         logs = fields.read(values.pop("logs", None), fields.LOGS, "a mapping of log settings")
+        events = read_events(values.pop("events", None))
         if isinstance(price := values.get("power_price_per_kwh"), tuple):
             values["power_price_per_kwh"], currency = price
             if currency is not None and values.setdefault("currency", currency) != currency:
                 raise value.error("one currency", f"{values['currency']} and {currency}")
-        return Settings(**values, logs=LogSettings(**logs))
+        return Settings(**values, logs=LogSettings(**logs), events=events)
 
     def _partition(self, name: str, value: Value, file_defaults: Mapping[str, Any]) -> Partition:
         fields.check_name(name, value)

@@ -9,8 +9,10 @@ from urllib.parse import urlsplit
 from gpusched.config import fields
 from gpusched.config.yamlfile import Value
 from gpusched.model.notices import NoticeKind, Notices, Receiver, is_address
+from gpusched.model.resources import EventSettings
 
 _URL = re.compile(r"https?://[!-~]{1,2000}")
+_ABSOLUTE = re.compile(r"/[^\x00-\x1f\x7f]{1,4000}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?")
 
 
@@ -22,6 +24,15 @@ def read_notices(value: Value | None) -> Notices:
     """
     values = fields.read(value, NOTICES, "a mapping with to, smtp, from, idle")
     return Notices(**values)
+
+
+def read_events(value: Value | None) -> EventSettings:
+    """Read ``settings.events``; defaults where it is missing.
+
+    Raises:
+        FileError: The first thing wrong with it.
+    """
+    return EventSettings(**fields.read(value, EVENTS, "a mapping with file, webhook or both"))
 
 
 def _receivers(value: Value) -> tuple[Receiver, ...]:
@@ -85,6 +96,10 @@ RECEIVER: fields.Fields = {
     "options": ("options", _options),
     "on": ("on", _kinds),
     "users": ("users", fields.users),
+}
+EVENTS: fields.Fields = {
+    "file": ("file", lambda value: value.text("an absolute path", _ABSOLUTE)),
+    "webhook": ("webhook", _url),
 }
 NOTICES: fields.Fields = {
     "to": ("to", _receivers),

@@ -97,6 +97,11 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def monitoring_file(name: str) -> Path:
+    """Return a file for Prometheus or Grafana that comes along."""
+    return Path(__file__).parents[1] / "data" / "monitoring" / name
+
+
 def _xdg(variable: str, default: str) -> Path:
     named = os.environ.get(variable, "")
     return Path(named) if os.path.isabs(named) else Path.home() / default  # the XDG standard ignores relative ones

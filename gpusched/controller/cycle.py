@@ -20,6 +20,7 @@ from gpusched.controller.launcher import Launcher
 from gpusched.controller.launchfaults import Failures, Fault, image_of, judge_nodes, with_failure, with_success
 from gpusched.controller.learning import learn
 from gpusched.controller.ledger import UsageWriter, run_of
+from gpusched.controller.metering import Timings
 from gpusched.controller.nodestate import (
     is_dead,
     may_forget_leftovers,
@@ -61,11 +62,13 @@ class Cycle:
         cluster: ClusterBackend,
         clock: Callable[[], float] = time.time,
         prepare: Prepare | None = None,
+        timings: Timings | None = None,
     ) -> None:
         self._store, self._state, self._cluster, self._clock = store, state, cluster, clock
+        self._timings = timings or Timings()
         self.inventory, self.policies = inventory, policies  # as declared; promoted policies override them
         self._observed = inventory  # plus removed nodes on which ranks remain
-        self._decider, self._shadowing = Decider(store), Shadowing(store)
+        self._decider, self._shadowing = Decider(store, self._timings), Shadowing(store)
         self.inbox = Inbox(state)
         self._secrets = SecretFiles(state)
         self._programs_checked_at = 0.0
@@ -93,10 +96,12 @@ class Cycle:
         needs yet another one, all nodes are probed.
         """
         now = self._clock()
+        self._timings.begin()
         self._outcomes.record(self._cluster.finished())
         CommandApplier(self._store, self.inbox, self.inventory, self._secrets).apply_inbox(now)
         policies = load_active_policies(self._store, self.inventory, self.policies, now)
         self._decider.refresh(*policies, now)
+        self._timings.end("commands")
         recent = skipped = self._recently_read(now)
         needed = self._observe_and_decide(patience_s, skipped, recent, policies)
         if needed:
@@ -108,6 +113,7 @@ class Cycle:
             self._outcomes.record(self._cluster.finished())
             self._observe_and_decide(patience_s, frozenset(), frozenset(), policies)
         self._remove_old_secrets()
+        self._timings.end("send")
 
     def _recently_read(self, now: float) -> Set[str]:
         """Return the nodes that need not be probed in this cycle."""
@@ -126,11 +132,14 @@ class Cycle:
         """
         self._observed = self._inventory_to_observe()
         observations = self._cluster.observe(self._observed.nodes, patience_s, skipped)
+        self._timings.end("observe")
         now = self._clock()
         self._read_at |= {name: now for name, o in observations.items() if o.complete_reading is not None}
         self._cluster.perform(self._record(observations, now))
         self._cluster.perform(self._in_job_commands.answers(observations, self.inventory, now))
+        self._timings.end("record")
         decided = self._planner.plan(self.inventory, policies, recent - observations.keys(), now)
+        self._timings.end("decide")
         if decided is None:
             return frozenset()
         if decided.unread:

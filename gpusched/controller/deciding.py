@@ -16,6 +16,7 @@ import msgspec
 from gpusched.compiled import NotCached, nothing_compiled
 from gpusched.config.weights import ModelError, TrainedModel, load_model, weights_file
 from gpusched.controller.compiling import compiler_of, end
+from gpusched.controller.metering import Timings
 from gpusched.model.events import Event
 from gpusched.model.plan import Plan
 from gpusched.model.policy import PolicySpec
@@ -111,6 +112,11 @@ class AgentDecision:
         """Whether the agent has exceeded its budget."""
         return self.is_running or self._took_s > self._budget_s
 
+    @property
+    def took_s(self) -> float:
+        """Seconds from its start to its answer, or until now if there is none yet."""
+        return time.monotonic() - self._began if self.is_running else self._took_s
+
     def answer(self) -> tuple[Plan | None, str]:
         """Wait for the answer until the budget is used up.
 
@@ -134,8 +140,9 @@ class Decider:
     the passes of new policies, the previous ones stay active.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, timings: Timings | None = None) -> None:
         self._store = store
+        self._timings = timings or Timings()
         self._weights = Weights()
         self._decisions: dict[str, AgentDecision] = {}
         self._warmed_up: set[str] = set()
@@ -253,6 +260,7 @@ class Decider:
         if isinstance(run, str):
             return None, run
         plan, why = run.answer()
+        self._timings.decided(name, run.took_s, run.is_late)
         if not run.is_late:
             self._warmed_up.add(spec.agent or "")
         elif spec.agent in self._warmed_up and run.model is not None:  # its first call may compile

@@ -11,7 +11,7 @@ from gpusched.cluster.base import NodeObservation
 from gpusched.model.jobs import ENDED, Allocation, JobRecord
 from gpusched.model.readings import ProbeFailure
 from gpusched.model.resources import Inventory, Partition
-from gpusched.queue.store import NodeRecord, RunRecord, Store
+from gpusched.queue.store import NodeRecord, RunRecord, Store, UsageRow
 
 REMEMBER_ENDED_S = 600.0  # the reading that covers a job's last seconds may be this late
 
@@ -40,15 +40,15 @@ class UsageWriter:
         """
         holders = self._holders(active, after, now)
         touched = {job.id for job in after if job.state in ENDED}
+        rows: list[UsageRow] = []
         for name, observation in observations.items():
             node, record = inventory.node(name), before.get(name)
             if node is None or isinstance(observation.result, ProbeFailure) or record is None:
                 continue
             earlier = self._counters.bridged(name, record.reading, observation.result)
-            rows = usage_between(node, earlier, observation.result, holdings(name, holders, now))
-            self._store.add_usage(rows)
-            touched |= {row.job_id for row in rows if row.job_id}
-        self._refresh_energy(touched)
+            rows += usage_between(node, earlier, observation.result, holdings(name, holders, now))
+        self._store.add_usage(rows)
+        self._refresh_energy(touched | {row.job_id for row in rows if row.job_id})
 
     def _holders(self, active: list[JobRecord], after: list[JobRecord], now: float) -> list[JobRecord]:
         holders = []

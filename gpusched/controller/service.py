@@ -31,6 +31,7 @@ from gpusched.controller.notices.service import NotificationService
 from gpusched.controller.outputs import secure_logs
 from gpusched.controller.predicting import BUDGET_S, StartPredictor
 from gpusched.controller.publishing import Publisher
+from gpusched.controller.reporting import Reporting
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
 from gpusched.model.policy import PolicySpec
@@ -141,6 +142,7 @@ class Service:
         self.clock.resume(self.store.meta(ANCHOR), self.store.number("heartbeat", 0.0))
         self.store.set_meta(ANCHOR, self.clock.anchor())
         self.cluster = SshCluster(inventory, cluster_id, state / "logs", self.clock)
+        self._reporting = Reporting(self.store, state)
         self.cycle = self._new_cycle(inventory, policies)
         self._predictor: StartPredictor | None = StartPredictor(self.store)
         self._notices, self._events = NotificationService(self.store), EventLogger(self.store)
@@ -209,6 +211,7 @@ class Service:
             self.cycle.inbox.tidy()
         self._last_cycle_s = time.monotonic() - started
         _log.debug("a cycle of %.3f s", self._last_cycle_s)
+        self._reporting.step(self._last_cycle_s, self.cycle.inventory.settings.events)
 
     def send_notices(self, wait_s: float = 0.0) -> None:
         """Send due notices, waiting up to ``wait_s`` for the results."""
@@ -263,15 +266,18 @@ class Service:
         self.cycle.inbox = previous.inbox  # it knows which files were put off
 
     def _new_cycle(self, inventory: Inventory, policies: dict[str, PolicySpec]) -> Cycle | SlurmCycle:
+        timings = self._reporting.timings
         if inventory.engine != "slurm":
-            return Cycle(self.store, self._state, inventory, policies, self.cluster, self.clock, self._prepare)
+            return Cycle(self.store, self._state, inventory, policies, self.cluster, self.clock, self._prepare, timings)
         from gpusched.controller.slurm.applying import LeaseApplier
         from gpusched.controller.slurm.cycle import SlurmCycle
         from gpusched.slurm.commands import Slurm
 
         slurm = Slurm()
         applier = LeaseApplier(self.store, slurm)
-        return SlurmCycle(self.store, self._state, inventory, policies, self.cluster, self.clock, slurm, applier)
+        return SlurmCycle(
+            self.store, self._state, inventory, policies, self.cluster, self.clock, slurm, applier, timings
+        )
 
     def _stamp(self) -> tuple[tuple[str, int], ...]:
         folders = policy_folders(self._path)
@@ -329,6 +335,7 @@ class Service:
         """Release all resources; what runs on the nodes keeps running."""
         with contextlib.suppress(*STORE_FAULTS):  # a full disk must not prevent the end
             self._event("controller_stopped")
+            self._reporting.close()
         if self._predictor is not None:
             self._predictor.close()
         self.cycle.close()

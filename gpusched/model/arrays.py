@@ -82,10 +82,10 @@ def event_log_id(job: JobRecord) -> str:
 def task_event_data(job: JobRecord) -> dict[str, Any]:
     """Return the tasks that an event of an array concerns, as event data; empty for other jobs.
 
-    Of many that lie scattered the first and the last: an event is small.
+    Of many that lie scattered the first and the last, and ``count``: an event is small.
     """
     if not job.tasks:
         return {}
-    return {
-        "tasks": text_of(job.tasks if len(job.tasks) <= _MAX_EVENT_SPANS else ((job.tasks[0][0], job.tasks[-1][1]),))
-    }
+    if len(job.tasks) > _MAX_EVENT_SPANS:
+        return {"tasks": text_of(((job.tasks[0][0], job.tasks[-1][1]),)), "count": job.count}
+    return {"tasks": text_of(job.tasks)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+_meta = msgspec.Meta
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,3 +28,19 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     node: str | None = None
     user: str | None = None
     data: dict[str, Any] = {}
+
+
+class EventLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One event for a log pipeline, as one line of JSON."""
+
+    seq: Annotated[int, _meta(description="Number of the event, ascending; a number seen before is a repetition.")]
+    time: Annotated[str, _meta(description="UTC, ISO 8601 with milliseconds.")]
+    unix_s: Annotated[float, _meta(description="The same in Unix seconds.")]
+    cluster: Annotated[str, _meta(description="Id of the installation.")]
+    kind: Annotated[str, _meta(description="What happened; see the list of kinds.")]
+    job: Annotated[str | None, _meta(description="Job id, of several tasks of an array the array's; null: of no job.")]
+    name: Annotated[str | None, _meta(description="Name of the job.")]
+    user: Annotated[str | None, _meta(description="User of the job, or who acted.")]
+    partition: Annotated[str | None, _meta(description="Partition of the job.")]
+    node: Annotated[str | None, _meta(description="Node that it is about.")]
+    data: Annotated[dict[str, Any], _meta(description="More, by kind: from, to, reason, attempt, exit_code, nodes ...")]

@@ -58,6 +58,19 @@ def gpu_states(node: Node, reading: NodeReading | None, held: Mapping[int, tuple
     return tuple(_status(index, found.get(index), held.get(index, ()), lister, mps) for index in node.indices())
 
 
+def state_values(node: Node, reading: NodeReading | None, held: Mapping[int, tuple[str, ...]]) -> list[GpuState]:
+    """Return the states of `gpu_states` without their reasons, which take most of the time."""
+    found = {gpu.index: gpu for gpu in reading.gpus} if reading is not None and reading.source != "none" else {}
+    plain = [index in held and (gpu := found.get(index)) is not None and _is_healthy(gpu) for index in node.indices()]
+    if all(plain):
+        return [GpuState.ALLOCATED] * len(plain)
+    return [status.state for status in gpu_states(node, reading, held)]
+
+
+def _is_healthy(gpu: Gpu) -> bool:
+    return not (gpu.error or gpu.mig_mode or gpu.ecc_errors)
+
+
 def foreign_processes(gpu: Gpu, mps: bool) -> list[GpuProcess]:
     """Return processes that belong to no job. ``mps``: the GPU is shared by MPS, whose server is excluded."""
     found = [p for p in gpu.processes if p.container is None]

@@ -151,6 +151,13 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_total_mib: int = 10240
 
 
+class EventSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Who gets each event as JSON: a file, by lines, and a webhook, by POST; "": nobody."""
+
+    file: str = ""
+    webhook: str = ""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Cluster-wide settings of inventory.yaml, each with a working default.
 
@@ -205,6 +212,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     fairshare_half_life_s: int = 7 * 86400
     keep_reports_s: int = 30 * 86400
     logs: LogSettings = LogSettings()
+    events: EventSettings = EventSettings()
     retrain_days: int = 30
     auto_promote: bool = False
 

@@ -123,10 +123,14 @@ def _kept(path: Path, state: Path) -> Declared | None:
 
 
 def _read_kept(reader: Reader, path: Path) -> Declared | None:
-    with contextlib.suppress(msgspec.MsgspecError):  # of another version
-        kept = msgspec.json.decode(reader.meta(_KEY) or "null", type=Declared | None)
-        if kept is not None and Path(kept.inventory.path).absolute() == path.absolute():
-            return kept
+    kept = kept_declarations(reader)
+    return kept if kept is not None and Path(kept.inventory.path).absolute() == path.absolute() else None
+
+
+def kept_declarations(reader: Reader) -> Declared | None:
+    """Return the declarations that the controller uses; None: none are kept, or by another version."""
+    with contextlib.suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(reader.meta(_KEY) or "null", type=Declared | None)
     return None
 
 

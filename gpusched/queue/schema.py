@@ -174,5 +174,17 @@ CREATE INDEX runs_time ON runs (start_time);
 CREATE INDEX runs_open ON runs (end_time) WHERE end_time IS NULL;
 CREATE INDEX runs_end ON runs (end_time) WHERE end_time IS NOT NULL;
 """,
+    """
+-- Sums of all that was ever added to usage, by partition; held: 1 of GPUs that jobs held. For metrics, which must not
+-- decrease when rows of usage are removed.
+CREATE TABLE usage_totals (
+  partition TEXT NOT NULL, held INTEGER NOT NULL, gpu_s REAL NOT NULL, energy_j REAL NOT NULL,
+  energy_unknown_s REAL NOT NULL, util_s REAL NOT NULL, util_known_s REAL NOT NULL, idle_s REAL NOT NULL,
+  PRIMARY KEY (partition, held)
+) WITHOUT ROWID;
+INSERT INTO usage_totals
+  SELECT partition, job_id != '', sum(gpu_s), sum(energy_j), sum(energy_unknown_s), sum(util_s), sum(util_known_s),
+    sum(idle_s) FROM usage GROUP BY 1, 2;
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

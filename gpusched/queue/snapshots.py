@@ -26,6 +26,7 @@ from gpusched.model.snapshot import FinishedView, NodeView, PendingView, Running
 from gpusched.model.topology import Topology, discover_topology
 from gpusched.queue.array_limit import ArrayTaskLimit
 from gpusched.queue.dependencies import BY_TASK, Dependencies, Verdict
+from gpusched.queue.metrics import GpuHolder
 from gpusched.queue.quotas import QuotaLedger, QuotaUsage, recent_quota_usage
 from gpusched.queue.store import NodeRecord, RankRecord, Reader
 
@@ -199,7 +200,7 @@ def topology_of(inventory: Inventory, records: Mapping[str, NodeRecord]) -> Topo
     return discover_topology({name: wiring for name, wiring in wired if wiring is not None})
 
 
-def held_gpus(active: Iterable[JobRecord]) -> dict[str, dict[int, tuple[str, ...]]]:
+def held_gpus(active: Iterable[JobRecord | GpuHolder]) -> dict[str, dict[int, tuple[str, ...]]]:
     """Return node -> GPU index -> ids of the jobs that hold it: one, or two that share it."""
     held: dict[str, dict[int, tuple[str, ...]]] = {}
     for job in active:

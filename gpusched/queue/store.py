@@ -22,13 +22,16 @@ from gpusched.model.arrays import split_task_ids, tasks_of
 from gpusched.model.events import Event
 from gpusched.model.indices import Spans, intersection, parse
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
+from gpusched.model.metrics import MetricTotals
 from gpusched.model.readings import NodeReading, NodeState, Wiring
 from gpusched.model.resources import Node
 from gpusched.model.slurm import TROUBLE, Trouble
 from gpusched.queue import reading
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
 from gpusched.queue.damage import TABLE_CHECKS, UNREADABLE, TableCheck, json_of
+from gpusched.queue.eventlines import POSITION, EventLineReads, EventLineWrites
 from gpusched.queue.locks import LockWait, connect_to_write, lock_holders
+from gpusched.queue.metrics import TOTALS, MetricReads, MetricWrites
 from gpusched.queue.notices import EVENT_DATA, NoticeReads, NoticeWrites
 from gpusched.queue.overlaps import HeldGpus, overlaps
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
@@ -226,6 +229,7 @@ _ENDED_RUNS = (
 )
 _USAGE = UsageRow.__struct_fields__
 _SUMS = _USAGE[5:]
+_NOTHING = [0.0] * len(_SUMS)
 _ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in _SUMS)}"
 
 
@@ -238,7 +242,17 @@ def _sorted_by_id(jobs: list[JobRecord]) -> list[JobRecord]:
     return found
 
 
-class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressReads, QuotaReads, ReservationReads):
+class Reader(
+    BeliefReads,
+    EventLineReads,
+    MetricReads,
+    NoticeReads,
+    PolicyReads,
+    PredictionReads,
+    ProgressReads,
+    QuotaReads,
+    ReservationReads,
+):
     """Read-only view of the store."""
 
     def __init__(self, connection: sqlite3.Connection, copy_of: Path | None = None) -> None:
@@ -576,7 +590,16 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
 
 
 class Store(
-    Reader, BeliefWrites, JobWrites, NoticeWrites, PolicyWrites, PredictionWrites, ProgressWrites, ReservationWrites
+    Reader,
+    BeliefWrites,
+    EventLineWrites,
+    JobWrites,
+    MetricWrites,
+    NoticeWrites,
+    PolicyWrites,
+    PredictionWrites,
+    ProgressWrites,
+    ReservationWrites,
 ):
     """The store as its single writer uses it."""
 
@@ -719,11 +742,16 @@ class Store(
         self.shift_progress(step)
 
     def add_usage(self, rows: Iterable[UsageRow]) -> None:
-        """Add usage to the sums of its buckets."""
+        """Add usage to the sums of its buckets and to the totals of its partition."""
+        values = [msgspec.structs.astuple(row) for row in rows]
         self._db.executemany(
-            f"INSERT INTO usage ({', '.join(_USAGE)}) VALUES ({', '.join('?' * len(_USAGE))}) {_ADDED_UP}",
-            (msgspec.structs.astuple(row) for row in rows),
+            f"INSERT INTO usage ({', '.join(_USAGE)}) VALUES ({', '.join('?' * len(_USAGE))}) {_ADDED_UP}", values
         )
+        totals: dict[tuple[str, bool], list[float]] = {}
+        for _, _, job_id, _, partition, *sums in values:
+            key = partition, job_id != ""
+            totals[key] = [a + b for a, b in zip(totals.get(key, _NOTHING), sums, strict=True)]
+        self.add_usage_totals(totals)
 
     def compact_usage(self, before: float, bucket_s: int) -> None:
         """Merge rows of buckets before ``before`` into buckets of ``bucket_s`` seconds."""
@@ -791,10 +819,12 @@ def _read_run(allocation: bytes, *numbers: float) -> None:
 def _read_meta(key: str, value: str) -> None:
     if key in ("heartbeat", "tick_s", "slurm_read_at"):
         float(value)
-    elif key == "notices_seen" or key.startswith("array_limit:"):
+    elif key == "notices_seen" or key.startswith(("array_limit:", POSITION)):
         int(value)
     elif value and key == TROUBLE:
         msgspec.json.decode(value, type=Trouble)
+    elif key == TOTALS:
+        msgspec.json.decode(value, type=MetricTotals)
     elif value and key == "fallbacks":
         msgspec.json.decode(value, type=tuple[Fallback, ...])
     elif value and key in ("slurm_ordered", "slurm_missing"):

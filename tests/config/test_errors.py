@@ -87,7 +87,7 @@ BAD = {
     # Settings
     "unknown setting": (in_settings("tik: 5s"), ":2: settings.tik: found an unknown key, expected one of admins, "
                         "allowed_mounts, auto_promote, capabilities, connect_timeout, connect_timeout_s, currency, "
-                        "down_after, down_after_s, fairshare_half_life, fairshare_half_life_s, grace, grace_s, "
+                        "down_after, down_after_s, events, fairshare_half_life, fairshare_half_life_s, grace, grace_s, "
                         "image_transports, job_dirs, keep_reports, keep_reports_s, known_hosts, logs, max_queued_jobs_by_jobs, "
                         "max_queued_jobs_per_user, max_queued_size_per_user, max_retries, network, node_fail_after, "
                         "node_fail_after_s, "
@@ -257,6 +257,10 @@ BAD = {
     "webhook to a file": (with_notices("{webhook: 'file:///etc/passwd'}"), ":6: notices.to[0].webhook: found another text, "
                           "expected a URL such as https://chat.example.org/hooks/gpusched"),
     "webhook and command": (with_notices("{webhook: 'https://a/b', command: [/x]}"), ":6: notices.to[0]: found webhook and command, expected a webhook, a command or a notifier"),
+    "events as text": (in_settings("events: /x"), ':2: settings.events: found "/x", expected a mapping with file, webhook or both'),
+    "events to a relative file": (in_settings("events: {file: x}"), ':2: settings.events.file: found "x", expected an absolute path'),
+    "events to a secret": (in_settings("events: {webhook: T0K3N}"), ":2: settings.events.webhook: found another text, "
+                           "expected a URL such as https://chat.example.org/hooks/gpusched"),
     "nobody is told": (with_notices("{on: [end]}"), ":6: notices.to[0]: found none of them, expected a webhook, a command or a notifier"),
     "relative command": (with_notices("{command: [page, me]}"), ":6: notices.to[0].command: found page me, expected a command "
                          "whose first word is an absolute path"),

@@ -104,7 +104,7 @@ def post(body: Mapping[str, Any], options: Mapping[str, str]) -> None:
     Raises:
         DeliveryFailed: The answer was no success, or there was none.
     """
-    _post(options["url"], msgspec.json.encode(body))
+    post_json(options["url"], msgspec.json.encode(body))
 
 
 def run(body: Mapping[str, Any], options: Sequence[str]) -> None:
@@ -116,7 +116,12 @@ def run(body: Mapping[str, Any], options: Sequence[str]) -> None:
     _run(options, msgspec.json.encode(body))
 
 
-def _post(url: str, content: bytes) -> None:
+def post_json(url: str, content: bytes) -> None:
+    """Send JSON by POST.
+
+    Raises:
+        DeliveryFailed: The answer was no success, or there was none.
+    """
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen

@@ -15,6 +15,7 @@ from gpusched.controller.commandfiles import CommandApplier
 from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import EstimateWriter
 from gpusched.controller.ledger import UsageWriter, run_of
+from gpusched.controller.metering import Timings
 from gpusched.controller.nodestate import with_result
 from gpusched.controller.planning import PendingReasonWriter, failing_alone
 from gpusched.controller.promoting import LivePolicies, load_active_policies
@@ -98,6 +99,7 @@ class SlurmCycle:
         clock: Callable[[], float] = time.time,
         slurm: Slurm | None = None,
         applier: Applier | None = None,
+        timings: Timings | None = None,
     ) -> None:
         self._store, self._cluster, self._clock = store, cluster, clock
         self.inventory, self.policies = inventory, policies  # as declared; promoted policies override them
@@ -109,7 +111,8 @@ class SlurmCycle:
         missing = msgspec.json.decode(store.meta(MISSING) or "{}", type=dict[str, Missing])
         self._mirror = JobMirror(store.job, [*store.pending(), *store.active()], missing)
         self._array_limits = store.array_limits()
-        self._decider, self._shadowing = Decider(store), Shadowing(store)
+        self._timings = timings or Timings()
+        self._decider, self._shadowing = Decider(store, self._timings), Shadowing(store)
         self._estimator, self._reasons = EstimateWriter(store), PendingReasonWriter(store)
         self._ledger = UsageWriter(store)
         self._failing: dict[str, tuple[float, str]] = {}  # node that cannot be read -> since when, why
@@ -128,6 +131,7 @@ class SlurmCycle:
     def run(self, patience_s: float) -> None:
         """Run one cycle, waiting for slow nodes at most ``patience_s``."""
         now = self._clock()
+        self._timings.begin()
         CommandApplier(self._store, self.inbox, self.inventory, self._secrets).apply_inbox(now)
         live = load_active_policies(self._store, self.inventory, self.policies, now)
         modes = live_modes(self.inventory, self._store)
@@ -137,14 +141,18 @@ class SlurmCycle:
             return
         self._modes = modes
         askable = [node for node in self.inventory.nodes if node.transport != "none"]
+        self._timings.end("commands")
         observations = self._cluster.observe(askable, patience_s)
         # Read Slurm after the nodes, so that it covers who held the GPUs up to their readings.
         reading = self._read_slurm(SlurmMode.ADVISE in modes.values())
+        self._timings.end("observe")
         now = self._clock()
         self._record(reading, observations, now)
+        self._timings.end("record")
         if reading is None:
             return
         decision = self._decide(live, modes, now)
+        self._timings.end("decide")
         try:
             if self._applier is not None:
                 self._applier.apply(self.inventory, modes, reading, decision, now)
@@ -152,6 +160,7 @@ class SlurmCycle:
             self._note_trouble(error, now)
         if decision is not None:
             self._shadowing.ask(self.inventory, decision.snapshot, decision.plan)
+        self._timings.end("send")
 
     def _read_slurm(self, site_factors: bool) -> SlurmReading | None:
         """Return Slurm's state; None if it does not respond, and then nothing may be decided for it."""

@@ -1,0 +1,55 @@
+"""``gpusched metrics``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from gpusched.cli.logoptions import LogFormatOption
+
+app = typer.Typer()
+
+
+@app.command("metrics")
+def metrics(
+    textfile: Annotated[
+        str | None,
+        typer.Option(
+            "--textfile", metavar="FILE", help="Write the text format of node_exporter's collector; -: print."
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option("--listen", metavar="[HOST:]PORT", help="Serve /metrics over HTTP until stopped.")
+    ] = None,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Print the Grafana dashboard.")] = False,
+    alerts: Annotated[bool, typer.Option("--alerts", help="Print the alert rules for Prometheus.")] = False,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Metrics for Prometheus (OpenMetrics)."""
+    if dashboard or alerts:
+        from gpusched.config.paths import monitoring_file
+
+        sys.stdout.write(monitoring_file("dashboard.json" if dashboard else "alerts.yaml").read_text("utf-8"))
+        return
+    from gpusched.client.context import Client
+
+    client = Client()
+    if listen is not None:
+        from gpusched.cli.logoptions import start_log
+        from gpusched.client.metricsserver import serve
+
+        start_log("gpusched.client", log_format)
+        serve(client, listen)
+        return
+    from gpusched.client.metrics import collect
+    from gpusched.views.metrics import metrics_text
+
+    text = metrics_text(collect(client.reader), openmetrics=textfile is None)
+    if textfile in (None, "-"):
+        sys.stdout.write(text)
+    elif textfile is not None:
+        from gpusched.client.metrics import write_textfile
+
+        write_textfile(textfile, text)

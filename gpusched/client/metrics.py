@@ -1,0 +1,200 @@
+"""Collect metrics from the store: the state of jobs, nodes and quotas, and the totals that the controller keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from gpusched import __version__
+from gpusched.model.gpustates import state_values
+from gpusched.model.metrics import Family, MetricTotals, UsageTotal, family
+from gpusched.model.readings import NodeReading, NodeState
+from gpusched.queue.clock import ANCHOR, now_by
+from gpusched.queue.lastgood import Declared, kept_declarations
+from gpusched.queue.quotas import QuotaLedger, recent_quota_usage
+from gpusched.queue.snapshots import held_gpus
+from gpusched.queue.store import INVENTORY_TROUBLE, Reader
+
+T = TypeVar("T")
+_SILENT = frozenset({NodeState.DOWN, NodeState.UNKNOWN})
+_OF_NODES = ("node_up", "node_gpus", "node_gpus_allocated", "node_gpu_utilization_ratio", "node_gpu_power_watts")
+_RESOURCES = {"gpus": "gpus", "jobs": "jobs", "gpu_s": "gpu_seconds"}
+
+
+def collect(reader: Reader | None) -> list[Family]:
+    """Return all metrics; without a store those of an installation that has not run yet."""
+    found = [family("build_info", [((__version__,), 1.0)])]
+    if reader is None:
+        return found
+    with _without_collector():
+        return [*found, *_families(reader)]
+
+
+def _families(reader: Reader) -> Iterator[Family]:
+    declared, totals = kept_declarations(reader), reader.metric_totals() or MetricTotals(seq=0)
+    for part in (
+        _controller(reader, totals), _jobs(reader, totals), _nodes(reader, totals), _usage(reader.usage_totals()),
+        slice_families(reader), condition_families(reader), _quotas(reader, declared), _agents(reader, totals),
+        _deliveries(reader),
+    ):  # fmt: skip
+        yield from part
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the cyclic collector from going through the readings of all GPUs again and again: they have no cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def slice_families(reader: Reader) -> Iterable[Family]:
+    """Return metrics of GPU slices (MIG): none yet."""
+    return ()
+
+
+def condition_families(reader: Reader) -> Iterable[Family]:
+    """Return metrics of the nodes' conditions: none yet."""
+    return ()
+
+
+def _controller(reader: Reader, totals: MetricTotals) -> Iterator[Family]:
+    heartbeat = reader.number("heartbeat", 0.0)
+    if heartbeat:  # its clock may differ from this machine's wall clock, which others compare it with
+        age = max(0.0, now_by(reader.meta(ANCHOR)) - heartbeat)
+        yield family("controller_last_cycle_timestamp_seconds", [((), time.time() - age)])
+    yield family("controller_cycle_seconds", [((), totals.cycles)])
+    yield family("controller_phase_seconds", (((name,), s) for name, s in sorted(totals.phases.items())))
+    yield family("inventory_valid", [((), 0.0 if reader.meta(INVENTORY_TROUBLE) else 1.0)])
+
+
+def _jobs(reader: Reader, totals: MetricTotals) -> Iterator[Family]:
+    pending = reader.pending_sums()
+    gpus: Counter[str] = Counter()
+    for one in pending:
+        gpus[one.partition] += one.gpus
+    yield family("jobs", sorted(reader.unended_counts().items()))
+    yield family("pending_jobs", (((one.partition, one.reason or "None"), one.jobs) for one in pending))
+    yield family("pending_gpus", _by_partition(gpus))
+    yield family("job_submissions", _by_partition(totals.submitted))
+    yield family("job_starts", _by_partition(totals.started))
+    yield family("job_ends", _by_two(totals.ended))
+    yield family("job_requeues", _by_two(totals.requeued))
+    yield family("job_wait_seconds", _by_partition(totals.waits))
+
+
+def _nodes(reader: Reader, totals: MetricTotals) -> Iterator[Family]:
+    held = held_gpus(reader.gpu_holders())
+    states: Counter[tuple[str, str]] = Counter()
+    gpus: Counter[tuple[str, str, str]] = Counter()
+    of_nodes: dict[str, list[tuple[tuple[str, str], float]]] = {name: [] for name in _OF_NODES}
+    for record in reader.node_records().values():
+        node = record.declared
+        if node is None:  # it was in the inventory of an earlier version
+            continue
+        reading = None if record.state in _SILENT else record.reading
+        on_node = held.get(record.name, {})
+        states[node.partition, record.state] += 1
+        for state, count in Counter(state_values(node, reading, on_node)).items():
+            gpus[node.partition, node.gpu_type, state] += count
+        values = (float(record.state not in _SILENT), node.gpus, len(on_node), *_measured(reading))
+        for name, value in zip(_OF_NODES, values, strict=True):
+            if value is not None:
+                of_nodes[name].append(((record.name, node.partition), value))
+    yield family("nodes", sorted(states.items()))
+    yield family("gpus", sorted(gpus.items()))
+    for name, samples in of_nodes.items():
+        yield family(name, samples)
+    yield family("node_failures", _by_partition(totals.nodes_down))
+    yield family("gpu_failures", _by_partition(totals.gpus_lost))
+
+
+def _measured(reading: NodeReading | None) -> tuple[float | None, float | None]:
+    """Return the mean utilization (0..1) and the power in watts of a node's GPUs; None: not known."""
+    gpus = reading.gpus if reading is not None else ()
+    use = [gpu.utilization_pct for gpu in gpus if gpu.utilization_pct is not None]
+    power = [gpu.power_w for gpu in gpus if gpu.power_w is not None]
+    return sum(use) / len(use) / 100 if use else None, sum(power) if power else None
+
+
+def _usage(totals: list[UsageTotal]) -> Iterator[Family]:
+    held, others = ([one for one in totals if one.held is whether] for whether in (True, False))
+    yield family("gpu_allocated_seconds", (((one.partition,), one.gpu_s) for one in held))
+    yield family("gpu_unallocated_seconds", (((one.partition,), one.gpu_s) for one in others))
+    yield family("gpu_held_idle_seconds", (((one.partition,), one.idle_s) for one in held))
+    yield family("gpu_measured_seconds", (((one.partition,), one.util_known_s) for one in held))
+    yield family("gpu_utilized_seconds", (((one.partition,), one.util_s) for one in held))
+    holders = (((one.partition, "job" if one.held else "none"), one.energy_j) for one in totals)
+    yield family("gpu_energy_joules", holders)
+
+
+def _quotas(reader: Reader, declared: Declared | None) -> Iterator[Family]:
+    """Yield limits of groups and classes with their use; limits of users would be a series for each of them."""
+    quotas = declared.inventory.quotas if declared is not None else None
+    if not quotas:
+        return
+    now = now_by(reader.meta(ANCHOR))
+    ledger = QuotaLedger(quotas, reader.active(), recent_quota_usage(reader, quotas, now), now)
+    for group in quotas.groups.groups:
+        ledger.of_kind("", group.name, "")
+    for qos in quotas.qos:
+        ledger.of_kind("", "", qos.name)
+    bounds = {}
+    for bound in ledger.bounds():
+        user, group_name, qos_name = bound.rule.key
+        if not user and (group_name or qos_name):
+            kind = "class" if qos_name else "group"
+            bounds[kind, qos_name or group_name, _RESOURCES[bound.rule.unit]] = bound
+    yield family("quota_limit", ((key, bound.rule.limit) for key, bound in sorted(bounds.items())))
+    yield family("quota_used", ((key, bound.used) for key, bound in sorted(bounds.items())))
+
+
+def _agents(reader: Reader, totals: MetricTotals) -> Iterator[Family]:
+    out = reader.fallbacks()
+    known = sorted({*totals.decisions, *totals.fallbacks, *out})
+    yield family("agent_fallback", (((name,), float(name in out)) for name in known))
+    yield family("agent_fallbacks", _by_partition(totals.fallbacks))
+    yield family("agent_decision_seconds", _by_partition(totals.decisions))
+    yield family("agent_late_decisions", _by_partition(totals.late))
+
+
+def _deliveries(reader: Reader) -> Iterator[Family]:
+    yield family("notices_failed", [((), len(reader.failed_notices()))])
+    last = reader.latest_event()
+    yield family("events_unsent", (((name,), last - seq) for name, seq in sorted(reader.event_positions().items())))
+
+
+def _by_partition(values: Mapping[str, T]) -> list[tuple[tuple[str, ...], T]]:
+    return [((name,), value) for name, value in sorted(values.items())]
+
+
+def _by_two(values: Mapping[str, Mapping[str, int]]) -> list[tuple[tuple[str, ...], float]]:
+    return [((name, key), count) for name, counts in sorted(values.items()) for key, count in sorted(counts.items())]
+
+
+def write_textfile(path: str, text: str) -> None:
+    """Replace a file atomically, readable by all: the collector never sees a part of it.
+
+    Raises:
+        OSError: It cannot be written; an earlier file remains.
+    """
+    target = Path(path)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")  # the collector reads *.prom only
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.chmod(0o644)
+        part.replace(target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
