@@ -174,5 +174,10 @@ CREATE INDEX runs_time ON runs (start_time);
 CREATE INDEX runs_open ON runs (end_time) WHERE end_time IS NULL;
 CREATE INDEX runs_end ON runs (end_time) WHERE end_time IS NOT NULL;
 """,
+    """
+-- Results of the site's own checks. data: model.healthchecks.CheckRecord as JSON, with the latest values.
+CREATE TABLE health_checks (node TEXT NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (node, name))
+  WITHOUT ROWID;
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

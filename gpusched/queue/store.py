@@ -28,6 +28,7 @@ from gpusched.model.slurm import TROUBLE, Trouble
 from gpusched.queue import reading
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
 from gpusched.queue.damage import TABLE_CHECKS, UNREADABLE, TableCheck, json_of
+from gpusched.queue.healthchecks import HealthCheckReads, HealthCheckWrites
 from gpusched.queue.locks import LockWait, connect_to_write, lock_holders
 from gpusched.queue.notices import EVENT_DATA, NoticeReads, NoticeWrites
 from gpusched.queue.overlaps import HeldGpus, overlaps
@@ -130,6 +131,8 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         hot: Of a rank that a hot job got or gives up while it runs: ``joins`` until it runs, ``leaves`` until it has
             ended, then ``left``: its job goes on without it. "": it is one of the job's ranks.
         leave_by: When a rank that leaves is killed.
+        checks_passed: Names of the checks ``before_job`` that passed on its node for it.
+        check_error: Why it must not start there: a check that did not pass; "": there is none.
     """
 
     job_id: str
@@ -156,6 +159,8 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     sharing: str = ""
     hot: Literal["", "joins", "leaves", "left"] = ""
     leave_by: float | None = None
+    checks_passed: tuple[str, ...] = ()
+    check_error: str = ""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,7 +243,16 @@ def _sorted_by_id(jobs: list[JobRecord]) -> list[JobRecord]:
     return found
 
 
-class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressReads, QuotaReads, ReservationReads):
+class Reader(
+    BeliefReads,
+    HealthCheckReads,
+    NoticeReads,
+    PolicyReads,
+    PredictionReads,
+    ProgressReads,
+    QuotaReads,
+    ReservationReads,
+):
     """Read-only view of the store."""
 
     def __init__(self, connection: sqlite3.Connection, copy_of: Path | None = None) -> None:
@@ -576,7 +590,15 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
 
 
 class Store(
-    Reader, BeliefWrites, JobWrites, NoticeWrites, PolicyWrites, PredictionWrites, ProgressWrites, ReservationWrites
+    Reader,
+    BeliefWrites,
+    HealthCheckWrites,
+    JobWrites,
+    NoticeWrites,
+    PolicyWrites,
+    PredictionWrites,
+    ProgressWrites,
+    ReservationWrites,
 ):
     """The store as its single writer uses it."""
 
@@ -717,6 +739,7 @@ class Store(
             {"step": step, "state": JobState.PENDING},
         )
         self.shift_progress(step)
+        self.shift_checks(step)
 
     def add_usage(self, rows: Iterable[UsageRow]) -> None:
         """Add usage to the sums of its buckets."""

@@ -423,7 +423,9 @@ def as_version(state: Path, jobs: list[JobRecord], version: int) -> None:
         )
     db.execute("INSERT INTO meta VALUES ('cluster_id', 'abcdefgh')")
     columns = "job_id, attempt, user, partition, share, gpus, start_time, end_time, allocation"
-    db.execute(f"INSERT INTO runs ({columns}) VALUES ('old', 1, 'u', 'p', 1, 1, ?, ?, '{{}}')", (NOW - 9, NOW - 5))
+    span, number = (", span", ", 0") if version >= 16 else ("", "")
+    values = f"'old', 1, 'u', 'p', 1, 1, ?, ?, '{{}}'{number}"
+    db.execute(f"INSERT INTO runs ({columns}{span}) VALUES ({values})", (NOW - 9, NOW - 5))
     for kind in OLD_KINDS if version < 14 else OLD_KINDS.values():
         db.execute("INSERT INTO events (time, kind, data) VALUES (?, ?, '{}')", (NOW - 7, kind))
     db.execute(f"PRAGMA user_version = {version}")
