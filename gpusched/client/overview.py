@@ -9,6 +9,7 @@ import msgspec
 from gpusched.config.inventory import flavor_nodes
 from gpusched.errors import UsageError
 from gpusched.model.gpustates import GpuStatus, gpu_states
+from gpusched.model.healthchecks import CheckCondition, open_conditions
 from gpusched.model.jobs import JobRecord, NodeAllocation
 from gpusched.model.readings import Gpu, GpuState, NodeState
 from gpusched.model.reports import FlavorRow, GpuRow, NodeRow, TopologyReport, WiredNode
@@ -45,6 +46,7 @@ def cluster_rows(
         for part in job.allocation.parts if job.allocation else ():
             parts_on.setdefault(part.node, []).append(part)
     reserved = by_node(reader.reservations(now), now) if reader else {}
+    checks = open_conditions(reader.check_records() if reader else (), inventory.declared_checks())
     stale_after_s = max(
         3 * (reader.number("tick_s", inventory.settings.tick_s) if reader else inventory.settings.tick_s), _MIN_STALE_S
     )
@@ -60,6 +62,7 @@ def cluster_rows(
             now,
             stale_after_s,
             reserved.get(node.name, ()),
+            tuple(condition for condition in checks if condition.node == node.name),
         )
         for node in nodes
     )
@@ -130,6 +133,7 @@ def _node_row(
     now: float,
     stale_after_s: float,
     reserved: Sequence[Reservation],
+    checks: tuple[CheckCondition, ...],
 ) -> NodeRow:
     reading = record.reading
     silent = record.state in _SILENT
@@ -165,6 +169,7 @@ def _node_row(
         stale=age is not None and age > stale_after_s,
         gpus=gpus,
         reserved=_reservation_text(reserved[0], now) if reserved else None,
+        checks=checks,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from gpusched.model.healthchecks import CheckResult, CheckRun
 from gpusched.model.readings import NodeReading, ProbeFailure
 from gpusched.model.resources import Node
 from gpusched.nodes.runtimes.base import LaunchRequest
@@ -52,6 +53,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     remove      remove the container and the rank's folder
     forget      remove the job's own folder
     answer      answer the request that the job made from inside, with ``note``
+    check       run ``check``, one of the site's own, and wait for its end; ``rank`` stands for the node
     ==========  ====================================================================================================
 
     Attributes:
@@ -59,9 +61,10 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         rank: The rank's record; of a stray or a job's folder it is made up.
         destination, result: Paths on the controller's machine.
         readers: User ids that may read the collected output, the job's user first.
+        check: The run of a check.
     """
 
-    verb: Literal["launch", "start", "signal", "collect", "remove", "forget", "answer"]
+    verb: Literal["launch", "start", "signal", "collect", "remove", "forget", "answer", "check"]
     node: str
     rank: RankRecord
     request: LaunchRequest | None = None
@@ -70,6 +73,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     destination: str | None = None
     result: str | None = None
     readers: tuple[int, ...] = ()
+    check: CheckRun | None = None
 
     @property
     def key(self) -> RankKey:
@@ -84,12 +88,14 @@ class OperationOutcome(msgspec.Struct, frozen=True, kw_only=True):
         time: When it ended (Unix seconds, the controller's clock).
         error: One line; "" on success.
         transient: Whether the error is not the operation's own (a lost connection, a full disk): a retry may succeed.
+        result: Of a check.
     """
 
     operation: Operation
     time: float
     error: str = ""
     transient: bool = False
+    result: CheckResult | None = None
 
 
 class ClusterBackend(Protocol):

@@ -101,7 +101,7 @@ def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> d
         "MASTER_PORT": str(job.master_port),
     }
     if spec.is_hot:
-        defaults |= _rendezvous(job, part, _fabric_address(master), _fabric_address(node))
+        defaults |= _rendezvous(job, part, fabric_address(master), fabric_address(node))
     several_names = (
         (str(len(parts)), "SLURM_JOB_NUM_NODES SLURM_NNODES"),
         (str(len(parts) * spec.tasks_per_node), "SLURM_NTASKS"),
@@ -117,7 +117,7 @@ def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> d
     fixed = {
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, visible)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "MASTER_ADDR": _fabric_address(master),
+        "MASTER_ADDR": fabric_address(master),
         "GPUSCHED_ATTEMPT": str(job.attempt),
         "GPUSCHED_GPUS": ",".join(map(str, part.gpus)),
         "GPUSCHED_GPUS_TOTAL": str(spec.gpus),
@@ -193,7 +193,7 @@ def _spool(job: JobRecord, part: NodeAllocation, inventory: Inventory, key: str 
         return {}
     assert job.allocation is not None
     assert job.master_port is not None
-    nodes = tuple(StepNode(p.node, _fabric_address(_node(inventory, p.node))) for p in job.allocation.parts)
+    nodes = tuple(StepNode(p.node, fabric_address(_node(inventory, p.node))) for p in job.allocation.parts)
     settings = StepSettings(
         attempt=container_name(job.id, job.attempt, 0),
         rank=part.rank,
@@ -212,7 +212,7 @@ def hostfile(job: JobRecord, inventory: Inventory) -> str:
     """Return one line per rank, ``address slots=GPUS`` (slots=1 without GPUs), as mpirun and DeepSpeed expect."""
     assert job.allocation is not None
     nodes = [(_node(inventory, p.node), max(1, len(p.gpus))) for p in job.allocation.parts]
-    return "".join(f"{_fabric_address(node)} slots={slots}\n" for node, slots in nodes)
+    return "".join(f"{fabric_address(node)} slots={slots}\n" for node, slots in nodes)
 
 
 def master_port(job_id: str, taken: Iterable[int | None]) -> int:
@@ -229,7 +229,7 @@ def _node(inventory: Inventory, name: str) -> Node:
     return node
 
 
-def _fabric_address(node: Node) -> str:
+def fabric_address(node: Node) -> str:
     """Return the address at which the job's other nodes reach this one."""
     return node.fabric_address or _host(node)
 

@@ -23,6 +23,7 @@ from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import NodeReading, ProbeFailure
 from gpusched.model.resources import Inventory, Node
+from gpusched.nodes.healthcheck import run_check
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.probe import probe
 from gpusched.nodes.runtimes import runtime_for
@@ -36,8 +37,9 @@ REMOVE_TIMEOUT_S = 300.0  # a container may have written many files
 COLLECT_TIMEOUT_S = 600.0
 PROBE_THREADS, SLOW_THREADS = 32, 16
 _LINKS_VALID_S = 3600.0
-OPERATIONS_PER_NODE, COLLECTING_PER_NODE = 5, 2
+OPERATIONS_PER_NODE, COLLECTING_PER_NODE, CHECKS_PER_NODE = 5, 2, 1
 """In parallel. sshd allows 10 sessions per connection by default (MaxSessions); the probe and `_ends` use one each."""
+_THREADS = {"collect": COLLECTING_PER_NODE, "check": CHECKS_PER_NODE}
 SESSION_RETRIES_S = (0.2, 0.5, 1.0)  # sshd counts a session until its process has ended
 T = TypeVar("T")
 
@@ -64,7 +66,7 @@ class SshCluster:
         self._slow: set[str] = set()
         self._slow_pool = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="slow-probe")
         self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="probe")
-        self._pools: dict[tuple[str, bool], ThreadPoolExecutor] = {}
+        self._pools: dict[tuple[str, str], ThreadPoolExecutor] = {}
         self._ends = EndWatch(cluster_id)
         self._wake: Callable[[], None] = lambda: None
 
@@ -173,20 +175,22 @@ class SshCluster:
     def _pool_of(self, operation: Operation) -> ThreadPoolExecutor:
         """Return the node's own thread pool, so that operations that hang on one node delay no other node.
 
-        Collecting output has a pool of its own: however slow, it delays no start and no signal.
+        Collecting output has a pool of its own, and so have checks: however slow, they delay no start and no signal.
         """
-        collects = operation.verb == "collect"
-        key = operation.node, collects
+        key = operation.node, operation.verb if operation.verb in _THREADS else ""
         if key not in self._pools:
-            threads = COLLECTING_PER_NODE if collects else OPERATIONS_PER_NODE
+            threads = _THREADS.get(operation.verb, OPERATIONS_PER_NODE)
             self._pools[key] = ThreadPoolExecutor(threads, thread_name_prefix=f"operation-{operation.node}")
         return self._pools[key]
 
     def _perform(self, operation: Operation) -> OperationOutcome:
-        error, transient = "", False
+        error, transient, result = "", False, None
         try:
             if (node := self._nodes.get(operation.node)) is None:
                 error, transient = f"node {operation.node} is not in the inventory", True
+            elif operation.check is not None:
+                check = partial(run_check, self._transport(node), self._cluster_id, operation.check)
+                result = self._with_session(node.name, check)
             else:
                 error = self._with_session(node.name, partial(self._dispatch, operation, node))
         except TransportError as problem:
@@ -202,7 +206,9 @@ class SshCluster:
             error = f"internal error: {problem!r}"
             if (runtime := components("runtimes").get(operation.rank.runtime)) and runtime.distribution != OURS:
                 error += f" (runtime '{runtime.name}' of {runtime.origin})"
-        return OperationOutcome(operation=operation, time=self._clock(), error=error, transient=transient)
+        return OperationOutcome(
+            operation=operation, time=self._clock(), error=error, transient=transient, result=result
+        )
 
     def _dispatch(self, operation: Operation, node: Node) -> str:
         """Perform the operation; return "" or the node's error."""
@@ -226,6 +232,8 @@ class SshCluster:
                 return _run(transport, write_answer(ref, operation.note or ""), OPERATION_TIMEOUT_S)
             case "remove":
                 return _run(transport, runtime.remove(ref), REMOVE_TIMEOUT_S)
+            case "check":
+                raise AssertionError("a check has no rank")  # `_perform` runs it
 
     def _collect(self, operation: Operation, runtime: Runtime, transport: Transport, ref: AttemptRef) -> str:
         caps, error = self._inventory.settings.logs, ""

@@ -11,6 +11,7 @@ import msgspec
 from gpusched.config.validate import IMAGE
 from gpusched.config.yamlfile import Value
 from gpusched.errors import FileError
+from gpusched.model.healthchecks import HealthCheck
 from gpusched.model.images import TRANSPORTS
 from gpusched.model.limits import Limits
 from gpusched.model.resources import Node, RuntimeName, SharingSettings
@@ -36,6 +37,8 @@ _COMMA = re.compile(r",(?![^\[]*\])")  # not inside of brackets
 _RATE = re.compile(r"(?:([0-9]{1,6})\s*[x*]\s*)?([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([MGTmgt])(?:b(?:it|ps)?(?:/s)?)?")
 _POWER = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kK]?)[wW]?")
 _SHORT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h|d|w)")
+_COMMAND = re.compile(r"[^\x00]{1,8192}")
+_COMMAND_EXPECTED = "a command for sh, of at most 8192 characters"
 _PRICE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:\s*([A-Za-z€$£¥]{1,8})(?:\s*/\s*kWh)?)?")
 CAPABILITIES = (
     "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE "
@@ -333,6 +336,28 @@ def _sharing(value: Value) -> SharingSettings | None:
     return None if values["mode"] == "none" else SharingSettings(**values)
 
 
+def _health_checks(value: Value) -> tuple[HealthCheck, ...]:
+    checks = tuple(_health_check(item) for item in value.items("a list of checks, each with a name and a command"))
+    names = [check.name for check in checks]
+    if again := next((name for name in names if names.count(name) > 1), None):
+        raise value.error("every check once", f'the name "{again}" again')
+    return checks
+
+
+def _health_check(value: Value) -> HealthCheck:
+    values = read(value, HEALTH_CHECK, "a mapping with name, command, every, timeout, before_job, then")
+    for key, expected in (("name", "the check's name"), ("command", _COMMAND_EXPECTED)):
+        if key not in values:
+            raise value.missing(key, expected)
+    check = HealthCheck(**values)
+    if check.every_s is None and not check.before_job:
+        raise value.missing("every", "how often it runs, such as 10m, or before_job: true")
+    if check.before_job and check.then == "warn":
+        # A job that could not start on the node would be started there again at once.
+        raise value.error("no-new-jobs or drain where before_job is true", "then: warn")
+    return check
+
+
 # The keys
 
 SHARING: Fields = {
@@ -358,6 +383,7 @@ DEFAULTS: Fields = {
     "runtime": ("runtime", lambda value: value.component("runtimes", tuple(RuntimeName))),
     "simulated_gpus": ("simulated_gpus", Value.flag),
     "sharing": ("sharing", _sharing),
+    "health_checks": ("health_checks", _health_checks),
 }
 NODE: Fields = {
     **DEFAULTS,
@@ -384,6 +410,14 @@ FLAVOR_NEEDS = (
     ("memory", "how much memory a job of this flavor gets in all, such as 256G"),
     ("time", "the time limit, such as 72h"),
 )
+HEALTH_CHECK: Fields = {
+    "name": ("name", name),
+    "command": ("command", _text(_COMMAND_EXPECTED, _COMMAND)),
+    "every": ("every_s", whole_seconds),
+    "timeout": ("timeout_s", whole_seconds),
+    "before_job": ("before_job", Value.flag),
+    "then": ("then", lambda value: value.choice(("warn", "no-new-jobs", "drain"))),
+}
 SWITCH: Fields = {
     "nodes": ("nodes", hosts),
     "uplink": ("uplink_gbps", _rate),

@@ -208,6 +208,8 @@ class _InventoryReader:
             raise entry.error("every node once", f'the node "{name}" again (first in line {first.line})')
         if values.get("transport") == "none" and self._engine != "slurm":
             raise entry.error("a transport by which the node can be reached", "none, which is for engine: slurm")
+        if values.get("health_checks") and self._engine == "slurm":
+            raise entry.error("no health_checks: with engine: slurm they are Slurm's", "health_checks")
         if values.get("transport") in ("local", "none"):
             return
         owner = self._addresses.setdefault((address, values.get("port")), name)

@@ -6,6 +6,7 @@ import msgspec
 
 from gpusched.controller.commandfiles import requeue_fields
 from gpusched.controller.escalating import TRIES_BEFORE_REMOVING, is_due, is_exhausted, stuck_event
+from gpusched.controller.healthchecks import CHECK_FAILED
 from gpusched.controller.ranks import RankStatus, ReconcileInput, ReconcileResult, is_idle, operation_on, update
 from gpusched.controller.resizing import record_saved, requeue_resized, resize_file
 from gpusched.model.events import Event
@@ -131,7 +132,11 @@ def _finish(step: ReconcileResult, ranks: list[RankStatus], ending: Ending, inpu
         )
     elif ending.outcome is JobState.PENDING:
         fields = requeue_fields(ending.message) | reset
-        step.job, event = transition_to(job, JobState.PENDING, now, event="requeued", retries=0, **fields)
+        retries = job.retries if ending.reason == CHECK_FAILED else 0
+        why = {"message": ending.message} if ending.reason == CHECK_FAILED else None
+        step.job, event = transition_to(
+            job, JobState.PENDING, now, event="requeued", data=why, retries=retries, **fields
+        )
     elif ending.outcome is JobState.NODE_FAIL and _may_retry(job) and job.retries < inputs.settings.max_retries:
         wait = retry_delay_s(job.retries)
         fields = requeue_fields(f"attempt {job.attempt} failed ({ending.message}); retrying in {wait} s")

@@ -15,6 +15,7 @@ from gpusched.controller.commandfiles import CommandApplier
 from gpusched.controller.deciding import Decider
 from gpusched.controller.escalating import stuck_message
 from gpusched.controller.estimating import EstimateWriter
+from gpusched.controller.healthchecks import before_job_checks, due_checks, reasons_against_jobs
 from gpusched.controller.injob import InJobCommandHandler, Prepare
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.launchfaults import Failures, Fault, image_of, judge_nodes, with_failure, with_success
@@ -112,6 +113,8 @@ class Cycle:
         if needed:
             self._outcomes.record(self._cluster.finished())
             self._observe_and_decide(patience_s, frozenset(), frozenset(), policies)
+        # After the decision, so that what a job waits for goes before what is due by its interval.
+        self._cluster.perform(due_checks(self._store, self.inventory, self._cluster.busy(), self._clock()))
         self._remove_old_secrets()
         self._timings.end("send")
 
@@ -169,6 +172,7 @@ class Cycle:
         ranks = self._store.ranks()
         held = held_gpus(active)
         busy_nodes = {p.node for job in active if job.allocation for p in job.allocation.parts}
+        unfit = reasons_against_jobs(self._store, self.inventory)
         records: dict[str, NodeRecord] = {}
         events: list[Event] = []
         for node in self._observed.nodes:
@@ -182,6 +186,7 @@ class Cycle:
                 now,
                 stuck_message(node.name, ranks),
                 left=self.inventory.node(node.name) is None,
+                unfit=unfit.get(node.name, ""),
             )
             events += news
         unobserved = {rank.node for rank in ranks} | {name for name, record in before.items() if record.left}
@@ -223,6 +228,7 @@ class Cycle:
             launch_errors=self._launcher.errors,
             earlier=before,
             failed_launches={name: record.failed_launches for name, record in records.items()},
+            checks=before_job_checks(self.inventory),
         )
         by_attempt: dict[tuple[str, int], list[RankRecord]] = {}
         for rank in sorted(ranks, key=rank_key):

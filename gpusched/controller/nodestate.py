@@ -56,6 +56,7 @@ def update_record(
     now: float,
     stuck: str = "",
     left: bool = False,
+    unfit: str = "",
 ) -> tuple[NodeRecord, list[Event]]:
     """Return the record after this cycle's observation, and the events to record.
 
@@ -69,11 +70,12 @@ def update_record(
         now: Unix seconds.
         stuck: One sentence about ranks that cannot be killed there, or "".
         left: Whether the node is no longer in inventory.yaml.
+        unfit: Why it must take no new jobs, or "".
     """
     before = record
     if observation is not None:
         record = with_result(record, observation.result)
-    state, reason = _state(record, node, observation, held, has_jobs, settings, now)
+    state, reason = _state(record, node, observation, held, has_jobs, settings, now, unfit)
     # A removed node that answers is drained; one that does not keeps its state, with a remark.
     if left and record.down_since is None:
         state, reason = (
@@ -110,14 +112,17 @@ def _state(
     has_jobs: bool,
     settings: Settings,
     now: float,
+    unfit: str,
 ) -> tuple[NodeState, str]:
     if record.down_since is not None:
         return _state_when_down(record, node, observation, settings, now)
     if record.last_seen is None:
         return NodeState.UNKNOWN, "not probed yet"
+    drained = NodeState.DRAINING if has_jobs else NodeState.DRAINED
     if record.drain_reason is not None:
-        state = NodeState.DRAINING if has_jobs else NodeState.DRAINED
-        return state, f"{record.drain_reason} (by {record.drained_by})"
+        return drained, f"{record.drain_reason} (by {record.drained_by})"
+    if unfit:
+        return drained, unfit
     return in_service(record, node, held, has_jobs)
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from gpusched.cluster.base import OperationOutcome, RankKey
 from gpusched.controller.escalating import with_try
+from gpusched.controller.healthchecks import record_check
 from gpusched.controller.outputs import MAX_FAILURES, CollectionRetries
 from gpusched.controller.ranks import rank_key
 from gpusched.model.events import Event
@@ -54,6 +55,9 @@ class OutcomeRecorder:
         ranks = {rank_key(r): r for r in self._store.ranks()}
         with self._store.transaction():
             for outcome in self.unrecorded:
+                if outcome.operation.verb == "check":
+                    record_check(self._store, outcome)
+                    continue
                 rank = ranks.get(outcome.operation.key)
                 if outcome.error:
                     self._record_error(outcome, rank)

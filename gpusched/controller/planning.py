@@ -11,6 +11,7 @@ import msgspec
 from gpusched.cluster.base import Operation
 from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import EstimateWriter
+from gpusched.controller.healthchecks import awaits_checks, before_job_checks
 from gpusched.controller.hot import begin_hot_resize
 from gpusched.controller.launcher import Launcher, rank_record
 from gpusched.controller.ledger import run_of
@@ -199,7 +200,14 @@ class Planner:
             left += [job for name in sorted(arrays) for job in self._store.waiting_of_array(name)]
             self._reasons.write(left, plan.reasons, now)
         # After the commit: nothing is sent whose intent is not in the store.
-        operations = [o for job, ranks in launches for o in self._launcher.launch_operations(inventory, job, ranks)]
+        # A job whose nodes must be checked first is launched by a later cycle (`reconcile_job`).
+        checks = before_job_checks(inventory)
+        operations = [
+            o
+            for job, ranks in launches
+            if not awaits_checks(ranks, checks)
+            for o in self._launcher.launch_operations(inventory, job, ranks)
+        ]
         return CycleDecision(operations, snapshot, plan)
 
     def _task(self, job_id: str, arrays: set[str]) -> JobRecord:

@@ -26,6 +26,7 @@ class ReconcileInput(msgspec.Struct, frozen=True, kw_only=True):
         launch_errors: Reasons of launches that the node or we rejected.
         earlier: Node records before this cycle, with their last readings.
         failed_launches: Recent ones of each node (see `launchfaults`).
+        checks: Node -> checks that must pass there before a job starts.
     """
 
     now: float
@@ -36,6 +37,7 @@ class ReconcileInput(msgspec.Struct, frozen=True, kw_only=True):
     launch_errors: Mapping[RankKey, str] = {}
     earlier: Mapping[str, NodeRecord] = {}
     failed_launches: Failures = {}
+    checks: Mapping[str, tuple[str, ...]] = {}
 
 
 class ReconcileResult(msgspec.Struct, kw_only=True):

@@ -11,6 +11,7 @@ import msgspec
 from gpusched.controller import inactivity
 from gpusched.controller.completing import complete, failure_of
 from gpusched.controller.escalating import is_due, is_exhausted
+from gpusched.controller.healthchecks import CHECK_FAILED, awaits_checks
 from gpusched.controller.hot import settle_ranks
 from gpusched.controller.launchfaults import Fault, fault_of, is_jobs_fault
 from gpusched.controller.ranks import (
@@ -69,8 +70,17 @@ def _starting(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileI
                 return
         ready = [s for s in ranks if s.phase == "ready" and is_idle(s, inputs) and is_due(s.rank, inputs.now)]
         step.operations += [operation_on("start", s) for s in ready]
-    else:
+    elif failed := [s for s in ranks if s.rank.check_error]:
+        _check_failed(step, failed, inputs)
+    elif not awaits_checks([s.rank for s in ranks], inputs.checks):
         step.to_launch += [s.rank for s in ranks if s.phase == "unlaunched" and is_idle(s, inputs)]
+
+
+def _check_failed(step: ReconcileResult, failed: list[RankStatus], inputs: ReconcileInput) -> None:
+    """Put a job back into the queue where a check of its nodes did not pass; none of its ranks was launched."""
+    nodes = tuple(s.rank.node for s in failed)
+    message = f"{failed[0].rank.check_error} on {', '.join(nodes)}"
+    _begin_ending(step, JobState.PENDING, CHECK_FAILED, message, inputs, grace=0, blame=nodes)
 
 
 def _mark_running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileInput) -> None:

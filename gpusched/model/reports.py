@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from gpusched.model.healthchecks import CheckCondition
 from gpusched.model.readings import GpuProcess, GpuState, GpuWiring, Nic, NodeState
 from gpusched.model.topology import Switch
 
@@ -74,6 +75,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
         last_seen: When the node last answered (Unix seconds); ``age_s`` seconds ago.
         stale: The figures are old; the node has not been probed recently.
         reserved: Its present reservation, else the next, in words; None: none.
+        checks: Open conditions that the site's own checks found.
     """
 
     name: str
@@ -100,6 +102,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     stale: bool = False
     gpus: tuple[GpuRow, ...] = ()
     reserved: str | None = None
+    checks: tuple[CheckCondition, ...] = ()
 
     @property
     def simulated(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from gpusched.model.healthchecks import HealthCheck
 from gpusched.model.limits import Groups, Quotas
 from gpusched.model.notices import Notices
 from gpusched.model.topology import Topology
@@ -61,6 +62,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         fabric_address: What MASTER_ADDR says when the training network is not the SSH one.
         simulated_gpus: Readings are made up by the probe and marked as simulated (demo only).
         sharing: None: each GPU is one job's.
+        health_checks: The site's own checks.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     fabric_address: str | None = None
     simulated_gpus: bool = False
     sharing: SharingSettings | None = None
+    health_checks: tuple[HealthCheck, ...] = ()
 
     def indices(self) -> tuple[int, ...]:
         """Return the NVML indices of the GPUs this node offers, ascending."""
@@ -237,6 +240,10 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     def nodes(self) -> tuple[Node, ...]:
         """Return all nodes, in the file's order."""
         return tuple(n for p in self.partitions for n in p.nodes)
+
+    def declared_checks(self) -> list[tuple[str, HealthCheck]]:
+        """Return the checks of all nodes: (node, check)."""
+        return [(node.name, check) for node in self.nodes for check in node.health_checks]
 
     @property
     def default_partition(self) -> str | None:

@@ -186,5 +186,10 @@ INSERT INTO usage_totals
   SELECT partition, job_id != '', sum(gpu_s), sum(energy_j), sum(energy_unknown_s), sum(util_s), sum(util_known_s),
     sum(idle_s) FROM usage GROUP BY 1, 2;
 """,
+    """
+-- Results of the site's own checks. data: model.healthchecks.CheckRecord as JSON, with the latest values.
+CREATE TABLE health_checks (node TEXT NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (node, name))
+  WITHOUT ROWID;
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

@@ -30,6 +30,7 @@ from gpusched.queue import reading
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
 from gpusched.queue.damage import TABLE_CHECKS, UNREADABLE, TableCheck, json_of
 from gpusched.queue.eventlines import POSITION, EventLineReads, EventLineWrites
+from gpusched.queue.healthchecks import HealthCheckReads, HealthCheckWrites
 from gpusched.queue.locks import LockWait, connect_to_write, lock_holders
 from gpusched.queue.metrics import TOTALS, MetricReads, MetricWrites
 from gpusched.queue.notices import EVENT_DATA, NoticeReads, NoticeWrites
@@ -133,6 +134,8 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         hot: Of a rank that a hot job got or gives up while it runs: ``joins`` until it runs, ``leaves`` until it has
             ended, then ``left``: its job goes on without it. "": it is one of the job's ranks.
         leave_by: When a rank that leaves is killed.
+        checks_passed: Names of the checks ``before_job`` that passed on its node for it.
+        check_error: Why it must not start there: a check that did not pass; "": there is none.
     """
 
     job_id: str
@@ -159,6 +162,8 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     sharing: str = ""
     hot: Literal["", "joins", "leaves", "left"] = ""
     leave_by: float | None = None
+    checks_passed: tuple[str, ...] = ()
+    check_error: str = ""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,6 +250,7 @@ def _sorted_by_id(jobs: list[JobRecord]) -> list[JobRecord]:
 class Reader(
     BeliefReads,
     EventLineReads,
+    HealthCheckReads,
     MetricReads,
     NoticeReads,
     PolicyReads,
@@ -593,6 +599,7 @@ class Store(
     Reader,
     BeliefWrites,
     EventLineWrites,
+    HealthCheckWrites,
     JobWrites,
     MetricWrites,
     NoticeWrites,
@@ -740,6 +747,7 @@ class Store(
             {"step": step, "state": JobState.PENDING},
         )
         self.shift_progress(step)
+        self.shift_checks(step)
 
     def add_usage(self, rows: Iterable[UsageRow]) -> None:
         """Add usage to the sums of its buckets and to the totals of its partition."""

@@ -29,7 +29,14 @@ _GPU_DROP = ("NAME", "TEMP", "POWER", "FIGURES", "MEMORY", "USER", "UTIL")
 
 def nodes_json(rows: Sequence[NodeRow]) -> list[dict[str, Any]]:
     """Return one object per node."""
-    return [msgspec.to_builtins(row) | {"last_seen": iso_utc(row.last_seen)} for row in rows]
+    return [
+        msgspec.to_builtins(row)
+        | {
+            "last_seen": iso_utc(row.last_seen),
+            "checks": [msgspec.to_builtins(one) | {"since": iso_utc(one.since)} for one in row.checks],
+        }
+        for row in rows
+    ]
 
 
 def nodes_screen(
@@ -150,6 +157,9 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
                 grouped.setdefault((gpu.state, gpu.reason), []).append(gpu.index)
         for (state, reason), indices in grouped.items():
             notes.append((row.name, Text(f"GPU {common.ranges(indices)} {state}", bars.GLYPHS[state][1]), reason))
+    for condition in row.checks:
+        if condition.detail not in row.reason:
+            notes.append((row.name, Text(condition.kind, "yellow"), condition.detail))
     if row.reserved:
         notes.append((row.name, Text("reserved", "cyan"), row.reserved))
     if row.runtime_error:

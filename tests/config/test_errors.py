@@ -28,6 +28,10 @@ def with_node(text: str) -> str:
     return f"partitions:\n  A:\n    defaults: {{{NODE}}}\n    nodes:\n      - n1\n      - {text}\n"
 
 
+def with_check(text: str) -> str:
+    return with_node(f"{{name: n2, health_checks: [{text}]}}")
+
+
 def with_flavor(text: str, more: str = "") -> str:
     return f"partitions:\n  A:\n    defaults: {{{NODE}}}\n    nodes: 'n[1-2]'\n{more}    flavors:\n      s: {text}\n"
 
@@ -48,6 +52,7 @@ def with_switch(text: str) -> str:
 
 
 AT = "partitions.A.nodes[1]"
+CHECK = f"{AT}.health_checks[0]"
 FL = "partitions.A.flavors.s"
 
 BAD = {
@@ -163,8 +168,8 @@ BAD = {
                            "docker.io/library/busybox:1, without spaces"),
     "name in defaults": (
         "defaults: {name: n}\npartitions: {}\n",
-        ":1: defaults.name: found an unknown key, expected one of cores, gpu_indices, gpu_type, gpus, key, memory, memory_mib, "
-        "port, rated_power, rated_power_w, runtime, sharing, simulated_gpus, transport, user",
+        ":1: defaults.name: found an unknown key, expected one of cores, gpu_indices, gpu_type, gpus, health_checks, key, "
+        "memory, memory_mib, port, rated_power, rated_power_w, runtime, sharing, simulated_gpus, transport, user",
     ),
     # Nodes
     "node a number list": (with_node("[1]"), f":6: {AT}: found a list, expected a node: a host name, or a mapping with a name"),
@@ -183,8 +188,19 @@ BAD = {
     "range repeats": (with_node("n[2-3,3]"), f':6: {AT}: found "n[2-3,3]", expected every number of the range once'),
     "unknown node key": (with_node("{name: n2, gpu: 4}"),
                          f":6: {AT}.gpu: found an unknown key, expected one of address, cores, fabric_address, "
-                         "gpu_indices, gpu_type, gpus, key, memory, memory_mib, name, port, rated_power, rated_power_w, "
-                         "runtime, sharing, simulated_gpus, transport, user: did you mean gpus?"),
+                         "gpu_indices, gpu_type, gpus, health_checks, key, memory, memory_mib, name, port, "
+                         "rated_power, rated_power_w, runtime, sharing, simulated_gpus, transport, user: did you mean gpus?"),
+    "check without a name": (with_check("{command: x, every: 1m}"), f":6: {CHECK}.name: found nothing, expected the check's name"),
+    "check without a command": (with_check("{name: c, every: 1m}"),
+                                f":6: {CHECK}.command: found nothing, expected a command for sh, of at most 8192 characters"),
+    "check at no time": (with_check("{name: c, command: x}"),
+                         f":6: {CHECK}.every: found nothing, expected how often it runs, such as 10m, or before_job: true"),
+    "check every half second": (with_check("{name: c, command: x, every: 500ms}"),
+                                f':6: {CHECK}.every: found "500ms", expected a time of whole seconds, such as 30s or 10m'),
+    "check that only warns before a job": (with_check("{name: c, command: x, before_job: true, then: warn}"),
+                                           f":6: {CHECK}: found then: warn, expected no-new-jobs or drain where before_job is true"),
+    "check twice": (with_check("{name: c, command: x, every: 1m}, {name: c, command: y, every: 1h}"),
+                    f':6: {AT}.health_checks: found the name "c" again, expected every check once'),
     "negative gpus": (with_node("{name: n2, gpus: -1}"), f":6: {AT}.gpus: found -1, expected a number of GPUs from 0 to 64"),
     "gpus quoted": (with_node("{name: n2, gpus: '8'}"), f':6: {AT}.gpus: found "8", expected a number of GPUs from 0 to 64'),
     "gpus nothing": (with_node("{name: n2, gpus: }"), f":6: {AT}.gpus: found nothing, expected a number of GPUs from 0 to 64"),

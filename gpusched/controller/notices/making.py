@@ -24,6 +24,9 @@ EVENTS: dict[str, tuple[NoticeKind, ...]] = {
     "requeued": (NoticeKind.REQUEUE,),
     "node_down": (NoticeKind.NODE,),
     "gpu_lost": (NoticeKind.NODE,),
+    "check_failed": (NoticeKind.NODE,),
+    "check_hung": (NoticeKind.NODE,),
+    "check_slow": (NoticeKind.NODE,),
 }
 """Kind of event -> kinds of the notices that it creates."""
 _NO_FAILURE = (JobState.COMPLETED, JobState.CANCELLED)
@@ -92,13 +95,17 @@ class NoticeMaker:
         return f"array {job.array_id} ({job.spec.name}) of {job.user} has ended: {states}"
 
     def _node_notices(self, event: Event, node: str) -> Iterator[Notice]:
-        """Yield notices of a lost node or GPU, to the operator's receivers and those of the jobs there."""
-        lost = f"GPU {event.data.get('gpu')} of node {node}" if event.kind == "gpu_lost" else f"node {node}"
-        text = f"{lost} is lost: {event.data.get('reason') or 'it does not respond'}"
-        mark = f"{node}.{event.data.get('gpu', '')}.{event.time:.3f}"
+        """Yield notices of a lost node or GPU, or of a check, to the operator's receivers.
+
+        Of what is lost, those of the jobs there get notices as well.
+        """
+        text = _node_text(event, node)
+        mark = f"{node}.{event.data.get('check', event.data.get('gpu', ''))}.{event.time:.3f}"
         for receiver in self._asked.to:
             if NoticeKind.NODE in receiver.on and not receiver.users:
                 yield self._notice(digest_of(receiver), NoticeKind.NODE, mark, text, None, event.time, node)
+        if "check" in event.data:
+            return
         jobs_there = (
             job for job in self._reader.active()
             if any(part.node == node for part in (job.allocation.parts if job.allocation else ()))
@@ -158,6 +165,14 @@ class NoticeMaker:
             "job": _facts(job) if job is not None else None,
         }  # fmt: skip
         return Notice(key=key, to=to, body=body, made=self._now, due=self._now)
+
+
+def _node_text(event: Event, node: str) -> str:
+    data = event.data
+    if "check" in data:
+        return f"node {node}: {data.get('detail')}"
+    lost = f"GPU {data.get('gpu')} of node {node}" if event.kind == "gpu_lost" else f"node {node}"
+    return f"{lost} is lost: {data.get('reason') or 'it does not respond'}"
 
 
 def _job_text(job: JobRecord) -> str:

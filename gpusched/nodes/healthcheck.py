@@ -1,0 +1,132 @@
+"""Runs one of the site's checks on a node, at most once for each run id, and reads its result.
+
+The check runs detached, in a folder of its own: it goes on where the connection or the controller dies, and whoever
+asks for the same run again waits for its result instead of starting it anew.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from gpusched.model.healthchecks import CheckResult, CheckRun
+from gpusched.nodes.runtimes.shell import FUNCTIONS, KILL_STRAYS, exports, script
+from gpusched.nodes.transport import Transport, TransportError
+
+KILL_S = 5
+"""Within that time a check that hangs is killed: TERM, after two seconds KILL."""
+_ANSWER_S = 45.0  # beyond the check's own time, for the connection and a node under load
+_MAX_OUTPUT_BYTES = 65536
+_MAX_LINE = 300
+_VALUE = re.compile(r"value=([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?:[ \t]+(\S{1,20}))?")
+
+# The command's whole process group is ended, and what left the group and still has the run's name in its environment.
+_SUPERVISOR = """\
+trap '' HUP PIPE
+dir=${0%/*}
+name=$1 limit=$2
+uptime() { read -r up rest </proc/uptime; echo "${up%.*}"; }
+lives() { starttime "$child" >/dev/null; }
+wait_for_end() { # TENTHS
+    n=0
+    while lives && [ $n -lt "$1" ]; do sleep 0.1; n=$((n + 1)); done
+}
+stamp $$ "$dir/pid"
+mkfifo "$dir/pipe" || exit 1
+tail -c MAX_BYTES <"$dir/pipe" >"$dir/output" &
+reader=$!
+end=$(($(uptime) + limit + 1)) # whole seconds, rounded down
+GPUSCHED_CHECK_RUN=$name setsid sh "$dir/command" </dev/null >"$dir/pipe" 2>&1 &
+child=$!
+while lives && [ "$(uptime)" -lt $end ]; do sleep 0.1; done
+if lives; then
+    code=hung
+    kill -TERM "-$child" 2>/dev/null
+    wait_for_end 20
+    kill -KILL "-$child" 2>/dev/null
+else
+    wait "$child"
+    code=$?
+fi
+kill_strays
+wait_for_end 20
+lives && code=stuck
+child=$reader
+wait_for_end 10
+echo "$code" >"$dir/code.tmp" && mv "$dir/code.tmp" "$dir/code"
+"""
+
+_RUN = """\
+umask 077
+base="${XDG_STATE_HOME:-$HOME/.local/state}/gpusched-checks/"PATH
+name=NAME
+dir=$base/$name
+ADOPT_OR_START
+n=0
+until [ -e "$dir/code" ]; do
+    # The supervisor needs a moment to write who it is.
+    if [ $n -gt 50 ] && ! { read -r pid since <"$dir/pid" && [ "$(starttime "$pid")" = "$since" ]; } 2>/dev/null; then
+        [ -e "$dir/code" ] || { echo lost; exit; }
+    fi
+    [ $n -lt TENTHS ] || { echo stuck; cat "$dir/output" 2>/dev/null; exit; }
+    n=$((n + 1))
+    sleep 0.1
+done
+cat "$dir/code" "$dir/output"
+"""
+_ADOPT = '[ -d "$dir" ] || { echo lost; exit; }'
+_START = """\
+command -v setsid >/dev/null || { echo 'setsid (util-linux) is missing on this node' >&2; exit 1; }
+mkdir -p -- "$base" || exit 1
+if mkdir -- "$dir" 2>/dev/null; then
+    for old in "$base"/CHECK.*; do [ "$old" = "$dir" ] || rm -rf -- "$old"; done
+    printf '%s' SUPERVISOR >"$dir/run" && printf '%s' COMMAND >"$dir/command" || { rm -rf -- "$dir"; exit 1; }
+    setsid sh "$dir/run" "$name" LIMIT </dev/null >/dev/null 2>&1 &
+fi
+[ -d "$dir" ] || exit 1"""
+
+
+def run_check(transport: Transport, cluster_id: str, run: CheckRun) -> CheckResult:
+    """Start the run unless it was started before, and wait for its end.
+
+    Raises:
+        TransportError: The node could not be asked, or could not start it; the run goes on where it was started.
+    """
+    limit_s = run.check.timeout_s + KILL_S
+    answer = transport.run(script(check_script(cluster_id, run)), limit_s + _ANSWER_S)
+    if answer.exit_code:
+        raise TransportError("protocol", f"{run.node}: check {run.check.name} cannot be started: {answer.complaint}")
+    return parse_answer(answer.stdout.decode(errors="replace"))
+
+
+def check_script(cluster_id: str, run: CheckRun) -> str:
+    """Return the text that starts or adopts a run and prints its result: how it ended, then its output."""
+    kill = KILL_STRAYS.replace("GPUSCHED_CONTAINER", "GPUSCHED_CHECK_RUN")
+    supervisor = FUNCTIONS + kill + _SUPERVISOR.replace("MAX_BYTES", str(_MAX_OUTPUT_BYTES))
+    start = (
+        _START.replace("CHECK", shlex.quote(run.check.name), 1)
+        .replace("LIMIT", str(run.check.timeout_s))
+        .replace("SUPERVISOR", shlex.quote(supervisor), 1)
+        .replace("COMMAND", shlex.quote(exports(run.env) + run.check.command + "\n"), 1)
+    )
+    tenths = 10 * (run.check.timeout_s + 2 * KILL_S)
+    text = _RUN.replace("PATH", shlex.quote(f"{cluster_id}/{run.node}"), 1).replace("NAME", shlex.quote(run.id), 1)
+    return FUNCTIONS + text.replace("TENTHS", str(tenths)).replace("ADOPT_OR_START", _ADOPT if run.adopt else start, 1)
+
+
+def parse_answer(text: str) -> CheckResult:
+    """Return the result in the script's output."""
+    code, _, output = text.partition("\n")
+    line, value, unit = "", None, ""
+    for candidate in output.splitlines():
+        words = " ".join("".join(c if c.isprintable() else " " for c in candidate).split())
+        if found := _VALUE.fullmatch(words):
+            value, unit = float(found[1]), found[2] or ""
+        elif any(map(str.isalnum, words)):
+            line = words[:_MAX_LINE]
+    if code == "lost":
+        return CheckResult(lost=True)
+    if code in ("hung", "stuck"):
+        what = "cannot be killed" if code == "stuck" else "killed"
+        return CheckResult(line=f"{what} after its time; last output: {line}" if line else f"{what} after its time")
+    return CheckResult(exit_code=int(code), line=line, value=value, unit=unit)

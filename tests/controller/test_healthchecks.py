@@ -1,0 +1,176 @@
+"""Checks of the site's own: what results change, and which runs are due."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.controller.healthchecks import RECHECK_S, due_checks, operation_key
+from gpusched.model.healthchecks import (
+    CheckRecord,
+    CheckResult,
+    HealthCheck,
+    holding_reasons,
+    open_conditions,
+    with_result,
+)
+from gpusched.model.resources import Inventory, Node, Partition
+from gpusched.nodes.healthcheck import parse_answer
+from gpusched.queue.store import NodeRecord, Store
+
+NOW = 1_790_000_000.0
+CHECK = HealthCheck(name="c", command="x", every_s=60)
+
+
+def after(*values: float) -> CheckRecord:
+    record = CheckRecord(node="n", check="c")
+    for number, value in enumerate(values):
+        record = with_result(record, CHECK, CheckResult(exit_code=0, value=value, unit="GB/s"), NOW + number)
+    return record
+
+
+def kinds(record: CheckRecord) -> list[str]:
+    return [condition.kind for condition in open_conditions([record], [("n", CHECK)])]
+
+
+def test_a_value_is_compared_with_the_median_of_those_before_it() -> None:
+    assert kinds(after(100, 100, 100, 100, 1)) == [], "four values are too few"
+    assert kinds(after(100, 100, 100, 100, 100, 79.9)) == ["check-slow"]
+    assert kinds(after(100, 100, 100, 100, 100, 80)) == []
+    # The median is of the last twenty: what was usual long ago does not count.
+    assert kinds(after(*[1000] * 30, *[100] * 20, 90)) == []
+    assert kinds(after(*[1000] * 30, *[100] * 9, 90)) == ["check-slow"]
+    record = after(100, 100, 100, 100, 100, 50, 51)
+    assert (record.slow_since, record.median, record.values[-1]) == (NOW + 5, 100, 51)
+    assert len(after(*[1.0] * 300).values) == 200
+
+
+def test_a_condition_keeps_the_time_at_which_it_opened() -> None:
+    record = CheckRecord(node="n", check="c")
+    for number, code in enumerate((0, 1, 2)):
+        record = with_result(record, CHECK, CheckResult(exit_code=code, line=f"line {number}"), NOW + number)
+    (condition,) = open_conditions([record], [("n", CHECK)])
+    assert (condition.since, condition.detail) == (NOW + 1, "check c failed: line 2 (exit code 2)")
+    assert condition.gpu is None
+    record = with_result(record, CHECK, CheckResult(), NOW + 9)
+    (condition,) = open_conditions([record], [("n", CHECK)])
+    assert (condition.kind, condition.since) == ("check-hung", NOW + 9)
+    assert open_conditions([record], []) == [], "of a check that is not declared any more"
+
+
+@pytest.mark.parametrize(
+    ("then", "held"), [("warn", {}), ("no-new-jobs", {"n": "check c failed: exit code 1"}), ("drain", {})]
+)
+def test_only_what_says_so_holds_its_node(then: str, held: dict[str, str]) -> None:
+    record = with_result(CheckRecord(node="n", check="c"), CHECK, CheckResult(exit_code=1), NOW)
+    check = msgspec.structs.replace(CHECK, then=then)
+    assert holding_reasons(open_conditions([record], [("n", check)])) == held
+
+
+def test_a_lost_run_runs_again_and_changes_nothing_else() -> None:
+    before = msgspec.structs.replace(after(7.0), run="c.1", began=NOW)
+    lost = with_result(before, CHECK, CheckResult(lost=True), NOW + 50)
+    assert (lost.run, lost.began, lost.state, lost.values) == ("", None, "ok", (7.0,))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0\nfirst\n=====\nlast\n-----\n", CheckResult(exit_code=0, line="last")),
+        ("3\nvalue=1.5e2 GB/s\nvalue=12 GB/s\n", CheckResult(exit_code=3, value=12.0, unit="GB/s")),
+        ("0\nvalue=12\nat value=13\n", CheckResult(exit_code=0, line="at value=13", value=12.0)),
+        ("0\n\x1b[31mred\x07 text\n", CheckResult(exit_code=0, line="[31mred text")),
+        ("lost\n", CheckResult(lost=True)),
+        ("hung\nscanning\nvalue=3\n", CheckResult(line="killed after its time; last output: scanning")),
+        ("stuck\n", CheckResult(line="cannot be killed after its time")),
+    ],
+)
+def test_an_answer_is_read(text: str, expected: CheckResult) -> None:
+    assert parse_answer(text) == expected
+
+
+class Site:
+    """A store, and nodes that answer."""
+
+    def __init__(self, folder: Path, *checks: HealthCheck) -> None:
+        node = dict(partition="p", address="a", gpus=2, cores=4, memory_mib=64, runtime="process")
+        nodes = tuple(Node(name=name, health_checks=checks, **node) for name in ("a", "b"))
+        self.inventory = Inventory(path="", partitions=(Partition(name="p", nodes=nodes, flavors=()),))
+        self.store = Store.create_or_open(folder)
+        self.store.put_nodes(NodeRecord(name=name, last_seen=NOW) for name in ("a", "b"))
+
+    def due(self, now: float, *busy: str) -> dict[str, str]:
+        """Node -> id of the run that is sent to it."""
+        operations = due_checks(self.store, self.inventory, frozenset(map(operation_key, busy)), now)
+        return {o.check.node: o.check.id for o in operations if o.check is not None}
+
+    def end(self, node: str, check: HealthCheck, code: int, now: float) -> None:
+        record = self.store.check_record(node, check.name)
+        assert record is not None
+        self.store.put_check_records([with_result(record, check, CheckResult(exit_code=code), now)])
+
+
+def test_a_run_is_asked_for_again_until_it_has_a_result(tmp_path: Path) -> None:
+    site = Site(tmp_path, CHECK)
+    first = site.due(NOW)
+    assert set(first) == {"a", "b"}
+    assert site.due(NOW + 1, "a", "b") == {}, "in progress"
+    assert site.due(NOW + 500) == first, "as after a crash: the same runs"
+    site.store.put_nodes([NodeRecord(name="b", last_seen=NOW, down_since=NOW + 501)])
+    assert site.due(NOW + 502) == {"a": first["a"]}, "a node that does not answer is not asked"
+
+
+def test_a_check_runs_again_after_its_interval_counted_from_its_start(tmp_path: Path) -> None:
+    site = Site(tmp_path, CHECK)
+    first = site.due(NOW)
+    for node in first:
+        site.end(node, CHECK, 0, NOW + 50)
+    assert site.due(NOW + 59.9) == {}
+    again = site.due(NOW + 60)
+    assert set(again) == {"a", "b"}
+    assert again["a"] != first["a"]
+
+
+def test_checks_of_a_node_run_one_after_the_other_the_most_overdue_first(tmp_path: Path) -> None:
+    seldom, often = (HealthCheck(name=n, command="x", every_s=s) for n, s in (("seldom", 600), ("often", 60)))
+    site = Site(tmp_path, seldom, often)
+    order = []
+    for minute in range(24):
+        now = NOW + 60 * minute
+        sent = site.due(now)["a"].partition(".")[0]
+        order.append(sent)
+        for node in ("a", "b"):
+            site.end(node, seldom if sent == "seldom" else often, 0, now + 1)
+    assert order.count("seldom") == 3
+    assert set(order[:2]) == {"seldom", "often"}
+
+
+def test_a_check_before_jobs_runs_by_itself_only_while_it_holds_its_node(tmp_path: Path) -> None:
+    check = HealthCheck(name="c", command="x", before_job=True)
+    site = Site(tmp_path, check)
+    assert site.due(NOW) == {}
+    site.store.put_check_records([CheckRecord(node="a", check="c", began=NOW, state="failed", since=NOW)])
+    assert site.due(NOW + RECHECK_S - 1) == {}
+    assert set(site.due(NOW + RECHECK_S)) == {"a"}
+
+
+def test_what_is_not_declared_any_more_is_forgotten(tmp_path: Path) -> None:
+    site = Site(tmp_path, CHECK)
+    site.due(NOW)
+    site.inventory = Site(tmp_path / "other").inventory
+    assert site.due(NOW + 1) == {}
+    assert site.store.check_records() == []
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 2)), max_size=30))
+def test_a_record_is_bad_exactly_while_its_last_run_was(codes: list[int | None]) -> None:
+    record = CheckRecord(node="n", check="c")
+    for number, code in enumerate(codes):
+        before = record
+        record = with_result(record, CHECK, CheckResult(exit_code=code), NOW + number)
+        assert record.is_bad == (code != 0)
+        assert (record.since == NOW + number) == (before.state != record.state)
