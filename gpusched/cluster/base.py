@@ -59,6 +59,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         rank: The rank's record; of a stray or a job's folder it is made up.
         destination, result: Paths on the controller's machine.
         readers: User ids that may read the collected output, the job's user first.
+        for_idle: The signal is sent because the job's GPUs are idle; it is not one that asks the job to end.
     """
 
     verb: Literal["launch", "start", "signal", "collect", "remove", "forget", "answer"]
@@ -70,6 +71,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     destination: str | None = None
     result: str | None = None
     readers: tuple[int, ...] = ()
+    for_idle: bool = False
 
     @property
     def key(self) -> RankKey:

@@ -12,6 +12,7 @@ from gpusched.controller import inactivity
 from gpusched.controller.completing import complete, failure_of
 from gpusched.controller.escalating import is_due, is_exhausted
 from gpusched.controller.hot import settle_ranks
+from gpusched.controller.idleness import signal_of_idle
 from gpusched.controller.launchfaults import Fault, fault_of, is_jobs_fault
 from gpusched.controller.ranks import (
     RankStatus,
@@ -19,6 +20,7 @@ from gpusched.controller.ranks import (
     ReconcileResult,
     is_idle,
     operation_on,
+    rank_key,
     rank_status,
     update,
 )
@@ -154,6 +156,7 @@ def _running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileIn
         _begin_ending(step, JobState.COMPLETED, "", "", inputs, grace=settings.grace_s, exit_code=0)
     else:
         _warn_before_limit(step, ranks, inputs)
+        _signal_idle(step, ranks, inputs)
 
 
 def _ran_s(job: JobRecord, ranks: list[RankStatus], inputs: ReconcileInput) -> float:
@@ -173,6 +176,21 @@ def _warn_before_limit(step: ReconcileResult, ranks: list[RankStatus], inputs: R
             for s in ranks
             if s.phase == "running" and s.rank.signalled is None and is_idle(s, inputs)
         ]
+
+
+def _signal_idle(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileInput) -> None:
+    """Signal an idle job as decided by `idleness`, until each rank has its signal: a crash must not lose it."""
+    idle = step.job.idle
+    if idle is None or idle.then != "signal" or idle.acted_at is None:
+        return
+    step.operations += [
+        operation_on("signal", s, signal=signal_of_idle(step.job.spec), for_idle=True)
+        for s in ranks
+        if s.phase == "running"
+        and (s.rank.idle_signalled_at is None or s.rank.idle_signalled_at < idle.acted_at)
+        and is_idle(s, inputs)
+        and not any(o.key == rank_key(s.rank) for o in step.operations)
+    ]
 
 
 def _begin_ending(

@@ -130,6 +130,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         hot: Of a rank that a hot job got or gives up while it runs: ``joins`` until it runs, ``leaves`` until it has
             ended, then ``left``: its job goes on without it. "": it is one of the job's ranks.
         leave_by: When a rank that leaves is killed.
+        idle_signalled_at: When it was last signalled because its job's GPUs were idle.
     """
 
     job_id: str
@@ -156,6 +157,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     sharing: str = ""
     hot: Literal["", "joins", "leaves", "left"] = ""
     leave_by: float | None = None
+    idle_signalled_at: float | None = None
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
