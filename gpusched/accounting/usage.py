@@ -13,20 +13,21 @@ from itertools import pairwise
 
 import msgspec
 
-from gpusched.model.jobs import JobRecord
+from gpusched.model.idle import IDLE_BELOW, IdleRules
+from gpusched.model.jobs import JobRecord, parse_container_name
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Node
 from gpusched.queue.store import UsageRow
 
 BUCKET_S = 300
-IDLE_UTILIZATION = 0.05
 MAX_POWER_GAP_S = 60.0  # two power readings further apart say nothing of the time between them
+_NO_RULES = IdleRules()
 
 
 class GpuHolding(msgspec.Struct, frozen=True):
     """A GPU that a job holds until ``end`` (Unix seconds); ``shares``: another job may share it.
 
-    ``begin``: not before; of a job of Slurm, which starts between readings.
+    ``begin``: not before; of a job of Slurm, which starts between readings. ``below``: utilization that counts as idle.
     """
 
     job_id: str
@@ -34,9 +35,12 @@ class GpuHolding(msgspec.Struct, frozen=True):
     end: float
     shares: bool = False
     begin: float = float("-inf")
+    below: float = IDLE_BELOW
 
 
-def holdings(node: str, jobs: Iterable[JobRecord], now: float) -> dict[int, list[GpuHolding]]:
+def holdings(
+    node: str, jobs: Iterable[JobRecord], now: float, rules: IdleRules = _NO_RULES
+) -> dict[int, list[GpuHolding]]:
     """Return GPU index -> its holders, by end.
 
     A job holds its GPUs from its allocation on, the pulling of its image included. Allocations are made right after a
@@ -49,7 +53,8 @@ def holdings(node: str, jobs: Iterable[JobRecord], now: float) -> dict[int, list
     for job in jobs:
         begin = job.start_time if job.slurm is not None and job.start_time is not None else float("-inf")
         end = now if job.end_time is None else job.end_time
-        holding = GpuHolding(job.id, job.user, end, bool(job.spec.share), begin)
+        below = rules.below if job.spec.session is None else rules.sessions_below
+        holding = GpuHolding(job.id, job.user, end, bool(job.spec.share), begin, below)
         for part in job.allocation.parts if job.allocation else ():
             if part.node == node:
                 for gpu in part.gpus:
@@ -103,7 +108,7 @@ def usage_between(
         was = earlier.get(gpu.index)
         span = after.time - before.time
         joules = _energy_j(was, gpu, span, same_boot)
-        use = _utilization(was, gpu) if span <= MAX_POWER_GAP_S else None
+        use = utilization_between(was, gpu, span)
         for bucket, holder, part, seconds in _split(before.time, after.time, held.get(gpu.index, [])):
             row = UsageRow(
                 bucket=bucket,
@@ -116,7 +121,7 @@ def usage_between(
                 energy_unknown_s=part * seconds if joules is None else 0.0,
                 util_s=0.0 if use is None else part * (use * seconds),
                 util_known_s=0.0 if use is None else part * seconds,
-                idle_s=part * seconds if use is not None and use < IDLE_UTILIZATION else 0.0,
+                idle_s=part * seconds if use is not None and use < (holder.below if holder else IDLE_BELOW) else 0.0,
             )
             key = (bucket, row.job_id)
             sums[key] = add_usage_rows(sums[key], row) if key in sums else row
@@ -133,9 +138,29 @@ def _energy_j(was: Gpu | None, gpu: Gpu, span_s: float, same_boot: bool) -> floa
     return None
 
 
-def _utilization(was: Gpu | None, gpu: Gpu) -> float | None:
+def utilization_between(was: Gpu | None, gpu: Gpu, span_s: float) -> float | None:
+    """Return a GPU's utilization (0..1) between two readings, the one measure of idleness; None: not known."""
+    if span_s > MAX_POWER_GAP_S:
+        return None
     known = [g.utilization_pct for g in (was, gpu) if g is not None and g.utilization_pct is not None]
     return sum(known) / len(known) / 100 if known else None
+
+
+def own_utilization(was: Gpu | None, gpu: Gpu, span_s: float, job_id: str) -> float | None:
+    """Return `utilization_between` of one job on a GPU that it shares, by process; None: not known."""
+    found = [None if g is None else _of_processes(g, job_id) for g in (was, gpu)]
+    if span_s > MAX_POWER_GAP_S or any(use is None for use in found):
+        return None
+    return sum(use or 0.0 for use in found) / len(found) / 100
+
+
+def _of_processes(gpu: Gpu, job_id: str) -> float | None:
+    """Return the utilization (%) of a job's processes; None: it has none there, or one has no figure."""
+    names = ((process, parse_container_name(process.container or "")) for process in gpu.processes)
+    own = [process.utilization_pct for process, name in names if name is not None and name[0] == job_id]
+    if not own or any(use is None for use in own):
+        return None
+    return sum(use or 0.0 for use in own)
 
 
 def _split(begin: float, end: float, held: list[GpuHolding]) -> list[tuple[int, GpuHolding | None, float, float]]:

@@ -62,6 +62,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         destination, result: Paths on the controller's machine.
         readers: User ids that may read the collected output, the job's user first.
         check: The run of a check.
+        for_idle: The signal is sent because the job's GPUs are idle; it is not one that asks the job to end.
     """
 
     verb: Literal["launch", "start", "signal", "collect", "remove", "forget", "answer", "check"]
@@ -74,6 +75,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     result: str | None = None
     readers: tuple[int, ...] = ()
     check: CheckRun | None = None
+    for_idle: bool = False
 
     @property
     def key(self) -> RankKey:

@@ -447,8 +447,8 @@ QOS: Fields = {
     "exempt": ("exempt", Value.flag),
 }
 INVENTORY = ("engine", "settings", "defaults", "groups", "limits", "notices", "partitions", "qos", "topology")
-PARTITION = ("auto_promote", "default", "defaults", "flavors", "image", "max_time", "nodes", "placement", "policy",
-             "preemptible", "resizable", "slurm_env")  # fmt: skip
+PARTITION = ("auto_promote", "default", "defaults", "flavors", "idle", "image", "max_time", "nodes", "placement",
+             "policy", "preemptible", "resizable", "slurm_env")  # fmt: skip
 PLACEMENT: Fields = {
     "max_spread": ("max_spread", lambda value: value.choice(("rack", "any"))),
     "wait": ("placement_wait_s", whole_seconds),
@@ -500,6 +500,7 @@ SETTINGS: Fields = {
     "network": ("network", _text("a network mode of the container runtime, such as host or bridge", IMAGE)),
     "known_hosts": ("known_hosts", _text("the path of a known_hosts file")),
     "ssh_config": ("ssh_config", _text("the path of an ssh_config file")),
+    "idle": ("idle", lambda value: value),
     "logs": ("logs", lambda value: value),
     "events": ("events", lambda value: value),
     "retrain_days": ("retrain_days", _whole(2, 3650, "a number of days")),

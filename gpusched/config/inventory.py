@@ -6,13 +6,14 @@ node itself, else its partition's ``defaults``, else the file's ``defaults``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from gpusched.config import fields
 from gpusched.config.groups import read_groups, read_quotas
+from gpusched.config.idle import IdleKeys, check_exempt_partitions, idle_rules, read_idle
 from gpusched.config.notices import read_events, read_notices
 from gpusched.config.paths import find_inventory
 from gpusched.config.topology import read_topology
@@ -87,6 +88,7 @@ class _InventoryReader:
         self._engine: Literal["ssh", "slurm"] = "ssh"
         self._names: dict[str, Value] = {}
         self._default: str | None = None
+        self._idle: IdleKeys = {}
         self._addresses: dict[tuple[str, int | None], str] = {}
 
     def inventory(self) -> Inventory:
@@ -110,6 +112,8 @@ class _InventoryReader:
         found = known["partitions"].fields("a mapping: name of partition -> its nodes")
         if not found:
             raise known["partitions"].error("at least one partition with its nodes", "none")
+        with self._noting():
+            self._check_idle(known.get("settings"), found)
         partitions = []
         for name, value in found.items():
             with self._noting():
@@ -140,11 +144,22 @@ class _InventoryReader:
         values = fields.read(value, fields.SETTINGS, "a mapping of settings")
         logs = fields.read(values.pop("logs", None), fields.LOGS, "a mapping of log settings")
         events = read_events(values.pop("events", None))
+        if "idle" in values:
+            self._idle = self._idle_keys(values.pop("idle"))
         if isinstance(price := values.get("power_price_per_kwh"), tuple):
             values["power_price_per_kwh"], currency = price
             if currency is not None and values.setdefault("currency", currency) != currency:
                 raise value.error("one currency", f"{values['currency']} and {currency}")
         return Settings(**values, logs=LogSettings(**logs), events=events)
+
+    def _idle_keys(self, value: Value) -> IdleKeys:
+        if self._engine == "slurm":
+            raise value.error("nothing: with engine: slurm, jobs are ended by Slurm alone")
+        return read_idle(value, self._idle)
+
+    def _check_idle(self, settings: Value | None, partitions: Collection[str]) -> None:
+        if self._idle and settings is not None:
+            check_exempt_partitions(settings.fields("a mapping of settings")["idle"], partitions)
 
     def _partition(self, name: str, value: Value, file_defaults: Mapping[str, Any]) -> Partition:
         fields.check_name(name, value)
@@ -176,6 +191,7 @@ class _InventoryReader:
             placement=PlacementRules(
                 **fields.read(known.get("placement"), fields.PLACEMENT, "a mapping with max_spread, wait")
             ),
+            idle=idle_rules(self._idle_keys(known["idle"]) if "idle" in known else self._idle),
             resizable=_resize_rules(known["resizable"], nodes) if "resizable" in known else ResizeRules(),
         )
 

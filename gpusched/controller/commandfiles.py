@@ -605,7 +605,8 @@ def is_cancelled(job: JobRecord) -> bool:
 
 def requeue_fields(message: str) -> dict[str, Any]:
     """Return the field values of a requeued job; its earlier ones remain in its events and runs."""
-    cleared = ("allocation", "ending", "start_time", "end_time", "exit_code", "master_port", "policy", "policy_version")
+    cleared = ("allocation", "ending", "start_time", "end_time", "exit_code", "master_port", "policy", "policy_version",
+               "idle")  # fmt: skip
     return {**dict.fromkeys(cleared), "reason": "", "message": message}
 
 

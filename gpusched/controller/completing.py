@@ -10,6 +10,7 @@ from gpusched.controller.healthchecks import CHECK_FAILED
 from gpusched.controller.ranks import RankStatus, ReconcileInput, ReconcileResult, is_idle, operation_on, update
 from gpusched.controller.resizing import record_saved, requeue_resized, resize_file
 from gpusched.model.events import Event
+from gpusched.model.idle import IDLE_POLICY
 from gpusched.model.jobs import Ending, JobRecord, JobState, Preemptions
 from gpusched.model.units import format_memory
 from gpusched.queue.lifecycle import transition_to
@@ -165,7 +166,9 @@ def _may_retry(job: JobRecord) -> bool:
 
 def _with_run(job: JobRecord, preemptions: Preemptions, ranks: list[RankStatus], end: float) -> Preemptions:
     """Return ``preemptions`` with the stopped attempt's run, unless it was lost with its node and saved nothing."""
-    if job.start_time is None or any(s.rank.finished_at is None for s in ranks):
+    # A job with idle GPUs is requeued even if it does not save its work.
+    saved = job.spec.preemptible or preemptions.policy != IDLE_POLICY
+    if not saved or job.start_time is None or any(s.rank.finished_at is None for s in ranks):
         return preemptions
     return preemptions.with_run(end - job.start_time, job.attempt > 1)
 

@@ -16,6 +16,7 @@ from gpusched.controller.deciding import Decider
 from gpusched.controller.escalating import stuck_message
 from gpusched.controller.estimating import EstimateWriter
 from gpusched.controller.healthchecks import before_job_checks, due_checks, reasons_against_jobs
+from gpusched.controller.idleness import judge_idle
 from gpusched.controller.injob import InJobCommandHandler, Prepare
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.launchfaults import Failures, Fault, image_of, judge_nodes, with_failure, with_success
@@ -204,7 +205,11 @@ class Cycle:
             operations += self._clean_up(observations, records, now)
             self._store.put_nodes(records.values())
             self._store.append(events)
-            self._ledger.charge(self._observed, before, observations, active, [s.job for s in steps], now)
+            after = [s.job for s in steps]
+            self._ledger.charge(self._observed, before, observations, active, after, now)
+            idle = judge_idle(after, before, observations, self.inventory, now)
+            self._store.put_jobs(idle.changed)
+            self._store.append(idle.events)
             self._store.set_meta("heartbeat", str(now))
         return operations
 

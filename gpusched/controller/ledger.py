@@ -8,6 +8,7 @@ import msgspec
 
 from gpusched.accounting.usage import Counters, holdings, usage_between
 from gpusched.cluster.base import NodeObservation
+from gpusched.model.idle import IdleRules
 from gpusched.model.jobs import ENDED, Allocation, JobRecord
 from gpusched.model.readings import ProbeFailure
 from gpusched.model.resources import Inventory, Partition
@@ -46,7 +47,8 @@ class UsageWriter:
             if node is None or isinstance(observation.result, ProbeFailure) or record is None:
                 continue
             earlier = self._counters.bridged(name, record.reading, observation.result)
-            rows += usage_between(node, earlier, observation.result, holdings(name, holders, now))
+            rules = partition.idle if (partition := inventory.partition(node.partition)) else IdleRules()
+            rows += usage_between(node, earlier, observation.result, holdings(name, holders, now, rules))
         self._store.add_usage(rows)
         self._refresh_energy(touched | {row.job_id for row in rows if row.job_id})
 

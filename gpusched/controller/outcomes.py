@@ -81,7 +81,9 @@ class OutcomeRecorder:
             rank = msgspec.structs.replace(rank, launched_at=outcome.time)
             self._store.append([self._rank_event("launched", rank, outcome.time)])
         elif operation.verb == "signal":
-            if rank.signalled != "FENCE":  # a leftover stays marked as one
+            if operation.for_idle:
+                rank = msgspec.structs.replace(rank, idle_signalled_at=outcome.time)
+            elif rank.signalled != "FENCE":  # a leftover stays marked as one
                 rank = msgspec.structs.replace(rank, signalled=operation.signal)
             if operation.signal == "KILL":
                 # Delivered, but still a try: after too many the rank is removed, and at last stuck.

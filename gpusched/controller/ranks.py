@@ -153,7 +153,11 @@ def is_idle(s: RankStatus, inputs: ReconcileInput) -> bool:
 
 
 def operation_on(
-    verb: Literal["start", "signal", "remove"], s: RankStatus, signal: str | None = None, note: str | None = None
+    verb: Literal["start", "signal", "remove"],
+    s: RankStatus,
+    signal: str | None = None,
+    note: str | None = None,
+    for_idle: bool = False,
 ) -> Operation:
     """Return an operation on a rank."""
-    return Operation(verb=verb, node=s.rank.node, rank=s.rank, signal=signal, note=note)
+    return Operation(verb=verb, node=s.rank.node, rank=s.rank, signal=signal, note=note, for_idle=for_idle)

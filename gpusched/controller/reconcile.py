@@ -13,6 +13,7 @@ from gpusched.controller.completing import complete, failure_of
 from gpusched.controller.escalating import is_due, is_exhausted
 from gpusched.controller.healthchecks import CHECK_FAILED, awaits_checks
 from gpusched.controller.hot import settle_ranks
+from gpusched.controller.idleness import signal_of_idle
 from gpusched.controller.launchfaults import Fault, fault_of, is_jobs_fault
 from gpusched.controller.ranks import (
     RankStatus,
@@ -20,6 +21,7 @@ from gpusched.controller.ranks import (
     ReconcileResult,
     is_idle,
     operation_on,
+    rank_key,
     rank_status,
     update,
 )
@@ -164,6 +166,7 @@ def _running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileIn
         _begin_ending(step, JobState.COMPLETED, "", "", inputs, grace=settings.grace_s, exit_code=0)
     else:
         _warn_before_limit(step, ranks, inputs)
+        _signal_idle(step, ranks, inputs)
 
 
 def _ran_s(job: JobRecord, ranks: list[RankStatus], inputs: ReconcileInput) -> float:
@@ -183,6 +186,21 @@ def _warn_before_limit(step: ReconcileResult, ranks: list[RankStatus], inputs: R
             for s in ranks
             if s.phase == "running" and s.rank.signalled is None and is_idle(s, inputs)
         ]
+
+
+def _signal_idle(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileInput) -> None:
+    """Signal an idle job as decided by `idleness`, until each rank has its signal: a crash must not lose it."""
+    idle = step.job.idle
+    if idle is None or idle.then != "signal" or idle.acted_at is None:
+        return
+    step.operations += [
+        operation_on("signal", s, signal=signal_of_idle(step.job.spec), for_idle=True)
+        for s in ranks
+        if s.phase == "running"
+        and (s.rank.idle_signalled_at is None or s.rank.idle_signalled_at < idle.acted_at)
+        and is_idle(s, inputs)
+        and not any(o.key == rank_key(s.rank) for o in step.operations)
+    ]
 
 
 def _begin_ending(

@@ -13,8 +13,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One event. ``kind`` names it; ``data`` is plain JSON.
 
     Job kinds: submitted, held, released, priority, starting, sharing, launched, running, preempted, ending, ended,
-    requeued, resizing, resized, rank_joined, rank_left (of a hot job), signalled, refused (a command on it, with the
-    reason), work_failed, fenced, stuck (of an attempt, with the node).
+    requeued, resizing, resized, rank_joined, rank_left (of a hot job), signalled, idle_warned, idle_acted, idle_ended
+    (of its GPUs, and what is done), refused (a command on it, with the reason), work_failed, fenced, stuck (of an
+    attempt, with the node).
     Node kinds: node_up, node_down, drained, resumed, gpu_lost, gpu_back, check_failed, check_hung,
     check_slow, check_passed, reaped, left_inventory, back_in_inventory.
     Kinds about reservations: reserved, reservation_changed, reservation_cancelled.

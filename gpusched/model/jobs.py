@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from gpusched.model.idle import IdleState
 from gpusched.model.indices import Spans, count
 from gpusched.model.slurm import SlurmFacts
 
@@ -409,6 +410,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         resizes: None: it was never resized.
         slurm: Of a job of Slurm; None: it is ours.
         asked_by: Of a job that another one queued from inside, that one's id; "": its user queued it.
+        idle: All its GPUs are idle, and there is a rule for that; None: they are not, or it is not known.
     """
 
     id: str
@@ -442,6 +444,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     resizes: Resizes | None = None
     slurm: SlurmFacts | None = None
     asked_by: str = ""
+    idle: IdleState | None = None
 
     @property
     def count(self) -> int:

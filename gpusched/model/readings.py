@@ -36,13 +36,17 @@ class NodeState(StrEnum):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process on a GPU. ``container`` is gpusched's name for its job there, None for a foreign one."""
+    """A process on a GPU. ``container`` is gpusched's name for its job there, None for a foreign one.
+
+    ``utilization_pct``: its part of the GPU's, where several processes use it and NVML says so.
+    """
 
     pid: int
     user: str | None = None
     command: str | None = None
     memory_used_mib: int | None = None
     container: str | None = None
+    utilization_pct: float | None = None
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from gpusched.model.healthchecks import HealthCheck
+from gpusched.model.idle import IdleRules
 from gpusched.model.limits import Groups, Quotas
 from gpusched.model.notices import Notices
 from gpusched.model.topology import Topology
@@ -121,7 +122,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
 
     ``policy`` names a file of policies/ without its suffix. ``auto_promote``: as in `Settings`; None: as it says there.
     ``preemptible``, ``placement``, ``slurm_env``: of jobs that do not say. ``resizable``: of those that can be resized.
-    ``default``: Jobs that name no partition go there.
+    ``default``: Jobs that name no partition go there. ``idle``: what happens to jobs whose GPUs are idle.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     placement: PlacementRules = PlacementRules()
     slurm_env: bool = False
     default: bool = False
+    idle: IdleRules = IdleRules()
 
     def flavor(self, name: str) -> Flavor | None:
         """Return the flavor called ``name``, or None."""

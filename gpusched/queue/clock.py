@@ -130,7 +130,7 @@ def shift_times(store: Store, step: float, now: float) -> None:
     What ended longer ago keeps its dates, and so do events. ``now``: Unix seconds before the step.
     """
     store.put_jobs([_job(job, step) for job in store.rows(since=now - RECENT_S)])
-    of_rank = ("intended_at", "launched_at", "finished_at", "leave_by")
+    of_rank = ("intended_at", "launched_at", "finished_at", "leave_by", "idle_signalled_at")
     store.put_ranks([_with_moved(rank, step, *of_rank) for rank in store.ranks()])
     store.put_nodes([_record(record, step) for record in store.node_records().values()])
     store.shift_rows(step, now - RECENT_S)
@@ -148,6 +148,7 @@ def _job(job: JobRecord, step: float) -> JobRecord:
         ending=_ending(job.ending, step),
         preemptions=job.preemptions and _stops(job.preemptions, step),
         resizes=job.resizes and _with_moved(_stops(job.resizes, step), step, "formed_since"),
+        idle=job.idle and _with_moved(job.idle, step, "since", "at", "warned_at", "acted_at"),
     )
 
 

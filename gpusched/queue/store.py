@@ -136,6 +136,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         leave_by: When a rank that leaves is killed.
         checks_passed: Names of the checks ``before_job`` that passed on its node for it.
         check_error: Why it must not start there: a check that did not pass; "": there is none.
+        idle_signalled_at: When it was last signalled because its job's GPUs were idle.
     """
 
     job_id: str
@@ -164,6 +165,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     leave_by: float | None = None
     checks_passed: tuple[str, ...] = ()
     check_error: str = ""
+    idle_signalled_at: float | None = None
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ WATTS = "a power greater than zero, such as 6.5kW or 6500 (W)"
 ADDRESS = "a host name, an IP address, an alias of ~/.ssh/config, or a range such as 10.0.0.[1-4]"
 RATE = "a rate such as 100G, 4x100G or 400Gb/s, greater than zero"
 INDICES = "GPU indices such as [0, 1, 3] or 0-3"
-PARTITION_KEYS = "one of auto_promote, default, defaults, flavors, image, max_time, nodes, placement, policy, preemptible, resizable, slurm_env"
+PARTITION_KEYS = "one of auto_promote, default, defaults, flavors, idle, image, max_time, nodes, placement, policy, preemptible, resizable, slurm_env"
 
 
 def in_settings(text: str) -> str:
@@ -93,7 +93,7 @@ BAD = {
     "unknown setting": (in_settings("tik: 5s"), ":2: settings.tik: found an unknown key, expected one of admins, "
                         "allowed_mounts, auto_promote, capabilities, connect_timeout, connect_timeout_s, currency, "
                         "down_after, down_after_s, events, fairshare_half_life, fairshare_half_life_s, grace, grace_s, "
-                        "image_transports, job_dirs, keep_reports, keep_reports_s, known_hosts, logs, max_queued_jobs_by_jobs, "
+                        "idle, image_transports, job_dirs, keep_reports, keep_reports_s, known_hosts, logs, max_queued_jobs_by_jobs, "
                         "max_queued_jobs_per_user, max_queued_size_per_user, max_retries, network, node_fail_after, "
                         "node_fail_after_s, "
                         "power_price, power_price_per_kwh, probe_timeout, probe_timeout_s, retrain_days, session_keep, session_keep_s, shared, "
@@ -127,6 +127,36 @@ BAD = {
     "unknown log setting": (in_settings("logs: {max: 1G}"),
                             ":2: settings.logs.max: found an unknown key, expected one of max_per_job, max_total"),
     "settings a list": ("settings: [a]\npartitions: {}\n", ":1: settings: found a list, expected a mapping of settings"),
+    "idle a word": (in_settings("idle: yes"), ':2: settings.idle: found "yes", expected none, or a mapping with after, '
+                    "below, then, warn_before, exempt, sessions"),
+    "idle without a time": (in_settings("idle: {then: cancel}"),
+                            ":2: settings.idle.after: found nothing, expected how long all GPUs of a job may be idle, "
+                            "such as 2h"),
+    "idle below a number": (in_settings("idle: {after: 2h, below: 5}"),
+                            ":2: settings.idle.below: found 5, expected a utilization such as 5%, greater than zero and "
+                            "at most 100%"),
+    "idle below too much": (in_settings("idle: {after: 2h, below: 101%}"),
+                            ':2: settings.idle.below: found "101%", expected a utilization such as 5%, greater than zero '
+                            "and at most 100%"),
+    "idle action": (in_settings("idle: {after: 2h, then: kill}"),
+                    ':2: settings.idle.then: found "kill", expected one of warn, signal, requeue, cancel'),
+    "a session requeued": (in_settings("idle: {sessions: {after: 2h, then: requeue}}"),
+                           ':2: settings.idle.sessions.then: found "requeue", expected one of warn, signal, cancel'),
+    "idle warned too early": (in_settings("idle: {after: 10m, then: cancel, warn_before: 10m}"),
+                              ":2: settings.idle: found 600 s and 600 s, expected a warn_before that is shorter than "
+                              "after"),
+    "idle exempt a list": (in_settings("idle: {after: 2h, exempt: [ann]}"),
+                           ":2: settings.idle.exempt: found a list, expected a mapping with users, groups, names, "
+                           "partitions"),
+    "idle exempt no partition": (in_settings("idle: {after: 2h, exempt: {partitions: [B]}}"),
+                                 ':2: settings.idle.exempt.partitions[0]: found "B", expected the name of a partition of '
+                                 "this inventory"),
+    "idle of a partition": (with_partition("idle: {then: cancel}"),
+                            ":4: partitions.A.idle.after: found nothing, expected how long all GPUs of a job may be "
+                            "idle, such as 2h"),
+    "idle beside Slurm": ("engine: slurm\n" + with_partition("idle: {after: 2h}"),
+                          ":5: partitions.A.idle: found a mapping, expected nothing: with engine: slurm, jobs are ended "
+                          "by Slurm alone"),
     # Partitions
     "partition name": ("partitions:\n  'a b': {}\n", f':2: partitions.a b: found the name "a b", expected {NAME}'),
     "partition name with a slash": ("partitions:\n  ../x: {}\n", f':2: partitions.../x: found the name "../x", expected {NAME}'),

@@ -7,6 +7,7 @@ import pytest
 from gpusched.config.inventory import flavor_nodes, load_inventory
 from gpusched.config.paths import find_inventory
 from gpusched.errors import UsageError
+from gpusched.model.idle import IdleExempt, IdleRule, IdleRules
 from gpusched.model.resources import Flavor, Inventory, LogSettings, Node, RuntimeName, Settings, SharingSettings
 
 
@@ -221,3 +222,46 @@ def test_where_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert find_inventory() == tmp_path / "site/inventory.yaml"
     monkeypatch.setenv("GPUSCHED_INVENTORY", str(tmp_path / "etc/inventory.yaml"))
     assert find_inventory() == tmp_path / "etc/inventory.yaml"
+
+
+def test_idle_rules_of_a_partition_are_its_own_keys_else_those_of_the_settings(tmp_path: Path) -> None:
+    inventory = load(
+        tmp_path,
+        """
+settings:
+  idle: {after: 2h, then: requeue, exempt: {users: [ann], groups: [physics], names: ["nb-*"], partitions: [C]}}
+partitions:
+  A: {nodes: [a], defaults: &d {gpus: 1, cores: 1, memory: 1G, runtime: podman}}
+  B: {nodes: [b], defaults: *d, idle: {after: 10m, below: 2.5%, warn_before: 1m, sessions: {after: 1h}}}
+  C: {nodes: [c], defaults: *d, idle: none}
+  D: {nodes: [d], defaults: *d, idle: {then: warn, sessions: {then: cancel, warn_before: 1h, below: 10%}}}
+""",
+    )
+    a, b, c, d = (partition.idle for partition in inventory.partitions)
+    exempt = IdleExempt(users=("ann",), groups=("physics",), names=("nb-*",), partitions=("C",))
+    assert a == IdleRules(
+        jobs=IdleRule(after_s=7200, then="requeue", warn_before_s=900),
+        sessions=IdleRule(after_s=7200, then="cancel", warn_before_s=900),
+        exempt=exempt,
+    )
+    assert b == IdleRules(
+        jobs=IdleRule(after_s=600, then="requeue", warn_before_s=60),
+        sessions=IdleRule(after_s=3600, then="cancel", warn_before_s=60),
+        below=0.025,
+        sessions_below=0.025,
+        exempt=exempt,
+    )
+    assert c == IdleRules()
+    assert d == IdleRules(
+        jobs=IdleRule(after_s=7200),
+        sessions=IdleRule(after_s=7200, then="cancel", warn_before_s=3600),
+        sessions_below=0.1,
+        exempt=exempt,
+    )
+
+
+def test_only_sessions_may_have_a_rule_and_short_times_are_warned_half_way(tmp_path: Path) -> None:
+    text = "partitions: {A: {nodes: [a], defaults: {gpus: 1, cores: 1, memory: 1G, runtime: podman}}}\n"
+    inventory = load(tmp_path, "settings: {idle: {sessions: {after: 60s, then: cancel}}}\n" + text)
+    rules = inventory.partitions[0].idle
+    assert (rules.jobs, rules.sessions) == (None, IdleRule(after_s=60, then="cancel", warn_before_s=30))

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gpusched.cluster.base import NodeObservation, Operation, OperationOutcome, RankKey
 from gpusched.model.jobs import container_name
-from gpusched.model.readings import ContainerReading, Gpu, NodeReading, ProbeFailure
+from gpusched.model.readings import ContainerReading, Gpu, GpuProcess, NodeReading, ProbeFailure
 from gpusched.model.resources import Flavor, Inventory, Node, Partition, RuntimeName, Settings, SharingSettings
 from gpusched.queue.clock import Clock
 
@@ -34,6 +34,7 @@ class Box:
     finished_at: float | None = None
     exit_code: int | None = None
     stuck: bool = False
+    survives: tuple[str, ...] = ()  # signals
 
 
 @dataclass
@@ -46,6 +47,9 @@ class Host:
     ahead: float = 0.0  # its wall clock, against the world's
     tells: bool = True  # whether it says how long containers have run
     engine: bool = True  # whether its container engine answers
+    use: float | None = None  # utilization of its GPUs in percent
+    own_use: dict[int, float | None] = field(default_factory=dict)  # of some of them
+    processes: tuple[GpuProcess, ...] = ()  # on each of them
     boxes: dict[str, Box] = field(default_factory=dict)
 
     def reboot(self) -> None:
@@ -62,6 +66,7 @@ class World:
     now: float = 1_800_000_000.0
     hosts: dict[str, Host] = field(default_factory=dict)
     starts: list[str] = field(default_factory=list)  # names of boxes, each time one begins to run
+    signals: list[str | None] = field(default_factory=list)  # that reached a running box
 
     def run_of(self, key: RankKey) -> list[Box]:
         return [box for host in self.hosts.values() for box in host.boxes.values() if box.name == container_name(*key)]
@@ -102,7 +107,9 @@ class World:
         elif operation.verb == "signal" and box is not None and box.phase == "running":
             if box.stuck:
                 return "it is stuck"
-            self.end(box, 137 if operation.signal == "KILL" else 143)
+            self.signals.append(operation.signal)
+            if operation.signal not in box.survives:
+                self.end(box, 137 if operation.signal == "KILL" else 143)
         elif operation.verb == "remove" and box is not None and box.stuck:
             return "it is stuck"
         elif operation.verb == "remove":
@@ -200,7 +207,11 @@ def reading_of(host: Host, now: float) -> NodeReading:
         clock_skew_s=host.ahead,
         source="nvml",
         gpus=tuple(
-            Gpu(index=i, uuid=f"GPU-{host.name}-{i}", energy_j=now * 100, memory_total_mib=GPU_MIB) for i in range(GPUS)
+            Gpu(
+                index=i, uuid=f"GPU-{host.name}-{i}", energy_j=now * 100, memory_total_mib=GPU_MIB,
+                utilization_pct=host.own_use.get(i, host.use), processes=host.processes,
+            )
+            for i in range(GPUS)
         ),
         containers=None
         if boxes is None

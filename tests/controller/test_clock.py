@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from gpusched.controller.cycle import Cycle
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import Ending, JobRecord, JobState, Preemptions, Resizes, ResizeTo
 from gpusched.model.readings import NodeReading
+from gpusched.model.resources import Inventory
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock, now_by, shift_times
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import NodeRecord, RankRecord, RunRecord, Store
@@ -32,11 +34,11 @@ YEAR_S = 365 * 86400.0
 class Site:
     """A controller beside a wall clock that is ``ahead`` of the boot clock's count; nothing else is told of it."""
 
-    def __init__(self, state: Path) -> None:
-        self.state, self.ahead = state, 0.0
+    def __init__(self, state: Path, declared: Inventory | None = None) -> None:
+        self.state, self.ahead, self.inventory = state, 0.0, declared or inventory()
         self.inbox = Inbox(state)
         self.inbox.create()
-        self.world = World(hosts={n.name: Host(n.name) for n in inventory().nodes})
+        self.world = World(hosts={n.name: Host(n.name) for n in self.inventory.nodes})
         self._begin()
 
     def _begin(self) -> None:
@@ -48,7 +50,7 @@ class Site:
         self._cycle()
 
     def _cycle(self) -> None:
-        self.cycle = Cycle(self.store, self.state, inventory(), POLICIES, self.cluster, self.clock)
+        self.cycle = Cycle(self.store, self.state, self.inventory, POLICIES, self.cluster, self.clock)
 
     def wall(self) -> float:
         return self.world.now + self.ahead
@@ -64,8 +66,9 @@ class Site:
         self.store.close()
         self._begin()
 
-    def submit(self) -> str:
-        command = Submit(time=self.wall(), id=fresh_id(self.wall()), spec=spec(time_limit_s=LIMIT_S))
+    def submit(self, **changes: Any) -> str:
+        asked = spec(**({"time_limit_s": LIMIT_S} | changes))
+        command = Submit(time=self.wall(), id=fresh_id(self.wall()), spec=asked)
         self.inbox.deliver(command)
         return command.id
 
@@ -76,9 +79,9 @@ class Site:
 
 
 @contextmanager
-def made() -> Iterator[Site]:
+def made(declared: Inventory | None = None) -> Iterator[Site]:
     state = Path(tempfile.mkdtemp(prefix="gpusched-clock-"))
-    site = Site(state)
+    site = Site(state, declared)
     yield site
     site.store.close()
     shutil.rmtree(state)

@@ -1,0 +1,359 @@
+"""Jobs that hold idle GPUs: what is measured counts, what is unknown never does, and each action is done once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpusched.controller.idleness import judge_idle, signal_of_idle
+from gpusched.model.idle import IdleExempt, IdleRule, IdleRules, IdleState
+from gpusched.model.jobs import JobRecord, JobState, container_name
+from gpusched.model.readings import GpuProcess
+from gpusched.model.resources import Inventory
+from tests.builders import job as record
+from tests.builders import spec
+from tests.controller.imagined import GPUS, Host, inventory
+from tests.controller.test_clock import Site, made
+
+AFTER_S, WARN_S = 200, 60
+TICK_S = 5.0
+
+
+def declared(then: str = "cancel", **changes: Any) -> Inventory:
+    rule = IdleRule(after_s=AFTER_S, then=then, warn_before_s=0 if then == "warn" else WARN_S)  # type: ignore[arg-type]
+    whole = inventory()
+    rules = IdleRules(**{"jobs": rule} | changes)
+    return msgspec.structs.replace(whole, partitions=(msgspec.structs.replace(whole.partitions[0], idle=rules),))
+
+
+@contextmanager
+def running(whole: Inventory, use: float | None = 0.0, **changes: Any) -> Iterator[tuple[Site, str]]:
+    """A job that runs on one node whose GPUs are used so much."""
+    with made(whole) as site:
+        job = site.submit(**{"time_limit_s": 3600} | changes)
+        for _ in range(4):
+            site.turn()
+            site.world.progress()
+        assert site.job(job).state is JobState.RUNNING
+        for host in site.world.hosts.values():
+            host.use = use
+        yield site, job
+
+
+def host_of(site: Site, job: str) -> Host:
+    allocation = site.job(job).allocation
+    assert allocation is not None
+    return site.world.hosts[allocation.parts[0].node]
+
+
+def pass_time(site: Site, seconds: float) -> None:
+    for _ in range(round(seconds / TICK_S)):
+        site.turn(TICK_S)
+
+
+def happened(site: Site, job: str) -> list[str]:
+    kinds = ("idle_warned", "idle_acted", "idle_ended", "signalled", "preempted")
+    return [event.kind for event in site.store.events(job_id=job) if event.kind in kinds]
+
+
+def test_a_warning_comes_first_then_the_job_is_cancelled() -> None:
+    with running(declared()) as (site, job):
+        pass_time(site, AFTER_S - WARN_S - 2 * TICK_S)
+        assert happened(site, job) == []
+        pass_time(site, 3 * TICK_S)
+        assert happened(site, job) == ["idle_warned"]
+        found = site.job(job).idle
+        assert found is not None
+        assert found.at == pytest.approx(found.since + AFTER_S, abs=2 * TICK_S)
+        pass_time(site, WARN_S - 4 * TICK_S)
+        assert site.job(job).state is JobState.RUNNING, "not before it was said"
+        pass_time(site, 6 * TICK_S)
+        assert happened(site, job) == ["idle_warned", "idle_acted", "signalled"]
+        ended = site.job(job)
+        assert (ended.state, ended.reason) == (JobState.CANCELLED, "IdleLimit")
+        assert "its GPU has been below 5% utilization for 0:03:2" in ended.message
+        (warned,) = (e for e in site.store.events(job_id=job) if e.kind == "idle_warned")
+        assert "unless they work, it is cancelled in 0:01:00" in warned.data["message"]
+
+
+def test_a_warning_alone_ends_nothing_and_is_not_repeated() -> None:
+    with running(declared("warn")) as (site, job):
+        pass_time(site, AFTER_S - 2 * TICK_S)
+        assert happened(site, job) == []
+        pass_time(site, 3 * AFTER_S)
+        assert happened(site, job) == ["idle_warned"]
+        assert site.job(job).state is JobState.RUNNING
+
+
+def test_a_requeue_counts_as_a_preemption_and_keeps_the_work_of_a_job_that_saves() -> None:
+    for saves in (True, False):
+        with running(declared("requeue"), preemptible=saves) as (site, job):
+            pass_time(site, AFTER_S + 4 * TICK_S)
+            assert happened(site, job) == ["idle_warned", "idle_acted", "preempted", "signalled"]
+            again = site.job(job)
+            assert again.preemptions is not None
+            assert (again.preemptions.count, again.retries, again.preemptions.policy) == (1, 0, "idle")
+            assert (again.preemptions.kept_s >= AFTER_S) is saves
+            assert again.attempt == 2, "it starts again as soon as there is room"
+            assert again.idle is None
+            outcomes = [run.outcome for run in site.store.runs(0, site.clock() * 2)]
+            assert outcomes[0] == "PREEMPTED"
+
+
+def test_a_job_that_must_not_be_requeued_is_cancelled() -> None:
+    with running(declared("requeue"), requeue=False) as (site, job):
+        pass_time(site, AFTER_S + 4 * TICK_S)
+        assert site.job(job).state is JobState.CANCELLED
+
+
+def test_a_signal_is_sent_once_and_again_only_after_work() -> None:
+    with running(declared("signal")) as (site, job):
+        ((_, box),) = site.world.running()
+        box.survives = ("USR1",)
+        pass_time(site, 4 * AFTER_S)
+        assert site.world.signals == ["USR1"]
+        assert happened(site, job) == ["idle_warned", "idle_acted", "signalled"]
+        host_of(site, job).use = 80.0
+        pass_time(site, 2 * TICK_S)
+        host_of(site, job).use = 0.0
+        pass_time(site, AFTER_S + 4 * TICK_S)
+        assert site.world.signals == ["USR1", "USR1"]
+        assert site.job(job).state is JobState.RUNNING
+        box.survives = ()
+        job_record = site.job(job)
+        assert signal_of_idle(job_record.spec) == "USR1"
+        assert signal_of_idle(spec(signal="INT", signal_before_s=60)) == "INT"
+
+
+def test_a_signal_that_a_crash_swallowed_is_sent_after_it() -> None:
+    with running(declared("signal")) as (site, job):
+        ((_, box),) = site.world.running()
+        box.survives = ("USR1",)
+        while "idle_acted" not in happened(site, job):
+            site.turn(TICK_S)
+        site.cluster.crash(late=False)  # decided and recorded, and not sent
+        site.restart()
+        pass_time(site, AFTER_S)
+        assert site.world.signals == ["USR1"]
+
+
+def test_work_resets_the_time() -> None:
+    with running(declared()) as (site, job):
+        pass_time(site, AFTER_S - WARN_S / 2)
+        assert happened(site, job) == ["idle_warned"]
+        host_of(site, job).use = 30.0
+        site.turn(TICK_S)
+        host_of(site, job).use = 0.0
+        assert happened(site, job) == ["idle_warned", "idle_ended"]
+        assert site.job(job).idle is None
+        pass_time(site, AFTER_S - WARN_S - 3 * TICK_S)
+        assert happened(site, job) == ["idle_warned", "idle_ended"]
+        pass_time(site, 5 * TICK_S)
+        assert happened(site, job)[-1] == "idle_warned"
+
+
+def test_without_measurements_nobody_is_idle() -> None:
+    with running(declared(), use=None) as (site, job):
+        pass_time(site, 2 * AFTER_S)
+        assert site.job(job).idle is None
+        host_of(site, job).use = 0.0
+        pass_time(site, AFTER_S / 2)
+        assert site.job(job).idle is not None
+        host_of(site, job).use = None
+        pass_time(site, 2 * TICK_S)
+        assert site.job(job).idle is None, "unknown is not idle"
+
+
+def test_all_gpus_have_to_be_idle() -> None:
+    with running(declared(), gpus_per_node=2) as (site, job):
+        allocation = site.job(job).allocation
+        assert allocation is not None
+        one = allocation.parts[0].gpus[1]
+        for use in (6.0, None):
+            host_of(site, job).own_use = {one: use}
+            pass_time(site, 2 * AFTER_S)
+            assert happened(site, job) == []
+        host_of(site, job).own_use = {one: 4.0}
+        pass_time(site, AFTER_S)
+        assert happened(site, job) == ["idle_warned"]
+
+
+def test_all_nodes_have_to_be_idle() -> None:
+    with running(declared(), nodes=2, gpus_per_node=GPUS) as (site, job):
+        allocation = site.job(job).allocation
+        assert allocation is not None
+        second = site.world.hosts[allocation.parts[1].node]
+        second.use = 50.0
+        pass_time(site, 2 * AFTER_S)
+        assert happened(site, job) == []
+        second.use = 0.0
+        pass_time(site, AFTER_S + 4 * TICK_S)
+        assert site.job(job).reason == "IdleLimit"
+
+
+@pytest.mark.parametrize("silent", [True, False])
+@pytest.mark.parametrize(("gap_s", "goes_on"), [(10.0, True), (30.0, False)])
+def test_a_gap_of_more_than_some_ticks_begins_the_time_anew(gap_s: float, goes_on: bool, silent: bool) -> None:
+    with running(declared()) as (site, job):
+        pass_time(site, AFTER_S / 2)
+        before = site.job(job).idle
+        assert before is not None
+        if silent:
+            host_of(site, job).up = False
+            site.turn(TICK_S)
+            gap_s -= TICK_S
+            site.turn(gap_s - TICK_S)
+            host_of(site, job).up = True
+            site.turn(TICK_S)
+        else:  # no cycle at all, as without a controller
+            site.turn(gap_s)
+        site.turn(TICK_S)
+        after = site.job(job).idle
+        assert after is not None
+        assert (after.since == before.since) is goes_on
+
+
+def test_a_node_that_stays_silent_is_not_idle() -> None:
+    with running(declared()) as (site, job):
+        pass_time(site, AFTER_S - WARN_S / 2)
+        assert happened(site, job) == ["idle_warned"]
+        host_of(site, job).up = False
+        pass_time(site, 6 * TICK_S)
+        assert happened(site, job) == ["idle_warned", "idle_ended"]
+
+
+def test_a_restart_in_the_middle_loses_nothing() -> None:
+    with running(declared()) as (site, job):
+        for _ in range(7):
+            pass_time(site, (AFTER_S - WARN_S) / 7)
+            site.restart()
+        pass_time(site, 2 * TICK_S)
+        assert happened(site, job) == ["idle_warned"]
+        site.restart()
+        pass_time(site, WARN_S + 3 * TICK_S)
+        assert happened(site, job)[:2] == ["idle_warned", "idle_acted"]
+        assert site.job(job).state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+def test_a_clock_that_jumps_by_an_hour_makes_nobody_idle(step: float) -> None:
+    with running(declared()) as (site, job):
+        pass_time(site, AFTER_S / 2)
+        site.ahead += step
+        pass_time(site, AFTER_S / 2 - WARN_S - 2 * TICK_S)
+        assert happened(site, job) == []
+        pass_time(site, 3 * TICK_S)
+        assert happened(site, job) == ["idle_warned"]
+        found = site.job(job).idle
+        site.ahead += step
+        pass_time(site, WARN_S / 2)
+        moved = site.job(job).idle
+        assert found is not None
+        assert moved is not None
+        assert found.at is not None
+        assert moved.at == pytest.approx(found.at + step)
+        assert site.job(job).state is JobState.RUNNING
+        pass_time(site, WARN_S / 2 + 3 * TICK_S)
+        assert site.job(job).state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("exempt", "applies"),
+    [
+        (IdleExempt(names=("notebook-*",)), False),
+        (IdleExempt(names=("note",)), True),
+        (IdleExempt(groups=("physics",)), False),
+        (IdleExempt(groups=("chemistry",)), True),
+        (IdleExempt(users=("alice",)), False),
+        (IdleExempt(users=("ali",)), True),
+        (IdleExempt(partitions=("p",)), False),
+        (IdleExempt(partitions=("q",)), True),
+    ],
+)
+def test_exempt(exempt: IdleExempt, applies: bool) -> None:
+    rules = IdleRules(jobs=IdleRule(after_s=AFTER_S), exempt=exempt)
+    assert rules.is_exempt(user="alice", group="physics", name="notebook-1", partition="p") is not applies
+    assert not rules.is_exempt(user="bob", group="", name="x", partition="r")
+
+
+def test_sessions_have_a_rule_of_their_own() -> None:
+    rules = {"jobs": None, "sessions": IdleRule(after_s=AFTER_S, then="cancel", warn_before_s=WARN_S)}
+    with running(declared(**rules)) as (site, job):
+        pass_time(site, 2 * AFTER_S)
+        assert site.job(job).idle is None, "a batch job"
+        session = msgspec.structs.replace(site.job(job), spec=spec(session=9000, time_limit_s=3600))
+        site.store.put_jobs([session])
+        pass_time(site, AFTER_S)
+        assert "idle_warned" in happened(site, job)
+
+
+def test_a_rule_that_becomes_stricter_warns_first_all_the_same() -> None:
+    with running(declared()) as (site, job):
+        pass_time(site, AFTER_S / 2)
+        short = IdleRule(after_s=60, then="cancel", warn_before_s=50)
+        site.cycle.inventory = declared(jobs=short)
+        pass_time(site, 40)
+        assert happened(site, job) == ["idle_warned"]
+        pass_time(site, 50)
+        assert site.job(job).state is JobState.CANCELLED
+
+
+def test_a_rule_that_is_taken_away_leaves_nothing() -> None:
+    with running(declared()) as (site, job):
+        pass_time(site, AFTER_S / 2)
+        site.cycle.inventory = inventory()
+        site.turn(TICK_S)
+        assert site.job(job).idle is None
+
+
+class Shared:
+    """Two jobs on one GPU, read twice."""
+
+    def __init__(self, use: float, own: dict[str, float | None]) -> None:
+        pair = [spec(share="pairs", gpu_memory_mib=1, name=name) for name in own]
+        self.jobs = [
+            record(name, JobState.RUNNING, {"n0": (0,)}, spec=asked) for name, asked in zip(own, pair, strict=True)
+        ]
+        processes = tuple(
+            GpuProcess(pid=pid, container=container_name(name, 1, 0), utilization_pct=part)
+            for pid, (name, part) in enumerate(own.items())
+        )
+        self.host = Host("n0", use=use, processes=processes)
+
+    def idle(self, jobs: list[JobRecord] | None = None) -> list[str]:
+        from gpusched.cluster.base import NodeObservation
+        from gpusched.queue.store import NodeRecord
+        from tests.controller.imagined import reading_of
+
+        before = {"n0": NodeRecord(name="n0", reading=reading_of(self.host, 100.0))}
+        news = {"n0": NodeObservation(began=104.0, result=reading_of(self.host, 105.0))}
+        found = judge_idle(self.jobs if jobs is None else jobs, before, news, declared(), 105.0)
+        return [job.id for job in found.changed if job.idle is not None]
+
+
+def test_of_two_jobs_on_a_gpu_each_is_judged_by_its_processes_where_they_are_known() -> None:
+    assert Shared(2.0, {"a": None, "b": None}).idle() == ["a", "b"], "neither can use more than the GPU is used"
+    assert Shared(90.0, {"a": 1.0, "b": 89.0}).idle() == ["a"]
+    assert Shared(90.0, {"a": None, "b": 89.0}).idle() == [], "a's part is not known"
+    alone = Shared(90.0, {"a": 1.0, "b": 89.0})
+    assert alone.idle(alone.jobs[:1]) == [], "on a GPU of its own all use is its own"
+
+
+def test_idle_times_move_with_the_clock() -> None:
+    from gpusched.queue.clock import shift_times
+
+    with running(declared()) as (site, job):
+        pass_time(site, AFTER_S - WARN_S / 2)
+        before = site.job(job).idle
+        shift_times(site.store, 900.0, site.clock())
+        assert before is not None
+        assert before.at is not None
+        assert before.warned_at is not None
+        assert site.job(job).idle == IdleState(
+            since=before.since + 900.0, below=before.below, then="cancel", at=before.at + 900.0,
+            warned_at=before.warned_at + 900.0,
+        )  # fmt: skip
