@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from gpusched.model.slices import MigSlice, SliceProfile
+
 FailureKind = Literal[
     "timeout", "refused", "unreachable", "auth", "host-key-unknown", "host-key-changed", "ssh", "protocol"
 ]
@@ -50,6 +52,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ecc_errors`` counts volatile uncorrected errors; ``energy_j`` is NVML's counter since driver load.
     ``links[i]`` is the closeness to GPU index i (0 none .. larger is nearer; NVLink above PCIe switch above socket).
+    ``slices`` are its MIG instances, ``mig_profiles`` what it can be cut into (both empty where MIG is off).
     """
 
     index: int
@@ -66,6 +69,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     mig_mode: bool | None = None
     processes: tuple[GpuProcess, ...] = ()
     links: dict[int, int] = {}
+    slices: tuple[MigSlice, ...] = ()
+    mig_profiles: tuple[SliceProfile, ...] = ()
     error: str | None = None
 
 
