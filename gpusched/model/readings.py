@@ -38,13 +38,17 @@ class NodeState(StrEnum):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process on a GPU. ``container`` is gpusched's name for its job there, None for a foreign one."""
+    """A process on a GPU. ``container`` is gpusched's name for its job there, None for a foreign one.
+
+    ``gpu_instance``: the id of the GPU instance it is on; None where MIG is off.
+    """
 
     pid: int
     user: str | None = None
     command: str | None = None
     memory_used_mib: int | None = None
     container: str | None = None
+    gpu_instance: int | None = None
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +56,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ecc_errors`` counts volatile uncorrected errors; ``energy_j`` is NVML's counter since driver load.
     ``links[i]`` is the closeness to GPU index i (0 none .. larger is nearer; NVLink above PCIe switch above socket).
-    ``slices`` are its MIG instances, ``mig_profiles`` what it can be cut into (both empty where MIG is off).
+    ``slices`` are its MIG instances, ``mig_profiles`` what it can be cut into (both empty where MIG is off);
+    ``mig_error``: why they could not be read.
     """
 
     index: int
@@ -71,6 +76,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     links: dict[int, int] = {}
     slices: tuple[MigSlice, ...] = ()
     mig_profiles: tuple[SliceProfile, ...] = ()
+    mig_error: str | None = None
     error: str | None = None
 
 
