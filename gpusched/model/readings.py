@@ -40,7 +40,7 @@ class NodeState(StrEnum):
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process on a GPU. ``container`` is gpusched's name for its job there, None for a foreign one.
 
-    ``gpu_instance``: the id of the GPU instance it is on; None where MIG is off.
+    ``gi``: the id of the GPU instance it is on; None where MIG is off.
     """
 
     pid: int
@@ -48,7 +48,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
     command: str | None = None
     memory_used_mib: int | None = None
     container: str | None = None
-    gpu_instance: int | None = None
+    gi: int | None = None
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,7 +65,7 @@ def test_processes_and_memory_are_those_of_their_slice(testbed: Testbed, node: T
     node.cut_gpu(2, "1g.10gb:0", "1g.10gb:1")
     node.nvml_set({"gpu2.procs": f"1:{64 * MIB}:8", "gpu2.gi8.mem_used": 70 * MIB})
     gpu = read(testbed, node)[2]
-    assert [(p.pid, p.memory_used_mib, p.gpu_instance) for p in gpu.processes] == [(1, 64, 8)]
+    assert [(p.pid, p.memory_used_mib, p.gi) for p in gpu.processes] == [(1, 64, 8)]
     assert [(s.gi, s.memory_used_mib) for s in gpu.slices] == [(7, 0), (8, 70)]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.testbed import cgroups, docker, files, network, processes, sshd
 from tests.testbed.cache import LIBRARY, Cache
-from tests.testbed.hardware import Model, nvml_conf
+from tests.testbed.hardware import A100_MIG, Model, nvml_conf
 from tests.testbed.requirements import which
 from tests.testbed.waiting import wait_until
 
@@ -207,9 +207,14 @@ class TestNode:
         part.rename(part.with_name("nvml.conf"))
 
     def cut_gpu(self, gpu: int, *profiles: str) -> None:
-        """Switch a GPU's MIG mode on and cut it so, by nvidia-smi's words: `cut_gpu(3, "1g.10gb:0", "3g.40gb:4")`."""
-        self.install_script("nvidia-smi", NVIDIA_SMI.read_text())
-        self.nvml_set({f"gpu{gpu}.mig": 1})
+        """Switch a GPU's MIG mode on and cut it so, by nvidia-smi's words: `cut_gpu(3, "1g.10gb:0", "3g.40gb:4")`.
+
+        The node has nvidia-smi and nvidia-ctk (see nvidia_smi.py) from then on, until it is reset. A V100 is cut as an
+        A100 is.
+        """
+        for name in ("nvidia-smi", "nvidia-ctk"):
+            self.install_script(name, NVIDIA_SMI.read_text())
+        self.nvml_set({f"gpu*.mig_profile.{number}": line for number, line in A100_MIG.items()}, **{f"gpu{gpu}.mig": 1})
         if profiles:
             self.run(["nvidia-smi", "mig", "-i", str(gpu), "-cgi", ",".join(profiles), "-C"])
 

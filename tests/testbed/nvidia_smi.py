@@ -4,11 +4,16 @@
 Known are -lgi, -lci, -lgip, -cgi PROFILE[:START],... [-C], -dci and -dgi, with -i, -gi and -ci. Placements are checked
 against the file's profiles. Every created or destroyed instance is written at once; the key `gpuI.smi_delay_ms` is the
 pause before each, and `smi_denied=1` refuses all that changes something. Runs with a plain python3.
+
+Called nvidia-ctk, it is a stand-in for `nvidia-ctk cdi generate --output=FILE`: a device G for each whole GPU and
+G:I for each MIG device, with its device files and the variable GPU_G=present or GPU_G_I=present.
 """
 
 import argparse
 import fcntl
+import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -194,8 +199,42 @@ def act(options: argparse.Namespace) -> None:
                 gpu.destroy(gi_)
 
 
+def generate_cdi(output: str) -> None:
+    """Write the CDI specification of what is there now."""
+    devices = []
+    for gpu in map(Gpu, range(int(read_file()["count"]))):
+        whole = device_file(f"nvidia{gpu.index}", gpu.index)
+        if not gpu.mig:
+            devices.append(cdi_device(str(gpu.index), [whole]))
+        for index, ci in enumerate(gpu.cis):
+            cap = device_file(f"nvidia-caps/nvidia-cap{100 * gpu.index + int(ci[0])}", 20 + 10 * gpu.index + index)
+            devices.append(cdi_device(f"{gpu.index}:{index}", [whole, cap]))
+    os.makedirs(os.path.dirname(output), exist_ok=True)
+    with open(f"{output}.part", "w") as file:
+        json.dump({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}, file)
+    os.rename(f"{output}.part", output)
+
+
+def device_file(name: str, minor: int) -> "dict[str, object]":
+    """Make a device file of the node, and return it as a CDI specification has it."""
+    path = f"/run/gpusched-testbed/dev/{name}"
+    if not os.path.exists(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(195, minor))
+    return {"path": f"/dev/{name}", "hostPath": path, "type": "c", "major": 195, "minor": minor, "permissions": "rw"}
+
+
+def cdi_device(name: str, nodes: "list[dict[str, object]]") -> "dict[str, object]":
+    """Return a device of a CDI specification."""
+    variable = f"GPU_{name.replace(':', '_')}=present"
+    return {"name": name, "containerEdits": {"env": [variable], "deviceNodes": nodes}}
+
+
 def main() -> int:
-    """Do as nvidia-smi does; return its exit code."""
+    """Do as the called program does; return its exit code."""
+    if os.path.basename(sys.argv[0]) == "nvidia-ctk":
+        generate_cdi(sys.argv[-1].partition("=")[2])
+        return 0
     if sys.argv[1:2] != ["mig"]:
         print("the testbed's nvidia-smi knows mig only", file=sys.stderr)
         return 2

@@ -41,7 +41,7 @@ def read_mig(
             continue
         if gi in slices:
             add_device(nvml, device, slices[gi], index)
-        processes += [dict(p, gpu_instance=gi) for p in running(nvml, device, ("Compute",), [])]
+        processes += [dict(p, gi=gi) for p in running(nvml, device, ("Compute",), [])]
     gpu["slices"] = [slices[gi] for gi in sorted(slices, key=lambda gi: slices[gi]["start"])]
     return sorted(processes, key=lambda p: p["pid"])
 
