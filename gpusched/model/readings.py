@@ -21,7 +21,8 @@ class GpuState(StrEnum):
     ALLOCATED = "ALLOCATED"  # held by one of our jobs
     BUSY = "BUSY"  # held by a process gpusched did not start (foreign)
     LOST = "LOST"  # NVML cannot talk to it, or it is not there
-    UNUSABLE = "UNUSABLE"  # there, but not to be handed out whole (MIG on, uncorrected ECC errors)
+    SLICED = "SLICED"  # cut into MIG slices, each of which has a state of its own
+    UNUSABLE = "UNUSABLE"  # there, but not to be handed out (MIG on and not cut, uncorrected ECC errors)
     UNKNOWN = "UNKNOWN"  # the node has not been read
 
 
@@ -40,7 +41,7 @@ class NodeState(StrEnum):
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process on a GPU. ``container`` is gpusched's name for its job there, None for a foreign one.
 
-    ``gi``: the id of the GPU instance it is on; None where MIG is off.
+    ``gi``: id of the GPU instance that it runs in; None: of none, or not known.
     """
 
     pid: int
