@@ -57,7 +57,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ecc_errors`` counts volatile uncorrected errors; ``energy_j`` is NVML's counter since driver load.
     ``links[i]`` is the closeness to GPU index i (0 none .. larger is nearer; NVLink above PCIe switch above socket).
-    ``slices`` are its MIG instances, ``mig_profiles`` what it can be cut into (both empty where MIG is off).
+    ``slices`` are its MIG instances, ``mig_profiles`` what it can be cut into (both empty where MIG is off);
+    ``mig_error``: why they could not be read.
     """
 
     index: int
@@ -76,6 +77,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     links: dict[int, int] = {}
     slices: tuple[MigSlice, ...] = ()
     mig_profiles: tuple[SliceProfile, ...] = ()
+    mig_error: str | None = None
     error: str | None = None
 
 

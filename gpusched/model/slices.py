@@ -52,6 +52,8 @@ class MigSlice(msgspec.Struct, frozen=True, kw_only=True):
         start, size: Its memory units. ``size`` 0: not known.
         uuid: Of the MIG device (``MIG-...``); None where there is no compute instance that spans the GPU instance.
         gi, ci: Ids of the GPU instance and of the compute instance; ``ci`` None as above.
+        device: The MIG device's index on its GPU, the second number of ``nvidia.com/gpu=0:2``; None as above.
+        memory_used_mib: In use, as the GPU instance has it.
     """
 
     gpu: int
@@ -62,6 +64,8 @@ class MigSlice(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     gi: int | None = None
     ci: int | None = None
+    device: int | None = None
+    memory_used_mib: int | None = None
 
     @property
     def number(self) -> int:
