@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from gpusched.cluster.slurmenv import slurm_variables
@@ -11,6 +11,7 @@ from gpusched.model.images import image_error
 from gpusched.model.jobs import JobRecord, NodeAllocation, container_name
 from gpusched.model.outputs import expand_error, expand_output
 from gpusched.model.resources import Inventory, Node, RuntimeName, SharingSettings
+from gpusched.model.slices import MigSlice, gpu_label
 from gpusched.nodes.batch.spool import StepNode, StepSettings, spool_files, step_ports
 from gpusched.nodes.runtimes.base import LaunchRequest
 
@@ -30,12 +31,13 @@ def launch_request(
     mount_anything: bool,
     steps_key: str | None = None,
     joins: bool = False,
+    slices: Sequence[MigSlice] = (),
 ) -> LaunchRequest:
     """Return the launch request of one rank of an allocated job, with its attempt and master port.
 
     ``run_as`` is the submitter's uid and gid if not the controller's; ``mount_anything`` lifts ``allowed_mounts`` for
     him. ``program``: of a Python function; ``steps_key``: see `spool_files`. ``joins``: it joins a running job, and so
-    waits for no other rank.
+    waits for no other rank. ``slices``: of the rank, as its node has them; none if it has whole GPUs.
 
     Raises:
         UsageError: The inventory does not allow the job's image on this node (any more).
@@ -60,11 +62,12 @@ def launch_request(
         image=spec.image or (partition.default_image if partition else None),
         command=spec.command,
         workdir=spec.workdir,
-        env=environment(job, part, inventory),
+        env=environment(job, part, inventory, slices),
         secrets=dict(secrets),
         program=program,
         mounts=spec.mounts,
         gpus=part.gpus,
+        slices=tuple(slices),
         cores=part.cores,
         memory_mib=part.memory_mib,
         network="host" if gang or spec.is_hot else settings.network,
@@ -83,7 +86,9 @@ def launch_request(
     )
 
 
-def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> dict[str, str]:
+def environment(
+    job: JobRecord, part: NodeAllocation, inventory: Inventory, slices: Sequence[MigSlice] = ()
+) -> dict[str, str]:
     """Return the rank's environment: the variables of torchrun and the like, gpusched's own, and Slurm's.
 
     One process is started per node, so WORLD_SIZE counts nodes and RANK equals NODE_RANK (as in Kubeflow's PyTorchJob);
@@ -95,7 +100,10 @@ def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> d
     spec, node, parts = job.spec, _node(inventory, part.node), job.allocation.parts
     master = _node(inventory, parts[0].node)
     # A container sees only its own GPUs, numbered from 0; elsewhere the indices are NVML's, which is PCI bus order.
-    visible: Iterable[int] = range(len(part.gpus)) if node.runtime in _OWN_DEVICE_NUMBERS else part.gpus
+    numbers: Iterable[int] = range(len(part.gpus)) if node.runtime in _OWN_DEVICE_NUMBERS else part.gpus
+    # CUDA takes slices by UUID, everywhere.
+    visible = [one.uuid or "" for one in slices] or list(map(str, numbers))
+    profiles = {one.number: one.profile for one in slices}
     defaults = {
         "OMP_NUM_THREADS": str(max(1, part.cores // max(1, len(part.gpus)))),
         "MASTER_PORT": str(job.master_port),
@@ -115,11 +123,11 @@ def environment(job: JobRecord, part: NodeAllocation, inventory: Inventory) -> d
         (str(len(part.gpus)), "GPUSCHED_GPUS_PER_NODE SLURM_GPUS_ON_NODE"),
     )
     fixed = {
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, visible)),
+        "CUDA_VISIBLE_DEVICES": ",".join(visible),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "MASTER_ADDR": fabric_address(master),
         "GPUSCHED_ATTEMPT": str(job.attempt),
-        "GPUSCHED_GPUS": ",".join(map(str, part.gpus)),
+        "GPUSCHED_GPUS": ",".join(gpu_label(number, profiles.get(number, "")) for number in part.gpus),
         "GPUSCHED_GPUS_TOTAL": str(spec.gpus),
         "GPUSCHED_USER": job.user,
         "SLURM_CPUS_ON_NODE": str(part.cores),

@@ -25,6 +25,7 @@ from gpusched.queue.promotions import Fallback
 from gpusched.queue.store import Store
 from gpusched.sched.agent import prepared_weights
 from gpusched.sched.decide import decide
+from gpusched.sched.slices.split import split
 from gpusched.sched.warming import trial_of, warm_up_agent
 
 BACKOFF_S = 60.0  # pause of an agent that exceeded its budget, which it would otherwise exceed in every cycle
@@ -181,6 +182,7 @@ class Decider:
     def decide(self, snapshot: Snapshot, digests: Mapping[str, str]) -> Decision:
         """Return a plan for the snapshot, within the agents' time budgets."""
         snapshot, digests = self._compiled_only(snapshot, digests)
+        snapshot = split(snapshot)  # before partitions are told apart
         policies = snapshot.policies
         waiting = {job.spec.partition for job in snapshot.pending}
         running = {job.spec.partition for job in snapshot.running if job.spec is not None}

@@ -16,6 +16,7 @@ from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.outputs import expand_output
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
+from gpusched.model.slices import MigSlice, gpu_label, is_slice
 from gpusched.queue.lifecycle import transition_to
 from gpusched.queue.store import RankRecord, Store
 
@@ -94,9 +95,24 @@ class Launcher:
         request = launch_request(
             job, part, inventory, self._cluster_id, secrets=secrets, program=program, run_as=_run_as(job),
             mount_anything=trusted, steps_key=self._secrets.steps_key(job.id) if has_steps(job) else None,
-            joins=rank.hot == "joins",
+            joins=rank.hot == "joins", slices=self._slices(part),
         )  # fmt: skip
         return Operation(verb="launch", node=rank.node, rank=rank, request=request)
+
+    def _slices(self, part: NodeAllocation) -> tuple[MigSlice, ...]:
+        """Return a rank's slices by its node's last reading; none if it has whole GPUs.
+
+        Raises:
+            GpuschedError: One is not there.
+        """
+        if not any(map(is_slice, part.gpus)):
+            return ()
+        record = self._store.node_record(part.node)
+        gpus = record.reading.gpus if record is not None and record.reading is not None else ()
+        found = {one.number: one for gpu in gpus for one in gpu.slices if one.usable}
+        if missing := [number for number in part.gpus if number not in found]:
+            raise GpuschedError(f"{part.node} has no slice {gpu_label(missing[0])} any more")
+        return tuple(found[number] for number in part.gpus)
 
 
 def rank_record(inventory: Inventory, job: JobRecord, part: NodeAllocation, now: float) -> RankRecord:

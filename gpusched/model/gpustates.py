@@ -9,6 +9,7 @@ import msgspec
 from gpusched.model.jobs import parse_container_name
 from gpusched.model.readings import Gpu, GpuProcess, GpuState, NodeReading
 from gpusched.model.resources import Node
+from gpusched.model.slices import MigSlice
 
 HIDDEN_PROCESS_MEMORY_MIB = 2048
 """More than a driver keeps for itself: somebody is there, though NVML shows no process (another PID namespace)."""
@@ -21,15 +22,16 @@ _MPS_SERVER = "nvidia-cuda-mps-server"
 
 
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One declared GPU.
+    """One declared GPU, or a slice of one.
 
     Only FREE may be handed out. What the hardware says (LOST, UNUSABLE, UNKNOWN) goes before who holds it, so
     ``job_id`` may be set with those states too.
 
     Attributes:
-        index: NVML index.
+        index: NVML index; of a slice, its number.
         reason: Why it is not FREE, or what is odd about it; "" when nothing is.
         job_id: The job of ours that holds it, or None; ``partner_id``: the other one, where two share it.
+        profile: Of a slice. slices: Of a GPU that is cut, in order of their place.
     """
 
     index: int
@@ -37,6 +39,8 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     job_id: str | None = None
     partner_id: str | None = None
+    profile: str = ""
+    slices: tuple[GpuStatus, ...] = ()
 
 
 def gpu_states(node: Node, reading: NodeReading | None, held: Mapping[int, tuple[str, ...]]) -> tuple[GpuStatus, ...]:
@@ -55,7 +59,7 @@ def gpu_states(node: Node, reading: NodeReading | None, held: Mapping[int, tuple
     found = {gpu.index: gpu for gpu in reading.gpus}
     lister = "nvidia-smi" if reading.source == "nvidia-smi" else "NVML"
     mps = node.sharing is not None and node.sharing.mode == "mps"
-    return tuple(_status(index, found.get(index), held.get(index, ()), lister, mps) for index in node.indices())
+    return tuple(_status(index, found.get(index), held, lister, mps) for index in node.indices())
 
 
 def state_values(node: Node, reading: NodeReading | None, held: Mapping[int, tuple[str, ...]]) -> list[GpuState]:
@@ -86,8 +90,12 @@ def _held_by(index: int, state: GpuState, reason: str, jobs: tuple[str, ...]) ->
     return GpuStatus(index=index, state=state, reason=reason, job_id=job, partner_id=partner)
 
 
-def _status(index: int, gpu: Gpu | None, jobs: tuple[str, ...], lister: str, mps: bool) -> GpuStatus:
+def _status(index: int, gpu: Gpu | None, held: Mapping[int, tuple[str, ...]], lister: str, mps: bool) -> GpuStatus:
     state, reason = _hardware(index, gpu, lister)
+    jobs = held.get(index, ())
+    if gpu is not None and state is GpuState.SLICED:
+        slices = tuple(_slice_status(one, gpu, held) for one in sorted(gpu.slices, key=lambda one: one.start))
+        return msgspec.structs.replace(_held_by(index, state, reason, jobs), slices=slices)
     if gpu is not None and state is GpuState.FREE:
         foreign = foreign_processes(gpu, mps)
         state, reason = _allocated(gpu, jobs, foreign) if jobs else _unallocated(gpu, foreign)
@@ -100,12 +108,25 @@ def _hardware(index: int, gpu: Gpu | None, lister: str) -> tuple[GpuState, str]:
         return GpuState.LOST, f"not listed by {lister}"
     if gpu.error:
         return GpuState.LOST, gpu.error
-    if gpu.mig_mode:
-        return GpuState.UNUSABLE, f"MIG is on; 'nvidia-smi -i {index} -mig 0' as root turns it off"
+    if gpu.mig_mode and not gpu.slices:
+        return GpuState.UNUSABLE, f"MIG is on, without slices; 'nvidia-smi -i {index} -mig 0' as root turns it off"
     if gpu.ecc_errors:
         errors = "1 uncorrected ECC error" if gpu.ecc_errors == 1 else f"{gpu.ecc_errors} uncorrected ECC errors"
         return GpuState.UNUSABLE, f"{errors}; once it is idle reset it: 'nvidia-smi --gpu-reset -i {index}' as root"
-    return GpuState.FREE, ""
+    return (GpuState.SLICED if gpu.mig_mode else GpuState.FREE), ""
+
+
+def _slice_status(one: MigSlice, gpu: Gpu, held: Mapping[int, tuple[str, ...]]) -> GpuStatus:
+    """Return the state of a slice. A process whose instance is not known may be in any that no job holds."""
+    jobs = held.get(one.number, ())
+    own = [p for p in gpu.processes if p.gi == one.gi or (p.gi is None and not jobs)]
+    here = msgspec.structs.replace(gpu, processes=tuple(own), memory_used_mib=None)
+    foreign = foreign_processes(here, False)
+    if not one.usable:
+        state, reason = GpuState.UNUSABLE, "no compute instance spans it; 'nvidia-smi mig -cci' as root makes one"
+    else:
+        state, reason = _allocated(here, jobs, foreign) if jobs else _unallocated(here, foreign)
+    return msgspec.structs.replace(_held_by(one.number, state, reason, jobs), profile=one.profile)
 
 
 def _unallocated(gpu: Gpu, foreign: list[GpuProcess]) -> tuple[GpuState, str]:

@@ -11,6 +11,7 @@ import msgspec
 
 from gpusched.model.idle import IdleState
 from gpusched.model.indices import Spans, count
+from gpusched.model.slicetables import gpus_counted
 from gpusched.model.slurm import SlurmFacts
 
 
@@ -141,6 +142,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         mail, notify: Receiver and kinds of notices (`gpusched.model.notices`).
         session: Of an interactive job: it ends after this many seconds without a terminal attached; None: not one.
         pty: Rank 0 of a session has a terminal; else stdin, stdout and stderr as they are.
+        profile: Its GPUs are MIG slices of this profile, such as ``1g.10gb``; "": whole GPUs.
     """
 
     name: str
@@ -196,11 +198,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     notify: tuple[str, ...] = ()
     session: int | None = None
     pty: bool = False
+    profile: str = ""
 
     @property
     def gpus(self) -> int:
-        """Return the GPUs of the whole job."""
+        """Return the GPUs, or slices, of the whole job."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def gpus_counted(self) -> float:
+        """Return the GPUs of the whole job as limits, shares and usage count them: slices by their share of a GPU."""
+        return gpus_counted(self.gpus, self.profile)
 
     @property
     def is_hot(self) -> bool:

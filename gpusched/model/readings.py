@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from gpusched.model.slices import MigSlice, SliceProfile
+
 FailureKind = Literal[
     "timeout", "refused", "unreachable", "auth", "host-key-unknown", "host-key-changed", "ssh", "protocol"
 ]
@@ -19,7 +21,8 @@ class GpuState(StrEnum):
     ALLOCATED = "ALLOCATED"  # held by one of our jobs
     BUSY = "BUSY"  # held by a process gpusched did not start (foreign)
     LOST = "LOST"  # NVML cannot talk to it, or it is not there
-    UNUSABLE = "UNUSABLE"  # there, but not to be handed out whole (MIG on, uncorrected ECC errors)
+    SLICED = "SLICED"  # cut into MIG slices, each of which has a state of its own
+    UNUSABLE = "UNUSABLE"  # there, but not to be handed out (MIG on and not cut, uncorrected ECC errors)
     UNKNOWN = "UNKNOWN"  # the node has not been read
 
 
@@ -39,6 +42,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process on a GPU. ``container`` is gpusched's name for its job there, None for a foreign one.
 
     ``utilization_pct``: its part of the GPU's, where several processes use it and NVML says so.
+    ``gi``: id of the GPU instance that it runs in; None: of none, or not known.
     """
 
     pid: int
@@ -47,6 +51,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
     memory_used_mib: int | None = None
     container: str | None = None
     utilization_pct: float | None = None
+    gi: int | None = None
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +59,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ecc_errors`` counts volatile uncorrected errors; ``energy_j`` is NVML's counter since driver load.
     ``links[i]`` is the closeness to GPU index i (0 none .. larger is nearer; NVLink above PCIe switch above socket).
+    ``slices`` are its MIG instances, ``mig_profiles`` what it can be cut into (both empty where MIG is off);
+    ``mig_error``: why they could not be read.
     """
 
     index: int
@@ -70,6 +77,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     mig_mode: bool | None = None
     processes: tuple[GpuProcess, ...] = ()
     links: dict[int, int] = {}
+    slices: tuple[MigSlice, ...] = ()
+    mig_profiles: tuple[SliceProfile, ...] = ()
+    mig_error: str | None = None
     error: str | None = None
 
 

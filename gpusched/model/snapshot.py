@@ -13,6 +13,13 @@ from gpusched.model.resources import SharingSettings
 from gpusched.model.topology import Topology
 
 
+class SliceView(msgspec.Struct, frozen=True):
+    """A MIG slice in a snapshot: its number in allocations, and its profile."""
+
+    number: int
+    profile: str
+
+
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """One node in a snapshot.
 
@@ -25,6 +32,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         sharing: As declared. shareable: GPU index -> its memory in MiB, of those that two jobs may have: it is known,
             and no stranger is on them. Empty without ``sharing``.
         reservations: Of it, such as are not over, by begin.
+        slices: Of its GPUs that are cut, which are among ``gpus`` nevertheless; ``blocked`` has slices, too, by number.
     """
 
     name: str
@@ -40,6 +48,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     sharing: SharingSettings | None = None
     shareable: dict[int, int] = {}
     reservations: tuple[Reservation, ...] = ()
+    slices: tuple[SliceView, ...] = ()
 
 
 class RunningView(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from gpusched.model.readings import ContainerReading, Gpu, NodeReading, Wiring
+from gpusched.model.slices import with_gpu_units
 from gpusched.nodes.parse_smi import parse_gpus
 
 MARK = b"@gpusched-probe@ "  # as in payload/main.py
@@ -58,12 +59,22 @@ def parse_reading(node: str, answer: dict[str, Any], sent: float, received: floa
             "node": node,
             "time": received,
             "clock_skew_s": ((began - sent) + (ended - received)) / 2,
-            "gpus": msgspec.convert(gpus, tuple[Gpu, ...], strict=False),
+            "gpus": _with_profiles(msgspec.convert(gpus, tuple[Gpu, ...], strict=False)),
             "job_folders": answer.get("job_folders", []),
             "wiring": _wiring(answer.get("wiring")),
             "containers": msgspec.convert(answer.get("containers"), tuple[ContainerReading, ...] | None, strict=False),
         },
         NodeReading,
+    )
+
+
+def _with_profiles(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """Give each GPU in MIG mode its model's profiles, which the payload sends once."""
+    if not any(gpu.mig_mode for gpu in gpus):
+        return gpus
+    tables = {gpu.name: with_gpu_units(gpu.mig_profiles) for gpu in gpus if gpu.mig_profiles}
+    return tuple(
+        msgspec.structs.replace(gpu, mig_profiles=tables.get(gpu.name, ())) if gpu.mig_mode else gpu for gpu in gpus
     )
 
 

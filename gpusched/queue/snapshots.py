@@ -22,7 +22,15 @@ from gpusched.model.readings import GpuState, NodeReading, NodeState
 from gpusched.model.reservations import Reservation, by_node, named_nodes_unreserved_at, restart_conflict
 from gpusched.model.resources import Inventory, Node, SharingSettings
 from gpusched.model.slurm import slurm_block_reason
-from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot, without_double_counting
+from gpusched.model.snapshot import (
+    FinishedView,
+    NodeView,
+    PendingView,
+    RunningView,
+    SliceView,
+    Snapshot,
+    without_double_counting,
+)
 from gpusched.model.topology import Topology, discover_topology
 from gpusched.queue.array_limit import ArrayTaskLimit
 from gpusched.queue.dependencies import BY_TASK, Dependencies, Verdict
@@ -235,8 +243,10 @@ def _node_view(
 ) -> NodeView:
     reading = record.reading if record else None
     blocked = {index: f"{GpuState.BUSY}: {why}" for index, why in lingering.items()}
-    for status in gpu_states(node, reading, held):
-        if status.state not in (GpuState.FREE, GpuState.ALLOCATED):
+    states = gpu_states(node, reading, held)
+    slices = tuple(one for status in states for one in status.slices)
+    for status in (*states, *slices):
+        if status.state not in (GpuState.FREE, GpuState.ALLOCATED, GpuState.SLICED):
             blocked[status.index] = f"{status.state}: {status.reason}"
     state = record.state if record else NodeState.UNKNOWN
     return NodeView(
@@ -252,6 +262,7 @@ def _node_view(
         links=record.links if record else {},
         sharing=node.sharing,
         shareable=_shareable(node.sharing, reading, blocked) if node.sharing is not None else {},
+        slices=tuple(SliceView(one.index, one.profile) for one in slices),
     )
 
 
@@ -261,6 +272,7 @@ def _shareable(sharing: SharingSettings, reading: NodeReading | None, blocked: C
         gpu.index: max(0, gpu.memory_total_mib - DRIVER_MEMORY_MIB)
         for gpu in (reading.gpus if reading is not None else ())
         if gpu.memory_total_mib is not None
+        and not gpu.slices
         and gpu.index not in blocked
         and not foreign_processes(gpu, sharing.mode == "mps")
     }

@@ -497,6 +497,15 @@ class Reader(
         rows = self._db.execute("SELECT data FROM nodes")
         return {r.name: r for r in (msgspec.json.decode(row[0], type=NodeRecord) for row in rows)}
 
+    def node_readings(self) -> dict[str, NodeReading]:
+        """Return the last reading of each node that has one."""
+        return {name: r.reading for name, r in self.node_records().items() if r.reading is not None}
+
+    def node_record(self, name: str) -> NodeRecord | None:
+        """Return the record of one node; None if there is none."""
+        row = self._db.execute("SELECT data FROM nodes WHERE name = ?", (name,)).fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=NodeRecord)
+
     def ranks(self, *, job_id: str | None = None) -> list[RankRecord]:
         """Return the ranks that may be on the nodes, of one job or of all."""
         where, values = ("", ()) if job_id is None else (" WHERE job_id = ?", (job_id,))

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gpusched.model.jobs import Allocation, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, ReasonCode, Rejection, Resize, Start
 from gpusched.model.policy import PolicySpec
+from gpusched.model.slices import gpu_label, gpu_of
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.units import count_of, format_duration, format_memory
 from gpusched.sched.eligible import ineligible, may_resize, may_stop
@@ -101,9 +102,9 @@ class _Ledger:
         if reason is not None:
             return reason.message
         own = sharer_of_start(job.id, job.user, job.spec, action.allocation.parts)
-        why = self._misshapen(job, action.allocation) or next(
-            (w for part in action.allocation.parts if (w := self._forbidden(job, part) or self._short(part, own))), None
-        )
+        profile = job.spec.profile
+        faults = (self._forbidden(job, part) or self._short(part, own, profile) for part in action.allocation.parts)
+        why = self._misshapen(job, action.allocation) or next(filter(None, faults), None)
         if why is None:
             if own is not None:
                 self._share(own)
@@ -144,7 +145,7 @@ class _Ledger:
             rank = Allocation(job.id, (replace(part, rank=0),))
             if part.node in nodes:
                 return f"it has a rank on node {part.node}"
-            if why := self._misshapen(one, rank) or self._forbidden(one, part) or self._short(part, None):
+            if why := self._misshapen(one, rank) or self._forbidden(one, part) or self._short(part, None, ""):
                 return why
             nodes.add(part.node)
         self._hold(action.joins, job.id)
@@ -214,9 +215,9 @@ class _Ledger:
             return f"node {node.name} is not available ({node.unavailable_reason or 'no reason given'})"
         return None
 
-    def _short(self, part: NodeAllocation, own: Sharer | None) -> str | None:
+    def _short(self, part: NodeAllocation, own: Sharer | None, profile: str) -> str | None:
         node = self._nodes[part.node]
-        if why := self._gpu_taken(node, part.gpus, own):
+        if why := self._gpu_taken(node, part.gpus, own, profile):
             return why
         if part.cores < 0 or part.memory_mib < 0:
             return f"negative cores or memory on {node.name}"
@@ -227,10 +228,10 @@ class _Ledger:
             return f"node {node.name} has {free} of memory free, not {asked}"
         return None
 
-    def _gpu_taken(self, node: NodeView, gpus: tuple[int, ...], own: Sharer | None) -> str | None:
+    def _gpu_taken(self, node: NodeView, gpus: tuple[int, ...], own: Sharer | None, profile: str) -> str | None:
         for gpu in gpus:
-            if gpu not in node.gpus:
-                return f"node {node.name} has no GPU {gpu}"
+            if why := _not_as_asked(node, gpu, profile):
+                return why
             if gpu in node.blocked:
                 return f"GPU {gpu} of {node.name} cannot be used ({node.blocked[gpu]})"
             holder = self._holder.get((node.name, gpu))
@@ -260,6 +261,18 @@ class _Ledger:
             if part.node in self._cores:
                 self._cores[part.node] -= part.cores
                 self._memory[part.node] -= part.memory_mib
+
+
+def _not_as_asked(node: NodeView, gpu: int, profile: str) -> str | None:
+    """Return why a number of an allocation is no whole GPU, or no slice of the profile, of the node."""
+    if profile:
+        known = any(one.number == gpu and one.profile == profile for one in node.slices)
+        return None if known else f"node {node.name} has no slice {gpu_label(gpu, profile)}"
+    if gpu not in node.gpus:
+        return f"node {node.name} has no GPU {gpu}"
+    if any(gpu_of(one.number) == gpu for one in node.slices):
+        return f"GPU {gpu} of {node.name} is cut into slices"
+    return None
 
 
 def _not_a_gang(job_id: str, allocation: Allocation) -> str | None:

@@ -22,6 +22,7 @@ from gpusched.sched.reasons import QueueBlock, Verdicts, holds_back
 from gpusched.sched.sharing.pairs import pairs_of
 from gpusched.sched.sizing.joining import with_joins
 from gpusched.sched.sizing.live import sizes_of
+from gpusched.sched.slices.split import joined, split
 from gpusched.sched.stages import place_queue
 from gpusched.sched.state import BACKFILL, LIMIT, POLICY, STARTED, PassOutcome, new_outcome, seed_words
 from gpusched.sched.tally import usage_of
@@ -50,6 +51,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     their array block nobody and reserve nothing: they may start late if those parts come back under load, but
     a broken node does not stop a partition.
     """
+    snapshot = split(snapshot)
     world = node_arrays_of(snapshot)
     sized = sizes_of(snapshot, world, models)
     snapshot, resizes, troubles = sized.snapshot, sized.resizes, sized.troubles
@@ -76,7 +78,8 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
         for start in pairs.starts:
             reasons.pop(start.job_id, None)
         actions += pairs.starts
-    return Plan(actions=tuple(actions), reasons=reasons, troubles=effects.troubles, remarks=effects.remarks)
+    plan = Plan(actions=tuple(actions), reasons=reasons, troubles=effects.troubles, remarks=effects.remarks)
+    return joined(plan)
 
 
 class JobAnswer(NamedTuple):
@@ -107,7 +110,7 @@ class JobAnswer(NamedTuple):
 def ask(snapshot: Snapshot, job_id: str, partition: str) -> JobAnswer:
     """Answer for one job by the passes alone: without agents, solvers, random draws or sizing."""
     policies = {name: replace(p, place=_UNASKED.get(p.place, p.place)) for name, p in snapshot.policies.items()}
-    snapshot = replace(snapshot, policies=policies)
+    snapshot = split(replace(snapshot, policies=policies))
     world = node_arrays_of(snapshot)
     eligible = [job for job in snapshot.pending if ineligible(job, snapshot.now, policies) is None]
     waiting = waiting_of(eligible, world, usage_of(snapshot), snapshot)

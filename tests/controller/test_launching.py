@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 from collections.abc import Iterator
@@ -25,8 +26,10 @@ from gpusched.errors import UsageError
 from gpusched.model.images import TRANSPORTS, image_error
 from gpusched.model.jobs import JobRecord, JobState, Mount
 from gpusched.model.outputs import expand_error, expand_output
+from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Inventory, RuntimeName
-from gpusched.queue.store import RankRecord, Store
+from gpusched.model.slices import MigSlice
+from gpusched.queue.store import NodeRecord, RankRecord, Store
 from tests import builders
 from tests.builders import spec
 from tests.controller.imagined import inventory
@@ -72,6 +75,25 @@ def test_a_container_counts_its_gpus_from_0_a_process_by_nvml() -> None:
     assert env(job())["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert env(job(), declared=with_node("n0", runtime=RuntimeName.PROCESS))["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert env(job(gpus=()))["CUDA_VISIBLE_DEVICES"] == "", "no GPU asked for, none seen"
+
+
+def test_slices_are_seen_by_uuid_wherever_the_job_runs(launcher: Launcher, tmp_path: Path) -> None:
+    of, declared = job(gpus=(3004, 3000)), with_node("n0", runtime=RuntimeName.PROCESS)
+    assert launches(launcher, of, declared) == []
+    assert launcher.errors == {(ID, 2, 0): "n0 has no slice 2:slice@4 any more"}
+    slices = tuple(
+        MigSlice(gpu=2, start=start, profile=name, uuid=f"MIG-{start}", gi=gi, ci=0, device=gi)
+        for gi, start, name in ((0, 0, "2g.20gb"), (1, 4, "3g.40gb"))
+    )
+    reading = NodeReading(node="n0", time=0.0, gpus=(Gpu(index=2, mig_mode=True, slices=slices),))
+    with contextlib.closing(Store.create_or_open(tmp_path)) as store:
+        store.put_nodes([NodeRecord(name="n0", reading=reading)])
+    for inv in (inventory(), declared):
+        (operation,) = launches(launcher, of, inv)
+        assert operation.request is not None
+        assert operation.request.slices == slices[::-1]
+        assert operation.request.env["CUDA_VISIBLE_DEVICES"] == "MIG-4,MIG-0"
+        assert operation.request.env["GPUSCHED_GPUS"] == "2:3g.40gb@4,2:2g.20gb@0"
 
 
 def test_the_jobs_own_variables_override_defaults_but_not_its_identity() -> None:

@@ -85,11 +85,11 @@ def test_an_idle_node_in_full(testbed: Testbed) -> None:
 
 def test_units_and_faults_of_single_figures(testbed: Testbed) -> None:
     node = testbed.nodes[0]
-    node.nvml_set({"gpu1.power_mw": 312500, "gpu1.energy_mj": 7_654_321, "gpu1.mem_used": 5 << 30, "gpu1.mig": 1,
+    node.nvml_set({"gpu1.power_mw": 312500, "gpu1.energy_mj": 7_654_321, "gpu1.mem_used": 5 << 30,
                    "gpu1.ecc.1.0": 2, "gpu1.util_gpu": 97})  # fmt: skip
     gpu = read(testbed, node).gpus[1]
     assert (gpu.power_w, gpu.energy_j, gpu.memory_used_mib) == (312.5, 7654.321, 5120)
-    assert (gpu.mig_mode, gpu.ecc_errors, gpu.utilization_pct) == (True, 2, 97.0)
+    assert (gpu.mig_mode, gpu.ecc_errors, gpu.utilization_pct) == (False, 2, 97.0)
     assert read(testbed, testbed.nodes[1]).gpus[0].mig_mode is None  # a V100 knows no MIG
 
 

@@ -21,6 +21,7 @@ from gpusched.model.jobs import (
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.model.resources import SharingSettings
+from gpusched.model.slices import MigSlice
 from gpusched.model.snapshot import NodeView, PendingView
 from gpusched.queue.snapshots import build_snapshot, uncleaned_gpus
 from gpusched.queue.store import NodeRecord, RankRecord
@@ -181,6 +182,35 @@ def test_which_nodes_and_gpus_new_jobs_may_have() -> None:
     lost = NodeReading(node="n0", time=NOW, source="nvml", gpus=reading_of(Host("n0"), NOW).gpus[:3])
     view = seen(records={"n0": NodeRecord(name="n0", state=NodeState.IDLE, reading=lost)})["n0"]
     assert list(view.blocked) == [3]
+
+
+def test_slices_of_a_reading_and_which_of_them_cannot_be_had() -> None:
+    slices = tuple(MigSlice(gpu=1, start=n, profile="1g.10gb", uuid=f"MIG-{n}", gi=n, ci=0) for n in range(3))
+    slices += (MigSlice(gpu=1, start=3, profile="1g.10gb", gi=3),)
+    ours = GpuProcess(pid=6, container="gpusched-r-1-0", gi=1)
+    gpus = (
+        Gpu(index=0),
+        Gpu(index=1, mig_mode=True, slices=slices, processes=(GpuProcess(pid=7, user="eve", gi=2), ours)),
+        Gpu(index=2, mig_mode=True),
+        Gpu(index=3),
+    )
+    records = {
+        "n0": NodeRecord(
+            name="n0", state=NodeState.IDLE, reading=NodeReading(node="n0", time=NOW, source="nvml", gpus=gpus)
+        )
+    }
+    runs = job("r", _S.RUNNING, allocation=on("r", "n0", gpus=(2001,)), start_time=NOW)
+    view: NodeView = seen(runs, records=records)["n0"]
+    assert [(one.number, one.profile) for one in view.slices] == [(2000 + n, "1g.10gb") for n in range(4)]
+    assert view.blocked == {
+        2: "UNUSABLE: MIG is on, without slices; 'nvidia-smi -i 2 -mig 0' as root turns it off",
+        2002: "BUSY: foreign: pid 7 (eve)",
+        2003: "UNUSABLE: no compute instance spans it; 'nvidia-smi mig -cci' as root makes one",
+    }
+    unknown = msgspec.structs.replace(gpus[1], processes=(GpuProcess(pid=7, user="eve"),))
+    reading = NodeReading(node="n0", time=NOW, source="nvml", gpus=(gpus[0], unknown))
+    view = seen(runs, records={"n0": NodeRecord(name="n0", state=NodeState.IDLE, reading=reading)})["n0"]
+    assert view.blocked.keys() == {2, 3, 2000, 2002, 2003}, "it may be in any that no job has"
 
 
 def test_what_runs_lets_go_at_its_limit_or_when_it_is_killed() -> None:

@@ -25,6 +25,18 @@ class Model:
 A100 = Model("a100", "NVIDIA A100-SXM4-80GB", 81920, 400, 55, (8, 0), "535.129.03", 12020, 12, mig=True)
 V100 = Model("v100", "Tesla V100-SXM2-32GB", 32768, 300, 42, (7, 0), "470.223.02", 11040, 6, mig=False)
 
+# `nvidia-smi mig -lgip` and `-lgipp` of an A100-SXM4-80GB (NVIDIA's Multi-Instance GPU User Guide). By NVML's number of
+# the profile: id, compute units, count, MiB, memory units, name, starts.
+A100_MIG = {
+    0: "19;1;7;9728;1;MIG 1g.10gb;0,1,2,3,4,5,6",
+    1: "14;2;3;19968;2;MIG 2g.20gb;0,2,4",
+    2: "9;3;2;40192;4;MIG 3g.40gb;0,4",
+    3: "5;4;1;40192;4;MIG 4g.40gb;0",
+    4: "0;7;1;80640;8;MIG 7g.80gb;0",
+    7: "20;1;1;9728;1;MIG 1g.10gb+me;0,1,2,3,4,5,6",
+    9: "15;1;4;19968;2;MIG 1g.20gb;0,2,4,6",
+}
+
 # DGX-1's hybrid cube mesh: NVLinks between pairs of GPUs, as `nvidia-smi topo -m` prints them.
 DGX1_LINKS = {
     (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2, (2, 6): 1, (3, 7): 1,
@@ -67,6 +79,7 @@ def nvml_conf(model: Model, node: int, gpus: int) -> str:
         *(f"gpu*.ecc.{kind}.{counter}=0" for kind in (0, 1) for counter in (0, 1)),
         f"gpu*.nvlinks={model.nvlinks}",
         *(["gpu*.mig=0", "gpu*.remapped=0,0,0,0"] if model.mig else []),
+        *(f"gpu*.mig_profile.{number}={line}" for number, line in A100_MIG.items() if model.mig),
     ]
     for gpu in range(gpus):
         lines += [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.testbed import cgroups, docker, files, network, processes, sshd
 from tests.testbed.cache import LIBRARY, Cache
-from tests.testbed.hardware import Model, nvml_conf
+from tests.testbed.hardware import A100_MIG, Model, nvml_conf
 from tests.testbed.requirements import which
 from tests.testbed.waiting import wait_until
 
@@ -19,6 +19,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 RUN = "/run/gpusched-testbed"
 HANG = f"{RUN}/hung"
 NODE_INIT = Path(__file__).with_name("node_init.sh")
+NVIDIA_SMI = Path(__file__).with_name("nvidia_smi.py")
 
 Argument = str | os.PathLike[str]
 
@@ -204,6 +205,18 @@ class TestNode:
         part = self.disk / "nvml" / "nvml.conf.part"
         part.write_text(text)
         part.rename(part.with_name("nvml.conf"))
+
+    def cut_gpu(self, gpu: int, *profiles: str) -> None:
+        """Switch a GPU's MIG mode on and cut it so, by nvidia-smi's words: `cut_gpu(3, "1g.10gb:0", "3g.40gb:4")`.
+
+        The node has nvidia-smi and nvidia-ctk (see nvidia_smi.py) from then on, until it is reset. A V100 is cut as an
+        A100 is.
+        """
+        for name in ("nvidia-smi", "nvidia-ctk"):
+            self.install_script(name, NVIDIA_SMI.read_text())
+        self.nvml_set({f"gpu*.mig_profile.{number}": line for number, line in A100_MIG.items()}, **{f"gpu{gpu}.mig": 1})
+        if profiles:
+            self.run(["nvidia-smi", "mig", "-i", str(gpu), "-cgi", ",".join(profiles), "-C"])
 
     def hide_nvml(self) -> None:
         """Take libnvidia-ml.so.1 away: a node without the driver."""

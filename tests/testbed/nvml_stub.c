@@ -20,10 +20,15 @@
  *     remapped=CORR,UNC,PENDING,FAILED                   remapped memory rows
  *     clocks_event_reasons        bit mask
  *     cc_major cc_minor minor     compute capability; /dev/nvidiaMINOR
- *     procs, graphics_procs       pid:bytes,pid:bytes
+ *     procs, graphics_procs       pid:bytes,pid:bytes; with MIG pid:bytes:GI
  *     nvlinks=N, nvlinkL=0        number of links; a link that is down
  *     nvlinkL.peer, nvlinkL.peer_type                    PCI address at the far end; 0 GPU, 2 switch
  *     fabric=UUID,CLIQUE,STATE    NVLink domain: 32 hexadecimal digits; state 3 has joined
+ *     mig_profile.P=ID;SLICES;COUNT;MEMORY_MIB;SIZE;NAME;START,START...   a GPU instance profile, by NVML's number P
+ *     gis=GI:ID:START:SIZE,...    GPU instances: id, profile's id, placement
+ *     cis=GI:CI:SLICES:UUID,...   compute instances, in the order of the MIG devices' indices
+ *     giN.mem_used                bytes in use in GPU instance N
+ *     mig_monitor=0               who asks may not list GPU instances (no access to mig/monitor)
  *     error=N                     every call on this GPU fails with N (15: GPU is lost)
  *     delay_ms=N                  every call on this GPU takes this long
  *   topo, topo.I.J (I < J)        nearest common ancestor of two GPUs: 0 10 20 30 40 50
@@ -34,10 +39,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define DEFAULT_FILE "/run/gpusched-testbed/nvml/nvml.conf"
 #define MAX_GPUS 64
+#define MAX_SLICES 8
 #define TEXT 1024
 
 typedef unsigned int u32;
@@ -48,8 +55,9 @@ enum {
     INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
 };
 
-typedef struct { int index; } Gpu;
-static Gpu gpus[MAX_GPUS];
+/* A MIG device is a device handle, too: of GPU instance `gi`, at least 0. A whole GPU has -1. */
+typedef struct { int index, gi, ci, slices; char uuid[48]; } Gpu;
+static Gpu gpus[MAX_GPUS], migs[MAX_GPUS][MAX_SLICES];
 static int init_count;
 
 /* ---- the file ------------------------------------------------------------------------------------------- */
@@ -59,22 +67,35 @@ static FILE *open_file(void) {
     return fopen(path ? path : DEFAULT_FILE, "re");
 }
 
-static int lookup(const char *key, char *out, size_t size) {
+/* The file's text with a newline before and after it, read again when the file changed: a driver answers from memory. */
+static const char *file_text(void) {
+    static char *text;
+    static struct stat known;
+    struct stat now;
     FILE *file = open_file();
-    if (!file) return 0;
-    char *line = NULL;
-    size_t capacity = 0, length = strlen(key);
-    int found = 0;
-    while (getline(&line, &capacity, file) > 0) {
-        line[strcspn(line, "\r\n")] = 0;
-        if (!strncmp(line, key, length) && line[length] == '=') {
-            snprintf(out, size, "%s", line + length + 1);
-            found = 1;
-        }
+    if (!file) return NULL;
+    int same = text && !fstat(fileno(file), &now) && now.st_ino == known.st_ino && now.st_size == known.st_size &&
+               !memcmp(&now.st_mtim, &known.st_mtim, sizeof now.st_mtim);
+    if (!same && !fstat(fileno(file), &known)) {
+        free(text);
+        text = malloc((size_t)known.st_size + 3);
+        size_t length = fread(text + 1, 1, (size_t)known.st_size, file);
+        text[0] = text[length + 1] = '\n';
+        text[length + 2] = 0;
     }
-    free(line);
     fclose(file);
-    return found;
+    return text;
+}
+
+static int lookup(const char *key, char *out, size_t size) {
+    char wanted[128];
+    const char *text = file_text(), *last = NULL;
+    if (!text) return 0;
+    size_t length = (size_t)snprintf(wanted, sizeof wanted, "\n%s=", key);
+    for (const char *at = text; (at = strstr(at, wanted)); at++) last = at + length;
+    if (!last) return 0;
+    snprintf(out, size, "%.*s", (int)strcspn(last, "\r\n"), last);
+    return 1;
 }
 
 static int copy_text(const char *text, char *out, u32 size) {
@@ -97,10 +118,13 @@ static long gpu_number_or(const Gpu *gpu, const char *key, long otherwise) {
     return lookup(full, text, sizeof text) ? strtol(text, NULL, 0) : otherwise;
 }
 
+static int is_whole(const Gpu *gpu) { return gpu >= gpus && gpu < gpus + MAX_GPUS; }
+static int is_mig(const Gpu *gpu) { return gpu >= migs[0] && gpu < migs[MAX_GPUS]; }
+
 /* Is this a handle we gave out, and is the GPU well? Every call on a GPU begins here. */
 static int check(const Gpu *gpu) {
     if (!init_count) return UNINITIALIZED;
-    if (gpu < gpus || gpu >= gpus + MAX_GPUS) return INVALID_ARGUMENT;
+    if (!is_whole(gpu) && !is_mig(gpu)) return INVALID_ARGUMENT;
     long delay_ms = gpu_number_or(gpu, "delay_ms", 0);
     if (delay_ms > 0) usleep((useconds_t)delay_ms * 1000);
     return (int)gpu_number_or(gpu, "error", SUCCESS);
@@ -145,7 +169,7 @@ int nvmlInitWithFlags(u32 flags) {
     if (!file) return DRIVER_NOT_LOADED;
     fclose(file);
     if (lookup("init_error", text, sizeof text) && atoi(text)) return atoi(text);
-    for (int i = 0; i < MAX_GPUS; i++) gpus[i].index = i;
+    for (int i = 0; i < MAX_GPUS; i++) gpus[i] = (Gpu){.index = i, .gi = -1};
     init_count++;
     return SUCCESS;
 }
@@ -232,10 +256,270 @@ int nvmlDeviceGetMinorNumber(Gpu *gpu, u32 *out) {
     return result;
 }
 
+/* ---- MIG --------------------------------------------------------------------------------------------------- */
+
+typedef struct { u32 start, size; } Placement;
+typedef struct { int gpu; u32 id, profile; Placement placement; } GpuInstance;
+typedef struct { GpuInstance *parent; u32 id, slices; } ComputeInstance;
+typedef struct { u32 id, slices, count, size, places; u64 memory_mib; char name[64]; Placement place[MAX_SLICES]; } Profile;
+
+/* Handles stay those of their ids, as the driver's do until the instance is destroyed. */
+static GpuInstance instances[MAX_GPUS][64];
+static ComputeInstance computes[MAX_GPUS][64];
+
+static int read_profile(Gpu *gpu, u32 number, Profile *out) {
+    char key[48], text[TEXT], starts[TEXT] = "";
+    snprintf(key, sizeof key, "mig_profile.%u", number);
+    int result = gpu_raw(gpu, key, text, sizeof text);
+    if (result) return result;
+    memset(out, 0, sizeof *out);
+    if (sscanf(text, "%u;%u;%u;%llu;%u;%63[^;];%1023s", &out->id, &out->slices, &out->count, &out->memory_mib, &out->size,
+               out->name, starts) != 7) return UNKNOWN;
+    char *rest = starts;
+    for (char *start; (start = strsep(&rest, ",")) && out->places < MAX_SLICES;)
+        out->place[out->places++] = (Placement){(u32)atoi(start), out->size};
+    return SUCCESS;
+}
+
+static int profile_of_id(Gpu *gpu, u32 id, Profile *out) {
+    for (u32 number = 0; number < 32; number++)
+        if (!read_profile(gpu, number, out) && out->id == id) return SUCCESS;
+    return INVALID_ARGUMENT;
+}
+
+/* The instances of a GPU, in the file's order, into `instances`; -1 if they cannot be listed. */
+static int read_instances(Gpu *gpu, u32 *ids) {
+    char text[TEXT];
+    int found = 0;
+    if (gpu_raw(gpu, "gis", text, sizeof text)) return 0;
+    char *rest = text;
+    for (char *item; (item = strsep(&rest, ","));) {
+        GpuInstance one = {.gpu = gpu->index};
+        if (sscanf(item, "%u:%u:%u:%u", &one.id, &one.profile, &one.placement.start, &one.placement.size) != 4) continue;
+        if (one.id >= 64) continue;
+        instances[gpu->index][one.id] = one;
+        ids[found++] = one.id;
+    }
+    return found;
+}
+
+/* The MIG device with this index, into `migs`: compute instances in the file's order. */
+static Gpu *mig_device(Gpu *gpu, u32 index) {
+    char text[TEXT];
+    u32 at = 0;
+    if (index >= MAX_SLICES || gpu_raw(gpu, "cis", text, sizeof text)) return NULL;
+    char *rest = text;
+    for (char *item; (item = strsep(&rest, ","));) {
+        Gpu one = {.index = gpu->index};
+        if (sscanf(item, "%d:%d:%d:%47s", &one.gi, &one.ci, &one.slices, one.uuid) == 4 && at++ == index) {
+            migs[gpu->index][index] = one;
+            return &migs[gpu->index][index];
+        }
+    }
+    return NULL;
+}
+
+static int instance_of(Gpu *gpu, u32 id, GpuInstance **out) {
+    u32 ids[64];
+    int count = read_instances(gpu, ids);
+    for (int i = 0; i < count; i++)
+        if (ids[i] == id) {
+            *out = &instances[gpu->index][id];
+            return SUCCESS;
+        }
+    return NOT_FOUND;
+}
+
+static int mig_memory(Gpu *mig, u64 *total, u64 *reserved, u64 *available, u64 *used) {
+    GpuInstance *instance;
+    Profile profile;
+    char key[48];
+    Gpu *gpu = &gpus[mig->index];
+    int result = check(mig);
+    if (!result) result = instance_of(gpu, (u32)mig->gi, &instance);
+    if (!result) result = profile_of_id(gpu, instance->profile, &profile);
+    if (result) return result;
+    snprintf(key, sizeof key, "gi%d.mem_used", mig->gi);
+    *total = profile.memory_mib << 20;
+    *reserved = 0;
+    if (gpu_u64(gpu, key, used)) *used = 0;
+    *available = *total - *used;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetName(Gpu *gpu, char *out, u32 size) {
+    char text[TEXT];
+    GpuInstance *instance;
+    Profile profile;
+    int result = gpu_raw(gpu, "name", text, sizeof text);
+    if (!result && is_mig(gpu)) {
+        result = instance_of(&gpus[gpu->index], (u32)gpu->gi, &instance);
+        if (!result) result = profile_of_id(&gpus[gpu->index], instance->profile, &profile);
+        if (!result) snprintf(text + strlen(text), sizeof text - strlen(text), " %s", profile.name);
+    }
+    return result ? result : copy_text(text, out, size);
+}
+
+/* What the calls that list GPU instances begin with. */
+static int may_list(Gpu *gpu) {
+    int result = check(gpu);
+    if (result) return result;
+    if (!is_whole(gpu)) return INVALID_ARGUMENT;
+    if (gpu_number_or(gpu, "mig", 0) != 1) return NOT_SUPPORTED;
+    return gpu_number_or(gpu, "mig_monitor", 1) ? SUCCESS : NO_PERMISSION;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(Gpu *gpu, u32 *out) {
+    Profile profile;
+    int result = check(gpu);
+    if (!result) *out = read_profile(gpu, 0, &profile) ? 0 : profile.count;
+    return result;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(Gpu *gpu, u32 index, Gpu **out) {
+    int result = check(gpu);
+    if (result) return result;
+    if (!is_whole(gpu)) return INVALID_ARGUMENT;
+    if (gpu_number_or(gpu, "mig", 0) != 1) return NOT_SUPPORTED;
+    *out = mig_device(gpu, index);
+    return *out ? SUCCESS : NOT_FOUND;
+}
+
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Gpu *mig, Gpu **out) {
+    int result = check(mig);
+    if (result) return result;
+    if (!is_mig(mig)) return INVALID_ARGUMENT;
+    *out = &gpus[mig->index];
+    return SUCCESS;
+}
+
+int nvmlDeviceIsMigDeviceHandle(Gpu *gpu, u32 *out) {
+    int result = check(gpu);
+    if (!result) *out = (u32)is_mig(gpu);
+    return result;
+}
+
+int nvmlDeviceGetGpuInstanceId(Gpu *mig, u32 *out) {
+    int result = check(mig);
+    if (!result && !is_mig(mig)) result = NOT_SUPPORTED;
+    if (!result) *out = (u32)mig->gi;
+    return result;
+}
+
+int nvmlDeviceGetComputeInstanceId(Gpu *mig, u32 *out) {
+    int result = nvmlDeviceGetGpuInstanceId(mig, out);
+    if (!result) *out = (u32)mig->ci;
+    return result;
+}
+
+typedef struct { u32 sms, copies, decoders, encoders, jpegs, ofas, gi_slices, ci_slices; u64 memory_mib; } Attributes;
+
+int nvmlDeviceGetAttributes_v2(Gpu *mig, Attributes *out) {
+    GpuInstance *instance;
+    Profile profile;
+    int result = check(mig);
+    if (result) return result;
+    if (!is_mig(mig)) return NOT_SUPPORTED;
+    result = instance_of(&gpus[mig->index], (u32)mig->gi, &instance);
+    if (!result) result = profile_of_id(&gpus[mig->index], instance->profile, &profile);
+    if (result) return result;
+    *out = (Attributes){.sms = 14 * (u32)mig->slices, .gi_slices = profile.slices, .ci_slices = (u32)mig->slices,
+                        .memory_mib = profile.memory_mib};
+    return SUCCESS;
+}
+
+typedef struct { u32 id, p2p, slices, count, sms, copies, decoders, encoders, jpegs, ofas; u64 memory_mib; } ProfileInfo;
+typedef struct {
+    u32 version, id, p2p, slices, count, sms, copies, decoders, encoders, jpegs, ofas;
+    u64 memory_mib;
+    char name[96];
+} ProfileInfo2;
+
+/* Answered with MIG mode off as well, as NVIDIA's library does. */
+int nvmlDeviceGetGpuInstanceProfileInfo(Gpu *gpu, u32 number, ProfileInfo *out) {
+    Profile profile;
+    int result = read_profile(gpu, number, &profile);
+    if (result) return result;
+    *out = (ProfileInfo){.id = profile.id, .slices = profile.slices, .count = profile.count, .sms = 14 * profile.slices,
+                         .copies = profile.slices, .memory_mib = profile.memory_mib};
+    return SUCCESS;
+}
+
+int nvmlDeviceGetGpuInstanceProfileInfoV(Gpu *gpu, u32 number, ProfileInfo2 *out) {
+    Profile profile;
+    if (out->version != (sizeof *out | 2u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    int result = read_profile(gpu, number, &profile);
+    if (result) return result;
+    *out = (ProfileInfo2){.version = out->version, .id = profile.id, .slices = profile.slices, .count = profile.count,
+                          .sms = 14 * profile.slices, .copies = profile.slices, .memory_mib = profile.memory_mib};
+    snprintf(out->name, sizeof out->name, "%s", profile.name);
+    return SUCCESS;
+}
+
+/* With a null array only the number of placements is answered. */
+int nvmlDeviceGetGpuInstancePossiblePlacements_v2(Gpu *gpu, u32 id, Placement *out, u32 *count) {
+    Profile profile;
+    int result = check(gpu);
+    if (!result) result = profile_of_id(gpu, id, &profile);
+    if (result) return result;
+    u32 room = *count;
+    *count = profile.places;
+    if (!out) return SUCCESS;
+    if (room < profile.places) return INSUFFICIENT_SIZE;
+    memcpy(out, profile.place, profile.places * sizeof *out);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetGpuInstances(Gpu *gpu, u32 profile, GpuInstance **out, u32 *count) {
+    u32 ids[64];
+    int result = may_list(gpu);
+    if (result) return result;
+    int found = read_instances(gpu, ids);
+    *count = 0;
+    for (int i = 0; i < found; i++)
+        if (instances[gpu->index][ids[i]].profile == profile) out[(*count)++] = &instances[gpu->index][ids[i]];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetGpuInstanceById(Gpu *gpu, u32 id, GpuInstance **out) {
+    int result = may_list(gpu);
+    return result ? result : instance_of(gpu, id, out);
+}
+
+typedef struct { Gpu *device; u32 id, profile; Placement placement; } GpuInstanceInfo;
+
+int nvmlGpuInstanceGetInfo(GpuInstance *instance, GpuInstanceInfo *out) {
+    *out = (GpuInstanceInfo){&gpus[instance->gpu], instance->id, instance->profile, instance->placement};
+    return check(out->device);
+}
+
+/* All compute instances of a GPU instance; a profile's id is the number of its slices here. */
+int nvmlGpuInstanceGetComputeInstances(GpuInstance *instance, u32 profile, ComputeInstance **out, u32 *count) {
+    Gpu *gpu = &gpus[instance->gpu], *mig;
+    int result = check(gpu);
+    *count = 0;
+    for (u32 i = 0; !result && (mig = mig_device(gpu, i)); i++)
+        if (mig->gi == (int)instance->id && (u32)mig->slices == profile) {
+            computes[gpu->index][i] = (ComputeInstance){instance, (u32)mig->ci, (u32)mig->slices};
+            out[(*count)++] = &computes[gpu->index][i];
+        }
+    return result;
+}
+
+typedef struct { Gpu *device; GpuInstance *parent; u32 id, profile; Placement placement; } ComputeInstanceInfo;
+
+int nvmlComputeInstanceGetInfo_v2(ComputeInstance *one, ComputeInstanceInfo *out) {
+    *out = (ComputeInstanceInfo){&gpus[one->parent->gpu], one->parent, one->id, one->slices, {0, one->slices}};
+    return check(out->device);
+}
+
 /* ---- figures ---------------------------------------------------------------------------------------------- */
 
-int nvmlDeviceGetName(Gpu *gpu, char *out, u32 size) { return gpu_text(gpu, "name", out, size); }
-int nvmlDeviceGetUUID(Gpu *gpu, char *out, u32 size) { return gpu_text(gpu, "uuid", out, size); }
+int nvmlDeviceGetUUID(Gpu *gpu, char *out, u32 size) {
+    int result = check(gpu);
+    if (result) return result;
+    return is_mig(gpu) ? copy_text(gpu->uuid, out, size) : gpu_text(gpu, "uuid", out, size);
+}
 int nvmlDeviceGetSerial(Gpu *gpu, char *out, u32 size) { return gpu_text(gpu, "serial", out, size); }
 int nvmlDeviceGetPowerUsage(Gpu *gpu, u32 *out) { return gpu_u32(gpu, "power_mw", out); }
 int nvmlDeviceGetEnforcedPowerLimit(Gpu *gpu, u32 *out) { return gpu_u32(gpu, "power_limit_mw", out); }
@@ -251,6 +535,7 @@ typedef struct { u32 version; u64 total, reserved, free, used; } Memory2;
 
 int nvmlDeviceGetMemoryInfo_v2(Gpu *gpu, Memory2 *out) {
     if (out->version != (sizeof *out | 2u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    if (is_mig(gpu)) return mig_memory(gpu, &out->total, &out->reserved, &out->free, &out->used);
     int result = gpu_u64(gpu, "mem_total", &out->total);
     if (!result) result = gpu_u64(gpu, "mem_used", &out->used);
     if (result) return result;
@@ -269,7 +554,9 @@ int nvmlDeviceGetMemoryInfo(Gpu *gpu, Memory *out) {
 
 typedef struct { u32 gpu, memory; } Utilization;
 
+/* NVML gives none for a GPU in MIG mode, nor for its parts. */
 int nvmlDeviceGetUtilizationRates(Gpu *gpu, Utilization *out) {
+    if (is_mig(gpu) || gpu_number_or(gpu, "mig", 0) == 1) return NOT_SUPPORTED;
     int result = gpu_u32(gpu, "util_gpu", &out->gpu);
     return result ? result : gpu_u32(gpu, "util_mem", &out->memory);
 }
@@ -330,8 +617,10 @@ static int processes(Gpu *gpu, const char *key, u32 *count, Process *out) {
     char *rest = text;
     for (char *item; (item = strsep(&rest, ","));) {
         if (!*item) continue;
-        char *colon = strchr(item, ':');
+        char *colon = strchr(item, ':'), *second = colon ? strchr(colon + 1, ':') : NULL;
         Process process = {(u32)strtoul(item, NULL, 10), colon ? strtoull(colon + 1, NULL, 0) : ~0ULL, ~0u, ~0u};
+        if (second) process.gpu_instance = (u32)strtoul(second + 1, NULL, 10), process.compute_instance = 0;
+        if (is_mig(gpu) && process.gpu_instance != (u32)gpu->gi) continue;
         if (out && found < room) out[found] = process;
         found++;
     }

@@ -45,15 +45,21 @@ def messages(only: "list[int] | None", want_links: bool) -> "Iterator[dict[str, 
         return
     yield {"count": count, "driver_version": text(attempt([], nvml.nvmlSystemGetDriverVersion))}
     handles = {}  # type: dict[int, Any]
+    tables = {}  # type: dict[Any, list[dict[str, Any]]]
     for index in range(count) if only is None else only:
-        yield {"gpu": read_gpu(nvml, index, handles)}
+        yield {"gpu": read_gpu(nvml, index, handles, tables)}
     if want_links:
         yield {"links": links(nvml, handles), "places": places(nvml, handles)}
     yield {"done": True}
 
 
-def read_gpu(nvml: "Any", index: int, handles: "dict[int, Any]") -> "dict[str, Any]":
-    """All figures of one GPU; ``error`` where it cannot be talked to. Its handle goes into ``handles``."""
+def read_gpu(
+    nvml: "Any", index: int, handles: "dict[int, Any]", tables: "dict[Any, list[dict[str, Any]]]"
+) -> "dict[str, Any]":
+    """All figures of one GPU; ``error`` where it cannot be talked to. Its handle goes into ``handles``.
+
+    ``tables``: MIG profiles of the models seen so far.
+    """
     gpu = {"index": index}  # type: dict[str, Any]
     errors = []  # type: list[Any]
     try:
@@ -69,7 +75,7 @@ def read_gpu(nvml: "Any", index: int, handles: "dict[int, Any]") -> "dict[str, A
     if memory is not None:
         gpu["memory_total_mib"], gpu["memory_used_mib"] = memory.total >> 20, memory.used >> 20
     if not any(code(e) in GONE_CODES for e in errors):  # a GPU off the bus may take seconds to say so each time
-        read_figures(nvml, handle, gpu, errors)
+        read_figures(nvml, handle, gpu, errors, tables)
     lost = [e for e in errors if code(e) in GONE_CODES]
     lost += [e for e in trouble if memory is None and code(e) not in NOT_SUPPORTED_CODES]
     if lost:
@@ -85,7 +91,13 @@ def read_memory(nvml: "Any", handle: "Any", errors: "list[Any]") -> "Any":
     return attempt(errors, nvml.nvmlDeviceGetMemoryInfo, handle) if memory is None else memory
 
 
-def read_figures(nvml: "Any", handle: "Any", gpu: "dict[str, Any]", errors: "list[Any]") -> None:
+def read_figures(
+    nvml: "Any",
+    handle: "Any",
+    gpu: "dict[str, Any]",
+    errors: "list[Any]",
+    tables: "dict[Any, list[dict[str, Any]]]",
+) -> None:
     """Return the figures that may be missing one by one."""
     utilization = attempt(errors, nvml.nvmlDeviceGetUtilizationRates, handle)
     gpu["utilization_pct"] = None if utilization is None else utilization.gpu
@@ -96,7 +108,12 @@ def read_figures(nvml: "Any", handle: "Any", gpu: "dict[str, Any]", errors: "lis
     gpu["ecc_errors"] = read_ecc(nvml, handle, errors)
     mig = attempt(errors, nvml.nvmlDeviceGetMigMode, handle)
     gpu["mig_mode"] = None if mig is None else bool(mig[0])
-    gpu["processes"] = processes(nvml, handle, errors)
+    if gpu["mig_mode"]:
+        from gpusched.nodes.payload.mig import read_mig
+
+        gpu["processes"] = read_mig(nvml, handle, gpu, tables)
+    else:
+        gpu["processes"] = running(nvml, handle, ("Compute", "Graphics"), errors)
 
 
 def read_ecc(nvml: "Any", handle: "Any", errors: "list[Any]") -> "int | None":
@@ -114,10 +131,10 @@ def read_ecc(nvml: "Any", handle: "Any", errors: "list[Any]") -> "int | None":
     return sum(known) if known else None
 
 
-def processes(nvml: "Any", handle: "Any", errors: "list[Any]") -> "list[dict[str, Any]]":
+def running(nvml: "Any", handle: "Any", kinds: "tuple[str, ...]", errors: "list[Any]") -> "list[dict[str, Any]]":
     """Compute and graphics processes, each pid once with the larger of its two figures."""
     used = {}  # type: dict[int, int | None]
-    for kind in ("Compute", "Graphics"):
+    for kind in kinds:
         name = "nvmlDeviceGet%sRunningProcesses" % kind
         for process in either(nvml, (name, name + "_v2"), errors, handle) or ():
             memory = process.usedGpuMemory

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from gpusched.model.jobs import Mount
+from gpusched.model.slices import MigSlice
 from gpusched.nodes.transport import RemoteScript
 
 LAUNCHED = "launched"
@@ -30,7 +31,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
         command: argv; empty runs the image's own (an error where there is no image).
         env: What the job shall see besides the runtime's own additions.
         secrets: Environment variables whose values must reach neither an argv nor a disk.
-        gpus: NVML indices on the node.
+        gpus: NVML indices on the node, or numbers of slices (`gpusched.model.slices`).
+        slices: These slices as they are on the node, in the order of ``gpus``; empty of a job with whole GPUs.
         network: The container's network mode, ``host`` for gangs.
         hold: Create only; `Runtime.start` starts it when its whole gang is ready.
         output: File on the node's filesystem, already expanded; it is truncated, unless ``append``. None keeps the
@@ -66,6 +68,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     program: str = ""
     mounts: tuple[Mount, ...] = ()
     gpus: tuple[int, ...] = ()
+    slices: tuple[MigSlice, ...] = ()
     cores: int
     memory_mib: int
     network: str = "host"

@@ -6,6 +6,7 @@ import posixpath
 import shlex
 
 from gpusched.errors import UsageError
+from gpusched.model.slices import MigSlice
 from gpusched.nodes.batch.spool import RUN, SPOOL
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
 from gpusched.nodes.runtimes.checks import (
@@ -225,8 +226,8 @@ class EngineRuntime:
 
     binary: str
 
-    def gpu_arguments(self, gpus: tuple[int, ...]) -> tuple[str, ...]:
-        """Options that give a container these GPUs and no others."""
+    def gpu_arguments(self, gpus: tuple[int, ...], slices: tuple[MigSlice, ...] = ()) -> tuple[str, ...]:
+        """Options that give a container these GPUs, or these slices, and no others."""
         raise NotImplementedError
 
     create_arguments: tuple[str, ...] = ()
@@ -348,7 +349,7 @@ memlock() {{
             *("--network", request.network),
             *("--cpus", str(request.cores), "--memory", f"{request.memory_mib}m"),
             *_shared_memory(request),
-            *self.gpu_arguments(request.gpus),
+            *self.gpu_arguments(request.gpus, request.slices),
             *user,
             *(("--workdir", request.workdir) if request.workdir is not None else ()),
             *_repeat("--mount", mounts),
@@ -366,12 +367,14 @@ class Podman(EngineRuntime):
     # journald, the default where systemd runs, drops lines of jobs that write fast.
     create_arguments = ("--pull", "missing", "--log-driver", "k8s-file")
 
-    def gpu_arguments(self, gpus: tuple[int, ...]) -> tuple[str, ...]:
-        """One CDI device per GPU; podman silently ignores --gpus.
+    def gpu_arguments(self, gpus: tuple[int, ...], slices: tuple[MigSlice, ...] = ()) -> tuple[str, ...]:
+        """One CDI device per GPU or slice; podman silently ignores --gpus.
 
+        nvidia-ctk calls a slice ``GPU:DEVICE``, and puts its files below /dev/nvidia-caps into the container with it.
         CUDA images ask for all GPUs by a variable that an old NVIDIA hook beside CDI obeys: void turns that off.
         """
-        devices = (word for gpu in gpus for word in ("--device", f"nvidia.com/gpu={gpu}"))
+        names = [f"{one.gpu}:{one.device}" for one in slices] or list(map(str, gpus))
+        devices = (word for name in names for word in ("--device", f"nvidia.com/gpu={name}"))
         return (*devices, "--env", "NVIDIA_VISIBLE_DEVICES=void")
 
 
@@ -384,7 +387,7 @@ class Docker(EngineRuntime):
     # `docker logs` cannot read what a daemon-wide driver such as syslog took.
     create_arguments = ("--log-driver", "json-file")
 
-    def gpu_arguments(self, gpus: tuple[int, ...]) -> tuple[str, ...]:
+    def gpu_arguments(self, gpus: tuple[int, ...], slices: tuple[MigSlice, ...] = ()) -> tuple[str, ...]:
         """--gpus with the inner quotes that keep docker from splitting at the comma.
 
         CUDA images ask for all GPUs by a variable that NVIDIA's runtime, where it is the default, obeys: void turns
@@ -392,7 +395,8 @@ class Docker(EngineRuntime):
         """
         if not gpus:
             return ("--env", "NVIDIA_VISIBLE_DEVICES=void")
-        return ("--gpus", f'"device={",".join(map(str, gpus))}"')
+        names = [one.uuid or "" for one in slices] or list(map(str, gpus))
+        return ("--gpus", f'"device={",".join(names)}"')
 
 
 def _shared_memory(request: LaunchRequest) -> tuple[str, ...]:

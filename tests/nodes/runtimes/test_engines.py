@@ -4,6 +4,7 @@ import pytest
 
 from gpusched.model.jobs import Mount
 from gpusched.model.resources import RuntimeName
+from gpusched.model.slices import MigSlice
 from gpusched.nodes.runtimes import AttemptRef
 from gpusched.nodes.transport import RemoteScript
 from tests.nodes.runtimes.world import CLUSTER, IMAGE, World
@@ -142,6 +143,20 @@ def test_the_job_gets_the_gpus_it_was_given(engine: World) -> None:
         assert output.split() == ["GPU_0=present", "GPU_3=present", "NVIDIA_VISIBLE_DEVICES=void", "nvidia0", "nvidia3"]
     else:
         assert output.split() == ["NVIDIA_VISIBLE_DEVICES=0,3"]
+
+
+def test_the_job_gets_its_slices_and_nothing_else(engine: World) -> None:
+    assert engine.node is not None
+    engine.node.cut_gpu(2, "1g.10gb:0", "3g.40gb:4", "1g.10gb:1")
+    engine.node.run(["nvidia-ctk", "cdi", "generate", "--output=/var/run/cdi/nvidia.yaml"])
+    given = MigSlice(gpu=2, start=1, profile="1g.10gb", uuid="MIG-b", gi=8, ci=0, device=2)
+    script = "env | grep -E '^GPU_|^NVIDIA_VISIBLE' | sort; ls /dev | grep 'nvidia[0-9]'; ls /dev/nvidia-caps"
+    _, output = engine.finish("sh", "-c", script, gpus=(given.number,), slices=(given,))
+    engine.node.run(["rm", "/var/run/cdi/nvidia.yaml"])
+    if engine.name is RuntimeName.PODMAN:
+        assert output.split() == ["GPU_2_2=present", "NVIDIA_VISIBLE_DEVICES=void", "nvidia2", "nvidia-cap208"]
+    else:
+        assert output.split()[0] == "NVIDIA_VISIBLE_DEVICES=MIG-b"
 
 
 def test_a_job_without_gpus_gets_none(engine: World) -> None:

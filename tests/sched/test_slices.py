@@ -1,0 +1,189 @@
+"""MIG slices in decisions: who gets them, that nobody gets one twice, and what a node has left for whole GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
+from gpusched.model.plan import Plan, ReasonCode, Start
+from gpusched.model.slices import slice_index
+from gpusched.model.slicetables import GPU_PARTS, PUBLISHED, gpus_counted, parts_of
+from gpusched.model.snapshot import NodeView, PendingView, RunningView, SliceView, Snapshot
+from gpusched.sched.check import check
+from gpusched.sched.decide import decide
+from gpusched.sched.slices.split import joined, split
+from tests.sched import worlds
+from tests.sched.worlds import NOW, after, node, snapshot, started
+
+SEVEN = {"1g.10gb": tuple(range(7))}
+MIXED = {"3g.40gb": (0,), "1g.10gb": (4, 5, 6)}
+
+
+def cut(view: NodeView, geometry: dict[int, dict[str, tuple[int, ...]]]) -> NodeView:
+    """The node with these GPUs cut: GPU -> profile -> where slices start."""
+    slices = tuple(
+        SliceView(slice_index(gpu, start), profile)
+        for gpu, profiles in geometry.items()
+        for profile, starts in profiles.items()
+        for start in starts
+    )
+    return replace(view, slices=slices)
+
+
+def pending(job_id: str, count: int, profile: str = "", **more: Any) -> PendingView:
+    view = worlds.pending(job_id, count, **{"cores_per_node": 1, "memory_mib_per_node": 1024, **more})
+    return replace(view, spec=replace(view.spec, profile=profile))
+
+
+def running(job_id: str, where: dict[str, tuple[int, ...]], profile: str = "", cores: int = 1) -> RunningView:
+    view = worlds.running(job_id, where, NOW + 600, cores=cores)
+    (gpus, *_) = where.values()
+    spec = JobSpec(name="r", partition="p", nodes=len(where), gpus_per_node=len(gpus), cores_per_node=cores,
+                   memory_mib_per_node=1024, time_limit_s=600, profile=profile)  # fmt: skip
+    return replace(view, spec=spec)
+
+
+def decided(snap: Snapshot) -> Plan:
+    """What is decided, of which the check refuses nothing."""
+    plan, rejections = check(decide(snap), snap)
+    assert rejections == ()
+    return plan
+
+
+def test_jobs_for_slices_get_slices_and_jobs_for_gpus_whole_ones() -> None:
+    nodes = [cut(node("a", gpus=2), {1: MIXED})]
+    jobs = [pending("one", 2, "1g.10gb"), pending("big", 1, "3g.40gb"), pending("gpu", 1), pending("next", 1)]
+    plan = decided(snapshot(nodes, jobs, backfill="easy"))
+    assert started(plan) == {"one": [("a", (2004, 2005))], "big": [("a", (2000,))], "gpu": [("a", (0,))]}
+    assert plan.reasons["next"].code is ReasonCode.RESOURCES, "the cut GPU is none for it"
+
+
+def test_a_slice_is_one_jobs() -> None:
+    nodes = [cut(node("a", gpus=1), {0: SEVEN}), cut(node("b", gpus=1), {0: SEVEN})]
+    busy = [running("r", {"a": (1000, 1001, 1002)}, "1g.10gb")]
+    jobs = [pending("gang", 4, "1g.10gb", nodes=2), pending("x", 3, "1g.10gb"), pending("y", 1, "1g.10gb")]
+    plan = decided(snapshot(nodes, jobs, busy, backfill="easy"))
+    assert started(plan) == {"gang": [("a", (1003, 1004, 1005, 1006)), ("b", (1000, 1001, 1002, 1003))],
+                             "x": [("b", (1004, 1005, 1006))]}  # fmt: skip
+    assert plan.reasons["y"].code is ReasonCode.RESOURCES
+
+
+def test_a_queue_for_slices_does_not_hold_up_whole_gpus() -> None:
+    nodes = [cut(node("a", gpus=2), {1: SEVEN})]
+    jobs = [pending("eight", 8, "1g.10gb"), pending("none", 1, "2g.20gb"), pending("gpu", 1)]
+    plan = decided(snapshot(nodes, jobs))
+    assert started(plan) == {"gpu": [("a", (0,))]}
+    assert {plan.reasons[name].code for name in ("eight", "none")} == {ReasonCode.BAD_CONSTRAINTS}
+
+
+def test_a_job_names_nodes_as_they_are_called() -> None:
+    nodes = [cut(node(name, gpus=1), {0: SEVEN}) for name in "abc"]
+    jobs = [pending("c", 1, "1g.10gb", nodelist=("c",)), pending("b", 1, "1g.10gb", exclude=("a",)),
+            pending("d", 1, "1g.10gb", excluded_nodes=("a", "b"))]  # fmt: skip
+    assert {name: where[0][0] for name, where in started(decided(snapshot(nodes, jobs))).items()} == {
+        "c": "c", "b": "b", "d": "c"}  # fmt: skip
+
+
+def test_what_cannot_be_used_is_not_given() -> None:
+    blocked = {slice_index(0, start): "BUSY: pid 1" for start in range(6)}
+    nodes = [replace(cut(node("a", gpus=1), {0: SEVEN}), blocked=blocked)]
+    plan = decided(snapshot(nodes, [pending("x", 1, "1g.10gb"), pending("y", 1, "1g.10gb")], backfill="easy"))
+    assert started(plan) == {"x": [("a", (1006,))]}
+
+
+@pytest.mark.parametrize(
+    ("profile", "gpus", "why"),
+    [
+        ("", (1,), "GPU 1 of a is cut into slices"),
+        ("", (2000,), "node a has no GPU 2000"),
+        ("1g.10gb", (0,), "node a has no slice 0"),
+        ("1g.10gb", (2000,), "node a has no slice 1:1g.10gb@0"),
+        ("3g.40gb", (2000, 2000), "a GPU of a is allocated twice"),
+    ],
+)
+def test_the_check_knows_what_a_slice_is(profile: str, gpus: tuple[int, ...], why: str) -> None:
+    snap = snapshot([cut(node("a", gpus=2), {1: MIXED})], [pending("j", len(gpus), profile)])
+    part = NodeAllocation(rank=0, node="a", gpus=gpus, cores=1, memory_mib=1024)
+    start = Start("j", Allocation("j", (part,)))
+    plan, rejections = check(Plan(actions=(start,)), snap)
+    assert not plan.actions
+    assert rejections[0].why == why
+
+
+def test_slices_have_their_share_of_the_nodes_cores_and_whole_gpus_the_rest() -> None:
+    rows = split(snapshot([cut(node("a", gpus=4, cores=64), {3: MIXED})], [])).nodes
+    assert {row.name: (row.partition, row.gpus, row.cores) for row in rows} == {
+        "a": ("p", (0, 1, 2), 50),  # of the cut GPU's 16, 14 are its slices'
+        "a/3g.40gb": ("p/3g.40gb", (4000,), 8),
+        "a/1g.10gb": ("p/1g.10gb", (4004, 4005, 4006), 6),
+    }
+
+
+def test_cores_that_a_job_already_had_come_to_slices_when_it_ends() -> None:
+    nodes, job = [cut(node("a", gpus=4, cores=64), {3: MIXED})], pending("x", 1, "1g.10gb", cores_per_node=6)
+    free = {
+        held: started(decided(snapshot(nodes, [job], [running("r", {"a": (0,)}, cores=held)], backfill="easy")))
+        for held in (50, 58, 59, 64)
+    }
+    assert free == {50: {"x": [("a", (4004,))]}, 58: {"x": [("a", (4004,))]}, 59: {}, 64: {}}, "the 3g.40gb lends first"
+    waits = decided(snapshot(nodes, [job], [running("r", {"a": (0,)}, cores=60)], backfill="easy")).reasons["x"]
+    assert waits.code is ReasonCode.RESOURCES
+    assert "10:00" in waits.message, "it can start when that job ends"
+
+
+def test_nothing_is_split_where_there_are_no_slices() -> None:
+    snap = snapshot([node("a")], [pending("j", 1)])
+    assert split(snap) is snap
+    once = split(snapshot([cut(node("a"), {0: SEVEN})], [pending("j", 1, "1g.10gb")]))
+    assert split(once) is once
+    plan = decide(once)
+    assert joined(plan) == plan
+
+
+def test_a_share_is_the_larger_of_compute_and_memory() -> None:
+    assert [parts_of(name) for name in ("", "1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "7g.80gb")] == [
+        56, 8, 8, 14, 16, 28, 56]  # fmt: skip
+    assert [parts_of(name) for name in ("1g.6gb", "2g.12gb", "4g.24gb", "2g.99gb")] == [14, 28, 56, 16]
+    assert gpus_counted(7, "1g.10gb") == 1.0
+    for profiles in PUBLISHED.values():
+        for one in profiles:
+            assert one.max_count * parts_of(one.name) <= GPU_PARTS
+
+
+GEOMETRIES = st.sampled_from([{}, SEVEN, MIXED, {"3g.40gb": (0, 4)}, {"7g.80gb": (0,)}, {"2g.20gb": (0, 2, 4)}])
+PROFILES = st.sampled_from(["", "1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"])
+
+
+@st.composite
+def sliced(draw: st.DrawFn) -> Snapshot:
+    nodes = [
+        cut(node(f"n{i}", gpus=4, cores=draw(st.sampled_from([8, 32]))),
+            {gpu: draw(GEOMETRIES) for gpu in range(4)})
+        for i in range(draw(st.integers(1, 3)))
+    ]  # fmt: skip
+    jobs = [
+        pending(f"j{i}", draw(st.integers(1, 4)), draw(PROFILES), nodes=draw(st.integers(1, 2)),
+                cores_per_node=draw(st.integers(1, 6)), limit=draw(st.sampled_from([600, 3600])))
+        for i in range(draw(st.integers(0, 12)))
+    ]  # fmt: skip
+    whole = [(n.name, gpu) for n in nodes for gpu in n.gpus if all(one.number // 1000 - 1 != gpu for one in n.slices)]
+    busy = [running(f"r{name}{gpu}", {name: (gpu,)}, cores=draw(st.integers(1, 12))) for name, gpu in whole[:5]]
+    backfill, place = draw(st.sampled_from(["none", "easy"])), draw(st.sampled_from(["first-fit", "best-fit"]))
+    return snapshot(nodes, jobs, busy, backfill=backfill, place=place)
+
+
+@given(sliced())
+def test_every_decision_stands_the_check_and_a_second_one_gives_nothing_twice(snap: Snapshot) -> None:
+    assert {row.name: row.cores for row in split(snap).nodes if row.cores < 0} == {}
+    plan = decided(snap)
+    assert set(started(plan)) | set(plan.reasons) == {view.id for view in snap.pending}
+    later = after(snap, plan)
+    again = decided(later)
+    taken = [(part.node, gpu) for view in after(later, again).running for part in view.allocation.parts
+             for gpu in part.gpus]  # fmt: skip
+    assert len(taken) == len(set(taken))
