@@ -89,4 +89,5 @@ def test_rewarded_with_utilization_it_waits_where_that_helps():
     hyper = replace(
         dqn.WAIT, episodes=2500, every=100, patience=100, clusters=32, begin=1024, batch=128, rate=1e-3, blend=0.02
     )
-    assert dqn.train(setting, "wait", hyper, 0, until=lambda point: point.utilization >= better).best.utilization >= better
+    learned = dqn.train(setting, "wait", hyper, 0, until=lambda point: point.utilization >= better)
+    assert learned.best.utilization >= better
