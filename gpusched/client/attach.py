@@ -69,7 +69,8 @@ def _running_job(client: Client, text: str) -> JobRecord:
 def _node_and_runtime(client: Client, job: JobRecord, rank: int) -> tuple[Node, str]:
     part = next((p for p in job.allocation.parts if p.rank == rank), None) if job.allocation else None
     if part is None:
-        raise UsageError(f"job {job.id} has no rank {rank}", f"valid ranks: 0 to {job.spec.nodes - 1}")
+        valid = ", ".join(map(str, job.ranks)) if job.spec.is_hot else f"0 to {job.spec.nodes - 1}"
+        raise UsageError(f"job {job.id} has no rank {rank}", f"valid ranks: {valid}")
     node = client.inventory.node(part.node)
     if node is None:
         raise GpuschedError(f"job {job.id} runs on {part.node}, which is no longer in {client.inventory.path}")

@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -79,9 +79,9 @@ def ranks_of(client: Client, request: LogRequest) -> int:
     return 1 if request.rank is not None else len(_ranks_with_output(_one_job(client, request.job)))
 
 
-def _ranks_with_output(job: JobRecord) -> range:
+def _ranks_with_output(job: JobRecord) -> Sequence[int]:
     """Return the ranks with output: all, or of a script the first, which gathers the output of its steps."""
-    return range(job.spec.nodes if job.spec.script is None else 1)
+    return job.ranks if job.spec.script is None else range(1)
 
 
 def _one_job(client: Client, text: str) -> JobRecord:
@@ -95,8 +95,8 @@ def _one_job(client: Client, text: str) -> JobRecord:
 
 
 def _check(job: JobRecord, request: LogRequest) -> None:
-    if request.rank is not None and not 0 <= request.rank < job.spec.nodes:
-        raise UsageError(f"job {job.id} has no rank {request.rank}", f"valid ranks: 0 to {job.spec.nodes - 1}")
+    if request.rank is not None and request.rank not in job.past_ranks:
+        raise UsageError(f"job {job.id} has no rank {request.rank}", f"valid ranks: 0 to {job.past_ranks[-1]}")
     if request.attempt is not None and not 1 <= request.attempt <= job.attempt:
         what = "has not started yet" if not job.attempt else f"has attempts 1 to {job.attempt}"
         raise UsageError(f"job {job.id} {what}; there is no attempt {request.attempt}")

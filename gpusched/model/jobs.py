@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Literal, Self
 
@@ -458,6 +458,19 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     def count(self) -> int:
         """Return how many jobs the record stands for."""
         return count(self.tasks) if self.tasks else 1
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Return the numbers of its ranks, ascending; a hot job's may have gaps, where ranks have left it."""
+        if not self.spec.is_hot or self.allocation is None:
+            return range(self.spec.nodes)
+        return sorted(part.rank for part in self.allocation.parts)
+
+    @property
+    def past_ranks(self) -> range:
+        """Return the numbers that ranks of it may have had."""
+        joined = self.resizes.next_rank if self.resizes is not None else 0
+        return range(max(joined, *(rank + 1 for rank in self.ranks), 1))
 
     @property
     def limit_s(self) -> float:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.errors import UsageError
+from gpusched.model.units import count_of
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.sizing.live import pace_of
 from gpusched.sched.state import Floats, filled
@@ -27,7 +28,7 @@ def elastic_of(trace: Trace) -> ResizableJobs | None:
         return None
     sizes = [tuple(trace.progress.sizes(job)) for job in range(len(trace))]
     least, most = (np.array([size[i] for size in sizes], np.int64) for i in (0, -1))
-    return ResizableJobs(least=least, most=most, linear=True, sizes=sizes)
+    return ResizableJobs(least=least, most=most, linear=True, sizes=sizes, rank_gpus=trace.progress.rank_gpus)
 
 
 def own_speed(trace: Trace, job: int, gpus: int) -> float:
@@ -36,6 +37,18 @@ def own_speed(trace: Trace, job: int, gpus: int) -> float:
         return 1.0
     speeds = trace.progress.speeds(job)
     return pace_of(speeds, gpus) / pace_of(speeds, int(trace.gpus[job]))
+
+
+def pauses(trace: Trace) -> Floats:
+    """Return for how long each job, if hot, makes no step when ranks join or leave, ``float64[jobs]``; unknown: 0 s."""
+    return np.zeros(len(trace)) if trace.progress is None else np.nan_to_num(trace.progress.cost_s)
+
+
+def rank_gpus(world: SimWorld, job: int) -> int:
+    """Return the GPUs of each rank of a hot job; 0: a resize stops it, as where its ranks cannot have a node each."""
+    elastic, shape = world.options.elastic, int(world.demand.shape[job])
+    found = 0 if elastic is None or elastic.rank_gpus is None or shape < 0 else int(elastic.rank_gpus[job])
+    return found if found and world.sim.shapes[shape]["gpus"] == found else 0
 
 
 class TargetSize(NamedTuple):
@@ -67,7 +80,18 @@ class ResizedShapes:
         if elastic is None or not elastic.least[job] <= gpus <= elastic.most[job]:
             allowed = "is rigid" if elastic is None else f"may have {elastic.least[job]} to {elastic.most[job]} GPUs"
             raise UsageError(f"job {trace.ids[job]} cannot be resized to {gpus} GPUs: it {allowed}")
-        own = int(world.demand.shape[job])
+        world, found = self._shape(world, job, size)
+        if (rank := rank_gpus(world, job)) and world.sim.shapes[found]["gpus"] != rank:
+            why = f"no {count_of(gpus // rank, 'node')} can have a rank each"
+            raise UsageError(f"job {trace.ids[job]} cannot be resized to {gpus} GPUs: {why}")
+        return world, found
+
+    def shape_of_rank(self, world: SimWorld, job: int) -> tuple[SimWorld, int]:
+        """Return the world with the request of one rank of a hot job, and its index."""
+        return self._shape(world, job, TargetSize(rank_gpus(world, job), nodes=1))
+
+    def _shape(self, world: SimWorld, job: int, size: TargetSize) -> tuple[SimWorld, int]:
+        trace, gpus, own = world.trace, size.gpus, int(world.demand.shape[job])
         if own < 0 or trace.gpus[job] < 1:
             raise UsageError(f"job {trace.ids[job]} cannot be resized: it has no GPUs, or can never run here")
         base = world.sim.shapes[own]

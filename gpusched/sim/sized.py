@@ -43,7 +43,7 @@ from gpusched.sim.engine.sized import ASK, AT, OF_JOB, PARTITION, UNSOUND, Sizer
 from gpusched.sim.engine.state import EventLog
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS
-from gpusched.sim.resizing import ResizedShapes, TargetSize, own_speed
+from gpusched.sim.resizing import ResizedShapes, TargetSize, own_speed, pauses, rank_gpus
 
 _PLENTY = 1 << 40  # cores or MiB of a node that does not model them
 KNOWS: Knows = "oracle"  # running jobs by their progress, waiting ones by earlier reports, else limits
@@ -54,7 +54,7 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
     spec, elastic = world.policy.spec, world.options.elastic
     assert spec is not None
     assert elastic is not None
-    world, menus, menu = _with_menus(world, elastic)
+    world, menus, menu, ranks = _with_menus(world, elastic)
     world, rows, kind, notes = _with_rows(world, menus, menu)
     jobs, most = len(world.trace), menus.sizes.shape[1]
     # A job's nodes must have room for its widest size.
@@ -85,7 +85,7 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
     at = np.zeros(AT, np.int64)
     at[PARTITION] = len(world.sim.dirty)
     sizer = Sizer(
-        jobs=_jobs(world, menus, menu, kind),
+        jobs=_jobs(world, menus, menu, kind, ranks),
         rows=rows,
         own=_own_speeds(world, menus, menu),
         stopped=np.full((jobs, spec.resize.per_hour), -np.inf),
@@ -107,12 +107,15 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
     return world, sizer
 
 
-def _jobs(world: SimWorld, menus: Menus, menu: Ints, kind: Ints) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-    """Return the jobs' records, ``OF_JOB[jobs]``."""
+def _jobs(
+    world: SimWorld, menus: Menus, menu: Ints, kind: Ints, ranks: Ints
+) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    """Return the jobs' records, ``OF_JOB[jobs]``; ``ranks``: `OF_JOB`'s ``rank_shape`` of each menu."""
     shapes, demand = world.sim.shapes, world.demand
     of = shapes[np.maximum(demand.shape, 0)] if len(shapes) else np.zeros(len(menu), shapes.dtype)
     parts: Ints = of["parts"]
     gpus: Ints = parts * of["gpus"]
+    hot = ranks[menu] >= 0
     at_least_one, progress = np.maximum(gpus, 1), world.trace.progress
     return filled(
         OF_JOB,
@@ -126,6 +129,9 @@ def _jobs(world: SimWorld, menus: Menus, menu: Ints, kind: Ints) -> np.ndarray[t
         limit=np.where(np.isfinite(world.trace.limit), world.trace.limit, np.inf),
         reports=True if progress is None else np.isfinite(progress.steps),
         cooldown_s=0.0 if progress is None else progress.cooldown_s,
+        rank_gpus=np.where(hot, of["gpus"], 0),
+        rank_shape=ranks[menu],
+        cost_s=np.where(hot, pauses(world.trace), world.restart_s),
     )
 
 
@@ -145,31 +151,39 @@ def _sizes_of(own: int, least: int, most: int) -> tuple[int, ...]:
     return tuple(sorted({own, *(1 << k for k in range(most.bit_length()) if least <= 1 << k <= most)}))
 
 
-def _with_menus(world: SimWorld, elastic: ResizableJobs) -> tuple[SimWorld, Menus, Ints]:
-    """Return the world with all sizes, the menus, and each job's menu; for jobs that never run, without requests."""
+def _with_menus(world: SimWorld, elastic: ResizableJobs) -> tuple[SimWorld, Menus, Ints, Ints]:
+    """Return the world with all sizes, the menus, each job's menu, and each menu's request of one rank (-1: not hot).
+
+    For jobs that never run, without requests.
+    """
     trace = world.trace
     measured = () if elastic.linear else (trace.model, trace.gpu_type)  # else one without figures has all the same
     given = elastic.sizes or [()] * len(trace)
     known = {sizes: n for n, sizes in enumerate(dict.fromkeys(given))}
     listed = [known[sizes] for sizes in given]
-    columns = np.column_stack((world.demand.shape, trace.gpus, elastic.least, elastic.most, listed, *measured))
+    of_rank = np.zeros(len(trace), np.int64) if elastic.rank_gpus is None else elastic.rank_gpus
+    columns = np.column_stack((world.demand.shape, trace.gpus, elastic.least, elastic.most, listed, of_rank, *measured))
     distinct, first, index = np.unique(columns, axis=0, return_index=True, return_inverse=True)
-    made, menus = ResizedShapes(), []
+    menus: list[dict[int, int]] = []
+    made, ranks = ResizedShapes(), np.full(len(distinct), -1, np.int64)
     for (shape, own, least, most, *_), job in zip(distinct.tolist(), first.tolist(), strict=True):
-        found = {}
+        found, rank = {}, rank_gpus(world, job)
         for gpus in given[job] or _sizes_of(own, least, most) if shape >= 0 else (own,):
             if gpus == own:
                 found[gpus] = shape
                 continue
             try:
-                world, found[gpus] = made.shape(world, job, _size(world, elastic, job, gpus))
+                size = _size(world, elastic, job, gpus) if rank == 0 else TargetSize(gpus, nodes=gpus // rank)
+                world, found[gpus] = made.shape(world, job, size)
             except UsageError:  # no equal parts of it fit the nodes
                 continue
+        if rank > 0:
+            world, ranks[len(menus)] = made.shape_of_rank(world, job)
         menus.append(found)
     each = zip(*(world.sim.shapes[name].tolist() for name in ("cores", "memory")), strict=True)
     amounts: list[Amounts] = [(amount, amount) for amount in each]
     given_at = [{gpus: amounts[at] for gpus, at in sizes.items() if at >= 0} for sizes in menus]
-    return world, menus_of(menus, given_at), index.reshape(-1)
+    return world, menus_of(menus, given_at), index.reshape(-1), ranks
 
 
 def _size(world: SimWorld, elastic: ResizableJobs, job: int, gpus: int) -> TargetSize:

@@ -22,8 +22,10 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.sched.backfill import attempt, give
 from gpusched.sched.place import node_fits
+from gpusched.sched.sizing.ranks import join_nodes
 from gpusched.sched.state import OK, STARTED, Ints, PlacementRequest, Resources, copied
 from gpusched.sim.engine.build import ReplayOptions, log_of, result_of, world_of
+from gpusched.sim.engine.hot import change_ranks
 from gpusched.sim.engine.ledger import exceeds_at, exceeds_limit, set_gpus
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import WHOLE, work_left
@@ -33,7 +35,7 @@ from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Pool
-from gpusched.sim.resizing import ResizedShapes, TargetSize, own_speed
+from gpusched.sim.resizing import ResizedShapes, TargetSize, own_speed, pauses, rank_gpus
 from gpusched.sim.result import PREEMPTED, RESIZED, ReplayResult
 from gpusched.traces.trace import Trace
 
@@ -203,7 +205,8 @@ class Stepper:
         A waiting job will start with it. A running one is stopped and at once started again on ``nodes``, or where
         the placement rule says; its own nodes count as free for that, its work is kept, and its `restart_s` pass before
         it goes on. ``size``: its GPUs, with which cores and memory go; or a `TargetSize`. It goes as fast as was
-        measured (`ReplayOptions.rates`) with so many GPUs over so many nodes, cores and memory.
+        measured (`ReplayOptions.rates`) with so many GPUs over so many nodes, cores and memory. A hot job that runs is
+        not stopped: ranks join on those of ``nodes`` that it does not have, or its last ones leave.
 
         Raises:
             UsageError: The job may not have that size (`ReplayOptions.elastic`), nothing says how fast it goes then, it
@@ -215,8 +218,7 @@ class Stepper:
             raise UsageError(f"job {job} cannot be resized: it neither waits nor runs, or has only just started")
         if self._world.options.elastic is None:
             raise UsageError(f"job {job} cannot be resized: no jobs are elastic", "see Options.elastic")
-        size = TargetSize(size) if isinstance(size, int) else size
-        world, shape = self._sizes.shape(self._world, job, size)
+        world, shape = self._sizes.shape(self._world, job, self._target(job, size))
         world, row = self._sizes.row(world, job, shape)
         request = shape_request(world.sim.shapes, shape)
         self._world = world
@@ -226,6 +228,8 @@ class Stepper:
         (parts, each), ledger = self.parts(job), world.sim.ledger
         if ledger is not None and exceeds_at(ledger, job, request.parts * request.gpus, parts * each, np.inf):
             return False
+        if rank_gpus(self._world, job) > 0:
+            return self._change_ranks(job, shape, row, nodes)
         resources = self._resources_without(job)
         chosen = self._nodes_for(job, request, resources) if nodes is None else tuple(nodes)
         if chosen is None:
@@ -247,11 +251,44 @@ class Stepper:
         Raises:
             UsageError: As `resize`.
         """
-        world, shape = self._sizes.shape(self._world, job, TargetSize(size) if isinstance(size, int) else size)
+        world, shape = self._sizes.shape(self._world, job, self._target(job, size))
         self._world, row = self._sizes.row(world, job, shape)
         pace, at = self._world.sim.pace, self._world.sim.shapes[shape]
         assert pace is not None
         return float(pace.speed[np.unique(pace.kind[at["lo"] : at["hi"]]), row, 0].min()) if row >= 0 else 1.0
+
+    def _target(self, job: int, size: int | TargetSize) -> TargetSize:
+        """Return the size, of a hot job with a node for each rank."""
+        size = TargetSize(size) if isinstance(size, int) else size
+        rank = rank_gpus(self._world, job)
+        return size._replace(nodes=size.gpus // rank) if rank else size
+
+    def _change_ranks(self, job: int, shape: int, row: int, nodes: Sequence[int] | None) -> bool:
+        """Let ranks of a running hot job join or leave; return whether those that are to join find nodes."""
+        sim, passes, own = self._world.sim, self._world.passes, self.nodes_of(job)
+        request = shape_request(sim.shapes, shape)
+        joins = np.zeros(max(0, request.parts - len(own)), np.int64)
+        if nodes is not None:
+            given = [node for node in nodes if node not in own]
+            if not self._fit(job, request._replace(parts=len(joins)), sim.resources, given):
+                raise UsageError(f"job {job} cannot have ranks on nodes {given}: not free, or not what it needs")
+            joins[:] = given
+        elif join_nodes(sim.resources, passes.jobs.masks, request, own, passes.scratch.racks, joins) < len(joins):
+            return False
+        self._make_room(job, request.parts, own)
+        self._resized[row] += 1
+        speed = own_speed(self._world.trace, job, request.parts * request.gpus)
+        pause_s = float(pauses(self._world.trace)[job])
+        change_ranks(self._world.sim, self._log, job, shape, row, speed, joins, np.inf, pause_s)
+        return True
+
+    def _make_room(self, job: int, parts: int, held: Sequence[int] | Ints = ()) -> None:
+        """Give the job room for so many nodes, of which it has ``held``."""
+        sim, before = self._world.sim, self.parts(job)[0]
+        if parts > before:
+            sim.jobs[job]["offset"] = len(sim.held)
+            self._world = self._world._replace(sim=sim._replace(held=np.append(sim.held, np.full(parts, -1))))
+            self._world.sim.held[len(sim.held) : len(sim.held) + len(held)] = held
 
     def _resources_without(self, job: int) -> Resources:
         """Return what would be free without a running job."""
@@ -265,16 +302,14 @@ class Stepper:
 
     def _set_size(self, job: int, shape: int, row: int) -> None:
         """Set the job's shape and speed from its next start on, with room for its nodes."""
-        world, sim = self._world, self._world.sim
-        parts = int(sim.shapes[shape]["parts"])
+        world, parts = self._world, int(self._world.sim.shapes[shape]["parts"])
+        self._make_room(job, parts)
+        sim = self._world.sim
         assert sim.pace is not None
-        if parts > self.parts(job)[0]:
-            sim.jobs[job]["offset"] = len(sim.held)
-            self._world = world._replace(sim=sim._replace(held=np.append(sim.held, np.full(parts, -1))))
         if shape != sim.jobs[job]["shape"]:
             self._resized[row] += 1
         sim.jobs[job]["shape"] = shape
-        set_gpus(sim.ledger, job, int(sim.shapes[shape]["gpus"]) * parts)
+        set_gpus(sim.ledger, job, int(sim.shapes[shape]["gpus"]) * parts, np.inf)
         sim.pace.runs[job]["row"] = row
         sim.pace.runs[job]["own"] = own_speed(world.trace, job, int(sim.shapes[shape]["gpus"]) * parts)
 

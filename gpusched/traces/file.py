@@ -36,7 +36,8 @@ _SOME_NAMES = {"account": "accounts", "qos": "classes", "policy": "policies"}
 _FORMAT = "gpusched-trace"
 _SMALLEST = {"gpus": 0, "gpu_milli": 1, "nodes": 0}  # all others: -1
 _PROGRESS = "told."  # begins their names in files
-_PROGRESS_INTS = ("size_job", "size_gpus", "run_job", "run_gpus")
+_PROGRESS_INTS = ("size_job", "size_gpus", "run_job", "run_gpus", "rank_gpus")
+_PROGRESS_SOME = ("rank_gpus",)  # columns that files without such jobs do not have
 _Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -59,7 +60,8 @@ def write(path: Path, trace: Trace) -> None:
             if column in _SOME_NAMES:
                 _put_texts(arrays, _SOME_NAMES[column], getattr(trace, _SOME_NAMES[column]))
     if trace.progress is not None:
-        arrays |= {f"{_PROGRESS}{f.name}": getattr(trace.progress, f.name) for f in fields(ProgressRecords)}
+        told = {f"{_PROGRESS}{f.name}": getattr(trace.progress, f.name) for f in fields(ProgressRecords)}
+        arrays |= {name: rows for name, rows in told.items() if rows is not None}
     for column in ("ids", *NAMES.values()):
         _put_texts(arrays, column, getattr(trace, column))
     arrays["rejected.lines"] = np.array([line for line, _ in trace.rejected], np.int64)
@@ -114,6 +116,7 @@ def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
             **{
                 f.name: _whole(arrays[f"{_PROGRESS}{f.name}"], f.name in _PROGRESS_INTS)
                 for f in fields(ProgressRecords)
+                if f.name not in _PROGRESS_SOME or f"{_PROGRESS}{f.name}" in arrays
             }
         )
     lines = arrays["rejected.lines"].astype(np.int64).tolist()
@@ -175,6 +178,10 @@ def _check_progress(progress: ProgressRecords, count: int) -> None:
     again = np.diff(progress.size_job) == 0
     if np.any(np.diff(progress.size_gpus)[again] <= 0):
         raise ValueError("progress: sizes out of order")
+    if (ranks := progress.rank_gpus) is not None:
+        of = np.maximum(ranks, 1)[progress.size_job] if len(ranks) == count else np.zeros(0)
+        if not len(of) or np.any(ranks < 0) or np.any(progress.size_gpus % of):
+            raise ValueError("progress: sizes that are not whole ranks")
 
 
 def _compact(column: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -47,7 +47,7 @@ def _select_progress(progress: ProgressRecords, order: Ints) -> ProgressRecords:
         steps=progress.steps[order], cost_s=progress.cost_s[order], cooldown_s=progress.cooldown_s[order],
         size_job=size[size >= 0], size_gpus=progress.size_gpus[size >= 0], steps_per_s=progress.steps_per_s[size >= 0],
         run_job=run[run >= 0], run_gpus=progress.run_gpus[run >= 0], run_after_s=progress.run_after_s[run >= 0],
-        run_s=progress.run_s[run >= 0],
+        run_s=progress.run_s[run >= 0], rank_gpus=None if progress.rank_gpus is None else progress.rank_gpus[order],
     )  # fmt: skip
 
 

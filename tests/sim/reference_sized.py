@@ -48,6 +48,7 @@ class SizedPolicy:
         self._elastic = options.elastic
         self._specs: dict[int, JobSpec] = {}
         self._held: dict[int, Allocation] = {}
+        self._begun: dict[int, float] = {}
         self._speeds: dict[int, dict[int, float]] = {}
         self._resizes: dict[int, Resizes] = {}
 
@@ -62,7 +63,10 @@ class SizedPolicy:
                 if isinstance(action, Start):
                     self._start(stepper, int(action.job_id), action.allocation)
             for resize in stopped:
-                self._stop(stepper, int(resize.job_id), resize.gpus)
+                if self._specs[int(resize.job_id)].is_hot:
+                    self._change_ranks(stepper, int(resize.job_id), resize)
+                else:
+                    self._stop(stepper, int(resize.job_id), resize.gpus)
             if not stopped:
                 return
 
@@ -72,9 +76,26 @@ class SizedPolicy:
             stepper.resize(job, gpus)
             self._specs[job] = self._spec(stepper, job).at_size(gpus, len(allocation.parts))
         stepper.start(job, [self._index[part.node] for part in allocation.parts])
-        self._held[job] = allocation
+        self._held[job], self._begun[job] = allocation, stepper.now
         if job in self._resizes:
             self._resizes[job] = msgspec.structs.replace(self._resizes[job], resume_at=None)
+
+    def _change_ranks(self, stepper: Stepper, job: int, resize: Resize) -> None:
+        """Ranks join where the plan says, or the last leave; then the group forms for as long as was measured."""
+        resizes, spec, pause_s = self._resizes.get(job, Resizes()), self._specs[job], self._pause_s(job)
+        assert spec.elastic is not None
+        self._resizes[job] = resizes.again(
+            stepper.now, costs_s=resizes.costs_s + pause_s, measured=resizes.measured + 1, before=spec.gpus,
+            formed_since=stepper.now,
+        )  # fmt: skip
+        parts = (*self._held[job].parts, *resize.joins)[: resize.gpus // spec.elastic.rank_gpus]
+        assert stepper.resize(job, resize.gpus, [self._index[part.node] for part in parts])
+        self._held[job] = Allocation(f"{job:06}", parts)
+        self._specs[job] = spec.as_allocated(self._held[job])
+
+    def _pause_s(self, job: int) -> float:
+        known = self._trace.progress
+        return 0.0 if known is None or math.isnan(known.cost_s[job]) else float(known.cost_s[job])
 
     def _stop(self, stepper: Stepper, job: int, gpus: int) -> None:
         resizes = self._resizes.get(job, Resizes())
@@ -95,6 +116,10 @@ class SizedPolicy:
 
     def _running(self, stepper: Stepper, job: int) -> RunningView:
         start, due, rate = stepper.pace_of(job)
+        start, resizes = self._begun.get(job, start), self._resizes.get(job)
+        if resizes is not None and resizes.formed_since is not None:
+            formed = stepper.now >= resizes.formed_since + self._pause_s(job)
+            resizes = msgspec.structs.replace(resizes, before=None if formed else resizes.before)
         spec = self._spec(stepper, job)
         tells = self._trace.progress is None or not math.isnan(self._trace.progress.steps[job])
         speeds = self._speeds.setdefault(job, {})
@@ -103,7 +128,7 @@ class SizedPolicy:
         return RunningView(
             id=f"{job:06}", user="", allocation=self._held[job], start_time=start,
             expected_end=start + spec.time_limit_s, own_end=due if tells else None,
-            submit_time=float(self._trace.submit[job]), spec=spec, resizes=self._resizes.get(job), speeds=speeds,
+            submit_time=float(self._trace.submit[job]), spec=spec, resizes=resizes, speeds=speeds,
         )  # fmt: skip
 
     def _pending(self, stepper: Stepper, job: int) -> PendingView:
@@ -128,9 +153,14 @@ class SizedPolicy:
                 elastic=Elastic(
                     sizes=sizes, base_gpus=parts * gpus, base_cores=parts * cores, base_memory_mib=parts * memory,
                     cooldown_s=0 if self._trace.progress is None else int(self._trace.progress.cooldown_s[job]),
+                    rank_gpus=self._rank_gpus(job),
                 ) if len(sizes) > 1 else None,
             )  # fmt: skip
         return self._specs[job]
+
+    def _rank_gpus(self, job: int) -> int:
+        ranks = self._elastic.rank_gpus if self._elastic is not None else None
+        return 0 if ranks is None else int(ranks[job])
 
     def _sizes(self, job: int, own: int) -> tuple[int, ...]:
         """Its own size, and powers of two that it may have."""

@@ -29,7 +29,7 @@ from gpusched.sim.profiles import Profiles, Series
 from gpusched.sim.rates import Rates
 from gpusched.sim.replay import replay
 from gpusched.sim.resizing import elastic_of
-from gpusched.sim.result import PREEMPTED
+from gpusched.sim.result import PREEMPTED, RESIZED
 from gpusched.study.timeline import parts_of
 from gpusched.traces.trace import ProgressRecords, Trace
 from tests.plugin.building import registered
@@ -298,6 +298,76 @@ def with_told(trace: Trace, seed: int) -> Trace:
             run_job=np.zeros(0, np.int64), run_gpus=np.zeros(0, np.int64), run_after_s=np.zeros(0), run_s=np.zeros(0),
         ),
     )  # fmt: skip
+
+
+def with_ranks(trace: Trace, seed: int) -> Trace:
+    """The same with hot jobs: many of those with one or two GPUs, in ranks of one or two."""
+    trace = with_told(trace, seed)
+    assert trace.progress is not None
+    rng, known = np.random.default_rng(seed), trace.progress
+    ranks = np.where((trace.gpus <= 2) & (rng.random(len(trace)) < 0.7), trace.gpus, 0)
+    ranks = np.where(rng.random(len(trace)) < 0.5, np.minimum(ranks, 1), ranks)
+    each = [{n * int(rank) for n in (1, 2, 3)} if rank else known.sizes(job) for job, rank in enumerate(ranks)]
+    sizes = [tuple(sorted({int(gpus), *found})) for gpus, found in zip(trace.gpus, each, strict=True)]
+    known = replace(
+        known, rank_gpus=ranks,
+        size_job=np.array([job for job, found in enumerate(sizes) for _ in found]),
+        size_gpus=np.array([gpus for found in sizes for gpus in found]),
+        steps_per_s=np.array([gpus ** rng.uniform(0.3, 1.0) for found in sizes for gpus in found]),
+    )  # fmt: skip
+    return replace(trace, progress=known, nodes=np.where(ranks > 0, trace.gpus // np.maximum(ranks, 1), 0))
+
+
+SMALL_NODES = Pool.of([NodeSpec(4, 32, 1 << 15, "A", "p")] * 5 + [NodeSpec(2, 8, 1 << 13, "A", "p")])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", ["elastic", "drf", "sia"])
+def test_ranks_join_and_leave_in_replays_as_they_do_live(name: str, seed: int) -> None:
+    trace, options = with_ranks(mixed(seed, 80), seed), {"restart_s": 20.0, "failures": AWAY}
+    assert trace.progress is not None
+    slow = SizedPolicy(SPECS[name], trace, SMALL_NODES, ReplayOptions(elastic=elastic_of(trace), **options))
+    fast = replay(trace, SMALL_NODES, name, **options)
+    assert_same(fast, replay(trace, SMALL_NODES, slow, elastic=elastic_of(trace), **options))
+    assert (fast.events.kind == RESIZED).sum() > 5
+    assert (fast.events.kind == PREEMPTED).sum() > 5, "others are stopped"
+    actions = [action for _, plan in slow.seen for action in plan.actions if isinstance(action, Resize)]
+    assert any(action.joins for action in actions)
+    for snapshot, plan in slow.seen:
+        assert check(plan, snapshot)[1] == ()
+
+
+def two_hot(cost_s: float) -> Trace:
+    """A hot job of ranks of 4 GPUs, 4000 s with one of them, and one of 8 GPUs that comes after 100 s for 500 s."""
+    trace = trace_of([0, 100], [4000, 500], [4, 8], limit=[9000, 900])
+    none = np.zeros(0, np.int64)
+    told = ProgressRecords(
+        steps=np.array([100.0, np.nan]), cost_s=np.array([cost_s, np.nan]), cooldown_s=np.zeros(2),
+        size_job=np.array([0, 0, 0, 1]), size_gpus=np.array([4, 8, 12, 8]),
+        steps_per_s=np.array([1.0, 2.0, 3.0, np.nan]), rank_gpus=np.array([4, 0]),
+        run_job=none, run_gpus=none, run_after_s=np.zeros(0), run_s=np.zeros(0),
+    )  # fmt: skip
+    return replace(trace, progress=told, nodes=np.array([1, 2]))
+
+
+@pytest.mark.parametrize(("cost_s", "pause_s"), [(np.nan, 0.0), (0.0, 0.0), (25.0, 25.0)])
+def test_a_hot_job_pays_for_its_group_and_no_restart(cost_s: float, pause_s: float) -> None:
+    """Three ranks from the beginning; two leave for the other job, and join again when that has ended."""
+    result = replay(two_hot(cost_s), Pool.uniform(3, 4), "elastic", restart_s=300.0)
+    assert result.start.tolist() == [0.0, 100.0]
+    assert result.end[1] == 600.0
+    done = 3 * 100.0 + (500.0 - pause_s)
+    assert result.end[0] == pytest.approx(600.0 + pause_s + (4000.0 - done) / 3)
+    kinds = result.events.kind.tolist()
+    assert (kinds.count(RESIZED), kinds.count(PREEMPTED), result.restarts.tolist()) == (2, 0, [0, 0])
+    parts = parts_of(result)
+    held = float(((parts.end - parts.start) * parts.gpus)[parts.job == 0].sum())
+    assert held == pytest.approx(12 * 100 + 4 * 500 + 12 * (result.end[0] - 600.0))
+
+
+def test_a_hot_job_whose_ranks_find_no_nodes_keeps_to_what_it_can_have() -> None:
+    result = replay(two_hot(0.0), Pool.uniform(2, 8), "elastic")
+    assert result.end[0] == 2000.0, "two nodes have two ranks, not one and a half each"
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -295,6 +295,32 @@ def test_what_was_told_goes_with_its_job_and_into_files(tmp_path: Path) -> None:
             tracefile.read(tmp_path / "b.npz")
 
 
+def test_ranks_that_join_and_leave_go_into_the_trace_and_into_files(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path / "state")
+    hot = resized(store, "h", *LIFE, pace=PACE)
+    assert hot.spec.elastic is not None
+    elastic = msgspec.structs.replace(hot.spec.elastic, rank_gpus=1)
+    store.put_jobs([msgspec.structs.replace(hot, spec=msgspec.structs.replace(hot.spec, elastic=elastic))])
+    resized(store, "s", (4, 20.0, 80.0, None), pace={})
+    store.close()
+    trace = load(tmp_path / "state")
+    assert trace.progress is not None
+    assert trace.progress.rank_gpus is not None
+    assert (trace.progress.rank_gpus.tolist(), trace.nodes.tolist()) == ([1, 0], [2, 0]), "base 2 is two ranks"
+    tracefile.write(tmp_path / "t.gpusched.npz", trace)
+    kept = load(tmp_path / "t.gpusched.npz")
+    assert kept.progress is not None
+    np.testing.assert_array_equal(kept.progress.rank_gpus, trace.progress.rank_gpus)
+    last = select(kept, np.array([False, True])).progress
+    assert last is not None
+    assert last.rank_gpus is not None
+    assert last.rank_gpus.tolist() == [0]
+    uneven = replace(trace.progress, rank_gpus=np.array([3, 0]))
+    tracefile.write(tmp_path / "b.npz", replace(trace, progress=uneven))
+    with pytest.raises(FileError, match="whole ranks"):
+        tracefile.read(tmp_path / "b.npz")
+
+
 def test_a_replay_at_the_recorded_sizes_takes_what_was_recorded(tmp_path: Path) -> None:
     store = Store.create_or_open(tmp_path)
     resized(store, "r", *LIFE, pace=PACE)

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 from msgspec.structs import replace
 
+from gpusched.compiled import in_python
 from gpusched.model.jobs import NodeAllocation
 from gpusched.model.plan import Resize, Start
 from gpusched.model.snapshot import RunningView, Snapshot
 from gpusched.sched.arrays import NodeArrays
 from gpusched.sched.gpus import picked
+from gpusched.sched.place import node_fits
+from gpusched.sched.sizing.ranks import join_nodes, mark_far
 from gpusched.sched.sizing.shapes import rank_view, reservation_of
+from gpusched.sched.state import RACK_ROOM, PlacementRequest, Resources, filled, ints
 from gpusched.sched.tally import closed_reason
+
+_join_nodes = in_python(join_nodes, node_fits=node_fits, mark_far=mark_far)  # a plan has few: nothing to compile for
 
 
 def with_joins(
@@ -51,21 +58,23 @@ def _room(snapshot: Snapshot, starts: Iterable[Start]) -> dict[str, tuple[int, i
 def _joins(
     job: RunningView, count: int, snapshot: Snapshot, world: NodeArrays, room: dict[str, tuple[int, int]]
 ) -> tuple[NodeAllocation, ...]:
-    """Return where so many ranks join: in its racks before others, the fullest nodes first; () if not all do."""
+    """Return where so many ranks join, by `join_nodes`; () if not all do."""
     view = rank_view(job, job.expected_end - snapshot.now, reservation_of(job, snapshot))
     gpus, cores, memory_mib = view.spec.gpus_per_node, view.spec.cores_per_node, view.spec.memory_mib_per_node
-    own, racks = {part.node for part in job.allocation.parts}, snapshot.topology.racks()
-    rows = [
-        row for row, node in enumerate(world.nodes)
-        if node.name not in own and node.available and not closed_reason(view, node, snapshot.now)
-        and len(world.free[row]) >= gpus and room[node.name][0] >= cores and room[node.name][1] >= memory_mib
-    ]  # fmt: skip
-    if count < 1 or len(rows) < count:
+    held = ints([world.row[part.node] for part in job.allocation.parts if part.node in world.row])
+    free = [len(found) if node.available else -1 for node, found in zip(world.nodes, world.free, strict=True)]
+    rooms = zip(*(room[node.name] for node in world.nodes), strict=True)
+    open_to = [[not closed_reason(view, node, snapshot.now) for node in world.nodes]]
+    found = np.zeros(max(0, count), np.int64)
+    joined = _join_nodes(
+        Resources(ints(free), *map(ints, map(list, rooms))), np.array(open_to, np.uint8),
+        PlacementRequest(0, len(free), 1, gpus, cores, memory_mib, 0), held,
+        filled(RACK_ROOM, len(free), number=world.rack), found,
+    )  # fmt: skip
+    if count < 1 or joined < count:
         return ()
-    near = {racks[name] for name in own if name in racks}
-    rows.sort(key=lambda row: (racks.get(world.nodes[row].name) not in near, len(world.free[row]), row))
     joins = []
-    for rank, row in enumerate(rows[:count], max(part.rank for part in job.allocation.parts) + 1):
+    for rank, row in enumerate(found.tolist(), max(part.rank for part in job.allocation.parts) + 1):
         node = world.nodes[row]
         given = picked(node, world.free[row], gpus, {})
         world.free[row] = [gpu for gpu in world.free[row] if gpu not in given]

@@ -11,13 +11,13 @@ from gpusched.sched.backfill import take
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose
 from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, OTHERS, TOTAL, Claims, Scene
+from gpusched.sched.sizing.ranks import join_nodes
 from gpusched.sched.sizing.rules import index_of
 from gpusched.sched.state import BEST_FIT, OK, Flags, Floats, Ints, Requests, Resources, Scratch
 
 _SCALING = 0.8  # of a job with one known speed: twice the GPUs, 2 ** 0.8 times the speed
 _SOON = 10.0  # a job ends soon: within so many times the cost of a stop
 _DEFAULT_LEFT_S = 3600.0  # of a job that does not report its progress
-_HIDDEN = 1 << 40  # cores taken off a node that is not to be chosen, for a while
 _RECENT_SUBMISSIONS = 8  # submissions by which is judged how long a size lasts
 
 
@@ -299,7 +299,7 @@ def _any_shrinks(claims: Claims) -> bool:
 
 
 @jit
-def _copy(scratch: Scratch, resources: Resources) -> Resources:
+def trial_copy(scratch: Scratch, resources: Resources) -> Resources:
     """Copy the resources into work space."""
     trial = scratch.future
     trial.gpus[:], trial.cores[:], trial.memory[:] = resources
@@ -333,26 +333,24 @@ def _join(
     scene: Scene, claims: Claims, j: int, requests: Requests, masks: Flags, trial: Resources, scratch: Scratch
 ) -> bool:
     """Take nodes that a hot job does not have yet for the ranks that are to join; return whether there were enough."""
+    found = joining(scene, claims, j, requests, masks, trial, scratch)
+    for node in found:
+        take(trial, request_of(requests, scene.rows[claims.jobs[j]["row"]]["rank_shape"]), node)
+    return found.size > 0
+
+
+@jit
+def joining(
+    scene: Scene, claims: Claims, j: int, requests: Requests, masks: Flags, resources: Resources, scratch: Scratch
+) -> Ints:
+    """Return the nodes on which the ranks that a hot job wishes for would join; none if some find no node."""
     job, row = claims.jobs[j], scene.rows[claims.jobs[j]["row"]]
-    more = (job["wished"] - job["held"]) // row["rank_gpus"]
-    request, found = request_of(requests, row["rank_shape"]), np.empty(more, np.int64)
-    for at in range(row["first"], row["last"]):  # a job has at most one rank on a node
-        trial.cores[scene.parts[at]["node"]] -= _HIDDEN
-    count = 0
-    while count < more and choose(trial, masks, request, BEST_FIT, scratch):
-        found[count] = scratch.chosen[0]
-        take(trial, request, found[count])
-        trial.cores[found[count]] -= _HIDDEN
-        count += 1
-    for at in range(row["first"], row["last"]):
-        trial.cores[scene.parts[at]["node"]] += _HIDDEN
-    for k in range(count):
-        trial.cores[found[k]] += _HIDDEN
-        if count < more:
-            trial.gpus[found[k]] += request.gpus
-            trial.cores[found[k]] += request.cores
-            trial.memory[found[k]] += request.memory
-    return bool(count == more)
+    found = np.empty((job["wished"] - job["held"]) // row["rank_gpus"], np.int64)
+    held = np.empty(row["last"] - row["first"], np.int64)
+    for at in range(held.size):
+        held[at] = scene.parts[row["first"] + at]["node"]
+    request = request_of(requests, row["rank_shape"])
+    return found[:0] if join_nodes(resources, masks, request, held, scratch.racks, found) < found.size else found
 
 
 @jit
@@ -403,7 +401,7 @@ def _all_fit(
     scene: Scene, claims: Claims, resources: Resources, requests: Requests, masks: Flags, scratch: Scratch
 ) -> bool:
     """Return whether all jobs that change or start fit together."""
-    trial, jobs, rows = _copy(scratch, resources), claims.jobs, scene.rows
+    trial, jobs, rows = trial_copy(scratch, resources), claims.jobs, scene.rows
     for j in range(claims.number[COUNT]):
         if jobs[j]["held"] > 0 and jobs[j]["wished"] != jobs[j]["held"]:
             _let_go(scene, claims, j, trial, 1)
@@ -423,7 +421,7 @@ def _keep_growth_that_fits(
     scene: Scene, claims: Claims, resources: Resources, requests: Requests, masks: Flags, scratch: Scratch
 ) -> None:
     """Keep growth that fits beside the starting jobs, one job after the other."""
-    trial, jobs, rows = _copy(scratch, resources), claims.jobs, scene.rows
+    trial, jobs, rows = trial_copy(scratch, resources), claims.jobs, scene.rows
     for i in range(rows.size):
         if rows[i]["held"] == 0 and rows[i]["rigid"] and rows[i]["admitted"]:
             _place(scene.menus.shape[rows[i]["menu"], 0], requests, masks, trial, scratch)

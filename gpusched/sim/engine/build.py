@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from gpusched.config.plugins import components
 from gpusched.errors import UsageError
@@ -93,6 +94,8 @@ class ResizableJobs:
         cores, memory_mib: Between which amounts in all its cores and MiB go with its GPUs; None: in proportion.
             For jobs in `Trace.progress` that applies instead.
         sizes: What each job may have, ascending; None: its own number, and powers of two.
+        rank_gpus: ``int64[jobs]``: GPUs of each rank of hot jobs, one on a node, which join and leave while the job
+            runs; 0: a resize stops it; None: of every job.
     """
 
     least: Ints
@@ -101,6 +104,12 @@ class ResizableJobs:
     cores: tuple[int, int] | None = None
     memory_mib: tuple[int, int] | None = None
     sizes: Sequence[tuple[int, ...]] | None = None
+    rank_gpus: Ints | None = None
+
+
+def is_hot(elastic: ResizableJobs, jobs: int) -> npt.NDArray[np.bool_]:
+    """Return which jobs are resized without a stop, ``bool[jobs]``."""
+    return np.zeros(jobs, np.bool_) if elastic.rank_gpus is None else elastic.rank_gpus > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +216,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         demand, ledger = _apply_limits(demand, trace, options.quotas, options.elastic)
     restart_s, of_restarts = restart_seconds(trace, options.restart_costs, options.restart_s)
     if options.elastic is not None and trace.progress is not None:  # as measured of each job
-        restart_s = np.where(np.isnan(trace.progress.cost_s), restart_s, trace.progress.cost_s)
+        unknown = np.isnan(trace.progress.cost_s) | is_hot(options.elastic, len(trace))  # of these it is no restart's
+        restart_s = np.where(unknown, restart_s, trace.progress.cost_s)
     speeds = speeds_of(rates, trace, pool, demand) if rates else no_speeds(len(trace), len(pool.gpu_types))
     # Policies that know run times know those on the slowest GPUs that the job may get.
     timed = trace if rates is None else replace(trace, duration=trace.duration / speeds.slowest)

@@ -158,10 +158,10 @@ def usage_expired(ledger: SimLedger | None) -> bool:
 
 
 @jit
-def set_gpus(ledger: SimLedger | None, job: int, gpus: int) -> None:
-    """Set what a waiting job would take with so many GPUs."""
+def set_gpus(ledger: SimLedger | None, job: int, gpus: int, left_s: float) -> None:
+    """Set what a job would take with so many GPUs for ``left_s``, but no longer than its time limit."""
     if ledger is not None:
-        ledger.account[job, 1], ledger.account[job, 2] = gpus, int(gpus * ledger.limit[job])
+        ledger.account[job, 1], ledger.account[job, 2] = gpus, int(gpus * min(left_s, ledger.limit[job]))
 
 
 @jit

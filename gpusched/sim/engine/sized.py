@@ -1,9 +1,9 @@
 """Replays of policies that give resizable jobs their GPUs: the passes of `gpusched.sched.sizing`, as live.
 
 At every decision a `Scene` is filled from the engine's arrays, sizes are chosen, the queue is gone through by the live
-pass, and jobs that are to change size are stopped; then once more, as they resume at once. A job reports its speed at
-the sizes that it had, and when it will end; a restart costs ``restart_s``, known from the first stop on. Stopping
-takes no time.
+pass, and jobs that are to change size are stopped; then once more, as they resume at once. Ranks of hot jobs join and
+leave instead (`engine.hot`). A job reports its speed at the sizes that it had, and when it will end; a change costs
+``cost_s``, known from the first one on. Stopping takes no time.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.model.jobs import HOUR_S
+from gpusched.sched.backfill import take
+from gpusched.sched.fit import request_of
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
-from gpusched.sched.releases import drop_ended
+from gpusched.sched.releases import add, drop_ended
 from gpusched.sched.sizing.question import COUNT, Claims, Scene
 from gpusched.sched.sizing.rules import wish
-from gpusched.sched.sizing.settle import SizingRules, gather, settle
+from gpusched.sched.sizing.settle import SizingRules, gather, joining, settle, trial_copy
 from gpusched.sched.sorting import ascending
-from gpusched.sched.state import NONE, Floats, Ints, PassOutcome, Records
+from gpusched.sched.state import NONE, Floats, Ints, PassOutcome, Records, Resources
+from gpusched.sim.engine.hot import change_ranks
 from gpusched.sim.engine.ledger import SimLedger, charge_at, exceeds_at, reset_plan, set_gpus
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import work_left
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of
-from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Sim
+from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Sim, shape_request
 from gpusched.sim.engine.step import stop_job
 from gpusched.sim.result import PREEMPTED
 
@@ -37,11 +40,12 @@ ROWS, RUN, PARTITION, STOPS, ASKED, AT = range(6)
 Record = Any  # one entry of a record array
 _I8, _F8 = np.int64, np.float64
 # menu: row of `Menus`; kind: row of `Sizer.rows`. rigid: one size. base: GPUs that it was submitted with; cores,
-# memory: that it has for each. limit: seconds. resume: stopped to resume with so many GPUs. stops: how often. reports:
-# it reports progress. cooldown_s: it is not resized before it has run so long.
+# memory: that it has for each. limit: seconds. resume: stopped to resume with so many GPUs. stops: how often it was
+# resized. reports: it reports progress. cooldown_s: it is not resized before it has run so long. cost_s: of a change.
+# rank_gpus, rank_shape: of hot jobs, as in `question.ROW`. begun: when it started last; a change of ranks is no start.
 OF_JOB = np.dtype(
-    [(name, _I8) for name in ("menu", "kind", "rigid", "base", "resume", "stops", "reports")]
-    + [(name, _F8) for name in ("cores", "memory", "limit", "cooldown_s")]
+    [(name, _I8) for name in ("menu", "kind", "rigid", "base", "resume", "stops", "reports", "rank_gpus", "rank_shape")]
+    + [(name, _F8) for name in ("cores", "memory", "limit", "cooldown_s", "cost_s", "begun")]
 )
 
 
@@ -143,10 +147,12 @@ def _apply_sizes(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
         )
         start_granted(sim, log, sizer.outcome, sizer.restart_s)
         for i in range(sizer.outcome.total[0]):
-            sizer.jobs[sizer.outcome.started[i]]["resume"] = 0
+            own = sizer.jobs[sizer.outcome.started[i]]
+            own["resume"], own["begun"] = 0, sim.clock[0]
         remove_running(sim, sizer.waiting, sizer.size)
     stops = 0
     reset_plan(sizer.ledger, sim.ledger)
+    free = trial_copy(passes.scratch, sim.resources)  # nobody joins on what is let go of at this decision
     for j in range(sizer.claims.number[COUNT]):
         claim = sizer.claims.jobs[j]
         if claim["held"] > 0 and claim["wished"] != claim["held"]:
@@ -154,8 +160,11 @@ def _apply_sizes(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
             left_s = _left_of_limit(sim, sizer, job)
             if exceeds_at(sizer.ledger, job, claim["wished"], claim["held"], left_s):
                 continue
+            if sizer.jobs[job]["rank_gpus"] == 0:
+                _stop(sim, log, passes, sizer, job, claim["wished"])
+            elif not _change_ranks(sim, log, passes, sizer, scene, j, free):
+                continue
             charge_at(sizer.ledger, job, claim["wished"], claim["held"], left_s)
-            _stop(sim, log, passes, sizer, job, claim["wished"])
             stops += 1
     return stops
 
@@ -199,7 +208,7 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
         if shape["queue"] != partition:
             continue
         own = own_of[job]
-        ends = state[job]["due"] if own["reports"] else state[job]["start"] + own["limit"]
+        ends = state[job]["due"] if own["reports"] else own["begun"] + own["limit"]
         soonest = min(soonest, ends)
         submits[of_partition] = jobs[job]["submit"]
         of_partition += 1
@@ -211,13 +220,14 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
             k += 1
         if pace is not None and own["reports"]:
             reported[job, k] = pace.runs[job]["rate"]
-        _fill_common(row, own, job, jobs[job]["submit"], sizer.restart_s[job])
+        _fill_common(row, own, job, jobs[job]["submit"])
         _set_unusable(sim.ledger, sim, sizer, job, gpus)
         row["held"], row["left_s"] = gpus, ends - now
         begun, oldest = state[job]["start"], stopped[job, own["stops"] % stopped.shape[1]]
-        row["may"] = (
-            now > begun and now >= begun + max(sizer.min_run_s, own["cooldown_s"]) and not now < oldest + HOUR_S
-        )
+        lasts = max(sizer.min_run_s, own["cooldown_s"])
+        if own["rank_gpus"] > 0:
+            lasts = max(lasts, row["cost_s"])  # its group is formed
+        row["may"] = now > begun and now >= begun + lasts and not now < oldest + HOUR_S
         row["first"], row["last"] = parts, parts + shape["parts"]
         for at in range(shape["parts"]):
             part = parts_of[parts]
@@ -240,7 +250,7 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
                 continue
             charge_at(sizer.ledger, job, sizes[own["menu"], 0], 0, 0.0)
             _set_unusable(sim.ledger, sim, sizer, job, 0)
-            _fill_common(rows[count], own, job, jobs[job]["submit"], sizer.restart_s[job])
+            _fill_common(rows[count], own, job, jobs[job]["submit"])
             rows[count]["resume"], rows[count]["left_s"] = own["resume"], own["limit"]
             rows[count]["work"] = state[job]["left"]
             count += 1
@@ -251,7 +261,7 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
 @jit
 def _left_of_limit(sim: Sim, sizer: Sizer, job: int) -> float:
     """Return the seconds that a running job may still hold its GPUs by its time limit."""
-    return float(max(0.0, sim.state[job]["start"] + sizer.jobs[job]["limit"] - sim.clock[0]))
+    return float(max(0.0, sizer.jobs[job]["begun"] + sizer.jobs[job]["limit"] - sim.clock[0]))
 
 
 @jit
@@ -266,11 +276,12 @@ def _set_unusable(ledger: SimLedger | None, sim: Sim, sizer: Sizer, job: int, he
 
 
 @jit
-def _fill_common(row: Record, own: Record, job: int, submit: float, restart_s: float) -> None:
+def _fill_common(row: Record, own: Record, job: int, submit: float) -> None:
     """Fill the fields of a row that running and waiting jobs share."""
     row["job"], row["menu"], row["rigid"], row["base"] = job, own["menu"], own["rigid"], own["base"]
     row["cores"], row["memory"], row["submit"] = own["cores"], own["memory"], submit
-    row["restarts"], row["cost_s"] = own["stops"], restart_s if own["stops"] > 0 else 0.0
+    row["restarts"], row["cost_s"] = own["stops"], own["cost_s"] if own["stops"] > 0 else 0.0
+    row["rank_gpus"], row["rank_shape"] = own["rank_gpus"], own["rank_shape"]
     row["held"] = row["may"] = row["resume"] = row["first"] = row["last"] = row["admitted"] = row["least"] = 0
 
 
@@ -295,13 +306,11 @@ def _sized_queue(sim: Sim, passes: Passes, sizer: Sizer, scene: Scene) -> Ints:
 @jit
 def _set_size(sim: Sim, passes: Passes, sizer: Sizer, job: int, gpus: int) -> None:
     """Set the job's request and speed for so many GPUs."""
-    own, k = sizer.jobs[job], 0
-    while sizer.scene.menus.sizes[own["menu"], k] != gpus:
-        k += 1
+    own, k = sizer.jobs[job], _index_of_size(sizer, job, gpus)
     shape = sizer.scene.menus.shape[own["menu"], k]
     sim.jobs[job]["shape"] = shape
     passes.jobs.shape[job] = shape
-    set_gpus(sim.ledger, job, gpus)
+    set_gpus(sim.ledger, job, gpus, np.inf)
     pace = sim.pace
     if pace is not None:
         pace.runs[job]["row"] = sizer.rows[own["kind"], k]
@@ -309,12 +318,56 @@ def _set_size(sim: Sim, passes: Passes, sizer: Sizer, job: int, gpus: int) -> No
 
 
 @jit
-def _stop(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer, job: int, gpus: int) -> None:
-    """Stop a job, which will resume with so many GPUs."""
+def _index_of_size(sizer: Sizer, job: int, gpus: int) -> int:
+    """Return the column of a size in the job's menu."""
+    k = 0
+    while sizer.scene.menus.sizes[sizer.jobs[job]["menu"], k] != gpus:
+        k += 1
+    return k
+
+
+@jit
+def _change_ranks(
+    sim: Sim, log: EventLog, passes: Passes, sizer: Sizer, scene: Scene, j: int, free: Resources
+) -> bool:  # fmt: skip
+    """Let ranks of a hot job join on what is ``free``, or leave; return whether those that are to join find nodes."""
+    claim = sizer.claims.jobs[j]
+    row, gpus = scene.rows[claim["row"]], claim["wished"]
+    job, joins = row["job"], np.empty(0, np.int64)
+    if gpus > claim["held"]:
+        joins = joining(scene, sizer.claims, j, passes.requests, passes.jobs.masks, free, passes.scratch)
+        if joins.size == 0:
+            return False
+    for at in range(joins.size):
+        take(free, request_of(passes.requests, row["rank_shape"]), joins[at])
+    own, k, until = sizer.jobs[job], _index_of_size(sizer, job, gpus), sim.state[job]["until"]
+    drop_ended(passes.releases, until, job)
+    shape = sizer.scene.menus.shape[own["menu"], k]
+    passes.jobs.shape[job] = shape
+    left_s = _left_of_limit(sim, sizer, job)
+    change_ranks(
+        sim, log, job, shape, sizer.rows[own["kind"], k], sizer.own[job, k], joins, left_s, own["cost_s"]
+    )  # fmt: skip
+    request = shape_request(sim.shapes, shape)
+    for part in range(request.parts):
+        add(passes.releases, until, sim.held[sim.jobs[job]["offset"] + part], request, job)
+    _note_change(sim, sizer, job)
+    return True
+
+
+@jit
+def _note_change(sim: Sim, sizer: Sizer, job: int) -> None:
+    """Count one more resize of a job."""
     own = sizer.jobs[job]
     sizer.stopped[job, own["stops"] % sizer.stopped.shape[1]] = sim.clock[0]
     own["stops"] += 1
-    own["resume"] = gpus
+
+
+@jit
+def _stop(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer, job: int, gpus: int) -> None:
+    """Stop a job, which will resume with so many GPUs."""
+    _note_change(sim, sizer, job)
+    sizer.jobs[job]["resume"] = gpus
     drop_ended(passes.releases, sim.state[job]["until"], job)
     stop_job(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, sizer.restart_s[job]))
     enter(sim, sizer.waiting, sizer.size, job)

@@ -220,6 +220,19 @@ def start_job(sim: Sim, log: EventLog, job: int, nodes: Ints, first: int, taken:
 @jit
 def stop_job(sim: Sim, log: EventLog, job: int, kind: int, left: float) -> None:
     """Stop a running job before its end (PREEMPTED or NODE_FAIL); ``left`` seconds of its work remain."""
+    log_run(sim, log, job)
+    remove(sim.ends, job)
+    log_event(sim, log, kind, job)
+    interrupt(sim.pace, sim, job, kind)
+    end_job(sim, job)
+    sim.state[job]["left"] = left
+    sim.state[job]["restarts"] += 1
+    sim.state[job]["status"] = WAITING
+
+
+@jit
+def log_run(sim: Sim, log: EventLog, job: int) -> None:
+    """Append a running job's run until now to the interrupted ones."""
     counter, offset = sim.counter, sim.jobs[job]["offset"]
     for part in range(sim.shapes[sim.jobs[job]["shape"]]["parts"]):
         log.cut_nodes[counter[CUT_PARTS]] = sim.held[offset + part]
@@ -231,13 +244,6 @@ def stop_job(sim: Sim, log: EventLog, job: int, kind: int, left: float) -> None:
     run["stop"] = counter[CUT_PARTS]
     run["gpus"] = sim.shapes[sim.jobs[job]["shape"]]["gpus"]
     counter[CUTS] += 1
-    remove(sim.ends, job)
-    log_event(sim, log, kind, job)
-    interrupt(sim.pace, sim, job, kind)
-    end_job(sim, job)
-    sim.state[job]["left"] = left
-    sim.state[job]["restarts"] += 1
-    sim.state[job]["status"] = WAITING
 
 
 @jit

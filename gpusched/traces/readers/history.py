@@ -122,8 +122,7 @@ def _assembled(
         },
         columns={
             "limit": np.array([float(job.spec.time_limit_s) for job in jobs]),
-            # At which number of nodes a resizable job had its base size is forgotten: the fewest, as it is started.
-            "nodes": whole([job.spec.nodes if job.spec.elastic is None else 0 for job in jobs]),
+            "nodes": whole([_nodes(job) for job in jobs]),
             "cores": whole([_of_all(job, job.spec.cores_per_node, "base_cores") for job in jobs]),
             "memory_mib": whole([_of_all(job, job.spec.memory_mib_per_node, "base_memory_mib") for job in jobs]),
             "depends_on": np.where(depends_on < np.arange(len(depends_on)), depends_on, -1),
@@ -236,13 +235,14 @@ class _Past(NamedTuple):
         size, run = np.array(sizes, np.float64).reshape(-1, 3), np.array(runs, np.float64).reshape(-1, 4)
         last = [self.progress.get(job.id, ())[-1:] for job in jobs]
         costs = [job.resizes.cost_s if job.resizes is not None else None for job in jobs]
+        ranks = np.array([job.spec.elastic.rank_gpus if job.spec.elastic else 0 for job in jobs], np.int64)
         progress = ProgressRecords(
             steps=np.array([one[0].step if one else None for one in last], np.float64),
             cost_s=np.array(costs, np.float64),
             cooldown_s=np.array([job.spec.elastic.cooldown_s if job.spec.elastic else 0 for job in jobs], np.float64),
             size_job=size[:, 0].astype(np.int64), size_gpus=size[:, 1].astype(np.int64), steps_per_s=size[:, 2],
             run_job=run[:, 0].astype(np.int64), run_gpus=run[:, 1].astype(np.int64), run_after_s=run[:, 2],
-            run_s=run[:, 3],
+            run_s=run[:, 3], rank_gpus=ranks if ranks.any() else None,
         )  # fmt: skip
         resizable = sum(job.spec.elastic is not None for job in jobs)
         reporting = int(np.isfinite(progress.steps).sum())
@@ -266,6 +266,14 @@ OWN_PACE = (
 def _size(job: JobRecord) -> int:
     """Return the number of GPUs that the job's run time refers to."""
     return job.spec.gpus if job.spec.elastic is None else job.spec.elastic.base_gpus
+
+
+def _nodes(job: JobRecord) -> int:
+    """Return the nodes of the job at its `_size`; 0: the fewest."""
+    if job.spec.elastic is None:
+        return job.spec.nodes
+    # At which number of nodes a job that a resize stops had its base size is forgotten: the fewest, as it is started.
+    return job.spec.elastic.base_gpus // job.spec.elastic.rank_gpus if job.spec.elastic.rank_gpus else 0
 
 
 def _sizes(job: JobRecord) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from gpusched.client.attach import ssh_argv
-from gpusched.model.jobs import Ending, JobRecord, JobState
+from gpusched.model.jobs import Allocation, Elastic, Ending, JobRecord, JobState, Resizes
 from gpusched.model.resources import Node, RuntimeName, Settings
 from gpusched.queue.store import RankRecord
 from tests.cli.nodes.attempts import ID, Attempt
@@ -80,6 +80,25 @@ def test_ranks_of_a_gang_are_told_apart(cluster: Cluster) -> None:
     assert cluster.run("logs", ID).stdout == "[0] a\n[0] b\n[1] c\n[1] d\n"
     assert cluster.run("logs", ID, "--rank", "1").stdout == "c\nd"
     assert "valid ranks: 0 to 1" in cluster.run("logs", ID, "--rank", "2", code=2).stderr
+
+
+def test_ranks_that_joined_a_hot_job_later_or_have_left_it(cluster: Cluster) -> None:
+    hot = job(ID, JobState.COMPLETED, {"dgx1": (0,), "dgx2": (0,)}, end_time=time.time())
+    assert hot.allocation is not None
+    first, last = hot.allocation.parts
+    elastic = Elastic(sizes=(1, 2, 3), base_gpus=1, base_cores=1, base_memory_mib=1, rank_gpus=1)
+    hot = msgspec.structs.replace(
+        hot, spec=msgspec.structs.replace(hot.spec, elastic=elastic), resizes=Resizes(count=3, next_rank=4),
+        allocation=Allocation(ID, (first, msgspec.structs.replace(last, rank=2))),
+    )  # fmt: skip
+    cluster.store.put_jobs([hot])
+    for rank in (0, 1, 2):
+        keep(cluster, f"{rank}\n".encode(), rank=rank)
+    assert cluster.run("logs", ID).stdout == "[0] 0\n[2] 2\n"
+    assert cluster.run("logs", ID, "--rank", "2").stdout == "2\n"
+    assert cluster.run("logs", ID, "--rank", "1").stdout == "1\n", "it has left"
+    assert "no output" in cluster.run("logs", ID, "--rank", "3", code=1).stderr
+    assert "valid ranks: 0 to 3" in cluster.run("logs", ID, "--rank", "4", code=2).stderr
 
 
 @pytest.mark.parametrize(
