@@ -28,10 +28,17 @@ def metrics(
     log_format: LogFormatOption = None,
 ) -> None:
     """Metrics for Prometheus (OpenMetrics)."""
-    if dashboard or alerts:
-        from gpusched.config.paths import monitoring_file
+    if dashboard:
+        import json
 
-        sys.stdout.write(monitoring_file("dashboard.json" if dashboard else "alerts.yaml").read_text("utf-8"))
+        from gpusched.views.dashboard import dashboard as dashboard_of
+
+        sys.stdout.write(json.dumps(dashboard_of(), indent=1) + "\n")
+        return
+    if alerts:
+        from gpusched.config.paths import ALERT_RULES
+
+        sys.stdout.write(ALERT_RULES.read_text("utf-8"))
         return
     from gpusched.client.context import Client
 

@@ -9,6 +9,7 @@ from gpusched.errors import UsageError
 
 SHARED_STATE = Path("/var/lib/gpusched")
 SYSTEM_INVENTORY = Path("/etc/gpusched/inventory.yaml")
+ALERT_RULES = Path(__file__).parents[1] / "data" / "monitoring" / "alerts.yaml"
 
 
 def state_folder() -> Path:
@@ -95,11 +96,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def monitoring_file(name: str) -> Path:
-    """Return a file for Prometheus or Grafana that comes along."""
-    return Path(__file__).parents[1] / "data" / "monitoring" / name
 
 
 def _xdg(variable: str, default: str) -> Path:

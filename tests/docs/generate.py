@@ -7,6 +7,7 @@ differ from what the code says now; tests/docs/test_docs.py calls it.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 import typing
@@ -27,8 +28,9 @@ from gpusched.config import fields as inventory_fields
 from gpusched.config import notices as inventory_notices
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.doctor.findings import Finding
-from gpusched.model.events import Event
+from gpusched.model.events import Event, EventLine
 from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Elastic, JobRecord, JobSpec, JobState, NodeAllocation
+from gpusched.model.metrics import METRICS
 from gpusched.model.plan import ReasonCode
 from gpusched.model.readings import GpuProcess, GpuState, Nic, NodeState
 from gpusched.model.reports import (
@@ -48,6 +50,7 @@ from gpusched.model.reports import (
 )
 from gpusched.model.reservations import Reservation
 from gpusched.model.resources import (
+    EventSettings,
     Inventory,
     LogSettings,
     Node,
@@ -96,6 +99,9 @@ def check() -> Iterable[tuple[Path, str]]:
         fresh = _PART.sub(lambda m: f"{BEGIN.format(m[1])}\n\n{PARTS[m[1]]().strip()}\n\n{END}", text)
         if fresh != text:
             yield path, fresh
+    for path in DOCS.rglob("event.schema.json"):
+        if path.read_text("utf-8") != _event_schema():
+            yield path, _event_schema()
 
 
 def parts_in_docs() -> set[str]:
@@ -268,7 +274,7 @@ def _settings() -> str:
 
 
 def _default(value: object, field: str) -> str:
-    if value is None or value == () or isinstance(value, LogSettings):
+    if value is None or value == () or isinstance(value, LogSettings | EventSettings):
         return ""
     if field.endswith("_s"):
         seconds = float(str(value))
@@ -281,6 +287,38 @@ def _logs() -> str:
     plain = LogSettings()
     defaults = {k: code(f"{getattr(plain, f)}M") for k, (f, _) in inventory_fields.LOGS.items()}
     return _keys(inventory_fields.LOGS, words.LOGS, defaults)
+
+
+def _events() -> str:
+    return _keys(inventory_notices.EVENTS, words.EVENTS, {})
+
+
+def _event_schema() -> str:
+    """Return the JSON schema of a line of ``settings.events``."""
+    schema = msgspec.json.schema(EventLine)
+    (_, line), *others = schema["$defs"].items()
+    assert not others
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "An event of gpusched"}
+    return json.dumps(head | {k: v for k, v in line.items() if k != "title"}, indent=1) + "\n"
+
+
+def _event_fields() -> str:
+    fields = json.loads(_event_schema())["properties"]
+    return table(("field", "meaning"), [(code(name), of["description"]) for name, of in fields.items()])
+
+
+def _event_kinds() -> str:
+    """Return the kinds of events from the docstring of `Event`."""
+    lines = inspect.getdoc(Event).split("\n\n")[1].replace("\n", " ")  # type: ignore[union-attr]
+    return "\n".join(f"- {part.strip()}." for part in re.split(r"\.(?= |$)", lines) if part.strip()) + "\n"
+
+
+def _metrics() -> str:
+    rows = []
+    for metric in METRICS.values():
+        name = metric.name + ("_total" if metric.kind == "counter" else "")
+        rows.append((code(name), metric.kind, ", ".join(metric.labels), metric.help))
+    return table(("metric", "type", "labels", "meaning"), rows)
 
 
 def _partition() -> str:
@@ -571,6 +609,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "sbatch-results": _sbatch_results,
     "settings": _settings,
     "logs": _logs,
+    "events": _events,
+    "event-fields": _event_fields,
+    "event-kinds": _event_kinds,
+    "metrics": _metrics,
     "partition": _partition,
     "placement": _placement,
     "resizable": _resizable,

@@ -77,12 +77,18 @@ SETTINGS = {
     "power_price": ("`0.30` or `0.30 EUR/kWh`", "For the costs in `gpusched power`; without it they are `-`."),
     "currency": ("text", "If the price names none."),
     "logs": ("mapping", "Output kept in the state folder, [below](#settingslogs)."),
+    "events": ("mapping", "Who gets each event as JSON, [below](#settingsevents)."),
     "retrain_days": ("number", "Days of jobs that `gpusched replay --nightly --auto-retrain` trains on."),
     "auto_promote": (
         BOOL,
         "Promote a candidate of `--auto-retrain` that is proven no worse.",
     ),
 }
+EVENTS = {
+    "file": ("absolute path", "A line for each event is appended."),
+    "webhook": ("URL", "Gets arrays of events by POST."),
+}
+
 LOGS = {
     "max_per_job": (MEMORY, "Per rank; of a larger output the first quarter and the end."),
     "max_total": (MEMORY, "Of all collected outputs; beyond it the oldest are removed, once an hour."),
