@@ -179,3 +179,15 @@ def test_a_node_below_its_own_median_is_named(stopped: Cluster, share: Path) -> 
     assert [kind for kind, _ in events_of(stopped)] == ["check_slow"]
     (share / "speed").write_text("81")
     wait_until(lambda: not stopped.nodes()["dgx001"]["checks"], 60, "the condition to close")
+
+
+def test_failures_are_counted_by_gpu(stopped: Cluster) -> None:
+    stopped.start_controller()
+    jobs = [stopped.sh(f"exit {code}", *SMALL, "--nodelist", "dgx003") for code in (0, 1)]
+    for job in jobs:
+        stopped.wait_state(job)
+    rows = {(row["node"], row["gpu"]): row for row in stopped.json("nodes", "--failures")}
+    assert (rows["dgx003", None]["attempts"], rows["dgx003", None]["failed"]) == (2, 1)
+    used = [gpu for node, gpu in rows if gpu is not None]
+    assert sum(rows["dgx003", gpu]["attempts"] for gpu in used) == 4
+    assert sum(rows["dgx003", gpu]["failed"] for gpu in used) == 2
