@@ -13,7 +13,7 @@ from gpusched.client.context import Client
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from gpusched.model.reports import NodeRow, TopologyReport
+    from gpusched.model.reports import FailureRow, NodeRow, TopologyReport
 
 app = typer.Typer()
 
@@ -25,6 +25,9 @@ def nodes(
     gpus: Annotated[bool, typer.Option("-g", "--gpus", help="One line per GPU.")] = False,
     topology: Annotated[
         bool, typer.Option("--topology", help="The tree of switches; with -g also the GPUs and NICs.")
+    ] = False,
+    failures: Annotated[
+        bool, typer.Option("--failures", help="Failures of 30 days against those of the same jobs elsewhere; -g: all.")
     ] = False,
     watch: output.WatchOption = False,
     json: output.JsonOption = False,
@@ -54,6 +57,23 @@ def nodes(
         client.reopen()
         return topology_screen(tree(), detail=gpus)
 
+    def failure_rows() -> list[FailureRow]:
+        from gpusched.client.overview import failures_report
+
+        return failures_report(client.reader, client.inventory, time.time(), names=names or (), partition=partition)
+
+    def failures_screen() -> RenderableType:
+        from gpusched.accounting.failures import DAYS
+        from gpusched.views.failures import failures_screen
+
+        client.reopen()
+        return failures_screen(failure_rows(), DAYS, everything=gpus)
+
+    if failures:
+        from gpusched.views.failures import failures_json
+
+        output.show(lambda: failures_json(failure_rows()), failures_screen, watch)
+        return
     if topology:
         output.show(tree, tree_screen, watch)
         return

@@ -12,7 +12,7 @@ from gpusched.model.gpustates import GpuStatus, gpu_states
 from gpusched.model.healthchecks import CheckCondition, open_conditions
 from gpusched.model.jobs import JobRecord, NodeAllocation
 from gpusched.model.readings import Gpu, GpuState, NodeState
-from gpusched.model.reports import FlavorRow, GpuRow, NodeRow, TopologyReport, WiredNode
+from gpusched.model.reports import FailureRow, FlavorRow, GpuRow, NodeRow, TopologyReport, WiredNode
 from gpusched.model.reservations import Reservation, by_node
 from gpusched.model.resources import Flavor, Inventory, Node, Partition
 from gpusched.model.topology import islands
@@ -66,6 +66,21 @@ def cluster_rows(
         )
         for node in nodes
     )
+
+
+def failures_report(
+    reader: Reader | None, inventory: Inventory, now: float, *, names: Sequence[str] = (), partition: str | None = None
+) -> list[FailureRow]:
+    """Return the failures on declared nodes and their GPUs, compared on all nodes.
+
+    Raises:
+        UsageError: There is no such node or partition.
+    """
+    from gpusched.accounting.failures import DAYS, failure_rows
+
+    chosen = {node.name for node in _chosen(inventory, (), names, partition)}
+    attempts = reader.ended_attempts(now - DAYS * 86400) if reader else ()
+    return [row for row in failure_rows(attempts) if row.node in chosen]
 
 
 def topology_report(

@@ -110,6 +110,31 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.source == "simulated"
 
 
+class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Attempts of the last days on one GPU, or on a node (``gpu`` None), against those of the same jobs elsewhere.
+
+    Attributes:
+        attempts, failed: On it; series of failures of the same job name on the same GPUs count once.
+        out_of_memory: Attempts that ran out of memory, which are in no other number.
+        compared, failed_compared: Those of users' job names that ran elsewhere, too.
+        expected: Failures if these had failed as often as elsewhere.
+        p_value: Probability of ``failed``, or more, by chance. corrected: For the number of GPUs and nodes.
+        named: Whether ``corrected`` is at most 0.05.
+    """
+
+    node: str
+    gpu: int | None
+    attempts: int
+    failed: int
+    out_of_memory: int
+    compared: int
+    failed_compared: int
+    expected: float
+    p_value: float
+    corrected: float
+    named: bool
+
+
 class WiredNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node's place in the topology, and its internal wiring.
 

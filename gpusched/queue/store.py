@@ -27,6 +27,7 @@ from gpusched.model.readings import NodeReading, NodeState, Wiring
 from gpusched.model.resources import Node
 from gpusched.model.slurm import TROUBLE, Trouble
 from gpusched.queue import reading
+from gpusched.queue.attempts import AttemptReads
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
 from gpusched.queue.damage import TABLE_CHECKS, UNREADABLE, TableCheck, json_of
 from gpusched.queue.eventlines import POSITION, EventLineReads, EventLineWrites
@@ -250,6 +251,7 @@ def _sorted_by_id(jobs: list[JobRecord]) -> list[JobRecord]:
 
 
 class Reader(
+    AttemptReads,
     BeliefReads,
     EventLineReads,
     HealthCheckReads,

@@ -29,11 +29,13 @@ from gpusched.config import notices as inventory_notices
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.doctor.findings import Finding
 from gpusched.model.events import Event, EventLine
+from gpusched.model.healthchecks import CheckCondition, HealthCheck
 from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Elastic, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.model.metrics import METRICS
 from gpusched.model.plan import ReasonCode
 from gpusched.model.readings import GpuProcess, GpuState, Nic, NodeState
 from gpusched.model.reports import (
+    FailureRow,
     FlavorRow,
     GpuRow,
     HeldIdle,
@@ -346,6 +348,13 @@ def _sharing() -> str:
     return _keys(inventory_fields.SHARING, words.SHARING, defaults)
 
 
+def _health_checks() -> str:
+    plain = HealthCheck(name="", command="")
+    known = {key: inventory_fields.HEALTH_CHECK[key][0] for key in ("timeout", "before_job", "then")}
+    defaults = {key: _default(getattr(plain, field), field) for key, field in known.items()}
+    return _keys(inventory_fields.HEALTH_CHECK, words.HEALTH_CHECK, defaults)
+
+
 def _flavor() -> str:
     return _keys(inventory_fields.FLAVOR, words.FLAVOR, {})
 
@@ -488,6 +497,8 @@ def json_keys() -> dict[str, list[str]]:
         "why": list(why_dict(why)),
         "dry-run": [k for k in dry_run_dict(why) if k not in why_dict(why)],
         "nodes": list(nodes_json([_sample_node()])[0]),
+        "condition": list(CheckCondition.__struct_fields__),
+        "failures": list(FailureRow.__struct_fields__),
         "gpus": list(GpuRow.__struct_fields__),
         "processes": list(GpuProcess.__struct_fields__),
         "topology": list(TopologyReport.__struct_fields__),
@@ -618,6 +629,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "resizable": _resizable,
     "node": _node,
     "sharing": _sharing,
+    "health-checks": _health_checks,
     "flavor": _flavor,
     "limits": _limits,
     "group": _of_group,

@@ -160,6 +160,22 @@ NODE = {
         "mapping",
         "Whether two jobs that request it may share GPUs, [below](#sharing). Default: no.",
     ),
+    "health_checks": (
+        "list of checks",
+        "The site's own checks of the node, [below](#health_checks). A node's list replaces that of `defaults`.",
+    ),
+}
+HEALTH_CHECK = {
+    "name": ("name", "Required."),
+    "command": ("text", "Required. For `sh`, run by the account that gpusched logs in with."),
+    "every": (DURATION, "Interval, of starts. Required without `before_job`."),
+    "timeout": (DURATION, "After which it is killed, and hangs."),
+    "before_job": (BOOL, "It must pass on all nodes of a job before the job starts."),
+    "then": (
+        "`warn`, `no-new-jobs` or `drain`",
+        "What a check that failed or hangs does to its node: `no-new-jobs` until it passes, `drain` until "
+        "`gpusched resume`. `warn` is not for `before_job`.",
+    ),
 }
 SHARING = {
     "mode": (
@@ -589,6 +605,29 @@ JSON: dict[str, dict[str, str]] = {
         "stale": "Older than three ticks (at least 15 s).",
         "gpus": "One object per declared GPU, below.",
         "reserved": "?The present or next reservation, in words.",
+        "checks": "Open conditions that the site's own checks found, below.",
+    },
+    "condition": {
+        "kind": "`check-failed`, `check-hung` or `check-slow`.",
+        "node": "",
+        "gpu": "?Null: a check is of the node.",
+        "since": "",
+        "detail": "One line.",
+        "check": "",
+        "then": "`warn`, `no-new-jobs` or `drain`.",
+    },
+    "failures": {
+        "node": "",
+        "gpu": "?Null: the node as a whole.",
+        "attempts": "",
+        "failed": "A series of failures of a job name on the same GPUs counts once.",
+        "out_of_memory": "In no other number.",
+        "compared": "Attempts of job names that ran elsewhere, too, and those of them that failed.",
+        "failed_compared": "Attempts of job names that ran elsewhere, too, and those of them that failed.",
+        "expected": "Failures if these had failed as often as elsewhere.",
+        "p_value": "Of so many failures, or more, by chance.",
+        "corrected": "For the number of GPUs and nodes (Holm).",
+        "named": "`corrected` is at most 0.05.",
     },
     "gpus": {
         "index": "",

@@ -1,9 +1,11 @@
-"""What an image would have: installed distributions, copied to where the nodes see them."""
+"""What an image would have: installed distributions, and Python, where the nodes see them."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -50,3 +52,31 @@ def _copy(source: Path, target: Path) -> None:
         compiled = Path(importlib.util.cache_from_source(str(source)))
         if compiled.exists():
             _copy(compiled, target.parent / "__pycache__" / compiled.name)
+
+
+def python_for_nodes(folder: Path) -> str:
+    """Return the command of this Python on the nodes: their /root is their own, so one that is there is linked."""
+    program = Path(sys.executable).resolve()
+    if Path("/root") not in program.parents:
+        return sys.executable
+    home, version = folder / "python", f"python{sys.version_info.major}.{sys.version_info.minor}"
+    (home / "bin").mkdir(parents=True)
+    shutil.copy2(program, home / "bin")
+    without = shutil.ignore_patterns("site-packages", "test", "__pycache__")
+    shutil.copytree(
+        Path(sys.base_prefix, "lib", version),
+        home / "lib" / version,
+        ignore=without,
+        copy_function=_linked,
+        symlinks=True,
+    )
+    for library in Path(sys.base_prefix, "lib").glob("libpython*"):
+        shutil.copy2(library, home / "lib")
+    return f"env PYTHONHOME={home} LD_LIBRARY_PATH={home}/lib {home}/bin/{program.name}"
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # on another file system
+        shutil.copy2(source, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from gpusched.model.healthchecks import CheckRecord
 from gpusched.model.jobs import JobState
 from tests.e2e.conftest import Cluster
+from tests.e2e.site_packages import python_for_nodes
 from tests.testbed import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.one_partition]
@@ -179,3 +181,43 @@ def test_a_node_below_its_own_median_is_named(stopped: Cluster, share: Path) -> 
     assert [kind for kind, _ in events_of(stopped)] == ["check_slow"]
     (share / "speed").write_text("81")
     wait_until(lambda: not stopped.nodes()["dgx001"]["checks"], 60, "the condition to close")
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+def test_the_all_reduce_of_the_examples_runs_between_a_jobs_nodes(stopped: Cluster) -> None:
+    root = Path(__file__).parents[2]
+    torch = Path(str(find_spec("torch").origin)).parents[1]  # type: ignore[union-attr]
+    command = (
+        f"export PYTHONPATH={torch} GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1\n"
+        f"{python_for_nodes(stopped.folder)} -m torch.distributed.run --nnodes $GPUSCHED_NNODES "
+        "--node-rank $GPUSCHED_NODE_RANK --nproc-per-node 1 --master-addr $MASTER_ADDR --master-port $MASTER_PORT "
+        f"{root}/docs/examples/allreduce_check.py --mib 1 --rounds 3"
+    )
+    declare(stopped, [{"name": "allreduce", "command": command, "before_job": True, "timeout": "5m"}], NODES)
+    stopped.start_controller()
+    gang = stopped.submit("--nodes", "2", "--gpus", "4", "--cpus", "2", "--mem", "512M")
+    assert stopped.wait_state(gang, timeout=200).state is JobState.COMPLETED
+    for node in NODES:
+        record = record_of(stopped, "allreduce", node)
+        assert record is not None
+        assert (record.state, record.unit, len(record.values)) == ("ok", "GiB/s", 1)
+        assert record.line.startswith("2 processes, 1 MiB in ")
+        assert record.values[0] > 0
+    # On one node there is no network to measure.
+    single = stopped.submit(*SMALL, "--nodelist", "dgx003")
+    assert stopped.wait_state(single, timeout=200).state is JobState.COMPLETED
+    record = record_of(stopped, "allreduce", "dgx003")
+    assert record is not None
+    assert (record.line.partition(",")[0], len(record.values)) == ("1 processes", 1)
+
+
+def test_failures_are_counted_by_gpu(stopped: Cluster) -> None:
+    stopped.start_controller()
+    jobs = [stopped.sh(f"exit {code}", *SMALL, "--nodelist", "dgx003") for code in (0, 1)]
+    for job in jobs:
+        stopped.wait_state(job)
+    rows = {(row["node"], row["gpu"]): row for row in stopped.json("nodes", "--failures")}
+    assert (rows["dgx003", None]["attempts"], rows["dgx003", None]["failed"]) == (2, 1)
+    used = [gpu for node, gpu in rows if gpu is not None]
+    assert sum(rows["dgx003", gpu]["attempts"] for gpu in used) == 4
+    assert sum(rows["dgx003", gpu]["failed"] for gpu in used) == 2

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import sys
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +11,7 @@ import pytest
 
 from gpusched.model.jobs import ENDED
 from tests.e2e.conftest import Cluster
+from tests.e2e.site_packages import python_for_nodes
 from tests.testbed import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_partition, pytest.mark.processes]
@@ -142,34 +140,6 @@ def kept(cluster: Cluster, job: str, name: str) -> dict[str, float]:
     """What the job wrote last into saved.json or progress.json; whatever is there is whole."""
     paths = list(cluster.folder.glob(f"jobs/*/{job}/{name}.json"))
     return dict(json.loads(paths[0].read_text())) if paths else {}
-
-
-def python_for_nodes(folder: Path) -> str:
-    """Return the command of this Python on the nodes: their /root is their own, so one that is there is linked."""
-    program = Path(sys.executable).resolve()
-    if Path("/root") not in program.parents:
-        return sys.executable
-    home, version = folder / "python", f"python{sys.version_info.major}.{sys.version_info.minor}"
-    (home / "bin").mkdir(parents=True)
-    shutil.copy2(program, home / "bin")
-    without = shutil.ignore_patterns("site-packages", "test", "__pycache__")
-    shutil.copytree(
-        Path(sys.base_prefix, "lib", version),
-        home / "lib" / version,
-        ignore=without,
-        copy_function=_linked,
-        symlinks=True,
-    )
-    for library in Path(sys.base_prefix, "lib").glob("libpython*"):
-        shutil.copy2(library, home / "lib")
-    return f"env PYTHONHOME={home} LD_LIBRARY_PATH={home}/lib {home}/bin/{program.name}"
-
-
-def _linked(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # on another file system
-        shutil.copy2(source, target)
 
 
 # So that it gains by growing: with more processes the pause of each step is shorter.
