@@ -169,11 +169,13 @@ def copy_streams(
     frames: Frames | None = None,
     scheduled: tuple[float, Callable[[], bytes]] | None = None,
     keep_input_open: bool = False,
+    watch: tuple[float, Callable[[], None]] | None = None,
 ) -> int:
     """Copy data both ways until the program exits; return its exit code. Neither direction blocks the other.
 
     ``frames`` may hold data received earlier. ``scheduled``: (seconds, function) whose result is sent after that time.
     ``keep_input_open``: the end of our input is a lost connection, and is not passed on to the program.
+    ``watch``: (seconds, function) that is called at such intervals.
 
     Raises:
         GpuschedError: See `stream`.
@@ -183,6 +185,7 @@ def copy_streams(
     sock.setblocking(False)
     frames, unsent, received = frames or Frames(), bytearray(), b""
     send_at = time.monotonic() + scheduled[0] if scheduled is not None else None
+    watch_at = time.monotonic() + watch[0] if watch is not None else None
     while True:
         for kind, payload in decoded_frames(frames, received):
             if kind == EXITED:
@@ -192,11 +195,15 @@ def copy_streams(
         readers = [sock.fileno()] if resized is None else [sock.fileno(), resized]
         if with_input and len(unsent) < CHUNK:  # no more input than the controller takes: memory stays bounded
             readers.append(0)
-        timeout_s = None if send_at is None else max(0.0, send_at - time.monotonic())
+        due = [at for at in (send_at, watch_at) if at is not None]
+        timeout_s = max(0.0, min(due) - time.monotonic()) if due else None
         readable, writable = _poll(readers, sock.fileno() if unsent else None, timeout_s)
         if scheduled is not None and send_at is not None and time.monotonic() >= send_at:
             unsent += scheduled[1]()
             send_at = None
+        if watch is not None and watch_at is not None and time.monotonic() >= watch_at:
+            watch[1]()
+            watch_at = time.monotonic() + watch[0]
         if sock.fileno() in readable:
             with contextlib.suppress(BlockingIOError):
                 received = receive(sock)
@@ -212,6 +219,11 @@ def copy_streams(
         if writable:
             with contextlib.suppress(OSError):  # the peer has closed; its last output is still to be read
                 del unsent[: sock.send(unsent)]
+
+
+def show_line(line: str) -> None:
+    """Show a line of ours in a terminal that is raw."""
+    _write(2, f"\r\n{line}\r\n".encode())
 
 
 def _poll(readers: Iterable[int], writer: int | None, timeout_s: float | None) -> tuple[set[int], bool]:

@@ -21,7 +21,7 @@ from gpusched.model.arrays import first_task_of, restricted_row, restricted_rows
 from gpusched.model.indices import difference, intersection
 from gpusched.model.jobs import ENDED, JobRecord, JobSpec, JobState
 from gpusched.model.units import count_of
-from gpusched.views.jobs import resizes_line
+from gpusched.views.jobs import idle_line, resizes_line
 from gpusched.views.why import Why
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _why(client: Client, job: JobRecord) -> Why:
     return Why(
         job=job,
         reason=job.reason,
-        message="; ".join(filter(None, (_message(job), shared and f"shares {shared}"))),
+        message="; ".join(filter(None, (_message(job), shared and f"shares {shared}", idle_line(job, time.time())))),
         partner=partner,
         next_steps=_steps(job),
         warning="" if job.state in ENDED else warning,

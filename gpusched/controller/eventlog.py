@@ -19,9 +19,10 @@ _NEWS = (
 )  # fmt: skip
 _ROUTINE = (
     "starting", "running", "ended", "requeued", "preempted", "resized", "rank_joined", "rank_left", "reaped", "fenced",
-    "refused_command",
+    "refused_command", "idle_acted",
 )  # fmt: skip
-_DETAILS = ("submitted", "held", "released", "priority", "sharing", "launched", "ending", "signalled", "refused")
+_DETAILS = ("submitted", "held", "released", "priority", "sharing", "launched", "ending", "signalled", "refused",
+            "idle_warned", "idle_ended")  # fmt: skip
 _LEVELS = {
     **dict.fromkeys(_WARNINGS, logging.WARNING), **dict.fromkeys(_NEWS + _ROUTINE, logging.INFO),
     **dict.fromkeys(_DETAILS, logging.DEBUG),

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpusched.model.arrays import indices_of
+from gpusched.model.idle import IdleState
 from gpusched.model.indices import text_of, union
 from gpusched.model.jobs import ACTIVE, JobRecord, JobState, Resizes
 from gpusched.model.plan import ReasonCode
 from gpusched.model.progress import JobProgress
 from gpusched.model.slurm import SlurmFacts
-from gpusched.model.units import count_of, format_duration, format_memory, iso_utc, local_time
+from gpusched.model.units import count_of, format_duration, format_memory, iso_utc, local_clock, local_time
 from gpusched.views import common
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ def job_dict(
         "progress": None if progress is None else _progress_dict(progress, now),
         "shared_with": partner,
         "slower": slower,
+        "idle": None if (idle := idle_of(job)) is None else _idle_dict(idle, now),
     } | ({} if job.slurm is None else {"slurm": slurm_dict(job.slurm)})
 
 
@@ -175,6 +177,37 @@ def _resizes_dict(resizes: Resizes) -> dict[str, Any]:
         "unusable": list(resizes.unusable),
         "frozen": resizes.frozen or None,
     }
+
+
+def idle_of(job: JobRecord) -> IdleState | None:
+    """Return the state of an active job whose GPUs are idle, if there is a rule for that."""
+    return job.idle if job.state in ACTIVE else None
+
+
+def _idle_dict(idle: IdleState, now: float) -> dict[str, Any]:
+    return {
+        "since": iso_utc(idle.since),
+        "idle_s": max(0.0, now - idle.since),
+        "below": idle.below,
+        "then": idle.then,
+        "time": iso_utc(idle.at),
+        "warned": iso_utc(idle.warned_at),
+        "acted": iso_utc(idle.acted_at),
+    }
+
+
+def idle_line(job: JobRecord, now: float) -> str:
+    """Return for how long all GPUs of a job have been idle, and what is done about it; "" if they are not."""
+    idle = idle_of(job)
+    if idle is None:
+        return ""
+    line = f"GPUs below {100 * idle.below:.3g}% for {format_duration(max(0.0, now - idle.since))}"
+    done = {"signal": "signalled", "requeue": "requeued", "cancel": "cancelled"}.get(idle.then, "")
+    if idle.acted_at is not None:
+        return f"{line}; {done} at {local_clock(idle.acted_at, now)}"
+    if idle.at is not None:
+        return f"{line}; to be {done} at {local_clock(idle.at, now)} unless they work"
+    return f"{line}; warned at {local_clock(idle.warned_at, now)}" if idle.warned_at is not None else line
 
 
 def resizes_line(job: JobRecord) -> str:
@@ -322,7 +355,7 @@ def _cells(jobs: list[JobRecord], listing: Listing, width: int) -> list[Text]:
         Text(job.spec.flavor or common.UNKNOWN),
         Text(job.state, style=common.state_style(job.state)),
         Text(str(job.spec.gpus)),
-        Text(nodes_or_reason(job) + _sharing_text(job, listing)),
+        Text(nodes_or_reason(job) + _sharing_text(job, listing) + _idle_text(job, listing.now)),
         Text(format_duration(elapsed_s(job, listing.now))),
         Text(format_duration(job.spec.time_limit_s)),
         progress_text(listing.progress.get(job.id), listing.now, bar),
@@ -337,6 +370,12 @@ def _sharing_text(job: JobRecord, listing: Listing) -> str:
         return ""
     base, separator, index = partner.partition("_")
     return f" shared with {base[: listing.prefixes.get(base, len(base))]}{separator}{index}"
+
+
+def _idle_text(job: JobRecord, now: float) -> str:
+    """Return the state of a job whose user was warned of its idle GPUs; or ""."""
+    warned = job.state is JobState.RUNNING and job.idle is not None and job.idle.warned_at is not None
+    return f" ({idle_line(job, now)})" if warned else ""
 
 
 def _row_key(job: JobRecord) -> tuple[object, ...]:

@@ -20,6 +20,7 @@ from gpusched.model.units import count_of, format_duration, format_memory, iso_u
 from gpusched.views import common
 from gpusched.views.jobs import (
     elapsed_s,
+    idle_line,
     job_dict,
     memory_is_counted,
     preemptions_line,
@@ -168,6 +169,8 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
     yield "ended", local_time(job.end_time)
     yield "elapsed", format_duration(elapsed_s(job, page.now))
     yield from _progress(page)
+    if line := idle_line(job, page.now):
+        yield "idle", line
     yield "exit code", common.UNKNOWN if job.exit_code is None else str(job.exit_code)
     yield "energy", common.energy(page.energy_j if page.energy_j is not None else job.energy_j)
     if job.policy:

@@ -65,6 +65,23 @@ def test_gpus_that_are_idle_for_half_an_hour(store: Store, idle_part: float, tol
     assert made(store, Notices(), now=T + 1830) == told
 
 
+def test_each_warning_and_each_action_of_an_idle_rule_is_a_notice_of_its_own(store: Store) -> None:
+    store.put_jobs([job(notify=("idle",))])
+    asked = Notices(to=(Receiver(command=("/x",)),))
+    events = [
+        Event(time=T + n, kind=kind, job_id="j", data={"attempt": 1, "then": "requeue", "message": "its GPU is idle"})
+        for n, kind in enumerate(("idle_warned", "idle_acted", "idle_warned"))
+    ]
+    found = [notice for event in events for notice in NoticeMaker(store, asked, "c", T).of_event(event)]
+    assert len({notice.key for notice in found}) == len(found) == 6
+    assert [n.body["text"] for n in found[::2]] == [
+        "job j (j) of ada: its GPU is idle", "job j (j) of ada is requeued: its GPU is idle",
+        "job j (j) of ada: its GPU is idle",
+    ]  # fmt: skip
+    again = [notice.key for notice in NoticeMaker(store, asked, "c", T + 9).of_event(events[0])]
+    assert again == [notice.key for notice in found[:2]], "a notice that is made again is the same"
+
+
 def test_a_lost_node_is_told_to_the_operator_and_to_those_on_it(store: Store) -> None:
     elsewhere = NodeAllocation(rank=0, node="n1", gpus=(0,), cores=1, memory_mib=1)
     store.put_jobs([job(), job("k", mail="bob@example.org", allocation=Allocation("k", (elsewhere,)))])

@@ -25,6 +25,7 @@ from gpusched.client.script.sbatch import OPTIONS, RefusedOption, all_names
 from gpusched.client.wait import EXIT_CODES
 from gpusched.cluster.requests import environment
 from gpusched.config import fields as inventory_fields
+from gpusched.config import idle as inventory_idle
 from gpusched.config import notices as inventory_notices
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.doctor.findings import Finding
@@ -333,6 +334,10 @@ def _resizable() -> str:
     return _keys(inventory_fields.RESIZABLE, words.RESIZABLE, defaults)
 
 
+def _idle() -> str:
+    return _keys(inventory_idle.IDLE, words.IDLE, {"below": code("5%"), "then": code("warn")})
+
+
 def _placement() -> str:
     return _keys(inventory_fields.PLACEMENT, words.PLACEMENT, {})
 
@@ -627,6 +632,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "partition": _partition,
     "placement": _placement,
     "resizable": _resizable,
+    "idle": _idle,
     "node": _node,
     "sharing": _sharing,
     "health-checks": _health_checks,

@@ -76,6 +76,7 @@ SETTINGS = {
     "keep_reports": (DURATION, "Age after which `gpusched replay --nightly` removes its reports."),
     "power_price": ("`0.30` or `0.30 EUR/kWh`", "For the costs in `gpusched power`; without it they are `-`."),
     "currency": ("text", "If the price names none."),
+    "idle": ("mapping or `none`", "What happens to jobs whose GPUs are idle, [below](#idle). Default: nothing."),
     "logs": ("mapping", "Output kept in the state folder, [below](#settingslogs)."),
     "events": ("mapping", "Who gets each event as JSON, [below](#settingsevents)."),
     "retrain_days": ("number", "Days of jobs that `gpusched replay --nightly --auto-retrain` trains on."),
@@ -93,6 +94,17 @@ LOGS = {
     "max_per_job": (MEMORY, "Per rank; of a larger output the first quarter and the end."),
     "max_total": (MEMORY, "Of all collected outputs; beyond it the oldest are removed, once an hour."),
 }
+IDLE = {
+    "after": (DURATION, "Required. For so long all GPUs of a job must be idle, without interruption."),
+    "below": ("`5%`", "Utilization below which a GPU is idle."),
+    "then": ("`warn`, `signal`, `requeue` or `cancel`", "The action."),
+    "warn_before": (DURATION, "Time of the warning before the action. Default: `15m`, at most half of `after`."),
+    "exempt": ("mapping with `users`, `groups`, `names`, `partitions`", "Jobs without a rule. `names`: `jupyter-*`."),
+    "sessions": (
+        "mapping with `after`, `below`, `then`, `warn_before`",
+        "Of jobs of `gpusched run`, over the keys beside it. They are cancelled where others are requeued.",
+    ),
+}
 PARTITION = {
     "nodes": (
         "list of names, ranges such as `dgx[1-4]`, or mappings",
@@ -107,6 +119,7 @@ PARTITION = {
         BOOL,
         "Default of `--preemptible`.",
     ),
+    "idle": ("mapping or `none`", "Over those of the settings, [below](#idle)."),
     "placement": ("mapping", "Default spread of jobs, [below](#placement)."),
     "resizable": ("mapping", "Bounds and defaults of resizable jobs, [below](#resizable)."),
     "slurm_env": (
@@ -421,6 +434,10 @@ _JOB = {
     "slower": "?Estimated slowdown by placement and neighbours: 0.2 is 1.2 times the time.",
     "fallback": "?Why the partition's fallback decides, while pending.",
     "shared_with": "?Job that shares its GPUs.",
+    "idle": (
+        "?Of an active job whose GPUs are all idle, under [a rule for that](../guides/idle.md): `since`, `idle_s`, "
+        "`below`, `then`, `time` (of the action), `warned`, `acted`."
+    ),
 }
 _SIZES_NOW = (
     "?Of a pending resizable job where the policy chooses sizes: `fits` (sizes that fit now), `least` (the size it "
@@ -690,6 +707,7 @@ JSON: dict[str, dict[str, str]] = {
         "command": "?",
         "memory_used_mib": "?",
         "container": "?Its attempt; null for a foreign process.",
+        "utilization_pct": "?Where several processes use the GPU, if NVML reports it.",
     },
     "flavors": {
         "partition": "",

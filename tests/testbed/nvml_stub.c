@@ -33,7 +33,7 @@
  *     delay_ms=N                  every call on this GPU takes this long
  *   topo, topo.I.J (I < J)        nearest common ancestor of two GPUs: 0 10 20 30 40 50
  *
- * A key that is not in the file answers NVML_ERROR_NOT_SUPPORTED, as an old board does.
+ * A key that is not in the file, or a number that is empty, answers NVML_ERROR_NOT_SUPPORTED, as an old board does.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -149,6 +149,7 @@ static int gpu_text(const Gpu *gpu, const char *key, char *out, u32 size) {
 static int gpu_u64(const Gpu *gpu, const char *key, u64 *out) {
     char text[TEXT];
     int result = gpu_raw(gpu, key, text, sizeof text);
+    if (!result && !*text) return NOT_SUPPORTED;
     if (!result) *out = strtoull(text, NULL, 0);
     return result;
 }

@@ -22,6 +22,8 @@ EVENTS: dict[str, tuple[NoticeKind, ...]] = {
     "running": (NoticeKind.BEGIN,),
     "ended": (NoticeKind.END, NoticeKind.FAIL),
     "requeued": (NoticeKind.REQUEUE,),
+    "idle_warned": (NoticeKind.IDLE,),
+    "idle_acted": (NoticeKind.IDLE,),
     "node_down": (NoticeKind.NODE,),
     "gpu_lost": (NoticeKind.NODE,),
     "check_failed": (NoticeKind.NODE,),
@@ -145,6 +147,8 @@ class NoticeMaker:
         for to, kinds in self._receivers(job):
             if kind in kinds:
                 mark = str(job.array_id) if whole_array else f"{job.id}.{attempt}"
+                if event is not None and kind is NoticeKind.IDLE:  # by a rule, each time it applies
+                    mark += f".{event.kind}.{event.time:.3f}"
                 yield self._notice(to, kind, mark, text, job, at)
 
     def _receivers(self, job: JobRecord, own_only: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -184,6 +188,11 @@ def _event_text(job: JobRecord, event: Event) -> str:
     if event.kind == "running":
         return f"{_job_text(job)} has started" + (f" on {nodes}" if nodes else "")
     why = event.data.get("message") or event.data.get("outcome") or job.message
+    if event.kind == "idle_warned":
+        return f"{_job_text(job)}: {why}"
+    if event.kind == "idle_acted":
+        done = {"signal": "was signalled", "requeue": "is requeued", "cancel": "is cancelled"}
+        return f"{_job_text(job)} {done[event.data['then']]}: {why}"
     return f"{_job_text(job)} is queued again" + (f": {why}" if why else "")
 
 
