@@ -1,7 +1,7 @@
 """A GPU in MIG mode: its GPU instances, the compute instances in them, and what its model can be cut into."""
 # ruff: noqa: UP031
 
-from gpusched.nodes.payload.nvml import attempt, code, read_memory, running, text
+from gpusched.nodes.payload.calls import attempt, code, read_memory, running, text
 
 MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
 if MYPY:
