@@ -33,7 +33,8 @@ class Options(TypedDict, total=False):
     partition: str | None
     flavor: str | None
     gpus: int | str | None
-    gpus_per_node: int | None
+    gpus_per_node: int | str | None
+    mig: str | None
     nodes: int | None
     cpus: int | str | None
     mem: int | str | None

@@ -17,6 +17,7 @@ from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_LINKS, MAX_SIZES, MAX_
 from gpusched.errors import UsageError
 from gpusched.model.jobs import WITHOUT_ID, Dependency, DependencyKind, Mount
 from gpusched.model.notices import NoticeKind, is_address, kinds_of
+from gpusched.model.slices import is_profile
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import parse_duration, parse_memory_mib, parse_time
 
@@ -118,6 +119,38 @@ def sizes(option: str, text: str) -> tuple[int, ...]:
             )
         found.update(range(first, last + 1))
     return tuple(sorted(found))
+
+
+def count(option: str, text: str) -> int:
+    """Return a number of GPUs."""
+    if not re.fullmatch(r"-?[0-9]{1,9}", text.strip()):
+        raise UsageError(f"{option}: found {text[:80]!r}, expected a number, or slices such as 1g.10gb:2")
+    return int(text)
+
+
+def mig(option: str, text: str) -> str:
+    """Return the name of a profile of MIG slices."""
+    name = text.strip().lower()
+    if not is_profile(name):
+        raise UsageError(f"{option}: found {text[:80]!r}, expected a profile such as 1g.10gb")
+    return name
+
+
+def with_slices(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options where ``--gpus 1g.10gb:2`` has become ``--gpus 2 --mig 1g.10gb``; one slice if no number is said.
+
+    Raises:
+        UsageError: Two different profiles.
+    """
+    found = dict(given)
+    for name, option in (("gpus", "--gpus"), ("gpus_per_node", "--gpus-per-node")):
+        profile, _, number = str(found.get(name, "")).strip().partition(":")
+        if not is_profile(profile.lower()):
+            continue
+        if mig(option, str(found.get("mig", profile))) != profile.lower():
+            raise UsageError(f"{option} {profile} and --mig {found['mig']} are two kinds of slices", "ask for one kind")
+        found |= {name: number or "1", "mig": profile.lower()}
+    return found
 
 
 def either_sizes(gpus: tuple[int, ...] | None, listed: tuple[int, ...] | None, resizable: bool) -> tuple[int, ...]:

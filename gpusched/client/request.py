@@ -70,9 +70,12 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
         complete="partitions")] = None
     flavor: Annotated[str | None, JobOption("-F --flavor", "A flavor: a declared resource bundle.",
         complete="flavors")] = None
-    gpus: Annotated[tuple[int, ...] | None, JobOption("-G --gpus", "GPUs in total; with --resizable a range: 1-8.",
-        parse.sizes)] = None
-    gpus_per_node: Annotated[int | None, JobOption("--gpus-per-node", "GPUs per node.")] = None
+    gpus: Annotated[tuple[int, ...] | None, JobOption("-G --gpus",
+        "GPUs in total; with --resizable a range: 1-8; or MIG slices: 1g.10gb:2.", parse.sizes)] = None
+    gpus_per_node: Annotated[int | None, JobOption("--gpus-per-node", "GPUs, or MIG slices, per node.",
+        parse.count)] = None
+    mig: Annotated[str, JobOption("--mig", "Its GPUs are MIG slices of this profile, as with --gpus 1g.10gb:2.",
+        parse.mig)] = ""
     nodes: Annotated[int | None, JobOption("-N --nodes", "Nodes; default: the fewest.",
         python="Nodes; default: the fewest. A function runs once on each, or ``ntasks_per_node`` times.")] = None
     cpus: Annotated[Amount, JobOption("--cpus", "CPU cores in total; with --resizable a range: 2-12.",
@@ -200,4 +203,5 @@ def values_of(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: The first that is invalid, in the order of the table.
     """
+    given = parse.with_slices(given)
     return {name: option.value(given[name]) for name, option in OPTIONS.items() if name in given}

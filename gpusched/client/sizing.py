@@ -16,6 +16,7 @@ from gpusched.config.validate import (
 )
 from gpusched.errors import UsageError
 from gpusched.model.resources import Flavor, Inventory, Partition
+from gpusched.model.slicetables import parts_of, whole_gpus
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import amounts_of, count_of
 
@@ -23,6 +24,7 @@ from gpusched.model.units import amounts_of, count_of
 class ResourceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The requested resources; None if left out. ``gpus``, ``cores`` and ``memory_mib`` are totals.
 
+    ``profile``: the GPUs are MIG slices of it.
     ``core_range`` and ``memory_range``: (minimum, maximum) for amounts that are derived from the GPUs.
     """
 
@@ -39,6 +41,7 @@ class ResourceRequest(msgspec.Struct, frozen=True, kw_only=True):
     nodelist: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     gpu_types: tuple[str, ...] = ()
+    profile: str = ""
 
 
 class SizedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +54,7 @@ class SizedRequest(msgspec.Struct, frozen=True, kw_only=True):
     cores_per_node: int
     memory_mib_per_node: int
     time_limit_s: int
+    profile: str = ""
 
 
 class _Total(msgspec.Struct, frozen=True):
@@ -119,7 +123,10 @@ def _flavor(request: ResourceRequest, partition: Partition) -> Flavor | None:
 
 
 def _total_of_flavor(request: ResourceRequest, flavor: Flavor) -> _Total:
-    for option, value in (("--gpus", request.gpus), ("--cpus", request.cores), ("--mem", request.memory_mib)):
+    for option, value in (
+        ("--gpus", request.gpus), ("--mig", request.profile or None), ("--cpus", request.cores),
+        ("--mem", request.memory_mib),
+    ):  # fmt: skip
         if value is not None:
             raise UsageError(f"--flavor {flavor.name} and {option} cannot be combined", "use one of the two")
     return _Total(flavor.gpus, flavor.cores, flavor.memory_mib)
@@ -140,16 +147,17 @@ def _total_of_parts(request: ResourceRequest, partition: Partition) -> _Total:
             name="", time_limit_s=0, gpus=sum(n.gpus for n in nodes),
             cores=sum(n.cores for n in nodes), memory_mib=sum(n.memory_mib for n in nodes),
         )  # fmt: skip
+    part, whole = gpus * parts_of(request.profile), largest.gpus * parts_of(largest.profile)
     if request.cores is not None:
         cores = request.cores
     elif gpus and largest.gpus:
-        cores = max(1, largest.cores * gpus // largest.gpus)
+        cores = max(1, largest.cores * part // whole)
     else:
         cores = request.nodes or 1
     if request.memory_mib is not None:
         memory = request.memory_mib
     elif gpus and largest.gpus:
-        memory = max(1, largest.memory_mib * gpus // largest.gpus)
+        memory = max(1, largest.memory_mib * part // whole)
     else:
         memory = max(1, largest.memory_mib * cores // largest.cores)
     return _Total(gpus, _within(request.core_range, cores), _within(request.memory_range, memory))
@@ -189,7 +197,7 @@ def _split(request: ResourceRequest, partition: Partition, flavor: Flavor | None
             f"{count_of(total.gpus, 'GPU')} cannot be split evenly across {count_of(count, 'node')}",
             "choose another -N",
         )
-    nodes = usable_nodes(partition, request)
+    nodes, profile = usable_nodes(partition, request), flavor.profile if flavor else request.profile
     counts = [count] if count is not None else range(1, len(nodes) + 1)
     smallest = total
     if request.core_range or request.memory_range:
@@ -198,7 +206,7 @@ def _split(request: ResourceRequest, partition: Partition, flavor: Flavor | None
     # The fewest nodes win; on as many nodes, the derived amounts are preferred to the minimum of the ranges.
     for node_count, amounts in ((count, option) for count in counts for option in dict.fromkeys((total, smallest))):
         part = _part(request, amounts, node_count)
-        fits = nodes_that_hold(nodes, part.gpus, part.cores, part.memory_mib) >= node_count
+        fits = nodes_that_hold(nodes, whole_gpus(part.gpus, profile), part.cores, part.memory_mib) >= node_count
         if total.gpus % node_count == 0 and (fits or count is not None):
             return SizedRequest(
                 partition=partition.name,
@@ -208,14 +216,15 @@ def _split(request: ResourceRequest, partition: Partition, flavor: Flavor | None
                 cores_per_node=part.cores,
                 memory_mib_per_node=part.memory_mib,
                 time_limit_s=_time_limit(request, partition, flavor),
+                profile=profile,
             )
-    largest = (max(amounts, default=0) for amounts in ([n.gpus for n in nodes], [n.cores for n in nodes],
-                                                    [n.memory_mib for n in nodes]))  # fmt: skip
+    gpus, cores, memory = (max(amounts, default=0) for amounts in ([n.gpus for n in nodes], [n.cores for n in nodes],
+                                                                [n.memory_mib for n in nodes]))  # fmt: skip
     raise UsageError(
-        f"{amounts_of(total.gpus, total.cores, total.memory_mib)} of memory cannot be split evenly across "
+        f"{amounts_of(total.gpus, total.cores, total.memory_mib, profile)} of memory cannot be split evenly across "
         f"any number of nodes of partition {partition.name}",
         f"its {count_of(len(nodes), 'usable node')} {'has' if len(nodes) == 1 else 'have'} at most "
-        f"{amounts_of(*largest)} of memory",
+        f"{amounts_of(gpus, cores, memory)} of memory",
     )
 
 

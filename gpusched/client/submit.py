@@ -21,6 +21,7 @@ from gpusched.config.users import user_name
 from gpusched.config.validate import (
     MAX_NAME,
     MAX_SIZES,
+    check_slices_exist,
     known_partition,
     max_time,
     nodes_that_hold,
@@ -34,6 +35,7 @@ from gpusched.model.commands import Submit
 from gpusched.model.jobs import Dependency, DependencyKind, Elastic, JobSpec, Mount
 from gpusched.model.notices import kinds_of
 from gpusched.model.resources import Inventory, Partition, ResizeRules
+from gpusched.model.slicetables import whole_gpus
 from gpusched.queue.inbox import MAX_COMMAND_BYTES, deliver_submit
 
 _AS_REQUESTED = (  # fields that the request and the spec have alike
@@ -81,6 +83,8 @@ def prepare(
     _check_queued(client, prepared.spec, submitter.user, len(prepared.array) if prepared.array else 1)
     if prepared.spec.reservation:
         _check_reservation(client, prepared.spec, prepared.time)
+    if prepared.spec.profile and client.reader is not None:
+        check_slices_exist(prepared.spec, client.inventory, client.reader.node_readings())
     return prepared
 
 
@@ -184,7 +188,7 @@ class _Parts(NamedTuple):
 
     @property
     def needs(self) -> tuple[int, int, int]:
-        """Return the GPUs, cores and MiB of a part."""
+        """Return the GPUs, or slices, cores and MiB of a part."""
         return self.sized.gpus_per_node, self.sized.cores_per_node, self.sized.memory_mib_per_node
 
 
@@ -202,7 +206,8 @@ def _parts(request: SubmitRequest, inventory: Inventory) -> _Parts:
         try:
             parts = _parts_in(partition.name, request, inventory)
             count, max_time_s = parts.sized.nodes, max_time(partition)
-            if nodes_that_hold(usable_nodes(partition, parts.resources), *parts.needs) < count:
+            gpus = whole_gpus(parts.sized.gpus_per_node, parts.sized.profile)
+            if nodes_that_hold(usable_nodes(partition, parts.resources), gpus, *parts.needs[1:]) < count:
                 raise UsageError(f"partition {partition.name} has no {count} nodes that can hold the job")
             if max_time_s is not None and parts.sized.time_limit_s > max_time_s:
                 raise UsageError(f"partition {partition.name} allows no job to run so long")
@@ -249,7 +254,7 @@ def _resize_request(
         partition = None
     rules = partition.resizable if partition is not None else ResizeRules()
     shaped = request.flavor is not None or request.nodes is not None or request.gpus_per_node is not None
-    shaped |= request.exclusive or request.max_spread != "" or request.share != ""
+    shaped |= request.exclusive or request.max_spread != "" or request.share != "" or request.mig != ""
     shaped |= tasks != TaskRequest()
     by_default = request.resizable is None and rules.default and not shaped
     sizes = options.either_sizes(request.gpus, request.sizes, bool(request.resizable) or by_default)
@@ -262,7 +267,7 @@ def _resize_request(
     if partition is None or (rules.most is None and not rules.default):
         raise UsageError("--resizable: no sizes given", "--gpus 1-8, or --sizes 1,2,4,8")
     largest = partition.largest_flavor
-    available = largest.gpus if largest is not None else sum(node.gpus for node in partition.nodes)
+    available = int(largest.gpus_counted) if largest is not None else sum(node.gpus for node in partition.nodes)
     largest_size = min(available, available if rules.most is None else rules.most, rules.least + MAX_SIZES - 1)
     base = request.base_gpus if request.base_gpus is not None or not sizes else sizes[0]
     sizes_filled_in = tuple(sorted({*range(rules.least, largest_size + 1), *sizes}))
@@ -348,6 +353,7 @@ def _resources(
         nodelist=request.nodelist,
         exclude=request.exclude,
         gpu_types=request.gpu_type,
+        profile=request.mig,
     )
 
 

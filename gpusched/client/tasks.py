@@ -10,6 +10,7 @@ from gpusched.client.sizing import ResourceRequest, SizedRequest, partition_of, 
 from gpusched.config.validate import MAX_COUNT, nodes_that_hold, usable_nodes
 from gpusched.errors import UsageError
 from gpusched.model.resources import Inventory, Node
+from gpusched.model.slicetables import whole_gpus
 from gpusched.model.units import count_of
 
 
@@ -57,7 +58,8 @@ def size_by_tasks(request: ResourceRequest, tasks: TaskRequest, inventory: Inven
         except UsageError as error:
             errors.append(error)
             continue
-        if nodes_that_hold(nodes, found.gpus_per_node, found.cores_per_node, found.memory_mib_per_node) >= count:
+        gpus = whole_gpus(found.gpus_per_node, found.profile)
+        if nodes_that_hold(nodes, gpus, found.cores_per_node, found.memory_mib_per_node) >= count:
             return found, tasks_per_node
     if len(errors) == max(1, len(nodes)):  # no number of nodes works: show the basic error
         raise errors[0]
@@ -161,7 +163,8 @@ def _tasks_per_node(ntasks: int, nodes: int) -> int:
 
 def _all_memory(found: SizedRequest, nodes: list[Node]) -> int:
     """Return the MiB that at least ``nodes`` of the large enough nodes have."""
-    enough = [n.memory_mib for n in nodes if n.gpus >= found.gpus_per_node and n.cores >= found.cores_per_node]
+    gpus = whole_gpus(found.gpus_per_node, found.profile)
+    enough = [n.memory_mib for n in nodes if n.gpus >= gpus and n.cores >= found.cores_per_node]
     return sorted(enough, reverse=True)[found.nodes - 1] if len(enough) >= found.nodes else found.memory_mib_per_node
 
 

@@ -15,6 +15,7 @@ from gpusched.errors import FileError
 from gpusched.model.images import TRANSPORTS
 from gpusched.model.limits import Limits
 from gpusched.model.resources import MigSettings, Node, RuntimeName, SharingSettings
+from gpusched.model.slices import is_profile
 from gpusched.model.units import amounts_of, count_of, parse_duration, parse_memory_mib
 
 Reader = Callable[[Value], Any]
@@ -261,6 +262,16 @@ def _memory(value: Value) -> int:
     return value.converted(parse_memory_mib, "a memory size such as 512M, 64G or 1T, greater than zero")
 
 
+def _gpus_or_slices(value: Value) -> tuple[int, str]:
+    """Read ``8``, or slices such as ``1g.10gb:2``; return how many, and of which profile ("": GPUs)."""
+    profile, _, number = (value.text("a number of GPUs") if value.is_text else "").strip().lower().partition(":")
+    if not is_profile(profile):
+        return value.whole(0, 1_000_000, "a number of GPUs"), ""
+    if not re.fullmatch(r"[1-9][0-9]{0,6}", number or "1"):
+        raise value.error("slices such as 1g.10gb:2")
+    return int(number or 1), profile
+
+
 def _words(expected: str, pattern: re.Pattern[str]) -> Reader:
     return lambda value: tuple(item.text(expected, pattern) for item in value.items("a list"))
 
@@ -398,7 +409,7 @@ _NODE_NEEDS = (
     ("runtime", "podman, docker, apptainer or process, here or in defaults"),
 )
 FLAVOR: Fields = {
-    "gpus": ("gpus", _whole(0, 1_000_000, "a number of GPUs")),
+    "gpus": ("gpus", _gpus_or_slices),
     "cores": ("cores", _whole(1, 100_000_000, "a number of CPU cores")),
     "memory": ("memory_mib", _memory),
     "memory_mib": ("memory_mib", _whole(1, 1 << 50, "MiB of memory")),

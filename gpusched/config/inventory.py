@@ -32,6 +32,7 @@ from gpusched.model.resources import (
     RuntimeName,
     Settings,
 )
+from gpusched.model.slicetables import whole_gpus
 from gpusched.model.topology import Topology
 from gpusched.model.units import amounts_of
 
@@ -64,7 +65,8 @@ def flavor_nodes(flavor: Flavor, nodes: tuple[Node, ...]) -> int | None:
     for count in range(1, len(nodes) + 1):
         if flavor.gpus % count or flavor.cores % count or flavor.memory_mib % count:
             continue
-        if nodes_that_hold(nodes, flavor.gpus // count, flavor.cores // count, flavor.memory_mib // count) >= count:
+        gpus = whole_gpus(flavor.gpus // count, flavor.profile)
+        if nodes_that_hold(nodes, gpus, flavor.cores // count, flavor.memory_mib // count) >= count:
             return count
     return None
 
@@ -227,11 +229,12 @@ class _InventoryReader:
         for key, expected in fields.FLAVOR_NEEDS:
             if fields.FLAVOR[key][0] not in values:
                 raise entry.missing(key, expected)
-        flavor = Flavor(name=name, **values)
+        gpus, profile = values.pop("gpus")
+        flavor = Flavor(name=name, gpus=gpus, profile=profile, **values)
         if max_time_s is not None and flavor.time_limit_s > max_time_s:
             raise entry.error("a time within the partition's max_time", "a longer time limit")
         if nodes and not self._errors and flavor_nodes(flavor, nodes) is None:
-            asked = amounts_of(flavor.gpus, flavor.cores, flavor.memory_mib)
+            asked = amounts_of(flavor.gpus, flavor.cores, flavor.memory_mib, flavor.profile)
             raise entry.error(f"what can be split evenly across {fields.describe(nodes)}", asked)
         return flavor
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -14,10 +15,21 @@ from gpusched.model import ids
 from gpusched.model.images import image_error
 from gpusched.model.jobs import WITHOUT_ID, Elastic, JobSpec
 from gpusched.model.notices import is_address, kinds_of
+from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Inventory, Node, Partition
+from gpusched.model.slices import is_profile
+from gpusched.model.slicetables import whole_gpus
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.topology import Topology
-from gpusched.model.units import MAX_DURATION_S, MAX_TIMESTAMP, amounts_of, count_of, format_duration, format_memory
+from gpusched.model.units import (
+    MAX_DURATION_S,
+    MAX_TIMESTAMP,
+    amounts_of,
+    count_of,
+    format_duration,
+    format_memory,
+    gpus_of,
+)
 
 MAX_VALUE_BYTES = 120_000  # Linux takes 131,072 for one argument or variable (MAX_ARG_STRLEN), its name included
 MAX_TOTAL_BYTES = 1_000_000  # of command and environment together: half of what execve takes with the usual stack
@@ -51,6 +63,7 @@ def validate_spec(spec: JobSpec, inventory: Inventory) -> None:
     _check_texts(spec)
     _check_mounts(spec)
     _check_numbers(spec)
+    _check_slices(spec, inventory.engine)
     _check_image(spec, partition, inventory.settings.image_transports)
     _check_flavor(spec, partition)
     _check_bounds(spec, partition)
@@ -322,10 +335,11 @@ def _check_flavor(spec: JobSpec, partition: Partition) -> None:
         names = [f.name for f in partition.flavors]
         raise UsageError(f"partition {partition.name} has no flavor '{spec.flavor}'{did_you_mean(spec.flavor, names)}")
     cores, memory_mib = spec.nodes * spec.cores_per_node, spec.nodes * spec.memory_mib_per_node
-    if spec.gpus != flavor.gpus or cores > flavor.cores or memory_mib > flavor.memory_mib:
+    same = (spec.gpus, spec.profile) == (flavor.gpus, flavor.profile)
+    if not same or cores > flavor.cores or memory_mib > flavor.memory_mib:
         raise UsageError(
-            f"flavor {flavor.name} has {amounts_of(flavor.gpus, flavor.cores, flavor.memory_mib)}; "
-            f"requested: {amounts_of(spec.gpus, cores, memory_mib)}"
+            f"flavor {flavor.name} has {amounts_of(flavor.gpus, flavor.cores, flavor.memory_mib, flavor.profile)}; "
+            f"requested: {amounts_of(spec.gpus, cores, memory_mib, spec.profile)}"
         )
     _check_time(spec, flavor.time_limit_s, f"flavor {flavor.name}")
 
@@ -344,12 +358,12 @@ def _check_bounds(spec: JobSpec, partition: Partition) -> None:
     if largest is None or spec.flavor is not None:
         return
     for option, asked, most in (
-        ("--gpus", spec.gpus, largest.gpus),
+        ("--gpus", spec.gpus_counted, largest.gpus_counted),
         ("--cpus", spec.nodes * spec.cores_per_node, largest.cores),
         ("--mem", spec.nodes * spec.memory_mib_per_node, largest.memory_mib),
     ):
         if asked > most:
-            given, has = (format_memory(n) if option == "--mem" else str(n) for n in (asked, most))
+            given, has = (format_memory(int(n)) if option == "--mem" else f"{n:.10g}" for n in (asked, most))
             if given == has:  # less apart than is shown
                 given, has = f"{asked} MiB", f"{most} MiB"
             raise UsageError(
@@ -367,14 +381,63 @@ def max_time(partition: Partition) -> int | None:
 
 def _check_fits(spec: JobSpec, partition: Partition) -> None:
     nodes = usable_nodes(partition, spec)
-    room = nodes_that_hold(nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
+    gpus = whole_gpus(spec.gpus_per_node, spec.profile)
+    room = nodes_that_hold(nodes, gpus, spec.cores_per_node, spec.memory_mib_per_node)
     if room < spec.nodes:
         of = "allowed" if len(nodes) < len(partition.nodes) else f"of partition {partition.name}"
         raise UsageError(
-            f"{spec.nodes} x ({amounts_of(spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)}) "
+            f"{spec.nodes} x ({amounts_of(*_part_of(spec), spec.profile)}) "
             f"does not fit: {room} of the {count_of(len(nodes), 'node')} {of} "
             f"{'is' if room == 1 else 'are'} large enough"
         )
+
+
+def _part_of(spec: JobSpec) -> tuple[int, int, int]:
+    return spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node
+
+
+def _check_slices(spec: JobSpec, engine: str) -> None:
+    if not spec.profile:
+        return
+    if not is_profile(spec.profile):
+        raise UsageError(f"--mig: found {spec.profile[:80]!r}, expected a profile such as 1g.10gb")
+    if engine == "slurm":
+        raise UsageError(f"--mig {spec.profile}: with engine: slurm it is Slurm that knows the slices", "use sbatch")
+    if not spec.gpus_per_node:
+        raise UsageError(f"--mig {spec.profile}: the job requests no slice", f"say --gpus {spec.profile}:1")
+    for used, option in (
+        (spec.elastic is not None, "--resizable"), (spec.share != "", "--share"), (spec.exclusive, "--exclusive"),
+    ):  # fmt: skip
+        if used:
+            raise UsageError(f"{option} and --mig cannot be combined: it is for whole GPUs", "omit one")
+
+
+def check_slices_exist(spec: JobSpec, inventory: Inventory, readings: Mapping[str, NodeReading]) -> None:
+    """Check that enough nodes have the slices that a job asks for, as far as the nodes have been read.
+
+    Raises:
+        UsageError: They have not.
+    """
+    if not spec.profile:
+        return
+    partition = known_partition(inventory, spec.partition)
+    nodes = usable_nodes(partition, spec)
+    has = {node.name: slices_of(readings[node.name]) for node in nodes if node.name in readings}
+    if len(has) < len(nodes) or sum(on[spec.profile] >= spec.gpus_per_node for on in has.values()) >= spec.nodes:
+        return
+    profiles = sorted({name for on in has.values() for name in on})
+    of = "the allowed nodes have" if len(nodes) < len(partition.nodes) else f"partition {partition.name} has"
+    if spec.profile not in profiles:
+        hint = f"slices there: {', '.join(profiles)}" if profiles else "no GPU there is cut into MIG slices"
+        raise UsageError(f"{of} no MIG slices of {spec.profile}{did_you_mean(spec.profile, profiles)}", hint)
+    asked = f"{count_of(spec.nodes, 'node')} with {gpus_of(spec.gpus_per_node, spec.profile)}"
+    most = max(on[spec.profile] for on in has.values())
+    raise UsageError(f"{of} no {asked}", f"at most {most} on one node; use more nodes (-N), or fewer slices")
+
+
+def slices_of(reading: NodeReading) -> Counter[str]:
+    """Return profile -> number of slices of it on the node."""
+    return Counter(one.profile for gpu in reading.gpus for one in gpu.slices)
 
 
 def _check_elastic(spec: JobSpec, partition: Partition) -> None:
@@ -429,10 +492,10 @@ def _check_elastic(spec: JobSpec, partition: Partition) -> None:
                     f"{option} {given} is more than the largest flavor of partition {partition.name} has "
                     f"({largest.name}: {bound})"
                 )
-    if largest is not None and sizes[-1] > largest.gpus:
+    if largest is not None and sizes[-1] > largest.gpus_counted:
         raise UsageError(
             f"--gpus {sizes[-1]} is more than the largest flavor of partition {partition.name} has "
-            f"({largest.name}: {largest.gpus})"
+            f"({largest.name}: {largest.gpus_counted:g})"
         )
 
 
@@ -501,7 +564,8 @@ def may_share(spec: JobSpec, partition: Partition) -> bool:
 def _check_rack(spec: JobSpec, partition: Partition, topology: Topology) -> None:
     if not topology or spec.max_spread != "rack" or spec.max_nodes is not None:
         return
-    racks, parts = topology.racks(), (spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
+    racks, (slices, *other) = topology.racks(), _part_of(spec)
+    parts = (whole_gpus(slices, spec.profile), *other)
     by_rack: dict[str, list[Node]] = {}
     for node in usable_nodes(partition, spec):
         by_rack.setdefault(racks.get(node.name, node.name), []).append(node)

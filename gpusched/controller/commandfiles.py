@@ -14,7 +14,7 @@ import msgspec
 from gpusched.config.accounts import priority_of, with_group_and_class
 from gpusched.config.reservations import check_use
 from gpusched.config.users import user_name
-from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, validate_spec
+from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, check_slices_exist, validate_spec
 from gpusched.controller.promoting import PolicyCommandHandler
 from gpusched.controller.reserving import ReservationCommandHandler
 from gpusched.controller.secretfiles import SecretFiles
@@ -281,6 +281,8 @@ class CommandApplier:
         self._check_mounts(command, caller, requester)
         if command.spec.reservation:
             check_use(command.spec, caller.name, self._store.reservations(now), self._inventory)
+        if command.spec.profile:
+            check_slices_exist(command.spec, self._inventory, self._store.node_readings())
         if missing := set(command.spec.secret_names) ^ set(command.secrets):
             raise CommandRefused(f"secrets named and secrets passed differ: {', '.join(sorted(missing))}")
         if self._store.rows_of(command.id):

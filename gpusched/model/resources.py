@@ -9,6 +9,7 @@ import msgspec
 
 from gpusched.model.limits import Groups, Quotas
 from gpusched.model.notices import Notices
+from gpusched.model.slicetables import gpus_counted
 from gpusched.model.topology import Topology
 
 
@@ -25,7 +26,7 @@ class Flavor(msgspec.Struct, frozen=True, kw_only=True):
     """A named request of GPUs, cores, memory and time (GIST paper, Table 2).
 
     ``gpus``, ``cores`` and ``memory_mib`` are totals over the whole job, as in the paper: a flavor larger than one node
-    of its partition becomes a gang of whole equal parts.
+    of its partition becomes a gang of whole equal parts. ``profile``: its GPUs are MIG slices of it; "": whole GPUs.
     """
 
     name: str
@@ -33,6 +34,12 @@ class Flavor(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     memory_mib: int
     time_limit_s: int
+    profile: str = ""
+
+    @property
+    def gpus_counted(self) -> float:
+        """Return its GPUs, slices by their share of one."""
+        return gpus_counted(self.gpus, self.profile)
 
 
 class SharingSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +172,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def largest_flavor(self) -> Flavor | None:
         """Return the flavor with the most GPUs (then cores, then memory): the upper bound of other requests."""
-        return max(self.flavors, key=lambda f: (f.gpus, f.cores, f.memory_mib), default=None)
+        return max(self.flavors, key=lambda f: (f.gpus_counted, f.cores, f.memory_mib), default=None)
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):

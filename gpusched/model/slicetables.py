@@ -9,10 +9,9 @@ are what replays cut.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fractions import Fraction
 from functools import cache
 
-from gpusched.model.slices import SliceProfile, compute_units, share
+from gpusched.model.slices import SliceProfile, compute_units
 
 GPU_PARTS = 56
 """Parts of a GPU that limits count: every published slice is a whole number of them (sevenths, and eighths)."""
@@ -20,20 +19,23 @@ GPU_PARTS = 56
 _ONES, _TWOS, _WIDE = tuple(range(7)), (0, 2, 4), (0, 2, 4, 6)
 
 
+_Row = tuple[str, int, int, tuple[int, ...], int, int]
+"""Name, compute and memory units, starts, how many at most, and number of a profile."""
+
+
 def _sevenths(small: int, double: int, half: int, whole: int) -> tuple[SliceProfile, ...]:
     """Return the profiles of a GPU with 7 compute and 8 memory units, by the GB in their names."""
-    rows = (
+    rows: tuple[_Row, ...] = (
         (f"1g.{small}gb", 1, 1, _ONES, 7, 19), (f"1g.{small}gb+me", 1, 1, _ONES, 1, 20),
         (f"1g.{double}gb", 1, 2, _WIDE, 4, 15), (f"2g.{double}gb", 2, 2, _TWOS, 3, 14),
         (f"3g.{half}gb", 3, 4, (0, 4), 2, 9), (f"4g.{half}gb", 4, 4, (0,), 1, 5),
         (f"7g.{whole}gb", 7, 8, (0,), 1, 0),
     )  # fmt: skip
-    return tuple(_profile(*row, 7, 8) for row in rows)
+    return tuple(_profile(row, 7, 8) for row in rows)
 
 
-def _profile(
-    name: str, compute: int, size: int, starts: tuple[int, ...], count: int, number: int, of: int, memory: int
-) -> SliceProfile:
+def _profile(row: _Row, of: int, memory: int) -> SliceProfile:
+    name, compute, size, starts, count, number = row
     gb = int(name.partition(".")[2].partition("gb")[0])
     return SliceProfile(
         name=name, compute=compute, memory_units=size, memory_mib=gb * 1024, profile_id=number, max_count=count,
@@ -49,7 +51,7 @@ PUBLISHED: Mapping[str, tuple[SliceProfile, ...]] = {
     "H100-96GB": _sevenths(12, 24, 48, 96),
     "H200-141GB": _sevenths(18, 35, 71, 141),
     "A30-24GB": tuple(
-        _profile(*row, 4, 4)
+        _profile(row, 4, 4)
         for row in (
             ("1g.6gb", 1, 1, (0, 1, 2, 3), 4, 14), ("1g.6gb+me", 1, 1, (0, 1, 2, 3), 1, 21),
             ("2g.12gb", 2, 2, (0, 2), 2, 5), ("2g.12gb+me", 2, 2, (0, 2), 1, 6), ("4g.24gb", 4, 4, (0,), 1, 0),
@@ -76,11 +78,17 @@ def gpus_counted(count: int, profile: str) -> float:
     return count * parts_of(profile) / GPU_PARTS if profile else count
 
 
+def whole_gpus(count: int, profile: str) -> int:
+    """Return how many GPUs so many slices of a profile need at least; of "", these are GPUs."""
+    return -(-count * parts_of(profile) // GPU_PARTS)
+
+
 @cache
 def _published_parts() -> Mapping[str, int]:
     found: dict[str, int] = {}
     for profiles in PUBLISHED.values():
         for one in profiles:
-            name, parts = one.name.partition("+")[0], int(Fraction(share(one)).limit_denominator(GPU_PARTS) * GPU_PARTS)
+            compute, memory = one.compute * GPU_PARTS, one.memory_units * GPU_PARTS
+            name, parts = one.name.partition("+")[0], max(compute // one.gpu_compute, memory // one.gpu_memory_units)
             found[name] = min(parts, found.get(name, GPU_PARTS))
     return found

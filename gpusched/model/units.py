@@ -96,9 +96,14 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def amounts_of(gpus: int, cores: int, memory_mib: int) -> str:
-    """Format ``8 GPUs, 1 core, 64G``."""
-    return f"{count_of(gpus, 'GPU')}, {count_of(cores, 'core')}, {format_memory(memory_mib)}"
+def gpus_of(gpus: int, profile: str = "") -> str:
+    """Format ``8 GPUs``, or ``2 slices of 1g.10gb``."""
+    return f"{count_of(gpus, 'slice')} of {profile}" if profile else count_of(gpus, "GPU")
+
+
+def amounts_of(gpus: int, cores: int, memory_mib: int, profile: str = "") -> str:
+    """Format ``8 GPUs, 1 core, 64G``; with a profile its slices."""
+    return f"{gpus_of(gpus, profile)}, {count_of(cores, 'core')}, {format_memory(memory_mib)}"
 
 
 def local_clock(timestamp: float, now: float) -> str:

@@ -475,6 +475,10 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         rows = self._db.execute("SELECT data FROM nodes")
         return {r.name: r for r in (msgspec.json.decode(row[0], type=NodeRecord) for row in rows)}
 
+    def node_readings(self) -> dict[str, NodeReading]:
+        """Return the last reading of each node that has one."""
+        return {name: r.reading for name, r in self.node_records().items() if r.reading is not None}
+
     def node_record(self, name: str) -> NodeRecord | None:
         """Return the record of one node; None if there is none."""
         row = self._db.execute("SELECT data FROM nodes WHERE name = ?", (name,)).fetchone()

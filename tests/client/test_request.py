@@ -31,6 +31,37 @@ def test_a_line_gives_values_and_only_what_it_says() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["--gpus", "1g.10gb:2"], {"gpus": (2,), "mig": "1g.10gb"}),
+        (["-G", "3G.40GB"], {"gpus": (1,), "mig": "3g.40gb"}),
+        (["--gpus-per-node", "1g.10gb+me:1"], {"gpus_per_node": 1, "mig": "1g.10gb+me"}),
+        (["--gpus", "2", "--mig", "1g.10gb"], {"gpus": (2,), "mig": "1g.10gb"}),
+        (["--gpus", "1g.10gb:2", "--mig", "1g.10gb"], {"gpus": (2,), "mig": "1g.10gb"}),
+        (["--gpus-per-node", "4"], {"gpus_per_node": 4}),
+    ],
+)
+def test_slices_are_a_number_and_a_profile(words: list[str], given: dict[str, object]) -> None:
+    assert options.parse(words) == given
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--gpus", "1g.10gb:2", "--mig", "3g.40gb"], "--gpus 1g.10gb and --mig 3g.40gb are two kinds of slices"),
+        (["--gpus", "1g.10gb:x"], "--gpus: found 'x'"),
+        (["--gpus", "1g:2"], "--gpus: found '1g:2'"),
+        (["--mig", "10gb"], "--mig: found '10gb', expected a profile such as 1g.10gb"),
+        (["--gpus-per-node", "a100:2"], "--gpus-per-node: found 'a100:2', expected a number, or slices"),
+    ],
+)
+def test_what_are_no_slices_is_told(words: list[str], why: str) -> None:
+    with pytest.raises(UsageError) as error:
+        options.parse(words)
+    assert error.value.message.startswith(why)
+
+
 def test_the_first_wrong_value_in_the_tables_order_is_told() -> None:
     with pytest.raises(UsageError, match="--gpus: found 'x'"):
         values_of({"sizes": "y", "time": "soon", "gpus": "x"})

@@ -204,6 +204,27 @@ def test_words_are_not_yaml_1_1(tmp_path: Path) -> None:
     assert inventory.partitions[0].flavors[0].time_limit_s == 12 * 3600
 
 
+def test_a_flavor_may_be_of_slices(tmp_path: Path) -> None:
+    text = """\
+partitions:
+  A:
+    defaults: {gpus: 2, cores: 32, memory: 64G, runtime: podman}
+    nodes: [a]
+    flavors:
+      small: {gpus: 1g.10gb:2, cores: 4, memory: 8G, time: 1h}
+      half: {gpus: 3G.40GB, cores: 8, memory: 16G, time: 1h}
+      many: {gpus: 1g.10gb:8, cores: 32, memory: 64G, time: 1h}
+"""
+    partition = load(tmp_path, text).partitions[0]
+    assert [(f.gpus, f.profile) for f in partition.flavors] == [(2, "1g.10gb"), (1, "3g.40gb"), (8, "1g.10gb")]
+    assert partition.largest_flavor is not None
+    assert partition.largest_flavor.name == "many", "8 sevenths are more than a half"
+    with pytest.raises(FileError, match=r"found 15 slices of 1g\.10gb, .*split evenly across 1 node of"):
+        load(tmp_path, text.replace("gb:8", "gb:15"))
+    with pytest.raises(FileError, match=r"slices such as 1g.10gb:2"):
+        load(tmp_path, text.replace("gb:8", "gb:0"))
+
+
 def test_several_local_nodes_share_a_machine(tmp_path: Path) -> None:
     text = "partitions:\n  A:\n    defaults: {transport: local, gpus: 0, cores: 1, memory: 1G, runtime: process}\n"
     inventory = load(tmp_path, text + "    nodes: [{name: a, address: here}, {name: b, address: here}]\n")

@@ -25,8 +25,8 @@ CORES = frozenset(("cpus", "cpus_per_task", "cpus_per_gpu"))
 MEMORY = frozenset(("mem", "mem_per_node", "mem_per_gpu", "mem_per_cpu"))
 TASKS = frozenset(("ntasks", "ntasks_per_node"))
 _OVERRIDES = (  # an option of the first set overrides lower layers' options of the second
-    (GPUS, GPUS | {"flavor"}), (CORES, CORES), (MEMORY, MEMORY), (TASKS, TASKS),
-    (frozenset(("flavor",)), GPUS | CORES | MEMORY),
+    (GPUS, GPUS | {"flavor", "mig"}), (CORES, CORES), (MEMORY, MEMORY), (TASKS, TASKS),
+    (frozenset(("flavor",)), GPUS | CORES | MEMORY | {"mig"}),
 )  # fmt: skip
 _MERGED_LISTS = {"env": "=", "secret": "=", "mount": None}  # merged entry by entry: name -> its separator
 

@@ -124,11 +124,12 @@ OPTIONS: dict[str, SupportedOption | RefusedOption] = {
         "env", values.export, "--env for each name; the image's variables take the place of ALL, as without it",
         different=True,
     ),
-    "gpus": _ours("gpus", values.typed_number, "--gpus; a100:4 with --gpu-type"),
+    "gpus": _ours("gpus", values.typed_number, "--gpus; a100:4 with --gpu-type, 1g.10gb:2 with --mig"),
     "gpus-per-node": _ours("gpus_per_node", values.typed_number),
     "gpus-per-task": _ours("gpus_per_task", values.typed_number),
     "gres": _ours(
-        "gpus_per_node", values.gres, "--gpus-per-node; gpu:a100:4 with --gpu-type; none; only GPUs", different=True
+        "gpus_per_node", values.gres,
+        "--gpus-per-node; gpu:a100:4 with --gpu-type, gpu:1g.10gb:2 with --mig; none; only GPUs", different=True,
     ),
     "hold": _flag(["--hold"], "--hold", "H"),
     "ignore-pbs": _flag([], "ignored: #PBS lines are comments"),

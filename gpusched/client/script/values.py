@@ -15,8 +15,10 @@ from gpusched.model.resources import Inventory
 from gpusched.slurm.hostlist import expand
 
 _PATTERNS = re.compile(r"%(.)")
-_TYPED = re.compile(r"(?:([A-Za-z][\w.+-]*)[:=])?(\d{1,7})")
-_GPU = re.compile(r"(?:gres/)?gpu(?:[:=]([A-Za-z][\w.+-]*))?(?:[:=](\d{1,7}))?")
+_KIND = r"(?:[A-Za-z]|\dg\.)[\w.+-]*"  # a GPU type, perhaps with a profile of MIG slices: a100, 1g.10gb, a100_1g.10gb
+_TYPED = re.compile(rf"(?:({_KIND})[:=])?(\d{{1,7}})")
+_GPU = re.compile(rf"(?:gres/)?gpu(?:[:=]({_KIND}))?(?:[:=](\d{{1,7}}))?")
+_PROFILE = re.compile(r"(?:(.+)[_-])?(\dg\.\d+gb.*)", re.IGNORECASE)
 _UNITS = {"s": "s", "m": "m", "h": "h", "d": "d", "w": "w"}
 _VENDORS = frozenset(("nvidia", "tesla", "geforce"))
 
@@ -77,6 +79,10 @@ def gres(value: str, site: ScriptContext) -> list[str]:
 
 
 def _of_types(name: str | None, site: ScriptContext) -> list[str]:
+    """Translate ``a100``, ``1g.10gb`` and, as Slurm detects MIG slices, ``a100_1g.10gb``."""
+    match = _PROFILE.fullmatch(name or "")
+    if match is not None:
+        return ["--mig", match[2].lower(), *_of_types(match[1], site)]
     return [] if name is None else ["--gpu-type", ",".join(site.gpu_types(name))]
 
 

@@ -46,7 +46,7 @@ def _inner(name: str, profile: str) -> str:
 def split(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot with whole GPUs and slices apart; itself, where it has no slices and no job asks for any."""
     pending, running = snapshot.pending, snapshot.running
-    asked = any(_asks(job.spec) for job in (*pending, *running))
+    asked = any(_asks(job.spec) for job in pending) or any(_asks(job.spec) for job in running)
     if not asked and not any(node.slices for node in snapshot.nodes):
         return snapshot
     rows = [_rows(node) for node in snapshot.nodes]

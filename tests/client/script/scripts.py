@@ -281,7 +281,7 @@ CASES = [
     Case("a part of a GPU", """\
         #SBATCH -A power-users_v2
         #SBATCH --gres=gpu:1g.10gb:1
-        """, Refused(3, "#SBATCH --gres=gpu:1g.10gb:1: ")),
+        """, Shape(1, 1, None, None, 1)),
     Case("shards", """\
         #SBATCH --mem=16G
         #SBATCH --cpus-per-task=4

@@ -1,0 +1,105 @@
+"""MIG slices from the command line: what is asked for, what is refused, and what the screens say of it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gpusched.model.readings import Gpu, NodeReading, NodeState
+from gpusched.model.slices import MigSlice
+from gpusched.queue.store import NodeRecord, Store
+from tests.cli.conftest import Site
+
+NODES = ("pc1", "pc2", "pc3")
+GEOMETRY = {"pc1": {3: {"1g.10gb": range(7)}}, "pc2": {2: {"1g.10gb": (0, 1), "2g.20gb": (2,), "3g.40gb": (4,)}}}
+
+
+@pytest.fixture
+def sliced(site: Site) -> Site:
+    """The nodes of the partition ``bare`` have been read, and two of their GPUs are cut."""
+    site.fold()
+    read(site, *NODES)
+    return site
+
+
+def read(site: Site, *names: str) -> None:
+    store = Store.create_or_open(site.state)
+    for name in names:
+        reading = NodeReading(
+            node=name, time=time.time(), source="nvml", containers=(), gpus=tuple(gpu(name, i) for i in range(4))
+        )
+        store.put_nodes([NodeRecord(name=name, state=NodeState.IDLE, last_seen=1.0, reading=reading)])
+    store.close()
+
+
+def gpu(node: str, index: int) -> Gpu:
+    profiles = GEOMETRY.get(node, {}).get(index, {})
+    slices = tuple(
+        MigSlice(gpu=index, start=start, profile=name, uuid=f"MIG-{node}-{index}-{start}", gi=start, ci=0)
+        for name, starts in profiles.items()
+        for start in starts
+    )
+    return Gpu(index=index, uuid=f"{node}-{index}", memory_total_mib=81559, mig_mode=bool(slices), slices=slices)
+
+
+def test_a_job_asks_for_slices_and_gets_their_share_of_cores_and_memory(sliced: Site) -> None:
+    sliced.call("submit", "-p", "bare", "--gpus", "1g.10gb:2", "--json", "--", "x").ok()
+    spec = sliced.only_submit().spec
+    assert (spec.profile, spec.nodes, spec.gpus_per_node) == ("1g.10gb", 1, 2)
+    assert (spec.cores_per_node, spec.memory_mib_per_node) == (1, 2 * 16 * 1024 // 7)
+
+
+@pytest.mark.parametrize(
+    ("gres", "asked"),
+    [
+        ("gpu:1g.10gb:2", (2, "1g.10gb", ())),
+        ("gpu:3g.40gb", (1, "3g.40gb", ())),
+        ("gpu:a100_3g.40gb:1", (1, "3g.40gb", ("A100",))),
+    ],
+)
+def test_slurms_words_mean_the_same(site: Site, gres: str, asked: tuple[int, str, tuple[str, ...]]) -> None:
+    site.inventory.write_text(site.inventory.read_text().replace("gpus: 4,", "gpus: 4, gpu_type: A100,"))
+    site.call("submit", "-p", "bare", f"--gres={gres}", "--json", "--", "x").ok()
+    spec = site.only_submit().spec
+    assert (spec.gpus_per_node, spec.profile, spec.gpu_types) == asked
+
+
+@pytest.mark.parametrize(
+    ("words", "why", "hint"),
+    [
+        (("--gpus", "1g.12gb"), "partition bare has no MIG slices of 1g.12gb", "1g.10gb, 2g.20gb, 3g.40gb"),
+        (("--gpus", "1g.10gb:8"), "partition bare has no 1 node with 8 slices of 1g.10gb", "at most 7 on one node"),
+        (("--gpus", "3g.40gb:2", "-N", "2"), "partition bare has no 2 nodes with 1 slice of 3g.40gb", "at most 1"),
+        (("--gpus", "1g.10gb", "--nodelist", "pc3"), "the allowed nodes have no MIG slices of 1g.10gb", "no GPU there"),
+        (("--gpus", "1g.10gb", "--resizable", "--sizes", "1,2"), "--sizes and --gpus cannot be combined", ""),
+        (("--gpus", "1g.10gb", "--exclusive"), "--exclusive and --mig cannot be combined", "omit one"),
+        (("--gpus", "1g.10gb", "--share", "pairs", "--gpu-mem", "1G"), "--share and --mig cannot be combined", ""),
+        (("--cpus", "1", "--mig", "1g.10gb"), "--mig 1g.10gb: the job requests no slice", "--gpus 1g.10gb:1"),
+        (("-F", "one", "--mig", "1g.10gb"), "--flavor one and --mig cannot be combined", ""),
+    ],
+)
+def test_what_can_never_be_is_refused(sliced: Site, words: tuple[str, ...], why: str, hint: str) -> None:
+    refused = sliced.call("submit", "-p", "bare", *words, "--", "x")
+    assert refused.code != 0
+    assert why in refused.err
+    assert hint in refused.err
+    assert sliced.commands() == []
+
+
+def test_of_nodes_that_were_not_read_nothing_is_known(site: Site) -> None:
+    site.fold()
+    read(site, "pc1", "pc2")
+    site.call("submit", "-p", "bare", "--gpus", "1g.12gb", "--json", "--", "x").ok()
+
+
+def test_the_controller_refuses_what_a_client_could_not_know(site: Site) -> None:
+    site.fold()
+    job = site.call("submit", "-p", "bare", "--gpus", "1g.12gb", "--json", "--", "x").ok().json["id"]
+    read(site, *NODES)
+    site.fold()
+    store = Store.create_or_open(site.state)
+    assert store.job(job) is None
+    refused = [event.data for event in store.events() if event.kind == "refused_command"]
+    store.close()
+    assert ["partition bare has no MIG slices of 1g.12gb" in str(data) for data in refused] == [True]
