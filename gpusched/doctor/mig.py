@@ -56,7 +56,8 @@ def _slices(node: Node, gpus: Sequence[Gpu]) -> Iterator[Finding]:
     empty = [gpu for gpu in gpus if gpu.mig_mode and not gpu.slices and not gpu.mig_error]
     for gpu in empty:
         if gpu.index not in node.cut_on_demand():
-            hint = f"nvidia-smi mig -i {gpu.index} -cgi PROFILES -C cuts it, nvidia-smi -i {gpu.index} -mig 0 makes it whole"
+            smi = f"nvidia-smi -i {gpu.index} -mig 0"
+            hint = f"{smi} makes it whole, nvidia-smi mig -i {gpu.index} -cgi PROFILES -C cuts it"
             yield _finding(node, "fail", f"GPU {gpu.index} is in MIG mode without slices, and runs nothing", hint)
 
 

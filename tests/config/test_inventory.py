@@ -190,7 +190,7 @@ def test_mig_is_fixed_or_on_demand(tmp_path: Path, value: str) -> None:
     text = (
         f"partitions:\n  A:\n    nodes: [{{name: a, gpus: 4, cores: 1, memory: 1G, runtime: podman, mig: {value}}}]\n"
     )
-    with pytest.raises(FileError, match="on-demand|a command such as"):
+    with pytest.raises(FileError, match=r"on-demand|a command such as"):
         load(tmp_path, text)
 
 

@@ -35,8 +35,11 @@ def load() -> "Any":
     return pynvml
 
 
-def messages(only: "list[int] | None", want_links: bool) -> "Iterator[dict[str, Any]]":
-    """Yield what NVML reports: driver and count, then each GPU (``only`` these), then the links if wanted."""
+def messages(only: "list[int] | None", want_links: bool, want_profiles: bool) -> "Iterator[dict[str, Any]]":
+    """Yield what NVML reports: driver and count, then each GPU (``only`` these), then the links if wanted.
+
+    ``want_profiles``: also what GPUs with MIG mode off can be cut into.
+    """
     try:
         nvml = load()
         nvml.nvmlInit()
@@ -49,14 +52,18 @@ def messages(only: "list[int] | None", want_links: bool) -> "Iterator[dict[str, 
     handles = {}  # type: dict[int, Any]
     tables = {}  # type: dict[Any, list[dict[str, Any]]]
     for index in range(count) if only is None else only:
-        yield {"gpu": read_gpu(nvml, index, handles, tables)}
+        yield {"gpu": read_gpu(nvml, index, handles, tables, want_profiles)}
     if want_links:
         yield {"links": links(nvml, handles), "places": places(nvml, handles)}
     yield {"done": True}
 
 
 def read_gpu(
-    nvml: "Any", index: int, handles: "dict[int, Any]", tables: "dict[Any, list[dict[str, Any]]]"
+    nvml: "Any",
+    index: int,
+    handles: "dict[int, Any]",
+    tables: "dict[Any, list[dict[str, Any]]]",
+    want_profiles: bool = False,
 ) -> "dict[str, Any]":
     """All figures of one GPU; ``error`` where it cannot be talked to. Its handle goes into ``handles``.
 
@@ -82,6 +89,10 @@ def read_gpu(
     lost += [e for e in trouble if memory is None and code(e) not in NOT_SUPPORTED_CODES]
     if lost:
         return {"index": index, "uuid": gpu["uuid"], "name": gpu["name"], "error": text_of(lost[0])}
+    if want_profiles and gpu.get("mig_mode") is False:
+        from gpusched.nodes.payload.mig import add_profiles
+
+        add_profiles(nvml, handle, gpu, tables)
     handles[index] = handle
     return gpu
 
