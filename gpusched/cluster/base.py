@@ -13,6 +13,7 @@ import msgspec
 from gpusched.model.healthchecks import CheckResult, CheckRun
 from gpusched.model.readings import NodeReading, ProbeFailure
 from gpusched.model.resources import Node
+from gpusched.model.slices import Cut
 from gpusched.nodes.runtimes.base import LaunchRequest
 from gpusched.queue.store import RankRecord
 
@@ -54,6 +55,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     forget      remove the job's own folder
     answer      answer the request that the job made from inside, with ``note``
     check       run ``check``, one of the site's own, and wait for its end; ``rank`` stands for the node
+    cut         cut a GPU, or make it whole, by ``cut``; no rank's: the record is made up
     ==========  ====================================================================================================
 
     Attributes:
@@ -65,7 +67,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         for_idle: The signal is sent because the job's GPUs are idle; it is not one that asks the job to end.
     """
 
-    verb: Literal["launch", "start", "signal", "collect", "remove", "forget", "answer", "check"]
+    verb: Literal["launch", "start", "signal", "collect", "remove", "forget", "answer", "check", "cut"]
     node: str
     rank: RankRecord
     request: LaunchRequest | None = None
@@ -76,6 +78,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     readers: tuple[int, ...] = ()
     check: CheckRun | None = None
     for_idle: bool = False
+    cut: Cut | None = None
 
     @property
     def key(self) -> RankKey:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gpusched.cluster.base import OperationOutcome, RankKey
+from gpusched.controller.cutting import with_outcome
 from gpusched.controller.escalating import with_try
 from gpusched.controller.healthchecks import record_check
 from gpusched.controller.outputs import MAX_FAILURES, CollectionRetries
@@ -58,12 +59,20 @@ class OutcomeRecorder:
                 if outcome.operation.verb == "check":
                     record_check(self._store, outcome)
                     continue
+                if outcome.operation.verb == "cut":
+                    self._record_cut(outcome)
+                    continue
                 rank = ranks.get(outcome.operation.key)
                 if outcome.error:
                     self._record_error(outcome, rank)
                 elif rank is not None:
                     self._record_success(outcome, rank)
         self.unrecorded = []
+
+    def _record_cut(self, outcome: OperationOutcome) -> None:
+        record = self._store.node_record(outcome.operation.node)
+        if record is not None:
+            self._store.put_nodes([with_outcome(record, outcome)])
 
     def _record_success(self, outcome: OperationOutcome, rank: RankRecord) -> None:
         operation = outcome.operation

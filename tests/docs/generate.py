@@ -56,6 +56,7 @@ from gpusched.model.resources import (
     EventSettings,
     Inventory,
     LogSettings,
+    MigSettings,
     Node,
     Partition,
     ResizeRules,
@@ -360,6 +361,12 @@ def _health_checks() -> str:
     return _keys(inventory_fields.HEALTH_CHECK, words.HEALTH_CHECK, defaults)
 
 
+def _mig() -> str:
+    plain = MigSettings()
+    defaults = {key: code(" ".join(getattr(plain, key))) for key in ("command", "cdi_command")}
+    return _keys(inventory_fields.MIG, words.MIG, defaults)
+
+
 def _flavor() -> str:
     return _keys(inventory_fields.FLAVOR, words.FLAVOR, {})
 
@@ -636,6 +643,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "node": _node,
     "sharing": _sharing,
     "health-checks": _health_checks,
+    "mig": _mig,
     "flavor": _flavor,
     "limits": _limits,
     "group": _of_group,

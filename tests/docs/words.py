@@ -177,6 +177,11 @@ NODE = {
         "list of checks",
         "The site's own checks of the node, [below](#health_checks). A node's list replaces that of `defaults`.",
     ),
+    "mig": (
+        "`fixed`, `on-demand` or mapping",
+        "`fixed`: GPUs in MIG mode stay as they are cut. `on-demand`: gpusched cuts GPUs, [below](#mig). Default: "
+        "`fixed`.",
+    ),
 }
 HEALTH_CHECK = {
     "name": ("name", "Required."),
@@ -198,6 +203,12 @@ SHARING = {
     ),
     "slowdown": ("0 to 100", "Maximum predicted slowdown of either job: `0.3` is 30 %."),
     "pipe": ("absolute path", "With `mps`: folder of the daemon's pipes."),
+}
+MIG = {
+    "mode": ("`fixed` or `on-demand`", "Required in a mapping."),
+    "gpus": ("`[0, 1, 3]` or `0-3`", "NVML indices of the GPUs that may be cut. Default: all of the node."),
+    "command": ("command", "Runs nvidia-smi as root on the node."),
+    "cdi_command": ("command", "With podman: rewrites the CDI specification, after each cut."),
 }
 FLAVOR = {
     "gpus": ("number", "Required. Total of the whole job."),
