@@ -134,7 +134,7 @@ def _node_row(
     reading = record.reading
     silent = record.state in _SILENT
     found = {gpu.index: gpu for gpu in reading.gpus} if reading else {}
-    statuses = gpu_states(node, None if silent else reading, held)
+    statuses = gpu_states(node, None if silent else reading, held, record.health.conditions)
     gpus = tuple(
         _gpu_row(s, found.get(s.index), jobs, leftovers.get(s.index), slow.get(s.index, ""), silent) for s in statuses
     )

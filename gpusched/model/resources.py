@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from gpusched.model.health import HealthAction
 from gpusched.model.limits import Groups, Quotas
 from gpusched.model.notices import Notices
 from gpusched.model.topology import Topology
@@ -61,6 +62,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         fabric_address: What MASTER_ADDR says when the training network is not the SSH one.
         simulated_gpus: Readings are made up by the probe and marked as simulated (demo only).
         sharing: None: each GPU is one job's.
+        health: What follows from conditions, by kind; others: as in `gpusched.model.health.KINDS`.
+        kernel_log: A file with the kernel's messages; None: the kernel or journald is asked.
     """
 
     name: str
@@ -80,6 +83,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     fabric_address: str | None = None
     simulated_gpus: bool = False
     sharing: SharingSettings | None = None
+    health: dict[str, HealthAction] = {}
+    kernel_log: str | None = None
 
     def indices(self) -> tuple[int, ...]:
         """Return the NVML indices of the GPUs this node offers, ascending."""

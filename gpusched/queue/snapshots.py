@@ -234,7 +234,7 @@ def _node_view(
 ) -> NodeView:
     reading = record.reading if record else None
     blocked = {index: f"{GpuState.BUSY}: {why}" for index, why in lingering.items()}
-    for status in gpu_states(node, reading, held):
+    for status in gpu_states(node, reading, held, record.health.conditions if record else ()):
         if status.state not in (GpuState.FREE, GpuState.ALLOCATED):
             blocked[status.index] = f"{status.state}: {status.reason}"
     state = record.state if record else NodeState.UNKNOWN

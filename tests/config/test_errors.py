@@ -163,7 +163,7 @@ BAD = {
                            "docker.io/library/busybox:1, without spaces"),
     "name in defaults": (
         "defaults: {name: n}\npartitions: {}\n",
-        ":1: defaults.name: found an unknown key, expected one of cores, gpu_indices, gpu_type, gpus, key, memory, memory_mib, "
+        ":1: defaults.name: found an unknown key, expected one of cores, gpu_indices, gpu_type, gpus, health, kernel_log, key, memory, memory_mib, "
         "port, rated_power, rated_power_w, runtime, sharing, simulated_gpus, transport, user",
     ),
     # Nodes
@@ -183,7 +183,7 @@ BAD = {
     "range repeats": (with_node("n[2-3,3]"), f':6: {AT}: found "n[2-3,3]", expected every number of the range once'),
     "unknown node key": (with_node("{name: n2, gpu: 4}"),
                          f":6: {AT}.gpu: found an unknown key, expected one of address, cores, fabric_address, "
-                         "gpu_indices, gpu_type, gpus, key, memory, memory_mib, name, port, rated_power, rated_power_w, "
+                         "gpu_indices, gpu_type, gpus, health, kernel_log, key, memory, memory_mib, name, port, rated_power, rated_power_w, "
                          "runtime, sharing, simulated_gpus, transport, user: did you mean gpus?"),
     "negative gpus": (with_node("{name: n2, gpus: -1}"), f":6: {AT}.gpus: found -1, expected a number of GPUs from 0 to 64"),
     "gpus quoted": (with_node("{name: n2, gpus: '8'}"), f':6: {AT}.gpus: found "8", expected a number of GPUs from 0 to 64'),

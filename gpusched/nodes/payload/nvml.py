@@ -33,8 +33,11 @@ def load() -> "Any":
     return pynvml
 
 
-def messages(only: "list[int] | None", want_links: bool) -> "Iterator[dict[str, Any]]":
-    """Yield what NVML reports: driver and count, then each GPU (``only`` these), then the links if wanted."""
+def messages(only: "list[int] | None", want_links: bool, want_bus: bool = False) -> "Iterator[dict[str, Any]]":
+    """Yield what NVML reports: driver and count, then each GPU (``only`` these), then the links if wanted.
+
+    ``want_bus``: with the GPUs' bus addresses, which messages in the kernel's log name.
+    """
     try:
         nvml = load()
         nvml.nvmlInit()
@@ -46,13 +49,13 @@ def messages(only: "list[int] | None", want_links: bool) -> "Iterator[dict[str, 
     yield {"count": count, "driver_version": text(attempt([], nvml.nvmlSystemGetDriverVersion))}
     handles = {}  # type: dict[int, Any]
     for index in range(count) if only is None else only:
-        yield {"gpu": read_gpu(nvml, index, handles)}
+        yield {"gpu": read_gpu(nvml, index, handles, want_links or want_bus)}
     if want_links:
         yield {"links": links(nvml, handles), "places": places(nvml, handles)}
     yield {"done": True}
 
 
-def read_gpu(nvml: "Any", index: int, handles: "dict[int, Any]") -> "dict[str, Any]":
+def read_gpu(nvml: "Any", index: int, handles: "dict[int, Any]", want_bus: bool = False) -> "dict[str, Any]":
     """All figures of one GPU; ``error`` where it cannot be talked to. Its handle goes into ``handles``."""
     gpu = {"index": index}  # type: dict[str, Any]
     errors = []  # type: list[Any]
@@ -70,6 +73,7 @@ def read_gpu(nvml: "Any", index: int, handles: "dict[int, Any]") -> "dict[str, A
         gpu["memory_total_mib"], gpu["memory_used_mib"] = memory.total >> 20, memory.used >> 20
     if not any(code(e) in GONE_CODES for e in errors):  # a GPU off the bus may take seconds to say so each time
         read_figures(nvml, handle, gpu, errors)
+        gpu["health"] = read_health(nvml, handle, gpu, want_bus)
     lost = [e for e in errors if code(e) in GONE_CODES]
     lost += [e for e in trouble if memory is None and code(e) not in NOT_SUPPORTED_CODES]
     if lost:
@@ -97,6 +101,16 @@ def read_figures(nvml: "Any", handle: "Any", gpu: "dict[str, Any]", errors: "lis
     mig = attempt(errors, nvml.nvmlDeviceGetMigMode, handle)
     gpu["mig_mode"] = None if mig is None else bool(mig[0])
     gpu["processes"] = processes(nvml, handle, errors)
+
+
+def read_health(nvml: "Any", handle: "Any", gpu: "dict[str, Any]", want_bus: bool) -> "dict[str, Any] | None":
+    """See `gpusched.nodes.payload.health`; None on any error: the figures are worth more."""
+    try:
+        from gpusched.nodes.payload import health
+
+        return health.read(nvml, handle, gpu, want_bus)
+    except Exception:
+        return None
 
 
 def read_ecc(nvml: "Any", handle: "Any", errors: "list[Any]") -> "int | None":
