@@ -26,6 +26,7 @@ class ReconcileInput(msgspec.Struct, frozen=True, kw_only=True):
         launch_errors: Reasons of launches that the node or we rejected.
         earlier: Node records before this cycle, with their last readings.
         failed_launches: Recent ones of each node (see `launchfaults`).
+        failed_gpus: Node -> GPU index -> the condition because of which jobs on it end.
     """
 
     now: float
@@ -36,6 +37,7 @@ class ReconcileInput(msgspec.Struct, frozen=True, kw_only=True):
     launch_errors: Mapping[RankKey, str] = {}
     earlier: Mapping[str, NodeRecord] = {}
     failed_launches: Failures = {}
+    failed_gpus: Mapping[str, Mapping[int, str]] = {}
 
 
 class ReconcileResult(msgspec.Struct, kw_only=True):

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from gpusched.model.health import HealthAction
 from gpusched.model.readings import GpuProcess, GpuState, GpuWiring, Nic, NodeState
 from gpusched.model.topology import Switch
 
@@ -63,6 +64,28 @@ class ReservationRow(msgspec.Struct, frozen=True, kw_only=True):
     late: tuple[str, ...] = ()
 
 
+class ConditionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One condition of a node or a GPU.
+
+    Attributes:
+        condition: Its kind. gpu: NVML index; None: of the node. uuid: The GPU's.
+        action: What follows from it here.
+        since, last_seen: Unix seconds.
+        detail: What was seen. advice: What to do.
+        job: The job on the GPU then, where it is its program's fault.
+    """
+
+    condition: str
+    gpu: int | None = None
+    uuid: str | None = None
+    action: HealthAction
+    since: float
+    last_seen: float
+    detail: str
+    advice: str = ""
+    job: str | None = None
+
+
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """One node with its GPUs.
 
@@ -74,6 +97,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
         last_seen: When the node last answered (Unix seconds); ``age_s`` seconds ago.
         stale: The figures are old; the node has not been probed recently.
         reserved: Its present reservation, else the next, in words; None: none.
+        conditions: Of the node and its GPUs.
     """
 
     name: str
@@ -100,6 +124,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     stale: bool = False
     gpus: tuple[GpuRow, ...] = ()
     reserved: str | None = None
+    conditions: tuple[ConditionRow, ...] = ()
 
     @property
     def simulated(self) -> bool:
