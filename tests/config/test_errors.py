@@ -5,6 +5,7 @@ import pytest
 
 from gpusched.config.inventory import inventory_errors, load_inventory
 from gpusched.errors import FileError
+from gpusched.model.health import KIND
 
 NODE = "gpus: 8, cores: 16, memory: 64G, runtime: podman"
 NAME = "a name of at most 63 letters, digits, '.', '_', '-', the first a letter or digit"
@@ -185,6 +186,16 @@ BAD = {
                          f":6: {AT}.gpu: found an unknown key, expected one of address, cores, fabric_address, "
                          "gpu_indices, gpu_type, gpus, health, kernel_log, key, memory, memory_mib, name, port, rated_power, rated_power_w, "
                          "runtime, sharing, simulated_gpus, transport, user: did you mean gpus?"),
+    "unknown condition": (with_node("{name: n2, health: {xid-gpus: drain}}"),
+                          f":6: {AT}.health.xid-gpus: found an unknown key, expected one of "
+                          f"{', '.join(sorted(KIND))}: did you mean xid-gpu?"),
+    "unknown action": (with_node("{name: n2, health: {ecc: drian}}"),
+                       f':6: {AT}.health.ecc: found "drian", expected one of warn, no-new-jobs, drain, requeue: did you '
+                       "mean drain?"),
+    "a program's fault": (with_node("{name: n2, health: {xid-program: drain}}"),
+                          f':6: {AT}.health.xid-program: found "drain", expected one of warn'),
+    "health a word": (with_node("{name: n2, health: drain}"),
+                      f':6: {AT}.health: found "drain", expected a mapping: kind of condition -> action'),
     "negative gpus": (with_node("{name: n2, gpus: -1}"), f":6: {AT}.gpus: found -1, expected a number of GPUs from 0 to 64"),
     "gpus quoted": (with_node("{name: n2, gpus: '8'}"), f':6: {AT}.gpus: found "8", expected a number of GPUs from 0 to 64'),
     "gpus nothing": (with_node("{name: n2, gpus: }"), f":6: {AT}.gpus: found nothing, expected a number of GPUs from 0 to 64"),

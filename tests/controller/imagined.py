@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gpusched.cluster.base import NodeObservation, Operation, OperationOutcome, RankKey
 from gpusched.model.jobs import container_name
-from gpusched.model.readings import ContainerReading, Gpu, NodeReading, ProbeFailure
+from gpusched.model.readings import ContainerReading, Gpu, GpuHealth, NodeReading, ProbeFailure
 from gpusched.model.resources import Flavor, Inventory, Node, Partition, RuntimeName, Settings, SharingSettings
 from gpusched.queue.clock import Clock
 
@@ -47,6 +47,7 @@ class Host:
     tells: bool = True  # whether it says how long containers have run
     engine: bool = True  # whether its container engine answers
     boxes: dict[str, Box] = field(default_factory=dict)
+    health: dict[int, GpuHealth] = field(default_factory=dict)  # of its GPUs
 
     def reboot(self) -> None:
         self.boot += 1
@@ -200,7 +201,10 @@ def reading_of(host: Host, now: float) -> NodeReading:
         clock_skew_s=host.ahead,
         source="nvml",
         gpus=tuple(
-            Gpu(index=i, uuid=f"GPU-{host.name}-{i}", energy_j=now * 100, memory_total_mib=GPU_MIB) for i in range(GPUS)
+            Gpu(
+                index=i, uuid=f"GPU-{host.name}-{i}", energy_j=now * 100, memory_total_mib=GPU_MIB,
+                health=host.health.get(i),
+            ) for i in range(GPUS)
         ),
         containers=None
         if boxes is None
