@@ -105,7 +105,7 @@ def _nodes(reader: Reader, totals: MetricTotals) -> Iterator[Family]:
         reading = None if record.state in _SILENT else record.reading
         on_node = held.get(record.name, {})
         states[node.partition, record.state] += 1
-        for state, count in Counter(state_values(node, reading, on_node)).items():
+        for state, count in Counter(state_values(node, reading, on_node, record.health.conditions)).items():
             gpus[node.partition, node.gpu_type, state] += count
         values = (float(record.state not in _SILENT), node.gpus, len(on_node), *_measured(reading))
         for name, value in zip(_OF_NODES, values, strict=True):

@@ -9,10 +9,11 @@ import msgspec
 from gpusched.config.inventory import flavor_nodes
 from gpusched.errors import UsageError
 from gpusched.model.gpustates import GpuStatus, gpu_states
+from gpusched.model.health import KIND, Condition, action_of, text_of
 from gpusched.model.healthchecks import CheckCondition, open_conditions
 from gpusched.model.jobs import JobRecord, NodeAllocation
 from gpusched.model.readings import Gpu, GpuState, NodeState
-from gpusched.model.reports import FailureRow, FlavorRow, GpuRow, NodeRow, TopologyReport, WiredNode
+from gpusched.model.reports import ConditionRow, FailureRow, FlavorRow, GpuRow, NodeRow, TopologyReport, WiredNode
 from gpusched.model.reservations import Reservation, by_node
 from gpusched.model.resources import Flavor, Inventory, Node, Partition
 from gpusched.model.topology import islands
@@ -153,10 +154,14 @@ def _node_row(
     reading = record.reading
     silent = record.state in _SILENT
     found = {gpu.index: gpu for gpu in reading.gpus} if reading else {}
-    statuses = gpu_states(node, None if silent else reading, held)
+    statuses = gpu_states(node, None if silent else reading, held, record.health.conditions)
+    conditions = record.health.conditions
+    notes = {i: "; ".join(text_of(c) for c in conditions if c.index == i) for i in node.indices()}
     gpus = tuple(
-        _gpu_row(s, found.get(s.index), jobs, leftovers.get(s.index), slow.get(s.index, ""), silent) for s in statuses
-    )
+        _gpu_row(
+            s, found.get(s.index), jobs, leftovers.get(s.index), notes[s.index] or slow.get(s.index, ""), silent
+        ) for s in statuses
+    )  # fmt: skip
     age = None if record.last_seen is None else max(0.0, now - record.last_seen)
     in_service = record.state not in NOT_FOR_NEW_JOBS
     return NodeRow(
@@ -185,7 +190,18 @@ def _node_row(
         gpus=gpus,
         reserved=_reservation_text(reserved[0], now) if reserved else None,
         checks=checks,
+        conditions=tuple(condition_row(condition, node) for condition in conditions),
     )
+
+
+def condition_row(condition: Condition, node: Node) -> ConditionRow:
+    """Return a condition with what follows from it on its node, and what to do."""
+    kind = KIND.get(condition.kind)
+    return ConditionRow(
+        condition=condition.kind, gpu=condition.index, uuid=condition.gpu, since=condition.since,
+        action=action_of(condition.kind, node.health), last_seen=condition.last_seen, detail=text_of(condition),
+        advice=kind.advice if kind is not None else "", job=condition.job,
+    )  # fmt: skip
 
 
 def _reservation_text(reservation: Reservation, now: float) -> str:
@@ -207,9 +223,9 @@ def slow_by_node(reader: Reader | None) -> dict[str, dict[int, str]]:
 
 
 def _gpu_row(
-    status: GpuStatus, gpu: Gpu | None, jobs: Mapping[str, JobRecord], leftover: str | None, slow: str, silent: bool
+    status: GpuStatus, gpu: Gpu | None, jobs: Mapping[str, JobRecord], leftover: str | None, note: str, silent: bool
 ) -> GpuRow:
-    state, reason = status.state, status.reason or slow
+    state, reason = status.state, status.reason or note
     if silent:
         reason = "node does not respond" if gpu is not None else reason
     elif leftover and state is GpuState.FREE:

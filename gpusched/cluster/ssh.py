@@ -39,6 +39,7 @@ COLLECT_TIMEOUT_S = 600.0
 CUT_TIMEOUT_S = SCRIPT_LIMIT_S + 10.0
 PROBE_THREADS, SLOW_THREADS = 32, 16
 _LINKS_VALID_S = 3600.0
+_KERNEL_OVERLAP_US = 600_000_000
 OPERATIONS_PER_NODE, COLLECTING_PER_NODE, CHECKS_PER_NODE = 5, 2, 1
 """In parallel. sshd allows 10 sessions per connection by default (MaxSessions); the probe and `_ends` use one each."""
 _THREADS = {"collect": COLLECTING_PER_NODE, "check": CHECKS_PER_NODE}
@@ -60,6 +61,7 @@ class SshCluster:
         self._links_read: dict[
             str, tuple[str | None, float]
         ] = {}  # boot id at the last reading of GPU links, and its time
+        self._kernel_read: dict[str, int | None] = {}  # microseconds since boot at the last; None: not readable
         self._probes: dict[str, Future[NodeObservation]] = {}
         self._operations: dict[RankKey, Future[OperationOutcome]] = {}
         self._changed_at: dict[str, float] = {}  # node -> last operation not yet followed by a probe
@@ -85,6 +87,7 @@ class SshCluster:
                 transport.close()
                 del self._transports[name]
                 self._links_read.pop(name, None)
+                self._kernel_read.pop(name, None)
 
     def observe(
         self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
@@ -132,6 +135,8 @@ class SshCluster:
                 reading, want_links = self._read(node, want_links=True), True
             if want_links:
                 self._links_read[node.name] = reading.boot_id, began
+            if reading.kernel is not None:
+                self._kernel_read[node.name] = reading.kernel.now_us if reading.kernel.source else None
             with contextlib.suppress(Exception):  # the reading is valid; ends are seen at the next tick
                 self._ends.update(node.name, self._transport(node), reading)
             return NodeObservation(began=began, result=reading)
@@ -144,9 +149,15 @@ class SshCluster:
 
     def _read(self, node: Node, want_links: bool = False) -> NodeReading:
         transport, settings = self._transport(node), self._inventory.settings
-        return self._with_session(
-            node.name, lambda: probe(transport, node, self._cluster_id, settings, self._clock, want_links=want_links)
-        )
+        # A log that cannot be read is tried again with the links. Messages are sent again for a while: which of them
+        # are known is in the store, and what could not be stored there must come again.
+        at_us = -1 if want_links else self._kernel_read.get(node.name, -1)
+        after_us = None if at_us is None or at_us < 0 else max(0, at_us - _KERNEL_OVERLAP_US)
+        read = partial(
+            probe, transport, node, self._cluster_id, settings, self._clock, want_links=want_links,
+            want_kernel=at_us is not None, kernel_after_us=after_us,
+        )  # fmt: skip
+        return self._with_session(node.name, read)
 
     def _with_session(self, node: str, call: Callable[[], T]) -> T:
         """Run ``call``; if the node's sshd has no session left, close our channel (`EndWatch`) and try again."""

@@ -12,6 +12,7 @@ import msgspec
 from gpusched.config.validate import IMAGE
 from gpusched.config.yamlfile import Value
 from gpusched.errors import FileError
+from gpusched.model.health import ACTIONS, KIND, HealthAction
 from gpusched.model.healthchecks import HealthCheck
 from gpusched.model.images import TRANSPORTS
 from gpusched.model.limits import Limits
@@ -67,13 +68,21 @@ def read(value: Value | None, known: Fields, expected: str) -> dict[str, Any]:
     return values
 
 
+def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that hold: own ones before defaults; ``health`` is joined kind by kind."""
+    values = {**defaults, **own}
+    if "health" in own and "health" in defaults:
+        values["health"] = {**defaults["health"], **own["health"]}
+    return values
+
+
 def complete_node(entry: Value, own: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Apply defaults to a node's own values, and reconcile GPU count and GPU indices.
 
     Raises:
         FileError: One of the values every node needs is nowhere, or count and indices differ.
     """
-    values = {**defaults, **own}
+    values = with_defaults(own, defaults)
     indices = values.get("gpu_indices")
     if indices is not None and (values.get("gpus") is None or ("gpu_indices" in own and "gpus" not in own)):
         values["gpus"] = len(indices)
@@ -387,6 +396,14 @@ def _command(value: Value) -> tuple[str, ...]:
     return tuple(words)
 
 
+def _health(value: Value) -> dict[str, HealthAction]:
+    """Read kind of condition -> action; a kind has a most that may follow from it."""
+    found = {}
+    for kind, item in value.fields("a mapping: kind of condition -> action", KIND).items():
+        found[kind] = HealthAction(item.choice(ACTIONS[: ACTIONS.index(KIND[kind].most) + 1]))
+    return found
+
+
 # The keys
 
 MIG: Fields = {
@@ -421,6 +438,8 @@ DEFAULTS: Fields = {
     "sharing": ("sharing", _sharing),
     "health_checks": ("health_checks", _health_checks),
     "mig": ("mig", _mig),
+    "health": ("health", _health),
+    "kernel_log": ("kernel_log", _text("an absolute path", _ABSOLUTE)),
 }
 NODE: Fields = {
     **DEFAULTS,

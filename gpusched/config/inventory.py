@@ -167,7 +167,7 @@ class _InventoryReader:
         fields.check_name(name, value)
         known = value.fields("a mapping with nodes and flavors", fields.PARTITION)
         own = fields.read(known.get("defaults"), fields.DEFAULTS, "a mapping of node settings")
-        defaults = {**file_defaults, **own}
+        defaults = fields.with_defaults(own, file_defaults)
         if "nodes" not in known:
             raise value.missing("nodes", "a list of nodes")
         listed = known["nodes"]

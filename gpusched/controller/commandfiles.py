@@ -15,6 +15,7 @@ from gpusched.config.accounts import priority_of, with_group_and_class
 from gpusched.config.reservations import check_use
 from gpusched.config.users import user_name
 from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, check_slices_exist, validate_spec
+from gpusched.controller.health import forgiven
 from gpusched.controller.promoting import PolicyCommandHandler
 from gpusched.controller.reserving import ReservationCommandHandler
 from gpusched.controller.secretfiles import SecretFiles
@@ -591,6 +592,8 @@ class CommandApplier:
                 continue
             record = records.get(name, NodeRecord(name=name))
             record = msgspec.structs.replace(record, drain_reason=drain, drained_by=by, failed_launches=())
+            if resumed:
+                record = msgspec.structs.replace(record, health=forgiven(record.health))
             if resumed and record.state in (NodeState.DRAINED, NodeState.DRAINING):
                 record = msgspec.structs.replace(record, state=NodeState.UNKNOWN, reason="resumed, not probed since")
             self._store.put_nodes([record])

@@ -41,6 +41,7 @@ from gpusched.controller.reconcile import reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.shadowing import Shadowing
 from gpusched.model.events import Event
+from gpusched.model.health import to_requeue
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
@@ -260,7 +261,11 @@ class Cycle:
             earlier=before,
             failed_launches={name: record.failed_launches for name, record in records.items()},
             checks=before_job_checks(self.inventory),
-        )
+            failed_gpus={
+                node.name: to_requeue(records[node.name].health.conditions, node.health, node.indices())
+                for node in self._observed.nodes if records[node.name].health.conditions
+            },
+        )  # fmt: skip
         by_attempt: dict[tuple[str, int], list[RankRecord]] = {}
         for rank in sorted(ranks, key=rank_key):
             if rank.hot == "left":

@@ -11,12 +11,12 @@ from gpusched.queue.store import Store
 from gpusched.views.show import event_line
 
 _WARNINGS = (
-    "node_down", "gpu_lost", "stuck", "work_failed", "plan_rejected", "check_failed", "check_hung", "check_slow",
-    "gpu_cut_failed",
+    "node_down", "gpu_lost", "condition", "stuck", "work_failed", "plan_rejected", "check_failed", "check_hung",
+    "check_slow", "gpu_cut_failed",
 )  # fmt: skip
 _NEWS = (
-    "node_up", "gpu_back", "check_passed", "drained", "resumed", "left_inventory", "back_in_inventory",
-    "policy_changed", "reserved", "reservation_changed", "reservation_cancelled", "gpu_cut",
+    "node_up", "gpu_back", "condition_over", "check_passed", "drained", "resumed", "left_inventory",
+    "back_in_inventory", "policy_changed", "reserved", "reservation_changed", "reservation_cancelled", "gpu_cut",
 )  # fmt: skip
 _ROUTINE = (
     "starting", "running", "ended", "requeued", "preempted", "resized", "rank_joined", "rank_left", "reaped", "fenced",

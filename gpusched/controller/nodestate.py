@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from gpusched.cluster.base import NodeObservation
+from gpusched.controller.health import observe_health
 from gpusched.model.events import Event
 from gpusched.model.gpustates import gpu_states
 from gpusched.model.readings import GpuState, NodeReading, NodeState, ProbeFailure
 from gpusched.model.resources import Inventory, Node, Partition, Settings
-from gpusched.queue.store import NodeRecord
+from gpusched.queue.store import DRAINED_BY_HEALTH, NodeRecord
 
 # These do not clear up by themselves; an admin must act.
 _DEFINITE_FAILURES = frozenset({"auth", "host-key-unknown", "host-key-changed"})
@@ -75,6 +76,7 @@ def update_record(
     before = record
     if observation is not None:
         record = with_result(record, observation.result)
+    record, health_events = with_health(record, node, observation, held, now)
     state, reason = _state(record, node, observation, held, has_jobs, settings, now, unfit)
     # A removed node that answers is drained; one that does not keeps its state, with a remark.
     if left and record.down_since is None:
@@ -87,7 +89,34 @@ def update_record(
     if stuck and record.down_since is None:
         reason = f"{reason}; {stuck}" if reason else stuck
     record = msgspec.structs.replace(record, state=state, reason=reason, declared=node, left=left)
-    return record, node_events(before, record, node, held, now)
+    return record, health_events + node_events(before, record, node, held, now)
+
+
+def with_health(
+    record: NodeRecord,
+    node: Node,
+    observation: NodeObservation | None,
+    held: Mapping[int, tuple[str, ...]],
+    now: float,
+) -> tuple[NodeRecord, list[Event]]:
+    """Return the record with the conditions after a reading, drained where one of them asks for it, and the events."""
+    reading = observation.complete_reading if observation is not None else None
+    if reading is None or reading.source not in ("nvml", "nvidia-smi"):
+        return record, []
+    change = observe_health(record.health, node, reading, held, now, lambda: _places(record))
+    record = msgspec.structs.replace(record, health=change.health)
+    if change.drain and record.drain_reason is None:
+        record = msgspec.structs.replace(record, drain_reason=change.drain, drained_by=DRAINED_BY_HEALTH)
+        data = {"reason": change.drain}
+        change.events.append(Event(time=now, kind="drained", node=node.name, user=DRAINED_BY_HEALTH, data=data))
+    return record, change.events
+
+
+def _places(record: NodeRecord) -> dict[str, int]:
+    """Return PCI address (without the function) -> GPU index, as last wired."""
+    wiring = record.wiring
+    gpus = wiring.gpus if wiring is not None else ()
+    return {gpu.pci_path[-1].rpartition(".")[0]: gpu.index for gpu in gpus if gpu.pci_path}
 
 
 def with_result(record: NodeRecord, result: NodeReading | ProbeFailure) -> NodeRecord:
@@ -98,7 +127,7 @@ def with_result(record: NodeRecord, result: NodeReading | ProbeFailure) -> NodeR
         return msgspec.structs.replace(record, down_since=since, reading=reading)
     links = {gpu.index: gpu.links for gpu in result.gpus if gpu.links} or record.links
     wired = msgspec.Raw(msgspec.json.encode(result.wiring)) if result.wiring is not None else record.wired
-    result = msgspec.structs.replace(result, wiring=None)  # stored in `wired`
+    result = msgspec.structs.replace(result, wiring=None, kernel=None)  # stored in `wired` and `health`
     return msgspec.structs.replace(
         record, down_since=None, last_seen=result.time, reading=result, links=links, wired=wired
     )
@@ -130,7 +159,7 @@ def in_service(
     record: NodeRecord, node: Node, held: Mapping[int, tuple[str, ...]], has_jobs: bool
 ) -> tuple[NodeState, str]:
     """Return the state of a node that accepts jobs, and the faults of its GPUs."""
-    statuses = gpu_states(node, record.reading, held)
+    statuses = gpu_states(node, record.reading, held, record.health.conditions)
     faults = [f"GPU {s.index} {s.state}: {s.reason}" for s in statuses if s.state in _FAULTS]
     reason = faults[0] if len(faults) == 1 else f"{len(faults)} GPUs: {faults[0]}, ..." if faults else ""
     if not has_jobs:

@@ -27,6 +27,7 @@ class ReconcileInput(msgspec.Struct, frozen=True, kw_only=True):
         earlier: Node records before this cycle, with their last readings.
         failed_launches: Recent ones of each node (see `launchfaults`).
         checks: Node -> checks that must pass there before a job starts.
+        failed_gpus: Node -> GPU index -> the condition because of which jobs on it end.
     """
 
     now: float
@@ -38,6 +39,7 @@ class ReconcileInput(msgspec.Struct, frozen=True, kw_only=True):
     earlier: Mapping[str, NodeRecord] = {}
     failed_launches: Failures = {}
     checks: Mapping[str, tuple[str, ...]] = {}
+    failed_gpus: Mapping[str, Mapping[int, str]] = {}
 
 
 class ReconcileResult(msgspec.Struct, kw_only=True):

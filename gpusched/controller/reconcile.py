@@ -143,6 +143,10 @@ def _running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileIn
         message = f"node {', '.join(nodes)} is down"
         _begin_ending(step, JobState.NODE_FAIL, "NodeFail", message, inputs, grace=settings.grace_s, blame=nodes)
         return
+    if message := _on_failed_gpu(ranks, inputs):
+        # The GPU gets no new job: the node is not to blame, and its other GPUs may run the job again.
+        _begin_ending(step, JobState.NODE_FAIL, "NodeFail", message, inputs, grace=settings.grace_s)
+        return
     finished = [s for s in ranks if s.rank.finished_at is not None]
     bad = [s for s in finished if s.rank.exit_code != 0]
     if check_resize(step, ranks, failure_of(job, bad[0].rank)[2] if bad else "", inputs):
@@ -167,6 +171,16 @@ def _running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileIn
     else:
         _warn_before_limit(step, ranks, inputs)
         _signal_idle(step, ranks, inputs)
+
+
+def _on_failed_gpu(ranks: list[RankStatus], inputs: ReconcileInput) -> str:
+    """Return which GPU of a running rank has a condition because of which its jobs end; "": none."""
+    for s in ranks:
+        failed = inputs.failed_gpus.get(s.rank.node, {}) if s.phase == "running" else {}
+        for gpu in s.rank.gpus:
+            if gpu in failed:
+                return f"GPU {gpu} of {s.rank.node}: {failed[gpu]}"
+    return ""
 
 
 def _ran_s(job: JobRecord, ranks: list[RankStatus], inputs: ReconcileInput) -> float:

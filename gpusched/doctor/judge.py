@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gpusched.doctor.findings import Finding, Status
 from gpusched.model.gpustates import foreign_processes
+from gpusched.model.health import KIND, Condition, HealthAction, action_of, text_of
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Node, RuntimeName
-from gpusched.model.units import count_of, format_memory
+from gpusched.model.units import count_of, format_memory, local_time
 from gpusched.nodes.inspection import Inspection, RuntimeFacts
 
 _SKEW_WARN_S, _SKEW_FAIL_S = 2.0, 30.0
@@ -36,6 +37,24 @@ def judge_gpus(node: Node, reading: NodeReading, seen: Inspection, *, sizes: boo
     if reading.source != "none":
         found += [*_gpu_count(node, reading), *_gpu_health(node, reading)]
     return [*found, *(_cores_and_memory(node, reading) if sizes else ()), *_clock(node, reading)]
+
+
+def judge_health(node: Node, conditions: Iterable[Condition], reading: NodeReading | None) -> list[Finding]:
+    """Return the conditions that the controller found, and whether the driver's messages can be read."""
+    found = [_condition(node, condition) for condition in conditions]
+    if reading is not None and reading.kernel is not None and not reading.kernel.source:
+        hint = "let the account read it: sysctl kernel.dmesg_restrict=0, the group adm, or kernel_log: with a file"
+        message = "the kernel's log cannot be read, so the driver's Xids are not seen"
+        found.append(_finding(node, "kernel log", "warn", message, hint))
+    return found
+
+
+def _condition(node: Node, condition: Condition) -> Finding:
+    kind, action = KIND.get(condition.kind), action_of(condition.kind, node.health)
+    where = f"{condition.where}: " if condition.where else ""
+    message = f"{where}{text_of(condition)} since {local_time(condition.since)} ({condition.kind}: {action})"
+    status: Status = "warn" if action is HealthAction.WARN else "fail"
+    return _finding(node, "health", status, message, kind.advice if kind is not None else "")
 
 
 def judge_runtime(node: Node, seen: Inspection, reading: NodeReading | None) -> list[Finding]:

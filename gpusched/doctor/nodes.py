@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gpusched.config.plugins import ComponentError
 from gpusched.doctor.findings import Finding, failed, worst
-from gpusched.doctor.judge import judge_access, judge_gpus, judge_host, judge_runtime
+from gpusched.doctor.judge import judge_access, judge_gpus, judge_health, judge_host, judge_runtime
 from gpusched.doctor.mig import examine_mig
 from gpusched.doctor.state import QueuedNodeFacts
 from gpusched.doctor.trial import try_container
@@ -102,6 +102,7 @@ def _examine(
     if reading is not None:
         found += judge_gpus(node, reading, inspection, sizes=starts_jobs)
         found += examine_mig(transport, node, reading, inspection.user)
+    found += judge_health(node, known.conditions.get(node.name, ()), reading)
     wiring = reading.wiring if reading is not None else None
     if not starts_jobs:
         return found, wiring

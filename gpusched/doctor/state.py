@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gpusched.doctor.findings import Finding, Status
 from gpusched.errors import GpuschedError
+from gpusched.model.health import Condition
 from gpusched.model.notices import Notice
 from gpusched.model.readings import Wiring
 from gpusched.model.slurm import Trouble
@@ -41,6 +42,7 @@ class QueuedNodeFacts(NamedTuple):
         wirings: Node -> how it is wired, as last read.
         trouble: Why Slurm cannot be read, where it is the engine.
         changes: Partition -> what was last decided of its policy.
+        conditions: Node -> conditions of it and its GPUs.
     """
 
     cluster_id: str = "check"
@@ -49,6 +51,7 @@ class QueuedNodeFacts(NamedTuple):
     wirings: Mapping[str, Wiring] = {}
     trouble: Trouble | None = None
     changes: Mapping[str, PolicyChange] = {}
+    conditions: Mapping[str, tuple[Condition, ...]] = {}
 
 
 def known_nodes(state: Path) -> QueuedNodeFacts:
@@ -71,6 +74,7 @@ def known_nodes(state: Path) -> QueuedNodeFacts:
                 {r.name: r.wiring for r in records if r.wiring is not None},
                 reader.slurm_trouble(),
                 reader.live_changes(),
+                {r.name: r.health.conditions for r in records if r.health.conditions},
             )
     except (GpuschedError, *UNREADABLE, OSError):
         return QueuedNodeFacts()

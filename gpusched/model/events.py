@@ -16,7 +16,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     requeued, resizing, resized, rank_joined, rank_left (of a hot job), signalled, idle_warned, idle_acted, idle_ended
     (of its GPUs, and what is done), refused (a command on it, with the reason), work_failed, fenced, stuck (of an
     attempt, with the node).
-    Node kinds: node_up, node_down, drained, resumed, gpu_lost, gpu_back, check_failed, check_hung,
+    Node kinds: node_up, node_down, drained, resumed, gpu_lost, gpu_back, condition, condition_over (of the node or a
+    GPU; a program's error is its job's, too), check_failed, check_hung,
     check_slow, check_passed, reaped, left_inventory, back_in_inventory,
     gpu_cutting (a GPU is being cut into slices or made whole), gpu_cut, gpu_cut_failed.
     Kinds about reservations: reserved, reservation_changed, reservation_cancelled.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gpusched.model.health import Condition, HealthAction, action_of, out_of_service
 from gpusched.model.jobs import parse_container_name
 from gpusched.model.readings import Gpu, GpuProcess, GpuState, NodeReading
 from gpusched.model.resources import Node
@@ -43,14 +44,21 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[GpuStatus, ...] = ()
 
 
-def gpu_states(node: Node, reading: NodeReading | None, held: Mapping[int, tuple[str, ...]]) -> tuple[GpuStatus, ...]:
+def gpu_states(
+    node: Node,
+    reading: NodeReading | None,
+    held: Mapping[int, tuple[str, ...]],
+    conditions: tuple[Condition, ...] = (),
+) -> tuple[GpuStatus, ...]:
     """Return the state of every GPU that ``node`` declares, in the order of `Node.indices`.
 
     A GPU with volatile uncorrected (double-bit) ECC errors is UNUSABLE, as DCGM's health check calls it a failure: a
-    page waits for its retirement and the next job may die of it. It stays so until the GPU is reset.
+    page waits for its retirement and the next job may die of it. It stays so until the GPU is reset. Conditions
+    (`gpusched.model.health`) make a GPU UNUSABLE where the operator's action, or the default, says so.
 
     ``reading``: None when there is none, or none to be believed. ``held``: GPU index -> ids of the jobs that hold
     it: one, or two that share it. The server of MPS is no stranger where the GPUs are shared by it.
+    ``conditions``: of the node and its GPUs.
     """
     if reading is None:
         return _all(node, held, "the node has not been probed")
@@ -59,16 +67,36 @@ def gpu_states(node: Node, reading: NodeReading | None, held: Mapping[int, tuple
     found = {gpu.index: gpu for gpu in reading.gpus}
     lister = "nvidia-smi" if reading.source == "nvidia-smi" else "NVML"
     mps = node.sharing is not None and node.sharing.mode == "mps"
-    return tuple(_status(index, found.get(index), held, lister, mps) for index in node.indices())
+    out = out_of_service(conditions, node.health, node.indices())
+    return tuple(
+        _with_condition(_status(node, index, found.get(index), held, lister, mps), out.get(index, ""))
+        for index in node.indices()
+    )
 
 
-def state_values(node: Node, reading: NodeReading | None, held: Mapping[int, tuple[str, ...]]) -> list[GpuState]:
+def _with_condition(status: GpuStatus, why: str) -> GpuStatus:
+    """Return the status with the conditions that keep jobs off the GPU, which NVML's own words may leave out."""
+    if not why or status.state is GpuState.UNKNOWN:
+        return status
+    if status.state in (GpuState.LOST, GpuState.UNUSABLE):
+        known = status.reason and status.reason in why
+        return msgspec.structs.replace(status, reason=why if known or not status.reason else f"{status.reason}; {why}")
+    slices = tuple(msgspec.structs.replace(one, state=GpuState.UNUSABLE, reason=why) for one in status.slices)
+    return msgspec.structs.replace(status, state=GpuState.UNUSABLE, reason=why, slices=slices)
+
+
+def state_values(
+    node: Node,
+    reading: NodeReading | None,
+    held: Mapping[int, tuple[str, ...]],
+    conditions: tuple[Condition, ...] = (),
+) -> list[GpuState]:
     """Return the states of `gpu_states` without their reasons, which take most of the time."""
     found = {gpu.index: gpu for gpu in reading.gpus} if reading is not None and reading.source != "none" else {}
     plain = [index in held and (gpu := found.get(index)) is not None and _is_healthy(gpu) for index in node.indices()]
-    if all(plain):
+    if all(plain) and not conditions:
         return [GpuState.ALLOCATED] * len(plain)
-    return [status.state for status in gpu_states(node, reading, held)]
+    return [status.state for status in gpu_states(node, reading, held, conditions)]
 
 
 def _is_healthy(gpu: Gpu) -> bool:
@@ -90,8 +118,10 @@ def _held_by(index: int, state: GpuState, reason: str, jobs: tuple[str, ...]) ->
     return GpuStatus(index=index, state=state, reason=reason, job_id=job, partner_id=partner)
 
 
-def _status(index: int, gpu: Gpu | None, held: Mapping[int, tuple[str, ...]], lister: str, mps: bool) -> GpuStatus:
-    state, reason = _hardware(index, gpu, lister)
+def _status(
+    node: Node, index: int, gpu: Gpu | None, held: Mapping[int, tuple[str, ...]], lister: str, mps: bool
+) -> GpuStatus:
+    state, reason = _hardware(index, gpu, lister, action_of("ecc", node.health) is not HealthAction.WARN)
     jobs = held.get(index, ())
     if gpu is not None and state is GpuState.SLICED:
         slices = tuple(_slice_status(one, gpu, held) for one in sorted(gpu.slices, key=lambda one: one.start))
@@ -102,7 +132,7 @@ def _status(index: int, gpu: Gpu | None, held: Mapping[int, tuple[str, ...]], li
     return _held_by(index, state, reason, jobs)
 
 
-def _hardware(index: int, gpu: Gpu | None, lister: str) -> tuple[GpuState, str]:
+def _hardware(index: int, gpu: Gpu | None, lister: str, ecc_counts: bool) -> tuple[GpuState, str]:
     """Return FREE if the hardware is healthy, else its state and why."""
     if gpu is None:
         return GpuState.LOST, f"not listed by {lister}"
@@ -110,7 +140,7 @@ def _hardware(index: int, gpu: Gpu | None, lister: str) -> tuple[GpuState, str]:
         return GpuState.LOST, gpu.error
     if gpu.mig_mode and not gpu.slices:
         return GpuState.UNUSABLE, f"MIG is on, without slices; 'nvidia-smi -i {index} -mig 0' as root turns it off"
-    if gpu.ecc_errors:
+    if gpu.ecc_errors and ecc_counts:
         errors = "1 uncorrected ECC error" if gpu.ecc_errors == 1 else f"{gpu.ecc_errors} uncorrected ECC errors"
         return GpuState.UNUSABLE, f"{errors}; once it is idle reset it: 'nvidia-smi --gpu-reset -i {index}' as root"
     return (GpuState.SLICED if gpu.mig_mode else GpuState.FREE), ""

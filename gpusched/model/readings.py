@@ -54,6 +54,64 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
     gi: int | None = None
 
 
+class GpuHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What NVML says of a GPU's health; None: not supported, or not asked for.
+
+    Attributes:
+        bus: PCI address, ``0000:3b:00``.
+        retired_pages: Memory pages that are no longer used (before Ampere).
+        remap_pending, remap_failed: Rows or pages wait for a reset, and some could not be replaced.
+        nvlinks: That are up. nvlink_errors, nvlink_recoveries: Counters over all of them.
+        pcie_replays: A counter. pcie_width, pcie_gen: At present; the maximum only where it may differ.
+        clocks: NVML's mask of the reasons why clocks are held down.
+        thermal_margin_c: Degrees to the temperature that slows it down; None also while it is cool.
+        recovery: NVML's recovery action: 0 none, 1 reset, 2 reboot ...
+    """
+
+    bus: str | None = None
+    retired_pages: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    nvlinks: int | None = None
+    nvlink_errors: int | None = None
+    nvlink_recoveries: int | None = None
+    pcie_replays: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    pcie_gen: int | None = None
+    pcie_gen_max: int | None = None
+    clocks: int | None = None
+    thermal_margin_c: int | None = None
+    recovery: int | None = None
+
+
+class XidMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of NVIDIA's driver in the kernel's log.
+
+    Attributes:
+        at_us: Microseconds since boot.
+        number: The Xid, or of a switch the SXid.
+        bus: PCI address, ``0000:3b:00``. switch: It is of an NVSwitch; fatal: and it says so.
+        pid, process: Of the program, where the message names it.
+    """
+
+    at_us: int
+    number: int
+    bus: str
+    switch: bool = False
+    fatal: bool = False
+    pid: int | None = None
+    process: str = ""
+
+
+class KernelLog(msgspec.Struct, frozen=True, kw_only=True):
+    """What a probe found in the kernel's log; ``source`` "": it cannot be read. ``now_us``: since boot."""
+
+    source: str = ""
+    now_us: int = 0
+    messages: tuple[XidMessage, ...] = ()
+
+
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU in one reading. ``error``: why NVML could not read it (then the figures are None).
 
@@ -80,6 +138,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[MigSlice, ...] = ()
     mig_profiles: tuple[SliceProfile, ...] = ()
     mig_error: str | None = None
+    health: GpuHealth | None = None
     error: str | None = None
 
 
@@ -230,6 +289,7 @@ class NodeReading(msgspec.Struct, frozen=True, kw_only=True):
         runtime_error: Why the runtime could not be asked (then ``containers`` is not to be trusted and is None).
         job_folders: Ids of jobs that have a folder of their own here and no attempt.
         wiring: None where it was not asked for, or not to be had.
+        kernel: None where it was not read.
     """
 
     node: str
@@ -251,6 +311,7 @@ class NodeReading(msgspec.Struct, frozen=True, kw_only=True):
     disk_free_mib: int | None = None
     job_folders: tuple[str, ...] = ()
     wiring: Wiring | None = None
+    kernel: KernelLog | None = None
 
 
 class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from gpusched.model.health import HealthAction
 from gpusched.model.healthchecks import CheckCondition
 from gpusched.model.readings import GpuProcess, GpuState, GpuWiring, Nic, NodeState
 from gpusched.model.topology import Switch
@@ -64,6 +65,28 @@ class ReservationRow(msgspec.Struct, frozen=True, kw_only=True):
     late: tuple[str, ...] = ()
 
 
+class ConditionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One condition of a node or a GPU.
+
+    Attributes:
+        condition: Its kind. gpu: NVML index; None: of the node. uuid: The GPU's.
+        action: What follows from it here.
+        since, last_seen: Unix seconds.
+        detail: What was seen. advice: What to do.
+        job: The job on the GPU then, where it is its program's fault.
+    """
+
+    condition: str
+    gpu: int | None = None
+    uuid: str | None = None
+    action: HealthAction
+    since: float
+    last_seen: float
+    detail: str
+    advice: str = ""
+    job: str | None = None
+
+
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """One node with its GPUs.
 
@@ -76,6 +99,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
         stale: The figures are old; the node has not been probed recently.
         reserved: Its present reservation, else the next, in words; None: none.
         checks: Open conditions that the site's own checks found.
+        conditions: Of the node and its GPUs.
     """
 
     name: str
@@ -103,6 +127,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuRow, ...] = ()
     reserved: str | None = None
     checks: tuple[CheckCondition, ...] = ()
+    conditions: tuple[ConditionRow, ...] = ()
 
     @property
     def simulated(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from gpusched.model.health import HealthAction
 from gpusched.model.healthchecks import HealthCheck
 from gpusched.model.idle import IdleRules
 from gpusched.model.limits import Groups, Quotas
@@ -88,6 +89,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         sharing: None: each GPU is one job's.
         health_checks: The site's own checks.
         mig: None: GPUs in MIG mode stay as they are cut.
+        health: What follows from conditions, by kind; others: as in `gpusched.model.health.KINDS`.
+        kernel_log: A file with the kernel's messages; None: the kernel or journald is asked.
     """
 
     name: str
@@ -109,6 +112,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     sharing: SharingSettings | None = None
     health_checks: tuple[HealthCheck, ...] = ()
     mig: MigSettings | None = None
+    health: dict[str, HealthAction] = {}
+    kernel_log: str | None = None
 
     def indices(self) -> tuple[int, ...]:
         """Return the NVML indices of the GPUs this node offers, ascending."""

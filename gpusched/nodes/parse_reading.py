@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from gpusched.model.readings import ContainerReading, Gpu, NodeReading, Wiring
+from gpusched.model.readings import ContainerReading, Gpu, KernelLog, NodeReading, Wiring
 from gpusched.model.slices import with_gpu_units
+from gpusched.nodes.parse_kernel import parse_messages
 from gpusched.nodes.parse_smi import parse_gpus
 
 MARK = b"@gpusched-probe@ "  # as in payload/main.py
@@ -62,6 +63,7 @@ def parse_reading(node: str, answer: dict[str, Any], sent: float, received: floa
             "gpus": _with_profiles(msgspec.convert(gpus, tuple[Gpu, ...], strict=False)),
             "job_folders": answer.get("job_folders", []),
             "wiring": _wiring(answer.get("wiring")),
+            "kernel": _kernel(answer.get("kernel")),
             "containers": msgspec.convert(answer.get("containers"), tuple[ContainerReading, ...] | None, strict=False),
         },
         NodeReading,
@@ -86,6 +88,23 @@ def _wiring(found: Any) -> Wiring | None:
         return msgspec.convert(found, Wiring | None, strict=False)
     except msgspec.ValidationError:
         return None
+
+
+def _kernel(found: Any) -> KernelLog | None:
+    """Return what was found in the kernel's log; None if it is malformed: it must not cost the GPU reading."""
+    try:
+        log = msgspec.convert(found, _RawKernelLog | None)
+    except msgspec.ValidationError:
+        return None
+    if log is None:
+        return None
+    return KernelLog(source=log.source, now_us=log.now_us, messages=parse_messages(log.messages))
+
+
+class _RawKernelLog(msgspec.Struct):
+    source: str
+    now_us: int
+    messages: list[tuple[int, str]]
 
 
 def split_sections(text: str) -> dict[str, str] | None:

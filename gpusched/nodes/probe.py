@@ -44,6 +44,8 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
         want_profiles: Whether to read what GPUs can be cut into also where MIG mode is off.
         deadline_s: After so many seconds GPUs that have not answered are reported as such.
         engine_timeout_s: And so many are given to a call of the container engine: a hung one is reported by name.
+        want_kernel: Whether to read NVIDIA's messages in the kernel's log, after ``kernel_after_us`` since boot (None:
+            all), from the file ``kernel_log`` (None: from the kernel, else from journald).
     """
 
     cluster_id: str
@@ -55,6 +57,9 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
     want_profiles: bool = False
     deadline_s: float = 12.0
     engine_timeout_s: float = 8.0
+    want_kernel: bool = False
+    kernel_after_us: int | None = None
+    kernel_log: str | None = None
 
 
 class _ProbeState:
@@ -85,6 +90,8 @@ def probe(
     settings: Settings,
     now: Callable[[], float],
     want_links: bool = False,
+    want_kernel: bool = True,
+    kernel_after_us: int | None = None,
 ) -> NodeReading:
     """Read a node.
 
@@ -95,11 +102,13 @@ def probe(
         settings: ``probe_timeout_s`` bounds the whole probe.
         now: The controller's clock, Unix seconds.
         want_links: Read how GPUs and NICs are wired, too (ask at first contact, after a boot, and once in a while).
+        want_kernel: Read the driver's messages in the kernel's log, those after ``kernel_after_us`` (None: all).
+        kernel_after_us: Microseconds since boot.
 
     Raises:
         TransportError: The node did not answer, or with something else than a reading (kind ``protocol``).
     """
-    request = _request(node, cluster_id, settings, want_links)
+    request = _request(node, cluster_id, settings, want_links, want_kernel, kernel_after_us)
     deadline = time.monotonic() + settings.probe_timeout_s
     with _lock:
         state = _states.setdefault(transport, _ProbeState())
@@ -126,7 +135,10 @@ def request_script(node: Node, cluster_id: str, settings: Settings) -> RemoteScr
     return _script("cached", _request(node, cluster_id, settings, want_links=False))
 
 
-def _request(node: Node, cluster_id: str, settings: Settings, want_links: bool) -> ProbeRequest:
+def _request(
+    node: Node, cluster_id: str, settings: Settings, want_links: bool, want_kernel: bool = True,
+    kernel_after_us: int | None = None,
+) -> ProbeRequest:  # fmt: skip
     return ProbeRequest(
         cluster_id=cluster_id,
         node=node.name,
@@ -137,6 +149,9 @@ def _request(node: Node, cluster_id: str, settings: Settings, want_links: bool) 
         want_profiles=bool(node.cut_on_demand()),
         deadline_s=max(settings.probe_timeout_s / 2, settings.probe_timeout_s - _MARGIN_S),
         engine_timeout_s=min(8.0, 0.75 * settings.probe_timeout_s),
+        want_kernel=want_kernel and node.gpus > 0,
+        kernel_after_us=kernel_after_us,
+        kernel_log=node.kernel_log,
     )
 
 

@@ -244,7 +244,7 @@ def _node_view(
 ) -> NodeView:
     reading = record.reading if record else None
     blocked = {index: f"{GpuState.BUSY}: {why}" for index, why in lingering.items()}
-    states = gpu_states(node, reading, held)
+    states = gpu_states(node, reading, held, record.health.conditions if record else ())
     slices = tuple(one for status in states for one in status.slices)
     blocked |= _being_cut(record, slices)
     for status in (*states, *slices):

@@ -20,6 +20,7 @@ from gpusched.estimation import REMEMBERED
 from gpusched.model import ids
 from gpusched.model.arrays import split_task_ids, tasks_of
 from gpusched.model.events import Event
+from gpusched.model.health import NodeHealth
 from gpusched.model.indices import Spans, intersection, parse
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 from gpusched.model.metrics import MetricTotals
@@ -51,6 +52,8 @@ INVENTORY_TROUBLE = "inventory_trouble"  # meta: why inventory.yaml, or a policy
 MAX_IDLE_WAL_BYTES = 16 * 1024 * 1024  # a large transaction's room is given back to the disk after it
 SUSPENDED_BY = "gpusched"
 """`NodeRecord.drained_by` of a node that the controller itself took out of service."""
+DRAINED_BY_HEALTH = "gpusched health"
+"""The same because of a condition; no user has such a name."""
 
 
 class FailedLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +111,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         cuts: GPU index -> its cut that is under way, or failed.
         links, wired: As last read; neither is asked for in every probe. ``wired`` is JSON (see `wiring`): to decode it
             takes longer than all the rest, and it is wanted seldom.
+        health: Conditions of the node and its GPUs, and what is needed to find them.
     """
 
     name: str
@@ -124,6 +128,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     reading: NodeReading | None = None
     declared: Node | None = None
     left: bool = False
+    health: NodeHealth = NodeHealth()
 
     @property
     def wiring(self) -> Wiring | None:

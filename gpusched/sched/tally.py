@@ -139,6 +139,7 @@ def _gpus_gone(node: NodeView, free: int) -> str:
         kinds.setdefault(kind, []).append(detail)
     for kind, details in kinds.items():
         known = list(dict.fromkeys(d for d in details if d))
-        name = "foreign" if kind == "BUSY" else kind
-        gone.append(f"{len(details)} {name}" + (f": {listed(known)}" if known and kind == "BUSY" else ""))
+        if kind != "BUSY":  # how to repair it is said elsewhere
+            known = [d.partition(";")[0] for d in known if kind == "UNUSABLE"]
+        gone.append(f"{len(details)} {'foreign' if kind == 'BUSY' else kind}" + (f": {listed(known)}" if known else ""))
     return f" ({', '.join(gone)})" if gone else ""

@@ -11,9 +11,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gpusched.model.health import HealthAction
 from gpusched.model.readings import GpuState, NodeState
-from gpusched.model.reports import FlavorRow, GpuRow, NodeRow
-from gpusched.model.units import format_duration, format_memory, iso_utc
+from gpusched.model.reports import ConditionRow, FlavorRow, GpuRow, NodeRow
+from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
 from gpusched.views import bars, common
 
 _HEALTHY = frozenset({GpuState.FREE, GpuState.ALLOCATED})
@@ -34,9 +35,15 @@ def nodes_json(rows: Sequence[NodeRow]) -> list[dict[str, Any]]:
         | {
             "last_seen": iso_utc(row.last_seen),
             "checks": [msgspec.to_builtins(one) | {"since": iso_utc(one.since)} for one in row.checks],
+            "conditions": [_condition_dict(one) for one in row.conditions],
         }
         for row in rows
     ]
+
+
+def _condition_dict(row: ConditionRow) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(row)
+    return fields | {"since": iso_utc(row.since), "last_seen": iso_utc(row.last_seen)}
 
 
 def nodes_screen(
@@ -152,14 +159,23 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
         notes.append((row.name, Text(str(row.state), bars.STATE_STYLES[row.state]), why))
     if not is_silent:
         grouped: dict[tuple[GpuState, str], list[int]] = {}
+        details = {c.detail for c in row.conditions}  # told below, with the time and what to do
         for gpu in row.gpus:
-            if gpu.reason or gpu.state not in _HEALTHY:
+            is_told = bool(gpu.reason) and set(gpu.reason.split("; ")) <= details
+            if (gpu.reason or gpu.state not in _HEALTHY) and not is_told:
                 grouped.setdefault((gpu.state, gpu.reason), []).append(gpu.index)
         for (state, reason), indices in grouped.items():
             notes.append((row.name, Text(f"GPU {common.ranges(indices)} {state}", bars.GLYPHS[state][1]), reason))
-    for condition in row.checks:
-        if condition.detail not in row.reason:
-            notes.append((row.name, Text(condition.kind, "yellow"), condition.detail))
+    for check in row.checks:
+        if check.detail not in row.reason:
+            notes.append((row.name, Text(check.kind, "yellow"), check.detail))
+    for condition in row.conditions:
+        where = "node" if condition.gpu is None else f"GPU {condition.gpu}"
+        action = "" if condition.action is HealthAction.WARN else f", {condition.action}"
+        since = f"since {local_time(condition.since)}{action}"
+        job = f"; job {condition.job}" if condition.job else ""
+        text = f"{condition.detail}{job}; {since}; {condition.advice}"
+        notes.append((row.name, Text(f"{where} {condition.condition}", "yellow"), text))
     if row.reserved:
         notes.append((row.name, Text("reserved", "cyan"), row.reserved))
     if row.runtime_error:

@@ -112,6 +112,7 @@ def node_row(row: NodeRow) -> dict[str, Any]:
         "max_mem": next((gpu.memory_total_mib for gpu in gpus if gpu.memory_total_mib), None),
         "temp": _column(gpus, "temperature_c"),
         "why": {str(gpu.index): gpu.reason for gpu in gpus if gpu.reason or gpu.state not in _HEALTHY},
+        "conditions": [[c.gpu, c.detail, _whole(c.since), c.advice, str(c.action)] for c in row.conditions],
         "cores": [row.cores_total - row.cores_free, row.cores_total],
         "ram": [row.memory_total_mib - row.memory_free_mib, row.memory_total_mib],
         "load": None if row.load1 is None else round(row.load1, 1),

@@ -5,6 +5,7 @@ import pytest
 
 from gpusched.config.inventory import inventory_errors, load_inventory
 from gpusched.errors import FileError
+from gpusched.model.health import KIND
 
 NODE = "gpus: 8, cores: 16, memory: 64G, runtime: podman"
 NAME = "a name of at most 63 letters, digits, '.', '_', '-', the first a letter or digit"
@@ -198,8 +199,8 @@ BAD = {
                            "docker.io/library/busybox:1, without spaces"),
     "name in defaults": (
         "defaults: {name: n}\npartitions: {}\n",
-        ":1: defaults.name: found an unknown key, expected one of cores, gpu_indices, gpu_type, gpus, health_checks, key, "
-        "memory, memory_mib, port, rated_power, rated_power_w, runtime, sharing, simulated_gpus, transport, user",
+        ":1: defaults.name: found an unknown key, expected one of cores, gpu_indices, gpu_type, gpus, health, health_checks, kernel_log, key, "
+        "memory, memory_mib, mig, port, rated_power, rated_power_w, runtime, sharing, simulated_gpus, transport, user",
     ),
     # Nodes
     "node a number list": (with_node("[1]"), f":6: {AT}: found a list, expected a node: a host name, or a mapping with a name"),
@@ -218,7 +219,7 @@ BAD = {
     "range repeats": (with_node("n[2-3,3]"), f':6: {AT}: found "n[2-3,3]", expected every number of the range once'),
     "unknown node key": (with_node("{name: n2, gpu: 4}"),
                          f":6: {AT}.gpu: found an unknown key, expected one of address, cores, fabric_address, "
-                         "gpu_indices, gpu_type, gpus, health_checks, key, memory, memory_mib, name, port, "
+                         "gpu_indices, gpu_type, gpus, health, health_checks, kernel_log, key, memory, memory_mib, mig, name, port, "
                          "rated_power, rated_power_w, runtime, sharing, simulated_gpus, transport, user: did you mean gpus?"),
     "check without a name": (with_check("{command: x, every: 1m}"), f":6: {CHECK}.name: found nothing, expected the check's name"),
     "check without a command": (with_check("{name: c, every: 1m}"),
@@ -231,6 +232,16 @@ BAD = {
                                            f":6: {CHECK}: found then: warn, expected no-new-jobs or drain where before_job is true"),
     "check twice": (with_check("{name: c, command: x, every: 1m}, {name: c, command: y, every: 1h}"),
                     f':6: {AT}.health_checks: found the name "c" again, expected every check once'),
+    "unknown condition": (with_node("{name: n2, health: {xid-gpus: drain}}"),
+                          f":6: {AT}.health.xid-gpus: found an unknown key, expected one of "
+                          f"{', '.join(sorted(KIND))}: did you mean xid-gpu?"),
+    "unknown action": (with_node("{name: n2, health: {ecc: drian}}"),
+                       f':6: {AT}.health.ecc: found "drian", expected one of warn, no-new-jobs, drain, requeue: did you '
+                       "mean drain?"),
+    "a program's fault": (with_node("{name: n2, health: {xid-program: drain}}"),
+                          f':6: {AT}.health.xid-program: found "drain", expected one of warn'),
+    "health a word": (with_node("{name: n2, health: drain}"),
+                      f':6: {AT}.health: found "drain", expected a mapping: kind of condition -> action'),
     "negative gpus": (with_node("{name: n2, gpus: -1}"), f":6: {AT}.gpus: found -1, expected a number of GPUs from 0 to 64"),
     "gpus quoted": (with_node("{name: n2, gpus: '8'}"), f':6: {AT}.gpus: found "8", expected a number of GPUs from 0 to 64'),
     "gpus nothing": (with_node("{name: n2, gpus: }"), f":6: {AT}.gpus: found nothing, expected a number of GPUs from 0 to 64"),

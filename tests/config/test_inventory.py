@@ -195,6 +195,21 @@ def test_mig_is_fixed_or_on_demand(tmp_path: Path, value: str) -> None:
         load(tmp_path, text)
 
 
+def test_health_is_joined_kind_by_kind_the_nearest_word_counts(tmp_path: Path) -> None:
+    text = """
+defaults: {gpus: 1, cores: 1, memory: 1G, runtime: podman, kernel_log: /var/log/kern.log,
+           health: {xid-gpu: drain, ecc: warn}}
+partitions:
+  p:
+    defaults: {health: {ecc: requeue}}
+    nodes: [a, {name: b, health: {xid-gpu: warn, temperature: no-new-jobs}}]
+"""
+    found = {node.name: {k: str(v) for k, v in node.health.items()} for node in load(tmp_path, text).nodes}
+    assert found["a"] == {"xid-gpu": "drain", "ecc": "requeue"}
+    assert found["b"] == {"xid-gpu": "warn", "ecc": "requeue", "temperature": "no-new-jobs"}
+    assert load(tmp_path, text).nodes[0].kernel_log == "/var/log/kern.log"
+
+
 def test_words_are_not_yaml_1_1(tmp_path: Path) -> None:
     inventory = load(
         tmp_path,

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gpusched.cluster.base import NodeObservation, Operation, OperationOutcome, RankKey
 from gpusched.model.jobs import container_name
-from gpusched.model.readings import ContainerReading, Gpu, GpuProcess, NodeReading, ProbeFailure
+from gpusched.model.readings import ContainerReading, Gpu, GpuHealth, GpuProcess, NodeReading, ProbeFailure
 from gpusched.model.resources import Flavor, Inventory, Node, Partition, RuntimeName, Settings, SharingSettings
 from gpusched.model.slices import Cut, MigSlice, gpu_of
 from gpusched.queue.clock import Clock
@@ -52,6 +52,7 @@ class Host:
     own_use: dict[int, float | None] = field(default_factory=dict)  # of some of them
     processes: tuple[GpuProcess, ...] = ()  # on each of them
     boxes: dict[str, Box] = field(default_factory=dict)
+    health: dict[int, GpuHealth] = field(default_factory=dict)  # of its GPUs
     mig: dict[int, tuple[tuple[str, int], ...]] = field(default_factory=dict)  # GPUs in MIG mode: (profile, start)
     cuts: list[Cut] = field(default_factory=list)  # that were carried out, in order
 
@@ -78,7 +79,7 @@ class Host:
         return Gpu(
             index=index, uuid=f"GPU-{self.name}-{index}", energy_j=now * 100, memory_total_mib=GPU_MIB,
             utilization_pct=self.own_use.get(index, self.use), processes=self.processes, mig_mode=index in self.mig,
-            slices=slices,
+            slices=slices, health=self.health.get(index),
         )  # fmt: skip
 
     def reboot(self) -> None:

@@ -24,6 +24,7 @@ from gpusched.model.commands import (
     ShadowOff,
     Submit,
 )
+from gpusched.model.health import Condition, NodeHealth
 from gpusched.model.jobs import JobState, Mount
 from gpusched.queue.inbox import MAX_COMMAND_BYTES
 from tests.builders import spec
@@ -157,6 +158,13 @@ def test_drain_and_resume_are_for_admins(world: InboxWorld) -> None:
     assert "is not an admin" in world.say(resume, ALICE)
     assert world.say(resume, ADMIN) == ""
     assert world.store.node_records()["n0"].drain_reason is None
+    found = Condition(kind="xid-gpu", gpu="u", index=0, since=NOW, last_seen=NOW, detail="Xid 48 (x)", stays=True)
+    health = NodeHealth(conditions=(found,), log_us=7, boot_id="b")
+    world.store.put_nodes([msgspec.structs.replace(record, health=health)])
+    assert world.say(drain, ADMIN) == ""
+    assert world.store.node_records()["n0"].health == health
+    assert world.say(resume, ADMIN) == ""
+    assert world.store.node_records()["n0"].health == NodeHealth(log_us=7, boot_id="b")
     assert world.say(Drain(time=NOW, nodes=("n1", "nowhere"), reason="x"), ADMIN) == "no such node: nowhere"
     assert world.store.node_records()["n1"].drain_reason == "x"
 

@@ -98,16 +98,19 @@ def test_one_lost_gpu_is_an_event_once_and_the_node_stays() -> None:
     assert (record.state, events) == (NodeState.IDLE, ["gpu_lost"])
     assert "GPU 2 LOST" in record.reason
     record, events = update(record, reading(time=NOW + 1, gpus=tuple(gpus)), NOW + 1)
-    assert events == []
-    _, events = update(record, reading(time=NOW + 2), NOW + 2)
+    assert events == ["condition"]
+    record, events = update(record, reading(time=NOW + 2), NOW + 2)
     assert events == ["gpu_back"]
+    assert "GPU 2 UNUSABLE: GPU is lost" in record.reason  # it may go again at once
+    record, events = update(record, reading(time=NOW + 11), NOW + 11)
+    assert (record.reason, events) == ("", ["condition_over"])
 
 
 @pytest.mark.parametrize("well", [{"ecc_errors": 2}, {"mig_mode": True}, {"memory_used_mib": 9000}])
 def test_a_gpu_that_may_not_be_used_is_not_lost(well: dict[str, Any]) -> None:
     gpus = (*reading().gpus[:3], msgspec.structs.replace(reading().gpus[3], **well))
     record, events = update(SEEN, reading(gpus=gpus))
-    assert events == []
+    assert events == (["condition"] if "ecc_errors" in well else [])
     assert "GPU 3" in record.reason
 
 

@@ -93,6 +93,32 @@ def test_a_lost_node_is_told_to_the_operator_and_to_those_on_it(store: Store) ->
     assert (told.body["text"], told.body["job"]) == ("node n9 is lost: it does not respond", None)
 
 
+def condition(kind: str, **data: Any) -> Event:
+    fields = {"condition": kind, "gpu": 1, "detail": "Xid 48 (x)", "action": "no-new-jobs"} | data
+    return Event(time=T, kind="condition", node="n0", job_id=fields.pop("job", None), data=fields)
+
+
+def test_a_gpu_s_condition_is_told_to_the_operator_and_to_the_job_on_it(store: Store) -> None:
+    store.put_jobs([job(), job("k", mail="bob@example.org", nodes={"n0": (2, 3)})])
+    told = NoticeMaker(store, Notices(to=(HOOK,)), "c", T).of_event(condition("xid-gpu"))
+    texts = [notice.body["text"] for notice in told]
+    assert len(texts) == 2
+    assert texts[0].startswith("GPU 1 of node n0: Xid 48 (x) (no-new-jobs); reset the GPU")
+    assert texts[1] == f"job j (j) of ada: {texts[0]}"
+    assert made(store, Notices(to=(HOOK,)), condition("off-bus")) == []  # gpu_lost tells that
+    machine = condition("xid-machine", gpu=None, action="warn")
+    assert sorted(to for to, _ in made(store, Notices(), machine)) == ["ada", "bob"]
+
+
+def test_a_program_s_error_is_told_to_its_user_alone(store: Store) -> None:
+    store.put_jobs([job(), job("k", mail="bob@example.org", nodes={"n0": (0, 1)})])
+    error = condition("xid-program", job="j", detail="Xid 31 (memory page fault)", action="warn")
+    (told,) = NoticeMaker(store, Notices(to=(HOOK,)), "c", T).of_event(error)
+    assert told.to == "mail ada@example.org"
+    assert told.body["text"] == "job j (j) of ada: GPU 1 of node n0: Xid 31 (memory page fault)"
+    assert made(store, Notices(to=(HOOK,)), condition("xid-program", action="warn")) == []
+
+
 @pytest.mark.parametrize(
     ("state", "on", "told"),
     [

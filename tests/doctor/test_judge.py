@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from gpusched.doctor.findings import Finding
-from gpusched.doctor.judge import judge_gpus, judge_host, judge_runtime
-from gpusched.model.readings import Gpu, GpuProcess, NodeReading
+from gpusched.doctor.judge import judge_gpus, judge_health, judge_host, judge_runtime
+from gpusched.model.health import Condition, HealthAction
+from gpusched.model.readings import Gpu, GpuProcess, KernelLog, NodeReading
 from gpusched.model.resources import Node, RuntimeName, SharingSettings
 from gpusched.nodes.inspection import Inspection, RuntimeFacts, inspection_script, parse_inspection
 
@@ -160,3 +161,21 @@ def test_inspection_is_parsed() -> None:
     )
     for broken in (b"", b"This account is disabled\n", output[:60], b"\xff\xfe"):
         assert parse_inspection(broken) is None
+
+
+def test_conditions_and_a_log_that_cannot_be_read() -> None:
+    since = 1_800_000_000.0
+    conditions = (
+        Condition(kind="xid-gpu", gpu="u3", index=3, since=since, last_seen=since, detail="Xid 48 (x)", stays=True),
+        Condition(kind="pcie-width", gpu="u1", index=1, since=since, last_seen=since, detail="PCIe with 8 of 16 lanes"),
+        Condition(kind="nvswitch", since=since, last_seen=since, detail="SXid 20034"),
+    )
+    found = judge_health(node(health={"nvswitch": HealthAction.WARN}), conditions, reading(kernel=KernelLog()))
+    assert [(f.check, f.status) for f in found] == [
+        ("health", "fail"), ("health", "warn"), ("health", "warn"), ("kernel log", "warn"),
+    ]  # fmt: skip
+    assert found[0].message.startswith("GPU 3: Xid 48 (x) since 20")
+    assert found[0].message.endswith("(xid-gpu: no-new-jobs)")
+    assert found[2].message.startswith("SXid 20034 since ")
+    assert all(f.hint for f in found)
+    assert judge_health(NODE, (), reading(kernel=KernelLog(source="kernel"))) == []

@@ -128,7 +128,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_an_answer_that_lies_ready_is_taken_when_the_engine_took_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [{"count": 2, "driver_version": "1"}, {"gpu": {"index": 0}}, {"gpu": {"index": 1}}]
-    monkeypatch.setattr(gpus, "messages", lambda only, want_links: iter(found))
+    monkeypatch.setattr(gpus, "messages", lambda only, want_links, request: iter(found))
     monkeypatch.setattr(gpus, "READ_LIMIT_S", 0.0)
     reading = gpus.GpuReadout({"deadline_s": 0.0})
     wait_for(lambda: os.waitid(os.P_PID, reading.child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)

@@ -19,6 +19,10 @@
  *     ecc.TYPE.COUNTER            errors; TYPE 0 corrected, 1 uncorrected; COUNTER 0 volatile, 1 aggregate
  *     remapped=CORR,UNC,PENDING,FAILED                   remapped memory rows
  *     clocks_event_reasons        bit mask
+ *     pcie_width pcie_width_max pcie_gen pcie_gen_max    lanes, generation
+ *     temp_slowdown_c margin_c    the limit, and the degrees that are left to it
+ *     field.ID, field.ID.SCOPE    a field value, as an unsigned number (144 and 145 also by `remapped`, the state of
+ *                                 NVLink L, 165.L, also by `nvlinks` and `nvlinkL`)
  *     cc_major cc_minor minor     compute capability; /dev/nvidiaMINOR
  *     procs, graphics_procs       pid:bytes,pid:bytes; with MIG pid:bytes:GI
  *     nvlinks=N, nvlinkL=0        number of links; a link that is down
@@ -573,6 +577,22 @@ int nvmlDeviceGetTemperatureV(Gpu *gpu, Temperature *out) {
     return nvmlDeviceGetTemperature(gpu, out->sensor, (u32 *)&out->celsius);
 }
 
+int nvmlDeviceGetTemperatureThreshold(Gpu *gpu, u32 threshold, u32 *out) {
+    return threshold == 1 ? gpu_u32(gpu, "temp_slowdown_c", out) : NOT_SUPPORTED;
+}
+
+typedef struct { u32 version; int celsius; } Margin;
+
+int nvmlDeviceGetMarginTemperature(Gpu *gpu, Margin *out) {
+    if (out->version != (sizeof *out | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    return gpu_u32(gpu, "margin_c", (u32 *)&out->celsius);
+}
+
+int nvmlDeviceGetCurrPcieLinkWidth(Gpu *gpu, u32 *out) { return gpu_u32(gpu, "pcie_width", out); }
+int nvmlDeviceGetMaxPcieLinkWidth(Gpu *gpu, u32 *out) { return gpu_u32(gpu, "pcie_width_max", out); }
+int nvmlDeviceGetCurrPcieLinkGeneration(Gpu *gpu, u32 *out) { return gpu_u32(gpu, "pcie_gen", out); }
+int nvmlDeviceGetMaxPcieLinkGeneration(Gpu *gpu, u32 *out) { return gpu_u32(gpu, "pcie_gen_max", out); }
+
 static int mode(Gpu *gpu, const char *key, u32 *current, u32 *pending) {
     int result = gpu_u32(gpu, key, current);
     if (!result) *pending = *current;
@@ -603,6 +623,75 @@ int nvmlDeviceGetRemappedRows(Gpu *gpu, u32 *corrected, u32 *uncorrected, u32 *p
 int nvmlDeviceGetCudaComputeCapability(Gpu *gpu, int *major, int *minor) {
     int result = gpu_u32(gpu, "cc_major", (u32 *)major);
     return result ? result : gpu_u32(gpu, "cc_minor", (u32 *)minor);
+}
+
+/* ---- field values ----------------------------------------------------------------------------------------- */
+
+#define MAX_FIELDS 128
+enum { UNSIGNED_INT = 1, REMAP_PENDING = 144, REMAP_FAILED = 145, NVLINK_STATE = 165 };
+
+typedef struct {
+    u32 id, scope;
+    long long timestamp, latency_us;
+    u32 type;
+    int result;
+    union { double d; u32 ui; u64 ull; } value;
+} Field;
+
+static void set_field(Field *field, u64 value) {
+    field->type = UNSIGNED_INT;
+    field->result = SUCCESS;
+    field->value.ull = 0;
+    field->value.ui = (u32)value;
+}
+
+/* One line about this GPU: KEY=VALUE without what names it. */
+static void take_field(const char *key, const char *value, Field *fields, int count, u32 *links, u64 *down) {
+    u32 id, scope = 0, pending, failed, link;
+    if (sscanf(key, "field.%u.%u", &id, &scope) >= 1) {
+        for (int i = 0; i < count; i++)
+            if (fields[i].id == id && fields[i].scope == scope) set_field(&fields[i], strtoull(value, NULL, 0));
+    } else if (!strcmp(key, "remapped") && sscanf(value, "%*u,%*u,%u,%u", &pending, &failed) == 2) {
+        for (int i = 0; i < count; i++)
+            if (fields[i].id == REMAP_PENDING || fields[i].id == REMAP_FAILED)
+                set_field(&fields[i], fields[i].id == REMAP_PENDING ? pending : failed);
+    } else if (!strcmp(key, "nvlinks")) *links = (u32)atoi(value);
+    else if (sscanf(key, "nvlink%u", &link) == 1 && !strchr(key, '.') && link < 64) {
+        if (atoi(value)) *down &= ~(1ull << link);
+        else *down |= 1ull << link;
+    }
+}
+
+/* All fields in one pass over the file, as NVIDIA's is one call; the GPU's own lines count more than those of all. */
+int nvmlDeviceGetFieldValues(Gpu *gpu, int count, Field *fields) {
+    char own[16];
+    u32 links = 0;
+    u64 down = 0;
+    int result = check(gpu);
+    if (result) return result;
+    if (count < 1 || count > MAX_FIELDS) return INVALID_ARGUMENT;
+    for (int i = 0; i < count; i++) fields[i].result = NOT_SUPPORTED;
+    snprintf(own, sizeof own, "gpu%d.", gpu->index);
+    for (int pass = 0; pass < 2; pass++) {
+        const char *prefix = pass ? own : "gpu*.";
+        FILE *file = open_file();
+        if (!file) return UNKNOWN;
+        char *line = NULL;
+        size_t capacity = 0;
+        while (getline(&line, &capacity, file) > 0) {
+            line[strcspn(line, "\r\n")] = 0;
+            char *value = strchr(line, '=');
+            if (!value || strncmp(line, prefix, strlen(prefix))) continue;
+            *value++ = 0;
+            take_field(line + strlen(prefix), value, fields, count, &links, &down);
+        }
+        free(line);
+        fclose(file);
+    }
+    for (int i = 0; i < count; i++)
+        if (fields[i].id == NVLINK_STATE && fields[i].scope < links && fields[i].result)
+            set_field(&fields[i], !(down >> fields[i].scope & 1));
+    return SUCCESS;
 }
 
 /* ---- processes -------------------------------------------------------------------------------------------- */

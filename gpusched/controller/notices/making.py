@@ -12,6 +12,7 @@ from gpusched.accounting.held_idle import held_idle
 from gpusched.accounting.usage import BUCKET_S
 from gpusched.model.arrays import first_task_of
 from gpusched.model.events import Event
+from gpusched.model.health import KIND, HealthAction
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.notices import DEFAULT_NOTICE_KINDS, NEAR_LIMIT, Notice, NoticeKind, Notices, Receiver
 from gpusched.model.units import format_duration, iso_utc
@@ -29,6 +30,7 @@ EVENTS: dict[str, tuple[NoticeKind, ...]] = {
     "check_failed": (NoticeKind.NODE,),
     "check_hung": (NoticeKind.NODE,),
     "check_slow": (NoticeKind.NODE,),
+    "condition": (NoticeKind.NODE,),
 }
 """Kind of event -> kinds of the notices that it creates."""
 _NO_FAILURE = (JobState.COMPLETED, JobState.CANCELLED)
@@ -53,6 +55,9 @@ class NoticeMaker:
         """Yield the notices of an event of a job or a node."""
         if event.node is not None and event.job_id is None:
             yield from self._node_notices(event, event.node)
+            return
+        if event.kind == "condition":
+            yield from self._program_notices(event)
             return
         job = self._job_of(event)
         if job is None or not any(self._receivers(job)):
@@ -97,26 +102,44 @@ class NoticeMaker:
         return f"array {job.array_id} ({job.spec.name}) of {job.user} has ended: {states}"
 
     def _node_notices(self, event: Event, node: str) -> Iterator[Notice]:
-        """Yield notices of a lost node or GPU, or of a check, to the operator's receivers.
+        """Yield notices of what is wrong with a node or GPU, to the operator's receivers and those of jobs there.
 
-        Of what is lost, those of the jobs there get notices as well.
+        A check is not told to jobs.
         """
         text = _node_text(event, node)
-        mark = f"{node}.{event.data.get('check', event.data.get('gpu', ''))}.{event.time:.3f}"
+        if not text:
+            return
+        what = [event.data[key] for key in ("gpu", "condition", "check") if event.data.get(key) is not None]
+        mark = f"{node}.{'.'.join(map(str, what))}.{event.time:.3f}"
         for receiver in self._asked.to:
             if NoticeKind.NODE in receiver.on and not receiver.users:
                 yield self._notice(digest_of(receiver), NoticeKind.NODE, mark, text, None, event.time, node)
         if "check" in event.data:
             return
+        gpu = event.data.get("gpu") if event.kind == "condition" else None
         jobs_there = (
             job for job in self._reader.active()
-            if any(part.node == node for part in (job.allocation.parts if job.allocation else ()))
+            if any(
+                part.node == node and (gpu is None or gpu in part.gpus)
+                for part in (job.allocation.parts if job.allocation else ())
+            )
         )  # fmt: skip
         for job in jobs_there:
             for to, kinds in self._receivers(job, own_only=True):
                 if NoticeKind.NODE in kinds:
                     about = f"{_job_text(job)}: {text}"
                     yield self._notice(to, NoticeKind.NODE, f"{job.id}.{mark}", about, job, event.time, node)
+
+    def _program_notices(self, event: Event) -> Iterator[Notice]:
+        """Yield notices of an error of a program on a GPU to the receivers of its job alone."""
+        job = self._job_of(event)
+        if job is None or event.node is None:
+            return
+        mark = f"{job.id}.{event.node}.{event.data.get('gpu')}.{event.time:.3f}"
+        for to, kinds in self._receivers(job, own_only=True):
+            if NoticeKind.NODE in kinds:
+                text = f"{_job_text(job)}: GPU {event.data.get('gpu')} of node {event.node}: {event.data.get('detail')}"
+                yield self._notice(to, NoticeKind.NODE, mark, text, job, event.time, event.node)
 
     def of_running(self, active: Iterable[JobRecord]) -> Iterator[Notice]:
         """Yield notices of jobs near their time limit, and of jobs that have left their GPUs idle for long."""
@@ -173,10 +196,22 @@ class NoticeMaker:
 
 def _node_text(event: Event, node: str) -> str:
     data = event.data
+    if event.kind == "condition":
+        return _condition_text(event, node)
     if "check" in data:
         return f"node {node}: {data.get('detail')}"
     lost = f"GPU {data.get('gpu')} of node {node}" if event.kind == "gpu_lost" else f"node {node}"
     return f"{lost} is lost: {data.get('reason') or 'it does not respond'}"
+
+
+def _condition_text(event: Event, node: str) -> str:
+    """Return the condition and what to do; "" where another notice tells it, or only its job's receivers are told."""
+    kind, gpu = KIND.get(str(event.data.get("condition"))), event.data.get("gpu")
+    if kind is None or kind.fault == "program" or kind.name == "off-bus":
+        return ""
+    where = f"node {node}" if gpu is None else f"GPU {gpu} of node {node}"
+    out = "" if event.data.get("action") == HealthAction.WARN else f" ({event.data.get('action')})"
+    return f"{where}: {event.data.get('detail')}{out}; {kind.advice}"
 
 
 def _job_text(job: JobRecord) -> str:

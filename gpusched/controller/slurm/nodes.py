@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpusched.cluster.base import NodeObservation
-from gpusched.controller.nodestate import in_service, node_events, with_result
+from gpusched.controller.nodestate import in_service, node_events, with_health, with_result
 from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord, container_name
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState, ProbeFailure
@@ -120,6 +120,10 @@ def record_beside_slurm(
     before = record
     if reading is not None and not isinstance(reading.result, ProbeFailure):
         record = with_result(record, reading.result)
+    drained = record.drain_reason, record.drained_by  # Slurm drains its nodes itself
+    record, health_events = with_health(record, node, reading, held, now)
+    record = msgspec.structs.replace(record, drain_reason=drained[0], drained_by=drained[1])
+    health_events = [event for event in health_events if event.kind != "drained"]
     state, reason = _state(slurm_node, is_reserved, has_jobs) or in_service(record, node, held, has_jobs)
     if trouble:
         reason = f"{reason}; its GPUs are not probed: {trouble}" if reason else f"its GPUs are not probed: {trouble}"
@@ -128,7 +132,7 @@ def record_beside_slurm(
         record, state=state, reason=reason, declared=node, left=False,
         down_since=since if state is NodeState.DOWN else None, last_seen=record.last_seen or now,
     )  # fmt: skip
-    return record, node_events(before, record, node, held, now)
+    return record, health_events + node_events(before, record, node, held, now)
 
 
 def takes_jobs(slurm_node: SlurmNode | None) -> bool:

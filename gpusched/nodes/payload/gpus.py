@@ -22,19 +22,38 @@ GPU_FIELDS = (
 OLD_GPU_FIELDS = "index,uuid,name,memory.total,memory.used,utilization.gpu,power.draw,power.limit,temperature.gpu"
 
 
-def messages(only: "list[int] | None", want_links: bool, want_profiles: bool) -> "Iterator[dict[str, Any]]":
-    """`nvml.messages`, or why that module cannot be had: a disk may have spoilt it."""
+def messages(only: "list[int] | None", want_links: bool, request: "dict[str, Any]") -> "Iterator[dict[str, Any]]":
+    """Yield the kernel's log, once and first, as the driver may hang; then what `nvml.messages` yields.
+
+    Instead of the latter, why that module cannot be had: a disk may have spoilt it.
+    """
+    log = kernel_log(request) if only is None and request.get("want_kernel") else None
+    if log is not None:
+        yield {"kernel": log}
     try:
         from gpusched.nodes.payload import nvml
     except Exception as error:
-        return iter([{"init_error": "%s: %s" % (type(error).__name__, error), "spoilt": True}])
-    return nvml.messages(only, want_links, want_profiles)
+        yield {"init_error": "%s: %s" % (type(error).__name__, error), "spoilt": True}
+        return
+    yield from nvml.messages(
+        only, want_links, bool(log and log["messages"]), bool(request.get("want_profiles"))
+    )
+
+
+def kernel_log(request: "dict[str, Any]") -> "dict[str, Any] | None":
+    """See `gpusched.nodes.payload.kernel`; None on any error: the GPUs are worth more."""
+    try:
+        from gpusched.nodes.payload import kernel
+
+        return kernel.read(request)
+    except Exception:
+        return None
 
 
 class Child:
     """A process that runs `nvml.messages` and sends them through a pipe."""
 
-    def __init__(self, only: "list[int] | None", want_links: bool, want_profiles: bool) -> None:
+    def __init__(self, only: "list[int] | None", want_links: bool, request: "dict[str, Any]") -> None:
         self.buffer = b""
         self.fd, write = os.pipe()
         self.pid = os.fork()
@@ -44,7 +63,7 @@ class Child:
                 null = os.open(os.devnull, os.O_RDWR)
                 for fd in (0, 1, 2):  # the session must be able to end without this process
                     os.dup2(null, fd)
-                for message in messages(only, want_links, want_profiles):
+                for message in messages(only, want_links, request):
                     os.write(write, json.dumps(message).encode() + b"\n")
             finally:
                 os._exit(0)
@@ -89,8 +108,8 @@ class GpuReadout:
         self.places = []  # type: list[dict[str, Any]]
         self.answer = {"source": "nvml", "gpu_error": None, "driver_version": None}  # type: dict[str, Any]
         self.todo = None  # type: list[int] | None
-        self.want_profiles = bool(request.get("want_profiles"))
-        self.child = Child(None, bool(request.get("want_links")), self.want_profiles)
+        self.request = request
+        self.child = Child(None, bool(request.get("want_links")), request)
 
     def collect(self) -> "dict[str, Any]":
         """Return the part of the answer about GPUs."""
@@ -108,7 +127,8 @@ class GpuReadout:
                 self.skip(trouble)
             elif "init_error" in message:
                 self.child.kill()
-                return dict(self.without_nvml(message["init_error"]), spoilt=message.get("spoilt", False))
+                instead = self.without_nvml(message["init_error"])
+                return dict(instead, spoilt=message.get("spoilt", False), kernel=self.answer.get("kernel"))
             else:
                 self.take(message)
             if self.answer["gpu_error"]:
@@ -119,7 +139,9 @@ class GpuReadout:
 
     def take(self, message: "dict[str, Any]") -> None:
         """Fold in a message of the child."""
-        if "count" in message:
+        if "kernel" in message:
+            self.answer["kernel"] = message["kernel"]
+        elif "count" in message:
             self.answer["driver_version"] = message["driver_version"]
             if self.todo is None:
                 self.todo = list(range(message["count"]))
@@ -138,7 +160,7 @@ class GpuReadout:
             self.found[index] = {"index": index, "error": trouble}
         self.todo = [] if late else self.todo[1:]
         if self.todo:
-            self.child = Child(self.todo, False, self.want_profiles)
+            self.child = Child(self.todo, False, self.request)
 
     def finish(self) -> None:
         """Wait briefly for the links, which come last and are worth no more than a moment."""

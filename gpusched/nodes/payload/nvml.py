@@ -35,10 +35,13 @@ def load() -> "Any":
     return pynvml
 
 
-def messages(only: "list[int] | None", want_links: bool, want_profiles: bool) -> "Iterator[dict[str, Any]]":
+def messages(
+    only: "list[int] | None", want_links: bool, want_bus: bool = False, want_profiles: bool = False
+) -> "Iterator[dict[str, Any]]":
     """Yield what NVML reports: driver and count, then each GPU (``only`` these), then the links if wanted.
 
-    ``want_profiles``: also what GPUs with MIG mode off can be cut into.
+    ``want_bus``: with the GPUs' bus addresses, which messages in the kernel's log name. ``want_profiles``: also what
+    GPUs with MIG mode off can be cut into.
     """
     try:
         nvml = load()
@@ -52,7 +55,7 @@ def messages(only: "list[int] | None", want_links: bool, want_profiles: bool) ->
     handles = {}  # type: dict[int, Any]
     tables = {}  # type: dict[Any, list[dict[str, Any]]]
     for index in range(count) if only is None else only:
-        yield {"gpu": read_gpu(nvml, index, handles, tables, want_profiles)}
+        yield {"gpu": read_gpu(nvml, index, handles, tables, want_links or want_bus, want_profiles)}
     if want_links:
         yield {"links": links(nvml, handles), "places": places(nvml, handles)}
     yield {"done": True}
@@ -63,6 +66,7 @@ def read_gpu(
     index: int,
     handles: "dict[int, Any]",
     tables: "dict[Any, list[dict[str, Any]]]",
+    want_bus: bool = False,
     want_profiles: bool = False,
 ) -> "dict[str, Any]":
     """All figures of one GPU; ``error`` where it cannot be talked to. Its handle goes into ``handles``.
@@ -85,6 +89,7 @@ def read_gpu(
         gpu["memory_total_mib"], gpu["memory_used_mib"] = memory.total >> 20, memory.used >> 20
     if not any(code(e) in GONE_CODES for e in errors):  # a GPU off the bus may take seconds to say so each time
         read_figures(nvml, handle, gpu, errors, tables)
+        gpu["health"] = read_health(nvml, handle, gpu, want_bus)
     lost = [e for e in errors if code(e) in GONE_CODES]
     lost += [e for e in trouble if memory is None and code(e) not in NOT_SUPPORTED_CODES]
     if lost:
@@ -120,6 +125,16 @@ def read_figures(
         gpu["processes"] = read_mig(nvml, handle, gpu, tables)
     else:
         gpu["processes"] = running(nvml, handle, ("Compute", "Graphics"), errors)
+
+
+def read_health(nvml: "Any", handle: "Any", gpu: "dict[str, Any]", want_bus: bool) -> "dict[str, Any] | None":
+    """See `gpusched.nodes.payload.health`; None on any error: the figures are worth more."""
+    try:
+        from gpusched.nodes.payload import health
+
+        return health.read(nvml, handle, gpu, want_bus)
+    except Exception:
+        return None
 
 
 def read_ecc(nvml: "Any", handle: "Any", errors: "list[Any]") -> "int | None":

@@ -7,7 +7,7 @@ import {colourOf, label, legend} from "./map.js";
 
 const mean = list => { const known = (list ?? []).filter(v => v !== null); return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null; };
 const sum = list => { const known = (list ?? []).filter(v => v !== null); return known.length ? known.reduce((a, b) => a + b, 0) : null; };
-const odd = node => OUT.has(node.state) || node.trouble || node.stale || Object.keys(node.why ?? {}).length;
+const odd = node => OUT.has(node.state) || node.trouble || node.stale || node.conditions || Object.keys(node.why ?? {}).length;
 const tone = node => OUT.has(node.state) ? node.state === "DOWN" ? "bad" : "wait" : node.state === "IDLE" ? "done" : "run";
 const chip = node => h("span", {class: `chip ${tone(node)}`}, node.state.toLowerCase());
 
@@ -68,7 +68,8 @@ export function nodePage(main, name) {
       const gpu = gpuIndex(node, i), job = at.get(gpu);
       return h("div", {class: "gpu"}, h("b", {}, `GPU ${gpu}`), h("span", {class: "meter"}, h("i", {style: {width: `${node.util?.[i] ?? 0}%`, background: colourOf(node, i, job, false) ?? "none"}})),
         h("small", {}, label(node, i), node.why?.[gpu] ? `: ${node.why[gpu]}` : ""), job ? h("a", {href: `#/job/${job.id}`}, `${job.name} · ${job.user}`) : h("span", {}));
-    }));
+    }), ...(node.conditions ? [h("h2", {}, "Conditions"), h("ul", {class: "rows"}, node.conditions.map(([gpu, detail, since, advice, action]) => h("li", {},
+      h("span", {class: "mono"}, gpu === null ? "node" : `GPU ${gpu}`), h("span", {class: "why"}, `${detail}, since ${clock(since, now())}${action === "warn" ? "" : ` (${action})`}; ${advice}`))))] : []));
     const watts = sum(node.watt);
     facts_.replaceChildren(...[["Partition", node.partition], ["GPU", node.type], ["Free", `${node.free ?? 0} of ${many(node.gpus.length, "GPU")}`], ["Cores", `${node.cores[0]} of ${node.cores[1]} in use`],
       ["Memory", `${Math.round(node.ram[0] / 1024)} of ${count(Math.round(node.ram[1] / 1024))} GiB in use`], ["Load", node.load], ["Power", watts !== null && `${power(watts)}${node.max_watt ? ` of ${power(node.max_watt)}` : ""}`], ["Last seen", node.seen && clock(node.seen, now())]]

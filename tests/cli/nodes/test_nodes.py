@@ -9,9 +9,11 @@ import time
 
 import pytest
 
+from gpusched.model.health import Condition, NodeHealth
+from gpusched.model.jobs import JobState
 from gpusched.model.readings import NodeState
 from gpusched.queue.store import NodeRecord
-from tests.cli.nodes.conftest import JOB_A, Cluster, gpu, reading
+from tests.cli.nodes.conftest import JOB_A, JOB_B, Cluster, gpu, job, reading, spec
 
 NODE_KEYS = {"name", "partition", "state", "reason", "gpus_total", "gpus_free", "power_w", "gpus"}
 GPU_KEYS = {
@@ -80,6 +82,39 @@ def test_table_says_what_is_wrong(living: Cluster) -> None:
     assert "7.2 s behind the controller" in shown
     assert "ann ×4" in shown
     assert "warning" not in shown
+
+
+def test_conditions_are_told_with_since_when_and_what_to_do(cluster: Cluster) -> None:
+    now = time.time()
+    seen = {"since": now - 60, "last_seen": now}
+    conditions = (
+        Condition(kind="xid-gpu", gpu="GPU-3", index=3, detail="Xid 79 (gone)", stays=True, **seen),
+        Condition(kind="pcie-width", gpu="GPU-5", index=5, detail="8 of 16 lanes", **seen),
+        Condition(kind="xid-program", gpu="GPU-6", index=6, detail="Xid 31", job=JOB_A, **seen),
+    )
+    cluster.beat()
+    cluster.store.put_nodes([
+        NodeRecord(name=name, state=NodeState.IDLE, last_seen=now, health=NodeHealth(conditions=found),
+                   reading=reading(name, now, tuple(gpu(i) for i in range(8))))
+        for name, found in (("dgx1", conditions), ("dgx2", ()))
+    ])  # fmt: skip
+    pending = job(JOB_B, JobState.PENDING, {}, start_time=None, spec=spec("big", 2, 8))
+    cluster.store.put_jobs([pending])
+    (dgx1,) = cluster.json("nodes", "dgx1")
+    assert dgx1["gpus_free"] == 7
+    assert [g["state"] for g in dgx1["gpus"]] == ["FREE"] * 3 + ["UNUSABLE"] + ["FREE"] * 4
+    assert [(c["condition"], c["gpu"], c["action"], c["job"]) for c in dgx1["conditions"]] == [
+        ("xid-gpu", 3, "no-new-jobs", None), ("pcie-width", 5, "warn", None), ("xid-program", 6, "warn", JOB_A),
+    ]  # fmt: skip
+    assert dgx1["conditions"][0]["since"].endswith("Z")
+    shown = " ".join(cluster.screen("nodes", "dgx1", columns=200).split())
+    assert "GPU 3 xid-gpu Xid 79 (gone); since 20" in shown
+    assert ", no-new-jobs; reset the GPU" in shown
+    assert f"Xid 31; job {JOB_A}; since" in shown
+    assert shown.count("Xid 79") == 1
+    why = cluster.json("why", JOB_B)
+    assert "7 of 8 GPUs free, needs 8 (1 UNUSABLE: Xid 79 (gone))" in [n["message"] for n in why["nodes"]]
+    assert any("repair GPU 3 of dgx1 (UNUSABLE: Xid 79 (gone))" in step for step in why["next_steps"])
 
 
 def test_drained_node_has_nothing_free(cluster: Cluster) -> None:
