@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpusched.model.jobs import JobState
@@ -46,14 +47,14 @@ def failure_rows(attempts: Iterable[EndedAttempt]) -> list[FailureRow]:
     Attempts that ran out of memory are counted by themselves: neither as failures nor among the others.
     """
     compared, of_memory = _compared(attempts)
-    strata: dict[Stratum, Counter[bool]] = defaultdict(Counter)
-    by_unit: dict[Unit, dict[Stratum, Counter[bool]]] = defaultdict(lambda: defaultdict(Counter))
+    strata: dict[Stratum, list[int]] = defaultdict(_none)
+    by_unit: dict[Unit, dict[Stratum, list[int]]] = defaultdict(lambda: defaultdict(_none))
     for stratum, units, failed in compared:
-        strata[stratum][failed] += 1
-        for unit in units:
-            by_unit[unit][stratum][failed] += 1
+        for sums in (strata[stratum], *(by_unit[unit][stratum] for unit in units)):
+            sums[0] += 1
+            sums[1] += failed
     counts = {
-        unit: [_counts(strata[stratum], here) for stratum, here in strata_here.items()]
+        unit: [_Counts(*strata[stratum], *here) for stratum, here in strata_here.items()]
         for unit, strata_here in by_unit.items()
     }
     known = sorted(counts.keys() | of_memory.keys(), key=lambda unit: (unit[0], -1 if unit[1] is None else unit[1]))
@@ -90,8 +91,9 @@ def _compared(
     return compared, of_memory
 
 
-def _counts(stratum: Mapping[bool, int], here: Mapping[bool, int]) -> _Counts:
-    return _Counts(stratum[True] + stratum[False], stratum[True], here[True] + here[False], here[True])
+def _none() -> list[int]:
+    """Return the start of a sum: attempts, and those that failed."""
+    return [0, 0]
 
 
 def _row(unit: Unit, counts: Sequence[_Counts], of_memory: int, p_value: float, corrected: float) -> FailureRow:
@@ -115,22 +117,19 @@ def _p_value(counts: Iterable[_Counts]) -> float:
 
     total: NDArray[np.float64] = np.ones(1)
     for c in counts:
-        total = np.convolve(total, _hypergeometric(c))
+        total = np.convolve(total, _hypergeometric(c.attempts, c.failed, c.here))
     return float(min(1.0, total[seen:].sum()))
 
 
-def _hypergeometric(c: _Counts) -> NDArray[np.float64]:
+@lru_cache(maxsize=65536)  # of a stratum only ``here`` varies, over few values
+def _hypergeometric(attempts: int, failed: int, here: int) -> NDArray[np.float64]:
     """Return ``float64[min(here, failed) + 1]``: the probabilities of 0, 1 ... failures here."""
     import numpy as np
 
-    lowest = max(0, c.here + c.failed - c.attempts)
-    found = np.zeros(min(c.here, c.failed) + 1)
-    for k in range(lowest, len(found)):
-        found[k] = math.exp(
-            _log_choose(c.failed, k)
-            + _log_choose(c.attempts - c.failed, c.here - k)
-            - _log_choose(c.attempts, c.here)
-        )  # fmt: skip
+    found = np.zeros(min(here, failed) + 1)
+    for k in range(max(0, here + failed - attempts), len(found)):
+        ways = _log_choose(failed, k) + _log_choose(attempts - failed, here - k)
+        found[k] = math.exp(ways - _log_choose(attempts, here))
     return found
 
 

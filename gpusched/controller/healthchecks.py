@@ -118,6 +118,7 @@ class _Due:
 
     def __init__(self, store: Store, inventory: Inventory, busy: frozenset[RankKey], now: float) -> None:
         self._inventory, self._now = inventory, now
+        self._required = before_job_checks(inventory)
         self._busy = {node.name for node in inventory.nodes if operation_key(node.name) in busy}
         self._records = {(r.node, r.check): r for r in store.check_records()}
         # A node of which a run is open, or that a job waits for, gets no other.
@@ -161,23 +162,21 @@ class _Due:
 
     def _waiting_jobs(self) -> Iterator[tuple[JobRecord, list[RankRecord]]]:
         """Yield jobs whose ranks are not launched yet, with their ranks, longest waiting first."""
-        if not (required := before_job_checks(self._inventory)):
+        if not self._required:
             return
         starting = {(job.id, job.attempt): job for job in self._active if job.state is JobState.STARTING}
         ours = sorted((r for r in self._ranks if (r.job_id, r.attempt) in starting and not r.gone), key=rank_key)
         found = [(starting[key], list(ranks)) for key, ranks in groupby(ours, key=lambda r: (r.job_id, r.attempt))]
         for job, ranks in sorted(found, key=lambda pair: (pair[0].submit_time, pair[0].id)):
-            if awaits_checks(ranks, required) and not any(r.check_error for r in ranks):
+            if awaits_checks(ranks, self._required) and not any(r.check_error for r in ranks):
                 yield job, ranks
 
     def _with_check(self, ranks: Sequence[RankRecord], check: str) -> list[RankRecord]:
-        required = before_job_checks(self._inventory)
-        return [rank for rank in ranks if check in required.get(rank.node, ())]
+        return [rank for rank in ranks if check in self._required.get(rank.node, ())]
 
     def _before_job(self, job: JobRecord, ranks: list[RankRecord]) -> None:
         """Start the job's next check, on all of its nodes at once: its ranks may have to find each other."""
-        required = before_job_checks(self._inventory)
-        names = dict.fromkeys(name for rank in ranks for name in required.get(rank.node, ()))
+        names = dict.fromkeys(name for rank in ranks for name in self._required.get(rank.node, ()))
         for name in names:
             concerned = self._with_check(ranks, name)
             if all(name in rank.checks_passed for rank in concerned):

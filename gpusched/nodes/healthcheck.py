@@ -9,23 +9,28 @@ from __future__ import annotations
 import re
 import shlex
 
+from gpusched.errors import GpuschedError
 from gpusched.model.healthchecks import CheckResult, CheckRun
 from gpusched.nodes.runtimes.shell import FUNCTIONS, KILL_STRAYS, exports, script
-from gpusched.nodes.transport import Transport, TransportError
+from gpusched.nodes.transport import Transport
 
 KILL_S = 5
 """Within that time a check that hangs is killed: TERM, after two seconds KILL."""
-_ANSWER_S = 45.0  # beyond the check's own time, for the connection and a node under load
+_ANSWER_S = 60.0  # beyond the check's own time: more than the script itself waits, for a node under load
 _MAX_OUTPUT_BYTES = 65536
 _MAX_LINE = 300
 _VALUE = re.compile(r"value=([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?:[ \t]+(\S{1,20}))?")
+
+# By the clock, not by counted pauses: on a node under load these take longer.
+_UPTIME = """\
+uptime() { read -r up rest </proc/uptime; echo "${up%.*}"; }
+"""
 
 # The command's whole process group is ended, and what left the group and still has the run's name in its environment.
 _SUPERVISOR = """\
 trap '' HUP PIPE
 dir=${0%/*}
 name=$1 limit=$2
-uptime() { read -r up rest </proc/uptime; echo "${up%.*}"; }
 lives() { starttime "$child" >/dev/null; }
 wait_for_end() { # TENTHS
     n=0
@@ -62,15 +67,17 @@ base="${XDG_STATE_HOME:-$HOME/.local/state}/gpusched-checks/"PATH
 name=NAME
 dir=$base/$name
 ADOPT_OR_START
-n=0
+supervised() { read -r pid since <"$dir/pid" && [ "$(starttime "$pid")" = "$since" ]; } 2>/dev/null
+pause=0.1 begun=$(uptime)
 until [ -e "$dir/code" ]; do
+    waited=$(($(uptime) - begun))
     # The supervisor needs a moment to write who it is.
-    if [ $n -gt 50 ] && ! { read -r pid since <"$dir/pid" && [ "$(starttime "$pid")" = "$since" ]; } 2>/dev/null; then
+    if [ $waited -gt 5 ] && ! supervised; then
         [ -e "$dir/code" ] || { echo lost; exit; }
     fi
-    [ $n -lt TENTHS ] || { echo stuck; cat "$dir/output" 2>/dev/null; exit; }
-    n=$((n + 1))
-    sleep 0.1
+    [ $waited -lt PATIENCE ] || { echo stuck; cat "$dir/output" 2>/dev/null; exit; }
+    [ $waited -lt 5 ] || pause=0.5
+    sleep $pause
 done
 cat "$dir/code" "$dir/output"
 """
@@ -90,28 +97,29 @@ def run_check(transport: Transport, cluster_id: str, run: CheckRun) -> CheckResu
     """Start the run unless it was started before, and wait for its end.
 
     Raises:
-        TransportError: The node could not be asked, or could not start it; the run goes on where it was started.
+        TransportError: The node could not be asked; the run goes on where it was started.
+        GpuschedError: The node cannot start it.
     """
-    limit_s = run.check.timeout_s + KILL_S
-    answer = transport.run(script(check_script(cluster_id, run)), limit_s + _ANSWER_S)
+    answer = transport.run(script(check_script(cluster_id, run)), run.check.timeout_s + _ANSWER_S)
     if answer.exit_code:
-        raise TransportError("protocol", f"{run.node}: check {run.check.name} cannot be started: {answer.complaint}")
+        raise GpuschedError(f"{run.node}: it cannot be started: {answer.complaint}")
     return parse_answer(answer.stdout.decode(errors="replace"))
 
 
 def check_script(cluster_id: str, run: CheckRun) -> str:
     """Return the text that starts or adopts a run and prints its result: how it ended, then its output."""
     kill = KILL_STRAYS.replace("GPUSCHED_CONTAINER", "GPUSCHED_CHECK_RUN")
-    supervisor = FUNCTIONS + kill + _SUPERVISOR.replace("MAX_BYTES", str(_MAX_OUTPUT_BYTES))
+    supervisor = FUNCTIONS + _UPTIME + kill + _SUPERVISOR.replace("MAX_BYTES", str(_MAX_OUTPUT_BYTES))
     start = (
         _START.replace("CHECK", shlex.quote(run.check.name), 1)
         .replace("LIMIT", str(run.check.timeout_s))
         .replace("SUPERVISOR", shlex.quote(supervisor), 1)
         .replace("COMMAND", shlex.quote(exports(run.env) + run.check.command + "\n"), 1)
     )
-    tenths = 10 * (run.check.timeout_s + 2 * KILL_S)
+    patience_s = run.check.timeout_s + 4 * KILL_S
     text = _RUN.replace("PATH", shlex.quote(f"{cluster_id}/{run.node}"), 1).replace("NAME", shlex.quote(run.id), 1)
-    return FUNCTIONS + text.replace("TENTHS", str(tenths)).replace("ADOPT_OR_START", _ADOPT if run.adopt else start, 1)
+    text = text.replace("PATIENCE", str(patience_s)).replace("ADOPT_OR_START", _ADOPT if run.adopt else start, 1)
+    return FUNCTIONS + _UPTIME + text
 
 
 def parse_answer(text: str) -> CheckResult:

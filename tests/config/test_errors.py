@@ -230,6 +230,8 @@ BAD = {
                                 f':6: {CHECK}.every: found "500ms", expected a time of whole seconds, such as 30s or 10m'),
     "check that only warns before a job": (with_check("{name: c, command: x, before_job: true, then: warn}"),
                                            f":6: {CHECK}: found then: warn, expected no-new-jobs or drain where before_job is true"),
+    "checks beside Slurm": ("engine: slurm\n" + with_check("{name: c, command: x, every: 1m}"),
+                            f":7: {AT}: found health_checks, expected no health_checks: with engine: slurm they are Slurm's"),
     "check twice": (with_check("{name: c, command: x, every: 1m}, {name: c, command: y, every: 1h}"),
                     f':6: {AT}.health_checks: found the name "c" again, expected every check once'),
     "unknown condition": (with_node("{name: n2, health: {xid-gpus: drain}}"),

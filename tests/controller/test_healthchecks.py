@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.controller.healthchecks import RECHECK_S, due_checks, operation_key
+from gpusched.cluster.base import Operation, OperationOutcome
+from gpusched.controller.healthchecks import (
+    awaits_checks,
+    before_job_checks,
+    due_checks,
+    operation_key,
+    record_check,
+)
 from gpusched.model.healthchecks import (
+    RECHECK_S,
     CheckRecord,
     CheckResult,
     HealthCheck,
@@ -18,9 +27,11 @@ from gpusched.model.healthchecks import (
     open_conditions,
     with_result,
 )
+from gpusched.model.jobs import Allocation, JobState, NodeAllocation
 from gpusched.model.resources import Inventory, Node, Partition
 from gpusched.nodes.healthcheck import parse_answer
-from gpusched.queue.store import NodeRecord, Store
+from gpusched.queue.store import NodeRecord, RankRecord, Store
+from tests.queue.records import job as job_record
 
 NOW = 1_790_000_000.0
 CHECK = HealthCheck(name="c", command="x", every_s=60)
@@ -174,3 +185,134 @@ def test_a_record_is_bad_exactly_while_its_last_run_was(codes: list[int | None])
         record = with_result(record, CHECK, CheckResult(exit_code=code), NOW + number)
         assert record.is_bad == (code != 0)
         assert (record.since == NOW + number) == (before.state != record.state)
+
+
+MEET, DISK = (HealthCheck(name=name, command="x", before_job=True) for name in ("meet", "disk"))
+
+
+def start_job(site: Site, job_id: str, *nodes: str, at: float = NOW) -> list[RankRecord]:
+    """Put a STARTING job of these nodes into the store; return its ranks."""
+    parts = tuple(NodeAllocation(rank=r, node=n, gpus=(r,), cores=1, memory_mib=1) for r, n in enumerate(nodes))
+    site.store.put_jobs(
+        [
+            job_record(
+                job_id, JobState.STARTING, attempt=1, submit_time=at, start_time=None, ending=None,
+                allocation=Allocation(job_id, parts), master_port=23456,
+            )
+        ]
+    )  # fmt: skip
+    ranks = [
+        RankRecord(job_id=job_id, attempt=1, rank=p.rank, node=p.node, runtime="process", gpus=p.gpus) for p in parts
+    ]
+    site.store.put_ranks(ranks)
+    return ranks
+
+
+def answer(site: Site, now: float, sent: Sequence[Operation], code: int = 0) -> None:
+    with site.store.transaction():
+        for operation in sent:
+            record_check(
+                site.store, OperationOutcome(operation=operation, time=now, result=CheckResult(exit_code=code))
+            )  # fmt: skip
+
+
+def operations(site: Site, now: float) -> list[Operation]:
+    return due_checks(site.store, site.inventory, frozenset(), now)
+
+
+def names(sent: Sequence[Operation]) -> list[tuple[str, str]]:
+    return [(o.node, o.check.check.name) for o in sent if o.check is not None]
+
+
+def test_a_jobs_checks_run_one_after_the_other_each_on_all_nodes_at_once(tmp_path: Path) -> None:
+    site = Site(tmp_path, MEET, DISK)
+    start_job(site, "0123456789a", "a", "b")
+    required = before_job_checks(site.inventory)
+    for name in ("meet", "disk"):
+        assert awaits_checks(site.store.ranks(), required)
+        sent = operations(site, NOW)
+        assert names(sent) == [("a", name), ("b", name)]
+        assert [o.check.env["GPUSCHED_NODE_RANK"] for o in sent if o.check] == ["0", "1"]
+        assert {o.check.env["MASTER_PORT"] for o in sent if o.check} == {"23456"}
+        answer(site, NOW + 1, sent[:1])
+        assert names(operations(site, NOW + 1)) == [("b", name)], "the other's run is open, and none begins before"
+        answer(site, NOW + 2, sent[1:])
+    assert not awaits_checks(site.store.ranks(), required)
+    assert operations(site, NOW + 3) == []
+
+
+def test_no_node_has_two_runs_and_no_run_of_a_gang_begins_alone(tmp_path: Path) -> None:
+    periodic = HealthCheck(name="periodic", command="x", every_s=60)
+    site = Site(tmp_path, MEET, periodic)
+    both = operations(site, NOW)
+    assert names(both) == [("a", "periodic"), ("b", "periodic")]
+    start_job(site, "0123456789a", "a", "b", at=NOW + 1)
+    start_job(site, "0123456789b", "b", at=NOW + 2)
+    answer(site, NOW + 100, both[:1])
+    assert names(operations(site, NOW + 100)) == [("b", "periodic")], "b is busy, so the gang waits; a is kept for it"
+    answer(site, NOW + 101, both[1:])
+    gang = operations(site, NOW + 101)
+    assert names(gang) == [("a", "meet"), ("b", "meet")], "before what is due by its interval, and in order"
+    answer(site, NOW + 102, gang)
+    assert names(operations(site, NOW + 102)) == [("b", "meet"), ("a", "periodic")]
+
+
+def test_a_failed_check_is_noted_on_its_own_rank_and_starts_no_other(tmp_path: Path) -> None:
+    site = Site(tmp_path, MEET, DISK)
+    start_job(site, "0123456789a", "a", "b")
+    sent = operations(site, NOW)
+    answer(site, NOW + 1, sent[:1], code=0)
+    answer(site, NOW + 1, sent[1:], code=7)
+    errors = {rank.node: rank.check_error for rank in site.store.ranks()}
+    assert errors == {"a": "", "b": "check meet failed: exit code 7"}
+    assert {rank.node: rank.checks_passed for rank in site.store.ranks()} == {"a": ("meet",), "b": ()}
+    assert operations(site, NOW + 2) == []
+
+
+def test_after_a_lost_run_the_whole_gang_is_checked_again(tmp_path: Path) -> None:
+    site = Site(tmp_path, MEET)
+    start_job(site, "0123456789a", "a", "b")
+    sent = operations(site, NOW)
+    answer(site, NOW + 1, sent[:1])
+    with site.store.transaction():
+        lost = OperationOutcome(operation=sent[1], time=NOW + 1, result=CheckResult(lost=True))
+        record_check(site.store, lost)
+    assert names(operations(site, NOW + 2)) == [("a", "meet"), ("b", "meet")], "the one finds the other only so"
+
+
+def test_a_run_whose_job_is_gone_is_only_asked_for_its_result(tmp_path: Path) -> None:
+    site = Site(tmp_path, MEET)
+    ranks = start_job(site, "0123456789a", "a")
+    (first,) = operations(site, NOW)
+    for rank in ranks:
+        site.store.remove_rank(rank)
+    (again,) = operations(site, NOW + 1)
+    assert first.check is not None
+    assert again.check is not None
+    assert (again.check.id, first.check.adopt, again.check.adopt) == (first.check.id, False, True)
+
+
+def test_a_rank_that_joins_a_running_job_is_not_kept_from_starting() -> None:
+    rank = RankRecord(job_id="j", attempt=1, rank=1, node="a", runtime="process", hot="joins")
+    assert not awaits_checks([rank], {"a": ("meet",)})
+
+
+def test_what_drains_a_node_keeps_it_so(tmp_path: Path) -> None:
+    check = HealthCheck(name="c", command="x", every_s=60, then="drain")
+    site = Site(tmp_path, check)
+    answer(site, NOW + 1, operations(site, NOW)[:1], code=1)
+    record = site.store.node_records()["a"]
+    assert (record.drain_reason, record.drained_by) == ("check c failed: exit code 1", "health check")
+    answer(site, NOW + 100, [o for o in operations(site, NOW + 99) if o.node == "a"])
+    assert site.store.node_records()["a"].drain_reason is not None, "until somebody resumes it"
+    kinds = [event.kind for event in site.store.events(node="a")]
+    assert kinds == ["check_failed", "drained", "check_passed"]
+
+
+def test_times_go_with_the_clock(tmp_path: Path) -> None:
+    site = Site(tmp_path, CHECK)
+    answer(site, NOW + 1, operations(site, NOW))
+    with site.store.transaction():
+        site.store.shift_rows(-5000.0, NOW - 1)
+    assert operations(site, NOW - 5000 + 59) == []
+    assert len(operations(site, NOW - 5000 + 60)) == 2

@@ -183,6 +183,43 @@ def test_a_node_below_its_own_median_is_named(stopped: Cluster, share: Path) -> 
     wait_until(lambda: not stopped.nodes()["dgx001"]["checks"], 60, "the condition to close")
 
 
+def test_a_tick_waits_for_its_checks(stopped: Cluster, share: Path) -> None:
+    slow = {"name": "slow", "command": f"sleep 1; echo . >>{share}/ran", "every": "1h"}
+    declare(stopped, [slow, {"name": "first", "command": "exit 3", "before_job": True}])
+    job = stopped.submit(*SMALL, "--nodelist", "dgx001")
+    for _ in range(3):  # a node that was never read gets neither jobs nor checks
+        stopped.cli("tick")
+    assert wait_check(stopped, "slow", "ok").exit_code == 0
+    assert wait_check(stopped, "first", "failed").exit_code == 3
+    assert (share / "ran").read_text() == ".\n"
+    assert stopped.state_of(job) == "PENDING"
+    assert stopped.nodes()["dgx001"]["state"] == "DRAINED"
+
+
+def test_a_node_that_cannot_start_a_check_is_held(stopped: Cluster) -> None:
+    declare(stopped, [{"name": "any", "command": "true", "every": "1s"}])
+    stopped.start_controller()
+    wait_check(stopped, "any", "ok")
+    stopped.node("dgx001").hide("setsid")
+    assert "setsid (util-linux) is missing" in wait_check(stopped, "any", "failed").line
+    stopped.wait_node("dgx001", "DRAINED")
+    stopped.node("dgx001").unhide("setsid")
+    stopped.wait_node("dgx001", "IDLE")
+
+
+def test_a_job_that_is_cancelled_while_its_node_is_checked(stopped: Cluster, share: Path) -> None:
+    command = f"touch {share}/begun; until [ -e {share}/go ]; do sleep 0.1; done"
+    declare(stopped, [{"name": "slow", "command": command, "before_job": True}])
+    stopped.start_controller()
+    job = stopped.submit(*SMALL, "--nodelist", "dgx001")
+    wait_until((share / "begun").exists, 60, "the check to begin")
+    stopped.cli("cancel", job)
+    assert stopped.wait_state(job).state is JobState.CANCELLED
+    after = stopped.submit(*SMALL, "--nodelist", "dgx001")
+    (share / "go").touch()
+    assert stopped.wait_state(after).state is JobState.COMPLETED
+
+
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 def test_the_all_reduce_of_the_examples_runs_between_a_jobs_nodes(stopped: Cluster) -> None:
     root = Path(__file__).parents[2]
