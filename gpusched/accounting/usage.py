@@ -121,8 +121,11 @@ def usage_between(
                 energy_unknown_s=part * seconds if joules is None else 0.0,
                 util_s=0.0 if use is None else part * (use * seconds),
                 util_known_s=0.0 if use is None else part * seconds,
-                idle_s=part * seconds if use is not None and use < (holder.below if holder else IDLE_BELOW) else 0.0,
             )
+            if use is not None and use < (holder.below if holder else IDLE_BELOW):
+                row = msgspec.structs.replace(
+                    row, idle_s=row.gpu_s, idle_energy_j=row.energy_j, idle_energy_unknown_s=row.energy_unknown_s
+                )
             key = (bucket, row.job_id)
             sums[key] = add_usage_rows(sums[key], row) if key in sums else row
     return list(sums.values())
@@ -188,4 +191,6 @@ def add_usage_rows(a: UsageRow, b: UsageRow) -> UsageRow:
         util_s=a.util_s + b.util_s,
         util_known_s=a.util_known_s + b.util_known_s,
         idle_s=a.idle_s + b.idle_s,
+        idle_energy_j=a.idle_energy_j + b.idle_energy_j,
+        idle_energy_unknown_s=a.idle_energy_unknown_s + b.idle_energy_unknown_s,
     )

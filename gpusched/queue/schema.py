@@ -174,5 +174,11 @@ CREATE INDEX runs_time ON runs (start_time);
 CREATE INDEX runs_open ON runs (end_time) WHERE end_time IS NULL;
 CREATE INDEX runs_end ON runs (end_time) WHERE end_time IS NOT NULL;
 """,
+    """
+-- Joules measured while GPUs were idle, and their GPU seconds without such a measurement, as all of earlier versions.
+ALTER TABLE usage ADD COLUMN idle_energy_j REAL NOT NULL DEFAULT 0;
+ALTER TABLE usage ADD COLUMN idle_energy_unknown_s REAL NOT NULL DEFAULT 0;
+UPDATE usage SET idle_energy_unknown_s = idle_s;
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)
