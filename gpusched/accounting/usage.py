@@ -159,8 +159,10 @@ def own_utilization(was: Gpu | None, gpu: Gpu, span_s: float, job_id: str) -> fl
 
 def _of_processes(gpu: Gpu, job_id: str) -> float | None:
     """Return the utilization (%) of a job's processes; None: it has none there, or one has no figure."""
-    names = ((process, parse_container_name(process.container or "")) for process in gpu.processes)
+    names = [(process, parse_container_name(process.container or "")) for process in gpu.processes]
     own = [process.utilization_pct for process, name in names if name is not None and name[0] == job_id]
+    if own and len(own) == len(gpu.processes):
+        return gpu.utilization_pct
     if not own or any(use is None for use in own):
         return None
     return sum(use or 0.0 for use in own)

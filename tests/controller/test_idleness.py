@@ -339,6 +339,7 @@ def test_of_two_jobs_on_a_gpu_each_is_judged_by_its_processes_where_they_are_kno
     assert Shared(2.0, {"a": None, "b": None}).idle() == ["a", "b"], "neither can use more than the GPU is used"
     assert Shared(90.0, {"a": 1.0, "b": 89.0}).idle() == ["a"]
     assert Shared(90.0, {"a": None, "b": 89.0}).idle() == [], "a's part is not known"
+    assert Shared(90.0, {"a": 90.0}).idle() == []
     alone = Shared(90.0, {"a": 1.0, "b": 89.0})
     assert alone.idle(alone.jobs[:1]) == [], "on a GPU of its own all use is its own"
 

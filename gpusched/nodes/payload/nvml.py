@@ -2,6 +2,7 @@
 # ruff: noqa: UP031
 
 import sys
+import time
 import types
 
 MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
@@ -15,6 +16,7 @@ GONE_CODES = frozenset((15, 16))  # lost, reset required
 UNCORRECTED, VOLATILE = 1, 0
 ECC_LOCATIONS = (0, 1, 2, 3, 4, 5, 6, 7)
 LINKS_MAX = 36
+SHARES_OVER_S = 10.0
 GPU_PEER, SWITCH_PEER = 0, 2
 NVLINK_SCORE = 100
 FABRIC_JOINED = 3
@@ -124,7 +126,23 @@ def processes(nvml: "Any", handle: "Any", errors: "list[Any]") -> "list[dict[str
             mib = None if memory is None else memory >> 20
             old = used.get(process.pid)
             used[process.pid] = mib if old is None else old if mib is None else max(old, mib)
-    return [{"pid": pid, "memory_used_mib": mib} for pid, mib in sorted(used.items())]
+    found = [{"pid": pid, "memory_used_mib": mib} for pid, mib in sorted(used.items())]  # type: list[dict[str, Any]]
+    if len(found) > 1:
+        shares = process_shares(nvml, handle)
+        for process in found if shares else ():
+            process["utilization_pct"] = shares.get(process["pid"], 0)
+    return found
+
+
+def process_shares(nvml: "Any", handle: "Any") -> "dict[int, int]":
+    """Pid -> its part of the GPU's utilization lately, in percent; of a GPU in use those that did nothing are left out.
+
+    Empty where it is not known: NVML then answers that it is not supported, or as if no process had run.
+    """
+    function = getattr(nvml, "nvmlDeviceGetProcessUtilization", None)
+    since = int((time.time() - SHARES_OVER_S) * 1e6)
+    samples = None if function is None else attempt([], function, handle, since)
+    return {sample.pid: sample.smUtil for sample in samples or ()}
 
 
 def links(nvml: "Any", handles: "dict[int, Any]") -> "dict[int, dict[int, int]]":
