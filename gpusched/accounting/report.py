@@ -83,6 +83,8 @@ class _Sums(msgspec.Struct):
     usage: UsageRow = UsageRow(bucket=0, node="", job_id="", user="", partition="")
     held_known_s: float = 0.0
     held_idle_s: float = 0.0
+    idle_energy_j: float = 0.0
+    idle_energy_unknown_s: float = 0.0
 
 
 def parse_since(text: str, now: float) -> float:
@@ -240,7 +242,11 @@ def _sums(frame: _Frame, ran_s: list[tuple[RunRecord, float]], usage: list[Usage
                 row.held_known_s += u.util_known_s
     for cell, rows in measured.items():
         row = sums[{"partition": rows[0].partition, "node": cell[1], "user": rows[0].user, "job": cell[0]}[by]]
-        row.held_idle_s += _idle_s(rows, held_s[cell])
+        idle_s, measured_s = _idle_s(rows, held_s[cell]), sum(u.idle_s for u in rows)
+        row.held_idle_s += idle_s
+        if measured_s:
+            row.idle_energy_j += sum(u.idle_energy_j for u in rows) * idle_s / measured_s
+            row.idle_energy_unknown_s += sum(u.idle_energy_unknown_s for u in rows) * idle_s / measured_s
     return sums
 
 
@@ -325,6 +331,8 @@ def _measured(row: _Sums, expected_gpu_s: float, price: float | None) -> PowerRo
         gpu_hours=row.gpu_s / 3600,
         measured_utilization=used.util_s / used.util_known_s if used.util_known_s > 0 else None,
         idle_gpu_hours=row.held_idle_s / 3600 if row.held_known_s > 0 else None,
+        idle_energy_kwh=row.idle_energy_j / _J_PER_KWH if row.idle_energy_unknown_s < row.held_idle_s else None,
+        idle_energy_unknown_share=row.idle_energy_unknown_s / row.held_idle_s if row.held_idle_s > 0 else None,
         energy_kwh=energy,
         energy_unknown_share=0.0 if unknown is not None and unknown < _UNMEASURED_TOLERANCE else unknown,
         cost=_cost(energy, price),
@@ -339,6 +347,8 @@ def _total(frame: _Frame, rows: list[PowerRow], sums: dict[str, _Sums], by: By) 
         whole.weighted_share_s += part.weighted_share_s
         whole.held_known_s += part.held_known_s
         whole.held_idle_s += part.held_idle_s
+        whole.idle_energy_j += part.idle_energy_j
+        whole.idle_energy_unknown_s += part.idle_energy_unknown_s
         whole.usage = add_usage_rows(whole.usage, part.usage)
     declared_s = sum(n.gpus for p in frame.partitions for n in p.nodes) * frame.asked_s
     inefficient = _sum_or_none(row.inefficient_kwh for row in rows)

@@ -121,8 +121,11 @@ def usage_between(
                 energy_unknown_s=part * seconds if joules is None else 0.0,
                 util_s=0.0 if use is None else part * (use * seconds),
                 util_known_s=0.0 if use is None else part * seconds,
-                idle_s=part * seconds if use is not None and use < (holder.below if holder else IDLE_BELOW) else 0.0,
             )
+            if use is not None and use < (holder.below if holder else IDLE_BELOW):
+                row = msgspec.structs.replace(
+                    row, idle_s=row.gpu_s, idle_energy_j=row.energy_j, idle_energy_unknown_s=row.energy_unknown_s
+                )
             key = (bucket, row.job_id)
             sums[key] = add_usage_rows(sums[key], row) if key in sums else row
     return list(sums.values())
@@ -156,8 +159,10 @@ def own_utilization(was: Gpu | None, gpu: Gpu, span_s: float, job_id: str) -> fl
 
 def _of_processes(gpu: Gpu, job_id: str) -> float | None:
     """Return the utilization (%) of a job's processes; None: it has none there, or one has no figure."""
-    names = ((process, parse_container_name(process.container or "")) for process in gpu.processes)
+    names = [(process, parse_container_name(process.container or "")) for process in gpu.processes]
     own = [process.utilization_pct for process, name in names if name is not None and name[0] == job_id]
+    if own and len(own) == len(gpu.processes):
+        return gpu.utilization_pct
     if not own or any(use is None for use in own):
         return None
     return sum(use or 0.0 for use in own)
@@ -188,4 +193,6 @@ def add_usage_rows(a: UsageRow, b: UsageRow) -> UsageRow:
         util_s=a.util_s + b.util_s,
         util_known_s=a.util_known_s + b.util_known_s,
         idle_s=a.idle_s + b.idle_s,
+        idle_energy_j=a.idle_energy_j + b.idle_energy_j,
+        idle_energy_unknown_s=a.idle_energy_unknown_s + b.idle_energy_unknown_s,
     )

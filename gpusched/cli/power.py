@@ -10,11 +10,12 @@ import typer
 
 from gpusched.cli import complete, output
 from gpusched.client.context import Client
+from gpusched.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from gpusched.model.reports import PowerReport
+    from gpusched.model.reports import IdleReport, PowerReport
 
 app = typer.Typer()
 
@@ -35,6 +36,8 @@ def power(
     partition: Annotated[
         str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="Only this partition.")
     ] = None,
+    idle: Annotated[bool, typer.Option("--idle", help="Who held idle GPUs, by user and job.")] = False,
+    user: Annotated[str | None, typer.Option("-u", "--user", help="With --idle: only this user.")] = None,
     watch: output.WatchOption = False,
     json: output.JsonOption = False,
 ) -> None:
@@ -42,6 +45,11 @@ def power(
     from gpusched.accounting.report import parse_since, power_report
     from gpusched.views.power import power_json, power_screen
 
+    if idle:
+        _show_idle(since, by, partition, user, watch, json)
+        return
+    if user is not None:
+        raise UsageError("--user needs --idle", "or use --by user")
     client = Client()
 
     def report() -> PowerReport:
@@ -55,3 +63,24 @@ def power(
         return power_screen(report(), output.console().width, warning=client.controller_warning())
 
     output.show(lambda: power_json(report()), screen, watch)
+
+
+def _show_idle(since: str, by: PowerGrouping, partition: str | None, user: str | None, watch: bool, json: bool) -> None:
+    from gpusched.accounting.idle_report import idle_report
+    from gpusched.accounting.report import parse_since
+    from gpusched.views.idle import idle_json, idle_screen
+
+    if by is not PowerGrouping.PARTITION:
+        raise UsageError("--by and --idle cannot be combined", "--idle is by user and job")
+    client = Client()
+
+    def report() -> IdleReport:
+        now = time.time()
+        begin = parse_since(since, now)
+        return idle_report(client.reader, client.inventory, since=begin, until=now, user=user, partition=partition)
+
+    def screen() -> RenderableType:
+        client.reopen()
+        return idle_screen(report(), warning=client.controller_warning())
+
+    output.show(lambda: idle_json(report()), screen, watch)

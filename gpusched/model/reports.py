@@ -221,7 +221,8 @@ class PowerRow(msgspec.Struct, frozen=True, kw_only=True):
         gpu_hours: GPU hours held by jobs.
         utilization: Eq. 4 of the paper (see `gpusched.accounting.report`); for users and jobs their part of it.
         measured_utilization: NVML's, over the GPU time whose utilization is known (0..1).
-        idle_gpu_hours: GPU hours held at nearly no measured utilization.
+        idle_gpu_hours: GPU hours held at nearly no measured utilization. idle_energy_kwh: measured in these;
+            ``idle_energy_unknown_share``: part of them without a measurement (0..1).
         energy_kwh: Measured; partitions and nodes with their idle GPUs, users and jobs with the GPUs they held only.
         energy_unknown_share: Part of the row's GPU time without a measurement (0..1): then the energy is a lower bound.
         rated_kwh: Rated power times hours.
@@ -237,6 +238,8 @@ class PowerRow(msgspec.Struct, frozen=True, kw_only=True):
     utilization: float | None = None
     measured_utilization: float | None = None
     idle_gpu_hours: float | None = None
+    idle_energy_kwh: float | None = None
+    idle_energy_unknown_share: float | None = None
     energy_kwh: float | None = None
     energy_unknown_share: float | None = None
     rated_kwh: float | None = None
@@ -261,6 +264,41 @@ class HeldIdle(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     idle_gpus: int
     idle_s: float
+
+
+class IdleRow(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU hours that a job, or all jobs of a user, held below the threshold of utilization.
+
+    Attributes:
+        job, name, partition: None: the row is a user's.
+        gpu_hours: All that were held.
+        idle_gpu_hours: Those of them that were idle, ``energy_kwh`` what was measured in them, and its ``cost``.
+        energy_unknown_share: Part of the idle hours whose energy was not measured (0..1): it is a lower bound.
+        running: The job holds them still.
+    """
+
+    user: str
+    job: str | None = None
+    name: str | None = None
+    partition: str | None = None
+    gpu_hours: float
+    idle_gpu_hours: float
+    energy_kwh: float | None
+    energy_unknown_share: float | None
+    cost: float | None
+    running: bool = False
+
+
+class IdleReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Who held how many GPU hours for nothing over [since, until] (Unix seconds); the most first."""
+
+    since: float
+    until: float
+    currency: str
+    price_per_kwh: float | None
+    users: tuple[IdleRow, ...]
+    jobs: tuple[IdleRow, ...]
+    total: IdleRow
 
 
 class PowerReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,8 @@ from gpusched.queue.rows import JobReads
 TOTALS = "metric_totals"
 """Meta: `MetricTotals` as JSON."""
 _TOTALS = msgspec.json.Decoder(MetricTotals)
-_SUMS = UsageTotal._fields[2:]
+TOTALLED = UsageTotal._fields[2:]
+"""Fields of `UsageRow` of which `UsageTotal` has sums."""
 COUNTED = ("submitted", "running", "ended", "requeued", "node_down", "gpu_lost", "agent_disabled")
 """Kinds of events that `CountedEvent` is read of."""
 
@@ -90,7 +91,7 @@ class MetricReads(JobReads):
 
     def usage_totals(self) -> list[UsageTotal]:
         """Return the sums of all usage by partition."""
-        rows = self._rows(f"SELECT partition, held, {', '.join(_SUMS)} FROM usage_totals ORDER BY partition, held")
+        rows = self._rows(f"SELECT partition, held, {', '.join(TOTALLED)} FROM usage_totals ORDER BY partition, held")
         return [UsageTotal(row[0], bool(row[1]), *row[2:]) for row in rows]
 
     def counted_events(self, after: int, limit: int) -> list[CountedEvent]:
@@ -169,8 +170,8 @@ class MetricWrites(MetricReads):
 
     def add_usage_totals(self, sums: Mapping[tuple[str, bool], Iterable[float]]) -> None:
         """Add to the sums of partitions; ``sums``: (partition, held) -> fields of `UsageTotal` after these two."""
-        added = ", ".join(f"{name} = {name} + excluded.{name}" for name in _SUMS)
+        added = ", ".join(f"{name} = {name} + excluded.{name}" for name in TOTALLED)
         self._db.executemany(
-            f"INSERT INTO usage_totals VALUES ({', '.join('?' * (2 + len(_SUMS)))}) ON CONFLICT DO UPDATE SET {added}",
+            f"INSERT INTO usage_totals VALUES ({', '.join('?' * (2 + len(TOTALLED)))}) ON CONFLICT DO UPDATE SET {added}",
             ((*key, *values) for key, values in sums.items()),
         )

@@ -191,5 +191,11 @@ INSERT INTO usage_totals
 CREATE TABLE health_checks (node TEXT NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (node, name))
   WITHOUT ROWID;
 """,
+    """
+-- Joules measured while GPUs were idle, and their GPU seconds without such a measurement, as all of earlier versions.
+ALTER TABLE usage ADD COLUMN idle_energy_j REAL NOT NULL DEFAULT 0;
+ALTER TABLE usage ADD COLUMN idle_energy_unknown_s REAL NOT NULL DEFAULT 0;
+UPDATE usage SET idle_energy_unknown_s = idle_s;
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

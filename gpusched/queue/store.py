@@ -35,7 +35,7 @@ from gpusched.queue.damage import TABLE_CHECKS, UNREADABLE, TableCheck, json_of
 from gpusched.queue.eventlines import POSITION, EventLineReads, EventLineWrites
 from gpusched.queue.healthchecks import HealthCheckReads, HealthCheckWrites
 from gpusched.queue.locks import LockWait, connect_to_write, lock_holders
-from gpusched.queue.metrics import TOTALS, MetricReads, MetricWrites
+from gpusched.queue.metrics import TOTALLED, TOTALS, MetricReads, MetricWrites
 from gpusched.queue.notices import EVENT_DATA, NoticeReads, NoticeWrites
 from gpusched.queue.overlaps import HeldGpus, overlaps
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
@@ -233,7 +233,8 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
         gpu_s: GPU seconds.
         energy_j: Measured joules; ``energy_unknown_s`` GPU seconds without any measurement.
         util_s: Integral of measured utilization (0..1) over ``util_known_s`` GPU seconds.
-        idle_s: GPU seconds at (nearly) no utilization.
+        idle_s: GPU seconds at (nearly) no utilization; ``idle_energy_j`` the joules measured in it,
+            ``idle_energy_unknown_s`` its GPU seconds without any.
     """
 
     bucket: int
@@ -247,6 +248,8 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     util_s: float = 0.0
     util_known_s: float = 0.0
     idle_s: float = 0.0
+    idle_energy_j: float = 0.0
+    idle_energy_unknown_s: float = 0.0
 
 
 class UsageSum(NamedTuple):
@@ -260,6 +263,8 @@ class UsageSum(NamedTuple):
     util_s: float
     util_known_s: float
     idle_s: float
+    idle_energy_j: float
+    idle_energy_unknown_s: float
 
 
 _ENDED_RUNS = (
@@ -268,7 +273,6 @@ _ENDED_RUNS = (
 )
 _USAGE = UsageRow.__struct_fields__
 _SUMS = _USAGE[5:]
-_NOTHING = [0.0] * len(_SUMS)
 _ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in _SUMS)}"
 
 
@@ -583,21 +587,27 @@ class Reader(
 
     def usage(self, since: float) -> list[UsageRow]:
         """Return usage rows of buckets that begin at or after ``since``."""
-        rows = self._db.execute(f"SELECT {', '.join(_USAGE)} FROM usage WHERE bucket >= ?", (since,))
+        rows = self._db.execute(f"SELECT {', '.join(self._usage_columns())} FROM usage WHERE bucket >= ?", (since,))
         return [UsageRow(**dict(zip(_USAGE, r, strict=True))) for r in rows]
+
+    def _usage_columns(self) -> tuple[str, ...]:
+        """Return the SQL of `UsageRow`'s fields; older stores lack the last two columns."""
+        known = {row[1] for row in self._db.execute("PRAGMA table_info(usage)")}
+        return _USAGE if "idle_energy_j" in known else (*_USAGE[:-2], "0.0", "idle_s")
 
     def usage_sums(self, since: float, bin_s: int) -> list[UsageSum]:
         """Return usage of buckets from ``since`` on, summed by bins of ``bin_s`` seconds and by user."""
+        sums = ", ".join(f"sum({column})" for column in self._usage_columns()[5:])
         rows = self._db.execute(
-            f"SELECT bucket - bucket % ?, user, {', '.join(f'sum({f})' for f in _SUMS)} FROM usage "
-            "WHERE bucket >= ? GROUP BY 1, 2",
+            f"SELECT bucket - bucket % ?, user, {sums} FROM usage WHERE bucket >= ? GROUP BY 1, 2",
             (bin_s, since),
         )
         return [UsageSum(*row) for row in rows]
 
     def usage_of_job(self, job_id: str) -> list[UsageRow]:
         """Return usage rows of one job, by time."""
-        rows = self._db.execute(f"SELECT {', '.join(_USAGE)} FROM usage WHERE job_id = ? ORDER BY bucket", (job_id,))
+        columns = ", ".join(self._usage_columns())
+        rows = self._db.execute(f"SELECT {columns} FROM usage WHERE job_id = ? ORDER BY bucket", (job_id,))
         return [UsageRow(**dict(zip(_USAGE, r, strict=True))) for r in rows]
 
     def gpu_seconds_by_user(
@@ -795,14 +805,16 @@ class Store(
 
     def add_usage(self, rows: Iterable[UsageRow]) -> None:
         """Add usage to the sums of its buckets and to the totals of its partition."""
-        values = [msgspec.structs.astuple(row) for row in rows]
+        rows = list(rows)
         self._db.executemany(
-            f"INSERT INTO usage ({', '.join(_USAGE)}) VALUES ({', '.join('?' * len(_USAGE))}) {_ADDED_UP}", values
+            f"INSERT INTO usage ({', '.join(_USAGE)}) VALUES ({', '.join('?' * len(_USAGE))}) {_ADDED_UP}",
+            map(msgspec.structs.astuple, rows),
         )
         totals: dict[tuple[str, bool], list[float]] = {}
-        for _, _, job_id, _, partition, *sums in values:
-            key = partition, job_id != ""
-            totals[key] = [a + b for a, b in zip(totals.get(key, _NOTHING), sums, strict=True)]
+        for row in rows:
+            sums = totals.setdefault((row.partition, row.job_id != ""), [0.0] * len(TOTALLED))
+            for place, name in enumerate(TOTALLED):
+                sums[place] += getattr(row, name)
         self.add_usage_totals(totals)
 
     def compact_usage(self, before: float, bucket_s: int) -> None:

@@ -17,7 +17,7 @@ _PAUSE_S = {"forecast": 20.0, "usage": 60.0}
 _REST_FACTOR = 10.0  # pauses last this many times as long as the computation before them
 EMPTY: dict[str, Any] = {
     "forecast": {"now": 0, "jobs": {}, "ends": {}},
-    "usage": {"now": 0, "hours": [], "fine": [], "users": {}},
+    "usage": {"now": 0, "hours": [], "fine": [], "idle": [], "users": {}},
 }
 
 

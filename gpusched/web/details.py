@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from gpusched.client.sharing import sharing_of
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ENDED, JobRecord
 from gpusched.queue.store import UsageRow
-from gpusched.views.jobs import preemptions_line, resizes_line, resources_line
+from gpusched.views.jobs import idle_line, preemptions_line, resizes_line, resources_line
 from gpusched.views.show import event_line, private_fields
 from gpusched.web.rows import job_row
 
@@ -56,6 +57,7 @@ def details(client: Client, job: JobRecord, *, private: bool) -> dict[str, Any]:
         ("stopped", preemptions_line(job)),
         ("resized", resizes_line(job)),
         ("shares", shared),
+        ("idle", idle_line(job, time.time())),
         ("place", "; ".join(cost.lines) if cost is not None else ""),
         ("after", ", ".join(f"{d.kind}:{d.job_id}" for d in job.spec.dependencies)),
         ("decided by", f"{job.policy} {job.policy_version or ''}".strip() if job.policy else ""),

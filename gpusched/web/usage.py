@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from gpusched.accounting.held_idle import held_idle
 from gpusched.accounting.usage import BUCKET_S
 from gpusched.queue.store import Reader, UsageSum
+from gpusched.views.jobs import idle_line
 
 HOUR_S, DAY_S = 3600, 86400
 DAYS = 14
 _J_PER_KWH = 3.6e6
 _MAX_USERS = 200
+_MAX_IDLE = 50
+_IDLE_SPAN_S = 6 * HOUR_S  # a job is not shown as idle for longer
 
 
 class Bins:
@@ -48,7 +52,7 @@ class UsageStats:
         """Return curves and users as the page gets them.
 
         ``hours``, ``fine``: rows of begin, GPU hours allocated, GPU hours in total, measured utilization (0..1), kW;
-        ``users``: by span in days, the largest first.
+        ``users``: by span in days, the largest first; ``idle``: jobs that hold idle GPUs now, the longest first.
         """
         if reader is not None:
             self._hours.update(reader, now)
@@ -57,6 +61,7 @@ class UsageStats:
             "now": round(now),
             "hours": [_point(begin, sums, HOUR_S) for begin, sums in self._hours.sums()],
             "fine": [_point(begin, sums, BUCKET_S) for begin, sums in self._fine.sums() if begin + BUCKET_S <= now],
+            "idle": [] if reader is None else _idle(reader, now),
             "users": {str(days): self._users(now - days * DAY_S) for days in (1, 7, DAYS)},
         }
 
@@ -79,6 +84,23 @@ class UsageStats:
             }
             for user, (gpu_s, joules, util_s, known_s, idle_s) in ranked
         ]
+
+
+def _idle(reader: Reader, now: float) -> list[dict[str, Any]]:
+    active = {job.id: job for job in reader.active()}
+    found = held_idle(active.values(), reader.usage(now - _IDLE_SPAN_S), now)[:_MAX_IDLE]
+    return [
+        {
+            "job": idle.job,
+            "name": idle.name,
+            "user": idle.user,
+            "gpus": idle.gpus,
+            "idle_gpus": idle.idle_gpus,
+            "since": round(now - idle.idle_s),
+            "rule": idle_line(active[idle.job], now),
+        }
+        for idle in found
+    ]
 
 
 def _point(bin_start: int, sums: list[UsageSum], width_s: int) -> list[float | None]:

@@ -9,14 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.controller.idleness import judge_idle, signal_of_idle
+from gpusched.accounting.usage import own_utilization
+from gpusched.cluster.base import NodeObservation
+from gpusched.controller.idleness import is_all_idle, judge_idle, signal_of_idle
 from gpusched.model.idle import IdleExempt, IdleRule, IdleRules, IdleState
 from gpusched.model.jobs import JobRecord, JobState, container_name
-from gpusched.model.readings import GpuProcess
+from gpusched.model.readings import Gpu, GpuProcess
 from gpusched.model.resources import Inventory
+from gpusched.queue.clock import shift_times
+from gpusched.queue.store import NodeRecord
 from tests.builders import job as record
 from tests.builders import spec
-from tests.controller.imagined import GPUS, Host, inventory
+from tests.controller.imagined import GPUS, Host, inventory, reading_of
 from tests.controller.test_clock import Site, made
 
 AFTER_S, WARN_S = 200, 60
@@ -297,6 +301,8 @@ def test_a_rule_that_becomes_stricter_warns_first_all_the_same() -> None:
         short = IdleRule(after_s=60, then="cancel", warn_before_s=50)
         site.cycle.inventory = declared(jobs=short)
         pass_time(site, 40)
+        (warned,) = (e for e in site.store.events(job_id=job) if e.kind == "idle_warned")
+        assert "it is cancelled in 0:00:50" in warned.data["message"], "although the time is over"
         assert happened(site, job) == ["idle_warned"]
         pass_time(site, 50)
         assert site.job(job).state is JobState.CANCELLED
@@ -325,10 +331,6 @@ class Shared:
         self.host = Host("n0", use=use, processes=processes)
 
     def idle(self, jobs: list[JobRecord] | None = None) -> list[str]:
-        from gpusched.cluster.base import NodeObservation
-        from gpusched.queue.store import NodeRecord
-        from tests.controller.imagined import reading_of
-
         before = {"n0": NodeRecord(name="n0", reading=reading_of(self.host, 100.0))}
         news = {"n0": NodeObservation(began=104.0, result=reading_of(self.host, 105.0))}
         found = judge_idle(self.jobs if jobs is None else jobs, before, news, declared(), 105.0)
@@ -339,13 +341,36 @@ def test_of_two_jobs_on_a_gpu_each_is_judged_by_its_processes_where_they_are_kno
     assert Shared(2.0, {"a": None, "b": None}).idle() == ["a", "b"], "neither can use more than the GPU is used"
     assert Shared(90.0, {"a": 1.0, "b": 89.0}).idle() == ["a"]
     assert Shared(90.0, {"a": None, "b": 89.0}).idle() == [], "a's part is not known"
+    assert Shared(90.0, {"a": 90.0}).idle() == []
     alone = Shared(90.0, {"a": 1.0, "b": 89.0})
     assert alone.idle(alone.jobs[:1]) == [], "on a GPU of its own all use is its own"
 
 
-def test_idle_times_move_with_the_clock() -> None:
-    from gpusched.queue.clock import shift_times
+def test_the_part_of_a_job_that_was_alone_on_a_gpu_is_all() -> None:
+    def process(name: str, use: float | None) -> GpuProcess:
+        return GpuProcess(pid=1, container=container_name(name, 1, 0), utilization_pct=use)
 
+    alone = Gpu(index=0, utilization_pct=4.0, processes=(process("a", None),))
+    both = Gpu(index=0, utilization_pct=90.0, processes=(process("a", 2.0), process("b", 88.0)))
+    assert own_utilization(alone, both, 5.0, "a") == pytest.approx(0.03)
+    assert own_utilization(alone, both, 5.0, "b") is None
+    assert own_utilization(both, both, 61.0, "a") is None, "too far apart"
+
+
+def test_before_anything_is_done_each_node_has_been_read_since_the_idle_time_began() -> None:
+    idle = IdleState(since=100.0, below=0.05, then="cancel")
+    two = record("j", JobState.RUNNING, {"n0": (0,), "n1": (0,)}, idle=idle)
+    news = {"n0": NodeObservation(began=104.0, result=reading_of(Host("n0", use=0.0), 105.0))}
+    for last, found in ((99.0, None), (101.0, True)):
+        before = {
+            name: NodeRecord(name=name, reading=reading_of(Host(name, use=0.0), at))
+            for name, at in (("n0", 103.0), ("n1", last))
+        }
+        assert is_all_idle(two, before, news, (), 0.05, 10.0, 105.0) is found
+    assert is_all_idle(two, before, {}, (), 0.05, 3.0, 105.0) is False, "n1 was not read for too long"
+
+
+def test_idle_times_move_with_the_clock() -> None:
     with running(declared()) as (site, job):
         pass_time(site, AFTER_S - WARN_S / 2)
         before = site.job(job).idle

@@ -134,6 +134,21 @@ def test_processes_with_owner_and_command(testbed: Testbed) -> None:
     assert (unknown.pid, unknown.user, unknown.command) == (999999, None, None)
 
 
+def test_the_parts_of_processes_that_share_a_gpu(testbed: Testbed) -> None:
+    node = testbed.nodes[0]
+    two = "11:1024,12:1024"
+    node.nvml_set({
+        "gpu0.procs": two, "gpu0.proc_util": "11:70", "gpu1.procs": two, "gpu2.procs": two, "gpu2.proc_util": "",
+        "gpu3.procs": "11:1024", "gpu3.proc_util": "11:70",
+    })  # fmt: skip
+    gpus = read(testbed, node).gpus
+    parts = [[process.utilization_pct for process in gpu.processes] for gpu in gpus[:4]]
+    assert parts[0] == [70.0, 0.0], "a process that did nothing is left out by NVML"
+    assert parts[1] == [None, None], "not supported"
+    assert parts[2] == [None, None], "nothing was found"
+    assert parts[3] == [None], "of one process it is the GPU's"
+
+
 def test_links_rank_nvlink_above_pcie(testbed: Testbed) -> None:
     v100 = read(testbed, testbed.nodes[1], want_links=True).gpus[0].links
     assert v100[3] > v100[1] > v100[2] > v100[5]  # two links; one, same switch; one; none

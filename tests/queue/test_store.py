@@ -423,9 +423,11 @@ def as_version(state: Path, jobs: list[JobRecord], version: int) -> None:
         )
     db.execute("INSERT INTO meta VALUES ('cluster_id', 'abcdefgh')")
     columns = "job_id, attempt, user, partition, share, gpus, start_time, end_time, allocation"
-    span, zero = (", span", ", 0") if version >= 16 else ("", "")
-    values = f"'old', 1, 'u', 'p', 1, 1, ?, ?, '{{}}'{zero}"
-    db.execute(f"INSERT INTO runs ({columns}{span}) VALUES ({values})", (NOW - 9, NOW - 5))
+    values = "'old', 1, 'u', 'p', 1, 1, ?, ?, '{}'"
+    if version >= 16:
+        columns, values = f"{columns}, span", f"{values}, 0"
+    db.execute(f"INSERT INTO runs ({columns}) VALUES ({values})", (NOW - 9, NOW - 5))
+    db.execute("INSERT INTO usage VALUES (300, 'n', 'old', 'u', 'p', 9, 8, 1, 7, 6, 5)")
     for kind in OLD_KINDS if version < 14 else OLD_KINDS.values():
         db.execute("INSERT INTO events (time, kind, data) VALUES (?, ?, '{}')", (NOW - 7, kind))
     db.execute(f"PRAGMA user_version = {version}")
@@ -474,7 +476,12 @@ def test_a_store_of_an_earlier_version_is_read_and_taken_over(tmp_path: Path, ve
     assert reader.jobs() == jobs, "before the new controller has begun"
     (old,) = reader.runs(0.0, NOW)
     assert (old.end_time, old.worked_until) == (NOW - 5, None)
+    (usage,) = reader.usage(0)
+    assert (usage.idle_s, usage.idle_energy_j, usage.idle_energy_unknown_s) == (5, 0, 5), "nobody measured it"
+    assert [tuple(row)[-3:] for row in reader.usage_sums(0, 300)] == [(5, 0, 5)]
+    assert reader.usage_of_job("old") == [usage]
     store = Store.create_or_open(tmp_path)
+    assert store.usage(0) == [usage]
     assert store.runs(0.0, NOW) == reader.runs(0.0, NOW) == [old]
     assert store.jobs() == reader.jobs() == jobs
     assert store.waiting_of_users()["älice"][0] == 1

@@ -25,6 +25,7 @@
  *                                 NVLink L, 165.L, also by `nvlinks` and `nvlinkL`)
  *     cc_major cc_minor minor     compute capability; /dev/nvidiaMINOR
  *     procs, graphics_procs       pid:bytes,pid:bytes; with MIG pid:bytes:GI
+ *     proc_util                   pid:percent,pid:percent
  *     nvlinks=N, nvlinkL=0        number of links; a link that is down
  *     nvlinkL.peer, nvlinkL.peer_type                    PCI address at the far end; 0 GPU, 2 switch
  *     fabric=UUID,CLIQUE,STATE    NVLink domain: 32 hexadecimal digits; state 3 has joined
@@ -729,6 +730,26 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(Gpu *gpu, u32 *count, Process *out)
 }
 int nvmlDeviceGetGraphicsRunningProcesses_v2(Gpu *gpu, u32 *count, Process *out) {
     return processes(gpu, "graphics_procs", count, out);
+}
+
+typedef struct { u32 pid; u64 time_us; u32 sm, memory, encoder, decoder; } ProcessShare;
+
+/* As NVIDIA's: processes that did nothing are left out, and where none did anything nothing is found. */
+int nvmlDeviceGetProcessUtilization(Gpu *gpu, ProcessShare *out, u32 *count, u64 since_us) {
+    char text[TEXT] = "";
+    int result = gpu_raw(gpu, "proc_util", text, sizeof text);
+    if (result) return result;
+    u32 room = out ? *count : 0, found = 0;
+    char *rest = text;
+    for (char *item; (item = strsep(&rest, ","));) {
+        char *colon = strchr(item, ':');
+        if (!colon) continue;
+        if (found < room) out[found] = (ProcessShare){.pid = (u32)strtoul(item, NULL, 10), .time_us = since_us + 1,
+                                                      .sm = (u32)strtoul(colon + 1, NULL, 10)};
+        found++;
+    }
+    *count = found;
+    return !found ? NOT_FOUND : found > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
 /* ---- PCI, NVLink, topology -------------------------------------------------------------------------------- */

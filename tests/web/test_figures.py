@@ -10,11 +10,13 @@ import pytest
 from benchmarks import web as made
 from gpusched.client.context import Client
 from gpusched.config.inventory import load_inventory
+from gpusched.model.idle import IdleState
 from gpusched.model.jobs import ENDED
 from gpusched.queue.store import Reader, Store, UsageRow
 from gpusched.web.details import plain_text
 from gpusched.web.forecast import forecast
 from gpusched.web.usage import DAY_S, HOUR_S, UsageStats
+from tests.builders import job
 
 NOW = 1_795_000_000.0
 
@@ -96,6 +98,25 @@ def test_nothing_measured_is_not_zero(tmp_path: Path) -> None:
     assert reader is not None
     (point,) = UsageStats().figures(reader, NOW)["hours"]
     assert point == [bucket, 0.08, 0.08, None, None]
+
+
+def test_who_holds_idle_gpus_now_and_what_is_done_about_it(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path)
+    rule = IdleState(since=NOW - 1800, below=0.05, then="cancel", at=NOW + 600, warned_at=NOW - 60)
+    held = {"start_time": NOW - 3600, "nodes": {"n": (0,)}}
+    store.put_jobs([job("busy", **held), job("idle", idle=rule, user="ann", **held)])
+    now = int(NOW) // 300 * 300
+    store.add_usage(
+        UsageRow(
+            bucket=now - 300 * n, node="n", job_id=name, user="ann", partition="p", gpu_s=300.0, util_known_s=300.0,
+            idle_s=300.0 if name == "idle" else 0.0,
+        )
+        for n in range(1, 7) for name in ("busy", "idle")
+    )  # fmt: skip
+    (row,) = UsageStats().figures(store, float(now))["idle"]
+    assert (row["job"], row["user"], row["gpus"], row["idle_gpus"], row["since"]) == ("idle", "ann", 1, 1, now - 1800)
+    assert "to be cancelled at" in row["rule"]
+    store.close()
 
 
 def test_output_without_what_steers_terminals() -> None:

@@ -154,6 +154,16 @@ def test_by_keyboard(browser: Browser, served: Served, named: dict[str, str]) ->
     browser.until("location.hash === '#/node/gpu0002'")
 
 
+def test_who_holds_idle_gpus_is_named(browser: Browser, served: Served) -> None:
+    look(browser, served.url, "usage")
+    panel = "[...document.querySelectorAll('section')].find(s => s.innerText.startsWith('Idle GPUs held now'))"
+    browser.until(f"{panel}?.querySelector('tbody tr')")
+    shown = browser.run(f"[...{panel}.querySelectorAll('tbody tr')].map(r => r.innerText).join()")
+    held = served.get("/api/usage").json["idle"]
+    assert held
+    assert all(row["name"] in shown and row["user"] in shown for row in held)
+
+
 def test_everything_that_can_be_used_has_a_name_and_takes_the_focus(browser: Browser, served: Served) -> None:
     look(browser, served.url)
     for page in ("", "jobs", "nodes", "timeline", "usage"):

@@ -2,6 +2,7 @@
 # ruff: noqa: UP031
 
 import sys
+import time
 import types
 
 from gpusched.nodes.payload.calls import attempt, code, either, read_memory, running, text, text_of
@@ -17,6 +18,7 @@ GONE_CODES = frozenset((15, 16))  # lost, reset required
 UNCORRECTED, VOLATILE = 1, 0
 ECC_LOCATIONS = (0, 1, 2, 3, 4, 5, 6, 7)
 LINKS_MAX = 36
+SHARES_OVER_S = 10.0
 GPU_PEER, SWITCH_PEER = 0, 2
 NVLINK_SCORE = 100
 FABRIC_JOINED = 3
@@ -125,6 +127,10 @@ def read_figures(
         gpu["processes"] = read_mig(nvml, handle, gpu, tables)
     else:
         gpu["processes"] = running(nvml, handle, ("Compute", "Graphics"), errors)
+        if len(gpu["processes"]) > 1:
+            shares = process_shares(nvml, handle)
+            for process in gpu["processes"] if shares else ():
+                process["utilization_pct"] = shares.get(process["pid"], 0)
 
 
 def read_health(nvml: "Any", handle: "Any", gpu: "dict[str, Any]", want_bus: bool) -> "dict[str, Any] | None":
@@ -150,6 +156,17 @@ def read_ecc(nvml: "Any", handle: "Any", errors: "list[Any]") -> "int | None":
     ]
     known = [n for n in each if n is not None]
     return sum(known) if known else None
+
+
+def process_shares(nvml: "Any", handle: "Any") -> "dict[int, int]":
+    """Pid -> its part of the GPU's utilization lately, in percent; of a GPU in use those that did nothing are left out.
+
+    Empty where it is not known: NVML then answers that it is not supported, or as if no process had run.
+    """
+    function = getattr(nvml, "nvmlDeviceGetProcessUtilization", None)
+    since = int((time.time() - SHARES_OVER_S) * 1e6)
+    samples = None if function is None else attempt([], function, handle, since)
+    return {sample.pid: sample.smUtil for sample in samples or ()}
 
 
 def links(nvml: "Any", handles: "dict[int, Any]") -> "dict[int, dict[int, int]]":

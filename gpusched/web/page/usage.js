@@ -1,15 +1,15 @@
 // What was used: utilization and power over days, and by whom.
 
 import {world, facts} from "./data.js";
-import {h, choice, short, percent, count, recall, remember, swatch} from "./words.js";
+import {h, choice, short, percent, count, span, recall, remember, swatch} from "./words.js";
 import {chart} from "./charts.js";
 
 const SPANS = [["1", "24 hours"], ["7", "7 days"], ["14", "14 days"]];
 
 export function usagePage(main) {
   let days = recall("days", "7", SPANS.map(s => s[0]));
-  const curves = h("section", {class: "panel"}), table = h("section", {class: "panel"});
-  main.append(h("div", {class: "title"}, h("h1", {}, "Usage"), h("div", {class: "tools"}, choice("span", SPANS, days, value => { days = value; remember("days", days); update("usage"); }))), curves, table);
+  const curves = h("section", {class: "panel"}), table = h("section", {class: "panel"}), idle = h("section", {class: "panel", hidden: true});
+  main.append(h("div", {class: "title"}, h("h1", {}, "Usage"), h("div", {class: "tools"}, choice("span", SPANS, days, value => { days = value; remember("days", days); update("usage"); }))), curves, idle, table);
 
   function update(what) {
     if (!["usage", "view", "size"].includes(what) || (what === "view" && table.firstChild)) return;
@@ -25,6 +25,11 @@ export function usagePage(main) {
             chart({series: [{name: "allocated", points: points.map(p => [p[0], p[2] ? p[1] / p[2] : null]), tone: "t0"}, {name: "busy", points: points.map(p => [p[0], p[3]]), tone: "t1"}], read: percent, top: 1, label: "utilization over time", from, to})),
           h("figure", {}, h("figcaption", {}, "Power of all GPUs"), chart({series: [{name: "", points: points.map(p => [p[0], p[4]])}], read: v => `${v >= 10 ? Math.round(v) : short(v)} kW`, label: "power over time", from, to}))));
     }
+    const holders = world.usage.idle ?? [];
+    idle.hidden = !holders.length;
+    idle.replaceChildren(h("h2", {}, "Idle GPUs held now"), h("div", {class: "wide"}, h("table", {},
+      h("thead", {}, h("tr", {}, ["Job", "User", "GPUs", "Idle", "For", "Next"].map((t, i) => h("th", {class: i > 1 && i < 5 ? "num" : "", scope: "col"}, t)))),
+      h("tbody", {}, holders.map(u => h("tr", {}, h("th", {scope: "row"}, h("a", {href: `#/job/${u.job}`}, u.name)), h("td", {}, swatch(u.user), u.user), h("td", {class: "num"}, count(u.gpus)), h("td", {class: "num warn"}, count(u.idle_gpus)), h("td", {class: "num"}, span(to - u.since)), h("td", {}, u.rule)))))));
     const users = world.usage.users[days] ?? [], most = Math.max(1e-9, ...users.map(u => u.gpu_hours)), sum = users.reduce((n, u) => n + u.gpu_hours, 0);
     const now = new Map(facts().users.map(u => [u.user, u]));
     table.replaceChildren(h("h2", {}, "By user"), users.length ? h("div", {class: "wide"}, h("table", {},

@@ -194,10 +194,10 @@ def usage(
     bucket: int, node: str, gpus: int, span: float, watts: float | None, use: float | None, job_id: str = "",
     user: str = "", partition: str = "A100",
 ) -> UsageRow:  # fmt: skip
-    seconds = gpus * span
+    seconds, idle = gpus * span, float(use == 0.0)
     return UsageRow(
         bucket=bucket, node=node, job_id=job_id, user=user, partition=partition, gpu_s=seconds,
         energy_j=seconds * (watts or 0.0), energy_unknown_s=0.0 if watts is not None else seconds,
         util_s=seconds * (use or 0.0), util_known_s=0.0 if use is None else seconds,
-        idle_s=seconds if use == 0.0 else 0.0,
+        idle_s=idle * seconds, idle_energy_j=idle * seconds * (watts or 0.0),
     )  # fmt: skip

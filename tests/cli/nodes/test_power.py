@@ -86,3 +86,21 @@ def test_ended_job_is_not_idle(used: Cluster) -> None:
 
     used.store.put_jobs([msgspec.structs.replace(job, state=JobState.COMPLETED, allocation=None)])
     assert used.json("power")["held_idle"] == []
+
+
+def test_who_held_idle_gpus_for_how_long(used: Cluster) -> None:
+    report = used.json("power", "--idle")
+    (held,) = report["jobs"]
+    assert (held["job"], held["user"], held["running"]) == (JOB_B, "bob", True)
+    assert held["idle_gpu_hours"] == pytest.approx(held["gpu_hours"], rel=0.1)
+    assert held["energy_kwh"] == pytest.approx(60 * 2 / 1000, rel=0.06)
+    assert (held["cost"], held["energy_unknown_share"]) == (pytest.approx(held["energy_kwh"] * 0.25), 0.0)
+    assert [row["user"] for row in report["users"]] == ["bob"]
+    assert report["total"]["idle_gpu_hours"] == pytest.approx(held["idle_gpu_hours"])
+    shown = used.run("power", "--idle").stdout
+    assert "bob" in shown
+    assert f"{JOB_B} *" in shown
+    assert used.json("power", "--idle", "--user", "ann")["jobs"] == []
+    assert "No job held idle GPUs." in used.run("power", "--idle", "--user", "ann").stdout
+    assert "--user needs --idle" in used.run("power", "--user", "ann", code=2).stderr
+    assert "--by and --idle" in used.run("power", "--idle", "--by", "job", code=2).stderr
