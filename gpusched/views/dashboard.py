@@ -115,7 +115,8 @@ def dashboard() -> dict[str, Any]:
     return {
         "title": "gpusched", "uid": "gpusched", "tags": [], "schemaVersion": 37, "version": 1,
         "editable": True, "refresh": "30s", "time": {"from": "now-6h", "to": "now"}, "timezone": "",
-        "templating": {"list": _VARIABLES}, "panels": [{"id": number, **panel} for number, panel in enumerate(panels, 1)],
+        "templating": {"list": _VARIABLES},
+        "panels": [{"id": number, **panel} for number, panel in enumerate(panels, 1)],
     }  # fmt: skip
 
 
