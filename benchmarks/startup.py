@@ -97,6 +97,7 @@ def commands(job: str) -> dict[str, list[str]]:
         "why JOB": ["why", job],
         "tick": ["tick"],
         "policy compare fifo easy": ["policy", "compare", "fifo", "easy"],
+        "metrics": ["metrics"],
     }
     return {BASE: ["-c", "import numpy"]} | {name: ["-m", "gpusched", *words] for name, words in ours.items()}
 

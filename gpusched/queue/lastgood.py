@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpusched.config.inventory import load_inventory
 from gpusched.config.paths import SYSTEM_INVENTORY, find_inventory
 from gpusched.errors import GpuschedError, UsageError, Warnings
 from gpusched.model.policy import PolicySpec
@@ -57,6 +56,8 @@ def inventory_or_kept(path: Path | None, state: Path) -> Inventory:
     Raises:
         GpuschedError: It is not, and nothing is kept of this file.
     """
+    from gpusched.config.inventory import load_inventory  # what reads only the kept copy starts faster without it
+
     try:
         return load_inventory(path)
     except GpuschedError as error:
@@ -97,7 +98,8 @@ def declared_or_kept(path: Path, state: Path) -> Declared:
     Raises:
         GpuschedError: They are not, and nothing is kept of this file.
     """
-    from gpusched.config.policies import load_policies  # commands start faster without it
+    from gpusched.config.inventory import load_inventory
+    from gpusched.config.policies import load_policies
 
     try:
         inventory = load_inventory(path)

@@ -267,6 +267,7 @@ class UsageSum(NamedTuple):
     idle_energy_unknown_s: float
 
 
+_NODE = msgspec.json.Decoder(NodeRecord)
 _ENDED_RUNS = (
     "WHERE end_time <= ? AND state NOT IN ('NODE_FAIL', 'PREEMPTED') AND instr(data, ?) > 0 AND instr(data, ?) = 0 "
     "ORDER BY end_time DESC LIMIT ?"
@@ -531,8 +532,8 @@ class Reader(
 
     def node_records(self) -> dict[str, NodeRecord]:
         """Return all node records by name."""
-        rows = self._db.execute("SELECT data FROM nodes")
-        return {r.name: r for r in (msgspec.json.decode(row[0], type=NodeRecord) for row in rows)}
+        rows = self._db.execute("SELECT data FROM nodes").fetchall()
+        return {record.name: record for record in [_NODE.decode(data) for (data,) in rows]}
 
     def node_readings(self) -> dict[str, NodeReading]:
         """Return the last reading of each node that has one."""

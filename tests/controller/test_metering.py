@@ -126,6 +126,20 @@ def test_removed_events_and_usage_do_not_lower_a_total(store: Store) -> None:
     assert [t.gpu_s for t in store.usage_totals()] == [1.0, 6.0]
 
 
+def test_durations_are_counted_once(store: Store) -> None:
+    timings = Timings()
+    kept = Metering(store, timings)
+    timings.decided("p", 0.004, late=False)
+    timings.decided("p", 3.0, late=True)
+    timings.phases["observe"] = 1.5
+    kept.count(0.2)
+    for _ in range(2):
+        kept.write()
+    found = totals(store)
+    assert (sum(found.decisions["p"].counts), found.decisions["p"].sum) == (2, 3.004)
+    assert (found.late, found.phases) == ({"p": 1}, {"observe": 1.5})
+
+
 def test_what_is_rolled_back_is_in_no_total(store: Store) -> None:
     row = UsageRow(bucket=0, node="n", job_id="j", user="u", partition="p", gpu_s=2.0)
 

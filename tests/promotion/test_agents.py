@@ -145,6 +145,9 @@ def test_an_agent_that_does_not_answer_is_left_behind(place: Place, monkeypatch:
     assert place.decided_by() == "easy"
     assert place.store.fallbacks()["p"].why == "no answer within its time budget of 20 ms"
     assert place.decided_by() == "easy"
+    timings = place.cycle._timings.decisions
+    assert [(partition, late) for partition, _, late in timings] == [("p", False), ("p", False), ("p", True)]
+    assert timings[-1][1] >= 0.02, "of one that was given up the time until then counts"
     assert len(asked) == 2, "it is not asked again while it thinks"
     go.set()
     place.policy.write_text(weights.YAML)

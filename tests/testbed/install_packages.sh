@@ -31,6 +31,7 @@ need gcc gcc
 need procps ps
 need zsh zsh
 need chromium chromium
+need prometheus prometheus
 need python3-minimal /usr/bin/python3
 for folder in /usr/lib/podman /usr/libexec/podman /usr/local/lib/podman /usr/bin; do
     [ -x $folder/netavark ] && netavark=1
