@@ -36,7 +36,7 @@ REMOVE_TIMEOUT_S = 300.0  # a container may have written many files
 COLLECT_TIMEOUT_S = 600.0
 PROBE_THREADS, SLOW_THREADS = 32, 16
 _LINKS_VALID_S = 3600.0
-_KERNEL_OVERLAP_US = 600_000_000
+_KERNEL_OVERLAP_US = 60_000_000
 OPERATIONS_PER_NODE, COLLECTING_PER_NODE = 5, 2
 """In parallel. sshd allows 10 sessions per connection by default (MaxSessions); the probe and `_ends` use one each."""
 SESSION_RETRIES_S = (0.2, 0.5, 1.0)  # sshd counts a session until its process has ended
