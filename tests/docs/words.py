@@ -154,6 +154,15 @@ NODE = {
         "mapping",
         "Whether two jobs that request it may share GPUs, [below](#sharing). Default: no.",
     ),
+    "health": (
+        "mapping: condition -> `warn`, `no-new-jobs`, `drain` or `requeue`",
+        "What follows from [conditions](../guides/health.md) of its GPUs. Joined with those of `defaults`.",
+    ),
+    "kernel_log": (
+        "absolute path",
+        "File with kernel messages, for [Xids](../guides/health.md#the-kernels-log). Default: the kernel's buffer, else "
+        "journald.",
+    ),
 }
 SHARING = {
     "mode": (
@@ -263,7 +272,7 @@ GPU_STATES = {
     f"or more than {HIDDEN_PROCESS_MEMORY_MIB} MiB of its memory are used by no process that NVML "
     "shows.",
     GpuState.LOST: "The driver cannot reach it or does not list it. The node's other GPUs stay in use.",
-    GpuState.UNUSABLE: "Present, but not allocated: MIG is on, or it has uncorrected ECC errors.",
+    GpuState.UNUSABLE: "Present, but not allocated: MIG is on, or a [condition](../guides/health.md) keeps jobs off.",
     GpuState.UNKNOWN: "The node has not been probed, or neither NVML nor nvidia-smi answers there.",
 }
 REASONS = {
@@ -583,6 +592,18 @@ JSON: dict[str, dict[str, str]] = {
         "stale": "Older than three ticks (at least 15 s).",
         "gpus": "One object per declared GPU, below.",
         "reserved": "?The present or next reservation, in words.",
+        "conditions": "[Conditions](../guides/health.md) of it and its GPUs, below.",
+    },
+    "conditions": {
+        "condition": "Its kind.",
+        "gpu": "?NVML index and UUID; null: of the node.",
+        "uuid": "?NVML index and UUID; null: of the node.",
+        "action": "What follows from it.",
+        "since": "",
+        "last_seen": "",
+        "detail": "What was seen.",
+        "advice": "What to do.",
+        "job": "?Of a program's error, the job.",
     },
     "gpus": {
         "index": "",
