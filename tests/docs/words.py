@@ -160,8 +160,8 @@ NODE = {
     ),
     "kernel_log": (
         "absolute path",
-        "File with kernel messages, for [Xids](../guides/health.md#the-kernels-log). Default: the kernel's buffer, else "
-        "journald.",
+        "File with kernel messages, for [Xids](../guides/health.md#the-kernels-log). Default: the kernel's buffer, "
+        "else journald.",
     ),
 }
 SHARING = {
