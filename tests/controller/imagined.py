@@ -202,9 +202,13 @@ def reading_of(host: Host, now: float) -> NodeReading:
         source="nvml",
         gpus=tuple(
             Gpu(
-                index=i, uuid=f"GPU-{host.name}-{i}", energy_j=now * 100, memory_total_mib=GPU_MIB,
+                index=i,
+                uuid=f"GPU-{host.name}-{i}",
+                energy_j=now * 100,
+                memory_total_mib=GPU_MIB,
                 health=host.health.get(i),
-            ) for i in range(GPUS)
+            )
+            for i in range(GPUS)
         ),
         containers=None
         if boxes is None
