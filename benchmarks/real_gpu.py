@@ -6,6 +6,7 @@ installed. A controller runs in a temporary home on an inventory with this machi
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -156,6 +157,14 @@ def shared(site: Installation, pipe: Path) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--health", action="store_true", help="only the GPU's health, and Xid 31")
+    if parser.parse_args().health:
+        from benchmarks.real_health import health
+
+        with tempfile.TemporaryDirectory() as folder, installed(Path(folder), "") as site:
+            health(site)
+        return
     with tempfile.TemporaryDirectory() as folder:
         home, pipe = Path(folder), Path(folder) / "mps"
         pipe.mkdir()

@@ -69,7 +69,12 @@ def _why(client: Client, job: JobRecord) -> Why:
     return Why(
         job=job,
         reason=job.reason,
-        message="; ".join(filter(None, (_message(job), shared and f"shares {shared}", idle_line(job, time.time())))),
+        message="; ".join(
+            filter(
+                None,
+                (_message(job), *_gpu_errors(client, job), shared and f"shares {shared}", idle_line(job, time.time())),
+            )
+        ),
         partner=partner,
         next_steps=_steps(job),
         warning="" if job.state in ENDED else warning,
@@ -93,6 +98,13 @@ def _message(job: JobRecord) -> str:
         if job.slurm is None
         else f"{job.policy or 'its policy'} chose it; Slurm is starting it",
     }.get(job.state, "")
+
+
+def _gpu_errors(client: Client, job: JobRecord) -> list[str]:
+    """Return the errors that its programs made on GPUs, as the driver reported them; the last few."""
+    events = client.reader.events(job_id=job.id) if client.reader else []
+    errors = [f"GPU {e.data.get('gpu')} of {e.node}: {e.data.get('detail')}" for e in events if e.kind == "condition"]
+    return list(dict.fromkeys(errors))[-3:]
 
 
 def _steps(job: JobRecord) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ COLLECT_TIMEOUT_S = 600.0
 CUT_TIMEOUT_S = SCRIPT_LIMIT_S + 10.0
 PROBE_THREADS, SLOW_THREADS = 32, 16
 _LINKS_VALID_S = 3600.0
-_KERNEL_OVERLAP_US = 600_000_000
+_KERNEL_OVERLAP_US = 60_000_000
 OPERATIONS_PER_NODE, COLLECTING_PER_NODE, CHECKS_PER_NODE = 5, 2, 1
 """In parallel. sshd allows 10 sessions per connection by default (MaxSessions); the probe and `_ends` use one each."""
 _THREADS = {"collect": COLLECTING_PER_NODE, "check": CHECKS_PER_NODE}
@@ -151,11 +151,10 @@ class SshCluster:
         transport, settings = self._transport(node), self._inventory.settings
         # A log that cannot be read is tried again with the links. Messages are sent again for a while: which of them
         # are known is in the store, and what could not be stored there must come again.
-        at_us = -1 if want_links else self._kernel_read.get(node.name, -1)
-        after_us = None if at_us is None or at_us < 0 else max(0, at_us - _KERNEL_OVERLAP_US)
+        at_us = 0 if want_links else self._kernel_read.get(node.name, 0)
         read = partial(
             probe, transport, node, self._cluster_id, settings, self._clock, want_links=want_links,
-            want_kernel=at_us is not None, kernel_after_us=after_us,
+            want_kernel=at_us is not None, kernel_after_us=max(0, (at_us or 0) - _KERNEL_OVERLAP_US) or None,
         )  # fmt: skip
         return self._with_session(node.name, read)
 

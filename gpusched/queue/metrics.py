@@ -171,7 +171,8 @@ class MetricWrites(MetricReads):
     def add_usage_totals(self, sums: Mapping[tuple[str, bool], Iterable[float]]) -> None:
         """Add to the sums of partitions; ``sums``: (partition, held) -> fields of `UsageTotal` after these two."""
         added = ", ".join(f"{name} = {name} + excluded.{name}" for name in TOTALLED)
+        places = ", ".join("?" * (2 + len(TOTALLED)))
         self._db.executemany(
-            f"INSERT INTO usage_totals VALUES ({', '.join('?' * (2 + len(TOTALLED)))}) ON CONFLICT DO UPDATE SET {added}",
+            f"INSERT INTO usage_totals VALUES ({places}) ON CONFLICT DO UPDATE SET {added}",
             ((*key, *values) for key, values in sums.items()),
         )

@@ -30,12 +30,14 @@ from gpusched.config import notices as inventory_notices
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.doctor.findings import Finding
 from gpusched.model.events import Event, EventLine
+from gpusched.model.health import KINDS, XIDS
 from gpusched.model.healthchecks import CheckCondition, HealthCheck
 from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Elastic, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.model.metrics import METRICS
 from gpusched.model.plan import ReasonCode
 from gpusched.model.readings import GpuProcess, GpuState, Nic, NodeState
 from gpusched.model.reports import (
+    ConditionRow,
     FailureRow,
     FlavorRow,
     GpuRow,
@@ -424,6 +426,17 @@ def _gpu_states() -> str:
     return table(("state", "meaning"), [(code(s), words.GPU_STATES[s]) for s in GpuState])
 
 
+def _conditions() -> str:
+    rows = [(code(k.name), k.title, k.fault, code(k.action)) for k in KINDS]
+    return table(("condition", "meaning", "fault", "default"), rows)
+
+
+def _xids() -> str:
+    by_kind = {kind.name: [n for n, xid in sorted(XIDS.items()) if xid.kind == kind.name] for kind in KINDS}
+    known = {name: numbers for name, numbers in by_kind.items() if numbers and name != "xid-other"}
+    return listing((code(name), ", ".join(map(str, numbers))) for name, numbers in known.items())
+
+
 def _reasons() -> str:
     return table(("reason", "meaning"), [(code(r), words.REASONS[r][0]) for r in ReasonCode])
 
@@ -513,6 +526,7 @@ def json_keys() -> dict[str, list[str]]:
         "nodes": list(nodes_json([_sample_node()])[0]),
         "condition": list(CheckCondition.__struct_fields__),
         "failures": list(FailureRow.__struct_fields__),
+        "conditions": list(ConditionRow.__struct_fields__),
         "gpus": list(GpuRow.__struct_fields__),
         "processes": list(GpuProcess.__struct_fields__),
         "topology": list(TopologyReport.__struct_fields__),
@@ -661,6 +675,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "transitions": _transitions,
     "node-states": _node_states,
     "gpu-states": _gpu_states,
+    "conditions": _conditions,
+    "xids": _xids,
     "reasons": _reasons,
     "reasons-help": _reasons_help,
     "exit-codes": _exit_codes,

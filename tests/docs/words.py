@@ -173,6 +173,15 @@ NODE = {
         "mapping",
         "Whether two jobs that request it may share GPUs, [below](#sharing). Default: no.",
     ),
+    "health": (
+        "mapping: condition -> `warn`, `no-new-jobs`, `drain` or `requeue`",
+        "What follows from [conditions](../guides/health.md) of its GPUs. Joined with those of `defaults`.",
+    ),
+    "kernel_log": (
+        "absolute path",
+        "File with kernel messages, for [Xids](../guides/health.md#the-kernels-log). Default: the kernel's buffer, "
+        "else journald.",
+    ),
     "health_checks": (
         "list of checks",
         "The site's own checks of the node, [below](#health_checks). A node's list replaces that of `defaults`.",
@@ -309,7 +318,7 @@ GPU_STATES = {
     f"or more than {HIDDEN_PROCESS_MEMORY_MIB} MiB of its memory are used by no process that NVML "
     "shows.",
     GpuState.LOST: "The driver cannot reach it or does not list it. The node's other GPUs stay in use.",
-    GpuState.UNUSABLE: "Present, but not allocated: MIG is on, or it has uncorrected ECC errors.",
+    GpuState.UNUSABLE: "Present, but not allocated: MIG is on, or a [condition](../guides/health.md) keeps jobs off.",
     GpuState.UNKNOWN: "The node has not been probed, or neither NVML nor nvidia-smi answers there.",
 }
 REASONS = {
@@ -634,6 +643,7 @@ JSON: dict[str, dict[str, str]] = {
         "gpus": "One object per declared GPU, below.",
         "reserved": "?The present or next reservation, in words.",
         "checks": "Open conditions that the site's own checks found, below.",
+        "conditions": "[Conditions](../guides/health.md) of it and its GPUs, below.",
     },
     "condition": {
         "kind": "`check-failed`, `check-hung` or `check-slow`.",
@@ -656,6 +666,17 @@ JSON: dict[str, dict[str, str]] = {
         "p_value": "Of so many failures, or more, by chance.",
         "corrected": "For the number of GPUs and nodes (Holm).",
         "named": "`corrected` is at most 0.05.",
+    },
+    "conditions": {
+        "condition": "Its kind.",
+        "gpu": "?NVML index and UUID; null: of the node.",
+        "uuid": "?NVML index and UUID; null: of the node.",
+        "action": "What follows from it.",
+        "since": "",
+        "last_seen": "",
+        "detail": "What was seen.",
+        "advice": "What to do.",
+        "job": "?Of a program's error, the job.",
     },
     "gpus": {
         "index": "",

@@ -144,7 +144,7 @@ def test_a_flood_is_cut_to_the_newest_lines_and_long_ones_are_cut() -> None:
     assert max(len(line) for _, line in found) == kernel.MAX_CHARS
 
 
-def test_more_is_read_only_where_the_first_part_does_not_reach_back(tmp_path: Path) -> None:
+def test_the_end_of_a_file_is_read_and_nothing_is_waited_for(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"[{i:5d}.000000] NVRM: number {i}\n" for i in range(20_000)))
     for after, count in ((19_990, 9), (15_000, 100), (None, 100)):

@@ -56,7 +56,8 @@ def field_values(nvml: "Any", handle: "Any", wanted: "list[Any]") -> "dict[Any, 
     """Return the values that this GPU has of many fields, in one call; ``wanted``: ids, or ids with a scope."""
     function = getattr(nvml, "nvmlDeviceGetFieldValues", None)
     found = {}
-    for key, value in zip(wanted, (function and ask(function, handle, wanted)) or ()):  # noqa: B905
+    scoped = [key if isinstance(key, tuple) else (key, 0) for key in wanted]
+    for key, value in zip(wanted, (function and ask(function, handle, scoped)) or ()):  # noqa: B905
         if value.nvmlReturn == 0 and value.valueType < len(VALUE_FIELDS):
             found[key] = int(getattr(value.value, VALUE_FIELDS[value.valueType]))
     return found

@@ -8,16 +8,13 @@ MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
 if MYPY:
     from typing import Any
 
-TAILS = (16 << 10, 256 << 10)  # bytes: what one probe's time brings, and all that may be asked for
+TAIL = 256 << 10  # bytes of the log's end that are looked at; a part of them is no cheaper
 MAX_MESSAGES = 100
 MAX_CHARS = 300
 JOURNAL_LIMIT_S = 2.0
 READ_ALL = 3  # of syslog(2): the last bytes of the log, which stays as it is
 # `<4>[  966.503025] NVRM: ...` of the kernel; `[  966.503025] host kernel: NVRM: ...` of journalctl and rsyslog.
-_LINE = re.compile(
-    rb"(?:<(\d+)>)?\[ *(\d+)\.(\d{6})\](?:\[[^\]]{1,20}\])? (?:\S+ kernel: )?((?:NVRM|nvidia-nvswitch\d*): .*)"
-)
-_ANY = re.compile(rb"\[ *(\d+)\.(\d{6})\]")
+_LINE = rb"(?:<(\d+)>)?\[ *(\d+)\.(\d{6})\](?:\[[^\]]{1,20}\])? (?:\S+ kernel: )?((?:NVRM|nvidia-nvswitch\d*): .*)"
 
 
 def read(request: "dict[str, Any]") -> "dict[str, Any]":
@@ -27,15 +24,9 @@ def read(request: "dict[str, Any]") -> "dict[str, Any]":
     """
     now_us = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
     path, after = request.get("kernel_log"), request.get("kernel_after_us")
-    sources = [(path, lambda size: tail_of(path, size))] if path else [("kernel", ring), ("journal", journal)]
+    sources = [(path, tail_of)] if path else [("kernel", ring), ("journal", journal)]  # type: list[Any]
     for source, reader in sources:
-        for size in TAILS[1:] if after is None else TAILS:
-            text = reader(size)
-            if not text:
-                break  # not to be read: the next source
-            oldest = _ANY.search(text)
-            if len(text) < size // 2 or (after is not None and oldest is not None and microseconds(oldest) <= after):
-                break
+        text = reader(path) if path else reader()
         if text:
             return {"source": source, "now_us": now_us, "messages": messages(text, -1 if after is None else after)}
     return {"source": "", "now_us": now_us, "messages": []}
@@ -44,10 +35,10 @@ def read(request: "dict[str, Any]") -> "dict[str, Any]":
 def messages(text: bytes, after: int) -> "list[list[Any]]":
     """Return (microseconds since boot, message) of the newest lines of NVIDIA's driver."""
     found = []  # type: list[list[Any]]
-    for line in text.splitlines():
+    for line in text.splitlines() if b"NVRM" in text or b"nvswitch" in text else ():
         if b"NVRM" not in line and b"nvswitch" not in line:
             continue
-        match = _LINE.search(line)
+        match = re.search(_LINE, line)  # compiled here, as it is seldom needed
         if match is None or (match.group(1) and int(match.group(1)) >> 3):  # a program's, not the kernel's
             continue
         at = int(match.group(2)) * 1000000 + int(match.group(3))
@@ -56,28 +47,22 @@ def messages(text: bytes, after: int) -> "list[list[Any]]":
     return found[-MAX_MESSAGES:]
 
 
-def microseconds(match: "Any") -> int:
-    """Time of a line."""
-    return int(match.group(1)) * 1000000 + int(match.group(2))
-
-
-def ring(size: int) -> bytes:
+def ring() -> bytes:
     """Return the end of the kernel's own buffer; nothing where the account may not read it (dmesg_restrict)."""
     try:
         import ctypes
 
-        buffer = ctypes.create_string_buffer(size)
-        return buffer.raw[: max(0, ctypes.CDLL(None).klogctl(READ_ALL, buffer, size))]
+        buffer = ctypes.create_string_buffer(TAIL)
+        return buffer.raw[: max(0, ctypes.CDLL(None).klogctl(READ_ALL, buffer, TAIL))]
     except (ImportError, OSError, AttributeError):
         return b""
 
 
-def journal(size: int) -> bytes:
+def journal() -> bytes:
     """Return the end of journald's copy, which members of adm and systemd-journal may read."""
     import subprocess
 
-    lines = str(size // 128)
-    command = ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic", "-n", lines]
+    command = ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic", "-n", "1000"]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -85,10 +70,10 @@ def journal(size: int) -> bytes:
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return b""
-    return done.stdout[-size:]
+    return done.stdout[-TAIL:]
 
 
-def tail_of(path: str, size: int) -> bytes:
+def tail_of(path: str) -> bytes:
     """Return the end of a file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -96,8 +81,8 @@ def tail_of(path: str, size: int) -> bytes:
         return b""
     try:
         length = os.fstat(fd).st_size
-        os.lseek(fd, max(0, length - size), os.SEEK_SET)
-        return os.read(fd, size)
+        os.lseek(fd, max(0, length - TAIL), os.SEEK_SET)
+        return os.read(fd, TAIL)
     except OSError:
         return b""
     finally:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from gpusched.model.events import Event
 from gpusched.model.health import Condition, NodeHealth
 from gpusched.model.jobs import JobState
 from gpusched.model.readings import NodeState
@@ -115,6 +116,16 @@ def test_conditions_are_told_with_since_when_and_what_to_do(cluster: Cluster) ->
     why = cluster.json("why", JOB_B)
     assert "7 of 8 GPUs free, needs 8 (1 UNUSABLE: Xid 79 (gone))" in [n["message"] for n in why["nodes"]]
     assert any("repair GPU 3 of dgx1 (UNUSABLE: Xid 79 (gone))" in step for step in why["next_steps"])
+
+
+def test_why_names_the_error_that_a_program_made_on_a_gpu(living: Cluster) -> None:
+    data = {"condition": "xid-program", "gpu": 2, "detail": "Xid 31 (memory page fault)", "action": "warn"}
+    events = [Event(time=time.time(), kind="condition", node="dgx1", job_id=JOB_A, data=data)] * 2
+    living.store.append(events)
+    living.store.put_jobs([job(JOB_A, JobState.FAILED, {"dgx1": (0, 1, 2, 3)}, exit_code=1, end_time=time.time())])
+    message = living.json("why", JOB_A)["message"]
+    assert message == "its command exited with code 1; GPU 2 of dgx1: Xid 31 (memory page fault)"
+    assert "Xid 31" in living.run("show", JOB_A).stdout
 
 
 def test_drained_node_has_nothing_free(cluster: Cluster) -> None:
