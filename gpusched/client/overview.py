@@ -9,7 +9,7 @@ import msgspec
 from gpusched.config.inventory import flavor_nodes
 from gpusched.errors import UsageError
 from gpusched.model.gpustates import GpuStatus, gpu_states
-from gpusched.model.health import KIND, Condition, action_of, text_of
+from gpusched.model.health import KIND, Condition, HealthAction, action_of, text_of
 from gpusched.model.healthchecks import CheckCondition, open_conditions
 from gpusched.model.jobs import JobRecord, NodeAllocation
 from gpusched.model.readings import Gpu, GpuState, NodeState
@@ -189,9 +189,15 @@ def _node_row(
         stale=age is not None and age > stale_after_s,
         gpus=gpus,
         reserved=_reservation_text(reserved[0], now) if reserved else None,
-        checks=checks,
-        conditions=tuple(condition_row(condition, node) for condition in conditions),
+        conditions=(*(condition_row(condition, node) for condition in conditions), *map(_check_row, checks)),
     )
+
+
+def _check_row(found: CheckCondition) -> ConditionRow:
+    return ConditionRow(
+        condition=found.kind, action=HealthAction(found.then), since=found.since, last_seen=found.last_seen,
+        detail=found.detail, check=found.check,
+    )  # fmt: skip
 
 
 def condition_row(condition: Condition, node: Node) -> ConditionRow:

@@ -114,7 +114,7 @@ class CheckCondition(msgspec.Struct, frozen=True, kw_only=True):
     """An open condition of a node that a check found; ``gpu`` is None, since a check is of a whole node.
 
     Attributes:
-        since: Unix seconds.
+        since, last_seen: Unix seconds.
         detail: One line.
         then: What it does to the node.
     """
@@ -123,6 +123,7 @@ class CheckCondition(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     gpu: int | None = None
     since: float
+    last_seen: float
     detail: str
     check: str
     then: CheckAction
@@ -167,8 +168,8 @@ def open_conditions(
             found.append(
                 CheckCondition(
                     kind="check-hung" if record.state == "hung" else "check-failed",
-                    node=record.node, since=record.since or 0.0, detail=_detail(record), check=check.name,
-                    then=check.then,
+                    node=record.node, since=record.since or 0.0, last_seen=record.ended or 0.0, detail=_detail(record),
+                    check=check.name, then=check.then,
                 )
             )  # fmt: skip
         if record.slow_since is not None and record.values:
@@ -176,8 +177,8 @@ def open_conditions(
             detail = f"check {check.name}: {record.values[-1]:.6g}{unit}, its median is {record.median:.6g}{unit}"
             found.append(
                 CheckCondition(
-                    kind="check-slow", node=record.node, since=record.slow_since, detail=detail, check=check.name,
-                    then="warn",
+                    kind="check-slow", node=record.node, since=record.slow_since, last_seen=record.ended or 0.0,
+                    detail=detail, check=check.name, then="warn",
                 )
             )  # fmt: skip
     return found

@@ -7,7 +7,6 @@ from typing import Literal
 import msgspec
 
 from gpusched.model.health import HealthAction
-from gpusched.model.healthchecks import CheckCondition
 from gpusched.model.readings import GpuProcess, GpuState, GpuWiring, Nic, NodeState
 from gpusched.model.topology import Switch
 
@@ -73,7 +72,7 @@ class ConditionRow(msgspec.Struct, frozen=True, kw_only=True):
         action: What follows from it here.
         since, last_seen: Unix seconds.
         detail: What was seen. advice: What to do.
-        job: The job on the GPU then, where it is its program's fault.
+        job: The job on the GPU then, where it is its program's fault. check: The site's own check that found it.
     """
 
     condition: str
@@ -85,6 +84,7 @@ class ConditionRow(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     advice: str = ""
     job: str | None = None
+    check: str | None = None
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +98,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
         last_seen: When the node last answered (Unix seconds); ``age_s`` seconds ago.
         stale: The figures are old; the node has not been probed recently.
         reserved: Its present reservation, else the next, in words; None: none.
-        checks: Open conditions that the site's own checks found.
-        conditions: Of the node and its GPUs.
+        conditions: Of the node and its GPUs, also by the site's own checks.
     """
 
     name: str
@@ -126,7 +125,6 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     stale: bool = False
     gpus: tuple[GpuRow, ...] = ()
     reserved: str | None = None
-    checks: tuple[CheckCondition, ...] = ()
     conditions: tuple[ConditionRow, ...] = ()
 
     @property

@@ -34,7 +34,6 @@ def nodes_json(rows: Sequence[NodeRow]) -> list[dict[str, Any]]:
         msgspec.to_builtins(row)
         | {
             "last_seen": iso_utc(row.last_seen),
-            "checks": [msgspec.to_builtins(one) | {"since": iso_utc(one.since)} for one in row.checks],
             "conditions": [_condition_dict(one) for one in row.conditions],
         }
         for row in rows
@@ -166,15 +165,14 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
                 grouped.setdefault((gpu.state, gpu.reason), []).append(gpu.index)
         for (state, reason), indices in grouped.items():
             notes.append((row.name, Text(f"GPU {common.ranges(indices)} {state}", bars.GLYPHS[state][1]), reason))
-    for check in row.checks:
-        if check.detail not in row.reason:
-            notes.append((row.name, Text(check.kind, "yellow"), check.detail))
     for condition in row.conditions:
+        if condition.check is not None and condition.detail in row.reason:
+            continue
         where = "node" if condition.gpu is None else f"GPU {condition.gpu}"
         action = "" if condition.action is HealthAction.WARN else f", {condition.action}"
         since = f"since {local_time(condition.since)}{action}"
         job = f"; job {condition.job}" if condition.job else ""
-        text = f"{condition.detail}{job}; {since}; {condition.advice}"
+        text = "; ".join(filter(None, (f"{condition.detail}{job}", since, condition.advice)))
         notes.append((row.name, Text(f"{where} {condition.condition}", "yellow"), text))
     if row.reserved:
         notes.append((row.name, Text("reserved", "cyan"), row.reserved))

@@ -642,17 +642,7 @@ JSON: dict[str, dict[str, str]] = {
         "stale": "Older than three ticks (at least 15 s).",
         "gpus": "One object per declared GPU, below.",
         "reserved": "?The present or next reservation, in words.",
-        "checks": "Open conditions that the site's own checks found, below.",
         "conditions": "[Conditions](../guides/health.md) of it and its GPUs, below.",
-    },
-    "condition": {
-        "kind": "`check-failed`, `check-hung` or `check-slow`.",
-        "node": "",
-        "gpu": "?Null: a check is of the node.",
-        "since": "",
-        "detail": "One line.",
-        "check": "",
-        "then": "`warn`, `no-new-jobs` or `drain`.",
     },
     "failures": {
         "node": "",
@@ -677,6 +667,7 @@ JSON: dict[str, dict[str, str]] = {
         "detail": "What was seen.",
         "advice": "What to do.",
         "job": "?Of a program's error, the job.",
+        "check": "?Of `check-failed`, `check-hung`, `check-slow`: the [site's own check](../guides/health-checks.md).",
     },
     "gpus": {
         "index": "",

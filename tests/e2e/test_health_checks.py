@@ -152,7 +152,7 @@ def test_a_controller_that_is_killed_amid_a_check_takes_its_result_later(
     assert (share / "begun").read_text() == "begin\n"
     if before_job:
         assert stopped.wait_state(job).state is JobState.COMPLETED
-    assert stopped.nodes()["dgx001"]["checks"] == []
+    assert stopped.nodes()["dgx001"]["conditions"] == []
 
 
 def test_a_node_below_its_own_median_is_named(stopped: Cluster, share: Path) -> None:
@@ -174,13 +174,13 @@ def test_a_node_below_its_own_median_is_named(stopped: Cluster, share: Path) -> 
     shown = stopped.cli("nodes").stdout
     assert "check-slow" in shown
     assert "check speed: 79 GB/s, its median is 100 GB/s" in " ".join(shown.split())
-    condition = stopped.nodes()["dgx001"]["checks"][0]
-    assert (condition["kind"], condition["gpu"], condition["then"]) == ("check-slow", None, "warn")
+    condition = stopped.nodes()["dgx001"]["conditions"][0]
+    assert (condition["condition"], condition["gpu"], condition["action"]) == ("check-slow", None, "warn")
     assert stopped.nodes()["dgx001"]["state"] == "IDLE"  # a warning only
     wait_until(lambda: told.exists() and "its median is 100 GB/s" in told.read_text(), 60, "the notice")
     assert [kind for kind, _ in events_of(stopped)] == ["check_slow"]
     (share / "speed").write_text("81")
-    wait_until(lambda: not stopped.nodes()["dgx001"]["checks"], 60, "the condition to close")
+    wait_until(lambda: not stopped.nodes()["dgx001"]["conditions"], 60, "the condition to close")
 
 
 def test_a_tick_waits_for_its_checks(stopped: Cluster, share: Path) -> None:
