@@ -137,9 +137,10 @@ def _panel(panel: Panel) -> dict[str, Any]:
         custom = {"fillOpacity": 5}
     if panel.stacked:
         custom = {"fillOpacity": 40, "stacking": {"mode": "normal", "group": "A"}}
+    bounds = {"min": 0, "max": 1} if panel.title.startswith("Utilization") else {"min": 0}
     return {
         "type": panel.kind, "title": panel.title, "description": panel.help, "datasource": _SOURCE, "targets": targets,
-        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": custom}, "overrides": []},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "custom": custom, **bounds}, "overrides": []},
         "options": options,
     }  # fmt: skip
 
