@@ -28,7 +28,7 @@ from gpusched.config import notices as inventory_notices
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.doctor.findings import Finding
 from gpusched.model.events import Event
-from gpusched.model.healthchecks import CheckCondition, HealthCheck
+from gpusched.model.healthchecks import CheckCondition, CheckRecord, HealthCheck
 from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Elastic, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.model.plan import ReasonCode
 from gpusched.model.readings import GpuProcess, GpuState, Nic, NodeState
@@ -64,6 +64,7 @@ from gpusched.model.topology import Switch
 from gpusched.nightly.proof import ProofVerdict
 from gpusched.queue.lifecycle import TRANSITIONS
 from gpusched.queue.promotions import Shadow
+from gpusched.views.healthchecks import checks_json
 from gpusched.views.jobs import job_dict, slurm_dict
 from gpusched.views.nodes import nodes_json
 from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
@@ -460,6 +461,7 @@ def json_keys() -> dict[str, list[str]]:
         "dry-run": [k for k in dry_run_dict(why) if k not in why_dict(why)],
         "nodes": list(nodes_json([_sample_node()])[0]),
         "condition": list(CheckCondition.__struct_fields__),
+        "node-check": list(checks_json([CheckRecord(node="", check="")])[0]),
         "failures": list(FailureRow.__struct_fields__),
         "gpus": list(GpuRow.__struct_fields__),
         "processes": list(GpuProcess.__struct_fields__),
