@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -13,6 +14,7 @@ from gpusched.client.context import Client
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from gpusched.model.healthchecks import CheckRecord
     from gpusched.model.reports import FailureRow, NodeRow, TopologyReport
 
 app = typer.Typer()
@@ -26,6 +28,7 @@ def nodes(
     topology: Annotated[
         bool, typer.Option("--topology", help="The tree of switches; with -g also the GPUs and NICs.")
     ] = False,
+    checks: Annotated[bool, typer.Option("--checks", help="Results of the site's own checks.")] = False,
     failures: Annotated[
         bool, typer.Option("--failures", help="Failures of 30 days against those of the same jobs elsewhere; -g: all.")
     ] = False,
@@ -33,13 +36,31 @@ def nodes(
     json: output.JsonOption = False,
 ) -> None:
     """Nodes and their GPUs: free, in use, faulty."""
-    from gpusched.client.overview import cluster_rows, topology_report
+    client = Client()
+    chosen = _Chosen(names or (), partition)
+    if failures:
+        _show_failures(client, chosen, gpus, watch)
+    elif checks:
+        _show_checks(client, chosen, watch)
+    elif topology:
+        _show_topology(client, chosen, gpus, watch)
+    else:
+        _show_nodes(client, chosen, gpus, watch)
+
+
+class _Chosen(NamedTuple):
+    """The nodes to show; all where nothing is chosen."""
+
+    names: Sequence[str]
+    partition: str | None
+
+
+def _show_nodes(client: Client, chosen: _Chosen, gpus: bool, watch: bool) -> None:
+    from gpusched.client.overview import cluster_rows
     from gpusched.views.nodes import nodes_json, nodes_screen
 
-    client = Client()
-
     def rows() -> tuple[NodeRow, ...]:
-        return cluster_rows(client.reader, client.inventory, time.time(), names=names or (), partition=partition)
+        return cluster_rows(client.reader, client.inventory, time.time(), **chosen._asdict())
 
     def screen() -> RenderableType:
         client.reopen()
@@ -48,33 +69,48 @@ def nodes(
             default=client.inventory.default_partition,
         )  # fmt: skip
 
-    def tree() -> TopologyReport:
-        return topology_report(client.reader, client.inventory, names=names or (), partition=partition)
+    output.show(lambda: nodes_json(rows()), screen, watch)
 
-    def tree_screen() -> RenderableType:
+
+def _show_topology(client: Client, chosen: _Chosen, gpus: bool, watch: bool) -> None:
+    from gpusched.client.overview import topology_report
+
+    def tree() -> TopologyReport:
+        return topology_report(client.reader, client.inventory, **chosen._asdict())
+
+    def screen() -> RenderableType:
         from gpusched.views.topology import topology_screen
 
         client.reopen()
         return topology_screen(tree(), detail=gpus)
 
-    def failure_rows() -> list[FailureRow]:
-        from gpusched.client.overview import failures_report
+    output.show(tree, screen, watch)
 
-        return failures_report(client.reader, client.inventory, time.time(), names=names or (), partition=partition)
 
-    def failures_screen() -> RenderableType:
-        from gpusched.accounting.failures import DAYS
-        from gpusched.views.failures import failures_screen
+def _show_checks(client: Client, chosen: _Chosen, watch: bool) -> None:
+    from gpusched.client.overview import check_rows
+    from gpusched.views.healthchecks import checks_json, checks_screen
 
+    def rows() -> list[CheckRecord]:
+        return check_rows(client.reader, client.inventory, **chosen._asdict())
+
+    def screen() -> RenderableType:
         client.reopen()
-        return failures_screen(failure_rows(), DAYS, everything=gpus)
+        return checks_screen(rows(), time.time())
 
-    if failures:
-        from gpusched.views.failures import failures_json
+    output.show(lambda: checks_json(rows()), screen, watch)
 
-        output.show(lambda: failures_json(failure_rows()), failures_screen, watch)
-        return
-    if topology:
-        output.show(tree, tree_screen, watch)
-        return
-    output.show(lambda: nodes_json(rows()), screen, watch)
+
+def _show_failures(client: Client, chosen: _Chosen, everything: bool, watch: bool) -> None:
+    from gpusched.accounting.failures import DAYS
+    from gpusched.client.overview import failures_report
+    from gpusched.views.failures import failures_json, failures_screen
+
+    def rows() -> list[FailureRow]:
+        return failures_report(client.reader, client.inventory, time.time(), **chosen._asdict())
+
+    def screen() -> RenderableType:
+        client.reopen()
+        return failures_screen(rows(), DAYS, everything=everything)
+
+    output.show(lambda: failures_json(rows()), screen, watch)

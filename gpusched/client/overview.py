@@ -10,7 +10,7 @@ from gpusched.config.inventory import flavor_nodes
 from gpusched.errors import UsageError
 from gpusched.model.gpustates import GpuStatus, gpu_states
 from gpusched.model.health import KIND, Condition, HealthAction, action_of, text_of
-from gpusched.model.healthchecks import CheckCondition, open_conditions
+from gpusched.model.healthchecks import CheckCondition, CheckRecord, open_conditions
 from gpusched.model.jobs import JobRecord, NodeAllocation
 from gpusched.model.readings import Gpu, GpuState, NodeState
 from gpusched.model.reports import ConditionRow, FailureRow, FlavorRow, GpuRow, NodeRow, TopologyReport, WiredNode
@@ -67,6 +67,23 @@ def cluster_rows(
         )
         for node in nodes
     )
+
+
+def check_rows(
+    reader: Reader | None, inventory: Inventory, *, names: Sequence[str] = (), partition: str | None = None
+) -> list[CheckRecord]:
+    """Return what is known of each declared check on declared nodes; those that have never run included.
+
+    Raises:
+        UsageError: There is no such node or partition.
+    """
+    chosen = {node.name for node in _chosen(inventory, (), names, partition)}
+    known = {(record.node, record.check): record for record in (reader.check_records() if reader else ())}
+    return [
+        known.get((node, check.name)) or CheckRecord(node=node, check=check.name)
+        for node, check in inventory.declared_checks()
+        if node in chosen
+    ]
 
 
 def failures_report(

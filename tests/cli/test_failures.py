@@ -6,6 +6,7 @@ import random
 import time
 
 from gpusched.model.events import Event
+from gpusched.model.healthchecks import CheckRecord
 from gpusched.model.jobs import Allocation, JobState, NodeAllocation
 from gpusched.queue.store import RunRecord, Store
 from tests.builders import spec
@@ -64,3 +65,24 @@ def test_a_flaky_gpu_is_named_with_its_confidence(site: Site) -> None:
     assert {row["node"] for row in only} == {"pc2"}
     same = {(row["node"], row["gpu"]): row for row in rows}
     assert all(row == same[row["node"], row["gpu"]] for row in only), "compared with all nodes"
+
+
+def test_checks_that_never_ran_are_listed_too(site: Site) -> None:
+    assert site.call("nodes", "--checks").ok().out == "no node has health_checks in inventory.yaml\n"
+    text = site.inventory.read_text()
+    checks = "health_checks: [{name: disk, command: x, every: 1h}]"
+    site.inventory.write_text(text.replace("{runtime: podman}", "{runtime: podman, " + checks + "}"))
+    store = Store.create_or_open(site.state)
+    bad = CheckRecord(
+        node="pc2", check="disk", state="failed", exit_code=4, line="no \x1b[31mroom", since=1.0, ended=1.0
+    )
+    store.put_check_records([bad])
+    store.close()
+    rows = site.call("nodes", "--checks", "-p", "bare", "--json").json
+    assert [(row["node"], row["state"], row["exit_code"]) for row in rows] == [
+        ("pc1", None, None), ("pc2", "failed", 4), ("pc3", None, None)
+    ]  # fmt: skip
+    lines = site.call("nodes", "--checks", "-p", "bare").out.splitlines()
+    assert "never ran" in lines[1]
+    assert "\x1b" not in lines[2]
+    assert lines[2].endswith("room (exit code 4)")

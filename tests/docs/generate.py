@@ -31,7 +31,7 @@ from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.doctor.findings import Finding
 from gpusched.model.events import Event, EventLine
 from gpusched.model.health import KINDS, XIDS
-from gpusched.model.healthchecks import HealthCheck
+from gpusched.model.healthchecks import CheckRecord, HealthCheck
 from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Elastic, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.model.metrics import METRICS
 from gpusched.model.plan import ReasonCode
@@ -73,6 +73,7 @@ from gpusched.model.topology import Switch
 from gpusched.nightly.proof import ProofVerdict
 from gpusched.queue.lifecycle import TRANSITIONS
 from gpusched.queue.promotions import Shadow
+from gpusched.views.healthchecks import checks_json
 from gpusched.views.jobs import job_dict, slurm_dict
 from gpusched.views.nodes import nodes_json
 from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
@@ -524,6 +525,7 @@ def json_keys() -> dict[str, list[str]]:
         "why": list(why_dict(why)),
         "dry-run": [k for k in dry_run_dict(why) if k not in why_dict(why)],
         "nodes": list(nodes_json([_sample_node()])[0]),
+        "node-check": list(checks_json([CheckRecord(node="", check="")])[0]),
         "failures": list(FailureRow.__struct_fields__),
         "conditions": list(ConditionRow.__struct_fields__),
         "gpus": list(GpuRow.__struct_fields__),

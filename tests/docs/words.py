@@ -307,8 +307,8 @@ NODE_STATES = {
         "no",
         "The node or its container engine does not answer, or its login or host key is refused.",
     ),
-    NodeState.DRAINING: ("no", "Drained, or no longer in inventory.yaml; jobs still run on it."),
-    NodeState.DRAINED: ("no", "Drained and empty."),
+    NodeState.DRAINING: ("no", "Drained, held by a health check, or not in inventory.yaml any more; jobs run on it."),
+    NodeState.DRAINED: ("no", "Drained, or held by a health check, and empty."),
     NodeState.UNKNOWN: ("no", "Not probed yet, or silent for less than `down_after`."),
 }
 GPU_STATES = {
@@ -643,6 +643,22 @@ JSON: dict[str, dict[str, str]] = {
         "gpus": "One object per declared GPU, below.",
         "reserved": "?The present or next reservation, in words.",
         "conditions": "[Conditions](../guides/health.md) of it and its GPUs, below.",
+    },
+    "node-check": {
+        "node": "",
+        "check": "",
+        "state": "?`ok`, `failed` or `hung`; null: it has never run.",
+        "running": "A run's result is awaited.",
+        "since": "?Since when it has been in this state.",
+        "began": "?Of the last run.",
+        "ended": "?Of the last run.",
+        "exit_code": "?Null where it hung.",
+        "line": "Its last line of output.",
+        "value": "?Of that run.",
+        "unit": "Of that run.",
+        "median": "?Of the 20 values before the last; null with fewer than 5.",
+        "slow_since": "?Since when values are 20 % below the median.",
+        "values": "The last 200, oldest first.",
     },
     "failures": {
         "node": "",

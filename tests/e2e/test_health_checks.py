@@ -174,6 +174,9 @@ def test_a_node_below_its_own_median_is_named(stopped: Cluster, share: Path) -> 
     shown = stopped.cli("nodes").stdout
     assert "check-slow" in shown
     assert "check speed: 79 GB/s, its median is 100 GB/s" in " ".join(shown.split())
+    listed = stopped.json("nodes", "--checks")[0]
+    assert (listed["state"], listed["values"][-1], listed["median"], listed["exit_code"]) == ("ok", 79, 100, 0)
+    assert "slow" in stopped.cli("nodes", "--checks").stdout.split()
     condition = stopped.nodes()["dgx001"]["conditions"][0]
     assert (condition["condition"], condition["gpu"], condition["action"]) == ("check-slow", None, "warn")
     assert stopped.nodes()["dgx001"]["state"] == "IDLE"  # a warning only
