@@ -39,7 +39,7 @@ def pace_of(
     for name, at in places.items():
         parties[at] = party(sharers[name].user, sharers[name].name, sharers[name].memory_mib)
     row, kind, lost, speed = sharing_beliefs(parties, world.nodes, snapshot.beliefs)
-    runs = filled(RUN, len(jobs), rate=1.0, own=1.0, row=row, slot=-1, next=-1, mate=-1)
+    runs = filled(RUN, len(jobs), rate=1.0, own=1.0, share=1.0, row=row, slot=-1, next=-1, mate=-1)
     runs["limit"], runs["since"] = jobs["expected"], snapshot.now
     runs["limit"][: len(views)] *= np.array([1.0 + view.behind for view in views])
     for name, at in places.items():

@@ -12,7 +12,7 @@ from gpusched.errors import UsageError
 from gpusched.model.units import count_of
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.sizing.live import pace_of
-from gpusched.sched.state import Floats, filled
+from gpusched.sched.state import Floats, Ints, filled
 from gpusched.sim.engine.build import ResizableJobs, SimWorld
 from gpusched.sim.engine.state import SHAPE, Pace
 from gpusched.sim.pool import demand_of
@@ -146,7 +146,7 @@ class ResizedShapes:
         name = trace.models[trace.model[job]] if trace.model[job] >= 0 else ""
         now, before = sim.shapes[shape], sim.shapes[own[0]]
         gpus, recorded = int(now["parts"] * now["gpus"]), int(trace.gpus[job])
-        share = share_of(rates, name, (gpus, *_amounts(now)), (recorded, *_amounts(before)))
+        share = share_of(rates, name, (gpus, *held_amounts(now)), (recorded, *held_amounts(before)))
         on = recorded_on(rates, trace, name, int(trace.gpu_type[job]))
         kind = RateClass(name, gpus, int(now["parts"]), on, recorded, share)
         if kind not in self._rows:
@@ -181,10 +181,26 @@ class ResizedShapes:
         return (*self._notes, f"of {by.total()} {what}: {counts}") if counts else ()
 
 
+def with_own_requests(world: SimWorld) -> tuple[SimWorld, Ints]:
+    """Return the world with one more request for each job, at first its own, and their rows, ``int64[jobs]``."""
+    sim, passes = world.sim, world.passes
+    own = np.maximum(world.demand.shape, 0) if len(sim.shapes) else np.zeros(0, np.int64)
+    count, feasibility = len(sim.shapes), passes.jobs.feasibility
+    columns = {name: np.append(c, c[own]) for name, c in passes.requests._asdict().items() if c is not None}
+    assert sim.pace is not None
+    sim = sim._replace(
+        shapes=np.append(sim.shapes, sim.shapes[own]),
+        pace=sim.pace._replace(milli=np.append(sim.pace.milli, np.full(len(own), 1000))),
+    )
+    jobs = passes.jobs._replace(feasibility=np.append(feasibility, feasibility[own]))
+    passes = passes._replace(requests=passes.requests._replace(**columns), jobs=jobs)
+    return world._replace(sim=sim, passes=passes), count + np.arange(len(own))
+
+
 _BEST_FIRST = ("measured", "nearest", "proportion")
 
 
-def _amounts(shape: np.void) -> tuple[int | None, int | None]:
+def held_amounts(shape: np.void) -> tuple[int | None, int | None]:
     """Return cores and MiB of the whole job; None: not given."""
     cores, memory = (int(shape[name] * shape["parts"]) for name in ("cores", "memory"))
     return cores or None, memory or None

@@ -16,9 +16,7 @@ import numpy as np
 
 from gpusched.compiled import bound
 from gpusched.errors import UsageError
-from gpusched.model.jobs import Elastic as JobSizes
 from gpusched.model.jobs import JobSpec
-from gpusched.model.units import count_of
 from gpusched.sched.agent import prepared_weights
 from gpusched.sched.sizing.live import INSTEAD, ask_agent, ask_component, component_error, decide_sizes
 from gpusched.sched.sizing.nodes import sizing_nodes
@@ -35,17 +33,23 @@ from gpusched.sched.sizing.question import (
     question_of,
 )
 from gpusched.sched.sizing.rules import RULES
-from gpusched.sched.sizing.shapes import over_fewest
 from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_plan, new_releases
 from gpusched.sim.engine.build import ResizableJobs, SimWorld, most_parts_running
 from gpusched.sim.engine.ledger import plan_copy
-from gpusched.sim.engine.sized import ASK, AT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized
+from gpusched.sim.engine.sized import ASK, AT, GRANT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized
 from gpusched.sim.engine.state import EventLog
+from gpusched.sim.granting import Grants, asks_for
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS
-from gpusched.sim.resizing import ResizedShapes, TargetSize, own_speed, pauses, rank_gpus
+from gpusched.sim.resizing import (
+    ResizedShapes,
+    TargetSize,
+    own_speed,
+    pauses,
+    rank_gpus,
+    with_own_requests,
+)
 
-_PLENTY = 1 << 40  # cores or MiB of a node that does not model them
 KNOWS: Knows = "oracle"  # running jobs by their progress, waiting ones by earlier reports, else limits
 
 
@@ -56,6 +60,9 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
     assert elastic is not None
     world, menus, menu, ranks = _with_menus(world, elastic)
     world, rows, kind, notes = _with_rows(world, menus, menu)
+    request = np.zeros(0, np.int64)
+    if elastic.cores is not None or elastic.memory_mib is not None:
+        world, request = with_own_requests(world)
     jobs, most = len(world.trace), menus.sizes.shape[1]
     # A job's nodes must have room for its widest size.
     parts = np.append(world.sim.shapes["parts"], 0)[menus.shape].max(axis=1)[menu]
@@ -96,6 +103,7 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
         outcome=new_outcome(jobs, int(parts.sum())),
         at=at,
         asks=world.policy.model is not None or spec.sizes not in RULES,
+        request=request,
         rule=RULES.get(spec.sizes, RULES[INSTEAD]),
         place=PLACEMENTS[world.rule],
         backfill=BACKFILLS[world.policy.backfill],
@@ -165,59 +173,40 @@ def _with_menus(world: SimWorld, elastic: ResizableJobs) -> tuple[SimWorld, Menu
     columns = np.column_stack((world.demand.shape, trace.gpus, elastic.least, elastic.most, listed, of_rank, *measured))
     distinct, first, index = np.unique(columns, axis=0, return_index=True, return_inverse=True)
     menus: list[dict[int, int]] = []
+    asked: dict[tuple[int, int], JobSpec] = {}
+    has_ranges = elastic.cores is not None or elastic.memory_mib is not None
     made, ranks = ResizedShapes(), np.full(len(distinct), -1, np.int64)
     for (shape, own, least, most, *_), job in zip(distinct.tolist(), first.tolist(), strict=True):
-        found, rank = {}, rank_gpus(world, job)
-        for gpus in given[job] or _sizes_of(own, least, most) if shape >= 0 else (own,):
-            if gpus == own:
+        sizes = given[job] or _sizes_of(own, least, most) if shape >= 0 else (own,)
+        found, rank, ranged = {}, rank_gpus(world, job), has_ranges and len(sizes) > 1
+        for gpus in sizes:
+            if shape < 0 or (gpus == own and not ranged):
                 found[gpus] = shape
                 continue
             try:
-                size = _size(world, elastic, job, gpus) if rank == 0 else TargetSize(gpus, nodes=gpus // rank)
+                size = TargetSize(gpus, nodes=gpus // rank if rank else None)
+                if ranged:
+                    asked[len(menus), gpus] = asks_for(world, job, gpus)
+                    size = _target(asked[len(menus), gpus].least)
                 world, found[gpus] = made.shape(world, job, size)
             except UsageError:  # no equal parts of it fit the nodes
                 continue
+        if ranged and len(found) == 1:
+            found = {own: shape}  # it is rigid
         if rank > 0:
             world, ranks[len(menus)] = made.shape_of_rank(world, job)
         menus.append(found)
     each = zip(*(world.sim.shapes[name].tolist() for name in ("cores", "memory")), strict=True)
     amounts: list[Amounts] = [(amount, amount) for amount in each]
     given_at = [{gpus: amounts[at] for gpus, at in sizes.items() if at >= 0} for sizes in menus]
+    for (row, gpus), spec in asked.items():
+        if gpus in given_at[row]:
+            given_at[row][gpus] = (given_at[row][gpus][0], (spec.cores_per_node, spec.memory_mib_per_node))
     return world, menus_of(menus, given_at), index.reshape(-1), ranks
 
 
-def _size(world: SimWorld, elastic: ResizableJobs, job: int, gpus: int) -> TargetSize:
-    """Return a job's resources with so many GPUs: in proportion, or within their ranges what the nodes can give.
-
-    Raises:
-        UsageError: No equal parts of it fit the nodes.
-    """
-    if elastic.cores is None and elastic.memory_mib is None:
-        return TargetSize(gpus)
-    pool, of = world.pool, world.sim.shapes[world.demand.shape[job]]
-    own, parts = int(world.trace.gpus[job]), int(of["parts"])
-    cores, memory = int(of["cores"]) * parts, int(of["memory"]) * parts
-    spec = JobSpec(
-        name="", partition="", nodes=parts, gpus_per_node=own // parts, cores_per_node=1, memory_mib_per_node=1,
-        time_limit_s=1, elastic=JobSizes(
-            sizes=(own,), base_gpus=own, base_cores=cores, base_memory_mib=memory, cores=_span(elastic.cores, cores),
-            memory_mib=_span(elastic.memory_mib, memory),
-        ),
-    )  # fmt: skip
-    rows = np.arange(int(of["lo"]), int(of["hi"]))
-    rows = rows if of["mask"] < 0 else rows[world.demand.masks[of["mask"], rows] != 0]
-    columns = (
-        np.where(column < 0, _PLENTY, column)[rows].tolist() for column in (pool.gpus, pool.cores, pool.memory_mib)
-    )
-    found = over_fewest(spec, gpus, list(zip(*columns, strict=True)))
-    if found is None:
-        raise UsageError(f"job {world.trace.ids[job]} cannot have {count_of(gpus, 'GPU')}")
-    return TargetSize(gpus, *found.amounts, found.nodes)
-
-
-def _span(asked: tuple[int, int] | None, own: int) -> tuple[int, int] | None:
-    """Return the range of cores or MiB: as requested, or the job's own; None: in proportion to the GPUs."""
-    return (min(asked[0], own), max(asked[1], own)) if asked is not None and own > 0 else None
+def _target(spec: JobSpec) -> TargetSize:
+    return TargetSize(spec.gpus, *spec.amounts, spec.nodes)
 
 
 def _with_rows(world: SimWorld, menus: Menus, menu: Ints) -> tuple[SimWorld, Ints, Ints, tuple[str, ...]]:
@@ -255,7 +244,7 @@ class AskingRun:
     """
 
     def __init__(self, world: SimWorld, sizer: Sizer) -> None:
-        self._world, self._sizer = world, sizer
+        self._world, self._sizer, self._grant = world, sizer, Grants(world, sizer)
         assert world.policy.spec is not None
         self._rule, model = world.policy.spec.sizes, world.policy.model
         try:
@@ -293,8 +282,11 @@ class AskingRun:
             code = run()
             return code != UNSOUND
 
-        while code == ASK:
-            if why := decide_sizes(sizer.claims, sizer.rule, self._ask, settled):
+        while code in (ASK, GRANT):
+            if code == GRANT:
+                self._grant()
+                code = run()
+            elif why := decide_sizes(sizer.claims, sizer.rule, self._ask, settled):
                 if self._rule not in RULES:
                     raise component_error(self._rule, why)
                 self._troubles[why] += 1
@@ -323,8 +315,12 @@ def sized_run(world: SimWorld, sizer: Sizer) -> Callable[[EventLog], int]:
     if sizer.asks:
         return AskingRun(world, sizer)
 
+    grant = Grants(world, sizer)
+
     def run(log: EventLog) -> int:
-        code = run_sized(world.sim, log, world.passes, sizer)
+        again = bound(run_sized, world.sim, log, world.passes, sizer)
+        while (code := again()) == GRANT:
+            grant()
         assert code != UNSOUND, f"{world.policy.name} chose sizes that are not allowed"
         return code
 

@@ -14,11 +14,17 @@ from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.decide import decide
 from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.pool import Pool
+from gpusched.sim.resizing import TargetSize
 from gpusched.sim.stepper import Stepper
 from gpusched.traces.trace import Trace
 
 _PLENTY = 1 << 40  # cores or MiB of a node that does not model them
 _LONGEST_S = 1e9
+
+
+def _span(asked: tuple[int, int] | None, own: int) -> tuple[int, int] | None:
+    """Its own amount is within the range, too."""
+    return None if asked is None else (min(asked[0], own), max(asked[1], own))
 
 
 class SizedPolicy:
@@ -72,9 +78,10 @@ class SizedPolicy:
 
     def _start(self, stepper: Stepper, job: int, allocation: Allocation) -> None:
         gpus = allocation.gpus
-        if self._spec(stepper, job).elastic is not None:
-            stepper.resize(job, gpus)
-            self._specs[job] = self._spec(stepper, job).at_size(gpus, len(allocation.parts))
+        if (spec := self._spec(stepper, job)).elastic is not None:
+            spec = self._specs[job] = spec.as_allocated(allocation)
+            ranged = spec.elastic.cores is not None or spec.elastic.memory_mib is not None
+            stepper.resize(job, TargetSize(gpus, *spec.amounts, spec.nodes) if ranged else gpus)
         stepper.start(job, [self._index[part.node] for part in allocation.parts])
         self._held[job], self._begun[job] = allocation, stepper.now
         if job in self._resizes:
@@ -154,6 +161,8 @@ class SizedPolicy:
                     sizes=sizes, base_gpus=parts * gpus, base_cores=parts * cores, base_memory_mib=parts * memory,
                     cooldown_s=0 if self._trace.progress is None else int(self._trace.progress.cooldown_s[job]),
                     rank_gpus=self._rank_gpus(job),
+                    cores=_span(self._elastic.cores, parts * cores),
+                    memory_mib=_span(self._elastic.memory_mib, parts * memory),
                 ) if len(sizes) > 1 else None,
             )  # fmt: skip
         return self._specs[job]

@@ -18,7 +18,7 @@ from gpusched.agents.maifs.network import SHAPES as MAIFS_WEIGHTS
 from gpusched.agents.maifs.network import untrained
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.weights import TrainedModel
-from gpusched.model.plan import Resize
+from gpusched.model.plan import Resize, Start
 from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec, Resizing
 from gpusched.sched.check import check
 from gpusched.sched.sizing.question import Claims, Question
@@ -335,6 +335,46 @@ def test_ranks_join_and_leave_in_replays_as_they_do_live(name: str, seed: int) -
     assert any(action.joins for action in actions)
     for snapshot, plan in slow.seen:
         assert check(plan, snapshot)[1] == ()
+
+
+class Thrifty(Moody):
+    """An agent that also limits cores and memory, of some jobs."""
+
+    @classmethod
+    def choose_sizes(cls, prepared: Any, question: Question) -> Any:
+        sizes = super().choose_sizes(prepared, question)
+        by = np.arange(len(sizes)) % 3
+        return np.column_stack((sizes, np.where(by > 0, 3 * sizes, 0), np.where(by > 1, 1500 * sizes, 0)))
+
+
+def with_ranges(trace: Trace, seed: int) -> ResizableJobs:
+    return replace(some_sizes(trace, seed), cores=(2, 40), memory_mib=(500, 24_000))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("agent", ["thrifty", "maifs", ""])
+def test_cores_and_memory_within_ranges_are_granted_as_live(
+    agent: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what is free when a job starts, and by the answer."""
+    few = Pool.of([NodeSpec(8, cores, 1 << 15, "A", "p") for cores in (40, 24, 20)])
+    trace, model, spec = mixed(seed), None, SPECS["drf"]
+    if agent == "thrifty":
+        monkeypatch.setitem(AGENTS, "thrifty", AgentTraits(sizes=True))
+        monkeypatch.setitem(REGISTRY, "thrifty", AgentParts(sizes=lambda: Thrifty))
+        model = TrainedModel("thrifty", {"mood": np.array([seed])}, {}, "", f"thrifty {seed}")
+    elif agent:
+        numbers = untrained(1) + np.random.default_rng(seed).normal(0, 0.3, vector_size(MAIFS_WEIGHTS))
+        model = TrainedModel("maifs", to_arrays(numbers, MAIFS_WEIGHTS), {}, "", f"maifs ranges {seed}")
+    options: dict[str, Any] = {"elastic": with_ranges(trace, seed), "restart_s": 20.0, "failures": AWAY}
+    slow = SizedPolicy(msgspec.structs.replace(spec, agent=agent or None), trace, few, ReplayOptions(**options), model)
+    policy = replace(policy_of_spec(spec), model=model, spec=msgspec.structs.replace(spec, agent=agent or None))
+    fast = replay(trace, few, policy, **options)
+    assert_same(fast, replay(trace, few, slow, placement=spec.place, **options))
+    starts = [action.allocation for _, plan in slow.seen for action in plan.actions if isinstance(action, Start)]
+    own = trace.cores / trace.gpus
+    less = [a for a in starts if a.parts[0].cores * len(a.parts) < own[int(a.job_id)] * a.gpus]
+    assert len(less) > 5, "they go on with fewer cores than go with their GPUs"
 
 
 def two_hot(cost_s: float) -> Trace:

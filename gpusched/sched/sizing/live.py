@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import ceil, inf, nan
 from typing import Any
@@ -41,7 +41,7 @@ from gpusched.sched.sizing.question import (
 )
 from gpusched.sched.sizing.rules import RULES, SizeChooser, wish
 from gpusched.sched.sizing.settle import SizingRules, gather, settle, speed_at
-from gpusched.sched.sizing.shapes import rank_view, shape, within_free
+from gpusched.sched.sizing.shapes import granted, rank_view, shape
 from gpusched.sched.state import Ints, ints, new_scratch
 from gpusched.sched.tally import closed_reason
 
@@ -292,11 +292,7 @@ class _Partition:
             if gpus == 0:
                 found.waits[job.id] = WAITS
                 gpus = int(rows[i]["least"])
-            asked = _as(job.spec, self._asked[rows[i]["menu"]][gpus])
-            if asked.least != asked:
-                free, limits = self._free(job), tuple(-(-amount // asked.nodes) or inf for amount in most)
-                asked = within_free(asked, [(g, int(min(c, limits[0])), int(min(m, limits[1]))) for g, c, m in free])
-            specs[job.id] = asked
+            specs[job.id] = granted(_as(job.spec, self._asked[rows[i]["menu"]][gpus]), most, self._free(job))
         resizes = []
         for i, runs in enumerate(self.running):
             gpus = int(claims.jobs[wished[i]]["wished"])
@@ -306,11 +302,12 @@ class _Partition:
                 resizes.append(Resize(runs.id, gpus, _why(claims, wished[i], admitted)))
         return tuple(resizes)
 
-    def _free(self, job: PendingView) -> list[tuple[int, int, int]]:
-        """Return GPUs, cores and MiB that are free on the nodes that a job may use."""
+    def _free(self, job: PendingView) -> Iterator[tuple[int, int, int]]:
+        """Yield GPUs, cores and MiB that are free on the nodes that a job may use."""
         columns = (column[self.lo : self.hi].tolist() for column in self.world.resources)
-        rooms = zip(self.nodes, zip(*columns, strict=True), strict=True)
-        return [(room[0], room[1], room[2]) for node, room in rooms if not closed_reason(job, node, self.snapshot.now)]
+        for node, (gpus, cores, memory) in zip(self.nodes, zip(*columns, strict=True), strict=True):
+            if not closed_reason(job, node, self.snapshot.now):
+                yield gpus, cores, memory
 
 
 def _amounts(asked: dict[int, JobSpec]) -> dict[int, Amounts]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import ceil
+from math import ceil, inf
 
 from msgspec.structs import replace
 
@@ -26,9 +26,16 @@ def over_fewest(spec: JobSpec, gpus: int, rooms: Sequence[tuple[int, int, int]])
     return next((found for count in counts if (found := at_size(spec, gpus, count, rooms)) is not None), None)
 
 
-def within_free(asked: JobSpec, free: Iterable[tuple[int, int, int]]) -> JobSpec:
-    """Cap a request's ranges at what is free (GPUs, cores, MiB by node), but not below the least."""
-    return at_size(asked, asked.gpus, asked.nodes, free) or asked.least
+def granted(asked: JobSpec, most: tuple[int, int], free: Iterable[tuple[int, int, int]]) -> JobSpec:
+    """Cap a request's ranges at what an answer limits them to and what is free, but not below the least.
+
+    ``most``: cores and MiB of the whole job; 0: no limit. ``free``: GPUs, cores and MiB by node.
+    """
+    if asked.least == asked:
+        return asked
+    cores, memory = (-(-amount // asked.nodes) or inf for amount in most)
+    rooms = [(gpus, int(min(c, cores)), int(min(m, memory))) for gpus, c, m in free]
+    return at_size(asked, asked.gpus, asked.nodes, rooms) or asked.least
 
 
 def rank_view(job: RunningView, left_s: float, reserved: Reservation | None = None) -> PendingView:

@@ -286,7 +286,9 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
     whole = np.where((trace.gpus == 1) & (trace.gpu_milli < WHOLE), -1, speeds.row)
     pairs = Paired(pairing_costs(speeds.table), whole, True, np.zeros(1, np.int64)) if share == "pairs" else None
     return Pace(
-        runs=filled(RUN, len(trace), rate=1.0, own=1.0, limit=limit, row=speeds.row, slot=-1, next=-1, mate=-1),
+        runs=filled(
+            RUN, len(trace), rate=1.0, own=1.0, share=1.0, limit=limit, row=speeds.row, slot=-1, next=-1, mate=-1
+        ),
         speed=speeds.table,
         kind=pool.gpu_type,
         slots=filled(SLOT, pool.total_gpus if share != "no" and fractional(trace) else 0, room=WHOLE, jobs=-1),

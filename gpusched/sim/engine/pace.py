@@ -138,7 +138,7 @@ def _speed(pace: Pace, sim: Sim, job: int) -> float:
     offset, rate = sim.jobs[job]["offset"], np.inf
     for part in range(sim.shapes[sim.jobs[job]["shape"]]["parts"]):
         rate = min(rate, _speed_beside(pace, job, row, pace.kind[sim.held[offset + part]]))
-    return float(rate * shared)
+    return float(rate * pace.runs[job]["share"] * shared)
 
 
 @jit

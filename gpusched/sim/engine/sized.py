@@ -32,10 +32,11 @@ from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Sim, shap
 from gpusched.sim.engine.step import stop_job
 from gpusched.sim.result import PREEMPTED
 
-ASK, UNSOUND = -1, -2  # why a run stops, beside OVER and GROW
+ASK, UNSOUND, GRANT = -1, -2, -3  # why a run stops, beside OVER and GROW
 # positions in Sizer.at: rows of the scene in use, how many of these run; the partition that is next, stops so far at
-# this round of all partitions, and whether an agent has been asked about it
-ROWS, RUN, PARTITION, STOPS, ASKED, AT = range(6)
+# this round of all partitions, and how far the decision about it is (NEW, SIZED, SETTLED)
+ROWS, RUN, PARTITION, STOPS, STAGE, AT = range(6)
+NEW, SIZED, SETTLED = range(3)
 
 Record = Any  # one entry of a record array
 _I8, _F8 = np.int64, np.float64
@@ -61,6 +62,8 @@ class Sizer(NamedTuple):
             had) are kept for the whole replay.
         at: ``int64[AT]``: the state of the run, see above.
         asks: Whether an agent chooses.
+        request: ``int64[jobs]``: row of the request that is a job's own, with the cores and MiB that it is granted
+            when it starts; empty: these go with the GPUs.
         rule, place, backfill: Codes. min_run_s, gain: see `Resizing`.
         restart_s: ``float64[jobs]``: what a restart costs.
         ledger: What is left of limits while sizes and stops are planned.
@@ -77,6 +80,7 @@ class Sizer(NamedTuple):
     outcome: PassOutcome
     at: Ints
     asks: bool
+    request: Ints
     rule: int
     place: int
     backfill: int
@@ -92,7 +96,8 @@ def run_sized(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
 
     Returns:
         OVER; GROW: call it again with more room in ``log``; ASK: call it again with sizes in ``sizer.claims``; UNSOUND:
-        they are not allowed, call it again with others.
+        they are not allowed, call it again with others; GRANT: call it again with the requests of the jobs that are to
+        start (``sizer.request``).
     """
     at = sizer.at
     while True:
@@ -103,18 +108,23 @@ def run_sized(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
                     return code
                 _arrive(sim, sizer)
             at[PARTITION] = at[STOPS] = 0
-        if at[ASKED] == 0:
+        if at[STAGE] == NEW:
             _ask(sim, passes, sizer, at[PARTITION])
+            at[STAGE] = SIZED
             if sizer.asks and sizer.claims.number[COUNT] > 0:
-                at[ASKED] = 1
                 return ASK
             wish(sizer.rule, sizer.claims)
-        stops = _apply_sizes(sim, log, passes, sizer)
-        if stops == UNSOUND:
-            return UNSOUND
-        at[STOPS] += stops
+        if at[STAGE] == SIZED:
+            if not settle(
+                _scene_now(sizer), sizer.claims, sim.resources, passes.requests, passes.jobs.masks, passes.scratch
+            ):
+                return UNSOUND
+            at[STAGE] = SETTLED
+            if sizer.request.size > 0 and sizer.size[0] > 0:
+                return GRANT
+        at[STOPS] += _apply_sizes(sim, log, passes, sizer)
         at[PARTITION] += 1
-        at[ASKED] = 0
+        at[STAGE] = NEW
 
 
 @jit
@@ -135,10 +145,8 @@ def _ask(sim: Sim, passes: Passes, sizer: Sizer, partition: int) -> None:
 
 @jit
 def _apply_sizes(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
-    """Apply the chosen sizes: start jobs, then stop others; return the number of stops, or UNSOUND."""
+    """Apply the chosen sizes: start jobs, then stop others; return the number of stops."""
     scene = _scene_now(sizer)
-    if not settle(scene, sizer.claims, sim.resources, passes.requests, passes.jobs.masks, passes.scratch):
-        return UNSOUND
     if sizer.size[0] > 0:
         queue = _sized_queue(sim, passes, sizer, scene)
         sizer.outcome.total[:] = 0
@@ -308,6 +316,8 @@ def _set_size(sim: Sim, passes: Passes, sizer: Sizer, job: int, gpus: int) -> No
     """Set the job's request and speed for so many GPUs."""
     own, k = sizer.jobs[job], _index_of_size(sizer, job, gpus)
     shape = sizer.scene.menus.shape[own["menu"], k]
+    if sizer.request.size > 0:
+        shape = sizer.request[job]
     sim.jobs[job]["shape"] = shape
     passes.jobs.shape[job] = shape
     set_gpus(sim.ledger, job, gpus, np.inf)

@@ -66,10 +66,10 @@ SHAPE = np.dtype([(name, _I8) for name in (*Requests._fields[:-1], "queue")])
 NODE = np.dtype([("free", _I8), ("up", _I8), ("total", _I8), ("queue", _I8)])
 # A running job's speed: ``rate`` from ``since`` on, when `STATE.left` of its work remained. had: seconds it had run by
 # then. limit: seconds it may run in all. late: that will kill it before it is done. row: in `Pace.speed`, -1: without
-# figures, at its ``own`` speed, 1 at its recorded size. slot: the shared GPU it is on, next: the next job there; mate:
-# the job it shares all its GPUs with; or -1.
+# figures, at its ``own`` speed, 1 at its recorded size. share: by which the figures change with its cores and MiB.
+# slot: the shared GPU it is on, next: the next job there; mate: the job it shares all its GPUs with; or -1.
 RUN = np.dtype(
-    [(name, _F8) for name in ("rate", "since", "had", "limit", "own")]
+    [(name, _F8) for name in ("rate", "since", "had", "limit", "own", "share")]
     + [(name, _I8) for name in ("late", "row", "slot", "next", "mate")]
 )
 # A GPU that jobs may share. room: thousandths left; jobs: the first of those on it, -1: none, then it is a free GPU of

@@ -1,0 +1,125 @@
+"""Cores and memory of jobs with ranges of these, in replays: by the rule, and the answers of agents, as live.
+
+Speeds follow them as measured (`gpusched.sim.profiles`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpusched.errors import UsageError
+from gpusched.model.jobs import Elastic, JobSpec
+from gpusched.model.units import count_of
+from gpusched.sched.sizing.shapes import granted, over_fewest
+from gpusched.sched.state import Ints
+from gpusched.sim.engine.build import SimWorld
+from gpusched.sim.engine.sized import ROWS, RUN, Sizer
+from gpusched.sim.rates import share_of
+from gpusched.sim.resizing import held_amounts
+
+_PLENTY = 1 << 40  # cores or MiB of a node that does not model them
+
+
+def asks_for(world: SimWorld, job: int, gpus: int) -> JobSpec:
+    """Return the request of a job with ranges of cores or memory for so many GPUs, as on empty nodes.
+
+    Raises:
+        UsageError: No equal parts of it fit the nodes.
+    """
+    elastic, pool, of = world.options.elastic, world.pool, world.sim.shapes[world.demand.shape[job]]
+    assert elastic is not None
+    own, parts = int(world.trace.gpus[job]), int(of["parts"])
+    cores, memory = int(of["cores"]) * parts, int(of["memory"]) * parts
+    spec = JobSpec(
+        name="", partition="", nodes=parts, gpus_per_node=own // parts, cores_per_node=1, memory_mib_per_node=1,
+        time_limit_s=1, elastic=Elastic(
+            sizes=(own,), base_gpus=own, base_cores=cores, base_memory_mib=memory, cores=_span(elastic.cores, cores),
+            memory_mib=_span(elastic.memory_mib, memory),
+        ),
+    )  # fmt: skip
+    rows = np.arange(int(of["lo"]), int(of["hi"]))
+    rows = rows if of["mask"] < 0 else rows[world.demand.masks[of["mask"], rows] != 0]
+    columns = (
+        np.where(column < 0, _PLENTY, column)[rows].tolist() for column in (pool.gpus, pool.cores, pool.memory_mib)
+    )
+    found = over_fewest(spec, gpus, list(zip(*columns, strict=True)))
+    if found is None:
+        raise UsageError(f"job {world.trace.ids[job]} cannot have {count_of(gpus, 'GPU')}")
+    return found
+
+
+def _span(asked: tuple[int, int] | None, own: int) -> tuple[int, int] | None:
+    """Return the range of cores or MiB: as requested, or the job's own; None: in proportion to the GPUs."""
+    return (min(asked[0], own), max(asked[1], own)) if asked is not None and own > 0 else None
+
+
+class Grants:
+    """The cores and MiB that jobs with ranges of these are granted when they start, by the live rule."""
+
+    def __init__(self, world: SimWorld, sizer: Sizer) -> None:
+        self._world, self._sizer, self._rates = world, sizer, world.options.rates
+        self._asked: dict[tuple[int, int], JobSpec] = {}
+        self._shares: dict[tuple[int, int, int, int], float] = {}
+
+    def __call__(self) -> None:
+        """Set the requests of the jobs of the scene that wait, at their chosen sizes."""
+        scene, claims, at = self._sizer.scene, self._sizer.claims.jobs, int(self._sizer.at[RUN])
+        claim, free = at, np.column_stack(self._world.sim.resources)
+        given: dict[tuple[int, int, tuple[int, int]], JobSpec] = {}
+        for row in scene.rows[at : self._sizer.at[ROWS]]:
+            gpus, most = int(row["least"]), (0, 0)
+            if row["admitted"] and not row["rigid"]:
+                gpus, most = int(claims[claim]["wished"]), (int(claims[claim]["cores"]), int(claims[claim]["memory"]))
+                claim += 1
+            if gpus > 0 and not row["rigid"]:
+                job, menu = int(row["job"]), int(row["menu"])
+                shape = self._shape(menu, gpus)
+                key = menu, gpus, most
+                if key not in given:
+                    given[key] = granted(self._request(job, menu, gpus), most, self._rooms(shape, free))
+                self._grant(job, shape, given[key])
+
+    def _shape(self, menu: int, gpus: int) -> int:
+        menus = self._sizer.scene.menus
+        return int(menus.shape[menu, menus.sizes[menu].tolist().index(gpus)])
+
+    def _request(self, job: int, menu: int, gpus: int) -> JobSpec:
+        key = menu, gpus
+        if key not in self._asked:
+            self._asked[key] = asks_for(self._world, job, gpus)
+        return self._asked[key]
+
+    def _rooms(self, shape: int, free: Ints) -> list[tuple[int, int, int]]:
+        """Return what is free on the nodes that a request may use."""
+        of, masks = self._world.sim.shapes[shape], self._world.passes.jobs.masks
+        rooms = free[of["lo"] : of["hi"]]
+        rooms = rooms if of["mask"] < 0 else rooms[masks[of["mask"], of["lo"] : of["hi"]] != 0]
+        return list(map(tuple, rooms.tolist()))
+
+    def _grant(self, job: int, shape: int, spec: JobSpec) -> None:
+        """Set a job's own request: that of its size, with these cores and MiB."""
+        world, own = self._world, int(self._sizer.request[job])
+        sim, requests, of = world.sim, world.passes.requests, world.sim.shapes[shape]
+        for column in (c for c in requests if c is not None):
+            column[own] = column[shape]
+        requests.cores[own], requests.memory[own] = spec.cores_per_node, spec.memory_mib_per_node
+        sim.shapes[own] = of
+        sim.shapes[own]["cores"], sim.shapes[own]["memory"] = spec.cores_per_node, spec.memory_mib_per_node
+        feasibility = world.passes.jobs.feasibility
+        feasibility[own] = feasibility[shape]
+        if self._rates is not None and sim.pace is not None:
+            sim.pace.runs[job]["share"] = self._share(job, shape, own)
+
+    def _share(self, job: int, shape: int, own: int) -> float:
+        """Return by how much the job is faster than with the least cores and MiB of its size."""
+        trace, shapes, rates = self._world.trace, self._world.sim.shapes, self._rates
+        assert rates is not None
+        model = int(trace.model[job])
+        key = model, shape, int(shapes[own]["cores"]), int(shapes[own]["memory"])
+        if model >= 0 and key not in self._shares:
+            least, now = shapes[shape], shapes[own]
+            gpus = int(now["parts"] * now["gpus"])
+            self._shares[key] = share_of(
+                rates, trace.models[model], (gpus, *held_amounts(now)), (gpus, *held_amounts(least))
+            )
+        return self._shares.get(key, 1.0)
