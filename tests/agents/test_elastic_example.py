@@ -1,14 +1,20 @@
-"""The example of a training that changes its size: grown and shrunk, it ends with the same loss."""
+"""The example of a training that changes its size: grown and shrunk, it ends with the same loss.
+
+Under torchrun it runs in tests/e2e/test_hot.py. Here its ranks fork from a process that has imported torch once.
+"""
 
 from __future__ import annotations
 
 import json
+import multiprocessing as mp
 import os
 import re
+import runpy
 import signal
-import subprocess
+import socket
 import sys
 from importlib.util import find_spec
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +22,32 @@ import pytest
 
 from tests.testbed import wait_until
 
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "docs/examples/elastic_train.py"
+EXAMPLE = Path(__file__).parents[2] / "docs/examples/elastic_train.py"
 STEPS = 400
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")]
 
 
-ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+def rank(folder: Path, pause: float, variables: dict[str, str]) -> None:
+    """Run one rank of the example in this process, as torchrun starts it; it writes ``out.RANK``."""
+    os.environ.update(variables, GPUSCHED_JOB_DIR=str(folder), OMP_NUM_THREADS="1")
+    with open(folder / f"out.{variables['RANK']}", "w") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    sys.argv = [str(EXAMPLE), "--steps", str(STEPS), "--pause", str(pause)]
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
 
 
-def start(folder: Path, processes: int, pause: float) -> subprocess.Popen[str]:
-    """With torchrun, as a job does; one process also works alone, which starts sooner."""
-    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "GPUSCHED_JOB_DIR": str(folder), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, *run, str(EXAMPLE), "--steps", str(STEPS), "--pause", str(pause)],
-        env=env | (ALONE if processes == 1 else {}), cwd=folder, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+def start(folder: Path, processes: int, pause: float) -> list[BaseProcess]:
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "gpusched.job", __name__])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        common = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    ranks = [{**common, "RANK": str(n), "LOCAL_RANK": str(n)} for n in range(processes)]
+    started: list[BaseProcess] = [context.Process(target=rank, args=(folder, pause, own)) for own in ranks]
+    for process in started:
+        process.start()
+    return started
 
 
 def said(folder: Path, name: str) -> dict[str, Any]:
@@ -43,10 +56,20 @@ def said(folder: Path, name: str) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path.exists() else {"step": 0}
 
 
-def loss_of(run: subprocess.Popen[str]) -> float:
-    out, err = run.communicate(timeout=120)
+def end(folder: Path, run: list[BaseProcess]) -> str:
+    """Wait until all ranks have ended well; return what the first one printed."""
+    for process in run:
+        process.join(120)
+    out = (folder / "out.0").read_text()
+    assert [process.exitcode for process in run] == [0] * len(run), out
+    return out
+
+
+def loss_of(folder: Path) -> float:
+    """The loss at the end of a training by one process."""
+    out = end(folder, start(folder, 1, 0.0))
     found = re.search(rf"step {STEPS}: loss ([\d.]+)", out)
-    assert found, (out, err)
+    assert found, out
     return float(found[1])
 
 
@@ -54,18 +77,20 @@ def test_growing_and_shrinking_change_nothing_but_the_order_of_sums(tmp_path: Pa
     plain, resized = tmp_path / "plain", tmp_path / "resized"
     plain.mkdir()
     resized.mkdir()
-    expected = loss_of(start(plain, 1, 0.0))
+    expected = loss_of(plain)
     saved = [0.0]
     for part, processes in enumerate((1, 2), start=1):
         run = start(resized, processes, 0.02)
         try:
             wait_until(lambda goal=saved[-1] + 20: said(resized, "progress")["step"] >= goal, 90, f"part {part}")  # type: ignore[misc]
-            run.send_signal(signal.SIGTERM)
-            run.communicate(timeout=90)
+            for process in run:
+                os.kill(int(process.pid or 0), signal.SIGTERM)
+            end(resized, run)
         finally:
-            run.kill()
+            for process in run:
+                process.kill()
         saved.append(said(resized, "saved")["step"])
         assert said(resized, "saved")["gpus"] == processes
         assert said(resized, "progress") | {"samples_per_s": 0} == {"step": saved[-1], "of": STEPS, "samples_per_s": 0}
     assert 0 < saved[1] < saved[2] < STEPS, "each part went on where the one before had saved"
-    assert loss_of(start(resized, 1, 0.0)) == pytest.approx(expected, abs=1e-10)
+    assert loss_of(resized) == pytest.approx(expected, abs=1e-10)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
+from tests.commands import run
 from tests.docs.generate import DOCS
 from tests.e2e.conftest import Cluster
 from tests.e2e.people import Screen
@@ -80,7 +81,9 @@ FIRST = ("gpusched init ", "gpusched check", "gpusched controller")
 
 
 def follow(cluster: Cluster, line: str, folder: Path, code: int = 0) -> str:
-    """Run one line as the guide has it, by bash in the reader's folder; who sets up begins in an empty one.
+    """Run one line as the guide has it, in the reader's folder; who sets up begins in an empty one.
+
+    By bash, if there is anything in it that only a shell understands.
 
     Returns:
         Its stdout; "" where it went on until Ctrl-C.
@@ -100,10 +103,17 @@ def follow(cluster: Cluster, line: str, folder: Path, code: int = 0) -> str:
         if re.match(beginning, line):
             _at_a_terminal(cluster, ["env", "-C", str(folder), *argv], env, said, answer)
             return ""
+    if not re.search(r"[|&;<>$`*?~#\n\\]", line) and line.startswith("gpusched "):
+        done = run(*shlex.split(line)[1:], env=env, cwd=folder, timeout=300)
+        return _checked(done, code)
     done = subprocess.run(
         argv, env=env, cwd=folder, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=300,
         check=False,
     )  # fmt: skip
+    return _checked(done, code)
+
+
+def _checked(done: subprocess.CompletedProcess[str], code: int) -> str:
     assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
 
