@@ -78,6 +78,18 @@ class MigSlice(msgspec.Struct, frozen=True, kw_only=True):
         return self.uuid is not None
 
 
+class Cut(msgspec.Struct, frozen=True):
+    """A change of one GPU on which nothing runs: all of its slices are destroyed, and these are created.
+
+    Attributes:
+        slices: (profile, start) each; none: the GPU is whole again, with MIG mode off.
+    """
+
+    node: str
+    gpu: int
+    slices: tuple[tuple[str, int], ...] = ()
+
+
 def slice_index(gpu: int, start: int) -> int:
     """Return the number in allocations of the slice of this GPU that starts there."""
     return NUMBERS_PER_GPU * (gpu + 1) + start
