@@ -12,6 +12,7 @@ import msgspec
 
 from gpusched.model.readings import NodeReading, ProbeFailure
 from gpusched.model.resources import Node
+from gpusched.model.slices import Cut
 from gpusched.nodes.runtimes.base import LaunchRequest
 from gpusched.queue.store import RankRecord
 
@@ -52,6 +53,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     remove      remove the container and the rank's folder
     forget      remove the job's own folder
     answer      answer the request that the job made from inside, with ``note``
+    cut         cut a GPU, or make it whole, by ``cut``; no rank's: the record is made up
     ==========  ====================================================================================================
 
     Attributes:
@@ -61,7 +63,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         readers: User ids that may read the collected output, the job's user first.
     """
 
-    verb: Literal["launch", "start", "signal", "collect", "remove", "forget", "answer"]
+    verb: Literal["launch", "start", "signal", "collect", "remove", "forget", "answer", "cut"]
     node: str
     rank: RankRecord
     request: LaunchRequest | None = None
@@ -70,6 +72,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     destination: str | None = None
     result: str | None = None
     readers: tuple[int, ...] = ()
+    cut: Cut | None = None
 
     @property
     def key(self) -> RankKey:

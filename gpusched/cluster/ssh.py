@@ -23,6 +23,7 @@ from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import NodeReading, ProbeFailure
 from gpusched.model.resources import Inventory, Node
+from gpusched.nodes.cutting import SCRIPT_LIMIT_S, cut_script
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.probe import probe
 from gpusched.nodes.runtimes import runtime_for
@@ -34,6 +35,7 @@ from gpusched.queue.clock import Clock
 OPERATION_TIMEOUT_S = 60.0
 REMOVE_TIMEOUT_S = 300.0  # a container may have written many files
 COLLECT_TIMEOUT_S = 600.0
+CUT_TIMEOUT_S = SCRIPT_LIMIT_S + 10.0
 PROBE_THREADS, SLOW_THREADS = 32, 16
 _LINKS_VALID_S = 3600.0
 OPERATIONS_PER_NODE, COLLECTING_PER_NODE = 5, 2
@@ -206,6 +208,8 @@ class SshCluster:
 
     def _dispatch(self, operation: Operation, node: Node) -> str:
         """Perform the operation; return "" or the node's error."""
+        if operation.verb == "cut":
+            return self._cut(operation, node)
         runtime, transport = runtime_for(operation.rank.runtime), self._transport(node)
         ref = AttemptRef(self._cluster_id, node.name, container_name(*operation.key))
         match operation.verb:
@@ -227,6 +231,11 @@ class SshCluster:
             case "remove":
                 return _run(transport, runtime.remove(ref), REMOVE_TIMEOUT_S)
 
+    def _cut(self, operation: Operation, node: Node) -> str:
+        if operation.cut is None or node.mig is None:  # by an inventory that was changed meanwhile
+            return f"the GPUs of {node.name} are not cut on demand"
+        return _run(self._transport(node), cut_script(node.mig, node.runtime, operation.cut), CUT_TIMEOUT_S)
+
     def _collect(self, operation: Operation, runtime: Runtime, transport: Transport, ref: AttemptRef) -> str:
         caps, error = self._inventory.settings.logs, ""
         if operation.rank.output is not None:
@@ -244,7 +253,7 @@ class SshCluster:
         done = [key for key, future in self._operations.items() if future.done()]
         outcomes = [self._operations.pop(key).result() for key in done]
         for outcome in outcomes:
-            if outcome.operation.verb in ("launch", "start", "signal"):
+            if outcome.operation.verb in ("launch", "start", "signal", "cut"):
                 self._changed_at[outcome.operation.node] = outcome.time
         return [replace(outcome, time=outcome.time + self._dates.offset) for outcome in outcomes]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from gpusched.config.yamlfile import Value
 from gpusched.errors import FileError
 from gpusched.model.images import TRANSPORTS
 from gpusched.model.limits import Limits
-from gpusched.model.resources import Node, RuntimeName, SharingSettings
+from gpusched.model.resources import MigSettings, Node, RuntimeName, SharingSettings
 from gpusched.model.slices import is_profile
 from gpusched.model.units import amounts_of, count_of, parse_duration, parse_memory_mib
 
@@ -344,7 +345,31 @@ def _sharing(value: Value) -> SharingSettings | None:
     return None if values["mode"] == "none" else SharingSettings(**values)
 
 
+def _mig(value: Value) -> MigSettings | None:
+    if value.is_text:
+        return MigSettings() if value.choice(("fixed", "on-demand")) == "on-demand" else None
+    values = read(value, MIG, "fixed, on-demand, or a mapping with mode, gpus, command, cdi_command")
+    if "mode" not in values:
+        raise value.missing("mode", "fixed or on-demand")
+    return MigSettings(**values) if values.pop("mode") == "on-demand" else None
+
+
+def _command(value: Value) -> tuple[str, ...]:
+    expected = "a command such as sudo -n /usr/bin/nvidia-smi"
+    words = value.converted(shlex.split, expected)
+    if not words:
+        raise value.error(expected)
+    return tuple(words)
+
+
 # The keys
+
+MIG: Fields = {
+    "mode": ("mode", lambda value: value.choice(("fixed", "on-demand"))),
+    "gpus": ("gpus", _gpu_indices),
+    "command": ("command", _command),
+    "cdi_command": ("cdi_command", _command),
+}
 
 SHARING: Fields = {
     "mode": ("mode", lambda value: value.choice(("mps", "time-slicing", "none"))),
@@ -369,6 +394,7 @@ DEFAULTS: Fields = {
     "runtime": ("runtime", lambda value: value.component("runtimes", tuple(RuntimeName))),
     "simulated_gpus": ("simulated_gpus", Value.flag),
     "sharing": ("sharing", _sharing),
+    "mig": ("mig", _mig),
 }
 NODE: Fields = {
     **DEFAULTS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 
 import msgspec
@@ -12,6 +12,7 @@ from gpusched.cluster.base import ClusterBackend, NodeObservation, Operation, Ra
 from gpusched.config.paths import log_path, result_path
 from gpusched.controller.cleanup import clean_up_leftovers, forget_jobs, remove_strays
 from gpusched.controller.commandfiles import CommandApplier
+from gpusched.controller.cutting import begin_cuts, nodes_being_cut, settle_cuts
 from gpusched.controller.deciding import Decider
 from gpusched.controller.escalating import stuck_message
 from gpusched.controller.estimating import EstimateWriter
@@ -40,13 +41,20 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
+from gpusched.model.slices import Cut
+from gpusched.model.snapshot import Snapshot
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lifecycle import set_aside
-from gpusched.queue.snapshots import held_gpus
+from gpusched.queue.snapshots import held_gpus, snapshot_of_store
 from gpusched.queue.store import FailedLaunch, NodeRecord, RankRecord, Store
 
 REMEMBER_REMOVED_S = 600.0
 FORGET_PROGRAMS_S = 60.0
+
+
+def no_cuts(snapshot: Snapshot) -> Iterable[Cut]:
+    """Return no cuts."""
+    return ()
 
 
 class Cycle:
@@ -61,6 +69,7 @@ class Cycle:
         cluster: ClusterBackend,
         clock: Callable[[], float] = time.time,
         prepare: Prepare | None = None,
+        arrange: Callable[[Snapshot], Iterable[Cut]] = no_cuts,
     ) -> None:
         self._store, self._state, self._cluster, self._clock = store, state, cluster, clock
         self.inventory, self.policies = inventory, policies  # as declared; promoted policies override them
@@ -74,6 +83,8 @@ class Cycle:
         self._cluster_id = cluster_id
         self._collection_retries = CollectionRetries()
         self._read_at: dict[str, float] = {}
+        self._being_cut: Set[str] = frozenset()
+        self._arrange = arrange
         self._reported_strays: set[RankKey] = set()
         self._ledger = UsageWriter(store)
         self._in_job_commands = InJobCommandHandler(store, self.inbox, prepare)
@@ -112,7 +123,8 @@ class Cycle:
     def _recently_read(self, now: float) -> Set[str]:
         """Return the nodes that need not be probed in this cycle."""
         since = now - self.inventory.settings.tick_s
-        return {name for name, at in self._read_at.items() if since < at <= now} - self._store.nodes_of_ranks()
+        quiet = {name for name, at in self._read_at.items() if since < at <= now}
+        return quiet - self._store.nodes_of_ranks() - self._being_cut
 
     def _observe_and_decide(
         self, patience_s: float, skipped: Set[str], recent: Set[str], policies: LivePolicies
@@ -131,13 +143,22 @@ class Cycle:
         self._cluster.perform(self._record(observations, now))
         self._cluster.perform(self._in_job_commands.answers(observations, self.inventory, now))
         decided = self._planner.plan(self.inventory, policies, recent - observations.keys(), now)
-        if decided is None:
-            return frozenset()
-        if decided.unread:
-            return decided.unread
-        self._cluster.perform(decided.operations)
-        self._shadowing.ask(self.inventory, decided.snapshot, decided.plan)
+        if decided is not None:
+            if decided.unread:
+                return decided.unread
+            self._cluster.perform(decided.operations)
+            self._shadowing.ask(self.inventory, decided.snapshot, decided.plan)
+        self._cut_gpus(policies, now)
         return frozenset()
+
+    def _cut_gpus(self, policies: LivePolicies, now: float) -> None:
+        """Begin the cuts that the jobs that wait now, after this cycle's starts, ask for."""
+        if not any(node.cut_on_demand() for node in self.inventory.nodes):
+            return
+        snapshot = snapshot_of_store(self._store, self.inventory, policies.policies, now)
+        operations = begin_cuts(self._store, self.inventory, self._arrange(snapshot), now)
+        self._being_cut |= {operation.node for operation in operations}
+        self._cluster.perform(operations)
 
     def _inventory_to_observe(self) -> Inventory:
         left = self._store.nodes_of_ranks() - {node.name for node in self.inventory.nodes}
@@ -175,6 +196,11 @@ class Cycle:
                 left=self.inventory.node(node.name) is None,
             )
             events += news
+            records[node.name], news = settle_cuts(
+                records[node.name], observations.get(node.name), self._cluster.busy(), now
+            )
+            events += news
+        self._being_cut = nodes_being_cut(records)
         unobserved = {rank.node for rank in ranks} | {name for name, record in before.items() if record.left}
         # Nodes that left the inventory and are not observed any more; their records keep when they were first missed.
         for name in unobserved - records.keys():

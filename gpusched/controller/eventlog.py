@@ -10,10 +10,10 @@ from gpusched.controller.logsetup import JOBS
 from gpusched.queue.store import Store
 from gpusched.views.show import event_line
 
-_WARNINGS = ("node_down", "gpu_lost", "stuck", "work_failed", "plan_rejected")
+_WARNINGS = ("node_down", "gpu_lost", "stuck", "work_failed", "plan_rejected", "gpu_cut_failed")
 _NEWS = (
     "node_up", "gpu_back", "drained", "resumed", "left_inventory", "back_in_inventory", "policy_changed", "reserved",
-    "reservation_changed", "reservation_cancelled",
+    "reservation_changed", "reservation_cancelled", "gpu_cut",
 )  # fmt: skip
 _ROUTINE = (
     "starting", "running", "ended", "requeued", "preempted", "resized", "rank_joined", "rank_left", "reaped", "fenced",

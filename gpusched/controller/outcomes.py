@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gpusched.cluster.base import OperationOutcome, RankKey
+from gpusched.controller.cutting import with_outcome
 from gpusched.controller.escalating import with_try
 from gpusched.controller.outputs import MAX_FAILURES, CollectionRetries
 from gpusched.controller.ranks import rank_key
@@ -54,12 +55,20 @@ class OutcomeRecorder:
         ranks = {rank_key(r): r for r in self._store.ranks()}
         with self._store.transaction():
             for outcome in self.unrecorded:
+                if outcome.operation.verb == "cut":
+                    self._record_cut(outcome)
+                    continue
                 rank = ranks.get(outcome.operation.key)
                 if outcome.error:
                     self._record_error(outcome, rank)
                 elif rank is not None:
                     self._record_success(outcome, rank)
         self.unrecorded = []
+
+    def _record_cut(self, outcome: OperationOutcome) -> None:
+        record = self._store.node_record(outcome.operation.node)
+        if record is not None:
+            self._store.put_nodes([with_outcome(record, outcome)])
 
     def _record_success(self, outcome: OperationOutcome, rank: RankRecord) -> None:
         operation = outcome.operation

@@ -176,9 +176,6 @@ def _one_gpu(node: Node, gpu: Gpu) -> Iterator[Finding]:
     if gpu.error:
         hint = f"nvidia-smi -r -i {gpu.index} on the node, or reboot it; the other GPUs stay in use"
         yield _finding(node, "gpus", "fail", f"GPU {gpu.index} is lost: {gpu.error}", hint)
-    if gpu.mig_mode:
-        hint = f"nvidia-smi -i {gpu.index} -mig 0 on the node, or exclude it with gpu_indices"
-        yield _finding(node, "mig", "fail", f"GPU {gpu.index} is in MIG mode and cannot be allocated whole", hint)
     if gpu.ecc_errors:
         hint = f"reset it when idle (nvidia-smi -r -i {gpu.index}); if they recur, have it replaced"
         yield _finding(node, "ecc", "fail", f"GPU {gpu.index} has {gpu.ecc_errors} uncorrected memory errors", hint)

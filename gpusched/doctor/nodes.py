@@ -7,6 +7,7 @@ from collections.abc import Callable
 from gpusched.config.plugins import ComponentError
 from gpusched.doctor.findings import Finding, failed, worst
 from gpusched.doctor.judge import judge_access, judge_gpus, judge_host, judge_runtime
+from gpusched.doctor.mig import examine_mig
 from gpusched.doctor.state import QueuedNodeFacts
 from gpusched.doctor.trial import try_container
 from gpusched.errors import GpuschedError
@@ -100,6 +101,7 @@ def _examine(
         found.append(failed(node.name, "probe", error))
     if reading is not None:
         found += judge_gpus(node, reading, inspection, sizes=starts_jobs)
+        found += examine_mig(transport, node, reading, inspection.user)
     wiring = reading.wiring if reading is not None else None
     if not starts_jobs:
         return found, wiring

@@ -57,8 +57,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ecc_errors`` counts volatile uncorrected errors; ``energy_j`` is NVML's counter since driver load.
     ``links[i]`` is the closeness to GPU index i (0 none .. larger is nearer; NVLink above PCIe switch above socket).
-    ``slices`` are its MIG instances, ``mig_profiles`` what it can be cut into (both empty where MIG is off);
-    ``mig_error``: why they could not be read.
+    ``slices`` are its MIG instances, ``mig_profiles`` what it can be cut into (where MIG is on, or could be switched on
+    by gpusched); ``mig_error``: why they could not be read.
     """
 
     index: int

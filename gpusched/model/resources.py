@@ -56,6 +56,22 @@ class SharingSettings(msgspec.Struct, frozen=True, kw_only=True):
     pipe: str = "/tmp/nvidia-mps"
 
 
+class MigSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How GPUs of a node are cut into MIG slices while jobs ask for slices, and made whole again afterwards.
+
+    Attributes:
+        gpus: NVML indices of those that may be cut; None: all of the node's.
+        command: Words that run nvidia-smi as root on the node.
+        cdi_command: Words that write podman's list of devices anew, after each cut.
+    """
+
+    gpus: tuple[int, ...] | None = None
+    command: tuple[str, ...] = ("sudo", "-n", "/usr/bin/nvidia-smi")
+    cdi_command: tuple[str, ...] = (
+        "sudo", "-n", "/usr/bin/nvidia-ctk", "cdi", "generate", "--output=/var/run/cdi/nvidia.yaml",
+    )  # fmt: skip
+
+
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One server as declared in inventory.yaml.
 
@@ -68,6 +84,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         fabric_address: What MASTER_ADDR says when the training network is not the SSH one.
         simulated_gpus: Readings are made up by the probe and marked as simulated (demo only).
         sharing: None: each GPU is one job's.
+        mig: None: GPUs in MIG mode stay as they are cut.
     """
 
     name: str
@@ -87,10 +104,17 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     fabric_address: str | None = None
     simulated_gpus: bool = False
     sharing: SharingSettings | None = None
+    mig: MigSettings | None = None
 
     def indices(self) -> tuple[int, ...]:
         """Return the NVML indices of the GPUs this node offers, ascending."""
         return self.gpu_indices if self.gpu_indices is not None else tuple(range(self.gpus))
+
+    def cut_on_demand(self) -> tuple[int, ...]:
+        """Return the NVML indices of the GPUs that gpusched cuts into slices and makes whole, ascending."""
+        if self.mig is None:
+            return ()
+        return tuple(index for index in self.indices() if self.mig.gpus is None or index in self.mig.gpus)
 
 
 class ResizeRules(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,12 +69,14 @@ def parse_reading(node: str, answer: dict[str, Any], sent: float, received: floa
 
 
 def _with_profiles(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """Give each GPU in MIG mode its model's profiles, which the payload sends once."""
-    if not any(gpu.mig_mode for gpu in gpus):
-        return gpus
+    """Give each GPU its model's MIG profiles, which the payload sends once."""
     tables = {gpu.name: with_gpu_units(gpu.mig_profiles) for gpu in gpus if gpu.mig_profiles}
+    if not tables:
+        return gpus
+    with_mig = (gpu.mig_mode is not None and gpu.error is None for gpu in gpus)
     return tuple(
-        msgspec.structs.replace(gpu, mig_profiles=tables.get(gpu.name, ())) if gpu.mig_mode else gpu for gpu in gpus
+        msgspec.structs.replace(gpu, mig_profiles=tables.get(gpu.name, ())) if mig else gpu
+        for gpu, mig in zip(gpus, with_mig, strict=True)
     )
 
 

@@ -41,6 +41,7 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         indices: NVML indices the inventory declares (the simulated ones are made from it).
         want_links: Whether to read how GPUs and NICs are wired, which hardly changes while a machine is up.
+        want_profiles: Whether to read what GPUs can be cut into also where MIG mode is off.
         deadline_s: After so many seconds GPUs that have not answered are reported as such.
         engine_timeout_s: And so many are given to a call of the container engine: a hung one is reported by name.
     """
@@ -51,6 +52,7 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
     indices: tuple[int, ...]
     simulated: bool = False
     want_links: bool = False
+    want_profiles: bool = False
     deadline_s: float = 12.0
     engine_timeout_s: float = 8.0
 
@@ -132,6 +134,7 @@ def _request(node: Node, cluster_id: str, settings: Settings, want_links: bool) 
         indices=node.indices(),
         simulated=node.simulated_gpus,
         want_links=want_links,
+        want_profiles=bool(node.cut_on_demand()),
         deadline_s=max(settings.probe_timeout_s / 2, settings.probe_timeout_s - _MARGIN_S),
         engine_timeout_s=min(8.0, 0.75 * settings.probe_timeout_s),
     )

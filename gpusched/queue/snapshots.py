@@ -12,7 +12,7 @@ import msgspec
 from gpusched.config.reservations import unusable_reason
 from gpusched.config.validate import shape_on, usable_nodes, within_rules
 from gpusched.model.arrays import task_of
-from gpusched.model.gpustates import DRIVER_MEMORY_MIB, foreign_processes, gpu_states
+from gpusched.model.gpustates import DRIVER_MEMORY_MIB, GpuStatus, foreign_processes, gpu_states
 from gpusched.model.interference import JobClassEstimate
 from gpusched.model.jobs import Allocation, JobRecord, JobSpec
 from gpusched.model.limits import leaf_of
@@ -21,6 +21,7 @@ from gpusched.model.progress import JobProgress, speeds_of, steps_left
 from gpusched.model.readings import GpuState, NodeReading, NodeState
 from gpusched.model.reservations import Reservation, by_node, named_nodes_unreserved_at, restart_conflict
 from gpusched.model.resources import Inventory, Node, SharingSettings
+from gpusched.model.slices import gpu_of
 from gpusched.model.slurm import slurm_block_reason
 from gpusched.model.snapshot import (
     FinishedView,
@@ -244,6 +245,7 @@ def _node_view(
     blocked = {index: f"{GpuState.BUSY}: {why}" for index, why in lingering.items()}
     states = gpu_states(node, reading, held)
     slices = tuple(one for status in states for one in status.slices)
+    blocked |= _being_cut(record, slices)
     for status in (*states, *slices):
         if status.state not in (GpuState.FREE, GpuState.ALLOCATED, GpuState.SLICED):
             blocked[status.index] = f"{status.state}: {status.reason}"
@@ -263,6 +265,13 @@ def _node_view(
         shareable=_shareable(node.sharing, reading, blocked) if node.sharing is not None else {},
         slices=tuple(SliceView(one.index, one.profile) for one in slices),
     )
+
+
+def _being_cut(record: NodeRecord | None, slices: Iterable[GpuStatus]) -> dict[int, str]:
+    """Return why GPUs that are being cut, and their slices, cannot be had now, by number."""
+    cutting = {index for index, state in record.cuts.items() if state.under_way} if record is not None else set()
+    numbers = [*cutting, *(one.index for one in slices if gpu_of(one.index) in cutting)]
+    return dict.fromkeys(numbers, f"{GpuState.BUSY}: it is being cut into slices, or made whole")
 
 
 def _shareable(sharing: SharingSettings, reading: NodeReading | None, blocked: Container[int]) -> dict[int, int]:

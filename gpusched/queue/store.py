@@ -24,6 +24,7 @@ from gpusched.model.indices import Spans, intersection, parse
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 from gpusched.model.readings import NodeReading, NodeState, Wiring
 from gpusched.model.resources import Node
+from gpusched.model.slices import Cut
 from gpusched.model.slurm import TROUBLE, Trouble
 from gpusched.queue import reading
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
@@ -65,6 +66,29 @@ class FailedLaunch(msgspec.Struct, frozen=True, kw_only=True):
     own: bool = False
 
 
+class CutState(msgspec.Struct, frozen=True, kw_only=True):
+    """A cut of a GPU: under way, or failed.
+
+    Attributes:
+        began: When the intent was recorded (Unix seconds, the controller's clock).
+        ended: When the node had answered; None until then.
+        error: The node's error, or what the GPU shows instead.
+        failures: In a row. retry_at: Set once it has failed: not before then.
+    """
+
+    cut: Cut
+    began: float
+    ended: float | None = None
+    error: str = ""
+    failures: int = 0
+    retry_at: float | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Return whether the GPU may still be changing."""
+        return self.retry_at is None
+
+
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the store knows of a node between two probes.
 
@@ -76,6 +100,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         declared: As inventory.yaml last had it; None: not known.
         left: Removed from inventory.yaml, but still probed because of attempts on it.
         failed_launches: Failed launches since the last success of a similar one.
+        cuts: GPU index -> its cut that is under way, or failed.
         links, wired: As last read; neither is asked for in every probe. ``wired`` is JSON (see `wiring`): to decode it
             takes longer than all the rest, and it is wanted seldom.
     """
@@ -88,6 +113,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     last_seen: float | None = None
     down_since: float | None = None
     failed_launches: tuple[FailedLaunch, ...] = ()
+    cuts: dict[int, CutState] = {}
     links: dict[int, dict[int, int]] = {}
     wired: msgspec.Raw = msgspec.Raw(b"null")
     reading: NodeReading | None = None

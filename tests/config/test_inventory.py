@@ -7,7 +7,16 @@ import pytest
 from gpusched.config.inventory import flavor_nodes, load_inventory
 from gpusched.config.paths import find_inventory
 from gpusched.errors import FileError, UsageError
-from gpusched.model.resources import Flavor, Inventory, LogSettings, Node, RuntimeName, Settings, SharingSettings
+from gpusched.model.resources import (
+    Flavor,
+    Inventory,
+    LogSettings,
+    MigSettings,
+    Node,
+    RuntimeName,
+    Settings,
+    SharingSettings,
+)
 
 
 def load(tmp_path: Path, text: str) -> Inventory:
@@ -156,6 +165,33 @@ partitions:
     turns = SharingSettings(mode="time-slicing", slowdown=0.3, pipe="/run/mps")
     mps = SharingSettings(mode="mps", slowdown=0.5, pipe="/tmp/nvidia-mps")
     assert found == {"a": mps, "b": None, "c1": turns, "c2": turns, "d": None}
+
+
+def test_gpus_are_cut_on_demand_where_a_node_or_its_partition_says_so(tmp_path: Path) -> None:
+    text = """\
+partitions:
+  A:
+    defaults: {gpus: 4, cores: 1, memory: 1G, runtime: podman, mig: on-demand}
+    nodes:
+      - a
+      - {name: b, mig: fixed}
+      - {name: c, gpu_indices: 1-4, mig: {mode: on-demand, gpus: 3-6, command: nvidia-smi}}
+  B: {nodes: [{name: d, gpus: 1, cores: 1, memory: 1G, runtime: podman}]}
+"""
+    a, b, c, d = load(tmp_path, text).nodes
+    assert (a.mig, a.cut_on_demand()) == (MigSettings(), (0, 1, 2, 3))
+    assert [(node.mig, node.cut_on_demand()) for node in (b, d)] == [(None, ())] * 2
+    assert c.mig is not None
+    assert (c.mig.command, c.cut_on_demand()) == (("nvidia-smi",), (3, 4))
+
+
+@pytest.mark.parametrize("value", ["off", "{gpus: [1]}", '{mode: on-demand, command: "\'"}'])
+def test_mig_is_fixed_or_on_demand(tmp_path: Path, value: str) -> None:
+    text = (
+        f"partitions:\n  A:\n    nodes: [{{name: a, gpus: 4, cores: 1, memory: 1G, runtime: podman, mig: {value}}}]\n"
+    )
+    with pytest.raises(FileError, match=r"on-demand|a command such as"):
+        load(tmp_path, text)
 
 
 def test_words_are_not_yaml_1_1(tmp_path: Path) -> None:

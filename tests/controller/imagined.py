@@ -16,6 +16,7 @@ from gpusched.cluster.base import NodeObservation, Operation, OperationOutcome, 
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import ContainerReading, Gpu, NodeReading, ProbeFailure
 from gpusched.model.resources import Flavor, Inventory, Node, Partition, RuntimeName, Settings, SharingSettings
+from gpusched.model.slices import Cut, MigSlice, gpu_of
 from gpusched.queue.clock import Clock
 
 GPUS, GPU_MIB = 4, 41 << 10
@@ -47,6 +48,33 @@ class Host:
     tells: bool = True  # whether it says how long containers have run
     engine: bool = True  # whether its container engine answers
     boxes: dict[str, Box] = field(default_factory=dict)
+    mig: dict[int, tuple[tuple[str, int], ...]] = field(default_factory=dict)  # GPUs in MIG mode: (profile, start)
+    cuts: list[Cut] = field(default_factory=list)  # that were carried out, in order
+
+    def cut(self, cut: Cut, half: bool = False) -> str:
+        """As the real script: nothing while a container is on the GPU. ``half``: it is broken off."""
+        used = [b.name for b in self.boxes.values() if b.phase in ("preparing", "ready", "running", "lost")
+                and cut.gpu in map(gpu_of, b.gpus)]  # fmt: skip
+        if used:
+            return f"GPU {cut.gpu} is in use by {used[0]}"
+        self.cuts.append(cut)
+        if half:
+            self.mig[cut.gpu] = cut.slices[:1]
+        elif cut.slices:
+            self.mig[cut.gpu] = cut.slices
+        else:
+            self.mig.pop(cut.gpu, None)
+        return ""
+
+    def gpu(self, index: int, now: float) -> Gpu:
+        slices = tuple(
+            MigSlice(gpu=index, start=start, profile=profile, uuid=f"MIG-{index}-{start}", gi=start, ci=0, device=i)
+            for i, (profile, start) in enumerate(self.mig.get(index, ()))
+        )
+        return Gpu(
+            index=index, uuid=f"GPU-{self.name}-{index}", energy_j=now * 100, memory_total_mib=GPU_MIB,
+            mig_mode=index in self.mig, slices=slices,
+        )  # fmt: skip
 
     def reboot(self) -> None:
         self.boot += 1
@@ -91,7 +119,10 @@ class World:
 
     def carry_out(self, operation: Operation) -> str:
         """Do an operation on its node, as the real scripts do: idempotent, and refusing a second launch of a name."""
-        host, name = self.hosts[operation.node], container_name(*operation.key)
+        host = self.hosts[operation.node]
+        if operation.cut is not None:
+            return host.cut(operation.cut)
+        name = container_name(*operation.key)
         box = host.boxes.get(name)
         if operation.verb == "launch":
             assert operation.request is not None
@@ -177,7 +208,10 @@ class ImaginedCluster:
             if verdict == "wait":
                 continue
             del self._pending[key]
-            said = self.world.carry_out(operation) if verdict in ("ok", "unheard") else ""
+            if verdict == "half" and operation.cut is not None:
+                said = self.world.hosts[operation.node].cut(operation.cut, half=True)
+            else:
+                said = self.world.carry_out(operation) if verdict in ("ok", "unheard") else ""
             self.world.now += 0.001
             lost = verdict != "ok"
             error = "connection lost" if lost else said
@@ -199,9 +233,7 @@ def reading_of(host: Host, now: float) -> NodeReading:
         boot_id=f"{host.name}-{host.boot}",
         clock_skew_s=host.ahead,
         source="nvml",
-        gpus=tuple(
-            Gpu(index=i, uuid=f"GPU-{host.name}-{i}", energy_j=now * 100, memory_total_mib=GPU_MIB) for i in range(GPUS)
-        ),
+        gpus=tuple(host.gpu(index, now) for index in range(GPUS)),
         containers=None
         if boxes is None
         else tuple(

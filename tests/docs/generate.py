@@ -50,6 +50,7 @@ from gpusched.model.reservations import Reservation
 from gpusched.model.resources import (
     Inventory,
     LogSettings,
+    MigSettings,
     Node,
     Partition,
     ResizeRules,
@@ -306,6 +307,12 @@ def _sharing() -> str:
     plain = SharingSettings(mode="mps")
     defaults = {key: _default(getattr(plain, key), key) for key in ("slowdown", "pipe")}
     return _keys(inventory_fields.SHARING, words.SHARING, defaults)
+
+
+def _mig() -> str:
+    plain = MigSettings()
+    defaults = {key: code(" ".join(getattr(plain, key))) for key in ("command", "cdi_command")}
+    return _keys(inventory_fields.MIG, words.MIG, defaults)
 
 
 def _flavor() -> str:
@@ -576,6 +583,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "resizable": _resizable,
     "node": _node,
     "sharing": _sharing,
+    "mig": _mig,
     "flavor": _flavor,
     "limits": _limits,
     "group": _of_group,

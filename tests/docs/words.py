@@ -154,6 +154,11 @@ NODE = {
         "mapping",
         "Whether two jobs that request it may share GPUs, [below](#sharing). Default: no.",
     ),
+    "mig": (
+        "`fixed`, `on-demand` or mapping",
+        "`fixed`: GPUs in MIG mode stay as they are cut. `on-demand`: gpusched cuts GPUs, [below](#mig). Default: "
+        "`fixed`.",
+    ),
 }
 SHARING = {
     "mode": (
@@ -163,6 +168,12 @@ SHARING = {
     ),
     "slowdown": ("0 to 100", "Maximum predicted slowdown of either job: `0.3` is 30 %."),
     "pipe": ("absolute path", "With `mps`: folder of the daemon's pipes."),
+}
+MIG = {
+    "mode": ("`fixed` or `on-demand`", "Required in a mapping."),
+    "gpus": ("`[0, 1, 3]` or `0-3`", "NVML indices of the GPUs that may be cut. Default: all of the node."),
+    "command": ("command", "Runs nvidia-smi as root on the node."),
+    "cdi_command": ("command", "With podman: rewrites the CDI specification, after each cut."),
 }
 FLAVOR = {
     "gpus": ("number", "Required. Total of the whole job."),

@@ -86,7 +86,6 @@ CASES = [
     (NODE, SEEN, reading(gpus=GPUS[:1]), "gpus", "fail", "GPU 1 is declared but missing (1 found)"),
     (node(gpus=1), SEEN, READING, "gpus", "warn", "1 declared, 2 found"),
     (NODE, SEEN, with_gpu(error="GPU is lost"), "gpus", "fail", "GPU 1 is lost: GPU is lost"),
-    (NODE, SEEN, with_gpu(mig_mode=True), "mig", "fail", "GPU 1"),
     (NODE, SEEN, with_gpu(ecc_errors=3), "ecc", "fail", "3 uncorrected"),
     (NODE, SEEN, with_gpu(processes=(GpuProcess(pid=7, user="eve"),)), "foreign", "warn", "pid 7 of eve"),
     (node(gpu_type="H100"), SEEN, READING, "gpu type", "warn", "A100-SXM4"),

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from gpusched.model.readings import Gpu
+from gpusched.model.resources import MigSettings
 from gpusched.model.slices import MigSlice, share
 from gpusched.nodes.probe import probe
 from tests.nodes.nodes import declare, opened, settings_for
@@ -19,9 +20,9 @@ def node(testbed: Testbed) -> TestNode:
     return testbed.nodes[0]
 
 
-def read(testbed: Testbed, node: TestNode) -> tuple[Gpu, ...]:
+def read(testbed: Testbed, node: TestNode, mig: MigSettings | None = None) -> tuple[Gpu, ...]:
     """The GPUs of one reading."""
-    declared, settings = declare(testbed, node), settings_for(testbed)
+    declared, settings = declare(testbed, node, mig=mig), settings_for(testbed)
     with opened(declared, settings) as transport:
         return probe(transport, declared, "c1", settings, time.time).gpus
 
@@ -52,13 +53,19 @@ def test_profiles_come_with_their_placements(testbed: Testbed, node: TestNode) -
     node.cut_gpu(7)
     gpus = read(testbed, node)
     assert gpus[0].mig_profiles == gpus[7].mig_profiles
-    assert gpus[1].mig_profiles == ()
     by_name = {profile.name: profile for profile in gpus[0].mig_profiles}
     assert by_name["3g.40gb"].placements == ((0, 4), (4, 4))
     assert (by_name["1g.10gb+me"].profile_id, by_name["1g.10gb+me"].max_count) == (20, 1)
     assert share(by_name["1g.10gb"]) == 1 / 7
     assert share(by_name["3g.40gb"]) == 1 / 2
     assert share(by_name["7g.80gb"]) == 1
+
+
+def test_profiles_are_asked_for_where_gpus_are_cut_on_demand(testbed: Testbed, node: TestNode) -> None:
+    assert [gpu.mig_profiles for gpu in read(testbed, node)] == [()] * 8
+    gpus = read(testbed, node, mig=MigSettings(gpus=(1,)))
+    assert [(gpu.mig_mode, len(gpu.mig_profiles)) for gpu in gpus] == [(False, 7)] * 8
+    assert all(gpu.mig_profiles == () for gpu in read(testbed, testbed.nodes[1], mig=MigSettings())), "a V100 has none"
 
 
 def test_processes_and_memory_are_those_of_their_slice(testbed: Testbed, node: TestNode) -> None:

@@ -206,15 +206,16 @@ class TestNode:
         part.write_text(text)
         part.rename(part.with_name("nvml.conf"))
 
-    def cut_gpu(self, gpu: int, *profiles: str) -> None:
-        """Switch a GPU's MIG mode on and cut it so, by nvidia-smi's words: `cut_gpu(3, "1g.10gb:0", "3g.40gb:4")`.
-
-        The node has nvidia-smi and nvidia-ctk (see nvidia_smi.py) from then on, until it is reset. A V100 is cut as an
-        A100 is.
-        """
+    def install_nvidia_smi(self) -> None:
+        """Give the node nvidia-smi and nvidia-ctk (nvidia_smi.py) until it is reset; a V100 is cut as an A100 is."""
         for name in ("nvidia-smi", "nvidia-ctk"):
             self.install_script(name, NVIDIA_SMI.read_text())
-        self.nvml_set({f"gpu*.mig_profile.{number}": line for number, line in A100_MIG.items()}, **{f"gpu{gpu}.mig": 1})
+        self.nvml_set({f"gpu*.mig_profile.{number}": line for number, line in A100_MIG.items()}, **{"gpu*.mig": 0})
+
+    def cut_gpu(self, gpu: int, *profiles: str) -> None:
+        """Switch a GPU's MIG mode on and cut it so, by nvidia-smi's words: `cut_gpu(3, "1g.10gb:0", "3g.40gb:4")`."""
+        self.install_nvidia_smi()
+        self.nvml_set({f"gpu{gpu}.mig": 1})
         if profiles:
             self.run(["nvidia-smi", "mig", "-i", str(gpu), "-cgi", ",".join(profiles), "-C"])
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """A stand-in for `nvidia-smi mig` on the testbed's nodes: it cuts the GPUs of nvml_stub.c, by the same file.
 
-Known are -lgi, -lci, -lgip, -cgi PROFILE[:START],... [-C], -dci and -dgi, with -i, -gi and -ci. Placements are checked
-against the file's profiles. Every created or destroyed instance is written at once; the key `gpuI.smi_delay_ms` is the
-pause before each, and `smi_denied=1` refuses all that changes something. Runs with a plain python3.
+Known are mig -lgi, -cgi PROFILE[:START],... [-C], -dci and -dgi, with -i and -gi, and without mig: -i GPU with -mig 0
+or 1, --query-gpu=mig.mode.current or --query-compute-apps=pid. Placements are checked against the file's profiles.
+Every created or destroyed instance is written at once; the key `gpuI.smi_delay_ms` is the pause before each, and
+`smi_denied=1` refuses all that changes something. Runs with a plain python3.
 
 Called nvidia-ctk, it is a stand-in for `nvidia-ctk cdi generate --output=FILE`: a device G for each whole GPU and
 G:I for each MIG device, with its device files and the variable GPU_G=present or GPU_G_I=present.
@@ -58,12 +59,14 @@ class Gpu:
             return values.get(f"gpu{index}.{key}", values.get(f"gpu*.{key}", otherwise))
 
         self.mig = value("mig", "0") == "1"
+        self.pci = value("pci")
         self.uuid, self.delay_s = value("uuid"), float(value("smi_delay_ms", "0")) / 1000
         self.profiles = [Profile(line) for line in (value(f"mig_profile.{n}") for n in range(32)) if line]
         self.gis = [[int(word) for word in item.split(":")] for item in value("gis").split(",") if item]
         self.cis = [item.split(":", 3) for item in value("cis").split(",") if item]
-        busy = [item.split(":") for item in value("procs").split(",") if item]
-        self.in_use = {int(item[2]) for item in busy if len(item) > 2}
+        processes = [item.split(":") for item in value("procs").split(",") if item]
+        self.busy = [item[0] for item in processes]
+        self.in_use = {int(item[2]) for item in processes if len(item) > 2}
 
     def profile(self, word: str) -> Profile:
         """Return the profile that a word names."""
@@ -131,14 +134,18 @@ class Gpu:
         time.sleep(self.delay_s)
         gis = ",".join(":".join(map(str, gi)) for gi in self.gis)
         cis = ",".join(":".join(ci) for ci in self.cis)
-        own = (f"gpu{self.index}.gis=", f"gpu{self.index}.cis=")
-        with locked():
-            with open(FILE) as file:
-                lines = [line for line in file if not line.startswith(own)]
-            part = f"{FILE}.{os.getpid()}"
-            with open(part, "w") as file:
-                file.writelines([*lines, f"{own[0]}{gis}\n", f"{own[1]}{cis}\n"])
-            os.rename(part, FILE)
+        replace_lines({f"gpu{self.index}.gis": gis, f"gpu{self.index}.cis": cis})
+
+
+def replace_lines(values: "dict[str, str]") -> None:
+    """Put these values into the file in place of older ones."""
+    with locked():
+        with open(FILE) as file:
+            lines = [line for line in file if line.partition("=")[0] not in values]
+        part = f"{FILE}.{os.getpid()}"
+        with open(part, "w") as file:
+            file.writelines([*lines, *(f"{key}={value}\n" for key, value in values.items())])
+        os.rename(part, FILE)
 
 
 @contextmanager
@@ -230,18 +237,51 @@ def cdi_device(name: str, nodes: "list[dict[str, object]]") -> "dict[str, object
     return {"name": name, "containerEdits": {"env": [variable], "deviceNodes": nodes}}
 
 
+def switch_mode(index: int, on: bool) -> None:
+    """Print and do what -mig does. A GPU in use keeps its mode, and nvidia-smi ends with 0 nevertheless."""
+    gpu = Gpu(index)
+    word = "enable" if on else "disable"
+    if gpu.mig == on:
+        print(f"{word.capitalize()}d MIG Mode for GPU {gpu.pci}")
+    elif gpu.busy or gpu.gis:
+        print(f"Warning: MIG mode is in pending {word} state for GPU {gpu.pci}:In use by another client")
+    else:
+        time.sleep(gpu.delay_s)
+        replace_lines({f"gpu{index}.mig": str(int(on))})
+        print(f"{word.capitalize()}d MIG Mode for GPU {gpu.pci}")
+    print("All done.")
+
+
+def whole_gpu(words: "list[str]") -> int:
+    """Do what nvidia-smi does without mig: -mig 0 or 1, and two queries, of the GPU that -i names."""
+    parser = argparse.ArgumentParser(prog="nvidia-smi", allow_abbrev=False)
+    for option in ("-i", "-mig", "--query-gpu", "--query-compute-apps", "--format"):
+        parser.add_argument(option)
+    options = parser.parse_args(words)
+    gpu = Gpu(int(options.i))
+    if options.query_gpu == "mig.mode.current":
+        print("Enabled" if gpu.mig else "Disabled")
+    elif options.query_compute_apps == "pid":
+        print("".join(f"{pid}\n" for pid in gpu.busy), end="")
+    elif options.mig and read_file().get("smi_denied") == "1":
+        print("Unable to enable MIG Mode: Insufficient Permissions")
+        return DENIED
+    elif options.mig:
+        switch_mode(gpu.index, options.mig == "1")
+    return 0
+
+
 def main() -> int:
     """Do as the called program does; return its exit code."""
     if os.path.basename(sys.argv[0]) == "nvidia-ctk":
         generate_cdi(sys.argv[-1].partition("=")[2])
         return 0
     if sys.argv[1:2] != ["mig"]:
-        print("the testbed's nvidia-smi knows mig only", file=sys.stderr)
-        return 2
+        return whole_gpu(sys.argv[1:])
     parser = argparse.ArgumentParser(prog="nvidia-smi mig", allow_abbrev=False)
     for flag in ("-lgi", "-C", "-dci", "-dgi"):
         parser.add_argument(flag, action="store_true")
-    for option in ("-i", "-cgi", "-gi", "-ci"):
+    for option in ("-i", "-cgi", "-gi"):
         parser.add_argument(option)
     try:
         act(parser.parse_args(sys.argv[2:]))

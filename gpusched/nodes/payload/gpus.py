@@ -22,19 +22,19 @@ GPU_FIELDS = (
 OLD_GPU_FIELDS = "index,uuid,name,memory.total,memory.used,utilization.gpu,power.draw,power.limit,temperature.gpu"
 
 
-def messages(only: "list[int] | None", want_links: bool) -> "Iterator[dict[str, Any]]":
+def messages(only: "list[int] | None", want_links: bool, want_profiles: bool) -> "Iterator[dict[str, Any]]":
     """`nvml.messages`, or why that module cannot be had: a disk may have spoilt it."""
     try:
         from gpusched.nodes.payload import nvml
     except Exception as error:
         return iter([{"init_error": "%s: %s" % (type(error).__name__, error), "spoilt": True}])
-    return nvml.messages(only, want_links)
+    return nvml.messages(only, want_links, want_profiles)
 
 
 class Child:
     """A process that runs `nvml.messages` and sends them through a pipe."""
 
-    def __init__(self, only: "list[int] | None", want_links: bool) -> None:
+    def __init__(self, only: "list[int] | None", want_links: bool, want_profiles: bool) -> None:
         self.buffer = b""
         self.fd, write = os.pipe()
         self.pid = os.fork()
@@ -44,7 +44,7 @@ class Child:
                 null = os.open(os.devnull, os.O_RDWR)
                 for fd in (0, 1, 2):  # the session must be able to end without this process
                     os.dup2(null, fd)
-                for message in messages(only, want_links):
+                for message in messages(only, want_links, want_profiles):
                     os.write(write, json.dumps(message).encode() + b"\n")
             finally:
                 os._exit(0)
@@ -89,7 +89,8 @@ class GpuReadout:
         self.places = []  # type: list[dict[str, Any]]
         self.answer = {"source": "nvml", "gpu_error": None, "driver_version": None}  # type: dict[str, Any]
         self.todo = None  # type: list[int] | None
-        self.child = Child(None, bool(request.get("want_links")))
+        self.want_profiles = bool(request.get("want_profiles"))
+        self.child = Child(None, bool(request.get("want_links")), self.want_profiles)
 
     def collect(self) -> "dict[str, Any]":
         """Return the part of the answer about GPUs."""
@@ -137,7 +138,7 @@ class GpuReadout:
             self.found[index] = {"index": index, "error": trouble}
         self.todo = [] if late else self.todo[1:]
         if self.todo:
-            self.child = Child(self.todo, False)
+            self.child = Child(self.todo, False, self.want_profiles)
 
     def finish(self) -> None:
         """Wait briefly for the links, which come last and are worth no more than a moment."""

@@ -1,7 +1,7 @@
 """A GPU in MIG mode: its GPU instances, the compute instances in them, and what its model can be cut into."""
 # ruff: noqa: UP031
 
-from gpusched.nodes.payload.nvml import attempt, code, read_memory, running, text
+from gpusched.nodes.payload.calls import attempt, code, read_memory, running, text
 
 MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
 if MYPY:
@@ -20,10 +20,7 @@ def read_mig(
 
     A GPU instance without a compute instance, as a cut that was broken off leaves it, is among the slices.
     """
-    model = gpu.get("name")
-    if model not in tables:
-        tables[model] = gpu["mig_profiles"] = read_profiles(nvml, handle)
-    profiles = {profile["profile_id"]: profile for profile in tables[model]}
+    profiles = {profile["profile_id"]: profile for profile in add_profiles(nvml, handle, gpu, tables)}
     slices, processes = {}, []  # type: dict[int, dict[str, Any]], list[dict[str, Any]]
     for number in range(INSTANCE_IDS):
         errors = []  # type: list[Any]
@@ -44,6 +41,16 @@ def read_mig(
         processes += [dict(p, gi=gi) for p in running(nvml, device, ("Compute",), [])]
     gpu["slices"] = [slices[gi] for gi in sorted(slices, key=lambda gi: slices[gi]["start"])]
     return sorted(processes, key=lambda p: p["pid"])
+
+
+def add_profiles(
+    nvml: "Any", handle: "Any", gpu: "dict[str, Any]", tables: "dict[Any, list[dict[str, Any]]]"
+) -> "list[dict[str, Any]]":
+    """Return what a GPU can be cut into; of the first of a model it goes into ``gpu``."""
+    model = gpu.get("name")
+    if model not in tables:
+        tables[model] = gpu["mig_profiles"] = read_profiles(nvml, handle)
+    return tables[model]
 
 
 def one_slice(gpu: int, info: "Any", profiles: "dict[int, dict[str, Any]]") -> "dict[str, Any]":

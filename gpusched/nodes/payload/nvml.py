@@ -4,9 +4,11 @@
 import sys
 import types
 
+from gpusched.nodes.payload.calls import attempt, code, either, read_memory, running, text, text_of
+
 MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
 if MYPY:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from typing import Any
 
 # NVML error codes (nvml.h), by number: old and new pynvml name them alike, but not every one has all.
@@ -33,8 +35,11 @@ def load() -> "Any":
     return pynvml
 
 
-def messages(only: "list[int] | None", want_links: bool) -> "Iterator[dict[str, Any]]":
-    """Yield what NVML reports: driver and count, then each GPU (``only`` these), then the links if wanted."""
+def messages(only: "list[int] | None", want_links: bool, want_profiles: bool) -> "Iterator[dict[str, Any]]":
+    """Yield what NVML reports: driver and count, then each GPU (``only`` these), then the links if wanted.
+
+    ``want_profiles``: also what GPUs with MIG mode off can be cut into.
+    """
     try:
         nvml = load()
         nvml.nvmlInit()
@@ -47,14 +52,18 @@ def messages(only: "list[int] | None", want_links: bool) -> "Iterator[dict[str, 
     handles = {}  # type: dict[int, Any]
     tables = {}  # type: dict[Any, list[dict[str, Any]]]
     for index in range(count) if only is None else only:
-        yield {"gpu": read_gpu(nvml, index, handles, tables)}
+        yield {"gpu": read_gpu(nvml, index, handles, tables, want_profiles)}
     if want_links:
         yield {"links": links(nvml, handles), "places": places(nvml, handles)}
     yield {"done": True}
 
 
 def read_gpu(
-    nvml: "Any", index: int, handles: "dict[int, Any]", tables: "dict[Any, list[dict[str, Any]]]"
+    nvml: "Any",
+    index: int,
+    handles: "dict[int, Any]",
+    tables: "dict[Any, list[dict[str, Any]]]",
+    want_profiles: bool = False,
 ) -> "dict[str, Any]":
     """All figures of one GPU; ``error`` where it cannot be talked to. Its handle goes into ``handles``.
 
@@ -80,15 +89,12 @@ def read_gpu(
     lost += [e for e in trouble if memory is None and code(e) not in NOT_SUPPORTED_CODES]
     if lost:
         return {"index": index, "uuid": gpu["uuid"], "name": gpu["name"], "error": text_of(lost[0])}
+    if want_profiles and gpu.get("mig_mode") is False:
+        from gpusched.nodes.payload.mig import add_profiles
+
+        add_profiles(nvml, handle, gpu, tables)
     handles[index] = handle
     return gpu
-
-
-def read_memory(nvml: "Any", handle: "Any", errors: "list[Any]") -> "Any":
-    """Memory without what the driver reserves (v2), else with it; None and the errors where neither is to be had."""
-    version = getattr(nvml, "nvmlMemory_v2", None)
-    memory = None if version is None else attempt([], nvml.nvmlDeviceGetMemoryInfo, handle, version)
-    return attempt(errors, nvml.nvmlDeviceGetMemoryInfo, handle) if memory is None else memory
 
 
 def read_figures(
@@ -129,19 +135,6 @@ def read_ecc(nvml: "Any", handle: "Any", errors: "list[Any]") -> "int | None":
     ]
     known = [n for n in each if n is not None]
     return sum(known) if known else None
-
-
-def running(nvml: "Any", handle: "Any", kinds: "tuple[str, ...]", errors: "list[Any]") -> "list[dict[str, Any]]":
-    """Compute and graphics processes, each pid once with the larger of its two figures."""
-    used = {}  # type: dict[int, int | None]
-    for kind in kinds:
-        name = "nvmlDeviceGet%sRunningProcesses" % kind
-        for process in either(nvml, (name, name + "_v2"), errors, handle) or ():
-            memory = process.usedGpuMemory
-            mib = None if memory is None else memory >> 20
-            old = used.get(process.pid)
-            used[process.pid] = mib if old is None else old if mib is None else max(old, mib)
-    return [{"pid": pid, "memory_used_mib": mib} for pid, mib in sorted(used.items())]
 
 
 def links(nvml: "Any", handles: "dict[int, Any]") -> "dict[int, dict[int, int]]":
@@ -217,47 +210,6 @@ def read_nvlinks(nvml: "Any", handle: "Any") -> "tuple[list[tuple[int, int, int]
         if pci is not None:
             ends.append((pci.domain, pci.bus, pci.device))
     return ends, switches
-
-
-def either(nvml: "Any", names: "tuple[str, str]", errors: "list[Any]", *args: "Any") -> "Any":
-    """Return the first of two calls that both this pynvml and this driver have."""
-    for name in names:
-        function = getattr(nvml, name, None)
-        if function is None:
-            continue
-        trouble = []  # type: list[Any]
-        value = attempt(trouble, function, *args)
-        if not trouble:
-            return value
-        errors += trouble
-        if code(trouble[0]) not in (13, 25):  # function or version unknown to the driver
-            return None
-    return None
-
-
-def attempt(errors: "list[Any]", function: "Callable[..., Any]", *args: "Any") -> "Any":
-    """Return a call's value; None, with the exception added to ``errors``, if it fails."""
-    try:
-        return function(*args)
-    except Exception as error:
-        errors.append(error)
-        return None
-
-
-def code(error: "Any") -> "Any":
-    """NVML's error number, None for another exception."""
-    return getattr(error, "value", None)
-
-
-def text_of(error: "Any") -> str:
-    """Return an exception as one line for people."""
-    message = str(error) or type(error).__name__
-    return "NVML: %s" % message if code(error) is not None else "%s: %s" % (type(error).__name__, message)
-
-
-def text(value: "Any") -> "Any":
-    """Old pynvml answers bytes."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def thousandth(value: "Any") -> "Any":
