@@ -4,6 +4,9 @@ A job is charged its own GPUs, never the whole host; while two share a GPU each 
 Energy is the difference of NVML's counters; where a GPU has no counter (or the counter went back: the driver was
 reloaded) power is integrated by the trapezoid rule; where neither is known, the GPU seconds count as unknown, never as
 zero joules.
+
+A slice counts as its share of its GPU, in GPU seconds and in energy: NVML measures the GPU only. What no slice of a cut
+GPU is held of counts as a GPU that nobody holds.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import msgspec
 from gpusched.model.jobs import JobRecord
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Node
+from gpusched.model.slices import gpu_of, is_slice
+from gpusched.model.slicetables import gpus_counted
 from gpusched.queue.store import UsageRow
 
 BUCKET_S = 300
@@ -26,7 +31,7 @@ MAX_POWER_GAP_S = 60.0  # two power readings further apart say nothing of the ti
 class GpuHolding(msgspec.Struct, frozen=True):
     """A GPU that a job holds until ``end`` (Unix seconds); ``shares``: another job may share it.
 
-    ``begin``: not before; of a job of Slurm, which starts between readings.
+    ``begin``: not before; of a job of Slurm, which starts between readings. ``part``: of a slice, its share of the GPU.
     """
 
     job_id: str
@@ -34,10 +39,11 @@ class GpuHolding(msgspec.Struct, frozen=True):
     end: float
     shares: bool = False
     begin: float = float("-inf")
+    part: float = 1.0
 
 
 def holdings(node: str, jobs: Iterable[JobRecord], now: float) -> dict[int, list[GpuHolding]]:
-    """Return GPU index -> its holders, by end.
+    """Return GPU index, or number of a slice -> its holders, by end.
 
     A job holds its GPUs from its allocation on, the pulling of its image included. Allocations are made right after a
     reading, so between two readings a holder begins where the one before it ends, or with the span; of jobs that share
@@ -49,7 +55,7 @@ def holdings(node: str, jobs: Iterable[JobRecord], now: float) -> dict[int, list
     for job in jobs:
         begin = job.start_time if job.slurm is not None and job.start_time is not None else float("-inf")
         end = now if job.end_time is None else job.end_time
-        holding = GpuHolding(job.id, job.user, end, bool(job.spec.share), begin)
+        holding = GpuHolding(job.id, job.user, end, bool(job.spec.share), begin, gpus_counted(1, job.spec.profile))
         for part in job.allocation.parts if job.allocation else ():
             if part.node == node:
                 for gpu in part.gpus:
@@ -104,7 +110,7 @@ def usage_between(
         span = after.time - before.time
         joules = _energy_j(was, gpu, span, same_boot)
         use = _utilization(was, gpu) if span <= MAX_POWER_GAP_S else None
-        for bucket, holder, part, seconds in _split(before.time, after.time, held.get(gpu.index, [])):
+        for bucket, holder, part, seconds in _parts(gpu.index, before.time, after.time, held):
             row = UsageRow(
                 bucket=bucket,
                 node=node.name,
@@ -136,6 +142,22 @@ def _energy_j(was: Gpu | None, gpu: Gpu, span_s: float, same_boot: bool) -> floa
 def _utilization(was: Gpu | None, gpu: Gpu) -> float | None:
     known = [g.utilization_pct for g in (was, gpu) if g is not None and g.utilization_pct is not None]
     return sum(known) / len(known) / 100 if known else None
+
+
+def _parts(
+    index: int, begin: float, end: float, held: Mapping[int, list[GpuHolding]]
+) -> list[tuple[int, GpuHolding | None, float, float]]:
+    """Return the time of a GPU as `_split` does; of one that is cut, each slice's by its share, and then the rest."""
+    slices = [holders for number, holders in held.items() if is_slice(number) and gpu_of(number) == index]
+    if not slices:
+        return _split(begin, end, held.get(index, []))
+    parts, rest = list[tuple[int, GpuHolding | None, float, float]](), 1.0
+    for holders in slices:
+        share = min(rest, max(holding.part for holding in holders))
+        rest -= share
+        parts += [(bucket, one, part * share, seconds) for bucket, one, part, seconds in _split(begin, end, holders)]
+    whole = _split(begin, end, held.get(index, [])) if rest > 0 else []
+    return parts + [(bucket, one, part * rest, seconds) for bucket, one, part, seconds in whole]
 
 
 def _split(begin: float, end: float, held: list[GpuHolding]) -> list[tuple[int, GpuHolding | None, float, float]]:
