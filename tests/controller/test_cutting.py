@@ -47,6 +47,10 @@ class CutSite(Site):
             self.store, self.state, declared, POLICIES, self.cluster, clock=lambda: self.world.now, arrange=self.arrange
         )  # fmt: skip
 
+    def turn(self, times: int = 1, seconds: float = 6, heard: bool = True) -> None:
+        """Longer than a tick, so that all nodes are observed."""
+        super().turn(times, seconds, heard)
+
     def arrange(self, snapshot: Snapshot) -> Iterable[Cut]:
         return self.wanted
 
@@ -133,7 +137,7 @@ def test_a_gpu_with_a_strangers_process_is_left_alone(site: CutSite) -> None:
     site.turn()
     site.wanted = (Cut("n0", 0, SEVEN),)
     site.turn(2)
-    assert site.cut_of(0) is None
+    assert site.kinds() == []
     host.gpu = plain  # type: ignore[method-assign]
     site.turn(4)
     assert host.mig == {0: SEVEN}
@@ -203,6 +207,14 @@ def test_what_was_not_heard_of_is_looked_at_when_the_node_must_be_done(site: Cut
         site.turn(3, seconds=100)
     site.turn(3)
     assert site.world.hosts["n0"].mig == {0: SEVEN}
+
+
+def test_a_node_that_is_still_at_work_is_not_given_up(site: CutSite) -> None:
+    site.wanted = (Cut("n0", 0, SEVEN),)
+    site.turn(3, seconds=ORPHAN_S, heard=False)
+    assert site.kinds() == ["gpu_cutting"]
+    site.turn(2)
+    assert site.kinds() == ["gpu_cutting", "gpu_cut"]
 
 
 @pytest.mark.parametrize("moment", range(4))
