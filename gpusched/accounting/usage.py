@@ -4,6 +4,9 @@ A job is charged its own GPUs, never the whole host; while two share a GPU each 
 Energy is the difference of NVML's counters; where a GPU has no counter (or the counter went back: the driver was
 reloaded) power is integrated by the trapezoid rule; where neither is known, the GPU seconds count as unknown, never as
 zero joules.
+
+A slice counts as its share of its GPU, in GPU seconds and in energy: NVML measures the GPU only. What no slice of a cut
+GPU is held of counts as a GPU that nobody holds.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from gpusched.model.idle import IDLE_BELOW, IdleRules
 from gpusched.model.jobs import JobRecord, parse_container_name
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Node
+from gpusched.model.slices import gpu_of, is_slice
+from gpusched.model.slicetables import gpus_counted
 from gpusched.queue.store import UsageRow
 
 BUCKET_S = 300
@@ -28,6 +33,7 @@ class GpuHolding(msgspec.Struct, frozen=True):
     """A GPU that a job holds until ``end`` (Unix seconds); ``shares``: another job may share it.
 
     ``begin``: not before; of a job of Slurm, which starts between readings. ``below``: utilization that counts as idle.
+    ``part``: of a slice, its share of the GPU.
     """
 
     job_id: str
@@ -36,12 +42,13 @@ class GpuHolding(msgspec.Struct, frozen=True):
     shares: bool = False
     begin: float = float("-inf")
     below: float = IDLE_BELOW
+    part: float = 1.0
 
 
 def holdings(
     node: str, jobs: Iterable[JobRecord], now: float, rules: IdleRules = _NO_RULES
 ) -> dict[int, list[GpuHolding]]:
-    """Return GPU index -> its holders, by end.
+    """Return GPU index, or number of a slice -> its holders, by end.
 
     A job holds its GPUs from its allocation on, the pulling of its image included. Allocations are made right after a
     reading, so between two readings a holder begins where the one before it ends, or with the span; of jobs that share
@@ -54,7 +61,8 @@ def holdings(
         begin = job.start_time if job.slurm is not None and job.start_time is not None else float("-inf")
         end = now if job.end_time is None else job.end_time
         below = rules.below if job.spec.session is None else rules.sessions_below
-        holding = GpuHolding(job.id, job.user, end, bool(job.spec.share), begin, below)
+        share = gpus_counted(1, job.spec.profile)
+        holding = GpuHolding(job.id, job.user, end, bool(job.spec.share), begin, below, share)
         for part in job.allocation.parts if job.allocation else ():
             if part.node == node:
                 for gpu in part.gpus:
@@ -109,7 +117,7 @@ def usage_between(
         span = after.time - before.time
         joules = _energy_j(was, gpu, span, same_boot)
         use = utilization_between(was, gpu, span)
-        for bucket, holder, part, seconds in _split(before.time, after.time, held.get(gpu.index, [])):
+        for bucket, holder, part, seconds in _parts(gpu.index, before.time, after.time, held):
             row = UsageRow(
                 bucket=bucket,
                 node=node.name,
@@ -166,6 +174,22 @@ def _of_processes(gpu: Gpu, job_id: str) -> float | None:
     if not own or any(use is None for use in own):
         return None
     return sum(use or 0.0 for use in own)
+
+
+def _parts(
+    index: int, begin: float, end: float, held: Mapping[int, list[GpuHolding]]
+) -> list[tuple[int, GpuHolding | None, float, float]]:
+    """Return the time of a GPU as `_split` does; of one that is cut, each slice's by its share, and then the rest."""
+    slices = [holders for number, holders in held.items() if is_slice(number) and gpu_of(number) == index]
+    if not slices:
+        return _split(begin, end, held.get(index, []))
+    parts, rest = list[tuple[int, GpuHolding | None, float, float]](), 1.0
+    for holders in slices:
+        share = min(rest, max(holding.part for holding in holders))
+        rest -= share
+        parts += [(bucket, one, part * share, seconds) for bucket, one, part, seconds in _split(begin, end, holders)]
+    whole = _split(begin, end, held.get(index, [])) if rest > 0 else []
+    return parts + [(bucket, one, part * rest, seconds) for bucket, one, part, seconds in whole]
 
 
 def _split(begin: float, end: float, held: list[GpuHolding]) -> list[tuple[int, GpuHolding | None, float, float]]:

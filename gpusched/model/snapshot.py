@@ -10,6 +10,7 @@ from gpusched.model.limits import Bound, Groups
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.resources import SharingSettings
+from gpusched.model.slices import SliceProfile
 from gpusched.model.topology import Topology
 
 
@@ -33,6 +34,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
             and no stranger is on them. Empty without ``sharing``.
         reservations: Of it, such as are not over, by begin.
         slices: Of its GPUs that are cut, which are among ``gpus`` nevertheless; ``blocked`` has slices, too, by number.
+        cuttable: GPU index -> what it can be cut into, of those that are cut and made whole on demand.
     """
 
     name: str
@@ -49,6 +51,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     shareable: dict[int, int] = {}
     reservations: tuple[Reservation, ...] = ()
     slices: tuple[SliceView, ...] = ()
+    cuttable: dict[int, tuple[SliceProfile, ...]] = {}
 
 
 class RunningView(msgspec.Struct, frozen=True, kw_only=True):

@@ -318,7 +318,9 @@ GPU_STATES = {
     f"or more than {HIDDEN_PROCESS_MEMORY_MIB} MiB of its memory are used by no process that NVML "
     "shows.",
     GpuState.LOST: "The driver cannot reach it or does not list it. The node's other GPUs stay in use.",
-    GpuState.UNUSABLE: "Present, but not allocated: MIG is on, or a [condition](../guides/health.md) keeps jobs off.",
+    GpuState.SLICED: "Cut into MIG slices, which have states of their own.",
+    GpuState.UNUSABLE: "Present, but not allocated: it is in MIG mode without slices, or a "
+    "[condition](../guides/health.md) keeps jobs off.",
     GpuState.UNKNOWN: "The node has not been probed, or neither NVML nor nvidia-smi answers there.",
 }
 REASONS = {
@@ -568,6 +570,7 @@ JSON: dict[str, dict[str, str]] = {
         "mail": "Empty: none.",
         "notify": "",
         "pty": "With a terminal.",
+        "profile": "Of MIG slices: its GPUs are slices of this profile, such as `1g.10gb`.",
         "session": "?Of a session: seconds it may be detached.",
         "comment": "",
     },
@@ -747,6 +750,7 @@ JSON: dict[str, dict[str, str]] = {
         "memory_used_mib": "?",
         "container": "?Its attempt; null for a foreign process.",
         "utilization_pct": "?Where several processes use the GPU, if NVML reports it.",
+        "gi": "?Id of its GPU instance, with MIG.",
     },
     "flavors": {
         "partition": "",

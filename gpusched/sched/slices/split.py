@@ -16,49 +16,34 @@ from msgspec.structs import replace
 from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
 from gpusched.model.plan import Action, Plan, Start
 from gpusched.model.policy import PolicySpec
-from gpusched.model.slices import gpu_of
-from gpusched.model.slicetables import GPU_PARTS, parts_of
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.topology import Topology
-
-SEPARATOR = "/"
-
-
-def queue_of(spec: JobSpec) -> str:
-    """Return the partition whose queue the job is in once the snapshot is split."""
-    return _inner(spec.partition, spec.profile)
-
-
-def base_of(name: str) -> str:
-    """Return the node or partition that a name in a split snapshot stands for."""
-    return name.partition(SEPARATOR)[0]
-
-
-def profile_of(name: str) -> str:
-    """Return the profile of a node or partition in a split snapshot; "": whole GPUs."""
-    return name.partition(SEPARATOR)[2]
-
-
-def _inner(name: str, profile: str) -> str:
-    return f"{name}{SEPARATOR}{profile}" if profile and SEPARATOR not in name else name
+from gpusched.sched.slices.names import SEPARATOR, base_of, inner_name, queue_of
+from gpusched.sched.slices.rows import holds, rows_of
 
 
 def split(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with whole GPUs and slices apart; itself, where it has no slices and no job asks for any."""
+    """Return the snapshot with whole GPUs and slices apart; itself, where it has no slices and no job asks for any.
+
+    GPUs that are cut on demand are among the whole ones, too: held until nothing runs on their slices any more. And
+    slices that they could be cut into are among the slices: held until then.
+    """
     pending, running = snapshot.pending, snapshot.running
-    asked = any(_asks(job.spec) for job in pending) or any(_asks(job.spec) for job in running)
-    if not asked and not any(node.slices for node in snapshot.nodes):
-        return snapshot
-    rows = [_rows(node) for node in snapshot.nodes]
-    nodes = [row for own in rows for row in own]
-    held = tuple(map(_running, running))
+    asked = {job.spec.profile for job in pending if _asks(job.spec)}
+    if not asked and not any(n.slices or n.cuttable for n in snapshot.nodes):
+        if not any(_asks(job.spec) for job in running):
+            return snapshot
+    own = [rows_of(node, asked) for node in snapshot.nodes]
+    nodes = [row for rows in own for row in rows]
+    held = (*map(_running, running), *holds(snapshot, asked))
+    lent = tuple(one for rows in own if len(rows) > 1 for one in _overruns(rows, held))
     views = [_pending(job) for job in pending]
     names = {node.partition for node in nodes} | {view.spec.partition for view in views}
     return replace(
         snapshot,
         nodes=tuple(nodes),
         pending=tuple(views),
-        running=held + tuple(one for own in rows if len(own) > 1 for one in _overruns(own, held)),
+        running=held + lent,
         policies=_policies(snapshot.policies, names),
         topology=_topology(snapshot.topology, nodes),
     )
@@ -71,35 +56,6 @@ def joined(plan: Plan) -> Plan:
 
 def _asks(spec: JobSpec | None) -> bool:
     return spec is not None and spec.profile != "" and SEPARATOR not in spec.partition
-
-
-def _rows(node: NodeView) -> list[NodeView]:
-    """Return the node without the GPUs that are cut, and one node for each profile of its slices.
-
-    A GPU brings an equal part of the node's cores and memory, a slice its share of that; whole GPUs have the rest.
-    """
-    if not node.slices:
-        return [node]
-    numbers: dict[str, list[int]] = {}
-    for one in node.slices:
-        numbers.setdefault(one.profile, []).append(one.number)
-    rows = []
-    for profile, own in numbers.items():
-        parts, whole = parts_of(profile) * len(own), GPU_PARTS * max(1, len(node.gpus))
-        rows.append(
-            replace(
-                node, name=_inner(node.name, profile), partition=_inner(node.partition, profile), slices=(), links={},
-                gpus=tuple(sorted(own)), cores=node.cores * parts // whole, memory_mib=node.memory_mib * parts // whole,
-                sharing=None, shareable={},
-            )
-        )  # fmt: skip
-    cut = {gpu_of(one.number) for one in node.slices}
-    rest = replace(
-        node, gpus=tuple(gpu for gpu in node.gpus if gpu not in cut), slices=(),
-        cores=node.cores - sum(row.cores for row in rows),
-        memory_mib=node.memory_mib - sum(row.memory_mib for row in rows),
-    )  # fmt: skip
-    return [rest, *rows]
 
 
 def _overruns(rows: Sequence[NodeView], running: Sequence[RunningView]) -> Iterator[RunningView]:
@@ -137,14 +93,14 @@ def _amounts(part: NodeAllocation) -> tuple[int, int]:
 def _pending(job: PendingView) -> PendingView:
     if not _asks(job.spec):
         return job
-    excluded = tuple(_inner(name, job.spec.profile) for name in job.excluded_nodes)
+    excluded = tuple(inner_name(name, job.spec.profile) for name in job.excluded_nodes)
     return replace(job, spec=_spec(job.spec), excluded_nodes=excluded)
 
 
 def _running(job: RunningView) -> RunningView:
     if job.spec is None or not _asks(job.spec):
         return job
-    parts = tuple(replace(part, node=_inner(part.node, job.spec.profile)) for part in job.allocation.parts)
+    parts = tuple(replace(part, node=inner_name(part.node, job.spec.profile)) for part in job.allocation.parts)
     return replace(job, spec=_spec(job.spec), allocation=Allocation(job.allocation.job_id, parts))
 
 
@@ -152,8 +108,8 @@ def _spec(spec: JobSpec) -> JobSpec:
     return replace(
         spec,
         partition=queue_of(spec),
-        nodelist=tuple(_inner(name, spec.profile) for name in spec.nodelist),
-        exclude=tuple(_inner(name, spec.profile) for name in spec.exclude),
+        nodelist=tuple(inner_name(name, spec.profile) for name in spec.nodelist),
+        exclude=tuple(inner_name(name, spec.profile) for name in spec.exclude),
     )
 
 

@@ -1,0 +1,68 @@
+"""MIG slices as users have them: jobs in slices that are there, and in slices that are cut for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cluster
+from tests.testbed import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.one_partition]
+
+CORES = {"dgx001": {"cores": 64}}
+"""A slice has a seventh of its GPU's cores."""
+TELL = "echo $CUDA_VISIBLE_DEVICES $GPUSCHED_GPUS; until [ -e /share/$GPUSCHED_JOB_NAME ]; do sleep 0.1; done"
+
+
+def uuids(cluster: Cluster, node: str, gpu: int) -> dict[int, str]:
+    """Start of each slice of a GPU -> its UUID, as the node has them."""
+    with cluster.reader() as reader:
+        assert reader is not None
+        reading = reader.node_records()[node].reading
+    assert reading is not None
+    return {one.start: one.uuid or "" for one in reading.gpus[gpu].slices}
+
+
+@pytest.mark.processes
+def test_jobs_have_slices_of_their_own(stopped: Cluster, share: Path) -> None:
+    stopped.node("dgx001").cut_gpu(3, "1g.10gb:0", "1g.10gb:1", "3g.40gb:4")
+    stopped.write_inventory(nodes=CORES)
+    stopped.start_controller()
+    names = ("a", "b", "c")
+    jobs = [stopped.shared(TELL, share, "--gpus", "1g.10gb", "-J", name) for name in names]
+    for job in jobs[:2]:
+        stopped.wait_state(job, "RUNNING")
+    there = uuids(stopped, "dgx001", 3)
+    assert set(there) == {0, 1, 4}
+    said = [wait_until(lambda job=job: stopped.logs(job).split(), what="its output") for job in jobs[:2]]
+    assert sorted(said) == sorted([there[start], f"3:1g.10gb@{start}"] for start in (0, 1))
+    wait_until(lambda: (found := stopped.job(jobs[2])) and found.reason, what="why the third waits")
+    assert stopped.state_of(jobs[2]) == "PENDING"
+    big = stopped.shared(TELL, share, "--gpus", "3g.40gb", "-J", "big")
+    whole = stopped.shared(TELL, share, "--gpus", "8", "--nodelist", "dgx003", "-J", "whole")
+    for job in (big, whole):
+        stopped.wait_state(job, "RUNNING")
+    assert wait_until(lambda: stopped.logs(big).split(), what="its output")[0] == there[4]
+    for name in (*names, "big", "whole"):
+        (share / name).touch()
+    for job in (*jobs, big, whole):
+        stopped.wait_state(job, "COMPLETED")
+    assert stopped.logs(jobs[2]).split()[0] in (there[0], there[1])
+
+
+def test_a_container_is_given_its_slice(stopped: Cluster, share: Path) -> None:
+    node = stopped.node("dgx001")
+    node.cut_gpu(3, "1g.10gb:0", "1g.10gb:1")
+    node.run(["nvidia-ctk", "cdi", "generate", "--output=/var/run/cdi/nvidia.yaml"])
+    stopped.write_inventory(nodes=CORES)
+    stopped.start_controller()
+    job = stopped.sh("ls /dev | grep nvidia[0-9]; ls /dev/nvidia-caps; env | grep ^GPU_", "--gpus", "1g.10gb")
+    stopped.wait_state(job, "COMPLETED")
+    node.run(["rm", "/var/run/cdi/nvidia.yaml"])
+    assert stopped.logs(job).split() in (
+        ["nvidia3", "nvidia-cap307", "GPU_3_0=present"], ["nvidia3", "nvidia-cap308", "GPU_3_1=present"],
+    )  # fmt: skip
+    assert json.loads(stopped.cli("nodes", "--json").stdout)
