@@ -13,8 +13,11 @@ from typing import TypeVar
 
 from gpusched import __version__
 from gpusched.model.gpustates import state_values
+from gpusched.model.healthchecks import open_conditions
 from gpusched.model.metrics import Family, MetricTotals, UsageTotal, family
 from gpusched.model.readings import NodeReading, NodeState
+from gpusched.model.slices import is_slice
+from gpusched.model.slicetables import gpus_counted
 from gpusched.queue.clock import ANCHOR, now_by
 from gpusched.queue.lastgood import Declared, kept_declarations
 from gpusched.queue.quotas import QuotaLedger, recent_quota_usage
@@ -40,8 +43,7 @@ def _families(reader: Reader) -> Iterator[Family]:
     declared, totals = kept_declarations(reader), reader.metric_totals() or MetricTotals(seq=0)
     for part in (
         _controller(reader, totals), _jobs(reader, totals), _nodes(reader, totals), _usage(reader.usage_totals()),
-        slice_families(reader), condition_families(reader), _quotas(reader, declared), _agents(reader, totals),
-        _deliveries(reader),
+        _quotas(reader, declared), _agents(reader, totals), _deliveries(reader),
     ):  # fmt: skip
         yield from part
 
@@ -56,16 +58,6 @@ def _without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def slice_families(reader: Reader) -> Iterable[Family]:
-    """Return metrics of GPU slices (MIG): none yet."""
-    return ()
-
-
-def condition_families(reader: Reader) -> Iterable[Family]:
-    """Return metrics of the nodes' conditions: none yet."""
-    return ()
 
 
 def _controller(reader: Reader, totals: MetricTotals) -> Iterator[Family]:
@@ -97,22 +89,38 @@ def _nodes(reader: Reader, totals: MetricTotals) -> Iterator[Family]:
     held = held_gpus(reader.gpu_holders())
     states: Counter[tuple[str, str]] = Counter()
     gpus: Counter[tuple[str, str, str]] = Counter()
+    slices: Counter[tuple[str, str, str]] = Counter()
+    conditions: Counter[tuple[str, str, str]] = Counter()
     of_nodes: dict[str, list[tuple[tuple[str, str], float]]] = {name: [] for name in _OF_NODES}
-    for record in reader.node_records().values():
+    records = list(reader.node_records().values())
+    for record in records:
         node = record.declared
         if node is None:  # it was in the inventory of an earlier version
             continue
         reading = None if record.state in _SILENT else record.reading
         on_node = held.get(record.name, {})
         states[node.partition, record.state] += 1
-        for state, count in Counter(state_values(node, reading, on_node, record.health.conditions)).items():
+        states_of_gpus, parts = state_values(node, reading, on_node, record.health.conditions)
+        for state, count in Counter(states_of_gpus).items():
             gpus[node.partition, node.gpu_type, state] += count
-        values = (float(record.state not in _SILENT), node.gpus, len(on_node), *_measured(reading))
+        for part in parts:
+            slices[node.partition, part.profile, part.state] += 1
+        for condition in record.health.conditions:
+            conditions[record.name, node.partition, condition.kind] += 1
+        allocated = float(sum(not is_slice(number) for number in on_node))
+        allocated += sum(gpus_counted(1, part.profile) for part in parts if part.index in on_node)
+        values = (float(record.state not in _SILENT), node.gpus, allocated, *_measured(reading))
         for name, value in zip(_OF_NODES, values, strict=True):
             if value is not None:
                 of_nodes[name].append(((record.name, node.partition), value))
     yield family("nodes", sorted(states.items()))
     yield family("gpus", sorted(gpus.items()))
+    yield family("slices", sorted(slices.items()))
+    declared = {r.name: r.declared for r in records if r.declared is not None}
+    checks = ((name, check) for name, node in declared.items() for check in node.health_checks)
+    for found in open_conditions(reader.check_records(), checks):
+        conditions[found.node, declared[found.node].partition, found.kind] += 1
+    yield family("node_conditions", sorted(conditions.items()))
     for name, samples in of_nodes.items():
         yield family(name, samples)
     yield family("node_failures", _by_partition(totals.nodes_down))
