@@ -36,7 +36,7 @@ def _quantiles(name: str, over: str, *parts: float) -> dict[str, str]:
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Now": (
         Panel("GPUs allocated", "Part of all GPUs that jobs hold.",
-              {"": 'sum(gpusched_gpus{P,state="ALLOCATED"}) / sum(gpusched_gpus{P})'}, "percentunit", "stat"),
+              {"": '(sum(gpusched_gpus{P,state="ALLOCATED"}) or vector(0)) / sum(gpusched_gpus{P})'}, "percentunit", "stat"),
         Panel("Utilization", "Of the GPUs that jobs hold, where it is measured.",
               {"": _ratio("gpu_utilized_seconds", "gpu_measured_seconds")}, "percentunit", "stat"),
         Panel("Pending jobs", "All that wait, held ones included.", {"": "sum(gpusched_pending_jobs{P}) or vector(0)"},
@@ -59,6 +59,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
               {"{{holder}}": f"sum by (holder) ({_rate('gpu_energy_joules')})"}, "watt", stacked=True),
         Panel("Nodes by state", "As in gpusched nodes.", {"{{state}}": "sum by (state) (gpusched_nodes{P})"},
               stacked=True),
+        Panel("MIG slices by state", "Of each profile; as of GPUs.",
+              {"{{profile}} {{state}}": "sum by (profile, state) (gpusched_slices{P})"}, stacked=True),
+        Panel("Open conditions", "What is wrong with nodes and GPUs, also by the site's own checks.",
+              {"{{condition}}": "sum by (condition) (gpusched_node_conditions{P})"}, stacked=True),
         Panel("Failures of nodes and GPUs", "Within the last hour.",
               {"nodes of {{partition}}": "increase(gpusched_node_failures_total{P}[1h])",
                "GPUs of {{partition}}": "increase(gpusched_gpu_failures_total{P}[1h])"}),

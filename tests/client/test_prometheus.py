@@ -27,11 +27,13 @@ from gpusched.config.paths import ALERT_RULES
 from gpusched.controller.metering import Metering, Timings
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.events import Event
+from gpusched.model.health import Condition, NodeHealth
 from gpusched.model.jobs import JobState
 from gpusched.model.limits import Group, Groups, Limits, Quotas
 from gpusched.model.metrics import METRICS
 from gpusched.model.readings import Gpu, NodeReading, NodeState
 from gpusched.model.resources import Inventory, Node, Partition
+from gpusched.model.slices import MigSlice
 from gpusched.queue.lastgood import Declared, store_declared
 from gpusched.queue.promotions import Fallback
 from gpusched.queue.store import NodeRecord, Store, UsageRow
@@ -113,9 +115,13 @@ class Site:
             path="/x", partitions=(Partition(name="p", nodes=(node,), flavors=()),), quotas=Quotas(groups=groups)
         )
         store_declared(self.store, Declared(inventory, {}))
-        gpus = (Gpu(index=0, utilization_pct=50.0, power_w=100.0), Gpu(index=1))
+        cut = MigSlice(gpu=1, start=0, profile="1g.10gb", uuid="MIG-1", gi=7, ci=0, device=0)
+        gpus = (Gpu(index=0, utilization_pct=50.0, power_w=100.0), Gpu(index=1, mig_mode=True, slices=(cut,)))
         reading = NodeReading(node="n0", time=T, source="nvml", gpus=gpus, containers=())
-        self.store.put_nodes([NodeRecord(name="n0", state=NodeState.MIXED, declared=node, reading=reading)])
+        health = NodeHealth(conditions=(Condition(kind="temperature", gpu="GPU-0", index=0, since=T, last_seen=T, detail="d"),))
+        self.store.put_nodes(
+            [NodeRecord(name="n0", state=NodeState.MIXED, declared=node, reading=reading, health=health)]
+        )
         self.store.put_jobs([builders.job("r", nodes={"n0": (0,)}, submit_time=T, start_time=T)])
         self.store.put_jobs([builders.job("w", JobState.PENDING, reason="Resources")])
         out = Fallback(partition="p", policy="x", version="1", fallback="fifo", why="late", since=T)
@@ -278,6 +284,10 @@ ALERTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"gpusched_node_up{node='n',partition='p'}": "1+0x300"},
     ),
     "GpuschedGpusFaulty": ({"gpusched_gpus{partition='p',state='LOST'}": "1+0x300"}, {_FREE: "1+0x300"}),
+    "GpuschedConditions": (
+        {"gpusched_node_conditions{node='n',partition='p',condition='ecc'}": "1+0x300"},
+        {"gpusched_node_conditions{node='n',partition='p',condition='xid-program'}": "1+0x300"},
+    ),
     "GpuschedGpusForeign": ({"gpusched_gpus{partition='p',state='BUSY'}": "1+0x300"}, {_FREE: "1+0x300"}),
     "GpuschedJobsFail": (
         {_ENDS + "{partition='p',state='FAILED'}": "0+2x300", _ENDS + "{partition='p',state='COMPLETED'}": "0+1x300"},
