@@ -17,10 +17,12 @@ from gpusched.agents.gist.networks import heuristic
 from gpusched.agents.gist.scale import ScaleTraining
 from gpusched.agents.maifs import train as maifs
 from gpusched.agents.rltune.evaluation import MeanFigures
+from gpusched.agents.topology import learn as topology
 from gpusched.agents.training.gate import judge
 from gpusched.cli import main as cli
+from gpusched.config.policies import load_policy
 from gpusched.config.weightfiles import kept_anyway
-from gpusched.sim.policies import policy_by_name
+from gpusched.sim.policies import policy_of_spec
 
 INVENTORY = Path(__file__).parents[2] / "inventory.yaml"
 WORKLOAD = """\
@@ -40,7 +42,18 @@ QUICK = {
     "rltune": "iterations: 1, sequences: 4, sequence: 64, rollouts: 2, imitation: 1, knows: limit, objective: jct",
     "dl2": "rounds: 2, batch: 4, hidden: 8, most: 4",
     "maifs": "generations: 1, population: 4, tries: 1, validations: 2, most: 4",
+    "topology": "generations: 4, population: 4, tries: 1, watch: 2, every: 1, window: 60",
 }
+RACKS = """\
+topology: {r1: {nodes: [a, b], uplink: 10G}, r2: {nodes: [c, d], uplink: 10G}}
+defaults: {runtime: process, gpus: 4, cores: 16, memory: 64G}
+partitions: {p: {nodes: [a, b, c, d], flavors: {one: {gpus: 1, cores: 1, memory: 1G, time: 1h}}}}
+"""
+GANGS = WORKLOAD.replace("jobs: 300", "jobs: 150").replace(
+    "[{gpus: 1, share: 1}]", "[{gpus: 1, share: 1}, {gpus: 4, share: 1}, {gpus: 8, share: 2}]"
+)
+SOURCES = {"topology": "--generate gangs.yaml --inventory racks.yaml -p p"}
+"""Where not the workload above: places matter to gangs in racks only."""
 
 
 class Trained(NamedTuple):
@@ -57,9 +70,11 @@ class Site:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
         self.folder, self._capfd = folder, capfd
         monkeypatch.chdir(folder)
-        (folder / "w.yaml").write_text(WORKLOAD)
+        for name, text in (("w", WORKLOAD), ("gangs", GANGS), ("racks", RACKS)):
+            (folder / f"{name}.yaml").write_text(text)
 
-    def train(self, agent: str, *words: str, source: str = "--generate w.yaml --nodes 2") -> Trained:
+    def train(self, agent: str, *words: str, source: str = "") -> Trained:
+        source = source or SOURCES.get(agent, "--generate w.yaml --nodes 2")
         (self.folder / f"{agent}.yaml").write_text(f"agent: {agent}\ntrain: {{{QUICK[agent]}}}\n")
         self._capfd.readouterr()
         code = cli.run(["train", f"{agent}.yaml", *source.split(), *words])
@@ -108,6 +123,7 @@ BUGS = {
     "rltune": minimized_is_maximized(MeanFigures, "cost"),
     "dl2": imitates_the_opposite,
     "maifs": writes_what_was_not_learned,
+    "topology": minimized_is_maximized(topology, "cost"),
 }
 OPENS = {"gist": "untrained", "rltune": "no worse"}
 
@@ -118,10 +134,12 @@ def test_a_training_with_a_bug_is_not_saved_and_the_old_weights_decide(site: Sit
     good = site.train(agent, *(() if agent in OPENS else ("--keep-anyway",)))
     assert good.code == 0, good
     assert not list((site.folder / agent).glob(".*"))
-    before, verdict = site.files(agent), site.gate(agent)
+    partition = "p" if agent in SOURCES else "default"
+    before, verdict = site.files(agent), site.gate(agent, partition)
     assert verdict["outcome"] == OPENS.get(agent, verdict["outcome"])
     assert verdict["kept_anyway"] == (verdict["outcome"] == "worse")
-    decided = policy_by_name(agent).model
+    spec = load_policy(site.folder / agent)
+    decided = policy_of_spec(spec, partition=partition).model
     with pytest.MonkeyPatch.context() as patch:
         BUGS[agent](patch)
         spoilt = site.train(agent, "--seed", "1", "--json")
@@ -131,11 +149,11 @@ def test_a_training_with_a_bug_is_not_saved_and_the_old_weights_decide(site: Sit
     gate = found["card"]["gate"]
     assert gate["outcome"] == "worse"
     assert gate["rule"]["change"] > verdict["rule"]["change"] + 0.03  # it is the bug that is seen
-    assert spoilt.last == f"gpusched: default: not saved: {gate['line']}; --keep-anyway saves it all the same"
+    assert spoilt.last == f"gpusched: {partition}: not saved: {gate['line']}; --keep-anyway saves it all the same"
     assert f"{gate['rule']['change']:+.1%} (" in gate["line"]
     assert f"against {gate['rule']['against']}" in gate["line"]
     assert site.files(agent) == before
-    still = policy_by_name(agent).model
+    still = policy_of_spec(spec, partition=partition).model
     assert decided is not None
     assert still is not None
     assert still.digest == decided.digest
