@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import os
+import stat
 import threading
 import time
 from collections.abc import Sequence
@@ -50,19 +51,22 @@ class EventFile:
     def __init__(self, path: str) -> None:
         self._path = path
         self._file: int | None = None
+        self._is_regular = True  # else a pipe or a terminal, which can be neither synced nor cut
 
     def write(self, lines: Sequence[bytes]) -> None:
         """Append lines and sync them to the disk, so that a power cut loses none that counts as sent."""
         file = self._opened()
-        size = os.fstat(file).st_size
+        size = os.fstat(file).st_size if self._is_regular else None
         content = b"".join(line + b"\n" for line in lines)
         try:
             while content:
                 content = content[os.write(file, content) :]
-            os.fdatasync(file)
+            if size is not None:
+                os.fdatasync(file)
         except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(file, size)  # as on a full disk: no half line
+            if size is not None:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file, size)  # as on a full disk: no half line
             raise
 
     def _opened(self) -> int:
@@ -72,7 +76,9 @@ class EventFile:
                     return self._file
             self.close()
         self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        _cut_half_line(self._file)
+        self._is_regular = stat.S_ISREG(os.fstat(self._file).st_mode)
+        if self._is_regular:
+            _cut_half_line(self._file)
         return self._file
 
     def close(self) -> None:
@@ -84,8 +90,6 @@ class EventFile:
 
 def _cut_half_line(file: int) -> None:
     """Cut off a last line without an end, left by a controller that was killed; it is sent again."""
-    if not os.path.isfile(f"/proc/self/fd/{file}"):
-        return  # a pipe or a terminal
     size = end = os.fstat(file).st_size
     while end > 0:
         begin = max(0, end - 65536)
@@ -207,7 +211,8 @@ class EventStreams:
             receivers["webhook"] = EventWebhook(settings.webhook)
         last = self._store.last_event()
         for name, receiver in receivers.items():
-            self._streams[name] = EventStream(self._state, name, receiver, positions.get(name, last))
+            position = min(positions.get(name, last), last)  # greater: the store was restored from a backup
+            self._streams[name] = EventStream(self._state, name, receiver, position)
 
     @property
     def has_moved(self) -> bool:

@@ -191,6 +191,27 @@ def test_a_full_disk_leaves_no_half_line_and_nothing_is_lost(
     wait_until(lambda: seqs(file) == [1, 2])
 
 
+def test_a_pipe_gets_each_line_once(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    file = EventFile(str(path))
+    for number in (1, 2):
+        file.write([b'{"seq":%d}' % number])
+    assert os.read(reader, 99) == b'{"seq":1}\n{"seq":2}\n'
+    file.close()
+    os.close(reader)
+
+
+def test_a_store_from_a_backup_goes_on_with_its_own_numbers(store: Store, streams: Streams, tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    store.put_event_position("file", 70)  # sent since the backup was made
+    streams.begin(file=str(file))
+    happen(store, "a")
+    streams.all[0].step(EventSettings(file=str(file)))
+    wait_until(lambda: seqs(file) == [1])
+
+
 class Hook(BaseHTTPRequestHandler):
     """Answers as the test says: "503", "hangs", "ok"."""
 
