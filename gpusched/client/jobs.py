@@ -15,6 +15,7 @@ from gpusched.client.resolve import Resolver
 from gpusched.config.validate import known_partition
 from gpusched.errors import UsageError
 from gpusched.model import ids
+from gpusched.model.healthchecks import DRAINED_BY, holding_reasons, open_conditions
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 from gpusched.model.progress import JobProgress
 from gpusched.model.suggest import did_you_mean
@@ -134,10 +135,19 @@ def kept_weights(reader: Reader) -> Iterator[str]:
 
 def _suspended(client: Client) -> str:
     """Return one line about nodes that the controller took out of service itself, else ""."""
-    records = client.reader.node_records().values() if client.reader else ()
+    if client.reader is None:
+        return ""
     recent = time.time() - 3600  # one that left the inventory keeps its record
-    names = sorted(r.name for r in records if r.drained_by == SUSPENDED_BY and (r.last_seen or 0) > recent)
-    return f"nodes suspended after failed launches: {', '.join(names)}; see 'gpusched nodes'" if names else ""
+    records = [r for r in client.reader.node_records().values() if (r.last_seen or 0) > recent]
+    checks = client.reader.check_records()
+    failed = holding_reasons(open_conditions(checks, client.inventory.declared_checks())) if checks else {}
+    held = {r.name for r in records if r.drained_by == DRAINED_BY or r.name in failed}
+    launches = {r.name for r in records if r.drained_by == SUSPENDED_BY}
+    return "; ".join(
+        f"nodes {why}: {', '.join(sorted(names))}; see 'gpusched nodes'"
+        for why, names in (("suspended after failed launches", launches), ("held by health checks", held))
+        if names
+    )
 
 
 def _named(client: Client, query: Query) -> list[JobRecord]:

@@ -16,6 +16,7 @@ from gpusched.cluster.requests import fabric_address
 from gpusched.controller.ranks import rank_key
 from gpusched.model.events import Event
 from gpusched.model.healthchecks import (
+    DRAINED_BY,
     RECHECK_S,
     CheckCondition,
     CheckRecord,
@@ -31,8 +32,6 @@ from gpusched.model.resources import Inventory, Node
 from gpusched.queue.snapshots import held_gpus
 from gpusched.queue.store import NodeRecord, RankRecord, Store
 
-DRAINED_BY = "health check"
-"""`NodeRecord.drained_by` of a node that a check drained; it stays until it is resumed."""
 CHECK_FAILED = "CheckFailed"
 """Reason of the end of an attempt that a check kept from starting; it is no retry."""
 _OWN_PORT = 29500  # of a run without a job: no job's MASTER_PORT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable
 from typing import Literal
 
@@ -11,6 +10,8 @@ import msgspec
 CheckAction = Literal["warn", "no-new-jobs", "drain"]
 CheckKind = Literal["check-failed", "check-hung", "check-slow"]
 
+DRAINED_BY = "health check"
+"""`NodeRecord.drained_by` of a node that a check drained; it stays so until it is resumed."""
 RECHECK_S = 600
 """Interval of a check without ``every`` that holds a node: no job can start there to run it again."""
 COMPARED_VALUES = 20
@@ -146,8 +147,10 @@ def with_result(record: CheckRecord, check: HealthCheck, result: CheckResult, no
 
 def _with_value(record: CheckRecord, value: float, now: float) -> CheckRecord:
     """Compare a value with those before it, then add it to them."""
+    from statistics import median as median_of  # commands start faster without it
+
     before = record.values[-COMPARED_VALUES:]
-    median = statistics.median(before) if len(before) >= MIN_COMPARED_VALUES else None
+    median = median_of(before) if len(before) >= MIN_COMPARED_VALUES else None
     is_slow = median is not None and value < SLOW_BELOW * median
     since = (record.slow_since or now) if is_slow else None
     values = (*record.values, value)[-KEPT_VALUES:]

@@ -98,8 +98,11 @@ def test_what_hangs_is_killed_on_the_node_and_others_go_on(stopped: Cluster, sha
     wait_until(lambda: (share / "count").exists() and (share / "count").read_text().count(".") >= 3, 60, "three runs")
     # What only warns holds no node; what drains it does until somebody resumes it.
     assert stopped.nodes()["dgx001"]["reason"].startswith("check scan hangs: ")
+    held = "nodes held by health checks: dgx001"
+    assert held in " ".join(stopped.cli("status").stdout.split())
     stopped.cli("resume", "dgx001")
     stopped.wait_node("dgx001", "IDLE")
+    assert held not in " ".join(stopped.cli("status").stdout.split())
     assert stopped.wait_state(stopped.submit(*SMALL, "--nodelist", "dgx001")).state is JobState.COMPLETED
 
 
