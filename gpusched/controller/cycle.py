@@ -47,14 +47,10 @@ from gpusched.queue.inbox import Inbox
 from gpusched.queue.lifecycle import set_aside
 from gpusched.queue.snapshots import held_gpus, snapshot_of_store
 from gpusched.queue.store import FailedLaunch, NodeRecord, RankRecord, Store
+from gpusched.sched.slices.plan import cuts_of
 
 REMEMBER_REMOVED_S = 600.0
 FORGET_PROGRAMS_S = 60.0
-
-
-def no_cuts(snapshot: Snapshot) -> Iterable[Cut]:
-    """Return no cuts."""
-    return ()
 
 
 class Cycle:
@@ -69,7 +65,7 @@ class Cycle:
         cluster: ClusterBackend,
         clock: Callable[[], float] = time.time,
         prepare: Prepare | None = None,
-        arrange: Callable[[Snapshot], Iterable[Cut]] = no_cuts,
+        arrange: Callable[[Snapshot], Iterable[Cut]] = cuts_of,
     ) -> None:
         self._store, self._state, self._cluster, self._clock = store, state, cluster, clock
         self.inventory, self.policies = inventory, policies  # as declared; promoted policies override them

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import msgspec
 
@@ -59,7 +59,8 @@ def gpu_states(node: Node, reading: NodeReading | None, held: Mapping[int, tuple
     found = {gpu.index: gpu for gpu in reading.gpus}
     lister = "nvidia-smi" if reading.source == "nvidia-smi" else "NVML"
     mps = node.sharing is not None and node.sharing.mode == "mps"
-    return tuple(_status(index, found.get(index), held, lister, mps) for index in node.indices())
+    cut = node.cut_on_demand()
+    return tuple(_status(index, found.get(index), held, lister, mps, cut) for index in node.indices())
 
 
 def foreign_processes(gpu: Gpu, mps: bool) -> list[GpuProcess]:
@@ -77,8 +78,10 @@ def _held_by(index: int, state: GpuState, reason: str, jobs: tuple[str, ...]) ->
     return GpuStatus(index=index, state=state, reason=reason, job_id=job, partner_id=partner)
 
 
-def _status(index: int, gpu: Gpu | None, held: Mapping[int, tuple[str, ...]], lister: str, mps: bool) -> GpuStatus:
-    state, reason = _hardware(index, gpu, lister)
+def _status(
+    index: int, gpu: Gpu | None, held: Mapping[int, tuple[str, ...]], lister: str, mps: bool, on_demand: Container[int]
+) -> GpuStatus:
+    state, reason = _hardware(index, gpu, lister, index in on_demand)
     jobs = held.get(index, ())
     if gpu is not None and state is GpuState.SLICED:
         slices = tuple(_slice_status(one, gpu, held) for one in sorted(gpu.slices, key=lambda one: one.start))
@@ -89,18 +92,20 @@ def _status(index: int, gpu: Gpu | None, held: Mapping[int, tuple[str, ...]], li
     return _held_by(index, state, reason, jobs)
 
 
-def _hardware(index: int, gpu: Gpu | None, lister: str) -> tuple[GpuState, str]:
+def _hardware(index: int, gpu: Gpu | None, lister: str, on_demand: bool) -> tuple[GpuState, str]:
     """Return FREE if the hardware is healthy, else its state and why."""
     if gpu is None:
         return GpuState.LOST, f"not listed by {lister}"
     if gpu.error:
         return GpuState.LOST, gpu.error
-    if gpu.mig_mode and not gpu.slices:
+    if gpu.mig_mode and not gpu.slices and not on_demand:
         return GpuState.UNUSABLE, f"MIG is on, without slices; 'nvidia-smi -i {index} -mig 0' as root turns it off"
     if gpu.ecc_errors:
         errors = "1 uncorrected ECC error" if gpu.ecc_errors == 1 else f"{gpu.ecc_errors} uncorrected ECC errors"
         return GpuState.UNUSABLE, f"{errors}; once it is idle reset it: 'nvidia-smi --gpu-reset -i {index}' as root"
-    return (GpuState.SLICED if gpu.mig_mode else GpuState.FREE), ""
+    if gpu.mig_mode:
+        return GpuState.SLICED, "" if gpu.slices else "MIG is on, without slices"
+    return GpuState.FREE, ""
 
 
 def _slice_status(one: MigSlice, gpu: Gpu, held: Mapping[int, tuple[str, ...]]) -> GpuStatus:
