@@ -51,14 +51,10 @@ from gpusched.queue.inbox import Inbox
 from gpusched.queue.lifecycle import set_aside
 from gpusched.queue.snapshots import held_gpus, snapshot_of_store
 from gpusched.queue.store import FailedLaunch, NodeRecord, RankRecord, Store
+from gpusched.sched.slices.plan import cuts_of
 
 REMEMBER_REMOVED_S = 600.0
 FORGET_PROGRAMS_S = 60.0
-
-
-def no_cuts(snapshot: Snapshot) -> Iterable[Cut]:
-    """Return no cuts."""
-    return ()
 
 
 class Cycle:
@@ -74,7 +70,7 @@ class Cycle:
         clock: Callable[[], float] = time.time,
         prepare: Prepare | None = None,
         timings: Timings | None = None,
-        arrange: Callable[[Snapshot], Iterable[Cut]] = no_cuts,
+        arrange: Callable[[Snapshot], Iterable[Cut]] = cuts_of,
     ) -> None:
         self._store, self._state, self._cluster, self._clock = store, state, cluster, clock
         self._timings = timings or Timings()

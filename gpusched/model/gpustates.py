@@ -122,7 +122,7 @@ def _held_by(index: int, state: GpuState, reason: str, jobs: tuple[str, ...]) ->
 def _status(
     node: Node, index: int, gpu: Gpu | None, held: Mapping[int, tuple[str, ...]], lister: str, mps: bool
 ) -> GpuStatus:
-    state, reason = _hardware(index, gpu, lister, action_of("ecc", node.health) is not HealthAction.WARN)
+    state, reason = _hardware(node, index, gpu, lister)
     jobs = held.get(index, ())
     if gpu is not None and state is GpuState.SLICED:
         slices = tuple(_slice_status(one, gpu, held) for one in sorted(gpu.slices, key=lambda one: one.start))
@@ -133,18 +133,20 @@ def _status(
     return _held_by(index, state, reason, jobs)
 
 
-def _hardware(index: int, gpu: Gpu | None, lister: str, ecc_counts: bool) -> tuple[GpuState, str]:
+def _hardware(node: Node, index: int, gpu: Gpu | None, lister: str) -> tuple[GpuState, str]:
     """Return FREE if the hardware is healthy, else its state and why."""
     if gpu is None:
         return GpuState.LOST, f"not listed by {lister}"
     if gpu.error:
         return GpuState.LOST, gpu.error
-    if gpu.mig_mode and not gpu.slices:
+    if gpu.mig_mode and not gpu.slices and index not in node.cut_on_demand():
         return GpuState.UNUSABLE, f"MIG is on, without slices; 'nvidia-smi -i {index} -mig 0' as root turns it off"
-    if gpu.ecc_errors and ecc_counts:
+    if gpu.ecc_errors and action_of("ecc", node.health) is not HealthAction.WARN:
         errors = "1 uncorrected ECC error" if gpu.ecc_errors == 1 else f"{gpu.ecc_errors} uncorrected ECC errors"
         return GpuState.UNUSABLE, f"{errors}; once it is idle reset it: 'nvidia-smi --gpu-reset -i {index}' as root"
-    return (GpuState.SLICED if gpu.mig_mode else GpuState.FREE), ""
+    if gpu.mig_mode:
+        return GpuState.SLICED, "" if gpu.slices else "MIG is on, without slices"
+    return GpuState.FREE, ""
 
 
 def _slice_status(one: MigSlice, gpu: Gpu, held: Mapping[int, tuple[str, ...]]) -> GpuStatus:

@@ -21,7 +21,7 @@ from gpusched.model.progress import JobProgress, speeds_of, steps_left
 from gpusched.model.readings import GpuState, NodeReading, NodeState
 from gpusched.model.reservations import Reservation, by_node, named_nodes_unreserved_at, restart_conflict
 from gpusched.model.resources import Inventory, Node, SharingSettings
-from gpusched.model.slices import gpu_of
+from gpusched.model.slices import SliceProfile, gpu_of
 from gpusched.model.slurm import slurm_block_reason
 from gpusched.model.snapshot import (
     FinishedView,
@@ -168,7 +168,7 @@ def build_snapshot(
     room = ArrayTaskLimit(inventory, policies, active, array_limits, running_tasks)
     named, here = {one.name: one for one in reservations}, by_node(reservations, now)
     nodes = tuple(
-        _node_view(node, records.get(node.name), held.get(node.name, {}), lingering.get(node.name, {}))
+        _node_view(node, records.get(node.name), held.get(node.name, {}), lingering.get(node.name, {}), now)
         for node in inventory.nodes
     )
     if here:
@@ -240,7 +240,7 @@ def uncleaned_gpus(active: Iterable[JobRecord], ranks: Iterable[RankRecord]) -> 
 
 
 def _node_view(
-    node: Node, record: NodeRecord | None, held: dict[int, tuple[str, ...]], lingering: dict[int, str]
+    node: Node, record: NodeRecord | None, held: dict[int, tuple[str, ...]], lingering: dict[int, str], now: float
 ) -> NodeView:
     reading = record.reading if record else None
     blocked = {index: f"{GpuState.BUSY}: {why}" for index, why in lingering.items()}
@@ -250,6 +250,8 @@ def _node_view(
     for status in (*states, *slices):
         if status.state not in (GpuState.FREE, GpuState.ALLOCATED, GpuState.SLICED):
             blocked[status.index] = f"{status.state}: {status.reason}"
+        elif status.state is GpuState.SLICED and not status.slices:
+            blocked.setdefault(status.index, f"{status.state}: {status.reason}")
     state = record.state if record else NodeState.UNKNOWN
     return NodeView(
         name=node.name,
@@ -265,7 +267,23 @@ def _node_view(
         sharing=node.sharing,
         shareable=_shareable(node.sharing, reading, blocked) if node.sharing is not None else {},
         slices=tuple(SliceView(one.index, one.profile) for one in slices),
+        cutting={i: state.cut.slices for i, state in record.cuts.items() if state.under_way} if record else {},
+        cuttable=_cuttable(node, record, now) if node.mig is not None and record is not None else {},
     )
+
+
+def _cuttable(node: Node, record: NodeRecord, now: float) -> dict[int, tuple[SliceProfile, ...]]:
+    """Return GPU index -> what it can be cut into on demand; without GPUs whose last cut failed a short while ago.
+
+    These stay as they are until it is tried again, so that no job waits for them, nor keeps them from others.
+    """
+    paused = {gpu for gpu, state in record.cuts.items() if state.retry_at is not None and now < state.retry_at}
+    return {
+        gpu.index: gpu.mig_profiles
+        for gpu in (record.reading.gpus if record.reading is not None else ())
+        if gpu.index in node.cut_on_demand() and gpu.index not in paused and gpu.mig_mode is not None
+        if gpu.mig_profiles
+    }
 
 
 def _being_cut(record: NodeRecord | None, slices: Iterable[GpuStatus]) -> dict[int, str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpusched.model.slices import Cut, gpu_of, is_slice
+from gpusched.model.slices import Cut, gpu_of, is_slice, slice_index
 from gpusched.model.slicetables import GPU_PARTS, parts_of
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.sched.eligible import ineligible
@@ -94,6 +94,11 @@ def arrange(snapshot: Snapshot) -> Arrangement:
     return Arrangement(tuple(board.cuts()), dict(board.kept()))
 
 
+def cuts_of(snapshot: Snapshot) -> tuple[Cut, ...]:
+    """Return what to cut, and what to make whole again, once the jobs of a decision have started."""
+    return arrange(snapshot).cuts
+
+
 def _in_order(snapshot: Snapshot) -> list[PendingView]:
     partitions = {node.partition for node in snapshot.nodes if node.cuttable}
     jobs = [job for job in snapshot.pending if job.spec.partition in partitions]
@@ -142,6 +147,11 @@ class _Board:
                 for one in gpu.slices:
                     if (node.name, one.number) not in self._end and one.number not in node.blocked:
                         gpu.free.setdefault(one.profile, []).append(one.number)
+                # What is about to come counts as if it were there, or the same jobs would have one GPU after the other.
+                for profile, start in node.cutting.get(gpu.index, ()):
+                    gpu.free.setdefault(profile, []).append(slice_index(gpu.index, start))
+                if node.cutting.get(gpu.index) == ():
+                    gpu.is_whole, gpu.until = True, FREE
 
     # Jobs for slices
 
@@ -167,10 +177,21 @@ class _Board:
         return sum(gpu.is_whole for gpu in new), len(new), self._whole_left(node)
 
     def _parts(self, node: NodeView, profile: str, count: int) -> list[tuple[GpuOnDemand, int]] | None:
-        """Return which GPUs give slices: (GPU, how many it is to be cut into; 0: free ones are enough)."""
+        """Return which GPUs give slices: (GPU, how many it is to be cut into; 0: free ones are enough).
+
+        Slices of GPUs on which nothing runs are used as they are, or, if that is not enough, cut anew.
+        """
         gpus = [gpu for gpu in self._gpus[node.name] if gpu.job is None]
+        fixed = [gpu for gpu in gpus if not gpu.wanted]
+        in_use = [gpu for gpu in fixed if not (gpu.table and gpu.is_free)]
+        return self._parts_of(gpus, fixed, profile, count) or self._parts_of(gpus, in_use, profile, count)
+
+    def _parts_of(
+        self, gpus: list[GpuOnDemand], kept: list[GpuOnDemand], profile: str, count: int
+    ) -> list[tuple[GpuOnDemand, int]] | None:
+        """Return the same, with the slices of the GPUs that are ``kept`` as they are."""
         parts: list[tuple[GpuOnDemand, int]] = []
-        for gpu in gpus:
+        for gpu in kept:
             if has := min(count, len(gpu.free.get(profile, ()))):
                 parts.append((gpu, 0))
                 count -= has
@@ -213,9 +234,12 @@ class _Board:
                 chosen.append(able.pop(0))
                 count -= len(most_of(chosen[-1].table, spec.profile))
             at = chosen[-1].comes if count <= 0 else float("inf")
-            choices.append((min(at, comes), place, chosen if at < comes else []))
-        for at, _, chosen in sorted(choices, key=lambda choice: choice[:2])[: spec.nodes]:
-            for gpu in chosen if at < float("inf") else ():
+            if min(at, comes) < float("inf"):
+                choices.append((min(at, comes), place, chosen if at < comes else []))
+        if len(choices) < spec.nodes:  # it can never run
+            return
+        for _, _, chosen in sorted(choices, key=lambda choice: choice[:2])[: spec.nodes]:
+            for gpu in chosen:
                 gpu.job = job
 
     # Jobs for whole GPUs
