@@ -5,5 +5,5 @@ nodes. May import: views, cluster, promotion, forecast, traces, sched, accountin
 with `service` (the loop) and `cycle.Cycle`. The path of a job: `commandfiles` (into the store), `planning` (snapshot,
 `deciding`, check, recorded intent), `launcher` (operations, performed by the package cluster through scripts of the
 package nodes), `reconcile` (its next step, pure), `completing` (a job that ends), `escalating` (kill, then remove),
-`cleanup` (leftovers). `logsetup` writes the log.
+`cleanup` (leftovers). `nodestate` and `health` judge nodes and GPUs by their readings. `logsetup` writes the log.
 """

@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks import web as made
 from gpusched.model import ids
+from gpusched.model.health import Condition, NodeHealth
 from gpusched.model.jobs import Allocation, JobRecord, JobSpec, JobState, Mount, NodeAllocation
 from gpusched.queue.store import Store
 from tests.web.browser import Browser
@@ -107,6 +108,9 @@ def build(folder: Path, nodes: int = 6, jobs: int = 60) -> dict[str, str]:
             *(JobRecord(id=f"{named['array']}_{i}", array_id=named["array"], array_index=i, user="chen", spec=plain,
                   state=JobState.PENDING, reason="Priority", **common) for i in range(10)),
         ])  # fmt: skip
+        record = store.node_records()["gpu0005"]
+        worn = Condition(kind="pcie-width", gpu="u", index=2, since=now - 60, last_seen=now, detail=f"8 lanes {NASTY}")
+        store.put_nodes([msgspec.structs.replace(record, health=NodeHealth(conditions=(worn,)))])
     store.close()
     log = folder / "state" / "logs" / named["own"] / "1.0.log"
     log.parent.mkdir(parents=True)

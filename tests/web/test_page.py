@@ -207,6 +207,17 @@ def test_output_is_shown_to_whom_the_proxy_names(browser: Browser, behind: Serve
             assert SECRET not in browser.run("document.documentElement.outerHTML")
 
 
+def test_a_node_s_conditions_are_listed_with_what_to_do(browser: Browser, served: Served) -> None:
+    look(browser, served.url, "node/gpu0005")
+    browser.until("[...document.querySelectorAll('h2')].some(h => h.innerText === 'Conditions')")
+    (told,) = browser.run("[...document.querySelectorAll('main ul.rows li')].map(e => e.innerText)")
+    assert told.startswith("GPU 2")
+    assert f"8 lanes {NASTY}, since " in told
+    assert told.endswith("reseat the GPU or the riser")
+    browser.go(f"{served.url}#/nodes?of=odd")
+    browser.until("document.querySelector('main').innerText.includes('gpu0005')")
+
+
 def test_the_timeline_reaches_its_last_node(browser: Browser, served: Served) -> None:
     """In a low window one scrolls; pointing at the last node's row, right of now, names the job that runs there."""
     browser.size(1440, 380)
