@@ -124,3 +124,31 @@ def test_the_screens_say_which_slices_are_free_and_whose_the_others_are(sliced: 
     assert "1g.10gb:2" in sliced.call("status").ok().out
     assert "pc2: slices 2:1g.10gb@0, 2:1g.10gb@1, 1 core" in sliced.call("show", job).ok().out
     assert sliced.call("show", job, "--json").ok().json["allocation"][0]["slices"] == ["2:1g.10gb@0", "2:1g.10gb@1"]
+
+
+def test_why_a_job_for_slices_waits_and_when_it_is_expected_to_start(sliced: Site) -> None:
+    jobs = []
+    for profile, gpus in (("1g.10gb:6", (4000, 4001, 4002, 4003, 4004, 4005)), ("3g.40gb", (3004,))):
+        job = sliced.call("submit", "-p", "bare", "--gpus", profile, "-t", "1h", "--json", "--", "x").ok().json["id"]
+        sliced.fold()
+        node = "pc1" if len(gpus) > 1 else "pc2"
+        part = NodeAllocation(rank=0, node=node, gpus=gpus, cores=1, memory_mib=1024)
+        place = Allocation(job, (part,))
+        sliced.change(job, state=JobState.RUNNING, attempt=1, start_time=time.time(), allocation=place)
+    for profile in ("1g.10gb:3", "3g.40gb", "2g.20gb"):
+        words = ("submit", "-p", "bare", "--gpus", profile, "-t", "1h", "--json", "--", "x")
+        jobs += [sliced.call(*words).ok().json["id"]]
+    sliced.fold()
+    few, half, free = (sliced.call("why", job, "--json").ok().json for job in jobs)
+    assert few["reason"] == half["reason"] == "Resources"
+    assert few["message"].startswith("waits for 3 slices of 1g.10gb on one node; most free on one node: 2 (pc2)")
+    nodes = {node["name"]: node["message"] for node in few["nodes"]}
+    assert nodes == {
+        "pc1": "1 of 7 slices of 1g.10gb free, needs 3 (6 held by jobs)",
+        "pc2": "2 of 2 slices of 1g.10gb free, needs 3",
+    }
+    assert [node["name"] for node in half["nodes"]] == ["pc2"]
+    assert half["expected_start"]["nodes"] == ["pc2"]
+    assert "fits now" in free["message"]
+    dry = sliced.call("submit", "-p", "bare", "--gpus", "1g.10gb", "--dry-run", "--json", "--", "x").ok().json
+    assert dry["expected_start"]["nodes"]
