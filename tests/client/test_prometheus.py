@@ -118,7 +118,8 @@ class Site:
         cut = MigSlice(gpu=1, start=0, profile="1g.10gb", uuid="MIG-1", gi=7, ci=0, device=0)
         gpus = (Gpu(index=0, utilization_pct=50.0, power_w=100.0), Gpu(index=1, mig_mode=True, slices=(cut,)))
         reading = NodeReading(node="n0", time=T, source="nvml", gpus=gpus, containers=())
-        health = NodeHealth(conditions=(Condition(kind="temperature", gpu="GPU-0", index=0, since=T, last_seen=T, detail="d"),))
+        hot = Condition(kind="temperature", gpu="GPU-0", index=0, since=T, last_seen=T, detail="d")
+        health = NodeHealth(conditions=(hot,))
         self.store.put_nodes(
             [NodeRecord(name="n0", state=NodeState.MIXED, declared=node, reading=reading, health=health)]
         )
