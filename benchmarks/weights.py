@@ -29,6 +29,8 @@ DATA = ROOT / "../shared/data/traces"  # where the traces are, unless --data say
 WEIGHTS = "default.safetensors"
 PHILLY = "philly_2017.csv.gz"
 PHILLY_SHA256 = "9f7fbf0c439d888638cd7bf7f254d9ff6afdb73945da8ff15a734378f18a7776"
+OPENB = "openb_pod_list_default.csv.gz"
+OPENB_SHA256 = "dc395ddbd156933a57da9caee1d79ddd745146deb1255bcb1f4aac54bc3047f3"
 SHORT_LOG = "gpusched trace generate benchmarks/weights_workload.yaml -o {out}/log.csv"
 _PUBLIC = f"gpusched reproduce rltune --policy {{policy}} --trace {{data}}/{PHILLY} --out {{out}}/{WEIGHTS}"
 _SHORT = f"gpusched reproduce rltune --policy {{policy}} --quick --trace {{out}}/log.csv --out {{out}}/{WEIGHTS}"
@@ -65,6 +67,13 @@ def _paper(agent: str) -> ShippedWeights:
     return ShippedWeights(f"gpusched/data/{agent}.safetensors", command, (f"{command} --quick",), {}, False)
 
 
+def _maifs() -> ShippedWeights:
+    command = f"gpusched reproduce maifs --workloads {{data}} --out {{out}}/{WEIGHTS}"
+    short = f"gpusched reproduce maifs --out {{out}}/{WEIGHTS} --quick"
+    data = {PHILLY: PHILLY_SHA256, OPENB: OPENB_SHA256}
+    return ShippedWeights("gpusched/data/maifs.safetensors", command, (short,), data, True)
+
+
 def _gist(nodes: int) -> ShippedWeights:
     command = f"{_GIST} --nodes {nodes}"
     return ShippedWeights(f"benchmarks/agents/{nodes}/{WEIGHTS}", command, (), {}, False)
@@ -73,7 +82,8 @@ def _gist(nodes: int) -> ShippedWeights:
 SHIPPED = (
     _rltune("rltune"),
     _rltune("rltune-preempt"),
-    *map(_paper, ("dl2", "maifs", "topology")),
+    *map(_paper, ("dl2", "topology")),
+    _maifs(),
     _gist(8),
     _gist(32),
 )
