@@ -33,7 +33,7 @@ from gpusched.model.resources import Node
 from gpusched.model.units import count_of
 
 FIRST_LOOK_S = 600.0
-"""At the first reading of a running node, older messages are past: nobody knows what was done about them."""
+"""When a running node's log is first read, older messages are past: nobody knows what was done about them."""
 MIN_APART_S = 1.0
 """Two readings are two only if they are so far apart: a wake-up may probe a node twice in a moment."""
 MARGIN_C, REPLAYS, LINK_ERRORS, PAGES = 3, 8, 100, 60
@@ -92,7 +92,7 @@ def observe_health(
             old = GpuCounters(uuid=old.uuid, bus=old.bus)
         fold.take(judge_gpu(index, gpu, reading, old))
         counters[index] = _counters(gpu, old)
-    log_us = _take_messages(fold, reading, counters, held, places, first=before.boot_id is None, rebooted=rebooted)
+    log_us = _take_messages(fold, reading, counters, held, places, rebooted)
     after = NodeHealth(
         conditions=fold.conditions(node), suspected=fold.suspected(), counters=counters, log_us=log_us,
         boot_id=reading.boot_id or health.boot_id,
@@ -189,14 +189,14 @@ def _counters(gpu: Gpu | None, before: GpuCounters) -> GpuCounters:
 
 def _take_messages(
     fold: _Fold, reading: NodeReading, counters: Mapping[int, GpuCounters], held: Held,
-    places: Callable[[], dict[str, int]], first: bool, rebooted: bool,
+    places: Callable[[], dict[str, int]], rebooted: bool,
 ) -> int | None:  # fmt: skip
     """Fold in the kernel's new messages; return up to when they are known, in microseconds since boot."""
     log, known = reading.kernel, fold.before.log_us
     if log is None or not log.source:
         return known
     if known is None:
-        known = 0 if rebooted else log.now_us - int(FIRST_LOOK_S * 1e6) if first else 0
+        known = 0 if rebooted else log.now_us - int(FIRST_LOOK_S * 1e6)
     new = [message for message in log.messages if message.at_us > known]
     buses = {c.bus: index for index, c in counters.items() if c.bus is not None}
     for message in new:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from gpusched.controller.health import judge_gpu
 from gpusched.doctor.findings import Finding, Status
 from gpusched.model.gpustates import foreign_processes
-from gpusched.model.health import KIND, Condition, HealthAction, action_of, text_of
+from gpusched.model.health import KIND, Condition, GpuCounters, HealthAction, action_of, text_of
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Node, RuntimeName
 from gpusched.model.units import count_of, format_memory, local_time
@@ -40,13 +41,29 @@ def judge_gpus(node: Node, reading: NodeReading, seen: Inspection, *, sizes: boo
 
 
 def judge_health(node: Node, conditions: Iterable[Condition], reading: NodeReading | None) -> list[Finding]:
-    """Return the conditions that the controller found, and whether the driver's messages can be read."""
+    """Return the conditions that the controller found, those of the reading, and whether Xids can be read."""
+    conditions = tuple(conditions)
     found = [_condition(node, condition) for condition in conditions]
+    if reading is not None:
+        known = {(c.kind, c.index) for c in conditions}
+        found += [_condition(node, c) for c in _seen_now(node, reading) if (c.kind, c.index) not in known]
     if reading is not None and reading.kernel is not None and not reading.kernel.source:
         hint = "let the account read it: sysctl kernel.dmesg_restrict=0, the group adm, or kernel_log: with a file"
         message = "the kernel's log cannot be read, so the driver's Xids are not seen"
         found.append(_finding(node, "kernel log", "warn", message, hint))
     return found
+
+
+def _seen_now(node: Node, reading: NodeReading) -> Iterator[Condition]:
+    """Yield what one reading proves and `_one_gpu` does not say: nobody else may have looked yet."""
+    for gpu in reading.gpus:
+        if gpu.index not in node.indices():
+            continue
+        for kind, detail in judge_gpu(gpu.index, gpu, reading, GpuCounters()).kinds.items():
+            if detail and not KIND[kind].twice and kind != "ecc":
+                yield Condition(
+                    kind=kind, gpu=gpu.uuid, index=gpu.index, detail=detail, since=reading.time, last_seen=reading.time
+                )
 
 
 def _condition(node: Node, condition: Condition) -> Finding:

@@ -42,6 +42,7 @@ class Probes:
         self.health, self.now, self.boot = NodeHealth(), NOW, "b1"
         self.events: list[tuple[str, str, int | None]] = []
         self.last: HealthChange | None = None
+        self.readable = True  # the kernel's log
 
     def probe(
         self, xids: tuple[XidMessage, ...] = (), after_s: float = TICK, lost: str = "", gpus: int = 8, **changes: Any
@@ -51,7 +52,7 @@ class Probes:
         found = [gpu(i, self.now, **(changes if i == 3 else {})) for i in range(gpus)]
         if lost:
             found[3] = Gpu(index=3, uuid="u3", error=lost)
-        log = KernelLog(source="kernel", now_us=self.us(), messages=xids)
+        log = KernelLog(source="kernel", now_us=self.us(), messages=xids) if self.readable else KernelLog()
         reading = NodeReading(
             node="n0", time=self.now, boot_id=self.boot, source="nvml", gpus=tuple(found), containers=(), kernel=log
         )
@@ -228,6 +229,12 @@ def test_old_messages_of_a_node_that_is_new_here_are_past() -> None:
     probes = Probes()
     recent = XidMessage(at_us=probes.us() - 100_000_000, number=79, bus="0000:1f:00")
     assert probes.probe((recent,)) == {"off-bus"}
+    probes = Probes()
+    probes.readable = False
+    probes.probe()
+    probes.readable = True  # somebody let the account read the log
+    assert probes.probe((old,)) == set()
+    assert probes.probe(probes.xid(79)) == {"off-bus"}
 
 
 def test_after_a_boot_messages_since_the_boot_count() -> None:

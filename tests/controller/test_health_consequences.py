@@ -8,13 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpusched.cluster.base import NodeObservation
+from gpusched.controller.slurm.nodes import record_beside_slurm
 from gpusched.model.health import HealthAction
 from gpusched.model.jobs import JobState
 from gpusched.model.readings import GpuHealth, NodeState
 from gpusched.model.resources import Inventory
-from gpusched.queue.store import DRAINED_BY_HEALTH
+from gpusched.model.slurm import SlurmNode
+from gpusched.queue.store import DRAINED_BY_HEALTH, NodeRecord
 from tests.builders import spec
-from tests.controller.imagined import GPUS, inventory
+from tests.controller.imagined import GPUS, Host, inventory, reading_of
 from tests.controller.site import Site
 
 FAILED = GpuHealth(remap_failed=True)
@@ -104,3 +107,14 @@ def test_the_node_is_drained_once_until_it_is_resumed(sick: Sick) -> None:
     assert sick.record().state in (NodeState.DRAINING, NodeState.DRAINED)  # somebody has to look
     drained = [e for e in sick.store.events(node="n0") if e.kind == "drained"]
     assert [e.user for e in drained] == [DRAINED_BY_HEALTH]
+
+
+def test_beside_slurm_conditions_are_told_and_nodes_are_slurm_s() -> None:
+    node = declared(HealthAction.DRAIN).nodes[0]
+    slurm_node = SlurmNode(name="n0", address="n0", states=("IDLE",), cpus=16, memory_mib=65536)
+    host = Host("n0", health={2: FAILED})
+    news = NodeObservation(began=1.0, result=reading_of(host, 1.0))
+    record, events = record_beside_slurm(NodeRecord(name="n0"), node, slurm_node, news, {}, False, False, "", 1.0)
+    assert [(c.index, c.kind) for c in record.health.conditions] == [(2, "remap-failed")]
+    assert [e.kind for e in events if e.kind != "node_up"] == ["condition"]
+    assert (record.state, record.drain_reason) == (NodeState.IDLE, None)

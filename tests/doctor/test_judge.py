@@ -9,7 +9,7 @@ import pytest
 from gpusched.doctor.findings import Finding
 from gpusched.doctor.judge import judge_gpus, judge_health, judge_host, judge_runtime
 from gpusched.model.health import Condition, HealthAction
-from gpusched.model.readings import Gpu, GpuProcess, KernelLog, NodeReading
+from gpusched.model.readings import Gpu, GpuHealth, GpuProcess, KernelLog, NodeReading
 from gpusched.model.resources import Node, RuntimeName, SharingSettings
 from gpusched.nodes.inspection import Inspection, RuntimeFacts, inspection_script, parse_inspection
 
@@ -179,3 +179,13 @@ def test_conditions_and_a_log_that_cannot_be_read() -> None:
     assert found[2].message.startswith("SXid 20034 since ")
     assert all(f.hint for f in found)
     assert judge_health(NODE, (), reading(kernel=KernelLog(source="kernel"))) == []
+
+
+def test_what_one_reading_proves_is_found_without_a_controller() -> None:
+    health = GpuHealth(remap_failed=True, pcie_width=8, pcie_width_max=16)
+    sick = with_gpu(health=health, ecc_errors=1)
+    assert [(f.check, f.status) for f in judge_health(NODE, (), sick)] == [("health", "fail")]  # lanes may waver
+    (gpu,) = (gpu for gpu in sick.gpus if gpu.health is not None)
+    known = Condition(kind="remap-failed", gpu=gpu.uuid, index=gpu.index, since=1e9, last_seen=1e9, detail="known")
+    (found,) = judge_health(NODE, (known,), sick)
+    assert "known since" in found.message

@@ -53,7 +53,7 @@ def ring() -> bytes:
         import ctypes
 
         buffer = ctypes.create_string_buffer(TAIL)
-        return buffer.raw[: max(0, ctypes.CDLL(None).klogctl(READ_ALL, buffer, TAIL))]
+        return ctypes.string_at(buffer, max(0, ctypes.CDLL(None).klogctl(READ_ALL, buffer, TAIL)))
     except (ImportError, OSError, AttributeError):
         return b""
 
