@@ -208,8 +208,12 @@ def reading_of(host: Host, now: float) -> NodeReading:
         source="nvml",
         gpus=tuple(
             Gpu(
-                index=i, uuid=f"GPU-{host.name}-{i}", energy_j=now * 100, memory_total_mib=GPU_MIB,
-                utilization_pct=host.own_use.get(i, host.use), processes=host.processes,
+                index=i,
+                uuid=f"GPU-{host.name}-{i}",
+                energy_j=now * 100,
+                memory_total_mib=GPU_MIB,
+                utilization_pct=host.own_use.get(i, host.use),
+                processes=host.processes,
             )
             for i in range(GPUS)
         ),
