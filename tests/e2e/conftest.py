@@ -30,8 +30,10 @@ SETTINGS: dict[str, object] = {
     "grace": "10s", "max_retries": 3, "power_price": "0.30 EUR/kWh", "admins": [], "allowed_mounts": ["/tmp/share"],
 }  # fmt: skip
 """No node is taken for lost, and no job killed before it has heard its signal, however busy the machine is."""
-IMPATIENT = {"probe_timeout": "3s", "connect_timeout": "2s", "down_after": "2s", "node_fail_after": "3s"}
-"""With the mark ``impatient``: for tests of nodes that are lost."""
+IMPATIENT = {
+    "tick": "1s", "probe_timeout": "3s", "connect_timeout": "2s", "down_after": "2s", "node_fail_after": "3s"
+}  # fmt: skip
+"""With the mark ``impatient``: for tests of nodes that are lost, which each takes several probes to see."""
 _NODES = os.path.realpath("/usr/bin/python3").rpartition("python")[2]
 functions = pytest.mark.skipif(
     _NODES != f"{sys.version_info.major}.{sys.version_info.minor}",

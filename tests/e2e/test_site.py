@@ -22,7 +22,7 @@ from gpusched.model.commands import Cancel, Submit
 from gpusched.queue.arrivals import FILES_OF_USER
 from gpusched.queue.inbox import Inbox
 from tests.builders import spec
-from tests.e2e.conftest import IMAGE, WAIT, Cluster
+from tests.e2e.conftest import IMAGE, SETTINGS, WAIT, Cluster
 from tests.e2e.people import NOBODY, Screen, nobody
 from tests.testbed import Testbed, processes, wait_until
 
@@ -381,6 +381,7 @@ def _events(cluster: Cluster) -> list:  # type: ignore[type-arg]
 
 def test_inventory_and_policies_change_under_running_jobs(stopped: Cluster, share: Path) -> None:
     cluster = stopped
+    cluster.settings = SETTINGS | {"tick": "1s"}  # a new inventory is looked for in each
     cluster.write_inventory(leave_out=["dgx003"], policies={"A100": "spread"})
     cluster.start_controller()
     assert set(cluster.nodes()) == {"dgx001", "dgx002", "dgx004"}
