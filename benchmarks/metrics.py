@@ -35,7 +35,7 @@ from tests.controller.applying import fresh_id
 from tests.controller.imagined import GPUS, Host, ImaginedCluster, World, inventory
 
 JOBS = 500
-PORT = 9836
+PORT = 9837
 URL = f"http://127.0.0.1:{PORT}/metrics"
 
 

@@ -72,6 +72,7 @@ AT_A_TERMINAL = {
     "gpusched controller": ("controller.service: controller ", CTRL_C),
     "gpusched nodes --watch": ("dgx1", CTRL_C),
     "gpusched web(?! --export)": ("http://", CTRL_C),
+    "gpusched metrics --listen": ("/metrics", CTRL_C),
     "gpusched logs -f": ("line", CTRL_C),
     "gpusched (run|exec) .*(--pty|-it)": ("#", "exit\n"),
 }
