@@ -49,9 +49,9 @@ def groups_of(trace: Trace) -> Ints:
     command, image = (nothing if column is None else column for column in (trace.command, trace.image))
     request = (owner, name, command, trace.gpus, trace.nodes, trace.cores, trace.memory_mib, limit)
     parts: tuple[tuple[Ints, ...], ...] = (
-        (_bursts(trace.submit, *request),), (owner, command), (owner, name, trace.gpus), (owner, name), (owner, image),
-        (owner, trace.gpus, limit + 1), (owner,), (name,), (trace.group, trace.gpus), (trace.group,), (limit,),
-        (np.zeros(jobs, np.int64),),
+        (bursts_of(trace.submit, _numbered(*request)),), (owner, command), (owner, name, trace.gpus), (owner, name),
+        (owner, image), (owner, trace.gpus, limit + 1), (owner,), (name,), (trace.group, trace.gpus), (trace.group,),
+        (limit,), (np.zeros(jobs, np.int64),),
     )  # fmt: skip
     found, first, wider = np.full((jobs, len(parts)), -1, np.int64), 0, nothing
     for kind in range(len(parts) - 1, -1, -1):
@@ -75,11 +75,10 @@ def _numbered(*columns: npt.NDArray[Any]) -> Ints:
     return rank[index.reshape(-1)]
 
 
-def _bursts(submit: Floats, *same: Ints) -> Ints:
-    """Return each job's burst: jobs that are the same, each submitted within `BURST_GAP_S` of the one before."""
+def bursts_of(submit: Floats, kind: Ints) -> Ints:
+    """Return each job's burst: jobs of one kind, each submitted within `BURST_GAP_S` of the one before."""
     if not len(submit):
         return np.zeros(0, np.int64)
-    kind = _numbered(*same)
     order = np.lexsort((np.arange(len(submit)), kind))
     new = np.ones(len(submit), np.bool_)
     new[1:] = (kind[order][1:] != kind[order][:-1]) | (np.diff(submit[order]) > BURST_GAP_S)

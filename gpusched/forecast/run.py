@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.backfill import attempt_any
+from gpusched.sched.backfill import attempt_any, keep_for
 from gpusched.sched.bounds import room_along, within_bounds
 from gpusched.sched.fairtree import FairShareTree, account, places
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.keeping import keeps_nodes
-from gpusched.sched.kernel.by_rule import PlacementRule, keep_for, pass_by_plan
+from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_plan
 from gpusched.sched.kernel.queue_pass import queue_pass
 from gpusched.sched.place import node_fits
 from gpusched.sched.sorting import stable_order

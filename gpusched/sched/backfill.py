@@ -304,6 +304,28 @@ def protect(resources: Resources, request: PlacementRequest, reserved: bool, scr
 
 
 @jit
+def keep_request(
+    resources: Resources, releases: Releases, masks: Flags, request: PlacementRequest, rule: int, begin: float,
+    limit: float, scratch: Scratch,
+) -> float:  # fmt: skip
+    """Keep for the head the nodes where it fits first (`reserve`, then `protect`); return when that is."""
+    shadow = reserve(resources, releases, masks, request, rule, begin, limit, scratch)
+    protect(resources, request, shadow < np.inf, scratch)
+    return float(shadow)
+
+
+@jit
+def keep_for(state: ClusterState, job: int, rule: int, begin: float) -> float:
+    """Do the same for a job, by the first of its request and its looser ones that fits (`reserve_any`)."""
+    jobs, requests, scratch = state.jobs, state.requests, state.scratch
+    shadow, given = reserve_any(
+        state.resources, state.releases, jobs.masks, requests, jobs.shape[job], rule, begin, jobs.limit[job], scratch,
+    )  # fmt: skip
+    protect(state.resources, request_of(requests, given), shadow < np.inf, scratch)
+    return shadow
+
+
+@jit
 def refresh_late(resources: Resources, scratch: Scratch, node: int) -> None:
     """Set ``scratch.late`` of one node."""
     scratch.late.gpus[node] = min(resources.gpus[node], scratch.spare.gpus[node])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from gpusched.controller.cycle import Cycle
+from gpusched.model import ids
 from gpusched.model.commands import Submit
-from gpusched.model.jobs import JobRecord, JobState
+from gpusched.model.jobs import JobRecord, JobSpec, JobState
+from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
@@ -41,7 +44,11 @@ class Turns:
         return found
 
 
-class Site(Turns):
+class ImaginedSite(Turns):
+    """A controller over three imagined nodes of four GPUs."""
+
+    policies: Mapping[str, PolicySpec] = POLICIES
+
     def __init__(self, state: Path) -> None:
         self.state = state
         self.inbox = Inbox(state)
@@ -53,7 +60,7 @@ class Site(Turns):
     def begin(self, declared: Inventory) -> None:
         self.cluster = ImaginedCluster(self.world)
         self.cycle = Cycle(
-            self.store, self.state, declared, POLICIES, self.cluster, clock=lambda: self.world.now
+            self.store, self.state, declared, self.policies, self.cluster, clock=lambda: self.world.now
         )  # fmt: skip
 
     def restart(self) -> None:
@@ -62,6 +69,15 @@ class Site(Turns):
         self.store = Store.create_or_open(self.state)
         self.begin(self.cycle.inventory)
 
+    def submit_spec(self, asked: JobSpec) -> str:
+        """Submit a request, a little later than the one before."""
+        self.world.now += 0.002
+        command = Submit(time=self.world.now, id=ids.mint(self.world.now), spec=asked)
+        self.inbox.deliver(command)
+        return command.id
+
+
+class Site(ImaginedSite):
     def state_of(self, job: str) -> JobState | None:
         found = self.store.job(job)
         return found.state if found else None

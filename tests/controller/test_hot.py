@@ -11,16 +11,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gpusched.controller.cycle import Cycle
-from gpusched.model import ids
-from gpusched.model.commands import Submit
 from gpusched.model.jobs import Elastic, JobSpec, JobState
 from gpusched.model.policy import PolicySpec, Resizing
-from gpusched.queue.inbox import Inbox
-from gpusched.queue.store import RunRecord, Store
+from gpusched.queue.store import RunRecord
 from tests.builders import spec
 from tests.controller.crash_orders import CrashOrders
-from tests.controller.imagined import GPUS, Host, ImaginedCluster, World, inventory
-from tests.controller.site import Turns
+from tests.controller.imagined import GPUS, inventory
+from tests.controller.site import ImaginedSite
 
 RULES = Resizing(min_run_s=0.0, per_hour=1000, gain=0.05, start_timeout_s=100.0)
 POLICIES = {"p": PolicySpec(name="hot", place="best-fit", backfill="easy", sizes="proportional", resize=RULES)}
@@ -37,31 +34,12 @@ def hot_spec(*sizes: int, ranks: int = 1, **more: Any) -> JobSpec:
     )
 
 
-class Site(Turns):
-    """A controller over three imagined nodes of four GPUs."""
-
-    def __init__(self, state: Path) -> None:
-        self.state, self.inbox = state, Inbox(state)
-        self.inbox.create()
-        self.world = World(hosts={n.name: Host(n.name) for n in inventory().nodes})
-        self.store = Store.create_or_open(state)
-        self.begin()
-
-    def begin(self) -> None:
-        self.cluster = ImaginedCluster(self.world)
-        self.cycle = Cycle(self.store, self.state, inventory(), POLICIES, self.cluster, clock=lambda: self.world.now)
+class Site(ImaginedSite):
+    policies = POLICIES
 
     def crash(self, late: bool) -> None:
         self.cluster.crash(late)
-        self.store.close()
-        self.store = Store.create_or_open(self.state)
-        self.begin()
-
-    def submit(self, asked: JobSpec) -> str:
-        self.world.now += 0.002
-        command = Submit(time=self.world.now, id=ids.mint(self.world.now), spec=asked)
-        self.inbox.deliver(command)
-        return command.id
+        self.restart()
 
     def ranks(self, job_id: str) -> list[int]:
         allocation = self.job(job_id).allocation
@@ -92,9 +70,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def running(site: Site, *sizes: int) -> str:
     """A hot job at its least size beside a rigid one on each other node, all of which run."""
-    others = [site.submit(spec(gpus_per_node=GPUS)) for _ in range(2)]
+    others = [site.submit_spec(spec(gpus_per_node=GPUS)) for _ in range(2)]
     site.turn()
-    job = site.submit(hot_spec(*sizes))
+    job = site.submit_spec(hot_spec(*sizes))
     site.turn(2)
     assert {str(site.job(j).state) for j in (job, *others)} == {"RUNNING"}
     return job
@@ -156,7 +134,7 @@ def test_a_controller_that_dies_between_the_intent_to_grow_and_its_effect(site: 
 @pytest.mark.parametrize("turns", [1, 2])
 def test_a_controller_that_dies_between_the_intent_to_shrink_and_its_effect(site: Site, turns: int, late: bool) -> None:
     job = pair(site)
-    other = site.submit(spec(gpus_per_node=GPUS))
+    other = site.submit_spec(spec(gpus_per_node=GPUS))
     site.turn(turns, heard=False)  # the intent, then the signal, which nobody hears
     assert site.ranks(job) == [0, 1], "it has them until they are gone"
     site.crash(late)
@@ -171,7 +149,7 @@ def test_gpus_are_free_only_once_the_rank_is_gone(site: Site) -> None:
     job = pair(site)
     boxes = [box for _, box in site.world.running() if box.name.endswith("-1") and job in box.name]
     boxes[0].stuck = True
-    other = site.submit(spec(gpus_per_node=GPUS))
+    other = site.submit_spec(spec(gpus_per_node=GPUS))
     site.turn(4)
     assert site.ranks(job) == [0, 1]
     site.turn(12, 30)
@@ -212,7 +190,7 @@ def test_a_program_that_fails_on_all_ranks_has_failed(site: Site) -> None:
 def test_one_that_has_too_few_left_ends_as_others_do(site: Site) -> None:
     asked = hot_spec(2, ranks=2)
     elastic = msgspec.structs.replace(asked.elastic, sizes=(4, 6)) if asked.elastic else None
-    job = site.submit(msgspec.structs.replace(asked, elastic=elastic))
+    job = site.submit_spec(msgspec.structs.replace(asked, elastic=elastic))
     site.turn(3)
     site.turn(4, 31)
     assert site.ranks(job) == [0, 1, 2]
@@ -269,7 +247,7 @@ def test_its_time_limit_is_that_of_rank_0(site: Site) -> None:
 
 def test_what_it_held_is_charged(site: Site) -> None:
     job = pair(site)
-    other = site.submit(spec(gpus_per_node=GPUS))
+    other = site.submit_spec(spec(gpus_per_node=GPUS))
     site.turn(8, 5)
     assert site.job(other).state is JobState.RUNNING
     site.end(job, 0)

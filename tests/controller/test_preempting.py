@@ -13,24 +13,22 @@ from hypothesis import HealthCheck, settings
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.deciding import Decision
 from gpusched.controller.reconcile import reconcile_job
-from gpusched.model import ids
-from gpusched.model.commands import Cancel, Requeue, Submit
+from gpusched.model.commands import Cancel, Requeue
 from gpusched.model.jobs import Ending, JobRecord, JobState, Preemptions
 from gpusched.model.plan import Plan, Preempt
 from gpusched.model.policy import PolicySpec, PreemptionSettings
+from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
-from gpusched.queue.inbox import Inbox
 from gpusched.queue.snapshots import recently_finished
-from gpusched.queue.store import Store
 from gpusched.sched.decide import decide
 from gpusched.sched.eligible import may_stop
 from tests.builders import spec
 from tests.controller.crash_orders import CrashOrders
-from tests.controller.imagined import GPUS, Host, ImaginedCluster, World, inventory
+from tests.controller.imagined import GPUS, inventory
 from tests.controller.reconciling import ID, NOW, ending, ranks, says, verbs
 from tests.controller.reconciling import job as job_in
 from tests.controller.reconciling import world as sees
-from tests.controller.site import Turns
+from tests.controller.site import ImaginedSite
 
 RULES = PreemptionSettings(min_run_s=5.0, per_hour=2, restart_s=0.0)
 POLICIES = {"p": PolicySpec(name="stopper", version="7", backfill="easy", place="best-fit", preempt=RULES)}
@@ -52,28 +50,17 @@ class Stopper:
         return Decision(msgspec.structs.replace(plan, actions=actions), dict(snapshot.policies))
 
 
-class Site(Turns):
-    """A controller over three imagined nodes of four GPUs, whose policy stops jobs."""
+class Site(ImaginedSite):
+    """One whose policy stops jobs."""
 
-    def __init__(self, state: Path) -> None:
-        self.state, self.inbox = state, Inbox(state)
-        self.inbox.create()
-        self.world = World(hosts={n.name: Host(n.name) for n in inventory().nodes})
-        self.store = Store.create_or_open(state)
-        self.start_controller()
+    policies = POLICIES
 
-    def start_controller(self) -> None:
-        self.cluster = ImaginedCluster(self.world)
-        self.cycle = Cycle(
-            self.store, self.state, inventory(), POLICIES, self.cluster, clock=lambda: self.world.now
-        )  # fmt: skip
+    def begin(self, declared: Inventory) -> None:
+        super().begin(declared)
         self.cycle._decider = self.cycle._planner._decider = Stopper()  # type: ignore[assignment]
 
     def submit(self, **more: Any) -> str:
-        self.world.now += 0.002
-        command = Submit(time=self.world.now, id=ids.mint(self.world.now), spec=spec(**more))
-        self.inbox.deliver(command)
-        return command.id
+        return self.submit_spec(spec(**more))
 
     def kinds(self, job_id: str) -> list[str]:
         return [e.kind for e in self.store.events(job_id=job_id)]
@@ -180,7 +167,7 @@ def test_a_controller_that_dies_at_any_moment_of_it(site: Site, cycles: int, lat
     site.turn(cycles, heard=True)
     site.turn(1, heard=False)
     site.cluster.crash(late)
-    site.start_controller()
+    site.begin(inventory())
     site.turn(8)
     for _ in range(12):
         site.turn(2)

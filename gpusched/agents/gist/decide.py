@@ -26,7 +26,7 @@ from gpusched.agents.gist.networks import (
     time_inputs,
 )
 from gpusched.compiled import jit
-from gpusched.sched.backfill import protect, reserve
+from gpusched.sched.backfill import keep_request
 from gpusched.sched.fit import fitting, request_of
 from gpusched.sched.kernel.queue_pass import UNSOUND, queue_pass
 from gpusched.sched.place import node_fits
@@ -263,11 +263,9 @@ def _started(state: ClusterState, job: int, request: PlacementRequest, judge: Ju
 def reserve_for(state: ClusterState, job: int) -> float:
     """Reserve nodes by best fit for the first job that does not fit; return when they are free."""
     request, limit = request_of(state.requests, state.jobs.shape[job]), state.jobs.limit[job]
-    shadow = reserve(
+    return keep_request(
         state.resources, state.releases, state.jobs.masks, request, BEST_FIT, state.now, limit, state.scratch
     )
-    protect(state.resources, request, shadow < np.inf, state.scratch)
-    return float(shadow)
 
 
 @jit

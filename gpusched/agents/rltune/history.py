@@ -1,9 +1,9 @@
 """The RLTune agent's history of jobs, and the features of each job: one implementation, live and simulated.
 
 Jobs of one user (of one virtual cluster if users are unknown) with the same request are one *kind*; those of a kind
-submitted within `BURST_GAP_S` of each other are one *burst*. Jobs of a burst have similar run times (on Philly the
-logarithms of consecutive ones correlate by 0.4 to 0.98), so a burst's ended and running jobs are the best predictors
-for its waiting ones.
+submitted soon after each other are one *burst* (`groups.bursts_of`). Jobs of a burst have similar run times (on Philly
+the logarithms of consecutive ones correlate by 0.4 to 0.98), so a burst's ended and running jobs are the best
+predictors for its waiting ones.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.compiled import jit
+from gpusched.estimation.groups import bursts_of
 from gpusched.estimation.odds import SHORTEST_S, HazardRates, History, expected, level_of, new_history, note_passed
 from gpusched.sched.state import Flags, Floats, Ints, Records
 
 Reals = npt.NDArray[np.float32]
 
-BURST_GAP_S = 600.0
 DAY_S = 86400.0
 _MEMORY = 1.0 / 16  # minimum weight of the newest run in the mean
 _UNKNOWN_LOG_S = 8.0  # log of 50 minutes: before any job has ended
@@ -96,12 +96,7 @@ def group_jobs(submit: Floats, *same: npt.NDArray[Any]) -> tuple[Ints, Ints]:
     if not len(submit):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     kind = np.unique(np.column_stack(same), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    order = np.lexsort((np.arange(len(submit)), kind))
-    new = np.ones(len(submit), np.bool_)
-    new[1:] = (kind[order][1:] != kind[order][:-1]) | (np.diff(submit[order]) > BURST_GAP_S)
-    burst = np.empty(len(submit), np.int64)
-    burst[order] = np.cumsum(new) - 1
-    return kind, burst
+    return kind, bursts_of(submit, kind)
 
 
 def new_job_history(facts: Records, learns: bool) -> JobHistory:

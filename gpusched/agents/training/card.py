@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import msgspec
 import yaml
 
 from gpusched import __version__
-from gpusched.agents.common.request import ResultRow
+from gpusched.agents.common.request import ResultRow, TrainerResult
 from gpusched.agents.training.gate import GateVerdict
 from gpusched.config.paths import write_atomic
+from gpusched.config.weights import run_time_source
+from gpusched.model.policy import PolicySpec
 from gpusched.sim.pool import Pool
 from gpusched.traces.file import FLOATS, INTS
 from gpusched.traces.trace import Trace
@@ -76,6 +80,38 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     gate: GateVerdict
     decides: str = ""
+
+
+def new_card(
+    spec: PolicySpec, partition: str, trained: TrainerResult, data: Data, verdict: GateVerdict, *, weights: str,
+    decides: str, wall_time_s: float, notes: Sequence[str], pool: Pool | None = None, device: str = "cpu",
+    seed: int = 0, seeds: Sequence[int] = (0,),
+) -> Card:  # fmt: skip
+    """Return the card of weights that were trained just now; see `Card`.
+
+    Args:
+        spec: The policy that they are for.
+        partition: Whose they are.
+        trained: What the trainer returned.
+        data: What they were trained on.
+        verdict: Of the gate.
+        weights: Digest of their file; "": not saved.
+        decides: `describe_weights` of them.
+        wall_time_s: Of the training.
+        notes: Beside the trainer's.
+        pool: The nodes; None: of several clusters.
+        device: Used for training.
+        seed: Of these weights.
+        seeds: All that were trained.
+    """
+    return Card(
+        policy=spec.name, agent=spec.agent or "", partition=partition,
+        trained_at=datetime.now(UTC).isoformat(timespec="seconds"), code_version=code_version(), weights=weights,
+        device=device, seed=seed, seeds=tuple(dict.fromkeys(seeds)), wall_time_s=wall_time_s,
+        knows=run_time_source(trained.about), inventory=() if pool is None else shape_of(pool), trace=data,
+        hyper_parameters=dict(trained.hyper_parameters), metrics=trained.rows or (),
+        notes=(*trained.notes, *notes), decides=decides, gate=verdict,
+    )  # fmt: skip
 
 
 def write_card(path: Path, card: Card) -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 from gpusched.agents.base import installed_parts
@@ -14,7 +13,7 @@ from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import TrainingData, load_training_data
 from gpusched.agents.common.request import TrainerResult, TrainJob, TrainRequest
 from gpusched.agents.describe import describe_weights
-from gpusched.agents.training.card import Card, Data, code_version, shape_of, trace_sha256, write_card
+from gpusched.agents.training.card import Card, Data, new_card, trace_sha256, write_card
 from gpusched.agents.training.gate import GateVerdict
 from gpusched.config.paths import sync_folder
 from gpusched.config.policies import WEIGHTS, load_policy
@@ -83,19 +82,15 @@ def update_online(request: TrainRequest, shadow: PolicySpec, start: Path, since:
 def _card(
     shadow: PolicySpec, material: TrainingData, learned: TrainerResult, weights: Path, until: float, wall_time_s: float
 ) -> Card:  # fmt: skip
-    trace, agent = material.scenario.trace, shadow.agent or ""
+    trace = material.scenario.trace
     # Not the last submission: later decisions on jobs submitted before were learned from, too.
     data = Data(
         name=trace.name, jobs=len(trace), sha256=trace_sha256(trace), held_out_jobs=0, last=iso_utc(until - 1.0)
     )
-    model = load_file(weights, agent)
-    return Card(
-        policy=shadow.name, agent=agent, partition=material.partition,
-        trained_at=datetime.now(UTC).isoformat(timespec="seconds"), code_version=code_version(),
-        weights=digest_of(weights.read_bytes()), device="cpu", seed=0, seeds=(0,), wall_time_s=wall_time_s,
-        knows=model.knows, inventory=shape_of(material.scenario.pool), trace=data,
-        hyper_parameters=dict(learned.hyper_parameters), metrics=(),
-        notes=(*learned.notes, f"goes on from {shadow.name} {shadow.version}", *material.scenario.notes),
-        decides=describe_weights(model),
-        gate=GateVerdict(outcome="not judged", line="later days judge it, before a promotion"),
+    return new_card(
+        shadow, material.partition, learned, data,
+        GateVerdict(outcome="not judged", line="later days judge it, before a promotion"),
+        weights=digest_of(weights.read_bytes()), decides=describe_weights(load_file(weights, shadow.agent or "")),
+        wall_time_s=wall_time_s, pool=material.scenario.pool,
+        notes=(f"goes on from {shadow.name} {shadow.version}", *material.scenario.notes),
     )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -13,12 +12,12 @@ from gpusched.agents.common.origin import origin_of, paper_command
 from gpusched.agents.common.request import UNTRAINED
 from gpusched.agents.describe import describe_weights
 from gpusched.agents.rltune.public import PublicCluster, train_public
-from gpusched.agents.training.card import Card, Data, code_version, trace_sha256, write_card
+from gpusched.agents.training.card import Data, new_card, trace_sha256, write_card
 from gpusched.agents.training.gate import judge
 from gpusched.agents.training.train import TrainedFiles
 from gpusched.config.policies import BUILT_IN, WEIGHTS, load_policy, policy_file
 from gpusched.config.weightfiles import CARD, KEPT_ANYWAY
-from gpusched.config.weights import DEFAULT, digest_of, load_file, run_time_source, save_model
+from gpusched.config.weights import DEFAULT, digest_of, load_file, save_model
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.units import count_of, iso_utc
@@ -68,14 +67,10 @@ def make_public(options: PaperOptions, advance: Advance) -> list[TrainedFiles]:
         sha256=trace_sha256(learned), held_out_jobs=0, public=True,
         last=None if trace.epoch is None else iso_utc(trace.epoch + float(learned.submit[-1])),
     )  # fmt: skip
-    card = Card(
-        policy=spec.name, agent=spec.agent or "", partition=DEFAULT,
-        trained_at=datetime.now(UTC).isoformat(timespec="seconds"), code_version=code_version(),
-        weights=digest_of(out.read_bytes()), device="cpu", seed=0, seeds=(0,),
-        wall_time_s=round(time.monotonic() - started, 1), knows=run_time_source(about), inventory=(), trace=data,
-        hyper_parameters=dict(made.result.hyper_parameters), metrics=rows,
-        notes=(f"command: {about['command']}", *made.result.notes),
-        decides=describe_weights(load_file(out, spec.agent or "")), gate=verdict,
+    card = new_card(
+        spec, DEFAULT, made.result, data, verdict, weights=digest_of(out.read_bytes()),
+        decides=describe_weights(load_file(out, spec.agent or "")),
+        wall_time_s=round(time.monotonic() - started, 1), notes=(f"command: {about['command']}",),
     )  # fmt: skip
     card_file = out.with_name(out.name.removesuffix(WEIGHTS) + CARD)
     write_card(card_file, card)
@@ -104,4 +99,3 @@ def _clusters(trace: Trace, options: PaperOptions) -> list[PublicCluster]:
         pools = [Pool.uniform(nodes_for_load(own, DEFAULT_GPUS_PER_NODE, at), DEFAULT_GPUS_PER_NODE) for at in loads]
         found.append(PublicCluster(name, loads, tuple(Scenario(own, pool, power_model(pool)) for pool in pools)))
     return found
-

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -26,14 +25,14 @@ from gpusched.agents.common.data import TrainingData, load_training_data
 from gpusched.agents.common.evaluate import final_table, untrained_policy
 from gpusched.agents.common.request import ResultRow, TrainerResult, TrainingReport, TrainJob, TrainRequest
 from gpusched.agents.describe import describe_weights
-from gpusched.agents.training.card import Card, Data, code_version, shape_of, trace_sha256, write_card
+from gpusched.agents.training.card import Card, Data, code_version, new_card, shape_of, trace_sha256, write_card
 from gpusched.agents.training.finished import FinishedTraining, load_finished, save_finished
 from gpusched.agents.training.gate import GateVerdict, judge
 from gpusched.agents.training.options import check_device, check_held_out, check_options
 from gpusched.config.paths import state_folder
 from gpusched.config.policies import BUILT_IN, POLICY, WEIGHTS, load_policy, names_in, policy_file, policy_folders
 from gpusched.config.weightfiles import CARD, KEPT_ANYWAY
-from gpusched.config.weights import digest_of, load_file, run_time_source, save_model
+from gpusched.config.weights import digest_of, load_file, save_model
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.policy import AGENTS, PolicySpec
 from gpusched.model.suggest import did_you_mean
@@ -273,17 +272,14 @@ def _card(
     request: TrainRequest, spec: PolicySpec, material: TrainingData, finished: FinishedTraining, verdict: GateVerdict,
     decides: str, weights: str,
 ) -> Card:  # fmt: skip
-    trace, trained = material.scenario.trace, finished.result
+    trace = material.scenario.trace
     data = Data(
         name=trace.name, jobs=len(trace), sha256=trace_sha256(trace),
         held_out_jobs=sum(len(s.trace) for s in material.held_out),
         last=None if trace.epoch is None else iso_utc(trace.epoch + float(trace.submit[-1])),
     )  # fmt: skip
-    return Card(
-        policy=spec.name, agent=spec.agent or "", partition=material.partition,
-        trained_at=datetime.now(UTC).isoformat(timespec="seconds"), code_version=code_version(), weights=weights,
-        device=request.device, seed=finished.seed, seeds=tuple(dict.fromkeys(request.seeds)),
-        wall_time_s=finished.wall_time_s, knows=run_time_source(trained.about),
-        inventory=shape_of(material.scenario.pool), trace=data, hyper_parameters=dict(trained.hyper_parameters),
-        metrics=trained.rows or (), notes=(*trained.notes, *material.scenario.notes), decides=decides, gate=verdict,
+    return new_card(
+        spec, material.partition, finished.result, data, verdict, weights=weights, decides=decides,
+        wall_time_s=finished.wall_time_s, notes=material.scenario.notes, pool=material.scenario.pool,
+        device=request.device, seed=finished.seed, seeds=request.seeds,
     )  # fmt: skip

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from gpusched.compiled import jit
-from gpusched.sched.backfill import attempt_any, protect, reserve_any, undrawn
-from gpusched.sched.fit import request_of
+from gpusched.sched.backfill import attempt_any, keep_for, undrawn
 from gpusched.sched.kernel.plan import hold_planned, is_begun, planned
 from gpusched.sched.kernel.queue_pass import Pass, queue_pass
 from gpusched.sched.state import CONSERVATIVE, RESERVED, BackfillPlan, ClusterState, Ints, Words
@@ -30,17 +27,6 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, rule: Place
 @jit
 def _reserve(state: ClusterState, job: int, code: int, rule: PlacementRule) -> float:
     return keep_for(state, job, rule.place, state.now)
-
-
-@jit
-def keep_for(state: ClusterState, job: int, place: int, begin: float) -> float:
-    """Keep for the head the nodes where it fits first, from ``begin`` on; return that time, seconds."""
-    jobs, requests, scratch = state.jobs, state.requests, state.scratch
-    shadow, given = reserve_any(
-        state.resources, state.releases, jobs.masks, requests, jobs.shape[job], place, begin, jobs.limit[job], scratch,
-    )  # fmt: skip
-    protect(state.resources, request_of(requests, given), shadow < np.inf, scratch)
-    return shadow
 
 
 @jit

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from gpusched.compiled import jit
+from gpusched.sched.backfill import keep_for
 from gpusched.sched.fit import entry, request_of
-from gpusched.sched.kernel.by_rule import keep_for
 from gpusched.sched.kernel.queue_pass import Pass, Place, queue_pass
 from gpusched.sched.place import choose
 from gpusched.sched.state import (

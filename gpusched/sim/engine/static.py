@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.backfill import attempt, note_release, protect, reserve
+from gpusched.sched.backfill import attempt, keep_request, note_release
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.place import choose
 from gpusched.sched.state import EASY, FIRST_FIT, NONE, OK, RANDOM, STARTED, PlacementRequest, Records
@@ -143,8 +143,7 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, fixed: Fixed) -> None:
             reserved = True
             request = shape_request(sim.shapes, sim.jobs[head]["shape"])
             lasts = sim.jobs[head]["expected"]
-            shadow = reserve(sim.resources, passes.releases, passes.jobs.masks, request, rule, now, lasts, scratch)
-            protect(sim.resources, request, shadow < np.inf, scratch)
+            shadow = keep_request(sim.resources, passes.releases, passes.jobs.masks, request, rule, now, lasts, scratch)
         late = backfill == EASY and now + expected > shadow
         # This shape does not fit beside the head for longer: only its jobs that end in time can still start.
         if late and scratch.failed_late[shape] == stamp:
