@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-GPUSCHED = str(Path(sys.executable).parent / "gpusched")
+from tests import commands
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
     page = tmp_path_factory.mktemp("reproduce") / "page.html"
-    words = [GPUSCHED, "reproduce", "gist", "--quick", "--json", "--html", str(page)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=500, check=False)
+    done = commands.run("reproduce", "gist", "--quick", "--json", "--html", str(page), timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout), page.read_text("utf-8")
 

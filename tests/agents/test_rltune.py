@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -45,6 +43,7 @@ from gpusched.study.study import Scenario
 from gpusched.traces.file import FLOATS, INTS
 from gpusched.traces.generate import generate
 from gpusched.traces.workload import RunTime, SizeClass, Workload
+from tests import commands
 
 WORKLOAD = Workload(
     jobs=400, start=0.0, load=1.0, load_gpus=16, name="small", users=6, burst_share=0.6, burst_size=8.0,
@@ -196,7 +195,7 @@ def test_settings_say_what_is_wrong() -> None:
 
 
 def gpusched(*words: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "gpusched", *words], capture_output=True, text=True, check=False)
+    done = commands.run(*words, timeout=500)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -28,15 +26,19 @@ from gpusched.cli import main as cli
         ),
     ],
 )  # fmt: skip
-def test_train_and_replay_as_a_user_would(tmp_path: Path, agent: str, recipe: str, decides: str) -> None:
+def test_train_and_replay_as_a_user_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], agent: str, recipe: str,
+    decides: str,
+) -> None:  # fmt: skip
     pytest.importorskip("torch")
-    exe = str(Path(sys.executable).parent / "gpusched")
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(f"agent: {agent}\ntrain: {{{recipe}, most: 4}}\n")
 
     def gpusched(*words: str) -> str:
-        done = subprocess.run([exe, *words], capture_output=True, text=True, timeout=500, check=False, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        capfd.readouterr()
+        code, (out, err) = cli.run(words), capfd.readouterr()
+        assert code == 0, err
+        return out
 
     log = tmp_path / "log.csv"
     rng = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""``gpusched train``, for the most part as a process of its own."""
+"""``gpusched train``, in this process but for a training that is killed."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ LONGER = "{variant: wait, gap_h: 24, episodes: 600, clusters: 8, every: 60, begi
 
 
 class Site:
-    """A folder with the paper's inventory and a policy; ``run`` is a process of its own, ``call`` this one.
-
-    A process takes some seconds to load torch.
-    """
+    """A folder with the paper's inventory and a policy; ``start`` is a process of its own, which has to load torch."""
 
     def __init__(self, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
         self.folder, self._capfd = folder, capfd
@@ -52,13 +49,7 @@ class Site:
         )
 
     def run(self, *words: str, code: int = 0) -> tuple[str, str]:
-        process = self.start(*words)
-        out, err = process.communicate(timeout=500)
-        assert process.returncode == code, out + err
-        return out, err
-
-    def call(self, *words: str, code: int = 0) -> str:
-        """Returns what went to stderr."""
+        """Returns stdout and stderr."""
         self._capfd.readouterr()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("GPUSCHED_INVENTORY", self.env["GPUSCHED_INVENTORY"])
@@ -67,7 +58,11 @@ class Site:
             found = cli.run(["train", *words])
         out, err = self._capfd.readouterr()
         assert found == code, out + err
-        return err
+        return out, err
+
+    def call(self, *words: str, code: int = 0) -> str:
+        """Returns what went to stderr."""
+        return self.run(*words, code=code)[1]
 
 
 @pytest.fixture
