@@ -14,7 +14,7 @@ from gpusched.cluster.base import NodeObservation, Operation, OperationOutcome, 
 from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord
 from gpusched.model.readings import Gpu, NodeReading, NodeState
-from gpusched.model.resources import Inventory, Node
+from gpusched.model.resources import Inventory, Node, RuntimeName
 from gpusched.model.slices import Cut, gpu_of
 from gpusched.nodes.cutting import SCRIPT_LIMIT_S
 from gpusched.queue.store import CutState, NodeRecord, RankRecord, Store
@@ -121,7 +121,11 @@ def settle_cuts(
             continue
         ended = state.ended
         if ended is None and cut_key(record.name, index) not in busy:
-            ended = state.began + ORPHAN_S
+            # A script outlives its connection. It is done where the GPU is as it should be, but for podman's devices.
+            done = (
+                shows(gpu, state.cut) and record.declared is not None and record.declared.runtime != RuntimeName.PODMAN
+            )
+            ended = state.began if done else state.began + ORPHAN_S
         if ended is None or observation.began < ended:
             continue
         if shows(gpu, state.cut):

@@ -16,7 +16,7 @@ from gpusched.controller.cutting import ORPHAN_S, shows
 from gpusched.controller.cycle import Cycle
 from gpusched.model.jobs import JobState
 from gpusched.model.readings import GpuProcess
-from gpusched.model.resources import Inventory, MigSettings
+from gpusched.model.resources import Inventory, MigSettings, RuntimeName
 from gpusched.model.slices import Cut, gpu_of
 from gpusched.model.snapshot import Snapshot
 from gpusched.queue.store import CutState
@@ -207,6 +207,24 @@ def test_what_was_not_heard_of_is_looked_at_when_the_node_must_be_done(site: Cut
         site.turn(3, seconds=100)
     site.turn(3)
     assert site.world.hosts["n0"].mig == {0: SEVEN}
+
+
+def test_an_orphan_that_is_done_is_settled_at_once_where_no_file_follows(site: CutSite) -> None:
+    for runtime, at_once in ((RuntimeName.PODMAN, False), (RuntimeName.PROCESS, True)):
+        declared = on_demand()
+        (partition,) = declared.partitions
+        nodes = tuple(msgspec.structs.replace(node, runtime=runtime) for node in partition.nodes)
+        site.cycle.inventory = msgspec.structs.replace(
+            declared, partitions=(msgspec.structs.replace(partition, nodes=nodes),)
+        )
+        site.wanted = (Cut("n0", 0, SEVEN if at_once else HALVES),)
+        site.turn(heard=False)
+        site.cluster.deliver(answer("unheard"))
+        site.restart()
+        site.turn(heard=False)
+        assert (site.cut_of(0) is None) is at_once
+        site.turn(2, seconds=ORPHAN_S)
+        assert site.cut_of(0) is None
 
 
 def test_a_node_that_is_still_at_work_is_not_given_up(site: CutSite) -> None:
