@@ -17,6 +17,7 @@ from gpusched.model.resources import Inventory, Partition
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import format_duration, format_memory
 from gpusched.sched.explain import Explanation
+from gpusched.sched.slices.names import base_of
 from gpusched.sched.tally import covers, need, over_more_nodes
 from gpusched.sched.topology.spread import knows_racks, splits
 
@@ -38,15 +39,14 @@ def alternatives_of(
         found.append(Alternative("released", "released", f"gpusched release {job.id}", _with_spec(job, job.spec)))
     elif job.dependency or (job.eligible_time or 0.0) > snapshot.now or job.spec.partition not in snapshot.policies:
         return []  # its start depends on something other than its size
-    for kind, candidates in (
-        ("partition", _other_partitions(inventory, job.spec)),
-        ("gpus", _fewer_gpus(inventory, job.spec)),
-        ("limit", _shorter_limits(snapshot, job, explanation)),
-        ("nodes", _more_nodes(job.spec)),
-    ):
+    kinds = [("limit", _shorter_limits(snapshot, job, explanation))]
+    if not job.spec.profile:  # which slices other nodes have is not looked at
+        kinds.insert(0, ("gpus", _fewer_gpus(inventory, job.spec)))
+        kinds = [("partition", _other_partitions(inventory, job.spec)), *kinds, ("nodes", _more_nodes(job.spec))]
+    for kind, candidates in kinds:
         for label, how, spec in candidates:
             try:
-                validate_spec(spec, inventory)
+                validate_spec(msgspec.structs.replace(spec, partition=base_of(spec.partition)), inventory)
             except UsageError:
                 continue
             found.append(Alternative(label if kind == "partition" else kind, label, how, _with_spec(job, spec)))

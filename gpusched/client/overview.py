@@ -11,9 +11,10 @@ from gpusched.errors import UsageError
 from gpusched.model.gpustates import GpuStatus, gpu_states
 from gpusched.model.jobs import JobRecord, NodeAllocation
 from gpusched.model.readings import Gpu, GpuState, NodeState
-from gpusched.model.reports import FlavorRow, GpuRow, NodeRow, TopologyReport, WiredNode
+from gpusched.model.reports import FlavorRow, GpuRow, NodeRow, SliceRow, TopologyReport, WiredNode
 from gpusched.model.reservations import Reservation, by_node
 from gpusched.model.resources import Flavor, Inventory, Node, Partition
+from gpusched.model.slices import gpu_label
 from gpusched.model.topology import islands
 from gpusched.queue.snapshots import NOT_FOR_NEW_JOBS, held_gpus, topology_of, uncleaned_gpus
 from gpusched.queue.store import NodeRecord, Reader
@@ -135,9 +136,7 @@ def _node_row(
     silent = record.state in _SILENT
     found = {gpu.index: gpu for gpu in reading.gpus} if reading else {}
     statuses = gpu_states(node, None if silent else reading, held)
-    gpus = tuple(
-        _gpu_row(s, found.get(s.index), jobs, leftovers.get(s.index), slow.get(s.index, ""), silent) for s in statuses
-    )
+    gpus = tuple(_gpu_row(s, found.get(s.index), jobs, leftovers, slow.get(s.index, ""), silent) for s in statuses)
     age = None if record.last_seen is None else max(0.0, now - record.last_seen)
     in_service = record.state not in NOT_FOR_NEW_JOBS
     return NodeRow(
@@ -164,8 +163,17 @@ def _node_row(
         age_s=age,
         stale=age is not None and age > stale_after_s,
         gpus=gpus,
+        slices=_slice_counts(gpus, in_service),
         reserved=_reservation_text(reserved[0], now) if reserved else None,
     )
+
+
+def _slice_counts(gpus: Iterable[GpuRow], in_service: bool) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for one in (one for gpu in gpus for one in gpu.slices):
+        free, total = found.get(one.profile, (0, 0))
+        found[one.profile] = free + (one.state is GpuState.FREE and in_service), total + 1
+    return found
 
 
 def _reservation_text(reservation: Reservation, now: float) -> str:
@@ -187,9 +195,14 @@ def slow_by_node(reader: Reader | None) -> dict[str, dict[int, str]]:
 
 
 def _gpu_row(
-    status: GpuStatus, gpu: Gpu | None, jobs: Mapping[str, JobRecord], leftover: str | None, slow: str, silent: bool
+    status: GpuStatus,
+    gpu: Gpu | None,
+    jobs: Mapping[str, JobRecord],
+    leftovers: Mapping[int, str],
+    slow: str,
+    silent: bool,
 ) -> GpuRow:
-    state, reason = status.state, status.reason or slow
+    state, reason, leftover = status.state, status.reason or slow, leftovers.get(status.index)
     if silent:
         reason = "node does not respond" if gpu is not None else reason
     elif leftover and state is GpuState.FREE:
@@ -220,7 +233,21 @@ def _gpu_row(
         ecc_errors=gpu.ecc_errors,
         mig_mode=gpu.mig_mode,
         processes=gpu.processes,
+        slices=tuple(_slice_row(one, gpu, jobs, leftovers.get(one.index)) for one in status.slices),
     )
+
+
+def _slice_row(status: GpuStatus, gpu: Gpu, jobs: Mapping[str, JobRecord], leftover: str | None) -> SliceRow:
+    state, reason = status.state, status.reason
+    if leftover and state is GpuState.FREE:
+        state, reason = GpuState.BUSY, leftover
+    job = jobs.get(status.job_id) if status.job_id else None
+    one = next(one for one in gpu.slices if one.number == status.index)
+    return SliceRow(
+        label=gpu_label(status.index, status.profile), profile=status.profile, start=one.start, uuid=one.uuid,
+        state=state, reason=reason, job=status.job_id, user=job.user if job else None,
+        memory_total_mib=one.memory_mib, memory_used_mib=one.memory_used_mib,
+    )  # fmt: skip
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

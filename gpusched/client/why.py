@@ -123,10 +123,11 @@ def explain_pending(client: Client, job: JobRecord) -> Why:
     """Return the explanation of a pending job, which may be in the inbox or not submitted at all."""
     from gpusched.client.forecast import forecast_job
     from gpusched.sched.explain import explain
+    from gpusched.sched.slices.split import split
 
     snapshot, sizes = sizes_of_pending(client, job)
     explanation = explain(snapshot, job.id)
-    forecast = forecast_job(client, snapshot, job, explanation)
+    forecast = forecast_job(client, split(snapshot), job, explanation)
     parts = (
         explanation.reason.message, explanation.beside, _cost_of(client, job, explanation.racks),
         *_preemption_lines(client, job), explanation.sharing,

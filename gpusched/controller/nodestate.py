@@ -130,7 +130,8 @@ def in_service(
     reason = faults[0] if len(faults) == 1 else f"{len(faults)} GPUs: {faults[0]}, ..." if faults else ""
     if not has_jobs:
         return NodeState.IDLE, reason
-    full = node.gpus > 0 and len(held) >= len(node.indices())
+    whole = [s for s in statuses if not s.slices]
+    full = node.gpus > 0 and all(s.index in held for s in (*whole, *(one for s in statuses for one in s.slices)))
     return (NodeState.ALLOCATED if full else NodeState.MIXED), reason
 
 

@@ -30,6 +30,7 @@ from gpusched.queue.snapshots import partners_of, snapshot_of_store
 from gpusched.queue.store import RankRecord, Store
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
+from gpusched.sched.slices.names import queue_of
 
 T = TypeVar("T")
 MESSAGE_REFRESH_S = 30.0  # messages contain durations; rewriting all of them in every cycle is not worth it
@@ -182,7 +183,7 @@ class Planner:
                 if isinstance(action, Start):
                     job = waiting.pop(action.job_id) if action.job_id in waiting else self._task(action.job_id, arrays)
                     job = _at_size(job, action)
-                    policy = deciders[job.spec.partition]
+                    policy = deciders.get(queue_of(job.spec)) or deciders[job.spec.partition]
                     launches.append(self._launcher.record_intent(inventory, job, action.allocation, policy, ports, now))
                     self._reasons.forget(job.id)
                 elif isinstance(action, Resize):

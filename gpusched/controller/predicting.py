@@ -25,6 +25,7 @@ from gpusched.promotion.live import live_policies
 from gpusched.queue.predictions import Prediction
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Store
+from gpusched.sched.slices.names import base_of
 
 BUDGET_S = 0.1  # per pause between two cycles
 PAUSE_S = 30.0  # minimum between two batches; and
@@ -126,7 +127,7 @@ class StartPredictor:
             by_limits = float(starts[0, i]) if np.isfinite(starts[0, i]) else None
             if low is not None and median is not None:
                 made_at = batch.forecast.snapshot.now
-                found.append(Prediction(view.id, view.spec.partition, made_at, median, low, high, by_limits))
+                found.append(Prediction(view.id, base_of(view.spec.partition), made_at, median, low, high, by_limits))
         self._unpredictable |= batch.job_ids - {p.job_id for p in found}
         with self._store.transaction():
             self._store.put_predictions(found)

@@ -29,6 +29,8 @@ from gpusched.forecast.run import (
 )
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.arrays import node_arrays_of
+from gpusched.sched.slices.names import base_of
+from gpusched.sched.slices.split import split, split_job
 from gpusched.sched.state import Floats, new_outcome, new_resources, seed_words
 from gpusched.sim.engine.state import FUTURE, IN_SYSTEM, NEVER, new_log
 
@@ -76,7 +78,8 @@ class QueueForecast:
         variants: Sequence[PendingView] = (),
         components: bool = False,
     ) -> None:
-        self.snapshot = snapshot
+        self.snapshot = snapshot = split(snapshot)
+        variants = [split_job(view) for view in variants]
         own = [job for job in snapshot.pending if may_start(job, snapshot)]
         self.views = [*own, *variants]
         self.first_variant = len(own)
@@ -192,7 +195,7 @@ class QueueForecast:
         """Return the nodes on which the last run started the job."""
         of = self._sim.jobs[job]
         rows = self._sim.held[of["offset"] : of["offset"] + self._sim.shapes[of["shape"]]["parts"]]
-        return tuple(self._world.nodes[row].name for row in rows.tolist())
+        return tuple(base_of(self._world.nodes[row].name) for row in rows.tolist())
 
 
 def _arrays(of: object) -> Iterator[npt.NDArray[Any]]:

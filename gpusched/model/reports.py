@@ -12,11 +12,26 @@ from gpusched.model.topology import Switch
 By = Literal["partition", "node", "user", "job"]
 
 
+class SliceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One MIG slice of a GPU; ``label``: its name in allocations, such as ``3:1g.10gb@4``."""
+
+    label: str
+    profile: str
+    start: int
+    uuid: str | None = None
+    state: GpuState
+    reason: str = ""
+    job: str | None = None
+    user: str | None = None
+    memory_total_mib: int | None = None
+    memory_used_mib: int | None = None
+
+
 class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU of a node; unknown figures are None.
 
     ``job`` and ``user`` are the holder's, ``shared_with`` and ``shared_user`` the other one's where two jobs share it;
-    ``energy_j`` is NVML's counter since the driver was loaded.
+    ``energy_j`` is NVML's counter since the driver was loaded; ``slices``: of a GPU that is cut.
     """
 
     index: int
@@ -38,6 +53,7 @@ class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
     ecc_errors: int | None = None
     mig_mode: bool | None = None
     processes: tuple[GpuProcess, ...] = ()
+    slices: tuple[SliceRow, ...] = ()
 
 
 class ReservationRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +90,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
         last_seen: When the node last answered (Unix seconds); ``age_s`` seconds ago.
         stale: The figures are old; the node has not been probed recently.
         reserved: Its present reservation, else the next, in words; None: none.
+        slices: Profile of its MIG slices -> those that a job could be given now, and all.
     """
 
     name: str
@@ -100,6 +117,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     stale: bool = False
     gpus: tuple[GpuRow, ...] = ()
     reserved: str | None = None
+    slices: dict[str, tuple[int, int]] = {}
 
     @property
     def simulated(self) -> bool:

@@ -14,8 +14,9 @@ from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import count_of, format_duration, format_memory
 from gpusched.sched.alone import Has, SingleJobView
 from gpusched.sched.decide import JobAnswer
+from gpusched.sched.slices.names import SEPARATOR, base_of
 from gpusched.sched.tally import Amounts, barred, covers, need, over_more_nodes, total_of
-from gpusched.sched.text import listed, listed_types
+from gpusched.sched.text import called, listed, listed_types
 
 _MAX_STEPS = 5
 
@@ -167,7 +168,7 @@ def _other_partition(alone: SingleJobView, job: PendingView, basis: Has = "free"
     needs, own = need(job.spec), job.spec.partition
     fitting = Counter(n.partition for n, has in alone.nodes(basis) if n.partition != own and covers(has, needs))
     for partition, nodes in fitting.items():
-        if nodes >= job.spec.nodes:
+        if nodes >= job.spec.nodes and SEPARATOR not in partition and not job.spec.profile:
             yield f"{_PARTITION}{partition} could run it" + (" now" if basis == "free" else "")
 
 
@@ -180,11 +181,11 @@ def _restore_nodes(alone: SingleJobView, job: PendingView) -> Iterator[str]:
             if covers(total_of(node), needs):
                 kind, colon, detail = node.unavailable_reason.partition(":")
                 verb = "resume" if kind.upper().startswith("DRAIN") else "bring back"
-                yield f"{verb} {node.name} ({kind.lower() + colon + detail or 'not available'})"
+                yield f"{verb} {base_of(node.name)} ({kind.lower() + colon + detail or 'not available'})"
         elif usable[0] < needs[0] <= len(node.gpus):
             for gpu, why in sorted(node.blocked.items()):
                 action = "end the foreign process on" if why.startswith("BUSY") else "repair"
-                yield f"{action} GPU {gpu} of {node.name} ({why})"
+                yield f"{action} {called(gpu, node.name)} ({why})"
 
 
 def _wait(alone: SingleJobView, job: PendingView, queue: list[PendingView]) -> Iterator[str]:

@@ -9,12 +9,15 @@ import msgspec
 from msgspec.structs import replace
 
 from gpusched.model.plan import Reason, ReasonCode
+from gpusched.model.slices import compute_units
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.model.units import count_of
 from gpusched.sched.advice import next_steps
 from gpusched.sched.alone import SingleJobView
 from gpusched.sched.decide import JobAnswer, ask
 from gpusched.sched.eligible import ineligible
+from gpusched.sched.slices.names import base_of
+from gpusched.sched.slices.split import split
 from gpusched.sched.tally import Amounts, closed_reason, covers, need, shortfall_of, total_of
 from gpusched.sched.text import ELSEWHERE, HELD_BACK, jobs_ahead
 
@@ -71,6 +74,8 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
     job = next((j for j in snapshot.pending if j.id == job_id), None)
     if job is None:
         raise KeyError(job_id)
+    before, snapshot = snapshot, split(snapshot)
+    job = next(j for j in snapshot.pending if j.id == job_id)
     alone = SingleJobView(snapshot)
     own = ((node, free) for node, free in alone.nodes("free") if node.partition == job.spec.partition)
     answer = ask(snapshot, job_id, job.spec.partition)
@@ -84,7 +89,7 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
     return Explanation(
         job_id=job_id,
         reason=reason,
-        nodes=tuple(_verdict(job, node, free, snapshot.now) for node, free in own),
+        nodes=tuple(_by_slices(_verdict(job, node, free, snapshot.now), job, before) for node, free in own),
         position=None if at is None else place + 1,
         queue_length=sum(1 + j.behind for j in answer.queue),
         next_steps=(*steps, *next_steps(alone, job, reason.code, answer)),
@@ -94,6 +99,23 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
         head_at=head_at,
         sharing=answer.sharing,
     )
+
+
+def _by_slices(verdict: NodeVerdict, job: PendingView, snapshot: Snapshot) -> NodeVerdict:
+    """Return the verdict with the node's own name; of slices that a cut on demand could make, say what that takes.
+
+    ``snapshot``: before it was split.
+    """
+    name, profile = base_of(verdict.node), job.spec.profile
+    node = next((one for one in snapshot.nodes if one.name == name), None)
+    if not profile or verdict.dimension != "gpus" or node is None or not node.cuttable:
+        return replace(verdict, node=name)
+    held = {gpu for one in snapshot.running for p in one.allocation.parts if p.node == name for gpu in p.gpus}
+    free = sum(one.number not in node.blocked and one.number not in held for one in node.slices)
+    there = f"{free} of {count_of(len(node.slices), 'slice')} free; " if node.slices else ""
+    units = compute_units(profile) or 1
+    needs = f"a {profile} needs {units} next to each other" if units > 1 else f"there is no {profile} free"
+    return replace(verdict, node=name, text=f"{there}{needs}, and a GPU is cut anew only when nothing runs on it")
 
 
 _FITS = Reason(code=ReasonCode.POLICY, message="fits now; the next cycle can start it")
@@ -153,7 +175,8 @@ def _verdict(job: PendingView, node: NodeView, free: Amounts, now: float) -> Nod
         why = node.unavailable_reason
         dimension, text = "unavailable", f"not available ({why})" if why else "not available"
     elif covers(free, needs):
-        dimension, text = "", f"fits: {free[0]} of {total[0]} GPUs and {free[1]} of {total[1]} cores free"
+        what = "slices" if job.spec.profile else "GPUs"
+        dimension, text = "", f"fits: {free[0]} of {total[0]} {what} and {free[1]} of {total[1]} cores free"
     else:
         dimension, text = shortfall_of(node, free, needs)
     return NodeVerdict(node=node.name, fits=not dimension, dimension=dimension, text=text)

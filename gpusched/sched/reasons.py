@@ -17,6 +17,7 @@ from gpusched.sched.fit import request_of, shortfall, unreserved
 from gpusched.sched.limits import LimitReasons
 from gpusched.sched.place import max_in_rack
 from gpusched.sched.reservations.rules import reserved_text
+from gpusched.sched.slices.names import base_of
 from gpusched.sched.state import (
     BACKFILL,
     BAD_CONSTRAINTS,
@@ -225,5 +226,6 @@ class Verdicts:
             racks = new_scratch(len(self._world.nodes), 0, self._world.rack).racks
             most = int(max_in_rack(racks, resources, self._waiting.jobs.masks, request))
             return scattered(verb, free, int(request.parts), needs, most)
-        name = self._world.nodes[nearest].name if nearest >= 0 else ""
-        return shortage(verb, free, dimension, int(request.parts), needs, int(count), name, has)
+        name = base_of(self._world.nodes[nearest].name) if nearest >= 0 else ""
+        profile = self._waiting.views[self._shapes.index(shape)].spec.profile
+        return shortage(verb, free, dimension, int(request.parts), needs, int(count), name, has, profile)

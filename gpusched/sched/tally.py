@@ -11,8 +11,9 @@ from gpusched.model.jobs import JobSpec
 from gpusched.model.limits import leaf_of, split_leaf
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
-from gpusched.model.units import count_of, format_memory
+from gpusched.model.units import count_of, format_memory, gpus_of
 from gpusched.sched.reservations.rules import closed_text
+from gpusched.sched.slices.names import profile_of
 from gpusched.sched.text import gpus_called, listed, listed_types
 
 Amounts = tuple[int, int, int]
@@ -119,7 +120,8 @@ def shortfall_of(node: NodeView, free: Amounts, needs: Amounts) -> tuple[Literal
     """Return (dimension, text) of a node that does not fit: ``2 of 8 GPUs free, needs 4 (3 held by jobs, 1 LOST)``."""
     total = total_of(node)
     if free[0] < needs[0]:
-        return "gpus", f"{free[0]} of {count_of(total[0], 'GPU')} free, needs {needs[0]}{_gpus_gone(node, free[0])}"
+        what = gpus_of(total[0], profile_of(node.name))
+        return "gpus", f"{free[0]} of {what} free, needs {needs[0]}{_gpus_gone(node, free[0])}"
     if free[1] < needs[1]:
         held = f" ({total[1] - free[1]} held by jobs)" if total[1] > free[1] else ""
         return "cores", f"{max(0, free[1])} of {count_of(total[1], 'core')} free, needs {needs[1]}{held}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpusched.model.plan import Reason, ReasonCode
+from gpusched.model.slices import gpu_label, is_slice
 from gpusched.model.snapshot import NodeView
-from gpusched.model.units import count_of, format_duration, format_memory
+from gpusched.model.units import count_of, format_duration, format_memory, gpus_of
+from gpusched.sched.slices.names import base_of, profile_of
 
 ALLOWED, GPUS, CORES, MEMORY = 0, 1, 2, 3
 ELSEWHERE = Reason(
@@ -42,20 +44,28 @@ def not_available(nodes: Iterable[NodeView]) -> str:
         if not node.available:
             words.append(f"{node.name} ({node.unavailable_reason or 'not available'})")
         else:
-            words += [f"GPU {g} of {node.name} ({why})" for g, why in sorted(node.blocked.items()) if g in node.gpus]
+            own = ((g, why) for g, why in sorted(node.blocked.items()) if g in node.gpus)
+            words += [f"{called(g, node.name)} ({why})" for g, why in own]
     return listed(words)
 
 
-def amount(dimension: int, value: int) -> str:
-    """Format an amount with its unit: ``4 GPUs``, ``16 cores``, ``64G of memory``."""
+def called(number: int, node: str) -> str:
+    """Return ``GPU 3 of dgx001``, or ``slice 3:1g.10gb@4 of dgx001``; ``node``: as in a split snapshot."""
+    what = f"slice {gpu_label(number, profile_of(node))}" if is_slice(number) else f"GPU {number}"
+    return f"{what} of {base_of(node)}"
+
+
+def amount(dimension: int, value: int, profile: str = "") -> str:
+    """Format an amount with its unit: ``4 GPUs``, ``2 slices of 1g.10gb``, ``16 cores``, ``64G of memory``."""
     if dimension == MEMORY:
         return f"{format_memory(value)} of memory"
-    return count_of(value, "GPU" if dimension == GPUS else "core")
+    return gpus_of(value, profile) if dimension == GPUS else count_of(value, "core")
 
 
 def shortage(
-    verb: str, free: str, dimension: int, parts: int, needs: tuple[int, int, int], count: int, nearest: str, has: int
-) -> str:
+    verb: str, free: str, dimension: int, parts: int, needs: tuple[int, int, int], count: int, nearest: str, has: int,
+    profile: str = "",
+) -> str:  # fmt: skip
     """Return what is short, with figures: ``waits for 4 GPUs on one node; most free on one node: 2 (dgx001)``.
 
     Args:
@@ -67,12 +77,13 @@ def shortage(
         count: Nodes that have enough of it.
         nearest: The node that comes nearest, or "".
         has: What that one has.
+        profile: The GPUs are slices of it.
     """
     if dimension == ALLOWED:
         exist = ("exists" if count == 1 else "exist") if free == "there" else free
         return f"{verb} {count_of(parts, 'node')} it may use; {count} {exist}"
-    need = amount(dimension, needs[dimension - 1])
-    beside = f" beside {amount(GPUS, needs[0])}" if dimension > GPUS and needs[0] else ""
+    need = amount(dimension, needs[dimension - 1], profile)
+    beside = f" beside {amount(GPUS, needs[0], profile)}" if dimension > GPUS and needs[0] else ""
     free = "" if free == "there" else f" {free}"
     if parts > 1:
         have = "1 node has" if count == 1 else f"{count or 'no'} nodes have"

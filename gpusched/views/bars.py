@@ -14,6 +14,7 @@ GLYPHS: dict[GpuState, tuple[str, str, str]] = {
     GpuState.FREE: ("□", "green", "free"),
     GpuState.BUSY: ("!", "bold yellow", "busy"),
     GpuState.LOST: ("✗", "bold red", "lost"),
+    GpuState.SLICED: ("▤", "cyan", "cut into slices"),
     GpuState.UNUSABLE: ("%", "bold red", "unusable"),
     GpuState.UNKNOWN: ("?", "dim", "unknown"),
 }

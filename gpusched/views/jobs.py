@@ -10,11 +10,11 @@ import msgspec
 
 from gpusched.model.arrays import indices_of
 from gpusched.model.indices import text_of, union
-from gpusched.model.jobs import ACTIVE, JobRecord, JobState, Resizes
+from gpusched.model.jobs import ACTIVE, JobRecord, JobSpec, JobState, Resizes
 from gpusched.model.plan import ReasonCode
 from gpusched.model.progress import JobProgress
 from gpusched.model.slurm import SlurmFacts
-from gpusched.model.units import count_of, format_duration, format_memory, iso_utc, local_time
+from gpusched.model.units import count_of, format_duration, format_memory, gpus_of, iso_utc, local_time
 from gpusched.views import common
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def job_dict(
         "message": job.message or None,
         "nodes": job_nodes(job),
         "gpus": spec.gpus,
+        **({"profile": spec.profile} if spec.profile else {}),
         "submit_time": iso_utc(job.submit_time),
         "eligible_time": iso_utc(job.eligible_time),
         "start_time": iso_utc(job.start_time),
@@ -321,7 +322,7 @@ def _cells(jobs: list[JobRecord], listing: Listing, width: int) -> list[Text]:
         Text(job.spec.partition),
         Text(job.spec.flavor or common.UNKNOWN),
         Text(job.state, style=common.state_style(job.state)),
-        Text(str(job.spec.gpus)),
+        Text(gpus_text(job.spec)),
         Text(nodes_or_reason(job) + _sharing_text(job, listing)),
         Text(format_duration(elapsed_s(job, listing.now))),
         Text(format_duration(job.spec.time_limit_s)),
@@ -383,10 +384,15 @@ def memory_is_counted(job: JobRecord) -> bool:
     return job.slurm is None or job.spec.memory_mib_per_node > 1
 
 
+def gpus_text(spec: JobSpec) -> str:
+    """Return the number of GPUs, of slices as they are asked for: ``1g.10gb:2``."""
+    return f"{spec.profile}:{spec.gpus}" if spec.profile else str(spec.gpus)
+
+
 def resources_line(job: JobRecord) -> str:
     """Return the requested resources in words."""
     spec = job.spec
-    gpus = count_of(spec.gpus_per_node, "GPU")
+    gpus = gpus_of(spec.gpus_per_node, spec.profile)
     cores = count_of(spec.cores_per_node, "core")
     parts = f"{gpus}, {cores}" + (f", {format_memory(spec.memory_mib_per_node)}" if memory_is_counted(job) else "")
     parts += f", {spec.tasks_per_node} tasks" if spec.tasks_per_node > 1 else ""

@@ -12,15 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from gpusched.model.readings import GpuState, NodeState
-from gpusched.model.reports import FlavorRow, GpuRow, NodeRow
+from gpusched.model.reports import FlavorRow, GpuRow, NodeRow, SliceRow
 from gpusched.model.units import format_duration, format_memory, iso_utc
 from gpusched.views import bars, common
 
-_HEALTHY = frozenset({GpuState.FREE, GpuState.ALLOCATED})
+_HEALTHY = frozenset({GpuState.FREE, GpuState.ALLOCATED, GpuState.SLICED})
 _MIN_SHOWN_SKEW_S = 2.0
 _NODE_COLUMNS = (
-    "NODE", "PARTITION", "STATE", "GPUS", "FREE", "UTIL", "GPU MEM", "GPU POWER", "TEMP", "FREE CORES", "FREE MEM",
-    "FIGURES", "HELD BY",
+    "NODE", "PARTITION", "STATE", "GPUS", "FREE", "SLICES", "UTIL", "GPU MEM", "GPU POWER", "TEMP", "FREE CORES",
+    "FREE MEM", "FIGURES", "HELD BY",
 )  # fmt: skip
 _NODE_DROP = ("FREE MEM", "FREE CORES", "HELD BY", "GPU MEM", "TEMP", "GPU POWER", "FIGURES", "UTIL", "PARTITION")
 _GPU_COLUMNS = ("NODE", "GPU", "NAME", "STATE", "UTIL", "MEMORY", "POWER", "TEMP", "JOB", "USER", "FIGURES")
@@ -68,6 +68,7 @@ def _node_cells(row: NodeRow) -> dict[str, Text | str]:
         "STATE": Text(str(row.state), bars.STATE_STYLES[row.state]),
         "GPUS": bars.states_bar(g.state for g in row.gpus) if row.gpus else Text(common.UNKNOWN, "dim"),
         "FREE": f"{row.gpus_free}/{row.gpus_total}",
+        "SLICES": Text(", ".join(f"{free}/{total} {name}" for name, (free, total) in row.slices.items())),
         "UTIL": bars.utilization_bar(g.utilization_pct for g in row.gpus) if row.gpus else Text(common.UNKNOWN, "dim"),
         "GPU MEM": bars.gibibytes(sum(used_mib) if used_mib else None, sum(total_mib) if total_mib else None),
         "GPU POWER": bars.watts(row.power_w, row.power_limit_w),
@@ -85,9 +86,10 @@ def _partition(name: str, default: str | None) -> Text:
 
 
 def _shown(columns: Sequence[str], rows: Sequence[NodeRow]) -> list[str]:
-    """Return the columns; the source of the values only if some do not come from NVML."""
+    """Return the columns; slices only if there are any, the source of the values if some do not come from NVML."""
     mixed = any(row.source not in ("nvml", "none") for row in rows)
-    return [name for name in columns if mixed or name != "FIGURES"]
+    shown = {"FIGURES": mixed, "SLICES": any(row.slices for row in rows)}
+    return [name for name in columns if shown.get(name, True)]
 
 
 def _figures(row: NodeRow) -> Text:
@@ -98,6 +100,7 @@ def _figures(row: NodeRow) -> Text:
 
 def _holders(row: NodeRow) -> Text:
     gpu_counts = Counter(gpu.user or gpu.job for gpu in row.gpus if gpu.job)
+    gpu_counts.update(one.user or one.job for gpu in row.gpus for one in gpu.slices if one.job)
     gpu_counts.update(g.shared_user or g.shared_with for g in row.gpus if g.shared_with and g.shared_user != g.user)
     line = Text()
     for user, count in gpu_counts.most_common():
@@ -114,7 +117,21 @@ def _gpu_table(rows: Sequence[NodeRow], width: int) -> Table:
         for gpu in row.gpus:
             cells = _gpu_cells(row, gpu, bar_width)
             table.add_row(*(cells[name] for name in columns))
+            for one in gpu.slices:
+                table.add_row(*(_slice_cells(row, one).get(name, "") for name in columns))
     return table
+
+
+def _slice_cells(row: NodeRow, one: SliceRow) -> dict[str, Text | str]:
+    return {
+        "NODE": Text(row.name, "bold"),
+        "GPU": one.label,
+        "STATE": Text(str(one.state), bars.GLYPHS[one.state][1]),
+        "UTIL": Text(common.UNKNOWN, "dim"),  # NVML does not say it of slices
+        "MEMORY": bars.gibibytes(one.memory_used_mib, one.memory_total_mib),
+        "JOB": Text(one.job or ("" if one.state is GpuState.FREE else common.UNKNOWN)),
+        "USER": Text(common.clean(one.user or "")),
+    }
 
 
 def _gpu_cells(row: NodeRow, gpu: GpuRow, bar_width: int) -> dict[str, Text | str]:
@@ -129,7 +146,7 @@ def _gpu_cells(row: NodeRow, gpu: GpuRow, bar_width: int) -> dict[str, Text | st
         "MEMORY": bars.gibibytes(gpu.memory_used_mib, gpu.memory_total_mib),
         "POWER": bars.watts(gpu.power_w, gpu.power_limit_w),
         "TEMP": common.UNKNOWN if gpu.temperature_c is None else f"{gpu.temperature_c}°C",
-        "JOB": Text(jobs or ("" if gpu.state is GpuState.FREE else common.UNKNOWN)),
+        "JOB": Text(jobs or ("" if gpu.state in (GpuState.FREE, GpuState.SLICED) else common.UNKNOWN)),
         "USER": Text(common.clean(" + ".join(dict.fromkeys(filter(None, (gpu.user, gpu.shared_user)))))),
         "FIGURES": _figures(row),
     }
@@ -150,6 +167,9 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
                 grouped.setdefault((gpu.state, gpu.reason), []).append(gpu.index)
         for (state, reason), indices in grouped.items():
             notes.append((row.name, Text(f"GPU {common.ranges(indices)} {state}", bars.GLYPHS[state][1]), reason))
+        for one in (one for gpu in row.gpus for one in gpu.slices):
+            if one.reason or one.state not in _HEALTHY:
+                notes.append((row.name, Text(f"slice {one.label} {one.state}", bars.GLYPHS[one.state][1]), one.reason))
     if row.reserved:
         notes.append((row.name, Text("reserved", "cyan"), row.reserved))
     if row.runtime_error:

@@ -15,6 +15,7 @@ from gpusched.model.interference import PlaceCost
 from gpusched.model.jobs import DependencyKind, JobRecord, JobSpec
 from gpusched.model.outputs import shown_path
 from gpusched.model.progress import JobProgress
+from gpusched.model.slices import gpu_label
 from gpusched.model.slurm import SlurmFacts
 from gpusched.model.units import count_of, format_duration, format_memory, iso_utc, local_time
 from gpusched.views import common
@@ -70,6 +71,7 @@ def page_dict(page: Page) -> dict[str, Any]:
         "spec": msgspec.to_builtins(job.spec) | {"begin_time": iso_utc(job.spec.begin_time)},
         "allocation": [
             {"rank": p.rank, "node": p.node, "gpus": list(p.gpus), "cores": p.cores, "memory_mib": p.memory_mib}
+            | ({"slices": [gpu_label(n, job.spec.profile) for n in p.gpus]} if job.spec.profile else {})
             for p in (job.allocation.parts if job.allocation else ())
         ],
         "excluded_nodes": list(job.excluded_nodes),
@@ -157,8 +159,11 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
         yield "placement", line
     for part in job.allocation.parts if job.allocation else ():
         gpus = common.ranges(part.gpus) or ("unknown" if job.slurm and spec.gpus_per_node else "none")
+        if spec.profile:
+            gpus = ", ".join(gpu_label(number, spec.profile) for number in part.gpus)
         memory = f", {format_memory(part.memory_mib)}" if memory_is_counted(job) else ""
-        yield "on", f"{part.node}: GPUs {gpus}, {count_of(part.cores, 'core')}{memory}"
+        what = "slices" if spec.profile else "GPUs"
+        yield "on", f"{part.node}: {what} {gpus}, {count_of(part.cores, 'core')}{memory}"
     if page.shared:
         yield "shared", page.shared
     if page.place_cost is not None and page.place_cost.lines:

@@ -14,6 +14,7 @@ from gpusched.model.jobs import ACTIVE, JobRecord, JobState
 from gpusched.model.progress import JobProgress
 from gpusched.model.readings import GpuState
 from gpusched.model.reports import GpuRow, NodeRow
+from gpusched.model.slices import gpu_of
 from gpusched.queue.snapshots import expected_end
 from gpusched.views import common
 
@@ -26,7 +27,7 @@ _LETTER = {
     GpuState.UNKNOWN: "U",
 }
 _ZEROS = ("exit_code", "step")  # 0 is a value here
-_HEALTHY = (GpuState.FREE, GpuState.ALLOCATED)
+_HEALTHY = (GpuState.FREE, GpuState.ALLOCATED, GpuState.SLICED)
 
 
 def job_rows(
@@ -67,6 +68,7 @@ def job_row(
         "reason": (job.slurm.reason if job.slurm is not None and job.state is JobState.PENDING else "") or job.reason,
         "message": job.message,
         "gpus": spec.gpus,
+        "profile": spec.profile,
         "node_count": spec.nodes if spec.nodes > 1 else None,
         "flavor": spec.flavor,
         "time_limit_s": spec.time_limit_s,
@@ -74,7 +76,7 @@ def job_row(
         "start_time": _whole(job.start_time),
         "end_time": _whole(job.end_time),
         "limit_end": _whole(expected_end(job, job.start_time)) if active and job.start_time is not None else None,
-        "allocation": [[part.node, *part.gpus] for part in parts],
+        "allocation": [[part.node, *dict.fromkeys(map(gpu_of, part.gpus))] for part in parts],
         "exit_code": job.exit_code,
         "array_id": job.array_id,
         "attempt": job.attempt if job.attempt > 1 else None,
@@ -101,7 +103,7 @@ def node_row(row: NodeRow) -> dict[str, Any]:
         "partition": row.partition,
         "state": str(row.state),
         "reason": row.reason,
-        "gpus": "".join(_LETTER[gpu.state] for gpu in gpus),
+        "gpus": "".join(map(_letter, gpus)),
         "index": [gpu.index for gpu in gpus] if [g.index for g in gpus] != list(range(len(gpus))) else None,
         "free": row.gpus_free,
         "type": next((gpu.name for gpu in gpus if gpu.name), None),
@@ -121,6 +123,13 @@ def node_row(row: NodeRow) -> dict[str, Any]:
         "simulated": row.simulated or None,
     }
     return {key: value for key, value in found.items() if value not in (None, "", [], {})}
+
+
+def _letter(gpu: GpuRow) -> str:
+    """Return the letter of a GPU's state; one that is cut is as its slices are: S, no job has any."""
+    if gpu.state is not GpuState.SLICED:
+        return _LETTER[gpu.state]
+    return "A" if any(one.job for one in gpu.slices) else "S"
 
 
 def _column(gpus: Iterable[GpuRow], name: str) -> list[int | None] | None:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from gpusched.model.jobs import Allocation, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, NodeReading, NodeState
 from gpusched.model.slices import MigSlice
 from gpusched.queue.store import NodeRecord, Store
@@ -103,3 +104,51 @@ def test_the_controller_refuses_what_a_client_could_not_know(site: Site) -> None
     refused = [event.data for event in store.events() if event.kind == "refused_command"]
     store.close()
     assert ["partition bare has no MIG slices of 1g.12gb" in str(data) for data in refused] == [True]
+
+
+def test_the_screens_say_which_slices_are_free_and_whose_the_others_are(sliced: Site) -> None:
+    job = sliced.call("submit", "-p", "bare", "--gpus", "1g.10gb:2", "--json", "--", "x").ok().json["id"]
+    sliced.fold()
+    waiting = sliced.call("status", "--json").ok().json
+    assert [(row["gpus"], row["profile"]) for row in waiting] == [(2, "1g.10gb")]
+    part = NodeAllocation(rank=0, node="pc2", gpus=(3000, 3001), cores=1, memory_mib=4681)
+    sliced.change(job, state=JobState.RUNNING, attempt=1, start_time=time.time(), allocation=Allocation(job, (part,)))
+    rows = {row["name"]: row for row in sliced.call("nodes", "--json").ok().json}
+    assert rows["pc1"]["slices"] == {"1g.10gb": [7, 7]}
+    assert rows["pc2"]["slices"] == {"1g.10gb": [0, 2], "2g.20gb": [1, 1], "3g.40gb": [1, 1]}
+    assert (rows["pc2"]["gpus_free"], rows["pc2"]["gpus"][2]["state"]) == (3, "SLICED")
+    first = rows["pc2"]["gpus"][2]["slices"][0]
+    assert (first["label"], first["state"], first["job"]) == ("2:1g.10gb@0", "ALLOCATED", job)
+    assert "7/7 1g.10gb" in sliced.call("nodes").ok().out
+    assert "2:3g.40gb@4" in sliced.call("nodes", "--gpus").ok().out
+    assert "1g.10gb:2" in sliced.call("status").ok().out
+    assert "pc2: slices 2:1g.10gb@0, 2:1g.10gb@1, 1 core" in sliced.call("show", job).ok().out
+    assert sliced.call("show", job, "--json").ok().json["allocation"][0]["slices"] == ["2:1g.10gb@0", "2:1g.10gb@1"]
+
+
+def test_why_a_job_for_slices_waits_and_when_it_is_expected_to_start(sliced: Site) -> None:
+    jobs = []
+    for profile, gpus in (("1g.10gb:6", (4000, 4001, 4002, 4003, 4004, 4005)), ("3g.40gb", (3004,))):
+        job = sliced.call("submit", "-p", "bare", "--gpus", profile, "-t", "1h", "--json", "--", "x").ok().json["id"]
+        sliced.fold()
+        node = "pc1" if len(gpus) > 1 else "pc2"
+        part = NodeAllocation(rank=0, node=node, gpus=gpus, cores=1, memory_mib=1024)
+        place = Allocation(job, (part,))
+        sliced.change(job, state=JobState.RUNNING, attempt=1, start_time=time.time(), allocation=place)
+    for profile in ("1g.10gb:3", "3g.40gb", "2g.20gb"):
+        words = ("submit", "-p", "bare", "--gpus", profile, "-t", "1h", "--json", "--", "x")
+        jobs += [sliced.call(*words).ok().json["id"]]
+    sliced.fold()
+    few, half, free = (sliced.call("why", job, "--json").ok().json for job in jobs)
+    assert few["reason"] == half["reason"] == "Resources"
+    assert few["message"].startswith("waits for 3 slices of 1g.10gb on one node; most free on one node: 2 (pc2)")
+    nodes = {node["name"]: node["message"] for node in few["nodes"]}
+    assert nodes == {
+        "pc1": "1 of 7 slices of 1g.10gb free, needs 3 (6 held by jobs)",
+        "pc2": "2 of 2 slices of 1g.10gb free, needs 3",
+    }
+    assert [node["name"] for node in half["nodes"]] == ["pc2"]
+    assert half["expected_start"]["nodes"] == ["pc2"]
+    assert "fits now" in free["message"]
+    dry = sliced.call("submit", "-p", "bare", "--gpus", "1g.10gb", "--dry-run", "--json", "--", "x").ok().json
+    assert dry["expected_start"]["nodes"]

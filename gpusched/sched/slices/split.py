@@ -37,7 +37,7 @@ def split(snapshot: Snapshot) -> Snapshot:
     nodes = [row for rows in own for row in rows]
     held = (*map(_running, running), *holds(snapshot, asked))
     lent = tuple(one for rows in own if len(rows) > 1 for one in _overruns(rows, held))
-    views = [_pending(job) for job in pending]
+    views = [split_job(job) for job in pending]
     names = {node.partition for node in nodes} | {view.spec.partition for view in views}
     return replace(
         snapshot,
@@ -90,7 +90,8 @@ def _amounts(part: NodeAllocation) -> tuple[int, int]:
     return part.cores, part.memory_mib
 
 
-def _pending(job: PendingView) -> PendingView:
+def split_job(job: PendingView) -> PendingView:
+    """Return a waiting job as it is in a split snapshot."""
     if not _asks(job.spec):
         return job
     excluded = tuple(inner_name(name, job.spec.profile) for name in job.excluded_nodes)
