@@ -1,6 +1,7 @@
 """Usage rows of the time between two readings of a node: GPU seconds, joules, utilization, by holder.
 
 A job is charged its own GPUs, never the whole host; while two share a GPU each is charged half of all that it does.
+NVML has no counters of MIG slices: a slice is charged its share of its GPU's.
 Energy is the difference of NVML's counters; where a GPU has no counter (or the counter went back: the driver was
 reloaded) power is integrated by the trapezoid rule; where neither is known, the GPU seconds count as unknown, never as
 zero joules.
@@ -16,6 +17,8 @@ import msgspec
 from gpusched.model.jobs import JobRecord
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Node
+from gpusched.model.slices import gpu_of, is_slice
+from gpusched.model.slicetables import gpus_counted
 from gpusched.queue.store import UsageRow
 
 BUCKET_S = 300
@@ -26,7 +29,8 @@ MAX_POWER_GAP_S = 60.0  # two power readings further apart say nothing of the ti
 class GpuHolding(msgspec.Struct, frozen=True):
     """A GPU that a job holds until ``end`` (Unix seconds); ``shares``: another job may share it.
 
-    ``begin``: not before; of a job of Slurm, which starts between readings.
+    ``begin``: not before; of a job of Slurm, which starts between readings. ``part``: of the GPU, of a slice; and
+    ``slice``: its number.
     """
 
     job_id: str
@@ -34,6 +38,8 @@ class GpuHolding(msgspec.Struct, frozen=True):
     end: float
     shares: bool = False
     begin: float = float("-inf")
+    part: float = 1.0
+    slice: int = 0
 
 
 def holdings(node: str, jobs: Iterable[JobRecord], now: float) -> dict[int, list[GpuHolding]]:
@@ -52,8 +58,13 @@ def holdings(node: str, jobs: Iterable[JobRecord], now: float) -> dict[int, list
         holding = GpuHolding(job.id, job.user, end, bool(job.spec.share), begin)
         for part in job.allocation.parts if job.allocation else ():
             if part.node == node:
-                for gpu in part.gpus:
-                    held.setdefault(gpu, []).append(holding)
+                for number in part.gpus:
+                    if is_slice(number):
+                        share = gpus_counted(1, job.spec.profile)
+                        one = msgspec.structs.replace(holding, part=share, slice=number)
+                        held.setdefault(gpu_of(number), []).append(one)
+                    else:
+                        held.setdefault(number, []).append(holding)
     for holders in held.values():
         holders.sort(key=lambda holding: holding.end)
     return held
@@ -147,10 +158,26 @@ def _split(begin: float, end: float, held: list[GpuHolding]) -> list[tuple[int, 
     parts = []
     for left, right in pairwise(sorted(cuts)):
         middle = (left + right) / 2
+        if any(holding.slice for holding in held):
+            bucket = int(left // BUCKET_S) * BUCKET_S
+            parts += [(bucket, one, part, right - left) for one, part in _of_slices(held, middle)]
+            continue
         first, second = (*(h for h in held if h.begin <= middle < h.end), None, None)[:2]
         both = (first, second) if first and second and first.shares and second.shares else (first,)
         parts += [(int(left // BUCKET_S) * BUCKET_S, one, 1 / len(both), right - left) for one in both]
     return parts
+
+
+def _of_slices(held: list[GpuHolding], at: float) -> list[tuple[GpuHolding | None, float]]:
+    """Return who holds which part of a GPU that is cut, and what nobody holds; slices count by their share."""
+    now: dict[int, GpuHolding] = {}
+    for holding in held:  # by end: of a slice's holders, the first has it
+        if holding.begin <= at < holding.end:
+            now.setdefault(holding.slice, holding)
+    if 0 in now:  # held whole, before it was cut or after
+        return [(now[0], 1.0)]
+    left = 1.0 - sum(holding.part for holding in now.values())
+    return [*((holding, holding.part) for holding in now.values()), *([(None, left)] if left > 1e-9 else [])]
 
 
 def add_usage_rows(a: UsageRow, b: UsageRow) -> UsageRow:
