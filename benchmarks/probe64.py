@@ -1,9 +1,11 @@
 """Probing many nodes at once: gpusched's probe against asyncssh running the very same remote command.
 
-    python -m benchmarks.probe64 [--nodes 64] [--threads 32] [--rounds 7] [--runtime process]
+    python -m benchmarks.probe64 [--nodes 64] [--threads 32] [--rounds 7] [--runtime process] [--slices]
 
 Both keep one open connection per node; every round asks all nodes. Prints medians in seconds, their ratio, and what the
 probe itself spends its time on. The nodes' own work (64 sshds, 64 python3) is on the same machine and in both figures.
+
+With --slices gpusched's probe of whole GPUs is compared with that of GPUs cut into seven MIG slices each, by turns.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from gpusched.nodes.opening import open_transport
 from gpusched.nodes.probe import probe, request_script
 from gpusched.nodes.transport import RemoteScript, Transport
 from tests.testbed import Testbed
+from tests.testbed.hardware import A100_MIG
 
 CLUSTER = "bench"
 
@@ -36,17 +39,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--runtime", default="process")
+    parser.add_argument("--slices", action="store_true")
     options = parser.parse_args()
+    compare = measure_slices if options.slices else measure
     with tempfile.TemporaryDirectory() as folder, Testbed(Path(folder), count=options.nodes) as testbed:
-        print(json.dumps(measure(testbed, options.threads, options.rounds, RuntimeName(options.runtime)), indent=1))
+        print(json.dumps(compare(testbed, options.threads, options.rounds, RuntimeName(options.runtime)), indent=1))
 
 
 def measure(testbed: Testbed, threads: int, rounds: int, runtime: RuntimeName) -> dict[str, object]:
-    settings = Settings(known_hosts=str(testbed.known_hosts), probe_timeout_s=60)
-    nodes = [
-        Node(name=n.name, partition="p", address=n.address, user="root", key=str(testbed.identity), gpus=n.gpus,
-             cores=4, memory_mib=4096, runtime=runtime) for n in testbed.nodes
-    ]  # fmt: skip
+    settings, nodes = declared(testbed, runtime)
     transports = [open_transport(node, settings) for node in nodes]
 
     def ask(pair: tuple[Transport, Node]) -> int:
@@ -79,6 +80,54 @@ def measure(testbed: Testbed, threads: int, rounds: int, runtime: RuntimeName) -
         "ratio": round(warm / rival, 2), "exec_true_all_median_s": round(statistics.median(parts), 3),
         "one_probe_alone_s": round(local, 3),
     }  # fmt: skip
+
+
+def declared(testbed: Testbed, runtime: RuntimeName) -> tuple[Settings, list[Node]]:
+    """Return the settings and the testbed's nodes as an inventory would have them."""
+    nodes = [
+        Node(name=n.name, partition="p", address=n.address, user="root", key=str(testbed.identity), gpus=n.gpus,
+             cores=4, memory_mib=4096, runtime=runtime) for n in testbed.nodes
+    ]  # fmt: skip
+    return Settings(known_hosts=str(testbed.known_hosts), probe_timeout_s=60), nodes
+
+
+def measure_slices(testbed: Testbed, threads: int, rounds: int, runtime: RuntimeName) -> dict[str, object]:
+    """Return the medians of rounds with whole GPUs and with GPUs cut into seven slices, and their ratio."""
+    settings, nodes = declared(testbed, runtime)
+    pairs = [(open_transport(node, settings), node) for node in nodes]
+
+    def ask(pair: tuple[Transport, Node]) -> int:
+        return sum(len(gpu.slices) for gpu in probe(pair[0], pair[1], CLUSTER, settings, time.time).gpus)
+
+    whole, cut, seen = [], [], 0
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(ask, pairs))
+        for _ in range(rounds):
+            for node in testbed.nodes:
+                node.nvml_reset()
+            whole.append(timed(lambda: list(pool.map(ask, pairs))))
+            for node in testbed.nodes:
+                node.nvml_set(cut_into_sevens(node.gpus))
+            cut.append(timed(lambda: list(pool.map(ask, pairs))))
+        seen = ask(pairs[0])
+    for transport, _ in pairs:
+        transport.close()
+    return {
+        "nodes": len(nodes), "threads": threads, "runtime": str(runtime), "slices_per_node": seen,
+        "whole_each_s": [round(s, 3) for s in whole], "slices_each_s": [round(s, 3) for s in cut],
+        "whole_median_s": round(statistics.median(whole), 3), "slices_median_s": round(statistics.median(cut), 3),
+        "ratio": round(statistics.median(cut) / statistics.median(whole), 2),
+    }  # fmt: skip
+
+
+def cut_into_sevens(gpus: int) -> dict[str, object]:
+    """Return what NVML answers where all GPUs are cut into seven slices."""
+    values: dict[str, object] = {f"gpu*.mig_profile.{number}": line for number, line in A100_MIG.items()}
+    for gpu in range(gpus):
+        values[f"gpu{gpu}.mig"] = 1
+        values[f"gpu{gpu}.gis"] = ",".join(f"{7 + start}:19:{start}:1" for start in range(7))
+        values[f"gpu{gpu}.cis"] = ",".join(f"{7 + s}:0:1:MIG-{gpu:08x}-0000-4000-8000-{s:012x}" for s in range(7))
+    return values
 
 
 def timed(action: Callable[[], object]) -> float:

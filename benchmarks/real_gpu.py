@@ -2,6 +2,11 @@
 
 Needs an NVIDIA GPU that nobody uses, its driver, and torch with CUDA; MPS is tried where nvidia-cuda-mps-control is
 installed. A controller runs in a temporary home on an inventory with this machine alone (``transport: local``).
+
+    python -m benchmarks.real_gpu [--mig]
+
+With --mig it only prints what gpusched's probe reads of each GPU's MIG profiles, placements and slices; nothing is
+changed, and MIG mode may be off.
 """
 
 from __future__ import annotations
@@ -155,7 +160,37 @@ def shared(site: Installation, pipe: Path) -> None:
         subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", env=os.environ | daemon, check=False)
 
 
+def mig() -> None:
+    """Print the MIG profiles, placements and slices of this machine's GPUs."""
+    from gpusched.model.resources import MigSettings, Node, RuntimeName, Settings
+    from gpusched.model.slices import share
+    from gpusched.nodes.opening import open_transport
+    from gpusched.nodes.probe import probe
+
+    node = Node(
+        name="here", partition="p", address="here", transport="local", gpus=64, cores=1, memory_mib=1024,
+        runtime=RuntimeName.PROCESS, mig=MigSettings(),
+    )  # fmt: skip
+    reading = probe(open_transport(node, Settings()), node, "real", Settings(), time.time)
+    print(f"driver {reading.driver_version}, read by {reading.source} {reading.gpu_error or ''}")
+    for gpu in reading.gpus:
+        state = {True: "on", False: "off", None: "not supported"}[gpu.mig_mode]
+        print(f"\nGPU {gpu.index}: {gpu.name}, MIG {state} {gpu.mig_error or gpu.error or ''}")
+        print("| profile | id | compute | memory units | MiB | at most | share | placements (start:size) |")
+        print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+        for one in gpu.mig_profiles:
+            places = " ".join(f"{start}:{size}" for start, size in one.placements)
+            figures = (one.profile_id, one.compute, one.memory_units, one.memory_mib, one.max_count)
+            print(f"| {one.name} | {' | '.join(map(str, figures))} | {share(one):.3f} | {places} |")
+        for part in gpu.slices:
+            print(part)
+        print(f"utilization {gpu.utilization_pct}, power {gpu.power_w} W, processes {gpu.processes}")
+
+
 def main() -> None:
+    if sys.argv[1:] == ["--mig"]:
+        mig()
+        return
     with tempfile.TemporaryDirectory() as folder:
         home, pipe = Path(folder), Path(folder) / "mps"
         pipe.mkdir()

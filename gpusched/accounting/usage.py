@@ -1,10 +1,12 @@
 """Usage rows of the time between two readings of a node: GPU seconds, joules, utilization, by holder.
 
 A job is charged its own GPUs, never the whole host; while two share a GPU each is charged half of all that it does.
-NVML has no counters of MIG slices: a slice is charged its share of its GPU's.
 Energy is the difference of NVML's counters; where a GPU has no counter (or the counter went back: the driver was
 reloaded) power is integrated by the trapezoid rule; where neither is known, the GPU seconds count as unknown, never as
 zero joules.
+
+A slice counts as its share of its GPU, in GPU seconds and in energy: NVML measures the GPU only. What no slice of a cut
+GPU is held of counts as a GPU that nobody holds.
 """
 
 from __future__ import annotations
@@ -29,8 +31,7 @@ MAX_POWER_GAP_S = 60.0  # two power readings further apart say nothing of the ti
 class GpuHolding(msgspec.Struct, frozen=True):
     """A GPU that a job holds until ``end`` (Unix seconds); ``shares``: another job may share it.
 
-    ``begin``: not before; of a job of Slurm, which starts between readings. ``part``: of the GPU, of a slice; and
-    ``slice``: its number.
+    ``begin``: not before; of a job of Slurm, which starts between readings. ``part``: of a slice, its share of the GPU.
     """
 
     job_id: str
@@ -39,11 +40,10 @@ class GpuHolding(msgspec.Struct, frozen=True):
     shares: bool = False
     begin: float = float("-inf")
     part: float = 1.0
-    slice: int = 0
 
 
 def holdings(node: str, jobs: Iterable[JobRecord], now: float) -> dict[int, list[GpuHolding]]:
-    """Return GPU index -> its holders, by end.
+    """Return GPU index, or number of a slice -> its holders, by end.
 
     A job holds its GPUs from its allocation on, the pulling of its image included. Allocations are made right after a
     reading, so between two readings a holder begins where the one before it ends, or with the span; of jobs that share
@@ -55,16 +55,11 @@ def holdings(node: str, jobs: Iterable[JobRecord], now: float) -> dict[int, list
     for job in jobs:
         begin = job.start_time if job.slurm is not None and job.start_time is not None else float("-inf")
         end = now if job.end_time is None else job.end_time
-        holding = GpuHolding(job.id, job.user, end, bool(job.spec.share), begin)
+        holding = GpuHolding(job.id, job.user, end, bool(job.spec.share), begin, gpus_counted(1, job.spec.profile))
         for part in job.allocation.parts if job.allocation else ():
             if part.node == node:
-                for number in part.gpus:
-                    if is_slice(number):
-                        share = gpus_counted(1, job.spec.profile)
-                        one = msgspec.structs.replace(holding, part=share, slice=number)
-                        held.setdefault(gpu_of(number), []).append(one)
-                    else:
-                        held.setdefault(number, []).append(holding)
+                for gpu in part.gpus:
+                    held.setdefault(gpu, []).append(holding)
     for holders in held.values():
         holders.sort(key=lambda holding: holding.end)
     return held
@@ -115,7 +110,7 @@ def usage_between(
         span = after.time - before.time
         joules = _energy_j(was, gpu, span, same_boot)
         use = _utilization(was, gpu) if span <= MAX_POWER_GAP_S else None
-        for bucket, holder, part, seconds in _split(before.time, after.time, held.get(gpu.index, [])):
+        for bucket, holder, part, seconds in _parts(gpu.index, before.time, after.time, held):
             row = UsageRow(
                 bucket=bucket,
                 node=node.name,
@@ -149,6 +144,22 @@ def _utilization(was: Gpu | None, gpu: Gpu) -> float | None:
     return sum(known) / len(known) / 100 if known else None
 
 
+def _parts(
+    index: int, begin: float, end: float, held: Mapping[int, list[GpuHolding]]
+) -> list[tuple[int, GpuHolding | None, float, float]]:
+    """Return the time of a GPU as `_split` does; of one that is cut, each slice's by its share, and then the rest."""
+    slices = [holders for number, holders in held.items() if is_slice(number) and gpu_of(number) == index]
+    if not slices:
+        return _split(begin, end, held.get(index, []))
+    parts, rest = list[tuple[int, GpuHolding | None, float, float]](), 1.0
+    for holders in slices:
+        share = min(rest, max(holding.part for holding in holders))
+        rest -= share
+        parts += [(bucket, one, part * share, seconds) for bucket, one, part, seconds in _split(begin, end, holders)]
+    whole = _split(begin, end, held.get(index, [])) if rest > 0 else []
+    return parts + [(bucket, one, part * rest, seconds) for bucket, one, part, seconds in whole]
+
+
 def _split(begin: float, end: float, held: list[GpuHolding]) -> list[tuple[int, GpuHolding | None, float, float]]:
     """Split [begin, end) at bucket borders and changes of holder: (bucket, holder or None, its part, seconds)."""
     cuts = {begin, end}
@@ -158,26 +169,10 @@ def _split(begin: float, end: float, held: list[GpuHolding]) -> list[tuple[int, 
     parts = []
     for left, right in pairwise(sorted(cuts)):
         middle = (left + right) / 2
-        if any(holding.slice for holding in held):
-            bucket = int(left // BUCKET_S) * BUCKET_S
-            parts += [(bucket, one, part, right - left) for one, part in _of_slices(held, middle)]
-            continue
         first, second = (*(h for h in held if h.begin <= middle < h.end), None, None)[:2]
         both = (first, second) if first and second and first.shares and second.shares else (first,)
         parts += [(int(left // BUCKET_S) * BUCKET_S, one, 1 / len(both), right - left) for one in both]
     return parts
-
-
-def _of_slices(held: list[GpuHolding], at: float) -> list[tuple[GpuHolding | None, float]]:
-    """Return who holds which part of a GPU that is cut, and what nobody holds; slices count by their share."""
-    now: dict[int, GpuHolding] = {}
-    for holding in held:  # by end: of a slice's holders, the first has it
-        if holding.begin <= at < holding.end:
-            now.setdefault(holding.slice, holding)
-    if 0 in now:  # held whole, before it was cut or after
-        return [(now[0], 1.0)]
-    left = 1.0 - sum(holding.part for holding in now.values())
-    return [*((holding, holding.part) for holding in now.values()), *([(None, left)] if left > 1e-9 else [])]
 
 
 def add_usage_rows(a: UsageRow, b: UsageRow) -> UsageRow:

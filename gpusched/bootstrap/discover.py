@@ -210,7 +210,7 @@ def describe(host: Host, seen: Inspection, reading: NodeReading) -> Outcome:
     if not gpus:
         notes.append(f"no GPUs found: {reading.gpu_error or 'neither NVML nor nvidia-smi found'}")
     notes += [f"GPU {g.index} is lost: {g.error}" for g in reading.gpus if g.error]
-    notes += [f"GPU {g.index} is in MIG mode and will not be allocated" for g in reading.gpus if g.mig_mode]
+    notes += [f"GPU {g.index} is in MIG mode; jobs get its {len(g.slices)} slices" for g in reading.gpus if g.mig_mode]
     watts, estimate = rated_power(seen.product, reading)
     short = (reading.hostname or "").split(".")[0]
     plain = host.address.split(".")[0] if not re.fullmatch(r"[0-9.]+|.*:.*", host.address) else short

@@ -17,7 +17,7 @@ from gpusched.model.jobs import WITHOUT_ID, Elastic, JobSpec
 from gpusched.model.notices import is_address, kinds_of
 from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Inventory, Node, Partition
-from gpusched.model.slices import is_profile
+from gpusched.model.slices import is_profile, most_slices
 from gpusched.model.slicetables import whole_gpus
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.topology import Topology
@@ -422,7 +422,7 @@ def check_slices_exist(spec: JobSpec, inventory: Inventory, readings: Mapping[st
         return
     partition = known_partition(inventory, spec.partition)
     nodes = usable_nodes(partition, spec)
-    has = {node.name: slices_of(readings[node.name]) for node in nodes if node.name in readings}
+    has = {node.name: slices_of(readings[node.name], node) for node in nodes if node.name in readings}
     if len(has) < len(nodes) or sum(on[spec.profile] >= spec.gpus_per_node for on in has.values()) >= spec.nodes:
         return
     profiles = sorted({name for on in has.values() for name in on})
@@ -435,9 +435,15 @@ def check_slices_exist(spec: JobSpec, inventory: Inventory, readings: Mapping[st
     raise UsageError(f"{of} no {asked}", f"at most {most} on one node; use more nodes (-N), or fewer slices")
 
 
-def slices_of(reading: NodeReading) -> Counter[str]:
-    """Return profile -> number of slices of it on the node."""
-    return Counter(one.profile for gpu in reading.gpus for one in gpu.slices)
+def slices_of(reading: NodeReading, node: Node) -> Counter[str]:
+    """Return profile -> number of slices of it on the node; on GPUs that are cut on demand, the most there can be."""
+    cuttable, found = node.cut_on_demand(), Counter[str]()
+    for gpu in reading.gpus:
+        if gpu.index in cuttable and gpu.mig_profiles:
+            found.update({profile.name: most_slices(profile) for profile in gpu.mig_profiles})
+        else:
+            found.update(one.profile for one in gpu.slices)
+    return found
 
 
 def _check_elastic(spec: JobSpec, partition: Partition) -> None:

@@ -14,7 +14,7 @@ from gpusched.cluster.base import NodeObservation, Operation, OperationOutcome, 
 from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord
 from gpusched.model.readings import Gpu, NodeReading, NodeState
-from gpusched.model.resources import Inventory, Node
+from gpusched.model.resources import Inventory, Node, RuntimeName
 from gpusched.model.slices import Cut, gpu_of
 from gpusched.nodes.cutting import SCRIPT_LIMIT_S
 from gpusched.queue.store import CutState, NodeRecord, RankRecord, Store
@@ -76,7 +76,7 @@ def used_gpus(active: Iterable[JobRecord], ranks: Iterable[RankRecord]) -> set[t
 
 def may_begin(node: Node, record: NodeRecord, cut: Cut, now: float) -> bool:
     """Return whether a GPU that no job uses may be cut now, by its node's last reading."""
-    if cut.gpu not in node.cut_on_demand() or record.state not in _IN_SERVICE or record.drain_reason is not None:
+    if cut.gpu not in node.cut_on_demand() or record.state not in _IN_SERVICE:
         return False
     state = record.cuts.get(cut.gpu)
     if state is not None and (state.retry_at is None or now < state.retry_at):
@@ -107,7 +107,10 @@ def with_outcome(record: NodeRecord, outcome: OperationOutcome) -> NodeRecord:
 def settle_cuts(
     record: NodeRecord, observation: NodeObservation | None, busy: Container[RankKey], now: float
 ) -> tuple[NodeRecord, list[Event]]:
-    """Return the record without the cuts that a reading shows to be done, and with those marked that failed; events."""
+    """Return the record without the cuts that a reading shows to be done, and with those marked that failed; events.
+
+    A cut of which nothing was heard, and on which nobody waits any more, is judged when its node must be done.
+    """
     reading = observation.result if observation is not None else None
     if observation is None or not isinstance(reading, NodeReading) or not record.cuts:
         return record, []
@@ -117,8 +120,12 @@ def settle_cuts(
         if gpu is None or gpu.error or not state.under_way:
             continue
         ended = state.ended
-        if ended is None and cut_key(record.name, index) not in busy and now - state.began > ORPHAN_S:
-            ended = state.began + ORPHAN_S
+        if ended is None and cut_key(record.name, index) not in busy:
+            # A script outlives its connection. It is done where the GPU is as it should be, but for podman's devices.
+            done = (
+                shows(gpu, state.cut) and record.declared is not None and record.declared.runtime != RuntimeName.PODMAN
+            )
+            ended = state.began if done else state.began + ORPHAN_S
         if ended is None or observation.began < ended:
             continue
         if shows(gpu, state.cut):

@@ -144,15 +144,16 @@ class Cycle:
                 return decided.unread
             self._cluster.perform(decided.operations)
             self._shadowing.ask(self.inventory, decided.snapshot, decided.plan)
-        self._cut_gpus(policies, now)
+        self._cut_gpus(policies, observations.keys(), now)
         return frozenset()
 
-    def _cut_gpus(self, policies: LivePolicies, now: float) -> None:
-        """Begin the cuts that the jobs that wait now, after this cycle's starts, ask for."""
+    def _cut_gpus(self, policies: LivePolicies, observed: Set[str], now: float) -> None:
+        """Begin the cuts that the jobs that wait now, after this cycle's starts, ask for, on nodes just observed."""
         if not any(node.cut_on_demand() for node in self.inventory.nodes):
             return
         snapshot = snapshot_of_store(self._store, self.inventory, policies.policies, now)
-        operations = begin_cuts(self._store, self.inventory, self._arrange(snapshot), now)
+        cuts = [cut for cut in self._arrange(snapshot) if cut.node in observed]
+        operations = begin_cuts(self._store, self.inventory, cuts, now)
         self._being_cut |= {operation.node for operation in operations}
         self._cluster.perform(operations)
 

@@ -133,6 +133,15 @@ def share(profile: SliceProfile) -> float:
     return min(1.0, max(profile.compute / profile.gpu_compute, profile.memory_units / profile.gpu_memory_units))
 
 
+def most_slices(profile: SliceProfile) -> int:
+    """Return how many slices of one profile an empty GPU can have."""
+    end, count = 0, 0
+    for start, size in sorted(profile.placements):
+        if start >= end:
+            end, count = start + size, count + 1
+    return min(count, profile.max_count or count, profile.gpu_compute // profile.compute)
+
+
 def with_gpu_units(profiles: Iterable[SliceProfile]) -> tuple[SliceProfile, ...]:
     """Return the profiles of one GPU model with the units of the whole GPU: those of the largest profile."""
     known = tuple(profiles)

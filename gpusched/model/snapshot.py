@@ -34,6 +34,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
             and no stranger is on them. Empty without ``sharing``.
         reservations: Of it, such as are not over, by begin.
         slices: Of its GPUs that are cut, which are among ``gpus`` nevertheless; ``blocked`` has slices, too, by number.
+        cutting: GPU index -> (profile, start) of the slices that it is being cut into; none: it is being made whole.
         cuttable: GPU index -> what it can be cut into, of those that are cut and made whole on demand.
     """
 
@@ -51,6 +52,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     shareable: dict[int, int] = {}
     reservations: tuple[Reservation, ...] = ()
     slices: tuple[SliceView, ...] = ()
+    cutting: dict[int, tuple[tuple[str, int], ...]] = {}
     cuttable: dict[int, tuple[SliceProfile, ...]] = {}
 
 

@@ -266,6 +266,7 @@ def _node_view(
         sharing=node.sharing,
         shareable=_shareable(node.sharing, reading, blocked) if node.sharing is not None else {},
         slices=tuple(SliceView(one.index, one.profile) for one in slices),
+        cutting={i: state.cut.slices for i, state in record.cuts.items() if state.under_way} if record else {},
         cuttable=_cuttable(node, record, now) if node.mig is not None and record is not None else {},
     )
 

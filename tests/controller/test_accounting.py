@@ -72,6 +72,25 @@ def test_two_jobs_on_one_gpu_have_half_each_while_both_are_there() -> None:
     }  # fmt: skip
 
 
+def test_slices_are_charged_their_share_of_the_gpu() -> None:
+    """10 s, 5600 J; a seventh is held throughout, half for 5 s: the rest is nobody's."""
+    jobs = [
+        JobRecord(
+            id=name, user="u", uid=1, spec=spec(gpus_per_node=1, profile=profile), state=JobState.RUNNING,
+            submit_time=T, attempt=1, end_time=end,
+            allocation=Allocation(name, (NodeAllocation(rank=0, node="n0", gpus=(number,), cores=1, memory_mib=1),)),
+        )
+        for name, profile, number, end in (("a", "1g.10gb", 1000, None), ("b", "3g.40gb", 1004, T + 5))
+    ]  # fmt: skip
+    before, after = reading(T, energy_j=0.0), reading(T + 10, energy_j=5600.0)
+    rows = {row.job_id: row for row in usage_between(NODE, before, after, holdings("n0", jobs, T + 10))}
+    assert {name: row.energy_j for name, row in rows.items()} == pytest.approx({"a": 800.0, "b": 1400.0, "": 3400.0})
+    assert {name: row.gpu_s for name, row in rows.items()} == pytest.approx(
+        {"a": 10 / 7, "b": 2.5, "": 10 - 10 / 7 - 2.5}
+    )
+    assert all(row.util_known_s == 0 for row in rows.values()), "nobody knows how busy a slice was"
+
+
 def test_one_after_the_other_shares_nothing() -> None:
     """Where one of two did not agree they were never there together."""
     for shares in ((True, False), (False, True)):

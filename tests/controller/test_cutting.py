@@ -15,7 +15,8 @@ from gpusched.cluster.base import Operation
 from gpusched.controller.cutting import ORPHAN_S, shows
 from gpusched.controller.cycle import Cycle
 from gpusched.model.jobs import JobState
-from gpusched.model.resources import Inventory, MigSettings
+from gpusched.model.readings import GpuProcess
+from gpusched.model.resources import Inventory, MigSettings, RuntimeName
 from gpusched.model.slices import Cut, gpu_of
 from gpusched.model.snapshot import Snapshot
 from gpusched.queue.store import CutState
@@ -45,6 +46,10 @@ class CutSite(Site):
         self.cycle = Cycle(
             self.store, self.state, declared, POLICIES, self.cluster, clock=lambda: self.world.now, arrange=self.arrange
         )  # fmt: skip
+
+    def turn(self, times: int = 1, seconds: float = 6, heard: bool = True) -> None:
+        """Longer than a tick, so that all nodes are observed."""
+        super().turn(times, seconds, heard)
 
     def arrange(self, snapshot: Snapshot) -> Iterable[Cut]:
         return self.wanted
@@ -105,7 +110,7 @@ def test_a_gpu_with_a_job_is_left_alone_until_nothing_is_on_it(site: CutSite, en
     (part,) = site.job(job).allocation.parts  # type: ignore[union-attr]
     site.wanted = (Cut(part.node, part.gpus[0], SEVEN),)
     site.turn(3)
-    assert site.world.hosts[part.node].cuts == []
+    assert site.cut_of(part.gpus[0], part.node) is None, "it was not even tried"
     if ends:
         for host, box in site.world.running():
             site.world.end(box, 0)
@@ -121,8 +126,32 @@ def test_a_job_that_started_in_the_same_cycle_goes_before(site: CutSite) -> None
     site.turn()
     (part,) = site.job(job).allocation.parts  # type: ignore[union-attr]
     site.turn(6)
-    assert site.world.hosts[part.node].cuts == []
+    assert [site.cut_of(gpu, part.node) for gpu in range(GPUS)] == [None] * GPUS
     assert site.job(job).state is JobState.RUNNING
+
+
+def test_a_gpu_with_a_strangers_process_is_left_alone(site: CutSite) -> None:
+    host = site.world.hosts["n0"]
+    plain = host.gpu
+    host.gpu = lambda index, now: msgspec.structs.replace(plain(index, now), processes=(GpuProcess(pid=7),))  # type: ignore[method-assign]
+    site.turn()
+    site.wanted = (Cut("n0", 0, SEVEN),)
+    site.turn(2)
+    assert site.kinds() == []
+    host.gpu = plain  # type: ignore[method-assign]
+    site.turn(4)
+    assert host.mig == {0: SEVEN}
+
+
+def test_an_answer_is_not_judged_by_an_older_reading(site: CutSite) -> None:
+    site.wanted = (Cut("n0", 0, SEVEN),)
+    site.turn(heard=False)
+    site.cluster.overtaken("n0")  # before the node is done
+    site.cluster.deliver(answer("ok"))
+    site.turn(heard=False)
+    assert site.kinds() == ["gpu_cutting"] or site.kinds() == ["gpu_cutting", "gpu_cut"]
+    site.turn(2)
+    assert site.kinds() == ["gpu_cutting", "gpu_cut"]
 
 
 def test_only_gpus_that_are_declared_so_are_cut(site: CutSite) -> None:
@@ -178,6 +207,32 @@ def test_what_was_not_heard_of_is_looked_at_when_the_node_must_be_done(site: Cut
         site.turn(3, seconds=100)
     site.turn(3)
     assert site.world.hosts["n0"].mig == {0: SEVEN}
+
+
+def test_an_orphan_that_is_done_is_settled_at_once_where_no_file_follows(site: CutSite) -> None:
+    for runtime, at_once in ((RuntimeName.PODMAN, False), (RuntimeName.PROCESS, True)):
+        declared = on_demand()
+        (partition,) = declared.partitions
+        nodes = tuple(msgspec.structs.replace(node, runtime=runtime) for node in partition.nodes)
+        site.cycle.inventory = msgspec.structs.replace(
+            declared, partitions=(msgspec.structs.replace(partition, nodes=nodes),)
+        )
+        site.wanted = (Cut("n0", 0, SEVEN if at_once else HALVES),)
+        site.turn(heard=False)
+        site.cluster.deliver(answer("unheard"))
+        site.restart()
+        site.turn(heard=False)
+        assert (site.cut_of(0) is None) is at_once
+        site.turn(2, seconds=ORPHAN_S)
+        assert site.cut_of(0) is None
+
+
+def test_a_node_that_is_still_at_work_is_not_given_up(site: CutSite) -> None:
+    site.wanted = (Cut("n0", 0, SEVEN),)
+    site.turn(3, seconds=ORPHAN_S, heard=False)
+    assert site.kinds() == ["gpu_cutting"]
+    site.turn(2)
+    assert site.kinds() == ["gpu_cutting", "gpu_cut"]
 
 
 @pytest.mark.parametrize("moment", range(4))

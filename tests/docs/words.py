@@ -274,7 +274,8 @@ GPU_STATES = {
     f"or more than {HIDDEN_PROCESS_MEMORY_MIB} MiB of its memory are used by no process that NVML "
     "shows.",
     GpuState.LOST: "The driver cannot reach it or does not list it. The node's other GPUs stay in use.",
-    GpuState.UNUSABLE: "Present, but not allocated: MIG is on, or it has uncorrected ECC errors.",
+    GpuState.SLICED: "Cut into MIG slices, which have states of their own.",
+    GpuState.UNUSABLE: "Present, but not allocated: it is in MIG mode without slices, or has uncorrected ECC errors.",
     GpuState.UNKNOWN: "The node has not been probed, or neither NVML nor nvidia-smi answers there.",
 }
 REASONS = {
@@ -520,6 +521,7 @@ JSON: dict[str, dict[str, str]] = {
         "mail": "Empty: none.",
         "notify": "",
         "pty": "With a terminal.",
+        "profile": "Of MIG slices: its GPUs are slices of this profile, such as `1g.10gb`.",
         "session": "?Of a session: seconds it may be detached.",
         "comment": "",
     },
@@ -656,6 +658,7 @@ JSON: dict[str, dict[str, str]] = {
         "command": "?",
         "memory_used_mib": "?",
         "container": "?Its attempt; null for a foreign process.",
+        "gi": "?Id of its GPU instance, with MIG.",
     },
     "flavors": {
         "partition": "",

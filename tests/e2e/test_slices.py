@@ -66,3 +66,75 @@ def test_a_container_is_given_its_slice(stopped: Cluster, share: Path) -> None:
         ["nvidia3", "nvidia-cap307", "GPU_3_0=present"], ["nvidia3", "nvidia-cap308", "GPU_3_1=present"],
     )  # fmt: skip
     assert json.loads(stopped.cli("nodes", "--json").stdout)
+
+
+ON_DEMAND = {
+    "mode": "on-demand", "gpus": "0-1", "command": "nvidia-smi",
+    "cdi_command": "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml",
+}  # fmt: skip
+
+
+def on_demand(cluster: Cluster, **keys: object) -> None:
+    """Declare dgx001 alone, whose GPUs 0 and 1 may be cut."""
+    cluster.node("dgx001").install_nvidia_smi()
+    cluster.write_inventory(nodes={"dgx001": {"cores": 64, "mig": ON_DEMAND, **keys}}, leave_out=["dgx003"])
+
+
+def modes(cluster: Cluster) -> list[bool | None]:
+    """MIG mode of dgx001's GPUs 0 to 2, as last read."""
+    with cluster.reader() as reader:
+        assert reader is not None
+        reading = reader.node_records()["dgx001"].reading
+    assert reading is not None
+    return [gpu.mig_mode for gpu in reading.gpus[:3]]
+
+
+@pytest.mark.processes
+def test_gpus_are_cut_for_jobs_and_whole_again_for_others(stopped: Cluster, share: Path) -> None:
+    on_demand(stopped)
+    stopped.start_controller()
+    names = [f"j{i}" for i in range(3)]
+    jobs = [stopped.shared(TELL, share, "--gpus", "3g.40gb", "-J", name) for name in names]
+    for job in jobs:
+        stopped.wait_state(job, "RUNNING", timeout=60)
+    said = [wait_until(lambda job=job: stopped.logs(job).split(), what="its output") for job in jobs]
+    assert len({uuid for uuid, _ in said}) == 3
+    assert all(uuid.startswith("MIG-") for uuid, _ in said)
+    assert modes(stopped) == [True, True, False]
+    whole = stopped.shared(TELL, share, "--gpus", "8", "-J", "whole")
+    wait_until(lambda: (found := stopped.job(whole)) and found.reason, what="why it waits")
+    assert stopped.state_of(whole) == "PENDING"
+    for name in names:
+        (share / name).touch()
+    stopped.wait_state(whole, "RUNNING", timeout=60)
+    assert modes(stopped) == [False] * 3
+    assert wait_until(lambda: stopped.logs(whole).split(), what="its output")[0] == "0,1,2,3,4,5,6,7"
+    (share / "whole").touch()
+    stopped.wait_state(whole, "COMPLETED")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("delay_ms", [200, 600])
+def test_a_controller_killed_in_the_middle_of_a_cut(stopped: Cluster, share: Path, delay_ms: int) -> None:
+    on_demand(stopped)
+    node = stopped.node("dgx001")
+    node.nvml_set({"gpu*.smi_delay_ms": delay_ms})
+    stopped.start_controller()
+    jobs = [stopped.shared(TELL, share, "--gpus", "1g.10gb", "-J", f"j{i}") for i in range(2)]
+
+    def half_cut() -> bool:
+        return ".gis=" in (node.disk / "nvml" / "nvml.conf").read_text()
+
+    wait_until(half_cut, 60, "the first instance")
+    stopped.kill_controller()
+    stopped.start_controller()
+    for job in jobs:
+        stopped.wait_state(job, "RUNNING", timeout=60)
+    said = {tuple(wait_until(lambda job=job: stopped.logs(job).split(), what="its output")) for job in jobs}
+    assert len(said) == 2
+    assert sum(mode is True for mode in modes(stopped)) == 1, "two slices are on one GPU"
+    for i in range(2):
+        (share / f"j{i}").touch()
+    for job in jobs:
+        stopped.wait_state(job, "COMPLETED")
+    wait_until(lambda: modes(stopped) == [False] * 3, 60, "the GPUs to be whole")

@@ -201,6 +201,17 @@ def test_slices_fill_a_gpu_that_is_cut_before_another_is_cut() -> None:
     assert lab.cuts == 3, "no 1g.10gb is on these two"
 
 
+def test_what_is_being_cut_counts_as_cut() -> None:
+    geometry = most_of(A100, "1g.10gb")
+    busy = on_demand("n", gpus=3, cutting={2: geometry}, blocked={2: "BUSY: it is being cut"})
+    jobs = [pending(f"j{i}", 1, "1g.10gb") for i in range(8)]
+    assert arrange(snapshot([busy], jobs[:7])).cuts == ()
+    (cut,) = arrange(snapshot([busy], jobs)).cuts
+    assert cut.gpu != 2
+    whole = on_demand("n", gpus=1, cutting={0: ()}, blocked={0: "BUSY: it is being made whole"})
+    assert arrange(snapshot([whole], [pending("w", 1)])).cuts == ()
+
+
 def test_different_slices_share_a_gpu() -> None:
     jobs = [pending("a", 1, "3g.40gb"), pending("b", 1, "2g.20gb"), pending("c", 2, "1g.10gb")]
     lab = Lab([on_demand("n", gpus=1)], jobs)

@@ -100,8 +100,8 @@ class Gpu:
 
     def create_compute(self, gi: int, profile: Profile) -> None:
         """Create the compute instance that spans a GPU instance."""
-        digits = self.uuid[4:-4]
-        self.cis.append([str(gi), "0", str(profile.slices), f"MIG-{digits}{gi:04x}"])
+        uuid = f"MIG-{self.uuid[4:-8]}{self.index:04x}{gi:04x}"
+        self.cis.append([str(gi), "0", str(profile.slices), uuid])
         self.cis.sort(key=lambda ci: int(ci[0]))
         self.write()
         print(

@@ -67,34 +67,56 @@ static FILE *open_file(void) {
     return fopen(path ? path : DEFAULT_FILE, "re");
 }
 
-/* The file's text with a newline before and after it, read again when the file changed: a driver answers from memory. */
-static const char *file_text(void) {
+/* A driver answers from memory: the file's lines are kept in a table, and read again when the file has changed. */
+#define TABLE 8192
+static struct { const char *key, *value; } table[TABLE];
+
+static u32 slot_of(const char *key) {
+    u32 hash = 5381;
+    for (const char *at = key; *at; at++) hash = hash * 33 + (unsigned char)*at;
+    u32 slot = hash % TABLE;
+    while (table[slot].key && strcmp(table[slot].key, key)) slot = (slot + 1) % TABLE;
+    return slot;
+}
+
+static void fill_table(FILE *file, size_t size) {
     static char *text;
+    free(text);
+    memset(table, 0, sizeof table);
+    text = malloc(size + 1);
+    text[fread(text, 1, size, file)] = 0;
+    u32 count = 0;
+    char *rest = text;
+    for (char *line; (line = strsep(&rest, "\n")) && count < TABLE / 2; count++) {
+        char *equals = strchr(line, '=');
+        line[strcspn(line, "\r")] = 0;
+        if (!equals || *line == '#') continue;
+        *equals = 0;
+        u32 slot = slot_of(line);
+        table[slot].key = line;
+        table[slot].value = equals + 1;
+    }
+}
+
+/* Read the file if it has changed; every call begins with this. */
+static int refresh(void) {
     static struct stat known;
     struct stat now;
+    const char *path = getenv("GPUSCHED_NVML_FILE");
+    if (stat(path ? path : DEFAULT_FILE, &now)) return 0;
+    if (now.st_ino == known.st_ino && now.st_size == known.st_size && now.st_dev == known.st_dev &&
+        !memcmp(&now.st_mtim, &known.st_mtim, sizeof now.st_mtim)) return 1;
     FILE *file = open_file();
-    if (!file) return NULL;
-    int same = text && !fstat(fileno(file), &now) && now.st_ino == known.st_ino && now.st_size == known.st_size &&
-               !memcmp(&now.st_mtim, &known.st_mtim, sizeof now.st_mtim);
-    if (!same && !fstat(fileno(file), &known)) {
-        free(text);
-        text = malloc((size_t)known.st_size + 3);
-        size_t length = fread(text + 1, 1, (size_t)known.st_size, file);
-        text[0] = text[length + 1] = '\n';
-        text[length + 2] = 0;
-    }
+    if (!file || fstat(fileno(file), &known)) return 0;
+    fill_table(file, (size_t)known.st_size);
     fclose(file);
-    return text;
+    return 1;
 }
 
 static int lookup(const char *key, char *out, size_t size) {
-    char wanted[128];
-    const char *text = file_text(), *last = NULL;
-    if (!text) return 0;
-    size_t length = (size_t)snprintf(wanted, sizeof wanted, "\n%s=", key);
-    for (const char *at = text; (at = strstr(at, wanted)); at++) last = at + length;
-    if (!last) return 0;
-    snprintf(out, size, "%.*s", (int)strcspn(last, "\r\n"), last);
+    u32 slot = slot_of(key);
+    if (!table[slot].key) return 0;
+    snprintf(out, size, "%s", table[slot].value);
     return 1;
 }
 
@@ -107,6 +129,7 @@ static int copy_text(const char *text, char *out, u32 size) {
 static int system_text(const char *key, char *out, u32 size) {
     char text[TEXT];
     if (!init_count) return UNINITIALIZED;
+    refresh();
     return lookup(key, text, sizeof text) ? copy_text(text, out, size) : NOT_SUPPORTED;
 }
 
@@ -125,6 +148,7 @@ static int is_mig(const Gpu *gpu) { return gpu >= migs[0] && gpu < migs[MAX_GPUS
 static int check(const Gpu *gpu) {
     if (!init_count) return UNINITIALIZED;
     if (!is_whole(gpu) && !is_mig(gpu)) return INVALID_ARGUMENT;
+    refresh();
     long delay_ms = gpu_number_or(gpu, "delay_ms", 0);
     if (delay_ms > 0) usleep((useconds_t)delay_ms * 1000);
     return (int)gpu_number_or(gpu, "error", SUCCESS);
@@ -165,9 +189,7 @@ static int gpu_u32(const Gpu *gpu, const char *key, u32 *out) {
 int nvmlInitWithFlags(u32 flags) {
     char text[TEXT];
     (void)flags;
-    FILE *file = open_file();
-    if (!file) return DRIVER_NOT_LOADED;
-    fclose(file);
+    if (!refresh()) return DRIVER_NOT_LOADED;
     if (lookup("init_error", text, sizeof text) && atoi(text)) return atoi(text);
     for (int i = 0; i < MAX_GPUS; i++) gpus[i] = (Gpu){.index = i, .gi = -1};
     init_count++;

@@ -7,9 +7,9 @@ MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
 if MYPY:
     from typing import Any
 
-PROFILES = 32  # NVML numbers them (NVML_GPU_INSTANCE_PROFILE_...); today there are 18
-INSTANCE_IDS = 15  # of GPU instances: 0 is the whole GPU, the last seven are those of one unit
+PROFILES = 24  # NVML numbers them (NVML_GPU_INSTANCE_PROFILE_...); today there are 18
 NO_PERMISSION = 4
+UNKNOWN_CALL_CODES = (13, 25)
 MONITOR_HINT = "this account may not list GPU instances; it needs to read the device file of mig/monitor"
 
 
@@ -22,25 +22,73 @@ def read_mig(
     """
     profiles = {profile["profile_id"]: profile for profile in add_profiles(nvml, handle, gpu, tables)}
     slices, processes = {}, []  # type: dict[int, dict[str, Any]], list[dict[str, Any]]
-    for number in range(INSTANCE_IDS):
-        errors = []  # type: list[Any]
-        instance = attempt(errors, nvml.nvmlDeviceGetGpuInstanceById, handle, number)
-        info = None if instance is None else attempt(errors, nvml.nvmlGpuInstanceGetInfo, instance)
-        if info is not None:
-            slices[number] = one_slice(gpu["index"], info, profiles)
-        elif code(errors[0]) == NO_PERMISSION:
-            gpu["mig_error"] = MONITOR_HINT
-            break
+    errors = []  # type: list[Any]
     for index in range(attempt([], nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
         device = attempt([], nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
         gi = None if device is None else attempt([], nvml.nvmlDeviceGetGpuInstanceId, device)
         if gi is None:
             continue
-        if gi in slices:
-            add_device(nvml, device, slices[gi], index)
         processes += [dict(p, gi=gi) for p in running(nvml, device, ("Compute",), [])]
-    gpu["slices"] = [slices[gi] for gi in sorted(slices, key=lambda gi: slices[gi]["start"])]
+        if gi not in slices:
+            instance = attempt(errors, nvml.nvmlDeviceGetGpuInstanceById, handle, gi)
+            add_instance(nvml, instance, gpu["index"], profiles, slices)
+        if gi in slices:
+            add_device(nvml, device, slices[gi], index, profiles)
+    if any(code(error) == NO_PERMISSION for error in errors):
+        gpu["mig_error"] = MONITOR_HINT
+    elif sum(profiles[s["id"]]["compute"] for s in slices.values()) < most_compute(profiles):
+        for profile in profiles:  # what has no compute instance is no MIG device
+            for instance in instances_of(nvml, handle, profile, profiles[profile]["max_count"]):
+                add_instance(nvml, instance, gpu["index"], profiles, slices)
+    for found in slices.values():
+        del found["id"]
+    gpu["slices"] = sorted(slices.values(), key=lambda found: found["start"])
     return sorted(processes, key=lambda p: p["pid"])
+
+
+def most_compute(profiles: "dict[int, dict[str, Any]]") -> int:
+    """Return the compute units of a whole GPU."""
+    return max([int(profile["compute"]) for profile in profiles.values()] or [0])
+
+
+def instances_of(nvml: "Any", handle: "Any", profile: int, most: int) -> "list[Any]":
+    """Return a GPU's instances of a profile."""
+    import ctypes  # as pynvml has done
+
+    count = ctypes.c_uint(0)
+    found = (nvml.c_nvmlGpuInstance_t * max(1, most))()
+    done = attempt([], nvml.nvmlDeviceGetGpuInstances, handle, profile, found, ctypes.byref(count))
+    return [] if done is None else list(found[: count.value])
+
+
+def add_instance(
+    nvml: "Any", instance: "Any", gpu: int, profiles: "dict[int, dict[str, Any]]", slices: "dict[int, dict[str, Any]]"
+) -> None:
+    """Add a GPU instance to the slices, as one without a compute instance; those known stay as they are."""
+    info = None if instance is None else attempt([], nvml.nvmlGpuInstanceGetInfo, instance)
+    if info is None or info.id in slices or info.profileId not in profiles:
+        return
+    profile = profiles[info.profileId]
+    slices[info.id] = {
+        "gpu": gpu, "gi": info.id, "start": info.placement.start, "size": info.placement.size, "id": info.profileId,
+        "profile": profile["name"], "memory_mib": profile["memory_mib"],
+    }  # fmt: skip
+
+
+def add_device(
+    nvml: "Any", device: "Any", found: "dict[str, Any]", index: int, profiles: "dict[int, dict[str, Any]]"
+) -> None:
+    """Add a MIG device to the slice of its GPU instance; one that has only a part of it is no device for jobs."""
+    if profiles[found["id"]]["compute"] > 1:
+        parts = attempt([], nvml.nvmlDeviceGetAttributes, device)
+        if parts is not None and parts.computeInstanceSliceCount < parts.gpuInstanceSliceCount:
+            return
+    found["uuid"] = text(attempt([], nvml.nvmlDeviceGetUUID, device))
+    found["ci"] = attempt([], nvml.nvmlDeviceGetComputeInstanceId, device)
+    found["device"] = index
+    memory = read_memory(nvml, device, [])
+    if memory is not None:
+        found["memory_used_mib"] = memory.used >> 20
 
 
 def add_profiles(
@@ -53,37 +101,13 @@ def add_profiles(
     return tables[model]
 
 
-def one_slice(gpu: int, info: "Any", profiles: "dict[int, dict[str, Any]]") -> "dict[str, Any]":
-    """Return a GPU instance as a slice without a compute instance."""
-    profile = profiles.get(info.profileId, {})
-    return {
-        "gpu": gpu, "gi": info.id, "start": info.placement.start, "size": info.placement.size,
-        "profile": profile.get("name") or "profile %d" % info.profileId, "memory_mib": profile.get("memory_mib"),
-    }  # fmt: skip
-
-
-def add_device(nvml: "Any", device: "Any", found: "dict[str, Any]", index: int) -> None:
-    """Add a MIG device to the slice of its GPU instance; one that has only a part of it is no device for jobs."""
-    parts = attempt([], nvml.nvmlDeviceGetAttributes, device)
-    if found.get("ci") is not None or (
-        parts is not None and parts.computeInstanceSliceCount < parts.gpuInstanceSliceCount
-    ):
-        found["uuid"] = None
-        return
-    found["uuid"] = text(attempt([], nvml.nvmlDeviceGetUUID, device))
-    found["ci"] = attempt([], nvml.nvmlDeviceGetComputeInstanceId, device)
-    found["device"] = index
-    memory = read_memory(nvml, device, [])
-    if memory is not None:
-        found["memory_used_mib"] = memory.used >> 20
-
-
 def read_profiles(nvml: "Any", handle: "Any") -> "list[dict[str, Any]]":
     """Return the profiles that a GPU can be cut by, also where MIG mode is off."""
     found = []
     for number in range(PROFILES):
-        info = attempt([], nvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number)
-        if info is None:  # a driver without the second version of the call has the first
+        errors = []  # type: list[Any]
+        info = attempt(errors, nvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number)
+        if errors and code(errors[0]) in UNKNOWN_CALL_CODES:  # an old driver has the first version of the call
             info = attempt([], nvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number, 1)
         places = [] if info is None else read_placements(nvml, handle, info.id)
         if not places:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpusched.model.slices import Cut, gpu_of, is_slice
+from gpusched.model.slices import Cut, gpu_of, is_slice, slice_index
 from gpusched.model.slicetables import GPU_PARTS, parts_of
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.sched.eligible import ineligible
@@ -147,6 +147,11 @@ class _Board:
                 for one in gpu.slices:
                     if (node.name, one.number) not in self._end and one.number not in node.blocked:
                         gpu.free.setdefault(one.profile, []).append(one.number)
+                # What is about to come counts as if it were there, or the same jobs would have one GPU after the other.
+                for profile, start in node.cutting.get(gpu.index, ()):
+                    gpu.free.setdefault(profile, []).append(slice_index(gpu.index, start))
+                if node.cutting.get(gpu.index) == ():
+                    gpu.is_whole, gpu.until = True, FREE
 
     # Jobs for slices
 
