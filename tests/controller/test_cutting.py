@@ -161,6 +161,17 @@ def test_only_gpus_that_are_declared_so_are_cut(site: CutSite) -> None:
     assert site.world.hosts["n0"].mig == {1: SEVEN}
 
 
+def test_an_error_of_the_planner_costs_no_cycle(site: CutSite, caplog: pytest.LogCaptureFixture) -> None:
+    site.arrange = lambda snapshot: 1 // 0  # type: ignore[method-assign,assignment,return-value]
+    site.restart()
+    job = site.submit(spec=spec(nodes=1, gpus_per_node=1))
+    site.turn(4)
+    assert site.job(job).state is JobState.RUNNING
+    assert [r.message for r in caplog.records if "cut" in r.message] == [
+        "no GPU is cut on demand: ZeroDivisionError: integer division or modulo by zero"
+    ]
+
+
 def test_a_drained_node_is_left_as_it_is(site: CutSite) -> None:
     record = site.store.node_record("n0")
     assert record is not None

@@ -138,3 +138,20 @@ def test_a_controller_killed_in_the_middle_of_a_cut(stopped: Cluster, share: Pat
     for job in jobs:
         stopped.wait_state(job, "COMPLETED")
     wait_until(lambda: modes(stopped) == [False] * 3, 60, "the GPUs to be whole")
+
+
+def test_podman_knows_the_devices_of_a_gpu_that_was_cut_for_the_job(stopped: Cluster) -> None:
+    on_demand(stopped)
+    stopped.start_controller()
+    job = stopped.sh("ls /dev | grep nvidia[0-9]; ls /dev/nvidia-caps; env | grep ^GPU_", "--gpus", "2g.20gb:2")
+    stopped.wait_state(job, "COMPLETED", timeout=60)
+    gpu, first, second, *variables = stopped.logs(job).split()
+    assert gpu in ("nvidia0", "nvidia1")
+    assert {first[:10], second[:10]} == {"nvidia-cap"}
+    assert first != second
+    assert len(variables) == 2
+    wait_until(lambda: modes(stopped) == [False] * 3, 60, "the GPU to be whole")
+    whole = stopped.sh("ls /dev | grep nvidia[0-9]", "--gpus", "8")
+    stopped.wait_state(whole, "COMPLETED", timeout=60)
+    assert stopped.logs(whole).split() == [f"nvidia{index}" for index in range(8)]
+    stopped.node("dgx001").run(["rm", "/var/run/cdi/nvidia.yaml"])
