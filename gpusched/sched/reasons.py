@@ -18,7 +18,7 @@ from gpusched.sched.fit import request_of, shortfall, unreserved
 from gpusched.sched.limits import LimitReasons
 from gpusched.sched.place import max_in_rack
 from gpusched.sched.reservations.rules import reserved_text
-from gpusched.sched.slices.names import base_of
+from gpusched.sched.slicenames import base_of
 from gpusched.sched.state import (
     BACKFILL,
     BAD_CONSTRAINTS,

@@ -14,7 +14,7 @@ from gpusched.model.slicetables import gpus_counted
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.model.units import count_of, format_memory, gpus_of
 from gpusched.sched.reservations.rules import closed_text
-from gpusched.sched.slices.names import profile_of
+from gpusched.sched.slicenames import profile_of
 from gpusched.sched.text import gpus_called, listed, listed_types
 
 Amounts = tuple[int, int, int]

@@ -618,8 +618,8 @@ JSON: dict[str, dict[str, str]] = {
         "ecc_errors": "?Volatile uncorrected errors.",
         "mig_mode": "?",
         "processes": "",
-        "slices": "Of a GPU that is cut: `label` (`3:1g.10gb@4`), `profile`, `start`, `uuid`, `state`, `reason`, `job`, "
-        "`user`, `memory_total_mib`, `memory_used_mib`.",
+        "slices": "Of a GPU that is cut: `label` (`3:1g.10gb@4`), `profile`, `start`, `uuid`, `state`, `reason`, "
+        "`job`, `user`, `memory_total_mib`, `memory_used_mib`.",
     },
     "topology": {
         "source": "`declared`, `discovered` (LLDP, NVLink domains) or `none`.",
