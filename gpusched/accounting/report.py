@@ -201,9 +201,12 @@ def _window(first: float | None, since: float, until: float) -> Window:
     return Window(max(since, first), until)
 
 
-def _on_nodes(run: RunRecord, nodes: tuple[Node, ...]) -> Iterator[tuple[str, int, float, float]]:
+def _on_nodes(run: RunRecord, nodes: tuple[Node, ...]) -> Iterator[tuple[str, float, float, float]]:
     """Yield per node: its name, the run's GPUs there, their part (0..1) of the run, and its lambda there."""
-    for name, gpus in run.nodes.items():
+    total = sum(run.nodes.values())
+    scale = run.gpus / total if 0 < run.gpus < total else 1.0  # slices are counted by their share of a GPU
+    for name, count in run.nodes.items():
+        gpus = count * scale
         part = gpus / run.gpus if run.gpus else 1 / len(run.nodes)
         weight = _node_weight(name, nodes)
         yield name, gpus, part, run.share * part / weight if weight else 0.0

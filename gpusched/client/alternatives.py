@@ -17,7 +17,7 @@ from gpusched.model.resources import Inventory, Partition
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import format_duration, format_memory
 from gpusched.sched.explain import Explanation
-from gpusched.sched.slices.names import base_of
+from gpusched.sched.slicenames import base_of
 from gpusched.sched.tally import covers, need, over_more_nodes
 from gpusched.sched.topology.spread import knows_racks, splits
 

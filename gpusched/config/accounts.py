@@ -10,7 +10,7 @@ from gpusched.model.jobs import JobSpec
 from gpusched.model.limits import LimitRule, limit_units
 from gpusched.model.resources import Inventory
 from gpusched.model.suggest import did_you_mean
-from gpusched.model.units import count_of, format_duration
+from gpusched.model.units import count_of, format_duration, gpus_of
 
 
 def with_group_and_class(spec: JobSpec, user: str, inventory: Inventory) -> JobSpec:
@@ -68,16 +68,17 @@ def _check_group(name: str, user: str, inventory: Inventory) -> None:
 
 def _impossible_reason(rule: LimitRule, spec: JobSpec) -> str:
     """Return why a job could never run under this limit; "": it could."""
-    gpus = spec.elastic.sizes[0] if spec.elastic is not None else spec.gpus
+    gpus = spec.elastic.sizes[0] if spec.elastic is not None else spec.gpus_counted
+    words = gpus_of(spec.gpus, spec.profile) if spec.profile else count_of(int(gpus), "GPU")
     if rule.unit == "time_s":
         if spec.time_limit_s > rule.limit:
             asked, limit = format_duration(spec.time_limit_s), format_duration(rule.limit)
             return f"--time {asked} exceeds the limit of {rule.subject} ({limit})"
     elif rule.unit == "gpus" and gpus > rule.limit:
-        return f"{count_of(gpus, 'GPU')} exceed the limit of {rule.subject} ({rule.limit} at once)"
+        return f"{words} exceed the limit of {rule.subject} ({rule.limit} at once)"
     elif rule.unit == "gpu_s" and (needs := limit_units("gpu_s", gpus, spec.time_limit_s)) > rule.limit:
         return (
-            f"{count_of(gpus, 'GPU')} for {format_duration(spec.time_limit_s)} may use {needs / 3600:.1f} GPU hours; "
+            f"{words} for {format_duration(spec.time_limit_s)} may use {needs / 3600:.1f} GPU hours; "
             f"the limit of {rule.subject} is {rule.limit / 3600:.1f} in seven days"
         )
     elif rule.unit in ("jobs", "queued") and rule.limit < 1:

@@ -6,7 +6,8 @@ controller that dies at any moment: its successor waits until the node can no lo
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+import logging
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -14,15 +15,37 @@ from gpusched.cluster.base import NodeObservation, Operation, OperationOutcome, 
 from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord
 from gpusched.model.readings import Gpu, NodeReading, NodeState
-from gpusched.model.resources import Inventory, Node
+from gpusched.model.resources import Inventory, Node, RuntimeName
 from gpusched.model.slices import Cut, gpu_of
+from gpusched.model.snapshot import Snapshot
 from gpusched.nodes.cutting import SCRIPT_LIMIT_S
 from gpusched.queue.store import CutState, NodeRecord, RankRecord, Store
 
 ORPHAN_S = SCRIPT_LIMIT_S + 30.0
 """After so long a cut of which nothing was heard is over: its script has a limit, and a connection is made quickly."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
+_log = logging.getLogger(__name__)
 _IN_SERVICE = frozenset({NodeState.IDLE, NodeState.MIXED, NodeState.ALLOCATED})
+
+
+class CutPlanner:
+    """Says what to cut. An error of the search costs its cuts, and no cycle: jobs start without it."""
+
+    def __init__(self, arrange: Callable[[Snapshot], Iterable[Cut]]) -> None:
+        self._arrange, self._reported = arrange, ""
+
+    def cuts(self, snapshot: Snapshot, observed: Container[str]) -> list[Cut]:
+        """Return what to cut on the nodes just observed; the error is logged once."""
+        try:
+            found = [cut for cut in self._arrange(snapshot) if cut.node in observed]
+        except Exception as error:
+            description = f"{type(error).__name__}: {error}"[:500]
+            if description != self._reported:
+                _log.error("no GPU is cut on demand: %s", description, exc_info=error)
+            self._reported = description
+            return []
+        self._reported = ""
+        return found
 
 
 def cut_key(node: str, gpu: int) -> RankKey:
@@ -121,7 +144,11 @@ def settle_cuts(
             continue
         ended = state.ended
         if ended is None and cut_key(record.name, index) not in busy:
-            ended = state.began + ORPHAN_S
+            # A script outlives its connection. It is done where the GPU is as it should be, but for podman's devices.
+            done = (
+                shows(gpu, state.cut) and record.declared is not None and record.declared.runtime != RuntimeName.PODMAN
+            )
+            ended = state.began if done else state.began + ORPHAN_S
         if ended is None or observation.began < ended:
             continue
         if shows(gpu, state.cut):

@@ -12,7 +12,7 @@ from gpusched.cluster.base import ClusterBackend, NodeObservation, Operation, Ra
 from gpusched.config.paths import log_path, result_path
 from gpusched.controller.cleanup import clean_up_leftovers, forget_jobs, remove_strays
 from gpusched.controller.commandfiles import CommandApplier
-from gpusched.controller.cutting import begin_cuts, nodes_being_cut, settle_cuts
+from gpusched.controller.cutting import CutPlanner, begin_cuts, nodes_being_cut, settle_cuts
 from gpusched.controller.deciding import Decider
 from gpusched.controller.escalating import stuck_message
 from gpusched.controller.estimating import EstimateWriter
@@ -86,7 +86,7 @@ class Cycle:
         self._collection_retries = CollectionRetries()
         self._read_at: dict[str, float] = {}
         self._being_cut: Set[str] = frozenset()
-        self._arrange = arrange
+        self._cuts = CutPlanner(arrange)
         self._reported_strays: set[RankKey] = set()
         self._ledger = UsageWriter(store)
         self._in_job_commands = InJobCommandHandler(store, self.inbox, prepare)
@@ -166,8 +166,7 @@ class Cycle:
         if not any(node.cut_on_demand() for node in self.inventory.nodes):
             return
         snapshot = snapshot_of_store(self._store, self.inventory, policies.policies, now)
-        cuts = [cut for cut in self._arrange(snapshot) if cut.node in observed]
-        operations = begin_cuts(self._store, self.inventory, cuts, now)
+        operations = begin_cuts(self._store, self.inventory, self._cuts.cuts(snapshot, observed), now)
         self._being_cut |= {operation.node for operation in operations}
         self._cluster.perform(operations)
 

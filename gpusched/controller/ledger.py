@@ -95,7 +95,7 @@ def run_of(job: JobRecord, inventory: Inventory, since: float | None = None) -> 
         partition=job.spec.partition,
         flavor=job.spec.flavor,
         share=share_of(job, partition) if partition else 0.0,
-        gpus=job.spec.gpus if job.slurm is None else max(job.allocation.gpus, job.spec.gpus_per_node),
+        gpus=job.spec.gpus_counted if job.slurm is None else max(job.allocation.gpus, job.spec.gpus_per_node),
         start_time=job.start_time if since is None else since,
         end_time=None,
         outcome=None,
@@ -113,7 +113,7 @@ def share_of(job: JobRecord, partition: Partition) -> float:
     """
     spec, nodes = job.spec, partition.nodes
     pairs = [
-        (spec.gpus_per_node, sum(n.gpus for n in nodes)),
+        (spec.gpus_counted / spec.nodes, sum(n.gpus for n in nodes)),
         (spec.cores_per_node, sum(n.cores for n in nodes)),
         (spec.memory_mib_per_node, sum(n.memory_mib for n in nodes)),
     ]

@@ -31,7 +31,7 @@ from gpusched.queue.snapshots import partners_of, snapshot_of_store
 from gpusched.queue.store import RankRecord, Store
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
-from gpusched.sched.slices.names import queue_of
+from gpusched.sched.slicenames import queue_of
 
 T = TypeVar("T")
 MESSAGE_REFRESH_S = 30.0  # messages contain durations; rewriting all of them in every cycle is not worth it

@@ -25,7 +25,7 @@ from gpusched.promotion.live import live_policies
 from gpusched.queue.predictions import Prediction
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Store
-from gpusched.sched.slices.names import base_of
+from gpusched.sched.slicenames import base_of
 
 BUDGET_S = 0.1  # per pause between two cycles
 PAUSE_S = 30.0  # minimum between two batches; and

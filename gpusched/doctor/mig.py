@@ -38,7 +38,9 @@ def judge_mig(node: Node, reading: NodeReading, tried: CommandResult | None, use
 def _unreadable(node: Node, gpus: Sequence[Gpu]) -> Iterator[Finding]:
     failed = [gpu for gpu in gpus if gpu.mig_error]
     if failed:
-        hint = "as root on the node: chmod a+r of the file below /dev/nvidia-caps that mig/monitor has (mig-minors)"
+        hint = "make NVML and python3 work on the node"
+        if "mig/monitor" in (failed[0].mig_error or ""):
+            hint = "as root on the node: chmod a+r of the file below /dev/nvidia-caps that mig/monitor has (mig-minors)"
         yield _finding(node, "fail", f"the slices of {_names(failed)} cannot be read: {failed[0].mig_error}", hint)
 
 

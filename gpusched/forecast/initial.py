@@ -16,7 +16,7 @@ from gpusched.model.limits import WEEK_S, leaf_of, split_leaf
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import OVERRUN_S
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
-from gpusched.sched.accounts import COLUMNS, chain
+from gpusched.sched.accounts import COLUMNS, chain, gpu_scale, scaled_gpus
 from gpusched.sched.arrays import NodeArrays, PendingArrays, releases_of, scratch_for, waiting_of
 from gpusched.sched.eligible import out_of_reach
 from gpusched.sched.fairtree import FairShareTree, tree_of
@@ -179,7 +179,8 @@ def initial_state_of(
         engine, np.concatenate((shapes, holds)), nodes, world.resources, needs=needs, children=children,
         parts=np.append(_max_parts(waiting, settles), row >= 0), partitions=len(queues), runs=len(jobs),
         changes=_changes(snapshot.now, eligible, gives_up, jobs["rank"], waiting.calendar.end), half_life_s=half_life_s,
-        scratch=passes.scratch, by_free=new_index(world.resources, False), ledger=_ledger(snapshot, passes.jobs),
+        scratch=passes.scratch, by_free=new_index(world.resources, False),
+        ledger=_ledger(snapshot, passes.jobs, gpu_scale(snapshot, views)),
     )  # fmt: skip
     state, known = sim.state[count:], row[row >= 0]
     state["until"] = np.array([r.expected_end for r in running], np.float64)[owner]
@@ -239,7 +240,9 @@ def _passes(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, first
         for view, at in zip(waiting.views, jobs.account[:, 0].tolist(), strict=True)
         if view.array_room is not None
     }
-    account[:, 0], account[first, 1] = -1, [job.allocation.gpus for job in snapshot.running]
+    scale = gpu_scale(snapshot, waiting.views)
+    held_gpus = [scaled_gpus(job.allocation.gpus, job.spec, scale) for job in snapshot.running]
+    account[:, 0], account[first, 1] = -1, held_gpus
     account[first, 2] = account[first, 1] * np.clip(left, 0.0, WEEK_S)
     for at, job in zip(first, snapshot.running, strict=True):
         bounds = [(bound, COLUMNS[snapshot.bounds[bound].rule.unit]) for bound in job.bounds]
@@ -256,7 +259,7 @@ def _passes(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, first
     return Passes(waiting.requests, jobs, releases, scratch, seed_words(0), world.total, copied(world.usable))
 
 
-def _ledger(snapshot: Snapshot, bound: QueueJobs) -> SimLedger:
+def _ledger(snapshot: Snapshot, bound: QueueJobs, scale: int) -> SimLedger:
     """Return the limits that running jobs release; used GPU seconds from the hour when they leave the seven days."""
     hourly = np.zeros(len(bound.room), bool)
     hourly[: len(snapshot.bounds)] = [one.rule.unit == "gpu_s" for one in snapshot.bounds]
@@ -264,7 +267,7 @@ def _ledger(snapshot: Snapshot, bound: QueueJobs) -> SimLedger:
     used = np.zeros((int(hourly.sum()), HOURS), np.int64)
     for at, one in enumerate(snapshot.bounds):
         for time, amount in one.frees:
-            used[row[at], min(max(-int(-time // HOUR_S), hour + 1), hour + HOURS) % HOURS] += amount
+            used[row[at], min(max(-int(-time // HOUR_S), hour + 1), hour + HOURS) % HOURS] += amount * scale
     week, kept = np.full(len(bound.account), float(WEEK_S)), ints([int(used.sum()), 0])
     return SimLedger(bound.account, bound.room, bound.links, row, used, ints([hour]), kept, np.zeros(1), week)
 

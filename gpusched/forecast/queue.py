@@ -29,7 +29,7 @@ from gpusched.forecast.run import (
 )
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.arrays import node_arrays_of
-from gpusched.sched.slices.names import base_of
+from gpusched.sched.slicenames import base_of
 from gpusched.sched.slices.split import split, split_job
 from gpusched.sched.state import Floats, new_outcome, new_resources, seed_words
 from gpusched.sim.engine.state import FUTURE, IN_SYSTEM, NEVER, new_log

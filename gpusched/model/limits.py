@@ -200,8 +200,11 @@ def _rules(key: tuple[str, str, str], subject: str, limits: Limits, reasons: Seq
     return found
 
 
-def limit_units(unit: Unit, gpus: int, limit_s: float) -> int:
-    """Return what a running job takes of a limit: 1 job, its GPUs, or GPU seconds of its time limit."""
+def limit_units(unit: Unit, gpus: float, limit_s: float) -> float:
+    """Return what a running job takes of a limit: 1 job, its GPUs, or GPU seconds of its time limit.
+
+    ``gpus``: slices by their share of one (`gpusched.model.slicetables.gpus_counted`).
+    """
     if unit == "gpu_s":
         return int(gpus * min(limit_s, WEEK_S))
     return gpus if unit == "gpus" else 1
@@ -216,10 +219,10 @@ class Bound(msgspec.Struct, frozen=True):
     """
 
     rule: LimitRule
-    used: int = 0
+    used: float = 0
     frees: tuple[tuple[float, int], ...] = ()
 
     @property
-    def room(self) -> int:
+    def room(self) -> float:
         """Return the unused part; below 0 where the limit was lowered."""
         return self.rule.limit - self.used

@@ -69,6 +69,7 @@ def _gpu(row: Sequence[str], processes: tuple[GpuProcess, ...]) -> Gpu:
         temperature_c=_integer(row[8]),
         ecc_errors=_integer(row[9]) if new else None,
         mig_mode={"enabled": True, "disabled": False}.get(mig),
+        mig_error="slices are read by NVML only" if mig == "enabled" else None,
         processes=processes,
     )
 

@@ -12,6 +12,7 @@ import msgspec
 from gpusched.errors import UsageError
 from gpusched.model.jobs import HOUR_S, JobRecord, JobSpec, JobState
 from gpusched.model.limits import WEEK_S, Bound, LimitRule, Quotas, limit_units
+from gpusched.model.slicetables import gpus_counted
 from gpusched.model.units import count_of
 from gpusched.queue.rows import JobReads
 
@@ -106,7 +107,7 @@ class QuotaLedger:
         """Count ``active`` jobs and what was ``used`` in the last seven days."""
         self._quotas = quotas
         self._rules: list[LimitRule] = []
-        self._used: list[int] = []
+        self._used: list[float] = []
         self._frees: list[dict[float, int]] = []
         self._row: dict[tuple[tuple[str, str, str], str], int] = {}
         self._known: dict[tuple[str, str, str], tuple[int, ...]] = {}
@@ -115,7 +116,7 @@ class QuotaLedger:
             return
         for job in active:
             left = _left_s(job, now)
-            gpus = job.allocation.gpus if job.allocation is not None else job.spec.gpus
+            gpus = gpus_counted(job.allocation.gpus if job.allocation is not None else job.spec.gpus, job.spec.profile)
             for at in self.of(job.user, job.spec):
                 self._used[at] += limit_units(self._rules[at].unit, gpus, left)
         for one in used:

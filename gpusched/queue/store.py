@@ -215,7 +215,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     partition: str
     flavor: str | None
     share: float
-    gpus: int
+    gpus: float
     start_time: float
     end_time: float | None
     outcome: str | None

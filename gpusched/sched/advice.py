@@ -14,7 +14,7 @@ from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import count_of, format_duration, format_memory
 from gpusched.sched.alone import Has, SingleJobView
 from gpusched.sched.decide import JobAnswer
-from gpusched.sched.slices.names import SEPARATOR, base_of
+from gpusched.sched.slicenames import SEPARATOR, base_of
 from gpusched.sched.tally import Amounts, barred, covers, need, over_more_nodes, total_of
 from gpusched.sched.text import called, listed, listed_types
 

@@ -12,7 +12,7 @@ from gpusched.model.jobs import JobSpec
 from gpusched.model.limits import leaf_of
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.topology import Topology
-from gpusched.sched.accounts import accounts_of
+from gpusched.sched.accounts import accounts_of, gpu_scale, scaled_gpus
 from gpusched.sched.order import Columns, Keys, queue_order, ranked_by
 from gpusched.sched.reservations.calendar import Reserved, grouped, reserved_masks, reserved_of
 from gpusched.sched.state import (
@@ -220,7 +220,10 @@ def waiting_of(
     limit = np.array([s.time_limit_s for s in specs], dtype=np.float64)
     several = ints(parts)
     whole = several * ints(gpus)
-    account, room, links = accounts_of(eligible, whole, limit, snapshot.bounds if snapshot is not None else ())
+    scale = gpu_scale(snapshot, eligible)
+    counted = whole if scale == 1 else ints([scaled_gpus(s.gpus, s, scale) for s in specs])
+    bounds = snapshot.bounds if snapshot is not None else ()
+    account, room, links = accounts_of(eligible, counted, limit, bounds, scale)
     jobs = QueueJobs(
         shape=ints(shape),
         limit=limit,

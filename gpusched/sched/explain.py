@@ -16,7 +16,7 @@ from gpusched.sched.advice import next_steps
 from gpusched.sched.alone import SingleJobView
 from gpusched.sched.decide import JobAnswer, ask
 from gpusched.sched.eligible import ineligible
-from gpusched.sched.slices.names import base_of
+from gpusched.sched.slicenames import base_of
 from gpusched.sched.slices.split import split
 from gpusched.sched.tally import Amounts, closed_reason, covers, need, shortfall_of, total_of
 from gpusched.sched.text import ELSEWHERE, HELD_BACK, jobs_ahead

@@ -7,9 +7,12 @@ from functools import cached_property
 
 from gpusched.model.limits import WEEK_S, Bound, limit_units
 from gpusched.model.plan import Reason, ReasonCode
+from gpusched.model.slicetables import gpus_counted
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.model.units import count_of, format_duration
 from gpusched.sched.eligible import ARRAY_FULL
+
+_SLACK = 1e-6  # shares of GPUs are fractions
 
 
 class Rooms:
@@ -27,9 +30,9 @@ class Rooms:
             return ARRAY_FULL
         return self._exceeded((at, self._cost(at, job, gpus)) for at in job.bounds)
 
-    def _exceeded(self, costs: Iterable[tuple[int, int]]) -> Reason | None:
+    def _exceeded(self, costs: Iterable[tuple[int, float]]) -> Reason | None:
         """Return the reason of the first (bound, amount) that exceeds what is left."""
-        found = next(((at, cost) for at, cost in costs if cost > max(self._room[at], 0)), None)
+        found = next(((at, cost) for at, cost in costs if cost > max(self._room[at], 0) + _SLACK), None)
         return None if found is None else self.reasons.of(*found, self._room[found[0]])
 
     def beyond(self, job: PendingView) -> Reason | None:
@@ -63,16 +66,17 @@ class Rooms:
             costs = [(at, self._cost(at, job, gpus)) for at in job.bounds]
         else:
             costs = self._growth(job, gpus)
-        return any(cost > max(self._room[at], 0) for at, cost in costs)
+        return any(cost > max(self._room[at], 0) + _SLACK for at, cost in costs)
 
-    def _growth(self, job: RunningView, gpus: int) -> list[tuple[int, int]]:
+    def _growth(self, job: RunningView, gpus: int) -> list[tuple[int, float]]:
         """Return what a running job takes more with so many GPUs, as (bound, amount); the job count is unchanged."""
         more, left = gpus - job.allocation.gpus, max(0.0, job.expected_end - self._now)
         units = ((at, self._bounds[at].rule.unit) for at in job.bounds if more > 0)
         return [(at, limit_units(unit, more, left)) for at, unit in units if unit != "jobs"]
 
-    def _cost(self, at: int, job: PendingView, gpus: int | None) -> int:
-        return limit_units(self._bounds[at].rule.unit, job.spec.gpus if gpus is None else gpus, job.spec.time_limit_s)
+    def _cost(self, at: int, job: PendingView, gpus: int | None) -> float:
+        counted = gpus_counted(job.spec.gpus if gpus is None else gpus, job.spec.profile)
+        return limit_units(self._bounds[at].rule.unit, counted, job.spec.time_limit_s)
 
 
 class LimitReasons:
@@ -80,9 +84,9 @@ class LimitReasons:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._known: dict[tuple[int, int, int], Reason] = {}
+        self._known: dict[tuple[int, float, float], Reason] = {}
 
-    def of(self, at: int, cost: int, room: int) -> Reason:
+    def of(self, at: int, cost: float, room: float) -> Reason:
         """Return the reason of a job that takes ``cost`` of bound ``at``, which has ``room`` left."""
         key = (at, cost, room)
         if key not in self._known:
@@ -95,43 +99,45 @@ class LimitReasons:
         return self._known[key]
 
     @cached_property
-    def _releases(self) -> list[list[tuple[float, int]]]:
+    def _releases(self) -> list[list[tuple[float, float]]]:
         return releases_of_bounds(self._snapshot)
 
 
-def releases_of_bounds(snapshot: Snapshot) -> list[list[tuple[float, int]]]:
+def releases_of_bounds(snapshot: Snapshot) -> list[list[tuple[float, float]]]:
     """Return when each bound's used amounts free at the latest: (Unix seconds, amount), ascending.
 
     A running job's GPU seconds come back seven days after its limit, for it may use them all.
     """
-    found: list[list[tuple[float, int]]] = [list(bound.frees) for bound in snapshot.bounds]
+    found: list[list[tuple[float, float]]] = [list(bound.frees) for bound in snapshot.bounds]
     for job in snapshot.running:
+        counted = gpus_counted(job.allocation.gpus, job.spec.profile if job.spec is not None else "")
         for at in job.bounds:
             unit = snapshot.bounds[at].rule.unit
             left = max(0.0, job.expected_end - snapshot.now)
             until = job.expected_end + WEEK_S if unit == "gpu_s" else max(job.expected_end, snapshot.now)
-            found[at].append((until, limit_units(unit, job.allocation.gpus, left)))
+            found[at].append((until, limit_units(unit, counted, left)))
     return [sorted(releases) for releases in found]
 
 
-def frees_at(releases: list[tuple[float, int]], needs: int) -> float | None:
+def frees_at(releases: list[tuple[float, float]], needs: float) -> float | None:
     """Return when ``needs`` more of a bound has freed at the latest; None: unknown."""
     for time, amount in releases:
         needs -= amount
-        if needs <= 0:
+        if needs <= _SLACK:
             return time
     return None
 
 
-def limit_message(bound: Bound, cost: int, used: int) -> str:
+def limit_message(bound: Bound, cost: float, used: float) -> str:
     """Return why a job that takes ``cost`` of a bound waits, where running jobs take ``used``."""
     rule = bound.rule
     if rule.unit == "jobs":
-        return f"limit of {rule.subject}: {used} of {count_of(rule.limit, 'job')} running"
+        return f"limit of {rule.subject}: {used:g} of {count_of(rule.limit, 'job')} running"
     if rule.unit == "gpus":
+        limit, needs = count_of(rule.limit, "GPU"), f"this job needs {_plain(cost)}"
         if cost > rule.limit:
-            return f"limit of {rule.subject}: at most {count_of(rule.limit, 'GPU')} at once; this job needs {cost}"
-        return f"limit of {rule.subject}: {used} of {count_of(rule.limit, 'GPU')} in use; this job needs {cost}"
+            return f"limit of {rule.subject}: at most {limit} at once; {needs}"
+        return f"limit of {rule.subject}: {_plain(used)} of {limit} in use; {needs}"
     if cost > rule.limit:
         return f"limit of {rule.subject}: {hours(rule.limit)} GPU hours in seven days; this job may use {hours(cost)}"
     return (
@@ -140,6 +146,11 @@ def limit_message(bound: Bound, cost: int, used: int) -> str:
     )
 
 
-def hours(gpu_s: int) -> str:
+def _plain(gpus: float) -> str:
+    """Return a number of GPUs, parts of them with two digits."""
+    return f"{round(gpus, 2):g}" if gpus % 1 else f"{gpus:.0f}"
+
+
+def hours(gpu_s: float) -> str:
     """Return GPU seconds as GPU hours, with one decimal where it is not 0."""
     return f"{gpu_s / 3600:.1f}".removesuffix(".0")

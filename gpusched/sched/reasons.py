@@ -11,13 +11,14 @@ from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import Snapshot
+from gpusched.sched.accounts import gpu_scale
 from gpusched.sched.arrays import NodeArrays, PendingArrays, racks_for_ask
 from gpusched.sched.eligible import ARRAY_FULL
 from gpusched.sched.fit import request_of, shortfall, unreserved
 from gpusched.sched.limits import LimitReasons
 from gpusched.sched.place import max_in_rack
 from gpusched.sched.reservations.rules import reserved_text
-from gpusched.sched.slices.names import base_of
+from gpusched.sched.slicenames import base_of
 from gpusched.sched.state import (
     BACKFILL,
     BAD_CONSTRAINTS,
@@ -76,6 +77,7 @@ class Verdicts:
         self._by_shape: dict[tuple[int, int, bool], Reason] = {}
         self._ahead: dict[int, Reason] = {}
         self._limits, self._bounds = LimitReasons(snapshot), len(snapshot.bounds)
+        self._scale = gpu_scale(snapshot, waiting.views)
         self._accounts: list[list[int]] = waiting.jobs.account.tolist()
         self._by_account: dict[tuple[int, ...], Reason] = {}
         self._of_reserved: dict[tuple[int, float, str], Reason] = {}
@@ -125,7 +127,8 @@ class Verdicts:
         links, room, found = self._waiting.jobs.links, self._waiting.jobs.room, []
         while at >= 0:
             bound, unit, at = links[at].tolist()
-            cost, left = (1, gpus, gpu_s)[unit], int(room[bound])
+            scale = self._scale if unit else 1
+            cost, left = (1, gpus, gpu_s)[unit] / scale, int(room[bound]) / scale
             if cost > max(left, 0):
                 found.append((bound, self._limits.of(bound, cost, left) if bound < self._bounds else ARRAY_FULL))
         return found

@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from gpusched.model.jobs import JobSpec
 from gpusched.model.limits import leaf_of, split_leaf
 from gpusched.model.policy import PolicySpec
+from gpusched.model.slicetables import gpus_counted
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.model.units import count_of, format_memory, gpus_of
 from gpusched.sched.reservations.rules import closed_text
-from gpusched.sched.slices.names import profile_of
+from gpusched.sched.slicenames import profile_of
 from gpusched.sched.text import gpus_called, listed, listed_types
 
 Amounts = tuple[int, int, int]
@@ -94,7 +95,7 @@ def usage_of(snapshot: Snapshot) -> dict[str, float]:
     usage = dict(snapshot.usage)
     for job in snapshot.running:
         leaf = leaf_of(job.user, job.group)
-        usage[leaf] = usage.get(leaf, 0.0) + job.allocation.gpus
+        usage[leaf] = usage.get(leaf, 0.0) + gpus_counted(job.allocation.gpus, job.spec.profile if job.spec else "")
     if not snapshot.groups or not any(policy.order == "fairshare" for policy in _asked(snapshot)):
         return usage
     import numpy as np  # explaining needs neither this nor compiled code

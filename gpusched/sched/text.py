@@ -8,7 +8,7 @@ from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.slices import gpu_label, is_slice
 from gpusched.model.snapshot import NodeView
 from gpusched.model.units import count_of, format_duration, format_memory, gpus_of
-from gpusched.sched.slices.names import base_of, profile_of
+from gpusched.sched.slicenames import base_of, profile_of
 
 ALLOWED, GPUS, CORES, MEMORY = 0, 1, 2, 3
 ELSEWHERE = Reason(

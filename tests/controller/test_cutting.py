@@ -16,7 +16,7 @@ from gpusched.controller.cutting import ORPHAN_S, shows
 from gpusched.controller.cycle import Cycle
 from gpusched.model.jobs import JobState
 from gpusched.model.readings import GpuProcess
-from gpusched.model.resources import Inventory, MigSettings
+from gpusched.model.resources import Inventory, MigSettings, RuntimeName
 from gpusched.model.slices import Cut, gpu_of
 from gpusched.model.snapshot import Snapshot
 from gpusched.queue.store import CutState
@@ -161,6 +161,17 @@ def test_only_gpus_that_are_declared_so_are_cut(site: CutSite) -> None:
     assert site.world.hosts["n0"].mig == {1: SEVEN}
 
 
+def test_an_error_of_the_planner_costs_no_cycle(site: CutSite, caplog: pytest.LogCaptureFixture) -> None:
+    site.arrange = lambda snapshot: 1 // 0  # type: ignore[method-assign,assignment,return-value]
+    site.restart()
+    job = site.submit(spec=spec(nodes=1, gpus_per_node=1))
+    site.turn(4)
+    assert site.job(job).state is JobState.RUNNING
+    assert [r.message for r in caplog.records if "cut" in r.message] == [
+        "no GPU is cut on demand: ZeroDivisionError: integer division or modulo by zero"
+    ]
+
+
 def test_a_drained_node_is_left_as_it_is(site: CutSite) -> None:
     record = site.store.node_record("n0")
     assert record is not None
@@ -207,6 +218,24 @@ def test_what_was_not_heard_of_is_looked_at_when_the_node_must_be_done(site: Cut
         site.turn(3, seconds=100)
     site.turn(3)
     assert site.world.hosts["n0"].mig == {0: SEVEN}
+
+
+def test_an_orphan_that_is_done_is_settled_at_once_where_no_file_follows(site: CutSite) -> None:
+    for runtime, at_once in ((RuntimeName.PODMAN, False), (RuntimeName.PROCESS, True)):
+        declared = on_demand()
+        (partition,) = declared.partitions
+        nodes = tuple(msgspec.structs.replace(node, runtime=runtime) for node in partition.nodes)
+        site.cycle.inventory = msgspec.structs.replace(
+            declared, partitions=(msgspec.structs.replace(partition, nodes=nodes),)
+        )
+        site.wanted = (Cut("n0", 0, SEVEN if at_once else HALVES),)
+        site.turn(heard=False)
+        site.cluster.deliver(answer("unheard"))
+        site.restart()
+        site.turn(heard=False)
+        assert (site.cut_of(0) is None) is at_once
+        site.turn(2, seconds=ORPHAN_S)
+        assert site.cut_of(0) is None
 
 
 def test_a_node_that_is_still_at_work_is_not_given_up(site: CutSite) -> None:

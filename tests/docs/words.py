@@ -220,7 +220,7 @@ MIG = {
     "cdi_command": ("command", "With podman: rewrites the CDI specification, after each cut."),
 }
 FLAVOR = {
-    "gpus": ("number", "Required. Total of the whole job."),
+    "gpus": ("number, or `1g.10gb:2`", "Required. Total of the whole job; MIG slices by profile."),
     "cores": ("number", "Required. Total of the whole job."),
     "memory": (MEMORY, "Required. Total of the whole job."),
     "time": (LIMIT, "Required. The default and maximum time limit."),
@@ -645,6 +645,7 @@ JSON: dict[str, dict[str, str]] = {
         "stale": "Older than three ticks (at least 15 s).",
         "gpus": "One object per declared GPU, below.",
         "reserved": "?The present or next reservation, in words.",
+        "slices": "MIG slices: profile -> how many a job could be given now, and how many there are.",
         "conditions": "[Conditions](../guides/health.md) of it and its GPUs, below.",
     },
     "node-check": {
@@ -708,6 +709,8 @@ JSON: dict[str, dict[str, str]] = {
         "ecc_errors": "?Volatile uncorrected errors.",
         "mig_mode": "?",
         "processes": "",
+        "slices": "Of a GPU that is cut: `label` (`3:1g.10gb@4`), `profile`, `start`, `uuid`, `state`, `reason`, "
+        "`job`, `user`, `memory_total_mib`, `memory_used_mib`.",
     },
     "topology": {
         "source": "`declared`, `discovered` (LLDP, NVLink domains) or `none`.",

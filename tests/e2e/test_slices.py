@@ -26,6 +26,30 @@ def uuids(cluster: Cluster, node: str, gpu: int) -> dict[int, str]:
     return {one.start: one.uuid or "" for one in reading.gpus[gpu].slices}
 
 
+NVML = """
+import ctypes, os
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+nvml.nvmlInit_v2()
+device, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
+for uuid in os.environ["CUDA_VISIBLE_DEVICES"].split(","):
+    assert nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(device)) == 0
+    name = ctypes.create_string_buffer(96)
+    nvml.nvmlDeviceGetName(device, name, 96)
+    nvml.nvmlDeviceGetMemoryInfo(device, memory)
+    print(name.value.decode(), memory[0] >> 20)
+"""
+
+
+@pytest.mark.processes
+def test_nvml_knows_the_devices_that_a_job_sees(stopped: Cluster) -> None:
+    stopped.node("dgx001").cut_gpu(3, "1g.10gb:0", "2g.20gb:2", "2g.20gb:4")
+    stopped.write_inventory(nodes=CORES, leave_out=["dgx003"])
+    stopped.start_controller()
+    job = stopped.submit("--gpus", "2g.20gb:2", command=("/usr/bin/python3", "-c", NVML))
+    stopped.wait_state(job, "COMPLETED")
+    assert stopped.logs(job).splitlines() == ["NVIDIA A100-SXM4-80GB MIG 2g.20gb 19968"] * 2
+
+
 @pytest.mark.processes
 def test_jobs_have_slices_of_their_own(stopped: Cluster, share: Path) -> None:
     stopped.node("dgx001").cut_gpu(3, "1g.10gb:0", "1g.10gb:1", "3g.40gb:4")
@@ -138,3 +162,20 @@ def test_a_controller_killed_in_the_middle_of_a_cut(stopped: Cluster, share: Pat
     for job in jobs:
         stopped.wait_state(job, "COMPLETED")
     wait_until(lambda: modes(stopped) == [False] * 3, 60, "the GPUs to be whole")
+
+
+def test_podman_knows_the_devices_of_a_gpu_that_was_cut_for_the_job(stopped: Cluster) -> None:
+    on_demand(stopped)
+    stopped.start_controller()
+    job = stopped.sh("ls /dev | grep nvidia[0-9]; ls /dev/nvidia-caps; env | grep ^GPU_", "--gpus", "2g.20gb:2")
+    stopped.wait_state(job, "COMPLETED", timeout=60)
+    gpu, first, second, *variables = stopped.logs(job).split()
+    assert gpu in ("nvidia0", "nvidia1")
+    assert {first[:10], second[:10]} == {"nvidia-cap"}
+    assert first != second
+    assert len(variables) == 2
+    wait_until(lambda: modes(stopped) == [False] * 3, 60, "the GPU to be whole")
+    whole = stopped.sh("ls /dev | grep nvidia[0-9]", "--gpus", "8")
+    stopped.wait_state(whole, "COMPLETED", timeout=60)
+    assert stopped.logs(whole).split() == [f"nvidia{index}" for index in range(8)]
+    stopped.node("dgx001").run(["rm", "/var/run/cdi/nvidia.yaml"])

@@ -45,6 +45,7 @@ def test_a100_with_processes() -> None:
 def test_unknown_figures_are_none_not_zero() -> None:
     mig = parse_gpus(A100).gpus[1]
     assert (mig.utilization_pct, mig.mig_mode, mig.energy_j) == (None, True, None)
+    assert mig.mig_error == "slices are read by NVML only"
     assert parse_gpus(A100).gpus[2].ecc_errors == 3
 
 

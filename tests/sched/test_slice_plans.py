@@ -21,7 +21,7 @@ from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.slices.plan import arrange
 from gpusched.sched.slices.tree import Table, arranged, filled, is_valid, most_of
-from tests.sched.test_slices import pending, running
+from tests.sched.slices import pending, running
 from tests.sched.worlds import NOW, node, snapshot
 
 A100 = PUBLISHED["A100-80GB"]

@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
+from gpusched.model.jobs import Allocation, NodeAllocation
+from gpusched.model.limits import Bound, LimitRule
 from gpusched.model.plan import Plan, ReasonCode, Start
 from gpusched.model.slices import slice_index
 from gpusched.model.slicetables import GPU_PARTS, PUBLISHED, gpus_counted, parts_of
-from gpusched.model.snapshot import NodeView, PendingView, RunningView, SliceView, Snapshot
+from gpusched.model.snapshot import Snapshot
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.slices.split import joined, split
-from tests.sched import worlds
-from tests.sched.worlds import NOW, after, node, snapshot, started
-
-SEVEN = {"1g.10gb": tuple(range(7))}
-MIXED = {"3g.40gb": (0,), "1g.10gb": (4, 5, 6)}
-
-
-def cut(view: NodeView, geometry: dict[int, dict[str, tuple[int, ...]]]) -> NodeView:
-    """The node with these GPUs cut: GPU -> profile -> where slices start."""
-    slices = tuple(
-        SliceView(slice_index(gpu, start), profile)
-        for gpu, profiles in geometry.items()
-        for profile, starts in profiles.items()
-        for start in starts
-    )
-    return replace(view, slices=slices)
-
-
-def pending(job_id: str, count: int, profile: str = "", **more: Any) -> PendingView:
-    view = worlds.pending(job_id, count, **{"cores_per_node": 1, "memory_mib_per_node": 1024, **more})
-    return replace(view, spec=replace(view.spec, profile=profile))
-
-
-def running(job_id: str, where: dict[str, tuple[int, ...]], profile: str = "", cores: int = 1) -> RunningView:
-    view = worlds.running(job_id, where, NOW + 600, cores=cores)
-    (gpus, *_) = where.values()
-    spec = JobSpec(name="r", partition="p", nodes=len(where), gpus_per_node=len(gpus), cores_per_node=cores,
-                   memory_mib_per_node=1024, time_limit_s=600, profile=profile)  # fmt: skip
-    return replace(view, spec=spec)
+from tests.sched.slices import MIXED, SEVEN, cut, pending, running
+from tests.sched.worlds import after, node, snapshot, started
 
 
 def decided(snap: Snapshot) -> Plan:
@@ -187,3 +159,27 @@ def test_every_decision_stands_the_check_and_a_second_one_gives_nothing_twice(sn
     taken = [(part.node, gpu) for view in after(later, again).running for part in view.allocation.parts
              for gpu in part.gpus]  # fmt: skip
     assert len(taken) == len(set(taken))
+
+
+def limited(snap: Snapshot, unit: str, limit: int, used: float = 0) -> Snapshot:
+    """Everybody counts for one limit."""
+    bound = Bound(LimitRule(("alice", "", ""), "user alice", unit, limit, "AssocGrpGRES"), used)  # type: ignore[arg-type]
+    views = tuple(replace(job, bounds=(0,)) for job in snap.pending)
+    return replace(snap, bounds=(bound,), pending=views, running=tuple(replace(r, bounds=(0,)) for r in snap.running))
+
+
+def test_limits_count_slices_by_their_share_of_a_gpu() -> None:
+    nodes = [cut(node("a", gpus=4), {0: SEVEN, 1: SEVEN, 2: {"3g.40gb": (0, 4)}})]
+    jobs = [pending(f"j{i:02}", 1, "1g.10gb", limit=3600) for i in range(14)]
+    snap = limited(snapshot(nodes, [*jobs, pending("z", 1, "3g.40gb")], backfill="skip"), "gpus", 1)
+    plan = decided(snap)
+    assert list(started(plan)) == [f"j{i:02}" for i in range(7)], "seven sevenths"
+    assert plan.reasons["j07"].message == "limit of user alice: 1 of 1 GPU in use; this job needs 0.14"
+    half = limited(snapshot(nodes, [*jobs[:3], pending("a", 1, "3g.40gb"), pending("b", 1, "3g.40gb")]), "gpus", 1)
+    assert sorted(started(decided(half))) == ["a", "j00", "j01", "j02"], "three sevenths and a half"
+    hours = limited(snapshot(nodes, jobs), "gpu_s", 1800)
+    assert len(started(decided(hours))) == 3, "an hour of a seventh is 514 GPU seconds"
+    busy = [running("r", {"a": (1000, 1001, 1002)}, "1g.10gb")]
+    assert len(started(decided(limited(snapshot(nodes, jobs, busy), "gpus", 1, 3 / 7)))) == 4
+    whole = limited(snapshot(nodes, [pending("g", 1)], busy), "gpus", 1, 3 / 7)
+    assert started(decided(whole)) == {}

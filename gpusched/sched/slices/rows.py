@@ -11,7 +11,7 @@ from gpusched.model.jobs import Allocation, NodeAllocation
 from gpusched.model.slices import gpu_of, is_slice, slice_index
 from gpusched.model.slicetables import GPU_PARTS, parts_of
 from gpusched.model.snapshot import NodeView, RunningView, SliceView, Snapshot
-from gpusched.sched.slices.names import inner_name
+from gpusched.sched.slicenames import inner_name
 from gpusched.sched.slices.plan import CUT_S, arrange, busy_until
 from gpusched.sched.slices.tree import most_of
 

@@ -18,7 +18,7 @@ from gpusched.model.plan import Action, Plan, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.topology import Topology
-from gpusched.sched.slices.names import SEPARATOR, base_of, inner_name, queue_of
+from gpusched.sched.slicenames import SEPARATOR, base_of, inner_name, queue_of
 from gpusched.sched.slices.rows import holds, rows_of
 
 
