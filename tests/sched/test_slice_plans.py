@@ -249,6 +249,19 @@ def test_a_job_for_slices_does_not_wait_for_ever_behind_jobs_for_gpus() -> None:
     assert lab.began["slice"] <= NOW + 700
 
 
+def test_slices_of_one_profile_do_not_keep_another_waiting() -> None:
+    lab = Lab([on_demand("n", gpus=1)], [pending(f"s{i}", 1, "1g.10gb", limit=600 + 60 * i) for i in range(7)])
+    lab.cycle()
+    lab.cycle()
+    lab.jobs = [pending("half", 1, "3g.40gb", limit=600, submit=1.0)]
+    for i in range(30):
+        lab.jobs += [pending(f"t{i}-{k}", 1, "1g.10gb", limit=600, submit=2.0 + i) for k in range(7 - len(lab.jobs))]
+        lab.cycle()
+        lab.later()
+    assert lab.began["half"] <= NOW + 600 + 60 * 6 + 120
+    assert any(name.startswith("t") for name in lab.began), "and they go on"
+
+
 def test_a_job_with_many_cores_gets_as_many_gpus_as_bring_them() -> None:
     lab = Lab([on_demand("n", gpus=2)], [pending("j", 1, "1g.10gb", cores_per_node=20)])
     assert len(lab.cycle()) == 2, "a GPU brings 16 cores"

@@ -85,13 +85,13 @@ def holds(snapshot: Snapshot, asked: Iterable[str]) -> Iterator[RunningView]:
     end, kept = busy_until(snapshot), arrange(snapshot).kept
     for node in snapshot.nodes:
         if node.cuttable:
-            profiles = {one.number: one.profile for one in node.slices}
+            profiles = {one.number: one.profile for one in node.slices} | dict.fromkeys(node.gpus, "")
             comes = {gpu: max(end.get((node.name, gpu), 0.0), snapshot.now) + CUT_S for gpu in node.cuttable}
             yield from _cut_gpus(node, comes)
             yield from _not_there(node, possible(node, asked), comes)
             for (name, number), keeps in kept.items():
-                if name == node.name:
-                    yield _hold(node, profiles.get(number, ""), number, keeps.until, (0, 0))
+                if name == node.name and number in profiles:  # not what is only about to come
+                    yield _hold(node, profiles[number], number, keeps.until, (0, 0))
 
 
 def _cut_gpus(node: NodeView, comes: Mapping[int, float]) -> Iterator[RunningView]:
