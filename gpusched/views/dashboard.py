@@ -36,7 +36,8 @@ def _quantiles(name: str, over: str, *parts: float) -> dict[str, str]:
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Now": (
         Panel("GPUs allocated", "Part of all GPUs that jobs hold.",
-              {"": '(sum(gpusched_gpus{P,state="ALLOCATED"}) or vector(0)) / sum(gpusched_gpus{P})'}, "percentunit", "stat"),
+              {"": '(sum(gpusched_gpus{P,state="ALLOCATED"}) or vector(0)) / sum(gpusched_gpus{P})'},
+              "percentunit", "stat"),
         Panel("Utilization", "Of the GPUs that jobs hold, where it is measured.",
               {"": _ratio("gpu_utilized_seconds", "gpu_measured_seconds")}, "percentunit", "stat"),
         Panel("Pending jobs", "All that wait, held ones included.", {"": "sum(gpusched_pending_jobs{P}) or vector(0)"},
