@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from gpusched.agents.topology.replay import agents_spec, new_replay_state, place
 from gpusched.agents.topology.reproduce import run_of
 from gpusched.agents.topology.workloads import draw
 from gpusched.agents.topology.workloads import settings as clusters
+from gpusched.compiled.loading import kind_of
 from gpusched.config.weights import save_model
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
@@ -33,7 +33,9 @@ from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.engine.state import GROW, RUNNING
 from gpusched.sim.network import machines, read_pairs
 from gpusched.sim.policies import policy_by_name
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
+from tests import commands
 from tests.traces.samples import real
 
 DAY_S = 86_400.0
@@ -202,6 +204,19 @@ def test_of_what_one_decision_tried_nothing_is_left_for_the_next(parts: int) -> 
     assert acting.walk.size[0] == 0
 
 
+def test_code_for_one_partition_serves_several() -> None:
+    """To compile it takes half a minute, and before any replay there is one of a single partition."""
+    trace, kind = draw(RACKS, 0.9, 3, 20)
+    here, half = PlacementNetwork(RACKS.tree, machines()["aws"].model(), kind), len(RACKS.pool) // 2
+    nodes = [NodeSpec(4, partition="ab"[node >= half]) for node in range(2 * half)]
+    kinds = []
+    for pool in (Pool.of([node._replace(partition="") for node in nodes]), Pool.of(nodes)):
+        world = world_of(trace, pool, placed_by("contention"), ReplayOptions(network=here))
+        world, acting = new_replay_state(world, weights_from(untrained(0)), agents_spec(2))
+        kinds.append(kind_of((world.sim, world.passes, acting)))
+    assert kinds[0] == kinds[1]
+
+
 def test_they_are_replayed_as_any_policy_by_what_their_file_says(tmp_path: Path) -> None:
     (tmp_path / "agents").mkdir()
     numbers = np.random.default_rng(3).normal(0, 0.5, vector_size(SHAPES)).astype(np.float32).astype(np.float64)
@@ -259,9 +274,7 @@ def test_weights_are_learned_written_and_taken(tmp_path: Path) -> None:
     words = ("reproduce", "topology", "--topology", "16x4", "--load", "0.9", "--quick", "--json")
 
     def gpusched(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "gpusched", *words, *more], capture_output=True, text=True, cwd=tmp_path, check=False
-        )
+        return commands.run(*words, *more, cwd=tmp_path)
 
     wanted = ("--policy", "agents-4", "--policy", "untrained-4")
     learned = gpusched("--out", "w.safetensors", *wanted)

@@ -18,7 +18,7 @@ import pytest
 from numba.core.errors import NumbaError
 
 from gpusched import compiled
-from gpusched.compiled import folders, jit
+from gpusched.compiled import KNOWN, folders, jit
 from gpusched.compiled.compiling import types_of
 from gpusched.compiled.loading import SUFFIX, Foreign, kind_of, numba_version
 from gpusched.sched.kernel.by_rule import pass_by_rule
@@ -113,7 +113,7 @@ print(is_on_disk(class_of), class_of(4.5), sum(getattr(class_of, "stats").cache_
 """
 
 
-@pytest.mark.parametrize("version", ["asked", "0.99.0", "0.6.8", ""])
+@pytest.mark.parametrize("version", ["asked", "0.99.0"])
 def test_with_an_unknown_numba_passes_are_compiled_and_kept_by_it(
     tmp_path: Path, compiled_once: tuple[Path, str, list[str]], version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +121,13 @@ def test_with_an_unknown_numba_passes_are_compiled_and_kept_by_it(
         monkeypatch.setenv("GPUSCHED_COMPILED", "numba")
     assert python(tmp_path, "-W", "error", "-c", BY_NUMBA, version) == ["False", compiled_once[1], "0"]
     assert python(tmp_path, "-W", "error", "-c", BY_NUMBA, version) == ["True", compiled_once[1], "1"]
+
+
+@pytest.mark.parametrize(("version", "left"), [("0.99.0", True), ("0.6.8", True), ("", True), (KNOWN + "1", False)])
+def test_which_numba_is_unknown(version: str, left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUSCHED_COMPILED", raising=False)
+    monkeypatch.setattr(compiled, "numba_version", lambda: version)
+    assert compiled.left_to_numba.__wrapped__() is left
 
 
 def test_numba_tells_its_version_without_being_imported() -> None:
@@ -166,16 +173,17 @@ def flipped(file: Path) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize("spoil", [cut(0), cut(20), cut(100), flipped], ids=["empty", "cut", "cut later", "flipped"])
-def test_a_spoilt_file_is_compiled_anew(
-    tmp_path: Path, compiled_once: tuple[Path, str, list[str]], spoil: Callable[[Path], object]
-) -> None:
+def test_a_spoilt_file_is_compiled_anew(tmp_path: Path, compiled_once: tuple[Path, str, list[str]]) -> None:
     folder, right, _ = compiled_once
     copied(folder, tmp_path)
     (file,) = kept(tmp_path)
     assert class_of(tmp_path)[1:] == [right, "False"]
-    spoil(file)
-    assert class_of(tmp_path)[1:] == [right, "True"]
+    spoilt: dict[str, Callable[[Path], object]] = {
+        "empty": cut(0), "cut": cut(20), "cut later": cut(100), "flipped": flipped,
+    }  # fmt: skip
+    for name, spoil in spoilt.items():  # each is what the one before put right
+        spoil(file)
+        assert class_of(tmp_path)[1:] == [right, "True"], name
     assert class_of(tmp_path)[1:] == [right, "False"]
 
 

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusched.compiled.loading import kind_of
 from gpusched.config.policies import BUILT_IN, load_policy, names_in
 from gpusched.errors import UsageError
+from gpusched.sim.engine.build import ReplayOptions, world_of
 from gpusched.sim.orders import known_policies
 from gpusched.sim.policies import policy_by_name, policy_of_order
 from gpusched.sim.pool import NodeSpec, Pool
@@ -227,6 +229,14 @@ def test_conservative_delays_nobody_that_came_before():
         np.testing.assert_array_equal(first.start, whole.start[:count])
     fifo = replay(trace_of(submit, duration, gpus), Pool.uniform(1, 8), "fifo")
     assert whole.start.mean() < fifo.start.mean()
+
+
+def test_code_for_one_backfill_serves_all():
+    trace, kinds = trace_of([0, 1], [5, 5], [1, 2]), []
+    for backfill in ("skip", "easy", "conservative"):
+        world = world_of(trace, Pool.uniform(2, 2), policy_of_order(f"fifo+{backfill}"), ReplayOptions(generic=True))
+        kinds.append(kind_of((world.sim, world.passes)))
+    assert kinds[0] == kinds[1] == kinds[2]
 
 
 @pytest.mark.parametrize("backfill", ["easy", "conservative"])

@@ -36,10 +36,12 @@ from gpusched.traces.trace import Trace
 
 # Who waits for a better place is looked at again after so long, or so much of its wait.
 _RETRY_S, _LATER = 600.0, 0.1
+# Code is compiled for each length of a tuple, for half a minute: one of a partition serves up to so many.
+_PARTITIONS = 4
 
 
 class TopologyReplayState(NamedTuple):
-    """State kept between decisions; ``auctions``: of each partition."""
+    """State kept between decisions; ``auctions``: of each partition, the last one repeated (`_PARTITIONS`)."""
 
     walk: Walk
     auctions: tuple[Auction, ...]
@@ -116,7 +118,8 @@ def new_replay_state(
     ]
     if noise is not None:
         auctions = [auction._replace(tape=new_tape(auction.graph, noise)) for auction in auctions]
-    return world._replace(policy=policy), TopologyReplayState(walk, tuple(auctions))
+    unused = -len(auctions) % _PARTITIONS
+    return world._replace(policy=policy), TopologyReplayState(walk, (*auctions, *auctions[-1:] * unused))
 
 
 class TopologyRun:

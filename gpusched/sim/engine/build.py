@@ -242,7 +242,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     slots = most_parts_running(demand, parts) if share == "no" else parts
     children = _children(trace)
     jobs = _jobs(timed, policy, knowledge, demand, options.limits, children)
-    planned = slots + 2 * parts if policy.backfill == "conservative" else None
+    planned = slots + 2 * parts if policy.backfill == "conservative" else 0  # one version is compiled for all rules
     scratch = new_scratch(len(pool), len(demand.queue), calendar=calendar, planned=planned)
     sim = new_sim(
         jobs, shapes_of(demand.requests, demand.queue), _nodes(pool, demand), demand.resources, parts=demand.parts,
