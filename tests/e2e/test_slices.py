@@ -26,6 +26,30 @@ def uuids(cluster: Cluster, node: str, gpu: int) -> dict[int, str]:
     return {one.start: one.uuid or "" for one in reading.gpus[gpu].slices}
 
 
+NVML = """
+import ctypes, os
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+nvml.nvmlInit_v2()
+device, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
+for uuid in os.environ["CUDA_VISIBLE_DEVICES"].split(","):
+    assert nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(device)) == 0
+    name = ctypes.create_string_buffer(96)
+    nvml.nvmlDeviceGetName(device, name, 96)
+    nvml.nvmlDeviceGetMemoryInfo(device, memory)
+    print(name.value.decode(), memory[0] >> 20)
+"""
+
+
+@pytest.mark.processes
+def test_nvml_knows_the_devices_that_a_job_sees(stopped: Cluster) -> None:
+    stopped.node("dgx001").cut_gpu(3, "1g.10gb:0", "2g.20gb:2", "2g.20gb:4")
+    stopped.write_inventory(nodes=CORES, leave_out=["dgx003"])
+    stopped.start_controller()
+    job = stopped.submit("--gpus", "2g.20gb:2", command=("/usr/bin/python3", "-c", NVML))
+    stopped.wait_state(job, "COMPLETED")
+    assert stopped.logs(job).splitlines() == ["NVIDIA A100-SXM4-80GB MIG 2g.20gb 19968"] * 2
+
+
 @pytest.mark.processes
 def test_jobs_have_slices_of_their_own(stopped: Cluster, share: Path) -> None:
     stopped.node("dgx001").cut_gpu(3, "1g.10gb:0", "1g.10gb:1", "3g.40gb:4")

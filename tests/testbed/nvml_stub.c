@@ -263,7 +263,6 @@ static int find_gpu(const char *key, const char *wanted, Gpu **out) {
     return NOT_FOUND;
 }
 
-int nvmlDeviceGetHandleByUUID(const char *uuid, Gpu **out) { return find_gpu("uuid", uuid, out); }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *pci, Gpu **out) { return find_gpu("pci", pci, out); }
 
 int nvmlDeviceGetIndex(Gpu *gpu, u32 *out) {
@@ -339,6 +338,17 @@ static Gpu *mig_device(Gpu *gpu, u32 index) {
         }
     }
     return NULL;
+}
+
+/* Of a GPU, or of a MIG device. */
+int nvmlDeviceGetHandleByUUID(const char *uuid, Gpu **out) {
+    u32 count;
+    int result = nvmlDeviceGetCount_v2(&count);
+    if (result || !find_gpu("uuid", uuid, out)) return result;
+    for (u32 i = 0; i < count && i < MAX_GPUS; i++)
+        for (u32 at = 0; (*out = mig_device(&gpus[i], at)); at++)
+            if (!strcasecmp((*out)->uuid, uuid)) return SUCCESS;
+    return NOT_FOUND;
 }
 
 static int instance_of(Gpu *gpu, u32 id, GpuInstance **out) {
