@@ -5,9 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.doctor import Finding
 from tests.testbed import Testbed
 
 WriteInventory = Callable[..., Path]
+
+
+def of(findings: list[Finding], subject: str, *statuses: str) -> dict[str, Finding]:
+    """Return a subject's findings by check; with ``statuses`` only those."""
+    return {f.check: f for f in findings if f.subject == subject and (not statuses or f.status in statuses)}
 
 
 @pytest.fixture

@@ -5,17 +5,17 @@ from pathlib import Path
 from gpusched.doctor import examine
 from gpusched.doctor.mig import judge_mig
 from gpusched.model.readings import Gpu, NodeReading
-from gpusched.model.resources import MigSettings
+from gpusched.model.resources import MigSettings, Node, RuntimeName
 from gpusched.model.slices import MigSlice
 from gpusched.nodes.transport import CommandResult
-from tests.doctor.conftest import WriteInventory
-from tests.doctor.test_judge import node as declared
-from tests.doctor.test_testbed import of
+from tests.doctor.conftest import WriteInventory, of
 from tests.testbed import Testbed
 
 
 def judge(gpu: Gpu, mig: MigSettings | None = None, tried: CommandResult | None = None) -> list[tuple[str, str]]:
-    node = declared(gpus=1, mig=mig)
+    node = Node(
+        name="n", partition="p", address="n", gpus=1, cores=8, memory_mib=8192, runtime=RuntimeName.PODMAN, mig=mig
+    )
     reading = NodeReading(node="n", time=0.0, gpus=(gpu,))
     return [(found.status, f"{found.message}; {found.hint}") for found in judge_mig(node, reading, tried, "gs")]
 

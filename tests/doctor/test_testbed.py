@@ -11,12 +11,8 @@ from gpusched.doctor import Finding, examine, worst
 from gpusched.errors import UsageError
 from gpusched.model.resources import RuntimeName, Settings
 from tests.doctor.cdi import BREAK_CDI, MEND_CDI, MISSING
-from tests.doctor.conftest import WriteInventory
+from tests.doctor.conftest import WriteInventory, of
 from tests.testbed import Testbed
-
-
-def of(findings: list[Finding], subject: str, *statuses: str) -> dict[str, Finding]:
-    return {f.check: f for f in findings if f.subject == subject and (not statuses or f.status in statuses)}
 
 
 def test_a_healthy_cluster(testbed: Testbed, write_inventory: WriteInventory, tmp_path: Path) -> None:
