@@ -2,89 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpusched.controller.cycle import Cycle
-from gpusched.model.commands import Submit
-from gpusched.model.jobs import Ending, JobRecord, JobState, Preemptions, Resizes, ResizeTo
+from gpusched.model.jobs import Ending, JobState, Preemptions, Resizes, ResizeTo
 from gpusched.model.readings import NodeReading
-from gpusched.model.resources import Inventory
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock, now_by, shift_times
-from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import NodeRecord, RankRecord, RunRecord, Store
-from tests.builders import spec
-from tests.controller.applying import fresh_id
-from tests.controller.crash_orders import POLICIES
-from tests.controller.imagined import Host, ImaginedCluster, World, inventory
+from tests.controller.clock_site import LIMIT_S, clock_site
 
-LIMIT_S, GIVEN_UP_S, BACK_OFF_S, PULL_S = 60, 60, 10, 7
+GIVEN_UP_S, BACK_OFF_S, PULL_S = 60, 10, 7
 YEAR_S = 365 * 86400.0
-
-
-class Site:
-    """A controller beside a wall clock that is ``ahead`` of the boot clock's count; nothing else is told of it."""
-
-    def __init__(self, state: Path, declared: Inventory | None = None) -> None:
-        self.state, self.ahead, self.inventory = state, 0.0, declared or inventory()
-        self.inbox = Inbox(state)
-        self.inbox.create()
-        self.world = World(hosts={n.name: Host(n.name) for n in self.inventory.nodes})
-        self._begin()
-
-    def _begin(self) -> None:
-        self.store = Store.create_or_open(self.state)
-        self.clock = Clock(self.wall, lambda: self.world.now, "this")
-        self.clock.resume(self.store.meta(ANCHOR), float(self.store.meta("heartbeat") or 0))
-        self.store.set_meta(ANCHOR, self.clock.anchor())
-        self.cluster = ImaginedCluster(self.world, self.clock)
-        self._cycle()
-
-    def _cycle(self) -> None:
-        self.cycle = Cycle(self.store, self.state, self.inventory, POLICIES, self.cluster, self.clock)
-
-    def wall(self) -> float:
-        return self.world.now + self.ahead
-
-    def turn(self, seconds: float = 1.0) -> None:
-        self.world.now += seconds
-        if follow_wall_clock(self.store, self.clock):
-            self._cycle()
-        self.cycle.run(0)
-        self.cluster.deliver(lambda _: "ok")
-
-    def restart(self) -> None:
-        self.store.close()
-        self._begin()
-
-    def submit(self, **changes: Any) -> str:
-        asked = spec(**({"time_limit_s": LIMIT_S} | changes))
-        command = Submit(time=self.wall(), id=fresh_id(self.wall()), spec=asked)
-        self.inbox.deliver(command)
-        return command.id
-
-    def job(self, job_id: str) -> JobRecord:
-        found = self.store.job(job_id)
-        assert found is not None
-        return found
-
-
-@contextmanager
-def made(declared: Inventory | None = None) -> Iterator[Site]:
-    state = Path(tempfile.mkdtemp(prefix="gpusched-clock-"))
-    site = Site(state, declared)
-    yield site
-    site.store.close()
-    shutil.rmtree(state)
 
 
 CYCLES = st.lists(
@@ -104,7 +36,7 @@ CYCLES = st.lists(
 def test_no_setting_of_a_clock_ends_a_job_early_or_keeps_one_waiting(
     cycles: list[tuple[float, float, float, bool]], fate: str, tells: bool
 ) -> None:
-    with made() as site:
+    with clock_site() as site:
         job = site.submit()
         site.turn()
         site.world.now += PULL_S
@@ -153,7 +85,7 @@ def test_no_setting_of_a_clock_ends_a_job_early_or_keeps_one_waiting(
 def test_all_that_is_still_counted_moves_with_the_clock_and_nothing_else(tmp_path: Path) -> None:
     now, step = 1_800_000_000.0, 900.0
     store = Store.create_or_open(tmp_path)
-    with made() as site:
+    with clock_site() as site:
         for _ in range(4):
             site.submit()
         site.turn()

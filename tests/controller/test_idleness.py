@@ -20,8 +20,8 @@ from gpusched.queue.clock import shift_times
 from gpusched.queue.store import NodeRecord
 from tests.builders import job as record
 from tests.builders import spec
+from tests.controller.clock_site import ClockSite, clock_site
 from tests.controller.imagined import GPUS, Host, inventory, reading_of
-from tests.controller.test_clock import Site, made
 
 AFTER_S, WARN_S = 200, 60
 TICK_S = 5.0
@@ -35,9 +35,9 @@ def declared(then: str = "cancel", **changes: Any) -> Inventory:
 
 
 @contextmanager
-def running(whole: Inventory, use: float | None = 0.0, **changes: Any) -> Iterator[tuple[Site, str]]:
+def running(whole: Inventory, use: float | None = 0.0, **changes: Any) -> Iterator[tuple[ClockSite, str]]:
     """A job that runs on one node whose GPUs are used so much."""
-    with made(whole) as site:
+    with clock_site(whole) as site:
         job = site.submit(**{"time_limit_s": 3600} | changes)
         for _ in range(4):
             site.turn()
@@ -48,18 +48,18 @@ def running(whole: Inventory, use: float | None = 0.0, **changes: Any) -> Iterat
         yield site, job
 
 
-def host_of(site: Site, job: str) -> Host:
+def host_of(site: ClockSite, job: str) -> Host:
     allocation = site.job(job).allocation
     assert allocation is not None
     return site.world.hosts[allocation.parts[0].node]
 
 
-def pass_time(site: Site, seconds: float) -> None:
+def pass_time(site: ClockSite, seconds: float) -> None:
     for _ in range(round(seconds / TICK_S)):
         site.turn(TICK_S)
 
 
-def happened(site: Site, job: str) -> list[str]:
+def happened(site: ClockSite, job: str) -> list[str]:
     kinds = ("idle_warned", "idle_acted", "idle_ended", "signalled", "preempted")
     return [event.kind for event in site.store.events(job_id=job) if event.kind in kinds]
 
