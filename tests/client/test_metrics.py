@@ -18,7 +18,7 @@ from gpusched.model.gpustates import gpu_states, state_values
 from gpusched.model.jobs import JobState
 from gpusched.model.limits import Group, Groups, Limits, Qos, Quotas
 from gpusched.model.metrics import METRICS, Histogram
-from gpusched.model.readings import Gpu, GpuProcess, GpuState, NodeReading, NodeState
+from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.model.resources import Inventory, Node, Partition
 from gpusched.queue.lastgood import Declared, store_declared
 from gpusched.queue.store import NodeRecord, Store, UsageRow
@@ -107,8 +107,9 @@ def test_no_store_and_an_empty_one_have_metrics_too(store: Store) -> None:
 @pytest.mark.parametrize("source", ["nvml", "none"])
 def test_states_without_reasons_are_those_with_them(gpu: Gpu, held: dict[int, tuple[str, ...]], source: str) -> None:
     for reading in (None, read(gpu, Gpu(index=1), source=source)):
-        states: list[GpuState] = [status.state for status in gpu_states(node(), reading, held)]
-        assert state_values(node(), reading, held) == states
+        found = gpu_states(node(), reading, held)
+        slices = tuple(one for status in found for one in status.slices)
+        assert state_values(node(), reading, held) == ([status.state for status in found], slices)
 
 
 def test_limits_of_groups_and_classes_but_not_of_each_user(store: Store) -> None:
