@@ -175,7 +175,10 @@ def test_fit_of_philly() -> None:
     assert np.mean([span_s(t) for t in made]) == pytest.approx(span_s(trace), rel=0.05)
 
 
-SLICED = replace(PLAIN, sizes=(SizeClass(gpus=1, share=3), SizeClass(gpus=2, share=1, profile="3g.40gb")))
+SLICED = replace(
+    PLAIN, burst_share=0.5, burst_size=5.0, burst_within_s=36_000.0,  # so that bursts overlap
+    sizes=(SizeClass(gpus=1, share=3), SizeClass(gpus=2, share=1, profile="3g.40gb")),
+)  # fmt: skip
 
 
 def test_slices_are_drawn_as_whole_gpus_are() -> None:
@@ -188,7 +191,7 @@ def test_slices_are_drawn_as_whole_gpus_are() -> None:
     assert_same(replace(sliced, profile=None, profiles=()), whole)
     # two halves of a GPU are one
     assert gpu_seconds(sliced) == pytest.approx(float(whole.duration.sum()))
-    loaded = generate(replace(SLICED, per_hour=None, load=0.8, load_gpus=16))
+    loaded = generate(replace(SLICED, burst_share=0.0, per_hour=None, load=0.8, load_gpus=16))
     assert offered_load(loaded, 16) == pytest.approx(0.8, rel=0.01)
 
 
