@@ -54,6 +54,7 @@ def trace_stats(trace: Trace) -> dict[str, Any]:
         "by_status": _by_name(trace.status, trace.statuses),
         "by_model": _by_name(trace.model, trace.models),
         "by_gpu_type": _by_name(trace.gpu_type, trace.gpu_types),
+        "by_profile": {} if trace.profile is None else _by_name(trace.profile, trace.profiles),
     }
 
 
@@ -106,7 +107,7 @@ def stats_lines(stats: dict[str, Any]) -> list[str]:
     rows += [
         (label, _counts(stats[key]))
         for label, key in (("groups", "by_group"), ("ended as", "by_status"), ("models", "by_model"),
-                           ("GPU types", "by_gpu_type"))
+                           ("GPU types", "by_gpu_type"), ("MIG slices", "by_profile"))
     ]  # fmt: skip
     rows += [("note", note) for note in stats["notes"]]
     width = max(len(label) for label, _ in rows)

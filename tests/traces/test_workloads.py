@@ -209,6 +209,10 @@ def test_slices_go_into_files_descriptions_and_subsets(tmp_path: Path) -> None:
     assert first.profile is not None
     assert first.profile.tolist() == trace.profile[:5].tolist()
     count = int((trace.profile >= 0).sum())
+    stats = trace_stats(trace)
+    assert stats["by_profile"] == {"3g.40gb": count}
+    assert f"MIG slices  3g.40gb {count}" in stats_lines(stats)
+    assert sum(stats["gpu_hours_by_gpus"].values()) == pytest.approx(stats["gpu_hours"])
     left = of_whole_gpus(trace)
     assert (left.profile, len(left), set(left.gpus.tolist())) == (None, 1000 - count, {1})
     assert left.notes[-1] == f"{count} jobs in MIG slices are excluded"
