@@ -20,7 +20,7 @@ from gpusched.sim.result import END, KILLED, NODE_FAIL, PAIRED, PREEMPTED, RESIZ
 from gpusched.study.bounds import Bounds, bounds_of
 from gpusched.study.compare import MeanDifference, compare
 from gpusched.study.metrics import Metrics, metrics_of
-from gpusched.traces.slicing import nodes_for_load, offered_load, scale_arrivals, select, span_s
+from gpusched.traces.slicing import nodes_for_load, of_whole_gpus, offered_load, scale_arrivals, select, span_s
 from gpusched.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ def scenario_of(
     size = gpus_per_node if gpus_per_node is not None else DEFAULT_GPUS_PER_NODE
     if size < 1:
         raise UsageError(f"--gpus-per-node {size}: a node needs a GPU")
+    trace = of_whole_gpus(trace)
     notes = []
     if inventory is None and nodes is None and listed is None:
         wanted = DEFAULT_LOAD if load is None else load

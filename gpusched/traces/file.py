@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.errors import FileError, GpuschedError
+from gpusched.model.slices import is_profile
 from gpusched.traces.trace import ProgressRecords, Trace
 
 SUFFIX = ".gpusched.npz"
@@ -32,7 +33,7 @@ FLOATS, INTS = (tuple(name for name, kind in _KINDS.items() if kind == of) for o
 NAMES = {"user": "users", "group": "groups", "model": "models", "gpu_type": "gpu_types", "status": "statuses"}
 # columns that most sources do not have
 SOME = tuple(name for name, kind in _KINDS.items() if kind in ("Ints | None", "Flags | None"))
-_SOME_NAMES = {"account": "accounts", "qos": "classes", "policy": "policies"}
+_SOME_NAMES = {"account": "accounts", "qos": "classes", "policy": "policies", "profile": "profiles"}
 _FORMAT = "gpusched-trace"
 _SMALLEST = {"gpus": 0, "gpu_milli": 1, "nodes": 0}  # all others: -1
 _PROGRESS = "told."  # begins their names in files
@@ -152,6 +153,8 @@ def check(trace: Trace) -> None:
         rows = getattr(trace, column)
         if rows is not None and np.any((rows < -1) | (rows >= len(getattr(trace, plural)))):
             raise ValueError(f"{column} out of range")
+    if not all(map(is_profile, trace.profiles)):
+        raise ValueError("profiles that are not MIG profiles")
     if np.any(trace.gpu_milli > 1000) or np.any(trace.depends_on >= np.arange(count)):
         raise ValueError("gpu_milli or depends_on out of range")
     if trace.progress is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.errors import UsageError
+from gpusched.model.slicetables import gpus_counted
 from gpusched.model.units import count_of
 from gpusched.traces.slicing import span_s
 from gpusched.traces.trace import Floats, Ints, Trace
@@ -58,16 +59,22 @@ def fit(trace: Trace) -> Workload:
 
 
 def _sizes(trace: Trace) -> tuple[SizeClass, ...]:
-    gpus, index, counts = np.unique(trace.gpus, return_inverse=True, return_counts=True)
-    work = np.bincount(index, trace.gpus * trace.duration) * (counts >= _OWN_RUN_TIMES)
+    profile = np.full(len(trace), -1, np.int64) if trace.profile is None else trace.profile
+    both = np.stack((trace.gpus, profile))
+    kinds, index, counts = np.unique(both, axis=1, return_inverse=True, return_counts=True)
+    index = index.reshape(-1)
+    names = [(*trace.profiles, "")[i] for i in kinds[1].tolist()]  # the last one is of -1
+    counted = np.array([gpus_counted(1, name) for name in names])
+    work = np.bincount(index, trace.gpus * trace.duration) * counted * (counts >= _OWN_RUN_TIMES)
     own = set(np.argsort(-work, kind="stable")[:_MOST_OWN].tolist())
     return tuple(
         SizeClass(
-            gpus=int(size),
+            gpus=size,
             share=float(counts[i] / len(trace)),
             run_time=fit_run_time(trace.duration[index == i]) if i in own and counts[i] >= _OWN_RUN_TIMES else None,
+            profile=names[i],
         )
-        for i, size in enumerate(gpus)
+        for i, size in enumerate(kinds[0].tolist())
     )
 
 

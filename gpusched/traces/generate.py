@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from gpusched.errors import UsageError
-from gpusched.traces.readers.draft import assemble
+from gpusched.model.slicetables import gpus_counted
+from gpusched.traces.readers.draft import assemble, intern
 from gpusched.traces.trace import Floats, Ints, Trace
 from gpusched.traces.workload import RequestedTimes, RunTime, Workload
 
@@ -31,7 +34,8 @@ def generate(workload: Workload, seed: int = 0) -> Trace:
     size_index = _weighted(rng, np.array([s.share for s in workload.sizes]), count)[first_of]
     gpus = np.array([s.gpus for s in workload.sizes], np.int64)[size_index]
     duration = _durations(workload, rng, size_index)
-    submit = _arrival_times(workload, rng, int(arrival[-1]) + 1, float(np.sum(gpus * duration)))[arrival] + offset
+    used = gpus * np.array([gpus_counted(1, s.profile) for s in workload.sizes])[size_index]
+    submit = _arrival_times(workload, rng, int(arrival[-1]) + 1, float(np.sum(used * duration)))[arrival] + offset
     names: dict[str, tuple[Ints, tuple[str, ...]]] = {}
     if workload.users:
         ranks = np.arange(1, workload.users + 1, dtype=np.float64)
@@ -43,11 +47,15 @@ def generate(workload: Workload, seed: int = 0) -> Trace:
     limit = None if workload.limits is None else _limits(workload.limits, rng, duration)
     order = np.argsort(submit, kind="stable")
     columns = {} if limit is None else {"limit": limit[order]}
-    return assemble(
+    trace = assemble(
         name=f"{workload.name}, seed {seed}", epoch=workload.start, ids=tuple(map(str, range(1, count + 1))),
         submit=submit[order], duration=duration[order], gpus=gpus[order], columns=columns,
         names={column: (index[order], words) for column, (index, words) in names.items()},
     )  # fmt: skip
+    if not any(size.profile for size in workload.sizes):
+        return trace
+    profile, profiles = intern([size.profile for size in workload.sizes])
+    return replace(trace, profile=profile[size_index[order]], profiles=profiles)
 
 
 def _weighted(rng: np.random.Generator, weights: Floats, count: int) -> Ints:

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.errors import UsageError
+from gpusched.model.slicetables import gpus_counted
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import count_of, in_calendar, parse_duration
 from gpusched.traces.file import FLOATS, INTS, NAMES, SOME
 from gpusched.traces.readers.draft import moved
-from gpusched.traces.trace import Ints, ProgressRecords, Trace
+from gpusched.traces.trace import Floats, Ints, ProgressRecords, Trace
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].*)?")
 
@@ -49,6 +50,20 @@ def _select_progress(progress: ProgressRecords, order: Ints) -> ProgressRecords:
         run_job=run[run >= 0], run_gpus=progress.run_gpus[run >= 0], run_after_s=progress.run_after_s[run >= 0],
         run_s=progress.run_s[run >= 0], rank_gpus=None if progress.rank_gpus is None else progress.rank_gpus[order],
     )  # fmt: skip
+
+
+def of_whole_gpus(trace: Trace) -> Trace:
+    """Select the jobs that are not in MIG slices, with a note of how many are left out; unchanged without any.
+
+    Raises:
+        UsageError: All are in slices.
+    """
+    if trace.profile is None or not (sliced := int(np.count_nonzero(trace.profile >= 0))):
+        return trace
+    if sliced == len(trace):
+        raise UsageError(f"{trace.name}: all jobs are in MIG slices", "replays and training have whole GPUs only")
+    note = f"{count_of(sliced, 'job')} in MIG slices {'is' if sliced == 1 else 'are'} excluded"
+    return replace(select(trace, trace.profile < 0, note), profile=None, profiles=())
 
 
 def slice_trace(
@@ -114,8 +129,16 @@ def span_text(trace: Trace) -> str:
 
 
 def gpu_seconds(trace: Trace) -> float:
-    """Return the sum of GPUs (or used parts of them) times run time, in GPU seconds."""
-    return float(np.sum(trace.gpus * (trace.gpu_milli / 1000.0) * trace.duration))
+    """Return the sum of GPUs (or used parts of them, or MIG slices) times run time, in GPU seconds."""
+    return float(np.sum(gpus_used(trace) * trace.duration))
+
+
+def gpus_used(trace: Trace) -> Floats:
+    """Return the GPUs that each job uses: parts of shared ones, and MIG slices by their share of a GPU."""
+    used: Floats = trace.gpus * (trace.gpu_milli / 1000.0)
+    if trace.profile is not None:  # the last one, of -1, stands for whole GPUs
+        used = used * np.array([gpus_counted(1, name) for name in (*trace.profiles, "")])[trace.profile]
+    return used
 
 
 def span_s(trace: Trace) -> float:
@@ -139,7 +162,8 @@ def nodes_for_load(trace: Trace, gpus_per_node: int, load: float) -> int:
     """
     _check_load(trace, load)
     nodes = round(gpu_seconds(trace) / (load * gpus_per_node * span_s(trace)))
-    return max(1, nodes, math.ceil(int(trace.gpus.max()) / gpus_per_node))
+    largest = trace.gpus if trace.profile is None else np.where(trace.profile < 0, trace.gpus, gpus_used(trace))
+    return max(1, nodes, math.ceil(float(largest.max()) / gpus_per_node))
 
 
 def scale_arrivals(trace: Trace, gpus: int, load: float) -> Trace:

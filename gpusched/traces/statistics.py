@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.model.units import count_of, format_duration, iso_utc, local_time_zone
-from gpusched.traces.slicing import gpu_seconds, span_s
+from gpusched.traces.slicing import gpu_seconds, gpus_used, span_s
 from gpusched.traces.trace import Trace
 
 QUANTILES = {"min": 0.0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99, "max": 1.0}
@@ -54,6 +54,7 @@ def trace_stats(trace: Trace) -> dict[str, Any]:
         "by_status": _by_name(trace.status, trace.statuses),
         "by_model": _by_name(trace.model, trace.models),
         "by_gpu_type": _by_name(trace.gpu_type, trace.gpu_types),
+        "by_profile": {} if trace.profile is None else _by_name(trace.profile, trace.profiles),
     }
 
 
@@ -106,7 +107,7 @@ def stats_lines(stats: dict[str, Any]) -> list[str]:
     rows += [
         (label, _counts(stats[key]))
         for label, key in (("groups", "by_group"), ("ended as", "by_status"), ("models", "by_model"),
-                           ("GPU types", "by_gpu_type"))
+                           ("GPU types", "by_gpu_type"), ("MIG slices", "by_profile"))
     ]  # fmt: skip
     rows += [("note", note) for note in stats["notes"]]
     width = max(len(label) for label, _ in rows)
@@ -133,7 +134,7 @@ def _shares(values: npt.NDArray[np.int64]) -> Iterable[tuple[int, float]]:
 
 def _hours_by_gpus(trace: Trace) -> dict[str, float]:
     distinct, index = np.unique(trace.gpus, return_inverse=True)
-    hours = np.bincount(index, trace.gpus * (trace.gpu_milli / 1000) * trace.duration / 3600)
+    hours = np.bincount(index, gpus_used(trace) * trace.duration / 3600)
     return {str(gpus): float(h) for gpus, h in zip(distinct.tolist(), hours, strict=True)}
 
 

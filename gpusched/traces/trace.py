@@ -65,7 +65,7 @@ class Trace:
         duration: Real run time in seconds, on what it really ran on (> 0); of one that had several sizes, what all its
             work would have taken with ``gpus``.
         limit: Requested time in seconds (NaN unknown).
-        gpus: GPUs of the whole job (processors of an SWF log count as GPUs).
+        gpus: GPUs of the whole job (processors of an SWF log count as GPUs), or MIG slices of its ``profile``.
         gpu_milli: Thousandths of each GPU it uses: 1000 is a whole one (Alibaba v2023 shares GPUs).
         nodes: Nodes asked for; 0 leaves the split to the engine (fewest equal parts).
         cores, memory_mib: Of the whole job (-1 unknown: in proportion to its GPUs).
@@ -81,6 +81,7 @@ class Trace:
             none; None: of no job.
         policy: Index into ``policies``: which one started it last; -1: not known; None: of no job.
         share_mib: Of jobs that agreed to share GPUs, the MiB that they take of each; -1: of others; None: of no job.
+        profile: Index into ``profiles``: of which MIG profile its GPUs are slices; -1: whole ones; None: of every job.
         command, image: Numbers that are equal where a job runs the same script and arguments, the same image; -1
             unknown; None: of no job.
         progress: Progress and sizes, where the source has any.
@@ -114,11 +115,13 @@ class Trace:
     accounts: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     policies: tuple[str, ...] = ()
+    profiles: tuple[str, ...] = ()
     preemptible: Flags | None = None
     account: Ints | None = None
     qos: Ints | None = None
     policy: Ints | None = None
     share_mib: Ints | None = None
+    profile: Ints | None = None
     command: Ints | None = None
     image: Ints | None = None
     progress: ProgressRecords | None = None

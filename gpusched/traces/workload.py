@@ -11,12 +11,14 @@ from typing import Any
 
 import gpusched
 from gpusched.config.yamlfile import Value, parse_file
+from gpusched.model.slices import is_profile
 from gpusched.model.units import parse_duration
 
 HOURS, WEEKDAYS = 24, 7
 MAX_JOBS = 100_000_000
 _YEARS_100 = 100 * 365 * 86400.0
 _SECONDS = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?s")
+_PROFILE = "a MIG profile such as 1g.10gb"
 _EXPECTED_TIME = "a time such as 90s, 15m, 2h or 7d"
 
 
@@ -41,11 +43,15 @@ class RunTime:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeClass:
-    """Jobs of one GPU count: their share, and their run times where different."""
+    """Jobs of one GPU count: their share, and their run times where different.
+
+    With a MIG ``profile`` the GPUs are slices of it.
+    """
 
     gpus: int
     share: float
     run_time: RunTime | None = None
+    profile: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,14 +184,16 @@ def _weights(value: Value, count: int) -> tuple[float, ...]:
 def _sizes(value: Value) -> tuple[SizeClass, ...]:
     sizes = []
     for item in value.items("a list of sizes"):
-        fields = item.fields("a mapping", ("gpus", "share", "run_time"))
+        fields = item.fields("a mapping", ("gpus", "share", "run_time", "profile"))
         for name in ("gpus", "share"):
             if name not in fields:
                 raise item.missing(name, "a number")
         own = _run_time(fields["run_time"]) if "run_time" in fields else None
-        sizes.append(
-            SizeClass(gpus=fields["gpus"].whole(0, 1_000_000), share=fields["share"].number(0, 1e12), run_time=own)
-        )
+        profile = fields["profile"].text(_PROFILE) if "profile" in fields else ""
+        if "profile" in fields and not is_profile(profile):
+            raise fields["profile"].error(_PROFILE)
+        gpus = fields["gpus"].whole(1 if profile else 0, 1_000_000)
+        sizes.append(SizeClass(gpus=gpus, share=fields["share"].number(0, 1e12), run_time=own, profile=profile))
     if not any(size.share for size in sizes):
         raise value.error("at least one size with a share above 0", "none")
     return tuple(sizes)
@@ -289,9 +297,11 @@ def workload_text(workload: Workload) -> str:
 
 
 def _size_lines(size: SizeClass) -> list[str]:
+    values = {"gpus": str(size.gpus), "share": _plain(size.share)} | ({"profile": size.profile} if size.profile else {})
     if size.run_time is None:
-        return [f"  - {_flow({'gpus': str(size.gpus), 'share': _plain(size.share)})}"]
-    lines = [f"  - gpus: {size.gpus}", f"    share: {_plain(size.share)}", "    run_time:"]
+        return [f"  - {_flow(values)}"]
+    first, *others = (f"{key}: {value}" for key, value in values.items())
+    lines = [f"  - {first}", *(f"    {line}" for line in others), "    run_time:"]
     return lines + _run_time_lines(size.run_time, "      ")
 
 

@@ -11,8 +11,11 @@ import pytest
 from gpusched.agents.common.data import load_training_data
 from gpusched.agents.common.request import TrainRequest
 from gpusched.cli import main as cli
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.queue.store import DATABASE, Store
+from gpusched.traces import file as tracefile
+from gpusched.traces.generate import generate
+from gpusched.traces.workload import RunTime, SizeClass, Workload
 
 INVENTORY = Path(__file__).parents[2] / "inventory.yaml"
 
@@ -59,3 +62,16 @@ def test_where_nothing_has_run_yet_the_flavors_are_learned_from(state: Path) -> 
         assert names == ["generated from the flavors of A100, seed 0", "generated from the flavors of V100, seed 0"]
         with pytest.raises(GpuschedError, match="no job of that period has run and ended"):
             load_training_data(TrainRequest(policy="", since="3d"))
+
+
+def test_training_leaves_jobs_in_slices_out_of_traces_and_refuses_to_draw_any(tmp_path: Path) -> None:
+    sizes = (SizeClass(gpus=1, share=1), SizeClass(gpus=2, share=1, profile="1g.10gb"))
+    run_time = RunTime(parts=((1.0, 600.0, 1.0),))
+    workload = Workload(jobs=200, start=0.0, per_hour=100.0, sizes=sizes, run_time=run_time)
+    file, drawn = tmp_path / "t.gpusched.npz", generate(workload)
+    tracefile.write(file, drawn)
+    (data,) = load_training_data(TrainRequest(policy="", trace=str(file), nodes=1, hold_out=False))
+    assert 0 < len(data.scenario.trace) < 200
+    assert set(data.scenario.trace.gpus.tolist()) == {1}
+    with pytest.raises(UsageError, match="has jobs in MIG slices"):
+        load_training_data(TrainRequest(policy="", generate=workload, nodes=1))

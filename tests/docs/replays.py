@@ -202,6 +202,7 @@ JSON: dict[str, dict[str, str]] = {
         "by_status": "Final status: jobs.",
         "by_model": "Workload: jobs.",
         "by_gpu_type": "Requested GPU type: jobs.",
+        "by_profile": "MIG profile: jobs in slices of it.",
     },
     "predict": {
         "id": "",

@@ -20,6 +20,7 @@ from gpusched.traces.load import load
 from gpusched.traces.slicing import (
     gpu_seconds,
     nodes_for_load,
+    of_whole_gpus,
     offered_load,
     parse_trace_time,
     scale_arrivals,
@@ -174,6 +175,52 @@ def test_fit_of_philly() -> None:
     assert np.mean([span_s(t) for t in made]) == pytest.approx(span_s(trace), rel=0.05)
 
 
+SLICED = replace(
+    PLAIN, burst_share=0.5, burst_size=5.0, burst_within_s=36_000.0,  # so that bursts overlap
+    sizes=(SizeClass(gpus=1, share=3), SizeClass(gpus=2, share=1, profile="3g.40gb")),
+)  # fmt: skip
+
+
+def test_slices_are_drawn_as_whole_gpus_are() -> None:
+    whole, sliced = (generate(replace(SLICED, sizes=(SLICED.sizes[0], size))) for size in
+                     (SizeClass(gpus=2, share=1), SLICED.sizes[1]))  # fmt: skip
+    assert whole.profile is None
+    assert sliced.profiles == ("3g.40gb",)
+    assert sliced.profile is not None
+    assert np.array_equal(sliced.profile, np.where(sliced.gpus == 2, 0, -1))
+    assert_same(replace(sliced, profile=None, profiles=()), whole)
+    # two halves of a GPU are one
+    assert gpu_seconds(sliced) == pytest.approx(float(whole.duration.sum()))
+    loaded = generate(replace(SLICED, burst_share=0.0, per_hour=None, load=0.8, load_gpus=16))
+    assert offered_load(loaded, 16) == pytest.approx(0.8, rel=0.01)
+
+
+def test_slices_go_into_files_descriptions_and_subsets(tmp_path: Path) -> None:
+    trace = generate(replace(SLICED, jobs=1000))
+    path, spec = tmp_path / "t.gpusched.npz", tmp_path / "w.yaml"
+    tracefile.write(path, trace)
+    assert_same(load(path), trace)
+    spec.write_text(workload_text(fit(trace)))
+    assert [(s.gpus, s.profile) for s in load_workload(spec).sizes] == [(1, ""), (2, "3g.40gb")]
+    with pytest.raises(ValueError, match="MIG"):
+        tracefile.check(replace(trace, profiles=("big",)))
+    assert trace.profile is not None
+    first = select(trace, np.arange(5))
+    assert first.profile is not None
+    assert first.profile.tolist() == trace.profile[:5].tolist()
+    count = int((trace.profile >= 0).sum())
+    stats = trace_stats(trace)
+    assert stats["by_profile"] == {"3g.40gb": count}
+    assert f"MIG slices  3g.40gb {count}" in stats_lines(stats)
+    assert sum(stats["gpu_hours_by_gpus"].values()) == pytest.approx(stats["gpu_hours"])
+    left = of_whole_gpus(trace)
+    assert (left.profile, len(left), set(left.gpus.tolist())) == (None, 1000 - count, {1})
+    assert left.notes[-1] == f"{count} jobs in MIG slices are excluded"
+    assert of_whole_gpus(left) is left
+    with pytest.raises(UsageError, match="all jobs are in MIG slices"):
+        of_whole_gpus(select(trace, trace.profile >= 0))
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -182,6 +229,10 @@ def test_fit_of_philly() -> None:
         ("jobs: 1\narrivals: {}\nsizes: []\nrun_time: {}\n", r"arrivals: found neither"),
         ("jobs: 1\narrivals: {load: 1}\nsizes: []\nrun_time: {}\n", r"arrivals.gpus: found nothing"),
         ("jobs: 1\narrivals: {per_hour: 1, hours: [1, 2]}\nsizes: []\nrun_time: {}\n", "hours: found 2 weights"),
+        (
+            "jobs: 1\narrivals: {load: 1, gpus: 1}\nsizes: [{gpus: 1, share: 1, profile: big}]\nrun_time: {}\n",
+            'profile: found "big", expected a MIG profile',
+        ),
         ("jobs: 1\nsize: 2\n", r":2: size: found an unknown key, .*did you mean sizes"),
     ],
 )

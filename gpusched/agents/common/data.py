@@ -25,7 +25,7 @@ from gpusched.sim.power import power_model
 from gpusched.study.own import history, limited, with_placement
 from gpusched.study.study import DEFAULT_LOAD, Scenario, scenario_of
 from gpusched.traces.generate import generate
-from gpusched.traces.slicing import parse_trace_time, select, slice_trace
+from gpusched.traces.slicing import of_whole_gpus, parse_trace_time, select, slice_trace
 from gpusched.traces.trace import ProgressRecords, Trace
 from gpusched.traces.workload import RequestedTimes, RunTime, SizeClass, Workload, load_workload
 
@@ -131,7 +131,7 @@ def _trace(request: TrainRequest, partition: Partition | None, partitions: int) 
     from gpusched.traces.load import load
 
     vc = request.vc if request.vc is not None or partition is None or partitions == 1 else partition.name
-    return load(request.trace or "", request.format, vc=vc, since=request.since, until=request.until)
+    return of_whole_gpus(load(request.trace or "", request.format, vc=vc, since=request.since, until=request.until))
 
 
 def _recorded(request: TrainRequest, trace: Trace, partition: Partition | None) -> TrainingData:
@@ -205,6 +205,8 @@ def _progress_by(trace: Trace, progress: ProgressRecords, until: float) -> Progr
 
 def _generated(request: TrainRequest, workload: Workload, partition: Partition | None) -> TrainingData:
     """Draw jobs from a description, for the partition's nodes; its load is relative to these nodes."""
+    if any(size.profile for size in workload.sizes):
+        raise UsageError(f"{workload.name}: has jobs in MIG slices", "training has whole GPUs only")
     load = request.load if request.load is not None else workload.load
     scenario = _scenario(request, generate(workload, FIRST_SEED), partition, None)
     if load is not None and scenario.pool.total_gpus:

@@ -26,7 +26,7 @@ from gpusched.sim.power import power_model
 from gpusched.study.paper import Advance, PaperOptions
 from gpusched.study.study import DEFAULT_GPUS_PER_NODE, Scenario
 from gpusched.traces.load import load
-from gpusched.traces.slicing import nodes_for_load, select, slice_trace
+from gpusched.traces.slicing import nodes_for_load, of_whole_gpus, select, slice_trace
 from gpusched.traces.trace import Trace
 
 LOADS = (0.9, 1.1)
@@ -48,7 +48,7 @@ def make_public(options: PaperOptions, advance: Advance) -> list[TrainedFiles]:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GpuschedError(f"{out.parent}: weights cannot be written there: {error.strerror or error}") from None
-    trace = load(options.trace, options.format)
+    trace = of_whole_gpus(load(options.trace, options.format))
     clusters = _clusters(trace, options)
     made = train_public(clusters, spec, advance)
     names, file = [cluster.name for cluster in clusters], Path(options.trace)

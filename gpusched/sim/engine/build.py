@@ -199,8 +199,10 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     """Return the world before the first event.
 
     Raises:
-        UsageError: A placement or node that does not exist.
+        UsageError: A placement or node that does not exist; a job in MIG slices.
     """
+    if trace.profile is not None and (trace.profile >= 0).any():
+        raise UsageError(f"{trace.name}: has jobs in MIG slices", "select those of_whole_gpus")
     rule = options.placement or policy.placement or "best-fit"
     if rule not in PLACEMENTS and rule not in components("placements"):
         known = dict.fromkeys((*PLACEMENTS, *components("placements")))

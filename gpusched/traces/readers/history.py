@@ -37,13 +37,17 @@ def read(path: Path, *, strict: bool) -> Trace:
     if reader is None:
         raise GpuschedError(f"{folder}: there is no {DATABASE}", "name a state folder of gpusched")
     try:
-        return trace_of(reader, name=f"history of {folder}")
+        return trace_of(reader, name=f"history of {folder}", slices=True)
     finally:
         reader.close()
 
 
-def trace_of(reader: Reader, *, name: str, since: float | None = None, until: float | None = None) -> Trace:
+def trace_of(
+    reader: Reader, *, name: str, since: float | None = None, until: float | None = None, slices: bool = False
+) -> Trace:
     """Return the trace of an open store: jobs submitted in [``since``, ``until``), Unix seconds.
+
+    Jobs in MIG slices are left out, with a note, unless ``slices``: replays and training have whole GPUs only.
 
     Raises:
         NoHistory: No such job.
@@ -51,7 +55,7 @@ def trace_of(reader: Reader, *, name: str, since: float | None = None, until: fl
     past = _Past.of(reader)
     every = [j for j in reader.rows(states=ENDED) if (since is None or _submit(j) >= since)
             and (until is None or _submit(j) < until)]  # fmt: skip
-    jobs = [job for job in every if not job.spec.profile]
+    jobs = [job for job in every if slices or not job.spec.profile]
     ran = {job.id: past.work_s(job) for job in jobs}
     kept = [j for j in jobs if ran[j.id] > 0]
     if not kept:
@@ -136,11 +140,13 @@ def _assembled(
     )
     (account, accounts), (qos, classes) = (intern([getattr(job.spec, n) for job in jobs]) for n in ("group", "qos"))
     policy, policies = intern([job.policy or "" for job in jobs])
+    profile, profiles = intern([job.spec.profile for job in jobs])
     share_mib = whole([-1 if job.spec.gpu_memory_mib is None else job.spec.gpu_memory_mib for job in jobs])
     return replace(
         trace, preemptible=np.array([job.spec.preemptible for job in jobs], np.bool_), account=account, qos=qos,
         accounts=accounts, classes=classes, policy=policy, policies=policies,
         share_mib=share_mib if (share_mib >= 0).any() else None,
+        profile=profile if profiles else None, profiles=profiles,
         command=intern([_program(job.spec) for job in jobs])[0],
         image=intern([job.spec.image or "" for job in jobs])[0],
     )  # fmt: skip
