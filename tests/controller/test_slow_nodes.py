@@ -20,7 +20,7 @@ def test_a_slow_node_is_heard_after_a_launch_and_an_older_answer_does_not_count(
 ) -> None:
     answers = threading.Event()
 
-    def probe(transport: Any, node: Any, cluster_id: str, settings: Any, now: Any, want_links: bool) -> NodeReading:
+    def probe(transport: Any, node: Any, cluster_id: str, settings: Any, now: Any, **options: Any) -> NodeReading:
         answers.wait(60)
         return NodeReading(node=node.name, time=now())
 
