@@ -29,7 +29,8 @@ _NODE: fields.Fields = {
     "count": ("count", lambda value: value.whole(1, MAX_NODES)),
     "gpu_type": ("gpu_type", fields.name),
     "partition": ("partition", fields.name),
-    **{key: fields.FLAVOR[key] for key in ("gpus", "cores", "memory")},
+    "gpus": ("gpus", lambda value: value.whole(0, 1_000_000, "a number of GPUs")),
+    **{key: fields.FLAVOR[key] for key in ("cores", "memory")},
 }
 
 

@@ -25,13 +25,14 @@ PAGES = [p for p in guides.GUIDES if p.name != "slurm.md"]
 ELSEWHERE = {
     "gpusched attach JOB": "tests/e2e/test_shells.py",
     "gpusched run --gpus 1 --forward 8888": "tests/e2e/test_shells.py",
+    "gpusched submit --gpus 1g.10gb": "tests/e2e/test_slices.py",
     "gpusched replay big.swf": "tests/study/test_backends.py",
     "gpusched train dl2": "tests/agents/test_sizing_agents.py",
     "gpusched train maifs": "tests/agents/test_sizing_agents.py",
     "gpusched train topology": "tests/agents/test_topology_train.py",
     "gpusched reproduce gist": "tests/agents/test_reproduce_cli.py",
 }
-"""What begins so takes minutes, or two people: the file of tests that runs it."""
+"""What begins so takes minutes, two people or GPUs that are cut: the file of tests that runs it."""
 
 
 class Reader(Cluster):
