@@ -240,17 +240,17 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
 
     by_task = [f"{option}={_quoted(str(given[name]))}" for option, name in _TASK_OPTIONS if given[name] is not None]
     inventory = Client().inventory
-    shape = ("gpus", "sizes", "cpus", "mem", "time", "nodelist", "exclude", "gpu_type")
+    shape = ("gpus", "gpus_per_node", "mig", "sizes", "cpus", "mem", "time", "nodelist", "exclude", "gpu_type")
     typed = SubmitRequest(**values_of({name: given[name] for name in shape if given[name]}))
     sizes = options.either_sizes(typed.gpus, typed.sizes, bool(given["resizable"] or typed.sizes))
     limit_s = typed.time
     request = ResourceRequest(
         partition=given["partition"], flavor=given["flavor"], nodes=given["nodes"],
-        gpus=options.base_size(sizes, given["base_gpus"]), gpus_per_node=given["gpus_per_node"],
+        gpus=options.base_size(sizes, given["base_gpus"]), gpus_per_node=typed.gpus_per_node,
         cores=options.split_amount("--cpus", typed.cpus, False)[0],
         memory_mib=options.split_amount("--mem", typed.mem, False)[0],
         time_limit_s=limit_s or 60,  # not used: without -t Slurm applies its own default
-        nodelist=typed.nodelist, exclude=typed.exclude, gpu_types=typed.gpu_type,
+        nodelist=typed.nodelist, exclude=typed.exclude, gpu_types=typed.gpu_type, profile=typed.mig,
     )  # fmt: skip
     try:
         partition = partition_of(request, inventory)
@@ -270,8 +270,8 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
     if nodes > 1 and not (given["ntasks"] or given["ntasks_per_node"]):
         yield "--ntasks-per-node=1"
     if parts is not None and parts.gpus_per_node:
-        gpu_type = f"{request.gpu_types[0]}:" if len(request.gpu_types) == 1 else ""
-        yield f"--gpus-per-node={_quoted(f'{gpu_type}{parts.gpus_per_node}')}"
+        gpu_type = typed.mig or (request.gpu_types[0] if len(request.gpu_types) == 1 else "")
+        yield f"--gpus-per-node={_quoted(f'{gpu_type}:{parts.gpus_per_node}'.lstrip(':'))}"
     if parts is not None and (flavor or request.cores):
         yield f"-c {parts.cores_per_node}"
     if parts is not None and (flavor or request.memory_mib):

@@ -115,6 +115,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     health: dict[str, HealthAction] = {}
     kernel_log: str | None = None
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.address))  # not of all: ``health`` is a mapping
+
     def indices(self) -> tuple[int, ...]:
         """Return the NVML indices of the GPUs this node offers, ascending."""
         return self.gpu_indices if self.gpu_indices is not None else tuple(range(self.gpus))

@@ -198,6 +198,7 @@ def test_a_port_of_a_job(
     with launch.open("a") as file:  # as that of a session has it
         file.write(sessions.SUPERVISED)
     with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
         port = server.getsockname()[1]
         caller = Caller(site, OWNER, Forward(job=ID, attempt=1, port=port))
         other, _ = server.accept()
