@@ -14,7 +14,7 @@ import yaml
 from tests.docs import guides
 from tests.e2e.conftest import Cluster
 from tests.promotion.conftest import record_days
-from tests.testbed import Testbed
+from tests.testbed import Testbed, wait_until
 from tests.traces.samples import real
 
 pytestmark = [pytest.mark.slow]
@@ -151,7 +151,11 @@ def test_every_command_of_a_guide_runs(reader: Reader, page: Path) -> None:
             continue
         try:
             line = re.sub("--array 0-99999", r"--hold \g<0>", line)  # to run them all is another test's matter
+            changes = any(verb in line for verb in ("policy promote", "policy rollback"))
+            known = len(reader.json("policy", "history")) if changes else 0
             said = guides.follow(reader, reader.named(line), reader.folder)
+            if changes:  # the controller's next cycle does it, and the next line goes by it
+                wait_until(lambda n=known: len(reader.json("policy", "history")) > n, 30, line)  # type: ignore[misc]
             if "--hold" in line:
                 reader.cli("cancel", said.split()[-1])
         except (AssertionError, TimeoutError) as error:
