@@ -418,7 +418,7 @@ def history_is_what_was_lived(cluster: Cluster) -> None:
             assert told.run_s[own].sum() == pytest.approx((job.end_time or 0.0) - (job.start_time or 0.0), abs=1e-3)
     assert checked
     found = recorded_decisions(trace, 16, Resizing(min_run_s=0.0, per_hour=60))
-    # How many decisions a history shows depends on how the jobs' times fell; tests of `recorded` itself have drawn ones.
+    # How many decisions a history shows depends on how the jobs' times fell.
     assert {name for name, _ in by_policy(found, trace)} <= {"quick"}
     rows = json.loads(cluster.cli("replay", "--since", "1h", "-P", "easy", "-P", "quick", "--json", timeout=300).stdout)
     assert [row["jobs"] for row in rows] == [len(trace)] * 2
