@@ -13,6 +13,7 @@ import msgspec
 
 from gpusched.cluster.base import Operation, OperationOutcome, RankKey
 from gpusched.cluster.requests import fabric_address
+from gpusched.controller.nodestate import with_drain
 from gpusched.controller.ranks import rank_key
 from gpusched.model.events import Event
 from gpusched.model.healthchecks import (
@@ -95,11 +96,12 @@ def _events(
 
 
 def _drain(store: Store, node: str, reason: str, now: float) -> None:
-    record = store.node_records().get(node) or NodeRecord(name=node)
+    record = store.node_record(node) or NodeRecord(name=node)
     if record.drain_reason is not None:
         return
-    store.put_nodes([msgspec.structs.replace(record, drain_reason=reason, drained_by=DRAINED_BY)])
-    store.append([Event(time=now, kind="drained", node=node, user=DRAINED_BY, data={"reason": reason})])
+    record, event = with_drain(record, reason, DRAINED_BY, now)
+    store.put_nodes([record])
+    store.append([event])
 
 
 def _record_on_rank(store: Store, key: RankKey, check: str, error: str) -> None:

@@ -15,6 +15,7 @@ from enum import StrEnum
 import msgspec
 
 from gpusched.cluster.base import REFUSED
+from gpusched.controller.nodestate import with_drain
 from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord, JobSpec
 from gpusched.model.resources import Inventory
@@ -185,8 +186,8 @@ def judge_nodes(
         suspicious = is_suspicious(found, _has_spare(inventory, {**records, **changed}, name))
         if suspicious and record.drain_reason is None:
             reason = _reason(name, found, why)
-            after = msgspec.structs.replace(after, drain_reason=reason, drained_by=SUSPENDED_BY)
-            events.append(Event(time=now, kind="drained", node=name, user=SUSPENDED_BY, data={"reason": reason}))
+            after, event = with_drain(after, reason, SUSPENDED_BY, now)
+            events.append(event)
         elif record.drained_by == SUSPENDED_BY and record.failed_launches and not suspicious:
             after = msgspec.structs.replace(after, drain_reason=None, drained_by=None)
             data = {"reason": "its failed launches were not its fault"}

@@ -92,6 +92,12 @@ def update_record(
     return record, health_events + node_events(before, record, node, held, now)
 
 
+def with_drain(record: NodeRecord, reason: str, by: str, now: float) -> tuple[NodeRecord, Event]:
+    """Return the record of a node that the controller itself drains, and the event."""
+    event = Event(time=now, kind="drained", node=record.name, user=by, data={"reason": reason})
+    return msgspec.structs.replace(record, drain_reason=reason, drained_by=by), event
+
+
 def with_health(
     record: NodeRecord,
     node: Node,
@@ -106,9 +112,8 @@ def with_health(
     change = observe_health(record.health, node, reading, held, now, lambda: _places(record))
     record = msgspec.structs.replace(record, health=change.health)
     if change.drain and record.drain_reason is None:
-        record = msgspec.structs.replace(record, drain_reason=change.drain, drained_by=DRAINED_BY_HEALTH)
-        data = {"reason": change.drain}
-        change.events.append(Event(time=now, kind="drained", node=node.name, user=DRAINED_BY_HEALTH, data=data))
+        record, event = with_drain(record, change.drain, DRAINED_BY_HEALTH, now)
+        change.events.append(event)
     return record, change.events
 
 
