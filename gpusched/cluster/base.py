@@ -107,12 +107,16 @@ class ClusterBackend(Protocol):
     """The interface to the nodes. `SshCluster` implements it; the simulator has an engine of its own."""
 
     def observe(
-        self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
+        self,
+        nodes: Iterable[Node],
+        patience_s: float,
+        known: Container[str] = frozenset(),
+        drained: Container[str] = frozenset(),
     ) -> dict[str, NodeObservation]:
         """Probe the nodes, except those in ``known``; return the new observations, by node.
 
         Waits at most ``patience_s``. A node that has not answered by then is missing; its answer is returned by the
-        call after it came.
+        call after it came. On nodes in ``drained`` nothing stays open between two probes.
         """
 
     def perform(self, operations: Iterable[Operation]) -> None:

@@ -61,7 +61,8 @@ class SshCluster:
         self._links_read: dict[
             str, tuple[str | None, float]
         ] = {}  # boot id at the last reading of GPU links, and its time
-        self._kernel_read: dict[str, int | None] = {}  # microseconds since boot at the last; None: not readable
+        self._kernel_read: dict[str, int | None] = {}  # microseconds since boot; None: not readable
+        self._drained: Container[str] = frozenset()
         self._probes: dict[str, Future[NodeObservation]] = {}
         self._operations: dict[RankKey, Future[OperationOutcome]] = {}
         self._changed_at: dict[str, float] = {}  # node -> last operation not yet followed by a probe
@@ -90,13 +91,18 @@ class SshCluster:
                 self._kernel_read.pop(name, None)
 
     def observe(
-        self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
+        self,
+        nodes: Iterable[Node],
+        patience_s: float,
+        known: Container[str] = frozenset(),
+        drained: Container[str] = frozenset(),
     ) -> dict[str, NodeObservation]:
         """See `ClusterBackend.observe`. A node is not probed again while its last probe is still running.
 
         Only nodes that answered in time at their last probe are waited for; the others report whenever they answer.
         """
         self._use_nodes(nodes)
+        self._drained = drained
         for node in self._nodes.values():
             if node.name not in self._probes and node.name not in known:
                 self._ends.probe_started(node.name)
@@ -136,7 +142,8 @@ class SshCluster:
             if want_links:
                 self._links_read[node.name] = reading.boot_id, began
             if reading.kernel is not None:
-                self._kernel_read[node.name] = reading.kernel.now_us if reading.kernel.source else None
+                has_log = reading.kernel.source not in ("", "nvml")
+                self._kernel_read[node.name] = reading.kernel.now_us if has_log else None
             with contextlib.suppress(Exception):  # the reading is valid; ends are seen at the next tick
                 self._ends.update(node.name, self._transport(node), reading)
             return NodeObservation(began=began, result=reading)
@@ -155,6 +162,7 @@ class SshCluster:
         read = partial(
             probe, transport, node, self._cluster_id, settings, self._clock, want_links=want_links,
             want_kernel=at_us is not None, kernel_after_us=max(0, (at_us or 0) - _KERNEL_OVERLAP_US) or None,
+            listen=node.name not in self._drained,
         )  # fmt: skip
         return self._with_session(node.name, read)
 

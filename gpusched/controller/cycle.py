@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 
 import msgspec
@@ -86,6 +86,7 @@ class Cycle:
         self._collection_retries = CollectionRetries()
         self._read_at: dict[str, float] = {}
         self._being_cut: Set[str] = frozenset()
+        self._drained = _drained(store.node_records())
         self._cuts = CutPlanner(arrange)
         self._reported_strays: set[RankKey] = set()
         self._ledger = UsageWriter(store)
@@ -144,7 +145,7 @@ class Cycle:
             The nodes of ``recent`` that must be observed first; empty: the decision was carried out.
         """
         self._observed = self._inventory_to_observe()
-        observations = self._cluster.observe(self._observed.nodes, patience_s, skipped)
+        observations = self._cluster.observe(self._observed.nodes, patience_s, skipped, self._drained)
         self._timings.end("observe")
         now = self._clock()
         self._read_at |= {name: now for name, o in observations.items() if o.complete_reading is not None}
@@ -213,6 +214,7 @@ class Cycle:
             )
             events += news
         self._being_cut = nodes_being_cut(records)
+        self._drained = _drained(records)
         unobserved = {rank.node for rank in ranks} | {name for name, record in before.items() if record.left}
         # Nodes that left the inventory and are not observed any more; their records keep when they were first missed.
         for name in unobserved - records.keys():
@@ -355,6 +357,11 @@ class Cycle:
             return operation
         readers = readers_of(job, self.inventory)
         return msgspec.structs.replace(operation, destination=log, result=left, readers=readers)
+
+
+def _drained(records: Mapping[str, NodeRecord]) -> Set[str]:
+    """Return the nodes that were drained, with jobs left or not: one of their GPUs may have to be reset."""
+    return {name for name, record in records.items() if record.drain_reason is not None}
 
 
 def _reconcile_or_set_aside(job: JobRecord, ranks: list[RankRecord], inputs: ReconcileInput) -> ReconcileResult:

@@ -143,7 +143,7 @@ def _hardware(node: Node, index: int, gpu: Gpu | None, lister: str) -> tuple[Gpu
         return GpuState.UNUSABLE, f"MIG is on, without slices; 'nvidia-smi -i {index} -mig 0' as root turns it off"
     if gpu.ecc_errors and action_of("ecc", node.health) is not HealthAction.WARN:
         errors = "1 uncorrected ECC error" if gpu.ecc_errors == 1 else f"{gpu.ecc_errors} uncorrected ECC errors"
-        return GpuState.UNUSABLE, f"{errors}; once it is idle reset it: 'nvidia-smi --gpu-reset -i {index}' as root"
+        return GpuState.UNUSABLE, f"{errors}; drain the node, then reset it: 'nvidia-smi --gpu-reset -i {index}'"
     if gpu.mig_mode:
         return GpuState.SLICED, "" if gpu.slices else "MIG is on, without slices"
     return GpuState.FREE, ""

@@ -51,7 +51,7 @@ class ConditionKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _WARN, _OUT = HealthAction.WARN, HealthAction.NO_NEW_JOBS
-_RESET = "reset the GPU once it is idle (nvidia-smi --gpu-reset -i N as root)"
+_RESET = "drain the node, and reset the GPU once it is idle (nvidia-smi --gpu-reset -i N as root)"
 _REPLACE = "have the GPU replaced"
 KINDS: tuple[ConditionKind, ...] = (
     ConditionKind(
@@ -261,7 +261,7 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         counters: By the GPU's NVML index.
         boot_id: Of the boot that the rest is about.
         log_us: Kernel messages up to then (microseconds since boot) are taken in.
-        log_source: Where kernel messages come from; "": they cannot be read.
+        log_source: Where kernel messages come from (`KernelLog.source`).
     """
 
     conditions: tuple[Condition, ...] = ()

@@ -105,7 +105,10 @@ class XidMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelLog(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe found in the kernel's log; ``source`` "": it cannot be read. ``now_us``: since boot."""
+    """What a probe found in the kernel's log and among NVML's events. ``now_us``: since boot.
+
+    ``source``: of the log; "nvml": it cannot be read, but NVML's events are received; "": neither.
+    """
 
     source: str = ""
     now_us: int = 0

@@ -1,4 +1,4 @@
-"""Messages of NVIDIA's driver in the kernel's log. Pure."""
+"""Messages of NVIDIA's driver in the kernel's log, and NVML's events as such. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,23 @@ _GONE = re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_PCI}[.:0-9]{{0,9}}.{{0,80}}fa
 _PID = re.compile(r"\bpid='?(\d+)'?")
 _NAME = re.compile(r"\bname='?([^,'<]{1,64})")
 OFF_BUS = 79
+_SAME_US = 5_000_000  # an event of NVML comes so close to the kernel's message about the same
 
 
 def parse_messages(lines: Iterable[tuple[int, str]]) -> tuple[XidMessage, ...]:
     """Return the Xids among messages, each with its microseconds since boot; others are left out."""
     return tuple(_messages(lines))
+
+
+def with_events(log: tuple[XidMessage, ...], events: tuple[XidMessage, ...]) -> tuple[XidMessage, ...]:
+    """Return both, in order of time, without the events that the log has, too: its messages may name the process."""
+
+    def is_logged(event: XidMessage) -> bool:
+        return any(
+            (m.number, m.bus) == (event.number, event.bus) and abs(m.at_us - event.at_us) <= _SAME_US for m in log
+        )
+
+    return tuple(sorted((*log, *(e for e in events if not is_logged(e))), key=lambda m: m.at_us))
 
 
 def _messages(lines: Iterable[tuple[int, str]]) -> Iterator[XidMessage]:

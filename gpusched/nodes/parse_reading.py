@@ -9,7 +9,7 @@ import msgspec
 
 from gpusched.model.readings import ContainerReading, Gpu, KernelLog, NodeReading, Wiring
 from gpusched.model.slices import with_gpu_units
-from gpusched.nodes.parse_kernel import parse_messages
+from gpusched.nodes.parse_kernel import parse_messages, with_events
 from gpusched.nodes.parse_smi import parse_gpus
 
 MARK = b"@gpusched-probe@ "  # as in payload/main.py
@@ -98,13 +98,15 @@ def _kernel(found: Any) -> KernelLog | None:
         return None
     if log is None:
         return None
-    return KernelLog(source=log.source, now_us=log.now_us, messages=parse_messages(log.messages))
+    messages = with_events(parse_messages(log.messages), parse_messages(log.events))
+    return KernelLog(source=log.source, now_us=log.now_us, messages=messages)
 
 
 class _RawKernelLog(msgspec.Struct):
     source: str
     now_us: int
     messages: list[tuple[int, str]]
+    events: list[tuple[int, str]] = []
 
 
 def split_sections(text: str) -> dict[str, str] | None:

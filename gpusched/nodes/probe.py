@@ -46,6 +46,7 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
         engine_timeout_s: And so many are given to a call of the container engine: a hung one is reported by name.
         want_kernel: Whether to read NVIDIA's messages in the kernel's log, after ``kernel_after_us`` since boot (None:
             all), from the file ``kernel_log`` (None: from the kernel, else from journald).
+        listen: Whether a process on the node is to receive NVML's events; False ends one, None leaves it as it is.
     """
 
     cluster_id: str
@@ -60,6 +61,7 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
     want_kernel: bool = False
     kernel_after_us: int | None = None
     kernel_log: str | None = None
+    listen: bool | None = None
 
 
 class _ProbeState:
@@ -92,6 +94,7 @@ def probe(
     want_links: bool = False,
     want_kernel: bool = True,
     kernel_after_us: int | None = None,
+    listen: bool | None = None,
 ) -> NodeReading:
     """Read a node.
 
@@ -104,11 +107,13 @@ def probe(
         want_links: Read how GPUs and NICs are wired, too (ask at first contact, after a boot, and once in a while).
         want_kernel: Read the driver's messages in the kernel's log, those after ``kernel_after_us`` (None: all).
         kernel_after_us: Microseconds since boot.
+        listen: Have NVML's events received between probes (never where GPUs are cut on demand: a GPU that is open
+            cannot be reset); False: end that; None: leave it as it is.
 
     Raises:
         TransportError: The node did not answer, or with something else than a reading (kind ``protocol``).
     """
-    request = _request(node, cluster_id, settings, want_links, want_kernel, kernel_after_us)
+    request = _request(node, cluster_id, settings, want_links, want_kernel, kernel_after_us, listen)
     deadline = time.monotonic() + settings.probe_timeout_s
     with _lock:
         state = _states.setdefault(transport, _ProbeState())
@@ -137,7 +142,7 @@ def request_script(node: Node, cluster_id: str, settings: Settings) -> RemoteScr
 
 def _request(
     node: Node, cluster_id: str, settings: Settings, want_links: bool, want_kernel: bool = True,
-    kernel_after_us: int | None = None,
+    kernel_after_us: int | None = None, listen: bool | None = None,
 ) -> ProbeRequest:  # fmt: skip
     return ProbeRequest(
         cluster_id=cluster_id,
@@ -152,6 +157,7 @@ def _request(
         want_kernel=want_kernel and node.gpus > 0,
         kernel_after_us=kernel_after_us,
         kernel_log=node.kernel_log,
+        listen=listen and node.gpus > 0 and not node.cut_on_demand(),
     )
 
 

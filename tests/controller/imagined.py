@@ -159,6 +159,7 @@ class ImaginedCluster:
         self._done: list[OperationOutcome] = []
         self._late: dict[str, NodeObservation] = {}
         self.asked: list[str] = []  # nodes, one by one
+        self.drained: set[str] = set()  # as of the last observation
 
     def overtaken(self, node: str) -> None:
         """Probe now, be heard in the next cycle."""
@@ -167,9 +168,14 @@ class ImaginedCluster:
             self._late[node] = NodeObservation(began=self.world.now, result=reading_of(host, self.world.now))
 
     def observe(
-        self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
+        self,
+        nodes: Iterable[Node],
+        patience_s: float,
+        known: Container[str] = frozenset(),
+        drained: Container[str] = frozenset(),
     ) -> dict[str, NodeObservation]:
         self.world.now += 0.01
+        self.drained = {name for name in self.world.hosts if name in drained}
         news: dict[str, NodeObservation] = {}
         for node in nodes:
             if node.name in known:

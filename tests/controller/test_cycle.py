@@ -14,7 +14,7 @@ from gpusched.controller.cycle import Cycle
 from gpusched.controller.ledger import share_of
 from gpusched.controller.outputs import MAX_BACKOFF_S, MAX_FAILURES, readers_of
 from gpusched.controller.planning import PendingReasonWriter
-from gpusched.model.commands import Cancel
+from gpusched.model.commands import Cancel, Drain, Resume
 from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, JobRecord, JobState, container_name
 from gpusched.model.plan import Reason, ReasonCode
@@ -32,6 +32,18 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path)
     yield site
     site.store.close()
+
+
+def test_nothing_stays_open_on_a_drained_node(site: Site) -> None:
+    site.inbox.deliver(Drain(time=site.world.now, nodes=("n0", "n1"), reason="reset"))
+    site.turn(2)
+    assert site.cluster.drained == {"n0", "n1"}
+    site.restart()
+    site.turn()
+    assert site.cluster.drained == {"n0", "n1"}
+    site.inbox.deliver(Resume(time=site.world.now, nodes=("n1",)))
+    site.turn(2)
+    assert site.cluster.drained == {"n0"}
 
 
 SECRET = {"spec": spec(secret_names=("A",)), "secrets": {"A": "s3cr3t"}}

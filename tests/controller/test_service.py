@@ -45,13 +45,17 @@ class Nodes(ImaginedCluster):
         self.declared: Inventory | None = None
 
     def observe(
-        self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
+        self,
+        nodes: Iterable[Node],
+        patience_s: float,
+        known: Container[str] = frozenset(),
+        drained: Container[str] = frozenset(),
     ) -> dict[str, NodeObservation]:
         self.waited.append(patience_s)
         self.trouble, trouble = None, self.trouble
         if trouble is not None:
             raise trouble
-        return super().observe(nodes, patience_s, known)
+        return super().observe(nodes, patience_s, known, drained)
 
     def use_inventory(self, inventory: Inventory) -> None:
         self.declared = inventory

@@ -179,7 +179,7 @@ NODE = {
     ),
     "kernel_log": (
         "absolute path",
-        "File with kernel messages, for [Xids](../guides/health.md#the-kernels-log). Default: the kernel's buffer, "
+        "File with kernel messages, for [Xids](../guides/health.md#sources-of-xids). Default: the kernel's buffer, "
         "else journald.",
     ),
     "health_checks": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,11 +16,13 @@ import pytest
 
 from gpusched.controller.health import observe_health
 from gpusched.model.health import NodeHealth
-from gpusched.nodes.payload import kernel
+from gpusched.nodes.parse_kernel import parse_messages, with_events
+from gpusched.nodes.payload import events, kernel
 from gpusched.nodes.probe import probe
 from tests.nodes.nodes import declare, opened, settings_for
 from tests.testbed import Testbed, TestNode
 from tests.testbed.hardware import pci_address
+from tests.testbed.waiting import wait_until
 
 LOG = "/root/kernel.log"
 BY_NVML: list[tuple[dict[str, object], str]] = [
@@ -66,11 +69,11 @@ class Watched:
         self.lines.append(f"<4>[{us // 10**6:5d}.{us % 10**6:06d}] {message}")
         self._write()
 
-    def probe(self, times: int, transport: Any) -> set[tuple[int | None, str]]:
+    def probe(self, times: int, transport: Any, listen: bool | None = None) -> set[tuple[int | None, str]]:
         """Probe so often; return what there is: (GPU, kind)."""
         for _ in range(times):
             self.now += 5
-            reading = probe(transport, self.node, "c1", self.settings, lambda: self.now)
+            reading = probe(transport, self.node, "c1", self.settings, lambda: self.now, listen=listen)
             self.health = observe_health(self.health, self.node, reading, {}, self.now, dict).health
         return {(c.index, c.kind) for c in self.health.conditions}
 
@@ -119,6 +122,99 @@ def test_a_node_whose_log_cannot_be_read_is_read_all_the_same(testbed: Testbed) 
     assert reading.gpus[0].health.remap_failed is None
 
 
+# -- events of NVML
+
+
+class Listened(Watched):
+    """A node whose listener's files and process are looked at."""
+
+    @property
+    def lock(self) -> Path:
+        """The listener's lock."""
+        return self.test_node.disk / "home" / ".local" / "state" / "gpusched-node" / "c1" / self.node.name / events.LOCK
+
+    def listeners(self) -> list[int]:
+        """The machine's ids of the node's listeners."""
+        names = {pid: Path(f"/proc/{pid}/comm") for pid in self.test_node.pids()}
+        return [pid for pid, name in names.items() if name.exists() and name.read_text().strip() == "gpusched-xids"]
+
+    def wait_ready(self) -> int:
+        """Wait until one listens; return its id."""
+        wait_until(lambda: self.lock.exists() and self.lock.read_text().strip(), what="a listener")
+        (pid,) = self.listeners()
+        return pid
+
+    def age(self, seconds: float) -> None:
+        """Have the last probe be so long ago."""
+        os.utime(self.lock, (time.time() - seconds,) * 2)
+
+
+def test_an_event_of_nvml_without_a_message_is_a_condition(testbed: Testbed) -> None:
+    watched = Listened(testbed, testbed.nodes[0])
+    with opened(watched.node, watched.settings) as transport:
+        assert watched.probe(1, transport, listen=True) == set()
+        first = watched.wait_ready()
+        watched.test_node.nvml_set({"gpu3.xid": "1:31", "gpu5.xid": "1:62"})
+        wait_until(lambda: (watched.lock.with_name(events.EVENTS)).exists(), what="the event")
+        watched.age(events.TOUCH_S + 1)  # so that each of these looks whether there is a listener
+        assert watched.probe(2, transport, listen=True) == {(3, "xid-program"), (5, "xid-gpu")}
+        assert watched.listeners() == [first]
+        assert time.time() - watched.lock.stat().st_mtime < events.TOUCH_S  # and says that it is wanted
+
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: not watched.listeners(), what="its end")
+        watched.probe(1, transport, listen=True)
+        assert watched.listeners() == []  # not again at once: it might end each time
+        watched.age(events.TOUCH_S + 1)
+        watched.probe(2, transport, listen=True)
+        assert watched.wait_ready() != first
+        watched.test_node.nvml_set({"gpu6.xid": "2:13"})
+        wait_until(lambda: b":37:" in watched.lock.with_name(events.EVENTS).read_bytes(), what="the event")
+        assert (6, "xid-program") in watched.probe(1, transport, listen=None)
+        watched.probe(1, transport, listen=False)  # the node is drained
+        wait_until(lambda: not watched.listeners(), what="its end")
+        assert not watched.lock.exists()
+
+
+def test_where_there_is_no_log_events_are_the_source(testbed: Testbed) -> None:
+    watched = Listened(testbed, testbed.nodes[1])
+    watched.node = msgspec.structs.replace(watched.node, kernel_log="/root/no-such-file")
+    with opened(watched.node, watched.settings) as transport:
+        watched.probe(1, transport, listen=True)
+        watched.wait_ready()
+        watched.test_node.nvml_set({"gpu0.xid": "1:48"})
+        wait_until(lambda: (watched.lock.with_name(events.EVENTS)).exists(), what="the event")
+        assert watched.probe(1, transport, listen=True) == {(0, "xid-gpu")}
+        assert watched.health.log_source == "nvml"
+        watched.age(events.UNWANTED_S + 1)
+        wait_until(lambda: not watched.lock.exists(), what="its end, as no probe comes")
+
+
+def test_what_a_listener_wrote_counts_in_its_boot_only(tmp_path: Path) -> None:
+    file, lines = tmp_path / events.EVENTS, [b"[   20.000001] NVRM: Xid (PCI:0000:07:00): 31"]
+    assert events.heard(str(tmp_path)) == b""
+    events.write(str(tmp_path), lines)
+    assert kernel.messages(events.heard(str(tmp_path)), 20_000_000) == [[20_000_001, lines[0][15:].decode()]]
+    file.write_bytes(b"another-boot\n" + lines[0])
+    assert events.heard(str(tmp_path)) == b""
+    file.write_bytes(events.boot_id().encode() + b"\n\0\xff noise NVRM: Xid\n[x] NVRM: Xid (PCI:0000:07:00): 31\n")
+    assert kernel.messages(events.heard(str(tmp_path)), -1) == []
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    assert events.heard(str(tmp_path)) == b""
+
+
+def test_an_event_that_the_log_has_too_is_one_message() -> None:
+    log = parse_messages([(20_000_000, "NVRM: Xid (PCI:0000:07:00): 31, pid=4711, name=python, Ch 8")])
+    near = [(21_500_000, "NVRM: Xid (PCI:0000:07:00): 31")]
+    others = [(20_000_001, "NVRM: Xid (PCI:0000:07:00): 13"), (20_000_002, "NVRM: Xid (PCI:0000:0f:00): 31")]
+    later = [(26_000_000, "NVRM: Xid (PCI:0000:07:00): 31")]
+    found = with_events(log, parse_messages([*near, *others, *later]))
+    assert [(m.at_us, m.pid) for m in found] == [
+        (20_000_000, 4711), (20_000_001, None), (20_000_002, None), (26_000_000, None)
+    ]  # fmt: skip
+
+
 # -- the text of the log
 
 
@@ -147,19 +243,20 @@ def test_a_flood_is_cut_to_the_newest_lines_and_long_ones_are_cut() -> None:
 def test_the_end_of_a_file_is_read_and_nothing_is_waited_for(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"[{i:5d}.000000] NVRM: number {i}\n" for i in range(20_000)))
-    for after, count in ((19_990, 9), (15_000, 100), (None, 100)):
-        request = {"kernel_log": str(log), "kernel_after_us": None if after is None else after * 10**6}
+    own: dict[str, object] = {"cluster_id": "c1", "node": "n1", "want_kernel": True}
+    for after, count in ((19_990, 19), (15_000, 100), (None, 100)):  # ten seconds more, for events that come later
+        request = {**own, "kernel_log": str(log), "kernel_after_us": None if after is None else after * 10**6}
         found = kernel.read(request)
         assert (found["source"], len(found["messages"])) == (str(log), count)
         assert found["messages"][-1][0] == 19_999 * 10**6
-    assert kernel.read({"kernel_log": str(tmp_path / "none")})["source"] == ""
+    assert kernel.read({**own, "kernel_log": str(tmp_path / "none")})["source"] == ""
     os.mkfifo(tmp_path / "pipe")
-    assert kernel.read({"kernel_log": str(tmp_path / "pipe")})["source"] == ""  # and waits for nobody
+    assert kernel.read({**own, "kernel_log": str(tmp_path / "pipe")})["source"] == ""  # and waits for nobody
 
 
 def test_the_payload_runs_alone_and_reads_this_machine_s_log() -> None:
     code = "import json, sys; sys.path.insert(0, '.'); from gpusched.nodes.payload import kernel; "
-    code += "print(json.dumps(kernel.read({})))"
+    code += "print(json.dumps(kernel.read({'cluster_id': 'c1', 'node': 'n1', 'want_kernel': True})))"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert found["source"] in ("kernel", "journal", "")

@@ -36,6 +36,7 @@
  *     mig_monitor=0               who asks may not list GPU instances (no access to mig/monitor)
  *     error=N                     every call on this GPU fails with N (15: GPU is lost)
  *     delay_ms=N                  every call on this GPU takes this long
+ *     xid=TAG:NUMBER              an Xid; another TAG is another event, for sets that the GPU was registered with before
  *   topo, topo.I.J (I < J)        nearest common ancestor of two GPUs: 0 10 20 30 40 50
  *
  * A key that is not in the file, or a number that is empty, answers NVML_ERROR_NOT_SUPPORTED, as an old board does.
@@ -57,7 +58,7 @@ typedef unsigned long long u64;
 
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
-    INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
+    INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
 };
 
 /* A MIG device is a device handle, too: of GPU instance `gi`, at least 0. A whole GPU has -1. */
@@ -220,6 +221,7 @@ const char *nvmlErrorString(int result) {
     case NOT_FOUND: return "Not Found";
     case INSUFFICIENT_SIZE: return "Insufficient Size";
     case DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    case TIMEOUT: return "Timeout";
     case GPU_IS_LOST: return "GPU is lost";
     case ARGUMENT_VERSION_MISMATCH: return "Argument version mismatch";
     default: return "Unknown Error";
@@ -782,6 +784,61 @@ int nvmlDeviceGetProcessUtilization(Gpu *gpu, ProcessShare *out, u32 *count, u64
     }
     *count = found;
     return !found ? NOT_FOUND : found > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+/* ---- events ----------------------------------------------------------------------------------------------- */
+
+enum { XID_CRITICAL_ERROR = 8, POLL_MS = 200 };
+typedef struct { int registered[MAX_GPUS]; char seen[MAX_GPUS][32]; } EventSet;
+typedef struct { Gpu *gpu; u64 type, data; u32 gpu_instance, compute_instance; } Event;
+
+static void last_xid(Gpu *gpu, char *out, size_t size) {
+    char text[TEXT] = "";
+    if (gpu_raw(gpu, "xid", text, sizeof text)) *text = 0;
+    snprintf(out, size, "%.31s", text);
+}
+
+int nvmlEventSetCreate(EventSet **out) {
+    if (!init_count) return UNINITIALIZED;
+    *out = calloc(1, sizeof **out);
+    return SUCCESS;
+}
+
+int nvmlEventSetFree(EventSet *set) {
+    free(set);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetSupportedEventTypes(Gpu *gpu, u64 *out) {
+    *out = XID_CRITICAL_ERROR;
+    return check(gpu);
+}
+
+int nvmlDeviceRegisterEvents(Gpu *gpu, u64 types, EventSet *set) {
+    int result = check(gpu);
+    if (result || !is_whole(gpu)) return result ? result : INVALID_ARGUMENT;
+    if (types & ~(u64)XID_CRITICAL_ERROR) return NOT_SUPPORTED;
+    set->registered[gpu->index] = 1;
+    last_xid(gpu, set->seen[gpu->index], sizeof set->seen[0]);
+    return SUCCESS;
+}
+
+int nvmlEventSetWait_v2(EventSet *set, Event *out, u32 timeout_ms) {
+    for (u32 waited = 0;; waited += POLL_MS) {
+        for (int i = 0; i < MAX_GPUS; i++) {
+            char now[32], *colon;
+            if (!set->registered[i]) continue;
+            if (check(&gpus[i]) == GPU_IS_LOST) return GPU_IS_LOST;
+            last_xid(&gpus[i], now, sizeof now);
+            if (!strcmp(now, set->seen[i])) continue;
+            strcpy(set->seen[i], now);
+            if (!(colon = strchr(now, ':'))) continue;
+            *out = (Event){&gpus[i], XID_CRITICAL_ERROR, strtoull(colon + 1, NULL, 0), ~0u, ~0u};
+            return SUCCESS;
+        }
+        if (waited >= timeout_ms) return TIMEOUT;
+        usleep(POLL_MS * 1000);
+    }
 }
 
 /* ---- PCI, NVLink, topology -------------------------------------------------------------------------------- */

@@ -142,7 +142,8 @@ class SlurmCycle:
         self._modes = modes
         askable = [node for node in self.inventory.nodes if node.transport != "none"]
         self._timings.end("commands")
-        observations = self._cluster.observe(askable, patience_s)
+        # Nothing stays open on nodes: Slurm's epilogs may reset GPUs.
+        observations = self._cluster.observe(askable, patience_s, frozenset(), {node.name for node in askable})
         # Read Slurm after the nodes, so that it covers who held the GPUs up to their readings.
         reading = self._read_slurm(SlurmMode.ADVISE in modes.values())
         self._timings.end("observe")

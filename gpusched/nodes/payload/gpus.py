@@ -27,7 +27,8 @@ def messages(only: "list[int] | None", want_links: bool, request: "dict[str, Any
 
     Instead of the latter, why that module cannot be had: a disk may have spoilt it.
     """
-    log = kernel_log(request) if only is None and request.get("want_kernel") else None
+    wanted = only is None and (request.get("want_kernel") or request.get("listen"))
+    log = kernel_log(request) if wanted else None
     if log is not None:
         yield {"kernel": log}
     try:
@@ -36,7 +37,7 @@ def messages(only: "list[int] | None", want_links: bool, request: "dict[str, Any
         yield {"init_error": "%s: %s" % (type(error).__name__, error), "spoilt": True}
         return
     yield from nvml.messages(
-        only, want_links, bool(log and log["messages"]), bool(request.get("want_profiles"))
+        only, want_links, bool(log and (log["messages"] or log["events"])), bool(request.get("want_profiles"))
     )
 
 

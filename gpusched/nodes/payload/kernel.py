@@ -1,4 +1,4 @@
-"""NVIDIA's messages in the kernel's log, the newest ones: little is read, and nothing is waited for."""
+"""NVIDIA's messages in the kernel's log, and NVML's events: the newest ones. Little is read, nothing is waited for."""
 
 import os
 import re
@@ -12,6 +12,7 @@ TAIL = 256 << 10  # bytes of the log's end that are looked at; a part of them is
 MAX_MESSAGES = 100
 MAX_CHARS = 300
 JOURNAL_LIMIT_S = 2.0
+OVERLAP_US = 10 * 1000 * 1000  # further back than the events, each of which may come later than its message
 READ_ALL = 3  # of syslog(2): the last bytes of the log, which stays as it is
 # `<4>[  966.503025] NVRM: ...` of the kernel; `[  966.503025] host kernel: NVRM: ...` of journalctl and rsyslog.
 _LINE = rb"(?:<(\d+)>)?\[ *(\d+)\.(\d{6})\](?:\[[^\]]{1,20}\])? (?:\S+ kernel: )?((?:NVRM|nvidia-nvswitch\d*): .*)"
@@ -20,16 +21,22 @@ _LINE = rb"(?:<(\d+)>)?\[ *(\d+)\.(\d{6})\](?:\[[^\]]{1,20}\])? (?:\S+ kernel: )
 def read(request: "dict[str, Any]") -> "dict[str, Any]":
     """Return the messages after ``kernel_after_us`` (microseconds since boot), else all; ``source`` "": not readable.
 
-    ``kernel_log``: a file to read instead, in which lines carry the kernel's times.
+    ``events``: those of NVML. The log is read only if ``want_kernel``; without it the source is "nvml" where a listener
+    is at work. ``kernel_log``: a file to read instead, in which lines carry the kernel's times.
     """
+    from gpusched.nodes.payload import events
+
     now_us = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
-    path, after = request.get("kernel_log"), request.get("kernel_after_us")
+    path, after, root = request.get("kernel_log"), request.get("kernel_after_us"), events.root_of(request)
+    after = -1 if after is None else after
+    answer = {"source": "", "now_us": now_us, "messages": []}  # type: dict[str, Any]
+    answer["events"] = messages(events.heard(root), after)  # first: the log then has what they are about
     sources = [(path, tail_of)] if path else [("kernel", ring), ("journal", journal)]  # type: list[Any]
-    for source, reader in sources:
+    for source, reader in sources if request.get("want_kernel") else ():
         text = reader(path) if path else reader()
         if text:
-            return {"source": source, "now_us": now_us, "messages": messages(text, -1 if after is None else after)}
-    return {"source": "", "now_us": now_us, "messages": []}
+            return dict(answer, source=source, messages=messages(text, after - OVERLAP_US))
+    return dict(answer, source="nvml" if answer["events"] or events.is_listening(root) else "")
 
 
 def messages(text: bytes, after: int) -> "list[list[Any]]":

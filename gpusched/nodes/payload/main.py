@@ -60,6 +60,10 @@ def run(request: "dict[str, Any]") -> None:
     answer["clock"] = [began, time.time()]
     sys.stdout.write("\n" + MARK + json.dumps(answer, separators=(",", ":")) + "\n")
     sys.stdout.flush()
+    if request.get("listen") is not None and (not request["listen"] or answer.get("source") == "nvml"):
+        from gpusched.nodes.payload import events
+
+        events.keep(request)
     os._exit(0)  # a child stuck in the driver must not keep this process
 
 
