@@ -60,6 +60,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("gpusched.cli.setup", "Check everything end to end and say what to fix."),
     "controller": ("gpusched.cli.run", "Run the controller."),
     "tick": ("gpusched.cli.run", "Run one controller cycle (for cron)."),
+    "install": ("gpusched.cli.install", "Set up one installation for all users of this machine."),
+    "uninstall": ("gpusched.cli.install", "Remove it."),
     "trace": ("gpusched.cli.trace", "Workloads to replay: import, inspect, cut, scale, generate."),
     "completion": ("gpusched.cli.completion", "Print the completion script for bash or zsh."),
 }

@@ -73,10 +73,12 @@ class Inbox:
         for folder in (self.tmp, self.new, self.refused):
             folder.mkdir(parents=True, exist_ok=True)
         if shared:
-            self.tmp.parent.chmod(0o755)
-            for folder in (self.tmp, self.new):
-                folder.chmod(0o3733)  # setgid: a controller that is not root reads through the folder's group
-            self.refused.chmod(0o700)
+            # Setgid: a controller that is not root reads through the folder's group. As a hardened unit it cannot set
+            # this (RestrictSUIDSGID); the installation has.
+            modes = {self.tmp.parent: 0o755, self.tmp: 0o3733, self.new: 0o3733, self.refused: 0o700}
+            for folder, mode in modes.items():
+                if stat.S_IMODE(folder.stat().st_mode) != mode:
+                    folder.chmod(mode)
 
     def make_private(self) -> None:
         """Withdraw other users' write access to the folders."""

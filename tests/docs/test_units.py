@@ -13,21 +13,20 @@ GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 
 
 def units(page: str) -> dict[str, str]:
-    """File name -> text, of the page's ini blocks: the nightly pair, or the controller."""
+    """File name -> text, of the page's ini blocks."""
     blocks = re.findall(r"```ini\n(.*?)```", (GUIDES / page).read_text(), re.DOTALL)
-    return {("nightly" if page == "replay.md" else "controller") + _suffix(b): b for b in blocks}
+    return {"nightly" + _suffix(b): b for b in blocks}
 
 
 def _suffix(text: str) -> str:
     return ".timer" if "[Timer]" in text else ".service"
 
 
-@pytest.mark.parametrize(("page", "count"), [("replay.md", 2), ("operating.md", 1)])
-def test_systemd_takes_them(page: str, count: int, tmp_path: Path) -> None:
+def test_systemd_takes_them(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed here")
-    found = units(page)
-    assert len(found) == count
+    found = units("replay.md")
+    assert len(found) == 2
     for name, text in found.items():
         own = text.replace("/opt/gpusched/bin/gpusched", "/bin/true").replace("User=gpusched", "User=root")
         (tmp_path / name).write_text(own)
