@@ -1,0 +1,82 @@
+"""``python -m tests.campaign --seed N --faults K --jobs J --kinds controller,node.freeze``; see --help."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from tests.campaign import invariants, report
+from tests.campaign.faults import KINDS
+from tests.campaign.run import Campaign
+from tests.campaign.schedule import Schedule, draw
+from tests.campaign.shim import CACHE, preload
+from tests.campaign.site import Site
+from tests.testbed import Testbed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it; 1 where something was violated."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--faults", type=int, default=60)
+    parser.add_argument("--jobs", type=int, default=30)
+    parser.add_argument("--kinds", default="*", help="patterns with commas: controller.*,node.freeze (default: all)")
+    parser.add_argument("--flood", type=int, default=1800, help="how many files inbox.many writes at most")
+    parser.add_argument("--root", type=Path, help="folder to keep (default: one that is removed)")
+    parser.add_argument("--schedule", action="store_true", help="print the schedule as JSON and end")
+    parser.add_argument("--verbose", action="store_true", help="print each step")
+    options = parser.parse_args(arguments)
+    schedule = draw(options.seed, options.jobs, options.faults, matching(options.kinds))
+    if options.schedule:
+        print(json.dumps({"work": schedule.work, "acts": schedule.acts}))
+        return 0
+    if options.root is not None:
+        options.root.mkdir(parents=True)
+        return run(schedule, options, options.root)
+    with tempfile.TemporaryDirectory(prefix="gs-campaign-") as folder:
+        return run(schedule, options, Path(folder))
+
+
+def matching(patterns: str) -> list[str]:
+    """The kinds of faults that match one of these."""
+    found = [kind for kind in KINDS if any(fnmatch(kind, pattern) for pattern in patterns.split(","))]
+    if not found:
+        raise SystemExit(f"--kinds {patterns}: none of {', '.join(KINDS)}")
+    return found
+
+
+def run(schedule: Schedule, options: argparse.Namespace, folder: Path) -> int:
+    """Run a schedule in a folder, and print what came of it."""
+    began = time.monotonic()
+    preload(CACHE)
+    with Testbed(folder / "testbed", count=4) as testbed:
+        site = Site(testbed, folder)
+        site.flood = options.flood
+        campaign = Campaign(site, schedule, print if options.verbose else lambda _: None)
+        try:
+            violations = []
+            try:
+                campaign.run()
+            except (TimeoutError, AssertionError) as error:
+                violations.append("\n".join(["did not come to rest:", str(error), *getattr(error, "__notes__", ())]))
+            violations += invariants.broken(campaign)
+            print(report.table(campaign, violations, options.seed, time.monotonic() - began))
+            if violations:
+                print(f"again: python -m tests.campaign --seed {options.seed} --faults {options.faults} "
+                      f"--jobs {options.jobs} --kinds '{options.kinds}'")  # fmt: skip
+        finally:
+            site.kill()
+            testbed.reset()
+            (folder / "log").write_text(site.controller_log)
+            site.close()
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

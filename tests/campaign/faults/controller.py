@@ -1,0 +1,99 @@
+"""The controller dies, stops, or is there twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tests.campaign.faults.base import Fault
+from tests.campaign.shim import CREATE, DIE, NAME, SYNC, TEAR, WRITE
+
+
+class Kill(Fault):
+    """``kill -9``; it is started again when the fault is healed."""
+
+    def inject(self) -> None:
+        self.site.kill()
+
+    def heal(self) -> None:
+        self.site.begin()
+
+
+class Term(Fault):
+    """SIGTERM, and it is started again."""
+
+    lasts = False
+
+    def inject(self) -> None:
+        if self.site.is_up():
+            code = self.site.stop_controller()
+            # Before it runs its cycles it dies of it as any program does; or it was about to crash.
+            self.site.expect(code in (0, -signal.SIGTERM, -signal.SIGKILL), f"SIGTERM ended the controller with {code}")
+        self.site.begin()
+
+
+class Pause(Fault):
+    """SIGSTOP for a while."""
+
+    def inject(self) -> None:
+        self.site.signal(signal.SIGSTOP)
+
+    def heal(self) -> None:
+        self.site.signal(signal.SIGCONT)
+
+
+class _Crash(Fault):
+    """It dies by SIGKILL right before its nth disk operation in the state folder."""
+
+    lasts = False
+    mask = WRITE | SYNC | NAME | CREATE
+    error = DIE
+    most = 120
+
+    def inject(self) -> None:
+        self.site.shim.fail(self.mask, self.site.next_crash_point(type(self).__name__, self.most), self.error)
+
+
+class CrashAny(_Crash):
+    """Before any operation."""
+
+
+class CrashSync(_Crash):
+    """Before an fsync."""
+
+    mask, most = SYNC, 24
+
+
+class CrashName(_Crash):
+    """Before a link, rename or removal."""
+
+    mask, most = NAME, 16
+
+
+class Tear(_Crash):
+    """It writes half of a block and dies."""
+
+    mask, error, most = WRITE, TEAR, 80
+
+
+class Second(Fault):
+    """Another controller, or a tick, beside it: refused, with one line."""
+
+    lasts = False
+
+    def inject(self) -> None:
+        if not self.site.is_up():
+            return
+        done = self.site.cli(("controller", "tick")[self.pick(2)], check=False, timeout=60)
+        up = self.site.is_up()
+        self.site.expect(not up or (done.returncode == 1 and done.stderr.count("\n") == 1), f"beside another: {done}")
+
+
+class Relaying(Fault):
+    """``kill -9`` of all the controller's children: its relay and what else it may have."""
+
+    lasts = False
+
+    def inject(self) -> None:
+        for pid in self.site.children():
+            os.kill(pid, signal.SIGKILL)

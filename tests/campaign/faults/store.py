@@ -1,0 +1,63 @@
+"""The database is locked by a stranger, or damaged while no controller runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+
+from tests.campaign.faults.base import Fault
+
+
+class Locked(Fault):
+    """A stranger holds a write transaction open."""
+
+    def inject(self) -> None:
+        self._db = sqlite3.connect(self.site.database, timeout=0.2, isolation_level=None)
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:  # the controller is amid its own, or the disk is full
+            self._db.close()
+
+    def heal(self) -> None:
+        self._db.close()
+
+
+class _Damaged(Fault):
+    """Found by a controller that starts: one line, and it ends; a person puts the copy back."""
+
+    lasts = False
+
+    def inject(self) -> None:
+        if self.site.is_disturbed():
+            return
+        self.site.kill()
+        self.site.shim.clear()
+        with contextlib.closing(sqlite3.connect(self.site.database)) as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # else the log's pages hide the damage until later
+        kept = self.site.copy_database()
+        self.damage()
+        done = self.site.cli("tick", check=False, timeout=120)
+        self.site.expect((done.returncode, done.stderr.count("\n")) == (1, 1), f"on a damaged database: {done}")
+        self.site.restore_database(kept)
+        self.site.begin()
+
+    def damage(self) -> None:
+        """Do it."""
+        raise NotImplementedError
+
+
+class Page(_Damaged):
+    """The first page is overwritten."""
+
+    def damage(self) -> None:
+        with self.site.database.open("r+b") as file:
+            file.write(os.urandom(4096))
+
+
+class Truncated(_Damaged):
+    """It is cut off."""
+
+    def damage(self) -> None:
+        size = os.path.getsize(self.site.database) // 2  # less may only cost rows, which are set aside
+        os.truncate(self.site.database, self.pick(size))

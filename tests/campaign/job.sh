@@ -1,0 +1,17 @@
+# What jobs of the campaign run: sh job.sh SECONDS CODE. Lines go to the ledger beside it, one write each; each GPU's
+# file is locked as long as a process of the attempt lives, so that two jobs on one GPU prove themselves.
+here=${0%/*}
+say() {
+    read -r up _ </proc/uptime
+    echo "$1 $GPUSCHED_JOB_ID $GPUSCHED_ATTEMPT $RANK $GPUSCHED_NODE $up $2" >>"$here/ledger"
+}
+fd=5
+for gpu in $(echo "$GPUSCHED_GPUS" | tr , ' '); do
+    eval "exec $fd>>$here/gpus/$GPUSCHED_NODE.$gpu"
+    $here/lock $fd || say clash "$gpu"
+    fd=$((fd + 1))
+done
+say start "$GPUSCHED_GPUS"
+sleep "$1"
+say end "$2"
+exit "$2"

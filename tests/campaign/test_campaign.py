@@ -1,0 +1,41 @@
+"""A short campaign: what `make campaign` does for minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.campaign.faults import KINDS
+from tests.campaign.invariants import broken
+from tests.campaign.report import table
+from tests.campaign.run import Campaign
+from tests.campaign.schedule import draw
+from tests.campaign.shim import CACHE, preload
+from tests.campaign.site import Site
+from tests.testbed import Testbed
+
+
+def test_a_seed_is_a_schedule() -> None:
+    first, again, other = (draw(seed, 50, 80, list(KINDS)) for seed in (7, 7, 8))
+    assert first == again != other
+    healed = {act.number for act in first.acts if act.what == "heal"}
+    lasting = {act.number for act in first.acts if act.what == "inject" and KINDS[act.kind].lasts}
+    assert healed == lasting
+    assert sorted(act.number for act in first.acts if act.what == "submit") == list(range(50))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [3])
+def test_nothing_is_lost_doubled_or_left(testbed: Testbed, tmp_path: Path, seed: int) -> None:
+    preload(CACHE)
+    kinds = [k for k in KINDS if k not in ("node.freeze", "node.cut")]  # these wait for time-outs; see tests/e2e
+    site = Site(testbed, tmp_path)
+    try:
+        campaign = Campaign(site, draw(seed, 14, 16, kinds))
+        campaign.run()
+        violations = broken(campaign)
+        assert violations == [], table(campaign, violations, seed, 0.0)
+    finally:
+        site.kill()
+        site.close()
