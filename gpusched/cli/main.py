@@ -62,6 +62,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tick": ("gpusched.cli.run", "Run one controller cycle (for cron)."),
     "install": ("gpusched.cli.install", "Set up one installation for all users of this machine."),
     "uninstall": ("gpusched.cli.install", "Remove it."),
+    "backup": ("gpusched.cli.backup", "Back up the state folder now; list and check backups."),
     "trace": ("gpusched.cli.trace", "Workloads to replay: import, inspect, cut, scale, generate."),
     "completion": ("gpusched.cli.completion", "Print the completion script for bash or zsh."),
 }
@@ -75,6 +76,7 @@ SLOW_COMMANDS = {
     "nodes": "reading the nodes", "flavors": "reading the nodes", "power": "adding up energy", "replay": "reading jobs",
     "train": "reading jobs", "reproduce": "preparing", "predict": "reading jobs", "policy": "reading policies",
     "init": "contacting the servers", "check": "examining", "trace": "reading jobs", "tick": "running a cycle",
+    "backup": "copying",
 }  # fmt: skip
 """Commands that may be slow to print, and their progress line."""
 

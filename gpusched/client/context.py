@@ -130,7 +130,9 @@ class Client:
 
     def notes(self) -> tuple[str, ...]:
         """Return other problems: an inventory that is not in force, nodes removed from it that still run jobs."""
+        from gpusched.model.backups import backup_trouble
         from gpusched.model.slurm import LEASE_TROUBLE
+        from gpusched.queue.backup import BACKUP_META, backup_result
         from gpusched.queue.store import INVENTORY_TROUBLE
 
         if self.reader is None:
@@ -140,6 +142,8 @@ class Client:
         found += [slurm_trouble.line(time.time())] if slurm_trouble is not None else []
         lease = self.reader.meta(LEASE_TROUBLE)
         found += [lease] if lease else []
+        backup = backup_trouble(backup_result(self.reader.meta(BACKUP_META)), time.time())
+        found += [backup] if backup else []
         return (*found, *(f"node {r.name} is {r.reason}" for r in self.reader.left_nodes()))
 
 

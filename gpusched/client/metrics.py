@@ -18,6 +18,7 @@ from gpusched.model.metrics import Family, MetricTotals, UsageTotal, family
 from gpusched.model.readings import NodeReading, NodeState
 from gpusched.model.slices import is_slice
 from gpusched.model.slicetables import gpus_counted
+from gpusched.queue.backup import BACKUP_META, backup_result
 from gpusched.queue.clock import ANCHOR, now_by
 from gpusched.queue.lastgood import Declared, kept_declarations
 from gpusched.queue.quotas import QuotaLedger, recent_quota_usage
@@ -68,6 +69,9 @@ def _controller(reader: Reader, totals: MetricTotals) -> Iterator[Family]:
     yield family("controller_cycle_seconds", [((), totals.cycles)])
     yield family("controller_phase_seconds", (((name,), s) for name, s in sorted(totals.phases.items())))
     yield family("inventory_valid", [((), 0.0 if reader.meta(INVENTORY_TROUBLE) else 1.0)])
+    if (backup := backup_result(reader.meta(BACKUP_META))) is not None:
+        yield family("backup_last_success_timestamp_seconds", [((), backup.made)] if backup.made is not None else [])
+        yield family("backup_failed", [((), float(backup.error != ""))])
 
 
 def _jobs(reader: Reader, totals: MetricTotals) -> Iterator[Family]:

@@ -520,6 +520,12 @@ LOGS: Fields = {
     "max_per_job": ("max_mib_per_job", _memory),
     "max_total": ("max_total_mib", _memory),
 }
+BACKUP: Fields = {
+    "to": ("to", _text("an absolute path without commas, quotes and colons", _FOLDER)),
+    "every": ("every_s", whole_seconds),
+    "keep": ("keep", _whole(1, 10_000, "a number of backups")),
+    "keep_days": ("keep_days", _whole(0, 3650, "a number of days")),
+}
 _YEAR_S = 366 * 86400
 SETTINGS: Fields = {
     "tick": ("tick_s", _seconds),
@@ -559,6 +565,7 @@ SETTINGS: Fields = {
     "idle": ("idle", lambda value: value),
     "logs": ("logs", lambda value: value),
     "events": ("events", lambda value: value),
+    "backup": ("backup", lambda value: value),
     "retrain_days": ("retrain_days", _whole(2, 3650, "a number of days")),
     "auto_promote": ("auto_promote", Value.flag),
 }

@@ -23,6 +23,7 @@ from gpusched.errors import FileError
 from gpusched.model.limits import Groups, Quotas
 from gpusched.model.notices import Notices
 from gpusched.model.resources import (
+    BackupSettings,
     Flavor,
     Inventory,
     LogSettings,
@@ -146,13 +147,14 @@ class _InventoryReader:
         values = fields.read(value, fields.SETTINGS, "a mapping of settings")
         logs = fields.read(values.pop("logs", None), fields.LOGS, "a mapping of log settings")
         events = read_events(values.pop("events", None))
+        backup = fields.read(values.pop("backup", None), fields.BACKUP, "a mapping of backup settings")
         if "idle" in values:
             self._idle = self._idle_keys(values.pop("idle"))
         if isinstance(price := values.get("power_price_per_kwh"), tuple):
             values["power_price_per_kwh"], currency = price
             if currency is not None and values.setdefault("currency", currency) != currency:
                 raise value.error("one currency", f"{values['currency']} and {currency}")
-        return Settings(**values, logs=LogSettings(**logs), events=events)
+        return Settings(**values, logs=LogSettings(**logs), events=events, backup=BackupSettings(**backup))
 
     def _idle_keys(self, value: Value) -> IdleKeys:
         if self._engine == "slurm":

@@ -23,6 +23,7 @@ from gpusched.cluster.ssh import SshCluster
 from gpusched.config.paths import SHARED_STATE
 from gpusched.config.policies import POLICY, WEIGHTS, policy_folders
 from gpusched.controller import logsetup
+from gpusched.controller.backups import BackupRunner
 from gpusched.controller.commandfiles import STORAGE_ERRORS
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.eventlog import EventLogger
@@ -146,6 +147,7 @@ class Service:
         self.cycle = self._new_cycle(inventory, policies)
         self._predictor: StartPredictor | None = StartPredictor(self.store)
         self._notices, self._events = NotificationService(self.store), EventLogger(self.store)
+        self._backups = BackupRunner(self.store, state, inventory_path)
         self._files = self._stamp()
         self._housekept_at = -HOUSEKEEPING_S
         self._last_cycle_s = 0.0  # duration of the last cycle
@@ -212,6 +214,11 @@ class Service:
         self._last_cycle_s = time.monotonic() - started
         _log.debug("a cycle of %.3f s", self._last_cycle_s)
         self._reporting.step(self._last_cycle_s, self.cycle.inventory.settings.events)
+        self._backups.step(self.cycle.inventory.settings.backup, self.clock())
+
+    def finish_backup(self) -> None:
+        """Wait for the backup that is being made."""
+        self._backups.finish(self.cycle.inventory.settings.backup, self.clock())
 
     def send_notices(self, wait_s: float = 0.0) -> None:
         """Send due notices, waiting up to ``wait_s`` for the results."""
@@ -338,6 +345,7 @@ class Service:
             self._reporting.close()
         if self._predictor is not None:
             self._predictor.close()
+        self._backups.close()
         self.cycle.close()
         self.cycle.inbox.close()
         self.cluster.close()
@@ -554,5 +562,6 @@ def tick_once(inventory_path: Path, state: Path, prepare: Prepare | None = None)
                 service.cluster.wait_for_operations(60.0)
             service.predict_starts(TICK_PREDICTING_S)
             service.send_notices(TICK_NOTICES_S)
+            service.finish_backup()
         finally:
             service.close()

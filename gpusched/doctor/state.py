@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 from gpusched.doctor.findings import Finding, Status
 from gpusched.errors import GpuschedError
+from gpusched.model.backups import BackupResult, backup_trouble
 from gpusched.model.health import Condition
 from gpusched.model.notices import Notice
 from gpusched.model.readings import Wiring
 from gpusched.model.slurm import Trouble
 from gpusched.model.units import count_of, format_duration, format_memory
+from gpusched.queue.backup import BACKUP_META, backup_result
 from gpusched.queue.damage import UNREADABLE, unreadable
 from gpusched.queue.presence import Presence, controller_of
 from gpusched.queue.promotions import PolicyChange
@@ -193,17 +195,25 @@ def _controller(state: Path, tick_s: float, now: float) -> list[Finding]:
             tick_s += reader.lag_s()
             beat, trouble, left = reader.number("heartbeat", 0.0), reader.meta(INVENTORY_TROUBLE), reader.left_nodes()
             paces, unsent = reader.paces(), reader.failed_notices()
+            backup = backup_result(reader.meta(BACKUP_META))
     except (GpuschedError, *UNREADABLE) as error:
         return [_finding("controller", "fail", f"its last heartbeat cannot be read: {error}", _RESTORE)]
     found = [_heartbeat(controller_of(state), now - beat if beat else None, max(60.0, 6 * tick_s))]
     if trouble:
         message = f"the controller still uses the last valid one: {trouble}"
         found.append(_finding("inventory", "warn", message, "fix it; a running controller reloads it"))
+    found += [_backup(backup, now)] if backup is not None else []
     slow = "check the node: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK; or exclude it with gpu_indices"
     found += _unsent_notices(unsent, now)
     found += [Finding(gpu.node, f"GPU {gpu.index}", "warn", gpu.line, slow) for gpu in slow_gpus(paces)]
     hint = "add it back, or wait for its jobs; no new job starts there"
     return found + [_finding("inventory", "warn", f"node {record.name} is {record.reason}", hint) for record in left]
+
+
+def _backup(result: BackupResult, now: float) -> Finding:
+    if trouble := backup_trouble(result, now):
+        return _finding("backup", "warn", trouble, "then try: gpusched backup")
+    return _finding("backup", "ok", f"{result.name}, {format_duration(max(0.0, now - (result.made or now)))} ago")
 
 
 def _unsent_notices(notices: Sequence[Notice], now: float) -> list[Finding]:

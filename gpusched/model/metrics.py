@@ -120,6 +120,8 @@ _TABLE: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
     ("controller_cycle_seconds", "histogram", (), "Duration of the controller's cycles."),
     ("controller_phase_seconds", "counter", ("phase",), "Time spent in the parts of the cycles."),
     ("inventory_valid", "gauge", (), "1 if inventory.yaml and the policies as they are now are in force, else 0."),
+    ("backup_last_success_timestamp_seconds", "gauge", (), "When the newest backup of the controller was made."),
+    ("backup_failed", "gauge", (), "1 if the controller's latest backup failed, else 0."),
     ("jobs", "gauge", ("partition", "state"), "Jobs that have not ended."),
     ("pending_jobs", "gauge", ("partition", "reason"), "Pending jobs by the reason for which they wait."),
     ("pending_gpus", "gauge", _P, "GPUs that pending jobs request."),

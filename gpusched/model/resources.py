@@ -195,6 +195,21 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_total_mib: int = 10240
 
 
+class BackupSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Backups of the state folder that the controller makes.
+
+    Attributes:
+        to: Their folder; "": it makes none.
+        every_s: Between two of them.
+        keep: How many of the latest are kept, besides the last one of each of ``keep_days`` days.
+    """
+
+    to: str = ""
+    every_s: int = 3600
+    keep: int = 24
+    keep_days: int = 7
+
+
 class EventSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Who gets each event as JSON: a file, by lines, and a webhook, by POST; "": nobody."""
 
@@ -257,6 +272,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keep_reports_s: int = 30 * 86400
     logs: LogSettings = LogSettings()
     events: EventSettings = EventSettings()
+    backup: BackupSettings = BackupSettings()
     retrain_days: int = 30
     auto_promote: bool = False
 

@@ -19,6 +19,7 @@ from gpusched.errors import GpuschedError
 from gpusched.estimation import REMEMBERED
 from gpusched.model import ids
 from gpusched.model.arrays import split_task_ids, tasks_of
+from gpusched.model.backups import BackupResult
 from gpusched.model.events import Event
 from gpusched.model.health import NodeHealth
 from gpusched.model.indices import Spans, intersection, parse
@@ -30,6 +31,7 @@ from gpusched.model.slices import Cut
 from gpusched.model.slurm import TROUBLE, Trouble
 from gpusched.queue import reading
 from gpusched.queue.attempts import AttemptReads
+from gpusched.queue.backup import BACKUP_META
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
 from gpusched.queue.damage import TABLE_CHECKS, UNREADABLE, TableCheck, json_of
 from gpusched.queue.eventlines import POSITION, EventLineReads, EventLineWrites
@@ -888,6 +890,8 @@ def _read_meta(key: str, value: str) -> None:
         int(value)
     elif value and key == TROUBLE:
         msgspec.json.decode(value, type=Trouble)
+    elif value and key == BACKUP_META:
+        msgspec.json.decode(value, type=BackupResult)
     elif key == TOTALS:
         msgspec.json.decode(value, type=MetricTotals)
     elif value and key == "fallbacks":

@@ -92,7 +92,7 @@ BAD = {
     "far too deep": ("a: " + "[" * 40 + "]" * 40, ":1: found more than 32 levels, expected fewer"),
     # Settings
     "unknown setting": (in_settings("tik: 5s"), ":2: settings.tik: found an unknown key, expected one of admins, "
-                        "allowed_mounts, auto_promote, capabilities, connect_timeout, connect_timeout_s, currency, "
+                        "allowed_mounts, auto_promote, backup, capabilities, connect_timeout, connect_timeout_s, currency, "
                         "down_after, down_after_s, events, fairshare_half_life, fairshare_half_life_s, grace, grace_s, "
                         "idle, image_transports, job_dirs, keep_reports, keep_reports_s, known_hosts, logs, max_queued_jobs_by_jobs, "
                         "max_queued_jobs_per_user, max_queued_size_per_user, max_retries, network, node_fail_after, "

@@ -57,6 +57,7 @@ from gpusched.model.reports import (
 )
 from gpusched.model.reservations import Reservation
 from gpusched.model.resources import (
+    BackupSettings,
     EventSettings,
     Inventory,
     LogSettings,
@@ -283,7 +284,7 @@ def _settings() -> str:
 
 
 def _default(value: object, field: str) -> str:
-    if value is None or value == () or isinstance(value, LogSettings | EventSettings):
+    if value is None or value == () or isinstance(value, LogSettings | EventSettings | BackupSettings):
         return ""
     if field.endswith("_s"):
         seconds = float(str(value))
@@ -296,6 +297,12 @@ def _logs() -> str:
     plain = LogSettings()
     defaults = {k: code(f"{getattr(plain, f)}M") for k, (f, _) in inventory_fields.LOGS.items()}
     return _keys(inventory_fields.LOGS, words.LOGS, defaults)
+
+
+def _backup() -> str:
+    plain = BackupSettings()
+    defaults = {k: _default(getattr(plain, f) or None, f) for k, (f, _) in inventory_fields.BACKUP.items()}
+    return _keys(inventory_fields.BACKUP, words.BACKUP, defaults)
 
 
 def _events() -> str:
@@ -651,6 +658,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "sbatch-results": _sbatch_results,
     "settings": _settings,
     "logs": _logs,
+    "backup": _backup,
     "events": _events,
     "event-fields": _event_fields,
     "event-kinds": _event_kinds,

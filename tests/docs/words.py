@@ -79,6 +79,7 @@ SETTINGS = {
     "idle": ("mapping or `none`", "What happens to jobs whose GPUs are idle, [below](#idle). Default: nothing."),
     "logs": ("mapping", "Output kept in the state folder, [below](#settingslogs)."),
     "events": ("mapping", "Who gets each event as JSON, [below](#settingsevents)."),
+    "backup": ("mapping", "Backups of the state folder, [below](#settingsbackup)."),
     "retrain_days": ("number", "Days of jobs that `gpusched replay --nightly --auto-retrain` trains on."),
     "auto_promote": (
         BOOL,
@@ -90,6 +91,12 @@ EVENTS = {
     "webhook": ("URL", "Gets arrays of events by POST."),
 }
 
+BACKUP = {
+    "to": ("absolute path", "Their folder, best on another disk. Without it none are made."),
+    "every": (DURATION, "Between two backups."),
+    "keep": ("number", "How many of the latest are kept."),
+    "keep_days": ("number", "For so many days, also the last one of each."),
+}
 LOGS = {
     "max_per_job": (MEMORY, "Per rank; of a larger output the first quarter and the end."),
     "max_total": (MEMORY, "Of all collected outputs; beyond it the oldest are removed, once an hour."),

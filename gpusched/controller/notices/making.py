@@ -31,6 +31,7 @@ EVENTS: dict[str, tuple[NoticeKind, ...]] = {
     "check_hung": (NoticeKind.NODE,),
     "check_slow": (NoticeKind.NODE,),
     "condition": (NoticeKind.NODE,),
+    "backup_failed": (NoticeKind.NODE,),
 }
 """Kind of event -> kinds of the notices that it creates."""
 _NO_FAILURE = (JobState.COMPLETED, JobState.CANCELLED)
@@ -55,6 +56,9 @@ class NoticeMaker:
         """Yield the notices of an event of a job or a node."""
         if event.node is not None and event.job_id is None:
             yield from self._node_notices(event, event.node)
+            return
+        if event.kind == "backup_failed":
+            yield from self._operator_notices(f"backup.{event.time:.3f}", f"backup failed: {event.data['why']}", event)
             return
         if event.kind == "condition":
             yield from self._program_notices(event)
@@ -111,9 +115,7 @@ class NoticeMaker:
             return
         what = [event.data[key] for key in ("gpu", "condition", "check") if event.data.get(key) is not None]
         mark = f"{node}.{'.'.join(map(str, what))}.{event.time:.3f}"
-        for receiver in self._asked.to:
-            if NoticeKind.NODE in receiver.on and not receiver.users:
-                yield self._notice(digest_of(receiver), NoticeKind.NODE, mark, text, None, event.time, node)
+        yield from self._operator_notices(mark, text, event)
         if "check" in event.data:
             return
         gpu = event.data.get("gpu") if event.kind == "condition" else None
@@ -129,6 +131,11 @@ class NoticeMaker:
                 if NoticeKind.NODE in kinds:
                     about = f"{_job_text(job)}: {text}"
                     yield self._notice(to, NoticeKind.NODE, f"{job.id}.{mark}", about, job, event.time, node)
+
+    def _operator_notices(self, mark: str, text: str, event: Event) -> Iterator[Notice]:
+        for receiver in self._asked.to:
+            if NoticeKind.NODE in receiver.on and not receiver.users:
+                yield self._notice(digest_of(receiver), NoticeKind.NODE, mark, text, None, event.time, event.node)
 
     def _program_notices(self, event: Event) -> Iterator[Notice]:
         """Yield notices of an error of a program on a GPU to the receivers of its job alone."""

@@ -1,0 +1,334 @@
+"""Backups of the state folder: made beside its writer, checked by opening them, rotated.
+
+Each is a folder ``<UTC time>`` with the database, ``manifest.json``, and copies of what else cannot be made anew; equal
+files of two backups are one file with two names. Collected output, which never changes, is kept once for all: ``logs``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import socket
+import sqlite3
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from gpusched import __version__
+from gpusched.config.paths import sync_folder, write_atomic
+from gpusched.errors import GpuschedError
+from gpusched.model.backups import Backup, BackupManifest, BackupResult
+from gpusched.model.resources import BackupSettings
+from gpusched.queue.reading import DATABASE
+from gpusched.queue.schema import SCHEMA_VERSION
+
+MANIFEST = "manifest.json"
+INVENTORY = "inventory.yaml"
+TREES = ("policies", "candidates", "reports", "secrets", "programs", "inbox/new")
+LOGS = "logs"
+PAGES_PER_STEP = 256
+PAUSE_S = 0.001  # between two steps: readers and the writer of the disk get their turn
+DAY_S = 86400.0
+_NAME = re.compile(r"\d{8}T\d{6}Z")
+_PART = re.compile(r"\.\d{8}T\d{6}Z\.part")
+
+
+BACKUP_META = "backup"
+"""Meta of the store: the `BackupResult` as JSON; "": the controller makes none."""
+
+
+def backup_result(kept: str | None) -> BackupResult | None:
+    """Return what the store keeps of the controller's latest backup; None: it makes none."""
+    with contextlib.suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(kept or "null", type=BackupResult | None)
+    return None
+
+
+class BackupStopped(Exception):
+    """The backup was abandoned, because its process is to end."""
+
+
+def make_backup(
+    state: Path, settings: BackupSettings, now: float, inventory: Path | None = None, stop: Callable[[], bool] = bool
+) -> Backup:
+    """Make a backup, check it, and remove those that are no longer kept.
+
+    Args:
+        state: The state folder; a controller may be working on it.
+        settings: Where it goes, and how many are kept.
+        now: Unix seconds.
+        inventory: inventory.yaml, to be copied, too.
+        stop: Returns whether to abandon it.
+
+    Raises:
+        GpuschedError: It could not be made, or is not sound; earlier ones are left as they are.
+        BackupStopped: It was abandoned.
+    """
+    target = Path(settings.to)
+    try:
+        target.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _lock(target):
+            _remove_parts(target)
+            earlier = backups(target)
+            name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+            part = target / f".{name}.part"
+            if (target / name).exists():
+                raise GpuschedError(f"{target / name} exists", "two backups within a second, or the clock was set back")
+            try:
+                part.mkdir(mode=0o700)
+                manifest = _copy_database(state / DATABASE, part / DATABASE, now, stop)
+                _refuse_mixture(earlier, manifest.cluster_id, target)
+                _copy_trees(state, part, earlier[-1].path if earlier else None, stop)
+                if inventory is not None and inventory.is_file():
+                    shutil.copyfile(inventory, part / INVENTORY)
+                write_atomic(part / MANIFEST, msgspec.json.encode(manifest))
+                _sync_tree(part)
+                if error := check_backup(part):
+                    raise GpuschedError(f"the new backup is not sound: {error}", "check the disk of the backups")
+                part.rename(target / name)
+                sync_folder(target)
+            except BaseException:
+                shutil.rmtree(part, ignore_errors=True)
+                raise
+            _copy_logs(state / LOGS, target / LOGS, stop)
+            _rotate(target, settings, now)
+            _remove_old_logs(state / LOGS, target / LOGS, now - settings.keep_days * DAY_S)
+            return Backup(path=target / name, manifest=manifest)
+    except OSError as error:
+        raise GpuschedError(f"no backup in {target}: {error.strerror or error}", _hint(error)) from error
+    except sqlite3.Error as error:
+        raise GpuschedError(f"no backup in {target}: {error}", "see 'gpusched check'") from error
+
+
+def _hint(error: OSError) -> str:
+    return "earlier backups are kept; free some space" if error.errno in (28, 122) else "see settings.backup.to"
+
+
+def backups(folder: Path) -> list[Backup]:
+    """Return the finished backups in a folder, oldest first, without opening their databases."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return [_read(folder / name) for name in sorted(os.listdir(folder)) if _NAME.fullmatch(name)]
+    return []
+
+
+def _read(path: Path) -> Backup:
+    try:
+        return Backup(path=path, manifest=msgspec.json.decode((path / MANIFEST).read_bytes(), type=BackupManifest))
+    except (OSError, msgspec.MsgspecError) as error:
+        return Backup(path=path, manifest=None, error=f"{MANIFEST}: {error}")
+
+
+def find_backup(source: Path) -> Backup:
+    """Return the newest sound backup of a folder, or this one, if ``source`` is a backup itself.
+
+    Raises:
+        GpuschedError: There is none.
+    """
+    found = [_read(source)] if (source / MANIFEST).exists() else backups(source)
+    why = "there are none"
+    for backup in reversed(found):
+        why = f"{backup.name}: {error}" if (error := check_backup(backup.path)) else ""
+        if not why:
+            return backup
+    raise GpuschedError(f"no usable backup in {source} ({why})", "name another one with --from")
+
+
+def check_backup(path: Path) -> str:
+    """Open a backup and read all of its database; return the first thing wrong with it, or ""."""
+    found = _read(path)
+    if found.manifest is None:
+        return found.error
+    if found.manifest.schema > SCHEMA_VERSION:
+        return f"it is of a newer gpusched ({found.manifest.version})"
+    try:
+        uri = f"{(path / DATABASE).absolute().as_uri()}?mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+            (problem,) = next(db.execute("PRAGMA integrity_check(1)"))
+            if problem != "ok":
+                return f"{DATABASE}: {problem}"
+            (schema,) = db.execute("PRAGMA user_version").fetchone()
+            if schema != found.manifest.schema:
+                return f"{DATABASE} has schema {schema} instead of {found.manifest.schema}"
+            rows = _rows(db)
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        return f"{DATABASE}: {error}"
+    wrong = [name for name, count in found.manifest.rows.items() if rows.get(name) != count]
+    return f"table {wrong[0]} has {rows.get(wrong[0], 0)} rows of {found.manifest.rows[wrong[0]]}" if wrong else ""
+
+
+def _rows(db: sqlite3.Connection) -> dict[str, int]:
+    names = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+    return {name: db.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in names}
+
+
+def _copy_database(source: Path, copy: Path, now: float, stop: Callable[[], bool]) -> BackupManifest:
+    """Copy the database in small steps, all of one moment."""
+
+    def step(*_: int) -> None:
+        if stop():
+            raise BackupStopped
+        time.sleep(PAUSE_S)
+
+    os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    uri = f"{source.absolute().as_uri()}?mode=ro"
+    with (
+        contextlib.closing(sqlite3.connect(uri, uri=True, timeout=10.0, isolation_level=None)) as db,
+        contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as part,
+    ):
+        part.executescript("PRAGMA synchronous=OFF; PRAGMA journal_mode=OFF;")  # it is synced as a whole
+        # Without a transaction each commit of the writer would make it begin anew. A reader of WAL blocks no writer.
+        db.execute("BEGIN")
+        rows = _rows(db)
+        db.backup(part, pages=PAGES_PER_STEP, progress=step)
+        cluster = db.execute("SELECT value FROM meta WHERE key = 'cluster_id'").fetchone()
+        (schema,) = db.execute("PRAGMA user_version").fetchone()
+        db.execute("ROLLBACK")
+        part.execute("PRAGMA journal_mode=DELETE")  # no WAL, which needs more files
+    return BackupManifest(
+        made=now, cluster_id=cluster[0] if cluster else "", schema=schema, rows=rows,
+        size_bytes=copy.stat().st_size, version=__version__, host=socket.gethostname(),
+    )  # fmt: skip
+
+
+def _refuse_mixture(earlier: list[Backup], cluster_id: str, target: Path) -> None:
+    """Raise if another installation's backups lie there: rotation would remove them."""
+    others = {b.manifest.cluster_id for b in earlier if b.manifest is not None} - {cluster_id}
+    if others:
+        raise GpuschedError(f"{target} has backups of another installation", "name another folder in settings.backup")
+
+
+def _copy_trees(state: Path, part: Path, before: Path | None, stop: Callable[[], bool]) -> None:
+    for tree in TREES:
+        for file in _files(state / tree):
+            if stop():
+                raise BackupStopped
+            name = file.relative_to(state)
+            _make_folders(state, part, name.parent)
+            copy_file(file, part / name, before / name if before is not None else None)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the regular files below a folder."""
+    for place, _, names in os.walk(folder):
+        yield from (path for name in names if stat.S_ISREG(os.lstat(path := Path(place, name)).st_mode))
+
+
+def _make_folders(source: Path, target: Path, name: Path) -> None:
+    """Make a folder and those above it, each with its original's mode and owner."""
+    for above in (*reversed(name.parents), name):
+        if not (target / above).exists():
+            (target / above).mkdir(mode=0o700)
+            _take_rights(source / above, target / above)
+
+
+def copy_file(file: Path, copy: Path, before: Path | None = None) -> None:
+    """Copy a file with its mode, owner and time; where ``before`` is an equal copy, give that another name.
+
+    The owner of a command file is the proof of who sent it: without root, one of another user is left out.
+    """
+    with contextlib.suppress(FileNotFoundError):  # its job has ended meanwhile
+        status = file.lstat()
+        if status.st_uid != os.geteuid() != 0:
+            return
+        if before is not None:
+            with contextlib.suppress(OSError):
+                if _stamp(before.lstat()) == _stamp(status):
+                    os.link(before, copy)
+                    return
+        part = copy.with_name(copy.name + ".part")
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        shutil.copyfile(file, part, follow_symlinks=False)
+        os.utime(part, ns=(status.st_atime_ns, status.st_mtime_ns))
+        _take_rights(file, part)
+        part.replace(copy)
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_size, status.st_mtime_ns, stat.S_IMODE(status.st_mode), status.st_uid
+
+
+def _take_rights(source: Path, copy: Path) -> None:
+    status = source.lstat()
+    if os.geteuid() == 0:
+        os.chown(copy, status.st_uid, status.st_gid)
+    copy.chmod(stat.S_IMODE(status.st_mode))
+
+
+def _copy_logs(logs: Path, copies: Path, stop: Callable[[], bool]) -> None:
+    """Copy new output; it is written once, and its folder then stays as it is."""
+    if not logs.is_dir():
+        return
+    copies.mkdir(exist_ok=True, mode=0o700)
+    with os.scandir(logs) as entries:
+        for entry in entries:
+            copy = copies / entry.name
+            if not entry.is_dir(follow_symlinks=False):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                if copy.exists() and copy.stat().st_mtime_ns == entry.stat().st_mtime_ns:
+                    continue
+                for file in _files(Path(entry.path)):
+                    if stop():
+                        raise BackupStopped
+                    _make_folders(logs, copies, file.relative_to(logs).parent)
+                    if not (there := copies / file.relative_to(logs)).exists():
+                        copy_file(file, there)
+                if copy.exists():
+                    os.utime(copy, ns=(0, entry.stat().st_mtime_ns))  # last: what is unfinished is done again
+
+
+def _sync_tree(folder: Path) -> None:
+    for place, _, names in os.walk(folder):
+        for name in names:
+            descriptor = os.open(Path(place, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_folder(Path(place))
+
+
+def _rotate(target: Path, settings: BackupSettings, now: float) -> None:
+    """Keep the latest, and of each day the last one for some days."""
+    found = backups(target)
+    daily = {b.name[:8]: b for b in found}
+    kept = {b.name for b in found[-settings.keep :]}
+    since = time.strftime("%Y%m%d", time.gmtime(now - settings.keep_days * DAY_S))
+    kept |= {b.name for day, b in daily.items() if day > since}
+    for backup in found:
+        if backup.name not in kept:
+            part = target / f".{backup.name}.part"
+            backup.path.rename(part)  # first, so that half a backup never looks like one
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _remove_old_logs(logs: Path, copies: Path, before: float) -> None:
+    """Remove old output that the state folder has no more."""
+    for name in os.listdir(copies) if copies.is_dir() else ():
+        if not (logs / name).exists() and (copies / name).stat().st_mtime < before:
+            shutil.rmtree(copies / name, ignore_errors=True)
+
+
+def _remove_parts(target: Path) -> None:
+    for name in os.listdir(target):
+        if _PART.fullmatch(name):
+            shutil.rmtree(target / name, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _lock(target: Path) -> Iterator[None]:
+    descriptor = os.open(target / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise GpuschedError(f"another backup to {target} is being made", "try again later") from None
+        yield
+    finally:
+        os.close(descriptor)

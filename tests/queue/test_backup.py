@@ -1,0 +1,172 @@
+"""Backups: what is in them, which are kept, how damage is noticed, and a disk without room."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpusched.errors import GpuschedError
+from gpusched.model.events import Event
+from gpusched.model.jobs import JobState
+from gpusched.model.resources import BackupSettings
+from gpusched.queue import backup
+from gpusched.queue.backup import BackupStopped, backups, check_backup, find_backup, make_backup
+from gpusched.queue.reading import DATABASE
+from gpusched.queue.store import Reader, Store
+from tests.builders import job
+
+NOW = 1_800_000_000.0
+HOUR, DAY = 3600.0, 86400.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store.create_or_open(tmp_path / "state")
+    store.put_jobs([job(state=JobState.PENDING)])
+    store.append(Event(time=NOW, kind="noise", data={"n": n, "text": "x" * 500}) for n in range(4000))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def make(store: Store, tmp_path: Path) -> Callable[..., Path]:
+    def made(after: float = 0.0, **settings: int) -> Path:
+        to = BackupSettings(to=str(tmp_path / "backups"), **settings)
+        return make_backup(tmp_path / "state", to, NOW + after).path
+
+    return made
+
+
+def names(tmp_path: Path) -> list[str]:
+    return [one.name for one in backups(tmp_path / "backups")]
+
+
+def test_a_backup_holds_what_cannot_be_made_anew_with_its_permissions(
+    make: Callable[..., Path], tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    for name, mode in (("secrets/j", 0o600), ("policies/p/w.safetensors", 0o644), ("logs/j/1.0.log", 0o640)):
+        (state / name).parent.mkdir(parents=True)
+        (state / name).write_text(name)
+        (state / name).chmod(mode)
+    (state / "secrets").chmod(0o700)
+    first = make()
+    (state / "secrets/j").write_text("changed")
+    second = make(HOUR)
+    assert (first / "secrets/j").read_text() == "secrets/j"
+    assert (second / "secrets/j").read_text() == "changed"
+    assert stat.S_IMODE((second / "secrets/j").stat().st_mode) == 0o600
+    assert stat.S_IMODE((second / "secrets").stat().st_mode) == 0o700
+    assert os.path.samefile(first / "policies/p/w.safetensors", second / "policies/p/w.safetensors"), "kept once"
+    assert (tmp_path / "backups/logs/j/1.0.log").read_text() == "logs/j/1.0.log"
+    reader = Reader.open(second)
+    assert reader is not None
+    assert [one.id for one in reader.rows_of("0123456789a")] == ["0123456789a"]
+    reader.close()
+
+
+def test_a_copy_is_of_one_moment_however_often_the_writer_commits_meanwhile(
+    store: Store, make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 0
+
+    def commit(_: float) -> None:
+        nonlocal steps
+        steps += 1
+        assert steps < 1000, "each commit makes it begin anew"
+        store.append([Event(time=NOW, kind="late")])
+
+    monkeypatch.setattr(backup.time, "sleep", commit)
+    monkeypatch.setattr(backup, "PAGES_PER_STEP", 20)
+    made = make()
+    assert steps > 20
+    with sqlite3.connect(made / DATABASE) as db:
+        assert db.execute("SELECT count(*) FROM events WHERE kind = 'late'").fetchone() == (0,)
+    assert store.latest_event() == 4000 + steps
+
+
+def test_which_backups_are_kept(make: Callable[..., Path], tmp_path: Path) -> None:
+    times = [*(day * DAY for day in range(6)), *(6 * DAY + hour * HOUR for hour in range(4))]
+    made = [make(after, keep=2, keep_days=3).name for after in times]
+    # The last two, and the last one of this day and of the two days before it.
+    assert names(tmp_path) == [made[4], made[5], made[-2], made[-1]]
+
+
+@pytest.mark.parametrize("harm", ["truncate", "overwrite", "lose rows", "no manifest", "newer"])
+def test_a_damaged_backup_is_noticed_and_the_one_before_it_found(
+    make: Callable[..., Path], tmp_path: Path, harm: str
+) -> None:
+    first, second = make(), make(HOUR)
+    assert check_backup(second) == ""
+    file = second / DATABASE
+    match harm:
+        case "truncate":
+            os.truncate(file, file.stat().st_size // 2)
+        case "overwrite":
+            with file.open("r+b") as raw:
+                raw.seek(4096 * 30)
+                raw.write(b"\xff" * 4096)
+        case "lose rows":
+            with sqlite3.connect(file) as db:
+                db.execute("DELETE FROM events WHERE seq = 7")
+            db.close()
+        case "no manifest":
+            (second / backup.MANIFEST).unlink()
+        case "newer":
+            text = (second / backup.MANIFEST).read_text().replace('"schema":', '"schema":9')
+            (second / backup.MANIFEST).write_text(text)
+    assert check_backup(second) != ""
+    assert find_backup(tmp_path / "backups").path == first
+    with pytest.raises(GpuschedError, match="no usable backup"):
+        find_backup(second)
+
+
+def test_a_damaged_database_makes_no_backup(make: Callable[..., Path], store: Store, tmp_path: Path) -> None:
+    made = make()
+    store.close()
+    with (tmp_path / "state" / DATABASE).open("r+b") as raw:
+        raw.seek(4096 * 30)
+        raw.write(b"\xff" * 4096)
+    with pytest.raises(GpuschedError):
+        make(HOUR)
+    assert sorted(os.listdir(tmp_path / "backups")) == [".lock", made.name]
+
+
+def test_an_abandoned_backup_leaves_nothing(make: Callable[..., Path], tmp_path: Path) -> None:
+    made = make()
+    settings = BackupSettings(to=str(tmp_path / "backups"))
+    with pytest.raises(BackupStopped):
+        make_backup(tmp_path / "state", settings, NOW + HOUR, stop=lambda: True)
+    assert sorted(os.listdir(tmp_path / "backups")) == [".lock", made.name]
+
+
+def test_backups_of_another_installation_are_not_rotated_away(make: Callable[..., Path], tmp_path: Path) -> None:
+    made = make()
+    Store.create_or_open(tmp_path / "other").close()
+    with pytest.raises(GpuschedError, match="another installation"):
+        make_backup(tmp_path / "other", BackupSettings(to=str(tmp_path / "backups"), keep=1), NOW + HOUR)
+    assert names(tmp_path) == [made.name]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mount") is None, reason="mounts a small disk")
+def test_a_full_disk_keeps_the_earlier_backups(make: Callable[..., Path], store: Store, tmp_path: Path) -> None:
+    to = tmp_path / "backups"
+    to.mkdir()
+    size = (tmp_path / "state" / DATABASE).stat().st_size + (tmp_path / "state" / f"{DATABASE}-wal").stat().st_size
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={int(size * 1.5)}", "small", to], check=True)
+    try:
+        made = make(keep=1)
+        with pytest.raises(GpuschedError, match=r"No space left|disk is full"):
+            make(HOUR, keep=1)
+        assert names(tmp_path) == [made.name]
+        assert check_backup(made) == ""
+        assert [name for name in os.listdir(to) if name.endswith(".part")] == []
+    finally:
+        subprocess.run(["umount", "-l", to], check=True)
