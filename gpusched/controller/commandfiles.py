@@ -15,6 +15,7 @@ from gpusched.config.accounts import priority_of, with_group_and_class
 from gpusched.config.reservations import check_use
 from gpusched.config.users import user_name
 from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, check_slices_exist, validate_spec
+from gpusched.controller.auditing import HOST, AuditTrail, entry_of
 from gpusched.controller.health import forgiven
 from gpusched.controller.promoting import PolicyCommandHandler
 from gpusched.controller.reserving import ReservationCommandHandler
@@ -22,6 +23,7 @@ from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import commands, ids
 from gpusched.model.arrays import event_log_id, restricted_row, task_event_data
+from gpusched.model.audit import audit_entry
 from gpusched.model.events import Event
 from gpusched.model.indices import spans_of
 from gpusched.model.jobs import ENDED, Ending, JobRecord, JobSpec, JobState
@@ -46,7 +48,7 @@ STORAGE_ERRORS = (sqlite3.OperationalError, OSError)  # transient, and not cause
 
 _VALUE_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError)  # the store works, but cannot hold this command's values
 
-_POLICY_COMMANDS = (commands.Promote, commands.Rollback, commands.ShadowOn, commands.ShadowOff)
+_WITH_SLURM = (commands.Promote, commands.Rollback, commands.ShadowOn, commands.ShadowOff, commands.RecordAudit)
 _log = logging.getLogger(__name__)
 
 
@@ -72,6 +74,7 @@ class CommandApplier:
         self._waiting: dict[str, tuple[int, int]] | None = None  # per user: jobs and bytes, read on first use
         self._queued_by_jobs: dict[str, int] = {}  # per user: pending jobs that were submitted by jobs
         self._queued_by_class = PendingJobLimits(store, inventory.quotas)
+        self._audit = AuditTrail(store)
 
     def apply_inbox(self, now: float) -> int:
         """Apply this cycle's command files, in order, in one transaction; return the number of files taken.
@@ -88,6 +91,7 @@ class CommandApplier:
                     malformed = Counter[int]()
                     applied = [self._apply_once(item, now, malformed) for item in self._items(names)]
                     self._refuse_further(malformed, now)
+                    self._audit.finish(now)
                     self._secrets.sync()
             except STORAGE_ERRORS:
                 applied = self._apply_singly(names, now)
@@ -140,6 +144,7 @@ class CommandApplier:
             try:
                 with self._store.transaction():
                     result = self._apply_once(item, now, Counter())
+                    self._audit.finish(now)
                     self._secrets.sync()
                 applied.append(result)  # after the commit, since its file is removed
             except STORAGE_ERRORS as error:
@@ -167,6 +172,7 @@ class CommandApplier:
                 for uid, names in surplus.items():
                     why = f"{user_name(uid)} has more than {MAX_WAITING} commands in the inbox"
                     data = {"file": f"{len(names)} files", "why": why, "surplus": len(names)}
+                    self._audit_file(uid, f"{len(names)} files", why, now)
                     self._store.append([Event(time=now, kind="refused_command", user=user_name(uid), data=data)])
         except STORAGE_ERRORS:
             return  # the files stay until the event can be recorded
@@ -185,6 +191,7 @@ class CommandApplier:
     def _apply_file(self, item: ReceivedCommand | MalformedCommand, now: float, malformed: Counter[int]) -> bool:
         """Apply one file; return False if it is to be set aside for inspection."""
         if isinstance(item, MalformedCommand):
+            self._audit_file(item.uid, item.file_name, item.why, now)
             malformed[item.uid] += 1
             if malformed[item.uid] <= MAX_MALFORMED_EVENTS:
                 self._refuse(item.file_name, user_name(item.uid), item.why, now)
@@ -197,18 +204,37 @@ class CommandApplier:
         try:
             # An unforeseen error undoes this command's changes, not those of the other files in the transaction.
             with self._store.savepoint():
+                refused = ""
                 try:
                     self._apply(command, caller, now)
                 except DatabaseDamaged:
                     raise
                 except (CommandRefused, GpuschedError) as error:  # changes made before the error stay
-                    self._refuse(item.file_name, caller.name, str(error), now)
+                    refused = str(error) or "refused"
+                    self._refuse(item.file_name, caller.name, refused, now)
+                self._record(command, caller, refused, now)
         except Exception as error:  # an unforeseen error in one command must not block the inbox
             if isinstance(error, STORE_FAULTS) and not isinstance(error, _VALUE_ERRORS):
                 raise  # the store's fault
-            self._refuse(item.file_name, caller.name, f"internal error: {error!r}", now)
+            why = f"internal error: {error!r}"
+            self._refuse(item.file_name, caller.name, why, now)
+            self._record(command, caller, why, now)
             return False
         return True
+
+    def _record(self, command: commands.AnyCommand, caller: Caller, refused: str, now: float) -> None:
+        """Record a command in the audit log: one from inside a job as its user's."""
+        match command:
+            case commands.Submit(asked_by=job_id) | commands.RelayedCommand(job_id=job_id) if caller.uid == os.getuid():
+                job = self._store.job(job_id) if job_id else None
+            case _:  # others' claim to be a job is refused
+                job = None
+        inside = None if job is None else (job.uid, job.user)
+        self._audit.add(entry_of(command, (caller.uid, caller.name), inside, refused, self._store, now))
+
+    def _audit_file(self, uid: int, file_name: str, why: str, now: float) -> None:
+        name = _as_text(file_name)
+        self._audit.add(audit_entry(now, HOST, (uid, user_name(uid)), "malformed", (name,), refused=why))
 
     def _refuse(self, file_name: str, user: str, why: str, now: float) -> None:
         job_id = _as_text(file_name).partition(".")[0] if file_name.endswith(".submit") else None
@@ -220,7 +246,7 @@ class CommandApplier:
         return Caller(uid, name, uid in (0, os.getuid()) or name in self._inventory.settings.admins)
 
     def _apply(self, command: commands.AnyCommand, caller: Caller, now: float) -> None:
-        if self._inventory.engine == "slurm" and not isinstance(command, _POLICY_COMMANDS):
+        if self._inventory.engine == "slurm" and not isinstance(command, _WITH_SLURM):
             raise CommandRefused("Slurm is the engine here: use its own commands")
         match command:
             case commands.Submit():
@@ -258,6 +284,9 @@ class CommandApplier:
                 self._policies(caller).shadow_on(command, caller.name, now)
             case commands.ShadowOff():
                 self._policies(caller).shadow_off(command, caller.name, now)
+
+            case commands.RecordAudit():
+                _check_audit(command, caller)
 
     # -- submissions ---------------------------------------------------------------------------------------------
 
@@ -324,6 +353,7 @@ class CommandApplier:
 
     def _forget_counts(self) -> None:
         self._waiting = None
+        self._audit.forget()
         self._programs_size.clear()
         self._queued_by_jobs.clear()
         self._queued_by_class = PendingJobLimits(self._store, self._inventory.quotas)
@@ -601,6 +631,14 @@ class CommandApplier:
             self._store.append([Event(time=now, kind=kind, node=name, user=caller.name, data=data)])
         if unknown:
             raise CommandRefused(f"no such node: {', '.join(unknown)}")
+
+
+def _check_audit(command: commands.RecordAudit, caller: Caller) -> None:
+    """Refuse entries of those who could say anything in them; see `_record` for the entry."""
+    if not caller.admin:
+        raise CommandRefused("only admins, root and the controller's user add entries to the audit log")
+    if (command.uid is not None or command.user) and caller.uid not in (0, os.getuid()):
+        raise CommandRefused("only root and the controller's user add entries about others")
 
 
 def is_cancelled(job: JobRecord) -> bool:

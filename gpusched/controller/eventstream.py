@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -45,11 +45,23 @@ class LineReceiver(Protocol):
         """Release what it holds."""
 
 
+class NumberedLine(Protocol):
+    """What is sent as one line."""
+
+    @property
+    def seq(self) -> int:
+        """Return its number; those of later lines are greater."""
+
+
+ReadLines = Callable[[Reader, int, int], Sequence[NumberedLine]]
+"""Reads lines after a number, at most so many, in order."""
+
+
 class EventFile:
     """Appends to a file. One that was moved (logrotate) is left alone, and a new one begun at its place."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, mode: int = 0o644) -> None:
+        self._path, self._mode = path, mode
         self._file: int | None = None
         self._is_regular = True  # else a pipe or a terminal, which can be neither synced nor cut
 
@@ -75,7 +87,7 @@ class EventFile:
                 if os.path.samestat(os.stat(self._path), os.fstat(self._file)):
                     return self._file
             self.close()
-        self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, self._mode)
         self._is_regular = stat.S_ISREG(os.fstat(self._file).st_mode)
         if self._is_regular:
             _cut_half_line(self._file)
@@ -117,9 +129,12 @@ class EventWebhook:
 
 
 class EventStream:
-    """Sends events to one receiver in a thread, from `position` on."""
+    """Sends events, or other numbered lines, to one receiver in a thread, from `position` on."""
 
-    def __init__(self, state: Path, name: str, receiver: LineReceiver, position: int) -> None:
+    def __init__(
+        self, state: Path, name: str, receiver: LineReceiver, position: int, read: ReadLines = Reader.event_lines
+    ) -> None:
+        self._read = read
         self.position = position  # number of the last event that the receiver has got
         self._state, self._name, self._receiver = state, name, receiver
         self._reader: Reader | None = None
@@ -156,7 +171,7 @@ class EventStream:
         """Send all events there are; return whether that went well."""
         try:
             self._reader = self._reader or Reader.open(self._state)
-            while self._reader is not None and (lines := self._reader.event_lines(self.position, BATCH)):
+            while self._reader is not None and (lines := self._read(self._reader, self.position, BATCH)):
                 self._receiver.write([msgspec.json.encode(line) for line in lines])
                 self.position = lines[-1].seq
                 self._note_success()

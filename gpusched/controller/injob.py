@@ -128,7 +128,9 @@ class InJobCommandHandler:
             if not rows or rows[0].uid != job.uid:
                 raise UnsupportedOption(f"--dependency: {job.user} has no job {other}")
         with contextlib.suppress(FileExistsError):
-            self._inbox.deliver(msgspec.structs.replace(found, id=new, time=now, asked_by=job.id))
+            self._inbox.deliver(
+                msgspec.structs.replace(found, id=new, time=now, asked_by=job.id, origin=f"job {job.id}")
+            )
         return None
 
     def _own_jobs(self, job: JobRecord, now: float, ended: bool) -> list[JobRecord]:
@@ -156,6 +158,9 @@ class InJobCommandHandler:
             raise UnsupportedOption(f"job {job.id} was cancelled")
         with contextlib.suppress(FileExistsError):  # already in the inbox
             self._inbox.deliver(
-                RelayedCommand(time=now, job_id=job.id, attempt=job.attempt, act=action, job_ids=names), name=name
-            )
+                RelayedCommand(
+                    time=now, origin=f"job {job.id}", job_id=job.id, attempt=job.attempt, act=action, job_ids=names
+                ),
+                name=name,
+            )  # fmt: skip
         return None

@@ -1,15 +1,18 @@
-"""Reports to other programs' monitoring: totals of metrics, and events for log pipelines."""
+"""Reports: totals of metrics, events for log pipelines, the audit log."""
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
-from gpusched.controller.eventstream import EventStreams
+from gpusched.controller.auditing import audit_stream
+from gpusched.controller.eventstream import CLOSE_S, EventStream, EventStreams
 from gpusched.controller.metering import Metering, Timings
 from gpusched.model.resources import EventSettings
 from gpusched.queue.store import Store
 
+_log = logging.getLogger(__name__)
 WRITE_EVERY_S = 1.0  # a commit of its own, shared by both: not one for each of many short cycles
 
 
@@ -20,6 +23,9 @@ class Reporting:
         self.timings = Timings()
         self._store = store
         self._metering, self._streams = Metering(store, self.timings), EventStreams(store, state)
+        self._state = state
+        self._audit: EventStream | None = None  # from the first step on
+        self._audit_failed = False
         self._written_at = float("-inf")
 
     def step(self, cycle_s: float, events: EventSettings) -> None:
@@ -30,15 +36,29 @@ class Reporting:
         """
         self._metering.count(cycle_s)
         self._streams.step(events)
+        self._write_audit()
         if time.monotonic() - self._written_at >= WRITE_EVERY_S:
             self._written_at = time.monotonic()
             self._write()
+
+    def _write_audit(self) -> None:
+        if self._audit is None:
+            try:
+                self._audit = audit_stream(self._store, self._state)
+            except OSError as error:  # entries wait in the store
+                if not self._audit_failed:
+                    _log.error("the audit log cannot be read: %s; its entries wait", error)
+                self._audit_failed = True
+                return
+        self._audit.wake()
 
     def _write(self) -> None:
         with self._store.transaction():
             self._metering.write()
             if self._streams.has_moved:
                 self._streams.write_positions()
+            if self._audit is not None and self._store.has_audit_entries(self._audit.position):
+                self._store.forget_audit(self._audit.position)
 
     def close(self) -> None:
         """Send the last events, if that is quickly done, and record the rest.
@@ -47,4 +67,6 @@ class Reporting:
             OSError, sqlite3.Error, Damaged: As `step`.
         """
         self._streams.close()
+        if self._audit is not None:
+            self._audit.stop(CLOSE_S)
         self._write()

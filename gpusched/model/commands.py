@@ -5,7 +5,7 @@ The file does not contain the user: the file's owner is the user.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -15,9 +15,10 @@ from gpusched.model.slurm import SlurmMode
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", forbid_unknown_fields=True):
-    """Base of all commands. ``time``: Unix seconds at the client."""
+    """Base of all commands. ``time``: Unix seconds at the client. ``origin``: where it was typed, as claimed."""
 
     time: float
+    origin: Annotated[str, msgspec.Meta(max_length=120, pattern=r"\A[ -~]*\Z")] = ""
 
 
 class Submit(Command, frozen=True, kw_only=True, tag="submit"):
@@ -158,6 +159,22 @@ class ShadowOff(Command, frozen=True, kw_only=True, tag="shadow_off"):
     partition: str
 
 
+class RecordAudit(Command, frozen=True, kw_only=True, tag="audit"):
+    """An entry for the audit log about what does not go through the inbox.
+
+    Attributes:
+        action, subject, via: As `AuditEntry` has them. refused: Why; "": it was done.
+        uid: Whose doing it was; None: the sender's. user: The same where only a name is known (of a page's viewer).
+    """
+
+    action: Annotated[str, msgspec.Meta(max_length=60)]
+    subject: tuple[str, ...] = ()
+    refused: str = ""
+    via: Literal["relay", "page", "command"] = "command"
+    uid: int | None = None
+    user: str = ""
+
+
 JobCommand = Cancel | Hold | Release | Requeue | SetPriority
 ReservationCommand = Reserve | ChangeReservation | CancelReservation
 AnyCommand = (
@@ -171,4 +188,5 @@ AnyCommand = (
     | Rollback
     | ShadowOn
     | ShadowOff
+    | RecordAudit
 )

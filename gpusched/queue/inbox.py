@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import time
 from collections import Counter
@@ -89,11 +90,14 @@ class Inbox:
     def deliver(self, command: AnyCommand, name: str | None = None) -> None:
         """Write one command; on return it is on disk. ``name`` begins its file name; by default one is made.
 
+        A command without an origin gets this process's.
+
         Raises:
             FileExistsError: A `Submit` with this job id, or this name, is already waiting (mint another id).
             GpuschedError: The inbox cannot be written.
         """
         job_id = command.id if isinstance(command, Submit) else name
+        command = command if command.origin else msgspec.structs.replace(command, origin=_origin())
         try:
             while True:
                 name = job_id or ids.mint(command.time)
@@ -289,6 +293,14 @@ class Inbox:
                         room -= _remove(Path(entry.path), room)
                 if room <= 0 or time.monotonic() > until:
                     return
+
+
+def _origin() -> str:
+    """Return where this process was started from, as far as it can know: ``ssh ADDRESS``, a terminal, or neither."""
+    address = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
+    if re.fullmatch(r"[0-9A-Fa-f.:]{2,45}(%[0-9A-Za-z.-]{1,20})?", address):
+        return f"ssh {address}"
+    return "terminal" if any(map(os.isatty, (0, 1, 2))) else "no terminal"
 
 
 class _StillLinking(Exception):

@@ -197,5 +197,10 @@ ALTER TABLE usage ADD COLUMN idle_energy_j REAL NOT NULL DEFAULT 0;
 ALTER TABLE usage ADD COLUMN idle_energy_unknown_s REAL NOT NULL DEFAULT 0;
 UPDATE usage SET idle_energy_unknown_s = idle_s;
 """,
+    """
+-- Entries of the audit log, until they are in its files; see queue.audit. AUTOINCREMENT: no number is given twice.
+-- data: model.audit.AuditEntry as JSON.
+CREATE TABLE audit (seq INTEGER PRIMARY KEY AUTOINCREMENT, data BLOB NOT NULL);
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

@@ -31,6 +31,7 @@ from gpusched.model.slices import Cut
 from gpusched.model.slurm import TROUBLE, Trouble
 from gpusched.queue import reading
 from gpusched.queue.attempts import AttemptReads
+from gpusched.queue.audit import AuditReads, AuditWrites
 from gpusched.queue.backup import BACKUP_META
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
 from gpusched.queue.damage import TABLE_CHECKS, UNREADABLE, TableCheck, json_of
@@ -290,6 +291,7 @@ def _sorted_by_id(jobs: list[JobRecord]) -> list[JobRecord]:
 
 class Reader(
     AttemptReads,
+    AuditReads,
     BeliefReads,
     EventLineReads,
     HealthCheckReads,
@@ -654,6 +656,7 @@ class Reader(
 
 class Store(
     Reader,
+    AuditWrites,
     BeliefWrites,
     EventLineWrites,
     HealthCheckWrites,

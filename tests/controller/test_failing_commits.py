@@ -115,6 +115,7 @@ def story(policy: Path) -> list[list[AnyCommand]]:
             c.Cancel(time=at(), job_ids=("nobody",)),
             c.RelayedCommand(time=at(), job_id=a, attempt=0, act="cancel", job_ids=(f"{array}_3",)),
             c.Submit(time=at(), id=inner, spec=spec(), asked_by=a),
+            c.RecordAudit(time=at(), action="exec", subject=(a,), uid=7, user="ann", via="relay"),
         ],
         [c.Rollback(time=at(), partition="p", reason="worse"), c.Cancel(time=at(), job_ids=(b, function))],
     ]
@@ -173,6 +174,7 @@ class Teller:
             "policies": [plain(change) for change in store.policy_changes()],
             "shadows": {name: (s.since, s.until) for name, s in store.shadows().items()},
             "limits": store.array_limits(),
+            "audit": sorted((msgspec.structs.replace(e, seq=0) for e in store.audit_entries(0, 1000)), key=repr),
             "secrets": self.world.secrets.read(job_id(1)),
             "program": len((self.world.secrets.programs.of(0).read(job_id(3)) or {}).get("", "")),
         }

@@ -74,7 +74,7 @@ def test_commands_come_back_as_they_went_oldest_first(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path)
     inbox.create()
     hostile = spec(name="ünï 'x'", command=("sh", "-c", "$(x)\n`y`" + "z" * 100_000), env={"A": "\t\x01é"})
-    commands = [Submit(time=NOW + i, id=ids.mint(NOW + i), spec=hostile) for i in (3, 1, 2)]
+    commands = [Submit(time=NOW + i, origin="ssh ::1", id=ids.mint(NOW + i), spec=hostile) for i in (3, 1, 2)]
     for command in commands:
         inbox.deliver(command)
     found = [item for item in inbox.waiting() if isinstance(item, ReceivedCommand)]
@@ -304,7 +304,7 @@ def test_a_command_that_cannot_be_recorded_now_waits_a_quarter_of_a_minute(
 def test_a_submission_is_found_by_its_id(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path)
     inbox.create()
-    one = Submit(time=NOW, id=ids.mint(NOW), spec=spec())
+    one = Submit(time=NOW, origin="here", id=ids.mint(NOW), spec=spec())
     assert inbox.submission(one.id) is None
     inbox.deliver(one)
     found = inbox.submission(one.id)

@@ -427,7 +427,8 @@ def as_version(state: Path, jobs: list[JobRecord], version: int) -> None:
     if version >= 16:
         columns, values = f"{columns}, span", f"{values}, 0"
     db.execute(f"INSERT INTO runs ({columns}) VALUES ({values})", (NOW - 9, NOW - 5))
-    db.execute("INSERT INTO usage VALUES (300, 'n', 'old', 'u', 'p', 9, 8, 1, 7, 6, 5)")
+    values = "300, 'n', 'old', 'u', 'p', 9, 8, 1, 7, 6, 5" + (", 0, 5" if version >= 19 else "")
+    db.execute(f"INSERT INTO usage VALUES ({values})")
     for kind in OLD_KINDS if version < 14 else OLD_KINDS.values():
         db.execute("INSERT INTO events (time, kind, data) VALUES (?, ?, '{}')", (NOW - 7, kind))
     db.execute(f"PRAGMA user_version = {version}")
