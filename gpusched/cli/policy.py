@@ -146,8 +146,10 @@ def _request(ask: Callable[..., PolicyResult], *given: object) -> None:
         output.print_line(f"{verdict.partition}: {verdict.line}")
     target = f"{result.policy} in " if result.policy else ""
     mode = f", mode {result.mode}" if result.mode else ""
-    output.print_line(f"{result.what} requested: {target}{', '.join(result.partitions)}{mode}")
-    if warning := client.controller_warning():
+    warning = client.controller_warning()
+    when = "" if warning else "; it takes effect in the controller's next cycle"
+    output.print_line(f"{result.what} requested: {target}{', '.join(result.partitions)}{mode}{when}")
+    if warning:
         output.note(warning)
         if result.hint:
             output.note(result.hint)

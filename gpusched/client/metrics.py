@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpusched import __version__
-from gpusched.model.gpustates import state_values
+from gpusched.model.gpustates import GpuStatus, gpu_states, plain_states
 from gpusched.model.healthchecks import open_conditions
 from gpusched.model.metrics import Family, MetricTotals, UsageTotal, family
-from gpusched.model.readings import NodeReading, NodeState
+from gpusched.model.readings import GpuState, NodeState
 from gpusched.model.slices import is_slice
 from gpusched.model.slicetables import gpus_counted
 from gpusched.queue.backup import BACKUP_META, backup_result
 from gpusched.queue.clock import ANCHOR, now_by
 from gpusched.queue.lastgood import Declared, kept_declarations
+from gpusched.queue.metrics import NodeFigures, ReadingFigures
 from gpusched.queue.quotas import QuotaLedger, recent_quota_usage
 from gpusched.queue.snapshots import held_gpus
 from gpusched.queue.store import INVENTORY_TROUBLE, Reader
@@ -96,7 +97,7 @@ def _nodes(reader: Reader, totals: MetricTotals) -> Iterator[Family]:
     slices: Counter[tuple[str, str, str]] = Counter()
     conditions: Counter[tuple[str, str, str]] = Counter()
     of_nodes: dict[str, list[tuple[tuple[str, str], float]]] = {name: [] for name in _OF_NODES}
-    records = list(reader.node_records().values())
+    records = reader.node_figures()
     for record in records:
         node = record.declared
         if node is None:  # it was in the inventory of an earlier version
@@ -104,9 +105,9 @@ def _nodes(reader: Reader, totals: MetricTotals) -> Iterator[Family]:
         reading = None if record.state in _SILENT else record.reading
         on_node = held.get(record.name, {})
         states[node.partition, record.state] += 1
-        states_of_gpus, parts = state_values(node, reading, on_node, record.health.conditions)
-        for state, count in Counter(states_of_gpus).items():
-            gpus[node.partition, node.gpu_type, state] += count
+        states_of_gpus, parts = _states(reader, record, reading, on_node)
+        for state in states_of_gpus:
+            gpus[node.partition, node.gpu_type, state] += 1
         for part in parts:
             slices[node.partition, part.profile, part.state] += 1
         for condition in record.health.conditions:
@@ -131,7 +132,25 @@ def _nodes(reader: Reader, totals: MetricTotals) -> Iterator[Family]:
     yield family("gpu_failures", _by_partition(totals.gpus_lost))
 
 
-def _measured(reading: NodeReading | None) -> tuple[float | None, float | None]:
+def _states(
+    reader: Reader, record: NodeFigures, reading: ReadingFigures | None, held: Mapping[int, tuple[str, ...]]
+) -> tuple[list[GpuState], tuple[GpuStatus, ...]]:
+    """Return the states of a node's GPUs, and its slices; the whole record is read only if something is odd."""
+    node = record.declared
+    assert node is not None
+    if reading is not None and reading.source != "none" and not record.health.conditions:
+        indices = node.gpu_indices if node.gpu_indices is not None else tuple(range(node.gpus))
+        plain = plain_states(indices, {gpu.index: gpu for gpu in reading.gpus}, held)
+        if plain is not None:
+            return plain, ()
+    whole = reader.node_record(record.name)
+    if whole is None or whole.declared is None:
+        return [], ()  # removed meanwhile
+    found = gpu_states(whole.declared, whole.reading if reading is not None else None, held, whole.health.conditions)
+    return [status.state for status in found], tuple(one for status in found for one in status.slices)
+
+
+def _measured(reading: ReadingFigures | None) -> tuple[float | None, float | None]:
     """Return the mean utilization (0..1) and the power in watts of a node's GPUs; None: not known."""
     gpus = reading.gpus if reading is not None else ()
     use = [gpu.utilization_pct for gpu in gpus if gpu.utilization_pct is not None]

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from gpusched.cluster.base import NodeObservation, Operation, OperationOutcome, RankKey
 from gpusched.model.events import Event
-from gpusched.model.jobs import JobRecord
 from gpusched.model.readings import Gpu, NodeReading, NodeState
 from gpusched.model.resources import Inventory, Node, RuntimeName
-from gpusched.model.slices import Cut, gpu_of
+from gpusched.model.slices import Cut
 from gpusched.model.snapshot import Snapshot
 from gpusched.nodes.cutting import SCRIPT_LIMIT_S
+from gpusched.queue.snapshots import used_gpus
 from gpusched.queue.store import CutState, NodeRecord, RankRecord, Store
 
 ORPHAN_S = SCRIPT_LIMIT_S + 30.0
@@ -70,8 +70,7 @@ def begin_cuts(store: Store, inventory: Inventory, cuts: Iterable[Cut], now: flo
     wanted = {(cut.node, cut.gpu): cut for cut in cuts}
     if not wanted:
         return []
-    active, ranks, operations = store.active(), store.ranks(), list[Operation]()
-    used = used_gpus(active, ranks)
+    used, operations = used_gpus(store.active(), store.ranks()), list[Operation]()
     with store.transaction():
         for name in sorted({cut.node for cut in wanted.values()}):
             node, record = inventory.node(name), store.node_record(name)
@@ -89,12 +88,6 @@ def begin_cuts(store: Store, inventory: Inventory, cuts: Iterable[Cut], now: flo
                 store.put_nodes([replace(record, cuts=states)])
                 store.append(events)
     return operations
-
-
-def used_gpus(active: Iterable[JobRecord], ranks: Iterable[RankRecord]) -> set[tuple[str, int]]:
-    """Return (node, index) of the GPUs that jobs hold, whole or a slice of them, or that something may still use."""
-    held = {(p.node, gpu_of(n)) for job in active if job.allocation for p in job.allocation.parts for n in p.gpus}
-    return held | {(rank.node, gpu_of(number)) for rank in ranks if not rank.gone for number in rank.gpus}
 
 
 def may_begin(node: Node, record: NodeRecord, cut: Cut, now: float) -> bool:
@@ -158,6 +151,11 @@ def settle_cuts(
             states[index] = failed = _failed(state, gpu, now)
             events.append(_event("gpu_cut_failed", state.cut, now, error=failed.error))
     return replace(record, cuts=states), events
+
+
+def has_cuts(record: NodeRecord) -> bool:
+    """Return whether any GPU of a node is cut, is being cut, or was to be."""
+    return bool(record.cuts) or any(gpu.mig_mode for gpu in (record.reading.gpus if record.reading else ()))
 
 
 def nodes_being_cut(records: Mapping[str, NodeRecord]) -> frozenset[str]:

@@ -12,11 +12,11 @@ from gpusched.cluster.base import ClusterBackend, NodeObservation, Operation, Ra
 from gpusched.config.paths import log_path, result_path
 from gpusched.controller.cleanup import clean_up_leftovers, forget_jobs, remove_strays
 from gpusched.controller.commandfiles import CommandApplier
-from gpusched.controller.cutting import CutPlanner, begin_cuts, nodes_being_cut, settle_cuts
+from gpusched.controller.cutting import CutPlanner, begin_cuts, has_cuts, nodes_being_cut, settle_cuts
 from gpusched.controller.deciding import Decider
 from gpusched.controller.escalating import stuck_message
 from gpusched.controller.estimating import EstimateWriter
-from gpusched.controller.healthchecks import before_job_checks, due_checks, reasons_against_jobs
+from gpusched.controller.healthchecks import CheckSchedule, before_job_checks, reasons_against_jobs
 from gpusched.controller.idleness import judge_idle
 from gpusched.controller.injob import InJobCommandHandler, Prepare
 from gpusched.controller.launcher import Launcher
@@ -33,7 +33,7 @@ from gpusched.controller.nodestate import (
 )
 from gpusched.controller.outcomes import OutcomeRecorder
 from gpusched.controller.outputs import CollectionRetries, readers_of
-from gpusched.controller.planning import Planner
+from gpusched.controller.planning import CycleDecision, Planner
 from gpusched.controller.progress import record_progress
 from gpusched.controller.promoting import LivePolicies, load_active_policies
 from gpusched.controller.ranks import ReconcileInput, ReconcileResult, rank_key
@@ -86,8 +86,9 @@ class Cycle:
         self._collection_retries = CollectionRetries()
         self._read_at: dict[str, float] = {}
         self._being_cut: Set[str] = frozenset()
+        self._has_cuts = False
         self._drained = _drained(store.node_records())
-        self._cuts = CutPlanner(arrange)
+        self._cuts, self._checks = CutPlanner(arrange), CheckSchedule()
         self._reported_strays: set[RankKey] = set()
         self._ledger = UsageWriter(store)
         self._in_job_commands = InJobCommandHandler(store, self.inbox, prepare)
@@ -124,7 +125,7 @@ class Cycle:
             self._outcomes.record(self._cluster.finished())
             self._observe_and_decide(patience_s, frozenset(), frozenset(), policies)
         # After the decision, so that what a job waits for goes before what is due by its interval.
-        self._cluster.perform(due_checks(self._store, self.inventory, self._cluster.busy(), self._clock()))
+        self._cluster.perform(self._checks.due(self._store, self.inventory, self._cluster.busy(), self._clock()))
         self._remove_old_secrets()
         self._timings.end("send")
 
@@ -159,14 +160,20 @@ class Cycle:
                 return decided.unread
             self._cluster.perform(decided.operations)
             self._shadowing.ask(self.inventory, decided.snapshot, decided.plan)
-        self._cut_gpus(policies, observations.keys(), now)
+        self._cut_gpus(policies, decided, observations.keys(), now)
         return frozenset()
 
-    def _cut_gpus(self, policies: LivePolicies, observed: Set[str], now: float) -> None:
+    def _cut_gpus(
+        self, policies: LivePolicies, decided: CycleDecision | None, observed: Set[str], now: float
+    ) -> None:
         """Begin the cuts that the jobs that wait now, after this cycle's starts, ask for, on nodes just observed."""
-        if not any(node.cut_on_demand() for node in self.inventory.nodes):
+        asked = decided is not None and any(job.spec.profile for job in decided.snapshot.pending)
+        if not (asked and any(node.cut_on_demand() for node in self.inventory.nodes)) and not self._has_cuts:
             return
-        snapshot = snapshot_of_store(self._store, self.inventory, policies.policies, now)
+        if decided is not None and not decided.plan.actions:
+            snapshot = decided.snapshot  # nothing has changed since
+        else:
+            snapshot = snapshot_of_store(self._store, self.inventory, policies.policies, now)
         operations = begin_cuts(self._store, self.inventory, self._cuts.cuts(snapshot, observed), now)
         self._being_cut |= {operation.node for operation in operations}
         self._cluster.perform(operations)
@@ -214,6 +221,7 @@ class Cycle:
             )
             events += news
         self._being_cut = nodes_being_cut(records)
+        self._has_cuts = any(node.cut_on_demand() and has_cuts(records[node.name]) for node in self.inventory.nodes)
         self._drained = _drained(records)
         unobserved = {rank.node for rank in ranks} | {name for name, record in before.items() if record.left}
         # Nodes that left the inventory and are not observed any more; their records keep when they were first missed.

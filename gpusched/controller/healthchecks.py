@@ -13,7 +13,7 @@ import msgspec
 
 from gpusched.cluster.base import Operation, OperationOutcome, RankKey
 from gpusched.cluster.requests import fabric_address
-from gpusched.controller.nodestate import with_drain
+from gpusched.controller.nodestate import usable_slices, with_drain
 from gpusched.controller.ranks import rank_key
 from gpusched.model.events import Event
 from gpusched.model.healthchecks import (
@@ -30,11 +30,15 @@ from gpusched.model.healthchecks import (
 )
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.resources import Inventory, Node
-from gpusched.queue.snapshots import held_gpus
+from gpusched.model.slices import gpu_label, is_slice
+from gpusched.queue.snapshots import used_gpus
 from gpusched.queue.store import NodeRecord, RankRecord, Store
 
 CHECK_FAILED = "CheckFailed"
 """Reason of the end of an attempt that a check kept from starting; it is no retry."""
+LOOK_S = 30.0
+"""A node that answers again is looked at for overdue checks after so long at the latest."""
+NEVER = float("-inf")
 _OWN_PORT = 29500  # of a run without a job: no job's MASTER_PORT
 
 
@@ -124,12 +128,11 @@ class _Due:
         self._records = {(r.node, r.check): r for r in store.check_records()}
         # A node of which a run is open, or that a job waits for, gets no other.
         self._taken = {r.node for r in self._records.values() if r.run} | self._busy
-        self._reachable = {
-            name for name, r in store.node_records().items() if r.down_since is None and r.last_seen is not None
-        }
+        self._nodes = store.node_records()
+        self._reachable = {n for n, r in self._nodes.items() if r.down_since is None and r.last_seen is not None}
         self._active = store.active()
         self._ranks = store.ranks()
-        self._held = held_gpus(self._active)
+        self._used = used_gpus(self._active, self._ranks)
         self.runs: list[CheckRun] = []
         self.changed: list[CheckRecord] = []
         self.dropped: list[CheckRecord] = []
@@ -157,7 +160,7 @@ class _Due:
         for job, ranks in self._waiting_jobs():
             if record.rank in map(rank_key, ranks):
                 rank = next(r for r in ranks if rank_key(r) == record.rank)
-                env = _job_environment(self._inventory, job, self._with_check(ranks, check.name), rank, check)
+                env = self._job_environment(job, self._with_check(ranks, check.name), rank, check)
                 return msgspec.structs.replace(run, env=env)
         return msgspec.structs.replace(run, adopt=True)
 
@@ -186,7 +189,7 @@ class _Due:
             if nodes <= self._reachable and not nodes & self._taken:
                 for rank in concerned:
                     check = self._check(rank.node, name)
-                    self._start(check, rank.node, _job_environment(self._inventory, job, concerned, rank, check), rank)
+                    self._start(check, rank.node, self._job_environment(job, concerned, rank, check), rank)
             self._taken |= nodes
             return
 
@@ -208,14 +211,40 @@ class _Due:
         if every is None and record is not None and record.is_bad:
             every = RECHECK_S  # else it would hold the node for ever
         if every is None:
-            return -1.0
+            return NEVER
         return float("inf") if record is None or record.began is None else self._now - record.began - every
 
     def _own_environment(self, node: Node, check: HealthCheck) -> dict[str, str]:
-        gpus = [gpu for gpu in node.indices() if gpu not in self._held.get(node.name, {})]
-        return _environment(check, [node.name], 0, gpus) | {
+        """Return the variables of a run by its interval, with the whole GPUs that nothing of ours uses."""
+        reading = self._nodes[node.name].reading
+        cut = {gpu.index for gpu in reading.gpus if gpu.mig_mode} if reading is not None else set()
+        free = [str(gpu) for gpu in node.indices() if gpu not in cut and (node.name, gpu) not in self._used]
+        return _environment(check, [node.name], 0, free, free) | {
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_OWN_PORT)
         }  # fmt: skip
+
+    def _job_environment(
+        self, job: JobRecord, ranks: Sequence[RankRecord], rank: RankRecord, check: HealthCheck
+    ) -> dict[str, str]:
+        """Return the variables of a run before a job, on the nodes of these ranks; slices by UUID, as the job's own."""
+        nodes = [one.node for one in ranks]
+        first = self._inventory.node(nodes[0])
+        assert first is not None
+        slices = usable_slices(self._nodes.get(rank.node)) if any(map(is_slice, rank.gpus)) else {}
+        labels = [gpu_label(number, slices[number].profile if number in slices else "") for number in rank.gpus]
+        visible = [slices[n].uuid or "" if n in slices else str(n) for n in rank.gpus if n in slices or not is_slice(n)]
+        return _environment(check, nodes, nodes.index(rank.node), labels, visible) | {
+            "GPUSCHED_JOB_ID": job.id, "GPUSCHED_JOB_USER": job.user, "GPUSCHED_JOB_NAME": job.spec.name,
+            "GPUSCHED_ATTEMPT": str(job.attempt), "MASTER_ADDR": fabric_address(first),
+            "MASTER_PORT": str(job.master_port),
+        }  # fmt: skip
+
+    def next_s(self) -> float:
+        """Return for how many seconds from now on nothing is due, if nothing happens; 0: something is in progress."""
+        if self.runs or any(r.run for r in self._records.values()) or any(self._waiting_jobs()):
+            return 0.0
+        late = [self._overdue_s(node, check) for node in self._inventory.nodes for check in node.health_checks]
+        return min([LOOK_S, *(-s for s in late if NEVER < s < 0)])
 
     def _start(self, check: HealthCheck, node: str, env: dict[str, str], rank: RankRecord | None) -> None:
         record = self._records.get((node, check.name)) or CheckRecord(node=node, check=check.name)
@@ -228,17 +257,30 @@ class _Due:
         self.changed.append(msgspec.structs.replace(record, run=run.id, rank=run.rank, began=self._now))
 
 
-def due_checks(store: Store, inventory: Inventory, busy: frozenset[RankKey], now: float) -> list[Operation]:
-    """Store the intent of the runs that are due, and return the operations that start them or ask for them again."""
-    if not inventory.declared_checks() and not store.check_records():
-        return []
-    due = _Due(store, inventory, busy, now)
-    due.find()
-    if due.changed or due.dropped:
-        with store.transaction():
-            store.put_check_records(due.changed)
-            store.drop_check_records(due.dropped)
-    return [Operation(verb="check", node=run.node, rank=_stand_in(run.node), check=run) for run in due.runs]
+class CheckSchedule:
+    """Says which runs are due; reads nodes and jobs only in cycles in which one may be."""
+
+    def __init__(self) -> None:
+        self._inventory: Inventory | None = None
+        self._has_before_job, self._looked_at, self._next_at = False, 0.0, 0.0
+
+    def due(self, store: Store, inventory: Inventory, busy: frozenset[RankKey], now: float) -> list[Operation]:
+        """Store the intent of the runs that are due; return the operations that start them or ask for them again."""
+        if inventory is self._inventory and self._looked_at <= now < self._next_at:
+            if not self._has_before_job or not store.jobs(states=[JobState.STARTING], limit=1):
+                return []
+        self._inventory, self._looked_at, self._next_at = inventory, now, now + LOOK_S
+        self._has_before_job = bool(before_job_checks(inventory))
+        if not inventory.declared_checks() and not store.check_records():
+            return []
+        due = _Due(store, inventory, busy, now)
+        due.find()
+        if due.changed or due.dropped:
+            with store.transaction():
+                store.put_check_records(due.changed)
+                store.drop_check_records(due.dropped)
+        self._next_at = now + due.next_s()
+        return [Operation(verb="check", node=run.node, rank=_stand_in(run.node), check=run) for run in due.runs]
 
 
 def operation_key(node: str) -> RankKey:
@@ -251,24 +293,11 @@ def _stand_in(node: str) -> RankRecord:
     return RankRecord(job_id=job_id, attempt=attempt, rank=rank, node=node, runtime="")
 
 
-def _environment(check: HealthCheck, nodes: Sequence[str], node_rank: int, gpus: Iterable[int]) -> dict[str, str]:
-    listed = ",".join(map(str, gpus))
+def _environment(
+    check: HealthCheck, nodes: Sequence[str], node_rank: int, gpus: Sequence[str], visible: Sequence[str]
+) -> dict[str, str]:
     return {
         "GPUSCHED_CHECK": check.name, "GPUSCHED_NODE": nodes[node_rank], "GPUSCHED_NODES": ",".join(nodes),
-        "GPUSCHED_NNODES": str(len(nodes)), "GPUSCHED_NODE_RANK": str(node_rank), "GPUSCHED_GPUS": listed,
-        "CUDA_VISIBLE_DEVICES": listed, "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }  # fmt: skip
-
-
-def _job_environment(
-    inventory: Inventory, job: JobRecord, ranks: Sequence[RankRecord], rank: RankRecord, check: HealthCheck
-) -> dict[str, str]:
-    """Return the variables of a run before a job, on the nodes of these ranks."""
-    nodes = [one.node for one in ranks]
-    first = inventory.node(nodes[0])
-    assert first is not None
-    return _environment(check, nodes, nodes.index(rank.node), rank.gpus) | {
-        "GPUSCHED_JOB_ID": job.id, "GPUSCHED_JOB_USER": job.user, "GPUSCHED_JOB_NAME": job.spec.name,
-        "GPUSCHED_ATTEMPT": str(job.attempt), "MASTER_ADDR": fabric_address(first),
-        "MASTER_PORT": str(job.master_port),
+        "GPUSCHED_NNODES": str(len(nodes)), "GPUSCHED_NODE_RANK": str(node_rank), "GPUSCHED_GPUS": ",".join(gpus),
+        "CUDA_VISIBLE_DEVICES": ",".join(visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }  # fmt: skip

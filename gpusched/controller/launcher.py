@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from gpusched.cluster.base import REFUSED, Operation, RankKey
 from gpusched.cluster.requests import has_steps, launch_request, master_port
+from gpusched.controller.nodestate import usable_slices
 from gpusched.controller.ranks import rank_key
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
@@ -107,9 +108,7 @@ class Launcher:
         """
         if not any(map(is_slice, part.gpus)):
             return ()
-        record = self._store.node_record(part.node)
-        gpus = record.reading.gpus if record is not None and record.reading is not None else ()
-        found = {one.number: one for gpu in gpus for one in gpu.slices if one.usable}
+        found = usable_slices(self._store.node_record(part.node))
         if missing := [number for number in part.gpus if number not in found]:
             raise GpuschedError(f"{part.node} has no slice {gpu_label(missing[0])} any more")
         return tuple(found[number] for number in part.gpus)

@@ -12,6 +12,7 @@ from gpusched.model.events import Event
 from gpusched.model.gpustates import gpu_states
 from gpusched.model.readings import GpuState, NodeReading, NodeState, ProbeFailure
 from gpusched.model.resources import Inventory, Node, Partition, Settings
+from gpusched.model.slices import MigSlice
 from gpusched.queue.store import DRAINED_BY_HEALTH, NodeRecord
 
 # These do not clear up by themselves; an admin must act.
@@ -34,6 +35,12 @@ def with_removed(inventory: Inventory, records: Mapping[str, NodeRecord], left: 
         return inventory
     partitions = (*inventory.partitions, Partition(name="", nodes=nodes, flavors=()))
     return msgspec.structs.replace(inventory, partitions=partitions)
+
+
+def usable_slices(record: NodeRecord | None) -> dict[int, MigSlice]:
+    """Return number -> slice that a job can be given, by the node's last reading."""
+    gpus = record.reading.gpus if record is not None and record.reading is not None else ()
+    return {one.number: one for gpu in gpus for one in gpu.slices if one.usable}
 
 
 def removed_record(record: NodeRecord, now: float) -> NodeRecord:

@@ -85,23 +85,33 @@ def _with_condition(status: GpuStatus, why: str) -> GpuStatus:
     return msgspec.structs.replace(status, state=GpuState.UNUSABLE, reason=why, slices=slices)
 
 
-def state_values(
-    node: Node,
-    reading: NodeReading | None,
-    held: Mapping[int, tuple[str, ...]],
-    conditions: tuple[Condition, ...] = (),
-) -> tuple[list[GpuState], tuple[GpuStatus, ...]]:
-    """Return the states of `gpu_states` without their reasons, which take most of the time; and its slices."""
-    found = {gpu.index: gpu for gpu in reading.gpus} if reading is not None and reading.source != "none" else {}
-    plain = [index in held and (gpu := found.get(index)) is not None and _is_healthy(gpu) for index in node.indices()]
-    if all(plain) and not conditions:
-        return [GpuState.ALLOCATED] * len(plain), ()
-    found_states = gpu_states(node, reading, held, conditions)
-    return [status.state for status in found_states], tuple(one for status in found_states for one in status.slices)
+class GpuFigures(msgspec.Struct, frozen=True, gc=False):
+    """The part of a `Gpu` that tells the states of most, and what metrics sum up; quick to decode."""
+
+    index: int
+    error: str | None = None
+    mig_mode: bool | None = None
+    ecc_errors: int | None = None
+    memory_used_mib: int | None = None
+    utilization_pct: float | None = None
+    power_w: float | None = None
+    processes: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-def _is_healthy(gpu: Gpu) -> bool:
-    return not (gpu.error or gpu.mig_mode or gpu.ecc_errors)
+def plain_states(
+    indices: tuple[int, ...], gpus: Mapping[int, GpuFigures], held: Mapping[int, tuple[str, ...]]
+) -> list[GpuState] | None:
+    """Return the states of a node's GPUs without conditions; None: `gpu_states` must look at the whole reading."""
+    found = []
+    for index in indices:
+        gpu = gpus.get(index)
+        if gpu is None or gpu.error or gpu.mig_mode or gpu.ecc_errors:
+            return None
+        is_held = index in held
+        if not is_held and (len(gpu.processes) > 2 or (gpu.memory_used_mib or 0) > HIDDEN_PROCESS_MEMORY_MIB):
+            return None
+        found.append(GpuState.ALLOCATED if is_held else GpuState.FREE)
+    return found
 
 
 def foreign_processes(gpu: Gpu, mps: bool) -> list[GpuProcess]:

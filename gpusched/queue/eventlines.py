@@ -49,8 +49,12 @@ class EventLineReads(JobReads):
 
     def event_positions(self) -> dict[str, int]:
         """Return receiver -> number of the last event that it has got."""
-        rows = self._db.execute("SELECT key, value FROM meta WHERE key >= ? AND key < ?", (POSITION, POSITION + "~"))
-        return {key.removeprefix(POSITION): int(value) for key, value in rows}
+        return self.numbers(POSITION)
+
+    def numbers(self, prefix: str) -> dict[str, int]:
+        """Return the whole numbers of the meta table under keys with a prefix, by the rest of the key."""
+        rows = self._db.execute("SELECT key, value FROM meta WHERE key >= ? AND key < ?", (prefix, prefix + "~"))
+        return {key.removeprefix(prefix): int(value) for key, value in rows}
 
 
 class EventLineWrites(EventLineReads):

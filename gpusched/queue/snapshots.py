@@ -219,6 +219,13 @@ def held_gpus(active: Iterable[JobRecord | GpuHolder]) -> dict[str, dict[int, tu
     return held
 
 
+def used_gpus(active: Iterable[JobRecord], ranks: Iterable[RankRecord]) -> set[tuple[str, int]]:
+    """Return (node, index) of the GPUs that jobs hold, whole or a slice of them, or that something may still use."""
+    held = ((node, number) for node, on in held_gpus(active).items() for number in on)
+    left = ((rank.node, number) for rank in ranks if not rank.gone for number in rank.gpus)
+    return {(node, gpu_of(number)) for node, number in (*held, *left)}
+
+
 def partners_of(active: Iterable[JobRecord]) -> dict[str, str]:
     """Return job -> the other job that shares its GPUs."""
     pairs = {jobs for on in held_gpus(active).values() for jobs in on.values() if len(jobs) > 1}

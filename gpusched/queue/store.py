@@ -365,9 +365,7 @@ class Reader(
 
     def array_limits(self) -> dict[str, int]:
         """Return array id -> how many of its tasks may run at once, for arrays with such a limit."""
-        prefix = "array_limit:"
-        rows = self._db.execute("SELECT key, value FROM meta WHERE key >= ? AND key < ?", (prefix, prefix + "~"))
-        return {key.removeprefix(prefix): int(value) for key, value in rows}
+        return self.numbers("array_limit:")
 
     def slurm_trouble(self) -> Trouble | None:
         """Return why Slurm, as the engine, cannot be read; None: it can."""

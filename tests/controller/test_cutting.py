@@ -24,7 +24,10 @@ from tests.builders import spec
 from tests.controller.crash_orders import POLICIES
 from tests.controller.imagined import GPUS, ImaginedCluster, inventory
 from tests.controller.site import Site
+from tests.queue.records import NOW
+from tests.queue.records import job as job_record
 
+ASKING = "0000000000a"
 HALVES = (("3g.40gb", 0), ("3g.40gb", 4))
 SEVEN = tuple(("1g.10gb", start) for start in range(7))
 
@@ -40,6 +43,7 @@ class CutSite(Site):
     """A site whose planner asks for what the test wants."""
 
     wanted: tuple[Cut, ...] = ()
+    asked = 0  # how often it was
 
     def begin(self, declared: Inventory) -> None:
         self.cluster = ImaginedCluster(self.world)
@@ -52,7 +56,15 @@ class CutSite(Site):
         super().turn(times, seconds, heard)
 
     def arrange(self, snapshot: Snapshot) -> Iterable[Cut]:
+        self.asked += 1
         return self.wanted
+
+    def ask(self) -> None:
+        """Have a job wait for slices, which never starts: else nothing is cut."""
+        wants = spec(nodes=1, gpus_per_node=1, profile="1g.10gb")
+        self.store.put_jobs(
+            [job_record(ASKING, JobState.PENDING, spec=wants, held_by="user", allocation=None, ending=None)]
+        )
 
     def cut_of(self, gpu: int, node: str = "n0") -> CutState | None:
         record = self.store.node_record(node)
@@ -68,6 +80,7 @@ def site(tmp_path: Path) -> Iterator[CutSite]:
     found = CutSite(tmp_path)
     found.begin(on_demand())
     found.turn()
+    found.ask()
     yield found
     found.store.close()
 
@@ -90,6 +103,23 @@ def test_a_gpu_is_cut_and_made_whole(site: CutSite) -> None:
     assert site.world.hosts["n0"].mig == {}
     assert len(site.world.hosts["n0"].cuts) == 2, "what is there already is not cut again"
     assert site.kinds() == ["gpu_cutting", "gpu_cut"] * 2
+
+
+def test_without_jobs_for_slices_nothing_is_looked_for_once_all_gpus_are_whole(site: CutSite) -> None:
+    site.wanted = (Cut("n0", 2, HALVES),)
+    site.turn(3)
+    asking = site.job(ASKING)
+    site.store.put_jobs([msgspec.structs.replace(asking, state=JobState.CANCELLED, end_time=NOW)])
+    site.wanted = (Cut("n0", 2),)
+    site.turn(4)  # what nobody asks for is made whole
+    assert site.world.hosts["n0"].mig == {}
+    before = site.asked
+    site.submit(spec=spec(nodes=1, gpus_per_node=1))
+    site.turn(3)
+    assert site.asked == before
+    site.ask()
+    site.turn(3)
+    assert site.asked == before + 3
 
 
 def test_no_job_starts_on_a_gpu_while_it_is_cut(site: CutSite) -> None:
@@ -272,6 +302,7 @@ def test_whatever_is_lost_nothing_in_use_is_cut(steps: list[Step]) -> None:
     with TemporaryDirectory() as folder:
         site = CutSite(Path(folder))
         site.begin(on_demand())
+        site.ask()
         for step, fates, number, geometry in steps:
             host = site.world.hosts[f"n{number % 2}"]
             if step == "want":

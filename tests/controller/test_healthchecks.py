@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from gpusched.cluster.base import Operation, OperationOutcome
 from gpusched.controller.healthchecks import (
+    LOOK_S,
+    CheckSchedule,
     awaits_checks,
     before_job_checks,
-    due_checks,
     operation_key,
     record_check,
 )
@@ -28,7 +29,9 @@ from gpusched.model.healthchecks import (
     with_result,
 )
 from gpusched.model.jobs import Allocation, JobState, NodeAllocation
+from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Inventory, Node, Partition
+from gpusched.model.slices import MigSlice
 from gpusched.nodes.healthcheck import parse_answer
 from gpusched.queue.store import NodeRecord, RankRecord, Store
 from tests.queue.records import job as job_record
@@ -111,12 +114,12 @@ class Site:
         node = dict(partition="p", address="a", gpus=2, cores=4, memory_mib=64, runtime="process")
         nodes = tuple(Node(name=name, health_checks=checks, **node) for name in ("a", "b"))
         self.inventory = Inventory(path="", partitions=(Partition(name="p", nodes=nodes, flavors=()),))
-        self.store = Store.create_or_open(folder)
+        self.store, self.schedule = Store.create_or_open(folder), CheckSchedule()
         self.store.put_nodes(NodeRecord(name=name, last_seen=NOW) for name in ("a", "b"))
 
     def due(self, now: float, *busy: str) -> dict[str, str]:
         """Node -> id of the run that is sent to it."""
-        operations = due_checks(self.store, self.inventory, frozenset(map(operation_key, busy)), now)
+        operations = self.schedule.due(self.store, self.inventory, frozenset(map(operation_key, busy)), now)
         return {o.check.node: o.check.id for o in operations if o.check is not None}
 
     def end(self, node: str, check: HealthCheck, code: int, now: float) -> None:
@@ -217,7 +220,7 @@ def answer(site: Site, now: float, sent: Sequence[Operation], code: int = 0) -> 
 
 
 def operations(site: Site, now: float) -> list[Operation]:
-    return due_checks(site.store, site.inventory, frozenset(), now)
+    return site.schedule.due(site.store, site.inventory, frozenset(), now)
 
 
 def names(sent: Sequence[Operation]) -> list[tuple[str, str]]:
@@ -316,3 +319,55 @@ def test_times_go_with_the_clock(tmp_path: Path) -> None:
         site.store.shift_rows(-5000.0, NOW - 1)
     assert operations(site, NOW - 5000 + 59) == []
     assert len(operations(site, NOW - 5000 + 60)) == 2
+
+
+def test_a_check_sees_the_slices_of_its_job_as_the_job_does_and_alone_whole_gpus_only(tmp_path: Path) -> None:
+    site = Site(tmp_path, MEET, HealthCheck(name="alone", command="x", every_s=60))
+    cut = [MigSlice(gpu=0, start=at, profile="3g.40gb", uuid=f"MIG-{at}", gi=at, ci=0, device=at) for at in (0, 4)]
+    gpus = (Gpu(index=0, mig_mode=True, slices=tuple(cut)), Gpu(index=1, mig_mode=False))
+    site.store.put_nodes([NodeRecord(name="a", last_seen=NOW, reading=NodeReading(node="a", time=NOW, gpus=gpus))])
+    (rank,) = start_job(site, "0123456789a", "a")
+    job = site.store.job("0123456789a")
+    assert job is not None
+    assert job.allocation is not None
+    part = msgspec.structs.replace(job.allocation.parts[0], gpus=(cut[1].number,))
+    site.store.put_jobs([msgspec.structs.replace(job, allocation=Allocation(job.id, (part,)))])
+    site.store.put_ranks([msgspec.structs.replace(rank, gpus=part.gpus)])
+    before, other = operations(site, NOW)
+    assert before.check is not None
+    assert other.check is not None
+    assert before.check.env["CUDA_VISIBLE_DEVICES"] == "MIG-4"
+    assert before.check.env["GPUSCHED_GPUS"] == "0:3g.40gb@4"
+    assert other.check.env["CUDA_VISIBLE_DEVICES"] == "0,1"  # of b, where there is no job
+    answer(site, NOW + 1, [before, other])
+    (alone,) = [o.check for o in operations(site, NOW + 1) if o.check is not None and o.node == "a"]
+    assert (alone.rank, alone.env["GPUSCHED_GPUS"], alone.env["CUDA_VISIBLE_DEVICES"]) == (None, "1", "1")
+
+
+def test_what_still_uses_a_gpu_keeps_checks_from_it(tmp_path: Path) -> None:
+    site = Site(tmp_path, CHECK)
+    site.store.put_ranks([RankRecord(job_id="0123456789a", attempt=1, rank=0, node="a", runtime="process", gpus=(1,))])
+    assert [o.check.env["GPUSCHED_GPUS"] for o in operations(site, NOW) if o.check] == ["0", "0,1"]
+
+
+def test_nothing_is_read_while_nothing_can_be_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(tmp_path, CHECK, MEET)
+    answer(site, NOW + 1, operations(site, NOW))
+    assert operations(site, NOW + 1) == []
+    reads: list[str] = []
+    for name in ("node_records", "active", "ranks", "check_records"):
+        monkeypatch.setattr(site.store, name, lambda name=name: reads.append(name) or getattr(Store, name)(site.store))
+    for seconds in range(2, int(LOOK_S)):
+        assert operations(site, NOW + seconds) == []
+    assert reads == []
+    assert names(operations(site, NOW + 60)) == [("a", "c"), ("b", "c")]
+    assert reads != []
+    start_job(site, "0123456789a", "a")
+    assert operations(site, NOW + 61)  # c of both nodes, which are open
+
+
+def test_a_job_is_not_kept_waiting_by_what_was_known_before(tmp_path: Path) -> None:
+    site = Site(tmp_path, MEET)
+    assert operations(site, NOW) == []
+    start_job(site, "0123456789a", "a")
+    assert names(operations(site, NOW + 1)) == [("a", "meet")]

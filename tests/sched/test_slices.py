@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpusched.model.jobs import Allocation, NodeAllocation
-from gpusched.model.limits import Bound, LimitRule
+from gpusched.model.limits import Bound, LimitRule, limit_units
 from gpusched.model.plan import Plan, ReasonCode, Start
 from gpusched.model.slices import slice_index
 from gpusched.model.slicetables import GPU_PARTS, PUBLISHED, gpus_counted, parts_of
@@ -183,3 +183,22 @@ def test_limits_count_slices_by_their_share_of_a_gpu() -> None:
     assert len(started(decided(limited(snapshot(nodes, jobs, busy), "gpus", 1, 3 / 7)))) == 4
     whole = limited(snapshot(nodes, [pending("g", 1)], busy), "gpus", 1, 3 / 7)
     assert started(decided(whole)) == {}
+
+
+@given(sliced(), st.sampled_from(["gpus", "jobs", "gpu_s"]), st.integers(1, 4), st.booleans())
+def test_one_limit_holds_over_the_queues_of_all_profiles_together(
+    snap: Snapshot, unit: str, limit: int, has_used: bool
+) -> None:
+    limit *= 3600 if unit == "gpu_s" else 1
+    specs = {job.id: job.spec for job in snap.pending}
+    costs = {
+        name: limit_units(unit, gpus_counted(spec.gpus, spec.profile), spec.time_limit_s)  # type: ignore[arg-type]
+        for name, spec in specs.items()
+    }
+    used = limit / 3 if has_used else 0.0
+    plan = decided(limited(replace(snap, running=()), unit, limit, used))
+    total = used + sum(costs[name] for name in started(plan))
+    assert total <= limit + 1e-6
+    for name, reason in plan.reasons.items():
+        if reason.code == "AssocGrpGRES":  # what would have fitted beside all that started was not refused
+            assert total + costs[name] > limit + 1e-9
