@@ -116,6 +116,8 @@ def _leaks(site: Site) -> Iterator[str]:
         drafts = [p.name for p in path.iterdir()] if path.is_dir() else []
         killed = folder == "inbox/tmp"  # a dead client's draft is removed after a day
         yield from (f"left: {folder}/{name}" for name in drafts if not killed)
+    if site.stranger.read_text() != "not gpusched's":
+        yield "a file that a link in the inbox pointed to was changed"
     with site.reader() as reader:
         if reader is not None:
             yield from (f"left: a record of {rank.job_id} on {rank.node}" for rank in reader.ranks())

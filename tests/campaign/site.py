@@ -39,6 +39,7 @@ class Site(Cluster):
         struck: Jobs of which a process was killed by a stranger.
         ordered: Jobs that were cancelled.
         unordered: Work whose cancellation or release found no room.
+        stranger: A file that nothing may change.
         flood: How many files `inbox.Many` writes at most.
     """
 
@@ -52,6 +53,8 @@ class Site(Cluster):
         self.ledger = Ledger(folder / "share")
         self.settings = {**self.settings, "allowed_mounts": [str(folder / "share")]}
         self.state.mkdir()
+        self.stranger = folder / "stranger"
+        self.stranger.write_text("not gpusched's")
         self.shim = Shim(folder / "controller.orders", self.state)
         self.client_shim = Shim(folder / "client.orders", self.state / "inbox")
         self._clock = Shim(folder / "clock.orders", self.state)
@@ -100,9 +103,17 @@ class Site(Cluster):
         with suppress(OSError):
             action()
 
-    def write_file(self, path: Path, content: bytes) -> None:
-        """Write it where the disk allows it."""
-        self.attempt(lambda: path.write_bytes(content))
+    def write_file(self, path: Path, content: bytes, size: int = 0) -> None:
+        """Write it where the disk allows it; never through a link, which may lead out of the campaign's folder."""
+        assert path.is_relative_to(self.folder)
+
+        def write() -> None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+            with open(os.open(path, flags, 0o600), "wb") as file:
+                file.write(content)
+                file.truncate(max(size, len(content)))
+
+        self.attempt(write)
 
     # ---- the inventory --------------------------------------------------------------------------------------
 
@@ -224,7 +235,8 @@ class Site(Cluster):
         if found is not None:
             self.accepted[found[1]] = work
             return
-        self.expect(done.returncode == 1 and (done.stdout + done.stderr).count("\n") == 1, f"submit: {done}")
+        # On stderr may stand that the last good inventory is used.
+        self.expect(done.returncode == 1 and done.stdout.count("\n") == 1, f"submit: {done}")
         self.perhaps.append(name)
 
     def submit_anyhow(self) -> None:
@@ -237,7 +249,7 @@ class Site(Cluster):
         if found is not None:
             self.accepted[found[1]] = work
             return
-        failed = done.returncode == 1 and (done.stdout + done.stderr).count("\n") == 1
+        failed = done.returncode == 1 and done.stdout.count("\n") == 1
         self.expect(failed or done.returncode == -signal.SIGKILL, f"a client that failed: {done}")
         self.perhaps.append(name)
 

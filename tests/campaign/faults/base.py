@@ -46,7 +46,7 @@ class Fault:
 
     def pick(self, most: int) -> int:
         """A whole number from 0 to below ``most``, by the amount that was drawn."""
-        return int(self.amount * most)
+        return min(int(self.amount * most), most - 1)
 
     def may_heal(self, after_s: float) -> bool:
         """Whether it has lasted long enough, ``after_s`` seconds after it was injected."""

@@ -32,16 +32,17 @@ class Random(_File):
 
     def inject(self) -> None:
         self.site.write_file(self.path, os.urandom(1000))
-        if self.path.exists():
-            os.chown(self.path, 65534, 65534, follow_symlinks=False)
+        self.site.attempt(lambda: os.chown(self.path, 65534, 65534, follow_symlinks=False))
 
 
 class Link(_File):
-    """A symbolic link to a file that everybody may read."""
+    """A symbolic link to a file outside of the state folder."""
+
+    name_of_file = "link.cancel"
 
     def inject(self) -> None:
         self.path.unlink(missing_ok=True)
-        self.site.attempt(lambda: self.path.symlink_to("/etc/passwd"))
+        self.site.attempt(lambda: self.path.symlink_to(self.site.stranger))
 
 
 class Folder(_File):
@@ -68,11 +69,7 @@ class Giant(_File):
     """1 GB, sparse."""
 
     def inject(self) -> None:
-        def make() -> None:
-            with self.path.open("wb") as file:
-                file.truncate(1 << 30)
-
-        self.site.attempt(make)
+        self.site.write_file(self.path, b"", 1 << 30)
 
 
 class Many(_File):
