@@ -51,7 +51,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     start       start a rank that was launched with ``hold``: of a gang, when all its ranks are there
     signal      send ``signal``; before, write ``note``, if any, into its resize.json
     collect     copy its output to ``destination`` (or finish ``rank.output``), and a function's result to ``result``
-    remove      remove the container and the rank's folder
+    remove      remove the container and the rank's folder, and keep ``note``, if any, as the record of the attempt
     forget      remove the job's own folder
     answer      answer the request that the job made from inside, with ``note``
     check       run ``check``, one of the site's own, and wait for its end; ``rank`` stands for the node

@@ -32,12 +32,14 @@ def launch_request(
     steps_key: str | None = None,
     joins: bool = False,
     slices: Sequence[MigSlice] = (),
+    record: bytes = b"",
 ) -> LaunchRequest:
     """Return the launch request of one rank of an allocated job, with its attempt and master port.
 
     ``run_as`` is the submitter's uid and gid if not the controller's; ``mount_anything`` lifts ``allowed_mounts`` for
     him. ``program``: of a Python function; ``steps_key``: see `spool_files`. ``joins``: it joins a running job, and so
-    waits for no other rank. ``slices``: of the rank, as its node has them; none if it has whole GPUs.
+    waits for no other rank. ``slices``: of the rank, as its node has them; none if it has whole GPUs. ``record``: see
+    `LaunchRequest`.
 
     Raises:
         UsageError: The inventory does not allow the job's image on this node (any more).
@@ -83,6 +85,7 @@ def launch_request(
         job_dirs=settings.job_dirs,
         mps_pipe=mps.pipe if mps is not None else None,
         session=session,
+        record=record.decode(),
     )
 
 

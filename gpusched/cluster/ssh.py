@@ -27,6 +27,7 @@ from gpusched.nodes.cutting import SCRIPT_LIMIT_S, cut_script
 from gpusched.nodes.healthcheck import run_check
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.probe import probe
+from gpusched.nodes.records import keep_record
 from gpusched.nodes.runtimes import runtime_for
 from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, AttemptRef, Runtime
 from gpusched.nodes.runtimes.shell import forget_job, result, write_answer
@@ -253,7 +254,7 @@ class SshCluster:
             case "answer":
                 return _run(transport, write_answer(ref, operation.note or ""), OPERATION_TIMEOUT_S)
             case "remove":
-                return _run(transport, runtime.remove(ref), REMOVE_TIMEOUT_S)
+                return _run(transport, _keeping(operation.note, ref, runtime.remove(ref)), REMOVE_TIMEOUT_S)
             case "check":
                 raise AssertionError("a check has no rank")  # `_perform` runs it
 
@@ -321,3 +322,10 @@ class SshCluster:
 def _run(transport: Transport, script: RemoteScript, timeout_s: float, also_ok: int = 0) -> str:
     result = transport.run(script, timeout_s)
     return "" if result.exit_code in (0, also_ok) else result.complaint
+
+
+def _keeping(record: str | None, ref: AttemptRef, removal: RemoteScript) -> RemoteScript:
+    """Return a removal that keeps the attempt's record first; without one, if a runtime's script is no plain sh."""
+    if record is None or removal.argv != ("sh", "-s"):
+        return removal
+    return RemoteScript(removal.argv, keep_record(ref, record).encode() + removal.stdin)

@@ -40,6 +40,7 @@ from gpusched.controller.ranks import ReconcileInput, ReconcileResult, rank_key
 from gpusched.controller.reconcile import reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.shadowing import Shadowing
+from gpusched.model.attemptrecords import attempt_record
 from gpusched.model.events import Event
 from gpusched.model.health import to_requeue
 from gpusched.model.jobs import JobRecord, JobState
@@ -352,8 +353,18 @@ class Cycle:
             self._store.remove_rank(rank)
         self._launcher.forget_errors({rank_key(r) for r in ranks if (r.job_id, r.attempt) in current})
         forget = forget_jobs(self._observed.nodes, observations, lambda job: not self._store.has_unended(job), busy)
-        operations = [self._with_destination(operation) for operation in (*old.operations, *strays.operations, *forget)]
+        ended = [self._with_record(operation, records.get(operation.node), now) for operation in old.operations]
+        operations = [self._with_destination(operation) for operation in (*ended, *strays.operations, *forget)]
         return [o for o in operations if o.verb != "collect" or self._collection_retries.is_due(o.key, now)]
+
+    def _with_record(self, operation: Operation, node: NodeRecord | None, now: float) -> Operation:
+        """Add what the node keeps of an ended attempt to its removal."""
+        job = self._store.job(operation.rank.job_id) if operation.verb == "remove" else None
+        if job is None or job.attempt != operation.rank.attempt:  # its next attempt has a record of its own
+            return operation
+        rank, reading = operation.rank, node.reading if node is not None else None
+        record = attempt_record(job, rank.rank, rank.runtime, rank.gpus, reading, now)
+        return msgspec.structs.replace(operation, note=record.decode())
 
     def _with_destination(self, operation: Operation) -> Operation:
         if operation.verb != "collect":

@@ -230,7 +230,8 @@ class _Due:
         nodes = [one.node for one in ranks]
         first = self._inventory.node(nodes[0])
         assert first is not None
-        slices = usable_slices(self._nodes.get(rank.node)) if any(map(is_slice, rank.gpus)) else {}
+        node = self._nodes.get(rank.node)
+        slices = usable_slices(node.reading if node else None) if any(map(is_slice, rank.gpus)) else {}
         labels = [gpu_label(number, slices[number].profile if number in slices else "") for number in rank.gpus]
         visible = [slices[n].uuid or "" if n in slices else str(n) for n in rank.gpus if n in slices or not is_slice(n)]
         return _environment(check, nodes, nodes.index(rank.node), labels, visible) | {

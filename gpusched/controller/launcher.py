@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pwd
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from gpusched.cluster.base import REFUSED, Operation, RankKey
 from gpusched.cluster.requests import has_steps, launch_request, master_port
@@ -13,9 +13,11 @@ from gpusched.controller.nodestate import usable_slices
 from gpusched.controller.ranks import rank_key
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.attemptrecords import attempt_record
 from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.outputs import expand_output
 from gpusched.model.policy import PolicySpec
+from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Inventory
 from gpusched.model.slices import MigSlice, gpu_label, is_slice
 from gpusched.queue.lifecycle import transition_to
@@ -64,12 +66,13 @@ class Launcher:
         self._store.append([event])
         return job, ranks
 
-    def launch_operations(self, inventory: Inventory, job: JobRecord, ranks: Iterable[RankRecord]) -> list[Operation]:
+    def launch_operations(self, inventory: Inventory, job: JobRecord, ranks: Collection[RankRecord]) -> list[Operation]:
         """Return the operations that launch these ranks; failures go to ``errors``."""
         operations = []
+        readings = {rank.node: self._reading(rank.node) for rank in ranks}
         for rank in ranks:
             try:
-                operations.append(self._launch(inventory, job, rank))
+                operations.append(self._launch(inventory, job, rank, readings[rank.node]))
             except UsageError as error:
                 self.errors[rank_key(rank)] = f"{REFUSED}: {error.line()}"
             except GpuschedError as error:
@@ -80,7 +83,13 @@ class Launcher:
                 self.errors[rank_key(rank)] = f"{REFUSED}: {type(error).__name__}: {error}"[:500]
         return operations
 
-    def _launch(self, inventory: Inventory, job: JobRecord, rank: RankRecord) -> Operation:
+    def _reading(self, node: str) -> NodeReading | None:
+        record = self._store.node_record(node)
+        return record.reading if record is not None else None
+
+    def _launch(
+        self, inventory: Inventory, job: JobRecord, rank: RankRecord, reading: NodeReading | None
+    ) -> Operation:
         assert job.allocation is not None
         secrets = self._secrets.read(job.id) if job.spec.secret_names else {}
         if secrets is None:
@@ -96,22 +105,10 @@ class Launcher:
         request = launch_request(
             job, part, inventory, self._cluster_id, secrets=secrets, program=program, run_as=_run_as(job),
             mount_anything=trusted, steps_key=self._secrets.steps_key(job.id) if has_steps(job) else None,
-            joins=rank.hot == "joins", slices=self._slices(part),
+            joins=rank.hot == "joins", slices=_slices(part, reading),
+            record=attempt_record(job, rank.rank, rank.runtime, part.gpus, reading, rank.intended_at or 0.0),
         )  # fmt: skip
         return Operation(verb="launch", node=rank.node, rank=rank, request=request)
-
-    def _slices(self, part: NodeAllocation) -> tuple[MigSlice, ...]:
-        """Return a rank's slices by its node's last reading; none if it has whole GPUs.
-
-        Raises:
-            GpuschedError: One is not there.
-        """
-        if not any(map(is_slice, part.gpus)):
-            return ()
-        found = usable_slices(self._store.node_record(part.node))
-        if missing := [number for number in part.gpus if number not in found]:
-            raise GpuschedError(f"{part.node} has no slice {gpu_label(missing[0])} any more")
-        return tuple(found[number] for number in part.gpus)
 
 
 def rank_record(inventory: Inventory, job: JobRecord, part: NodeAllocation, now: float) -> RankRecord:
@@ -129,6 +126,20 @@ def rank_record(inventory: Inventory, job: JobRecord, part: NodeAllocation, now:
         output=expand_output(job, part.rank, part.node),
         sharing=node.sharing.mode if job.spec.share and node.sharing is not None else "",
     )
+
+
+def _slices(part: NodeAllocation, reading: NodeReading | None) -> tuple[MigSlice, ...]:
+    """Return a rank's slices by its node's last reading; none if it has whole GPUs.
+
+    Raises:
+        GpuschedError: One is not there.
+    """
+    if not any(map(is_slice, part.gpus)):
+        return ()
+    found = usable_slices(reading)
+    if missing := [number for number in part.gpus if number not in found]:
+        raise GpuschedError(f"{part.node} has no slice {gpu_label(missing[0])} any more")
+    return tuple(found[number] for number in part.gpus)
 
 
 def _run_as(job: JobRecord) -> tuple[int, int] | None:

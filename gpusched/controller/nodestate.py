@@ -37,10 +37,9 @@ def with_removed(inventory: Inventory, records: Mapping[str, NodeRecord], left: 
     return msgspec.structs.replace(inventory, partitions=partitions)
 
 
-def usable_slices(record: NodeRecord | None) -> dict[int, MigSlice]:
+def usable_slices(reading: NodeReading | None) -> dict[int, MigSlice]:
     """Return number -> slice that a job can be given, by the node's last reading."""
-    gpus = record.reading.gpus if record is not None and record.reading is not None else ()
-    return {one.number: one for gpu in gpus for one in gpu.slices if one.usable}
+    return {one.number: one for gpu in (reading.gpus if reading else ()) for one in gpu.slices if one.usable}
 
 
 def removed_record(record: NodeRecord, now: float) -> NodeRecord:

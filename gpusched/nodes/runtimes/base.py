@@ -10,6 +10,8 @@ from gpusched.model.jobs import Mount
 from gpusched.model.slices import MigSlice
 from gpusched.nodes.transport import RemoteScript
 
+RECORD = "job.json"
+"""In an attempt's folder: `gpusched.model.attemptrecords.AttemptRecord`."""
 LAUNCHED = "launched"
 EXISTS_EXIT_CODE = 17
 """Exit code of a launch script whose name was claimed before; nothing was started by it."""
@@ -50,6 +52,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
         error: As ``output``, for stderr alone; None: it goes where stdout does.
         append: What stands in these two files stays, and the attempt's output comes behind it.
         mps_pipe: Folder of the MPS control daemon's pipes, which the job must reach; None: it has its GPUs otherwise.
+        record: Content of the file `RECORD` in the attempt's folder; "": there is none.
         session: People work in it, on a terminal, or with stdin, stdout and stderr as they are; the first who joins it
             (`gpusched.nodes.runtimes.sessions`) starts it.
     """
@@ -83,6 +86,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     spool: dict[str, str] = {}
     error: str | None = None
     append: bool = False
+    record: str = ""
     session: Literal["", "terminal", "pipes"] = ""
 
     @property

@@ -11,7 +11,7 @@ import hashlib
 import shlex
 from collections.abc import Iterable, Mapping
 
-from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, LAUNCHED, AttemptRef, LaunchRequest
+from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, LAUNCHED, RECORD, AttemptRef, LaunchRequest
 from gpusched.nodes.runtimes.checks import check_ref, check_request
 from gpusched.nodes.transport import RemoteScript
 
@@ -263,6 +263,7 @@ def launch_script(
         _JOB_DIR.replace("OPEN", "700" if request.job_dirs else "777"),
         f'{{ {print_meta}; {written}; }} >"$dir/meta" || abandon\n',
         heredoc(launcher, "launch"),
+        heredoc(request.record, RECORD) if request.record else "",
         _hostfile(request),
         _program(request),
         _spool(request),

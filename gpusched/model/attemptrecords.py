@@ -1,0 +1,48 @@
+"""What a node keeps of an attempt, so that a lost store can be rebuilt from its nodes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpusched.model.jobs import JobRecord
+from gpusched.model.readings import Gpu, NodeReading
+from gpusched.model.slices import gpu_of
+
+
+class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of an attempt: as it was launched, or, of one that was removed from its node, as it had ended.
+
+    Attributes:
+        job: As stored at that time; of a removed rank, its final record in most cases. It holds no secrets.
+        rank: The rank's number.
+        runtime: What runs it.
+        time: When this was written (Unix seconds, the controller's clock).
+        boot_id, gpus: The node's boot, and the energy counters of the rank's GPUs, as last read before that.
+        read: When that was (Unix seconds); None: never.
+    """
+
+    job: JobRecord
+    rank: int
+    runtime: str
+    time: float
+    boot_id: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    read: float | None = None
+
+
+def attempt_record(
+    job: JobRecord, rank: int, runtime: str, gpus: tuple[int, ...], reading: NodeReading | None, now: float
+) -> bytes:
+    """Return the record as JSON; ``gpus``: the rank's, as in its allocation, ``reading``: the node's last one."""
+    whole = {gpu_of(number) for number in gpus}
+    counters = [
+        Gpu(index=gpu.index, uuid=gpu.uuid, energy_j=gpu.energy_j)
+        for gpu in (reading.gpus if reading is not None else ())
+        if gpu.index in whole
+    ]
+    return msgspec.json.encode(
+        AttemptRecord(
+            job=job, rank=rank, runtime=runtime, time=now, gpus=tuple(counters),
+            boot_id=reading.boot_id if reading else None, read=reading.time if reading else None,
+        )
+    )  # fmt: skip
