@@ -1,4 +1,4 @@
-# make test | lint | demo | docs | mutate | clean     PYTHON=python3.12 chooses the interpreter, JOBS=3 the number of test processes.
+# make test | lint | demo | docs | mutate | fuzz | clean     PYTHON=python3.12 chooses the interpreter, JOBS=3 the number of test processes.
 # make campaign         A random workload while everything fails: FAULTS=200 JOBS_SUBMITTED=100 SEED=1 KINDS='node.*' (root; minutes).
 # make weights          What comes along trained, made again and compared.
 # make test-pythons | test-latest | lock        All interpreters; the newest of everything; what `make` installs, anew.
@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # numpy's threads wait by spinning, in every process; nothing here multiplies matrices that need two.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: test lint demo docs weights mutate campaign clean install packages test-pythons test-latest newest lock
+.PHONY: test lint demo docs weights mutate campaign fuzz clean install packages test-pythons test-latest newest lock
 .DEFAULT_GOAL := test
 
 # Everything runs even where another part failed. The linters run beside the tests and print when they have ended.
@@ -83,6 +83,10 @@ mutate: install
 
 campaign: install packages
 	@$(BIN)/python -m tests.campaign --seed $(or $(SEED),1) --faults $(or $(FAULTS),200) --jobs $(or $(JOBS_SUBMITTED),100) $(if $(KINDS),--kinds '$(KINDS)')
+
+# Fuzzed inputs at every door: files, commands, node answers, sockets. INPUTS=1000000 SEED=1 TARGET=all
+fuzz: install
+	@nice $(BIN)/python -m tests.fuzz $(if $(INPUTS),--inputs $(INPUTS)) $(if $(SEED),--seed $(SEED)) $(if $(TARGET),--target $(TARGET))
 
 # All shipped weights, made again and compared with the files: hours. ARGS="--short": tiny versions, twice. ARGS="--only rltune".
 weights: install

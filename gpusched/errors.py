@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
+MAX_LINE = 2000
+"""Characters of an error's line: what it quotes may come from anyone."""
+
 
 def printable(text: str) -> str:
     """Return text as one terminal-safe line: control characters (C0, C1, bidirectional), lone surrogates escaped."""
@@ -50,8 +53,9 @@ class GpuschedError(Exception):
             self.add_note(hint)  # tracebacks of programs show it
 
     def line(self) -> str:
-        """Return the error as one line with its hint; control characters are escaped."""
-        return printable(f"{self.message}; {self.hint}" if self.hint else self.message)
+        """Return the error as one line with its hint; control characters are escaped, its length is bounded."""
+        line = printable((f"{self.message}; {self.hint}" if self.hint else self.message)[: MAX_LINE + 1])
+        return line if len(line) <= MAX_LINE else line[: MAX_LINE - 3] + "..."
 
 
 class UsageError(GpuschedError):
@@ -80,7 +84,7 @@ class FileError(UsageError):
 
     def __init__(self, path: str, line: int | None, key: str, found: str, expected: str) -> None:
         where = f"{path}:{line}" if line is not None else path
-        found = found if len(found) <= 120 else found[:117] + "..."
-        at = f"{key}: " if key else ""
+        found, shown = (text if len(text) <= 120 else text[:117] + "..." for text in (found, key))
+        at = f"{shown}: " if key else ""
         super().__init__(f"{where}: {at}found {found}, expected {expected}")
         self.path, self.line_number, self.key, self.found, self.expected = path, line, key, found, expected

@@ -157,8 +157,10 @@ def decoded_frames(frames: Frames, data: bytes) -> Iterator[tuple[int, bytes]]:
                 if failure.transient:
                     raise TransportError("ssh", failure.message, failure.hint)
                 raise GpuschedError(failure.message, failure.hint)
+            if kind == EXITED:
+                exit_code(payload)
             yield kind, payload
-    except (ProtocolError, msgspec.MsgspecError, struct.error):
+    except (ProtocolError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise GpuschedError("the controller runs another version", "use the same version of gpusched") from None
 
 

@@ -127,7 +127,7 @@ class _Trailer:
                 buffer = buffer[-_MAX_TRAILER:]
         text, mark, fields = buffer.rpartition(_MARK)
         numbers = fields.split()
-        if mark and len(numbers) == 2 and all(word.isdigit() for word in numbers):
+        if mark and len(numbers) == 2 and all(word.isdigit() and len(word) <= 18 for word in numbers):
             buffer, (self.exit_code, self.left_out) = text, map(int, numbers)
         if buffer:
             yield buffer

@@ -25,9 +25,10 @@ _MAX_NODES = 1_000_000  # once aliases are followed: a few lines of aliases of a
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 # A range of hosts between braces, as in {nodes: gpu-[01-04]}: YAML takes no bracket there, so it can mean nothing else.
-# What is quoted, and comments, are matched first and stay as they are.
+# What is quoted, and comments, are matched first and stay as they are. An escaped quote opens nothing: many of them
+# without an end would each be followed to the end of the file.
 _RANGE = re.compile(
-    r"""(?<!\w)'(?:[^']|'')*'|"(?:[^"\\]|\\.)*"|(?:^|\s)\#[^\n]*"""
+    r"""(?<!\w)'(?:[^']|'')*'|(?<!\\)"(?:[^"\\]|\\.)*"|(?:^|\s)\#[^\n]*"""
     r"|(?<=[:,\[{\s])(?P<range>[A-Za-z0-9][\w.-]*\[[0-9,-]+\](?:[\w.-]|\[[0-9,-]+\])*)(?=\s*[,}\]\n])"
 )
 _NUMBER = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?")

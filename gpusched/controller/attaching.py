@@ -42,7 +42,7 @@ def attach(
         transport.close()
     if status == b"failed":
         return wire.exit_frame(wire.NOT_STARTED)
-    if not status.isdigit():
+    if not status.isdigit() or len(status) > 3:
         raise TransportError("ssh", f"{ref.node}: the connection to {ref.name} ended", "the job need not have")
     return wire.exit_frame(int(status))
 

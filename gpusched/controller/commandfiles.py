@@ -20,7 +20,7 @@ from gpusched.controller.health import forgiven
 from gpusched.controller.promoting import PolicyCommandHandler
 from gpusched.controller.reserving import ReservationCommandHandler
 from gpusched.controller.secretfiles import SecretFiles
-from gpusched.errors import GpuschedError, UsageError
+from gpusched.errors import MAX_LINE, GpuschedError, UsageError
 from gpusched.model import commands, ids
 from gpusched.model.arrays import event_log_id, restricted_row, task_event_data
 from gpusched.model.audit import audit_entry
@@ -238,7 +238,7 @@ class CommandApplier:
 
     def _refuse(self, file_name: str, user: str, why: str, now: float) -> None:
         job_id = _as_text(file_name).partition(".")[0] if file_name.endswith(".submit") else None
-        data = {"file": _as_text(file_name), "why": why}
+        data = {"file": _as_text(file_name)[:MAX_LINE], "why": why[:MAX_LINE]}
         self._store.append([Event(time=now, kind="refused_command", job_id=job_id, user=user, data=data)])
 
     def _caller(self, uid: int) -> Caller:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import re
 
+from gpusched.model.units import whole_number
+
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 EPOCH_S = 1735689600.0  # 2025-01-01T00:00:00Z
 _TIME_CHARS, _RANDOM_CHARS = 8, 3
@@ -56,7 +58,8 @@ def slurm_id(name: str) -> str:
 def split_task(job_id: str) -> tuple[str, int]:
     """Split ``1234_5`` into array id and task index; the index is -1 for jobs that are not tasks."""
     base, _, index = job_id.partition("_")
-    return base, int(index) if index.isdigit() else -1
+    number = whole_number(index)
+    return base, -1 if number is None else number
 
 
 def id_key(job_id: str) -> tuple[int, str, int, int]:

@@ -131,7 +131,13 @@ def exit_frame(code: int) -> bytes:
 
 
 def exit_code(payload: bytes) -> int:
-    """Decode the exit code of an `EXITED` frame."""
+    """Decode the exit code of an `EXITED` frame.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    if len(payload) != _EXIT.size:
+        raise ProtocolError("an exit code")
     return int(_EXIT.unpack(payload)[0])
 
 
@@ -139,7 +145,7 @@ class Frames:
     """An incremental decoder of frames."""
 
     def __init__(self) -> None:
-        self._held = b""
+        self._held, self._at = b"", 0
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         """Add received bytes, and yield the frames that are now complete.
@@ -147,13 +153,13 @@ class Frames:
         Raises:
             ProtocolError: One that is longer than any that is sent.
         """
-        self._held += data
-        while len(self._held) >= _HEADER.size:
-            kind, length = _HEADER.unpack_from(self._held)
+        # Cut once for all frames: there may be thousands of empty ones. A caller may leave some for later.
+        self._held, self._at = self._held[self._at :] + data, 0
+        while len(self._held) >= (begin := self._at + _HEADER.size):
+            kind, length = _HEADER.unpack_from(self._held, self._at)
             if length > MAX_PAYLOAD:
                 raise ProtocolError(f"a frame of {length} bytes")
-            end = _HEADER.size + length
-            if len(self._held) < end:
+            if len(self._held) < begin + length:
                 return
-            payload, self._held = self._held[_HEADER.size : end], self._held[end:]
-            yield kind, payload
+            self._at = begin + length
+            yield kind, self._held[begin : self._at]

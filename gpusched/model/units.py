@@ -106,6 +106,11 @@ def amounts_of(gpus: int, cores: int, memory_mib: int, profile: str = "") -> str
     return f"{gpus_of(gpus, profile)}, {count_of(cores, 'core')}, {format_memory(memory_mib)}"
 
 
+def whole_number(text: str) -> int | None:
+    """Return a number of 1 to 18 ASCII digits, so that it fits 64 bits; None for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
 def local_clock(timestamp: float, now: float) -> str:
     """Format ``14:20`` in local time; on another day than ``now`` ``23 Nov 14:20``."""
     at, today = (datetime.fromtimestamp(in_calendar(time)) for time in (timestamp, now))

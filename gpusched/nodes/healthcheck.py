@@ -9,16 +9,19 @@ from __future__ import annotations
 import re
 import shlex
 
+import msgspec
+
 from gpusched.errors import GpuschedError
 from gpusched.model.healthchecks import CheckResult, CheckRun
 from gpusched.nodes.runtimes.shell import FUNCTIONS, KILL_STRAYS, exports, script
-from gpusched.nodes.transport import Transport
+from gpusched.nodes.transport import Transport, TransportError
 
 KILL_S = 5
 """Within that time a check that hangs is killed: TERM, after two seconds KILL."""
 _ANSWER_S = 60.0  # beyond the check's own time: more than the script itself waits, for a node under load
 _MAX_OUTPUT_BYTES = 65536
 _MAX_LINE = 300
+_EXIT_CODE = re.compile(r"[0-9]{1,3}")
 _VALUE = re.compile(r"value=([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?:[ \t]+(\S{1,20}))?")
 
 # By the clock, not by counted pauses: on a node under load these take longer.
@@ -100,10 +103,13 @@ def run_check(transport: Transport, cluster_id: str, run: CheckRun) -> CheckResu
         TransportError: The node could not be asked; the run goes on where it was started.
         GpuschedError: The node cannot start it.
     """
-    answer = transport.run(script(check_script(cluster_id, run)), run.check.timeout_s + _ANSWER_S)
+    request = msgspec.structs.replace(script(check_script(cluster_id, run)), max_bytes=16 * _MAX_OUTPUT_BYTES)
+    answer = transport.run(request, run.check.timeout_s + _ANSWER_S)
     if answer.exit_code:
         raise GpuschedError(f"{run.node}: it cannot be started: {answer.complaint}")
-    return parse_answer(answer.stdout.decode(errors="replace"))
+    if (result := parse_answer(answer.stdout.decode(errors="replace"))) is None:
+        raise TransportError("protocol", f"{run.node}: the answer has no result of the check {run.check.name}")
+    return result
 
 
 def check_script(cluster_id: str, run: CheckRun) -> str:
@@ -122,8 +128,8 @@ def check_script(cluster_id: str, run: CheckRun) -> str:
     return FUNCTIONS + _UPTIME + text
 
 
-def parse_answer(text: str) -> CheckResult:
-    """Return the result in the script's output."""
+def parse_answer(text: str) -> CheckResult | None:
+    """Return the result in the script's output; None if there is none."""
     code, _, output = text.partition("\n")
     line, value, unit = "", None, ""
     for candidate in output.splitlines():
@@ -137,4 +143,6 @@ def parse_answer(text: str) -> CheckResult:
     if code in ("hung", "stuck"):
         what = "cannot be killed" if code == "stuck" else "killed"
         return CheckResult(line=f"{what} after its time; last output: {line}" if line else f"{what} after its time")
+    if not _EXIT_CODE.fullmatch(code):
+        return None
     return CheckResult(exit_code=int(code), line=line, value=value, unit=unit)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from gpusched.model.units import whole_number
 from gpusched.nodes.transport import RemoteScript
 
 _BEGIN, _END = "gpusched-inspection-begin", "gpusched-inspection-end"
@@ -87,7 +88,7 @@ def parse_inspection(output: bytes) -> Inspection | None:
     return Inspection(
         noise=noise.strip()[:200],
         user=facts.get("user", ""),
-        uid=_whole(facts.get("uid")),
+        uid=whole_number(facts.get("uid", "")),
         home=facts.get("home", ""),
         home_error=facts.get("home_error", ""),
         home_free_mib=_mib(facts.get("home_free_kib")),
@@ -114,12 +115,8 @@ def _runtime(name: str, facts: dict[str, str]) -> RuntimeFacts:
     )
 
 
-def _whole(text: str | None) -> int | None:
-    return int(text) if text and text.isascii() and text.isdigit() else None
-
-
 def _mib(text: str | None) -> int | None:
-    kib = _whole(text)
+    kib = whole_number(text or "")
     return None if kib is None else kib // 1024
 
 

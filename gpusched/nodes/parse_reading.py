@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,12 +10,14 @@ import msgspec
 
 from gpusched.model.readings import ContainerReading, Gpu, KernelLog, NodeReading, Wiring
 from gpusched.model.slices import with_gpu_units
+from gpusched.model.units import whole_number
 from gpusched.nodes.parse_kernel import parse_messages, with_events
 from gpusched.nodes.parse_smi import parse_gpus
 
 MARK = b"@gpusched-probe@ "  # as in payload/main.py
 _SECTIONS = "@gpusched-sections@"  # as in payload/facts.sh
 
+_LOAD = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _FACTS = (
     "boot_id", "hostname", "cores", "memory_total_mib", "memory_available_mib", "load1", "disk_free_mib",
     "source", "gpu_error", "driver_version", "runtime_error", "runtime_version",
@@ -47,7 +50,7 @@ def parse_reading(node: str, answer: dict[str, Any], sent: float, received: floa
     facts = {key: answer[key] for key in _FACTS if key in answer}
     gpus: Any = answer.get("gpus", [])
     if answer.get("source") == "nvidia-smi":
-        known = {int(pid): process for pid, process in answer.get("processes", {}).items()}
+        known = {whole_number(pid): process for pid, process in answer.get("processes", {}).items()}
         reading = parse_gpus(answer.get("smi_gpus", ""), answer.get("smi_apps", ""), known)
         gpus = reading.gpus
         facts.update(driver_version=reading.driver_version, gpu_error=reading.error)
@@ -123,7 +126,7 @@ def reading_of_sections(node: str, sections: Mapping[str, str], sent: float, rec
 
     ``sent`` and ``received``: when the request left and the answer was there, Unix seconds by our clock.
     """
-    clock = _integer(sections.get("clock", ""))  # whole seconds, so half a second late on average
+    clock = whole_number(sections.get("clock", "").strip())  # whole seconds, so half a second late on average
     return NodeReading(
         node=node,
         time=received,
@@ -140,10 +143,10 @@ def _facts(sections: Mapping[str, str]) -> dict[str, Any]:
     return {
         "boot_id": sections.get("boot_id") or None,
         "hostname": sections.get("hostname") or None,
-        "cores": _integer(sections.get("cores", "")),
+        "cores": whole_number(sections.get("cores", "").strip()),
         "memory_total_mib": memory.get("MemTotal"),
         "memory_available_mib": memory.get("MemAvailable"),
-        "load1": float(load[0]) if load and load[0].replace(".", "", 1).isdigit() else None,
+        "load1": float(load[0]) if load and _LOAD.fullmatch(load[0]) else None,
         "disk_free_mib": _mib(disk[3]) if len(disk) >= 6 else None,
         **_gpu_facts(sections),
     }
@@ -166,15 +169,11 @@ def _meminfo_line(line: str) -> tuple[str, int | None]:
     return key, _mib(value.split()[0]) if value.split() else None
 
 
-def _process_line(line: str) -> tuple[int, dict[str, str | None]]:
+def _process_line(line: str) -> tuple[int | None, dict[str, str | None]]:
     pid, user, container, command = line.split("\t", 3)
     printable = "".join(c if c.isprintable() else "?" for c in command).strip()
-    return int(pid), {"user": user or None, "container": container or None, "command": printable or None}
-
-
-def _integer(text: str) -> int | None:
-    return int(text) if text.strip().isdigit() else None
+    return whole_number(pid), {"user": user or None, "container": container or None, "command": printable or None}
 
 
 def _mib(kib: str) -> int | None:
-    return None if (number := _integer(kib)) is None else number // 1024
+    return None if (number := whole_number(kib)) is None else number // 1024

@@ -177,14 +177,10 @@ def _read(
             if mode == "upload":
                 state.record_upload(not answer.get("spoilt"))
             return reading, "cached" if answer.get("cached") else "upload"
-    except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
+    except (LookupError, ArithmeticError, AttributeError, RecursionError, TypeError, ValueError) as error:
         if mode == "cached" and state.may_resend():
             return None, "upload"
-        raise TransportError(
-            "protocol",
-            f"{request.node}: the probe's answer cannot be parsed: {error}",
-            "report this with the node's python3 and driver versions",
-        ) from None
+        raise _unparsable(request.node, error) from None
     if f"{_NEED_PREFIX}python@".encode() in result.stdout:
         return None, "sh"
     if mode == "upload" and result.exit_code != 0:
@@ -205,7 +201,10 @@ def _read_sections(
     sections = split_sections(result.stdout.decode("utf-8", "replace"))
     if sections is None:
         raise _no_reading(request.node, result)
-    reading = reading_of_sections(request.node, sections, sent, received)
+    try:
+        reading = reading_of_sections(request.node, sections, sent, received)
+    except (ArithmeticError, ValueError) as error:
+        raise _unparsable(request.node, error) from None
     try:
         found, trouble = parse_listing(sections.get("attempts", ""), request.cluster_id, request.runtime)
         containers = None if trouble else msgspec.convert(found, tuple[ContainerReading, ...], strict=False)
@@ -215,6 +214,14 @@ def _read_sections(
     folders = tuple(name for word, _, name in words if word == "job_folder")
     reading = msgspec.structs.replace(reading, containers=containers, runtime_error=trouble, job_folders=folders)
     return reading, "cached" if sections.get("python3") else "sh"
+
+
+def _unparsable(node: str, error: Exception) -> TransportError:
+    return TransportError(
+        "protocol",
+        f"{node}: the probe's answer cannot be parsed: {str(error)[:200]}",
+        "report this with the node's python3 and driver versions",
+    )
 
 
 def _no_reading(node: str, result: CommandResult) -> TransportError:

@@ -95,7 +95,7 @@ def read(path: Path, *, strict: bool = False) -> Trace:
         raise FileError(str(path), None, "", why, "a file that can be read") from None
     except (
         ValueError, KeyError, TypeError, EOFError, AttributeError, RecursionError, OverflowError, zipfile.BadZipFile,
-        zlib.error,
+        zlib.error, MemoryError,
     ) as error:  # fmt: skip
         raise FileError(str(path), None, "", f"a damaged file ({error})", "a trace written by gpusched") from None
 
@@ -105,6 +105,8 @@ def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
     if header["format"] != _FORMAT or header["version"] != VERSION:
         raise ValueError(f"{header['format']} version {header['version']}, this gpusched reads version {VERSION}")
     count = int(header["jobs"])
+    if len(arrays["ids.ends"]) != count:  # before any column is spread to as many rows
+        raise ValueError(f"{len(arrays['ids.ends'])} ids of {count} jobs")
     columns: dict[str, Any] = {name: _spread(arrays[name], count, np.float64) for name in FLOATS}
     columns |= {name: _spread(arrays[name], count, np.int64) for name in INTS}
     columns |= {plural: _texts(arrays, plural) for plural in NAMES.values()}
@@ -120,7 +122,7 @@ def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
                 if f.name not in _PROGRESS_SOME or f"{_PROGRESS}{f.name}" in arrays
             }
         )
-    lines = arrays["rejected.lines"].astype(np.int64).tolist()
+    lines = _integers(arrays, "rejected.lines", np.int64).tolist()
     epoch = header["epoch"]
     trace = Trace(
         name=str(header["name"]),
@@ -203,6 +205,13 @@ def _spread(column: npt.NDArray[Any], count: int, dtype: type[np.generic]) -> np
     return np.full(count, column[0], dtype) if len(column) != count else column.astype(dtype)
 
 
+def _integers(arrays: Mapping[str, npt.NDArray[Any]], name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    column = arrays[name]
+    if column.ndim != 1 or column.dtype.kind not in "iu":
+        raise ValueError(f"{name} of shape {column.shape} and type {column.dtype}")
+    return column.astype(dtype)
+
+
 def _whole(column: npt.NDArray[Any], ints: bool) -> npt.NDArray[Any]:
     if column.ndim != 1 or column.dtype.kind not in ("i" if ints else "f"):
         raise ValueError(f"progress: a column of shape {column.shape} and type {column.dtype}")
@@ -221,8 +230,8 @@ def _put_texts(arrays: _Arrays, name: str, texts: Sequence[str]) -> None:
 
 
 def _texts(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> tuple[str, ...]:
-    data = arrays[f"{name}.bytes"].astype(np.uint8).tobytes()
-    ends = arrays[f"{name}.ends"].astype(np.int64).tolist()
+    data = _integers(arrays, f"{name}.bytes", np.uint8).tobytes()
+    ends = _integers(arrays, f"{name}.ends", np.int64).tolist()
     if any(b < a for a, b in pairwise([0, *ends])) or (ends[-1] if ends else 0) != len(data):
         raise ValueError(f"{name}: offsets that do not fit")
     if data.isascii():

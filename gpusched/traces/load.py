@@ -107,6 +107,8 @@ def _load(path: Path, format: str | None, *, strict: bool) -> Trace:
         trace = read(source, strict=strict)
     except OSError as error:
         raise GpuschedError(f"{error.filename or source}: {error.strerror or error}") from None
+    except MemoryError:
+        raise GpuschedError(f"{source}: too large for this machine's memory", "cut it into smaller files") from None
     except Exception as error:
         if component.distribution == OURS or isinstance(error, GpuschedError):
             raise

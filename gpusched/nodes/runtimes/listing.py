@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpusched.model.units import whole_number
 from gpusched.nodes.payload import jobfiles
 from gpusched.nodes.payload.attempts import merge
 from gpusched.nodes.payload.engines import EngineError, last_lines, parse_docker, parse_podman
@@ -48,7 +49,7 @@ def parse_listing(text: str, cluster_id: str, runtime: str) -> tuple[list[dict[s
     if not ended:
         raise ValueError("the list of attempts breaks off")
     for one in facts.values():
-        one["error"] = last_lines(one["error"])
+        one["error"] = last_lines("\n".join(one["error"]))
     try:
         containers = {} if runtime not in ("podman", "docker") else _containers(engine, runtime)
     except EngineError as error:
@@ -60,7 +61,7 @@ def parse_listing(text: str, cluster_id: str, runtime: str) -> tuple[list[dict[s
 
 def _no_facts() -> dict[str, Any]:
     return (
-        {"meta": {}, "pid": None, "attached_s": None, "error": "", "files": [], "job_files": {}}
+        {"meta": {}, "pid": None, "attached_s": None, "error": [], "files": [], "job_files": {}}
         | dict.fromkeys(_VALUES)
         | dict.fromkeys(_FLAGS, False)
     )
@@ -79,9 +80,9 @@ def _read_fact(fact: dict[str, Any], word: str, rest: str) -> None:
     elif word == "file":
         fact["files"].append(rest)
     elif word == "error":
-        fact["error"] += rest + "\n"
-    elif word == "pid" and rest.split()[:1] and rest.split()[0].isdigit():
-        fact["pid"] = int(rest.split()[0])
+        fact["error"].append(rest)
+    elif word == "pid" and (pid := whole_number(rest.partition(" ")[0])) is not None:
+        fact["pid"] = pid
 
 
 def _containers(lines: list[str], runtime: str) -> dict[str, dict[str, Any]]:

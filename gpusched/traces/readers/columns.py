@@ -27,6 +27,7 @@ _OPENERS: dict[bytes, Callable[[BinaryIO], Any]] = {
     b"\xfd7zXZ\x00": lambda file: lzma.open(file, "rb"),
     b"BZh": lambda file: bz2.open(file, "rb"),
 }
+_MIN_UNPACKED, _MAX_RATIO = 64 << 20, 200
 _SEPARATORS = ("|", "\x1f", "\t")
 _SUFFIXES = (".gz", ".xz", ".bz2")
 
@@ -76,6 +77,32 @@ class CountedFile(io.FileIO):
             return self.size
 
 
+class _Bomb(Exception):
+    """A file that unpacks to much more than its size."""
+
+
+class _Unpacked(io.RawIOBase):
+    """A decompressed stream that refuses to grow far beyond any real table: a few MB may unpack to terabytes.
+
+    Args:
+        unpacked: The stream.
+        packed: How many bytes the file has.
+    """
+
+    def __init__(self, unpacked: Any, packed: int) -> None:
+        self._unpacked, self._left = unpacked, max(_MIN_UNPACKED, _MAX_RATIO * packed)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._unpacked.readinto(buffer)
+        self._left -= count
+        if self._left < 0:
+            raise _Bomb(f"it unpacks to more than {_MAX_RATIO} times its size")
+        return count
+
+
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
     """Open a file as UTF-8 text, decompressed by its magic bytes (gzip, xz, bzip2). Invalid bytes become U+FFFD.
@@ -84,15 +111,18 @@ def open_text(path: Path) -> Iterator[TextIO]:
         GpuschedError: It is damaged or ends early.
     """
     with open(path, "rb") as file:
-        magic = file.read(6)
+        magic, size = file.read(6), os.fstat(file.fileno()).st_size
     opener = next((o for start, o in _OPENERS.items() if magic.startswith(start)), lambda p: p)
     try:
         with (
             io.BufferedReader(CountedFile(path), 1 << 16) as packed,
             opener(packed) as raw,
-            io.TextIOWrapper(raw, "utf-8-sig", errors="replace", newline="") as text,
+            io.BufferedReader(_Unpacked(raw, size), 1 << 16) if raw is not packed else packed as plain,
+            io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="") as text,
         ):
             yield text
+    except _Bomb as error:
+        raise GpuschedError(f"{path}: {error}", "unpack it yourself if that is meant") from None
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise GpuschedError(f"{path}: cannot be unpacked: {error}", "download the file again") from None
 

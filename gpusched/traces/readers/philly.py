@@ -69,7 +69,7 @@ def _objects(path: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
             return found
         try:
             value, end = decode(text, at)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
             where = text.count("\n", 0, getattr(error, "pos", at)) + 1
             raise FileError(str(path), where, "", f"a JSON error ({error})", "valid JSON") from None
         found.append((line, value if isinstance(value, dict) else {}))

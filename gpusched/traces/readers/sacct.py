@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.errors import GpuschedError
-from gpusched.model.units import count_of
+from gpusched.model.units import count_of, whole_number
 from gpusched.traces.readers.columns import open_text, read_lines, stem
 from gpusched.traces.readers.draft import Draft, Mask, Names, intern, to_numbers, to_times
 from gpusched.traces.trace import Floats, Ints, Trace
@@ -33,6 +33,7 @@ _NOT_ENDED = (
 )  # fmt: skip
 _CLOCK = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+(?:\.[0-9]+)?)")
 _MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+_MAX_AMOUNT = 10**15  # of a resource
 _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTP]?)")
 _YEAR_S = 365 * 86400.0  # what Slurm's backfill takes for the run time of a job without a limit
 _HOUR_S = 3600
@@ -286,14 +287,16 @@ def _amount(draft: Draft, asked: Tres, given: Tres, what: str, unknown: int, col
 def _count(said: dict[str, str], what: str) -> int | None:
     """Return a TRES count, summed over types where only these are given; -1 if missing; None if invalid."""
     texts = [said[what]] if what in said else [text for key, text in said.items() if key.startswith(f"{what}:")]
-    if not all(text.isdecimal() for text in texts):
+    counts = [number for number in map(whole_number, texts) if number is not None]
+    if len(counts) < len(texts) or sum(counts) > _MAX_AMOUNT:
         return None
-    return sum(map(int, texts)) if texts else -1
+    return sum(counts) if texts else -1
 
 
 def _mib(said: dict[str, str]) -> int | None:
     match = _MEMORY.fullmatch(said.get("mem", "0"))
-    return None if match is None else round(float(match[1]) * _MIB[match[2]]) or -1
+    mib = np.inf if match is None else float(match[1]) * _MIB[match[2]]
+    return (round(mib) or -1) if mib <= _MAX_AMOUNT else None
 
 
 def _types(draft: Draft, asked: Tres) -> Names:

@@ -23,7 +23,7 @@ FIELDS = (
 STATUSES = ("FAILED", "COMPLETED", "PARTIAL", "PARTIAL_LAST", "PARTIAL_FAILED", "CANCELLED")
 _PARTIAL = (2, 3, 4)
 _CANCELLED = 5
-_HEADER = re.compile(r";\s*(UnixStartTime|MaxNodes|MaxProcs)\s*:\s*([0-9]+)")
+_HEADER = re.compile(r";\s*(UnixStartTime|MaxNodes|MaxProcs)\s*:\s*([0-9]{1,12})(?![0-9])")
 
 
 def read(path: Path, *, strict: bool) -> Trace:
