@@ -140,6 +140,7 @@ class Client:
         found += [slurm_trouble.line(time.time())] if slurm_trouble is not None else []
         lease = self.reader.meta(LEASE_TROUBLE)
         found += [lease] if lease else []
+        found += [standbys] if (standbys := self.reader.standbys()) else []
         return (*found, *(f"node {r.name} is {r.reason}" for r in self.reader.left_nodes()))
 
 
