@@ -9,6 +9,7 @@ import typer
 from gpusched.cli.logoptions import LogFormatOption, QuietOption, VerboseOption, start_log
 from gpusched.client.context import Client
 from gpusched.controller.logsetup import LogFormat
+from gpusched.errors import UsageError
 
 app = typer.Typer()
 
@@ -16,12 +17,20 @@ app = typer.Typer()
 @app.command("controller")
 def controller(
     once: Annotated[bool, typer.Option("--once", help="Run one cycle only, like tick.")] = False,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait while another controller runs, then take over.")
+    ] = False,
+    takeover_after: Annotated[
+        int, typer.Option("--takeover-after", help="Seconds of its silence.", min=5, metavar="SECONDS")
+    ] = 15,
     verbose: VerboseOption = 0,
     quiet: QuietOption = False,
     log_format: LogFormatOption = None,
 ) -> None:
     """Run the controller until SIGTERM or Ctrl-C. Jobs continue without it; the next start picks them up."""
-    _run(once, verbose, quiet, log_format)
+    if once and standby:
+        raise UsageError("--once cannot be combined with --standby")
+    _run(once, verbose, quiet, log_format, takeover_after if standby else None)
 
 
 @app.command("tick")
@@ -30,15 +39,20 @@ def tick(verbose: VerboseOption = 0, quiet: QuietOption = False, log_format: Log
     _run(True, verbose, quiet, log_format)
 
 
-def _run(once: bool, verbose: int, quiet: bool, log_format: LogFormat | None) -> None:
+def _run(
+    once: bool, verbose: int, quiet: bool, log_format: LogFormat | None, takeover_after: int | None = None
+) -> None:
     from functools import partial
 
     from gpusched.cli import options
     from gpusched.client.sbatch_inside import prepare
-    from gpusched.controller.service import run_forever, tick_once
+    from gpusched.controller.service import run_forever, run_standby, tick_once
     from gpusched.queue.lastgood import inventory_path
 
     start_log("gpusched.controller", log_format, verbose, quiet)
     state = Client().state
     sbatch_inside = partial(prepare, options)
-    (tick_once if once else run_forever)(inventory_path(state), state, sbatch_inside)
+    if takeover_after is not None:
+        run_standby(inventory_path(state), state, takeover_after, sbatch_inside)
+    else:
+        (tick_once if once else run_forever)(inventory_path(state), state, sbatch_inside)

@@ -144,6 +144,7 @@ class Client:
         found += [lease] if lease else []
         backup = backup_trouble(backup_result(self.reader.meta(BACKUP_META)), time.time())
         found += [backup] if backup else []
+        found += [standbys] if (standbys := self.reader.standbys()) else []
         return (*found, *(f"node {r.name} is {r.reason}" for r in self.reader.left_nodes()))
 
 

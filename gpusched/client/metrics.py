@@ -21,6 +21,7 @@ from gpusched.model.slicetables import gpus_counted
 from gpusched.queue.backup import BACKUP_META, backup_result
 from gpusched.queue.clock import ANCHOR, now_by
 from gpusched.queue.lastgood import Declared, kept_declarations
+from gpusched.queue.lease import STANDBYS
 from gpusched.queue.metrics import NodeFigures, ReadingFigures
 from gpusched.queue.quotas import QuotaLedger, recent_quota_usage
 from gpusched.queue.snapshots import held_gpus
@@ -67,6 +68,7 @@ def _controller(reader: Reader, totals: MetricTotals) -> Iterator[Family]:
     if heartbeat:  # its clock may differ from this machine's wall clock, which others compare it with
         age = max(0.0, now_by(reader.meta(ANCHOR)) - heartbeat)
         yield family("controller_last_cycle_timestamp_seconds", [((), time.time() - age)])
+    yield family("controller_standbys", [((), float(len((reader.meta(STANDBYS) or "").split())))])
     yield family("controller_cycle_seconds", [((), totals.cycles)])
     yield family("controller_phase_seconds", (((name,), s) for name, s in sorted(totals.phases.items())))
     yield family("inventory_valid", [((), 0.0 if reader.meta(INVENTORY_TROUBLE) else 1.0)])

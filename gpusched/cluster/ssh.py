@@ -24,6 +24,7 @@ from gpusched.model.jobs import container_name
 from gpusched.model.readings import NodeReading, ProbeFailure
 from gpusched.model.resources import Inventory, Node
 from gpusched.nodes.cutting import SCRIPT_LIMIT_S, cut_script
+from gpusched.nodes.fencing import FencedTransport, FencingUnavailable, TermRefused
 from gpusched.nodes.healthcheck import run_check
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.probe import probe
@@ -51,8 +52,19 @@ T = TypeVar("T")
 class SshCluster:
     """Nodes reached over SSH, or this machine for nodes with the local transport."""
 
-    def __init__(self, inventory: Inventory, cluster_id: str, logs: Path, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        inventory: Inventory,
+        cluster_id: str,
+        logs: Path,
+        clock: Clock | None = None,
+        term: int | None = None,
+        on_refused: Callable[[TermRefused], None] = lambda _: None,
+    ) -> None:
+        """Connect to nothing yet. ``term``: with it nodes are fenced; ``on_refused``: called by any thread then."""
         self._inventory, self._cluster_id, self._logs = inventory, cluster_id, logs
+        self._term, self._on_refused = term, on_refused
+        self._claimed = set[str]()  # nodes that refuse lower terms
         # Internally times are of the boot clock, since the wall clock may be set meanwhile. They become wall times
         # when handed over (`_dated`, `finished`).
         self._dates = clock or Clock()
@@ -134,6 +146,11 @@ class SshCluster:
     def _probe(self, node: Node) -> NodeObservation:
         began = self._clock()
         try:
+            # First: what the probe shows must not change by an earlier controller's hand.
+            if node.name not in self._claimed and isinstance(fenced := self._acting(node), FencedTransport):
+                with contextlib.suppress(FencingUnavailable):  # operations there will say why
+                    self._with_session(node.name, partial(fenced.claim, self._inventory.settings.probe_timeout_s))
+                    self._claimed.add(node.name)
             # GPU links do not change while a machine is up, and cables rarely; reading them takes longest.
             boot, read = self._links_read.get(node.name, ("", float("-inf")))
             want_links = began - read >= _LINKS_VALID_S
@@ -148,6 +165,9 @@ class SshCluster:
             with contextlib.suppress(Exception):  # the reading is valid; ends are seen at the next tick
                 self._ends.update(node.name, self._transport(node), reading)
             return NodeObservation(began=began, result=reading)
+        except TermRefused as error:
+            self._on_refused(error)
+            cause: TransportError = error
         except Exception as error:  # one node's probe must not fail the cycle
             cause = error if isinstance(error, TransportError) else TransportError("protocol", f"probe: {error!r}")
         failure = ProbeFailure(
@@ -186,6 +206,13 @@ class SshCluster:
             known = self._transports[node.name] = (node, open_transport(node, self._inventory.settings))
         return known[1]
 
+    def _acting(self, node: Node) -> Transport:
+        """Return the transport for what changes something on the node."""
+        transport = self._transport(node)
+        return (
+            transport if self._term is None else FencedTransport(transport, self._cluster_id, node.name, self._term)
+        )
+
     def perform(self, operations: Iterable[Operation]) -> None:
         """See `ClusterBackend.perform`."""
         for operation in operations:
@@ -210,10 +237,13 @@ class SshCluster:
             if (node := self._nodes.get(operation.node)) is None:
                 error, transient = f"node {operation.node} is not in the inventory", True
             elif operation.check is not None:
-                check = partial(run_check, self._transport(node), self._cluster_id, operation.check)
+                check = partial(run_check, self._acting(node), self._cluster_id, operation.check)
                 result = self._with_session(node.name, check)
             else:
                 error = self._with_session(node.name, partial(self._dispatch, operation, node))
+        except TermRefused as problem:
+            error, transient = problem.line(), True
+            self._on_refused(problem)
         except TransportError as problem:
             error, transient = problem.line(), True
         except UsageError as problem:
@@ -235,7 +265,7 @@ class SshCluster:
         """Perform the operation; return "" or the node's error."""
         if operation.verb == "cut":
             return self._cut(operation, node)
-        runtime, transport = runtime_for(operation.rank.runtime), self._transport(node)
+        runtime, transport = runtime_for(operation.rank.runtime), self._acting(node)
         ref = AttemptRef(self._cluster_id, node.name, container_name(*operation.key))
         match operation.verb:
             case "collect":
@@ -261,7 +291,7 @@ class SshCluster:
     def _cut(self, operation: Operation, node: Node) -> str:
         if operation.cut is None or node.mig is None:  # by an inventory that was changed meanwhile
             return f"the GPUs of {node.name} are not cut on demand"
-        return _run(self._transport(node), cut_script(node.mig, node.runtime, operation.cut), CUT_TIMEOUT_S)
+        return _run(self._acting(node), cut_script(node.mig, node.runtime, operation.cut), CUT_TIMEOUT_S)
 
     def _collect(self, operation: Operation, runtime: Runtime, transport: Transport, ref: AttemptRef) -> str:
         caps, error = self._inventory.settings.logs, ""

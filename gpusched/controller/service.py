@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import math
 import os
@@ -13,7 +12,8 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,21 +28,24 @@ from gpusched.controller.commandfiles import STORAGE_ERRORS
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.eventlog import EventLogger
 from gpusched.controller.injob import Prepare
+from gpusched.controller.leadership import Leadership, end_former, leadership, standby
 from gpusched.controller.notices.service import NotificationService
 from gpusched.controller.outputs import secure_logs
 from gpusched.controller.predicting import BUDGET_S, StartPredictor
 from gpusched.controller.publishing import Publisher
 from gpusched.controller.reporting import Reporting
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.events import Event
 from gpusched.model.policy import PolicySpec
 from gpusched.model.relay import SOCKET
 from gpusched.model.resources import Inventory
 from gpusched.model.units import count_of
+from gpusched.nodes.fencing import TermRefused
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
 from gpusched.queue.damage import STORE_FAULTS, DatabaseDamaged, UnreadableRow
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lastgood import Declared, declared_or_kept, store_declared
+from gpusched.queue.lease import LEASE, STANDBYS, Superseded
 from gpusched.queue.locks import LOCK_TIMEOUT_S as LOCK_PATIENCE_S
 from gpusched.queue.locks import lock_holders
 from gpusched.queue.presence import COMPILING, announce, controller_presence
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 LOCK_REPORT_S = 0.4
 PATIENCE_S = 3.0  # how long a cycle waits for slow nodes; a later cycle uses their answers
+FORMER_HOLDER_S = 4.0  # how long a superseded controller may keep a lock on the store
 MAX_TICK_ROUNDS = 4
 CRON_S = 60.0  # cron's shortest interval, within which the controller must not count as missing
 TICK_PREDICTING_S = 1.0  # a tick has no pause between cycles
@@ -66,56 +70,6 @@ MAX_LOGGED_ROWS = 20
 HOUSEKEEPING_S = 3600.0
 KEEP_FINE_USAGE_S = 14 * 86400
 _log = logging.getLogger(__name__)
-
-
-class AlreadyRunning(GpuschedError):
-    """Another controller holds the lock."""
-
-
-@contextlib.contextmanager
-def controller_lock(state: Path) -> Iterator[Callable[[], None]]:
-    """Hold the lock of the single writer. The kernel releases it when the process dies.
-
-    Yields:
-        A function that raises `GpuschedError` if the state folder is no longer the locked one: it was removed, or
-            restored from a copy. A controller that went on would take commands meant for another one.
-
-    Raises:
-        AlreadyRunning: Another process holds the lock.
-        GpuschedError: The lock file cannot be opened.
-    """
-    state.mkdir(parents=True, exist_ok=True)
-    path = state / "controller.lock"
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise GpuschedError(
-            f"{path} cannot be opened: {error.strerror}", "it must belong to the controller's user"
-        ) from None
-    with open(descriptor, "r+") as file:
-        if stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o600 and os.fstat(descriptor).st_uid == os.getuid():
-            os.fchmod(descriptor, 0o600)  # anyone who can open it can lock it; earlier versions let all read it
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read(20).strip() or "unknown"
-            raise AlreadyRunning(f"a controller (pid {holder}) already runs on {state}", "only one may run") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        locked = os.fstat(descriptor)
-
-        def check() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.stat(path), locked):
-                    return
-            raise GpuschedError(
-                f"{state} was removed or replaced while this controller used it; it stops, jobs keep running",
-                "start a controller on the new folder, and run 'gpusched check'",
-            )
-
-        yield check
 
 
 class Service:
@@ -128,12 +82,14 @@ class Service:
         clock: Clock | None = None,
         lock_wait: LockWait | None = None,
         prepare: Prepare | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
-        self._path, self._state, self._prepare = inventory_path, state, prepare
+        self._path, self._state, self._prepare, self._leadership = inventory_path, state, prepare, leadership
+        term = leadership.term if leadership is not None else None
         declared = declared_or_kept(inventory_path, state)
         inventory, policies = declared.inventory, declared.policies
         Inbox(state).create()
-        self.store = Store.create_or_open(state, lock_wait or LockWait(state))
+        self.store = Store.create_or_open(state, lock_wait or LockWait(state), term)
         self._publisher = Publisher(state)
         self.is_shared = False
         self._apply_sharing(inventory)  # first, so that readers have a copy during a slow start
@@ -142,7 +98,7 @@ class Service:
         self.clock = clock or Clock()
         self.clock.resume(self.store.meta(ANCHOR), self.store.number("heartbeat", 0.0))
         self.store.set_meta(ANCHOR, self.clock.anchor())
-        self.cluster = SshCluster(inventory, cluster_id, state / "logs", self.clock)
+        self.cluster = SshCluster(inventory, cluster_id, state / "logs", self.clock, term, self._refused)
         self._reporting = Reporting(self.store, state)
         self.cycle = self._new_cycle(inventory, policies)
         self._predictor: StartPredictor | None = StartPredictor(self.store)
@@ -155,6 +111,8 @@ class Service:
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self.store.set_meta("inventory", str(inventory_path.absolute()))
         self._event("controller_started", pid=os.getpid())
+        if leadership is not None and leadership.former is not None:
+            self._event("controller_took_over", former=leadership.former.holder, term=leadership.term)
         self._record_inventory(declared)
         try:
             secure_logs(state, self.store, inventory)
@@ -193,9 +151,22 @@ class Service:
     def _event(self, kind: str, **data: object) -> None:
         self.store.append([Event(time=self.clock(), kind=kind, data=data)])
 
+    def _refused(self, error: TermRefused) -> None:
+        assert self._leadership is not None
+        hint = f"if no other controller runs, the state folder was restored: remove {self._state / LEASE}, start again"
+        self._leadership.lose(Superseded(f"{error.reason}: this controller stops, jobs keep running", hint))
+
     def run(self, patience_s: float) -> None:
-        """Run one cycle, after reloading changed files."""
+        """Run one cycle, after reloading changed files.
+
+        Raises:
+            Superseded: Another controller took over.
+            GpuschedError: The state folder at this path is another one since the last cycle.
+        """
         started = time.monotonic()
+        if self._leadership is not None:
+            self._leadership.check()  # before anything is written
+            self._record_standbys(self._leadership)
         self._reload()
         if step := follow_wall_clock(self.store, self.clock):
             self._replace_cycle()
@@ -219,6 +190,12 @@ class Service:
     def finish_backup(self) -> None:
         """Wait for the backup that is being made."""
         self._backups.finish(self.cycle.inventory.settings.backup, self.clock())
+
+    def _record_standbys(self, leadership: Leadership) -> None:
+        found = ", ".join(leadership.holder.standbys)
+        if found != (self.store.meta(STANDBYS) or ""):
+            self.store.set_meta(STANDBYS, found)
+            _log.info("standbys: %s", found or "none")
 
     def send_notices(self, wait_s: float = 0.0) -> None:
         """Send due notices, waiting up to ``wait_s`` for the results."""
@@ -335,12 +312,14 @@ class Service:
         earliest = started + min(POLL_S, self._last_cycle_s)
         while now < until and not stop.wait(earliest - now if now < earliest else POLL_S):
             now = time.monotonic()
+            if self._leadership is not None and self._leadership.is_lost:
+                return
             if now >= earliest and (self.cluster.has_news() or self.cycle.inbox.has_any()):
                 return
 
     def close(self) -> None:
         """Release all resources; what runs on the nodes keeps running."""
-        with contextlib.suppress(*STORE_FAULTS):  # a full disk must not prevent the end
+        with contextlib.suppress(*STORE_FAULTS, Superseded):  # a full disk must not prevent the end
             self._event("controller_stopped")
             self._reporting.close()
         if self._predictor is not None:
@@ -398,6 +377,12 @@ class LockWait:
     def __init__(self, state: Path, stop: StopFlag | None = None, patience_s: float = LOCK_PATIENCE_S) -> None:
         self._database, self._stop, self.patience_s = state / DATABASE, stop, patience_s
         self._reported = ""
+        self._end_holder: Callable[[], bool] = lambda: True
+        self._end_holder_after_s = math.inf
+
+    def end_holder_after(self, seconds: float, end: Callable[[], bool]) -> None:
+        """Have ``end`` called once when a lock was waited for that long."""
+        self._end_holder_after_s, self._end_holder = seconds, end
 
     def __call__(self, waited_s: float) -> bool:
         """Return whether to wait longer after ``waited_s``; -1.0: the wait is over."""
@@ -412,6 +397,9 @@ class LockWait:
             if holder != self._reported:
                 self._reported = holder
                 _log.warning("waiting for a lock on the store, held by %s", holder)
+        if waited_s >= self._end_holder_after_s:
+            self._end_holder_after_s = math.inf
+            self._end_holder()
         return waited_s < self.patience_s and not (self._stop is not None and self._stop.is_set())
 
 
@@ -423,6 +411,7 @@ class RelayProcess:
 
     def __init__(self, state: Path, inventory_path: Path) -> None:
         self._state, self._inventory_path = state, inventory_path
+        self.superseded = False  # the socket is another relay's
         self._process: subprocess.Popen[bytes] | None = None
         self._started = float("-inf")
 
@@ -449,8 +438,9 @@ class RelayProcess:
     def close(self) -> None:
         """Kill the process, with its sessions."""
         if self._process is not None:
-            with contextlib.suppress(OSError):
-                (self._state / SOCKET).unlink()
+            if not self.superseded:
+                with contextlib.suppress(OSError):
+                    (self._state / SOCKET).unlink()
             self._process.kill()
             self._process.wait()
             self._clear()
@@ -462,18 +452,23 @@ class RelayProcess:
 
 
 def open_service(
-    inventory_path: Path, state: Path, lock_wait: LockWait | None = None, prepare: Prepare | None = None
+    inventory_path: Path,
+    state: Path,
+    lock_wait: LockWait | None = None,
+    prepare: Prepare | None = None,
+    leadership: Leadership | None = None,
 ) -> Service:
     """Return the controller, after setting aside unreadable rows if necessary."""
     try:
-        return Service(inventory_path, state, None, lock_wait, prepare)
+        return Service(inventory_path, state, None, lock_wait, prepare, leadership)
     except DatabaseDamaged:
-        with contextlib.closing(Store.create_or_open(state, lock_wait)) as store:
+        term = leadership.term if leadership is not None else None
+        with contextlib.closing(Store.create_or_open(state, lock_wait, term)) as store:
             rows = set_aside_damaged(store, time.time())
         if not rows:
             raise
         _log_set_aside(rows)
-        return Service(inventory_path, state, None, lock_wait, prepare)
+        return Service(inventory_path, state, None, lock_wait, prepare, leadership)
 
 
 def _log_set_aside(rows: Sequence[UnreadableRow]) -> None:
@@ -487,18 +482,53 @@ def run_forever(inventory_path: Path, state: Path, prepare: Prepare | None = Non
     """Run ``gpusched controller``: cycles until SIGTERM or SIGINT. ``prepare``: see `Asking`.
 
     Raises:
+        Superseded: A standby took over.
         GpuschedError: The lock is taken, the state folder was replaced, or inventory, policies or store cannot be read.
     """
+    with leadership(state) as leads:
+        _run_leading(inventory_path, state, prepare, leads, StopFlag())
+
+
+def run_standby(inventory_path: Path, state: Path, expiry_s: float, prepare: Prepare | None = None) -> None:
+    """Run ``gpusched controller --standby``: wait until no controller runs, then run as `run_forever` does.
+
+    Args:
+        inventory_path: inventory.yaml.
+        state: The state folder, shared with the controller's machine.
+        expiry_s: A controller that is silent for that long is superseded.
+        prepare: See `Asking`.
+
+    Raises:
+        GpuschedError: As for `run_forever`.
+    """
+    if declared_or_kept(inventory_path, state).inventory.engine == "slurm":  # an invalid one is reported now
+        raise UsageError("--standby: not with engine: slurm", "let Slurm's own backup controller take over")
     stop = StopFlag()
-    with controller_lock(state) as check_lock, controller_presence(state):
+    _stop_on_signals(stop)
+    with standby(state, expiry_s, stop.wait) as leads:
+        if leads is not None:
+            _run_leading(inventory_path, state, prepare, leads, stop)
+
+
+def _stop_on_signals(stop: StopFlag) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+
+
+def _run_leading(
+    inventory_path: Path, state: Path, prepare: Prepare | None, leads: Leadership, stop: StopFlag
+) -> None:
+    leads.on_loss(stop.wake)
+    with controller_presence(state):
         lock_wait = LockWait(state, stop, math.inf)  # wait forever: a restart would find the same lock
-        service = open_service(inventory_path, state, lock_wait, prepare)
+        if leads.former is not None:
+            lock_wait.end_holder_after(FORMER_HOLDER_S, partial(end_former, leads.former))
+        service = open_service(inventory_path, state, lock_wait, prepare, leads)
         lock_wait.patience_s = LOCK_PATIENCE_S
         service.cluster.watch_ends(stop.wake)
         relay, relay_runs = RelayProcess(state, inventory_path), False
         keep_dead_man = _dead_man_keeper(service, state)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
+        _stop_on_signals(stop)
         nodes = count_of(len(service.cycle.inventory.nodes), "node")
         _log.info("controller %d on %s: %s", os.getpid(), state, nodes)
         try:
@@ -508,8 +538,6 @@ def run_forever(inventory_path: Path, state: Path, prepare: Prepare | None = Non
                 elif relay_runs:
                     relay.close()
                 relay_runs = service.is_shared
-                # Before anything is written: the folder at this path may be another one since the last cycle.
-                check_lock()
                 keep_dead_man()
                 try:
                     service.run(PATIENCE_S)
@@ -520,6 +548,9 @@ def run_forever(inventory_path: Path, state: Path, prepare: Prepare | None = Non
                     service.set_aside(error)
                 service.pause(stop)
             _log.info("stopping on a signal; jobs keep running")
+        except Superseded:
+            relay.superseded = True
+            raise
         finally:
             relay.close()
             service.close()
@@ -547,8 +578,8 @@ def tick_once(inventory_path: Path, state: Path, prepare: Prepare | None = None)
     Raises:
         GpuschedError: As for `run_forever`.
     """
-    with controller_lock(state), controller_presence(state):
-        service = open_service(inventory_path, state, prepare=prepare)
+    with leadership(state) as leads, controller_presence(state):
+        service = open_service(inventory_path, state, prepare=prepare, leadership=leads)
         service.store.set_meta("tick_s", str(max(CRON_S, service.cycle.inventory.settings.tick_s)))
         try:
             for _ in range(MAX_TICK_ROUNDS):

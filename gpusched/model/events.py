@@ -21,9 +21,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     check_slow, check_passed, reaped, left_inventory, back_in_inventory,
     gpu_cutting (a GPU is being cut into slices or made whole), gpu_cut, gpu_cut_failed.
     Kinds about reservations: reserved, reservation_changed, reservation_cancelled.
-    Others: refused_command, controller_started, controller_stopped, inventory_refused, inventory_reloaded,
-    clock_stepped, backup_failed (the first of several), backup_succeeded (the first after it), plan_rejected,
-    policy_changed, agent_disabled, agent_enabled, row_set_aside (it could not be read).
+    Others: refused_command, controller_started, controller_took_over, controller_stopped, inventory_refused,
+    inventory_reloaded, clock_stepped, backup_failed (the first of several), backup_succeeded (the first after it),
+    plan_rejected, policy_changed, agent_disabled, agent_enabled, row_set_aside (it could not be read).
     """
 
     time: float

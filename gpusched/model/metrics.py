@@ -117,6 +117,7 @@ _NODE = ("node", "partition")
 _TABLE: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
     ("build_info", "gauge", ("version",), "Version of gpusched that reads the store; always 1."),
     ("controller_last_cycle_timestamp_seconds", "gauge", (), "End of the controller's last cycle, in Unix time."),
+    ("controller_standbys", "gauge", (), "Standby controllers that are running."),
     ("controller_cycle_seconds", "histogram", (), "Duration of the controller's cycles."),
     ("controller_phase_seconds", "counter", ("phase",), "Time spent in the parts of the cycles."),
     ("inventory_valid", "gauge", (), "1 if inventory.yaml and the policies as they are now are in force, else 0."),

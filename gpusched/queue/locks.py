@@ -21,6 +21,7 @@ LOCK_TIMEOUT_S = 30.0
 _SLICE_S = 0.2
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL}
 _WAL_WRITER_BYTES = range(120, 123)  # of -shm: writing, checkpointing, recovering; see SQLite's wal.c
+_WRITES = ("INSERT", "REPLACE", "UPDATE", "DELETE")
 _SHARED_BYTE = 0x40000002  # of the database: the first that readers lock; those before it keep the writer out
 
 LockWait = Callable[[float], bool]
@@ -37,18 +38,35 @@ class LockWaitingConnection(ClosingConnection):
     """A writer's connection. ``waiting`` decides how long it waits for a lock."""
 
     waiting: LockWait = staticmethod(wait_until_timeout)
+    fence: Callable[[sqlite3.Connection], None] | None = None
+    """Called with the write lock at the beginning of each transaction that may write; it raises to prevent it."""
 
     def execute(self, *args: Any) -> sqlite3.Cursor:
         """Execute a statement, waiting for locks."""
-        return self._patiently(lambda: sqlite3.Connection.execute(self, *args))
+        if self.fence is None or self.in_transaction:
+            return self._patiently(lambda: sqlite3.Connection.execute(self, *args))
+        if args[0].startswith(_WRITES):
+            return self._whole(lambda: sqlite3.Connection.execute(self, *args))
+        cursor = self._patiently(lambda: sqlite3.Connection.execute(self, *args))
+        if args[0] == "BEGIN IMMEDIATE":
+            try:
+                self.fence(self)
+            except BaseException:
+                self.rollback()
+                raise
+        return cursor
 
     def executemany(self, sql: str, rows: Iterable[Any]) -> sqlite3.Cursor:
         """Execute a statement for all rows or none, waiting for locks."""
         if self.in_transaction:  # which has the lock
             return super().executemany(sql, rows)
+        return self._whole(lambda: sqlite3.Connection.executemany(self, sql, rows))
+
+    def _whole(self, run: Callable[[], sqlite3.Cursor]) -> sqlite3.Cursor:
+        """Run one writing statement as a transaction."""
         self.execute("BEGIN IMMEDIATE")
         try:
-            cursor = super().executemany(sql, rows)
+            cursor = run()
         except BaseException:
             self.rollback()
             raise

@@ -19,17 +19,34 @@ FILE = "controller.json"
 STARTING, COMPILING = "is starting", "is starting: compiling the scheduling passes (once only, about ten seconds)"
 
 
-class Presence(msgspec.Struct, frozen=True, kw_only=True):
-    """A controller or tick.
+class HostProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process of this boot of this machine, or of another.
 
     Attributes:
-        started: When its process began, as /proc has it: a process id alone may have been reused.
-        doing: What keeps it from its first cycle (`STARTING`, `COMPILING`); "" from then on.
+        started: When it began, as /proc has it: a process id alone may have been reused.
     """
 
     pid: int
     started: str
     boot_id: str
+
+    def is_alive_here(self) -> bool:
+        """Return whether it runs on this machine."""
+        return self.boot_id == boot_id() and _is_alive(self)
+
+
+def this_process() -> HostProcess:
+    """Return this process."""
+    return HostProcess(pid=os.getpid(), started=_started(os.getpid()) or "", boot_id=boot_id())
+
+
+class Presence(HostProcess, frozen=True, kw_only=True):
+    """A controller or tick.
+
+    Attributes:
+        doing: What keeps it from its first cycle (`STARTING`, `COMPILING`); "" from then on.
+    """
+
     doing: str = ""
 
     def line(self, otherwise: str) -> str:
@@ -44,15 +61,16 @@ def controller_presence(state: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        found = controller_of(state)
-        if found is None or found.pid == os.getpid():  # otherwise another controller owns the folder now
+        found = _read(state)
+        own = found is not None and (found.pid, found.boot_id) == (os.getpid(), boot_id())
+        if found is None or own:  # otherwise another controller owns the folder now
             with contextlib.suppress(OSError):
                 (state / FILE).unlink()
 
 
 def announce(state: Path, doing: str = "") -> None:
     """Write this controller's start-up phase. A full disk must not stop the controller."""
-    own = Presence(pid=os.getpid(), started=_started(os.getpid()) or "", boot_id=boot_id(), doing=doing)
+    own = Presence(**msgspec.structs.asdict(this_process()), doing=doing)
     part = state / f"{FILE}.part"
     with contextlib.suppress(OSError):
         part.write_bytes(msgspec.json.encode(own))
@@ -62,15 +80,18 @@ def announce(state: Path, doing: str = "") -> None:
 
 def controller_of(state: Path) -> Presence | None:
     """Return the controller that runs on a state folder; None: none, or unknown."""
+    found = _read(state)
+    return found if found is not None and found.is_alive_here() else None
+
+
+def _read(state: Path) -> Presence | None:
     try:
-        found = msgspec.json.decode((state / FILE).read_bytes(), type=Presence)
-        same_boot = found.boot_id == boot_id()
+        return msgspec.json.decode((state / FILE).read_bytes(), type=Presence)
     except (OSError, msgspec.MsgspecError):
         return None
-    return found if same_boot and _is_alive(found) else None
 
 
-def _is_alive(found: Presence) -> bool:
+def _is_alive(found: HostProcess) -> bool:
     started = _started(found.pid)
     if started is not None:
         return started == found.started

@@ -1,4 +1,7 @@
-"""Restrict the writer's database to its owner: a user who can open a file can lock it, and block its writer."""
+"""Prepare the writer's database file: restrict it to its owner, and see what kind of filesystem it is on.
+
+A user who can open a file can lock it, and block its writer.
+"""
 
 from __future__ import annotations
 
@@ -55,3 +58,18 @@ def _copy_whole(path: Path, part: Path) -> None:
         status = path.stat()
         os.fchown(whole.fileno(), status.st_uid, status.st_gid)  # root may have come by, with a tick
         os.fsync(whole.fileno())
+
+
+_NETWORK_TYPES = ("nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "ocfs2", "gfs2", "9p", "afs")
+
+
+def on_network_filesystem(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
+    """Return whether other machines may use the folder, too; False where that cannot be found out."""
+    try:
+        device = folder.stat().st_dev
+        wanted = f"{os.major(device)}:{os.minor(device)}"
+        lines = [line.split() for line in mounts.read_text(errors="replace").splitlines()]
+    except OSError:
+        return False
+    types = {words[words.index("-") + 1] for words in lines if words[2] == wanted and "-" in words}
+    return any(kind.removeprefix("fuse.").startswith(_NETWORK_TYPES) for kind in types)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +38,8 @@ from gpusched.queue.beliefs import BeliefReads, BeliefWrites
 from gpusched.queue.damage import TABLE_CHECKS, UNREADABLE, TableCheck, json_of
 from gpusched.queue.eventlines import POSITION, EventLineReads, EventLineWrites
 from gpusched.queue.healthchecks import HealthCheckReads, HealthCheckWrites
-from gpusched.queue.locks import LockWait, connect_to_write, lock_holders
+from gpusched.queue.lease import STANDBYS, TERM, superseded
+from gpusched.queue.locks import LockWait, LockWaitingConnection, connect_to_write, lock_holders
 from gpusched.queue.metrics import TOTALLED, TOTALS, MetricReads, MetricWrites
 from gpusched.queue.notices import EVENT_DATA, NoticeReads, NoticeWrites
 from gpusched.queue.overlaps import HeldGpus, overlaps
@@ -51,6 +53,7 @@ from gpusched.queue.rows import BEGUN, NEVER_BEGUN, JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 
 WORK_SINCE_VERSION = 7  # of the schema: before it, the end of an attempt's work was not recorded
+ACTIVE_CONTROLLER = "active_controller"  # meta: host and process of the controller that has the term
 INVENTORY_TROUBLE = "inventory_trouble"  # meta: why inventory.yaml, or a policy, as it is now is not in force; ""
 MAX_IDLE_WAL_BYTES = 16 * 1024 * 1024  # a large transaction's room is given back to the disk after it
 SUSPENDED_BY = "gpusched"
@@ -367,6 +370,13 @@ class Reader(
         """Return array id -> how many of its tasks may run at once, for arrays with such a limit."""
         return self.numbers("array_limit:")
 
+    def standbys(self) -> str:
+        """Return in words which controller is active and which standbys watch it; "" where there was never one."""
+        if (hosts := self.meta(STANDBYS)) is None:
+            return ""
+        active = f"the controller of {self.meta(ACTIVE_CONTROLLER)}"
+        return f"{active} is active; standby: {hosts}" if hosts else f"{active} is active; no standby is running"
+
     def slurm_trouble(self) -> Trouble | None:
         """Return why Slurm, as the engine, cannot be read; None: it can."""
         noted = self.meta(TROUBLE)
@@ -669,27 +679,37 @@ class Store(
     """The store as its single writer uses it."""
 
     @classmethod
-    def create_or_open(cls, state: Path, waiting: LockWait | None = None) -> Store:
+    def create_or_open(cls, state: Path, waiting: LockWait | None = None, term: int | None = None) -> Store:
         """Open for writing, creating the database on first use. Only its owner and root can open its files afterwards.
 
         Args:
             state: The state folder.
             waiting: Decides how long locks are waited for; None: 30 seconds.
+            term: Of the controller: from now on lower terms cannot write, and neither can this one after a higher.
 
         Raises:
+            Superseded: The term is over.
             GpuschedError: Not a database of this version, or not writable.
         """
-        from gpusched.queue.private import make_private  # readers start faster without it
+        from gpusched.queue.private import make_private, on_network_filesystem  # readers start faster without it
 
         path = state / DATABASE
         try:
             state.mkdir(parents=True, exist_ok=True)
             make_private(path)
             db = connect_to_write(path, waiting)
-            db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;")
+            # WAL's index is memory that processes of one machine share: after a take-over by another machine, its
+            # index may be an old one. A rollback journal needs locks only.
+            journal = "DELETE" if on_network_filesystem(state) else "WAL"
+            db.executescript(f"PRAGMA journal_mode={journal}; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;")
             db.execute(f"PRAGMA journal_size_limit = {MAX_IDLE_WAL_BYTES}")
             store = cls(db)
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if term is not None and version:
+                store._claim(db, term)  # first: a controller that was superseded must not migrate
             store._migrate()
+            if term is not None and not version:
+                store._claim(db, term)
             return store
         except (*UNREADABLE, OSError) as error:
             who = "".join(f"; locked by {one}" for one in lock_holders(path))
@@ -710,6 +730,20 @@ class Store(
             import secrets  # readers start faster without it
 
             self.set_meta("cluster_id", "".join(secrets.choice(ids.ALPHABET) for _ in range(8)))
+
+    def _claim(self, db: LockWaitingConnection, term: int) -> None:
+        """Make ``term`` the store's, and check it from now on within each transaction that writes."""
+
+        def check(_: object = None) -> None:
+            stored = int(self.number(TERM, 0))
+            if stored > term:
+                raise superseded(self.meta(ACTIVE_CONTROLLER) or "another controller", stored)
+
+        with self.transaction():
+            check()
+            self.set_meta(TERM, str(term))
+            self.set_meta(ACTIVE_CONTROLLER, f"{os.uname().nodename}, pid {os.getpid()}")
+        db.fence = check
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

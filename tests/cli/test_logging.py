@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpusched.controller.eventlog import EventLogger
-from gpusched.controller.service import controller_lock
+from gpusched.controller.leadership import controller_lock
 from gpusched.model.commands import Drain, Resume
 from gpusched.model.events import Event
 from gpusched.queue.inbox import Inbox

@@ -22,6 +22,7 @@ from gpusched.model.metrics import METRICS, Histogram
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.model.resources import Inventory, Node, Partition
 from gpusched.queue.lastgood import Declared, store_declared
+from gpusched.queue.lease import STANDBYS
 from gpusched.queue.metrics import ReadingFigures
 from gpusched.queue.store import NodeRecord, Store, UsageRow
 from gpusched.views.metrics import metrics_text
@@ -96,6 +97,10 @@ def test_no_store_and_an_empty_one_have_metrics_too(store: Store) -> None:
     assert [family.metric.name for family in collect(None)] == ["gpusched_build_info"]
     assert values(store, "controller_last_cycle_timestamp_seconds") == {}
     assert values(store, "inventory_valid") == {(): 1.0}
+    assert values(store, "controller_standbys") == {(): 0.0}
+    assert store.standbys() == ""
+    store.set_meta(STANDBYS, "login1, login2")
+    assert values(store, "controller_standbys") == {(): 2.0}
 
 
 @pytest.mark.parametrize(

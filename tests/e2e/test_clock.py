@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gpusched.controller.service import Service, controller_lock
+from gpusched.controller.leadership import controller_lock
+from gpusched.controller.service import Service
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.queue.clock import Clock
 from tests.e2e.conftest import Cluster

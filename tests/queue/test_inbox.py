@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpusched.controller.commandfiles import CommandApplier
+from gpusched.controller.leadership import AlreadyRunning, controller_lock
 from gpusched.controller.secretfiles import SecretFiles
-from gpusched.controller.service import AlreadyRunning, controller_lock
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit

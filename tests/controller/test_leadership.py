@@ -1,0 +1,165 @@
+"""Who is the controller: the folder's lock, the lease, and standbys that wait for its end; on clocks of the test's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpusched.controller import leadership as module
+from gpusched.controller.leadership import AlreadyRunning, controller_lock, end_former, leadership, standby
+from gpusched.errors import GpuschedError
+from gpusched.queue.lease import LEASE, STANDBYS, ControllerLease, RenewalWatch, Superseded, claim, read_lease
+from gpusched.queue.presence import this_process
+from gpusched.queue.store import Store
+
+
+class Time:
+    """Seconds that pass only where something waits; ``during`` is called then."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.during: Callable[[], object] = lambda: None
+
+    def sleep(self, seconds: float) -> bool:
+        self.now += seconds
+        self.during()
+        return False
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Time]:
+    clock = Time()
+    monkeypatch.setattr(module, "RenewalWatch", lambda expiry_s: RenewalWatch(expiry_s, lambda: clock.now))
+    monkeypatch.setattr(module.time, "sleep", clock.sleep)
+    yield clock
+    monkeypatch.undo()
+
+
+def lease_of(state: Path) -> ControllerLease:
+    found = read_lease(state)
+    assert found is not None
+    return found
+
+
+def put(state: Path, **changes: object) -> None:
+    """Make the lease that of another machine's controller, or otherwise different."""
+    found = msgspec.structs.replace(lease_of(state), **{"boot_id": "other", "host": "login1", **changes})
+    (state / LEASE / str(found.term)).write_bytes(msgspec.json.encode(found))
+
+
+def test_a_restart_keeps_the_term_and_a_restored_folder_gets_a_later_one(tmp_path: Path) -> None:
+    with leadership(tmp_path) as first:
+        Store.create_or_open(tmp_path, term=first.term).close()
+        with pytest.raises(AlreadyRunning), leadership(tmp_path):
+            pass
+        assert not lease_of(tmp_path).released
+    assert lease_of(tmp_path).released
+    with leadership(tmp_path) as again:
+        assert again.term == first.term
+        assert again.former is None
+    put(tmp_path, released=True, boot_id="before a reboot")
+    with leadership(tmp_path) as rebooted:
+        assert rebooted.term == first.term + 1, "the kernel that held the lock is another"
+        Store.create_or_open(tmp_path, term=rebooted.term).close()
+    for path in (tmp_path / LEASE).iterdir():
+        path.unlink()
+    claim(tmp_path, 7)  # an old copy: less than the store's
+    with leadership(tmp_path) as restored:
+        assert restored.term > rebooted.term
+
+
+def test_the_lease_of_another_machine_is_waited_for(tmp_path: Path, clock: Time) -> None:
+    """Its lock may not reach here, as on some network filesystems."""
+    claim(tmp_path, 7)
+    put(tmp_path)
+    beats = iter(range(1, 9))
+    clock.during = lambda: put(tmp_path, beat=next(beats)) if clock.now >= 2 else None
+    with pytest.raises(AlreadyRunning, match=r"\(login1, pid "), leadership(tmp_path):
+        pass
+    assert clock.now == 2.0
+    clock.during = lambda: None
+    with leadership(tmp_path) as found:
+        assert (clock.now, found.term > 8) == (2.0 + 15.0, True)
+    put(tmp_path, released=True)
+    with leadership(tmp_path):
+        assert clock.now == 17.0, "nothing to wait for"
+
+
+def test_a_standby_takes_over_what_is_silent_and_only_that(tmp_path: Path, clock: Time) -> None:
+    with leadership(tmp_path) as active:
+        Store.create_or_open(tmp_path, term=active.term).close()
+        silent_from = 40.0
+
+        def during() -> None:
+            if clock.now < silent_from:
+                active.holder.renew()
+            assert [p.name.rpartition(".")[0] for p in (tmp_path / STANDBYS).iterdir()] == [os.uname().nodename]
+
+        clock.during = during
+        active._stop.set()  # renewals are the test's
+        active._thread.join()
+        with standby(tmp_path, 15.0, clock.sleep) as found:
+            assert found is not None
+            assert silent_from + 14 < clock.now <= silent_from + 16
+            assert found.term == active.term + 1
+            assert found.former is not None
+            assert found.former.holder == f"{os.uname().nodename}, pid {os.getpid()}"
+            assert list((tmp_path / STANDBYS).iterdir()) == []
+            found.check()
+            with pytest.raises(Superseded, match="took over"):
+                active.check()
+            with pytest.raises(AlreadyRunning), leadership(tmp_path):
+                pass
+    assert lease_of(tmp_path).released
+
+
+def test_a_standby_begins_at_once_where_no_controller_is(tmp_path: Path, clock: Time) -> None:
+    """The first of two that are started so; one whose controller was killed; one whose controller was stopped."""
+    with standby(tmp_path, 15.0, clock.sleep) as found:
+        assert found is not None
+    put(tmp_path, released=False, boot_id=this_process().boot_id, pid=1)  # killed: the kernel gave its lock back
+    with standby(tmp_path, 15.0, clock.sleep) as found:
+        assert found is not None
+    put(tmp_path, released=False)
+    clock.during = lambda: put(tmp_path, released=clock.now >= 5)
+    with standby(tmp_path, 15.0, clock.sleep) as found:
+        assert found is not None
+    assert clock.now == 5.0
+
+
+def test_a_standby_whose_waiting_is_stopped_leaves_nothing(tmp_path: Path, clock: Time) -> None:
+    claim(tmp_path, 7)
+    put(tmp_path)
+    with standby(tmp_path, 15.0, lambda seconds: clock.sleep(seconds) or clock.now > 3) as found:
+        assert found is None
+    assert list((tmp_path / STANDBYS).iterdir()) == []
+    assert lease_of(tmp_path).term == 7
+    with controller_lock(tmp_path):
+        pass
+
+
+def test_a_removed_folder_is_not_taken_for_a_take_over(tmp_path: Path) -> None:
+    with leadership(tmp_path) as found:
+        (tmp_path / "controller.lock").unlink()
+        with pytest.raises(GpuschedError, match="removed or replaced"):
+            found.check()
+
+
+def test_a_former_controller_that_hangs_here_is_killed_and_no_other_process(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    claim(tmp_path, 7)
+    started = Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[-1].split()[19]
+    own = msgspec.structs.replace(lease_of(tmp_path), pid=child.pid, started=started)
+    for other in (msgspec.structs.replace(own, started="1"), msgspec.structs.replace(own, boot_id="other")):
+        assert not end_former(other)
+    assert child.poll() is None
+    assert end_former(own)
+    assert child.wait(30) == -9
+    assert child.stdin is not None
+    child.stdin.close()
