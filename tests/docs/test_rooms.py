@@ -21,7 +21,7 @@ PAGE = (generate.DOCS / "concepts" / "architecture.md").read_text("utf-8")
 ROOMS = sorted(folder for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file())
 WALKS = re.findall(r"^### (.+?)\n\n(.+?)(?=\n\n)", PAGE[PAGE.index("## Three walks") :], re.MULTILINE | re.DOTALL)
 TESTS = generate.DOCS.parent / "tests"
-NOT_ROOMS = {"campaign", "docs", "e2e", "plugin", "testbed_selftest"}
+NOT_ROOMS = {"campaign", "docs", "e2e", "fuzz", "plugin", "testbed_selftest"}
 INSIDE = {Path("cli/nodes")}  # commands that read nodes, on a cluster of their own
 TOP = {"__init__.py", "__main__.py", "errors.py", "py.typed"}
 

@@ -429,7 +429,7 @@ def probe(folder: Path) -> Iterator[Target]:
     from gpusched.nodes.healthcheck import parse_answer
     from gpusched.nodes.parse_reading import MARK
     from tests.controller.imagined import inventory as imagined
-    from tests.nodes.test_parse_reading import ANSWER, SECTIONS
+    from tests.nodes.answers import ANSWER, SECTIONS
 
     node, settings, site = imagined().nodes[0], Settings(), _ReadingSite(folder)
     smi = {
