@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -243,3 +244,28 @@ while :; do sleep 0.1; done"""
     house.wait_clean()
     assert sorted(house.logs(gang).splitlines()) == ["[0] I am 0", "[1] I am 1"]
     assert house.json("show", gang)["nodes"] == names
+
+
+def listeners(cluster: Cluster, name: str) -> list[int]:
+    """The machine's ids of the processes on a node that wait for NVML's events."""
+    found = []
+    for pid in cluster.node(name).pids():
+        with contextlib.suppress(OSError):  # it has ended
+            if Path(f"/proc/{pid}/comm").read_text() == "gpusched-xids\n":
+                found.append(pid)
+    return found
+
+
+def test_an_xid_that_no_log_has_is_shown_and_a_drained_node_can_reset_its_gpus(figures: Cluster) -> None:
+    node = figures.node("dgx002")
+    (files,) = wait_until(lambda: list((node.disk / "home").rglob("xid-listener")), 30, "the listener's lock")
+    wait_until(lambda: files.read_text(), 30, "a listener")
+    node.nvml_set({"gpu5.xid": "1:48"})
+    found = wait_gpu(figures, "dgx002", 5, "UNUSABLE")
+    assert found["reason"] == "Xid 48 (uncorrectable memory error)"
+    assert len(listeners(figures, "dgx002")) == 1
+    figures.cli("drain", "dgx002", "--reason", "reset GPU 5")
+    wait_until(lambda: not listeners(figures, "dgx002"), 30, "nothing to have the GPUs open")
+    figures.cli("resume", "dgx002")
+    wait_gpu(figures, "dgx002", 5, "FREE")
+    wait_until(lambda: listeners(figures, "dgx002"), 30, "a listener again")

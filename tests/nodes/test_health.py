@@ -16,6 +16,7 @@ import pytest
 
 from gpusched.controller.health import observe_health
 from gpusched.model.health import NodeHealth
+from gpusched.model.resources import MigSettings
 from gpusched.nodes.parse_kernel import parse_messages, with_events
 from gpusched.nodes.payload import events, kernel
 from gpusched.nodes.probe import probe
@@ -188,6 +189,14 @@ def test_where_there_is_no_log_events_are_the_source(testbed: Testbed) -> None:
         assert watched.health.log_source == "nvml"
         watched.age(events.UNWANTED_S + 1)
         wait_until(lambda: not watched.lock.exists(), what="its end, as no probe comes")
+
+
+def test_no_listener_has_gpus_open_that_are_cut_on_demand(testbed: Testbed) -> None:
+    watched = Listened(testbed, testbed.nodes[0])
+    watched.node = msgspec.structs.replace(watched.node, mig=MigSettings(gpus=(7,)))
+    with opened(watched.node, watched.settings) as transport:
+        watched.probe(2, transport, listen=True)
+        assert not watched.lock.exists()
 
 
 def test_what_a_listener_wrote_counts_in_its_boot_only(tmp_path: Path) -> None:
