@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,6 +15,7 @@ import pytest
 
 from gpusched.controller import leadership as module
 from gpusched.controller.leadership import AlreadyRunning, controller_lock, end_former, leadership, standby
+from gpusched.controller.service import LockWait
 from gpusched.errors import GpuschedError
 from gpusched.queue.lease import LEASE, STANDBYS, ControllerLease, RenewalWatch, Superseded, claim, read_lease
 from gpusched.queue.presence import this_process
@@ -163,3 +166,38 @@ def test_a_former_controller_that_hangs_here_is_killed_and_no_other_process(tmp_
     assert child.wait(30) == -9
     assert child.stdin is not None
     child.stdin.close()
+
+
+HOLDING = """
+import sys
+from pathlib import Path
+from gpusched.controller.leadership import leadership
+from gpusched.queue.store import Store
+state = Path(sys.argv[1])
+with leadership(state) as leads:
+    store = Store.create_or_open(state, term=leads.term)
+    with store.transaction():
+        store.set_meta("key", "half")
+        print("holds", flush=True)
+        input()
+"""
+
+
+def test_a_store_that_a_frozen_controller_has_locked_is_freed(tmp_path: Path) -> None:
+    """Frozen within a transaction, it would keep the lock for ever, and could commit after the take-over."""
+    words = [sys.executable, "-c", HOLDING, str(tmp_path)]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"holds\n"
+    child.send_signal(signal.SIGSTOP)
+    former = lease_of(tmp_path)
+    wait = LockWait(tmp_path)
+    wait.end_holder_after(0.5, partial(end_former, former))
+    holder = claim(tmp_path, former.term + 1)
+    assert holder is not None
+    store = Store.create_or_open(tmp_path, wait, holder.term)
+    assert (child.wait(30), store.meta("key")) == (-signal.SIGKILL, None)
+    store.close()
+    child.stdin.close()
+    child.stdout.close()
