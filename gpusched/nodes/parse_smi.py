@@ -24,7 +24,9 @@ class SmiReading(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-def parse_gpus(text: str, apps: str = "", processes: Mapping[int | None, Mapping[str, Any]] | None = None) -> SmiReading:
+def parse_gpus(
+    text: str, apps: str = "", processes: Mapping[int | None, Mapping[str, Any]] | None = None
+) -> SmiReading:
     """GPUs from ``nvidia-smi --query-gpu=... --format=csv,noheader,nounits``.
 
     Args:
