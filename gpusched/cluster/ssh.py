@@ -6,6 +6,7 @@ A slow node does not delay the others: it occupies its own thread until its time
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Container, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -39,7 +40,8 @@ OPERATION_TIMEOUT_S = 60.0
 REMOVE_TIMEOUT_S = 300.0  # a container may have written many files
 COLLECT_TIMEOUT_S = 600.0
 CUT_TIMEOUT_S = SCRIPT_LIMIT_S + 10.0
-PROBE_THREADS, SLOW_THREADS = 32, 16
+PROBE_THREADS, SLOW_THREADS = 32, 64  # slow ones wait, most of them for a timeout
+STALL_S, STRAGGLERS_S, STRAGGLERS_FACTOR = 0.25, 1.0, 1.3
 _LINKS_VALID_S = 3600.0
 _KERNEL_OVERLAP_US = 60_000_000
 OPERATIONS_PER_NODE, COLLECTING_PER_NODE, CHECKS_PER_NODE = 5, 2, 1
@@ -121,9 +123,9 @@ class SshCluster:
                 self._ends.probe_started(node.name)
                 pool = self._slow_pool if node.name in self._slow else self._probe_pool
                 self._probes[node.name] = pool.submit(self._probe, node)
-        wait([future for name, future in self._probes.items() if name not in self._slow], timeout=patience_s)
+        self._wait_for([name for name in self._probes if name not in self._slow], patience_s)
         # From here on nobody waits for these; they use the slow pool until they answer in time again.
-        self._slow |= {name for name, future in self._probes.items() if not future.done()}
+        self._slow |= {name for name, future in self._probes.items() if future.running()}
         observations = {name: future.result() for name, future in self._probes.items() if future.done()}
         for name, observation in observations.items():
             del self._probes[name]
@@ -136,6 +138,34 @@ class SshCluster:
             else:
                 self._slow.add(name)
         return {name: self._dated(observation) for name, observation in observations.items()}
+
+    def _wait_for(self, names: list[str], patience_s: float) -> None:
+        """Wait for these nodes' probes; failing nodes cost the others little.
+
+        Once half have answered, the rest is waited for not much longer than those took, unless the patience is the
+        probes' own time limit or more. Where all threads are held up, new ones take their places.
+        """
+        begin, left, answered = time.monotonic(), len(names), threading.Semaphore(0)
+        until = begin + patience_s
+
+        def watch(name: str) -> None:
+            self._probes[name].add_done_callback(lambda _: answered.release())
+
+        for name in names:
+            watch(name)
+        while left and (wait_s := until - time.monotonic()) > 0:
+            if answered.acquire(timeout=min(wait_s, STALL_S)):
+                left -= 1
+                if left == len(names) // 2 and patience_s < self._inventory.settings.probe_timeout_s:
+                    now = time.monotonic()
+                    until = min(until, now + max(STRAGGLERS_S, STRAGGLERS_FACTOR * (now - begin)))
+            elif queued := [name for name in names if not self._probes[name].done() and self._probes[name].cancel()]:
+                left += len(queued)  # those cancelled are counted as answered
+                self._probe_pool.shutdown(wait=False)
+                self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="probe")
+                for name in queued:
+                    self._probes[name] = self._probe_pool.submit(self._probe, self._nodes[name])
+                    watch(name)
 
     def _dated(self, observation: NodeObservation) -> NodeObservation:
         offset, result = self._dates.offset, observation.result

@@ -48,3 +48,28 @@ def test_a_slow_node_is_heard_after_a_launch_and_an_older_answer_does_not_count(
     finally:
         answers.set()
         cluster.close()
+
+
+def test_nodes_that_hang_keep_no_others_from_being_heard(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More nodes hang at once than there are threads: the others are heard in the same cycle, and in the next ones."""
+    answers = threading.Event()
+    hanging = {f"n{i}" for i in range(ssh.PROBE_THREADS + 8)}
+
+    def probe(transport: Any, node: Any, cluster_id: str, settings: Any, now: Any, **options: Any) -> NodeReading:
+        if node.name in hanging:
+            answers.wait(60)
+        return NodeReading(node=node.name, time=now())
+
+    monkeypatch.setattr(ssh, "probe", probe)
+    monkeypatch.setattr(ssh, "open_transport", lambda node, settings: SimpleNamespace(close=lambda: None))
+    nodes = inventory(2 * len(hanging) + 10).nodes
+    cluster = ssh.SshCluster(inventory(1), "c", tmp_path)
+    others = {node.name for node in nodes} - hanging
+    try:
+        assert cluster.observe(nodes, 10.0).keys() == others
+        assert cluster.observe(nodes, 10.0).keys() == others
+        answers.set()
+        wait_until(lambda: cluster.observe(nodes, 10.0).keys() >= hanging, what="those that hung")
+    finally:
+        answers.set()
+        cluster.close()

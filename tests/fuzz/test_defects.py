@@ -14,8 +14,8 @@ from tests.fuzz.targets import opened
 
 _SECTIONS = b"s\n@gpusched-sections@\n\n"
 _SWF = b"1 0 0 9 1 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1\n"
-_SACCT = b"JobID|Submit|Start|End|State|AllocTRES\n"
-_SACCT += b"1|2024-01-01T00:00:00|2024-01-01T00:00:01|2024-01-01T00:00:09|COMPLETED|"
+_SACCT = b"JobID|Submit|Start|End|State|AllocTRES\n1"
+_SACCT += b"|2024-01-01T00:00:00|2024-01-01T00:00:01|2024-01-01T00:00:09|COMPLETED|"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ _SACCT += b"1|2024-01-01T00:00:00|2024-01-01T00:00:01|2024-01-01T00:00:09|COMPLE
         ("probe", _SECTIONS + b"@@smi_gpus\n\xc2\xb2,,,,,,,,", "reading"),
         ("probe", _SECTIONS + b"@@smi_gpus\n0,,,,inf,nan,,,1e999", "reading"),
         ("probe", _SECTIONS + b"@@smi_gpus\n@@smi_apps\n" + b"GPU-1, 99, 1\n" * 100_000, "reading"),  # quadratic
-        ("probe", _SECTIONS + b"@@attempts\nattempt a\n" + b"error x\n" * 300_000 + b"attempts_end\n", "reading"),  # so
+        ("probe", _SECTIONS + b"@@attempts\nattempt a\n" + b"error x\n" * 300_000 + b"attempts_end\n", "reading"),
         ("probe", b"p\n@gpusched-probe@ " + b'{"source":"nvidia-smi","processes":[],"clock":[1,2]}', "protocol"),
         ("probe", b"oGPU ok", "none"),
         ("probe", b"o" + b"9" * 5000, "none"),
