@@ -1,4 +1,4 @@
-"""``gpusched backup``."""
+"""``gpusched backup`` and ``gpusched recover``."""
 
 from __future__ import annotations
 
@@ -38,3 +38,44 @@ def backup(
     else:
         output.print_line(made_line(made))
     return 0
+
+
+@app.command("recover")
+def recover(
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="PATH|HOST:PATH", help="Folder of backups, or one backup [default: settings.backup.to].",
+            show_default=False,
+        ),
+    ] = "",
+    inventory: Annotated[
+        Path | None, typer.Option("--inventory", help="inventory.yaml with all nodes that may have jobs.")
+    ] = None,
+    cluster_id: Annotated[
+        str, typer.Option("--cluster-id", help="Without a backup, if nodes have jobs of several installations.")
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be recovered.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    json: output.JsonOption = False,
+) -> int:
+    """Rebuild a lost or damaged store from its last backup and from what runs and ran on the nodes.
+
+    Exits 1 if it was not put in place.
+    """
+    from gpusched.config.inventory import load_inventory
+    from gpusched.config.paths import state_folder
+    from gpusched.controller.rebuilding import rebuild
+    from gpusched.views.recovery import recovery_json, recovery_screen
+
+    with rebuild(state_folder(), load_inventory(inventory), source, cluster_id) as rebuilt:
+        if not json:
+            output.print_rich(recovery_screen(rebuilt.report, time.time()))
+        committed = not dry_run and output.confirm("put the recovered store in place", yes)
+        if committed:
+            rebuilt.commit()
+    if json:
+        output.emit_json(recovery_json(rebuilt.report, committed))
+    elif committed:
+        output.print_line("recovered; start the controller")
+    return int(not committed and not dry_run)

@@ -63,6 +63,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "install": ("gpusched.cli.install", "Set up one installation for all users of this machine."),
     "uninstall": ("gpusched.cli.install", "Remove it."),
     "backup": ("gpusched.cli.backup", "Back up the state folder now; list and check backups."),
+    "recover": ("gpusched.cli.backup", "Rebuild a lost store from its last backup and the nodes."),
     "trace": ("gpusched.cli.trace", "Workloads to replay: import, inspect, cut, scale, generate."),
     "completion": ("gpusched.cli.completion", "Print the completion script for bash or zsh."),
 }
@@ -76,7 +77,7 @@ SLOW_COMMANDS = {
     "nodes": "reading the nodes", "flavors": "reading the nodes", "power": "adding up energy", "replay": "reading jobs",
     "train": "reading jobs", "reproduce": "preparing", "predict": "reading jobs", "policy": "reading policies",
     "init": "contacting the servers", "check": "examining", "trace": "reading jobs", "tick": "running a cycle",
-    "backup": "copying",
+    "backup": "copying", "recover": "asking the nodes",
 }  # fmt: skip
 """Commands that may be slow to print, and their progress line."""
 

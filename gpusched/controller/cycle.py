@@ -38,6 +38,7 @@ from gpusched.controller.progress import record_progress
 from gpusched.controller.promoting import LivePolicies, load_active_policies
 from gpusched.controller.ranks import ReconcileInput, ReconcileResult, rank_key
 from gpusched.controller.reconcile import reconcile_job
+from gpusched.controller.recovery.unsettled import UnsettledNodes
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.shadowing import Shadowing
 from gpusched.model.attemptrecords import attempt_record
@@ -95,7 +96,8 @@ class Cycle:
         self._in_job_commands = InJobCommandHandler(store, self.inbox, prepare)
         self._launcher = Launcher(store, self._secrets, cluster_id)
         self._outcomes = OutcomeRecorder(store, self._collection_retries, self._launcher.errors)
-        self._planner = Planner(store, self._launcher, self._decider, EstimateWriter(store))
+        self._unsettled = UnsettledNodes(store, cluster_id)
+        self._planner = Planner(store, self._launcher, self._decider, EstimateWriter(store), self._unsettled.reasons)
 
     def take_over(self, previous: Cycle) -> None:
         """Take over the operation outcomes of a cycle that could not be recorded."""
@@ -150,6 +152,7 @@ class Cycle:
         observations = self._cluster.observe(self._observed.nodes, patience_s, skipped, self._drained)
         self._timings.end("observe")
         now = self._clock()
+        observations = self._unsettled.withhold(self._observed, observations, now)
         self._read_at |= {name: now for name, o in observations.items() if o.complete_reading is not None}
         self._cluster.perform(self._record(observations, now))
         self._cluster.perform(self._in_job_commands.answers(observations, self.inventory, now))
@@ -186,6 +189,7 @@ class Cycle:
     def close(self) -> None:
         """Leave no process behind."""
         self._decider.close()
+        self._unsettled.close()
 
     def warm_up(self) -> None:
         """Compile the active agents' passes, so that their first decision is in time."""
@@ -363,7 +367,7 @@ class Cycle:
         if job is None or job.attempt != operation.rank.attempt:  # its next attempt has a record of its own
             return operation
         rank, reading = operation.rank, node.reading if node is not None else None
-        record = attempt_record(job, rank.rank, rank.runtime, rank.gpus, reading, now)
+        record = attempt_record(job, rank.rank, rank.runtime, rank.gpus, rank.intended_at, reading, now)
         return msgspec.structs.replace(operation, note=record.decode())
 
     def _with_destination(self, operation: Operation) -> Operation:

@@ -106,7 +106,7 @@ class Launcher:
             job, part, inventory, self._cluster_id, secrets=secrets, program=program, run_as=_run_as(job),
             mount_anything=trusted, steps_key=self._secrets.steps_key(job.id) if has_steps(job) else None,
             joins=rank.hot == "joins", slices=_slices(part, reading),
-            record=attempt_record(job, rank.rank, rank.runtime, part.gpus, reading, rank.intended_at or 0.0),
+            record=_record(job, rank, reading),
         )  # fmt: skip
         return Operation(verb="launch", node=rank.node, rank=rank, request=request)
 
@@ -126,6 +126,11 @@ def rank_record(inventory: Inventory, job: JobRecord, part: NodeAllocation, now:
         output=expand_output(job, part.rank, part.node),
         sharing=node.sharing.mode if job.spec.share and node.sharing is not None else "",
     )
+
+
+def _record(job: JobRecord, rank: RankRecord, reading: NodeReading | None) -> bytes:
+    at = rank.intended_at
+    return attempt_record(job, rank.rank, rank.runtime, rank.gpus, at, reading, at or job.submit_time)
 
 
 def _slices(part: NodeAllocation, reading: NodeReading | None) -> tuple[MigSlice, ...]:

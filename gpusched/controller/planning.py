@@ -93,10 +93,17 @@ def _row_reason(row: JobRecord, reasons: Sequence[tuple[int, Reason]]) -> Reason
 
 
 class Planner:
-    """Makes the decisions of one controller."""
+    """Makes the decisions of one controller; ``withheld``: reasons of pending jobs that no policy is asked about."""
 
-    def __init__(self, store: Store, launcher: Launcher, decider: Decider, estimator: EstimateWriter) -> None:
-        self._store, self._launcher = store, launcher
+    def __init__(
+        self,
+        store: Store,
+        launcher: Launcher,
+        decider: Decider,
+        estimator: EstimateWriter,
+        withheld: Callable[[Inventory, Iterable[JobRecord]], Mapping[str, Reason]] = lambda *_: {},
+    ) -> None:
+        self._store, self._launcher, self._withheld = store, launcher, withheld
         self._decider, self._estimator = decider, estimator
         self._reported_error = ""
         self._reasons = PendingReasonWriter(store)
@@ -104,6 +111,9 @@ class Planner:
     def plan(self, inventory: Inventory, live: LivePolicies, unread: Set[str], now: float) -> CycleDecision | None:
         """Decide, or set aside the jobs that make every decision fail; None: nothing was decided."""
         pending, active = self._store.pending_rows(), self._store.active()
+        if withheld := self._withheld(inventory, pending):
+            self._reasons.write(pending, withheld, now)
+            pending = [job for job in pending if job.id not in withheld]
         if not pending and not any(job.spec.elastic for job in active):
             return None
         try:

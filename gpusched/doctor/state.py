@@ -183,7 +183,7 @@ def _database(state: Path) -> Finding:
     return _finding("database", "ok", f"{path.name} is intact, {format_memory(max(1, path.stat().st_size >> 20))}")
 
 
-_RESTORE = "stop the controller, keep a copy, then: sqlite3 gpusched.db .recover | sqlite3 new.db"
+_RESTORE = "stop the controller, then: gpusched recover"
 
 
 def _controller(state: Path, tick_s: float, now: float) -> list[Finding]:

@@ -17,6 +17,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
         rank: The rank's number.
         runtime: What runs it.
         time: When this was written (Unix seconds, the controller's clock).
+        intended_at: When the rank got its GPUs; None: not known.
         boot_id, gpus: The node's boot, and the energy counters of the rank's GPUs, as last read before that.
         read: When that was (Unix seconds); None: never.
     """
@@ -25,13 +26,20 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     runtime: str
     time: float
+    intended_at: float | None = None
     boot_id: str | None = None
     gpus: tuple[Gpu, ...] = ()
     read: float | None = None
 
 
 def attempt_record(
-    job: JobRecord, rank: int, runtime: str, gpus: tuple[int, ...], reading: NodeReading | None, now: float
+    job: JobRecord,
+    rank: int,
+    runtime: str,
+    gpus: tuple[int, ...],
+    intended_at: float | None,
+    reading: NodeReading | None,
+    now: float,
 ) -> bytes:
     """Return the record as JSON; ``gpus``: the rank's, as in its allocation, ``reading``: the node's last one."""
     whole = {gpu_of(number) for number in gpus}
@@ -42,7 +50,7 @@ def attempt_record(
     ]
     return msgspec.json.encode(
         AttemptRecord(
-            job=job, rank=rank, runtime=runtime, time=now, gpus=tuple(counters),
+            job=job, rank=rank, runtime=runtime, time=now, intended_at=intended_at, gpus=tuple(counters),
             boot_id=reading.boot_id if reading else None, read=reading.time if reading else None,
         )
     )  # fmt: skip

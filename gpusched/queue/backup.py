@@ -203,6 +203,15 @@ def _refuse_mixture(earlier: list[Backup], cluster_id: str, target: Path) -> Non
         raise GpuschedError(f"{target} has backups of another installation", "name another folder in settings.backup")
 
 
+def copy_tree(source: Path, target: Path, tree: str) -> None:
+    """Copy the files of a tree that the target lacks."""
+    for file in _files(source / tree):
+        name = file.relative_to(source)
+        _make_folders(source, target, name.parent)
+        if not (target / name).exists():
+            copy_file(file, target / name)
+
+
 def _copy_trees(state: Path, part: Path, before: Path | None, stop: Callable[[], bool]) -> None:
     for tree in TREES:
         for file in _files(state / tree):

@@ -782,6 +782,13 @@ class Store(
             ((e.time, e.kind, e.job_id, e.node, e.user, msgspec.json.encode(e.data)) for e in events),
         )
 
+    def append_later(self, event: Event, numbers: int) -> None:
+        """Append an event after leaving out so many numbers."""
+        self._db.execute(
+            "INSERT INTO events (seq, time, kind, data) VALUES (?, ?, ?, ?)",
+            (self.latest_event() + numbers, event.time, event.kind, msgspec.json.encode(event.data)),
+        )
+
     def put_nodes(self, records: Iterable[NodeRecord]) -> None:
         """Insert or replace node records."""
         self._db.executemany(

@@ -32,7 +32,7 @@ def complete(site: Site, *words: str, env: dict[str, str] | None = None) -> list
 
 def test_commands_and_options(site: Site) -> None:
     assert complete(site, "su") == ["submit"]
-    found = {"release", "replay", "reproduce", "requeue", "reservations", "reserve", "resume"}
+    found = {"recover", "release", "replay", "reproduce", "requeue", "reservations", "reserve", "resume"}
     assert set(complete(site, "re")) == found
     assert "--gpus-per-node" in complete(site, "submit", "--gpus")
 

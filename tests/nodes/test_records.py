@@ -32,7 +32,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def record(of: JobRecord, now: float = 7.0) -> str:
-    return attempt_record(of, 0, "process", (1, 2), READING, now).decode()
+    return attempt_record(of, 0, "process", (1, 2), 6.0, READING, now).decode()
 
 
 def keep(of: JobRecord) -> None:

@@ -1,0 +1,188 @@
+"""A restored store, settled by what nodes show and keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpusched.controller.recovery.settling import UNKNOWN_OUTCOME, NodeEvidence, Settled, settle
+from gpusched.controller.recovery.unsettled import UnsettledNodes, leave_unsettled
+from gpusched.model.arrays import tasks_of
+from gpusched.model.attemptrecords import AttemptRecord
+from gpusched.model.jobs import JobRecord, JobState, container_name
+from gpusched.model.readings import ContainerReading, Gpu, NodeReading
+from gpusched.nodes.records import NodeRecords
+from gpusched.queue.store import NodeRecord, RankRecord, Store
+from tests.builders import job, spec
+from tests.controller.imagined import inventory
+
+NOW = 10_000.0
+A, B, C = (node.name for node in inventory().nodes)
+PARTITION = inventory().nodes[0].partition
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store.create_or_open(tmp_path)
+    yield store
+    store.close()
+
+
+def one(job_id: str = "j", state: JobState = JobState.STARTING, node: str = A, **more: Any) -> JobRecord:
+    allocated = {"nodes": {node: (0,)}} if state is not JobState.PENDING else {}
+    return job(job_id, state, **allocated, **{"spec": spec(partition=PARTITION), **more})
+
+
+def record(of: JobRecord, rank: int = 0, at: float = 9_000.0, joules: float = 0.0) -> AttemptRecord:
+    counters = (Gpu(index=0, uuid="u", energy_j=joules),)
+    return AttemptRecord(
+        job=of, rank=rank, runtime="podman", time=at, intended_at=at, boot_id="b", gpus=counters, read=at
+    )  # fmt: skip
+
+
+def reading(node: str, *running: JobRecord, joules: float = 0.0, time: float = NOW) -> NodeReading:
+    names = [container_name(j.id, j.attempt, p.rank) for j in running for p in j.allocation.parts if p.node == node]  # type: ignore[union-attr]
+    containers = tuple(ContainerReading(name=name, phase="running") for name in names)
+    gpus = (Gpu(index=0, uuid="u", energy_j=joules),)
+    return NodeReading(node=node, time=time, boot_id="b", source="nvml", gpus=gpus, containers=containers)
+
+
+def evidence(
+    node: str = A, live: tuple[AttemptRecord, ...] = (), ended: tuple[AttemptRecord, ...] = (), **more: Any
+) -> dict[str, NodeEvidence]:
+    shown = reading(node, *(r.job for r in live), **more)
+    return {node: NodeEvidence(shown, NodeRecords(list(live), list(ended), []))}
+
+
+def settled(store: Store, nodes: Mapping[str, NodeEvidence], silent: tuple[str, ...] = ()) -> Settled:
+    every = {name: NodeEvidence(reading(name), NodeRecords([], [], [])) for name in (A, B, C)}
+    asked = {name: found for name, found in (every | dict(nodes)).items() if name not in silent}
+    with store.transaction():
+        return settle(store, inventory(), asked, set(silent), NOW)
+
+
+def kept(store: Store, job_id: str = "j") -> JobRecord:
+    found = store.job(job_id)
+    assert found is not None
+    return found
+
+
+def outcome(found: Settled) -> list[tuple[str, str]]:
+    return [(one.id, one.outcome) for one in found.jobs]
+
+
+def test_a_launch_since_the_backup_is_adopted_and_its_command_file_not_applied_again(store: Store) -> None:
+    assert outcome(settled(store, evidence(live=(record(one()),)))) == [("j", "recovered")]
+    assert kept(store) == one()
+    (rank,) = store.ranks()
+    assert (rank.node, rank.launched_at, rank.runtime, rank.collected) == (A, 9_000.0, "podman", False)
+    assert store.was_applied("j.submit")
+    assert settled(store, evidence(live=(record(one()),))).strays == []
+
+
+def test_what_was_pending_and_ended_meanwhile_is_not_started_again(store: Store) -> None:
+    store.put_jobs([one(state=JobState.PENDING, attempt=0)])
+    done = one(state=JobState.FAILED, exit_code=3, start_time=9_100.0, end_time=9_200.0)
+    assert outcome(settled(store, evidence(ended=(record(done),)))) == [("j", "settled")]
+    assert (kept(store).state, kept(store).exit_code) == (JobState.FAILED, 3)
+    assert store.ranks() == []
+
+
+def test_a_requeued_attempt_waits_again_and_the_next_one_counts(store: Store) -> None:
+    store.put_jobs([one(state=JobState.RUNNING)])
+    back = record(one(state=JobState.PENDING), at=9_100.0)
+    settled(store, evidence(ended=(back,)))
+    assert kept(store).state == JobState.PENDING
+    again = record(one(attempt=2, node=B), at=9_200.0)
+    settled(store, evidence(ended=(back,)) | evidence(B, live=(again,)))
+    assert (kept(store).state, kept(store).attempt) == (JobState.STARTING, 2)
+
+
+def test_an_older_record_changes_nothing(store: Store) -> None:
+    later = one(state=JobState.COMPLETED, attempt=2, end_time=9_500.0)
+    store.put_jobs([later, one("k", JobState.RUNNING, attempt=3, node=B)])
+    live = record(one("k", attempt=3, node=B))
+    old = evidence(ended=(record(one(state=JobState.FAILED)),))
+    assert outcome(settled(store, old | evidence(B, live=(live,)))) == [("k", "running")]
+    assert kept(store) == later
+
+
+def test_an_active_job_without_a_trace_ends_as_unknown_but_not_while_its_node_is_silent(store: Store) -> None:
+    store.put_jobs([one(state=JobState.RUNNING, start_time=1.0)])
+    found = settled(store, {}, silent=(A,))
+    assert (outcome(found), kept(store).state) == ([("j", "unknown")], JobState.RUNNING)
+    assert found.jobs[0].note == f"{A} does not answer"
+    settled(store, {})
+    assert (kept(store).state, kept(store).reason) == (JobState.NODE_FAIL, UNKNOWN_OUTCOME)
+
+
+def test_a_task_leaves_the_row_of_its_array(store: Store) -> None:
+    row = one("a_[0-2]", JobState.PENDING, array_id="a", tasks=((0, 2),), attempt=0)
+    store.put_jobs([row])
+    task = msgspec.structs.replace(
+        list(tasks_of([row]))[1], state=JobState.STARTING, attempt=1, allocation=one("a_1").allocation
+    )
+    settled(store, evidence(live=(record(task),)))
+    assert kept(store, "a_1").state == JobState.STARTING
+    assert [row.count for row in store.pending_rows()] == [2]
+
+
+def test_a_gangs_missing_rank_is_launched_only_if_the_gang_has_not_begun(store: Store) -> None:
+    gang = job("g", JobState.STARTING, {A: (0,), B: (0,)}, spec=spec(partition=PARTITION, nodes=2))
+    first = record(gang)
+    waits = {A: NodeEvidence(reading(A), NodeRecords([first], [], []))}
+    settled(store, waits)
+    assert {rank.node: rank.launched_at for rank in store.ranks()} == {A: 9_000.0, B: None}
+    for rank in store.ranks():
+        store.remove_rank(rank)
+    store.put_jobs([msgspec.structs.replace(gang, state=JobState.PENDING, attempt=0, allocation=None)])
+    settled(store, evidence(live=(first,)))
+    assert {rank.node: rank.launched_at for rank in store.ranks()} == {A: 9_000.0, B: 9_000.0}
+
+
+def test_energy_of_the_lost_time_is_of_those_who_had_the_gpu(store: Store) -> None:
+    """Backup at 8,000 s; one job from 8,200 to 8,400, another since 8,600 s."""
+    store.put_nodes([NodeRecord(name=A, reading=reading(A, joules=1000.0, time=8_000.0))])
+    done = one("d", JobState.COMPLETED, start_time=8_250.0, end_time=8_400.0)
+    ended = msgspec.structs.replace(record(done, at=8_200.0, joules=1500.0), time=8_400.0, read=8_400.0)
+    begun = msgspec.structs.replace(record(one("r"), at=8_600.0, joules=1600.0), read=8_500.0)
+    settled(store, evidence(live=(begun,), ended=(ended,), joules=4600.0))
+    assert store.job_energy("r") == pytest.approx(3000.0)
+    assert kept(store, "d").energy_j == store.job_energy("d") == pytest.approx(250.0)
+    assert sum(row.energy_j for row in store.usage(0.0)) == pytest.approx(3600.0)
+
+
+def test_a_run_that_the_backup_has_open_is_closed(store: Store) -> None:
+    from gpusched.controller.ledger import run_of
+
+    running = one(state=JobState.RUNNING, start_time=7_000.0)
+    store.put_jobs([running])
+    store.open_run(run_of(running, inventory()))
+    done = msgspec.structs.replace(running, state=JobState.COMPLETED, end_time=9_000.0, exit_code=0)
+    new = one("n", JobState.COMPLETED, node=B, start_time=8_000.0, end_time=8_500.0)
+    settled(store, evidence(ended=(record(done),)) | evidence(B, ended=(record(new),)))
+    runs = sorted(store.runs(0.0, NOW), key=lambda run: run.job_id)
+    assert [(run.job_id, run.start_time, run.end_time, run.outcome) for run in runs] == [
+        ("j", 7_000.0, 9_000.0, "COMPLETED"), ("n", 8_000.0, 8_500.0, "COMPLETED"),
+    ]  # fmt: skip
+
+
+def test_attempts_without_a_record_are_named(store: Store) -> None:
+    store.put_ranks([RankRecord(job_id="k", attempt=1, rank=0, node=A, runtime="podman")])
+    shown = reading(A, one("k"), one("old"))
+    found = settled(store, {A: NodeEvidence(shown, NodeRecords([], [], []))})
+    assert found.strays == [(A, "gpusched-old-1-0")]
+
+
+def test_only_jobs_of_before_the_recovery_wait_for_a_silent_node(store: Store) -> None:
+    leave_unsettled(store, [C], 5_000.0)
+    unsettled = UnsettledNodes(store, "c")
+    before, after = one("b", JobState.PENDING, submit_time=4_000.0), one("n", JobState.PENDING, submit_time=6_000.0)
+    assert unsettled.reasons(inventory(), [before, after]).keys() == {"b"}
+    without = msgspec.structs.replace(inventory(), partitions=())
+    assert unsettled.withhold(without, {}, NOW) == {}
+    assert UnsettledNodes(store, "c").reasons(inventory(), [before]) == {}, "a node that left is given up"
