@@ -83,6 +83,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         transport: ``ssh``, or ``local`` for the machine gpusched itself runs on; ``none``: it is never asked, and all
             that is known of it is what Slurm says.
         gpu_indices: The NVML indices handed out; None means 0 .. gpus-1.
+        become: ``sudo``: all commands run as root by it, for nodes that let nobody log in as root.
         rated_power_w: The server's rated power, for inefficient energy (kW x h x (1 - U)).
         fabric_address: What MASTER_ADDR says when the training network is not the SSH one.
         simulated_gpus: Readings are made up by the probe and marked as simulated (demo only).
@@ -98,6 +99,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     transport: Literal["ssh", "local", "none"] = "ssh"
     user: str | None = None
+    become: Literal["sudo"] | None = None
     port: int | None = None
     key: str | None = None
     gpus: int
