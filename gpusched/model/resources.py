@@ -219,6 +219,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         currency: What the price is in.
         admins: Users, besides root and the controller's own, who may act on all jobs and on nodes.
         shared: Other users of the login node may drop commands too (always so for the state folder /var/lib/gpusched).
+        root_jobs: In a shared installation root's jobs run, as root on the nodes.
         allowed_mounts: Host folders that jobs of users other than the controller's own may mount.
         max_queued_jobs_per_user: Maximum pending jobs of one user (each array task counts).
         max_queued_jobs_by_jobs: Maximum of these that jobs may have submitted.
@@ -244,6 +245,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     currency: str = "EUR"
     admins: tuple[str, ...] = ()
     shared: bool = False
+    root_jobs: bool = False
     allowed_mounts: tuple[str, ...] = ()
     max_queued_jobs_per_user: int = 100_000
     max_queued_jobs_by_jobs: int = 100
