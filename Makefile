@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # numpy's threads wait by spinning, in every process; nothing here multiplies matrices that need two.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: test lint demo docs weights mutate campaign fuzz clean install packages test-pythons test-latest newest lock
+.PHONY: test lint demo docs weights mutate campaign fuzz clean install packages package package-test test-pythons test-latest newest lock
 .DEFAULT_GOAL := test
 
 # Everything runs even where another part failed. The linters run beside the tests and print when they have ended.
@@ -165,6 +165,14 @@ lock:
 	@$(COMPILE) -c requirements/test.txt -o requirements/docs.txt requirements/docs.in
 	@$(COMPILE) -o requirements/workflows.txt requirements/workflows.in
 	@rm -rf .venv-lock
+
+# The .deb (Debian 12 and 13) and the wheel, in dist/.
+package: install
+	@sh packaging/build.sh "$(PIP)"
+
+# It is installed on clean Debian systems (mmdebstrap, systemd-container; root).
+package-test: package
+	@GPUSCHED_PACKAGE="$$PWD/$$(ls -t dist/*.deb | head -n 1)" $(BIN)/python -m pytest -v tests/bootstrap/test_package.py
 
 packages:
 	@sh tests/testbed/install_packages.sh

@@ -161,6 +161,7 @@ class Installation:
                 f"an installation with the user {there.user} and the state {there.state} is there",
                 "name these, or remove it first: gpusched uninstall --shared",
             )
+        is_new = not self._at(_SERVICE_FILE).exists()
         link = self._link() if self.state != SHARED_STATE else None
         yield self._file(_SYSUSERS, self._sysusers())
         yield self._account()
@@ -176,7 +177,7 @@ class Installation:
         )  # fmt: skip
         yield self._file(_SERVICE_FILE, unit)
         yield self._inventory()
-        yield self._service()
+        yield self._service(is_new)
 
     def uninstall_steps(self, purge: bool) -> Iterator[Step]:
         """Yield the steps of the removal; ``purge`` also removes all data and the user.
@@ -207,13 +208,15 @@ class Installation:
         if self._ids() is not None:
             yield Step(f"remove the user {self.user}", lambda: _run("userdel", *self._prefixed(), self.user))
 
-    def require_idle(self) -> None:
+    def require_idle(self, purge: bool) -> None:
         """Refuse the removal while jobs or an unmanaged controller run.
 
         Raises:
             GpuschedError: They do, or that cannot be seen.
         """
         state = self._at(self.state)
+        if not purge and not self._at(_SERVICE_FILE).exists():
+            return  # it was removed before
         try:
             reader = Reader.open(state)
             active = len(reader.active()) if reader is not None else 0
@@ -380,16 +383,17 @@ class Installation:
             return Step(what, None, f"users cannot read it: chmod a+r {SYSTEM_INVENTORY}")
         return Step(what, None, "is there")
 
-    def _service(self) -> Step:
-        start = ("systemctl", "enable", "--now", SERVICE)
+    def _service(self, is_new: bool) -> Step:
+        """Start a new installation; whether one that was there runs is the administrator's decision."""
+        start = f"systemctl enable --now {SERVICE}"
         if not self._uses_systemd():
-            return Step("start the controller", None, f"systemd does not run here; where it does: {' '.join(start)}")
-        if not self._at(SYSTEM_INVENTORY).exists():
-            return Step("reload systemd", lambda: _run("systemctl", "daemon-reload"), f"then: {' '.join(start)}")
+            return Step("start the controller", None, f"systemd does not run here; where it does: {start}")
+        if not is_new or not self._at(SYSTEM_INVENTORY).exists():
+            return Step("reload systemd", lambda: _run("systemctl", "daemon-reload"), f"to start: {start}")
 
         def act() -> None:
             _run("systemctl", "daemon-reload")
-            _run(*start)
+            _run(*start.split())
 
         return Step(f"enable and start {SERVICE}", act)
 

@@ -56,7 +56,7 @@ def uninstall(
     _require_shared(shared)
     installation = Installation.find(prefix)
     if not force:
-        installation.require_idle()
+        installation.require_idle(purge)
     _carry_out(installation.uninstall_steps(purge), dry_run)
 
 

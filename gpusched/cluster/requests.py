@@ -28,6 +28,7 @@ def launch_request(
     secrets: Mapping[str, str],
     program: str = "",
     run_as: tuple[int, int] | None,
+    allow_root: bool = True,
     mount_anything: bool,
     steps_key: str | None = None,
     joins: bool = False,
@@ -37,9 +38,9 @@ def launch_request(
     """Return the launch request of one rank of an allocated job, with its attempt and master port.
 
     ``run_as`` is the submitter's uid and gid if not the controller's; ``mount_anything`` lifts ``allowed_mounts`` for
-    him. ``program``: of a Python function; ``steps_key``: see `spool_files`. ``joins``: it joins a running job, and so
-    waits for no other rank. ``slices``: of the rank, as its node has them; none if it has whole GPUs. ``record``: see
-    `LaunchRequest`.
+    him; ``allow_root``: see `LaunchRequest`. ``program``: of a Python function; ``steps_key``: see `spool_files`.
+    ``joins``: it joins a running job, and so waits for no other rank. ``slices``: of the rank, as its node has them;
+    none if it has whole GPUs. ``record``: see `LaunchRequest`.
 
     Raises:
         UsageError: The inventory does not allow the job's image on this node (any more).
@@ -80,6 +81,7 @@ def launch_request(
         spool=_spool(job, part, inventory, steps_key),
         hostfile=hostfile(job, inventory) if gang else None,
         run_as=run_as,
+        allow_root=allow_root,
         capabilities=settings.capabilities,
         mounts_beneath=None if mount_anything else settings.allowed_mounts,
         job_dirs=settings.job_dirs,

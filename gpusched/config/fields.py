@@ -423,6 +423,7 @@ SHARING: Fields = {
 DEFAULTS: Fields = {
     "transport": ("transport", _transport),
     "user": ("user", _text("a user name", _USER)),
+    "become": ("become", lambda value: value.choice(("sudo",))),
     "port": ("port", _whole(1, 65535, "a port")),
     "key": ("key", _text("the path of a private key")),
     "gpus": ("gpus", _whole(0, MAX_GPUS, "a number of GPUs")),
@@ -552,6 +553,7 @@ SETTINGS: Fields = {
     "currency": ("currency", _text("a currency such as EUR", re.compile(r"[^\s\x00-\x1f\x7f]{1,8}"))),
     "admins": ("admins", users),
     "shared": ("shared", Value.flag),
+    "root_jobs": ("root_jobs", Value.flag),
     "allowed_mounts": ("allowed_mounts", _words("an absolute path", _ABSOLUTE)),
     "max_queued_jobs_per_user": ("max_queued_jobs_per_user", _whole(1, 1_000_000_000, "a number of jobs")),
     "max_queued_jobs_by_jobs": ("max_queued_jobs_by_jobs", _whole(0, 1_000_000_000, "a number of jobs")),

@@ -231,6 +231,8 @@ class _InventoryReader:
         if values.get("health_checks") and self._engine == "slurm":
             raise entry.error("no health_checks: with engine: slurm they are Slurm's", "health_checks")
         if values.get("transport") in ("local", "none"):
+            if values.get("become"):
+                raise entry.error("become for nodes reached by ssh only", f"transport: {values['transport']}")
             return
         owner = self._addresses.setdefault((address, values.get("port")), name)
         if owner != name:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from gpusched.cluster.base import ClusterBackend, NodeObservation, Operation, RankKey
-from gpusched.config.paths import log_path, result_path
+from gpusched.config.paths import SHARED_STATE, log_path, result_path
 from gpusched.controller.cleanup import clean_up_leftovers, forget_jobs, remove_strays
 from gpusched.controller.commandfiles import CommandApplier
 from gpusched.controller.cutting import CutPlanner, begin_cuts, has_cuts, nodes_being_cut, settle_cuts
@@ -94,7 +94,7 @@ class Cycle:
         self._reported_strays: set[RankKey] = set()
         self._ledger = UsageWriter(store)
         self._in_job_commands = InJobCommandHandler(store, self.inbox, prepare)
-        self._launcher = Launcher(store, self._secrets, cluster_id)
+        self._launcher = Launcher(store, self._secrets, cluster_id, state == SHARED_STATE)
         self._outcomes = OutcomeRecorder(store, self._collection_retries, self._launcher.errors)
         self._unsettled = UnsettledNodes(store, cluster_id)
         self._planner = Planner(store, self._launcher, self._decider, EstimateWriter(store), self._unsettled.reasons)

@@ -18,7 +18,7 @@ from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.outputs import expand_output
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import NodeReading
-from gpusched.model.resources import Inventory
+from gpusched.model.resources import Inventory, Node
 from gpusched.model.slices import MigSlice, gpu_label, is_slice
 from gpusched.queue.lifecycle import transition_to
 from gpusched.queue.store import RankRecord, Store
@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 class Launcher:
     """Starts jobs. ``errors``: reasons of rejected launches, by us or by the node, until their attempt is over."""
 
-    def __init__(self, store: Store, secrets: SecretFiles, cluster_id: str) -> None:
-        self._store, self._secrets, self._cluster_id = store, secrets, cluster_id
+    def __init__(self, store: Store, secrets: SecretFiles, cluster_id: str, shared: bool = False) -> None:
+        self._store, self._secrets, self._cluster_id, self._shared = store, secrets, cluster_id, shared
         self.errors: dict[RankKey, str] = {}
 
     def forget_errors(self, current: set[RankKey]) -> None:
@@ -102,8 +102,13 @@ class Launcher:
         part = next(p for p in job.allocation.parts if p.rank == rank.rank)
         # By the present inventory, which may name other admins than at submission.
         trusted = job.uid in (0, os.getuid()) or job.user in inventory.settings.admins
+        shared = self._shared or inventory.settings.shared
+        allow_root = inventory.settings.root_jobs or not shared
+        if job.uid == 0 and not allow_root:
+            raise GpuschedError(f"{REFUSED}: jobs of root need settings.root_jobs in inventory.yaml")
         request = launch_request(
-            job, part, inventory, self._cluster_id, secrets=secrets, program=program, run_as=_run_as(job),
+            job, part, inventory, self._cluster_id, secrets=secrets, program=program, allow_root=allow_root,
+            run_as=_run_as(job, inventory.node(part.node) if shared else None),
             mount_anything=trusted, steps_key=self._secrets.steps_key(job.id) if has_steps(job) else None,
             joins=rank.hot == "joins", slices=_slices(part, reading),
             record=_record(job, rank, reading),
@@ -147,8 +152,14 @@ def _slices(part: NodeAllocation, reading: NodeReading | None) -> tuple[MigSlice
     return tuple(found[number] for number in part.gpus)
 
 
-def _run_as(job: JobRecord) -> tuple[int, int] | None:
-    if job.uid == os.getuid():
+def _run_as(job: JobRecord, shared_node: Node | None) -> tuple[int, int] | None:
+    """Return the submitter's ids; None: the job runs as the node's account.
+
+    ``shared_node``: in a shared installation, the job's node. Entered as root, it runs the jobs of the controller's
+    user as this user, too.
+    """
+    entered_as_root = shared_node is not None and (shared_node.become == "sudo" or shared_node.user == "root")
+    if job.uid == os.getuid() and not (entered_as_root and job.uid):
         return None
     try:
         return job.uid, pwd.getpwuid(job.uid).pw_gid

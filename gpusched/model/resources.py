@@ -83,6 +83,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         transport: ``ssh``, or ``local`` for the machine gpusched itself runs on; ``none``: it is never asked, and all
             that is known of it is what Slurm says.
         gpu_indices: The NVML indices handed out; None means 0 .. gpus-1.
+        become: ``sudo``: all commands run as root by it, for nodes that let nobody log in as root.
         rated_power_w: The server's rated power, for inefficient energy (kW x h x (1 - U)).
         fabric_address: What MASTER_ADDR says when the training network is not the SSH one.
         simulated_gpus: Readings are made up by the probe and marked as simulated (demo only).
@@ -98,6 +99,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     transport: Literal["ssh", "local", "none"] = "ssh"
     user: str | None = None
+    become: Literal["sudo"] | None = None
     port: int | None = None
     key: str | None = None
     gpus: int
@@ -232,6 +234,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         currency: What the price is in.
         admins: Users, besides root and the controller's own, who may act on all jobs and on nodes.
         shared: Other users of the login node may drop commands too (always so for the state folder /var/lib/gpusched).
+        root_jobs: In a shared installation root's jobs run, as root on the nodes.
         allowed_mounts: Host folders that jobs of users other than the controller's own may mount.
         max_queued_jobs_per_user: Maximum pending jobs of one user (each array task counts).
         max_queued_jobs_by_jobs: Maximum of these that jobs may have submitted.
@@ -257,6 +260,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     currency: str = "EUR"
     admins: tuple[str, ...] = ()
     shared: bool = False
+    root_jobs: bool = False
     allowed_mounts: tuple[str, ...] = ()
     max_queued_jobs_per_user: int = 100_000
     max_queued_jobs_by_jobs: int = 100

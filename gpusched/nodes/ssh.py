@@ -57,7 +57,7 @@ class SshTransport:
         deadline = time.monotonic() + timeout_s
         with self._explained(deadline, timeout_s), self._session(deadline) as (connection, channel):
             channel.set_combine_stderr(True)
-            _request_exec(channel, shlex.join(stream_argv(script.argv)))
+            _request_exec(channel, self._command(stream_argv(script.argv)))
             while chunk := channel.recv(_READ_BYTES):
                 yield chunk
             _exit_code(connection, channel)
@@ -77,7 +77,7 @@ class SshTransport:
             if terminal is not None:
                 with guard(deadline, connection.drop):
                     channel.get_pty(terminal.name, terminal.columns, terminal.rows)
-            _request_exec(channel, shlex.join(argv))
+            _request_exec(channel, self._command(argv))
             return _SshSession(self._node.name, connection, channel)
 
     def dial(self, host: str, port: int) -> Session:
@@ -99,6 +99,10 @@ class SshTransport:
                 reason = f"{name}: port {port} cannot be reached: {why}"
                 raise TransportError("refused", reason, _NOT_LISTENING_HINT) from None
             return _SshTunnel(self._node.name, connection, channel)
+
+    def _command(self, argv: tuple[str, ...]) -> str:
+        # sudo outermost: only what runs as root too can end what it runs.
+        return shlex.join(("sudo", "-n", "-H", "--", *argv) if self._node.become == "sudo" else argv)
 
     @contextlib.contextmanager
     def _explained(self, deadline: float, timeout_s: float) -> Iterator[None]:
@@ -174,7 +178,7 @@ class SshTransport:
 
         try:
             with guard(deadline, connection.drop):
-                _request_exec(channel, shlex.join(script.argv))
+                _request_exec(channel, self._command(script.argv))
                 _send_stdin(channel, script.stdin, deadline)
                 _read_all(channel, take, _READ_BYTES, deadline)
         except TimeoutError:

@@ -97,7 +97,7 @@ BAD = {
                         "idle, image_transports, job_dirs, keep_reports, keep_reports_s, known_hosts, logs, max_queued_jobs_by_jobs, "
                         "max_queued_jobs_per_user, max_queued_size_per_user, max_retries, network, node_fail_after, "
                         "node_fail_after_s, "
-                        "power_price, power_price_per_kwh, probe_timeout, probe_timeout_s, retrain_days, session_keep, session_keep_s, shared, "
+                        "power_price, power_price_per_kwh, probe_timeout, probe_timeout_s, retrain_days, root_jobs, session_keep, session_keep_s, shared, "
                         "ssh_config, tick, tick_s: did you mean tick?"),
     "duration without unit": (in_settings("tick: 5"), f":2: settings.tick: found 5, expected {PERIOD}"),
     "no duration": (in_settings("down_after: soon"), f':2: settings.down_after: found "soon", expected {PERIOD}'),
@@ -199,7 +199,7 @@ BAD = {
                            "docker.io/library/busybox:1, without spaces"),
     "name in defaults": (
         "defaults: {name: n}\npartitions: {}\n",
-        ":1: defaults.name: found an unknown key, expected one of cores, gpu_indices, gpu_type, gpus, health, health_checks, kernel_log, key, "
+        ":1: defaults.name: found an unknown key, expected one of become, cores, gpu_indices, gpu_type, gpus, health, health_checks, kernel_log, key, "
         "memory, memory_mib, mig, port, rated_power, rated_power_w, runtime, sharing, simulated_gpus, transport, user",
     ),
     # Nodes
@@ -218,7 +218,7 @@ BAD = {
     "range of all": (with_node("n[1-999999999]"), f':6: {AT}: found "n[1-999999999]", expected {RANGE}'),
     "range repeats": (with_node("n[2-3,3]"), f':6: {AT}: found "n[2-3,3]", expected every number of the range once'),
     "unknown node key": (with_node("{name: n2, gpu: 4}"),
-                         f":6: {AT}.gpu: found an unknown key, expected one of address, cores, fabric_address, "
+                         f":6: {AT}.gpu: found an unknown key, expected one of address, become, cores, fabric_address, "
                          "gpu_indices, gpu_type, gpus, health, health_checks, kernel_log, key, memory, memory_mib, mig, name, port, "
                          "rated_power, rated_power_w, runtime, sharing, simulated_gpus, transport, user: did you mean gpus?"),
     "check without a name": (with_check("{command: x, every: 1m}"), f":6: {CHECK}.name: found nothing, expected the check's name"),
@@ -257,6 +257,11 @@ BAD = {
     "transport": (with_node("{name: n2, transport: rsh}"),
                   f':6: {AT}.transport: found "rsh", expected one of ssh, local: did you mean ssh?'),
     "port": (with_node("{name: n2, port: 65536}"), f":6: {AT}.port: found 65536, expected a port from 1 to 65535"),
+    "become": (with_node("{name: n2, become: su}"), f":6: {AT}.become: found \"su\", expected one of sudo: did you mean sudo?"),
+    "become of this machine": (
+        with_node("{name: n2, become: sudo, transport: local}"),
+        f":6: {AT}: found transport: local, expected become for nodes reached by ssh only",
+    ),
     "user": (with_node("{name: n2, user: 'a;b'}"), f':6: {AT}.user: found "a;b", expected a user name'),
     "user that is an option": (with_node("{name: n2, user: -oProxyCommand}"),
                                f':6: {AT}.user: found "-oProxyCommand", expected a user name'),

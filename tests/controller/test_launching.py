@@ -268,6 +268,34 @@ def test_each_rank_is_launched_as_its_user(launcher: Launcher, monkeypatch: pyte
     assert launcher.errors == {(ID, 2, 0): "refused: user id 64077 has no name here, so its group is unknown"}
 
 
+def test_in_a_shared_installation_no_job_is_roots_unless_the_inventory_says_so(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = pwd.getpwnam("daemon")
+    monkeypatch.setattr(os, "getuid", lambda: daemon.pw_uid)
+    replace, roots, own = msgspec.structs.replace, msgspec.structs.replace(job(), uid=0), daemon.pw_uid
+
+    def declared(root_jobs: bool = False, shared: bool = True, **node: str) -> Inventory:
+        plain = inventory()
+        settings = replace(plain.settings, shared=shared, root_jobs=root_jobs)
+        nodes = tuple(replace(one, **node) for one in plain.nodes)
+        partitions = tuple(replace(one, nodes=nodes) for one in plain.partitions)
+        return replace(plain, settings=settings, partitions=partitions)
+
+    assert launches(launcher, roots, declared()) == []
+    assert launcher.errors == {(ID, 2, 0): "refused: jobs of root need settings.root_jobs in inventory.yaml"}
+    for allowed in (declared(root_jobs=True), declared(shared=False)):
+        (found,) = launches(launcher, roots, allowed)
+        assert found.request is not None
+        assert (found.request.run_as, found.request.allow_root) == ((0, 0), True)
+    # The controller's own user: as itself also on nodes that are entered as root.
+    expected = {"user": (own, daemon.pw_gid), "become": (own, daemon.pw_gid), "key": None}
+    for key, run_as in expected.items():
+        (found,) = launches(launcher, replace(job(), uid=own), declared(**{key: {"become": "sudo"}.get(key, "root")}))
+        assert found.request is not None
+        assert (found.request.run_as, found.request.allow_root) == (run_as, False)
+
+
 def test_the_nodes_of_a_script_have_one_key_and_one_node_has_none(launcher: Launcher, tmp_path: Path) -> None:
     of = job(2, script="#!/bin/sh\necho hi", signal="USR1", signal_before_s=60, signal_batch=True)
     spools = [o.request.spool for _ in range(2) for o in launches(launcher, of) if o.request is not None]

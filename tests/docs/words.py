@@ -46,6 +46,10 @@ SETTINGS = {
         BOOL,
         "Other users of the login node may submit. Always true with the state folder `/var/lib/gpusched`.",
     ),
+    "root_jobs": (
+        BOOL,
+        "In a shared installation root may submit jobs, which run as root on the nodes.",
+    ),
     "allowed_mounts": (
         "list of absolute paths",
         "Node folders that jobs may mount, links resolved; default: none. Admins may mount any.",
@@ -160,6 +164,10 @@ NODE = {
         "`local`: the machine that gpusched runs on. `none`, only under `engine: slurm`: never probed.",
     ),
     "user": ("user name", "Login user. Default: as in `~/.ssh/config`, else the controller's user."),
+    "become": (
+        "`sudo`",
+        "Run commands on the node by `sudo -n`, where nobody may log in as root. Jobs still run as their submitter.",
+    ),
     "port": ("1 to 65535", "Default: as in `~/.ssh/config`, else 22."),
     "key": ("path", "Private key, tried first."),
     "gpus": ("0 to 64", "Required unless gpu_indices is given."),

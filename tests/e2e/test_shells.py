@@ -23,7 +23,7 @@ from tests.testbed import Testbed, processes, wait_until
 pytestmark = pytest.mark.slow
 
 NODES = {"podman": "dgx001", "process": "dgx004"}  # the others: tests/nodes/runtimes/test_sessions.py
-SETTINGS = {"shared": True, "session_keep": "10m", "grace": "2s"}
+SETTINGS = {"shared": True, "root_jobs": True, "session_keep": "10m", "grace": "2s"}
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,7 @@ def shared(testbed: Testbed) -> Iterator[Cluster]:
     cluster = Cluster(testbed, folder, ("A100",))
     (folder / "share").mkdir()
     (folder / "share").chmod(0o777)
-    cluster.write_inventory({"shared": True, "allowed_mounts": [str(folder / "share")]})
+    cluster.write_inventory({"shared": True, "root_jobs": True, "allowed_mounts": [str(folder / "share")]})
     cluster.start_controller()
     yield cluster
     cluster.close()

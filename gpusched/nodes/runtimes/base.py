@@ -42,6 +42,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
         hostfile: Content of the file that GPUSCHED_HOSTFILE shall name, or None.
         run_as: uid and gid of the submitter in a shared installation, where the node is entered as root. Such a job
             gains no privileges: not by setuid files, nor by capabilities beyond ``capabilities``.
+        allow_root: The job may run with uid 0; else its launch is refused where it would.
         capabilities: Linux capabilities, without CAP_, that a job with ``run_as`` keeps.
         program: Text of the file ``program.ATTEMPT.RANK.py`` in the job's own folder; "": there is none.
         mounts_beneath: Folders of the node beneath which the mounts' sources must lie when they are mounted, wherever
@@ -79,6 +80,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     output: str | None = None
     hostfile: str | None = None
     run_as: tuple[int, int] | None = None
+    allow_root: bool = True
     capabilities: tuple[str, ...] = ()
     mounts_beneath: tuple[str, ...] | None = None
     job_dirs: str | None = None

@@ -61,11 +61,13 @@ kill_strays() {
 }
 """
 
-# Files of a job in a shared installation are opened with its user's rights, not with root's.
+# Files of a job in a shared installation are opened with its user's rights, not with root's. Jobs of an account that is
+# not root are rootless podman's: they have the submitter's ids in the account's user namespace.
 AS_USER = """\
 as_user() {
     if [ -z "$uid" ]; then "$@"; return; fi
-    setpriv --reuid "$uid" --regid "$gid" "$(user_groups)" -- "$@"
+    if [ "$(id -u)" = 0 ]; then setpriv --reuid "$uid" --regid "$gid" "$(user_groups)" -- "$@"; return; fi
+    podman unshare setpriv --reuid "$uid" --regid "$gid" --clear-groups -- "$@"
 }
 user_groups() { if getent passwd "$uid" >/dev/null 2>&1; then echo --init-groups; else echo --clear-groups; fi; }
 """
@@ -91,6 +93,14 @@ check_output() {
 }
 """
 
+# Known only here: which account ~/.ssh/config names.
+_NOT_ROOT = """\
+[ "${uid:-$(id -u)}" != 0 ] || {
+    echo 'the job would run as root, which needs settings.root_jobs in inventory.yaml' >&2
+    exit 1
+}
+"""
+
 _CLAIM = """\
 trap '' HUP PIPE
 mask=$(umask)
@@ -113,7 +123,9 @@ _JOB_DIR = """\
 jobs=${job_dir%/*}
 (umask 066 && mkdir -p -- "$jobs") && [ -O "$jobs" ] || abandon "$jobs"
 if mkdir -- "$job_dir" 2>/dev/null; then
-    if [ -n "$uid" ]; then chown -- "$uid:$gid" "$job_dir"; else chmod OPEN -- "$job_dir"; fi || abandon "$job_dir"
+    if [ -z "$uid" ]; then chmod OPEN -- "$job_dir"
+    elif [ "$(id -u)" = 0 ]; then chown -- "$uid:$gid" "$job_dir"
+    else podman unshare chown -- "$uid:$gid" "$job_dir"; fi || abandon "$job_dir"
 fi
 [ -d "$job_dir" ] && [ ! -L "$job_dir" ] || abandon "$job_dir"
 rm -f -- "$job_dir/resize.json" || abandon "$job_dir"
@@ -258,6 +270,7 @@ def launch_script(
     parts = [
         attempt_folder(request.ref),
         FUNCTIONS,
+        "" if request.allow_root else f"{_identity(request)}{_NOT_ROOT}",
         _CLAIM.replace("EXISTS", str(EXISTS_EXIT_CODE)),
         _identity(request),
         _JOB_DIR.replace("OPEN", "700" if request.job_dirs else "777"),
@@ -294,9 +307,11 @@ def job_dir(request: LaunchRequest) -> str:
     """Return a sh word: the job's own folder (on a shared disk, where another user reaches it, or by the attempts)."""
     if request.job_dirs is not None:
         return shlex.quote(f"{request.job_dirs}/{request.cluster_id}/{request.job_id}")
+    own = f'"${{dir%/*}}"/jobs/{shlex.quote(request.job_id)}'
     if request.run_as is not None:
-        return shlex.quote(f"{OTHERS_JOBS}/{request.cluster_id}/{request.node}/{request.job_id}")
-    return f'"${{dir%/*}}"/jobs/{shlex.quote(request.job_id)}'
+        others = shlex.quote(f"{OTHERS_JOBS}/{request.cluster_id}/{request.node}/{request.job_id}")
+        return f'"$(if [ "$(id -u)" = 0 ]; then echo {others}; else echo {own}; fi)"'
+    return own
 
 
 def _program(request: LaunchRequest) -> str:
@@ -330,7 +345,9 @@ def forget_job(ref: AttemptRef, job_id: str) -> RemoteScript:
         job_id: The job's.
     """
     job, others = shlex.quote(job_id), shlex.quote(f"{OTHERS_JOBS}/{ref.cluster_id}/{ref.node}/{job_id}")
-    return script(f'{attempt_folder(ref)}rm -rf -- "${{dir%/*}}"/jobs/{job} {others}\n')
+    own = f'"${{dir%/*}}"/jobs/{job}'
+    # What a job of rootless podman wrote belongs to a subordinate id.
+    return script(f"{attempt_folder(ref)}rm -rf -- {own} {others} 2>/dev/null || podman unshare rm -rf -- {own}\n")
 
 
 def write_note(text: str | None) -> str:
