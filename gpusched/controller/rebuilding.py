@@ -20,9 +20,9 @@ from pathlib import Path
 from gpusched.cluster.base import NodeObservation
 from gpusched.cluster.ssh import SshCluster
 from gpusched.config.paths import sync_folder
+from gpusched.controller.leadership import controller_lock
 from gpusched.controller.recovery.settling import NodeEvidence, settle
 from gpusched.controller.recovery.unsettled import leave_unsettled
-from gpusched.controller.service import controller_lock
 from gpusched.errors import GpuschedError
 from gpusched.model.backups import Backup
 from gpusched.model.events import Event
