@@ -89,7 +89,7 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         preempted=reader.preempted_pending(user=query.user, partition=query.partition) if reader else 0,
         prefixes=_prefixes(client, jobs),
         warning=client.controller_warning() or _suspended(client),
-        notes=(*client.notes(), *(kept_weights(reader) if reader else ())),
+        notes=(*client.notes(), *(kept_weights(reader) if reader else ()), *_slice_fallbacks(client, jobs)),
         engine=slurm.modes_line(client) if slurm.manages_jobs() else "",
     )
 
@@ -117,6 +117,15 @@ def _partners(reader: Reader | None, jobs: Iterable[JobRecord]) -> dict[str, str
     from gpusched.queue.snapshots import partners_of
 
     return partners_of(reader.active())
+
+
+def _slice_fallbacks(client: Client, jobs: Iterable[JobRecord]) -> Iterable[str]:
+    """Return the lines on agents that leave MIG slices to their fallbacks, where a listed job waits for some."""
+    if not any(job.spec.profile for job in jobs):
+        return ()
+    from gpusched.promotion.live import slice_fallbacks  # status starts faster without it
+
+    return slice_fallbacks(client.inventory, client.reader, jobs).values()
 
 
 def kept_weights(reader: Reader) -> Iterator[str]:

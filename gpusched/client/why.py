@@ -62,9 +62,8 @@ def _why(client: Client, job: JobRecord) -> Why:
     warning = client.warning()
     if job.state is JobState.PENDING:
         fallback = client.reader.fallbacks().get(job.spec.partition) if client.reader else None
-        return msgspec.structs.replace(
-            explain_pending(client, job), warning=warning, fallback=fallback.line if fallback is not None else ""
-        )
+        line = fallback.line if fallback is not None else _slice_fallback(client, job)
+        return msgspec.structs.replace(explain_pending(client, job), warning=warning, fallback=line)
     partner, shared = sharing_of(client, job)
     return Why(
         job=job,
@@ -209,6 +208,13 @@ def _without_job(row: JobRecord, job: JobRecord) -> list[JobRecord]:
     return (
         [restricted_row(row, part) for part in parts if part] if intersection(row.tasks, ((index, index),)) else [row]
     )
+
+
+def _slice_fallback(client: Client, job: JobRecord) -> str:
+    from gpusched.promotion.live import slice_fallbacks
+
+    found = slice_fallbacks(client.inventory, client.reader, [job]) if job.spec.profile else {}
+    return found.get(job.spec.partition, "")
 
 
 def _snapshot(client: Client, job: JobRecord) -> Snapshot:

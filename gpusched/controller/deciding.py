@@ -25,6 +25,7 @@ from gpusched.queue.promotions import Fallback
 from gpusched.queue.store import Store
 from gpusched.sched.agent import prepared_weights
 from gpusched.sched.decide import decide
+from gpusched.sched.slicenames import base_of
 from gpusched.sched.slices.split import split
 from gpusched.sched.warming import trial_of, warm_up_agent
 
@@ -48,6 +49,7 @@ class Weights:
 
     def get(self, partition: str, spec: PolicySpec, digest: str = "") -> TrainedModel | str:
         """Return a partition's weights, or why they cannot be used; ``digest``: the required one ("": any)."""
+        partition = base_of(partition)
         stamp = (spec.folder, digest, _stamp(weights_file(Path(spec.folder), partition)))
         cached = self._cache.get(partition)
         if cached is None or cached[0] != stamp:
@@ -96,7 +98,8 @@ class AgentDecision:
 
     def _run(self) -> None:
         try:
-            plan = decide(self._snapshot, {self._partition: self.model} if self.model is not None else {})
+            models = {base_of(self._partition): self.model} if self.model is not None else {}
+            plan = decide(self._snapshot, models)
             self._result = plan, plan.troubles.get(self._partition, "")
         except Exception as error:  # an agent's error must not fail the cycle
             self._result = None, f"internal error: {error!r}"
@@ -192,14 +195,14 @@ class Decider:
             return self._log_remarks(Decision(decide(snapshot), policies))
         started = {name: self._run(name, spec, digests, snapshot) for name, spec in agents.items()}
         plan = decide(_without_partitions(snapshot, agents))
-        found, deciders = dict(self._fallbacks), dict(policies)
+        # A partition's queues of MIG slices have its agent, too: it is in service if it can decide about each.
+        bases, deciders = set(map(base_of, agents)), dict(policies)
+        found = {name: one for name, one in self._fallbacks.items() if name not in bases}
         for name, spec in agents.items():
             answer, reason = self._result(name, spec, started[name], snapshot.now)
             if reason:
                 deciders[name] = spec.effective_fallback
-                found[name] = self._fallback(name, spec, reason, snapshot.now)
-            else:
-                found.pop(name, None)
+                found[base_of(name)] = self._fallback(base_of(name), spec, reason, snapshot.now)
             part = answer if answer is not None else decide(partition_snapshot(snapshot, name, deciders[name]))
             plan = _merged(plan, part)
         self._record_changes(found, policies, snapshot.now)
@@ -246,8 +249,8 @@ class Decider:
 
     def _run(self, name: str, spec: PolicySpec, digests: Mapping[str, str], snapshot: Snapshot) -> AgentDecision | str:
         """Start an agent's decision, or return why there is no point in it now."""
-        weights = self._weights.get(name, spec, digests.get(name, ""))
-        self._failed_weights[name] = weights
+        weights = self._weights.get(name, spec, digests.get(base_of(name), ""))
+        self._failed_weights[base_of(name)] = weights
         if isinstance(weights, str):
             return weights
         previous, (late_model, until) = self._decisions.get(name), self._backoffs.get(name, (None, 0.0))
@@ -262,7 +265,7 @@ class Decider:
         if isinstance(run, str):
             return None, run
         plan, why = run.answer()
-        self._timings.decided(name, run.took_s, run.is_late)
+        self._timings.decided(base_of(name), run.took_s, run.is_late)
         if not run.is_late:
             self._warmed_up.add(spec.agent or "")
         elif spec.agent in self._warmed_up and run.model is not None:  # its first call may compile

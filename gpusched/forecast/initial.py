@@ -15,6 +15,7 @@ from gpusched.model.jobs import Dependency, DependencyKind
 from gpusched.model.limits import WEEK_S, leaf_of, split_leaf
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import OVERRUN_S
+from gpusched.model.slicetables import GPU_PARTS
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.accounts import COLUMNS, chain, gpu_scale, scaled_gpus
 from gpusched.sched.arrays import NodeArrays, PendingArrays, releases_of, scratch_for, waiting_of
@@ -156,12 +157,17 @@ def initial_state_of(
     jobs = np.zeros(len(every), QUEUED)
     jobs["user"] = ints([index[leaf] for leaf in leaves])[every]
     jobs["partition"] = _partitions(views, running, policies, world)[every]
-    jobs["gpus"][:count], jobs["gpus"][count + first] = waiting.keys.gpus, [r.allocation.gpus for r in running]
+    # Where there are MIG slices, usage is in parts of GPUs.
+    specs = [*(view.spec for view in views), *(job.spec for job in running)]
+    scale = GPU_PARTS if any(spec is not None and spec.profile for spec in specs) else 1
+    asked = zip(waiting.keys.gpus.tolist(), views, strict=True)
+    jobs["gpus"][:count] = [scaled_gpus(gpus, view.spec, scale) for gpus, view in asked]
+    jobs["gpus"][count + first] = [scaled_gpus(r.allocation.gpus, r.spec, scale) for r in running]
     jobs["level"][:count], jobs["settles"][:count] = _ranks(-waiting.keys.priority), settles
     queues = _queues(jobs, waiting, {name: simulated_policy(policy) for name, policy in snapshot.policies.items()})
     queues["priced"] &= costs is not None
     kinds = _kinds(jobs[:count], queues, waiting)
-    usage = [3600.0 * snapshot.usage.get(name, 0.0) for name in names]
+    usage = [3600.0 * scale * snapshot.usage.get(name, 0.0) for name in names]
     users = filled(USER, len(names), used=usage, since=snapshot.now)
     np.add.at(users["held"], jobs["user"][count:], jobs["gpus"][count:])
     nodes = _nodes(world, policies)

@@ -68,7 +68,8 @@ from gpusched.sim.engine.state import (
 _I8, _F8 = np.int64, np.float64
 
 # Waiting jobs, then running, besides `sim.engine.state.JOB`. partition: index into QUEUE. rank: place in its order.
-# level: class of its priority, 0 the highest. user: index into USER. gpus: of the whole job. settles: its request
+# level: class of its priority, 0 the highest. user: index into USER. gpus: of the whole job; with MIG slices
+# in the queue their parts (`model.slicetables.GPU_PARTS`), as usage and holdings of users. settles: its request
 # (index into `Requests`) once it has waited for better nodes long enough. kind, settled: index into KIND, of its
 # request now, and then. next: the next of its kind that waits, or -1.
 QUEUED = np.dtype(

@@ -26,6 +26,7 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
         places: It chooses nodes by what places cost, and who waits for better ones: order and backfill are its policy's
             or its fallback's.
         online: As a shadow it learns every night from what the live policy decided.
+        slices: It decides about queues of MIG slices, too; else its policy's fallback does.
     """
 
     remembers: bool = False
@@ -33,6 +34,7 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
     sizes: bool = False
     places: bool = False
     online: bool = False
+    slices: bool = False
 
     @property
     def orders(self) -> bool:
@@ -40,7 +42,8 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.sizes or self.places)
 
 
-AGENTS: dict[str, AgentTraits] = {"gist": AgentTraits(holds_back=True), "rltune": AgentTraits(remembers=True),
+AGENTS: dict[str, AgentTraits] = {"gist": AgentTraits(holds_back=True),
+                                  "rltune": AgentTraits(remembers=True, slices=True),
                                   "dl2": AgentTraits(sizes=True, online=True), "maifs": AgentTraits(sizes=True),
                                   "topology": AgentTraits(places=True)}  # fmt: skip
 """The agents of this package, known without reading entry points; a policy's file says what another package's does."""
@@ -169,6 +172,11 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     def traits(self) -> AgentTraits:
         """Return its agent's properties; defaults for a staged policy."""
         return traits_of(self.agent, self.agent_traits)
+
+    @property
+    def for_slices(self) -> PolicySpec:
+        """Return the policy that decides about queues of MIG slices: itself, or its fallback if its agent cannot."""
+        return self if self.agent is None or self.traits.slices else self.effective_fallback
 
     @property
     def effective_fallback(self) -> PolicySpec:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import msgspec
 
 NUMBERS_PER_GPU = 1000
-_NAME = re.compile(r"(?P<compute>[1-9])g\.(?P<gb>[1-9][0-9]{0,3})gb(?P<attributes>(\+[a-z0-9.]+|-[a-z0-9.]+)*)")
+PROFILE = re.compile(r"(?P<compute>[1-9])g\.(?P<gb>[1-9][0-9]{0,3})gb(?P<attributes>(\+[a-z0-9.]+|-[a-z0-9.]+)*)")
 
 
 class SliceProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,12 +119,12 @@ def gpu_label(number: int, profile: str = "") -> str:
 
 def is_profile(name: str) -> bool:
     """Return whether a word has the form of a profile's name."""
-    return _NAME.fullmatch(name) is not None
+    return PROFILE.fullmatch(name) is not None
 
 
 def compute_units(name: str) -> int | None:
     """Return the compute units that a profile's name states; None: not a profile's name."""
-    found = _NAME.fullmatch(name)
+    found = PROFILE.fullmatch(name)
     return int(found["compute"]) if found else None
 
 

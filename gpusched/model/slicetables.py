@@ -8,7 +8,7 @@ are what replays cut.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from gpusched.model.slices import SliceProfile, compute_units
@@ -59,6 +59,22 @@ PUBLISHED: Mapping[str, tuple[SliceProfile, ...]] = {
     ),
 }  # fmt: skip
 """GPU model -> its profiles."""
+
+
+def published(gpu_type: str, asked: Iterable[str] = ()) -> tuple[SliceProfile, ...]:
+    """Return what NVIDIA publishes for GPUs of a type ("": any); (): they cannot be cut, or are not known.
+
+    Of models that differ in memory it is the one in the type's name, else the one with the most of the profiles
+    ``asked`` for, and the smallest share of a GPU in each, as `parts_of`.
+    """
+    name, wanted = gpu_type.upper(), set(asked)
+
+    def fits(model: str) -> tuple[bool, int, int]:
+        known = [profile.memory_units for profile in PUBLISHED[model] if profile.name in wanted]
+        return bool(name) and model.partition("-")[2] in name, len(known), -sum(known)
+
+    models = [model for model in PUBLISHED if not name or model.partition("-")[0] in name]
+    return PUBLISHED[max(models, key=fits)] if models else ()
 
 
 def parts_of(profile: str) -> int:

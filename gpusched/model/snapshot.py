@@ -111,7 +111,7 @@ def without_double_counting(one: RunningView, other: RunningView) -> tuple[Runni
 class FinishedView(msgspec.Struct, frozen=True, kw_only=True):
     """A job that ended by itself: its total request, and its last run time in seconds. Times in Unix seconds.
 
-    ``attempt`` and ``preemptions``: as in `RunningView`.
+    ``attempt`` and ``preemptions``: as in `RunningView`; ``profile``: as in `JobSpec`.
     """
 
     user: str
@@ -123,6 +123,7 @@ class FinishedView(msgspec.Struct, frozen=True, kw_only=True):
     submit_time: float
     end_time: float
     ran_s: float
+    profile: str = ""
     attempt: int = 1
     preemptions: Preemptions | None = None
 

@@ -21,7 +21,7 @@ from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.policies import ReplayPolicy, policy_of_spec
 from gpusched.sim.power import power_model
 from gpusched.study.compare import DAY_S, MIN_DAYS, MeanDifference
-from gpusched.study.own import with_run_conditions
+from gpusched.study.own import seen_slices, with_run_conditions
 from gpusched.study.study import FROM_EMPTY, PlannedReplay, Scenario, changes, placement_costs, run_all, scenario_of
 from gpusched.traces.own import own_jobs
 from gpusched.traces.slicing import slice_trace
@@ -97,7 +97,10 @@ def scenario_for(
     ``reader``: of the store of these jobs, see `with_run_conditions`.
     """
     only = msgspec.structs.replace(inventory, partitions=(partition,))
-    scenario = scenario_of(trace, inventory=only, power=lambda pool: power_model(pool, inventory=inventory))
+    scenario = scenario_of(
+        trace, inventory=only, seen=seen_slices(reader, only),
+        power=lambda pool: power_model(pool, inventory=inventory),
+    )  # fmt: skip
     return with_run_conditions(scenario._replace(notes=(*scenario.notes, *notes)), inventory, reader)
 
 

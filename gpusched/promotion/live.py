@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.slurm import SlurmMode
@@ -24,6 +25,17 @@ def live_policies(inventory: Inventory, reader: Reader | None) -> dict[str, Poli
     declared = policies_or_kept(inventory, reader)
     changes = reader.live_changes() if reader else {}
     return {p.name: active_policy(p, changes.get(p.name), declared[p.name]) for p in inventory.partitions}
+
+
+def slice_fallbacks(inventory: Inventory, reader: Reader | None, jobs: Iterable[JobRecord]) -> dict[str, str]:
+    """Return partition -> that its agent leaves MIG slices to its fallback, where one of the jobs waits for slices."""
+    asked = {job.spec.partition for job in jobs if job.spec.profile and job.state is JobState.PENDING}
+    policies = live_policies(inventory, reader) if asked else {}
+    return {
+        name: f"{name}: {policy.name} decides about whole GPUs only; {policy.for_slices.name} about MIG slices"
+        for name, policy in policies.items()
+        if name in asked and policy.for_slices is not policy
+    }
 
 
 def overrides(partition: Partition, last: PolicyChange | None) -> bool:

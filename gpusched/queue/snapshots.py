@@ -407,6 +407,7 @@ def recently_finished(reader: Reader, policies: Mapping[str, PolicySpec]) -> tup
         return ()
     return tuple(
         FinishedView(
+            profile=job.spec.profile,
             user=job.user, partition=job.spec.partition, nodes=job.spec.nodes,
             gpus=job.spec.nodes * job.spec.gpus_per_node, cores=job.spec.nodes * job.spec.cores_per_node,
             memory_mib=job.spec.nodes * job.spec.memory_mib_per_node, submit_time=job.submit_time,

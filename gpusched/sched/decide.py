@@ -22,6 +22,7 @@ from gpusched.sched.reasons import QueueBlock, Verdicts, holds_back
 from gpusched.sched.sharing.pairs import pairs_of
 from gpusched.sched.sizing.joining import with_joins
 from gpusched.sched.sizing.live import sizes_of
+from gpusched.sched.slicenames import base_of
 from gpusched.sched.slices.split import joined, split
 from gpusched.sched.stages import place_queue
 from gpusched.sched.state import BACKFILL, LIMIT, POLICY, STARTED, PassOutcome, new_outcome, seed_words
@@ -190,7 +191,7 @@ def _run(
             effects.reasons, costs,
         )  # fmt: skip
         if models is not None and policy.agent is not None and not policy.traits.sizes:
-            blocks.append(decide_by_agent(context, models.get(name), _staged, effects.troubles))
+            blocks.append(decide_by_agent(context, models.get(base_of(name)), _staged, effects.troubles))
         else:
             blocks.append(_staged(context))
         _note_kept(snapshot, waiting, outcome, blocks[-1][0], effects)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +10,11 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.resources import Inventory
+from gpusched.model.slices import SliceProfile, gpu_of, slice_index, start_of
+from gpusched.model.slicetables import published
+from gpusched.model.snapshot import NodeView, SliceView
 from gpusched.model.units import count_of
+from gpusched.sched.slicenames import profile_of
 from gpusched.sched.state import Flags, Ints, Requests, Resources, ints
 from gpusched.traces.trace import Trace
 
@@ -18,7 +22,7 @@ NOT_MODELLED = -1
 
 
 class NodeSpec(NamedTuple):
-    """One node; -1 cores or MiB: not modelled, never a constraint."""
+    """One node; -1 cores or MiB: not modelled, never a constraint. ``slices``, ``cuttable``: as in `NodeView`."""
 
     gpus: int
     cores: int = NOT_MODELLED
@@ -26,6 +30,8 @@ class NodeSpec(NamedTuple):
     gpu_type: str = ""
     partition: str = ""
     name: str = ""
+    slices: tuple[SliceView, ...] = ()
+    cuttable: Mapping[int, tuple[SliceProfile, ...]] = {}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,6 +42,7 @@ class Pool:
         gpus, cores, memory_mib: What the node has; -1 cores or MiB: not modelled.
         gpu_type, partition: Index into ``gpu_types``, ``partitions``.
         names: The nodes' names.
+        slices, cuttable: By node, as in `NodeView`; (): no node has any.
     """
 
     gpus: Ints
@@ -46,6 +53,8 @@ class Pool:
     names: tuple[str, ...]
     gpu_types: tuple[str, ...] = ("",)
     partitions: tuple[str, ...] = ("",)
+    slices: tuple[tuple[SliceView, ...], ...] = ()
+    cuttable: tuple[Mapping[int, tuple[SliceProfile, ...]], ...] = ()
 
     def __len__(self) -> int:
         return len(self.gpus)
@@ -79,6 +88,8 @@ class Pool:
             names=tuple(n.name or f"n{i:04}" for i, n in enumerate(ordered)),
             gpu_types=types,
             partitions=partitions,
+            slices=tuple(n.slices for n in ordered) if any(n.slices for n in ordered) else (),
+            cuttable=tuple(n.cuttable for n in ordered) if any(n.cuttable for n in ordered) else (),
         )
 
     @classmethod
@@ -89,15 +100,35 @@ class Pool:
         return cls.of([NodeSpec(gpus_per_node, gpu_type=gpu_type)] * nodes)
 
     @classmethod
-    def of_inventory(cls, inventory: Inventory) -> Pool:
-        """Return the nodes of an inventory."""
-        nodes = (n for p in inventory.partitions for n in p.nodes)
-        return cls.of([NodeSpec(n.gpus, n.cores, n.memory_mib, n.gpu_type, n.partition, n.name) for n in nodes])
+    def of_inventory(cls, inventory: Inventory, seen: Mapping[str, NodeView] = {}) -> Pool:
+        """Return the nodes of an inventory, with their MIG slices as ``seen`` last, by name.
+
+        Of nodes not seen GPUs that are cut on demand are cut as NVIDIA publishes it for their type.
+        """
+        found = []
+        for n in (n for p in inventory.partitions for n in p.nodes):
+            spec = NodeSpec(n.gpus, n.cores, n.memory_mib, n.gpu_type, n.partition, n.name)
+            if n.name in seen:
+                found.append(with_slices(spec, n.indices(), seen[n.name]))
+            else:
+                numbers = [at for at, index in enumerate(n.indices()) if index in n.cut_on_demand()]
+                table = published(n.gpu_type) if numbers else ()
+                found.append(spec._replace(cuttable=dict.fromkeys(numbers, table) if table else {}))
+        return cls.of(found)
 
     def span(self, partition: int) -> tuple[int, int]:
         """Return the rows ``lo <= node < hi`` of one partition."""
         rows = np.flatnonzero(self.partition == partition)
         return int(rows[0]), int(rows[-1]) + 1
+
+
+def with_slices(spec: NodeSpec, indices: Sequence[int], seen: NodeView) -> NodeSpec:
+    """Return the node with its slices as seen; GPUs are numbered from 0 in pools, by ``indices`` in readings."""
+    place = {index: at for at, index in enumerate(indices)}
+    fixed = (one for one in seen.slices if gpu_of(one.number) in place and gpu_of(one.number) not in seen.cuttable)
+    slices = (SliceView(slice_index(place[gpu_of(one.number)], start_of(one.number)), one.profile) for one in fixed)
+    cuttable = {place[index]: table for index, table in seen.cuttable.items() if index in place}
+    return spec._replace(slices=tuple(slices), cuttable=cuttable)
 
 
 class Demand(NamedTuple):
@@ -159,14 +190,19 @@ def node_counts(pool: Pool, demand: Demand, shape: int, fixed: bool) -> list[int
     return [n for n in range(fewest, most + 1) if gpus % n == 0 and (has >= gpus // n).sum() >= n]
 
 
-_AMPLE = (1 << 32) - 1  # cores, or MiB, of nodes that declare none
+AMPLE = (1 << 32) - 1  # cores, or MiB, of nodes that declare none
 
 
 def _capacity(declared: Ints, modelled: bool) -> Ints:
     """Return cores or MiB of the empty nodes; equal on all nodes if no job requests any, so that ties remain ties."""
     if not modelled:
         return np.zeros(len(declared), np.int64)
-    return np.where(declared < 0, _AMPLE, declared)
+    return np.where(declared < 0, AMPLE, declared)
+
+
+def _no_partition(name: str) -> str:
+    profile = profile_of(name)
+    return f"no node has MIG slices of {profile}" if profile else f"no partition named {name!r}"
 
 
 class _Splitter:
@@ -184,10 +220,10 @@ class _Splitter:
         """Return the index of the request, or why there is none."""
         pool = self._pool
         partition = 0
-        if len(pool.partitions) > 1:
+        if len(pool.partitions) > 1 or self._trace.profile is not None:  # split: the group is the queue
             name = self._trace.groups[group] if group >= 0 else ""
             if name not in pool.partitions:
-                return f"no partition named {name!r}"
+                return _no_partition(name)
             partition = pool.partitions.index(name)
         lo, hi = pool.span(partition)
         rows = np.arange(lo, hi)

@@ -115,6 +115,8 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
 
     All of it takes half a minute of one core on first use, and is kept in the cache folder after that.
     """
+    if world.by_snapshot:  # by the live passes
+        return
     sim, options, model = world.sim, world.options, world.policy.model
     agent = None if model is None else (model.agent, model.preempts)
     estimator = type(estimator_for(world))

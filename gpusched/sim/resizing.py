@@ -121,7 +121,7 @@ class ResizedShapes:
             raise UsageError(f"job {trace.ids[job]} cannot have {size.gpus} GPUs: {found.infeasible[0]}")
         row = {name: int(column[0]) for name, column in found.requests._asdict().items() if column is not None}
         row["mask"] = int(base["mask"])
-        shapes = np.append(sim.shapes, filled(SHAPE, 1, **row, queue=int(base["queue"])))
+        shapes = np.append(sim.shapes, filled(SHAPE, 1, **row, queue=int(base["queue"]), weight=int(base["weight"])))
         longer = {name: np.append(getattr(passes.requests, name), of) for name, of in row.items()}
         requests = passes.requests._replace(**longer)
         jobs = passes.jobs._replace(feasibility=np.append(passes.jobs.feasibility, 0))

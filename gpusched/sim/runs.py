@@ -58,6 +58,12 @@ def _sized(world: SimWorld) -> tuple[SimWorld, Runner]:
     return world, sized_run(world, sizer)
 
 
+def _by_snapshot(world: SimWorld) -> tuple[SimWorld, Runner]:
+    from gpusched.sim.snapshots import SnapshotRun  # other replays start faster without
+
+    return world, SnapshotRun(world)
+
+
 def _by_agent(world: SimWorld) -> tuple[SimWorld, Runner]:
     """Run by the agent's own passes, as live, called at the engine's decisions (`gpusched.agents.base.Replay`)."""
     model = world.policy.model
@@ -106,6 +112,7 @@ def _is_strict(world: SimWorld) -> bool:
 
 
 KINDS = (
+    RunKind("by snapshot", lambda w: w.by_snapshot, _by_snapshot),
     RunKind("placed by a component", is_by_component, lambda w: (w, component_run(w))),
     RunKind("placing agent", lambda w: w.policy.places, _by_agent),
     RunKind("placed walk", walks, lambda w: _by(run_walk, *walked(*with_ways(w))), run_walk, 1),

@@ -17,8 +17,9 @@ weights). So mean JCT >= mean(B_j + d_j / 2 - r_j) of that schedule. It wins at 
 
 **Itself.** No job is faster than its own run time: mean JCT >= mean d.
 
-Each is taken per partition, and the largest of the three there. A job's release is its submission, or, with a
-dependency, the earliest that what it waits for can end. Restarts, failures and drains only make schedules worse.
+Each is taken per partition, and the largest of the three there; each profile of MIG slices is a partition, and of GPUs
+that are cut on demand nothing is proven. A job's release is its submission, or, with a dependency, the earliest that
+what it waits for can end. Restarts, failures and drains only make schedules worse.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ import numpy.typing as npt
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap, new_heap, pop, push
 from gpusched.sched.state import Floats
+from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.pool import Demand, Pool, demand_of
+from gpusched.sim.slicing import split_replay
 from gpusched.traces.trace import Trace
 
 
@@ -50,6 +53,9 @@ class Bounds(NamedTuple):
 
 def bounds_of(trace: Trace, pool: Pool, *, limits: bool = False) -> Bounds:
     """Return the bounds for one trace on one pool; ``limits``: whether time limits kill, as in `replay`."""
+    if pool.cuttable:
+        return Bounds()  # GPUs are in several queues' rows
+    trace, pool, _, _ = split_replay(trace, pool, ReplayOptions())
     demand = demand_of(trace, pool)
     duration = np.where((trace.duration > trace.limit) & limits, trace.limit, trace.duration)
     can_run, release = _released(trace, demand, duration)

@@ -45,7 +45,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
         arrival_utilization: The same from first to last submission, without the tail in which the pool runs dry.
         fragmentation: Of the free GPU time, the part that a job drawn at random from the trace could not have used
             because its node had fewer free GPUs than the job needs on one node: Weng et al., "Beware of Fragmentation"
-            (ATC 2023), F_n(M) for whole GPUs, averaged over nodes and time. None where jobs shared GPUs.
+            (ATC 2023), F_n(M) for whole GPUs, averaged over nodes and time. None where jobs held parts of GPUs.
         energy_kwh: All nodes, from first submission to last end, by the power model (`gpusched.sim.power`).
         inefficient_energy_kwh: Rated kW x hours x (1 - utilization), by partition, as the paper has it.
         jain: Jain's index of users' mean bounded slowdowns (of groups' where no users are known): 1 is all alike
@@ -222,7 +222,7 @@ def dominant_share(result: ReplayResult) -> Floats:
 
 def fragmentation(result: ReplayResult, parts: Parts | None = None) -> float | None:
     """Return the fragmentation, see `Metrics`; None if no GPU was ever free."""
-    if result.shared != "no":
+    if result.shared != "no" or result.share is not None:
         return None
     parts = parts or parts_of(result)
     pool = result.pool
@@ -253,7 +253,7 @@ def fragmentation(result: ReplayResult, parts: Parts | None = None) -> float | N
 
 def _gpu_seconds(result: ReplayResult, times: JobTimes) -> Floats:
     """Return the GPU seconds that each job held, ``float64[jobs]``."""
-    if result.shared == "no" and result.cut.part_gpus is None:
+    if result.shared == "no" and result.share is None and result.cut.part_gpus is None:
         return times.run * (result.part_gpus * np.diff(result.part_offsets))
     parts = parts_of(result)
     return np.bincount(parts.job, parts.gpus * (parts.end - parts.start), len(result.trace)).astype(np.float64)

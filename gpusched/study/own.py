@@ -105,6 +105,17 @@ def with_run_conditions(
     return scenario._replace(notes=tuple(notes))
 
 
+def seen_slices(reader: Reader | None, inventory: Inventory | None) -> dict[str, NodeView]:
+    """Return the inventory's nodes as the store's last readings show them; none, where no node has MIG slices."""
+    if reader is None or inventory is None:
+        return {}
+    from gpusched.queue.snapshots import snapshot_of_store
+
+    snapshot = snapshot_of_store(reader, inventory, {}, time.time(), active=[], pending=[])
+    sliced = any(node.slices or node.cuttable for node in snapshot.nodes)
+    return {node.name: node for node in snapshot.nodes} if sliced else {}
+
+
 def with_placement(scenario: Scenario, inventory: Inventory, reader: Reader | None) -> Scenario:
     """Return the scenario with the switches of the inventory's nodes, and what was learned of this store's jobs."""
     if reader is None:

@@ -35,7 +35,7 @@ from gpusched.sim.power import power_model, read_power
 from gpusched.sim.profiles import read_restarts
 from gpusched.sim.rates import Rates, draw_models, read_rates
 from gpusched.sim.sharing import share_for
-from gpusched.study.own import own_history, own_inventory, with_run_conditions
+from gpusched.study.own import own_history, own_inventory, seen_slices, with_run_conditions
 from gpusched.study.study import (
     DEFAULT_GPUS_PER_NODE,
     PlannedReplay,
@@ -51,6 +51,7 @@ from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
 
 if TYPE_CHECKING:
+    from gpusched.model.snapshot import NodeView
     from gpusched.traces.workload import Workload
 
 MAX_AMOUNT = 1 << 40
@@ -300,7 +301,7 @@ def _scenarios(request: ReplayRequest, topology: Topology | None, rates: Rates |
     shares = request.share == "auto" and rates is None and not stretched
     with nullcontext() if reader is None else closing(reader):
         traces = _traces(request, seeds, limits_of, reader)
-        on_nodes = _nodes(request, inventory, limits_of, topology)
+        on_nodes = _nodes(request, inventory, limits_of, topology, seen_slices(reader, inventory or limits_of))
         found = []
         for trace, of in traces:
             scenario = on_nodes(trace)
@@ -335,9 +336,10 @@ def _traces(
 
 
 def _nodes(
-    request: ReplayRequest, inventory: Inventory | None, in_force: Inventory | None, topology: Topology | None
-) -> Callable[[Trace], Scenario]:
-    """Return a function that puts a trace on its nodes; own jobs default to the inventory in force."""
+    request: ReplayRequest, inventory: Inventory | None, in_force: Inventory | None, topology: Topology | None,
+    seen: Mapping[str, NodeView],
+) -> Callable[[Trace], Scenario]:  # fmt: skip
+    """Return a function that puts a trace on its nodes; own jobs default to the inventory in force, as ``seen``."""
     size, gpu_type, listed = request.gpus_per_node, request.gpu_type, request.node_list
     if inventory is None and request.is_own and listed is None and request.nodes is None and size is None:
         inventory = in_force or inventory_or_kept(None, state_folder())
@@ -349,7 +351,7 @@ def _nodes(
     types, nodes = read_power(Path(request.power)) if request.power else ({}, {})
     return partial(
         scenario_of, nodes=request.nodes, gpus_per_node=size, inventory=inventory, load=request.load, gpu_type=gpu_type,
-        listed=listed, power=partial(power_model, inventory=inventory, types=types, nodes=nodes),
+        listed=listed, seen=seen, power=partial(power_model, inventory=inventory, types=types, nodes=nodes),
     )  # fmt: skip
 
 

@@ -11,7 +11,12 @@ import msgspec
 from gpusched.config import fields
 from gpusched.config.topology import load_topology, read_topology
 from gpusched.config.yamlfile import Value, parse_file
+from gpusched.model.slices import PROFILE, slice_index
+from gpusched.model.slicetables import published
+from gpusched.model.snapshot import SliceView
 from gpusched.model.topology import Topology
+from gpusched.model.units import count_of
+from gpusched.sched.slices.tree import arranged
 from gpusched.sim.nodelist import read_node_list
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.study.metrics import Metrics
@@ -24,6 +29,7 @@ MAX_NODES = 1_000_000
 _TEXTS = ("format", "vc", "placement", "since", "until", "gpu_type", "reference_gpu_type", "share", "resizable", "cpus",
           "mem", "estimates")  # fmt: skip
 _FILES = ("inventory", "outages", "reservations", "power", "restart_costs")
+_SLICES = "a list of the GPUs that are cut, such as [[3g.40gb, 3g.40gb], [7g.80gb]]"
 _EXPECTED = "a mapping such as {workload: jobs.yaml, nodes: 4, policies: [fifo, easy]}"
 _NODE: fields.Fields = {
     "count": ("count", lambda value: value.whole(1, MAX_NODES)),
@@ -31,6 +37,8 @@ _NODE: fields.Fields = {
     "partition": ("partition", fields.name),
     "gpus": ("gpus", lambda value: value.whole(0, 1_000_000, "a number of GPUs")),
     **{key: fields.FLAVOR[key] for key in ("cores", "memory")},
+    "slices": ("slices", lambda value: value.items(_SLICES)),
+    "mig": ("mig", lambda value: value.choice(("fixed", "on-demand"))),
 }
 
 
@@ -124,5 +132,23 @@ def _nodes(value: Value) -> list[NodeSpec]:
     found = fields.read(value, _NODE, "nodes such as {count: 2, gpus: 8}")
     if "gpus" not in found:
         raise value.missing("gpus", "how many GPUs each of them has")
-    count = found.pop("count", 1)
-    return [NodeSpec(**found)] * count
+    count, cut, mig = found.pop("count", 1), found.pop("slices", []), found.pop("mig", "fixed")
+    node = NodeSpec(**found)
+    if mig == "on-demand":
+        if not (table := published(node.gpu_type)):
+            raise value.error("a gpu_type that can be cut into MIG slices, such as A100-80GB", node.gpu_type)
+        node = node._replace(cuttable=dict.fromkeys(range(len(cut), node.gpus), table))
+    if len(cut) > node.gpus:
+        raise value.error(f"slices of at most {count_of(node.gpus, 'GPU')}", f"of {len(cut)}")
+    slices = tuple(one for gpu, of in enumerate(cut) for one in _cut(of, gpu, node.gpu_type))
+    return [node._replace(slices=slices)] * count
+
+
+def _cut(value: Value, gpu: int, gpu_type: str) -> list[SliceView]:
+    """Return the slices of a GPU of a node."""
+    every = value.items("profiles such as [3g.40gb, 2g.20gb]")
+    names = [one.text("a profile such as 1g.10gb", PROFILE) for one in every]
+    geometry = arranged(published(gpu_type, names), tuple(names))
+    if geometry is None:
+        raise value.error(f"profiles that fit on one GPU {gpu_type}".rstrip(), ", ".join(names))
+    return [SliceView(slice_index(gpu, start), name) for name, start in geometry]

@@ -17,15 +17,17 @@ from gpusched.sim.policies import HALF_LIFE_S, ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import PowerModel
 from gpusched.sim.result import END, KILLED, NODE_FAIL, PAIRED, PREEMPTED, RESIZED, START, CutRuns, Events, ReplayResult
+from gpusched.sim.slicing import on_demand
 from gpusched.study.bounds import Bounds, bounds_of
 from gpusched.study.compare import MeanDifference, compare
 from gpusched.study.metrics import Metrics, metrics_of
-from gpusched.traces.slicing import nodes_for_load, of_whole_gpus, offered_load, scale_arrivals, select, span_s
+from gpusched.traces.slicing import nodes_for_load, offered_load, scale_arrivals, select, span_s
 from gpusched.traces.trace import Trace
 
 if TYPE_CHECKING:
     from gpusched.model.interference import JobClassEstimate
     from gpusched.model.resources import Inventory
+    from gpusched.model.snapshot import NodeView
     from gpusched.sim.engine.placing import PlacementNetwork
     from gpusched.sim.quotas import QuotaSet
     from gpusched.sim.rates import Rates
@@ -107,13 +109,14 @@ def scenario_of(
     load: float | None = None,
     gpu_type: str | None = None,
     listed: Pool | None = None,
+    seen: Mapping[str, NodeView] = {},
     power: Callable[[Pool], PowerModel],
 ) -> Scenario:
     """Return the trace on the nodes on which it is replayed.
 
     ``load`` alone chooses how many like nodes; with nodes or an inventory it stretches the times between submissions
     instead. Without any of them the load is `DEFAULT_LOAD`. ``listed``: the nodes of a node list; ``gpu_type``: of like
-    nodes.
+    nodes; ``seen``: the inventory's nodes as seen last, for their MIG slices.
 
     Raises:
         UsageError: They contradict each other, or cannot be.
@@ -127,7 +130,6 @@ def scenario_of(
     size = gpus_per_node if gpus_per_node is not None else DEFAULT_GPUS_PER_NODE
     if size < 1:
         raise UsageError(f"--gpus-per-node {size}: a node needs a GPU")
-    trace = of_whole_gpus(trace)
     notes = []
     if inventory is None and nodes is None and listed is None:
         wanted = DEFAULT_LOAD if load is None else load
@@ -138,13 +140,17 @@ def scenario_of(
         )
         pool = Pool.uniform(nodes, size, gpu_type=gpu_type or "")
     else:
-        named = Pool.of_inventory(inventory) if inventory is not None else listed
+        named = Pool.of_inventory(inventory, seen) if inventory is not None else listed
         pool = named if named is not None else Pool.uniform(nodes or 0, size, gpu_type=gpu_type or "")
         if load is not None:
             trace = scale_arrivals(trace, pool.total_gpus, load)
         elif span_s(trace) > 0:
             found = offered_load(trace, pool.total_gpus) if pool.total_gpus else 0.0
             notes.append(f"{_nodes(len(pool))} with {count_of(pool.total_gpus, 'GPU')}: an offered load of {found:.3g}")
+    sliced = trace.profile is not None and bool((trace.profile >= 0).any())
+    if sliced and inventory is None and not pool.slices and not pool.cuttable:
+        pool = on_demand(pool, trace.profiles)
+        notes += ["GPUs are cut into MIG slices on demand (the node list may say otherwise)"] if pool.cuttable else []
     if trace.rejected:
         line, why = trace.rejected[0]
         notes.append(f"{count_of(len(trace.rejected), 'row')} of the trace rejected; line {line}: {why}")
@@ -232,6 +238,7 @@ def result_without(result: ReplayResult, first: int) -> ReplayResult:
         name: getattr(result, name)[first:]
         for name in ("start", "last_start", "end", "part_gpus", "killed", "restarts")
     }
+    per_job["share"] = None if result.share is None else result.share[first:]
     return replace(
         result,
         trace=_trace_without(result.trace, first),

@@ -61,7 +61,7 @@ def of_whole_gpus(trace: Trace) -> Trace:
     if trace.profile is None or not (sliced := int(np.count_nonzero(trace.profile >= 0))):
         return trace
     if sliced == len(trace):
-        raise UsageError(f"{trace.name}: all jobs are in MIG slices", "replays and training have whole GPUs only")
+        raise UsageError(f"{trace.name}: all jobs are in MIG slices", "this agent decides about whole GPUs only")
     note = f"{count_of(sliced, 'job')} in MIG slices {'is' if sliced == 1 else 'are'} excluded"
     return replace(select(trace, trace.profile < 0, note), profile=None, profiles=())
 

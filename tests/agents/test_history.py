@@ -64,7 +64,7 @@ def test_where_nothing_has_run_yet_the_flavors_are_learned_from(state: Path) -> 
             load_training_data(TrainRequest(policy="", since="3d"))
 
 
-def test_training_leaves_jobs_in_slices_out_of_traces_and_refuses_to_draw_any(tmp_path: Path) -> None:
+def test_training_leaves_jobs_in_slices_out_but_for_agents_that_decide_about_them(tmp_path: Path) -> None:
     sizes = (SizeClass(gpus=1, share=1), SizeClass(gpus=2, share=1, profile="1g.10gb"))
     run_time = RunTime(parts=((1.0, 600.0, 1.0),))
     workload = Workload(jobs=200, start=0.0, per_hour=100.0, sizes=sizes, run_time=run_time)
@@ -75,3 +75,7 @@ def test_training_leaves_jobs_in_slices_out_of_traces_and_refuses_to_draw_any(tm
     assert set(data.scenario.trace.gpus.tolist()) == {1}
     with pytest.raises(UsageError, match="has jobs in MIG slices"):
         load_training_data(TrainRequest(policy="", generate=workload, nodes=1))
+    (kept,) = load_training_data(TrainRequest(policy="", trace=str(file), nodes=1, hold_out=False, slices=True))
+    assert len(kept.scenario.trace) == 200, "by an agent that decides about slices"
+    assert "GPUs that are cut on demand stay as they are in training: 2 into 1g.10gb" in kept.scenario.notes
+    assert len(kept.scenario.pool.slices[0]) == 14

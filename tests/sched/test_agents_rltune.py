@@ -147,6 +147,7 @@ def test_kinds_and_bursts() -> None:
 def test_odds_of_run_times_follow_what_was_seen() -> None:
     """Of three bursts of one kind: one whose jobs ran 8 s, one whose first job runs for a day, and an unseen one."""
     facts = np.zeros(9, FACTS)
+    facts["share"] = 1.0
     facts["gpus"], facts["burst"] = 1.0, np.arange(9) // 3
     odds = HazardRates(np.full((CLASSES, LEVELS), 0.2), np.array([20.0, 5.0, 1.0]))
     history = history_of(facts)

@@ -30,6 +30,7 @@ from gpusched.sched.topology.patience import PATIENCE_S
 from gpusched.sched.topology.spread import waits_until
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
+from tests.sched import slices
 from tests.sched.contention import Plain as OnePlace
 from tests.sched.contention import beliefs, clusters
 from tests.sched.limited import Past, class_of, limited, rules_of, with_bounds
@@ -410,6 +411,22 @@ def test_an_end_in_one_partition_lets_somebody_go_in_another() -> None:
     snap, *_ = limited_to(2, snapshot(nodes, [pending("a", 2, partition="q")], busy))
     ahead = ahead_of(snap)
     assert starts(ahead, ahead.by_limits) == {"a": NOW + 100}
+
+
+def test_ahead_a_slice_counts_as_its_share_of_a_gpu_for_its_user() -> None:
+    """Ann holds seven slices, one GPU; Bob two GPUs. The half that comes free is Ann's, then, with 1.5 GPUs, again."""
+    nodes = [slices.cut(node("n", 4), {0: slices.SEVEN, 1: {"3g.40gb": (0,)}})]
+    busy = [
+        msgspec.structs.replace(slices.running("r", {"n": tuple(range(1000, 1007))}, "1g.10gb"), user="ann"),
+        msgspec.structs.replace(slices.running("s", {"n": (2, 3)}), user="bob"),
+        msgspec.structs.replace(slices.running("t", {"n": (2000,)}, "3g.40gb"), user="cat", expected_end=NOW + 100),
+    ]
+    jobs = [
+        msgspec.structs.replace(slices.pending(name, 1, "3g.40gb", submit=at, limit=60), user=user)
+        for at, (name, user) in enumerate((("b", "bob"), ("a", "ann"), ("c", "ann")))
+    ]
+    ahead = ahead_of(snapshot(nodes, jobs, busy, order="fairshare"))
+    assert starts(ahead, ahead.by_limits) == {"a": NOW + 100, "c": NOW + 160, "b": NOW + 220}
 
 
 def test_ahead_a_job_waits_for_ends_and_for_starts() -> None:

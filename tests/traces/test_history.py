@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpusched.errors import FileError, GpuschedError, NoHistory, UsageError
+from gpusched.errors import FileError, GpuschedError, NoHistory
 from gpusched.model.jobs import Dependency, DependencyKind, Elastic, JobRecord, JobSpec, JobState, Resizes
 from gpusched.model.progress import JobProgress
 from gpusched.queue.store import RunRecord, Store
@@ -86,23 +86,20 @@ def test_history(state: Path) -> None:
     assert load(state, vc="V100").ids == ("e",)
 
 
-def test_jobs_in_slices_are_in_files_and_not_in_replays(state: Path) -> None:
+def test_jobs_in_slices_are_in_the_history_and_in_its_replays(state: Path) -> None:
     store = Store.create_or_open(state)
     store.put_jobs([job("s", 30, JobState.COMPLETED, 90, profile="1g.10gb", nodes=1, gpus_per_node=2)])
     run(store, "s", 1, 30, 90, JobState.COMPLETED)
-    whole = trace_of(store, name="own")
+    trace = trace_of(store, name="own")
     store.close()
-    trace = load(state)
     assert (trace.ids, trace.profiles) == (("a", "b", "e", "s"), ("1g.10gb",))
     assert trace.profile is not None
     assert (trace.profile.tolist(), trace.gpus.tolist()) == ([-1, -1, -1, 0], [8, 8, 8, 2])
-    assert (whole.ids, whole.profile) == (("a", "b", "e"), None)
-    assert "1 job in MIG slices is excluded" in whole.notes
     replayed = scenario_of(trace, nodes=2, power=power_model)
-    assert replayed.trace.ids == whole.ids
-    assert "1 job in MIG slices is excluded" in replayed.notes
-    with pytest.raises(UsageError, match="has jobs in MIG slices"):
-        replay(trace, Pool.uniform(2, 8), "easy")
+    assert replayed.trace.ids == trace.ids
+    result = replay(replayed.trace, replayed.pool, "easy")
+    assert result.ran.all()
+    assert result.start[3] == 85.0, "GPUs are free at 55 s, and one is cut in half a minute"
 
 
 def test_a_window_begins_with_what_ran_and_waited_then(state: Path) -> None:

@@ -22,7 +22,8 @@ from gpusched.model.units import count_of, parse_time
 from gpusched.queue.lastgood import inventory_or_kept
 from gpusched.queue.store import Reader
 from gpusched.sim.power import power_model
-from gpusched.study.own import history, limited, with_placement
+from gpusched.sim.slicing import with_usual_slices
+from gpusched.study.own import history, limited, seen_slices, with_placement
 from gpusched.study.study import DEFAULT_LOAD, Scenario, scenario_of
 from gpusched.traces.generate import generate
 from gpusched.traces.slicing import of_whole_gpus, parse_trace_time, select, slice_trace
@@ -121,17 +122,28 @@ def _partitions(request: TrainRequest, inventory: Inventory | None) -> list[Part
 def _scenario(request: TrainRequest, trace: Trace, partition: Partition | None, load: float | None) -> Scenario:
     """Return the trace on its nodes."""
     inventory = None if partition is None else Inventory(path="", partitions=(partition,))
-    return scenario_of(
-        trace, nodes=request.nodes, gpus_per_node=request.gpus_per_node, inventory=inventory, load=load,
+    reader = Reader.open(state_folder()) if request.slices and inventory is not None else None
+    with contextlib.nullcontext() if reader is None else contextlib.closing(reader):
+        seen = seen_slices(reader, inventory)
+    scenario = scenario_of(
+        trace, nodes=request.nodes, gpus_per_node=request.gpus_per_node, inventory=inventory, load=load, seen=seen,
         power=lambda pool: power_model(pool, inventory=inventory),
     )  # fmt: skip
+    if not request.slices:
+        return scenario._replace(pool=replace(scenario.pool, slices=(), cuttable=()))
+    pool, note = with_usual_slices(scenario.pool, scenario.trace)
+    return scenario._replace(pool=pool, notes=(*scenario.notes, *note))
 
 
 def _trace(request: TrainRequest, partition: Partition | None, partitions: int) -> Trace:
     from gpusched.traces.load import load
 
     vc = request.vc if request.vc is not None or partition is None or partitions == 1 else partition.name
-    return of_whole_gpus(load(request.trace or "", request.format, vc=vc, since=request.since, until=request.until))
+    return _kept(request, load(request.trace or "", request.format, vc=vc, since=request.since, until=request.until))
+
+
+def _kept(request: TrainRequest, trace: Trace) -> Trace:
+    return trace if request.slices else of_whole_gpus(trace)
 
 
 def _recorded(request: TrainRequest, trace: Trace, partition: Partition | None) -> TrainingData:
@@ -205,8 +217,8 @@ def _progress_by(trace: Trace, progress: ProgressRecords, until: float) -> Progr
 
 def _generated(request: TrainRequest, workload: Workload, partition: Partition | None) -> TrainingData:
     """Draw jobs from a description, for the partition's nodes; its load is relative to these nodes."""
-    if any(size.profile for size in workload.sizes):
-        raise UsageError(f"{workload.name}: has jobs in MIG slices", "training has whole GPUs only")
+    if any(size.profile for size in workload.sizes) and not request.slices:
+        raise UsageError(f"{workload.name}: has jobs in MIG slices", "this agent decides about whole GPUs only")
     load = request.load if request.load is not None else workload.load
     scenario = _scenario(request, generate(workload, FIRST_SEED), partition, None)
     if load is not None and scenario.pool.total_gpus:
@@ -225,7 +237,7 @@ _WITHOUT_LIMITS = "the record was made under limits of users, groups or classes;
 def _history(request: TrainRequest, inventory: Inventory) -> Trace | None:
     """Return this cluster's own jobs; None: there are none yet."""
     try:
-        trace = history(request.since or "30d", request.until, own=inventory)
+        trace = _kept(request, history(request.since or "30d", request.until, own=inventory))
     except NoHistory:
         return None
     return replace(trace, notes=(_WITHOUT_LIMITS, *trace.notes)) if limited(inventory) else trace

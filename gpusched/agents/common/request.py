@@ -32,6 +32,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         hold_out: Fraction of the workload's time span, at its end, kept for evaluation.
+        slices: Keep jobs in MIG slices: the agent decides about them.
         force: Train on any number of jobs.
         keep_anyway: Save weights although they are worse than their start or the best rule, or not judged.
         judged_later: Save weights that no held-out part judges: the caller judges them by later days.
@@ -51,6 +52,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     inventory: str | None = None
     seeds: tuple[int, ...] = (0,)
     hold_out: float = 0.2
+    slices: bool = False
     out: str | None = None
     device: str = "cpu"
     force: bool = False

@@ -17,11 +17,13 @@ from gpusched.agents.rltune.known import known_of_world
 from gpusched.agents.rltune.replay import run_scored
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.config.weights import TrainedModel
+from gpusched.model.slicetables import GPU_PARTS
 from gpusched.sim.engine.build import ReplayOptions, SimWorld, log_of, result_of, world_of
 from gpusched.sim.engine.state import GROW, grown
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.result import ReplayResult
+from gpusched.sim.slicing import parts_by_job
 from gpusched.study.metrics import SLOWDOWN_THRESHOLD_S
 from gpusched.study.study import Scenario
 from gpusched.traces.slicing import nodes_for_load, offered_load, select, span_s
@@ -90,7 +92,8 @@ def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> MeanFigure
     jct, run = (end - trace.submit)[ran], trace.duration[ran]
     slowdown = np.maximum(jct / np.maximum(run, SLOWDOWN_THRESHOLD_S), 1.0)
     span = float(end[ran].max() - trace.submit[0]) if ran.any() else 1.0
-    used = float((trace.gpus * trace.duration)[ran].sum()) / max(span * gpus, 1.0)
+    held = trace.gpus * (parts_by_job(trace) / GPU_PARTS)
+    used = float((held * trace.duration)[ran].sum()) / max(span * gpus, 1.0)
     return MeanFigures(float((jct - run).mean()), float(jct.mean()), float(slowdown.mean()), used)
 
 
@@ -119,7 +122,8 @@ def windows(scenario: Scenario, settings: RltuneSettings) -> tuple[list[Trace], 
 
 def evaluations(trace: Trace, scenario: Scenario, settings: RltuneSettings, declared: bool) -> list[TraceEvaluation]:
     """Return the window on nodes for the load and for a fifth more; on declared or unlike nodes as they are."""
-    mixed = len(scenario.pool.gpu_types) > 1 or len(set(scenario.pool.gpus.tolist())) > 1
+    pool = scenario.pool
+    mixed = len(pool.gpu_types) > 1 or len(set(pool.gpus.tolist())) > 1 or bool(pool.slices)
     if declared or span_s(trace) <= 0 or len(trace) < _MIN_JOBS or mixed:
         return [TraceEvaluation(trace, scenario.pool, settings)]
     per_node = int(scenario.pool.gpus[0])

@@ -27,9 +27,9 @@ _UNKNOWN_LOG_S = 8.0  # log of 50 minutes: before any job has ended
 _I8, _F8 = np.int64, np.float64
 # submit: seconds, on the clock of now. clock: seconds of the day (UTC) then. limit: log of seconds, NaN: none.
 # started: of the present run; NaN: not running. had: seconds of earlier runs. truth: log of the real run time, for the
-# oracle only, else NaN.
+# oracle only, else NaN. gpus: MIG slices by their share of a GPU; share: of each of them (1: whole GPUs).
 FACTS = np.dtype(
-    [(n, _F8) for n in ("submit", "gpus", "cores", "memory", "limit", "started", "had", "truth", "clock")]
+    [(n, _F8) for n in ("submit", "gpus", "cores", "memory", "limit", "started", "had", "truth", "clock", "share")]
     + [(n, _I8) for n in ("user", "kind", "burst", "queue")]
 )
 # of a burst, kind or queue: ended runs, mean and mean square of the log of their run times; running jobs, the sum of
@@ -215,7 +215,7 @@ def features(
     out[WAITED] = np.log(max(obs.now - of["submit"], 0.0) + 1.0)
     angle = 2.0 * np.pi * of["clock"] / DAY_S
     out[HOUR_SIN], out[HOUR_COS] = np.sin(angle), np.cos(angle)
-    out[USER_SHARE] = known.users[of["user"]]["held"] / obs.gpus
+    out[USER_SHARE] = known.users[of["user"]]["held"] / (obs.gpus * of["share"])
     out[KIND_ENDED] = np.log(kind["ended"] + 1.0)
     out[KIND_MEAN] = kind["mean"] if kind["ended"] > 0 else _UNKNOWN_LOG_S
     out[KIND_SPREAD] = _spread(known.kinds, of["kind"])

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.agents.rltune.history import DAY_S, FACTS, JobHistory, group_jobs, new_job_history, note_ended, note_start
+from gpusched.model.slicetables import GPU_PARTS, gpus_counted
 from gpusched.sched.agent import Context
 from gpusched.sched.state import Records, filled
 
@@ -35,6 +36,8 @@ def known_of_snapshot(context: Context, knows: str) -> JobHistory:
 
 def known_of_world(world: SimWorld, knows: str) -> JobHistory:
     """Return the history of a replay's jobs before any run."""
+    from gpusched.sim.slicing import parts_by_job  # live decisions import nothing of replays
+
     trace, demand = world.trace, world.demand
     shape, runs = demand.shape, demand.shape >= 0
     owner = trace.user if (trace.user >= 0).any() else trace.group
@@ -42,7 +45,8 @@ def known_of_world(world: SimWorld, knows: str) -> JobHistory:
     for column, of in zip((queue, *asked), (demand.queue, *demand.requests[3:6]), strict=True):
         column[runs] = of[shape[runs]]
     gpus, cores, memory = (demand.parts * of for of in asked)
-    facts = _facts(knows, trace.submit, gpus, cores, memory, trace.limit, owner, queue, demand.parts)
+    share = parts_by_job(trace) / GPU_PARTS
+    facts = _facts(knows, trace.submit, gpus, cores, memory, trace.limit, owner, queue, demand.parts, share)
     facts["clock"] = np.mod(trace.submit + (trace.epoch or 0.0), DAY_S)
     if knows == "oracle":
         facts["truth"] = np.log(np.maximum(trace.duration, 1.0))
@@ -52,35 +56,42 @@ def known_of_world(world: SimWorld, knows: str) -> JobHistory:
 def facts_of_snapshot(context: Context, knows: str) -> Records:
     """Return the facts of these jobs, ``FACTS[jobs]`` in that order."""
     snapshot = context.snapshot
-    rows: list[tuple[float | str, ...]] = []  # submit, GPUs, cores, MiB, limit (0: none), user, partition, nodes
+    # submit, GPUs, cores, MiB, limit (0: none), user, partition, nodes, share of a GPU
+    rows: list[tuple[float | str, ...]] = []
     for view in context.waiting.views:
         spec = view.spec
         asked = (spec.nodes * n for n in (spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node))
-        rows.append((view.submit_time, *asked, spec.time_limit_s, view.user, spec.partition, spec.nodes))
+        of = (spec.time_limit_s, view.user, spec.partition, spec.nodes, _share(spec.profile))
+        rows.append((view.submit_time, *asked, *of))
     partition = {node.name: node.partition for node in snapshot.nodes}
     for job in snapshot.running:
         parts = job.allocation.parts
         has = (sum(n) for n in zip(*((len(p.gpus), p.cores, p.memory_mib) for p in parts), strict=True))
         submit = job.start_time if job.submit_time is None else job.submit_time
-        where = partition.get(parts[0].node, "")
-        rows.append((submit, *has, job.expected_end - job.start_time, job.user, where, len(parts)))
+        where, share = partition.get(parts[0].node, ""), _share(job.spec.profile if job.spec is not None else "")
+        rows.append((submit, *has, job.expected_end - job.start_time, job.user, where, len(parts), share))
     for done in snapshot.finished:
         had = (done.gpus, done.cores, done.memory_mib)
-        rows.append((done.submit_time, *had, 0.0, done.user, done.partition, done.nodes))
-    times, gpus, cores, memory, limits, users, partitions, nodes = map(np.array, zip(*rows, strict=True))
+        rows.append((done.submit_time, *had, 0.0, done.user, done.partition, done.nodes, _share(done.profile)))
+    times, gpus, cores, memory, limits, users, partitions, nodes, shares = map(np.array, zip(*rows, strict=True))
     user, queue = (np.unique(names, return_inverse=True)[1].reshape(-1) for names in (users, partitions))
-    return _facts(knows, times, gpus, cores, memory, limits, user, queue, nodes)
+    return _facts(knows, times, gpus, cores, memory, limits, user, queue, nodes, shares)
+
+
+def _share(profile: str) -> float:
+    return gpus_counted(1, profile)
 
 
 def _facts(
     knows: str, submit: Column, gpus: Column, cores: Column, memory: Column, limit: Column, user: Column,
-    queue: Column, nodes: Column,
+    queue: Column, nodes: Column, share: Column,
 ) -> Records:  # fmt: skip
     """Return ``FACTS[jobs]`` of jobs not running; ``limit``: not finite or 0: none, ``user``: below 0: unknown."""
     limited = np.isfinite(limit) & (limit > 0) & (knows in _KNOWS_LIMITS)
     facts = filled(
-        FACTS, len(submit), submit=submit, gpus=gpus, cores=cores, memory=memory, user=np.maximum(user, 0), queue=queue,
-        started=np.nan, truth=np.nan, limit=np.where(limited, np.log(np.where(limited, limit, 1.0)), np.nan),
+        FACTS, len(submit), submit=submit, gpus=gpus * share, share=share, cores=cores, memory=memory,
+        user=np.maximum(user, 0), queue=queue, started=np.nan, truth=np.nan,
+        limit=np.where(limited, np.log(np.where(limited, limit, 1.0)), np.nan),
         clock=np.mod(submit, DAY_S),
     )  # fmt: skip
     order = np.argsort(submit, kind="stable")

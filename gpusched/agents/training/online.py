@@ -8,6 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
+
 from gpusched.agents.base import installed_parts
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import TrainingData, load_training_data
@@ -41,7 +43,7 @@ def update_online(request: TrainRequest, shadow: PolicySpec, start: Path, since:
         GpuschedError: There is too little to learn from, nothing better was found, or a file cannot be read or written.
     """
     began, agent = time.monotonic(), shadow.agent or ""
-    (material,) = load_training_data(request)
+    (material,) = load_training_data(msgspec.structs.replace(request, slices=shadow.traits.slices))
     online = installed_parts(agent).online
     if online is None:
         raise GpuschedError(f"agent {agent} has no part 'online'")

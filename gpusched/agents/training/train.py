@@ -64,7 +64,7 @@ def train(request: TrainRequest, report: TrainingReport) -> list[TrainedFiles]:
     if spec.agent in AGENTS:
         torch_.require("torch")
     check_device(request, spec)
-    found = load_training_data(request)
+    found = load_training_data(msgspec.structs.replace(request, slices=spec.traits.slices))
     _check_enough(request, found, report)
     check_held_out(request, spec, found)
     folder, made = _output_folder(request, spec), []

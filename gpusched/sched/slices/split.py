@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
 from gpusched.model.plan import Action, Plan, Start
 from gpusched.model.policy import PolicySpec
-from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
+from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.topology import Topology
 from gpusched.sched.slicenames import SEPARATOR, base_of, inner_name, queue_of
 from gpusched.sched.slices.rows import holds, rows_of
@@ -46,6 +46,7 @@ def split(snapshot: Snapshot) -> Snapshot:
         running=held + lent,
         policies=_policies(snapshot.policies, names),
         topology=_topology(snapshot.topology, nodes),
+        finished=tuple(map(_finished, snapshot.finished)),
     )
 
 
@@ -105,6 +106,10 @@ def _running(job: RunningView) -> RunningView:
     return replace(job, spec=_spec(job.spec), allocation=Allocation(job.allocation.job_id, parts))
 
 
+def _finished(job: FinishedView) -> FinishedView:
+    return replace(job, partition=inner_name(job.partition, job.profile)) if job.profile else job
+
+
 def _spec(spec: JobSpec) -> JobSpec:
     return replace(
         spec,
@@ -115,12 +120,12 @@ def _spec(spec: JobSpec) -> JobSpec:
 
 
 def _policies(policies: Mapping[str, PolicySpec], names: Iterable[str]) -> dict[str, PolicySpec]:
-    """Return the policies with those of slices: their partition's; of an agent, which learned of GPUs, its fallback."""
+    """Return the policies with those of slices: the partition's, or its fallback if an agent cannot decide there."""
     found = dict(policies)
     for name in sorted(names):
         policy = policies.get(base_of(name))
         if policy is not None and name not in found:
-            found[name] = policy.effective_fallback if policy.agent is not None else policy
+            found[name] = policy.for_slices
     return found
 
 

@@ -14,8 +14,10 @@ from gpusched.errors import UsageError
 from gpusched.estimation.estimators import Estimator, LastTwo
 from gpusched.estimation.last_two import time_limits
 from gpusched.model.policy import MAPPING_PLACES
+from gpusched.model.slicetables import parts_of
 from gpusched.model.units import count_of
 from gpusched.sched.fit import set_feasibility
+from gpusched.sched.slicenames import profile_of
 from gpusched.sched.state import (
     Floats,
     Ints,
@@ -24,6 +26,7 @@ from gpusched.sched.state import (
     Scratch,
     copied,
     filled,
+    ints,
     new_releases,
     new_scratch,
     seed_words,
@@ -68,6 +71,7 @@ from gpusched.sim.rates import Rates, Speeds, no_speeds, restart_seconds, speeds
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, ReplayResult
 from gpusched.sim.sharing import Share, SharingBeliefs, fractional, pairing_costs, sharing_of
+from gpusched.sim.slicing import Unsplit, joined, split_replay
 from gpusched.traces.trace import Trace
 
 
@@ -170,6 +174,7 @@ class SimWorld(NamedTuple):
     Attributes:
         rule: The placement's name. never: How many jobs can never run. generic: Whether the fast runs cannot be used.
         restart_s: ``float64[jobs]``: what a restart costs. shared: How GPUs are shared.
+        unsplit: The trace and pool as given, where they have MIG slices: ``trace`` and ``pool`` are split (`slicing`).
     """
 
     trace: Trace
@@ -185,6 +190,12 @@ class SimWorld(NamedTuple):
     generic: bool
     restart_s: Floats
     shared: Share = "no"
+    unsplit: Unsplit | None = None
+
+    @property
+    def by_snapshot(self) -> bool:
+        """Return whether each decision is the live one, from a snapshot (`sim.snapshots`)."""
+        return self.unsplit is not None and needs_snapshots(self.unsplit.pool, self.policy)
 
     @property
     def users(self) -> int:
@@ -199,15 +210,18 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     """Return the world before the first event.
 
     Raises:
-        UsageError: A placement or node that does not exist; a job in MIG slices.
+        UsageError: A placement or node that does not exist.
     """
-    if trace.profile is not None and (trace.profile >= 0).any():
-        raise UsageError(f"{trace.name}: has jobs in MIG slices", "select those of_whole_gpus")
+    trace, pool, options, unsplit = split_replay(trace, pool, options)
     rule = options.placement or policy.placement or "best-fit"
     if rule not in PLACEMENTS and rule not in components("placements"):
         known = dict.fromkeys((*PLACEMENTS, *components("placements")))
         raise UsageError(f"no placement named {rule!r}; one of {', '.join(known)}")
     believed = options.believed if options.network is None else None
+    by_snapshot = unsplit is not None and needs_snapshots(pool if unsplit is None else unsplit.pool, policy)
+    if by_snapshot:  # nothing is shared beside slices that are cut on demand, nor resized
+        options = replace(options, share="no", believed=None, elastic=None)
+        believed = None
     share, notes = sharing_of(options.share, trace, policy, rule, believed)
     blind = (_NO_TOPOLOGY,) if rule == "contention" and options.network is None else ()
     rates = options.rates
@@ -246,8 +260,9 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     jobs = _jobs(timed, policy, knowledge, demand, options.limits, children)
     planned = slots + 2 * parts if policy.backfill == "conservative" else 0  # one version is compiled for all rules
     scratch = new_scratch(len(pool), len(demand.queue), calendar=calendar, planned=planned)
+    shapes = shapes_of(demand.requests, demand.queue, _weights(unsplit, pool, demand))
     sim = new_sim(
-        jobs, shapes_of(demand.requests, demand.queue), _nodes(pool, demand), demand.resources, parts=demand.parts,
+        jobs, shapes, _nodes(pool, demand), demand.resources, parts=demand.parts,
         needs=(trace.depends_on >= 0).astype(np.int64), children=children, partitions=len(pool.partitions),
         changes=_changes(options.failures, options.reservations, len(pool)), runs=min(len(trace), slots),
         half_life_s=options.half_life_s, scratch=scratch, by_free=new_index(demand.resources, demand.gpus_only),
@@ -263,8 +278,18 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     passes = _passes(demand, knowledge, scratch, slots, options.seed, ledger)
     never = int(mark_never(sim))
     return SimWorld(
-        trace, pool, policy, options, rule, knowledge, demand, sim, passes, never, generic, restart_s, share
+        trace, pool, policy, options, rule, knowledge, demand, sim, passes, never, generic, restart_s, share, unsplit
     )
+
+
+def needs_snapshots(pool: Pool, policy: ReplayPolicy) -> bool:
+    """Return whether a replay with slices is decided from snapshots: GPUs are cut, or an agent cannot decide there."""
+    return bool(pool.cuttable) or (policy.by_agent and policy.spec is not None and not policy.spec.traits.slices)
+
+
+def _weights(unsplit: Unsplit | None, pool: Pool, demand: Demand) -> Ints | int:
+    """Return `SHAPE.weight` of the requests."""
+    return 1 if unsplit is None else ints([parts_of(profile_of(pool.partitions[q])) for q in demand.queue])
 
 
 def _apply_limits(
@@ -403,7 +428,7 @@ def result_of(world: SimWorld, log: EventLog, seconds: float) -> ReplayResult:
         notes.append(f"{count_of(beside, 'time')} a job shared a GPU with one whose slowdown was not measured")
     if stuck:
         notes.append(f"{count_of(stuck, 'job')} still pending at the end")
-    return ReplayResult(
+    result = ReplayResult(
         policy=world.policy.name,
         knows=world.knowledge.knows,
         source=world.policy.source,
@@ -442,6 +467,7 @@ def result_of(world: SimWorld, log: EventLog, seconds: float) -> ReplayResult:
         jobs_per_s=(len(trace) - world.never) / seconds if seconds > 0 else 0.0,
         notes=tuple(notes),
     )
+    return joined(result, world.unsplit)
 
 
 def _held(world: SimWorld) -> tuple[Ints, Ints, Ints]:

@@ -55,6 +55,9 @@ class SimQueue(NamedTuple):
         last_first: Whether of jobs with equal keys the one submitted last goes first.
         every_s: Seconds between two times at which there is backfill; 0: at every decision.
         next_s: ``float64[1]``: when it is due; infinite: when something has happened.
+        by_all: Whether all partitions decide at once, by users' usage before this instant's starts, as live: where MIG
+            slices have queues of their own, users' jobs are in several.
+        usage: ``USER[users]``: what the order goes by; ``users`` themselves, but with ``by_all``.
     """
 
     waiting: Ints
@@ -69,15 +72,18 @@ class SimQueue(NamedTuple):
     last_first: bool
     every_s: float
     next_s: Floats
+    by_all: bool
+    usage: Records
 
 
 def new_queue(world: SimWorld) -> SimQueue:
     """Return an empty queue."""
     jobs, policy = len(world.sim.jobs), world.policy
+    users, by_all = np.zeros(world.users + 1, USER), world.unsplit is not None and policy.kind == "changing"
     return SimQueue(
         waiting=np.zeros(jobs + 1, np.int64),
         size=np.zeros(1, np.int64),
-        users=np.zeros(world.users + 1, USER),
+        users=users,
         outcome=new_outcome(jobs, len(world.sim.held)),
         run_times=new_estimates(world),
         estimates=policy.uses_run_time_estimates,
@@ -87,6 +93,8 @@ def new_queue(world: SimWorld) -> SimQueue:
         last_first=policy.ties == "last",
         every_s=world.options.backfill_every_s,
         next_s=np.full(1, np.inf),
+        by_all=by_all,
+        usage=users.copy() if by_all else users,
     )
 
 
@@ -96,6 +104,9 @@ def decide_generic(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue) -> 
     update_queue(sim, passes, queue)
     due = queue.every_s == 0.0 or sim.clock[0] >= queue.next_s[0]
     backfill = queue.backfill if due else NONE
+    if queue.by_all:
+        sim.dirty[:] = 1
+        queue.usage[:] = queue.users
     for partition in range(sim.dirty.size):
         if sim.dirty[partition]:
             _decide(sim, log, passes, queue, partition, backfill)
@@ -164,7 +175,7 @@ def ordered(sim: Sim, queue: SimQueue, partition: int) -> Ints:
         return jobs
     if queue.last_first:
         jobs = jobs[stable_order(-sim.jobs["submit"][jobs])]
-    keys: Floats = order_keys(sim, queue.users, jobs, queue.order)
+    keys: Floats = order_keys(sim, queue.usage, jobs, queue.order)
     by_key: Ints = jobs[stable_order(keys)]
     return by_key
 

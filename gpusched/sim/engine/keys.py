@@ -21,7 +21,7 @@ ORDER_CODES = {
 
 _MAX_AGE_S = 7 * 86400.0
 
-# used: decayed GPU seconds at ``since``. held: GPUs held now.
+# used: decayed GPU seconds at ``since``. held: GPUs held now. Both by `SHAPE.weight`.
 USER = np.dtype([("used", np.float64), ("since", np.float64), ("held", np.int64)])
 
 
@@ -31,7 +31,7 @@ def count_held_gpus(sim: Sim, users: Records, job: int, sign: int) -> None:
     user = sim.jobs[job]["user"]
     account(users, user, sim.clock[0], sim.clock[2])
     shape = sim.shapes[sim.jobs[job]["shape"]]
-    users[user]["held"] += sign * shape["parts"] * shape["gpus"]
+    users[user]["held"] += sign * shape["parts"] * shape["gpus"] * shape["weight"]
 
 
 @jit

@@ -30,6 +30,7 @@ class SimLedger(NamedTuple):
         kept: ``int64[2]``: sum of ``used``; whether some of it has just left the seven days.
         epoch: ``float64[1]``: Unix seconds of time 0.
         limit: ``float64[jobs]``: time limits, at most seven days; seconds.
+        scale: Into how many parts a GPU is counted here (`sched.accounts.gpu_scale`); sizes of jobs are in GPUs.
     """
 
     account: Ints
@@ -41,6 +42,7 @@ class SimLedger(NamedTuple):
     kept: Ints
     epoch: Floats
     limit: Floats
+    scale: int = 1
 
 
 def plan_copy(ledger: SimLedger | None) -> SimLedger | None:
@@ -161,7 +163,8 @@ def usage_expired(ledger: SimLedger | None) -> bool:
 def set_gpus(ledger: SimLedger | None, job: int, gpus: int, left_s: float) -> None:
     """Set what a job would take with so many GPUs for ``left_s``, but no longer than its time limit."""
     if ledger is not None:
-        ledger.account[job, 1], ledger.account[job, 2] = gpus, int(gpus * min(left_s, ledger.limit[job]))
+        parts = gpus * ledger.scale
+        ledger.account[job, 1], ledger.account[job, 2] = parts, int(parts * min(left_s, ledger.limit[job]))
 
 
 @jit
@@ -196,4 +199,5 @@ def _cost_at(ledger: SimLedger, unit: int, job: int, gpus: int, held: int, left_
     if unit == 0:
         return 0 if held > 0 else 1
     seconds = min(left_s, ledger.limit[job]) if held > 0 else ledger.limit[job]
-    return gpus - held if unit == 1 else int((gpus - held) * seconds)
+    parts = (gpus - held) * ledger.scale
+    return parts if unit == 1 else int(parts * seconds)

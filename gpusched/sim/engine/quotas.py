@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.model.limits import WEEK_S, Bound, LimitRule, Quotas
+from gpusched.model.slicetables import GPU_PARTS
 from gpusched.sched.accounts import COLUMNS, chain
 from gpusched.sched.limits import limit_message
 from gpusched.sched.state import LINK, Floats, Ints, ints
 from gpusched.sim.engine.ledger import HOUR_S, HOURS, SimLedger, record_usage
 from gpusched.sim.quotas import QuotaSet
+from gpusched.sim.slicing import parts_by_job
 from gpusched.traces.trace import Trace
 
 
@@ -55,6 +57,10 @@ def ledger_of(
     kinds, of = np.unique(np.column_stack((trace.user, account, qos)), axis=0, return_inverse=True)
     of, first = of.reshape(-1), np.full(len(kinds), -1, np.int64)
     rows, week = np.split(np.argsort(of, kind="stable"), np.cumsum(np.bincount(of))[:-1]), np.minimum(limit, WEEK_S)
+    # With slices GPUs are counted in parts, as live.
+    sliced = trace.profile is not None
+    scale, part = (GPU_PARTS, parts_by_job(trace)) if sliced else (1, np.ones(len(trace), np.int64))
+    least, gpus = least * part, trace.gpus * part
     costs = {"jobs": np.ones(len(trace), np.int64), "gpus": least, "gpu_s": (least * week).astype(np.int64)}
     for i, (user, group, name) in enumerate(kinds.astype(np.int64).tolist()):
         found = bounds.of(
@@ -63,17 +69,18 @@ def ledger_of(
         )  # fmt: skip
         first[i] = bounds.chain(found)
         for rule in (bounds.rules[at] for at in found):
-            cost = costs[rule.unit]
+            cost, of_gpus = costs[rule.unit], 1 if rule.unit == "jobs" else scale
             # A job that exceeds a limit by itself can never run.
-            for job in rows[i][cost[rows[i]] > rule.limit].tolist():
-                never.setdefault(job, limit_message(Bound(rule), int(cost[job]), 0))
+            for job in rows[i][cost[rows[i]] > rule.limit * of_gpus].tolist():
+                needs = int(cost[job]) if of_gpus == 1 else float(cost[job]) / scale
+                never.setdefault(job, limit_message(Bound(rule), needs, 0))
     if not bounds.links:
         return None, never
     hourly = np.array([rule.unit == "gpu_s" for rule in bounds.rules])
     epoch = trace.epoch or 0.0
     ledger = SimLedger(
-        account=np.column_stack((first[of], trace.gpus, (trace.gpus * week).astype(np.int64))),
-        room=ints([rule.limit for rule in bounds.rules]),
+        account=np.column_stack((first[of], gpus, (gpus * week).astype(np.int64))),
+        room=ints([rule.limit * (1 if rule.unit == "jobs" else scale) for rule in bounds.rules]),
         links=np.array(bounds.links, LINK),
         row=np.where(hourly, np.cumsum(hourly) - 1, -1).astype(np.int64),
         used=np.zeros((int(hourly.sum()), HOURS), np.int64),
@@ -81,11 +88,13 @@ def ledger_of(
         kept=np.zeros(2, np.int64),
         epoch=np.array([epoch]),
         limit=week,
+        scale=scale,
     )
     known = len(bounds.rules)
     # Usage before the replay counts until it leaves the seven days.
     for use in applied.used:
         for at in bounds.of(use.user, use.group, use.qos):
             if at < known and hourly[at]:
-                ledger.room[at] -= record_usage(ledger, int(ledger.row[at]), use.gpus, use.begin, use.end)
+                parts = round(use.gpus * scale)
+                ledger.room[at] -= record_usage(ledger, int(ledger.row[at]), parts, use.begin, use.end)
     return ledger, never

@@ -60,8 +60,9 @@ STATE = np.dtype(
     [("status", _I8), ("needs", _I8), ("restarts", _I8)]
     + [(name, _F8) for name in ("first", "start", "end", "due", "until", "left")]
 )
-# A `PlacementRequest` and the partition that it queues in.
-SHAPE = np.dtype([(name, _I8) for name in (*Requests._fields[:-1], "queue")])
+# A `PlacementRequest`, the partition that it queues in, and by how much each of its GPUs counts for usage: 1, or with
+# MIG slices in the replay the parts that it is of a GPU (`model.slicetables.GPU_PARTS`).
+SHAPE = np.dtype([(name, _I8) for name in (*Requests._fields[:-1], "queue", "weight")])
 # free: GPUs not held, available or not. total: GPUs it has. queue: partition.
 NODE = np.dtype([("free", _I8), ("up", _I8), ("total", _I8), ("queue", _I8)])
 # A running job's speed: ``rate`` from ``since`` on, when `STATE.left` of its work remained. had: seconds it had run by
@@ -213,10 +214,10 @@ def shape_request(shapes: Records, shape: int) -> PlacementRequest:
     )
 
 
-def shapes_of(requests: Requests, queue: Ints) -> Records:
-    """Return the requests as ``SHAPE[shapes]``; ``queue: int64[shapes]``: their partitions."""
+def shapes_of(requests: Requests, queue: Ints, weight: Ints | int = 1) -> Records:
+    """Return the requests as ``SHAPE[shapes]``; ``queue``, ``weight``: ``int64[shapes]``, see there."""
     columns = {name: c for name, c in requests._asdict().items() if name in (SHAPE.names or ()) and c is not None}
-    return filled(SHAPE, len(queue), **columns, queue=queue)
+    return filled(SHAPE, len(queue), **columns, queue=queue, weight=weight)
 
 
 def new_sim(

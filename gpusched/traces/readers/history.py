@@ -37,33 +37,26 @@ def read(path: Path, *, strict: bool) -> Trace:
     if reader is None:
         raise GpuschedError(f"{folder}: there is no {DATABASE}", "name a state folder of gpusched")
     try:
-        return trace_of(reader, name=f"history of {folder}", slices=True)
+        return trace_of(reader, name=f"history of {folder}")
     finally:
         reader.close()
 
 
-def trace_of(
-    reader: Reader, *, name: str, since: float | None = None, until: float | None = None, slices: bool = False
-) -> Trace:
+def trace_of(reader: Reader, *, name: str, since: float | None = None, until: float | None = None) -> Trace:
     """Return the trace of an open store: jobs submitted in [``since``, ``until``), Unix seconds.
-
-    Jobs in MIG slices are left out, with a note, unless ``slices``: replays and training have whole GPUs only.
 
     Raises:
         NoHistory: No such job.
     """
     past = _Past.of(reader)
-    every = [j for j in reader.rows(states=ENDED) if (since is None or _submit(j) >= since)
+    jobs = [j for j in reader.rows(states=ENDED) if (since is None or _submit(j) >= since)
             and (until is None or _submit(j) < until)]  # fmt: skip
-    jobs = [job for job in every if slices or not job.spec.profile]
     ran = {job.id: past.work_s(job) for job in jobs}
     kept = [j for j in jobs if ran[j.id] > 0]
     if not kept:
         raise NoHistory(f"{name}: no job has run and ended")
     kept.sort(key=lambda job: (_submit(job), id_key(job.id)))
     notes = []
-    if sliced := sum(job.count for job in every) - sum(job.count for job in jobs):
-        notes.append(f"{count_of(sliced, 'job')} in MIG slices {'is' if sliced == 1 else 'are'} excluded")
     if left_out := sum(job.count for job in jobs) - len(kept):
         notes.append(f"{count_of(left_out, 'job')} {LEFT_OUT} {'is' if left_out == 1 else 'are'} excluded")
     trace = _assembled(
@@ -85,7 +78,6 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
     new = trace_of(reader, name=name, since=since, until=until)
     past = _Past.of(reader, until)
     before = [job for job in reader.rows(since=since) if _submit(job) < since and job.id in past.runs]
-    before = [job for job in before if not job.spec.profile]
     left = {job.id: past.work_s(job, since) for job in before}
     before = [job for job in before if left[job.id] > 0]
     before.sort(key=lambda job: (past.first_start[job.id], id_key(job.id)))

@@ -1,0 +1,266 @@
+"""Replays decided from snapshots by the live `sched.decide.decide`, where GPUs are cut into MIG slices on demand.
+
+A GPU is cut as live: what to cut is planned (`sched.slices.plan`) after the starts of a decision, a cut takes `CUT_S`,
+and meanwhile the GPU cannot be had. Trained policies that cannot decide about slices are replayed so, too: with their
+fallback for the slices, as live. Slower than the compiled runs by a factor of a hundred or more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from msgspec.structs import replace
+
+from gpusched.config.plugins import components
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.estimation import REMEMBERED
+from gpusched.model.jobs import Allocation, JobSpec
+from gpusched.model.limits import Bound, LimitRule, Unit
+from gpusched.model.plan import Start
+from gpusched.model.policy import PolicySpec
+from gpusched.model.reservations import Reservation
+from gpusched.model.slices import Cut, gpu_of, slice_index
+from gpusched.model.slicetables import GPU_PARTS
+from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, SliceView, Snapshot
+from gpusched.model.units import count_of
+from gpusched.sched.decide import decide
+from gpusched.sched.fairtree import account
+from gpusched.sched.slicenames import inner_name
+from gpusched.sched.slices.plan import CUT_S, cuts_of
+from gpusched.sim.engine.build import SimWorld
+from gpusched.sim.engine.generic import dequeue_started, new_queue, update_queue
+from gpusched.sim.engine.loop import looped
+from gpusched.sim.engine.state import DECIDE, DECISIONS, DONE, ENDED, EventLog, Passes, Sim
+from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
+from gpusched.sim.slicing import node_views, profile_index
+
+_UNITS: tuple[Unit, ...] = ("jobs", "gpus", "gpu_s")  # by the number in `LINK`
+_PLACES = {"consolidate": "best-fit", "worst-fit": "spread"}
+
+
+class SnapshotRun:
+    """One replay; call it until it says OVER (see `state`).
+
+    Raises:
+        UsageError: Its policy or placement does not exist live.
+    """
+
+    def __init__(self, world: SimWorld) -> None:
+        assert world.unsplit is not None
+        self._world, self._of, self._queue = world, world.unsplit, new_queue(world)
+        self._policies = dict.fromkeys(self._of.pool.partitions, policy_of(world))
+        model = world.policy.model
+        self._models = {} if model is None else dict.fromkeys(self._policies, model)
+        self._nodes = {view.name: view for view in node_views(self._of.pool)}
+        self._rows = [np.flatnonzero(self._of.node == node) for node in range(len(self._of.pool))]
+        self._row = {name: row for row, name in enumerate(world.pool.names)}
+        self._specs = dict[int, JobSpec]()
+        self._held = dict[int, Allocation]()
+        self._cuts = dict[tuple[str, int], tuple[float, Cut]]()  # under way, and when each is over
+        self._cut_count = 0
+        self._finished = deque[FinishedView](maxlen=REMEMBERED)
+        bookings = world.options.reservations
+        numbered = enumerate(bookings)
+        self._reserved = [Reservation(name=f"{i:06}", nodes=(), begin=b.start, end=b.end) for i, b in numbered]
+        self._reserved_nodes = [{int(self._of.node[row]) for row in booking.nodes} for booking in bookings]
+        place = {name: job for job, name in enumerate(world.trace.ids)}
+        self._own_booking = {place[name]: i for i, b in enumerate(bookings) for name in b.jobs if name in place}
+        self._units: list[Unit] = []
+        if (ledger := world.sim.ledger) is not None:
+            unit = {int(link["bound"]): _UNITS[link["unit"]] for link in ledger.links}
+            self._units = [unit.get(at, "jobs") for at in range(len(ledger.room))]
+
+    def __call__(self, log: EventLog) -> int:
+        """Replay to the end; return OVER, or GROW (call again)."""
+        return _run(self._world.sim, log, self._world.passes, self)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return a note for the result: how many cuts there were."""
+        if not self._of.pool.cuttable:
+            return ()
+        return (f"{count_of(self._cut_count, 'time')} a GPU was cut into slices or made whole, in {CUT_S:g} s each",)
+
+    def decide(self, log: EventLog) -> int:
+        """Start jobs, then begin to cut GPUs, as a cycle of the controller does."""
+        sim, queue = self._world.sim, self._queue
+        self._settle()
+        update_queue(sim, self._world.passes, queue)
+        sim.dirty[:] = 0
+        waiting = queue.waiting[: queue.size[0]].copy()
+        snapshot = self._snapshot(waiting.tolist())
+        plan = decide(snapshot, self._models)
+        for trouble in plan.troubles.values():
+            raise GpuschedError(f"{self._world.policy.name}: {trouble}", "train it again")
+        for action in plan.actions:
+            if not isinstance(action, Start):
+                raise UsageError(f"{self._world.policy.name} stops running jobs", "replay it without MIG slices")
+            self._start(log, int(action.job_id), action.allocation)
+        if self._of.pool.cuttable:
+            if plan.actions:
+                dequeue_started(sim, queue, waiting)
+                snapshot = self._snapshot(queue.waiting[: queue.size[0]].tolist())
+            self._begin(cuts_of(snapshot))
+        elif plan.actions:
+            dequeue_started(sim, queue, waiting)
+        return DECIDE
+
+    def _settle(self) -> None:
+        """Forget the jobs that stopped, and put slices in place that have been cut by now."""
+        sim, now = self._world.sim, float(self._world.sim.clock[0])
+        for job in sim.ended[: sim.counter[ENDED]].tolist():
+            held = self._held.pop(job)
+            if sim.state[job]["status"] == DONE and self._models:
+                self._finished.append(self._finished_view(job, held))
+        for (name, gpu), (end, cut) in list(self._cuts.items()):
+            if end <= now:
+                del self._cuts[name, gpu]
+                view = self._nodes[name]
+                kept = [one for one in view.slices if gpu_of(one.number) != gpu]
+                new = [SliceView(slice_index(gpu, start), profile) for profile, start in cut.slices]
+                slices = tuple(sorted((*kept, *new), key=lambda one: one.number))
+                self._nodes[name] = replace(view, slices=slices)
+        self._wake()
+
+    def _begin(self, cuts: tuple[Cut, ...]) -> None:
+        for cut in cuts:
+            if (cut.node, cut.gpu) not in self._cuts:  # what is under way comes to its end, as live
+                self._cuts[cut.node, cut.gpu] = float(self._world.sim.clock[0]) + CUT_S, cut
+                self._cut_count += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        sim = self._world.sim
+        sim.clock[1] = min((sim.clock[1], *(end for end, _ in self._cuts.values())))
+
+    def _start(self, log: EventLog, job: int, allocation: Allocation) -> None:
+        sim, profile = self._world.sim, self._spec(job).profile
+        rows = [self._row[inner_name(part.node, profile)] for part in allocation.parts]
+        sim.chosen[: len(rows)] = rows
+        start_job(sim, log, job, sim.chosen, 0, NOTHING_TAKEN, float(self._world.restart_s[job]))
+        self._held[job] = allocation
+
+    # The snapshot
+
+    def _snapshot(self, waiting: list[int]) -> Snapshot:
+        sim = self._world.sim
+        return Snapshot(
+            now=float(sim.clock[0]), nodes=tuple(map(self._node, range(len(self._rows)))), policies=self._policies,
+            pending=tuple(map(self._pending, waiting)), running=tuple(map(self._running, sorted(self._held))),
+            usage=self._usage(), seed=self._world.options.seed + int(sim.counter[DECISIONS]),
+            finished=tuple(self._finished), bounds=self._bounds(),
+        )  # fmt: skip
+
+    def _node(self, node: int) -> NodeView:
+        view = self._nodes[self._of.pool.names[node]]
+        cutting = {gpu: cut.slices for (name, gpu), (_, cut) in self._cuts.items() if name == view.name}
+        numbers = [*cutting, *(one.number for one in view.slices if gpu_of(one.number) in cutting)]
+        bookings = zip(self._reserved, self._reserved_nodes, strict=True)
+        reserved = [one for one, nodes in bookings if node in nodes and one.end > self._world.sim.clock[0]]
+        return replace(
+            view, available=bool(self._world.sim.node["up"][self._rows[node]].all()), cutting=cutting,
+            blocked=dict.fromkeys(numbers, "BUSY: it is being cut into slices, or made whole"),
+            reservations=tuple(sorted(reserved, key=lambda one: one.begin)),
+        )  # fmt: skip
+
+    def _spec(self, job: int) -> JobSpec:
+        if job not in self._specs:
+            self._specs[job] = _spec_of(self._world, job)
+        return self._specs[job]
+
+    def _user(self, job: int) -> str:
+        return f"{int(self._world.sim.jobs[job]['user']):09}"
+
+    def _pending(self, job: int) -> PendingView:
+        world, number = self._world, int(self._own_booking.get(job, -1))
+        spec, limit_s = self._spec(job), float(world.passes.jobs.limit[job])
+        if spec.time_limit_s != limit_s:  # an estimate that was renewed
+            spec = self._specs[job] = replace(spec, time_limit_s=limit_s)
+        return PendingView(
+            id=f"{job:09}", user=self._user(job), spec=spec, submit_time=float(world.sim.jobs[job]["submit"]),
+            estimate_s=limit_s, bounds=self._bounds_of(job), reserved=self._reserved[number] if number >= 0 else None,
+        )  # fmt: skip
+
+    def _running(self, job: int) -> RunningView:
+        state = self._world.sim.state[job]
+        return RunningView(
+            id=f"{job:09}", user=self._user(job), allocation=self._held[job], start_time=float(state["start"]),
+            expected_end=float(state["until"]), submit_time=float(self._world.sim.jobs[job]["submit"]),
+            spec=self._spec(job), bounds=self._bounds_of(job),
+        )  # fmt: skip
+
+    def _finished_view(self, job: int, held: Allocation) -> FinishedView:
+        sim, spec = self._world.sim, self._spec(job)
+        end = float(sim.clock[0])
+        return FinishedView(
+            user=self._user(job), partition=spec.partition, profile=spec.profile, nodes=spec.nodes, gpus=held.gpus,
+            cores=spec.nodes * spec.cores_per_node, memory_mib=spec.nodes * spec.memory_mib_per_node,
+            submit_time=float(sim.jobs[job]["submit"]), end_time=end, ran_s=end - float(sim.state[job]["start"]),
+        )  # fmt: skip
+
+    def _usage(self) -> dict[str, float]:
+        """Return users' decayed GPU hours, as in `Snapshot.usage`."""
+        users, (now, _, half_life_s) = self._queue.users, self._world.sim.clock
+        if not any(policy.order == "fairshare" for policy in self._policies.values()):
+            return {}
+        for user in range(len(users)):
+            account(users, user, now, half_life_s)
+        return {f"{user:09}": used / (3600 * GPU_PARTS) for user, used in enumerate(users["used"].tolist()) if used > 0}
+
+    def _bounds(self) -> tuple[Bound, ...]:
+        """Return what is left of the limits, as limits of which nothing is used."""
+        ledger = self._world.sim.ledger
+        if ledger is None:
+            return ()
+        rooms = zip(self._units, np.maximum(ledger.room, 0).tolist(), strict=True)
+        left = ((unit, room if unit == "jobs" else room / ledger.scale) for unit, room in rooms)
+        return tuple(Bound(LimitRule(("", "", ""), "limit", unit, room, "AssocGrpGRES")) for unit, room in left)
+
+    def _bounds_of(self, job: int) -> tuple[int, ...]:
+        ledger, found = self._world.sim.ledger, list[int]()
+        at = -1 if ledger is None else int(ledger.account[job, 0])
+        while ledger is not None and at >= 0:
+            found.append(int(ledger.links[at]["bound"]))
+            at = int(ledger.links[at]["next"])
+        return tuple(found)
+
+
+def _decide(sim: Sim, log: EventLog, passes: Passes, run: SnapshotRun) -> int:
+    return run.decide(log)
+
+
+_run = looped(_decide, compiled=False)
+
+
+def policy_of(world: SimWorld) -> PolicySpec:
+    """Return the live policy that a replay's policy is.
+
+    Raises:
+        UsageError: There is none.
+    """
+    policy, place = world.policy, _PLACES.get(world.rule, world.rule)
+    if policy.by_agent:
+        assert policy.spec is not None
+        return replace(policy.spec, place=place)
+    for group, name in (("orders", policy.order), ("placements", place)):
+        if name not in components(group):
+            problem = f"{policy.name}: {name} does not exist live; GPUs are cut on demand for live policies only"
+            raise UsageError(problem, f"one of {', '.join(components(group))}, or fixed slices")
+    return PolicySpec(name=policy.name, order=policy.order, ties=policy.ties, place=place, backfill=policy.backfill)  # type: ignore[arg-type]
+
+
+def _spec_of(world: SimWorld, job: int) -> JobSpec:
+    """Return a job's request, as split into equal parts for the pool."""
+    assert world.unsplit is not None
+    trace, shape = world.trace, world.sim.shapes[world.sim.jobs[job]["shape"]]
+    index, names = profile_index(trace)
+    profile, queue = names[index[job]], world.pool.partitions[int(shape["queue"])]
+    wanted = trace.gpu_types[trace.gpu_type[job]].split("|") if trace.gpu_type[job] >= 0 else []
+    return JobSpec(
+        name=trace.models[trace.model[job]] if trace.model[job] >= 0 else "", profile=profile,
+        partition=queue.removesuffix(inner_name("", profile)) if profile else queue, nodes=int(shape["parts"]),
+        gpus_per_node=int(shape["gpus"]), cores_per_node=int(shape["cores"]), memory_mib_per_node=int(shape["memory"]),
+        gpu_types=tuple(name for name in wanted if world.pool.gpu_types != ("",)),
+        time_limit_s=float(world.passes.jobs.limit[job]),  # type: ignore[arg-type]
+    )  # fmt: skip

@@ -1,0 +1,172 @@
+"""Replays with MIG slices: start by start as the live decision, slices by their share, GPUs cut on demand as live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpusched.errors import UsageError
+from gpusched.model.limits import Limits, Quotas
+from gpusched.model.slices import Cut, gpu_of, is_slice, slice_index
+from gpusched.model.slicetables import PUBLISHED, gpus_counted, published
+from gpusched.model.snapshot import SliceView
+from gpusched.sched.slices.plan import CUT_S
+from gpusched.sched.slices.tree import arranged, is_valid
+from gpusched.sim.engine import build
+from gpusched.sim.policies import policy_by_name
+from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.sim.quotas import QuotaSet
+from gpusched.sim.replay import Outage, replay
+from gpusched.sim.reserving import Booking
+from gpusched.sim.result import EVENT_KINDS, ReplayResult
+from gpusched.sim.snapshots import SnapshotRun
+from gpusched.study.bounds import bounds_of
+from gpusched.study.metrics import metrics_of
+from gpusched.traces.trace import Trace
+from tests.sim.worlds import trace_of
+
+A100 = PUBLISHED["A100-80GB"]
+PROFILES = ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb")
+
+
+def cut(gpu: int, *names: str) -> tuple[SliceView, ...]:
+    geometry = arranged(A100, names)
+    assert geometry is not None
+    return tuple(SliceView(slice_index(gpu, start), name) for name, start in geometry)
+
+
+SLICES = cut(0, *["1g.10gb"] * 7) + cut(1, "3g.40gb", "3g.40gb") + cut(2, "3g.40gb", "2g.20gb", "1g.10gb")
+NODE = NodeSpec(4, 32, 1 << 18, "A100-80GB", "A", slices=SLICES)
+POOL = Pool.of([NODE._replace(name=f"n{i}") for i in range(3)])
+ON_DEMAND = Pool.of([NodeSpec(3, name=f"n{i}", cuttable=dict.fromkeys(range(3), A100)) for i in range(2)])
+
+
+def drawn(seed: int, jobs: int = 120, profiles: tuple[str, ...] = PROFILES) -> Trace:
+    rng = np.random.default_rng(seed)
+    duration = np.ceil(rng.exponential(900, jobs))
+    submit, limit = np.floor(np.cumsum(rng.exponential(60, jobs))), duration * rng.choice([1, 2, 4], jobs)
+    cores, memory = rng.integers(0, 5, jobs), rng.integers(0, 1 << 12, jobs)
+    trace = trace_of(
+        submit, duration, rng.integers(1, 3, jobs), limit, cores=cores, memory=memory, user=rng.integers(0, 4, jobs)
+    )
+    return replace(
+        trace, users=tuple("abcd"), profile=rng.integers(-1, len(profiles), jobs).astype(np.int64), profiles=profiles
+    )
+
+
+def one(profile: str, gpus: int = 1, submit: Sequence[float] = (0.0,), duration: float = 3600.0) -> Trace:
+    trace = trace_of(list(submit), [duration] * len(submit), [gpus] * len(submit), user=[0] * len(submit))
+    return replace(trace, users=("ann",), profile=np.zeros(len(submit), np.int64), profiles=(profile,))
+
+
+def by_live_decisions(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any) -> ReplayResult:
+    """The same replay, decided by `sched.decide` from snapshots."""
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "needs_snapshots", lambda pool, policy: True)
+        return replay(*arguments, **options)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "easy", "sjf-skip", "fairshare", "sjf+conservative"])
+def test_a_replay_starts_each_job_as_live_decisions_do(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(2):
+        quotas = QuotaSet(Quotas(each=Limits(gpus=2 + seed))) if policy == "easy" else None
+        outages = [Outage(1, 2000.0, 4000.0), Outage(2, 5000.0, 6000.0, drain=True)] if seed else []
+        books = [Booking("r", (0,), 3000.0, 4500.0, frozenset({"000060"}))] if policy == "sjf-skip" else []
+        asked = drawn(seed), POOL, policy_by_name(policy)
+        options = {"quotas": quotas, "failures": outages, "reservations": books, "placement": "first-fit"}
+        fast = replay(*asked, **options)
+        live = by_live_decisions(monkeypatch, *asked, **options)
+        np.testing.assert_array_equal(fast.start, live.start)
+        np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)
+        assert fast.events.tobytes() == live.events.tobytes()
+        assert fast.ran.sum() > 80
+        assert [fast.infeasible_why[0]] == ["no node has MIG slices of 7g.80gb"]
+
+
+def test_slices_count_by_their_share_of_a_gpu() -> None:
+    result = replay(one("1g.10gb", 7), POOL, "fifo")
+    metrics = metrics_of(result)
+    assert metrics.gpu_hours == pytest.approx(1.0)
+    assert metrics.gpu_hours_utilization == pytest.approx(1 / 12)
+    assert metrics.utilization == pytest.approx(1 / 12)
+    assert metrics.fragmentation is None
+    assert (result.pool, result.trace.groups) == (POOL, ()), "in terms of what was asked for"
+    assert [POOL.names[row] for row in result.nodes_of(0)] == ["n0"]
+    assert bounds_of(one("1g.10gb", 7), POOL).mean_jct_s == 3600.0
+    whole = metrics_of(replay(trace_of([0], [3600], [1]), POOL, "fifo"))
+    assert whole.energy_kwh == pytest.approx(metrics.energy_kwh)
+
+
+def test_limits_count_slices_by_their_share() -> None:
+    asked = one("1g.10gb", 1, [0.0] * 21)
+    starts = replay(asked, POOL, "fifo", quotas=QuotaSet(Quotas(each=Limits(gpus=2)))).start
+    assert sorted(starts.tolist()) == [0.0] * 14 + [3600.0] * 7
+    result = replay(one("3g.40gb", 3), POOL, "fifo", quotas=QuotaSet(Quotas(each=Limits(gpus=1))))
+    assert result.infeasible_why == ("limit of user ann: at most 1 GPU at once; this job needs 1.5",)
+
+
+def test_a_failed_node_is_one_event_and_takes_its_slices_with_it() -> None:
+    result = replay(one("3g.40gb", 3), POOL, "fifo", failures=[Outage(0, 60.0, 100.0)])
+    kinds = [EVENT_KINDS[kind] for kind in result.events.kind]
+    assert kinds == ["START", "NODE_DOWN", "NODE_FAIL", "START", "NODE_UP", "END"]
+    assert result.end[0] == 60.0 + 3600.0
+
+
+def test_no_pool_without_slices_takes_jobs_for_slices_as_jobs_for_gpus() -> None:
+    result = replay(one("1g.10gb"), Pool.of([NodeSpec(2, gpu_type="V100")]), "fifo")
+    assert result.infeasible_why == ("no node has MIG slices of 1g.10gb",)
+
+
+@pytest.mark.parametrize(("policy", "seed"), [("fifo", 1), ("easy", 2), ("fairshare", 3)])
+def test_gpus_are_cut_as_live_and_never_below_a_job(policy: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts: list[Cut] = []
+    begin = SnapshotRun._begin
+
+    def checked(run: SnapshotRun, new: tuple[Cut, ...]) -> None:
+        numbers = [(part.node, number) for held in run._held.values() for part in held.parts for number in part.gpus]
+        assert len(numbers) == len(set(numbers)), "no GPU or slice twice"
+        slices = {(name, one.number) for name, node in run._nodes.items() for one in node.slices}
+        assert {pair for pair in numbers if is_slice(pair[1])} <= slices
+        whole = {pair for pair in numbers if not is_slice(pair[1])}
+        assert not whole & {(name, gpu_of(number)) for name, number in slices}
+        for change in new:
+            held = {(name, gpu_of(number)) for name, number in numbers}
+            assert (change.node, change.gpu) not in held, "a job is on it"
+            assert is_valid(A100, change.slices)
+        cuts.extend(change for change in new if (change.node, change.gpu) not in run._cuts)
+        begin(run, new)
+
+    monkeypatch.setattr(SnapshotRun, "_begin", checked)
+    result = replay(drawn(seed, 60), ON_DEMAND, policy)
+    assert result.ran.all()
+    assert len(cuts) > 10
+    assert result.notes == (f"{len(cuts)} times a GPU was cut into slices or made whole, in 30 s each",)
+    again = replay(drawn(seed, 60), ON_DEMAND, policy)
+    assert again.events.tobytes() == result.events.tobytes()
+
+
+def test_a_cut_takes_its_time_and_a_gpu_is_whole_again_for_a_job() -> None:
+    trace = trace_of([0, 0, 100], [1000, 1000, 500], [3, 1, 3])
+    trace = replace(trace, profile=np.array([-1, 0, -1]), profiles=("1g.10gb",))
+    result = replay(trace, Pool.of([NodeSpec(4, cuttable=dict.fromkeys(range(4), A100))]), "fifo")
+    assert result.start.tolist() == [0.0, CUT_S, 1000.0]
+    full = replay(replace(trace, gpus=np.array([3, 1, 4])), replace(ON_DEMAND, gpus=np.array([4, 3])), "fifo")
+    assert full.ran.all()
+
+
+def test_only_live_policies_are_replayed_where_gpus_are_cut() -> None:
+    with pytest.raises(UsageError, match="srtf: srtf does not exist live") as error:
+        replay(one("1g.10gb"), ON_DEMAND, "srtf")
+    assert "fairshare" in (error.value.hint or "")
+
+
+def test_published_tables_are_found_by_type_and_by_what_is_asked_for() -> None:
+    assert published("NVIDIA A100-SXM4-40GB") is PUBLISHED["A100-40GB"]
+    assert published("A100", ["3g.40gb"]) is PUBLISHED["A100-80GB"]
+    assert published("", ["4g.24gb"]) is PUBLISHED["A30-24GB"]
+    assert published("V100") == ()
+    assert gpus_counted(1, "3g.40gb") == 0.5
