@@ -328,7 +328,10 @@ class Reader(
             reader = cls(opened.db, state if opened.stamp is not None else None)
             reader._copy = opened.stamp
             # Version 0: its writer has made the file and is about to fill it.
-            return reader if opened.db.execute("PRAGMA user_version").fetchone()[0] else None
+            if opened.db.execute("PRAGMA user_version").fetchone()[0]:
+                return reader
+            _check_never_filled(path)
+            return None
         except PermissionError as error:
             hint = "ask whoever runs the controller: others can read where inventory.yaml has settings.shared: true"
             raise GpuschedError(f"{path} cannot be read by you: {error}", hint) from error
@@ -697,6 +700,7 @@ class Store(
         try:
             state.mkdir(parents=True, exist_ok=True)
             make_private(path)
+            _check_never_filled(path)
             db = connect_to_write(path, waiting)
             # WAL's index is memory that processes of one machine share: after a take-over by another machine, its
             # index may be an old one. A rollback journal needs locks only.
@@ -890,6 +894,14 @@ class Store(
             "SELECT sum(energy_j), sum(gpu_s - energy_unknown_s) FROM usage WHERE job_id = ?", (job_id,)
         ).fetchone()
         return row[0] if row[1] else None
+
+
+def _check_never_filled(path: Path) -> None:
+    """Raise `GpuschedError` for an empty database beside logs of jobs: SQLite would take it for a new one."""
+    if path.exists() and not path.stat().st_size and any(path.parent.glob("logs/*")):
+        raise GpuschedError(
+            f"{path} is empty, but jobs have run here", "restore a backup, or remove the file to start without history"
+        )
 
 
 def _concerns(event: Event, array_id: str, spans: Spans) -> bool:

@@ -8,16 +8,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from fnmatch import fnmatch
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.campaign import invariants, report
-from tests.campaign.faults import KINDS
+from tests.campaign.faults import matching
 from tests.campaign.run import Campaign
 from tests.campaign.schedule import Schedule, draw
 from tests.campaign.shim import CACHE, preload
 from tests.campaign.site import Site
+from tests.campaign.slurmsite import BesideSlurm
 from tests.testbed import Testbed
+from tests.testbed.slurm import SlurmSite
+
+SCHEDULER = {"SchedulerParameters": "batch_sched_delay=0,sched_interval=1,bf_interval=1"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,12 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", type=int, default=60)
     parser.add_argument("--jobs", type=int, default=30)
     parser.add_argument("--kinds", default="*", help="patterns with commas: controller.*,node.freeze (default: all)")
+    parser.add_argument("--engine", choices=["native", "slurm"], default="native")
     parser.add_argument("--flood", type=int, default=1800, help="how many files inbox.many writes at most")
     parser.add_argument("--root", type=Path, help="folder to keep (default: one that is removed)")
     parser.add_argument("--schedule", action="store_true", help="print the schedule as JSON and end")
     parser.add_argument("--verbose", action="store_true", help="print each step")
     options = parser.parse_args(arguments)
-    schedule = draw(options.seed, options.jobs, options.faults, matching(options.kinds))
+    try:
+        schedule = draw(options.seed, options.jobs, options.faults, matching(options.kinds, options.engine))
+    except ValueError as error:
+        parser.error(str(error))
     if options.schedule:
         print(json.dumps({"work": schedule.work, "acts": schedule.acts}))
         return 0
@@ -43,38 +51,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(schedule, options, Path(folder))
 
 
-def matching(patterns: str) -> list[str]:
-    """The kinds of faults that match one of these."""
-    found = [kind for kind in KINDS if any(fnmatch(kind, pattern) for pattern in patterns.split(","))]
-    if not found:
-        raise SystemExit(f"--kinds {patterns}: none of {', '.join(KINDS)}")
-    return found
-
-
 def run(schedule: Schedule, options: argparse.Namespace, folder: Path) -> int:
     """Run a schedule in a folder, and print what came of it."""
     began = time.monotonic()
     preload(CACHE)
-    with Testbed(folder / "testbed", count=4) as testbed:
-        site = Site(testbed, folder)
+    with Testbed(folder / "testbed", count=4) as testbed, ExitStack() as ends:
+        if options.engine == "slurm":
+            slurm = SlurmSite(testbed, settings=SCHEDULER)
+            ends.callback(slurm.down)
+            slurm.up()
+            folder.chmod(0o755)
+            site: Site | BesideSlurm = BesideSlurm(slurm, folder)
+        else:
+            site = Site(testbed, folder)
+        ends.callback(site.close)
         site.flood = options.flood
         campaign = Campaign(site, schedule, print if options.verbose else lambda _: None)
+        violations = []
         try:
-            violations = []
-            try:
-                campaign.run()
-            except (TimeoutError, AssertionError) as error:
-                violations.append("\n".join(["did not come to rest:", str(error), *getattr(error, "__notes__", ())]))
-            violations += invariants.broken(campaign)
-            print(report.table(campaign, violations, options.seed, time.monotonic() - began))
-            if violations:
-                print(f"again: python -m tests.campaign --seed {options.seed} --faults {options.faults} "
-                      f"--jobs {options.jobs} --kinds '{options.kinds}'")  # fmt: skip
+            campaign.run()
+        except (TimeoutError, AssertionError) as error:
+            violations.append("\n".join(["did not come to rest:", str(error), *getattr(error, "__notes__", ())]))
         finally:
-            site.kill()
-            testbed.reset()
             (folder / "log").write_text(site.controller_log)
-            site.close()
+        violations += invariants.broken(campaign)
+        print(report.table(campaign, violations, options.seed, time.monotonic() - began))
+        if violations:
+            print(f"again: python -m tests.campaign --engine {options.engine} --seed {options.seed} "
+                  f"--faults {options.faults} --jobs {options.jobs} --kinds '{options.kinds}'")  # fmt: skip
+        site.kill()
     return 1 if violations else 0
 
 

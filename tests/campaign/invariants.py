@@ -10,6 +10,7 @@ from tests.campaign.ledger import Line
 from tests.campaign.run import Campaign
 from tests.campaign.schedule import Work
 from tests.campaign.site import NODE_FAIL_AFTER_S, Site
+from tests.campaign.slurmsite import BesideSlurm
 from tests.testbed import processes
 
 SLACK_S = 3 * NODE_FAIL_AFTER_S
@@ -19,12 +20,14 @@ SLACK_S = 3 * NODE_FAIL_AFTER_S
 def broken(campaign: Campaign) -> list[str]:
     """One line for each violation."""
     site = campaign.site
+    if isinstance(site, BesideSlurm):
+        return [*site.wrong, *site.violations()]
     site.ledger.read()
     by_job: dict[str, list[Line]] = defaultdict(list)
     for line in site.ledger.lines:
         by_job[line.job].append(line)
     jobs = {job.id: job for job in site.records()}
-    found = [*site.wrong, *_submissions(site, jobs), *_once(site.ledger.lines), *_leaks(site)]
+    found = [*site.wrong, *_submissions(site, jobs), *_once(site.ledger.lines), *_leaks(site), *site.violations()]
     for job in jobs.values():
         work = _work(site, job)
         found += [f"{job.id} {job.spec.name}: {said}" for said in _job(campaign, job, work, by_job[job.id])]
@@ -58,10 +61,12 @@ def _job(campaign: Campaign, job: JobRecord, work: Work | None, lines: list[Line
     if job.state not in ENDED:
         yield f"is {job.state}"
         return
+    site = campaign.site
+    assert isinstance(site, Site)
     last = [line for line in lines if line.attempt == job.attempt]
     ends = {line.rank: int(line.more) for line in last if line.what == "end"}
     ranks = len(job.allocation.parts) if job.allocation else (2 if work and work.shape == "gang" else 1)
-    struck = job.id in campaign.site.struck
+    struck = job.id in site.struck
     hit = _hit(campaign, job, lines)
     code = work.code if work else 0
     if job.state == "COMPLETED":
@@ -72,7 +77,7 @@ def _job(campaign: Campaign, job: JobRecord, work: Work | None, lines: list[Line
         if not (true or struck or (hit and job.message)):
             yield f"FAILED ({job.exit_code}, {job.reason}: {job.message}), but its ranks ended {ends}"
     elif job.state == "CANCELLED":
-        if job.id not in campaign.site.ordered:
+        if job.id not in site.ordered:
             yield f"CANCELLED without an order: {job.message}"
     elif job.state == "TIMEOUT":
         if work is None or work.shape not in ("limit", "cancelled"):

@@ -22,5 +22,6 @@ def table(campaign: Campaign, violations: Sequence[str], seed: int, seconds: flo
         f"of them tried again: {retried}; controllers: {site.starts_of_controller}; "
         f"lines in the ledger: {len(site.ledger.lines)}"
     ]
+    lines += [f"nodes that a person resumed after failed launches: {len(getattr(site, 'resumed', ()))}"]
     lines += [f"violations: {len(violations)}", *violations]
     return "\n".join(lines)

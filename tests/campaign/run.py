@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +11,9 @@ from typing import NamedTuple
 
 from tests.campaign.faults import KINDS, Fault
 from tests.campaign.schedule import Act, Schedule
-from tests.campaign.site import Site, now
+from tests.campaign.site import Site
+from tests.campaign.slurmsite import BesideSlurm
+from tests.campaign.tormented import now
 from tests.testbed import wait_until
 
 PAUSE_S = 2.0
@@ -35,10 +38,11 @@ class Campaign:
 
     Attributes:
         troubles: The faults, once they are healed.
-        longest_cycle_s: The longest time between two heartbeats of a controller that nothing kept from it.
     """
 
-    def __init__(self, site: Site, schedule: Schedule, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, site: Site | BesideSlurm, schedule: Schedule, say: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.site, self.schedule, self._say = site, schedule, say
         self.troubles: list[Trouble] = []
         self._open: dict[int, Trouble] = {}
@@ -50,7 +54,7 @@ class Campaign:
         Raises:
             TimeoutError: It did not come to rest.
         """
-        self.site.begin()
+        self.site.start()
         for place, act in enumerate(self.schedule.acts):
             self._say(f"{place} {act.what} {act.number} {act.kind} {act.node} {act.amount}")
             self._step(act)
@@ -78,7 +82,8 @@ class Campaign:
             while any(trouble.act.node == act.node != "" for trouble in self._open.values()):
                 self._heal_due()  # a node has one fault at a time
                 self._pause(1)
-            fault = KINDS[act.kind](self.site, act.node, act.amount)
+            fault = KINDS[act.kind](self.site,  # type: ignore[arg-type]
+                act.node, act.amount)
             trouble = Trouble(act, fault, now(), now())
             fault.inject()
             if fault.lasts:
@@ -105,10 +110,8 @@ class Campaign:
         site = self.site
         site.shim.clear()
         site.begin()
-        unordered, site.unordered = site.unordered, []
-        wait_until(lambda: site.unfinished() >= 0 and site.database.exists(), REST_S, "the store")
-        for work in unordered:
-            site.order(work)
+        wait_until(site.database.exists, REST_S, "the store")
+        site.people()
         try:
             wait_until(self._has_ended, REST_S, "the end of all jobs", 0.2)
             site.wait_clean(REST_S)
@@ -116,17 +119,9 @@ class Campaign:
             states = Counter(str(job.state) for job in site.records())
             error.add_note(f"{states}; nodes {[(n, r['state'], r['reason']) for n, r in site.nodes().items()]}")
             raise
-        self._people()
 
     def _has_ended(self) -> bool:
         self.site.begin()  # a crash that was ordered may only come now
         with suppress(OSError):
-            new = list((self.site.state / "inbox" / "new").iterdir())
-            return not new and self.site.unfinished() == 0
+            return not os.listdir(self.site.state / "inbox" / "new") and self.site.has_ended()
         return False
-
-    def _people(self) -> None:
-        """What waits for a person at the end."""
-        for name, node in self.site.nodes().items():
-            ok = str(node["state"]) in ("IDLE", "MIXED")
-            self.site.expect(ok, f"{name} does not come back by itself: {node['state']}, {node['reason']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpusched.errors import GpuschedError
 from gpusched.model.jobs import JobState
 from gpusched.model.reservations import Reservation
 from gpusched.queue.damage import DatabaseDamaged, unreadable
 from gpusched.queue.promotions import Shadow
 from gpusched.queue.repair import set_aside_damaged
-from gpusched.queue.store import NodeRecord, RankRecord, RunRecord, Store
+from gpusched.queue.store import NodeRecord, RankRecord, Reader, RunRecord, Store
 from tests.controller.applying import NOW, InboxWorld
 
 
@@ -114,6 +116,28 @@ def test_a_page_that_is_garbage_is_one_clear_error(world: InboxWorld, tmp_path: 
     with pytest.raises(DatabaseDamaged) as error:
         world.store.events(limit=10**6)
     assert error.value.line() == "the database is damaged: database disk image is malformed; see 'gpusched check'"
+
+
+def test_an_emptied_database_is_not_taken_for_a_new_one(world: InboxWorld, tmp_path: Path) -> None:
+    """Its jobs would run on with nobody to end them, and their GPUs be foreign processes'."""
+    job = world.submit()
+    world.store.close()
+    path = tmp_path / "gpusched.db"
+    content = path.read_bytes()
+    os.truncate(path, 0)
+    (tmp_path / "logs" / job).mkdir(parents=True)
+    for opened in (Store.create_or_open, Reader.open):
+        with pytest.raises(GpuschedError, match="is empty, but jobs have run here"):
+            opened(tmp_path)
+    path.write_bytes(content)
+    world.store = Store.create_or_open(tmp_path)
+    assert world.store.job(job) is not None
+
+
+def test_a_database_that_was_about_to_be_made_is_made(tmp_path: Path) -> None:
+    (tmp_path / "gpusched.db").touch()
+    assert Reader.open(tmp_path) is None
+    Store.create_or_open(tmp_path).close()
 
 
 def test_a_full_disk_is_no_damage(world: InboxWorld) -> None:

@@ -83,8 +83,7 @@ class SlurmSite:
             self._spawn("mariadbd", slurm_files.mariadbd(self.folder))
             wait_until(lambda: self._is_there("mysql", "mariadbd"), 60, "mariadbd", 0.01)
             wait_until(lambda: self._is_there("munge", "munged"), 60, "munged", 0.01)
-            self._spawn("slurmdbd", [which("slurmdbd") or "", "-D"])
-            wait_until(self._database_answers, 60, "slurmdbd", 0.05)
+            self.start_slurmdbd()
             self.start_slurmctld()
             self.start_nodes()
         except BaseException:
@@ -204,6 +203,18 @@ class SlurmSite:
         if not self.slurmctld:
             self._spawn("slurmctld", [which("slurmctld") or "", "-D"])
         wait_until(self._answers, 60, "slurmctld", 0.02)
+
+    def start_slurmdbd(self) -> None:
+        """Start slurmdbd where it does not run, and wait until it answers."""
+        process = self._running.get("slurmdbd")
+        if process is None or process.poll() is not None:
+            self._spawn("slurmdbd", [which("slurmdbd") or "", "-D"])
+        wait_until(self._database_answers, 60, "slurmdbd", 0.05)
+
+    def kill_slurmdbd(self) -> None:
+        """SIGKILL: slurmctld keeps what it has to say until there is another one."""
+        self._running["slurmdbd"].kill()
+        self._running["slurmdbd"].wait(60)
 
     def _answers(self) -> bool:
         self._check("slurmctld")

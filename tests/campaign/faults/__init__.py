@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from tests.campaign.faults import client, clock, controller, declared, disk, gpu, inbox, node, runtime, store
+from fnmatch import fnmatch
+
+from tests.campaign.faults import client, clock, controller, declared, disk, gpu, inbox, node, runtime, slurm, store
 from tests.campaign.faults.base import NODES, Fault
 
 KINDS: dict[str, type[Fault]] = {
     kind.name(): kind
-    for family in (controller, client, node, runtime, disk, clock, store, inbox, gpu, declared)
+    for family in (controller, client, node, runtime, disk, clock, store, inbox, gpu, declared, slurm)
     for kind in vars(family).values()
     if isinstance(kind, type) and issubclass(kind, Fault) and kind.__module__ == family.__name__
     and not kind.__name__.startswith("_")
 }  # fmt: skip
 
-__all__ = ["KINDS", "NODES", "Fault"]
+WITH_SLURM = (
+    "slurm.*", "controller.*", "inbox.*", "declared.garbage", "declared.removed", "store.locked", "disk.*_full",
+    "disk.*_broken", "disk.dead", "disk.read_only",
+)  # fmt: skip
+"""Those that say something where Slurm is the engine; nodes are Slurm's affair there."""
+
+
+def matching(patterns: str, engine: str) -> list[str]:
+    """The kinds of faults that match one of these patterns, and say something with this engine.
+
+    Raises:
+        ValueError: None does.
+    """
+    ours = [
+        kind for kind in KINDS
+        if (any(fnmatch(kind, known) for known in WITH_SLURM) and kind != "disk.node_full"
+            if engine == "slurm" else not kind.startswith("slurm."))
+    ]  # fmt: skip
+    found = [kind for kind in ours if any(fnmatch(kind, pattern) for pattern in patterns.split(","))]
+    if not found:
+        raise ValueError(f"--kinds {patterns}: none of {', '.join(ours)}")
+    return found
+
+
+__all__ = ["KINDS", "NODES", "Fault", "matching"]

@@ -56,8 +56,7 @@ class Page(_Damaged):
 
 
 class Truncated(_Damaged):
-    """It is cut off."""
+    """It is cut off, within its first page."""
 
     def damage(self) -> None:
-        size = os.path.getsize(self.site.database) // 2  # less may only cost rows, which are set aside
-        os.truncate(self.site.database, self.pick(size))
+        os.truncate(self.site.database, self.pick(4096))  # what is cut off later may only be found amid a cycle

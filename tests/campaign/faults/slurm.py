@@ -1,0 +1,132 @@
+"""Slurm's own daemons die or stand still, and people change what gpusched has leased."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpusched.model.slurm import LEASE
+from tests.campaign.faults.base import NODES, Fault
+
+if TYPE_CHECKING:
+    from tests.campaign.slurmsite import BesideSlurm
+
+
+class _Slurm(Fault):
+    lasts = False
+    site: BesideSlurm  # type: ignore[assignment]
+
+    def tell(self, *words: str) -> None:
+        """Give an order as root, where slurmctld answers; refused or not."""
+        if self.site.is_answering():
+            self.site.site.run(words, check=False)
+
+
+class Ctld(_Slurm):
+    """``kill -9`` of slurmctld, once it has saved what it was told; started again later."""
+
+    lasts = True
+
+    def inject(self) -> None:
+        if self.site.accepted and self.site.is_answering() and (waiting := self.site.pending()):
+            self.site.site.wait_saved(waiting[-1])
+        self.site.site.kill_slurmctld()
+
+    def heal(self) -> None:
+        self.site.site.start_slurmctld()
+
+
+class CtldFreeze(_Slurm):
+    """Slurmctld stands still."""
+
+    lasts = True
+
+    def inject(self) -> None:
+        self.site.site.freeze_slurmctld()
+        self.site.is_frozen = True
+
+    def heal(self) -> None:
+        self.site.site.thaw_slurmctld()
+        self.site.is_frozen = False
+
+
+class Dbd(_Slurm):
+    """``kill -9`` of slurmdbd; started again later."""
+
+    lasts = True
+
+    def inject(self) -> None:
+        self.site.site.kill_slurmdbd()
+
+    def heal(self) -> None:
+        self.site.site.start_slurmdbd()
+
+
+class Slurmd(_Slurm):
+    """``kill -9`` of a node's slurmd; its jobs go on. Started again later."""
+
+    lasts, nodes = True, NODES
+
+    def inject(self) -> None:
+        self.site.site.kill_slurmd(self.node)
+
+    def heal(self) -> None:
+        self.site.site.start_nodes()
+
+
+class Drain(_Slurm):
+    """A person drains a node, and resumes it."""
+
+    lasts, nodes = True, NODES
+
+    def inject(self) -> None:
+        self.tell("scontrol", "update", f"NodeName={self.node_name}", "State=DRAIN", "Reason=by hand")
+
+    def heal(self) -> None:
+        self.site.resume.add(self.node_name)
+
+
+class Reserve(_Slurm):
+    """A person reserves a node for the hour after next, and takes it back."""
+
+    lasts, nodes = True, NODES
+
+    def inject(self) -> None:
+        self.tell("scontrol", "create", "reservation", "ReservationName=theirs", f"Nodes={self.node_name}",
+                  "StartTime=now+60minutes", "Duration=60", "Users=root")  # fmt: skip
+
+    def heal(self) -> None:
+        self.tell("scontrol", "delete", "ReservationName=theirs")
+
+
+class LeaseDeleted(_Slurm):
+    """A person deletes gpusched's reservation."""
+
+    def inject(self) -> None:
+        self.tell("scontrol", "delete", f"ReservationName={LEASE}")
+
+
+class Changed(_Slurm):
+    """A person changes a job that waits, perhaps while it is leased: held and released, another limit, top priority."""
+
+    def inject(self) -> None:
+        waiting = self.site.pending()
+        if not waiting:
+            return
+        job = waiting[self.pick(len(waiting))]
+        how = self.pick(97) % 3
+        if how == 0:
+            self.tell("scontrol", "hold", job)
+            self.tell("scontrol", "release", job)
+        elif how == 1:
+            self.tell("scontrol", "update", f"JobId={job}", "TimeLimit=20")
+        else:
+            self.tell("scontrol", "update", f"JobId={job}", "Nice=-100")
+
+
+class Withdrawn(_Slurm):
+    """A person takes the pins off a job that waits."""
+
+    def inject(self) -> None:
+        if waiting := self.site.pending():
+            job = waiting[self.pick(len(waiting))]
+            self.tell("scontrol", "update", f"JobId={job}", "ReservationName=", "ReqNodeList=")

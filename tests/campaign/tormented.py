@@ -1,0 +1,188 @@
+"""A controller that can be tormented, with what is known about it besides gpusched's own records."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from gpusched.model.jobs import ENDED, JobRecord
+from tests import commands
+from tests.campaign.ledger import Ledger
+from tests.campaign.shim import SERVER, Shim
+from tests.e2e.conftest import Cluster
+from tests.testbed import processes
+
+STATE_KIB = 96 << 10
+
+
+class Tormented(Cluster):
+    """A cluster with its state folder on a file system of its own.
+
+    Attributes:
+        ledger: The jobs' own.
+        shim: Orders to the controller's disk operations.
+        stranger: A file that nothing may change.
+        wrong: What was found to be wrong.
+        flood: How many files `inbox.Many` writes at most.
+    """
+
+    def set_up(self) -> None:
+        """Make folders and file systems."""
+        self.ledger = Ledger(self.folder / "share")
+        self.state.mkdir()
+        self.stranger = self.folder / "stranger"
+        self.stranger.write_text("not gpusched's")
+        self.shim = Shim(self.folder / "controller.orders", self.state)
+        self._clock = Shim(self.folder / "clock.orders", self.state)
+        self.wrong: list[str] = []
+        self.flood = 1800
+        self.starts_of_controller = 0
+        self._crash_points: dict[str, int] = {}
+        self.mounts = [self.state]
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={STATE_KIB}k", "campaign", self.state], check=True)
+
+    def close(self) -> None:
+        """Stop everything; nodes see what was mounted until they are started again."""
+        try:
+            super().close()
+        finally:
+            self.ledger.close()
+            for mount in self.mounts:
+                subprocess.run(["umount", "-l", mount], check=False)
+
+    def expect(self, holds: bool, otherwise: str) -> None:
+        """Note that something is wrong, unless it holds."""
+        if not holds:
+            self.wrong.append(otherwise)
+
+    def note(self, said: str) -> None:
+        """Put a line of ours into the controller's log."""
+        with self._log.open("a") as log:
+            log.write(f"campaign: {said}\n")
+
+    def attempt(self, action: Callable[[], object]) -> None:
+        """Do it where the disk allows it."""
+        with suppress(OSError):
+            action()
+
+    def write_file(self, path: Path, content: bytes, size: int = 0) -> None:
+        """Write it where the disk allows it; never through a link, which may lead out of the campaign's folder."""
+        assert path.is_relative_to(self.folder)
+
+        def write() -> None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+            with open(os.open(path, flags, 0o600), "wb") as file:
+                file.write(content)
+                file.truncate(max(size, len(content)))
+
+        self.attempt(write)
+
+    # ---- the controller -------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the controller unless it runs, without waiting for it; its orders to fail are gone."""
+        if self.is_up():
+            return
+        self.shim.clear()
+        self.starts_of_controller += 1
+        with self._log.open("ab") as log, open(os.devnull) as nothing:
+            files = (nothing.fileno(), log.fileno(), log.fileno())
+            env = self.env(CAMPAIGN_SHIM=str(self.shim.path))
+            self.controller = commands.start(["controller"], env, "/", files, session=True)
+
+    def is_up(self) -> bool:
+        """Whether the controller runs."""
+        return self.controller is not None and self.controller.poll() is None
+
+    def kill(self) -> None:
+        """``kill -9`` of the controller, if it runs."""
+        if self.is_up():
+            self.kill_controller()
+
+    def signal(self, number: int) -> None:
+        """Send the controller a signal, if it runs."""
+        if self.is_up():
+            assert self.controller is not None
+            self.controller.send_signal(number)
+
+    def children(self) -> list[int]:
+        """The controller's child processes."""
+        return processes.tree(self.controller.pid)[1:] if self.controller is not None and self.is_up() else []
+
+    def next_crash_point(self, kind: str, most: int) -> int:
+        """0, 1, 2 .. of this kind of crash, beginning again at ``most``: so that each point is passed."""
+        found = self._crash_points.get(kind, -1) + 1
+        self._crash_points[kind] = found
+        return found % most
+
+    def env(self, **more: str) -> dict[str, str]:
+        """As `Cluster.env`, with the site's clock."""
+        return super().env(**SERVER | {"CAMPAIGN_SHIM": str(self._clock.path)} | more)
+
+    def set_clock(self, ahead_s: int) -> None:
+        """Set the wall clock of controller and clients."""
+        self.shim.clock_s = self._clock.clock_s = ahead_s
+
+    # ---- the state folder -----------------------------------------------------------------------------------
+
+    def resize_state(self, left_kib: int | None) -> None:
+        """Leave so much room in the state folder; None: as at first."""
+        resize(self.state, STATE_KIB, left_kib)
+
+    @property
+    def database(self) -> Path:
+        """gpusched.db."""
+        return self.state / "gpusched.db"
+
+    def copy_database(self) -> Path:
+        """A copy of it with its log, made while no controller runs."""
+        copy = self.folder / "kept"
+        shutil.rmtree(copy, ignore_errors=True)
+        copy.mkdir()
+        for path in self.state.glob("gpusched.db*"):
+            shutil.copy2(path, copy)
+        return copy
+
+    def restore_database(self, copy: Path) -> None:
+        """Put a copy back, as a person would."""
+        for path in self.state.glob("gpusched.db*"):
+            path.unlink()
+        for path in copy.glob("gpusched.db*"):
+            shutil.copy2(path, self.state)
+
+    def is_disturbed(self) -> bool:
+        """Whether the state folder is full or cannot be written."""
+        found = os.statvfs(self.state)
+        return found.f_bavail * found.f_frsize < (8 << 20)
+
+    def records(self) -> list[JobRecord]:
+        """All jobs of the store; none while it cannot be read."""
+        with self.reader() as reader:
+            return list(reader.jobs()) if reader else []
+
+    def unfinished(self) -> int:
+        """How many have not ended."""
+        return sum(job.state not in ENDED for job in self.records())
+
+
+def resize(folder: Path, most_kib: int, left_kib: int | None) -> None:
+    """Leave so much room in a tmpfs; None: the most."""
+    found = os.statvfs(folder)
+    used = (found.f_blocks - found.f_bfree) * found.f_frsize // 1024
+    size = most_kib if left_kib is None else max(4, used + left_kib)
+    for more in (0, 64, 512):  # it grows as we look
+        done = subprocess.run(["mount", "-o", f"remount,size={size + more}k", folder], capture_output=True, check=False)
+        if done.returncode == 0:
+            return
+    raise OSError(errno.EINVAL, done.stderr.decode(), str(folder))
+
+
+def now() -> float:
+    """Seconds since the machine's start, as jobs write them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
