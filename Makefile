@@ -172,7 +172,7 @@ package: install
 
 # It is installed on clean Debian systems (mmdebstrap, systemd-container; root).
 package-test: package
-	@GPUSCHED_PACKAGE="$$PWD/$$(ls -t dist/*.deb | head -n 1)" $(BIN)/python -m pytest -v tests/bootstrap/test_package.py
+	@GPUSCHED_PACKAGE="$$PWD/$$(ls -t dist/*.deb | head -n 1)" $(BIN)/python -m pytest -v tests/bootstrap/test_package.py tests/nodes/runtimes/test_apptainer.py
 
 packages:
 	@sh tests/testbed/install_packages.sh

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed import processes, wait_until
+from tests.testbed import processes, systems, wait_until
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = os.environ.get("GPUSCHED_PACKAGE", "")
-NEEDED = ("mmdebstrap", "systemd-nspawn", "nsenter")
-INCLUDED = "python3,python3-venv,systemd,systemd-sysv,dbus,openssh-server,openssh-client"
+NEEDED = ("systemd-nspawn", "nsenter")
+INCLUDED = ("python3", "python3-venv", "systemd", "systemd-sysv", "dbus", "openssh-server", "openssh-client")
 SYSTEMS = {"bookworm": "3.11", "trixie": "3.13"}  # Debian 12 and 13, and their Python
 pytestmark = [
     pytest.mark.slow,
@@ -80,19 +80,15 @@ class Machine:
 @pytest.fixture(params=SYSTEMS)
 def system(request: pytest.FixtureRequest) -> str:
     name = str(request.param)
-    folder = ROOT / "build" / "systems" / name
-    if not (folder / "etc/os-release").exists():
-        words = ["mmdebstrap", "--variant=minbase", f"--include={INCLUDED}", name, str(folder)]
-        done = subprocess.run(words, check=False, capture_output=True, text=True)
-        if done.returncode:
-            shutil.rmtree(folder, ignore_errors=True)
-            pytest.skip(f"no {name} from Debian's mirror: {done.stderr.strip().splitlines()[-1]}")
+    _, why = systems.debian(name, INCLUDED)
+    if why:
+        pytest.skip(why)
     return name
 
 
 @pytest.fixture
 def machine(system: str, tmp_path: Path) -> Iterator[Machine]:
-    lower, upper, root = ROOT / "build" / "systems" / system, tmp_path / "upper", tmp_path / "root"
+    lower, upper, root = systems.SYSTEMS / system, tmp_path / "upper", tmp_path / "root"
     for folder in (upper, tmp_path / "work", root):
         folder.mkdir(mode=0o755)
     options = f"lowerdir={lower},upperdir={upper},workdir={tmp_path / 'work'}"

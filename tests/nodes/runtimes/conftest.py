@@ -1,4 +1,4 @@
-"""`world`: every runtime in turn, on a real node each. apptainer is not among them: it cannot be installed here."""
+"""`world`: every runtime in turn, on a real node each; apptainer has a system of its own (test_apptainer.py)."""
 
 from collections.abc import Iterator
 from pathlib import Path
