@@ -5,8 +5,8 @@
 The real service with its store, inbox, notices, events, metrics and predictions of starts; nodes in memory stand behind
 the cluster port, and time goes on by one tick after each cycle. Jobs of one GPU arrive all the time, 90 % of what the
 nodes can do; they end by themselves. Printed every tenth: resident memory after a collection of garbage, descriptors,
-threads, Python objects, the store's size. Warm-up: the first tenth. ``status``: its CPU seconds against those of a process
-that only imports the modules it loads.
+threads, Python objects, the store's size. Warm-up: the first tenth. ``status``: its CPU seconds against those of a
+process that only imports the modules it loads.
 """
 
 from __future__ import annotations
@@ -35,6 +35,13 @@ from tests.controller.imagined import GPUS, Host, ImaginedCluster, World
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 HOUR = 3600.0
+_STATUS = """import sys
+from gpusched.cli.main import main
+sys.argv = ['gpusched', 'status']
+try: main()
+except SystemExit: pass
+"""
+_PACKAGES = ("gpusched", "msgspec", "rich", "typer", "click", "sqlite3")
 
 
 class Day:
@@ -44,7 +51,8 @@ class Day:
         names = [f"n{i}" for i in range(nodes)]
         self.state, self.inventory = folder / "state", folder / "inventory.yaml"
         self.inventory.write_text(
-            f"settings: {{tick: {tick_s:.0f}s}}\ndefaults: {{runtime: podman, gpu_type: A100, gpus: {GPUS}, cores: 64, memory: 512G, port: 1}}\n"
+            f"settings: {{tick: {tick_s:.0f}s}}\n"
+            f"defaults: {{runtime: podman, gpu_type: A100, gpus: {GPUS}, cores: 64, memory: 512G, port: 1}}\n"
             f"partitions: {{p: {{policy: easy, nodes: [{', '.join(names)}]}}}}\n"
         )
         self.world = World(now=time.time() - 25 * HOUR, hosts={name: Host(name, use=90.0) for name in names})
@@ -59,7 +67,8 @@ class Day:
     def turns(self, seconds: float, jobs: int) -> Iterator[None]:
         """Run cycles for so many virtual seconds, in which ``jobs`` arrive."""
         until, rate = self.world.now + seconds, jobs / seconds
-        self._run_s = 0.9 * GPUS * len(self.world.hosts) / rate
+        # A job holds its GPU for two ticks more: its start and its end are seen by the next.
+        self._run_s = max(self._tick_s, 0.9 * GPUS * len(self.world.hosts) / rate - 2 * self._tick_s)
         while self.world.now < until:
             self._due += rate * self._tick_s
             while self._due >= 1:
@@ -111,19 +120,18 @@ def figures(state: Path) -> dict[str, float]:
 def status(day: Day, rounds: int = 9) -> tuple[float, float]:
     """Return the medians of CPU seconds of ``status`` and of the imports it needs, measured in turn."""
     environment = os.environ | {"GPUSCHED_STATE": str(day.state), "GPUSCHED_INVENTORY": str(day.inventory)}
-    run = "import sys; from gpusched.cli.main import main; sys.argv = ['gpusched', 'status']\ntry: main()\nexcept SystemExit: pass\n"
-    listing = run + "print('\\nmodules', *(m for m in sys.modules if m.startswith(('gpusched', 'msgspec', 'rich', 'typer', 'click', 'sqlite3'))))"
+    listing = _STATUS + f"print('\\nmodules', *(m for m in sys.modules if m.partition('.')[0] in {_PACKAGES!r}))"
     said = subprocess.run([sys.executable, "-c", listing], env=environment, capture_output=True, text=True, check=True)
     modules = said.stdout.splitlines()[-1].split()[1:]
     imports = "".join(f"import {name}\n" for name in modules)
-    took: dict[str, list[float]] = {run: [], imports: []}
+    took: dict[str, list[float]] = {_STATUS: [], imports: []}
     for _ in range(rounds):
         for code, times in took.items():
             before = os.times()
             subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, check=True)
             after = os.times()
             times.append(after[2] + after[3] - before[2] - before[3])
-    return statistics.median(took[run]), statistics.median(took[imports])
+    return statistics.median(took[_STATUS]), statistics.median(took[imports])
 
 
 def main() -> None:
