@@ -30,7 +30,8 @@ from gpusched.queue.schema import SCHEMA_VERSION
 
 MANIFEST = "manifest.json"
 INVENTORY = "inventory.yaml"
-TREES = ("policies", "candidates", "reports", "secrets", "programs", "inbox/new")
+INBOX = "inbox/new"
+TREES = ("policies", "candidates", "reports", "secrets", "programs", INBOX)
 LOGS = "logs"
 PAGES_PER_STEP = 256
 PAUSE_S = 0.001  # between two steps: readers and the writer of the disk get their turn
@@ -215,6 +216,8 @@ def copy_tree(source: Path, target: Path, tree: str) -> None:
 def _copy_trees(state: Path, part: Path, before: Path | None, stop: Callable[[], bool]) -> None:
     for tree in TREES:
         for file in _files(state / tree):
+            if tree == INBOX and file.suffix != ".submit":
+                continue  # only a submission can be applied again: its job's id is known then
             if stop():
                 raise BackupStopped
             name = file.relative_to(state)
