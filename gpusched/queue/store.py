@@ -688,13 +688,13 @@ class Store(
             db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;")
             db.execute(f"PRAGMA journal_size_limit = {MAX_IDLE_WAL_BYTES}")
             store = cls(db)
-            store._migrate()
+            store._migrate(path)
             return store
         except (*UNREADABLE, OSError) as error:
             who = "".join(f"; locked by {one}" for one in lock_holders(path))
             raise GpuschedError(f"{path} cannot be opened for writing: {error}{who}", "see 'gpusched check'") from error
 
-    def _migrate(self) -> None:
+    def _migrate(self, path: Path) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version == SCHEMA_VERSION:
             return
@@ -702,6 +702,10 @@ class Store(
             raise GpuschedError(
                 f"the database has version {version}, this gpusched supports {SCHEMA_VERSION}", "use the newer gpusched"
             )
+        if version:
+            from gpusched.queue.backup import copy_before_migration  # readers start faster without it
+
+            copy_before_migration(self._db, path, version)
         for old in range(version, SCHEMA_VERSION):
             step = SCHEMA if old == 0 else MIGRATIONS[old - 1]
             self._db.executescript(f"BEGIN; {step} PRAGMA user_version={old + 1}; COMMIT;")
