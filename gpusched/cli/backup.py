@@ -55,6 +55,7 @@ def recover(
     cluster_id: Annotated[
         str, typer.Option("--cluster-id", help="Without a backup, if nodes have jobs of several installations.")
     ] = "",
+    no_backup: Annotated[bool, typer.Option("--no-backup", help="Rebuild it from the nodes alone.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be recovered.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
     json: output.JsonOption = False,
@@ -68,7 +69,7 @@ def recover(
     from gpusched.controller.rebuilding import rebuild
     from gpusched.views.recovery import recovery_json, recovery_screen
 
-    with rebuild(state_folder(), load_inventory(inventory), source, cluster_id) as rebuilt:
+    with rebuild(state_folder(), load_inventory(inventory), None if no_backup else source, cluster_id) as rebuilt:
         if not json:
             output.print_rich(recovery_screen(rebuilt.report, time.time()))
         committed = not dry_run and output.confirm("put the recovered store in place", yes)

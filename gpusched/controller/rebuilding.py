@@ -79,21 +79,20 @@ class Rebuild:
 
 @contextlib.contextmanager
 def rebuild(
-    state: Path, inventory: Inventory, source: str = "", cluster_id: str = "", now: float | None = None
+    state: Path, inventory: Inventory, source: str | None = "", cluster_id: str = ""
 ) -> Iterator[Rebuild]:
     """Yield the rebuilt store, under the controller's lock; without `Rebuild.commit` nothing is changed.
 
     Args:
         state: The state folder, in which the database is missing or damaged.
         inventory: All nodes that may have jobs.
-        source: A folder of backups, or a backup, on this machine or as ``host:path``; "": as the inventory says.
+        source: A folder of backups, or a backup, on this machine or as ``host:path``; "": as the inventory says;
+            None: no backup is used.
         cluster_id: Of the installation; needed if there is no backup and nodes have jobs of several.
-        now: Unix seconds; None: the time now.
 
     Raises:
         GpuschedError: A controller runs, the database is in order, or there is no usable backup in ``source``.
     """
-    now = time.time() if now is None else now
     with controller_lock(state):
         _refuse_sound(state)
         work = state / WORK
@@ -105,10 +104,9 @@ def rebuild(
                 shutil.copyfile(backup.path / DATABASE, work / DATABASE)
                 (work / DATABASE).chmod(0o600)
             with contextlib.closing(Store.create_or_open(work)) as store:
-                silent = dict[str, str]()
                 if backup is None:
-                    store.set_meta("cluster_id", cluster_id or _find_cluster(inventory, silent))
-                yield Rebuild(state, backup, store, _settled(state, inventory, backup, store, now))
+                    store.set_meta("cluster_id", cluster_id or _find_cluster(inventory))
+                yield Rebuild(state, backup, store, _settled(state, inventory, backup, store, time.time()))
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -126,13 +124,15 @@ def _refuse_sound(state: Path) -> None:
                 )
 
 
-def _backup(source: str, inventory: Inventory, work: Path) -> Backup | None:
+def _backup(source: str | None, inventory: Inventory, work: Path) -> Backup | None:
+    if source is None:
+        return None
+    source = source or inventory.settings.backup.to
+    if not source:
+        raise GpuschedError("settings.backup names no folder", "name a backup with --from, or use --no-backup")
     if remote := _REMOTE.fullmatch(source):
         return _fetch(remote[1], remote[2], work / "fetched")
-    if source:
-        return find_backup(Path(source))
-    to = inventory.settings.backup.to
-    return find_backup(Path(to)) if to and os.path.isdir(to) else None
+    return find_backup(Path(source))
 
 
 def _fetch(host: str, path: str, target: Path) -> Backup:
@@ -160,7 +160,7 @@ def _command(*argv: str) -> str:
         raise GpuschedError(f"{argv[0]}: {said}", "copy the backup here, and name it with --from") from None
 
 
-def _find_cluster(inventory: Inventory, silent: dict[str, str]) -> str:
+def _find_cluster(inventory: Inventory) -> str:
     """Return the only installation that has left attempts on these nodes.
 
     Raises:
@@ -169,19 +169,19 @@ def _find_cluster(inventory: Inventory, silent: dict[str, str]) -> str:
     found: dict[str, list[str]] = {}
 
     def ask(node: Node) -> None:
-        try:
-            with contextlib.closing(open_transport(node, inventory.settings)) as transport:
-                for cluster in find_clusters(transport, node.name):
-                    found.setdefault(cluster, []).append(node.name)
-        except TransportError as error:
-            silent[node.name] = error.reason
+        with (
+            contextlib.suppress(TransportError),
+            contextlib.closing(open_transport(node, inventory.settings)) as transport,
+        ):
+            for cluster in find_clusters(transport, node.name):
+                found.setdefault(cluster, []).append(node.name)
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(ask, inventory.nodes))
     if len(found) == 1:
         return next(iter(found))
     if not found:
-        raise GpuschedError("there is no backup, and no node has jobs of an installation", "nothing can be recovered")
+        raise GpuschedError("no node that answers has jobs of an installation", "name a backup with --from")
     each = "; ".join(f"{cluster}: {', '.join(sorted(nodes))}" for cluster, nodes in sorted(found.items()))
     raise GpuschedError(f"nodes have jobs of several installations ({each})", "name one with --cluster-id")
 
@@ -191,7 +191,8 @@ def _settled(
 ) -> RecoveryReport:
     cluster_id = store.meta("cluster_id")
     assert cluster_id is not None
-    nodes, silent = ask_nodes(inventory, cluster_id, state / WORK)
+    # Slurm's jobs are as Slurm says; the controller reads them anew.
+    nodes, silent = ask_nodes(inventory, cluster_id, state / WORK) if inventory.engine == "ssh" else ({}, {})
     with store.transaction():
         made = backup.manifest.made if backup is not None and backup.manifest is not None else None
         event = Event(time=now, kind="store_recovered", data={"backup": made, "silent": sorted(silent)})

@@ -30,7 +30,8 @@ from gpusched.queue.schema import SCHEMA_VERSION
 
 MANIFEST = "manifest.json"
 INVENTORY = "inventory.yaml"
-TREES = ("policies", "candidates", "reports", "secrets", "programs", "inbox/new")
+INBOX = "inbox/new"
+TREES = ("policies", "candidates", "reports", "secrets", "programs", INBOX)
 LOGS = "logs"
 PAGES_PER_STEP = 256
 PAUSE_S = 0.001  # between two steps: readers and the writer of the disk get their turn
@@ -196,6 +197,30 @@ def _copy_database(source: Path, copy: Path, now: float, stop: Callable[[], bool
     )  # fmt: skip
 
 
+def copy_before_migration(db: sqlite3.Connection, path: Path, version: int) -> None:
+    """Copy the database to ``gpusched.db.vVERSION``, for a return to the gpusched before; older copies are removed.
+
+    Raises:
+        OSError, sqlite3.Error: There is no room for it, say; nothing has been changed.
+    """
+    copy = path.with_name(f"{path.name}.v{version}")
+    part = copy.with_name(f"{copy.name}.part")
+    part.unlink(missing_ok=True)
+    try:
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as target:
+            db.backup(target)
+            target.execute("PRAGMA journal_mode=DELETE")
+        part.replace(copy)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    for old in path.parent.glob(f"{path.name}.v*"):
+        if old != copy:
+            old.unlink()
+
+
 def _refuse_mixture(earlier: list[Backup], cluster_id: str, target: Path) -> None:
     """Raise if another installation's backups lie there: rotation would remove them."""
     others = {b.manifest.cluster_id for b in earlier if b.manifest is not None} - {cluster_id}
@@ -215,6 +240,8 @@ def copy_tree(source: Path, target: Path, tree: str) -> None:
 def _copy_trees(state: Path, part: Path, before: Path | None, stop: Callable[[], bool]) -> None:
     for tree in TREES:
         for file in _files(state / tree):
+            if tree == INBOX and file.suffix != ".submit":
+                continue  # only a submission can be applied again: its job's id is known then
             if stop():
                 raise BackupStopped
             name = file.relative_to(state)

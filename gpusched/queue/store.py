@@ -711,7 +711,7 @@ class Store(
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if term is not None and version:
                 store._claim(db, term)  # first: a controller that was superseded must not migrate
-            store._migrate()
+            store._migrate(path)
             if term is not None and not version:
                 store._claim(db, term)
             return store
@@ -719,7 +719,7 @@ class Store(
             who = "".join(f"; locked by {one}" for one in lock_holders(path))
             raise GpuschedError(f"{path} cannot be opened for writing: {error}{who}", "see 'gpusched check'") from error
 
-    def _migrate(self) -> None:
+    def _migrate(self, path: Path) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version == SCHEMA_VERSION:
             return
@@ -727,6 +727,10 @@ class Store(
             raise GpuschedError(
                 f"the database has version {version}, this gpusched supports {SCHEMA_VERSION}", "use the newer gpusched"
             )
+        if version:
+            from gpusched.queue.backup import copy_before_migration  # readers start faster without it
+
+            copy_before_migration(self._db, path, version)
         for old in range(version, SCHEMA_VERSION):
             step = SCHEMA if old == 0 else MIGRATIONS[old - 1]
             self._db.executescript(f"BEGIN; {step} PRAGMA user_version={old + 1}; COMMIT;")

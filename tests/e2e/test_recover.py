@@ -103,33 +103,32 @@ def test_a_machine_that_died_with_its_disk_is_replaced(cluster: Cluster, tmp_pat
 
 
 @pytest.mark.processes
-def test_without_a_backup_a_silent_node_is_settled_when_it_returns(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_damaged_database_is_rebuilt_from_nodes_alone_and_a_silent_one_is_settled_later(cluster: Cluster) -> None:
     traces = Traces(cluster)
     jobs = {node: traces.until("go", "--nodelist", node) for node in ("dgx001", "dgx003")}
-    waiting = traces.submit("true", "--hold")
     for job in jobs.values():
         cluster.wait_state(job, "RUNNING")
-    cluster.cli("backup", "--to", str(tmp_path / "backups"))
-    cluster.cli("release", waiting)
-    begun = traces.until("go", "--nodelist", "dgx003")
-    cluster.wait_state(begun, "RUNNING")
-    gone(cluster, waiting)
-    there = traces.starts(waiting)[0][3]
-    lose(cluster)
+    done = traces.submit("exit 6", "--nodelist", "dgx003")
+    gone(cluster, done)
+    cluster.kill_controller()
+    for name in ("gpusched.db", "gpusched.db-wal"):  # which has all pages
+        with (cluster.state / name).open("r+b") as file:
+            file.write(b"no longer one" * 1000)
+    waits = traces.submit("true", "--nodelist", "dgx003")
+    refused = cluster.cli("recover", "-y", check=False)
+    assert (refused.returncode, "--no-backup" in refused.stderr) == (1, True)
     cluster.node("dgx003").cut()
-    first = {jobs["dgx001"]: ("recovered", "STARTING", None)}
-    if there == "dgx001":
-        first[waiting] = ("recovered", "COMPLETED", 0)
-    assert outcomes(cluster, "-y") == first
+    assert outcomes(cluster, "--no-backup", "-y") == {jobs["dgx001"]: ("recovered", "STARTING", None)}
+    assert len(list(cluster.state.glob("gpusched.db.damaged-*Z"))) == 1
     cluster.start_controller(nodes=False)
-    later = traces.submit("true", "--nodelist", "dgx003")
     cluster.wait_state(jobs["dgx001"], "RUNNING")
+    wait_until(lambda: "may run it" in getattr(cluster.job(waits), "message", ""), 30, "the reason why it waits")
     cluster.node("dgx003").join()
-    for job in (jobs["dgx003"], begun):
-        wait_until(lambda job=job: cluster.state_of(job) == "RUNNING", 60, "the node to be settled")
-    assert cluster.wait_state(later).state == "COMPLETED"
-    assert cluster.state_of(waiting) == "COMPLETED"
+    wait_until(lambda: cluster.state_of(jobs["dgx003"]) == "RUNNING", 60, "the node to be settled")
+    assert (cluster.wait_state(done).state, cluster.wait_state(done).exit_code) == ("FAILED", 6)
+    assert cluster.wait_state(waits).state == "COMPLETED"
     traces.let_go("go")
-    for job in (*jobs.values(), begun):
+    for job in jobs.values():
         assert cluster.wait_state(job).state == "COMPLETED"
     assert set(traces.counted().values()) == {1}
+    assert len(traces.lines) == 4

@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from gpusched.model.resources import BackupSettings
 from gpusched.queue import backup
 from gpusched.queue.backup import BackupStopped, backups, check_backup, find_backup, make_backup
 from gpusched.queue.reading import DATABASE
+from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import Reader, Store
 from tests.builders import job
 
@@ -170,3 +172,37 @@ def test_a_full_disk_keeps_the_earlier_backups(make: Callable[..., Path], store:
         assert [name for name in os.listdir(to) if name.endswith(".part")] == []
     finally:
         subprocess.run(["umount", "-l", to], check=True)
+
+
+def older(state: Path, version: int) -> None:
+    state.mkdir(exist_ok=True)
+    with sqlite3.connect(state / DATABASE) as db:
+        for step in (SCHEMA, *MIGRATIONS[: version - 1]):
+            db.executescript(step)
+        db.execute("INSERT INTO meta VALUES ('cluster_id', 'c')")
+        db.execute(f"PRAGMA user_version = {version}")
+    db.close()
+
+
+def version_of(file: Path) -> int:
+    with closing(sqlite3.connect(file)) as db:
+        return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def test_a_migration_leaves_a_copy_of_what_was_there_before(tmp_path: Path) -> None:
+    (tmp_path / f"{DATABASE}.v3").touch()
+    older(tmp_path, 17)
+    Store.create_or_open(tmp_path).close()
+    assert version_of(tmp_path / DATABASE) == SCHEMA_VERSION
+    copy = tmp_path / f"{DATABASE}.v17"
+    assert (version_of(copy), stat.S_IMODE(copy.stat().st_mode)) == (17, 0o600)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [DATABASE, copy.name]
+    Store.create_or_open(tmp_path).close()
+
+
+def test_without_room_for_it_nothing_is_migrated(tmp_path: Path) -> None:
+    older(tmp_path, 17)
+    (tmp_path / f"{DATABASE}.v17").mkdir()
+    with pytest.raises(GpuschedError, match="cannot be opened for writing"):
+        Store.create_or_open(tmp_path)
+    assert version_of(tmp_path / DATABASE) == 17

@@ -1,0 +1,72 @@
+"""Where `recover` takes its backup from, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpusched.controller.rebuilding import rebuild
+from gpusched.errors import GpuschedError
+from gpusched.model.resources import BackupSettings, Inventory
+from gpusched.queue.backup import make_backup
+from gpusched.queue.store import Store
+from tests.controller.imagined import inventory
+
+NOW = 1_800_000_000.0
+SSH = '#!/bin/sh\n[ "$1 $2 $3" = "-o BatchMode=yes safe" ] && exec sh -c "$4"\n'
+SCP = '#!/bin/sh\n[ "$1 $2 $3" = "-o BatchMode=yes -rpq" ] && exec cp -rp "${4#safe:}" "$5"\n'
+
+
+@pytest.fixture
+def lost(tmp_path: Path) -> Path:
+    """Two backups of a state folder that is gone; the newer one is damaged."""
+    state = tmp_path / "state"
+    Store.create_or_open(state).close()
+    for name in ("secrets/j", "logs/j/1.0.log"):
+        (state / name).parent.mkdir(parents=True)
+        (state / name).write_text(name)
+        (state / name).chmod(0o600)
+    settings = BackupSettings(to=str(tmp_path / "backups"))
+    make_backup(state, settings, NOW)
+    os.truncate(make_backup(state, settings, NOW + 60).path / "gpusched.db", 5000)
+    state.rename(tmp_path / "lost")
+    return tmp_path
+
+
+def no_nodes(to: str = "") -> Inventory:
+    settings = msgspec.structs.replace(inventory().settings, backup=BackupSettings(to=to))
+    return msgspec.structs.replace(inventory(), partitions=(), settings=settings)
+
+
+@pytest.mark.parametrize("source", ["{0}/backups", "safe:{0}/backups", "safe:{0}/backups/20270115T080000Z", ""])
+def test_the_newest_sound_backup_is_restored(lost: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (lost / "bin").mkdir()
+    for name, text in (("ssh", SSH), ("scp", SCP)):
+        (lost / "bin" / name).write_text(text)
+        (lost / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{lost / 'bin'}:{os.environ['PATH']}")
+    state = lost / "state"
+    with rebuild(state, no_nodes(str(lost / "backups")), source.format(lost)) as rebuilt:
+        assert (rebuilt.report.made, (state / "gpusched.db").exists()) == (NOW, False)
+        rebuilt.commit()
+    for name in ("secrets/j", "logs/j/1.0.log"):
+        assert (state / name).read_text() == name
+        assert (state / name).stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in state.iterdir()) == ["controller.lock", "gpusched.db", "logs", "secrets"]
+    before, after = (Store.create_or_open(folder) for folder in (lost / "lost", state))
+    assert after.meta("cluster_id") == before.meta("cluster_id")
+    assert after.latest_event() >= 1_000_000, "no number of an event is used again"
+    before.close()
+    after.close()
+    with pytest.raises(GpuschedError, match="nothing to recover"), rebuild(state, no_nodes(), source.format(lost)):
+        pass
+
+
+def test_without_a_usable_backup_nothing_is_done(lost: Path) -> None:
+    for source, said in (("", "names no folder"), (str(lost / "none"), "no usable"), (None, "no node that answers")):
+        with pytest.raises(GpuschedError, match=said), rebuild(lost / "state", no_nodes(), source):
+            pass
+    assert [path.name for path in (lost / "state").iterdir()] == ["controller.lock"]
