@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "maintenance": ("gpusched.cli.reservations", "Plan maintenance: no job starts that cannot end before it."),
     "reservations": ("gpusched.cli.reservation_list", "List, change and cancel reservations."),
     "quota": ("gpusched.cli.quota", "Your limits: used and left; fair shares."),
+    "audit": ("gpusched.cli.audit", "Commands: who sent each, from where, and what came of it."),
     "power": ("gpusched.cli.power", "Energy and utilization: used, wasted, cost."),
     "web": ("gpusched.cli.web", "A web page: nodes, queue, timeline, usage."),
     "metrics": ("gpusched.cli.metrics", "Metrics for Prometheus (OpenMetrics)."),
@@ -71,6 +72,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 SLURM_COMMANDS = frozenset("submit run attach logs exec cancel hold release requeue priority drain resume".split())
 SLURM_COMMANDS |= {"reserve", "maintenance", "reservations"}
 """Commands that Slurm's own replace under ``engine: slurm``."""
+
+RECORDED_COMMANDS = frozenset({"install", "uninstall", "recover"})
+"""Commands for the audit log that do not go through the inbox."""
 
 SLOW_COMMANDS = {
     "status": "reading the queue", "show": "reading the job's history", "why": "projecting the queue",
@@ -110,6 +114,8 @@ class LazyGroup(TyperGroup):
         use_fast_conversion(command)
         if cmd_name in SLURM_COMMANDS and command.callback is not None:
             command.callback = _refuse_under_slurm(cmd_name, command.callback)
+        if cmd_name in RECORDED_COMMANDS and command.callback is not None:
+            command.callback = _record(cmd_name, command.callback)
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -142,6 +148,22 @@ def _refuse_under_slurm(name: str, callback: Callable[..., Any]) -> Callable[...
         if slurm.manages_jobs():
             slurm.refuse(name, given)
         return callback(**given)
+
+    return run
+
+
+def _record(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the command, which records itself in the audit log when it has ended."""
+
+    @functools.wraps(callback)
+    def run(**given: Any) -> Any:
+        from gpusched.client.audit import recorded_command
+        from gpusched.client.context import Client
+
+        if given.get("dry_run"):
+            return callback(**given)
+        with recorded_command(Client(), name):
+            return callback(**given)
 
     return run
 

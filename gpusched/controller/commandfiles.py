@@ -124,17 +124,18 @@ class CommandApplier:
         if not isinstance(command, commands.Submit):
             earlier += self._inbox.postponed_of(item.uid)
         # Only older files count, so that two that name each other do not wait forever.
-        return any(file < item.file_name and not self._store.was_applied(_as_text(file)) for file in earlier)
+        owner = self._inbox.owner
+        return any(file < item.file_name and not self._store.was_applied(_mark(file, owner(file))) for file in earlier)
 
     def _apply_once(
         self, item: ReceivedCommand | MalformedCommand, now: float, malformed: Counter[int]
     ) -> tuple[str, bool]:
         """Apply a file unless it was applied before; return its name, and whether it is well-formed."""
-        name = _as_text(item.file_name)
+        mark = _mark(item.file_name, item.uid)
         well_formed = not isinstance(item, MalformedCommand)
-        if not self._store.was_applied(name):
+        if not self._store.was_applied(mark):
             well_formed = self._apply_file(item, now, malformed)
-        self._store.mark_applied(name, now)  # again while the file exists: the mark must outlive it
+        self._store.mark_applied(mark, now)  # again while the file exists: the mark must outlive it
         return item.file_name, well_formed
 
     def _apply_singly(self, names: list[str], now: float) -> list[tuple[str, bool]]:
@@ -679,6 +680,11 @@ def _check_program(command: commands.Submit) -> None:
         raise CommandRefused(
             f"{len(command.task_programs)} programs for {len(set(command.array or ()))} tasks of an array"
         )
+
+
+def _mark(file_name: str, uid: int | None) -> str:
+    """Return the name under which a file counts as applied: nobody's file must count as another's."""
+    return _as_text(file_name) if uid == os.getuid() else f"{uid}:{_as_text(file_name)}"
 
 
 def _as_text(file_name: str) -> str:

@@ -56,5 +56,10 @@ def secure_logs(state: Path, store: Store, inventory: Inventory) -> None:
 
 
 def may_see(uid: int, job: JobRecord, inventory: Inventory) -> bool:
-    """Return whether a user may see a job's output and processes: its user, root, the controller's user and admins."""
-    return uid in (0, os.geteuid(), job.uid) or user_name(uid) in inventory.settings.admins
+    """Return whether a user may see a job's output and processes: its user and operators."""
+    return uid == job.uid or is_operator(uid, inventory)
+
+
+def is_operator(uid: int, inventory: Inventory) -> bool:
+    """Return whether a user is root, the controller's user or an admin."""
+    return uid in (0, os.geteuid()) or user_name(uid) in inventory.settings.admins

@@ -26,15 +26,17 @@ from gpusched.config.paths import log_path, result_path
 from gpusched.config.users import user_name
 from gpusched.controller.attaching import Tunnels, attach
 from gpusched.controller.logsetup import start_as_parent
-from gpusched.controller.outputs import may_see
+from gpusched.controller.outputs import is_operator, may_see
 from gpusched.controller.peers import RelayPeer, forward_streams
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import relay as wire
+from gpusched.model.commands import RecordAudit
 from gpusched.model.jobs import JobRecord, JobState, container_name
 from gpusched.model.resources import Inventory, Node
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, Runtime, runtime_for
 from gpusched.nodes.transport import Transport, TransportError, stream_argv
+from gpusched.queue.audit import AuditReporter, entries
 from gpusched.queue.lastgood import declared_or_kept
 from gpusched.queue.store import Reader
 
@@ -53,6 +55,7 @@ class RelayContext:
         self._stamp: tuple[int, int] | None = None
         self._inventory: Inventory | None = None
         self.tunnels = Tunnels()
+        self.audit = AuditReporter(state)
 
     def inventory(self) -> Inventory:
         """Return the inventory; while it is invalid, the last valid one.
@@ -80,6 +83,7 @@ def serve(sock: socket.socket, uid: int, context: RelayContext) -> None:
     except OSError:
         return  # the client has disconnected
     except (wire.ProtocolError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        context.audit.refused(_record(uid, "malformed", (), f"not a request: {error}"))
         _fail(peer, wire.Failure(f"not a request: {error}"[:500]))
     except GpuschedError as error:
         _fail(peer, wire.Failure(str(error), error.hint, isinstance(error, TransportError)))
@@ -98,20 +102,27 @@ def _fail(peer: RelayPeer, failure: wire.Failure) -> None:
 def _answer(peer: RelayPeer, request: wire.Request, uid: int, context: RelayContext) -> bytes:
     """Carry out the request; return the last frame."""
     inventory = context.inventory()
+    if isinstance(request, wire.AuditQuery):
+        return _send_audit(peer, context, uid, is_operator(uid, inventory), request.since)
     reader = Reader.open(context.state)
     if reader is None:
         raise GpuschedError("there is no store")
     try:
-        job = reader.job(request.job)
-        if job is None:
-            raise UsageError(f"there is no job {request.job[:60]!r}")
-        if not may_see(uid, job, inventory):
-            raise GpuschedError(f"job {job.id} belongs to {job.user}; its output and processes are private")
-        if isinstance(request, wire.KeptLog):
-            return _send_kept_log(peer, context.state, job, request)
-        node, runtime, ref = _locate(reader, inventory, job, request)
+        try:
+            job = _job(reader, inventory, request, uid)
+            place = None if isinstance(request, wire.KeptLog) else _locate(reader, inventory, job, request)
+        except GpuschedError as error:
+            context.audit.refused(_record(uid, request.__struct_config__.tag, (request.job,), str(error)))
+            raise
     finally:
         reader.close()
+    if uid != job.uid or not isinstance(request, wire.KeptLog | wire.NodeLog):
+        repeated = isinstance(request, wire.Forward | wire.KeptLog | wire.NodeLog)
+        context.audit.done(_record(uid, request.__struct_config__.tag, (job.id,)), once=repeated)
+    if place is None or isinstance(request, wire.KeptLog):
+        assert isinstance(request, wire.KeptLog)
+        return _send_kept_log(peer, context.state, job, request)
+    node, runtime, ref = place
     if isinstance(request, wire.Attach):
         return attach(peer, node, inventory.settings, ref, request, job.spec.session or 0)
     if isinstance(request, wire.Forward):
@@ -124,6 +135,40 @@ def _answer(peer: RelayPeer, request: wire.Request, uid: int, context: RelayCont
         return forward_streams(peer, transport.session(stream_argv(log.argv)), errors=wire.OUTPUT)
     finally:
         transport.close()
+
+
+def _job(reader: Reader, inventory: Inventory, request: wire.JobRequest, uid: int) -> JobRecord:
+    job = reader.job(request.job)
+    if job is None:
+        raise UsageError(f"there is no job {request.job[:60]!r}")
+    if not may_see(uid, job, inventory):
+        raise GpuschedError(f"job {job.id} belongs to {job.user}; its output and processes are private")
+    return job
+
+
+def _record(uid: int, action: object, subject: tuple[str, ...], refused: str = "") -> RecordAudit:
+    return RecordAudit(
+        time=time.time(), origin="relay", action=str(action), subject=tuple(name[:80] for name in subject),
+        refused=refused, via="relay", uid=uid, user=user_name(uid),
+    )  # fmt: skip
+
+
+def _send_audit(peer: RelayPeer, context: RelayContext, uid: int, everyone: bool, since: float) -> bytes:
+    """Send the caller's entries of the audit log, or everyone's, by lines."""
+    reader = Reader.open(context.state)
+    try:
+        lines = bytearray()
+        for entry in entries(context.state, reader, since):
+            if everyone or entry.uid == uid:
+                lines += msgspec.json.encode(entry) + b"\n"
+                if len(lines) >= wire.CHUNK:
+                    peer.send(wire.frame(wire.OUTPUT, bytes(lines)))
+                    lines.clear()
+        peer.send(wire.frame(wire.OUTPUT, bytes(lines)))
+    finally:
+        if reader is not None:
+            reader.close()
+    return wire.exit_frame(0)
 
 
 def _locate(
@@ -182,6 +227,7 @@ class ConnectionLimiter:
             self._open[uid] += not full
         try:
             if full:
+                self._context.audit.refused(_record(uid, "connect", (), "too many sessions"))
                 raise GpuschedError(
                     f"too many sessions (at most {MAX_SESSIONS_PER_USER} per user, {MAX_SESSIONS} in all)"
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import math
 import os
@@ -22,7 +23,9 @@ from gpusched.cluster.collecting import rotate
 from gpusched.cluster.ssh import SshCluster
 from gpusched.config.paths import SHARED_STATE
 from gpusched.config.policies import POLICY, WEIGHTS, policy_folders
+from gpusched.config.users import user_name
 from gpusched.controller import logsetup
+from gpusched.controller.auditing import HOST
 from gpusched.controller.backups import BackupRunner
 from gpusched.controller.commandfiles import STORAGE_ERRORS
 from gpusched.controller.cycle import Cycle
@@ -35,6 +38,7 @@ from gpusched.controller.predicting import BUDGET_S, StartPredictor
 from gpusched.controller.publishing import Publisher
 from gpusched.controller.reporting import Reporting
 from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.audit import audit_entry
 from gpusched.model.events import Event
 from gpusched.model.policy import PolicySpec
 from gpusched.model.relay import SOCKET
@@ -155,6 +159,13 @@ class Service:
         assert self._leadership is not None
         hint = f"if no other controller runs, the state folder was restored: remove {self._state / LEASE}, start again"
         self._leadership.lose(Superseded(f"{error.reason}: this controller stops, jobs keep running", hint))
+
+    def audit(self, command: str, uid: int, *subject: str, refused: str = "", **data: object) -> None:
+        """Record what did not come by the inbox."""
+        sender = uid, user_name(uid)
+        self.store.add_audit(
+            audit_entry(self.clock(), HOST, sender, command, subject, refused=refused, via="command", data=data)
+        )
 
     def run(self, patience_s: float) -> None:
         """Run one cycle, after reloading changed files.
@@ -292,11 +303,20 @@ class Service:
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         _log.info("reloaded %s", self._path)
         self._event("inventory_reloaded")
+        self._audit_inventory()
+
+    def _audit_inventory(self, refused: str = "") -> None:
+        """Record a change of inventory.yaml; its owner need not have made it."""
+        with contextlib.suppress(OSError):
+            digest = hashlib.sha256(self._path.read_bytes()).hexdigest()
+            uid = self._path.stat().st_uid
+            self.audit("inventory", uid, str(self._path), refused=refused, sha256=digest)
 
     def _record_inventory(self, declared: Declared) -> None:
         """Store a valid inventory, to start from if the file is invalid then; report an invalid one."""
         if declared.trouble and declared.trouble != self.store.meta(INVENTORY_TROUBLE):
             self._event("inventory_refused", why=declared.trouble)
+            self._audit_inventory(declared.trouble)
         store_declared(self.store, declared)
         if declared.trouble:
             _log.error("kept the old inventory: %s", declared.trouble)
@@ -525,6 +545,7 @@ def _run_leading(
             lock_wait.end_holder_after(FORMER_HOLDER_S, partial(end_former, leads.former))
         service = open_service(inventory_path, state, lock_wait, prepare, leads)
         lock_wait.patience_s = LOCK_PATIENCE_S
+        service.audit("controller", os.getuid(), str(state))
         service.cluster.watch_ends(stop.wake)
         relay, relay_runs = RelayProcess(state, inventory_path), False
         keep_dead_man = _dead_man_keeper(service, state)

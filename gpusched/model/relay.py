@@ -88,7 +88,14 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rank: Literal[0] = 0
 
 
-Request = NodeLog | KeptLog | Exec | Attach | Forward
+class AuditQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="audit"):
+    """A request for the caller's entries of the audit log since a time (Unix seconds); an operator gets all."""
+
+    since: float = 0.0
+
+
+JobRequest = NodeLog | KeptLog | Exec | Attach | Forward
+Request = JobRequest | AuditQuery
 
 
 class Failure(msgspec.Struct, frozen=True):

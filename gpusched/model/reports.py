@@ -390,3 +390,31 @@ class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[QosRow, ...] = ()
     shares: tuple[ShareRow, ...] = ()
     now: float
+
+
+class PolicyStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A start that a policy decided; ``time``: Unix seconds."""
+
+    job: str
+    time: float
+    nodes: tuple[str, ...]
+
+
+class PolicyDecisions(msgspec.Struct, frozen=True, kw_only=True):
+    """A period in which a policy was active in a partition, and the starts it decided.
+
+    Attributes:
+        act, user: The change that made it active, and who made it ("": a change of files).
+        digest: Of its weights; "": it has none. since, until: Unix seconds; None: it is active.
+    """
+
+    partition: str
+    policy: str
+    version: str
+    digest: str
+    act: str
+    user: str
+    since: float
+    until: float | None
+    forced: bool
+    starts: tuple[PolicyStart, ...]

@@ -21,6 +21,7 @@ from gpusched.model.audit import AuditEntry
 from gpusched.model.commands import RecordAudit
 from gpusched.queue.damage import TABLE_CHECKS, TableCheck
 from gpusched.queue.inbox import Inbox
+from gpusched.queue.notices import EVENT_DATA
 from gpusched.queue.rows import JobReads
 
 FOLDER, CURRENT = "audit", "audit.jsonl"
@@ -43,6 +44,18 @@ class AuditReads(JobReads):
     def has_audit_entries(self, until: int) -> bool:
         """Return whether an entry up to this number is stored."""
         return bool(self._rows("SELECT 1 FROM audit WHERE seq <= ? LIMIT 1", (until,)))
+
+    def starts_by(
+        self, policy: str, partition: str, since: float, until: float
+    ) -> list[tuple[str, float, tuple[str, ...]]]:
+        """Return the starts that a policy decided in a partition in this time: job, time, nodes."""
+        rows = self._rows(
+            "SELECT e.job_id, e.time, e.data FROM events e JOIN jobs j ON j.id = e.job_id "
+            "WHERE e.kind = 'starting' AND e.time >= ? AND e.time < ? AND j.partition = ? ORDER BY e.seq",
+            (since, until, partition),
+        )
+        found = [(job, time, EVENT_DATA.decode(data)) for job, time, data in rows]
+        return [(job, time, tuple(data["nodes"])) for job, time, data in found if data.get("policy") == policy]
 
 
 class AuditWrites(AuditReads):

@@ -248,7 +248,11 @@ class Inbox:
 
     def is_listed(self, file_name: str) -> bool:
         """Return whether the controller has listed this file and not taken it."""
-        return self._arrivals.owner(file_name) is not None
+        return self.owner(file_name) is not None
+
+    def owner(self, file_name: str) -> int | None:
+        """Return the owner of a listed file."""
+        return self._arrivals.owner(file_name)
 
     def postponed_of(self, uid: int) -> list[str]:
         """Return names of this user's postponed files."""

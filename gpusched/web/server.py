@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -21,6 +23,8 @@ import msgspec
 from gpusched import __version__
 from gpusched.client.context import Client
 from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.commands import RecordAudit
+from gpusched.queue.audit import AuditReporter
 from gpusched.web.access import AccessRules, Viewer, is_own_host, may_see, viewer_of
 from gpusched.web.background import BackgroundStats
 from gpusched.web.details import details, log_tail, one_job
@@ -69,6 +73,7 @@ class WebServer(ThreadingHTTPServer):
         self.feed = Feed(SiteReader())
         self.background = BackgroundStats(self.feed)
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self.audit = _audit()
         try:
             super().__init__((address, port), _Connection)
         except OSError as error:
@@ -108,6 +113,16 @@ class WebServer(ThreadingHTTPServer):
         return f"http://{name}:{self.server_port}/"
 
 
+def _audit() -> AuditReporter | None:
+    """Return what reports refusals; None where this account may not say in the audit log what others did."""
+    client = Client()
+    try:
+        is_trusted = os.geteuid() in (0, client.state.stat().st_uid)
+    except OSError:
+        return None
+    return AuditReporter(client.state) if is_trusted else None
+
+
 def serve(server: WebServer) -> None:
     """Serve until `WebServer.shutdown`; the feed and the background statistics each have a thread."""
     threads = [threading.Thread(target=run, daemon=True) for run in (server.feed.run, server.background.run)]
@@ -142,6 +157,7 @@ class _Connection(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer one request."""
+        self._viewer = Viewer()
         try:
             self._viewer = self._check_request()
             url = urlsplit(self.path)
@@ -152,6 +168,8 @@ class _Connection(BaseHTTPRequestHandler):
                     return
             raise HttpRefusal(HTTPStatus.NOT_FOUND, "there is no such page")
         except HttpRefusal as error:
+            if error.status is not HTTPStatus.NOT_FOUND and self.server.audit is not None:
+                self.server.audit.refused(self._refusal(str(error)))
             self._json({"error": str(error)}, error.status)
         except UsageError as error:
             self._json({"error": error.line()}, HTTPStatus.NOT_FOUND)
@@ -173,6 +191,14 @@ class _Connection(BaseHTTPRequestHandler):
         if self.path.startswith("/api/") and self.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
             raise HttpRefusal(HTTPStatus.FORBIDDEN, "request from another site")
         return viewer
+
+    def _refusal(self, why: str) -> RecordAudit:
+        viewer = self._viewer.user or "unknown"
+        path = "".join(c if c.isprintable() else "?" for c in self.path[:200])
+        return RecordAudit(
+            time=time.time(), origin=f"http {self.client_address[0]}", action="page", subject=(path,), refused=why,
+            via="page", user=viewer,
+        )  # fmt: skip
 
     # -- answers
 

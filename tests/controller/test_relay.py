@@ -20,6 +20,8 @@ import pytest
 
 from gpusched.controller import peers, relay
 from gpusched.errors import GpuschedError
+from gpusched.model.audit import AuditEntry, audit_entry
+from gpusched.model.commands import RecordAudit
 from gpusched.model.jobs import JobState
 from gpusched.model.relay import (
     ERRORS,
@@ -31,6 +33,7 @@ from gpusched.model.relay import (
     REQUEST,
     SOCKET,
     Attach,
+    AuditQuery,
     Exec,
     Failure,
     Forward,
@@ -45,6 +48,7 @@ from gpusched.model.relay import (
 )
 from gpusched.nodes.runtimes import sessions
 from gpusched.nodes.transport import Session
+from gpusched.queue.inbox import Inbox, ReceivedCommand
 from gpusched.queue.lastgood import declared_or_kept, store_declared
 from gpusched.queue.store import Store
 from tests.cli.nodes.attempts import ID, Attempt
@@ -117,6 +121,7 @@ def cluster(tmp_path: Path) -> Cluster:
 
 @pytest.fixture
 def site(cluster: Cluster) -> relay.RelayContext:
+    Inbox(cluster.state).create()
     return relay.RelayContext(cluster.state, cluster.inventory)
 
 
@@ -636,3 +641,43 @@ def test_the_process_may_open_many_files_and_ends_with_its_stdin(
     assert (told["nice"], told["files"]) == (5, (allowed, most))
     assert {node.name for node in told["door"]._context.inventory().nodes} >= {"dgx1", "here"}
     assert told["door"]._context.state == cluster.state
+
+
+def reported(cluster: Cluster) -> list[tuple[str, int | None, str]]:
+    """What the relay reported for the audit log: action, user id, why it was refused."""
+    found = [item.command for item in Inbox(cluster.state).waiting() if isinstance(item, ReceivedCommand)]
+    return [(c.action, c.uid, c.refused) for c in found if isinstance(c, RecordAudit)]
+
+
+def test_sessions_and_refusals_are_recorded(
+    call: Callable[..., Caller], site: relay.RelayContext, cluster: Cluster
+) -> None:
+    for file in Inbox(cluster.state).new.iterdir():
+        file.unlink()
+    log = NodeLog(job=ID, attempt=1, rank=0)
+    assert Caller(site, OWNER, log).hear().code == 0, "one's own output is nobody's business"
+    assert reported(cluster) == []
+    assert call("true", uid=ADMIN).hear().code == 0
+    assert Caller(site, OTHER, log).hear().failure
+    assert Caller(site, OTHER, frame(REQUEST, b"{}")).hear().failure
+    actions = sorted(reported(cluster))
+    assert [(action, uid) for action, uid, _ in actions] == [("exec", ADMIN), ("log", OTHER), ("malformed", OTHER)]
+    assert "belongs to ann" in actions[1][2]
+
+
+def test_what_cannot_be_recorded_is_not_done(call: Callable[..., Caller], cluster: Cluster) -> None:
+    inbox = Inbox(cluster.state)
+    inbox.new.rename(inbox.new.with_name("gone"))
+    assert "nothing can be queued" in call("true").hear().failure
+
+
+def test_everyone_reads_their_own_entries(site: relay.RelayContext, cluster: Cluster) -> None:
+    for uid in (OWNER, OTHER):
+        cluster.store.add_audit(audit_entry(1.0, "h", (uid, str(uid)), "cancel"))
+
+    def read(uid: int) -> list[int]:
+        lines = Caller(site, uid, AuditQuery()).hear().output.splitlines()
+        return [msgspec.json.decode(line, type=AuditEntry).uid for line in lines]
+
+    assert (read(OWNER), read(OTHER), read(64009)) == ([OWNER], [OTHER], [])
+    assert read(0) == read(ADMIN) == [OWNER, OTHER]

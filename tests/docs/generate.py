@@ -29,6 +29,7 @@ from gpusched.config import idle as inventory_idle
 from gpusched.config import notices as inventory_notices
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.doctor.findings import Finding
+from gpusched.model.audit import AuditEntry
 from gpusched.model.events import Event, EventLine
 from gpusched.model.health import KINDS, XIDS
 from gpusched.model.healthchecks import CheckRecord, HealthCheck
@@ -45,6 +46,7 @@ from gpusched.model.reports import (
     IdleReport,
     IdleRow,
     NodeRow,
+    PolicyDecisions,
     PowerReport,
     PowerRow,
     QosRow,
@@ -74,6 +76,7 @@ from gpusched.model.topology import Switch
 from gpusched.nightly.proof import ProofVerdict
 from gpusched.queue.lifecycle import TRANSITIONS
 from gpusched.queue.promotions import Shadow
+from gpusched.views.audit import decisions_json
 from gpusched.views.healthchecks import checks_json
 from gpusched.views.jobs import job_dict, slurm_dict
 from gpusched.views.nodes import nodes_json
@@ -548,6 +551,8 @@ def json_keys() -> dict[str, list[str]]:
         "quota-share": list(ShareRow.__struct_fields__),
         "reservations": list(ReservationRow.__struct_fields__),
         "reserved": list(request_dict(_sample_reservation())),
+        "audit": list(AuditEntry.__struct_fields__),
+        "audit-policy": list(decisions_json([_sample_decisions()])[0]),
         "power": list(power_json(_sample_report())),
         "power-row": list(PowerRow.__struct_fields__),
         "held-idle": list(HeldIdle.__struct_fields__),
@@ -583,6 +588,12 @@ def _sample_node() -> NodeRow:
 
 def _sample_quota() -> QuotaReport:
     return QuotaReport(users=(), rows=(QuotaRow(subject="", resource="gpus", used=0.0, limit=0.0, reason=""),), now=0.0)
+
+
+def _sample_decisions() -> PolicyDecisions:
+    return PolicyDecisions(
+        partition="", policy="", version="", digest="", act="", user="", since=0.0, until=None, forced=False, starts=()
+    )
 
 
 def _sample_reservation() -> ReservationResult:

@@ -1,0 +1,94 @@
+"""``gpusched audit``: what was done, by whom, and what a policy decided."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpusched.config.policies import BUILT_IN, load_policy
+from gpusched.model.commands import Cancel, Promote, RecordAudit
+from gpusched.model.events import Event
+from gpusched.model.jobs import JobState
+from gpusched.queue.inbox import Inbox
+from gpusched.queue.store import Store
+from tests.cli.conftest import Site
+from tests.controller.rights import needs_root
+
+OTHER = 64007
+
+
+def lines(site: Site, *words: str) -> list[dict[str, Any]]:
+    found = site.call("audit", "--json", *words).ok().json
+    assert isinstance(found, list)
+    return found
+
+
+@needs_root
+def test_it_shows_who_did_what_and_what_was_refused(site: Site) -> None:
+    job = site.submit()
+    site.fold()
+    Inbox(site.state).deliver(Cancel(time=time.time(), origin="ssh 203.0.113.7", job_ids=(job,)))
+    (file,) = Inbox(site.state).new.iterdir()
+    os.chown(file, OTHER, -1)
+    site.fold()
+    assert [(e["command"], e["uid"], e["result"]) for e in lines(site)] == [
+        ("submit", 0, "applied"), ("cancel", OTHER, "refused"),
+    ]  # fmt: skip
+    (refused,) = lines(site, "--refused")
+    assert (refused["reason"], refused["subject"]) == (f"job {job} belongs to root", [job])
+    assert lines(site, "--user", str(OTHER)) == lines(site, "--command", "cancel") == [refused]
+    assert lines(site, "--until", "1h") == []
+    shown = site.call("audit").ok().out
+    assert "203.0.113.7" in shown
+    assert f"refused: job {job}" in " ".join(shown.split())
+
+
+def test_a_hostile_entry_is_escaped(site: Site) -> None:
+    record = RecordAudit(time=time.time(), action="exec", subject=("\x1b[2Jx\u202e",), refused="a\nb")
+    Inbox(site.state).deliver(record)
+    site.fold()
+    shown = site.call("audit").ok().out
+    assert "\x1b[2J" not in shown
+    assert "\u202e" not in shown
+    assert "a\nb" not in shown
+
+
+@pytest.mark.parametrize(("words", "code", "says"), [
+    (("--since", "soon"), 2, "neither a time nor a span"),
+    (("--policy", "x", "--refused"), 2, "--policy goes with --since and --until only"),
+    (("--policy", "x"), 1, "policy 'x' was never active here"),
+])  # fmt: skip
+def test_what_it_cannot_say(site: Site, words: tuple[str, ...], code: int, says: str) -> None:
+    site.fold()
+    done = site.call("audit", *words)
+    assert done.code == code
+    assert says in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_promotion_names_its_policy_and_what_it_decided(site: Site) -> None:
+    path = BUILT_IN / "sjf.yaml"
+    version = load_policy(path).version
+    job = site.submit()
+    site.fold()
+    promote = Promote(
+        time=time.time(), partition="V100", path=str(path), version=version, reason="better", forced=True
+    )
+    Inbox(site.state).deliver(promote)
+    site.fold()
+    (entry,) = lines(site, "--command", "promote")
+    assert (entry["data"]["policy"], entry["data"]["version"], entry["data"]["forced"]) == ("sjf", version, True)
+    store, now = Store.create_or_open(site.state), time.time() + 1
+    for name, at in (("sjf", now), ("fifo", now), ("sjf", now - 3600)):
+        data = {"policy": name, "nodes": {"dgx-1v-1": [0]}}
+        store.append([Event(time=at, kind="starting", job_id=job, data=data)])
+    store.put_jobs([msgspec.structs.replace(store.jobs()[0], state=JobState.RUNNING)])
+    store.close()
+    (period,) = site.call("audit", "--json", "--policy", "sjf").ok().json
+    assert (period["partition"], period["act"], period["until"], period["count"]) == ("V100", "promote", None, 1)
+    assert (period["starts"][0]["job"], period["starts"][0]["nodes"]) == (job, ["dgx-1v-1"])
+    assert job in site.call("audit", "--policy", version).ok().out
