@@ -325,7 +325,9 @@ def test_a_check_sees_the_slices_of_its_job_as_the_job_does_and_alone_whole_gpus
     site = Site(tmp_path, MEET, HealthCheck(name="alone", command="x", every_s=60))
     cut = [MigSlice(gpu=0, start=at, profile="3g.40gb", uuid=f"MIG-{at}", gi=at, ci=0, device=at) for at in (0, 4)]
     gpus = (Gpu(index=0, mig_mode=True, slices=tuple(cut)), Gpu(index=1, mig_mode=False))
-    site.store.put_nodes([NodeRecord(name="a", last_seen=NOW, reading=NodeReading(node="a", time=NOW, gpus=gpus))])
+    site.store.put_nodes(
+        NodeRecord(name=n, last_seen=NOW, reading=NodeReading(node=n, time=NOW, gpus=gpus)) for n in ("a", "b")
+    )
     (rank,) = start_job(site, "0123456789a", "a")
     job = site.store.job("0123456789a")
     assert job is not None
@@ -338,7 +340,7 @@ def test_a_check_sees_the_slices_of_its_job_as_the_job_does_and_alone_whole_gpus
     assert other.check is not None
     assert before.check.env["CUDA_VISIBLE_DEVICES"] == "MIG-4"
     assert before.check.env["GPUSCHED_GPUS"] == "0:3g.40gb@4"
-    assert other.check.env["CUDA_VISIBLE_DEVICES"] == "0,1"  # of b, where there is no job
+    assert other.check.env["CUDA_VISIBLE_DEVICES"] == "1"  # of b, where there is no job, and GPU 0 is cut
     answer(site, NOW + 1, [before, other])
     (alone,) = [o.check for o in operations(site, NOW + 1) if o.check is not None and o.node == "a"]
     assert (alone.rank, alone.env["GPUSCHED_GPUS"], alone.env["CUDA_VISIBLE_DEVICES"]) == (None, "1", "1")
@@ -350,20 +352,53 @@ def test_what_still_uses_a_gpu_keeps_checks_from_it(tmp_path: Path) -> None:
     assert [o.check.env["GPUSCHED_GPUS"] for o in operations(site, NOW) if o.check] == ["0", "0,1"]
 
 
+def reads_of(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the name of each table as it is read."""
+    reads: list[str] = []
+
+    def noting(name: str) -> None:
+        read = getattr(Store, name)
+        monkeypatch.setattr(site.store, name, lambda: reads.append(name) or read(site.store))
+
+    for name in ("node_records", "active", "ranks", "check_records"):
+        noting(name)
+    return reads
+
+
 def test_nothing_is_read_while_nothing_can_be_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(tmp_path, CHECK, MEET)
     answer(site, NOW + 1, operations(site, NOW))
     assert operations(site, NOW + 1) == []
-    reads: list[str] = []
-    for name in ("node_records", "active", "ranks", "check_records"):
-        monkeypatch.setattr(site.store, name, lambda name=name: reads.append(name) or getattr(Store, name)(site.store))
+    reads = reads_of(site, monkeypatch)
     for seconds in range(2, int(LOOK_S)):
         assert operations(site, NOW + seconds) == []
     assert reads == []
     assert names(operations(site, NOW + 60)) == [("a", "c"), ("b", "c")]
     assert reads != []
+
+
+def test_neither_a_silent_node_nor_jobs_without_checks_make_each_cycle_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, CHECK)
+    answer(site, NOW + 1, operations(site, NOW))
+    site.store.put_nodes([NodeRecord(name="b", last_seen=NOW, down_since=NOW + 1)])
+    answer(site, NOW + 61, operations(site, NOW + 60))
+    assert operations(site, NOW + 61) == []
     start_job(site, "0123456789a", "a")
-    assert operations(site, NOW + 61)  # c of both nodes, which are open
+    reads = reads_of(site, monkeypatch)
+    for seconds in range(62, 61 + int(LOOK_S)):
+        assert operations(site, NOW + seconds) == []
+    assert reads == []
+    site.store.put_nodes([NodeRecord(name="b", last_seen=NOW + 90)])
+    assert names(operations(site, NOW + 61 + LOOK_S)) == [("b", "c")]  # it answers again, and is overdue
+
+
+def test_a_changed_inventory_counts_at_once(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    assert operations(site, NOW) == []
+    site.inventory = Site(tmp_path / "other", CHECK).inventory
+    assert names(operations(site, NOW + 1)) == [("a", "c"), ("b", "c")]
 
 
 def test_a_job_is_not_kept_waiting_by_what_was_known_before(tmp_path: Path) -> None:
