@@ -88,7 +88,8 @@ class BesideSlurm(Tormented, SlurmCluster):
         words = ["sbatch", "--parsable", "--output=/dev/null", f"--job-name=w{work.number}", "-p", work.partition,
                  f"--nodes={nodes}", f"--gpus-per-node={max(1, work.gpus)}", "--time=10"]  # fmt: skip
         words += {"array": ["--array=0-2"], "held": ["--hold"], "once": ["--no-requeue"]}.get(work.shape, [])
-        script = f"#!/bin/sh\nexec sh {self.ledger.folder}/job.sh {0.5 if work.shape == 'limit' else work.seconds} {work.code}\n"
+        seconds = 0.5 if work.shape == "limit" else work.seconds
+        script = f"#!/bin/sh\nexec sh {self.ledger.folder}/job.sh {seconds} {work.code}\n"
         done = self.site.run(words, user, input=script, check=False)
         if done.returncode:
             self._waiting.insert(0, work)
