@@ -121,7 +121,7 @@ class Site(Tormented):
         if found is not None:
             self.accepted[found[1]] = work
             return
-        failed = done.returncode == 1 and done.stdout.count("\n") == 1
+        failed = done.returncode in (1, 2) and done.stdout.count("\n") == 1
         self.expect(failed or done.returncode == -signal.SIGKILL, f"a client that failed: {done}")
         self.perhaps.append(name)
 
