@@ -201,10 +201,10 @@ class _SshSession:
         channel.settimeout(_WRITE_S)
 
     def pump(self, take: Callable[[int, bytes], None]) -> int:
-        _read_all(self._channel, take, CHUNK)
         try:
+            _read_all(self._channel, take, CHUNK)  # paramiko sends as it reads, and finds the connection gone
             return _exit_code(self._connection, self._channel)
-        except EOFError:
+        except (EOFError, paramiko.SSHException):
             raise _connection_lost(self._node) from None
 
     def write(self, data: bytes) -> int:

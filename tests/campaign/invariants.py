@@ -40,10 +40,15 @@ def _work(site: Site, job: JobRecord) -> Work | None:
 
 def _submissions(site: Site, jobs: dict[str, JobRecord]) -> Iterator[str]:
     """Every accepted submission exists once; what a client died over, once or not at all."""
+    with site.reader() as reader:
+        refused = [str(e.data) for e in reader.events(limit=10**6) if e.kind == "refused_command"] if reader else []
     names = Counter(job.spec.name for job in jobs.values())
     for job, work in site.accepted.items():
         ids = [job] if work.shape != "array" else [f"{job}_{task}" for task in range(3)]
-        yield from (f"lost: {one} (w{work.number})" for one in ids if one not in jobs)
+        said = [why for why in refused if job in why]
+        if said and work.shape == "gang":
+            continue  # its partition had lost a node before the controller read it
+        yield from (f"lost: {one} (w{work.number}) {said}" for one in ids if one not in jobs)
     for name in site.perhaps:
         if names[name] > (3 if name[0] == "w" else 1):
             yield f"doubled: {name} exists {names[name]} times"
@@ -73,8 +78,8 @@ def _job(campaign: Campaign, job: JobRecord, work: Work | None, lines: list[Line
         if len(ends) < ranks or any(ends.values()):
             yield f"COMPLETED, but its ranks ended {ends}"
     elif job.state == "FAILED":
-        true = job.exit_code == code != 0 and code in ends.values()
-        if not (true or struck or (hit and job.message)):
+        own = job.exit_code == code != 0 and code in ends.values()
+        if not (own or struck or (hit and job.message)):
             yield f"FAILED ({job.exit_code}, {job.reason}: {job.message}), but its ranks ended {ends}"
     elif job.state == "CANCELLED":
         if job.id not in site.ordered:
@@ -86,9 +91,8 @@ def _job(campaign: Campaign, job: JobRecord, work: Work | None, lines: list[Line
         yield f"{job.state} ({job.message}) without a reason"
     if job.attempt > 1 and not hit and not struck:
         yield f"was tried {job.attempt} times without a fault on its nodes: {[(i.node, i.attempt) for i in lines]}"
-    if len(ends) == ranks and not any(ends.values()) and job.state not in ("COMPLETED", "CANCELLED") and not (
-        _hit(campaign, job, last, exit_codes=True) or struck
-    ):  # fmt: skip
+    true = job.state in ("COMPLETED", "CANCELLED", "NODE_FAIL") or struck or _hit(campaign, job, last, exit_codes=True)
+    if len(ends) == ranks and not any(ends.values()) and not true:
         yield f"{job.state} ({job.message}), but all its ranks ended with 0"
 
 

@@ -87,8 +87,10 @@ class Site(Tormented):
             options += ["--gpus", str(work.gpus * (2 if work.shape == "gang" else 1))]
         else:
             options += ["--cpus", "1"]
+        # A limit of its own: the default is the longest that the partition has, which an edit may lower on the way.
+        options += ["-t", "0:00:02" if work.shape == "limit" else "0:30:00"]
         options += {
-            "gang": ["-N", "2"], "array": ["--array", "0-2"], "limit": ["-t", "0:00:02"], "held": ["--hold"],
+            "gang": ["-N", "2"], "array": ["--array", "0-2"], "held": ["--hold"],
             "once": ["--no-requeue"],
         }.get(work.shape, [])  # fmt: skip
         share = str(self.ledger.folder)
@@ -106,7 +108,7 @@ class Site(Tormented):
             self.accepted[found[1]] = work
             return
         # On stderr may stand that the last good inventory is used.
-        self.expect(done.returncode == 1 and done.stdout.count("\n") == 1, f"submit: {done}")
+        self.expect(done.returncode in (1, 2) and done.stdout.count("\n") == 1, f"submit: {done}")
         self.perhaps.append(name)
 
     def submit_anyhow(self) -> None:
@@ -119,7 +121,7 @@ class Site(Tormented):
         if found is not None:
             self.accepted[found[1]] = work
             return
-        failed = done.returncode == 1 and done.stdout.count("\n") == 1
+        failed = done.returncode in (1, 2) and done.stdout.count("\n") == 1
         self.expect(failed or done.returncode == -signal.SIGKILL, f"a client that failed: {done}")
         self.perhaps.append(name)
 
@@ -144,6 +146,10 @@ class Site(Tormented):
             if "suspended: " in str(node["reason"]):
                 self.resumed.append(name)
                 self.cli("resume", name, check=False)
+        for job in self.records():  # whoever was told that it failed wants it no more
+            if job.spec.name in self.perhaps and job.state not in ENDED and job.id not in self.ordered:
+                self.ordered.add(job.id)
+                self.cli("cancel", job.id, check=False)
         unordered, self.unordered = self.unordered, []
         for work in unordered:
             self.order(work)

@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import paramiko
 import pytest
 
 from gpusched.model.relay import Terminal
 from gpusched.model.resources import Node, Settings
+from gpusched.nodes.ssh import _SshSession
 from gpusched.nodes.transport import Transport, TransportError
 from tests.nodes.nodes import declare, opened, settings_for, sh
 from tests.testbed import Testbed, wait_until
@@ -215,6 +216,34 @@ def config(tmp_path: Path, text: str) -> str:
 def bare(testbed: Testbed, alias: str, **changes: Any) -> Node:
     """A node that leaves everything to the SSH config."""
     return declare(testbed, testbed.nodes[0], address=alias, user=None, key=None, **changes)
+
+
+class LostWhileRead:
+    """A channel that has output, and whose connection is lost as the other side is sent a larger window for it."""
+
+    closed = eof_received = False
+
+    def __init__(self) -> None:
+        self.in_buffer = self.in_stderr_buffer = self
+
+    def settimeout(self, seconds: float) -> None: ...
+
+    def set_event(self, event: object) -> None: ...
+
+    def recv_ready(self) -> bool:
+        return True
+
+    recv_stderr_ready = recv_ready
+
+    def recv(self, most: int) -> bytes:
+        raise EOFError
+
+
+def test_a_connection_lost_as_output_is_read_is_an_error_of_the_connection() -> None:
+    """Else the thread that waits for a node's ends dies of it, and the channel still counts as open."""
+    session = _SshSession("dgx001", cast(Any, None), cast(Any, LostWhileRead()))
+    with pytest.raises(TransportError, match="dgx001"):
+        session.pump(lambda stream, data: None)
 
 
 class AfterTheClose:
