@@ -11,6 +11,7 @@ The time is from the signal to the end of the standby's first cycle.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import ENDED, JobSpec
@@ -72,8 +74,10 @@ def start(cluster: Cluster, after_s: int) -> commands.Process:
 
 def term_and_beat(cluster: Cluster) -> tuple[int, float]:
     """Return the store's term, and the time of the last cycle."""
-    with cluster.reader() as reader:
-        return (int(reader.number(TERM, 0)), reader.number("heartbeat", 0.0)) if reader else (0, 0.0)
+    with contextlib.suppress(GpuschedError), cluster.reader() as reader:  # a frozen controller may have it locked
+        if reader is not None:
+            return int(reader.number(TERM, 0)), reader.number("heartbeat", 0.0)
+    return 0, 0.0
 
 
 def take_over(

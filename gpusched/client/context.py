@@ -128,6 +128,10 @@ class Client:
         trouble = self.reader.slurm_trouble() if self.reader is not None and not found else None
         return trouble.line(time.time()) if trouble is not None else found
 
+    def standby_line(self) -> str:
+        """Return which controller is active and which standby watches it; "" where none does, which `notes` reports."""
+        return "" if self.reader is None or self.reader.misses_standby() else self.reader.standbys()
+
     def notes(self) -> tuple[str, ...]:
         """Return other problems: an inventory that is not in force, nodes removed from it that still run jobs."""
         from gpusched.model.backups import backup_trouble
@@ -144,7 +148,7 @@ class Client:
         found += [lease] if lease else []
         backup = backup_trouble(backup_result(self.reader.meta(BACKUP_META)), time.time())
         found += [backup] if backup else []
-        found += [standbys] if (standbys := self.reader.standbys()) else []
+        found += [self.reader.standbys()] if self.reader.misses_standby() else []
         return (*found, *(f"node {r.name} is {r.reason}" for r in self.reader.left_nodes()))
 
 

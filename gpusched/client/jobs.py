@@ -90,7 +90,7 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         prefixes=_prefixes(client, jobs),
         warning=client.controller_warning() or _suspended(client),
         notes=(*client.notes(), *(kept_weights(reader) if reader else ()), *_slice_fallbacks(client, jobs)),
-        engine=slurm.modes_line(client) if slurm.manages_jobs() else "",
+        engine=slurm.modes_line(client) if slurm.manages_jobs() else client.standby_line(),
     )
 
 

@@ -569,6 +569,9 @@ def _run_leading(
                     service.set_aside(error)
                 service.pause(stop)
             _log.info("stopping on a signal; jobs keep running")
+        except OSError as error:  # a network filesystem that is gone, say
+            hint = "jobs keep running; start the controller again when it can be used"
+            raise GpuschedError(f"{state} cannot be used: {error.strerror or error}", hint) from error
         except Superseded:
             relay.superseded = True
             raise

@@ -194,13 +194,13 @@ def _controller(state: Path, tick_s: float, now: float) -> list[Finding]:
         with closing(reader):
             tick_s += reader.lag_s()
             beat, trouble, left = reader.number("heartbeat", 0.0), reader.meta(INVENTORY_TROUBLE), reader.left_nodes()
-            paces, unsent, standbys = reader.paces(), reader.failed_notices(), reader.standbys()
+            paces, unsent = reader.paces(), reader.failed_notices()
+            standbys, alone = reader.standbys(), reader.misses_standby()
             backup = backup_result(reader.meta(BACKUP_META))
     except (GpuschedError, *UNREADABLE) as error:
         return [_finding("controller", "fail", f"its last heartbeat cannot be read: {error}", _RESTORE)]
     found = [_heartbeat(controller_of(state), now - beat if beat else None, max(60.0, 6 * tick_s))]
     if standbys:
-        alone = standbys.endswith("no standby is running")
         hint = "start it on the second login node: gpusched controller --standby" if alone else ""
         found.append(_finding("standby", "warn" if alone else "ok", standbys, hint))
     if trouble:

@@ -380,6 +380,10 @@ class Reader(
         active = f"the controller of {self.meta(ACTIVE_CONTROLLER)}"
         return f"{active} is active; standby: {hosts}" if hosts else f"{active} is active; no standby is running"
 
+    def misses_standby(self) -> bool:
+        """Return whether there was a standby, and is none any more."""
+        return self.meta(STANDBYS) == ""
+
     def slurm_trouble(self) -> Trouble | None:
         """Return why Slurm, as the engine, cannot be read; None: it can."""
         noted = self.meta(TROUBLE)

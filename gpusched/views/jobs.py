@@ -66,7 +66,8 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         warning: Why the queue does not advance, or "".
         fallbacks: Partition -> why its agent's fallback decides there.
         notes: Other problems, one per line.
-        engine: What gpusched does if Slurm manages the jobs, in one line; else "".
+        engine: One line: what gpusched does if Slurm manages the jobs, or which of several controllers is active;
+            else "".
     """
 
     now: float

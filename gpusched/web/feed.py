@@ -244,7 +244,7 @@ def _head(client: Client, hidden: int) -> dict[str, Any]:
         "warning": client.warning(),
         "controller": _silence(client),
         "notes": notes,
-        "engine": slurm.modes_line(client) if inventory.engine == "slurm" else "",
+        "engine": slurm.modes_line(client) if inventory.engine == "slurm" else client.standby_line(),
         "simulated": any(n.simulated_gpus for n in inventory.nodes),
     }
 

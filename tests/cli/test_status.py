@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from gpusched.config.inventory import load_inventory
+from gpusched.doctor.state import examine_state
 from gpusched.model import ids
 from gpusched.model.commands import Submit
 from gpusched.model.events import Event
@@ -22,6 +23,7 @@ from gpusched.model.jobs import Ending, JobSpec, JobState, Preemptions
 from gpusched.model.readings import NodeState
 from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.inbox import Inbox
+from gpusched.queue.lease import STANDBYS
 from gpusched.queue.presence import COMPILING, FILE, announce, controller_of, controller_presence
 from gpusched.queue.snapshots import _unavailable
 from gpusched.queue.store import INVENTORY_TROUBLE, NodeRecord, Store
@@ -654,3 +656,18 @@ def test_more_waiting_jobs_than_a_user_may_have_are_refused_with_the_number(site
     again = site.submit("-F", "s-V100", "--", "true")
     site.fold()
     assert site.call("status", "--json", again).ok().json[0]["state"] == "PENDING"
+
+
+def test_status_and_check_name_the_active_controller_where_a_standby_was_seen(site: Site) -> None:
+    site.submit()
+    site.fold()
+    store = Store.create_or_open(site.state, term=5)
+    active = f"the controller of {os.uname().nodename}, pid {os.getpid()} is active"
+    assert active not in site.call("status").ok().out
+    store.set_meta(STANDBYS, "login2")
+    assert f"\n{active}; standby: login2\n" in site.call("status").ok().out
+    store.set_meta(STANDBYS, "")
+    assert f"\nwarning: {active}; no standby is running\n" in site.call("status").ok().out
+    store.close()
+    (found,) = [f for f in examine_state(site.state, 5.0, time.time()) if f.check == "standby"]
+    assert (found.status, found.message) == ("warn", f"{active}; no standby is running")

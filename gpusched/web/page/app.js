@@ -42,6 +42,7 @@ function above() {
   const text = silent || {live: "live", wait: "connecting", lost: `offline since ${world.seen ? clock(world.seen / 1000, now()) : "the start"}`,
     files: `as of ${clock(world.asOf, Date.now() / 1000)}`}[world.live];
   live.className = silent ? "lost" : world.live;
+  live.title = world.head.engine ?? "";
   if (live.lastElementChild.textContent !== text) live.lastElementChild.textContent = text;
   const old = world.files && Date.now() / 1000 - world.asOf > 1800 ? [`these files are ${span(Date.now() / 1000 - world.asOf)} old`] : [];
   const lines = [world.head.warning, ...old, ...(world.head.notes ?? []), world.head.simulated && "GPU figures of this demonstration are simulated, not measured"].filter(Boolean);
