@@ -52,7 +52,7 @@ class BackupRunner:
             self._thread.start()
 
     def _is_due(self, settings: BackupSettings, now: float) -> bool:
-        if self._last is None:
+        if self._last is None or self._last.to != settings.to:
             return True
         pause = min(settings.every_s, RETRY_S) if self._last.error else settings.every_s
         return not 0 <= now - self._last.tried < pause  # a clock that was set back delays nothing
@@ -76,16 +76,16 @@ class BackupRunner:
 
     def _record(self, settings: BackupSettings, now: float) -> None:
         failed_before = self._last is not None and self._last.error != ""
-        last = self._last or BackupResult(tried=now, every_s=settings.every_s)
+        last = self._last or BackupResult(tried=now, every_s=settings.every_s, to=settings.to)
         if self._made is not None and self._made.manifest is not None:
             found = self._made.manifest
             last = BackupResult(
-                tried=found.made, every_s=settings.every_s, made=found.made, name=self._made.name,
+                tried=found.made, every_s=settings.every_s, to=settings.to, made=found.made, name=self._made.name,
                 size_bytes=found.size_bytes, seconds=self._seconds,
             )  # fmt: skip
             _log.info("backup %s made in %.1f s", self._made.path, self._seconds)
         else:
-            last = msgspec.structs.replace(last, tried=now, every_s=settings.every_s, error=self._error)
+            last = msgspec.structs.replace(last, tried=now, every_s=settings.every_s, to=settings.to, error=self._error)
             _log.log(logging.DEBUG if failed_before else logging.ERROR, "the backup failed: %s", self._error)
         with self._store.transaction():
             self._store.set_meta(BACKUP_META, msgspec.json.encode(last).decode())

@@ -49,12 +49,13 @@ class BackupResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         made: When the last good one was made (Unix seconds); None: never.
         tried: When this was. name, size_bytes, seconds: Of the last good one.
-        every_s: `BackupSettings.every_s` at that time.
+        to, every_s: Of `BackupSettings` at that time.
         error: Why the latest attempt failed; "": it did not.
     """
 
     tried: float
     every_s: int
+    to: str = ""
     made: float | None = None
     name: str = ""
     size_bytes: int = 0
