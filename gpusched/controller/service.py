@@ -35,6 +35,7 @@ from gpusched.controller.outputs import secure_logs
 from gpusched.controller.predicting import BUDGET_S, StartPredictor
 from gpusched.controller.publishing import Publisher
 from gpusched.controller.reporting import Reporting
+from gpusched.controller.secretfiles import forbid_core_dumps
 from gpusched.errors import GpuschedError
 from gpusched.model.audit import audit_entry
 from gpusched.model.events import Event
@@ -501,6 +502,7 @@ def run_forever(inventory_path: Path, state: Path, prepare: Prepare | None = Non
     Raises:
         GpuschedError: The lock is taken, the state folder was replaced, or inventory, policies or store cannot be read.
     """
+    forbid_core_dumps()
     stop = StopFlag()
     with controller_lock(state) as check_lock, controller_presence(state):
         lock_wait = LockWait(state, stop, math.inf)  # wait forever: a restart would find the same lock
@@ -560,6 +562,7 @@ def tick_once(inventory_path: Path, state: Path, prepare: Prepare | None = None)
     Raises:
         GpuschedError: As for `run_forever`.
     """
+    forbid_core_dumps()
     with controller_lock(state), controller_presence(state):
         service = open_service(inventory_path, state, prepare=prepare)
         service.store.set_meta("tick_s", str(max(CRON_S, service.cycle.inventory.settings.tick_s)))
