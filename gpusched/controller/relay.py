@@ -28,6 +28,7 @@ from gpusched.controller.attaching import Tunnels, attach
 from gpusched.controller.logsetup import start_as_parent
 from gpusched.controller.outputs import is_operator, may_see
 from gpusched.controller.peers import RelayPeer, forward_streams
+from gpusched.controller.secretfiles import forbid_core_dumps
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import relay as wire
 from gpusched.model.commands import RecordAudit
@@ -272,6 +273,7 @@ def listen(state: Path) -> socket.socket:
 
 def main() -> None:
     """Run ``python -m gpusched.controller.relay STATE INVENTORY`` until stdin, a pipe from the controller, ends."""
+    forbid_core_dumps()
     os.nice(5)
     # Restore Ctrl-C, which the controller may ignore (nohup, &), for commands in the terminals opened here.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -16,6 +16,18 @@ import msgspec
 from gpusched.config.paths import sync_folder
 from gpusched.model.jobs import JobRecord
 
+_PR_SET_DUMPABLE = 4
+
+
+def forbid_core_dumps() -> None:
+    """Keep this process's memory, which holds secrets, from core dumps and from other processes of its user."""
+    import ctypes
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # The limit alone does not bind a program that takes dumps by a pipe (core_pattern).
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
 
 class SecretFiles:
     """One file per submission (an array's tasks share it), mode 0600 in a folder of mode 0700 in the state folder.

@@ -37,6 +37,7 @@ from gpusched.controller.outputs import secure_logs
 from gpusched.controller.predicting import BUDGET_S, StartPredictor
 from gpusched.controller.publishing import Publisher
 from gpusched.controller.reporting import Reporting
+from gpusched.controller.secretfiles import forbid_core_dumps
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.audit import audit_entry
 from gpusched.model.events import Event
@@ -505,6 +506,7 @@ def run_forever(inventory_path: Path, state: Path, prepare: Prepare | None = Non
         Superseded: A standby took over.
         GpuschedError: The lock is taken, the state folder was replaced, or inventory, policies or store cannot be read.
     """
+    forbid_core_dumps()
     with leadership(state) as leads:
         _run_leading(inventory_path, state, prepare, leads, StopFlag())
 
@@ -523,6 +525,7 @@ def run_standby(inventory_path: Path, state: Path, expiry_s: float, prepare: Pre
     """
     if declared_or_kept(inventory_path, state).inventory.engine == "slurm":  # an invalid one is reported now
         raise UsageError("--standby: not with engine: slurm", "let Slurm's own backup controller take over")
+    forbid_core_dumps()
     stop = StopFlag()
     _stop_on_signals(stop)
     with standby(state, expiry_s, stop.wait) as leads:
@@ -602,6 +605,7 @@ def tick_once(inventory_path: Path, state: Path, prepare: Prepare | None = None)
     Raises:
         GpuschedError: As for `run_forever`.
     """
+    forbid_core_dumps()
     with leadership(state) as leads, controller_presence(state):
         service = open_service(inventory_path, state, prepare=prepare, leadership=leads)
         service.store.set_meta("tick_s", str(max(CRON_S, service.cycle.inventory.settings.tick_s)))

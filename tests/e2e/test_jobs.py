@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -179,6 +181,30 @@ def test_what_cannot_be_is_refused_in_one_line_and_nothing_is_queued(
     assert len(house.json("status", "--all")) == before
 
 
+SAMPLER = """
+import os, sys
+mark, stop, seen, count = sys.argv[1][::-1].encode(), sys.argv[2], set(), 0
+while not os.path.exists(stop):
+    count += 1
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for what in ("cmdline", "environ"):
+            try:
+                with open(f"/proc/{pid}/{what}", "rb") as file:
+                    found = mark in file.read()
+                if found:
+                    arguments = open(f"/proc/{pid}/cmdline").read().split("\\0")
+                    name = "submit" if "submit" in arguments else open(f"/proc/{pid}/comm").read().strip()
+                    seen.add((what, os.readlink(f"/proc/{pid}/ns/pid"), name.replace(" ", "_")))
+            except OSError:
+                pass
+print(count)
+for line in seen:
+    print(*line)
+"""
+HOLDERS = frozenset({"sh", "busybox", "podman", "podman-init", "sleep", "runc", "conmon", "tini", "catatonit", "cat", "printf"})
+"""Programs of the launcher, the engine and the job on a node."""
+
+
 def test_a_secret_is_seen_by_the_job_and_by_nobody_else(house: Cluster, share: Path) -> None:
     mark = uuid.uuid4().hex
     value = f"{mark}'\"$(id)\nsecond line,x=y"
@@ -187,6 +213,9 @@ def test_a_secret_is_seen_by_the_job_and_by_nobody_else(house: Cluster, share: P
     for node in house.testbed.nodes:
         wrapper = f'#!/bin/sh\nprintf \'%s\\n\' "$@" >>{recorder}\nexec /usr/bin/podman "$@"\n'
         node.install_script("podman", wrapper)
+    sampler = subprocess.Popen(
+        [sys.executable, "-c", SAMPLER, mark[::-1], str(share / "stop")], stdout=subprocess.PIPE, text=True
+    )
     script = f'printf %s "$TOKEN" >/share/token; printf %s "$OTHER" >/share/other; echo ready; {WAIT}; exit 3'
     job = house.sh(
         script, "--gpus", "1", "--secret", "TOKEN", "--secret", f"OTHER=@{share}/file", "--mount", f"{share}:/share",
@@ -196,6 +225,20 @@ def test_a_secret_is_seen_by_the_job_and_by_nobody_else(house: Cluster, share: P
     wait_until(lambda: (share / "other").exists() and (share / "other").read_text(), what="the job to read its secrets")
     assert (share / "token").read_text() == value
     assert (share / "other").read_text() == f"{mark}-of-a-file"
+
+    (share / "stop").touch()
+    output, _ = sampler.communicate(timeout=60)
+    samples, *seen = output.splitlines()
+    assert int(samples) > 3, "it looked while the job was launched"
+    where = {tuple(line.split()) for line in seen}
+    assert {what for what, *_ in where} <= {"environ"}, "no argument ever, on either side"
+    own = os.readlink("/proc/self/ns/pid")
+    on_login_node = {name for _, namespace, name in where if namespace == own}
+    assert on_login_node <= {"submit"}, "no other process of the login node"
+    assert {name for _, namespace, name in where if namespace != own} <= HOLDERS
+    assert house.controller is not None
+    limits = Path(f"/proc/{house.controller.pid}/limits").read_text()
+    assert re.search(r"Max core file size +0 +0 ", limits)
 
     leaks = [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark in _bytes(p)]
     homes = [p for node in house.testbed.nodes for p in (node.disk / "home").rglob("*") if mark in _bytes(p)]

@@ -259,7 +259,7 @@ class EngineRuntime:
         # words are complete by then: a job's variable may be called as one of ours.
         create = (
             f"create() (\nset -- {self.binary} create $memlock {options} {own_options} {command}\n"
-            f'{take_secrets(request.secrets)}{exports(inherited)}exec "$@"\n)\n'
+            f'ulimit -S -c 0\n{take_secrets(request.secrets)}{exports(inherited)}exec "$@"\n)\n'  # no dump of them
         )
         launcher = (
             f"{launch_header(request)}hold={int(request.hold)}\n{self._engine(request.ref)}{self._memlock()}"
