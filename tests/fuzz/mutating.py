@@ -93,7 +93,7 @@ WORDS = [
     b"\x1f",
     b"\x1f\x8b\x08",
 ]
-_LONG = (50, 1000, 20_000)
+_LONG, MAX_LONG = (50, 1000, 20_000), 100_000
 
 
 class Corpus:
@@ -145,7 +145,8 @@ class Corpus:
         elif kind < 0.98:
             tokens[at:at] = tokens[at:end]
         else:
-            tokens[at:at] = [b"".join(tokens[at : at + rng.randint(1, 4)]) * rng.choice(_LONG)]
+            some = b"".join(tokens[at : at + rng.randint(1, 4)])
+            tokens[at:at] = [some * min(rng.choice(_LONG), MAX_LONG // max(1, len(some)))]
 
 
 def broken(data: bytes, rng: random.Random) -> bytes:
