@@ -280,6 +280,7 @@ ALERTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {_BUCKET + "{le='10.0'}": "0+2x300", _BUCKET + "{le='30.0'}": "0+2x300", _BUCKET + "{le='+Inf'}": "0+2x300"},
     ),
     "GpuschedInventoryInvalid": ({"gpusched_inventory_valid": "0+0x300"}, {"gpusched_inventory_valid": "1+0x300"}),
+    "GpuschedBackupFailed": ({"gpusched_backup_failed": "1+0x300"}, {"gpusched_backup_failed": "0+0x300"}),
     "GpuschedNodeDown": (
         {"gpusched_node_up{node='n',partition='p'}": "0+0x300"},
         {"gpusched_node_up{node='n',partition='p'}": "1+0x300"},
