@@ -192,13 +192,14 @@ def _settled(
     cluster_id = store.meta("cluster_id")
     assert cluster_id is not None
     # Slurm's jobs are as Slurm says; the controller reads them anew.
-    nodes, silent = ask_nodes(inventory, cluster_id, state / WORK) if inventory.engine == "ssh" else ({}, {})
+    made = backup.manifest.made if backup is not None and backup.manifest is not None else None
+    asked = inventory.engine == "ssh"
+    nodes, silent = ask_nodes(inventory, cluster_id, state / WORK, made or 0.0) if asked else ({}, {})
     with store.transaction():
-        made = backup.manifest.made if backup is not None and backup.manifest is not None else None
         event = Event(time=now, kind="store_recovered", data={"backup": made, "silent": sorted(silent)})
         store.append_later(event, SKIPPED_EVENT_NUMBERS)
         found = settle(store, inventory, nodes, silent.keys(), now)
-        leave_unsettled(store, silent, now)
+        leave_unsettled(store, silent, now, made or 0.0)
     inboxes = [Inbox(state).new, *([backup.path / "inbox" / "new"] if backup is not None else [])]
     return RecoveryReport(
         backup=str(backup.path) if backup is not None else "",
@@ -212,9 +213,9 @@ def _settled(
 
 
 def ask_nodes(
-    inventory: Inventory, cluster_id: str, folder: Path
+    inventory: Inventory, cluster_id: str, folder: Path, since: float
 ) -> tuple[dict[str, NodeEvidence], dict[str, str]]:
-    """Return what the nodes show and keep, and why others do not answer."""
+    """Return what the nodes show and keep (of removed attempts since then), and why others do not answer."""
     with contextlib.closing(SshCluster(inventory, cluster_id, folder)) as cluster:
         patience_s = inventory.settings.probe_timeout_s + inventory.settings.connect_timeout_s
         observations = cluster.observe(inventory.nodes, patience_s)
@@ -227,7 +228,7 @@ def ask_nodes(
             return None
         try:
             with contextlib.closing(open_transport(node, inventory.settings)) as transport:
-                records = read_records(transport, cluster_id, node.name)
+                records = read_records(transport, cluster_id, node.name, since)
         except TransportError as error:
             silent[node.name] = error.reason
             return None

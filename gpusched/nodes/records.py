@@ -38,13 +38,12 @@ END
 """
 
 _READ = """\
-for file in "$root"/gpusched-*/RECORD "$root"/ended/*/gpusched-*; do
-    [ -f "$file" ] || continue
-    case $file in */RECORD) printf 'live ' ;; *) printf 'ended ' ;; esac
-    cat -- "$file"
-done
 for dir in "$root"/gpusched-*; do
-    [ ! -d "$dir" ] || [ -f "$dir/RECORD" ] || printf 'unknown %s\\n' "${dir##*/}"
+    [ -d "$dir" ] || continue
+    sed 's/^/live /' "$dir/RECORD" 2>/dev/null || [ ! -d "$dir" ] || printf 'unknown %s\\n' "${dir##*/}"
+done
+for day in "$root"/ended/*; do
+    [ ! -d "$day" ] || [ "${day##*/}" -lt SINCE ] || find "$day" -name 'gpusched-*' -exec sed 's/^/ended /' {} +
 done
 echo end
 """
@@ -75,15 +74,17 @@ def keep_record(ref: AttemptRef, text: str) -> str:
     return attempt_folder(ref) + lines.replace("TEXT", text)
 
 
-def read_records(transport: Transport, cluster_id: str, node: str) -> NodeRecords:
-    """Read a node's records; damaged ones count as unknown.
+def read_records(transport: Transport, cluster_id: str, node: str, since: float = 0.0) -> NodeRecords:
+    """Read a node's records, of removed attempts those since then (Unix seconds); damaged ones count as unknown.
 
     Raises:
         TransportError: The node does not answer, or its answer breaks off.
     """
     root = f"root={_ALL}/{shlex.quote(f'{cluster_id}/{node}')}\n"
     found = NodeRecords([], [], [])
-    for line in _lines(transport, node, script(root + _READ.replace("RECORD", RECORD))):
+    day = int(since // 86400) - 1  # its clock may be behind
+    asked = script(root + _READ.replace("RECORD", RECORD).replace("SINCE", str(day)))
+    for line in _lines(transport, node, asked):
         word, _, rest = line.partition(b" ")
         try:
             if word == b"unknown":

@@ -283,6 +283,7 @@ ALERTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"gpusched_controller_standbys": "1+0x60 0+0x240"}, {"gpusched_controller_standbys": "0+0x300"},
     ),
     "GpuschedInventoryInvalid": ({"gpusched_inventory_valid": "0+0x300"}, {"gpusched_inventory_valid": "1+0x300"}),
+    "GpuschedBackupFailed": ({"gpusched_backup_failed": "1+0x300"}, {"gpusched_backup_failed": "0+0x300"}),
     "GpuschedNodeDown": (
         {"gpusched_node_up{node='n',partition='p'}": "0+0x300"},
         {"gpusched_node_up{node='n',partition='p'}": "1+0x300"},

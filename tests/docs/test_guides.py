@@ -27,6 +27,7 @@ ELSEWHERE = {
     "gpusched run --gpus 1 --forward 8888": "tests/e2e/test_shells.py",
     "gpusched submit --gpus 1g.10gb": "tests/e2e/test_slices.py",
     "gpusched replay big.swf": "tests/study/test_backends.py",
+    "gpusched recover": "tests/e2e/test_recover.py",
     "gpusched train dl2": "tests/agents/test_sizing_agents.py",
     "gpusched train maifs": "tests/agents/test_sizing_agents.py",
     "gpusched train topology": "tests/agents/test_topology_train.py",
@@ -68,6 +69,7 @@ class Reader(Cluster):
             "settings": {
                 **self.settings, "ssh_config": str(home / ".ssh/config"),
                 "known_hosts": str(self.testbed.known_hosts), "auto_promote": False,
+                "backup": {"to": str(self.folder / "backups")},
             },
             "groups": {"chem": {"members": ["root"]}, "lab": {"members": ["alice", "bob", "root"]}},
             "qos": {"high": {"priority": 1000, "groups": ["chem"]}},

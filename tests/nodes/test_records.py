@@ -69,6 +69,12 @@ def test_only_the_last_days_are_kept(root: Path) -> None:
     assert len(list((root / "ended").iterdir())) == 2
 
 
+def test_records_of_before_the_backup_are_not_read(root: Path) -> None:
+    keep(job())
+    assert len(read_records(HERE, "c", "n", time.time()).ended) == 1
+    assert read_records(HERE, "c", "n", time.time() + 3 * 86400).ended == []
+
+
 def test_a_node_without_room_is_cleaned_up_all_the_same(root: Path) -> None:
     root.mkdir(parents=True)
     (root / "ended").write_text("in the way")

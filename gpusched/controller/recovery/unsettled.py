@@ -22,15 +22,16 @@ _META = "unsettled"
 
 
 class _Unsettled(msgspec.Struct, frozen=True):
-    """``since``: when the store was recovered (Unix seconds)."""
+    """``since``: when the store was recovered; ``made``: when its backup was made (Unix seconds)."""
 
     nodes: frozenset[str]
     since: float
+    made: float
 
 
-def leave_unsettled(store: Store, nodes: Iterable[str], now: float) -> None:
-    """Record which nodes did not answer at a recovery."""
-    store.set_meta(_META, msgspec.json.encode(_Unsettled(frozenset(nodes), now)).decode())
+def leave_unsettled(store: Store, nodes: Iterable[str], now: float, made: float) -> None:
+    """Record which nodes did not answer at a recovery; ``made``: when its backup was made."""
+    store.set_meta(_META, msgspec.json.encode(_Unsettled(frozenset(nodes), now, made)).decode())
 
 
 class UnsettledNodes:
@@ -39,7 +40,7 @@ class UnsettledNodes:
     def __init__(self, store: Store, cluster_id: str) -> None:
         self._store, self._cluster_id = store, cluster_id
         kept = store.meta(_META)
-        self._left = msgspec.json.decode(kept, type=_Unsettled) if kept else _Unsettled(frozenset(), 0.0)
+        self._left = msgspec.json.decode(kept, type=_Unsettled) if kept else _Unsettled(frozenset(), 0.0, 0.0)
         self._asked: dict[str, Future[NodeRecords]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
@@ -85,10 +86,10 @@ class UnsettledNodes:
 
     def _read(self, node: Node, inventory: Inventory) -> NodeRecords:
         with contextlib.closing(open_transport(node, inventory.settings)) as transport:
-            return read_records(transport, self._cluster_id, node.name)
+            return read_records(transport, self._cluster_id, node.name, self._left.made)
 
     def _forget(self, names: set[str]) -> None:
-        left = _Unsettled(self._left.nodes - names, self._left.since)
+        left = msgspec.structs.replace(self._left, nodes=self._left.nodes - names)
         self._store.set_meta(_META, msgspec.json.encode(left).decode() if left.nodes else "")
         self._left = left
 

@@ -179,7 +179,7 @@ def test_attempts_without_a_record_are_named(store: Store) -> None:
 
 
 def test_only_jobs_of_before_the_recovery_wait_for_a_silent_node(store: Store) -> None:
-    leave_unsettled(store, [C], 5_000.0)
+    leave_unsettled(store, [C], 5_000.0, 0.0)
     unsettled = UnsettledNodes(store, "c")
     before, after = one("b", JobState.PENDING, submit_time=4_000.0), one("n", JobState.PENDING, submit_time=6_000.0)
     assert unsettled.reasons(inventory(), [before, after]).keys() == {"b"}
