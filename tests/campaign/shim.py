@@ -71,9 +71,9 @@ class Shim:
         self._map[:8] = struct.pack("=q", value)
 
     @property
-    def seen(self) -> int:
-        """Operations that counted since `fail`."""
-        return int(struct.unpack_from("=i", self._map, 24)[0])
+    def is_armed(self) -> bool:
+        """Whether something has been ordered that has not come yet."""
+        return any(self._map[8:12]) and self.failed == 0
 
     @property
     def failed(self) -> int:

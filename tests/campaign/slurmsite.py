@@ -80,7 +80,7 @@ class BesideSlurm(Tormented, SlurmCluster):
         """Whether slurmctld is there and runs."""
         return bool(self.site.slurmctld) and not self.is_frozen
 
-    is_frozen = False
+    is_frozen = lacks_slurmd = False
 
     def _sbatch(self, work: Work) -> None:
         user = USERS[work.number % 2]
@@ -129,13 +129,16 @@ class BesideSlurm(Tormented, SlurmCluster):
             self._sbatch(self._waiting.pop(0))
         for work in unordered:
             self.order(work)
+        if self.lacks_slurmd and self.is_answering():
+            self.site.start_nodes()
+            self.lacks_slurmd = False
         for node in list(self.resume) if self.is_answering() else ():
             self.site.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False)
             self.resume.discard(node)
 
     def has_ended(self) -> bool:
         """Whether all have ended, by Slurm and by the store."""
-        if self.unordered or self._waiting or self.resume:
+        if self.unordered or self._waiting or self.resume or self.lacks_slurmd:
             self.people()
         return self.unfinished() == 0 and all(job.state in ENDED for job in self.records())
 

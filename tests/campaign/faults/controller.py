@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 
 from tests.campaign.faults.base import Fault
 from tests.campaign.shim import CREATE, DIE, NAME, SYNC, TEAR, WRITE
+from tests.testbed import wait_until
 
 
 class Kill(Fault):
@@ -51,6 +53,9 @@ class _Crash(Fault):
     most = 120
 
     def inject(self) -> None:
+        with suppress(TimeoutError):  # the one before should have had its chance
+            wait_until(lambda: not self.site.shim.is_armed or not self.site.is_up(), 1.0, "a crash", 0.1)
+        self.site.begin()
         self.site.shim.fail(self.mask, self.site.next_crash_point(type(self).__name__, self.most), self.error)
 
 

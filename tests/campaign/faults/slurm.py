@@ -70,7 +70,8 @@ class Slurmd(_Slurm):
         self.site.site.kill_slurmd(self.node)
 
     def heal(self) -> None:
-        self.site.site.start_nodes()
+        self.site.lacks_slurmd = True  # once slurmctld answers
+        self.site.people()
 
 
 class Drain(_Slurm):
