@@ -75,10 +75,7 @@ class AuditWrites(AuditReads):
     def forget_audit(self, until: int) -> None:
         """Delete entries that are in the log, and overwrite them: others can read copies of the database."""
         self._db.execute("PRAGMA secure_delete=ON")
-        try:
-            self._db.execute("DELETE FROM audit WHERE seq <= ?", (until,))
-        finally:
-            self._db.execute("PRAGMA secure_delete=OFF")
+        self._db.execute("DELETE FROM audit WHERE seq <= ?", (until,))
 
 
 TABLE_CHECKS.append(TableCheck("audit", ("seq",), ("data",), _ENTRY.decode))

@@ -203,6 +203,9 @@ def test_an_origin_is_claimed_by_the_client_and_nothing_else_fits(
 
 def test_the_copy_that_everyone_reads_has_no_entry(world: InboxWorld) -> None:
     world.say(Drain(time=NOW, origin="ssh 203.0.113.99", nodes=("n0",), reason="x"))
+    world.store._db.execute("PRAGMA secure_delete=OFF")  # where it is not SQLite's default
+    for _ in range(200):  # so many that whole pages become free
+        world.store.add_audit(audit_entry(NOW, "h", (1, "a"), "drain", origin="ssh 203.0.113.99"))
     publisher = Publisher(world.state)
     copy = world.state / PUBLISHED / CURRENT
     for _ in range(2):  # while it waits, and after it was deleted

@@ -658,11 +658,14 @@ def test_sessions_and_refusals_are_recorded(
     assert Caller(site, OWNER, log).hear().code == 0, "one's own output is nobody's business"
     assert reported(cluster) == []
     assert call("true", uid=ADMIN).hear().code == 0
+    assert Caller(site, ADMIN, log).hear().code == Caller(site, ADMIN, log).hear().code == 0
     assert Caller(site, OTHER, log).hear().failure
     assert Caller(site, OTHER, frame(REQUEST, b"{}")).hear().failure
     actions = sorted(reported(cluster))
-    assert [(action, uid) for action, uid, _ in actions] == [("exec", ADMIN), ("log", OTHER), ("malformed", OTHER)]
-    assert "belongs to ann" in actions[1][2]
+    assert [(action, uid) for action, uid, _ in actions] == [
+        ("exec", ADMIN), ("log", ADMIN), ("log", OTHER), ("malformed", OTHER),
+    ]  # fmt: skip
+    assert "belongs to ann" in actions[2][2]
 
 
 def test_what_cannot_be_recorded_is_not_done(call: Callable[..., Caller], cluster: Cluster) -> None:

@@ -201,9 +201,7 @@ print(count)
 for line in seen:
     print(*line)
 """
-HOLDERS = frozenset(
-    {"sh", "busybox", "podman", "podman-init", "sleep", "runc", "conmon", "tini", "catatonit", "cat", "printf"}
-)
+HOLDERS = frozenset("sh busybox podman podman-init sleep runc conmon tini catatonit cat printf".split())
 """Programs of the launcher, the engine and the job on a node."""
 
 

@@ -16,6 +16,8 @@ import pytest
 
 from benchmarks import web as made
 from gpusched.cli.main import COMMANDS
+from gpusched.model.commands import RecordAudit
+from gpusched.queue.inbox import Inbox, ReceivedCommand
 from gpusched.queue.store import Store
 from tests.web.conftest import NASTY, SECRET, Served, build, move
 
@@ -130,6 +132,15 @@ def test_requests_of_other_sites_pages_are_refused(served: Served) -> None:
     assert served.get("/api/state", Sec_Fetch_Site="same-site").status == 403  # another port of this machine
     assert served.get("/api/state", Sec_Fetch_Site="same-origin").status == 200
     assert served.get("/", Sec_Fetch_Site="cross-site").status == 200  # a link to us
+
+
+def test_what_it_refuses_is_reported_for_the_audit_log(served: Served) -> None:
+    inbox = Inbox(served.folder / "state")
+    inbox.create()
+    assert served.get("/api/state?a", Host="evil.example").status == 421
+    found = [item.command for item in inbox.waiting() if isinstance(item, ReceivedCommand)]
+    reported = [(c.via, c.user, c.origin, c.subject) for c in found if isinstance(c, RecordAudit)]
+    assert ("page", "unknown", "http 127.0.0.1", ("/api/state?a",)) in reported
 
 
 @pytest.mark.parametrize("path", ["/../server.py", "/%2e%2e/server.py", "/..%2fserver.py", "/data.js/", "/x.js"])
