@@ -140,21 +140,24 @@ def split_replay(
 ) -> tuple[Trace, Pool, ReplayOptions, Unsplit | None]:  # fmt: skip
     """Return trace, pool and options with slices apart, and what they were; unchanged without slices.
 
+    What placement costs is known of whole GPUs only: with ``network`` no GPU is cut, and jobs in slices cannot run.
+
     Raises:
-        UsageError: An option that slices cannot be combined with.
+        UsageError: An outage of a node that does not exist.
     """
     if not has_slices(trace, pool):
         return trace if trace.profile is None else replace(trace, profile=None, profiles=()), pool, options, None
     if options.network is not None:
-        raise UsageError(f"{trace.name}: placement costs of MIG slices are not known", "omit --topology")
+        whole = replace(pool, slices=(), cuttable=())
+        return split_trace(trace, pool), whole, options, Unsplit(trace, pool, np.arange(len(pool)))
     index, names = profile_index(trace)
     asked = [name for i, name in enumerate(names[:-1]) if (index == i).any()]
     rows, node = split_pool(pool, asked)
     of = [np.flatnonzero(node == i).tolist() for i in range(len(pool))]
     believed, elastic = options.believed, options.elastic
     if elastic is not None:  # a slice cannot be resized
-        whole = index < 0
-        least, most = (np.where(whole, size, trace.gpus) for size in (elastic.least, elastic.most))
+        rigid = index >= 0
+        least, most = (np.where(rigid, trace.gpus, size) for size in (elastic.least, elastic.most))
         elastic = replace(elastic, least=least, most=most)
     for outage in options.failures:
         if not 0 <= outage.node < len(pool):

@@ -78,9 +78,11 @@ class SnapshotRun:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return a note for the result: how many cuts there were."""
-        if not self._of.pool.cuttable:
-            return ()
-        return (f"{count_of(self._cut_count, 'time')} a GPU was cut into slices or made whole, in {CUT_S:g} s each",)
+        found = ["no running job is stopped where live decisions are replayed"] if self._world.policy.preempts else []
+        if self._of.pool.cuttable:
+            cuts = count_of(self._cut_count, "time")
+            found.append(f"{cuts} a GPU was cut into slices or made whole, in {CUT_S:g} s each")
+        return tuple(found)
 
     def decide(self, log: EventLog) -> int:
         """Start jobs, then begin to cut GPUs, as a cycle of the controller does."""
@@ -94,8 +96,7 @@ class SnapshotRun:
         for trouble in plan.troubles.values():
             raise GpuschedError(f"{self._world.policy.name}: {trouble}", "train it again")
         for action in plan.actions:
-            if not isinstance(action, Start):
-                raise UsageError(f"{self._world.policy.name} stops running jobs", "replay it without MIG slices")
+            assert isinstance(action, Start)  # no job here may be preempted, or resized
             self._start(log, int(action.job_id), action.allocation)
         if self._of.pool.cuttable:
             if plan.actions:

@@ -50,6 +50,8 @@ class Stepper:
     def __init__(self, trace: Trace, pool: Pool, options: ReplayOptions | None = None) -> None:
         policy = ReplayPolicy(name="", order="fifo", knows="nothing", source="")
         self._world = world_of(trace, pool, policy, options or ReplayOptions())
+        if self._world.by_snapshot:
+            raise UsageError("a policy in Python cannot decide where GPUs are cut on demand", "give nodes fixed slices")
         self._log = log_of(self._world)
         if self._world.rule not in PLACEMENTS:
             raise UsageError(f"a policy in Python cannot be combined with placement {self._world.rule}")

@@ -73,14 +73,15 @@ def placement_costs(scenario: Scenario) -> tuple[PlacementNetwork, str]:
     """
     from gpusched.sim.network import learned_network, network_for  # most replays start faster without
 
+    trace = replace(scenario.trace, profile=None, profiles=())  # of whole GPUs alone, see `sim.slicing.split_replay`
     if scenario.learned:
-        return learned_network(scenario.topology, scenario.trace, scenario.pool, scenario.learned)
+        return learned_network(scenario.topology, trace, scenario.pool, scenario.learned)
     if not scenario.topology:
         raise UsageError(
             "what placement costs is unknown: nothing was learned of it, and no switches are known",
             "topology in inventory.yaml, or replay --topology FILE",
         )
-    return network_for(scenario.topology, scenario.trace, scenario.pool)
+    return network_for(scenario.topology, trace, scenario.pool)
 
 
 class StudyOutcome(NamedTuple):
@@ -286,6 +287,8 @@ def _bounds(scenario: Scenario, limits: bool, rates: Rates | None) -> Bounds:
     from gpusched.sim.rates import fastest
 
     trace = _trace_without(scenario.trace, scenario.carried)
+    if rates is not None and trace.profile is not None:
+        return Bounds()  # of slices no speeds are measured
     if rates is not None:
         trace = replace(trace, duration=trace.duration / fastest(rates, trace, scenario.pool))
     return bounds_of(trace, scenario.pool, limits=limits)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpusched.agents.gist.networks import heuristic
+from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.limits import Limits, Quotas
 from gpusched.model.slices import Cut, gpu_of, is_slice, slice_index
@@ -17,7 +19,8 @@ from gpusched.model.snapshot import SliceView
 from gpusched.sched.slices.plan import CUT_S
 from gpusched.sched.slices.tree import arranged, is_valid
 from gpusched.sim.engine import build
-from gpusched.sim.policies import policy_by_name
+from gpusched.sim.network import network_for
+from gpusched.sim.policies import ReplayPolicy, policy_by_name, policy_of_spec
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.replay import Outage, replay
@@ -26,7 +29,11 @@ from gpusched.sim.result import EVENT_KINDS, ReplayResult
 from gpusched.sim.snapshots import SnapshotRun
 from gpusched.study.bounds import bounds_of
 from gpusched.study.metrics import metrics_of
+from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
+from tests.sched.gist_decisions import GIST
+from tests.sched.rltune_decisions import RLTUNE, WILD
+from tests.sched.worlds import topology
 from tests.sim.worlds import trace_of
 
 A100 = PUBLISHED["A100-80GB"]
@@ -85,6 +92,33 @@ def test_a_replay_starts_each_job_as_live_decisions_do(policy: str, monkeypatch:
         assert fast.events.tobytes() == live.events.tobytes()
         assert fast.ran.sum() > 80
         assert [fast.infeasible_why[0]] == ["no node has MIG slices of 7g.80gb"]
+
+
+def test_an_agent_that_can_decides_about_queues_of_slices_as_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = ReplayPolicy(
+        name="r", order="rltune", knows="estimate", source="", backfill="skip", placement="best-fit", spec=RLTUNE,
+        model=WILD[0],
+    )  # fmt: skip
+    asked = drawn(5, 80), POOL, policy
+    fast, live = replay(*asked), by_live_decisions(monkeypatch, *asked)
+    np.testing.assert_array_equal(fast.start, live.start)
+    assert (fast.start != replay(drawn(5, 80), POOL, "fifo-skip").start)[fast.ran].any(), "by scores"
+
+
+def test_for_an_agent_that_cannot_the_fallback_decides_about_slices() -> None:
+    """Whole GPUs go by the agent as if no job asked for slices, and slices by its fallback as if it were the policy."""
+    agent = TrainedModel("gist", heuristic(log_limit=-1.0), {}, "", "gist of slices")
+    policy = ReplayPolicy(
+        name="g", order="gist", knows="limit", source="", placement="best-fit", spec=GIST, model=agent
+    )
+    trace, pool = drawn(6, 80), Pool.of([NODE._replace(name=f"n{i}", cores=-1, memory_mib=-1) for i in range(3)])
+    mixed, easy = replay(trace, pool, policy), replay(trace, pool, policy_of_spec(GIST.effective_fallback))
+    assert trace.profile is not None
+    sliced = trace.profile >= 0
+    np.testing.assert_array_equal(mixed.start[sliced], easy.start[sliced])
+    whole = select(replace(trace, profile=None, profiles=()), ~sliced)
+    gpus = replay(whole, Pool.of([NodeSpec(1, name=f"n{i}") for i in range(3)]), replace(policy, placement=None))
+    np.testing.assert_array_equal(mixed.start[~sliced], gpus.start)
 
 
 def test_slices_count_by_their_share_of_a_gpu() -> None:
@@ -156,6 +190,19 @@ def test_a_cut_takes_its_time_and_a_gpu_is_whole_again_for_a_job() -> None:
     assert result.start.tolist() == [0.0, CUT_S, 1000.0]
     full = replay(replace(trace, gpus=np.array([3, 1, 4])), replace(ON_DEMAND, gpus=np.array([4, 3])), "fifo")
     assert full.ran.all()
+
+
+def test_placement_costs_are_of_whole_gpus_so_jobs_in_slices_do_not_run() -> None:
+    trace = drawn(7, 40)
+    pool = replace(POOL, partitions=("",), cores=np.full(3, -1), memory_mib=np.full(3, -1))
+    whole = replace(trace, profile=None, profiles=())
+    network, _ = network_for(topology("a", "a", "b"), whole, pool)
+    assert trace.profile is not None
+    sliced = np.flatnonzero(trace.profile >= 0)
+    result = replay(trace, pool, "easy", network=network)
+    np.testing.assert_array_equal(result.infeasible, sliced)
+    assert set(result.infeasible_why) == {"placement costs of MIG slices are not known"}
+    assert result.ran.sum() == 40 - len(sliced)
 
 
 def test_only_live_policies_are_replayed_where_gpus_are_cut() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gpusched.errors import FileError, UsageError
 from gpusched.model.topology import Topology
 from gpusched.study.request import ReplayRequest, resolve
 from gpusched.study.scenario import SHIPPED, load_scenario, with_options
+from gpusched.traces import file as tracefile
+from tests.sim.worlds import trace_of
 from tests.study.place import ONE, Place, place
 
 __all__ = ["place"]
@@ -74,6 +78,19 @@ published: {fifo: {mean_jct_s: 1000, utilization: 0.5}}
     assert f"Published of fifo: mean_jct_s 1000; here {fifo[0]['mean_jct_s']:.6g} ({change:+.1%})." in out
 
 
+@pytest.mark.parametrize(("mig", "cut"), [("slices: [[3g.40gb, 2g.20gb], [1g.10gb]]", False), ("mig: on-demand", True)])
+def test_nodes_of_a_scenario_have_slices_or_are_cut_on_demand(place: Place, mig: str, cut: bool) -> None:
+    """Four hours of half a GPU: one after the other in the one there is, or at once in two GPUs that are cut."""
+    trace = replace(trace_of([0] * 4, [3600] * 4, [1] * 4), profile=np.zeros(4, np.int64), profiles=("3g.40gb",))
+    tracefile.write(place.folder / "t.gpusched.npz", trace)
+    _write(place, f"traces: t.gpusched.npz\nnode_list: [{{gpus: 4, gpu_type: A100-80GB, {mig}}}]\npolicies: [fifo]\n")
+    (row,) = place.rows("--scenario", "s.yaml")
+    assert row["gpus"] == 4
+    assert row["gpu_hours"] == 2.0
+    assert row["makespan_s"] == (3630.0 if cut else 4 * 3600.0)
+    assert any("times a GPU was cut" in note for note in row["notes"]) is cut
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -82,6 +99,10 @@ published: {fifo: {mean_jct_s: 1000, utilization: 0.5}}
         ("nodes: 0\n", "s.yaml:1: nodes: found 0, expected a whole number from 1 to 1000000"),
         ("node_list: []\n", "s.yaml:1: node_list: found a list, expected a file, or nodes such as"),
         ("node_list: [{cores: 1}]\n", "s.yaml:1: node_list[0].gpus: found nothing, expected how many GPUs"),
+        ("node_list: [{gpus: 1, slices: [[3g.40gb, 4g.40gb, 1g.10gb]]}]\n",
+         "s.yaml:1: node_list[0].slices[0]: found 3g.40gb, 4g.40gb, 1g.10gb, expected profiles that fit on one GPU"),
+        ("node_list: [{gpus: 1, slices: [[], [7g.80gb]]}]\n", "node_list[0]: found of 2, expected slices of at most 1"),
+        ("node_list: [{gpus: 1, gpu_type: V100, mig: on-demand}]\n", "found V100, expected a gpu_type that can be cut"),
         ("workload: none.yaml\n", "none.yaml: found no such file or directory, expected a workload description"),
         ("policies: [fifo]\npublished: {sjf: {}}\n", "s.yaml:2: published: found the policy sjf, expected policies of"),
         ("policies: [fifo]\npublished: {fifo: {jct: 1}}\n", "s.yaml:2: published.fifo.jct: found an unknown key"),

@@ -71,7 +71,7 @@ from gpusched.sim.rates import Rates, Speeds, no_speeds, restart_seconds, speeds
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, ReplayResult
 from gpusched.sim.sharing import Share, SharingBeliefs, fractional, pairing_costs, sharing_of
-from gpusched.sim.slicing import Unsplit, joined, split_replay
+from gpusched.sim.slicing import Unsplit, joined, profile_index, split_replay
 from gpusched.traces.trace import Trace
 
 
@@ -195,7 +195,9 @@ class SimWorld(NamedTuple):
     @property
     def by_snapshot(self) -> bool:
         """Return whether each decision is the live one, from a snapshot (`sim.snapshots`)."""
-        return self.unsplit is not None and needs_snapshots(self.unsplit.pool, self.policy)
+        if self.unsplit is None or self.options.network is not None:
+            return False
+        return needs_snapshots(self.unsplit.pool, self.policy)
 
     @property
     def users(self) -> int:
@@ -218,7 +220,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         known = dict.fromkeys((*PLACEMENTS, *components("placements")))
         raise UsageError(f"no placement named {rule!r}; one of {', '.join(known)}")
     believed = options.believed if options.network is None else None
-    by_snapshot = unsplit is not None and needs_snapshots(pool if unsplit is None else unsplit.pool, policy)
+    by_snapshot = unsplit is not None and options.network is None and needs_snapshots(unsplit.pool, policy)
     if by_snapshot:  # nothing is shared beside slices that are cut on demand, nor resized
         options = replace(options, share="no", believed=None, elastic=None)
         believed = None
@@ -227,6 +229,9 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     rates = options.rates
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
     demand = demand_of(trace, pool, shares=share != "no", in_proportion=by_cores)
+    if unsplit is not None and options.network is not None:
+        of_slices = np.flatnonzero(profile_index(trace)[0] >= 0).tolist()
+        demand.infeasible.update(dict.fromkeys(of_slices, "placement costs of MIG slices are not known"))
     ledger: SimLedger | None = None
     if options.quotas is not None:
         demand, ledger = _apply_limits(demand, trace, options.quotas, options.elastic)
