@@ -44,7 +44,7 @@ rm -rf $root/wheel
 hardlink -q -c $root/$home/lib >/dev/null # what is the same for all Pythons is in the package once
 
 printf 'home = /usr/bin\ninclude-system-site-packages = false\n' >$root/$home/pyvenv.cfg
-ln -s /usr/bin/python3 $root/$home/bin/python3
+ln -s ../../../bin/python3 $root/$home/bin/python3
 printf '#!/%s/bin/python3\nfrom gpusched.__main__ import main\n\nraise SystemExit(main())\n' $home >$root/$home/bin/gpusched
 chmod 755 $root/$home/bin/gpusched
 ln -s ../lib/gpusched/bin/gpusched $root/usr/bin/gpusched
@@ -63,5 +63,5 @@ for script in postinst prerm postrm; do
 done
 (cd $root && find usr -type f -print0 | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
 find $root -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
-dpkg-deb --root-owner-group -Zzstd -z6 --build $root "dist/gpusched_${version}_$arch.deb"
+dpkg-deb --root-owner-group -Zxz -z1 --build $root "dist/gpusched_${version}_$arch.deb"
 ls -l dist/*"$version"*

@@ -19,6 +19,7 @@ need conmon conmon
 need busybox-static busybox
 need iptables iptables
 need uidmap newuidmap
+need sudo sudo
 need docker.io /usr/bin/docker
 need slurmctld slurmctld
 need slurmd slurmd
