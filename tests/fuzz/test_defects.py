@@ -27,6 +27,8 @@ _SACCT += b"|2024-01-01T00:00:00|2024-01-01T00:00:01|2024-01-01T00:00:09|COMPLET
         ("traces", b"swf 0 0\n; UnixStartTime: " + b"9" * 5000 + b"\n" + _SWF, "value"),
         ("traces", b"sacct 0 1\n" + _SACCT + b"cpu=" + b"9" * 30 + b",gres/gpu=1", "FileError"),
         ("traces", b"sacct 0 1\n" + _SACCT + b"gres/gpu=1,mem=" + b"9" * 400 + b"T", "FileError"),
+        ("traces", b"sacct 0 1\n" + _SACCT.replace(b"AllocTRES", b"TimelimitRaw") + b"9" * 5000, "FileError"),
+        ("traces", b"sacct 0 1\n" + _SACCT.replace(b"AllocTRES", b"Timelimit") + b"9" * 400 + b":00", "FileError"),
         ("traces", b'philly 0 0\n[{"a": ' + b"9" * 5000 + b"}]", "FileError"),
         ("traces", b"helios 0 0\n" + gzip.compress(b"0" * (80 << 20)), "GpuschedError"),
         ("probe", _SECTIONS + b"@@meminfo\nMemTotal: \xc2\xb2 kB", "reading"),
