@@ -40,6 +40,7 @@ _SACCT += b"|2024-01-01T00:00:00|2024-01-01T00:00:01|2024-01-01T00:00:09|COMPLET
         ("probe", b"p\n@gpusched-probe@ " + b'{"source":"nvidia-smi","processes":[],"clock":[1,2]}', "protocol"),
         ("probe", b"oGPU ok", "none"),
         ("probe", b"o" + b"9" * 5000, "none"),
+        ("http", b"GET p://[ HTTP/1.1\r\nHost: localhost\r\n\r\n", "400"),
         ("relay", b"r" + wire.frame(wire.EXITED), "GpuschedError"),
         ("relay", b"r" + wire.frame(wire.FAILED, b'{"message":"\xff"}'), "GpuschedError"),
         ("relay", b"r" + wire.frame(wire.FAILED, b'{"message":"' + b"x" * 5000 + b'"}'), "GpuschedError"),
