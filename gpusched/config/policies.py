@@ -43,6 +43,7 @@ DEFAULT_FALLBACK, SIZING_FALLBACK, PLACING_FALLBACK = (
     "contention",
 )  # of agents that choose sizes, nodes
 MOST_SCHEDULERS = 16
+_MAX_NAME_BYTES = 200  # with its suffix within what file systems allow
 
 
 def policy_folders(inventory_path: Path | str) -> tuple[Path, ...]:
@@ -337,6 +338,8 @@ def others_of(spec: PolicySpec) -> list[tuple[str, str]]:
 
 def policy_file(name: str, folders: tuple[Path, ...]) -> Path | None:
     """Return the file (or trained policy's folder) of that name in the first folder that has one, if any."""
+    if len(name.encode(errors="replace")) > _MAX_NAME_BYTES:
+        return None
     for folder in folders:
         if (file := folder / f"{name}.yaml").is_file():
             return file

@@ -160,7 +160,10 @@ class _Connection(BaseHTTPRequestHandler):
         self._viewer = Viewer()
         try:
             self._viewer = self._check_request()
-            url = urlsplit(self.path)
+            try:
+                url = urlsplit(self.path)
+            except ValueError:  # an address with half a bracket
+                raise HttpRefusal(HTTPStatus.BAD_REQUEST, "the address cannot be parsed") from None
             self._query = parse_qs(url.query)
             for pattern, name in self.routes:
                 if (found := re.fullmatch(pattern, unquote(url.path))) is not None:

@@ -23,10 +23,13 @@ _SACCT += b"|2024-01-01T00:00:00|2024-01-01T00:00:01|2024-01-01T00:00:09|COMPLET
     [
         ("inventory", b"{nodes: n[1-2], x: " + b'\\"' * 200_000, "FileError"),  # every quote was followed to the end
         ("inventory", b"a" + b":" * 3000 + b" 1", "FileError"),  # the key was shown whole
+        ("policy", b"agent: dl2\nfallback: " + b"elastic" * 50, "FileError"),
         ("commands", b'{"command":"' + b"9" * 3000 + b'"}', "refused"),  # and here
         ("traces", b"swf 0 0\n; UnixStartTime: " + b"9" * 5000 + b"\n" + _SWF, "value"),
         ("traces", b"sacct 0 1\n" + _SACCT + b"cpu=" + b"9" * 30 + b",gres/gpu=1", "FileError"),
         ("traces", b"sacct 0 1\n" + _SACCT + b"gres/gpu=1,mem=" + b"9" * 400 + b"T", "FileError"),
+        ("traces", b"sacct 0 1\n" + _SACCT.replace(b"AllocTRES", b"TimelimitRaw") + b"9" * 5000, "FileError"),
+        ("traces", b"sacct 0 1\n" + _SACCT.replace(b"AllocTRES", b"Timelimit") + b"9" * 400 + b":00", "FileError"),
         ("traces", b'philly 0 0\n[{"a": ' + b"9" * 5000 + b"}]", "FileError"),
         ("traces", b"helios 0 0\n" + gzip.compress(b"0" * (80 << 20)), "GpuschedError"),
         ("probe", _SECTIONS + b"@@meminfo\nMemTotal: \xc2\xb2 kB", "reading"),
@@ -38,6 +41,7 @@ _SACCT += b"|2024-01-01T00:00:00|2024-01-01T00:00:01|2024-01-01T00:00:09|COMPLET
         ("probe", b"p\n@gpusched-probe@ " + b'{"source":"nvidia-smi","processes":[],"clock":[1,2]}', "protocol"),
         ("probe", b"oGPU ok", "none"),
         ("probe", b"o" + b"9" * 5000, "none"),
+        ("http", b"GET p://[ HTTP/1.1\r\nHost: localhost\r\n\r\n", "400"),
         ("relay", b"r" + wire.frame(wire.EXITED), "GpuschedError"),
         ("relay", b"r" + wire.frame(wire.FAILED, b'{"message":"\xff"}'), "GpuschedError"),
         ("relay", b"r" + wire.frame(wire.FAILED, b'{"message":"' + b"x" * 5000 + b'"}'), "GpuschedError"),

@@ -236,8 +236,8 @@ def _seconds(draft: Draft, column: str, read: Callable[[str], float | None], exp
 
 
 def _limit(text: str) -> float | None:
-    if text.isdecimal():
-        return int(text) * 60.0
+    if (minutes := whole_number(text)) is not None:
+        return minutes * 60.0
     if text.upper() == "UNLIMITED":
         return _YEAR_S
     return np.nan if text in ("", "Partition_Limit") else _clock(text)
