@@ -18,6 +18,7 @@ from typing import IO
 from gpusched.errors import GpuschedError
 from gpusched.model.units import format_duration
 from gpusched.queue.clock import boot_id
+from gpusched.queue.damage import UNREADABLE
 from gpusched.queue.lease import (
     EXPIRY_S,
     RENEW_S,
@@ -215,7 +216,7 @@ def _is_over(lease: ControllerLease) -> bool:
 
 
 def _stored_term(state: Path) -> int:
-    with contextlib.suppress(GpuschedError):
+    with contextlib.suppress(GpuschedError, *UNREADABLE):  # a damaged store may be recovered
         if (reader := Reader.open(state)) is not None:
             with contextlib.closing(reader):
                 return int(reader.number(TERM, 0))
