@@ -32,7 +32,7 @@ from gpusched.model.resources import Inventory, Node
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.records import find_clusters, read_records
 from gpusched.nodes.transport import TransportError
-from gpusched.queue.backup import LOGS, TREES, copy_tree, find_backup
+from gpusched.queue.backup import LOGS, TREES, copy_tree, find_backup, refuse_as_root
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lease import TERM
 from gpusched.queue.reading import DATABASE
@@ -102,6 +102,7 @@ def rebuild(
     Raises:
         GpuschedError: A controller runs, the database is in order, or there is no usable backup in ``source``.
     """
+    refuse_as_root(state)
     with leadership(state) as leads:  # with its lease, since no standby may take over meanwhile
         _refuse_sound(state)
         work = state / WORK
