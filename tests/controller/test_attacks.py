@@ -24,9 +24,9 @@ import pytest
 
 from gpusched.controller import relay
 from gpusched.controller.auditing import audit_stream
+from gpusched.controller.leadership import controller_lock
 from gpusched.controller.outputs import secure_logs
 from gpusched.controller.publishing import Publisher
-from gpusched.controller.service import controller_lock
 from gpusched.errors import GpuschedError
 from gpusched.model import commands as c
 from gpusched.model import ids

@@ -137,6 +137,14 @@ def test_pages_name_nothing_of_a_developers_machine(page: Path) -> None:
     assert not found
 
 
+def test_each_promise_of_reliability_is_shown_by_tests_that_exist() -> None:
+    page = (generate.DOCS / "reliability.md").read_text("utf-8")
+    rows = page.partition("| --- | --- | --- |\n")[2].partition("\n\n")[0].splitlines()
+    shown = {row: re.findall(r"`(tests/[^`]+)`", row.split(" | ")[-1]) for row in rows}
+    assert shown
+    assert [row for row, tests in shown.items() if not tests or not all((ROOT / t).is_file() for t in tests)] == []
+
+
 # -- commands in examples
 
 
