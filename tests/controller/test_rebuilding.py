@@ -70,3 +70,13 @@ def test_without_a_usable_backup_nothing_is_done(lost: Path) -> None:
         with pytest.raises(GpuschedError, match=said), rebuild(lost / "state", no_nodes(), source):
             pass
     assert [path.name for path in (lost / "state").iterdir()] == ["controller.lock"]
+
+
+def test_an_emptied_database_is_no_sound_one(lost: Path) -> None:
+    state = lost / "state"
+    state.mkdir()
+    (state / "gpusched.db").touch()
+    with rebuild(state, no_nodes(), str(lost / "backups")) as rebuilt:
+        rebuilt.commit()
+    with pytest.raises(GpuschedError, match="is in order"), rebuild(state, no_nodes(), str(lost / "backups")):
+        pass
