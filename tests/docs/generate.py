@@ -442,7 +442,10 @@ def _reasons() -> str:
 
 
 def _reasons_help() -> str:
-    return table(("reason", "what to do"), [(code(r), words.REASONS[r][1]) for r in ReasonCode])
+    rows: dict[str, list[str]] = {}  # what to do -> reasons
+    for reason in ReasonCode:
+        rows.setdefault(words.REASONS[reason][1], []).append(code(reason))
+    return table(("reason", "what to do"), [(", ".join(reasons), advice) for advice, reasons in rows.items()])
 
 
 def _exit_codes() -> str:
