@@ -73,6 +73,7 @@ TICK_NOTICES_S = 20.0  # sending stops when the tick ends; the next tick sends t
 RELAY_RESTART_S = 10.0
 MAX_LOGGED_ROWS = 20
 HOUSEKEEPING_S = 3600.0
+REPORT_AGAIN_S = 60.0
 KEEP_FINE_USAGE_S = 14 * 86400
 _log = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ class Service:
         self._files = self._stamp()
         self._housekept_at = -HOUSEKEEPING_S
         self._last_cycle_s = 0.0  # duration of the last cycle
+        self._failures: dict[str, float] = {}  # why cycles could not be recorded -> when that was logged
         self.store.set_meta("controller_pid", str(os.getpid()))
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self.store.set_meta("inventory", str(inventory_path.absolute()))
@@ -231,9 +233,14 @@ class Service:
     def recover(self, error: Exception) -> None:
         """Go on after a cycle that could not be written: none of it is in the store, so the next starts from there.
 
-        Jobs keep running; commands wait in the inbox.
+        Jobs keep running; commands wait in the inbox. A reason is logged once per minute.
         """
-        _log.error("this cycle could not be recorded in %s: %s; retrying, see 'gpusched check'", self._state, error)
+        now, reason = time.monotonic(), str(error)
+        self._failures = {why: at for why, at in self._failures.items() if now - at < REPORT_AGAIN_S}
+        level = logging.DEBUG if reason in self._failures else logging.ERROR
+        self._failures.setdefault(reason, now)
+        message = "this cycle could not be recorded in %s: %s; retrying, see 'gpusched check'"
+        _log.log(level, message, self._state, reason)
         self._replace_cycle()
 
     def set_aside(self, error: DatabaseDamaged) -> None:

@@ -22,7 +22,7 @@ NOT_MODELLED = -1
 
 
 class NodeSpec(NamedTuple):
-    """One node; -1 cores or MiB: not modelled, never a constraint. ``slices``, ``cuttable``: as in `NodeView`."""
+    """One node; -1 cores or MiB: not modelled, never a constraint. ``slices``, ``cuttable`` (items): as in `NodeView`."""
 
     gpus: int
     cores: int = NOT_MODELLED
@@ -31,7 +31,7 @@ class NodeSpec(NamedTuple):
     partition: str = ""
     name: str = ""
     slices: tuple[SliceView, ...] = ()
-    cuttable: Mapping[int, tuple[SliceProfile, ...]] = {}
+    cuttable: tuple[tuple[int, tuple[SliceProfile, ...]], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,7 +89,7 @@ class Pool:
             gpu_types=types,
             partitions=partitions,
             slices=tuple(n.slices for n in ordered) if any(n.slices for n in ordered) else (),
-            cuttable=tuple(n.cuttable for n in ordered) if any(n.cuttable for n in ordered) else (),
+            cuttable=tuple(dict(n.cuttable) for n in ordered) if any(n.cuttable for n in ordered) else (),
         )
 
     @classmethod
@@ -113,7 +113,7 @@ class Pool:
             else:
                 numbers = [at for at, index in enumerate(n.indices()) if index in n.cut_on_demand()]
                 table = published(n.gpu_type) if numbers else ()
-                found.append(spec._replace(cuttable=dict.fromkeys(numbers, table) if table else {}))
+                found.append(spec._replace(cuttable=tuple((n, table) for n in numbers) if table else ()))
         return cls.of(found)
 
     def span(self, partition: int) -> tuple[int, int]:
@@ -127,7 +127,7 @@ def with_slices(spec: NodeSpec, indices: Sequence[int], seen: NodeView) -> NodeS
     place = {index: at for at, index in enumerate(indices)}
     fixed = (one for one in seen.slices if gpu_of(one.number) in place and gpu_of(one.number) not in seen.cuttable)
     slices = (SliceView(slice_index(place[gpu_of(one.number)], start_of(one.number)), one.profile) for one in fixed)
-    cuttable = {place[index]: table for index, table in seen.cuttable.items() if index in place}
+    cuttable = tuple((place[index], table) for index, table in seen.cuttable.items() if index in place)
     return spec._replace(slices=tuple(slices), cuttable=cuttable)
 
 

@@ -137,7 +137,7 @@ def _nodes(value: Value) -> list[NodeSpec]:
     if mig == "on-demand":
         if not (table := published(node.gpu_type)):
             raise value.error("a gpu_type that can be cut into MIG slices, such as A100-80GB", node.gpu_type)
-        node = node._replace(cuttable=dict.fromkeys(range(len(cut), node.gpus), table))
+        node = node._replace(cuttable=tuple((gpu, table) for gpu in range(len(cut), node.gpus)))
     if len(cut) > node.gpus:
         raise value.error(f"slices of at most {count_of(node.gpus, 'GPU')}", f"of {len(cut)}")
     slices = tuple(one for gpu, of in enumerate(cut) for one in _cut(of, gpu, node.gpu_type))

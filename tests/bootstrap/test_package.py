@@ -155,4 +155,6 @@ def test_the_wheel_is_installed_offline(machine: Machine, system: str) -> None:
     shutil.copytree(ROOT / "build" / "wheels" / SYSTEMS[system], machine.root / "root/wheels")
     machine.sh("python3 -m venv w && w/bin/pip install -q --no-index --find-links wheels gpusched-cluster")
     assert machine.sh("w/bin/gpusched --version").startswith("gpusched ")
-    assert "The controller is stopped." in machine.sh("w/bin/python -m gpusched.bootstrap.demo")
+    (machine.root / "root/inventory.yaml").write_text(INVENTORY.replace("user: root", "transport: local"))
+    machine.sh("w/bin/gpusched submit --cpus 1 --mem 100M -t 10m -- true")
+    wait_until(lambda: "1 COMPLETED" in machine.sh("w/bin/gpusched tick; w/bin/gpusched status --all", check=False), 60)

@@ -244,6 +244,15 @@ def test_a_cycle_that_could_not_be_recorded_is_done_again(site: Installation) ->
     assert service.cycle is not cycle
     assert service.cycle.inbox is inbox
     assert "database or disk is full; retrying" in site.said[-1]
+    before = len(site.said)
+    service.recover(sqlite3.OperationalError("database or disk is full"))
+    assert site.said[before:] == [], "a reason is logged once per minute"
+    service.recover(sqlite3.OperationalError("disk I/O error"))
+    site.world.now += 60.0
+    service.recover(sqlite3.OperationalError("database or disk is full"))
+    assert [line.split(": ")[1].split(";")[0] for line in site.said[before:]] == [
+        "disk I/O error", "database or disk is full"
+    ]  # fmt: skip
     command = Submit(time=site.world.now, id=ids.mint(site.world.now), spec=spec())
     service.cycle.inbox.deliver(command)
     service.run(0.0)

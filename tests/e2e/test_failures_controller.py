@@ -67,7 +67,7 @@ def test_a_full_disk_loses_nothing_and_is_told_of(small: Cluster) -> None:
     assert small.wait_state(after).state == JobState.COMPLETED
     assert set(traces.counted().values()) == {1}
     small.wait_clean()
-    assert len([line for line in small.controller_log.splitlines() if "could not be recorded" in line]) < 100
+    assert len([line for line in small.controller_log.splitlines() if "could not be recorded" in line]) < 10
 
 
 def shrink(folder: Path) -> None:
@@ -84,33 +84,31 @@ def test_commands_confirmed_before_the_disk_was_full_are_all_done_once(small: Cl
     held = small.submit("--hold", "--gpus", "1")
     wait_until(lambda: small.state_of(held) == "PENDING", 20, "a job to give orders for")
     assert small.controller is not None
-    for number in range(2):
-        small.controller.send_signal(signal.SIGSTOP)
-        jobs = [small.submit("--hold", "--gpus", "1") for _ in range(3)]
-        small.cli("cancel", jobs[0])
-        small.cli("priority", held, f"-{number + 1}")
-        small.cli("drain", "dgx003", "--reason", f"look {number}")
-        confirmed = set(os.listdir(small.state / "inbox" / "new"))
-        assert len(confirmed) == 6
-        shrink(small.state)
-        said = small.controller_log.count("could not be recorded")
-        small.controller.send_signal(signal.SIGCONT)
-        wait_until(lambda said=said: small.controller_log.count("could not be recorded") > said, 60, "a failed cycle")
-        assert set(os.listdir(small.state / "inbox" / "new")) == confirmed, "not one of them is in the store"
-        subprocess.run(["mount", "-o", "remount,size=8m", small.state], check=True)
-        wait_until(lambda: not os.listdir(small.state / "inbox" / "new"), 90, "the commands to be taken")
-        found = [small.job(job) for job in [*jobs, held]]
-        assert [job and job.state for job in found] == ["CANCELLED", "PENDING", "PENDING", "PENDING"]
-        assert found[3] is not None
-        assert found[3].priority == -(number + 1)
-        with small.reader() as reader:
-            assert reader is not None
-            assert reader.node_records()["dgx003"].drain_reason == f"look {number}"
-        small.cli("resume", "dgx003")
-        wait_until(lambda: not os.listdir(small.state / "inbox" / "new"), 60, "the last command")
+    small.controller.send_signal(signal.SIGSTOP)
+    jobs = [small.submit("--hold", "--gpus", "1") for _ in range(3)]
+    small.cli("cancel", jobs[0])
+    small.cli("priority", held, "-1")
+    small.cli("drain", "dgx003", "--reason", "look")
+    confirmed = set(os.listdir(small.state / "inbox" / "new"))
+    assert len(confirmed) == 6
+    shrink(small.state)
+    small.controller.send_signal(signal.SIGCONT)
+    wait_until(lambda: "could not be recorded" in small.controller_log, 60, "a failed cycle")
+    assert set(os.listdir(small.state / "inbox" / "new")) == confirmed, "not one of them is in the store"
+    subprocess.run(["mount", "-o", "remount,size=8m", small.state], check=True)
+    wait_until(lambda: not os.listdir(small.state / "inbox" / "new"), 90, "the commands to be taken")
+    found = [small.job(job) for job in [*jobs, held]]
+    assert [job and job.state for job in found] == ["CANCELLED", "PENDING", "PENDING", "PENDING"]
+    assert found[3] is not None
+    assert found[3].priority == -1
     with small.reader() as reader:
         assert reader is not None
-        assert sum(e.kind == "submitted" for e in reader.events()) == 7
+        assert reader.node_records()["dgx003"].drain_reason == "look"
+    small.cli("resume", "dgx003")
+    wait_until(lambda: not os.listdir(small.state / "inbox" / "new"), 60, "the last command")
+    with small.reader() as reader:
+        assert reader is not None
+        assert sum(e.kind == "submitted" for e in reader.events()) == 4
 
 
 def test_a_read_only_state_folder(small: Cluster) -> None:

@@ -49,7 +49,7 @@ def cut(gpu: int, *names: str) -> tuple[SliceView, ...]:
 SLICES = cut(0, *["1g.10gb"] * 7) + cut(1, "3g.40gb", "3g.40gb") + cut(2, "3g.40gb", "2g.20gb", "1g.10gb")
 NODE = NodeSpec(4, 32, 1 << 18, "A100-80GB", "A", slices=SLICES)
 POOL = Pool.of([NODE._replace(name=f"n{i}") for i in range(3)])
-ON_DEMAND = Pool.of([NodeSpec(3, name=f"n{i}", cuttable=dict.fromkeys(range(3), A100)) for i in range(2)])
+ON_DEMAND = Pool.of([NodeSpec(3, name=f"n{i}", cuttable=tuple((gpu, A100) for gpu in range(3))) for i in range(2)])
 
 
 def drawn(seed: int, jobs: int = 120, profiles: tuple[str, ...] = PROFILES) -> Trace:
@@ -186,7 +186,7 @@ def test_gpus_are_cut_as_live_and_never_below_a_job(policy: str, seed: int, monk
 def test_a_cut_takes_its_time_and_a_gpu_is_whole_again_for_a_job() -> None:
     trace = trace_of([0, 0, 100], [1000, 1000, 500], [3, 1, 3])
     trace = replace(trace, profile=np.array([-1, 0, -1]), profiles=("1g.10gb",))
-    result = replay(trace, Pool.of([NodeSpec(4, cuttable=dict.fromkeys(range(4), A100))]), "fifo")
+    result = replay(trace, Pool.of([NodeSpec(4, cuttable=tuple((gpu, A100) for gpu in range(4)))]), "fifo")
     assert result.start.tolist() == [0.0, CUT_S, 1000.0]
     full = replay(replace(trace, gpus=np.array([3, 1, 4])), replace(ON_DEMAND, gpus=np.array([4, 3])), "fifo")
     assert full.ran.all()
