@@ -337,7 +337,7 @@ class Installation:
             return Step(what, None, "is there")
         if os.path.lexists(path):
             raise GpuschedError(f"{path} is there, so it cannot lead to {self.state}", "move it, or omit --state")
-        
+
         def act() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(self.state)

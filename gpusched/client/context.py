@@ -141,9 +141,8 @@ class Client:
 
     def notes(self) -> tuple[str, ...]:
         """Return other problems: an inventory that is not in force, nodes removed from it that still run jobs."""
-        from gpusched.model.backups import backup_trouble
+        from gpusched.model.backups import BACKUP_META, backup_result, backup_trouble
         from gpusched.model.slurm import LEASE_TROUBLE
-        from gpusched.queue.backup import BACKUP_META, backup_result
         from gpusched.queue.store import INVENTORY_TROUBLE
 
         if self.reader is None:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpusched import __version__
+from gpusched.model.backups import BACKUP_META, backup_result
 from gpusched.model.gpustates import GpuStatus, gpu_states, plain_states
 from gpusched.model.healthchecks import open_conditions
 from gpusched.model.metrics import Family, MetricTotals, UsageTotal, family
 from gpusched.model.readings import GpuState, NodeState
 from gpusched.model.slices import is_slice
 from gpusched.model.slicetables import gpus_counted
-from gpusched.queue.backup import BACKUP_META, backup_result
 from gpusched.queue.clock import ANCHOR, now_by
 from gpusched.queue.lastgood import Declared, kept_declarations
 from gpusched.queue.lease import STANDBYS

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from gpusched.errors import GpuschedError
-from gpusched.model.backups import Backup, BackupResult
+from gpusched.model.backups import BACKUP_META, Backup, BackupResult, backup_result
 from gpusched.model.events import Event
 from gpusched.model.resources import BackupSettings
-from gpusched.queue.backup import BACKUP_META, BackupStopped, backup_result, make_backup
+from gpusched.queue.backup import BackupStopped, make_backup
 from gpusched.queue.store import Store
 
 RETRY_S = 600.0

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from gpusched.errors import GpuschedError
 from gpusched.model.units import format_memory
+from gpusched.queue.private import create_private
 from gpusched.queue.reading import COPY_EVERY, CURRENT, DATABASE, PUBLISHED
 
 POLL_S = 0.1
@@ -130,7 +131,7 @@ class Publisher:
         return sqlite3.connect(uri, uri=True, timeout=1.0, isolation_level=None, check_same_thread=False)
 
     def _copy(self, source: sqlite3.Connection, part: Path) -> None:
-        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        create_private(part)
         with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as copy:
             # No need to survive a power cut: the next start makes a new copy.
             copy.executescript("PRAGMA synchronous=OFF; PRAGMA journal_mode=OFF; PRAGMA locking_mode=EXCLUSIVE;")

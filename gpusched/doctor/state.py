@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 from gpusched.doctor.findings import Finding, Status
 from gpusched.errors import GpuschedError
-from gpusched.model.backups import BackupResult, backup_trouble
+from gpusched.model.backups import BACKUP_META, BackupResult, backup_result, backup_trouble
 from gpusched.model.health import Condition
 from gpusched.model.notices import Notice
 from gpusched.model.readings import Wiring
 from gpusched.model.slurm import Trouble
 from gpusched.model.units import count_of, format_duration, format_memory
-from gpusched.queue.backup import BACKUP_META, backup_result
 from gpusched.queue.damage import UNREADABLE, unreadable
 from gpusched.queue.presence import Presence, controller_of
 from gpusched.queue.promotions import PolicyChange

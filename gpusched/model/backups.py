@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,8 @@ import msgspec
 from gpusched.model.units import format_duration
 
 OVERDUE = 3  # times the interval
+BACKUP_META = "backup"
+"""Meta of the store: the `BackupResult` as JSON; "": the controller makes none."""
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +64,13 @@ class BackupResult(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int = 0
     seconds: float = 0.0
     error: str = ""
+
+
+def backup_result(kept: str | None) -> BackupResult | None:
+    """Return what the store keeps of the controller's latest backup; None: it makes none."""
+    with contextlib.suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(kept or "null", type=BackupResult | None)
+    return None
 
 
 def backup_trouble(result: BackupResult | None, now: float) -> str:

@@ -23,8 +23,9 @@ import msgspec
 from gpusched import __version__
 from gpusched.config.paths import sync_folder, write_atomic
 from gpusched.errors import GpuschedError
-from gpusched.model.backups import Backup, BackupManifest, BackupResult
+from gpusched.model.backups import Backup, BackupManifest
 from gpusched.model.resources import BackupSettings
+from gpusched.queue.private import create_private
 from gpusched.queue.reading import DATABASE
 from gpusched.queue.schema import SCHEMA_VERSION
 
@@ -38,17 +39,6 @@ PAUSE_S = 0.001  # between two steps: readers and the writer of the disk get the
 DAY_S = 86400.0
 _NAME = re.compile(r"\d{8}T\d{6}Z")
 _PART = re.compile(r"\.\d{8}T\d{6}Z\.part")
-
-
-BACKUP_META = "backup"
-"""Meta of the store: the `BackupResult` as JSON; "": the controller makes none."""
-
-
-def backup_result(kept: str | None) -> BackupResult | None:
-    """Return what the store keeps of the controller's latest backup; None: it makes none."""
-    with contextlib.suppress(msgspec.MsgspecError):
-        return msgspec.json.decode(kept or "null", type=BackupResult | None)
-    return None
 
 
 class BackupStopped(Exception):
@@ -187,7 +177,7 @@ def _copy_database(source: Path, copy: Path, now: float, stop: Callable[[], bool
             raise BackupStopped
         time.sleep(PAUSE_S)
 
-    os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    create_private(copy)
     uri = f"{source.absolute().as_uri()}?mode=ro"
     with (
         contextlib.closing(sqlite3.connect(uri, uri=True, timeout=10.0, isolation_level=None)) as db,
@@ -219,7 +209,7 @@ def copy_before_migration(db: sqlite3.Connection, path: Path, version: int) -> N
     part = copy.with_name(f"{copy.name}.part")
     part.unlink(missing_ok=True)
     try:
-        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        create_private(part)
         with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as target:
             db.backup(target)
             target.execute("PRAGMA journal_mode=DELETE")

@@ -12,6 +12,15 @@ import stat
 from pathlib import Path
 
 
+def create_private(path: Path) -> None:
+    """Create an empty file that only its owner and root can open.
+
+    Raises:
+        OSError: It exists, or cannot be created.
+    """
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
 def make_private(path: Path) -> None:
     """Restrict a database's files to the owner and root.
 
@@ -19,7 +28,7 @@ def make_private(path: Path) -> None:
     """
     files = [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm")]
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        create_private(path)
         return
     except FileExistsError:
         there = [file for file in files if file.exists()]
@@ -45,7 +54,7 @@ def _copy_whole(path: Path, part: Path) -> None:
         file, copy = path.with_name(path.name + suffix), part.with_name(part.name + suffix)
         copy.unlink(missing_ok=True)
         if suffix in ("", "-wal") and file.exists():
-            os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            create_private(copy)
             shutil.copyfile(file, copy)
     db = sqlite3.connect(part, isolation_level=None)
     try:

@@ -20,7 +20,7 @@ from gpusched.errors import GpuschedError
 from gpusched.estimation import REMEMBERED
 from gpusched.model import ids
 from gpusched.model.arrays import split_task_ids, tasks_of
-from gpusched.model.backups import BackupResult
+from gpusched.model.backups import BACKUP_META, BackupResult
 from gpusched.model.events import Event
 from gpusched.model.health import NodeHealth
 from gpusched.model.indices import Spans, intersection, parse
@@ -33,7 +33,6 @@ from gpusched.model.slurm import TROUBLE, Trouble
 from gpusched.queue import reading
 from gpusched.queue.attempts import AttemptReads
 from gpusched.queue.audit import AuditReads, AuditWrites
-from gpusched.queue.backup import BACKUP_META
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
 from gpusched.queue.damage import TABLE_CHECKS, UNREADABLE, TableCheck, json_of
 from gpusched.queue.eventlines import POSITION, EventLineReads, EventLineWrites

@@ -11,10 +11,10 @@ from gpusched.client.metrics import collect
 from gpusched.controller.backups import RETRY_S, BackupRunner
 from gpusched.controller.notices.making import NoticeMaker
 from gpusched.doctor.state import examine_state
-from gpusched.model.backups import backup_trouble
+from gpusched.model.backups import BACKUP_META, backup_result, backup_trouble
 from gpusched.model.notices import Notices, Receiver
 from gpusched.model.resources import BackupSettings
-from gpusched.queue.backup import BACKUP_META, backup_result, backups
+from gpusched.queue.backup import backups
 from gpusched.queue.store import Store
 
 NOW, HOUR = 1_800_000_000.0, 3600.0

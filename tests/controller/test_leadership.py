@@ -79,7 +79,10 @@ def test_a_restart_keeps_the_term_and_a_restored_folder_gets_a_later_one(tmp_pat
         assert restored.term > rebooted.term
 
 
-def test_a_killed_controllers_child_that_has_the_lock_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+def test_a_killed_controllers_child_that_has_the_lock_for_a_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHILD_S", 120.0)
     ended = subprocess.Popen(["true"])
     ended.wait()
     with (tmp_path / "controller.lock").open("w") as lock:
