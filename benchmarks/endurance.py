@@ -77,6 +77,11 @@ class Day:
             self._turn()
             yield
 
+    def drain(self) -> None:
+        """Run cycles until all jobs have ended and nothing of them is left on the nodes."""
+        while self.service.store.pending_rows() or any(host.boxes for host in self.world.hosts.values()):
+            self._turn()
+
     def submit(self) -> None:
         """Put a job into the inbox."""
         asked = spec(name=f"train-{self._rng.randrange(50)}", time_limit_s=4 * int(self._run_s) + 600)

@@ -147,6 +147,11 @@ class Installation:
                 return cls(named[1], state, prefix)
         return cls(usual.user, state, prefix)
 
+    @property
+    def state_here(self) -> Path:
+        """The state folder as this process finds it, below the prefix."""
+        return self._at(self.state)
+
     def install_steps(self) -> Iterator[Step]:
         """Yield the steps in order; each looks at what the steps before it have left.
 

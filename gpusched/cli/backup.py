@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Annotated
@@ -64,17 +65,24 @@ def recover(
 
     Exits 1 if it was not put in place.
     """
+    from gpusched.client.audit import record_command, recorded_failure
     from gpusched.config.inventory import load_inventory
-    from gpusched.config.paths import state_folder
     from gpusched.controller.rebuilding import rebuild
     from gpusched.views.recovery import recovery_json, recovery_screen
 
-    with rebuild(state_folder(), load_inventory(inventory), None if no_backup else source, cluster_id) as rebuilt:
+    client, declared = Client(), load_inventory(inventory)
+    with (
+        recorded_failure(client.state, "recover") if not dry_run else contextlib.nullcontext(),
+        rebuild(client.state, declared, None if no_backup else source, cluster_id) as rebuilt,
+    ):
         if not json:
             output.print_rich(recovery_screen(rebuilt.report, time.time()))
         committed = not dry_run and output.confirm("put the recovered store in place", yes)
         if committed:
             rebuilt.commit()
+    if committed:
+        client.deliverable_inbox()
+        record_command(client.state, "recover")
     if json:
         output.emit_json(recovery_json(rebuilt.report, committed))
     elif committed:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ from gpusched.config.paths import SHARED_STATE
 from gpusched.errors import GpuschedError, UsageError
 
 if TYPE_CHECKING:
-    from gpusched.bootstrap.shared import Step
+    from gpusched.bootstrap.shared import Installation, Step
 
 app = typer.Typer()
 
@@ -39,7 +40,7 @@ def install(
 
     _require_shared(shared)
     installation = Installation(user, state, prefix)
-    _carry_out(installation.install_steps(), dry_run)
+    _carry_out("install", installation, installation.install_steps(), dry_run)
 
 
 @app.command("uninstall")
@@ -55,9 +56,13 @@ def uninstall(
 
     _require_shared(shared)
     installation = Installation.find(prefix)
+    _carry_out("uninstall", installation, _uninstall_steps(installation, purge, force), dry_run)
+
+
+def _uninstall_steps(installation: Installation, purge: bool, force: bool) -> Iterator[Step]:
     if not force:
         installation.require_idle(purge)
-    _carry_out(installation.uninstall_steps(purge), dry_run)
+    yield from installation.uninstall_steps(purge)
 
 
 def _require_shared(shared: bool) -> None:
@@ -67,19 +72,26 @@ def _require_shared(shared: bool) -> None:
         )
 
 
-def _carry_out(steps: Iterable[Step], dry_run: bool) -> None:
-    """Print each step and do it.
+def _carry_out(command: str, installation: Installation, steps: Iterable[Step], dry_run: bool) -> None:
+    """Print each step and do it, and record in the installation's audit log what changed it, or failed to.
 
     Raises:
         GpuschedError: A step failed, or needs root.
     """
-    for step in steps:
-        verb = "      " if step.act is None else "would " if dry_run else "done  "
-        if step.act is not None and not dry_run:
-            if os.geteuid():
-                raise GpuschedError(f"{step.what}: only root can do this", "use sudo, or --dry-run")
-            try:
-                step.act()
-            except OSError as error:
-                raise GpuschedError(f"{step.what}: {error.strerror or error}") from None
-        output.print_line(f"{verb}{step.what}" + (f": {step.note}" if step.note else ""))
+    from gpusched.client.audit import record_command, recorded_failure
+
+    state, changed = installation.state_here, False
+    with recorded_failure(state, command) if not dry_run else contextlib.nullcontext():
+        for step in steps:
+            verb = "      " if step.act is None else "would " if dry_run else "done  "
+            if step.act is not None and not dry_run:
+                if os.geteuid():
+                    raise GpuschedError(f"{step.what}: only root can do this", "use sudo, or --dry-run")
+                try:
+                    step.act()
+                except OSError as error:
+                    raise GpuschedError(f"{step.what}: {error.strerror or error}") from None
+                changed = True
+            output.print_line(f"{verb}{step.what}" + (f": {step.note}" if step.note else ""))
+    if changed:
+        record_command(state, command)

@@ -73,9 +73,6 @@ SLURM_COMMANDS = frozenset("submit run attach logs exec cancel hold release requ
 SLURM_COMMANDS |= {"reserve", "maintenance", "reservations"}
 """Commands that Slurm's own replace under ``engine: slurm``."""
 
-RECORDED_COMMANDS = frozenset({"install", "uninstall", "recover"})
-"""Commands for the audit log that do not go through the inbox."""
-
 SLOW_COMMANDS = {
     "status": "reading the queue", "show": "reading the job's history", "why": "projecting the queue",
     "nodes": "reading the nodes", "flavors": "reading the nodes", "power": "adding up energy", "replay": "reading jobs",
@@ -114,8 +111,6 @@ class LazyGroup(TyperGroup):
         use_fast_conversion(command)
         if cmd_name in SLURM_COMMANDS and command.callback is not None:
             command.callback = _refuse_under_slurm(cmd_name, command.callback)
-        if cmd_name in RECORDED_COMMANDS and command.callback is not None:
-            command.callback = _record(cmd_name, command.callback)
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -148,22 +143,6 @@ def _refuse_under_slurm(name: str, callback: Callable[..., Any]) -> Callable[...
         if slurm.manages_jobs():
             slurm.refuse(name, given)
         return callback(**given)
-
-    return run
-
-
-def _record(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command, which records itself in the audit log when it has ended."""
-
-    @functools.wraps(callback)
-    def run(**given: Any) -> Any:
-        from gpusched.client.audit import recorded_command
-        from gpusched.client.context import Client
-
-        if given.get("dry_run"):
-            return callback(**given)
-        with recorded_command(Client(), name):
-            return callback(**given)
 
     return run
 

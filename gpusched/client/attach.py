@@ -46,7 +46,7 @@ def exec_in_job(
     if relay.is_needed(client):
         terminal = relay.terminal() if tty else None
         return relay.run(client, Exec(job=job.id, rank=rank, argv=tuple(command), stdin=interactive, terminal=terminal))
-    record_command(client, "exec", (job.id,))
+    record_command(client.state, "exec", (job.id,))
     assert client.reader is not None
     ref = AttemptRef(client.reader.meta("cluster_id") or "", node.name, container_name(job.id, job.attempt, rank))
     argv = runtime_for(runtime).exec_argv(ref, tuple(command), tty)

@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import msgspec
 
 from gpusched.client import relay
 from gpusched.client.context import Client
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.audit import AuditEntry
 from gpusched.model.commands import RecordAudit
 from gpusched.model.relay import AuditQuery
@@ -102,23 +103,19 @@ def policy_decisions(client: Client, policy: str, since: float, until: float) ->
 
 
 @contextmanager
-def recorded_command(client: Client, command: str, subject: tuple[str, ...] = ()) -> Iterator[None]:
-    """Record a command of an operator that does not go through the inbox, with its outcome."""
-    refused = ""
+def recorded_failure(state: Path, command: str) -> Iterator[None]:
+    """Record that a command which does not go through the inbox failed or was refused, but for a wrong usage."""
     try:
         yield
-    except GpuschedError as error:
-        refused = error.line()
+    except UsageError:
         raise
     except BaseException as error:
-        refused = "" if getattr(error, "exit_code", 1) == 0 else type(error).__name__
+        why = error.line() if isinstance(error, GpuschedError) else type(error).__name__
+        record_command(state, command, refused=why)
         raise
-    finally:
-        record_command(client, command, subject, refused)
 
 
-def record_command(client: Client, command: str, subject: tuple[str, ...] = (), refused: str = "") -> None:
+def record_command(state: Path, command: str, subject: tuple[str, ...] = (), refused: str = "") -> None:
     """Record what was done without the controller; not recorded where there is no inbox to write to."""
     with suppress(GpuschedError, OSError):
-        record = RecordAudit(time=time.time(), action=command, subject=subject, refused=refused)
-        AuditReporter(client.state).done(record)
+        AuditReporter(state).done(RecordAudit(time=time.time(), action=command, subject=subject, refused=refused))

@@ -274,6 +274,8 @@ class SshCluster:
         except TermRefused as problem:
             error, transient = problem.line(), True
             self._on_refused(problem)
+        except FencingUnavailable as problem:  # the job may start on another node
+            error, transient = problem.line(), operation.verb != "launch"
         except TransportError as problem:
             error, transient = problem.line(), True
         except UsageError as problem:

@@ -18,6 +18,7 @@ from typing import IO
 from gpusched.errors import GpuschedError
 from gpusched.model.units import format_duration
 from gpusched.queue.clock import boot_id
+from gpusched.queue.damage import UNREADABLE
 from gpusched.queue.lease import (
     EXPIRY_S,
     RENEW_S,
@@ -37,12 +38,15 @@ from gpusched.queue.lease import (
 from gpusched.queue.store import Reader
 
 WATCH_S = 0.5
+CHILD_S = 5.0  # how long a start waits for children of a killed controller
 _LOCK = "controller.lock"
 _log = logging.getLogger(__name__)
 
 
 class AlreadyRunning(GpuschedError):
-    """Another controller has the lock, or the lease."""
+    """Another controller has the lock, or the lease. ``pid``: of the lock's holder, as it wrote it; "": unknown."""
+
+    pid = ""
 
 
 class Leadership:
@@ -127,7 +131,8 @@ def leadership(state: Path) -> Iterator[Leadership]:
         AlreadyRunning: There is a controller.
         GpuschedError: The lock file cannot be opened.
     """
-    with controller_lock(state) as check_lock:
+    with contextlib.ExitStack() as stack:
+        check_lock = _enter_lock(state, stack)
         holder, former = None, read_lease(state)
         watch = RenewalWatch(EXPIRY_S)
         if former is not None and not _is_over(former):
@@ -145,6 +150,18 @@ def leadership(state: Path) -> Iterator[Leadership]:
         if holder is None:
             raise AlreadyRunning(f"another controller has just started on {state}", _ONE)
         yield from _led(Leadership(check_lock, holder, None))
+
+
+def _enter_lock(state: Path, stack: contextlib.ExitStack) -> Callable[[], None]:
+    """Enter the lock. A child that a killed holder was starting has it, too, until it runs its own program."""
+    until = time.monotonic() + CHILD_S
+    while True:
+        try:
+            return stack.enter_context(controller_lock(state))
+        except AlreadyRunning as error:
+            if not error.pid.isdecimal() or os.path.exists(f"/proc/{error.pid}") or time.monotonic() >= until:
+                raise
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager
@@ -215,7 +232,7 @@ def _is_over(lease: ControllerLease) -> bool:
 
 
 def _stored_term(state: Path) -> int:
-    with contextlib.suppress(GpuschedError):
+    with contextlib.suppress(GpuschedError, *UNREADABLE):  # a damaged store may be recovered
         if (reader := Reader.open(state)) is not None:
             with contextlib.closing(reader):
                 return int(reader.number(TERM, 0))
@@ -295,8 +312,10 @@ def _take(file: IO[str], state: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        holder = file.read(20).strip() or "unknown"
-        raise AlreadyRunning(f"a controller (pid {holder}) already runs on {state}", _ONE) from None
+        pid = file.read(20).strip()
+        error = AlreadyRunning(f"a controller (pid {pid or 'unknown'}) already runs on {state}", _ONE)
+        error.pid = pid
+        raise error from None
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()

@@ -20,7 +20,7 @@ from pathlib import Path
 from gpusched.cluster.base import NodeObservation
 from gpusched.cluster.ssh import SshCluster
 from gpusched.config.paths import sync_folder
-from gpusched.controller.leadership import controller_lock
+from gpusched.controller.leadership import Leadership, leadership
 from gpusched.controller.recovery.settling import NodeEvidence, settle
 from gpusched.controller.recovery.unsettled import leave_unsettled
 from gpusched.errors import GpuschedError
@@ -32,8 +32,9 @@ from gpusched.model.resources import Inventory, Node
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.records import find_clusters, read_records
 from gpusched.nodes.transport import TransportError
-from gpusched.queue.backup import LOGS, TREES, copy_tree, find_backup
+from gpusched.queue.backup import LOGS, TREES, copy_tree, find_backup, refuse_as_root
 from gpusched.queue.inbox import Inbox
+from gpusched.queue.lease import TERM
 from gpusched.queue.reading import DATABASE
 from gpusched.queue.store import Store
 
@@ -51,16 +52,21 @@ class Rebuild:
         report: What was found.
     """
 
-    def __init__(self, state: Path, backup: Backup | None, store: Store, report: RecoveryReport) -> None:
-        self._state, self._backup, self._store, self.report = state, backup, store, report
+    def __init__(
+        self, state: Path, backup: Backup | None, store: Store, report: RecoveryReport, leads: Leadership
+    ) -> None:
+        self._state, self._backup, self._store, self._leads, self.report = state, backup, store, leads, report
 
     def commit(self) -> None:
         """Restore the backup's files that the state folder lacks, and put the store in place.
 
         Raises:
+            GpuschedError: A controller took over, or the state folder was replaced; nothing is changed.
             OSError: It failed; it can be repeated.
         """
         state, work = self._state, self._state / WORK
+        self._leads.check()
+        self._leads.holder.check()
         if self._backup is not None:
             for tree in TREES:
                 copy_tree(self._backup.path, state, tree)
@@ -81,7 +87,10 @@ class Rebuild:
 def rebuild(
     state: Path, inventory: Inventory, source: str | None = "", cluster_id: str = ""
 ) -> Iterator[Rebuild]:
-    """Yield the rebuilt store, under the controller's lock; without `Rebuild.commit` nothing is changed.
+    """Yield the rebuilt store, as the folder's controller; without `Rebuild.commit` nothing is changed.
+
+    The rebuilt store has no term, so the next controller's is in Unix seconds: nodes may have seen a higher one than
+    the backup's.
 
     Args:
         state: The state folder, in which the database is missing or damaged.
@@ -93,7 +102,8 @@ def rebuild(
     Raises:
         GpuschedError: A controller runs, the database is in order, or there is no usable backup in ``source``.
     """
-    with controller_lock(state):
+    refuse_as_root(state)
+    with leadership(state) as leads:  # with its lease, since no standby may take over meanwhile
         _refuse_sound(state)
         work = state / WORK
         shutil.rmtree(work, ignore_errors=True)
@@ -104,9 +114,10 @@ def rebuild(
                 shutil.copyfile(backup.path / DATABASE, work / DATABASE)
                 (work / DATABASE).chmod(0o600)
             with contextlib.closing(Store.create_or_open(work)) as store:
+                store.set_meta(TERM, "0")
                 if backup is None:
                     store.set_meta("cluster_id", cluster_id or _find_cluster(inventory))
-                yield Rebuild(state, backup, store, _settled(state, inventory, backup, store, time.time()))
+                yield Rebuild(state, backup, store, _settled(state, inventory, backup, store, time.time()), leads)
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -117,7 +128,8 @@ def _refuse_sound(state: Path) -> None:
         return
     with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            if [row[0] for row in db.execute("PRAGMA integrity_check(1)")] == ["ok"]:
+            filled = db.execute("PRAGMA user_version").fetchone()[0]  # SQLite takes 0 bytes for a sound database
+            if filled and [row[0] for row in db.execute("PRAGMA integrity_check(1)")] == ["ok"]:
                 raise GpuschedError(
                     f"{path} is in order, so there is nothing to recover",
                     "to go back to a backup all the same, move it away first, with its -wal and -shm",

@@ -23,8 +23,8 @@ _TOOLKIT_HINT = "install nvidia-container-toolkit on the node, then: nvidia-ctk 
 
 
 def judge_host(node: Node, seen: Inspection) -> list[Finding]:
-    """Shell, python3, home, disk, who ends processes at logout, and MPS where GPUs are shared by it."""
-    return [*_shell(node, seen), *_home(node, seen), *_logout(node, seen), *_mps(node, seen)]
+    """Shell, python3, flock, home, disk, who ends processes at logout, and MPS where GPUs are shared by it."""
+    return [*_shell(node, seen), *_flock(node, seen), *_home(node, seen), *_logout(node, seen), *_mps(node, seen)]
 
 
 def judge_access(node: Node, seen: Inspection) -> list[Finding]:
@@ -105,6 +105,11 @@ def _shell(node: Node, seen: Inspection) -> Iterator[Finding]:
     if seen.python3 is None and node.gpus and not node.simulated_gpus:
         hint = "install python3 (Debian: python3-minimal) to read NVML directly"
         yield _finding(node, "python3", "warn", "not installed; GPUs are read by parsing nvidia-smi", hint)
+
+
+def _flock(node: Node, seen: Inspection) -> Iterator[Finding]:
+    if not seen.flock:
+        yield _finding(node, "flock", "fail", "not installed; no job can start", "install util-linux on the node")
 
 
 def _home(node: Node, seen: Inspection) -> Iterator[Finding]:

@@ -47,6 +47,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         product: The machine's name in its firmware, such as ``DGXA100 920-23687-2530-000``.
         kill_user_processes: systemd-logind ends a user's processes at logout.
         linger: The user's services outlive the logout.
+        flock: util-linux's command is there.
         mps: The control daemon of MPS has its pipe in the folder asked for.
         runtimes: Those that are installed, of those asked for.
     """
@@ -62,6 +63,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     product: str = ""
     kill_user_processes: bool | None = None
     linger: bool | None = None
+    flock: bool = True
     mps: bool = False
     runtimes: tuple[RuntimeFacts, ...] = ()
 
@@ -97,6 +99,7 @@ def parse_inspection(output: bytes) -> Inspection | None:
         product=facts.get("product", ""),
         kill_user_processes=_flag(facts.get("kill_user_processes")),
         linger=_flag(facts.get("linger")),
+        flock=facts.get("flock") != "no",
         mps=facts.get("mps") == "yes",
         runtimes=tuple(_runtime(name, facts) for name in facts.get("runtimes", "").split()),
     )
@@ -140,6 +143,7 @@ else echo "home_error=$(echo "${why:-cannot be written}" | one)"; fi
 echo "home_free_kib=$(free "$HOME")"
 has python3 && echo "python3=$(python3 -I -S -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)"
 has nvidia-smi && echo nvidia_smi=yes
+has flock || echo flock=no
 echo "product=$(cat /sys/class/dmi/id/product_name 2>/dev/null | one)"
 grep -qs 'nvidia.com/gpu' /etc/cdi/* /var/run/cdi/* && echo cdi=yes
 for c in nvidia-container-runtime-hook nvidia-container-toolkit nvidia-container-runtime nvidia-ctk; do

@@ -71,9 +71,12 @@ def make_backup(
         GpuschedError: It could not be made, or is not sound; earlier ones are left as they are.
         BackupStopped: It was abandoned.
     """
+    refuse_as_root(state)
     target = Path(settings.to)
     try:
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if target.stat().st_mode & stat.S_IWOTH:
+            raise GpuschedError(f"all users can write to {target}, and so plant backups", f"chmod o-w {target}")
         with _lock(target):
             _remove_parts(target)
             earlier = backups(target)
@@ -92,19 +95,27 @@ def make_backup(
                 _sync_tree(part)
                 if error := check_backup(part):
                     raise GpuschedError(f"the new backup is not sound: {error}", "check the disk of the backups")
+                if stop():
+                    raise BackupStopped
                 part.rename(target / name)
                 sync_folder(target)
             except BaseException:
                 shutil.rmtree(part, ignore_errors=True)
                 raise
             _copy_logs(state / LOGS, target / LOGS, stop)
-            _rotate(target, settings, now)
+            _rotate(target, settings, now, stop)
             _remove_old_logs(state / LOGS, target / LOGS, now - settings.keep_days * DAY_S)
             return Backup(path=target / name, manifest=manifest)
     except OSError as error:
         raise GpuschedError(f"no backup in {target}: {error.strerror or error}", _hint(error)) from error
     except sqlite3.Error as error:
         raise GpuschedError(f"no backup in {target}: {error}", "see 'gpusched check'") from error
+
+
+def refuse_as_root(state: Path) -> None:
+    """Raise if root works on another user's state folder: its controller could not use the files."""
+    if os.geteuid() == 0 and state.exists() and (owner := state.stat().st_uid):
+        raise GpuschedError(f"{state} belongs to user {owner}, not to root", "run this as that user: sudo -u USER ...")
 
 
 def _hint(error: OSError) -> str:
@@ -169,7 +180,7 @@ def _rows(db: sqlite3.Connection) -> dict[str, int]:
 
 
 def _copy_database(source: Path, copy: Path, now: float, stop: Callable[[], bool]) -> BackupManifest:
-    """Copy the database in small steps, all of one moment."""
+    """Copy the database in small steps, all of one moment; without WAL, where a reader blocks the writer, in one."""
 
     def step(*_: int) -> None:
         if stop():
@@ -186,7 +197,8 @@ def _copy_database(source: Path, copy: Path, now: float, stop: Callable[[], bool
         # Without a transaction each commit of the writer would make it begin anew. A reader of WAL blocks no writer.
         db.execute("BEGIN")
         rows = _rows(db)
-        db.backup(part, pages=PAGES_PER_STEP, progress=step)
+        (journal,) = db.execute("PRAGMA journal_mode").fetchone()
+        db.backup(part, pages=PAGES_PER_STEP if journal == "wal" else -1, progress=step)
         cluster = db.execute("SELECT value FROM meta WHERE key = 'cluster_id'").fetchone()
         (schema,) = db.execute("PRAGMA user_version").fetchone()
         db.execute("ROLLBACK")
@@ -330,7 +342,7 @@ def _sync_tree(folder: Path) -> None:
         sync_folder(Path(place))
 
 
-def _rotate(target: Path, settings: BackupSettings, now: float) -> None:
+def _rotate(target: Path, settings: BackupSettings, now: float, stop: Callable[[], bool]) -> None:
     """Keep the latest, and of each day the last one for some days."""
     found = backups(target)
     daily = {b.name[:8]: b for b in found}
@@ -338,6 +350,8 @@ def _rotate(target: Path, settings: BackupSettings, now: float) -> None:
     since = time.strftime("%Y%m%d", time.gmtime(now - settings.keep_days * DAY_S))
     kept |= {b.name for day, b in daily.items() if day > since}
     for backup in found:
+        if stop():
+            raise BackupStopped
         if backup.name not in kept:
             part = target / f".{backup.name}.part"
             backup.path.rename(part)  # first, so that half a backup never looks like one

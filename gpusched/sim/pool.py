@@ -22,7 +22,7 @@ NOT_MODELLED = -1
 
 
 class NodeSpec(NamedTuple):
-    """One node; -1 cores or MiB: not modelled, never a constraint. ``slices``, ``cuttable`` (items): as in `NodeView`."""
+    """One node; -1 cores or MiB: not modelled, no constraint. ``slices``, ``cuttable`` (items): as in `NodeView`."""
 
     gpus: int
     cores: int = NOT_MODELLED

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.model.commands import RecordAudit
 from gpusched.model.jobs import JobState
-from gpusched.queue.inbox import Inbox
+from gpusched.queue.inbox import Inbox, ReceivedCommand
 from gpusched.queue.store import DATABASE, Store
 from tests import builders, commands
 
@@ -162,6 +163,27 @@ def test_removal_keeps_the_data_and_refuses_while_jobs_run(image: Path) -> None:
     assert code == 0, said
     assert not (image / STATE).exists()
     assert "gpusched" not in (image / "etc/passwd").read_text()
+
+
+def test_what_changes_it_or_is_refused_is_for_the_audit_log(image: Path) -> None:
+    def recorded() -> list[tuple[str, str]]:
+        found = [one.command for one in Inbox(image / "srv/queue").waiting() if isinstance(one, ReceivedCommand)]
+        return [(one.action, one.refused) for one in found if isinstance(one, RecordAudit)]
+
+    where = ("--state", "/srv/queue")
+    gpusched(image, "install", *where)
+    assert recorded() == [("install", "")]
+    gpusched(image, "install", *where)  # which changes nothing
+    gpusched(image, "install", *where, "--user", "root")
+    gpusched(image, "uninstall", "--dry-run")
+    store = Store.create_or_open(image / "srv/queue")
+    store.put_jobs([builders.job(state=JobState.RUNNING)])
+    store.close()
+    gpusched(image, "uninstall")
+    gpusched(image, "uninstall", "--force")
+    (install, (refused, why), (uninstall, _)) = recorded()
+    assert (install, refused, uninstall) == (("install", ""), "uninstall", "uninstall")
+    assert "1 job on nodes" in why
 
 
 def test_links_of_the_controllers_user_lead_root_nowhere(image: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.campaign import invariants, report
 from tests.campaign.faults import matching
 from tests.campaign.run import Campaign
 from tests.campaign.schedule import Schedule, draw
-from tests.campaign.shim import CACHE, preload
+from tests.campaign.shim import preload
 from tests.campaign.site import Site
 from tests.campaign.slurmsite import BesideSlurm
 from tests.testbed import Testbed
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(schedule: Schedule, options: argparse.Namespace, folder: Path) -> int:
     """Run a schedule in a folder, and print what came of it."""
     began = time.monotonic()
-    preload(CACHE)
+    preload()
     with Testbed(folder / "testbed", count=4) as testbed, ExitStack() as ends:
         if options.engine == "slurm":
             slurm = SlurmSite(testbed, settings=SCHEDULER)

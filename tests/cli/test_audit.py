@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -55,6 +57,31 @@ def test_a_hostile_entry_is_escaped(site: Site) -> None:
     assert "\x1b[2J" not in shown
     assert "\u202e" not in shown
     assert "a\nb" not in shown
+
+
+def test_recover_records_itself_in_the_folder_that_it_recovered(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not a backup, which changes nothing, nor what only looks."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    site.inventory.write_text(
+        "partitions:\n  p:\n    defaults: {transport: local, gpus: 0, cores: 1, memory: 1G, runtime: process}\n"
+        "    nodes: [here]\n    flavors:\n      one: {gpus: 0, cores: 1, memory: 1G, time: 1h}\n"
+    )
+    site.fold()
+    words = ("recover", "--inventory", str(site.inventory), "--from", str(tmp_path / "backups"), "-y")
+    site.call("backup", "--to", str(tmp_path / "backups")).ok()
+    assert site.call(*words).code == 1
+    assert site.call(*words, "--dry-run").code == 1
+    (refused,) = site.commands()
+    assert isinstance(refused, RecordAudit)
+    assert (refused.action, "nothing to recover" in refused.refused) == ("recover", True)
+    shutil.rmtree(site.state)
+    assert site.call(*words, "--dry-run").code == 0
+    assert site.call(*words).code == 0
+    assert [(one.action, one.refused) for one in site.commands()] == [("recover", "")]
+    site.fold()
+    assert [(e["command"], e["result"]) for e in lines(site)] == [("recover", "applied")]
 
 
 @pytest.mark.parametrize(("words", "code", "says"), [

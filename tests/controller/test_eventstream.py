@@ -96,12 +96,20 @@ def test_only_what_is_committed_is_sent(store: Store, streams: Streams, tmp_path
     file = tmp_path / "events.jsonl"
     running = streams.begin(file=str(file))
     stream = running._streams["file"]
+    looked, read = threading.Event(), stream._read
+
+    def look(*given: Any) -> Any:
+        found = read(*given)
+        looked.set()
+        return found
+
+    stream._read = look
 
     def fails() -> None:
         with store.transaction():
             happen(store, "never")
             stream.wake()
-            assert stream._send_next()  # it looks now
+            assert looked.wait(PATIENCE_S)
             raise RuntimeError
 
     with pytest.raises(RuntimeError):

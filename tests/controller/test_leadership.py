@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -75,6 +77,22 @@ def test_a_restart_keeps_the_term_and_a_restored_folder_gets_a_later_one(tmp_pat
     claim(tmp_path, 7)  # an old copy: less than the store's
     with leadership(tmp_path) as restored:
         assert restored.term > rebooted.term
+
+
+def test_a_killed_controllers_child_that_has_the_lock_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with (tmp_path / "controller.lock").open("w") as lock:
+        lock.write(str(ended.pid))
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[lock.fileno()])
+    waits = threading.Thread(target=child.communicate)
+    with pytest.raises(AlreadyRunning), controller_lock(tmp_path):
+        pass
+    waits.start()
+    with leadership(tmp_path):
+        waits.join()
 
 
 def test_the_lease_of_another_machine_is_waited_for(tmp_path: Path, clock: Time) -> None:

@@ -8,10 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpusched.controller import leadership as leadership_module
+from gpusched.controller.leadership import leadership
 from gpusched.controller.rebuilding import rebuild
 from gpusched.errors import GpuschedError
 from gpusched.model.resources import BackupSettings, Inventory
 from gpusched.queue.backup import make_backup
+from gpusched.queue.lease import LEASE, Superseded, claim, read_lease
 from gpusched.queue.store import Store
 from tests.controller.imagined import inventory
 
@@ -55,7 +58,7 @@ def test_the_newest_sound_backup_is_restored(lost: Path, source: str, monkeypatc
     for name in ("secrets/j", "logs/j/1.0.log"):
         assert (state / name).read_text() == name
         assert (state / name).stat().st_mode & 0o777 == 0o600
-    assert sorted(path.name for path in state.iterdir()) == ["controller.lock", "gpusched.db", "logs", "secrets"]
+    assert sorted(path.name for path in state.iterdir()) == ["controller.lock", "gpusched.db", LEASE, "logs", "secrets"]
     before, after = (Store.create_or_open(folder) for folder in (lost / "lost", state))
     assert after.meta("cluster_id") == before.meta("cluster_id")
     assert after.latest_event() >= 1_000_000, "no number of an event is used again"
@@ -69,4 +72,43 @@ def test_without_a_usable_backup_nothing_is_done(lost: Path) -> None:
     for source, said in (("", "names no folder"), (str(lost / "none"), "no usable"), (None, "no node that answers")):
         with pytest.raises(GpuschedError, match=said), rebuild(lost / "state", no_nodes(), source):
             pass
-    assert [path.name for path in (lost / "state").iterdir()] == ["controller.lock"]
+    assert sorted(path.name for path in (lost / "state").iterdir()) == ["controller.lock", LEASE]
+
+
+def test_the_next_term_is_higher_than_any_a_node_has_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backup and lease are of one old term, as in a copy of the whole folder; later ones were given since."""
+    state, settings = tmp_path / "state", BackupSettings(to=str(tmp_path / "backups"))
+    with leadership(state) as old:
+        Store.create_or_open(state, term=old.term).close()
+        make_backup(state, settings, NOW)
+    seen_by_nodes = old.term + 3600
+    with (state / "gpusched.db").open("r+b") as file:
+        file.seek(-4096, os.SEEK_END)  # its last page: the term can still be read
+        file.write(bytes(4096))
+    with rebuild(state, no_nodes(), settings.to) as rebuilt:
+        rebuilt.commit()
+    monkeypatch.setattr(leadership_module.time, "time", lambda: NOW)
+    with leadership(state) as new:
+        assert new.term == NOW > seen_by_nodes
+
+
+def test_no_standby_takes_over_meanwhile_and_nothing_is_put_in_place_if_one_did(lost: Path) -> None:
+    state = lost / "state"
+    with rebuild(state, no_nodes(), str(lost / "backups")) as rebuilt:
+        lease = read_lease(state)
+        assert lease is not None
+        assert (lease.released, lease.is_alive_here()) == (False, True), "renewed, so that standbys wait"
+        claim(state, lease.term + 1)
+        with pytest.raises(Superseded):
+            rebuilt.commit()
+    assert not (state / "gpusched.db").exists()
+
+
+def test_an_emptied_database_is_no_sound_one(lost: Path) -> None:
+    state = lost / "state"
+    state.mkdir()
+    (state / "gpusched.db").touch()
+    with rebuild(state, no_nodes(), str(lost / "backups")) as rebuilt:
+        rebuilt.commit()
+    with pytest.raises(GpuschedError, match="is in order"), rebuild(state, no_nodes(), str(lost / "backups")):
+        pass

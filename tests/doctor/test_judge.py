@@ -136,6 +136,18 @@ def test_the_pipe_of_mps_is_looked_for(tmp_path: Path, there: bool) -> None:
     assert found.mps is there
 
 
+def test_flock_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = inspection_script(())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    script = asked.stdin.replace(b"has flock", b"has no-such-flock")
+    for text, there in ((asked.stdin, True), (script, False)):
+        found = parse_inspection(subprocess.run(asked.argv, input=text, capture_output=True, check=True).stdout)
+        assert found is not None
+        assert found.flock is there
+    (finding,) = (f for f in judge_host(NODE, seen(flock=False)) if f.check == "flock")
+    assert (finding.status, finding.hint) == ("fail", "install util-linux on the node")
+
+
 def test_inspection_is_parsed() -> None:
     assert inspection_script(("podman",)).argv == ("sh", "-s", "--", "podman")
     output = (

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from gpusched.cluster.base import Operation
 from gpusched.cluster.ssh import SshCluster
-from gpusched.model.resources import Inventory, Partition
+from gpusched.model.resources import Inventory, Node, Partition, RuntimeName, Settings
 from gpusched.nodes.fencing import FencedTransport, FencingUnavailable, TermRefused
 from gpusched.nodes.local import LocalTransport
+from gpusched.nodes.runtimes.base import LaunchRequest
 from gpusched.nodes.runtimes.shell import script
 from gpusched.nodes.transport import Transport, TransportError
 from gpusched.queue.store import RankRecord
@@ -89,6 +90,30 @@ def test_a_term_that_cannot_be_kept_is_said_and_nothing_is_done(here: Transport,
     with pytest.raises(FencingUnavailable, match="cannot write to"):
         fenced(here, 6).run(script(f"touch {tmp_path}/done\n"), 10)
     assert not (tmp_path / "done").exists()
+
+
+def test_a_launch_without_flock_fails_with_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("sh", "mkdir", "cat"):
+        (tmp_path / "bin" / name).symlink_to(f"/bin/{name}")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    node = Node(
+        name="here", partition="p", address="", transport="local", gpus=0, cores=1, memory_mib=1,
+        runtime=RuntimeName.PROCESS,
+    )  # fmt: skip
+    partition = Partition(name="p", nodes=(node,), flavors=())
+    inventory = Inventory(path="", settings=Settings(), partitions=(partition,))
+    rank = RankRecord(job_id="j", attempt=1, rank=0, node="here", runtime="process")
+    request = LaunchRequest(
+        name="x", cluster_id="c", node="here", job_id="j", attempt=1, rank=0, command=("true",), cores=1, memory_mib=1
+    )
+    with contextlib.closing(SshCluster(inventory, "c", tmp_path, term=5)) as cluster:
+        for verb, transient in (("launch", False), ("forget", True)):
+            cluster.perform([Operation(verb=verb, node="here", rank=rank, request=request)])
+            cluster.wait_for_operations(60)
+            (found,) = cluster.finished()
+            assert (found.error, found.transient) == ("here: flock (util-linux) is missing on this node", transient)
 
 
 def test_a_controller_that_was_cut_off_changes_nothing_on_the_nodes(testbed: Testbed, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
 from gpusched.model.jobs import JobState
 from gpusched.model.resources import BackupSettings
-from gpusched.queue import backup
+from gpusched.queue import backup, private
 from gpusched.queue.backup import BackupStopped, backups, check_backup, find_backup, make_backup
 from gpusched.queue.reading import DATABASE
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
@@ -94,6 +94,52 @@ def test_a_copy_is_of_one_moment_however_often_the_writer_commits_meanwhile(
     assert store.latest_event() == 4000 + steps
 
 
+def test_without_wal_the_writer_is_not_kept_waiting_between_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a network filesystem the store has a rollback journal: whoever reads keeps its writer out."""
+    monkeypatch.setattr(private, "on_network_filesystem", lambda _: True)
+    with closing(Store.create_or_open(tmp_path / "state")) as store:
+        store.append(Event(time=NOW, kind="noise", data={"text": "x" * 500}) for _ in range(400))
+    pauses = list[float]()
+    monkeypatch.setattr(backup.time, "sleep", pauses.append)
+    monkeypatch.setattr(backup, "PAGES_PER_STEP", 20)
+    made = make_backup(tmp_path / "state", BackupSettings(to=str(tmp_path / "backups")), NOW)
+    assert len(pauses) == 1
+    assert check_backup(made.path) == ""
+
+
+def test_nobody_else_reads_or_plants_a_backup(make: Callable[..., Path], store: Store, tmp_path: Path) -> None:
+    """In a folder that all can read; backups have secrets and entries of the audit log."""
+    folder = tmp_path / "backups"
+    folder.mkdir(mode=0o755)
+    made = make()
+    assert [stat.S_IMODE(p.stat().st_mode) for p in (made, made / DATABASE, folder / ".lock")] == [0o700, 0o600, 0o600]
+    folder.chmod(0o777)
+    with pytest.raises(GpuschedError, match="all users can write to"):
+        make(HOUR)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_root_does_not_leave_files_that_the_controller_cannot_use(make: Callable[..., Path], tmp_path: Path) -> None:
+    os.chown(tmp_path / "state", 64007, 64007)
+    with pytest.raises(GpuschedError, match="belongs to user 64007"):
+        make()
+    assert not (tmp_path / "backups").exists()
+
+
+def test_what_was_stopped_removes_no_backup(make: Callable[..., Path], store: Store, tmp_path: Path) -> None:
+    """A superseded controller leaves them to the other one."""
+    kept = [make(), make(HOUR)]
+    settings = BackupSettings(to=str(tmp_path / "backups"), keep=1, keep_days=0)
+    for stop in (lambda: True, lambda: len(names(tmp_path)) == 3):
+        with pytest.raises(BackupStopped):
+            make_backup(tmp_path / "state", settings, NOW + DAY, stop=stop)
+        assert names(tmp_path)[:2] == [path.name for path in kept]
+    assert len(names(tmp_path)) == 3
+    assert not list((tmp_path / "backups").glob("*.part"))
+
+
 def test_which_backups_are_kept(make: Callable[..., Path], tmp_path: Path) -> None:
     times = [*(day * DAY for day in range(6)), *(6 * DAY + hour * HOUR for hour in range(4))]
     made = [make(after, keep=2, keep_days=3).name for after in times]
@@ -162,7 +208,7 @@ def test_a_full_disk_keeps_the_earlier_backups(make: Callable[..., Path], store:
     to = tmp_path / "backups"
     to.mkdir()
     size = (tmp_path / "state" / DATABASE).stat().st_size + (tmp_path / "state" / f"{DATABASE}-wal").stat().st_size
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={int(size * 1.5)}", "small", to], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={int(size * 1.5)},mode=0700", "small", to], check=True)
     try:
         made = make(keep=1)
         with pytest.raises(GpuschedError, match=r"No space left|disk is full"):
