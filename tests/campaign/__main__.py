@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.campaign import invariants, report
+from tests.campaign import invariants, report, tormented
 from tests.campaign.faults import matching
 from tests.campaign.run import Campaign
 from tests.campaign.schedule import Schedule, draw
@@ -56,6 +56,7 @@ def run(schedule: Schedule, options: argparse.Namespace, folder: Path) -> int:
     """Run a schedule in a folder, and print what came of it."""
     began = time.monotonic()
     preload()
+    tormented.STATE_KIB = max(tormented.STATE_KIB, 5 * options.flood)  # a page for each of inbox.many's files
     with Testbed(folder / "testbed", count=4) as testbed, ExitStack() as ends:
         if options.engine == "slurm":
             slurm = SlurmSite(testbed, settings=SCHEDULER)

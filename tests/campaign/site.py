@@ -136,6 +136,7 @@ class Site(Tormented):
         name = f"w{work.number}"
         prefix = self._other if work.number % 2 else ()
         words = self.words(work, name)
+        words[1:1] = ["--workdir", "/tmp"] if prefix else []  # nobody has no home
         done = self.cli(*words, check=False, prefix=prefix, env={"HOME": "/tmp"} if prefix else None)
         found = re.search(r'"id": *"([^"]+)"', done.stdout) if done.returncode == 0 else None
         if found is not None:
