@@ -23,7 +23,7 @@ def table(campaign: Campaign, violations: Sequence[str], seed: int, seconds: flo
         f"of them tried again: {retried}; controllers: {site.starts_of_controller}; "
         f"lines in the ledger: {len(site.ledger.lines)}"
     ]
-    lines += [f"nodes that a person resumed after failed launches: {len(getattr(site, 'resumed', ()))}"]
+    lines += [f"what a person put right: nodes resumed after failed launches, Slurm reconfigured: {len(site.resumed)}"]
     lost = site.may_lose - {job.array_id or job.id for job in jobs}
     lines += [f"accepted after the last backup, not started, and lost with the state folder: {len(lost)}"]
     lines += [f"violations: {len(violations)}", *violations]

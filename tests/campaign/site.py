@@ -16,7 +16,8 @@ from tests.campaign.schedule import Work
 from tests.campaign.shim import Shim
 from tests.campaign.tormented import Tormented, now, resize
 from tests.e2e.conftest import SETTINGS
-from tests.testbed import Testbed, TestNode
+from tests.e2e.people import nobody
+from tests.testbed import Testbed, TestNode, processes
 
 HOME_KIB = 64 << 10
 NODE_FAIL_AFTER_S = 14.0
@@ -43,9 +44,16 @@ class Site(Tormented):
         "node_fail_after": f"{NODE_FAIL_AFTER_S}s", "grace": "3s", "max_retries": 50,
     }  # fmt: skip
 
-    def __init__(self, testbed: Testbed, folder: Path) -> None:
+    def __init__(self, testbed: Testbed, folder: Path, *, shared: bool = False) -> None:
         super().__init__(testbed, folder)
         self.set_up()
+        self._other: tuple[str, ...] = ()
+        if shared:
+            folder.chmod(0o755)
+            self.state.chmod(0o755)
+            self.settings = {**self.settings, "shared": True, "root_jobs": True}
+            self.ledger.open_to_all(testbed.nodes)
+            self._other = nobody()
         self.settings = {**self.settings, "allowed_mounts": [str(self.ledger.folder)]}
         self.client_shim = Shim(folder / "client.orders", self.state / "inbox")
         self.node_clock = Shim(folder / "node.orders", folder)
@@ -126,7 +134,10 @@ class Site(Tormented):
     def submit_work(self, work: Work) -> None:
         """Submit it; where the client fails it may be there or not."""
         name = f"w{work.number}"
-        done = self.cli(*self.words(work, name), check=False)
+        prefix = self._other if work.number % 2 else ()
+        words = self.words(work, name)
+        words[1:1] = ["--workdir", "/tmp"] if prefix else []  # nobody has no home
+        done = self.cli(*words, check=False, prefix=prefix, env={"HOME": "/tmp"} if prefix else None)
         found = re.search(r'"id": *"([^"]+)"', done.stdout) if done.returncode == 0 else None
         if found is not None:
             self._accept(found[1], work)
@@ -167,7 +178,8 @@ class Site(Tormented):
 
     def order_again(self) -> None:
         """Give all orders again: those since the backup are lost with it."""
-        self.unordered, self._all_orders = list(dict.fromkeys(self._all_orders)), []
+        self.unordered = list(dict.fromkeys([*self.unordered, *self._all_orders]))
+        self._all_orders = []
 
     def start(self) -> None:
         """Begin."""
@@ -194,6 +206,8 @@ class Site(Tormented):
 
     def violations(self) -> Iterator[str]:
         """What waits for a person at the end."""
+        if self._other and not any("gpusched.controller.relay" in processes.command_line(p) for p in self.children()):
+            yield "the relay did not come back"
         for name, node in self.nodes().items():
             if str(node["state"]) not in ("IDLE", "MIXED"):
                 yield f"{name} does not come back by itself: {node['state']}, {node['reason']}"

@@ -110,18 +110,22 @@ class Standby(Fault):
 
     def inject(self) -> None:
         self.site.begin()
-        self._former, self._frozen = self.site.controller, self.amount < 0.5
-        self.site.begin_standby()
-        assert self._former is not None
-        self._former.send_signal(signal.SIGSTOP if self._frozen else signal.SIGKILL)
+        with suppress(TimeoutError):
+            wait_until(self.site.leads, 10, "a controller to take over from", 0.1)
+        self.had_effect, self._frozen = self.site.leads(), self.amount < 0.5
+        self._former = self.site.controller
+        if self.had_effect and self._former is not None:
+            self.site.begin_standby()
+            self._former.send_signal(signal.SIGSTOP if self._frozen else signal.SIGKILL)
 
     def may_heal(self, after_s: float) -> bool:
         """Once it took over; it may have died before."""
-        return after_s > STANDBY_S or self.site.leads()
+        return not self.had_effect or after_s > STANDBY_S or self.site.leads()
 
     def heal(self) -> None:
         former, leads = self._former, self.site.leads()
-        assert former is not None
+        if not self.had_effect or former is None:
+            return
         former.send_signal(signal.SIGCONT)
         if leads and self._frozen:
             with suppress(subprocess.TimeoutExpired):
