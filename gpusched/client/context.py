@@ -60,6 +60,13 @@ class Client:
         return inventory_or_kept(self._inventory_path, self.state)
 
     @property
+    def is_shared(self) -> bool:
+        """Return whether the installation is for all users of this machine."""
+        from gpusched.config.paths import SHARED_STATE
+
+        return self.state == SHARED_STATE or self.inventory.settings.shared
+
+    @property
     def reader(self) -> Reader | None:
         """Return the store, or None if there is none yet."""
         if self._reader is None and os.path.exists(self.state / "gpusched.db"):

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpusched.config.paths import SHARED_STATE
 from gpusched.errors import GpuschedError
 from gpusched.model.relay import (
     CHUNK,
@@ -58,7 +57,7 @@ def is_needed(client: Client) -> bool:
         return False
     if os.getuid() in (0, owner):
         return False
-    return client.state == SHARED_STATE or client.inventory.settings.shared
+    return client.is_shared
 
 
 def stream(client: Client, request: Request) -> Iterator[bytes]:

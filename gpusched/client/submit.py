@@ -80,6 +80,8 @@ def prepare(
     """
     submitter = Submitter(user_name(os.getuid()), current_folder, environ, lambda text: _whole_id(client, text))
     prepared = build_submission(client.inventory, request, submitter, program)
+    if not os.getuid() and client.is_shared and not client.inventory.settings.root_jobs:
+        raise UsageError("jobs of root need settings.root_jobs in inventory.yaml", "submit as another user")
     _check_queued(client, prepared.spec, submitter.user, len(prepared.array) if prepared.array else 1)
     if prepared.spec.reservation:
         _check_reservation(client, prepared.spec, prepared.time)

@@ -30,6 +30,7 @@ from gpusched.controller.nodestate import (
     removed_record,
     update_record,
     with_removed,
+    without_gap,
 )
 from gpusched.controller.outcomes import OutcomeRecorder
 from gpusched.controller.outputs import CollectionRetries, readers_of
@@ -199,7 +200,8 @@ class Cycle:
 
     def _record(self, observations: dict[str, NodeObservation], now: float) -> list[Operation]:
         """Record this cycle's observations in nodes, jobs, ranks and usage, in one transaction; return operations."""
-        before = self._store.node_records()
+        gap_s = now - self._store.number("heartbeat", now)
+        before = without_gap(self._store.node_records(), gap_s, self.inventory.settings)
         active = self._store.active()
         ranks = self._store.ranks()
         held = held_gpus(active)

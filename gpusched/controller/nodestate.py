@@ -219,6 +219,23 @@ def node_events(
     return events
 
 
+def without_gap(records: dict[str, NodeRecord], gap_s: float, settings: Settings) -> dict[str, NodeRecord]:
+    """Return the records with at most half of ``node_fail_after`` counted of a time in which no controller ran.
+
+    Else the first failed probe after a long stop, say of a login node whose network is not up yet, would give up the
+    jobs of every node that had missed a probe before the stop. ``gap_s``: seconds since the last cycle.
+    """
+    excess_s = gap_s - settings.node_fail_after_s / 2
+    if excess_s <= 0:
+        return records
+    return {
+        name: record if record.down_since is None else msgspec.structs.replace(
+            record, down_since=record.down_since + excess_s
+        )
+        for name, record in records.items()
+    }  # fmt: skip
+
+
 def is_dead(record: NodeRecord | None, settings: Settings, now: float) -> bool:
     """Return whether a node has been down so long that its jobs are given up."""
     return (

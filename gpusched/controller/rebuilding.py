@@ -128,7 +128,8 @@ def _refuse_sound(state: Path) -> None:
         return
     with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            if [row[0] for row in db.execute("PRAGMA integrity_check(1)")] == ["ok"]:
+            filled = db.execute("PRAGMA user_version").fetchone()[0]  # SQLite takes 0 bytes for a sound database
+            if filled and [row[0] for row in db.execute("PRAGMA integrity_check(1)")] == ["ok"]:
                 raise GpuschedError(
                     f"{path} is in order, so there is nothing to recover",
                     "to go back to a backup all the same, move it away first, with its -wal and -shm",

@@ -702,8 +702,8 @@ class Store(
         path = state / DATABASE
         try:
             state.mkdir(parents=True, exist_ok=True)
-            make_private(path)
             _check_never_filled(path)
+            make_private(path)
             db = connect_to_write(path, waiting)
             # WAL's index is memory that processes of one machine share: after a take-over by another machine, its
             # index may be an old one. A rollback journal needs locks only.
@@ -907,7 +907,8 @@ def _check_never_filled(path: Path) -> None:
     """Raise `GpuschedError` for an empty database beside logs of jobs: SQLite would take it for a new one."""
     if path.exists() and not path.stat().st_size and any(path.parent.glob("logs/*")):
         raise GpuschedError(
-            f"{path} is empty, but jobs have run here", "restore a backup, or remove the file to start without history"
+            f"{path} is empty, but jobs have run here",
+            "gpusched recover rebuilds it; remove the file to start without history",
         )
 
 

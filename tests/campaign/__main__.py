@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.campaign import invariants, report
+from tests.campaign import invariants, report, tormented
 from tests.campaign.faults import matching
 from tests.campaign.run import Campaign
 from tests.campaign.schedule import Schedule, draw
-from tests.campaign.shim import CACHE, preload
+from tests.campaign.shim import preload
 from tests.campaign.site import Site
 from tests.campaign.slurmsite import BesideSlurm
 from tests.testbed import Testbed
@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=30)
     parser.add_argument("--kinds", default="*", help="patterns with commas: controller.*,node.freeze (default: all)")
     parser.add_argument("--engine", choices=["native", "slurm"], default="native")
+    parser.add_argument("--shared", action="store_true", help="every other job is another user's")
     parser.add_argument("--flood", type=int, default=1800, help="how many files inbox.many writes at most")
     parser.add_argument("--root", type=Path, help="folder to keep (default: one that is removed)")
     parser.add_argument("--schedule", action="store_true", help="print the schedule as JSON and end")
@@ -54,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(schedule: Schedule, options: argparse.Namespace, folder: Path) -> int:
     """Run a schedule in a folder, and print what came of it."""
     began = time.monotonic()
-    preload(CACHE)
+    preload()
+    tormented.STATE_KIB = max(tormented.STATE_KIB, 5 * options.flood)  # a page for each of inbox.many's files
     with Testbed(folder / "testbed", count=4) as testbed, ExitStack() as ends:
         if options.engine == "slurm":
             slurm = SlurmSite(testbed, settings=SCHEDULER)
@@ -63,7 +65,7 @@ def run(schedule: Schedule, options: argparse.Namespace, folder: Path) -> int:
             folder.chmod(0o755)
             site: Site | BesideSlurm = BesideSlurm(slurm, folder)
         else:
-            site = Site(testbed, folder)
+            site = Site(testbed, folder, shared=options.shared)
         ends.callback(site.close)
         site.flood = options.flood
         campaign = Campaign(site, schedule, print if options.verbose else lambda _: None)
@@ -78,7 +80,8 @@ def run(schedule: Schedule, options: argparse.Namespace, folder: Path) -> int:
         print(report.table(campaign, violations, options.seed, time.monotonic() - began))
         if violations:
             print(f"again: python -m tests.campaign --engine {options.engine} --seed {options.seed} "
-                  f"--faults {options.faults} --jobs {options.jobs} --kinds '{options.kinds}'")  # fmt: skip
+                  f"--faults {options.faults} --jobs {options.jobs} --kinds '{options.kinds}'"
+                  f"{' --shared' * options.shared}")  # fmt: skip
         site.kill()
     return 1 if violations else 0
 

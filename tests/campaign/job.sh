@@ -1,4 +1,4 @@
-# What jobs of the campaign run: sh job.sh SECONDS CODE. Lines go to the ledger beside it, one write each; each GPU's
+# What jobs of the campaign run: sh job.sh SECONDS CODE [FILE, read into memory]. Lines go to the ledger beside it, one write each; each GPU's
 # file is locked as long as a process of the attempt lives, so that two jobs on one GPU prove themselves.
 here=${0%/*}
 if [ -z "${GPUSCHED_JOB_ID:-}" ]; then # Slurm's own
@@ -17,6 +17,7 @@ for gpu in $(echo "$GPUSCHED_GPUS" | tr , ' '); do
     fd=$((fd + 1))
 done
 say start "$GPUSCHED_GPUS"
+[ -z "$3" ] || exec tail "$3"
 sleep "$1"
 say end "$2"
 exit "$2"

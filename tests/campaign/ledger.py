@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.campaign.shim import CACHE, built
+from tests.testbed import TestNode
 
 
 class Line(NamedTuple):
@@ -34,6 +36,16 @@ class Ledger:
         self._file.seek(0)
         self._part = ""
         self.lines: list[Line] = []
+
+    def open_to_all(self, nodes: Iterable[TestNode]) -> None:
+        """Let jobs of all users write there."""
+        for path in (self.folder, self.folder / "gpus"):
+            path.chmod(0o777)
+        for node in nodes:
+            for gpu in range(node.gpus):
+                (self.folder / "gpus" / f"{node.name}.{gpu}").touch()
+        for path in (self.folder / "ledger", *(self.folder / "gpus").iterdir()):
+            path.chmod(0o666)
 
     def close(self) -> None:
         """Read no more."""

@@ -14,7 +14,8 @@ def table(campaign: Campaign, violations: Sequence[str], seed: int, seconds: flo
     kinds = Counter(trouble.act.kind for trouble in campaign.troubles)
     jobs = site.records()
     states = Counter(str(job.state) for job in jobs)
-    lines = [f"seed {seed}: {sum(kinds.values())} faults, {len(jobs)} jobs, {seconds:.0f} s"]
+    effect = sum(trouble.fault.had_effect for trouble in campaign.troubles)
+    lines = [f"seed {seed}: {sum(kinds.values())} faults, {effect} with an effect, {len(jobs)} jobs, {seconds:.0f} s"]
     lines += ["faults: " + ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))]
     lines += ["jobs: " + ", ".join(f"{state} {count}" for state, count in sorted(states.items()))]
     retried = sum(job.attempt > 1 for job in jobs)
@@ -22,6 +23,8 @@ def table(campaign: Campaign, violations: Sequence[str], seed: int, seconds: flo
         f"of them tried again: {retried}; controllers: {site.starts_of_controller}; "
         f"lines in the ledger: {len(site.ledger.lines)}"
     ]
-    lines += [f"nodes that a person resumed after failed launches: {len(getattr(site, 'resumed', ()))}"]
+    lines += [f"what a person put right: nodes resumed after failed launches, Slurm reconfigured: {len(site.resumed)}"]
+    lost = site.may_lose - {job.array_id or job.id for job in jobs}
+    lines += [f"accepted after the last backup, not started, and lost with the state folder: {len(lost)}"]
     lines += [f"violations: {len(violations)}", *violations]
     return "\n".join(lines)

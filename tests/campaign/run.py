@@ -18,6 +18,7 @@ from tests.testbed import wait_until
 
 PAUSE_S = 2.0
 """How long a step waits at most for jobs to begin or end."""
+HEALED_BY_START = ("controller.kill", "controller.standby")
 MOST_UNFINISHED = 24
 BACKLOG_S = 8.0
 REST_S = 60.0
@@ -58,7 +59,7 @@ class Campaign:
         for place, act in enumerate(self.schedule.acts):
             self._say(f"{place} {act.what} {act.number} {act.kind} {act.node} {act.amount}")
             self._step(act)
-            if not self.site.is_up() and not any(t.act.kind == "controller.kill" for t in self._open.values()):
+            if not self.site.is_up() and not any(t.act.kind in HEALED_BY_START for t in self._open.values()):
                 self.site.begin()
             self._heal_due()
             self._pause(act.lines)

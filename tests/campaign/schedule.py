@@ -8,11 +8,20 @@ from typing import NamedTuple
 
 from tests.campaign.faults import KINDS, NODES
 
-SHAPES = {"plain": 50, "gang": 8, "array": 8, "fails": 8, "cancelled": 8, "limit": 4, "held": 4, "once": 6, "cpu": 4}
+SHAPES = {
+    "plain": 46, "gang": 8, "array": 8, "fails": 8, "cancelled": 8, "limit": 4, "held": 4, "once": 6, "cpu": 4,
+    "oom": 2, "image": 2,
+}  # fmt: skip
+CONTAINERS = ("oom", "image")
+"""Those that need a container engine."""
 
 
 class Work(NamedTuple):
-    """A submission. ``shape``: see `SHAPES`; ``once``: with --no-requeue."""
+    """A submission.
+
+    ``shape``: see `SHAPES`; ``once``: with --no-requeue; ``oom``: uses more memory than it asked for; ``image``: its
+    image does not exist.
+    """
 
     number: int
     partition: str
@@ -100,7 +109,7 @@ def _work(rng: Random, number: int, podman: float) -> Work:
     (shape,) = rng.choices(list(SHAPES), list(SHAPES.values()))
     gpus = 0 if shape == "cpu" else rng.choice((1, 1, 1, 2, 4))
     seconds = {"cancelled": 600.0, "limit": 600.0}.get(shape, round(rng.choice((0.2, 0.5, 1.0, 3.0, 8.0)), 2))
-    partition = "A100" if rng.random() < podman else "V100"
+    partition = "A100" if rng.random() < podman or shape in CONTAINERS else "V100"
     return Work(number, partition, gpus, seconds, rng.choice((1, 3, 77)) if shape == "fails" else 0, shape)
 
 

@@ -32,9 +32,14 @@ def built(cache: Path, source: Path, *flags: str) -> Path:
     return made
 
 
-def preload(cache: Path) -> None:
+def shim() -> Path:
+    """The library."""
+    return built(CACHE, _HERE / "shim.c", "-shared", "-fPIC")
+
+
+def preload() -> None:
     """Load shim.c into a process of its own from which commands with `SERVER` in their environment are forked."""
-    os.environ["LD_PRELOAD"] = str(built(cache, _HERE / "shim.c", "-shared", "-fPIC"))
+    os.environ["LD_PRELOAD"] = str(shim())
     try:
         commands._server(os.getpid(), SERVER["NUMBA_DISABLE_JIT"])
     finally:

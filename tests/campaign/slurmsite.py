@@ -22,6 +22,7 @@ class BesideSlurm(Tormented, SlurmCluster):
     Attributes:
         accepted: Slurm's ids -> work; an array's has the array's.
         ordered: Jobs that were cancelled.
+        resumed: What a person had to put right in Slurm.
         repeated: Jobs that Slurm may have run more than once: their node's slurmd was killed under them.
     """
 
@@ -30,19 +31,15 @@ class BesideSlurm(Tormented, SlurmCluster):
     def __init__(self, site: SlurmSite, folder: Path) -> None:
         super().__init__(site, folder)
         self.set_up()
-        for path in (folder, self.ledger.folder, self.ledger.folder / "gpus"):
-            path.chmod(0o777)  # jobs are of two users
-        for node in self.testbed.nodes:
-            for gpu in range(node.gpus):
-                (self.ledger.folder / "gpus" / f"{node.name}.{gpu}").touch()
-        for path in (self.ledger.folder / "ledger", *(self.ledger.folder / "gpus").iterdir()):
-            path.chmod(0o666)
+        folder.chmod(0o777)
+        self.ledger.open_to_all(self.testbed.nodes)  # jobs are of two users
         self.accepted: dict[str, Work] = {}
         self.ordered: set[str] = set()
         self.repeated: set[str] = set()
         self.unordered: list[Work] = []
         self._waiting: list[Work] = []
         self.resume: set[str] = set()  # nodes that a person wants back
+        self.resumed: list[str] = []
         self.write_inventory()
 
     def write_inventory(
@@ -132,13 +129,23 @@ class BesideSlurm(Tormented, SlurmCluster):
         if self.lacks_slurmd and self.is_answering():
             self.site.start_nodes()
             self.lacks_slurmd = False
+        if self.is_answering() and self._counts_gpus_of_nobody():
+            # Slurm 22.05 does after slurmctld was killed under jobs, and would start nothing more there.
+            self.site.run(["scontrol", "reconfigure"], check=False)
+            self.resumed.append("slurmctld")
         for node in list(self.resume) if self.is_answering() else ():
             self.site.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False)
             self.resume.discard(node)
 
+    def _counts_gpus_of_nobody(self) -> bool:
+        """Whether Slurm has GPUs allocated while no job runs or ends."""
+        if self.site.run(["squeue", "-h", "-t", "RUNNING,COMPLETING,CONFIGURING"], check=False).stdout.strip():
+            return False
+        return "AllocTRES=gres" in self.site.run(["scontrol", "-o", "show", "nodes"], check=False).stdout
+
     def has_ended(self) -> bool:
         """Whether all have ended, by Slurm and by the store."""
-        if self.unordered or self._waiting or self.resume or self.lacks_slurmd:
+        if self.unordered or self._waiting or self.resume or self.lacks_slurmd or self.pending():
             self.people()
         return self.unfinished() == 0 and all(job.state in ENDED for job in self.records())
 

@@ -11,7 +11,7 @@ from tests.campaign.invariants import broken
 from tests.campaign.report import table
 from tests.campaign.run import Campaign
 from tests.campaign.schedule import draw
-from tests.campaign.shim import CACHE, preload
+from tests.campaign.shim import preload
 from tests.campaign.site import Site
 from tests.testbed import Testbed
 
@@ -28,7 +28,7 @@ def test_a_seed_is_a_schedule() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [3])
 def test_nothing_is_lost_doubled_or_left(testbed: Testbed, tmp_path: Path, seed: int) -> None:
-    preload(CACHE)
+    preload()
     waiting = ("node.freeze", "node.cut")  # for time-outs; see tests/e2e/test_failures_nodes.py
     kinds = [kind for kind in matching("*", "native") if kind not in waiting]
     site = Site(testbed, tmp_path)

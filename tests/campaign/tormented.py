@@ -14,6 +14,7 @@ from pathlib import Path
 from gpusched.model.jobs import ENDED, JobRecord
 from tests import commands
 from tests.campaign.ledger import Ledger
+from tests.campaign.schedule import Work
 from tests.campaign.shim import SERVER, Shim
 from tests.e2e.conftest import Cluster
 from tests.testbed import processes
@@ -30,7 +31,12 @@ class Tormented(Cluster):
         stranger: A file that nothing may change.
         wrong: What was found to be wrong.
         flood: How many files `inbox.Many` writes at most.
+        backed_up: What was accepted when the last good backup began; None: there is none.
+        may_lose: Jobs accepted after the last backup and not started when the state folder was lost.
+        accepted: Job or array id -> work that a client said was submitted.
     """
+
+    accepted: dict[str, Work]
 
     def set_up(self) -> None:
         """Make folders and file systems."""
@@ -44,8 +50,15 @@ class Tormented(Cluster):
         self.flood = 1800
         self.starts_of_controller = 0
         self._crash_points: dict[str, int] = {}
-        self.mounts = [self.state]
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={STATE_KIB}k", "campaign", self.state], check=True)
+        self.mounts: list[Path] = []
+        self.backups, self.temp = self.folder / "backups", self.folder / "temp"
+        self.backed_up: set[str] | None = None
+        self.may_lose: set[str] = set()
+        for path in (self.state, self.backups, self.temp):
+            path.mkdir(exist_ok=True)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={STATE_KIB}k", "campaign", path], check=True)
+            self.mounts.append(path)
+        self.temp.chmod(0o1777)
 
     def close(self) -> None:
         """Stop everything; nodes see what was mounted until they are started again."""
@@ -90,11 +103,25 @@ class Tormented(Cluster):
         if self.is_up():
             return
         self.shim.clear()
+        self._run("controller")
+
+    def begin_standby(self) -> None:
+        """Start a standby, which is `controller` from now on."""
+        self._run("controller", "--standby", "--takeover-after", "5")
+
+    def _run(self, *words: str) -> None:
         self.starts_of_controller += 1
         with self._log.open("ab") as log, open(os.devnull) as nothing:
             files = (nothing.fileno(), log.fileno(), log.fileno())
             env = self.env(CAMPAIGN_SHIM=str(self.shim.path))
-            self.controller = commands.start(["controller"], env, "/", files, session=True)
+            self.controller = commands.start(list(words), env, "/", files, session=True)
+
+    def leads(self) -> bool:
+        """Whether `controller` runs the cycle, by the store."""
+        with suppress(Exception), self.reader() as reader:
+            found = reader.meta("controller_pid") if reader else None
+            return self.controller is not None and self.controller.poll() is None and found == str(self.controller.pid)
+        return False
 
     def is_up(self) -> bool:
         """Whether the controller runs."""
@@ -123,13 +150,52 @@ class Tormented(Cluster):
 
     def env(self, **more: str) -> dict[str, str]:
         """As `Cluster.env`, with the site's clock."""
-        return super().env(**SERVER | {"CAMPAIGN_SHIM": str(self._clock.path)} | more)
+        own = {"CAMPAIGN_SHIM": str(self._clock.path), "TMPDIR": str(self.temp)}
+        return super().env(**SERVER | own | more)
 
     def set_clock(self, ahead_s: int) -> None:
         """Set the wall clock of controller and clients."""
         self.shim.clock_s = self._clock.clock_s = ahead_s
 
     # ---- the state folder -----------------------------------------------------------------------------------
+
+    def resize_backups(self, left_kib: int | None) -> None:
+        """Leave so much room for backups; None: as at first."""
+        resize(self.backups, STATE_KIB, left_kib)
+
+    def resize_temp(self, left_kib: int | None) -> None:
+        """Leave so much room in the temporary folder; None: as at first."""
+        resize(self.temp, STATE_KIB, left_kib)
+
+    def back_up(self) -> None:
+        """Make a backup, and note what it must have."""
+        had = set(self.accepted)
+        done = self.cli("backup", "--to", str(self.backups), check=False)
+        if done.returncode == 0:
+            self.backed_up = had
+        else:
+            self.expect(done.returncode == 1 and done.stderr.count("\n") == 1, f"backup: {done}")
+
+    def lose_state(self) -> bool:
+        """Delete the state folder's content and recover it as an operator would; False: there is no backup."""
+        if self.backed_up is None:
+            self.back_up()
+        if self.backed_up is None:
+            return False
+        self.kill()
+        self.shim.clear()
+        self.ledger.read()
+        begun = {line.job.split("_")[0] for line in self.ledger.lines}
+        self.may_lose |= set(self.accepted) - self.backed_up - begun
+        for path in self.state.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        self.write_inventory()
+        words = ["recover", "--from", str(self.backups), "--inventory", str(self.inventory), "-y"]
+        done = self.cli(*words, check=False, timeout=300)
+        self.expect(done.returncode == 0, f"recover: {done}")
+        self.order_again()
+        self.begin()
+        return True
 
     def resize_state(self, left_kib: int | None) -> None:
         """Leave so much room in the state folder; None: as at first."""
@@ -160,6 +226,10 @@ class Tormented(Cluster):
         """Whether the state folder is full or cannot be written."""
         found = os.statvfs(self.state)
         return found.f_bavail * found.f_frsize < (8 << 20)
+
+    def order_again(self) -> None:
+        """Give all orders again."""
+        raise NotImplementedError
 
     def records(self) -> list[JobRecord]:
         """All jobs of the store; none while it cannot be read."""

@@ -442,6 +442,17 @@ def test_gpu_types(site: Site) -> None:
         assert line in done.err
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="root's own jobs")
+def test_root_submits_to_a_shared_installation_only_where_it_may(site: Site) -> None:
+    text = site.inventory.read_text()
+    site.inventory.write_text(f"settings: {{shared: true}}\n{text}")
+    done = site.call("submit", "-F", "one", "--dry-run", "--", "x")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "jobs of root need settings.root_jobs" in done.err
+    site.inventory.write_text(f"settings: {{shared: true, root_jobs: true}}\n{text}")
+    site.submit("-F", "one", "--", "x")
+
+
 def test_an_older_clients_spec_has_no_gpu_types() -> None:
     old = b'{"name":"x","partition":"p","gpus_per_node":1,"cores_per_node":1,"memory_mib_per_node":1,"time_limit_s":1}'
     assert msgspec.json.decode(old, type=JobSpec).gpu_types == ()

@@ -181,6 +181,25 @@ def test_a_node_that_left_and_is_silent_is_given_up_after_node_fail_after_and_fe
     assert kinds(site).count("fenced") == 1
 
 
+def test_a_first_probe_that_fails_after_a_long_stop_gives_up_no_node(site: Site) -> None:
+    """A login node that reboots: its network goes before the controller, and comes after it."""
+    job = site.submit()
+    site.turn(3)
+    ((host, _),) = site.world.running()
+    host.up = False
+    site.turn(2, 5)
+    site.world.now += 200.0
+    site.restart()
+    site.turn()
+    assert site.state_of(job) is JobState.RUNNING
+    host.up = True
+    site.turn(2, 5)
+    assert site.state_of(job) is JobState.RUNNING
+    host.up = False
+    site.turn(14, 10)
+    assert len(site.world.starts) == 2, "silence that was watched counts"
+
+
 def test_a_node_of_an_older_store_of_which_no_declaration_is_kept_is_given_up_no_sooner(site: Site) -> None:
     job = site.submit()
     site.turn(3)

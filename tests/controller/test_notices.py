@@ -103,7 +103,7 @@ def test_a_gpu_s_condition_is_told_to_the_operator_and_to_the_job_on_it(store: S
     told = NoticeMaker(store, Notices(to=(HOOK,)), "c", T).of_event(condition("xid-gpu"))
     texts = [notice.body["text"] for notice in told]
     assert len(texts) == 2
-    assert texts[0].startswith("GPU 1 of node n0: Xid 48 (x) (no-new-jobs); reset the GPU")
+    assert texts[0].startswith("GPU 1 of node n0: Xid 48 (x) (no-new-jobs); drain the node, and reset the GPU")
     assert texts[1] == f"job j (j) of ada: {texts[0]}"
     assert made(store, Notices(to=(HOOK,)), condition("off-bus")) == []  # gpu_lost tells that
     machine = condition("xid-machine", gpu=None, action="warn")

@@ -29,7 +29,7 @@ from tests.testbed import wait_until
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
 
 INVENTORY = """\
-settings: {tick: 1s, shared: SHARED}
+settings: {tick: 1s, shared: SHARED, root_jobs: true}
 partitions:
   p:
     defaults: {gpus: 0, cores: 64, memory: 4G, runtime: process, transport: local}

@@ -102,3 +102,13 @@ def test_no_standby_takes_over_meanwhile_and_nothing_is_put_in_place_if_one_did(
         with pytest.raises(Superseded):
             rebuilt.commit()
     assert not (state / "gpusched.db").exists()
+
+
+def test_an_emptied_database_is_no_sound_one(lost: Path) -> None:
+    state = lost / "state"
+    state.mkdir()
+    (state / "gpusched.db").touch()
+    with rebuild(state, no_nodes(), str(lost / "backups")) as rebuilt:
+        rebuilt.commit()
+    with pytest.raises(GpuschedError, match="is in order"), rebuild(state, no_nodes(), str(lost / "backups")):
+        pass

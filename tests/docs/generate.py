@@ -74,7 +74,6 @@ from gpusched.model.resources import (
 from gpusched.model.slurm import SlurmFacts, SlurmMode
 from gpusched.model.topology import Switch
 from gpusched.nightly.proof import ProofVerdict
-from gpusched.queue.lifecycle import TRANSITIONS
 from gpusched.queue.promotions import Shadow
 from gpusched.views.audit import decisions_json
 from gpusched.views.healthchecks import checks_json
@@ -241,6 +240,7 @@ def _sbatch_results() -> str:
             here, result = f"{option.why}; {option.hint}" if option.hint else option.why, "refused"
         else:
             here, result = option.means.removeprefix("no effect: "), option.result
+            here = "the same option" if here == f"--{name}" else here
         rows.setdefault((result, _as_code(here)), []).append(_sbatch_names(name))
     return table(("sbatch", "result", "here"), [(", ".join(names), *of) for of, names in rows.items()])
 
@@ -401,15 +401,13 @@ def policy_files() -> list[Path]:
 
 
 def _policies() -> str:
-    blocks = []
+    rows = []
     for path in policy_files():
-        spec, text = load_policy(path), path.read_text("utf-8")
-        comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
-        # The paragraph says more than the description, which `gpusched policy show` prints.
-        rest = "\n".join(line for line in text.splitlines() if not line.startswith(("#", "description:")))
-        assert yaml.safe_load(rest)
-        blocks.append(f"## {spec.name}\n\n{comment}\n\n```yaml\n{rest}\n```\n\n`{spec.version}`\n")
-    return "\n".join(blocks)
+        keys = yaml.safe_load(path.read_text("utf-8"))
+        del keys["description"]
+        flow = yaml.safe_dump(keys, default_flow_style=True, sort_keys=False, width=1e9).strip()
+        rows.append((code(path.stem), code(flow)))
+    return table(("policy", "keys"), rows)
 
 
 # -- states and reasons
@@ -418,15 +416,6 @@ def _policies() -> str:
 def _job_states() -> str:
     kinds = {s: "holds resources" if s in ACTIVE else "ended" if s in ENDED else "pending" for s in JobState}
     return table(("state", "", "meaning"), [(code(s), kinds[s], words.JOB_STATES[s]) for s in JobState])
-
-
-def _transitions() -> str:
-    order = list(JobState)
-    rows: dict[str, list[str]] = {}
-    for state in order:
-        to = [b for a, b in sorted(TRANSITIONS, key=lambda t: order.index(t[1])) if a is state]
-        rows.setdefault(", ".join(map(code, to)), []).append(code(state))
-    return table(("from", "to"), ((", ".join(states), to) for to, states in rows.items()))
 
 
 def _node_states() -> str:
@@ -453,7 +442,10 @@ def _reasons() -> str:
 
 
 def _reasons_help() -> str:
-    return table(("reason", "what to do"), [(code(r), words.REASONS[r][1]) for r in ReasonCode])
+    rows: dict[str, list[str]] = {}  # what to do -> reasons
+    for reason in ReasonCode:
+        rows.setdefault(words.REASONS[reason][1], []).append(code(reason))
+    return table(("reason", "what to do"), [(", ".join(reasons), advice) for advice, reasons in rows.items()])
 
 
 def _exit_codes() -> str:
@@ -692,7 +684,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "twins": _twins,
     "policies": _policies,
     "job-states": _job_states,
-    "transitions": _transitions,
     "node-states": _node_states,
     "gpu-states": _gpu_states,
     "conditions": _conditions,

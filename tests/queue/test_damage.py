@@ -132,6 +132,10 @@ def test_an_emptied_database_is_not_taken_for_a_new_one(world: InboxWorld, tmp_p
     path.write_bytes(content)
     world.store = Store.create_or_open(tmp_path)
     assert world.store.job(job) is not None
+    world.store.close()
+    path.unlink()  # as the error says
+    world.store = Store.create_or_open(tmp_path)
+    assert world.store.job(job) is None
 
 
 def test_a_database_that_was_about_to_be_made_is_made(tmp_path: Path) -> None:

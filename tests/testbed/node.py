@@ -53,6 +53,7 @@ class TestNode:
         self.is_cut = False
         self.init_pid = 0
         self.healed: list[str] = []
+        self.figures: dict[str, object] = {}  # what NVML answers besides, also after `nvml_reset`
         self._index = index
         self._cache = cache
         self._process: subprocess.Popen[bytes] | None = None
@@ -200,6 +201,7 @@ class TestNode:
     def nvml_reset(self) -> None:
         """Back to healthy, idle GPUs."""
         self._write_nvml(nvml_conf(self.model, self.number, self.gpus))
+        self.nvml_set(self.figures)
 
     def _write_nvml(self, text: str) -> None:
         part = self.disk / "nvml" / "nvml.conf.part"

@@ -15,6 +15,7 @@
  *     mem_total mem_used mem_reserved                    bytes
  *     util_gpu util_mem                                  percent
  *     power_mw power_limit_mw energy_mj temp_c           units in the names
+ *     energy_rate_mw              added to energy_mj for each second since the machine's start
  *     mig ecc_mode persistence compute_mode              0 or 1 (compute_mode 0..3)
  *     ecc.TYPE.COUNTER            errors; TYPE 0 corrected, 1 uncorrected; COUNTER 0 volatile, 1 aggregate
  *     remapped=CORR,UNC,PENDING,FAILED                   remapped memory rows
@@ -46,6 +47,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define DEFAULT_FILE "/run/gpusched-testbed/nvml/nvml.conf"
@@ -564,7 +566,16 @@ int nvmlDeviceGetSerial(Gpu *gpu, char *out, u32 size) { return gpu_text(gpu, "s
 int nvmlDeviceGetPowerUsage(Gpu *gpu, u32 *out) { return gpu_u32(gpu, "power_mw", out); }
 int nvmlDeviceGetEnforcedPowerLimit(Gpu *gpu, u32 *out) { return gpu_u32(gpu, "power_limit_mw", out); }
 int nvmlDeviceGetPowerManagementLimit(Gpu *gpu, u32 *out) { return gpu_u32(gpu, "power_limit_mw", out); }
-int nvmlDeviceGetTotalEnergyConsumption(Gpu *gpu, u64 *out) { return gpu_u64(gpu, "energy_mj", out); }
+int nvmlDeviceGetTotalEnergyConsumption(Gpu *gpu, u64 *out) {
+    u64 rate;
+    struct timespec now;
+    int result = gpu_u64(gpu, "energy_mj", out);
+    if (!result && !gpu_u64(gpu, "energy_rate_mw", &rate)) {
+        clock_gettime(CLOCK_BOOTTIME, &now);
+        *out += rate * now.tv_sec + rate * (now.tv_nsec / 1000000) / 1000;
+    }
+    return result;
+}
 int nvmlDeviceGetPersistenceMode(Gpu *gpu, u32 *out) { return gpu_u32(gpu, "persistence", out); }
 int nvmlDeviceGetComputeMode(Gpu *gpu, u32 *out) { return gpu_u32(gpu, "compute_mode", out); }
 int nvmlDeviceGetCurrentClocksEventReasons(Gpu *gpu, u64 *out) { return gpu_u64(gpu, "clocks_event_reasons", out); }

@@ -30,7 +30,7 @@ def matching(patterns: str, engine: str) -> list[str]:
     """
     ours = [
         kind for kind in KINDS
-        if (any(fnmatch(kind, known) for known in WITH_SLURM) and kind != "disk.node_full"
+        if (any(fnmatch(kind, known) for known in WITH_SLURM) and kind not in ("disk.node_full", "controller.standby")
             if engine == "slurm" else not kind.startswith("slurm."))
     ]  # fmt: skip
     found = [kind for kind in ours if any(fnmatch(kind, pattern) for pattern in patterns.split(","))]

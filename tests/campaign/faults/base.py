@@ -28,6 +28,8 @@ class Fault:
     nodes: ClassVar[Sequence[str]] = ()
     ends_attempts: ClassVar[bool] = False
     costs_exit_codes: ClassVar[bool] = False
+    had_effect = True
+    """False where it found nothing to hit, or its disk operation did not come."""
 
     def __init__(self, site: Site, node: str, amount: float) -> None:
         self.site, self.amount = site, amount

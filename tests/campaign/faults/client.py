@@ -15,6 +15,7 @@ class _Submission(Fault):
     def inject(self) -> None:
         self.site.client_shim.fail(self.mask, self.pick(9), self.error)
         self.site.submit_anyhow()
+        self.had_effect = self.site.client_shim.failed > 0
         self.site.client_shim.clear()
 
 

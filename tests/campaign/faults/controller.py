@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from contextlib import suppress
 
 from tests.campaign.faults.base import Fault
 from tests.campaign.shim import CREATE, DIE, NAME, SYNC, TEAR, WRITE
 from tests.testbed import wait_until
+
+STANDBY_S = 40.0
+"""How long a standby may take to take over at most, before it is taken for dead."""
 
 
 class Kill(Fault):
@@ -57,6 +61,12 @@ class _Crash(Fault):
             wait_until(lambda: not self.site.shim.is_armed or not self.site.is_up(), 1.0, "a crash", 0.1)
         self.site.begin()
         self.site.shim.fail(self.mask, self.site.next_crash_point(type(self).__name__, self.most), self.error)
+        self._process = self.site.controller
+
+    @property
+    def had_effect(self) -> bool:  # type: ignore[override]
+        """Whether that controller died by SIGKILL."""
+        return self._process is not None and self._process.poll() == -signal.SIGKILL
 
 
 class CrashAny(_Crash):
@@ -88,10 +98,43 @@ class Second(Fault):
 
     def inject(self) -> None:
         if not self.site.is_up():
+            self.had_effect = False
             return
         done = self.site.cli(("controller", "tick")[self.pick(2)], check=False, timeout=60)
         up = self.site.is_up()
         self.site.expect(not up or (done.returncode == 1 and done.stderr.count("\n") == 1), f"beside another: {done}")
+
+
+class Standby(Fault):
+    """A standby waits while the controller dies, or stands still and finds on return that it was superseded."""
+
+    def inject(self) -> None:
+        self.site.begin()
+        with suppress(TimeoutError):
+            wait_until(self.site.leads, 10, "a controller to take over from", 0.1)
+        self.had_effect, self._frozen = self.site.leads(), self.amount < 0.5
+        self._former = self.site.controller
+        if self.had_effect and self._former is not None:
+            self.site.begin_standby()
+            self._former.send_signal(signal.SIGSTOP if self._frozen else signal.SIGKILL)
+
+    def may_heal(self, after_s: float) -> bool:
+        """Once it took over; it may have died before."""
+        return not self.had_effect or after_s > STANDBY_S or self.site.leads()
+
+    def heal(self) -> None:
+        former, leads = self._former, self.site.leads()
+        if not self.had_effect or former is None:
+            return
+        former.send_signal(signal.SIGCONT)
+        if leads and self._frozen:
+            with suppress(subprocess.TimeoutExpired):
+                former.wait(60)
+            # Or it was to crash, or could not write why it ends.
+            self.site.expect(former.poll() in (1, 2, -signal.SIGKILL), f"superseded, it ended with {former.poll()}")
+        former.kill()
+        former.wait()
+        self.site.begin()
 
 
 class Relaying(Fault):
@@ -100,5 +143,7 @@ class Relaying(Fault):
     lasts = False
 
     def inject(self) -> None:
-        for pid in self.site.children():
+        children = self.site.children()
+        self.had_effect = bool(children)
+        for pid in children:
             os.kill(pid, signal.SIGKILL)

@@ -24,6 +24,13 @@ class Removed(Garbage):
         self.site.inventory.unlink(missing_ok=True)
 
 
+class Limits(Garbage):
+    """Every flavor's default time limit becomes ten minutes, and memory is 1 MiB more."""
+
+    def inject(self) -> None:
+        self.site.write_inventory(flavors={"time": "10m"})
+
+
 class WithoutNode(Garbage):
     """A node is left out, under its jobs."""
 

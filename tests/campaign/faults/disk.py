@@ -29,6 +29,7 @@ class _Operation(Fault):
         self.site.shim.fail(self.mask, self.pick(self.most), self.error, self.times)
 
     def heal(self) -> None:
+        self.had_effect = self.site.shim.failed > 0
         self.site.shim.clear()
 
 
@@ -81,6 +82,27 @@ class Dead(ReadOnly):
     """Every write in the state folder is an input/output error."""
 
     error = errno.EIO
+
+
+class BackupFull(Fault):
+    """The backups' file system has 0 to 96 KiB left, and a backup is made."""
+
+    def inject(self) -> None:
+        self.site.resize_backups(self.pick(25) * 4)
+        self.site.back_up()
+
+    def heal(self) -> None:
+        self.site.resize_backups(None)
+
+
+class TempFull(Fault):
+    """The temporary folder of controller and clients has no room."""
+
+    def inject(self) -> None:
+        self.site.resize_temp(0)
+
+    def heal(self) -> None:
+        self.site.resize_temp(None)
 
 
 class NodeFull(Fault):

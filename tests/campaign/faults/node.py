@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 from tests.campaign.faults.base import NODES, Fault
+from tests.campaign.shim import shim
 from tests.testbed import files, processes
 
 LONG_S = 40.0
@@ -106,6 +107,20 @@ class _Answers(_OnNode):
         for pid in self.node.pids():
             if f"{self.node_name}-nonsense" in processes.command_line(pid):
                 processes.send(pid, signal.SIGKILL)
+
+
+class Clock(_Answers):
+    """The wall clock of what python3 does there is an hour off, ahead or behind."""
+
+    def inject(self) -> None:
+        self.site.node_clock.clock_s = 3600 if self.amount < 0.5 else -3600
+        self.script = f"CAMPAIGN_SHIM={self.site.node_clock.path} LD_PRELOAD={shim()} exec /usr/bin/python3 \"$@\""
+        super().inject()
+
+    def heal(self) -> None:
+        super().heal()
+        self.node.stop_sshd(sessions=True)  # else it stays off in what runs there
+        self.node.start_sshd()
 
 
 class Garbage(_Answers):

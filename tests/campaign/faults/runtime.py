@@ -56,6 +56,7 @@ class Conmon(Fault):
 
     def inject(self) -> None:
         found = [p for p in self.node.pids() if processes.command_line(p)[:1] == ["/usr/bin/conmon"]]
+        self.had_effect = bool(found)
         if found:
             processes.send(found[self.pick(len(found))], signal.SIGKILL)
 
@@ -67,6 +68,7 @@ class Process(Fault):
 
     def inject(self) -> None:
         found = [p for p in self.node.pids() if b"GPUSCHED_JOB_ID" in environment(p)]
+        self.had_effect = bool(found)
         if found:
             victim = found[self.pick(len(found))]
             self.site.killed(victim)

@@ -18,6 +18,7 @@ class Locked(Fault):
             self._db.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:  # the controller is amid its own, or the disk is full
             self._db.close()
+            self.had_effect = False
 
     def heal(self) -> None:
         self._db.close()
@@ -30,6 +31,7 @@ class _Damaged(Fault):
 
     def inject(self) -> None:
         if self.site.is_disturbed():
+            self.had_effect = False
             return
         self.site.kill()
         self.site.shim.clear()
@@ -60,3 +62,21 @@ class Truncated(_Damaged):
 
     def damage(self) -> None:
         os.truncate(self.site.database, self.pick(4096))  # what is cut off later may only be found amid a cycle
+
+
+class Backup(Fault):
+    """A backup is made, if it can be; a failed one is one line and changes nothing in earlier ones."""
+
+    lasts = False
+
+    def inject(self) -> None:
+        self.site.back_up()
+
+
+class Lost(Fault):
+    """The state folder is lost, with its machine; `recover` rebuilds it from the last backup and the nodes."""
+
+    lasts = False
+
+    def inject(self) -> None:
+        self.had_effect = not self.site.is_disturbed() and self.site.lose_state()

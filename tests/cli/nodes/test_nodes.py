@@ -110,7 +110,7 @@ def test_conditions_are_told_with_since_when_and_what_to_do(cluster: Cluster) ->
     assert dgx1["conditions"][0]["since"].endswith("Z")
     shown = " ".join(cluster.screen("nodes", "dgx1", columns=200).split())
     assert "GPU 3 xid-gpu Xid 79 (gone); since 20" in shown
-    assert ", no-new-jobs; reset the GPU" in shown
+    assert ", no-new-jobs; drain the node, and reset the GPU" in shown
     assert f"Xid 31; job {JOB_A}; since" in shown
     assert shown.count("Xid 79") == 1
     why = cluster.json("why", JOB_B)
