@@ -178,17 +178,17 @@ def _energy(site: Site, by_job: dict[str, list[Line]]) -> Iterator[str]:
     for job, lines in by_job.items():
         held_s = sum(row.gpu_s for row in usage[job])
         energy_j, unknown_s = (sum(getattr(row, n) for row in usage[job]) for n in ("energy_j", "energy_unknown_s"))
-        ran_s, most_gpus = 0.0, 0
+        ran_s, most_gpus = 0.0, 1
         for line in lines:
             gpus = len(line.more.split(",")) if line.more else 0
             ends = [one.time for one in lines if one.what == "end" and one[1:5] == line[1:5]]
             if line.what == "start" and ends:
                 ran_s += gpus * (ends[0] - line.time)
                 most_gpus += gpus
-        slack_j = POWER_W * most_gpus * READ_WITHIN_S
-        if energy_j > 1.1 * POWER_W * held_s + slack_j:
+        slack_j = POWER_W * most_gpus * 1.0  # a second for each GPU
+        if energy_j > 1.05 * POWER_W * held_s + slack_j:
             yield f"{job}: {energy_j:.0f} J in {held_s:.1f} GPU seconds"
-        if energy_j + POWER_W * unknown_s < 0.9 * POWER_W * ran_s - slack_j:
+        if energy_j + POWER_W * unknown_s < 0.95 * POWER_W * ran_s - slack_j:
             yield f"{job}: {energy_j:.0f} J and {unknown_s:.1f} s unknown; it ran {ran_s:.1f} GPU seconds"
 
 
