@@ -178,18 +178,17 @@ def _energy(site: Site, by_job: dict[str, list[Line]]) -> Iterator[str]:
     for job, lines in by_job.items():
         held_s = sum(row.gpu_s for row in usage[job])
         energy_j, unknown_s = (sum(getattr(row, n) for row in usage[job]) for n in ("energy_j", "energy_unknown_s"))
-        ran_s, most_gpus = 0.0, 0
+        ran_s, gpu_starts = 0.0, 1
         for line in lines:
             gpus = len(line.more.split(",")) if line.more else 0
             ends = [one.time for one in lines if one.what == "end" and one[1:5] == line[1:5]]
             if line.what == "start" and ends:
                 ran_s += gpus * (ends[0] - line.time)
-                most_gpus += gpus
-        slack_j = POWER_W * most_gpus * READ_WITHIN_S
-        if energy_j > 1.1 * POWER_W * held_s + slack_j:
-            yield f"{job}: {energy_j:.0f} J in {held_s:.1f} GPU seconds"
-        if energy_j + POWER_W * unknown_s < 0.9 * POWER_W * ran_s - slack_j:
-            yield f"{job}: {energy_j:.0f} J and {unknown_s:.1f} s unknown; it ran {ran_s:.1f} GPU seconds"
+                gpu_starts += gpus
+        slack_s = 1.0 * gpu_starts
+        least_j, most_j = (POWER_W * s for s in (0.95 * (held_s - unknown_s) - slack_s, 1.05 * held_s + slack_s))
+        if not least_j <= energy_j <= most_j or held_s < ran_s - slack_s:
+            yield f"{job}: {energy_j:.0f} J in {held_s:.1f} GPU s, {unknown_s:.1f} unknown; it ran {ran_s:.1f} GPU s"
 
 
 def _hit(campaign: Campaign, job: JobRecord, lines: list[Line], exit_codes: bool = False) -> bool:
