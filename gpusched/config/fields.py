@@ -25,6 +25,7 @@ Fields = Mapping[str, tuple[str, Reader]]
 
 MAX_GPUS = 64  # of one node: sets of GPUs are 64-bit masks
 MAX_RANGE = 10_000
+MAX_RANGES = 8  # in one name
 MAX_SHARES = 1_000_000
 MAX_CLASS_PRIORITY = 1_000_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -181,6 +182,8 @@ def expand_hosts(text: str) -> list[str]:
     match = _RANGE.fullmatch(text)
     if match is None:
         return [text]
+    if text.count("[") > MAX_RANGES:
+        raise ValueError(f"at most {MAX_RANGES} ranges in a name")
     before, spans, after = match.groups()
     numbers: list[str] = []
     for span in spans.split(","):

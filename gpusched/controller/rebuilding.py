@@ -210,6 +210,9 @@ def _settled(
     with store.transaction():
         event = Event(time=now, kind="store_recovered", data={"backup": made, "silent": sorted(silent)})
         store.append_later(event, SKIPPED_EVENT_NUMBERS)
+        # Nodes refuse lower terms than they have seen, and this machine's clock may be behind that of the lost one.
+        seen = max((evidence.records.term for evidence in nodes.values()), default=0)
+        store.set_meta(TERM, str(max(seen, int(store.number(TERM, 0)))))
         found = settle(store, inventory, nodes, silent.keys(), now)
         leave_unsettled(store, silent, now, made or 0.0)
     inboxes = [Inbox(state).new, *([backup.path / "inbox" / "new"] if backup is not None else [])]

@@ -38,6 +38,7 @@ END
 """
 
 _READ = """\
+sed 's/^/term /' "$root/term" 2>/dev/null
 for dir in "$root"/gpusched-*; do
     [ -d "$dir" ] || continue
     sed 's/^/live /' "$dir/RECORD" 2>/dev/null || [ ! -d "$dir" ] || printf 'unknown %s\\n' "${dir##*/}"
@@ -60,11 +61,15 @@ _ALL = '"${XDG_STATE_HOME:-$HOME/.local/state}/gpusched-node"'
 
 
 class NodeRecords(NamedTuple):
-    """All that a node keeps: records of attempts that are there, of removed ones, and names of those without one."""
+    """All that a node keeps: records of attempts that are there, of removed ones, and names of those without one.
+
+    ``term``: the highest term of a controller that it has seen (`nodes.fencing`); 0: none.
+    """
 
     live: list[AttemptRecord]
     ended: list[AttemptRecord]
     unknown: list[str]
+    term: int = 0
 
 
 def keep_record(ref: AttemptRef, text: str) -> str:
@@ -87,7 +92,9 @@ def read_records(transport: Transport, cluster_id: str, node: str, since: float 
     for line in _lines(transport, node, asked):
         word, _, rest = line.partition(b" ")
         try:
-            if word == b"unknown":
+            if word == b"term":
+                found = found._replace(term=int(rest) if rest.isdigit() else 0)
+            elif word == b"unknown":
                 found.unknown.append(rest.decode())
             else:
                 record = msgspec.json.decode(rest, type=AttemptRecord)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from gpusched.controller import leadership as leadership_module
+from gpusched.controller import rebuilding
 from gpusched.controller.leadership import leadership
 from gpusched.controller.rebuilding import rebuild
+from gpusched.controller.recovery.settling import NodeEvidence
 from gpusched.errors import GpuschedError
 from gpusched.model.resources import BackupSettings, Inventory
+from gpusched.nodes.records import NodeRecords
 from gpusched.queue.backup import make_backup
 from gpusched.queue.lease import LEASE, Superseded, claim, read_lease
 from gpusched.queue.store import Store
-from tests.controller.imagined import inventory
+from tests.controller.imagined import Host, inventory, reading_of
 
 NOW = 1_800_000_000.0
 SSH = '#!/bin/sh\n[ "$1 $2 $3" = "-o BatchMode=yes safe" ] && exec sh -c "$4"\n'
@@ -66,6 +70,19 @@ def test_the_newest_sound_backup_is_restored(lost: Path, source: str, monkeypatc
     after.close()
     with pytest.raises(GpuschedError, match="nothing to recover"), rebuild(state, no_nodes(), source.format(lost)):
         pass
+
+
+def test_the_next_controller_has_a_higher_term_than_any_node_has_seen(
+    lost: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lost machine's clock was ahead."""
+    ahead = int(time.time()) + 3600
+    evidence = NodeEvidence(reading_of(Host("n0"), NOW), NodeRecords([], [], [], ahead))
+    monkeypatch.setattr(rebuilding, "ask_nodes", lambda *_: ({"n0": evidence}, {}))
+    with rebuild(lost / "state", inventory(), str(lost / "backups")) as rebuilt:
+        rebuilt.commit()
+    with leadership(lost / "state") as leads:
+        assert leads.term == ahead + 1
 
 
 def test_without_a_usable_backup_nothing_is_done(lost: Path) -> None:

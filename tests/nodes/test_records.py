@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 from gpusched.model.attemptrecords import AttemptRecord, attempt_record
 from gpusched.model.jobs import JobRecord, JobState, container_name
 from gpusched.model.readings import Gpu, NodeReading
+from gpusched.nodes.fencing import FencedTransport
 from gpusched.nodes.local import LocalTransport
 from gpusched.nodes.records import KEEP_DAYS, find_clusters, keep_record, read_records
 from gpusched.nodes.runtimes import runtime_for
@@ -56,8 +58,17 @@ def test_from_the_launch_to_after_the_removal(root: Path) -> None:
     removal = runtime.remove(request.ref)
     keep(ended)
     assert HERE.run(removal, 30).exit_code == 0
-    assert read_records(HERE, "c", "n") == ([], [msgspec.json.decode(record(ended), type=AttemptRecord)], [])
+    assert read_records(HERE, "c", "n") == ([], [msgspec.json.decode(record(ended), type=AttemptRecord)], [], 0)
     assert (root / "ended").stat().st_mode & 0o077 == 0
+
+
+def test_the_highest_term_that_a_node_has_seen(root: Path) -> None:
+    for term in (1_900_000_000, 3):
+        with suppress(TransportError):
+            FencedTransport(HERE, "c", "n", term).claim(10.0)
+    assert read_records(HERE, "c", "n").term == 1_900_000_000
+    (root / "term").write_text("damaged\n")
+    assert read_records(HERE, "c", "n").term == 0
 
 
 def test_only_the_last_days_are_kept(root: Path) -> None:

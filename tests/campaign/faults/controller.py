@@ -100,7 +100,11 @@ class Second(Fault):
         if not self.site.is_up():
             self.had_effect = False
             return
-        done = self.site.cli(("controller", "tick")[self.pick(2)], check=False, timeout=60)
+        try:
+            done = self.site.cli(("controller", "tick")[self.pick(2)], check=False, timeout=60)
+        except subprocess.TimeoutExpired:  # the other one had just died: this one ran, and was killed
+            self.had_effect = False
+            return
         up = self.site.is_up()
         self.site.expect(not up or (done.returncode == 1 and done.stderr.count("\n") == 1), f"beside another: {done}")
 
