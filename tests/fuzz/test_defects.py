@@ -23,7 +23,7 @@ _SACCT += b"|2024-01-01T00:00:00|2024-01-01T00:00:01|2024-01-01T00:00:09|COMPLET
     [
         ("inventory", b"{nodes: n[1-2], x: " + b'\\"' * 200_000, "FileError"),  # every quote was followed to the end
         ("inventory", b"a" + b":" * 3000 + b" 1", "FileError"),  # the key was shown whole
-        ("inventory", b"partitions: {p: {nodes: [n" + b"[1]" * 2000 + b"]}}", "FileError"),  # one call for each range
+        ("inventory", b'partitions: {p: {nodes: ["n' + b"[1]" * 2000 + b'"]}}', "FileError"),  # one call for each range
         ("policy", b"agent: dl2\nfallback: " + b"elastic" * 50, "FileError"),
         ("commands", b'{"command":"' + b"9" * 3000 + b'"}', "refused"),  # and here
         ("traces", b"swf 0 0\n; UnixStartTime: " + b"9" * 5000 + b"\n" + _SWF, "value"),
