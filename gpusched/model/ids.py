@@ -70,10 +70,12 @@ def id_key(job_id: str) -> tuple[int, str, int, int]:
     own, _, again = job_id.partition("~")
     if own.endswith("]"):
         first = own.replace("_[", "_", 1)
-        own = first[: min(at for at in map(first.find, "-,%:]") if at > 0)]
+        own = first[: min((at for at in map(first.find, "-,%:]") if at > 0), default=0)]
     base, index = split_task(own)
     base, _, part = base.partition("+")
-    return int(base) if base.isdecimal() else 0, base, max(index, int(part or -1)), int(again or 1)
+    number = int(base) if base.isdecimal() and len(base) < _MAX_DIGITS else 0
+    within, attempt = whole_number(part), whole_number(again)
+    return number, base, max(index, -1 if within is None else within), 1 if attempt is None else attempt
 
 
 def normalise(text: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpusched.model.units import count_of
 from gpusched.traces.readers.columns import open_text, read_fields, stem
-from gpusched.traces.readers.draft import Draft
+from gpusched.traces.readers.draft import MAX_WHOLE, Draft
 from gpusched.traces.trace import Floats, Ints, Trace
 
 FIELDS = (
@@ -48,13 +48,15 @@ def read(path: Path, *, strict: bool) -> Trace:
     limit, wait = _known(draft, "requested time", above=True), _known(draft, "wait time", above=False)
     memory_kib = _known(draft, "requested memory", above=True)
     memory_mib = np.ceil(np.where(np.isfinite(memory_kib), memory_kib * gpus, -1.0) / 1024)
+    draft.reject(memory_mib > MAX_WHOLE, "requested memory", "an amount that a machine can have")
+    memory_mib = np.where((memory_mib > 0) & (memory_mib <= MAX_WHOLE), memory_mib, -1)
     start = header.get("UnixStartTime")
     if "MaxProcs" in header:
         draft.notes.append(f"the log's machine has {header['MaxProcs']} processors")
     return draft.trace(
         stem(path), epoch=None if start is None else float(start), ids=ids, submit=submit, duration=duration,
         gpus=gpus, depends_on=_preceding(draft, ids), columns={
-            "limit": limit, "wait": wait, "memory_mib": np.where(memory_mib > 0, memory_mib, -1).astype(np.int64),
+            "limit": limit, "wait": wait, "memory_mib": memory_mib.astype(np.int64),
         }, names={
             "user": _numbered(draft, "user"), "group": _group(draft),
             "status": (np.maximum(status, -1), STATUSES),
