@@ -14,6 +14,7 @@ from gpusched.model.units import whole_number
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 EPOCH_S = 1735689600.0  # 2025-01-01T00:00:00Z
+_MAX_DIGITS = 4300  # int() reads no more
 _TIME_CHARS, _RANDOM_CHARS = 8, 3
 ID_LENGTH = _TIME_CHARS + _RANDOM_CHARS
 _INDEX = "[0-9]{1,7}"

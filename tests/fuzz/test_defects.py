@@ -27,7 +27,7 @@ _SACCT += b"|2024-01-01T00:00:00|2024-01-01T00:00:01|2024-01-01T00:00:09|COMPLET
         ("policy", b"agent: dl2\nfallback: " + b"elastic" * 50, "FileError"),
         ("commands", b'{"command":"' + b"9" * 3000 + b'"}', "refused"),  # and here
         ("traces", b"swf 0 0\n; UnixStartTime: " + b"9" * 5000 + b"\n" + _SWF, "value"),
-        ("traces", b"swf 0 0\n1 0 0 9 4 1 1 8 0 " + b"9" * 22 + b" 1 3 1 1 1 1 1 1\n" + _SWF, "value"),
+        ("traces", b"swf 0 0\n2 0 0 9 4 1 1 8 0 " + b"9" * 22 + b" 1 3 1 1 1 1 1 1\n" + _SWF, "value"),
         ("traces", b"sacct 0 1\n" + _SACCT + b"cpu=" + b"9" * 30 + b",gres/gpu=1", "FileError"),
         ("traces", b"sacct 0 1\n" + _SACCT + b"gres/gpu=1,mem=" + b"9" * 400 + b"T", "FileError"),
         ("traces", b"sacct 0 1\n" + _SACCT.replace(b"AllocTRES", b"TimelimitRaw") + b"9" * 5000, "FileError"),
