@@ -181,6 +181,10 @@ class _Connection(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that is none, quoting at most its beginning."""
+        super().send_error(code, message[:200] if message is not None else None, explain)
+
     def _check_request(self) -> Viewer:
         """Return the viewer, after checking that the request may be answered.
 
