@@ -35,7 +35,7 @@ def broken(campaign: Campaign) -> list[str]:
         by_job[line.job].append(line)
     jobs = {job.id: job for job in site.records()}
     found = [*site.wrong, *_submissions(site, jobs), *_once(site.ledger.lines), *_leaks(site), *site.violations()]
-    found += [*_cycles(campaign), *_delays(campaign, jobs), *_energy(site, by_job)]
+    found += [*_cycles(campaign), *_delays(campaign, jobs), *_energy(campaign, by_job)]
     for job in jobs.values():
         work = _work(site, job)
         found += [f"{job.id} {job.spec.name}: {said}" for said in _job(campaign, job, work, by_job[job.id])]
@@ -169,13 +169,19 @@ def _delays(campaign: Campaign, jobs: dict[str, JobRecord]) -> Iterator[str]:
             yield f"{job} was read after {delay:.0f} s, of which faults of the controller explain {held:.0f} s"
 
 
-def _energy(site: Site, by_job: dict[str, list[Line]]) -> Iterator[str]:
-    """Energy is the counters' for the time a job had its GPUs; what was not measured is said to be unknown."""
-    with site.reader() as reader:
+def _energy(campaign: Campaign, by_job: dict[str, list[Line]]) -> Iterator[str]:
+    """Energy is the counters' for the time a job had its GPUs; what was not measured is said to be unknown.
+
+    Not of jobs that began before the state folder was lost: `recover` rebuilds the last attempt's, by its own clock.
+    """
+    recovered_at = max((t.end for t in campaign.troubles if t.act.kind == "store.lost"), default=0.0)
+    with campaign.site.reader() as reader:
         if reader is None:
             return
         usage = {job: reader.usage_of_job(job) for job in by_job}
     for job, lines in by_job.items():
+        if min(line.time for line in lines) < recovered_at:
+            continue
         held_s = sum(row.gpu_s for row in usage[job])
         energy_j, unknown_s = (sum(getattr(row, n) for row in usage[job]) for n in ("energy_j", "energy_unknown_s"))
         ran_s, gpu_starts = 0.0, 1

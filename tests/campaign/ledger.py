@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -58,3 +59,8 @@ class Ledger:
             what, job, attempt, rank, node, time, more = (text + " ").split(" ", 6)
             self.lines.append(Line(what, job, int(attempt), int(rank), node, float(time), more.strip()))
         return len(self.lines)
+
+
+def now() -> float:
+    """Seconds since the machine's start, as jobs write them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

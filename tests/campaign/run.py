@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from tests.campaign.faults import KINDS, Fault
+from tests.campaign.ledger import now
 from tests.campaign.schedule import Act, Schedule
 from tests.campaign.site import Site
 from tests.campaign.slurmsite import BesideSlurm
-from tests.campaign.tormented import now
 from tests.testbed import wait_until
 
 PAUSE_S = 2.0

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from gpusched.model.jobs import ENDED
 from tests.campaign.faults.base import environment
+from tests.campaign.ledger import now
 from tests.campaign.schedule import Work
 from tests.campaign.shim import Shim
-from tests.campaign.tormented import Tormented, now, resize
+from tests.campaign.tormented import Tormented, resize
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.people import nobody
 from tests.testbed import Testbed, TestNode, processes

@@ -133,6 +133,10 @@ class BesideSlurm(Tormented, SlurmCluster):
             # Slurm 22.05 does after slurmctld was killed under jobs, and would start nothing more there.
             self.site.run(["scontrol", "reconfigure"], check=False)
             self.resumed.append("slurmctld")
+        if self.is_answering():
+            delayed = self.site.run(["squeue", "-h", "-t", "PENDING", "-o", "%A %r"], check=False).stdout.splitlines()
+            for job in (line.split()[0] for line in delayed if line.endswith(" BeginTime")):  # requeued: two minutes
+                self.site.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False)
         for node in list(self.resume) if self.is_answering() else ():
             self.site.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False)
             self.resume.discard(node)

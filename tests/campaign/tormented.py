@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -251,8 +250,3 @@ def resize(folder: Path, most_kib: int, left_kib: int | None) -> None:
         if done.returncode == 0:
             return
     raise OSError(errno.EINVAL, done.stderr.decode(), str(folder))
-
-
-def now() -> float:
-    """Seconds since the machine's start, as jobs write them."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 from gpusched.model.slurm import LEASE
 from tests.campaign.faults.base import NODES, Fault
+from tests.campaign.ledger import now
+
+UNSAVED_S = 15.0
 
 if TYPE_CHECKING:
     from tests.campaign.slurmsite import BesideSlurm
@@ -29,6 +32,9 @@ class Ctld(_Slurm):
     def inject(self) -> None:
         if self.site.accepted and self.site.is_answering() and (waiting := self.site.pending()):
             self.site.site.wait_saved(waiting[-1])
+        self.site.ledger.read()
+        # What began or ended since it last saved its state it may forget, and run again.
+        self.site.repeated |= {line.job for line in self.site.ledger.lines if line.time > now() - UNSAVED_S}
         self.site.site.kill_slurmctld()
 
     def heal(self) -> None:
