@@ -43,7 +43,7 @@ _SACCT += b"|2024-01-01T00:00:00|2024-01-01T00:00:01|2024-01-01T00:00:09|COMPLET
         ("probe", b"p\n@gpusched-probe@ " + b'{"source":"nvidia-smi","processes":[],"clock":[1,2]}', "protocol"),
         ("probe", b"oGPU ok", "none"),
         ("probe", b"o" + b"9" * 5000, "none"),
-        ("http", b"GET / HTTP/1.1\r\nHost: \r\n\r\n" + b"localhost" * 1100, "421"),  # two requests; the second was quoted
+        ("http", b"GET / HTTP/1.1\r\nHost: \r\n\r\n" + b"localhost" * 1100, "421"),  # the second was quoted
         ("http", b"GET p://[ HTTP/1.1\r\nHost: localhost\r\n\r\n", "400"),
         ("relay", b"r" + wire.frame(wire.EXITED), "GpuschedError"),
         ("relay", b"r" + wire.frame(wire.FAILED, b'{"message":"\xff"}'), "GpuschedError"),
