@@ -33,6 +33,7 @@ from gpusched.nodes.opening import open_transport
 from gpusched.nodes.records import find_clusters, read_records
 from gpusched.nodes.transport import TransportError
 from gpusched.queue.backup import LOGS, TREES, copy_tree, find_backup, refuse_as_root
+from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lease import TERM
 from gpusched.queue.reading import DATABASE
@@ -117,9 +118,18 @@ def rebuild(
                 store.set_meta(TERM, "0")
                 if backup is None:
                     store.set_meta("cluster_id", cluster_id or _find_cluster(inventory))
+                _follow_clock(store)
                 yield Rebuild(state, backup, store, _settled(state, inventory, backup, store, time.time()), leads)
         finally:
             shutil.rmtree(work, ignore_errors=True)
+
+
+def _follow_clock(store: Store) -> None:
+    """Bring the restored times to this machine's clock before times by it are added: the next controller moves all."""
+    clock = Clock()
+    clock.resume(store.meta(ANCHOR), store.number("heartbeat", 0.0))
+    follow_wall_clock(store, clock)
+    store.set_meta(ANCHOR, clock.anchor())
 
 
 def _refuse_sound(state: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.resources import BackupSettings, Inventory
 from gpusched.nodes.records import NodeRecords
 from gpusched.queue.backup import make_backup
+from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.lease import LEASE, Superseded, claim, read_lease
 from gpusched.queue.store import Store
 from tests.controller.imagined import Host, inventory, reading_of
@@ -83,6 +85,19 @@ def test_the_next_controller_has_a_higher_term_than_any_node_has_seen(
         rebuilt.commit()
     with leadership(lost / "state") as leads:
         assert leads.term == ahead + 1
+
+
+def test_the_next_controller_moves_no_time_that_was_added(tmp_path: Path) -> None:
+    """The backup was made while the clock was an hour behind."""
+    with contextlib.closing(Store.create_or_open(tmp_path / "state")) as store:
+        store.set_meta(ANCHOR, Clock(lambda: time.time() - 3600).anchor())
+    make_backup(tmp_path / "state", BackupSettings(to=str(tmp_path / "backups")), NOW)
+    with rebuild(tmp_path / "new", no_nodes(), str(tmp_path / "backups")) as rebuilt:
+        rebuilt.commit()
+    with contextlib.closing(Store.create_or_open(tmp_path / "new")) as store:
+        clock = Clock()
+        clock.resume(store.meta(ANCHOR), 0.0)
+        assert clock.stepped() == 0.0
 
 
 def test_without_a_usable_backup_nothing_is_done(lost: Path) -> None:
