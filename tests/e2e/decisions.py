@@ -180,7 +180,8 @@ def compiled(snapshot: Snapshot) -> Done:
         if resizes is None:
             continue
         assert not resizes.unusable, "no part of this"
-        own["stops"], own["resume"], sizer.restart_s[n] = resizes.count, resizes.resume_at or 0, resizes.cost_s or 0.0
+        own["stops"], own["resume"], own["cost_s"] = resizes.count, resizes.resume_at or 0, resizes.cost_s or 0.0
+        sizer.restart_s[n] = own["cost_s"]
         if resizes.frozen or resizes.before is not None:  # in a replay each comes up at once, and saves
             own["cooldown_s"] = _NEVER_S
         ring = sizer.stopped.shape[1]
