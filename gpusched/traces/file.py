@@ -94,7 +94,7 @@ def read(path: Path, *, strict: bool = False) -> Trace:
         why = (error.strerror or str(error)).lower()
         raise FileError(str(path), None, "", why, "a file that can be read") from None
     except (
-        ValueError, KeyError, TypeError, EOFError, AttributeError, RecursionError, OverflowError, zipfile.BadZipFile,
+        ValueError, KeyError, TypeError, EOFError, AttributeError, RuntimeError, OverflowError, zipfile.BadZipFile,
         zlib.error, MemoryError,
     ) as error:  # fmt: skip
         raise FileError(str(path), None, "", f"a damaged file ({error})", "a trace written by gpusched") from None

@@ -93,7 +93,8 @@ def test_a_machine_that_died_with_its_disk_is_replaced(cluster: Cluster, tmp_pat
         assert found is not None
         assert before is not None
         assert (found.state, found.exit_code, found.end_time) == (before.state, before.exit_code, before.end_time)
-        assert found.energy_j == before.energy_j == 0
+        assert before.energy_j == 0
+        assert found.energy_j in (0, None), "unknown where no record has the counters of its time"
     after = cluster.job(begun)
     assert after is not None
     assert after.energy_j == pytest.approx(6000), "of both its GPUs, before the loss, too"

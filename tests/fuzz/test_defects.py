@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import io
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,16 @@ _SACCT = b"JobID|Submit|Start|End|State|AllocTRES\n1"
 _SACCT += b"|2024-01-01T00:00:00|2024-01-01T00:00:01|2024-01-01T00:00:09|COMPLETED|"
 
 
+def _packed_strangely() -> bytes:
+    """Return a zip file of a compression that Python does not know."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("header.npy", b"x")
+    data = bytearray(buffer.getvalue())
+    data[8] = data[data.index(b"PK\x01\x02") + 10] = 99
+    return bytes(data)
+
+
 @pytest.mark.parametrize(
     ("target", "data", "answer"),
     [
@@ -28,6 +40,7 @@ _SACCT += b"|2024-01-01T00:00:00|2024-01-01T00:00:01|2024-01-01T00:00:09|COMPLET
         ("commands", b'{"command":"' + b"9" * 3000 + b'"}', "refused"),  # and here
         ("traces", b"swf 0 0\n; UnixStartTime: " + b"9" * 5000 + b"\n" + _SWF, "value"),
         ("traces", b"swf 0 0\n2 0 0 9 4 1 1 8 0 " + b"9" * 22 + b" 1 3 1 1 1 1 1 1\n" + _SWF, "value"),
+        ("traces", b"gpusched 0 1\n" + _packed_strangely(), "FileError"),
         ("traces", b"sacct 0 1\n" + _SACCT + b"cpu=" + b"9" * 30 + b",gres/gpu=1", "FileError"),
         ("traces", b"sacct 0 1\n" + _SACCT + b"gres/gpu=1,mem=" + b"9" * 400 + b"T", "FileError"),
         ("traces", b"sacct 0 1\n" + _SACCT.replace(b"AllocTRES", b"TimelimitRaw") + b"9" * 5000, "FileError"),
