@@ -188,9 +188,9 @@ def _energy(campaign: Campaign, by_job: dict[str, list[Line]]) -> Iterator[str]:
         for line in lines:
             gpus = len(line.more.split(",")) if line.more else 0
             ends = [one.time for one in lines if one.what == "end" and one[1:5] == line[1:5]]
-            if line.what == "start" and ends:
-                ran_s += gpus * (ends[0] - line.time)
+            if line.what == "start":
                 gpu_starts += gpus
+                ran_s += gpus * (ends[0] - line.time) if ends else 0.0  # killed with its node: nobody wrote the end
         slack_s = 1.0 * gpu_starts
         least_j, most_j = (POWER_W * s for s in (0.95 * (held_s - unknown_s) - slack_s, 1.05 * held_s + slack_s))
         if not least_j <= energy_j <= most_j or held_s < ran_s - slack_s:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.docs import guides
 from tests.slurm.conftest import SlurmCluster
+from tests.testbed.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,11 @@ def test_every_command_of_the_guide_runs(slurm_cluster: SlurmCluster, monkeypatc
         if line.startswith("gpusched policy compare"):  # tests/promotion/test_lifecycle.py has the history for it
             continue
         try:
+            changes = "policy promote" in line or "policy rollback" in line
+            known = len(slurm_cluster.json("policy", "history")) if changes else 0
             guides.follow(slurm_cluster, named, slurm_cluster.folder, code=CODES.get(line.split()[1], 0))
-        except AssertionError as error:
+            if changes:  # the controller's next cycle does it, and the next line goes by it
+                wait_until(lambda n=known: len(slurm_cluster.json("policy", "history")) > n, 30, line)  # type: ignore[misc]
+        except (AssertionError, TimeoutError) as error:
             failed.append(f"{line}\n{error}")
     assert not failed, "\n\n".join(failed)
