@@ -32,7 +32,7 @@ from gpusched.model.resources import Inventory, Node
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.records import find_clusters, read_records
 from gpusched.nodes.transport import TransportError
-from gpusched.queue.backup import LOGS, TREES, copy_tree, find_backup, refuse_as_root
+from gpusched.queue.backup import LOGS, MANIFEST, NAME, TREES, copy_tree, find_backup, refuse_as_root
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lease import TERM
@@ -90,8 +90,7 @@ def rebuild(
 ) -> Iterator[Rebuild]:
     """Yield the rebuilt store, as the folder's controller; without `Rebuild.commit` nothing is changed.
 
-    The rebuilt store has no term, so the next controller's is in Unix seconds: nodes may have seen a higher one than
-    the backup's.
+    The rebuilt store has the highest term that nodes have seen, so that the next controller's is higher than that.
 
     Args:
         state: The state folder, in which the database is missing or damaged.
@@ -115,7 +114,6 @@ def rebuild(
                 shutil.copyfile(backup.path / DATABASE, work / DATABASE)
                 (work / DATABASE).chmod(0o600)
             with contextlib.closing(Store.create_or_open(work)) as store:
-                store.set_meta(TERM, "0")
                 if backup is None:
                     store.set_meta("cluster_id", cluster_id or _find_cluster(inventory))
                 _follow_clock(store)
@@ -160,9 +158,9 @@ def _backup(source: str | None, inventory: Inventory, work: Path) -> Backup | No
 def _fetch(host: str, path: str, target: Path) -> Backup:
     """Copy the newest backup of a folder, or a backup, from another machine, with the collected output."""
     names = _command("ssh", "-o", "BatchMode=yes", host, f"cd -- {shlex.quote(path)} && ls").split()
-    folder, names = (path, names) if "manifest.json" not in names else (os.path.dirname(path), [os.path.basename(path)])
+    folder, names = (path, names) if MANIFEST not in names else (os.path.dirname(path), [os.path.basename(path)])
     target.mkdir()
-    for name in sorted((name for name in names if re.fullmatch(r"\d{8}T\d{6}Z", name)), reverse=True):
+    for name in sorted((name for name in names if NAME.fullmatch(name)), reverse=True):
         _command("scp", "-o", "BatchMode=yes", "-rpq", f"{host}:{folder}/{name}", str(target))
         with contextlib.suppress(GpuschedError):
             found = find_backup(target / name)
@@ -222,7 +220,7 @@ def _settled(
         store.append_later(event, SKIPPED_EVENT_NUMBERS)
         # Nodes refuse lower terms than they have seen, and this machine's clock may be behind that of the lost one.
         seen = max((evidence.records.term for evidence in nodes.values()), default=0)
-        store.set_meta(TERM, str(max(seen, int(store.number(TERM, 0)))))
+        store.set_meta(TERM, str(seen))
         found = settle(store, inventory, nodes, silent.keys(), now)
         leave_unsettled(store, silent, now, made or 0.0)
     inboxes = [Inbox(state).new, *([backup.path / "inbox" / "new"] if backup is not None else [])]

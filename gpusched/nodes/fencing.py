@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpusched.model.relay import Terminal
+from gpusched.nodes.runtimes.shell import STATE_ON_NODE
 from gpusched.nodes.transport import CommandResult, RemoteScript, Session, Transport, TransportError
 
 LOCK_WAIT_S = 10
@@ -18,7 +19,7 @@ _MARK = b"gpusched-term "
 
 # The command and what it detaches must not inherit the lock, or the lock would last as long as they do.
 _FENCE = f"""\
-folder="${{XDG_STATE_HOME:-$HOME/.local/state}}/gpusched-node/$1" term=$2 patience=$3
+folder="{STATE_ON_NODE}/$1" term=$2 patience=$3
 shift 3
 stop() {{ printf '{_MARK.decode()}%s\\n' "$*" >&2; exit {_REFUSED_EXIT_CODE}; }}
 seen() {{

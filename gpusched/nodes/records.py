@@ -16,7 +16,7 @@ import msgspec
 from gpusched.model.attemptrecords import AttemptRecord
 from gpusched.model.jobs import container_name
 from gpusched.nodes.runtimes.base import RECORD, AttemptRef
-from gpusched.nodes.runtimes.shell import attempt_folder, script
+from gpusched.nodes.runtimes.shell import STATE_ON_NODE, attempt_folder, script
 from gpusched.nodes.transport import RemoteScript, Transport, TransportError
 
 KEEP_DAYS = 7  # so long a backup may be missing
@@ -57,7 +57,7 @@ for root in "$all"/*/"$node"; do
 done
 echo end
 """
-_ALL = '"${XDG_STATE_HOME:-$HOME/.local/state}/gpusched-node"'
+_ALL = f'"{STATE_ON_NODE}"'
 
 
 class NodeRecords(NamedTuple):

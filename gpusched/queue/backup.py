@@ -37,7 +37,7 @@ LOGS = "logs"
 PAGES_PER_STEP = 256
 PAUSE_S = 0.001  # between two steps: readers and the writer of the disk get their turn
 DAY_S = 86400.0
-_NAME = re.compile(r"\d{8}T\d{6}Z")
+NAME = re.compile(r"\d{8}T\d{6}Z")
 _PART = re.compile(r"\.\d{8}T\d{6}Z\.part")
 
 
@@ -115,7 +115,7 @@ def _hint(error: OSError) -> str:
 def backups(folder: Path) -> list[Backup]:
     """Return the finished backups in a folder, oldest first, without opening their databases."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return [_read(folder / name) for name in sorted(os.listdir(folder)) if _NAME.fullmatch(name)]
+        return [_read(folder / name) for name in sorted(os.listdir(folder)) if NAME.fullmatch(name)]
     return []
 
 

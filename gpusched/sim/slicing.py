@@ -48,9 +48,14 @@ def parts_by_job(trace: Trace) -> Ints:
     return ints([parts_of(name) for name in names])[index]
 
 
+def asks_for_slices(trace: Trace) -> bool:
+    """Return whether any job is in slices."""
+    return trace.profile is not None and bool((trace.profile >= 0).any())
+
+
 def has_slices(trace: Trace, pool: Pool) -> bool:
     """Return whether jobs ask for slices, or nodes have or may have some."""
-    return bool(pool.slices or pool.cuttable) or (trace.profile is not None and bool((trace.profile >= 0).any()))
+    return bool(pool.slices or pool.cuttable) or asks_for_slices(trace)
 
 
 def on_demand(pool: Pool, profiles: Sequence[str]) -> Pool:

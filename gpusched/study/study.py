@@ -17,7 +17,7 @@ from gpusched.sim.policies import HALF_LIFE_S, ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import PowerModel
 from gpusched.sim.result import END, KILLED, NODE_FAIL, PAIRED, PREEMPTED, RESIZED, START, CutRuns, Events, ReplayResult
-from gpusched.sim.slicing import on_demand
+from gpusched.sim.slicing import asks_for_slices, on_demand
 from gpusched.study.bounds import Bounds, bounds_of
 from gpusched.study.compare import MeanDifference, compare
 from gpusched.study.metrics import Metrics, metrics_of
@@ -148,8 +148,7 @@ def scenario_of(
         elif span_s(trace) > 0:
             found = offered_load(trace, pool.total_gpus) if pool.total_gpus else 0.0
             notes.append(f"{_nodes(len(pool))} with {count_of(pool.total_gpus, 'GPU')}: an offered load of {found:.3g}")
-    sliced = trace.profile is not None and bool((trace.profile >= 0).any())
-    if sliced and inventory is None and not pool.slices and not pool.cuttable:
+    if inventory is None and asks_for_slices(trace) and not (pool.slices or pool.cuttable):
         pool = on_demand(pool, trace.profiles)
         notes += ["GPUs are cut into MIG slices on demand (the node list may say otherwise)"] if pool.cuttable else []
     if trace.rejected:

@@ -82,8 +82,8 @@ def settle(
     """
     evidence, before = _Evidence(nodes), store.node_records()
     active = {job.id: job for job in store.active()}
-    concerned = {job.id for job in active.values() if not silent.isdisjoint(_nodes(job))}
-    concerned |= {job.id for job in active.values() if not nodes.keys().isdisjoint(_nodes(job))}
+    asked = silent | nodes.keys()
+    concerned = {job.id for job in active.values() if not asked.isdisjoint(_nodes(job))}
     found: list[RecoveredJob] = []
     changed: list[JobRecord] = []
     for job_id in sorted(concerned | evidence.latest.keys()):

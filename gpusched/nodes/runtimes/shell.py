@@ -15,6 +15,9 @@ from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, LAUNCHED, RECORD, Att
 from gpusched.nodes.runtimes.checks import check_ref, check_request
 from gpusched.nodes.transport import RemoteScript
 
+STATE_ON_NODE = "${XDG_STATE_HOME:-$HOME/.local/state}/gpusched-node"
+"""In double quotes of sh: the folder of attempts and their records on a node, of the account that enters it."""
+
 # Signal 0 to a group knows processes that lost their leader; a leader with another start time is a recycled number.
 FUNCTIONS = """\
 starttime() {
@@ -182,7 +185,7 @@ def attempt_folder(ref: AttemptRef) -> str:
     check_ref(ref)
     name = shlex.quote(ref.name)
     path = f"{ref.cluster_id}/{ref.node}"
-    return f'name={name}\ndir="${{XDG_STATE_HOME:-$HOME/.local/state}}/gpusched-node/"{shlex.quote(path)}"/$name"\n'
+    return f'name={name}\ndir="{STATE_ON_NODE}/"{shlex.quote(path)}"/$name"\n'
 
 
 def script(text: str) -> RemoteScript:

@@ -195,9 +195,7 @@ class SimWorld(NamedTuple):
     @property
     def by_snapshot(self) -> bool:
         """Return whether each decision is the live one, from a snapshot (`sim.snapshots`)."""
-        if self.unsplit is None or self.options.network is not None:
-            return False
-        return needs_snapshots(self.unsplit.pool, self.policy)
+        return needs_snapshots(self.unsplit, self.options, self.policy)
 
     @property
     def users(self) -> int:
@@ -220,8 +218,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         known = dict.fromkeys((*PLACEMENTS, *components("placements")))
         raise UsageError(f"no placement named {rule!r}; one of {', '.join(known)}")
     believed = options.believed if options.network is None else None
-    by_snapshot = unsplit is not None and options.network is None and needs_snapshots(unsplit.pool, policy)
-    if by_snapshot:  # nothing is shared beside slices that are cut on demand, nor resized
+    if needs_snapshots(unsplit, options, policy):  # nothing is shared beside slices that are cut on demand, nor resized
         options = replace(options, share="no", believed=None, elastic=None)
         believed = None
     share, notes = sharing_of(options.share, trace, policy, rule, believed)
@@ -287,9 +284,12 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     )
 
 
-def needs_snapshots(pool: Pool, policy: ReplayPolicy) -> bool:
+def needs_snapshots(unsplit: Unsplit | None, options: ReplayOptions, policy: ReplayPolicy) -> bool:
     """Return whether a replay with slices is decided from snapshots: GPUs are cut, or an agent cannot decide there."""
-    return bool(pool.cuttable) or (policy.by_agent and policy.spec is not None and not policy.spec.traits.slices)
+    if unsplit is None or options.network is not None:
+        return False
+    by_other = policy.by_agent and policy.spec is not None and not policy.spec.traits.slices
+    return bool(unsplit.pool.cuttable) or by_other
 
 
 def _weights(unsplit: Unsplit | None, pool: Pool, demand: Demand) -> Ints | int:
