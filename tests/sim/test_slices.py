@@ -73,7 +73,7 @@ def one(profile: str, gpus: int = 1, submit: Sequence[float] = (0.0,), duration:
 def by_live_decisions(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any) -> ReplayResult:
     """The same replay, decided by `sched.decide` from snapshots."""
     with monkeypatch.context() as patch:
-        patch.setattr(build, "needs_snapshots", lambda unsplit, options, policy: unsplit is not None and not options.network)
+        patch.setattr(build, "needs_snapshots", lambda unsplit, options, _: unsplit and options.network is None)
         return replay(*arguments, **options)
 
 
