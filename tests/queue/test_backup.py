@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sqlite3
 import stat
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -244,6 +246,30 @@ def test_a_migration_leaves_a_copy_of_what_was_there_before(tmp_path: Path) -> N
     assert (version_of(copy), stat.S_IMODE(copy.stat().st_mode)) == (17, 0o600)
     assert sorted(path.name for path in tmp_path.iterdir()) == [DATABASE, copy.name]
     Store.create_or_open(tmp_path).close()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from gpusched.queue import store
+connect = store.connect_to_write
+def traced(*given):
+    db = connect(*given)
+    db.set_trace_callback(lambda sql: os.kill(os.getpid(), signal.SIGKILL) if "CREATE TABLE audit" in sql else None)
+    return db
+store.connect_to_write = traced
+store.Store.create_or_open(Path(sys.argv[1]))
+"""
+
+
+def test_a_kill_between_two_steps_of_a_migration_leaves_the_old_version(tmp_path: Path) -> None:
+    older(tmp_path, 17)
+    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert version_of(tmp_path / DATABASE) == version_of(tmp_path / f"{DATABASE}.v17") == 17
+    Store.create_or_open(tmp_path).close()
+    assert version_of(tmp_path / DATABASE) == SCHEMA_VERSION
+    assert (tmp_path / f"{DATABASE}.v17").exists()
 
 
 def test_without_room_for_it_nothing_is_migrated(tmp_path: Path) -> None:
