@@ -51,6 +51,8 @@ Environment=GPUSCHED_STATE={default_state} GPUSCHED_INVENTORY={inventory} XDG_CA
 ExecStart={program} controller
 Restart=always
 RestartSec=5
+# The store is of a newer gpusched: only an upgrade helps.
+RestartPreventExitStatus=78
 # All users read published/; what is private is made so.
 UMask=0022
 # Jobs of nodes with "transport: local" live in this unit's control group; a restart must not end them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -299,9 +300,10 @@ def _open_lock(path: Path) -> IO[str]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise GpuschedError(
-            f"{path} cannot be opened: {error.strerror}", "it must belong to the controller's user"
-        ) from None
+        hint = "it must belong to the controller's user"
+        if error.errno == errno.EIO:
+            hint = "its disk or file system is broken: see 'dmesg'; jobs keep running"
+        raise GpuschedError(f"{path} cannot be opened: {error.strerror}", hint) from None
     if stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o600 and os.fstat(descriptor).st_uid == os.getuid():
         os.fchmod(descriptor, 0o600)  # anyone who can open it can lock it; earlier versions let all read it
     return open(descriptor, "r+")

@@ -668,6 +668,17 @@ class Reader(
         return dict(rows.fetchall())
 
 
+class NewerStore(GpuschedError):
+    """The store is of a newer gpusched; no restart helps (EX_CONFIG of sysexits.h; systemd's unit knows it)."""
+
+    exit_code = 78
+
+    def __init__(self, version: int) -> None:
+        super().__init__(
+            f"the database has version {version}, this gpusched supports {SCHEMA_VERSION}", "use the newer gpusched"
+        )
+
+
 class Store(
     Reader,
     AuditWrites,
@@ -712,6 +723,8 @@ class Store(
             db.execute(f"PRAGMA journal_size_limit = {MAX_IDLE_WAL_BYTES}")
             store = cls(db)
             (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version > SCHEMA_VERSION:
+                raise NewerStore(version)
             if term is not None and version:
                 store._claim(db, term)  # first: a controller that was superseded must not migrate
             store._migrate(path)
@@ -726,17 +739,13 @@ class Store(
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version == SCHEMA_VERSION:
             return
-        if version > SCHEMA_VERSION:
-            raise GpuschedError(
-                f"the database has version {version}, this gpusched supports {SCHEMA_VERSION}", "use the newer gpusched"
-            )
         if version:
             from gpusched.queue.backup import copy_before_migration  # readers start faster without it
 
             copy_before_migration(self._db, path, version)
-        for old in range(version, SCHEMA_VERSION):
-            step = SCHEMA if old == 0 else MIGRATIONS[old - 1]
-            self._db.executescript(f"BEGIN; {step} PRAGMA user_version={old + 1}; COMMIT;")
+        # All steps in one transaction: killed between two, it would be of a version that no copy goes back from.
+        steps = "".join((SCHEMA, *MIGRATIONS)[version:])
+        self._db.executescript(f"BEGIN; {steps} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
         if self.meta("cluster_id") is None:
             import secrets  # readers start faster without it
 

@@ -15,7 +15,7 @@ import pytest
 from gpusched.model.commands import RecordAudit
 from gpusched.model.jobs import JobState
 from gpusched.queue.inbox import Inbox, ReceivedCommand
-from gpusched.queue.store import DATABASE, Store
+from gpusched.queue.store import DATABASE, NewerStore, Store
 from tests import builders, commands
 
 pytestmark = pytest.mark.skipif(
@@ -88,6 +88,7 @@ def test_a_second_run_and_a_dry_run_change_nothing(image: Path) -> None:
 def test_files_that_an_administrator_changed_are_kept(image: Path) -> None:
     gpusched(image, "install")
     unit = image / UNIT
+    assert f"\nRestartPreventExitStatus={NewerStore.exit_code}\n" in unit.read_text()
     theirs = unit.read_text().replace("RestartSec=5", "RestartSec=9")
     unit.write_text(theirs)
     code, said = gpusched(image, "install")

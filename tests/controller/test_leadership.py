@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -166,6 +167,21 @@ def test_a_standby_whose_waiting_is_stopped_leaves_nothing(tmp_path: Path, clock
     assert lease_of(tmp_path).term == 7
     with controller_lock(tmp_path):
         pass
+
+
+@pytest.mark.parametrize(("code", "hint"), [(errno.EIO, "disk or file system is broken"), (errno.EACCES, "belong to")])
+def test_a_lock_on_a_broken_disk_has_a_hint_of_its_own(
+    tmp_path: Path, clock: Time, monkeypatch: pytest.MonkeyPatch, code: int, hint: str
+) -> None:
+    def fail(path: Path, *_: int) -> int:
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(module.os, "open", fail)
+    with pytest.raises(GpuschedError) as raised, standby(tmp_path, 15.0, clock.sleep):
+        pass
+    monkeypatch.undo()
+    assert hint in raised.value.hint
+    assert os.strerror(code) in raised.value.message
 
 
 def test_a_removed_folder_is_not_taken_for_a_take_over(tmp_path: Path) -> None:

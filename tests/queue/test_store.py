@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -206,8 +207,11 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / DATABASE)
     db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(GpuschedError, match="version 99"):
-        Store.create_or_open(tmp_path)
+    with pytest.raises(GpuschedError, match="version 99") as raised:
+        Store.create_or_open(tmp_path, term=7)
+    assert raised.value.exit_code == 78, "systemd does not start it again"
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
+        assert db.execute("SELECT value FROM meta WHERE key = 'term'").fetchone() is None, "its term is not claimed"
 
 
 @pytest.mark.parametrize("content", [b"not a database, but long enough to be looked at" * 99, b"SQLite format 3\0"])
