@@ -734,9 +734,9 @@ class Store(
             from gpusched.queue.backup import copy_before_migration  # readers start faster without it
 
             copy_before_migration(self._db, path, version)
-        for old in range(version, SCHEMA_VERSION):
-            step = SCHEMA if old == 0 else MIGRATIONS[old - 1]
-            self._db.executescript(f"BEGIN; {step} PRAGMA user_version={old + 1}; COMMIT;")
+        # All steps or none: after a kill between two, the copy would be of a version that no release has.
+        steps = "".join((SCHEMA, *MIGRATIONS)[version:])
+        self._db.executescript(f"BEGIN; {steps} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
         if self.meta("cluster_id") is None:
             import secrets  # readers start faster without it
 

@@ -252,3 +252,14 @@ def test_without_room_for_it_nothing_is_migrated(tmp_path: Path) -> None:
     with pytest.raises(GpuschedError, match="cannot be opened for writing"):
         Store.create_or_open(tmp_path)
     assert version_of(tmp_path / DATABASE) == 17
+
+
+def test_a_migration_that_breaks_off_leaves_the_version_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    older(tmp_path, 17)
+    with monkeypatch.context() as patched:
+        patched.setattr("gpusched.queue.store.MIGRATIONS", (*MIGRATIONS[:-1], "SELECT none;"))
+        with pytest.raises(GpuschedError, match="cannot be opened for writing"):
+            Store.create_or_open(tmp_path)
+    assert version_of(tmp_path / DATABASE) == 17
+    Store.create_or_open(tmp_path).close()
+    assert (version_of(tmp_path / DATABASE), version_of(tmp_path / f"{DATABASE}.v17")) == (SCHEMA_VERSION, 17)
