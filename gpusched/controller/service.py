@@ -91,6 +91,7 @@ class Service:
         leadership: Leadership | None = None,
     ) -> None:
         self._path, self._state, self._prepare, self._leadership = inventory_path, state, prepare, leadership
+        self._files = self._refused_files = self._stamp()  # before they are read
         term = leadership.term if leadership is not None else None
         declared = declared_or_kept(inventory_path, state)
         inventory, policies = declared.inventory, declared.policies
@@ -110,7 +111,6 @@ class Service:
         self._predictor: StartPredictor | None = StartPredictor(self.store)
         self._notices, self._events = NotificationService(self.store), EventLogger(self.store)
         self._backups = BackupRunner(self.store, state, inventory_path)
-        self._files = self._stamp()
         self._housekept_at = -HOUSEKEEPING_S
         self._last_cycle_s = 0.0  # duration of the last cycle
         self._failures: dict[str, float] = {}  # why cycles could not be recorded -> when that was logged
@@ -282,11 +282,17 @@ class Service:
             self.store, self._state, inventory, policies, self.cluster, self.clock, slurm, applier, timings
         )
 
-    def _stamp(self) -> tuple[tuple[str, int], ...]:
-        folders = policy_folders(self._path)
+    def _stamp(self) -> tuple[tuple[str, int, int, int], ...]:
+        """Return what changes with the inventory and the policies."""
         patterns = ("*.yaml", f"*/{POLICY}", f"*/*{WEIGHTS}")
-        files = [self._path, *(f for folder in folders for p in patterns for f in sorted(folder.glob(p)))]
-        return tuple((str(f), f.stat().st_mtime_ns) for f in files if f.exists())
+        files, found = [self._path], list[tuple[str, int, int, int]]()
+        with contextlib.suppress(GpuschedError, OSError):  # a folder that is being replaced
+            files += [f for folder in policy_folders(self._path) for p in patterns for f in sorted(folder.glob(p))]
+        for file in files:
+            with contextlib.suppress(OSError):
+                status = file.stat()
+                found.append((str(file), status.st_mtime_ns, status.st_size, status.st_ino))
+        return tuple(found)
 
     def _reload(self) -> None:
         """Apply a changed inventory.yaml or policy; an invalid one is reported and the old one stays active."""
@@ -297,6 +303,9 @@ class Service:
             declared = declared_or_kept(self._path, self._state)
         except GpuschedError as error:  # no stored copy: keep the one in use
             declared = Declared(self.cycle.inventory, self.cycle.policies, error.line())
+        if declared.trouble and stamp != self._refused_files:
+            self._refused_files = stamp  # reported if the next cycle finds the same: it may be half saved
+            return
         self._record_inventory(declared)
         self._files = stamp  # last: on a full disk it is tried again
         if declared.trouble:
