@@ -276,7 +276,7 @@ class Service:
         from gpusched.controller.slurm.cycle import SlurmCycle
         from gpusched.slurm.commands import Slurm
 
-        slurm = Slurm()
+        slurm = Slurm(before_update=self._leadership.check) if self._leadership is not None else Slurm()
         applier = LeaseApplier(self.store, slurm)
         return SlurmCycle(
             self.store, self._state, inventory, policies, self.cluster, self.clock, slurm, applier, timings
@@ -356,7 +356,7 @@ class Service:
 
     def close(self) -> None:
         """Release all resources; what runs on the nodes keeps running."""
-        with contextlib.suppress(*STORE_FAULTS, Superseded):  # a full disk must not prevent the end
+        with contextlib.suppress(*STORE_FAULTS):  # a full disk must not prevent the end
             self._event("controller_stopped")
             self._reporting.close()
         if self._predictor is not None:
@@ -446,9 +446,9 @@ class RelayProcess:
     Nothing depends on it: without it, users cannot look into running jobs, and all else works.
     """
 
-    def __init__(self, state: Path, inventory_path: Path) -> None:
+    def __init__(self, state: Path, inventory_path: Path, check: Callable[[], None]) -> None:
         self._state, self._inventory_path = state, inventory_path
-        self.superseded = False  # the socket is another relay's
+        self._check = check  # see `Leadership.check`
         self._process: subprocess.Popen[bytes] | None = None
         self._started = float("-inf")
 
@@ -475,9 +475,9 @@ class RelayProcess:
     def close(self) -> None:
         """Kill the process, with its sessions."""
         if self._process is not None:
-            if not self.superseded:
-                with contextlib.suppress(OSError):
-                    (self._state / SOCKET).unlink()
+            with contextlib.suppress(OSError, GpuschedError):
+                self._check()  # else the socket is another relay's
+                (self._state / SOCKET).unlink()
             self._process.kill()
             self._process.wait()
             self._clear()
@@ -566,7 +566,7 @@ def _run_leading(
         lock_wait.patience_s = LOCK_PATIENCE_S
         service.audit("controller", os.getuid(), str(state))
         service.cluster.watch_ends(stop.wake)
-        relay, relay_runs = RelayProcess(state, inventory_path), False
+        relay, relay_runs = RelayProcess(state, inventory_path, leads.check), False
         keep_dead_man = _dead_man_keeper(service, state)
         _stop_on_signals(stop)
         nodes = count_of(len(service.cycle.inventory.nodes), "node")
@@ -591,9 +591,6 @@ def _run_leading(
         except OSError as error:  # a network filesystem that is gone, say
             hint = "jobs keep running; start the controller again when it can be used"
             raise GpuschedError(f"{state} cannot be used: {error.strerror or error}", hint) from error
-        except Superseded:
-            relay.superseded = True
-            raise
         finally:
             relay.close()
             service.close()

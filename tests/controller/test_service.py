@@ -14,11 +14,14 @@ import threading
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpusched.cluster.base import NodeObservation
 from gpusched.controller import service as module
+from gpusched.controller.leadership import leadership
 from gpusched.controller.service import Service, StopFlag, run_forever, tick_once
+from gpusched.controller.slurm.cycle import SlurmCycle
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
@@ -27,8 +30,10 @@ from gpusched.model.resources import Inventory, Node
 from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lastgood import Declared
+from gpusched.queue.lease import Superseded, claim
 from gpusched.queue.presence import FILE, controller_of
 from gpusched.queue.store import INVENTORY_TROUBLE, Reader, UsageRow
+from gpusched.slurm.commands import NoAnswer
 from tests.builders import spec
 from tests.controller.applying import NOW
 from tests.controller.declared import DECLARED
@@ -142,6 +147,25 @@ def test_a_shared_installation_lets_others_in(site: Installation) -> None:
     site.path.write_text(DECLARED.replace("tick: 7s", "tick: 7s, shared: true"))
     assert site.start().is_shared
     assert (site.state / "inbox/new").stat().st_mode & 0o7777 == 0o3733
+
+
+def test_a_superseded_controller_changes_nothing_in_slurm(
+    site: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm knows no terms: each change is preceded by a look at the lease."""
+    monkeypatch.setenv("PATH", "")
+    with leadership(site.state) as leads:
+        service = site.start()
+        service._leadership = leads
+        beside = msgspec.structs.replace(service.cycle.inventory, engine="slurm")
+        cycle = service._new_cycle(beside, service.cycle.policies)
+        assert isinstance(cycle, SlurmCycle)
+        with pytest.raises(NoAnswer):  # there is no scontrol
+            cycle._slurm.update(["show nothing"])
+        assert claim(site.state, leads.term + 1) is not None
+        with pytest.raises(Superseded):
+            cycle._slurm.update(["show nothing"])
+        cycle.close()
 
 
 def test_once_an_hour_it_tidies_up(site: Installation) -> None:
