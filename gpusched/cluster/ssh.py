@@ -242,6 +242,10 @@ class SshCluster:
                 known = self._transports[node.name] = (node, open_transport(node, self._inventory.settings))
             return known[1]
 
+    def raise_term(self, term: int) -> None:
+        """Go on with a higher term, which nodes are told with what comes next."""
+        self._term = term
+
     def _acting(self, node: Node) -> Transport:
         """Return the transport for what changes something on the node."""
         transport = self._transport(node)

@@ -63,7 +63,7 @@ class Leadership:
     def __init__(self, check_lock: Callable[[], None], holder: LeaseHolder, former: ControllerLease | None) -> None:
         self._check_lock, self.holder, self.former = check_lock, holder, former
         self._lost: GpuschedError | None = None
-        self._stop = threading.Event()
+        self._stop, self._renewing = threading.Event(), threading.Lock()
         self._wake: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
@@ -81,6 +81,16 @@ class Leadership:
         """Record that another controller took over; safe in any thread."""
         self._lost = self._lost or error
         self._wake()
+
+    def raise_term(self, term: int) -> None:
+        """Go on with a higher term.
+
+        Raises:
+            Superseded: Another controller took over.
+            OSError: It cannot be claimed.
+        """
+        with self._renewing:
+            self.holder = self.holder.raised(term)
 
     @property
     def is_lost(self) -> bool:
@@ -103,7 +113,8 @@ class Leadership:
     def _renew(self) -> None:
         while True:
             try:
-                self.holder.renew()
+                with self._renewing:
+                    self.holder.renew()
             except OSError as error:
                 _log.warning("the lease cannot be renewed: %s", error)
             except Superseded as error:

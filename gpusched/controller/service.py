@@ -113,6 +113,7 @@ class Service:
         self._backups = BackupRunner(self.store, state, inventory_path)
         self._housekept_at = -HOUSEKEEPING_S
         self._last_cycle_s = 0.0  # duration of the last cycle
+        self._seen_term = 0  # the highest that a node not settled yet refused this controller by
         self._failures: dict[str, float] = {}  # why cycles could not be recorded -> when that was logged
         self.store.set_meta("controller_pid", str(os.getpid()))
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
@@ -160,8 +161,21 @@ class Service:
 
     def _refused(self, error: TermRefused) -> None:
         assert self._leadership is not None
+        # A recovered store has a term above those of all nodes that answered then.
+        if isinstance(self.cycle, Cycle) and self.cycle.is_unsettled(error.node):
+            self._seen_term = max(self._seen_term, error.term)
+            return
         hint = f"if no other controller runs, the state folder was restored: remove {self._state / LEASE}, start again"
         self._leadership.lose(Superseded(f"{error.reason}: this controller stops, jobs keep running", hint))
+
+    def _follow_terms(self, leads: Leadership) -> None:
+        """Go on with a term above one that the backup of a recovered store did not know."""
+        if self._seen_term < leads.term:
+            return
+        leads.raise_term(self._seen_term + 1)
+        self.store.raise_term(leads.term)
+        self.cluster.raise_term(leads.term)
+        _log.warning("a node that did not answer the recovery has seen later terms; now: %d", leads.term)
 
     def audit(self, command: str, uid: int, *subject: str, refused: str = "", **data: object) -> None:
         """Record what did not come by the inbox."""
@@ -180,6 +194,7 @@ class Service:
         started = time.monotonic()
         if self._leadership is not None:
             self._leadership.check()  # before anything is written
+            self._follow_terms(self._leadership)
             self._record_standbys(self._leadership)
         self._reload()
         if step := follow_wall_clock(self.store, self.clock):

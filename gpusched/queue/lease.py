@@ -93,6 +93,18 @@ class LeaseHolder:
                     found.append(path.name.rpartition(".")[0])
         return found
 
+    def raised(self, term: int) -> LeaseHolder:
+        """Return the holder of a higher term, claimed in place of this one.
+
+        Raises:
+            Superseded, OSError: As `check`.
+        """
+        holder = claim(self._state, term, self.term)
+        if holder is None:
+            self.check()
+            raise superseded("another controller", term)
+        return holder
+
     def release(self) -> None:
         """Let a standby take over at once."""
         with contextlib.suppress(OSError):

@@ -754,6 +754,15 @@ class Store(
 
             self.set_meta("cluster_id", "".join(secrets.choice(ids.ALPHABET) for _ in range(8)))
 
+    def raise_term(self, term: int) -> None:
+        """Go on with a higher term.
+
+        Raises:
+            Superseded: Another controller has one.
+        """
+        assert isinstance(self._db, LockWaitingConnection)
+        self._claim(self._db, term)
+
     def _claim(self, db: LockWaitingConnection, term: int) -> None:
         """Make ``term`` the store's, and check it from now on within each transaction that writes."""
 

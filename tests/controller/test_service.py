@@ -20,6 +20,7 @@ import pytest
 from gpusched.cluster.base import NodeObservation
 from gpusched.controller import service as module
 from gpusched.controller.leadership import leadership
+from gpusched.controller.recovery.unsettled import leave_unsettled
 from gpusched.controller.service import Service, StopFlag, run_forever, tick_once
 from gpusched.controller.slurm.cycle import SlurmCycle
 from gpusched.errors import GpuschedError
@@ -27,10 +28,11 @@ from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
 from gpusched.model.jobs import JobState
 from gpusched.model.resources import Inventory, Node
+from gpusched.nodes.fencing import TermRefused
 from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lastgood import Declared
-from gpusched.queue.lease import Superseded, claim
+from gpusched.queue.lease import TERM, Superseded, claim, highest_term
 from gpusched.queue.presence import FILE, controller_of
 from gpusched.queue.store import INVENTORY_TROUBLE, Reader, UsageRow
 from gpusched.slurm.commands import NoAnswer
@@ -49,6 +51,7 @@ class Nodes(ImaginedCluster):
         self.waited: list[float] = []
         self.trouble: Exception | None = None
         self.declared: Inventory | None = None
+        self.term = 0
 
     def observe(
         self,
@@ -65,6 +68,9 @@ class Nodes(ImaginedCluster):
 
     def use_inventory(self, inventory: Inventory) -> None:
         self.declared = inventory
+
+    def raise_term(self, term: int) -> None:
+        self.term = term
 
     def watch_ends(self, wake: Callable[[], None]) -> None:
         pass
@@ -166,6 +172,26 @@ def test_a_superseded_controller_changes_nothing_in_slurm(
         with pytest.raises(Superseded):
             cycle._slurm.update(["show nothing"])
         cycle.close()
+
+
+def test_a_node_that_was_silent_at_a_recovery_may_have_seen_later_controllers(site: Installation) -> None:
+    """It obeys the controller of the recovered store once that has a higher term; any other node's refusal counts."""
+    with leadership(site.state) as leads:
+        service = site.start()
+        service._leadership = leads
+        leave_unsettled(service.store, ["n1"], NOW, 0.0)
+        service._replace_cycle()
+        seen = leads.term + 7
+        service._refused(TermRefused("n1", seen))
+        service.run(0.0)
+        assert (leads.term, site.nodes.term, leads.is_lost) == (seen + 1, seen + 1, False)
+        assert (service.store.meta(TERM), highest_term(site.state)) == (str(seen + 1), seen + 1)
+        leads.check()
+        assert claim(site.state, seen + 9) is not None
+        with pytest.raises(Superseded):
+            leads.raise_term(seen + 8)
+        service._refused(TermRefused("n0", seen + 9))
+        assert leads.is_lost
 
 
 def test_once_an_hour_it_tidies_up(site: Installation) -> None:
