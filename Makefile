@@ -31,6 +31,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 
 # Everything runs even where another part failed. The linters run beside the tests and print when they have ended.
 # In a fresh clone one process compiles all tests first; else each test process would.
+# A test with real daemons gets a second try, and is listed as RERUN (decision 0077).
 test:
 	@$(MAKE) --no-print-directory -j2 install packages
 	@said=$$(mktemp); \
@@ -39,7 +40,7 @@ test:
 	[ -d tests/__pycache__ ] || $(BIN)/python -m pytest --collect-only -qq $(ARGS) >/dev/null 2>&1 & collect=$$!; \
 	$(BIN)/python -m tests.warm_up || status=1; \
 	wait $$collect; \
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS) || status=1; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --reruns 1 $(ARGS) || status=1; \
 	wait $$lint || status=1; \
 	exit $$status
 

@@ -51,12 +51,19 @@ LONGEST = (
 )  # fmt: skip
 """Files that take longest, in seconds or in waiting, by turns: those that wait for nodes and those that compute."""
 
+COMPUTED = ("accounting", "agents", "config", "fuzz", "sched", "sim", "study", "traces", "views")
+"""Rooms without daemons: what fails there is wrong, and passing the second time would hide a race (decision 0077)."""
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whatever uses the testbed carries its marker: `pytest -m "not testbed"` leaves it out.
 
     The longest files come first, so that no process is left with one of them when the others have ended.
     """
+    if config.getoption("reruns", None):
+        for item in items:
+            if item.path.relative_to(Path(__file__).parent).parts[0] in COMPUTED:
+                item.add_marker(pytest.mark.flaky(reruns=0))
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
@@ -97,7 +104,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What tests record stands in the log, however many processes ran.
 
     Figures come with the test (``record_property("figure", text)``), nodes that had to be healed with its teardown.
+    A test that passed at its second try stands with what it failed of.
     """
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.write_sep("_", f"RERUN {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
     for outcome, wanted in (("passed", "figure"), ("failed", "figure"), ("", "healed")):
         for report in terminalreporter.getreports(outcome):
             for name, value in report.user_properties:

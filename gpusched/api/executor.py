@@ -53,10 +53,11 @@ class Executor(BaseExecutor):
             UsageError, GpuschedError: As `Cluster.submit`.
         """
         self._check_open()
-        if self._batch is not None:
-            job = Job[T](self._cluster, "")
-            self._batch.append((job, fn, (args, kwargs)))
-            return job
+        job = Job[T](self._cluster, "")
+        with self._lock:  # the block may end meanwhile, in another thread
+            if self._batch is not None:
+                self._batch.append((job, fn, (args, kwargs)))
+                return job
         options_of_one = {name: value for name, value in self._options.items() if name != "max_running"}
         return self._remember(self._cluster._queue_functions([fn], [(args, kwargs)], options_of_one))[0]
 
@@ -93,9 +94,9 @@ class Executor(BaseExecutor):
         self._batch = []
         try:
             yield
-            gathered = self._batch
         finally:
-            self._batch = None
+            with self._lock:
+                gathered, self._batch = self._batch, None
         calls = [call for _, _, call in gathered]
         jobs = [job for job, _, _ in gathered]
         self._remember(

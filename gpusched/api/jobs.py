@@ -7,7 +7,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar
 
 from gpusched.client.results import StoredResult, large_path, open_large, read_result
@@ -135,9 +135,9 @@ class Job(Future[T], Generic[T]):
             if all(job.state in ENDED for job in self._records()):
                 return False
             raise
-        super().cancel()
+        super().cancel()  # without effect if it has ended meanwhile
         self._notify_cancelled()
-        return True
+        return self.cancelled()
 
     def _notify_cancelled(self) -> None:
         with self._condition:
@@ -217,11 +217,12 @@ class Job(Future[T], Generic[T]):
         if any(job.state is JobState.CANCELLED for job in jobs):
             super().cancel()
             self._notify_cancelled()
-        elif not self.done():
-            self.set_result(None)  # type: ignore[arg-type]
+        else:
+            with contextlib.suppress(InvalidStateError):  # it was cancelled
+                self.set_result(None)  # type: ignore[arg-type]
 
     def _refused(self, error: GpuschedError) -> None:
-        if not self.done():
+        with contextlib.suppress(InvalidStateError):  # it was cancelled
             self.set_exception(error)
 
     def _outcome_of(self) -> tuple[list[Any], BaseException | None]:

@@ -63,9 +63,11 @@ class Watcher:
                     due |= self._affected(changed)
                     due = self._complete_ended(client, reader, due)
             except GpuschedError as error:
+                version = -1  # what has changed may not have been read
                 _log.warning("%s; retrying", error.line())
                 time.sleep(RETRY_S)
             except Exception:  # a dead thread would leave its waiters waiting forever
+                version = -1
                 _log.exception("waiting for jobs failed; retrying")
                 time.sleep(RETRY_S)
             with self._lock:

@@ -26,7 +26,9 @@ def make_now(client: Client, to: Path | None) -> Backup:
 def listed_backups(client: Client, to: Path | None, check: bool) -> list[Backup]:
     """Return the backups, oldest first; with ``check`` their databases are read."""
     found = backups(Path(_settings(client, to).to))
-    return [msgspec.structs.replace(one, error=check_backup(one.path)) for one in found] if check else found
+    if check:
+        found = [msgspec.structs.replace(one, error=check_backup(one.path)) for one in found]
+    return [one for one in found if not one.error or one.path.exists()]  # else it was rotated away meanwhile
 
 
 def _settings(client: Client, to: Path | None) -> BackupSettings:

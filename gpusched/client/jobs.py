@@ -179,13 +179,14 @@ def queried(client: Client, query: Query, max_pending: int | None = None) -> lis
     jobs: list[JobRecord] = []
     if reader:
         states = query.states if query.states is not None else frozenset(JobState)
-        if ended := states & ENDED:
-            jobs += _ended(client, query, ended)
-        for group, limit in ((states & ACTIVE, None), (states & {JobState.PENDING}, max_pending)):
-            if group:
-                jobs += reader.rows(
-                    states=group, user=query.user, partition=query.partition, limit=limit, oldest=limit is not None
-                )
+        with reader.one_moment():
+            if ended := states & ENDED:
+                jobs += _ended(client, query, ended)
+            for group, limit in ((states & ACTIVE, None), (states & {JobState.PENDING}, max_pending)):
+                if group:
+                    jobs += reader.rows(
+                        states=group, user=query.user, partition=query.partition, limit=limit, oldest=limit is not None
+                    )
     known = {j.id for j in jobs if j.state is JobState.PENDING}
     if max_pending is not None:
         queued = queued[: max(0, max_pending - len(known))]

@@ -101,8 +101,14 @@ class Resolver:
         return ResolvedJobs(found[0].id if len(found) == 1 else f"{base}_[{text_of(spans)}]", tuple(found))
 
     def _comes_later(self, reader: Reader, job_id: str) -> bool:
-        """Return whether a later copy of the store has the job: a new job is not in the current copy yet."""
-        end = time.monotonic() + (2 * reader.lag_s() + 1.0 if reader.lag_s() else 0.0)
+        """Return whether a later copy of the store has the job: a new job is not in the current copy yet.
+
+        Another user's may still be in the inbox, which this user cannot read. How new it is, its id says.
+        """
+        if not (lag_s := reader.lag_s()):
+            return False
+        most_s = reader.number("tick_s", 5.0) + 2 * lag_s + 1.0
+        end = time.monotonic() + min(most_s, ids.minted_at(job_id) + most_s - time.time())
         while time.monotonic() < end:
             reader.data_version()  # switches to the latest copy
             if reader.matching(job_id) or refusal(reader, job_id) is not None:

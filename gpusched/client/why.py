@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,7 +162,8 @@ def explain_pending(client: Client, job: JobRecord) -> Why:
 
 def sizes_of_pending(client: Client, job: JobRecord) -> tuple[Snapshot, SizesNow | None]:
     """Return the cluster with this pending job, and for a resizable job the sizes that it would get."""
-    snapshot = _snapshot(client, job)
+    with client.reader.one_moment() if client.reader is not None else nullcontext():
+        snapshot = _snapshot(client, job)
     if job.spec.elastic is None:
         return snapshot, None
     from gpusched.sched.sizing.explain import sizes_now

@@ -69,7 +69,14 @@ class EndWatch:
         with self._lock:
             node = self._nodes.pop(name, None)
         if node is not None:
-            node.close()
+            node.end()
+
+    def keep_only(self, names: Container[str]) -> None:
+        """Drop other nodes: one whose last probe ended after it had left the inventory, say."""
+        with self._lock:
+            others = [name for name in self._nodes if name not in names]
+        for name in others:
+            self.drop(name)
 
     def close(self) -> None:
         """Close all channels."""
@@ -95,6 +102,7 @@ class _NodeChannel:
         self._reported: set[WatchedJob] = set()
         self._rechecks: dict[WatchedJob, int] = {}  # probes of jobs that ended but are still reported running
         self._idle_since = self._not_before = self._pause_s = 0.0
+        self._has_ended = False
 
     def is_due(self) -> bool:
         due = self.probe_at
@@ -114,6 +122,8 @@ class _NodeChannel:
                 self._channel = _Channel(self._cluster_id, self._name, transport, self._on_end)
             except TransportError:
                 self._back_off(now)
+        if self._has_ended:  # it was dropped while its probe, or this, was under way
+            self.close()
         channel = self._channel
         if channel is not None:
             channel.wait_for(self._unreported(jobs, now))
@@ -146,6 +156,11 @@ class _NodeChannel:
         self._not_before = time.monotonic() + YIELD_S
         self.close()
         return True
+
+    def end(self) -> None:
+        """Close the channel for good."""
+        self._has_ended = True
+        self.close()
 
     def close(self) -> None:
         channel, self._channel = self._channel, None

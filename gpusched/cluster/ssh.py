@@ -72,6 +72,7 @@ class SshCluster:
         self._dates = clock or Clock()
         self._clock = self._dates.boot
         self._nodes = {node.name: node for node in inventory.nodes}
+        self._lock = threading.Lock()  # of nodes and transports, which threads of probes and operations use
         self._transports: dict[str, tuple[Node, Transport]] = {}
         self._links_read: dict[
             str, tuple[str | None, float]
@@ -96,14 +97,16 @@ class SshCluster:
 
     def _use_nodes(self, nodes: Iterable[Node]) -> None:
         """Replace the set of nodes, and drop the connections of nodes that changed or left."""
-        self._nodes = {node.name: node for node in nodes}
-        for name, (node, transport) in list(self._transports.items()):
-            if self._nodes.get(name) != node:
-                self._ends.drop(name)
-                transport.close()
-                del self._transports[name]
-                self._links_read.pop(name, None)
-                self._kernel_read.pop(name, None)
+        with self._lock:
+            self._nodes = {node.name: node for node in nodes}
+            gone = [name for name, (node, _) in self._transports.items() if self._nodes.get(name) != node]
+            left = [(name, self._transports.pop(name)[1]) for name in gone]
+        for name, transport in left:
+            self._ends.drop(name)
+            transport.close()
+            self._links_read.pop(name, None)
+            self._kernel_read.pop(name, None)
+        self._ends.keep_only(self._nodes)
 
     def observe(
         self,
@@ -231,10 +234,17 @@ class SshCluster:
         return call()
 
     def _transport(self, node: Node) -> Transport:
-        known = self._transports.get(node.name)
-        if known is None or known[0] != node:
-            known = self._transports[node.name] = (node, open_transport(node, self._inventory.settings))
-        return known[1]
+        with self._lock:  # probe and operations of a node share its connection
+            known = self._transports.get(node.name)
+            if known is None or known[0] != node:
+                if self._nodes.get(node.name) != node:
+                    raise TransportError("unreachable", f"{node.name} has left the inventory, or changed there")
+                known = self._transports[node.name] = (node, open_transport(node, self._inventory.settings))
+            return known[1]
+
+    def raise_term(self, term: int) -> None:
+        """Go on with a higher term, which nodes are told with what comes next."""
+        self._term = term
 
     def _acting(self, node: Node) -> Transport:
         """Return the transport for what changes something on the node."""

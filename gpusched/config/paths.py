@@ -74,15 +74,21 @@ def result_path(state: Path, job_id: str, attempt: int, rank: int) -> Path:
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file atomically: after a crash, even of the machine, either the old or the new one exists.
 
+    Of several writers, on several machines too, the last one's file stays.
+
     Raises:
         OSError: It cannot be written.
     """
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
+    try:
+        with open(partial, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def sync_folder(folder: Path) -> None:

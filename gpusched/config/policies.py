@@ -311,7 +311,11 @@ def _with_version(spec: PolicySpec) -> PolicySpec:
         meaning["mapping"] = msgspec.to_builtins(spec.mapping)
     if spec.agent is not None:
         files = sorted(Path(spec.folder).glob(f"*{WEIGHTS}"))
-        weights = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+        try:
+            weights = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+        except OSError as error:  # it was replaced meanwhile, say
+            why = (error.strerror or str(error)).lower()
+            raise FileError(str(error.filename), None, "", why, "weights that can be read") from None
         meaning |= {"agent": spec.agent, "fallback": spec.fallback and spec.fallback.version, "weights": weights}
         meaning |= {"budget_s": spec.budget_s, "train": spec.settings}
         if spec.traits.places:

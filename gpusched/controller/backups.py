@@ -30,6 +30,7 @@ class BackupRunner:
         self._store, self._state, self._inventory = store, state, inventory
         self._last = backup_result(store.meta(BACKUP_META))
         self._thread: threading.Thread | None = None
+        self._used = BackupSettings()  # the thread's
         self._made: Backup | None = None
         self._seconds, self._error = 0.0, ""
         self._stopping = threading.Event()
@@ -41,13 +42,14 @@ class BackupRunner:
             sqlite3.Error, OSError, DatabaseDamaged: The outcome cannot be recorded.
         """
         if self._thread is not None and not self._thread.is_alive():
-            self._record(settings, now)
+            self._record(self._used, now)
             self._thread = None
         if not settings.to:
             if self._last is not None:
                 self._store.set_meta(BACKUP_META, "")
                 self._last = None
         elif self._thread is None and self._is_due(settings, now):
+            self._used = settings
             self._thread = threading.Thread(target=self._make, args=(settings, now), name="backup", daemon=True)
             self._thread.start()
 

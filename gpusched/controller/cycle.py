@@ -100,6 +100,10 @@ class Cycle:
         self._unsettled = UnsettledNodes(store, cluster_id)
         self._planner = Planner(store, self._launcher, self._decider, EstimateWriter(store), self._unsettled.reasons)
 
+    def is_unsettled(self, node: str) -> bool:
+        """Return whether a node has not answered since the store was recovered; safe in any thread."""
+        return node in self._unsettled
+
     def take_over(self, previous: Cycle) -> None:
         """Take over the operation outcomes of a cycle that could not be recorded."""
         self._outcomes.unrecorded = previous._outcomes.unrecorded

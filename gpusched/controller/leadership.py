@@ -31,6 +31,8 @@ from gpusched.queue.lease import (
     adopt,
     announce_standby,
     claim,
+    decoded_lease,
+    highest_term,
     next_term,
     read_lease,
     read_lease_bytes,
@@ -62,7 +64,7 @@ class Leadership:
     def __init__(self, check_lock: Callable[[], None], holder: LeaseHolder, former: ControllerLease | None) -> None:
         self._check_lock, self.holder, self.former = check_lock, holder, former
         self._lost: GpuschedError | None = None
-        self._stop = threading.Event()
+        self._stop, self._renewing = threading.Event(), threading.Lock()
         self._wake: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
@@ -81,30 +83,39 @@ class Leadership:
         self._lost = self._lost or error
         self._wake()
 
+    def raise_term(self, term: int) -> None:
+        """Go on with a higher term.
+
+        Raises:
+            Superseded: Another controller took over.
+            OSError: It cannot be claimed.
+        """
+        with self._renewing:
+            self.holder = self.holder.raised(term)
+
     @property
     def is_lost(self) -> bool:
         """Whether `check` raises, as another controller took over."""
         return self._lost is not None
 
     def check(self) -> None:
-        """Raise unless this process is still the controller, as far as it knows.
+        """Raise unless this process is still the controller.
 
         Raises:
             Superseded: Another controller took over.
             GpuschedError: The state folder was removed or replaced.
+            OSError: It cannot be read.
         """
         if self._lost is not None:
             raise self._lost
-        try:
-            self._check_lock()
-        except GpuschedError:
-            self.holder.check()  # whose error says who replaced the lock
-            raise
+        self.holder.check()  # first: its error says who replaced the lock
+        self._check_lock()
 
     def _renew(self) -> None:
         while True:
             try:
-                self.holder.renew()
+                with self._renewing:
+                    self.holder.renew()
             except OSError as error:
                 _log.warning("the lease cannot be renewed: %s", error)
             except Superseded as error:
@@ -134,7 +145,7 @@ def leadership(state: Path) -> Iterator[Leadership]:
     """
     with contextlib.ExitStack() as stack:
         check_lock = _enter_lock(state, stack)
-        holder, former = None, read_lease(state)
+        highest, holder, former = highest_term(state), None, read_lease(state)
         watch = RenewalWatch(EXPIRY_S)
         if former is not None and not _is_over(former):
             _log.info("waiting whether the controller of %s is alive", former.holder)
@@ -147,7 +158,7 @@ def leadership(state: Path) -> Iterator[Leadership]:
         if former is not None and former.boot_id == boot_id() and former.term == stored:
             holder = adopt(state, former)
         else:
-            holder = claim(state, next_term(former, stored, time.time()))
+            holder = claim(state, next_term(former, stored, time.time()), highest)
         if holder is None:
             raise AlreadyRunning(f"another controller has just started on {state}", _ONE)
         yield from _led(Leadership(check_lock, holder, None))
@@ -182,8 +193,8 @@ def standby(state: Path, expiry_s: float, wait: Callable[[float], bool]) -> Iter
     try:
         with contextlib.ExitStack() as stack:
             while True:
-                stale = watch.is_stale(read_lease_bytes(state))
-                lease = read_lease(state)
+                highest, content = highest_term(state), read_lease_bytes(state)
+                stale, lease = watch.is_stale(content), decoded_lease(content)
                 holder = None
                 try:
                     check_lock = stack.enter_context(controller_lock(state))
@@ -191,7 +202,7 @@ def standby(state: Path, expiry_s: float, wait: Callable[[float], bool]) -> Iter
                 except AlreadyRunning:
                     free = False
                 if (free and (lease is None or _is_over(lease))) or stale or (lease is not None and lease.released):
-                    holder = claim(state, next_term(lease, _stored_term(state), time.time()))
+                    holder = claim(state, next_term(lease, _stored_term(state), time.time()), highest)
                     if holder is not None:
                         break
                 stack.close()

@@ -91,6 +91,7 @@ class Service:
         leadership: Leadership | None = None,
     ) -> None:
         self._path, self._state, self._prepare, self._leadership = inventory_path, state, prepare, leadership
+        self._files = self._refused_files = self._stamp()  # before they are read
         term = leadership.term if leadership is not None else None
         declared = declared_or_kept(inventory_path, state)
         inventory, policies = declared.inventory, declared.policies
@@ -110,9 +111,9 @@ class Service:
         self._predictor: StartPredictor | None = StartPredictor(self.store)
         self._notices, self._events = NotificationService(self.store), EventLogger(self.store)
         self._backups = BackupRunner(self.store, state, inventory_path)
-        self._files = self._stamp()
         self._housekept_at = -HOUSEKEEPING_S
         self._last_cycle_s = 0.0  # duration of the last cycle
+        self._seen_term = 0  # the highest that a node not settled yet refused this controller by
         self._failures: dict[str, float] = {}  # why cycles could not be recorded -> when that was logged
         self.store.set_meta("controller_pid", str(os.getpid()))
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
@@ -160,8 +161,21 @@ class Service:
 
     def _refused(self, error: TermRefused) -> None:
         assert self._leadership is not None
+        # A recovered store has a term above those of all nodes that answered then.
+        if isinstance(self.cycle, Cycle) and self.cycle.is_unsettled(error.node):
+            self._seen_term = max(self._seen_term, error.term)
+            return
         hint = f"if no other controller runs, the state folder was restored: remove {self._state / LEASE}, start again"
         self._leadership.lose(Superseded(f"{error.reason}: this controller stops, jobs keep running", hint))
+
+    def _follow_terms(self, leads: Leadership) -> None:
+        """Go on with a term above one that the backup of a recovered store did not know."""
+        if self._seen_term < leads.term:
+            return
+        leads.raise_term(self._seen_term + 1)
+        self.store.raise_term(leads.term)
+        self.cluster.raise_term(leads.term)
+        _log.warning("a node that did not answer the recovery has seen later terms; now: %d", leads.term)
 
     def audit(self, command: str, uid: int, *subject: str, refused: str = "", **data: object) -> None:
         """Record what did not come by the inbox."""
@@ -180,6 +194,7 @@ class Service:
         started = time.monotonic()
         if self._leadership is not None:
             self._leadership.check()  # before anything is written
+            self._follow_terms(self._leadership)
             self._record_standbys(self._leadership)
         self._reload()
         if step := follow_wall_clock(self.store, self.clock):
@@ -276,17 +291,23 @@ class Service:
         from gpusched.controller.slurm.cycle import SlurmCycle
         from gpusched.slurm.commands import Slurm
 
-        slurm = Slurm()
+        slurm = Slurm(before_update=self._leadership.check) if self._leadership is not None else Slurm()
         applier = LeaseApplier(self.store, slurm)
         return SlurmCycle(
             self.store, self._state, inventory, policies, self.cluster, self.clock, slurm, applier, timings
         )
 
-    def _stamp(self) -> tuple[tuple[str, int], ...]:
-        folders = policy_folders(self._path)
+    def _stamp(self) -> tuple[tuple[str, int, int, int], ...]:
+        """Return what changes with the inventory and the policies."""
         patterns = ("*.yaml", f"*/{POLICY}", f"*/*{WEIGHTS}")
-        files = [self._path, *(f for folder in folders for p in patterns for f in sorted(folder.glob(p)))]
-        return tuple((str(f), f.stat().st_mtime_ns) for f in files if f.exists())
+        files, found = [self._path], list[tuple[str, int, int, int]]()
+        with contextlib.suppress(GpuschedError, OSError):  # a folder that is being replaced
+            files += [f for folder in policy_folders(self._path) for p in patterns for f in sorted(folder.glob(p))]
+        for file in files:
+            with contextlib.suppress(OSError):
+                status = file.stat()
+                found.append((str(file), status.st_mtime_ns, status.st_size, status.st_ino))
+        return tuple(found)
 
     def _reload(self) -> None:
         """Apply a changed inventory.yaml or policy; an invalid one is reported and the old one stays active."""
@@ -297,6 +318,9 @@ class Service:
             declared = declared_or_kept(self._path, self._state)
         except GpuschedError as error:  # no stored copy: keep the one in use
             declared = Declared(self.cycle.inventory, self.cycle.policies, error.line())
+        if declared.trouble and stamp != self._refused_files:
+            self._refused_files = stamp  # reported if the next cycle finds the same: it may be half saved
+            return
         self._record_inventory(declared)
         self._files = stamp  # last: on a full disk it is tried again
         if declared.trouble:
@@ -347,7 +371,7 @@ class Service:
 
     def close(self) -> None:
         """Release all resources; what runs on the nodes keeps running."""
-        with contextlib.suppress(*STORE_FAULTS, Superseded):  # a full disk must not prevent the end
+        with contextlib.suppress(*STORE_FAULTS):  # a full disk must not prevent the end
             self._event("controller_stopped")
             self._reporting.close()
         if self._predictor is not None:
@@ -437,9 +461,9 @@ class RelayProcess:
     Nothing depends on it: without it, users cannot look into running jobs, and all else works.
     """
 
-    def __init__(self, state: Path, inventory_path: Path) -> None:
+    def __init__(self, state: Path, inventory_path: Path, check: Callable[[], None]) -> None:
         self._state, self._inventory_path = state, inventory_path
-        self.superseded = False  # the socket is another relay's
+        self._check = check  # see `Leadership.check`
         self._process: subprocess.Popen[bytes] | None = None
         self._started = float("-inf")
 
@@ -466,9 +490,9 @@ class RelayProcess:
     def close(self) -> None:
         """Kill the process, with its sessions."""
         if self._process is not None:
-            if not self.superseded:
-                with contextlib.suppress(OSError):
-                    (self._state / SOCKET).unlink()
+            with contextlib.suppress(OSError, GpuschedError):
+                self._check()  # else the socket is another relay's
+                (self._state / SOCKET).unlink()
             self._process.kill()
             self._process.wait()
             self._clear()
@@ -557,7 +581,7 @@ def _run_leading(
         lock_wait.patience_s = LOCK_PATIENCE_S
         service.audit("controller", os.getuid(), str(state))
         service.cluster.watch_ends(stop.wake)
-        relay, relay_runs = RelayProcess(state, inventory_path), False
+        relay, relay_runs = RelayProcess(state, inventory_path, leads.check), False
         keep_dead_man = _dead_man_keeper(service, state)
         _stop_on_signals(stop)
         nodes = count_of(len(service.cycle.inventory.nodes), "node")
@@ -582,9 +606,6 @@ def _run_leading(
         except OSError as error:  # a network filesystem that is gone, say
             hint = "jobs keep running; start the controller again when it can be used"
             raise GpuschedError(f"{state} cannot be used: {error.strerror or error}", hint) from error
-        except Superseded:
-            relay.superseded = True
-            raise
         finally:
             relay.close()
             service.close()

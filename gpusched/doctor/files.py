@@ -12,7 +12,7 @@ from gpusched.config.inventory import inventory_errors, load_inventory
 from gpusched.config.paths import find_inventory
 from gpusched.config.policies import load_policies, load_policy, others_of, policy_folders
 from gpusched.doctor.findings import Finding, failed
-from gpusched.errors import GpuschedError
+from gpusched.errors import FileError, GpuschedError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Node
 from gpusched.model.units import count_of
@@ -28,10 +28,12 @@ def examine_inventory(path: Path | str | None) -> tuple[list[Finding], Inventory
         path = find_inventory() if path is None else path
     except GpuschedError as error:
         return [failed("inventory", "file", error)], None
-    if errors := inventory_errors(path):
+    try:
+        inventory = load_inventory(path)
+    except FileError as error:
         hint = "fix the line and run check again"
+        errors = inventory_errors(path) or [error]
         return [Finding(str(path), "file", "fail", error.message, hint) for error in errors], None
-    inventory = load_inventory(path)
     flavors = sum(len(p.flavors) for p in inventory.partitions)
     found = ((len(inventory.partitions), "partition"), (len(inventory.nodes), "node"), (flavors, "flavor"))
     counts = ", ".join(count_of(number, noun) for number, noun in found)
@@ -110,6 +112,8 @@ def examine_policies(inventory: Inventory, state: Path) -> list[Finding]:
         try:
             load_policy(file)
         except GpuschedError as error:
+            if not file.exists():
+                continue  # it was removed or renamed meanwhile
             hint = "no partition uses it yet; fix it before one does"
             found.append(Finding("policies", "policy", "warn", error.message, hint))
     return found

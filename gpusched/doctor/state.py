@@ -7,7 +7,7 @@ import shutil
 import stat
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -135,24 +135,31 @@ def _exposed_files(state: Path) -> list[Finding]:
     programs = state / "programs"
     for folder in (state / "secrets", *(programs.iterdir() if programs.is_dir() else ())):
         try:
-            files = [folder, *folder.iterdir()] if folder.exists() else []
-        except PermissionError:
+            files = [folder, *folder.iterdir()]
+        except (PermissionError, FileNotFoundError):
             files = []  # closed to us, as it should be to all but its owner
-        exposed = [f for f in files if f.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]
+        exposed = [f for f in files if _mode(f) & (stat.S_IRWXG | stat.S_IRWXO)]
         if exposed:
             message = f"secrets of jobs can be read by other users: {exposed[0]}"
             found.append(_finding("permissions", "fail", message, f"chmod -R go= {folder}"))
     for name in (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm"):
         file = state / name
-        if file.exists() and file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if _mode(file) & (stat.S_IRWXG | stat.S_IRWXO):
             message = f"other users can open {file}, and stop the controller by locking it"
             found.append(_finding("permissions", "warn", message, "restart the controller, which closes it to them"))
     for folder in (state / "inbox" / "tmp", state / "inbox" / "new"):
-        mode = folder.stat().st_mode if folder.exists() else 0
+        mode = _mode(folder)
         if mode & stat.S_IWOTH and (not mode & stat.S_ISVTX or mode & stat.S_IROTH):
             message = f"{folder} has mode {stat.S_IMODE(mode):04o}: users could see or remove each other's commands"
             found.append(_finding("permissions", "fail", message, f"chmod 3733 {folder}"))
     return found or [_finding("permissions", "ok", "no unsafe permissions")]
+
+
+def _mode(path: Path) -> int:
+    """Return a file's mode; 0 where there is none, as of a job that has ended meanwhile."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_mode
+    return 0
 
 
 def _database(state: Path) -> Finding:

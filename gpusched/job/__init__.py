@@ -7,6 +7,7 @@ In: GPUSCHED_JOB_DIR. Out: progress.json and saved.json there. May import: the s
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -90,6 +91,7 @@ def _write(name: str, facts: dict[str, int | float | None]) -> None:
     folder = os.environ.get("GPUSCHED_JOB_DIR")
     if folder and _writes():
         path = os.path.join(folder, f"{name}.json")
-        with open(f"{path}.part", "w") as file:
+        part = f"{path}.{os.getpid()}-{threading.get_ident()}.part"
+        with open(part, "w") as file:
             json.dump(facts, file)
-        os.replace(f"{path}.part", path)  # whoever reads it sees all of it
+        os.replace(part, path)  # whoever reads it sees all of it

@@ -36,6 +36,14 @@ def of_request(name: str, second: int) -> str:
     return _base32(_ticks(second) + ticks, _TIME_CHARS) + _base32(rest, _RANDOM_CHARS)
 
 
+def minted_at(job_id: str) -> float:
+    """Return when a complete job id was minted (Unix seconds)."""
+    ticks = 0
+    for char in job_id[:_TIME_CHARS]:
+        ticks = ticks << 5 | ALPHABET.index(char)
+    return EPOCH_S + ticks / 1000
+
+
 def is_job_id(text: str) -> bool:
     """Return whether ``text`` is a complete job id without an array index."""
     return re.fullmatch(rf"[{ALPHABET}]{{{ID_LENGTH}}}", text) is not None

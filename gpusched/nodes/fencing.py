@@ -58,7 +58,7 @@ class TermRefused(TransportError):
 
     def __init__(self, node: str, term: int) -> None:
         super().__init__("protocol", f"{node} obeys another controller, which took over (term {term})")
-        self.term = term
+        self.node, self.term = node, term
 
 
 class FencingUnavailable(TransportError):

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -114,24 +115,38 @@ def entries(state: Path, reader: AuditReads | None, since: float = 0.0) -> Itera
         OSError: The log cannot be read.
         GpuschedError: A line of it is not an entry.
     """
-    last = 0
-    for path in (*old_files(state), state / FOLDER / CURRENT):
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            if os.fstat(file.fileno()).st_mtime < since:
-                continue
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    break  # being written
-                try:
-                    entry = _ENTRY.decode(line)
-                except msgspec.MsgspecError as error:
-                    raise GpuschedError(f"{path}:{number}: not an entry of the audit log: {error}") from None
-                last = max(last, entry.seq)
-                if entry.unix_s >= since:
-                    yield entry
-    while reader is not None and (found := reader.audit_entries(last, 500)):
-        last = found[-1].seq
-        yield from (entry for entry in found if entry.unix_s >= since)
+    # Against the direction in which the controller moves entries, so that none is missed: the store, the latest file,
+    # the old ones.
+    stored = reader.audit_entries(0, -1) if reader is not None else []
+    last, current = 0, state / FOLDER / CURRENT
+    with contextlib.ExitStack() as stack:
+        latest = None
+        with contextlib.suppress(FileNotFoundError):
+            latest = stack.enter_context(current.open("rb"))
+        for path in old_files(state):
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                if latest is None or not os.path.sameopenfile(file.fileno(), latest.fileno()):
+                    for entry in _entries_of(file, path, since):
+                        last = max(last, entry.seq)
+                        yield entry
+        for entry in _entries_of(latest, current, since) if latest is not None else ():
+            last = max(last, entry.seq)
+            yield entry
+    yield from (entry for entry in stored if entry.seq > last and entry.unix_s >= since)
+
+
+def _entries_of(file: BinaryIO, path: Path, since: float) -> Iterator[AuditEntry]:
+    if os.fstat(file.fileno()).st_mtime < since:
+        return
+    for number, line in enumerate(file, 1):
+        if not line.endswith(b"\n"):
+            return  # being written
+        try:
+            entry = _ENTRY.decode(line)
+        except msgspec.MsgspecError as error:
+            raise GpuschedError(f"{path}:{number}: not an entry of the audit log: {error}") from None
+        if entry.unix_s >= since:
+            yield entry
 
 
 class AuditReporter:

@@ -15,7 +15,7 @@ import socket
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -32,7 +32,7 @@ from gpusched.queue.schema import SCHEMA_VERSION
 MANIFEST = "manifest.json"
 INVENTORY = "inventory.yaml"
 INBOX = "inbox/new"
-TREES = ("policies", "candidates", "reports", "secrets", "programs", INBOX)
+TREES = (INBOX, "policies", "candidates", "reports", "secrets", "programs")
 LOGS = "logs"
 PAGES_PER_STEP = 256
 PAUSE_S = 0.001  # between two steps: readers and the writer of the disk get their turn
@@ -70,17 +70,21 @@ def make_backup(
         with _lock(target):
             _remove_parts(target)
             earlier = backups(target)
+            before = earlier[-1].path if earlier else None
             name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
             part = target / f".{name}.part"
             if (target / name).exists():
                 raise GpuschedError(f"{target / name} exists", "two backups within a second, or the clock was set back")
             try:
                 part.mkdir(mode=0o700)
+                # Before the database: a submission that is applied meanwhile is in one of the two, or in both.
+                _copy_trees(state, part, TREES[:1], before, stop)
                 manifest = _copy_database(state / DATABASE, part / DATABASE, now, stop)
                 _refuse_mixture(earlier, manifest.cluster_id, target)
-                _copy_trees(state, part, earlier[-1].path if earlier else None, stop)
-                if inventory is not None and inventory.is_file():
-                    shutil.copyfile(inventory, part / INVENTORY)
+                _copy_trees(state, part, TREES[1:], before, stop)
+                if inventory is not None:
+                    with contextlib.suppress(FileNotFoundError):
+                        shutil.copyfile(inventory, part / INVENTORY)
                 write_atomic(part / MANIFEST, msgspec.json.encode(manifest))
                 _sync_tree(part)
                 if error := check_backup(part):
@@ -234,65 +238,73 @@ def copy_tree(source: Path, target: Path, tree: str) -> None:
     """Copy the files of a tree that the target lacks."""
     for file in _files(source / tree):
         name = file.relative_to(source)
-        _make_folders(source, target, name.parent)
         if not (target / name).exists():
-            copy_file(file, target / name)
+            _copy_file(source, target, name)
 
 
-def _copy_trees(state: Path, part: Path, before: Path | None, stop: Callable[[], bool]) -> None:
-    for tree in TREES:
+def _copy_trees(
+    state: Path, part: Path, trees: Iterable[str], before: Path | None, stop: Callable[[], bool]
+) -> None:
+    for tree in trees:
         for file in _files(state / tree):
             if tree == INBOX and file.suffix != ".submit":
                 continue  # only a submission can be applied again: its job's id is known then
             if stop():
                 raise BackupStopped
-            name = file.relative_to(state)
-            _make_folders(state, part, name.parent)
-            copy_file(file, part / name, before / name if before is not None else None)
+            _copy_file(state, part, file.relative_to(state), before)
 
 
 def _files(folder: Path) -> Iterator[Path]:
     """Yield the regular files below a folder."""
     for place, _, names in os.walk(folder):
-        yield from (path for name in names if stat.S_ISREG(os.lstat(path := Path(place, name)).st_mode))
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # the controller has removed it meanwhile
+                if stat.S_ISREG(os.lstat(path := Path(place, name)).st_mode):
+                    yield path
 
 
 def _make_folders(source: Path, target: Path, name: Path) -> None:
     """Make a folder and those above it, each with its original's mode and owner."""
     for above in (*reversed(name.parents), name):
         if not (target / above).exists():
+            status = (source / above).lstat()
             (target / above).mkdir(mode=0o700)
-            _take_rights(source / above, target / above)
+            _take_rights(status, target / above)
 
 
-def copy_file(file: Path, copy: Path, before: Path | None = None) -> None:
-    """Copy a file with its mode, owner and time; where ``before`` is an equal copy, give that another name.
+def _copy_file(source: Path, target: Path, name: Path, before: Path | None = None) -> None:
+    """Copy a file below a folder, with its mode, owner and time; where ``before`` has an equal copy, link to that.
 
-    The owner of a command file is the proof of who sent it: without root, one of another user is left out.
+    The owner of a command file is the proof of who sent it: without root, one of another user is left out, and so is
+    one that vanishes meanwhile.
     """
-    with contextlib.suppress(FileNotFoundError):  # its job has ended meanwhile
+    file, copy = source / name, target / name
+    part = copy.with_name(copy.name + ".part")
+    try:
+        _make_folders(source, target, name.parent)
         status = file.lstat()
         if status.st_uid != os.geteuid() != 0:
             return
         if before is not None:
             with contextlib.suppress(OSError):
-                if _stamp(before.lstat()) == _stamp(status):
-                    os.link(before, copy)
+                if _stamp((before / name).lstat()) == _stamp(status):
+                    os.link(before / name, copy)
                     return
-        part = copy.with_name(copy.name + ".part")
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         shutil.copyfile(file, part, follow_symlinks=False)
-        os.utime(part, ns=(status.st_atime_ns, status.st_mtime_ns))
-        _take_rights(file, part)
-        part.replace(copy)
+    except FileNotFoundError:  # its job has ended, or its command was applied
+        part.unlink(missing_ok=True)
+        return
+    os.utime(part, ns=(status.st_atime_ns, status.st_mtime_ns))
+    _take_rights(status, part)
+    part.replace(copy)
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:
     return status.st_size, status.st_mtime_ns, stat.S_IMODE(status.st_mode), status.st_uid
 
 
-def _take_rights(source: Path, copy: Path) -> None:
-    status = source.lstat()
+def _take_rights(status: os.stat_result, copy: Path) -> None:
     if os.geteuid() == 0:
         os.chown(copy, status.st_uid, status.st_gid)
     copy.chmod(stat.S_IMODE(status.st_mode))
@@ -306,19 +318,19 @@ def _copy_logs(logs: Path, copies: Path, stop: Callable[[], bool]) -> None:
     with os.scandir(logs) as entries:
         for entry in entries:
             copy = copies / entry.name
-            if not entry.is_dir(follow_symlinks=False):
-                continue
+            if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
+                continue  # drafts are half written
             with contextlib.suppress(FileNotFoundError):
-                if copy.exists() and copy.stat().st_mtime_ns == entry.stat().st_mtime_ns:
+                changed = entry.stat().st_mtime_ns  # before: output that is added meanwhile is copied next time
+                if copy.exists() and copy.stat().st_mtime_ns == changed:
                     continue
                 for file in _files(Path(entry.path)):
                     if stop():
                         raise BackupStopped
-                    _make_folders(logs, copies, file.relative_to(logs).parent)
-                    if not (there := copies / file.relative_to(logs)).exists():
-                        copy_file(file, there)
+                    if not (copies / (name := file.relative_to(logs))).exists():
+                        _copy_file(logs, copies, name)
                 if copy.exists():
-                    os.utime(copy, ns=(0, entry.stat().st_mtime_ns))  # last: what is unfinished is done again
+                    os.utime(copy, ns=(0, changed))  # last: what is unfinished is done again
 
 
 def _sync_tree(folder: Path) -> None:

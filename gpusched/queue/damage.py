@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gpusched.errors import GpuschedError
+from gpusched.queue.lease import Superseded
 
 SEARCH_S = 20.0  # a command searches at most this long for the damaged row
 _NO_TEXT = "Could not decode to UTF-8"
@@ -59,7 +60,7 @@ class DatabaseDamaged(GpuschedError):
 
 
 UNREADABLE = (sqlite3.Error, UnicodeDecodeError)  # where the schema is damaged, SQLite's own message is no text
-STORE_FAULTS = (sqlite3.DatabaseError, OSError, DatabaseDamaged)  # not caused by any job, policy or notice
+STORE_FAULTS = (sqlite3.DatabaseError, OSError, DatabaseDamaged, Superseded)  # no fault of a job, policy or notice
 
 
 def guard(cls: type) -> None:

@@ -69,7 +69,7 @@ class LeaseHolder:
             Superseded: There is a higher one.
             OSError: The folder cannot be read.
         """
-        if (highest := _highest(self._state)) > self.term:
+        if (highest := highest_term(self._state)) > self.term:
             lease = read_lease(self._state)
             raise superseded(lease.holder if lease is not None else "another controller", highest)
 
@@ -92,6 +92,18 @@ class LeaseHolder:
                 if not self._watches.setdefault(path.name, RenewalWatch(EXPIRY_S)).is_stale(content):
                     found.append(path.name.rpartition(".")[0])
         return found
+
+    def raised(self, term: int) -> LeaseHolder:
+        """Return the holder of a higher term, claimed in place of this one.
+
+        Raises:
+            Superseded, OSError: As `check`.
+        """
+        holder = claim(self._state, term, self.term)
+        if holder is None:
+            self.check()
+            raise superseded("another controller", term)
+        return holder
 
     def release(self) -> None:
         """Let a standby take over at once."""
@@ -120,8 +132,10 @@ def superseded(by: str, term: int) -> Superseded:
     return Superseded(f"{by} took over (term {term}): this controller stops, jobs keep running")
 
 
-def claim(state: Path, term: int) -> LeaseHolder | None:
+def claim(state: Path, term: int, highest: int | None = None) -> LeaseHolder | None:
     """Claim a term for this process; None: another process has it, or a higher one.
+
+    ``highest``: The highest term when this was decided; of others that claimed one since then, nobody is superseded.
 
     Raises:
         OSError: The folder cannot be written.
@@ -137,7 +151,8 @@ def claim(state: Path, term: int) -> LeaseHolder | None:
         return None
     finally:
         draft.unlink(missing_ok=True)
-    if _highest(state) > term:
+    if highest_term(state) > term or (highest is not None and any(highest < one < term for one in _terms(state))):
+        (folder / str(term)).unlink(missing_ok=True)
         return None
     for old in _terms(state):
         if old < term:
@@ -170,7 +185,11 @@ def next_term(lease: ControllerLease | None, stored: int, now: float) -> int:
 
 def read_lease(state: Path) -> ControllerLease | None:
     """Return the lease; None: none, or not readable."""
-    content = read_lease_bytes(state)
+    return decoded_lease(read_lease_bytes(state))
+
+
+def decoded_lease(content: bytes) -> ControllerLease | None:
+    """Return what a lease file says; None: it cannot be read."""
     try:
         return msgspec.json.decode(content, type=ControllerLease) if content else None
     except msgspec.MsgspecError:
@@ -180,7 +199,7 @@ def read_lease(state: Path) -> ControllerLease | None:
 def read_lease_bytes(state: Path) -> bytes:
     """Return the content of the lease as it is, maybe while it is being written; b"": none."""
     try:
-        return (state / LEASE / str(_highest(state))).read_bytes()
+        return (state / LEASE / str(highest_term(state))).read_bytes()
     except OSError:
         return b""
 
@@ -211,5 +230,10 @@ def _terms(state: Path) -> list[int]:
         return []
 
 
-def _highest(state: Path) -> int:
+def highest_term(state: Path) -> int:
+    """Return the highest claimed term; 0: none.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
     return max(_terms(state), default=0)

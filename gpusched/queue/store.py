@@ -351,6 +351,18 @@ class Reader(
             self._db, self._copy = opened
         return 0 if self._copy is None else self._copy[1]
 
+    @contextmanager
+    def one_moment(self) -> Iterator[None]:
+        """Let all reads inside see the same state: a job that starts meanwhile is in one list, not in two or none."""
+        if self._db.in_transaction:
+            yield
+            return
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._db.execute("ROLLBACK")
+
     def lag_s(self) -> float:
         """Return by how many seconds this view may lag behind the store; 0.0 unless it reads a copy."""
         return 0.0 if self._copy_of is None else float(self.meta(reading.COPY_EVERY) or 0.0)
@@ -750,6 +762,15 @@ class Store(
             import secrets  # readers start faster without it
 
             self.set_meta("cluster_id", "".join(secrets.choice(ids.ALPHABET) for _ in range(8)))
+
+    def raise_term(self, term: int) -> None:
+        """Go on with a higher term.
+
+        Raises:
+            Superseded: Another controller has one.
+        """
+        assert isinstance(self._db, LockWaitingConnection)
+        self._claim(self._db, term)
 
     def _claim(self, db: LockWaitingConnection, term: int) -> None:
         """Make ``term`` the store's, and check it from now on within each transaction that writes."""

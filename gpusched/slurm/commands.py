@@ -43,11 +43,12 @@ class NoAnswer(GpuschedError):
 class Slurm:
     """Slurm's commands on ``PATH``, with the configuration that ``SLURM_CONF`` names.
 
-    Every method runs one or two commands under a time limit and raises `NoAnswer`.
+    Every method runs one or two commands under a time limit and raises `NoAnswer`. ``before_update`` may raise to
+    prevent a change.
     """
 
-    def __init__(self, limit_s: float = LIMIT_S) -> None:
-        self._limit_s = limit_s
+    def __init__(self, limit_s: float = LIMIT_S, before_update: Callable[[], None] = lambda: None) -> None:
+        self._limit_s, self._before_update = limit_s, before_update
         self._reader = JobReader()
         self._mark = secrets.token_urlsafe(9)  # secret, so that no text of a user can imitate it
         self._schedules_memory: bool | None = None
@@ -150,6 +151,7 @@ class Slurm:
         for line in lines:
             if not line.isprintable():
                 raise ValueError(f"a command of scontrol is one line: {line!r}")
+        self._before_update()
         commands = [f"{line}\nshow hostnames {self._mark}{index}\n" for index, line in enumerate(lines)]
         text = self._run(("scontrol",), "".join(commands), self._limit_s + 0.02 * len(lines), merged=True)
         errors = _errors(text, lines, self._mark)

@@ -47,7 +47,7 @@ def export(folder: Path, advance: Callable[[float, int], None] | None = None) ->
         count += 1
     for old in data.glob("*.json"):
         if old.stem not in bundles:
-            old.unlink()
+            old.unlink(missing_ok=True)  # another export may have removed it
     return count
 
 

@@ -32,7 +32,8 @@ def forecast(reader: Reader, inventory: Inventory, now: float) -> dict[str, Any]
     Raises:
         GpuschedError: A policy's file is invalid.
     """
-    snapshot = snapshot_of_store(reader, inventory, live_policies(inventory, reader), now)
+    with reader.one_moment():
+        snapshot = snapshot_of_store(reader, inventory, live_policies(inventory, reader), now)
     if not snapshot.pending:
         return {"now": round(now), "jobs": {}, "ends": {}}
     settings = inventory.settings

@@ -11,7 +11,7 @@ import pickle
 import subprocess
 import sys
 import time
-from concurrent.futures import FIRST_COMPLETED, CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from gpusched.model.jobs import JobRecord as JobRecord
 from gpusched.model.jobs import JobState
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import RankRecord, Reader, Store
+from tests import builders
 from tests.cli.conftest import Site, eventually, site
 
 __all__ = ["site"]  # a fixture
@@ -394,6 +395,60 @@ def test_cancelling(site: Site, cluster: Cluster) -> None:
         cluster.cancel([other])
 
 
+@pytest.mark.parametrize("how", ["set_result", "set_exception"])
+def test_cancelling_while_it_ends(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """In the program's thread, and in the one that waits for jobs."""
+    job = Job[Any](cluster, "0123456789a")
+    record = builders.job(state=JobState.COMPLETED, exit_code=0)
+
+    def ends() -> None:
+        job._end((record,)) if how == "set_result" else job._refused(GpuschedError("no"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "cancel", lambda jobs: ends())
+        assert not job.cancel()
+    assert not job.cancelled()
+    job = Job[Any](cluster, "0123456789a")
+    real = getattr(Job, how)
+
+    def cancelled_first(self: Job[Any], *given: object) -> None:
+        Future.cancel(self)
+        real(self, *given)
+
+    monkeypatch.setattr(Job, how, cancelled_first)
+    ends()
+    assert job.cancelled()
+
+
+def test_what_could_not_be_read_is_read_again(
+    site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, real, failed = list[str](), Reader.ended_since, list[int]()
+
+    def looking(reader: Reader, job_id: str) -> list[JobRecord]:
+        looked.append(job_id)
+        return stored_jobs(reader, job_id)
+
+    def failing(reader: Reader, last: int) -> Any:
+        found = real(reader, last)
+        if job.id in found[1] and not failed:
+            failed.append(1)
+            raise GpuschedError("the disk is busy")
+        return found
+
+    monkeypatch.setattr(watching, "stored_jobs", looking)
+    monkeypatch.setattr(Reader, "ended_since", failing)
+    monkeypatch.setattr(watching, "RETRY_S", 0.0)
+    monkeypatch.setattr(watching, "REOPEN_S", 1e9)
+    monkeypatch.setattr(watching, "MAX_SAMPLED", 0)
+    job = cluster.submit("true", **SMALL)
+    site.fold()
+    eventually(lambda: job.id in looked)  # from now on it is looked at again when it has ended
+    site.end(job.id)
+    assert wait([job], 120).not_done == set()
+    assert failed
+
+
 def test_refusals_end_futures(site: Site, cluster: Cluster) -> None:
     job = cluster.submit("true", priority=0, **SMALL)
     site.inventory.write_text(site.inventory.read_text().replace("s-V100", "other"))
@@ -422,6 +477,22 @@ def test_an_executor_behaves_as_others_do(site: Site, cluster: Cluster) -> None:
     with pytest.raises(RuntimeError, match="after shutdown"):
         pool.submit(len, "a")
     assert not job.cancelled()
+
+
+def test_a_batch_that_ends_in_another_thread(
+    site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, real = Executor(cluster, **SMALL), Job.__init__
+    batch = pool.batch()
+    batch.__enter__()
+
+    def interrupted(self: Job[Any], *given: Any) -> None:
+        real(self, *given)
+        if pool._batch is not None:
+            batch.__exit__(None, None, None)
+
+    monkeypatch.setattr(Job, "__init__", interrupted)
+    assert pool.submit(len, "a").id == site.only_submit().id
 
 
 def test_an_exception_leaves_an_executor_at_once(site: Site, cluster: Cluster) -> None:

@@ -263,6 +263,24 @@ def test_it_tells_how_far_it_is(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "job" / "progress.json").read_text())["step"] == 3
 
 
+def test_two_threads_report_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpusched import job
+
+    dump, other = json.dump, threading.Thread(target=job.progress, args=(2,))
+
+    def interrupted(*given: Any) -> None:
+        if threading.current_thread() is not other:
+            other.start()
+            other.join()
+        dump(*given)
+
+    monkeypatch.setenv("GPUSCHED_JOB_DIR", str(tmp_path))
+    monkeypatch.setattr(job.json, "dump", interrupted)
+    job.progress(1)
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+    assert json.loads((tmp_path / "progress.json").read_text())["step"] == 1
+
+
 def test_tasks_have_what_is_theirs(tmp_path: Path) -> None:
     program = functions.program([operator.mul], [((n, 7), {}) for n in range(3)], Settings(), array=True)
     assert [run(program.text + task, tmp_path, *BARE).value for task in program.of_tasks] == [0, 7, 14]

@@ -7,11 +7,16 @@ import pwd
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
+from gpusched.client.context import Client
+from gpusched.client.control import selected
+from gpusched.client.resolve import Resolver
 from gpusched.client.wait import OUTPUT_S
+from gpusched.client.why import sizes_of_pending
 from gpusched.errors import GpuschedError
 from gpusched.model.commands import (
     AnyCommand,
@@ -23,8 +28,8 @@ from gpusched.model.commands import (
     Resume,
     SetPriority,
 )
-from gpusched.model.jobs import JobState
-from gpusched.queue.store import RankRecord, Store
+from gpusched.model.jobs import JobRecord, JobState
+from gpusched.queue.store import RankRecord, Reader, Store
 from tests.cli.conftest import GPUSCHED, Site
 
 
@@ -121,6 +126,39 @@ def test_a_job_that_ends_while_others_of_its_user_are_selected_is_left_out(
     assert site.call("cancel", "--json", waits, "-u", me).code == 2
     site.fold()
     assert site.call("cancel", "--json", "--wait", "-u", me).ok().json["ids"] == []
+
+
+def test_a_job_that_starts_while_jobs_are_read_is_in_one_list(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that run are read before those that wait, or after them: each time it would be in none, or in both."""
+    job = site.submit()
+    site.fold()
+    real_rows, real_pending = Reader.rows, Reader.pending_rows
+
+    def starts() -> None:
+        store = Store.create_or_open(site.state)
+        if store.job(job).state is JobState.PENDING:  # type: ignore[union-attr]
+            site.start(job)
+        store.close()
+
+    def rows(reader: Reader, **how: Any) -> list[JobRecord]:
+        found = real_rows(reader, **how)
+        starts()
+        return found
+
+    def pending_rows(reader: Reader) -> list[JobRecord]:
+        found = real_pending(reader)
+        starts()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reader, "rows", rows)
+        assert selected(Client(), None, None) == ([job], 1)
+    assert [j["state"] for j in site.call("status", "--json").ok().json] == ["RUNNING"]
+    site.change(job, state=JobState.PENDING, allocation=None, start_time=None)
+    waiting = Resolver(Client()).target(job).jobs[0]
+    monkeypatch.setattr(Reader, "pending_rows", pending_rows)
+    snapshot, _ = sizes_of_pending(Client(), waiting)
+    assert [[view.id for view in jobs] for jobs in (snapshot.running, snapshot.pending)] == [[], [job]]
 
 
 def test_of_several_jobs_those_that_have_not_ended_are_cancelled(site: Site) -> None:

@@ -8,11 +8,13 @@ import subprocess
 import time
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from gpusched.client import resolve
 from gpusched.config.inventory import load_inventory
 from gpusched.doctor.state import examine_state
 from gpusched.model import ids
@@ -26,13 +28,42 @@ from gpusched.queue.inbox import Inbox
 from gpusched.queue.lease import STANDBYS
 from gpusched.queue.presence import COMPILING, FILE, announce, controller_of, controller_presence
 from gpusched.queue.snapshots import _unavailable
-from gpusched.queue.store import INVENTORY_TROUBLE, NodeRecord, Store
+from gpusched.queue.store import INVENTORY_TROUBLE, NodeRecord, Reader, Store
 from tests.cli.conftest import GPUSCHED, INVENTORY, Site, eventually
 
 KEYS = {
     "id", "name", "user", "partition", "flavor", "state", "reason", "nodes", "gpus", "submit_time", "start_time",
     "end_time", "exit_code", "energy_j",
 }  # fmt: skip
+
+
+def test_a_new_job_of_another_user_is_waited_for_by_the_time_in_its_id(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in an inbox that this user cannot read, then in the next copy of the store."""
+    submit = site.submit()
+    (site.state / "inbox/new" / f"{submit}.submit").rename(site.folder / "unreadable")
+    site.fold()
+    started, now = time.time(), [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 4.0 and (site.folder / "unreadable").exists():
+            (site.folder / "unreadable").rename(site.state / "inbox/new" / f"{submit}.submit")
+            site.fold()
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep, time=lambda: ids.minted_at(submit) + now[0])
+    monkeypatch.setattr(resolve, "time", clock)
+    monkeypatch.setattr(Reader, "lag_s", lambda self: 0.6)
+    assert abs(ids.minted_at(submit) - started) < 3600
+    assert site.call("show", submit, "--json").ok().json["id"] == submit
+    assert 4.0 < now[0] < 5.0
+    old, now[0] = ids.mint(ids.minted_at(submit) - 60.0), 0.0
+    assert "there is no job" in site.call("show", old).err
+    assert now[0] == 0.0, "it would be there by now"
+    unknown = ids.mint(ids.minted_at(submit))
+    assert "there is no job" in site.call("show", unknown).err
+    assert 5.0 < now[0] < 9.0
 
 
 def test_who_was_stopped_for_others_is_told(site: Site) -> None:

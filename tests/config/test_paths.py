@@ -1,5 +1,6 @@
-"""Where the state folder is."""
+"""Where the state folder is, and how its files are written."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,28 @@ def test_config_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert paths.config_folder() == home / ".config/gpusched"
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "xdg"))
     assert paths.config_folder() == home / "xdg/gpusched"
+
+
+def test_each_of_two_writers_of_a_file_has_a_draft_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, fsync, synced = tmp_path / "weights", os.fsync, list[int]()
+
+    def interrupted(file: int) -> None:
+        synced.append(file)
+        if len(synced) == 1:
+            paths.write_atomic(path, b"the other one's, which is longer")
+        fsync(file)
+
+    monkeypatch.setattr(paths.os, "fsync", interrupted)
+    paths.write_atomic(path, b"ours")
+    assert path.read_bytes() == b"ours"
+    assert len(synced) == 2
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(paths.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        paths.write_atomic(path, b"more")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("weights", b"ours")]

@@ -1,12 +1,14 @@
 """Policies: those that come along, a site's own, and what can be wrong with them."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gpusched.config.inventory import load_inventory
 from gpusched.config.policies import BUILT_IN, load_policies, load_policy, policy_names
-from gpusched.config.weights import ModelError, load_model
+from gpusched.config.weights import ModelError, digest_of, load_file, load_model, save_model
 from gpusched.errors import FileError, UsageError
 from gpusched.model.policy import PreemptionSettings, Resizing
 
@@ -218,6 +220,36 @@ def test_an_agent_that_chooses_nodes(site: Path) -> None:
     with pytest.raises(ModelError) as caught:
         load_model(Path(one.folder), "A", "topology")
     assert caught.value.message == "one/default.safetensors: no weights for A"
+
+
+def test_weights_that_are_replaced_while_they_are_read(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site / "p.yaml").write_text("agent: rltune\n")
+    (site / "p").mkdir()
+    file, other, read_bytes = site / "p" / "default.safetensors", site / "other", Path.read_bytes
+    for number, path in ((1.0, file), (2.0, other)):
+        save_model(path, "rltune", {"w": np.array([number])})
+
+    def replaced(path: Path) -> bytes:
+        content = read_bytes(path)
+        other.replace(file)
+        return content
+
+    before = read_bytes(file)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", replaced)
+        model = load_model(site / "p", "A", "rltune")
+    assert (model.arrays["w"].tolist(), model.digest) == ([1.0], digest_of(before))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda path: read_bytes(site / "gone"))
+        with pytest.raises(FileError, match="found no such file or directory, expected weights that can be read"):
+            load_policy("p.yaml")
+
+
+def test_weights_of_numbers_that_numpy_lacks(site: Path) -> None:
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+    (site / "w").write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0")
+    with pytest.raises(ModelError, match="these weights cannot be read: 'BF16'"):
+        load_file(site / "w", "rltune")
 
 
 def test_what_an_agent_must_leave_alone(site: Path) -> None:

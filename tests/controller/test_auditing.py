@@ -140,6 +140,38 @@ def test_a_full_file_is_renamed_and_the_oldest_go(world: InboxWorld, monkeypatch
     assert [entry.seq for entry in recorded(world)] == [3, 4, 5]
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("what", ["audit_entries", "old_files"])
+def test_entries_that_are_moved_while_it_is_read_are_read_once(
+    world: InboxWorld, monkeypatch: pytest.MonkeyPatch, what: str, when: str
+) -> None:
+    """From the store to the log's latest file, or with that to an old one."""
+    world.say(Drain(time=NOW, nodes=("n0",), reason="x"))
+    if what == "old_files":
+        export(world)
+        monkeypatch.setattr(auditing, "MAX_FILE_BYTES", 1)
+    world.say(Drain(time=NOW, nodes=("n1",), reason="x"))
+    place: Any = Store if what == "audit_entries" else audit
+    real, moved = getattr(place, what), list[int]()
+
+    def move() -> None:
+        if not moved:
+            moved.append(1)
+            export(world)
+
+    def read(*given: Any) -> Any:
+        if when == "before":
+            move()
+        found = real(*given)
+        move()
+        return found
+
+    monkeypatch.setattr(place, what, read)
+    assert [entry.seq for entry in recorded(world)] == [1, 2]
+    assert len(audit.old_files(world.state)) == (what == "old_files")
+    assert [entry.seq for entry in recorded(world)] == [1, 2]
+
+
 def test_a_line_that_is_no_entry_is_named(world: InboxWorld) -> None:
     world.say(Drain(time=NOW, nodes=("n0",), reason="x"))
     export(world)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpusched.client import backups as client_backups
+from gpusched.client.backups import listed_backups
+from gpusched.client.context import Client
 from gpusched.client.metrics import collect
 from gpusched.controller.backups import RETRY_S, BackupRunner
 from gpusched.controller.notices.making import NoticeMaker
@@ -14,7 +18,7 @@ from gpusched.doctor.state import examine_state
 from gpusched.model.backups import BACKUP_META, backup_result, backup_trouble
 from gpusched.model.notices import Notices, Receiver
 from gpusched.model.resources import BackupSettings
-from gpusched.queue.backup import backups
+from gpusched.queue.backup import backups, check_backup
 from gpusched.queue.store import Store
 
 NOW, HOUR = 1_800_000_000.0, 3600.0
@@ -80,6 +84,19 @@ def test_a_failure_is_reported_once_and_tried_again_soon(site: Runner) -> None:
     assert [notice.body["text"].split(":")[0] for notice in notices] == ["backup failed"], "of users none"
 
 
+def test_it_is_recorded_for_the_folder_that_it_was_made_in(site: Runner, tmp_path: Path) -> None:
+    other = BackupSettings(to=str(tmp_path / "other"))
+    site.runner.step(site.settings, NOW)  # and `to` is changed while it is made
+    site.runner.finish(other, NOW + 1)
+    kept = backup_result(site.store.meta(BACKUP_META))
+    assert kept is not None
+    assert kept.to == str(site.to)
+    site.runner.finish(other, NOW + 2)  # the new folder's, which was due at once
+    kept = backup_result(site.store.meta(BACKUP_META))
+    assert kept is not None
+    assert (kept.to, len(backups(Path(other.to)))) == (other.to, 1)
+
+
 def test_check_reports_it(site: Runner) -> None:
     def findings() -> list[str]:
         return [f.status for f in examine_state(site.state, 5, NOW) if f.check == "backup"]
@@ -91,3 +108,23 @@ def test_check_reports_it(site: Runner) -> None:
     assert findings() == ["warn"], "another folder is tried at once"
     site.step(NOW + HOUR, to="")
     assert findings() == []
+
+
+def test_one_that_is_rotated_away_while_it_is_checked_is_not_bad(
+    site: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.step(NOW)
+    site.step(NOW + HOUR)
+    first, second = backups(site.to)
+
+    def check(path: Path) -> str:
+        if path == first.path:
+            shutil.rmtree(path)
+        return check_backup(path)
+
+    monkeypatch.setattr(client_backups, "check_backup", check)
+    (site.to.parent / "inventory.yaml").write_text(
+        "partitions: {p: {defaults: {gpus: 1, cores: 1, memory: 1G, runtime: process}, nodes: [n]}}"
+    )
+    monkeypatch.setenv("GPUSCHED_INVENTORY", str(site.to.parent))
+    assert [(one.name, one.error) for one in listed_backups(Client(), site.to, check=True)] == [(second.name, "")]

@@ -20,7 +20,16 @@ from gpusched.controller import leadership as module
 from gpusched.controller.leadership import AlreadyRunning, controller_lock, end_former, leadership, standby
 from gpusched.controller.service import LockWait
 from gpusched.errors import GpuschedError
-from gpusched.queue.lease import LEASE, STANDBYS, ControllerLease, RenewalWatch, Superseded, claim, read_lease
+from gpusched.queue.lease import (
+    LEASE,
+    STANDBYS,
+    ControllerLease,
+    LeaseHolder,
+    RenewalWatch,
+    Superseded,
+    claim,
+    read_lease,
+)
 from gpusched.queue.presence import this_process
 from gpusched.queue.store import Store
 
@@ -156,6 +165,34 @@ def test_a_standby_begins_at_once_where_no_controller_is(tmp_path: Path, clock: 
     with standby(tmp_path, 15.0, clock.sleep) as found:
         assert found is not None
     assert clock.now == 5.0
+
+
+@pytest.mark.parametrize("step", ["read_lease_bytes", "_stored_term"])
+def test_of_two_standbys_the_slower_one_does_not_supersede_the_other(
+    tmp_path: Path, clock: Time, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Both see the same silence; one takes over between two steps of the other."""
+    claim(tmp_path, 7)
+    Store.create_or_open(tmp_path, term=7).close()
+    put(tmp_path)
+    real, others = getattr(module, step), list[LeaseHolder]()
+
+    def overtaken(state: Path) -> object:
+        found = real(state) if step == "read_lease_bytes" else None
+        if clock.now >= 15 and not others:
+            other = claim(state, 8)
+            assert other is not None
+            others.append(other)
+            put(state)  # it is another machine's
+            Store.create_or_open(state, term=8).close()
+        return found if found is not None else real(state)
+
+    monkeypatch.setattr(module, step, overtaken)
+    with standby(tmp_path, 15.0, lambda seconds: clock.sleep(seconds) or clock.now > 25) as found:
+        assert found is None
+    (other,) = others
+    other.check()
+    assert lease_of(tmp_path).term == 8
 
 
 def test_a_standby_whose_waiting_is_stopped_leaves_nothing(tmp_path: Path, clock: Time) -> None:

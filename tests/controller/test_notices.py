@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.notices import Notices, Receiver
 from gpusched.model.resources import Inventory
+from gpusched.queue.lease import Superseded
 from gpusched.queue.store import Store, UsageRow
 from tests import builders
 from tests.builders import spec
@@ -44,6 +46,18 @@ def made(store: Store, asked: Notices, event: Event | None = None, now: float = 
     maker = NoticeMaker(store, asked, "c", now)
     notices = maker.of_event(event) if event is not None else maker.of_running(store.active())
     return [(n.to.removeprefix("mail ").split("@")[0], n.body["notice"]) for n in notices]
+
+
+def test_that_another_controller_took_over_is_no_fault_of_a_notice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = Store.create_or_open(tmp_path, term=5)
+    service = NotificationService(old)
+    old.append([Event(time=T, kind="node_down", data={"node": "n0", "why": "x"})])
+    with closing(Store.create_or_open(tmp_path, term=6)), closing(old):
+        with pytest.raises(Superseded):
+            service.step(msgspec.structs.replace(inventory(), notices=Notices(to=(HOOK,))), T)
+    assert caplog.messages == []
 
 
 def test_near_its_limit_and_not_before(store: Store) -> None:

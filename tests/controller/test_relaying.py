@@ -12,6 +12,7 @@ import gpusched
 from gpusched.controller import service as module
 from gpusched.controller.service import RELAY_RESTART_S, RelayProcess
 from gpusched.model.relay import SOCKET
+from gpusched.queue.lease import Superseded
 from tests.logged import messages
 from tests.testbed.waiting import wait_until
 
@@ -24,12 +25,17 @@ class Place:
         self.script.write_text(SCRIPT.format(told=self.told))
         self.script.chmod(0o755)
         self.now = 5.0
-        self.relaying = RelayProcess(folder, folder / "inventory.yaml")
+        self.relaying = RelayProcess(folder, folder / "inventory.yaml", self._check)
+        self.superseded = False
         self._caplog = caplog
 
     @property
     def said(self) -> list[str]:
         return messages(self._caplog)
+
+    def _check(self) -> None:
+        if self.superseded:
+            raise Superseded("another controller took over")
 
     def pid(self) -> int | None:
         return self.relaying._process.pid if self.relaying._process else None
@@ -95,3 +101,13 @@ def test_its_end_takes_the_socket_away(place: Place) -> None:
         assert (process.returncode, place.pid()) == (-9, None)
         place.now += RELAY_RESTART_S
     place.relaying.close()
+
+
+def test_a_superseded_controllers_end_leaves_the_socket_which_is_the_other_ones(place: Place) -> None:
+    """However it ends: it may be stopped before it has noticed."""
+    place.relaying.watch()
+    (place.state / SOCKET).touch()
+    place.superseded = True
+    place.relaying.close()
+    assert (place.state / SOCKET).exists()
+    assert place.pid() is None

@@ -14,20 +14,28 @@ import threading
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpusched.cluster.base import NodeObservation
 from gpusched.controller import service as module
+from gpusched.controller.leadership import leadership
+from gpusched.controller.recovery.unsettled import leave_unsettled
 from gpusched.controller.service import Service, StopFlag, run_forever, tick_once
+from gpusched.controller.slurm.cycle import SlurmCycle
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
 from gpusched.model.jobs import JobState
 from gpusched.model.resources import Inventory, Node
+from gpusched.nodes.fencing import TermRefused
 from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.inbox import Inbox
+from gpusched.queue.lastgood import Declared
+from gpusched.queue.lease import TERM, Superseded, claim, highest_term
 from gpusched.queue.presence import FILE, controller_of
 from gpusched.queue.store import INVENTORY_TROUBLE, Reader, UsageRow
+from gpusched.slurm.commands import NoAnswer
 from tests.builders import spec
 from tests.controller.applying import NOW
 from tests.controller.declared import DECLARED
@@ -43,6 +51,7 @@ class Nodes(ImaginedCluster):
         self.waited: list[float] = []
         self.trouble: Exception | None = None
         self.declared: Inventory | None = None
+        self.term = 0
 
     def observe(
         self,
@@ -59,6 +68,9 @@ class Nodes(ImaginedCluster):
 
     def use_inventory(self, inventory: Inventory) -> None:
         self.declared = inventory
+
+    def raise_term(self, term: int) -> None:
+        self.term = term
 
     def watch_ends(self, wake: Callable[[], None]) -> None:
         pass
@@ -143,6 +155,45 @@ def test_a_shared_installation_lets_others_in(site: Installation) -> None:
     assert (site.state / "inbox/new").stat().st_mode & 0o7777 == 0o3733
 
 
+def test_a_superseded_controller_changes_nothing_in_slurm(
+    site: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm knows no terms: each change is preceded by a look at the lease."""
+    monkeypatch.setenv("PATH", "")
+    with leadership(site.state) as leads:
+        service = site.start()
+        service._leadership = leads
+        beside = msgspec.structs.replace(service.cycle.inventory, engine="slurm")
+        cycle = service._new_cycle(beside, service.cycle.policies)
+        assert isinstance(cycle, SlurmCycle)
+        with pytest.raises(NoAnswer):  # there is no scontrol
+            cycle._slurm.update(["show nothing"])
+        assert claim(site.state, leads.term + 1) is not None
+        with pytest.raises(Superseded):
+            cycle._slurm.update(["show nothing"])
+        cycle.close()
+
+
+def test_a_node_that_was_silent_at_a_recovery_may_have_seen_later_controllers(site: Installation) -> None:
+    """It obeys the controller of the recovered store once that has a higher term; any other node's refusal counts."""
+    with leadership(site.state) as leads:
+        service = site.start()
+        service._leadership = leads
+        leave_unsettled(service.store, ["n1"], NOW, 0.0)
+        service._replace_cycle()
+        seen = leads.term + 7
+        service._refused(TermRefused("n1", seen))
+        service.run(0.0)
+        assert (leads.term, site.nodes.term, leads.is_lost) == (seen + 1, seen + 1, False)
+        assert (service.store.meta(TERM), highest_term(site.state)) == (str(seen + 1), seen + 1)
+        leads.check()
+        assert claim(site.state, seen + 9) is not None
+        with pytest.raises(Superseded):
+            leads.raise_term(seen + 8)
+        service._refused(TermRefused("n0", seen + 9))
+        assert leads.is_lost
+
+
 def test_once_an_hour_it_tidies_up(site: Installation) -> None:
     service, logs = site.start(), site.state / "logs/job"
     logs.mkdir(parents=True)
@@ -204,6 +255,84 @@ def test_a_changed_inventory_is_taken_up_and_a_broken_one_is_not(site: Installat
     site.change(DECLARED)
     again.run(0.0)
     assert (len(again.cycle.inventory.nodes), again.store.meta(INVENTORY_TROUBLE)) == (2, "")
+
+
+def test_what_is_half_saved_is_not_refused(site: Installation) -> None:
+    service = site.start()
+    site.change("")  # an editor's first step
+    service.run(0.0)
+    site.change(DECLARED.replace("tick: 7s", "tick: 9s"))
+    service.run(0.0)
+    assert service.store.meta("tick_s") == "9.0"
+    assert "inventory_refused" not in site.kinds()
+
+
+def test_a_change_within_the_resolution_of_the_clock_is_seen(site: Installation) -> None:
+    service = site.start()
+    status = site.path.stat()
+    site.path.write_text(DECLARED.replace("tick: 7s", "tick: 11s"))
+    os.utime(site.path, ns=(status.st_mtime_ns,) * 2)
+    service.run(0.0)
+    assert service.store.meta("tick_s") == "11.0"
+
+
+def test_a_change_during_the_start_is_seen(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = module.declared_or_kept
+
+    def changed_then(*given: Path) -> Declared:
+        found = read(*given)
+        site.change(DECLARED.replace("tick: 7s", "tick: 9s"))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "declared_or_kept", changed_then)
+        service = site.start()
+    service.run(0.0)
+    assert service.store.meta("tick_s") == "9.0"
+
+
+def test_a_folder_of_policies_that_is_being_replaced_ends_no_controller(
+    site: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies = site.path.parent / "ours"
+    policies.mkdir()
+    (policies / "mine.yaml").write_text("order: fifo\n")
+    site.path.write_text(DECLARED.replace("    nodes", "    policy: mine\n    nodes"))
+    monkeypatch.setenv("GPUSCHED_POLICIES", str(policies))
+    service = site.start()
+    policies.rename(site.path.parent / "old")
+    service.run(0.0)
+    (site.path.parent / "old").rename(policies)
+    service.run(0.0)
+    assert "inventory_refused" not in site.kinds()
+    policies.rename(site.path.parent / "old")
+    for _ in range(2):
+        service.run(0.0)
+    assert "GPUSCHED_POLICIES names" in (service.store.meta(INVENTORY_TROUBLE) or "")
+    assert service.cycle.policies["p"].name == "mine"
+
+
+def test_a_policy_that_vanishes_between_two_looks_costs_no_cycle(
+    site: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = site.path.parent / "policies" / "mine.yaml"
+    mine.parent.mkdir()
+    mine.write_text("order: fifo\n")
+    service = site.start()
+    real, seen = Path.stat, list[Path]()
+
+    def vanishing(path: Path, **how: bool) -> os.stat_result:
+        if path == mine:
+            seen.append(path)
+            if len(seen) > 1:
+                raise FileNotFoundError(2, "No such file or directory", str(path))
+        return real(path, **how)
+
+    monkeypatch.setattr(Path, "stat", vanishing)
+    service.run(0.0)
+    service.run(0.0)
+    assert len(seen) > 1
+    assert "inventory_refused" not in site.kinds()
 
 
 def test_a_policy_of_ones_own_is_looked_at_as_well(site: Installation) -> None:

@@ -73,3 +73,34 @@ def test_nodes_that_hang_keep_no_others_from_being_heard(tmp_path, monkeypatch: 
     finally:
         answers.set()
         cluster.close()
+
+
+def test_a_node_that_leaves_during_its_probe_is_connected_to_no_more(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, answers, opened, closed = threading.Event(), threading.Event(), list[object](), list[object]()
+
+    def probe(transport: Any, node: Any, cluster_id: str, settings: Any, now: Any, **options: Any) -> NodeReading:
+        began.set()
+        answers.wait()
+        return NodeReading(node=node.name, time=now())
+
+    def open_transport(node: Any, settings: Any) -> Any:
+        opened.append(node)
+        return SimpleNamespace(close=lambda: closed.append(node))
+
+    monkeypatch.setattr(ssh, "probe", probe)
+    monkeypatch.setattr(ssh, "open_transport", open_transport)
+    cluster = ssh.SshCluster(inventory(1), "c", tmp_path)
+    node = inventory(1).nodes[0]
+    try:
+        cluster.observe([node], 0.0)
+        began.wait()
+        last = cluster._probes[node.name]
+        cluster.observe([], 0.0)
+        answers.set()
+        last.result()
+        assert (opened, closed) == ([node], [node])
+    finally:
+        answers.set()
+        cluster.close()

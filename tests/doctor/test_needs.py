@@ -72,3 +72,31 @@ def test_check_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     findings = examine_policies(load_inventory(file), tmp_path / "state")
     assert [(f.check, f.status) for f in findings] == [("policy", "ok"), ("optimiser", "warn")]
+
+
+def test_files_that_are_saved_while_it_looks_give_no_false_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, draft = tmp_path / "inventory.yaml", tmp_path / "policies" / "draft.yaml"
+    path.write_text("partitions: {p: {defaults: {gpus: 0, cores: 1, memory: 1G, runtime: process}, nodes: [n]}}")
+    draft.parent.mkdir()
+    draft.write_text("order: fifo")
+    load_policy, inventory_errors = files.load_policy, files.inventory_errors
+
+    def renamed(file: Path) -> PolicySpec:
+        file.unlink()
+        return load_policy(file)
+
+    def truncated(file: Path) -> object:
+        errors = inventory_errors(file)
+        path.write_text("")
+        return errors
+
+    monkeypatch.setattr(files, "load_policy", renamed)
+    monkeypatch.setattr(files, "inventory_errors", truncated)
+    declared = files.examine_inventory(path)[1]
+    assert declared is not None
+    assert [(f.check, f.status) for f in examine_policies(declared, tmp_path)] == [("policy", "ok")]
+    assert not draft.exists()
+    path.write_text("partitions: 7")
+    assert [f.status for f in files.examine_inventory(path)[0]] == ["fail"]

@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,30 @@ def test_open_to_others(state: Path, folder: str) -> None:
     assert wrong(state) == {}
     state.chmod(0o777)
     assert wrong(state) == {"permissions": "fail"}
+
+
+@pytest.mark.parametrize("name", ["secrets", "secrets/j.json", f"{DATABASE}-wal", "inbox/tmp"])
+def test_what_vanishes_meanwhile_hides_no_finding(
+    state: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job with secrets ends, say, between the listing of their folder and its look at the file."""
+    (state / "secrets").mkdir(mode=0o700)
+    (state / "secrets/j.json").touch(mode=0o600)
+    with closing(Store.create_or_open(state)):  # which has a -wal
+        expected = set(examine(state))
+        real, gone = Path.stat, state / name
+        seen = list[Path]()
+
+        def vanish(path: Path, **how: bool) -> os.stat_result:
+            if path == gone:  # whoever looks whether it is there has seen it
+                seen.append(path)
+                if len(seen) > (path.name != "j.json"):
+                    raise FileNotFoundError(2, "No such file or directory", str(path))
+            return real(path, **how)
+
+        monkeypatch.setattr(Path, "stat", vanish)
+        assert set(examine(state)) == expected
+    assert seen
 
 
 def test_a_database_that_others_can_lock(state: Path) -> None:

@@ -257,6 +257,52 @@ def test_what_waits_for_its_start_is_told_of_only_when_its_launcher_ends(
     wait_until(lambda: (held.name, -1) in watch._nodes[NODE]._reported, what="the launcher's end")
 
 
+class Quiet:
+    """A node whose sessions say nothing; ``during`` is called while one is opened."""
+
+    def __init__(self) -> None:
+        self.sessions: list[Quiet.Session] = []
+        self.during: Callable[[], None] = lambda: None
+
+    class Session:
+        def __init__(self) -> None:
+            self.closed = threading.Event()
+            self.close = self.closed.set
+
+        def pump(self, take: object) -> int:
+            self.closed.wait()
+            return 0
+
+        def write(self, data: bytes) -> int:
+            return len(data)
+
+    def session(self, argv: tuple[str, ...], terminal: object = None) -> Quiet.Session:
+        self.sessions.append(Quiet.Session())
+        self.during()
+        return self.sessions[-1]
+
+
+def test_a_node_that_leaves_keeps_no_channel_whenever_its_last_probe_ends(watch: EndWatch) -> None:
+    node = Quiet()
+    running = ContainerReading(name="gpusched-1-1-0", phase="running", pid=1)
+
+    def update() -> None:
+        watch.update(NODE, cast(Transport, node), NodeReading(node=NODE, time=0.0, containers=(running,)))
+
+    node.during = lambda: watch.drop(NODE)
+    update()
+    assert node.sessions[0].closed.is_set(), "it left while the channel was opened"
+    node.during = lambda: None
+    update()  # it had left before
+    watch._nodes[NODE]._on_end((running.name, 1))
+    watch.keep_only({NODE})
+    assert watch.is_due(())
+    assert not node.sessions[1].closed.is_set()
+    watch.keep_only(())
+    assert node.sessions[1].closed.is_set()
+    assert not watch.is_due(()), "nobody probes it, so there would be news for ever"
+
+
 def test_nothing_is_opened_before_it_begins(transport: Counting, jobs: Callable[..., Job]) -> None:
     watch = EndWatch(CLUSTER)
     watch.update(NODE, transport, reading(jobs()))

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,78 @@ def test_a_copy_is_of_one_moment_however_often_the_writer_commits_meanwhile(
     with sqlite3.connect(made / DATABASE) as db:
         assert db.execute("SELECT count(*) FROM events WHERE kind = 'late'").fetchone() == (0,)
     assert store.latest_event() == 4000 + steps
+
+
+@pytest.mark.parametrize("moment", ["listed", "opened", "copied"])
+def test_files_that_vanish_meanwhile_fail_no_backup(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Commands are applied, and jobs with secrets end, while it copies."""
+    files = [tmp_path / "state" / name for name in ("inbox/new/1.submit", "secrets/j.json", "policies/p.yaml")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(file.name)
+    gone = files[1]
+    (real_walk, real_copy) = os.walk, shutil.copyfile
+
+    def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for found in real_walk(folder):
+            if moment == "listed" and Path(found[0]) == gone.parent:
+                gone.unlink()
+            yield found
+
+    def copyfile(source: Path, copy: Path, **how: bool) -> None:
+        if moment == "opened" and source == gone:
+            gone.unlink()
+        real_copy(source, copy, **how)
+        if moment == "copied" and source == gone:
+            gone.unlink()
+
+    monkeypatch.setattr(backup.os, "walk", walk)
+    monkeypatch.setattr(backup.shutil, "copyfile", copyfile)
+    made = make()
+    assert not gone.exists()
+    assert [(made / file.relative_to(tmp_path / "state")).exists() for file in (files[0], files[2])] == [True, True]
+    assert [path.name for path in (made / "secrets").glob("*")] == (["j.json"] if moment == "copied" else [])
+
+
+def test_a_submission_that_is_applied_meanwhile_is_in_the_backup(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = tmp_path / "state/inbox/new/1.submit"
+    command.parent.mkdir(parents=True, exist_ok=True)
+    command.touch()
+    copy_database = backup._copy_database
+
+    def copying(*given: Any) -> object:
+        manifest = copy_database(*given)
+        command.unlink()  # applied right after the database was read
+        return manifest
+
+    monkeypatch.setattr(backup, "_copy_database", copying)
+    assert (make() / "inbox/new/1.submit").exists()
+
+
+def test_output_that_is_added_during_a_copy_is_in_the_next_one(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs, copies = tmp_path / "state/logs", tmp_path / "backups/logs"
+    (logs / "j").mkdir(parents=True)
+    (logs / ".collecting").mkdir()
+    for name in ("j/1.0.log", ".collecting/j.2.0.log"):
+        (logs / name).write_text(name)
+    real = shutil.copyfile
+
+    def copyfile(source: Path, copy: Path, **how: bool) -> None:
+        real(source, copy, **how)
+        if source == logs / "j/1.0.log":
+            (logs / "j/1.1.log").write_text("later")
+            os.utime(logs / "j", (NOW, NOW))  # whatever the resolution of the disk's clock
+
+    monkeypatch.setattr(backup.shutil, "copyfile", copyfile)
+    make()
+    make(HOUR)
+    assert sorted(str(path.relative_to(copies)) for path in copies.glob("*/*")) == ["j/1.0.log", "j/1.1.log"]
 
 
 def test_without_wal_the_writer_is_not_kept_waiting_between_steps(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.json import encode
 from msgspec.structs import replace
 
+from gpusched.model.interference import JobClassEstimate
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.units import local_clock
@@ -20,6 +21,7 @@ from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
 from gpusched.sched.interference.beliefs import cost_of_neighbour
 from gpusched.sched.topology.contention import cost_of
+from gpusched.sched.topology.live import _BeliefCache
 from gpusched.sched.topology.patience import HARMLESS, PATIENCE_S
 from tests.sched.contention import LATE, Plain, arrays, beliefs, clusters, named
 from tests.sched.racks import FOUR, HALF, TWO_RACKS, with_place
@@ -275,3 +277,19 @@ def test_a_job_rather_takes_what_only_public_tables_mind_than_waiting() -> None:
     snap = snapshot(FOUR[:2], [job], busy, place="contention", beliefs=beliefs(0.02, 0.3, 1.0))
     assert [n for n, _ in started(decide(snap))["j"]] == ["n1"]
     assert [n for n, _ in started(decide(replace(snap, beliefs=beliefs(0.02, 0.2, 1.0))))["j"]] == ["n0"]
+
+
+def test_a_cache_that_another_thread_fills_can_be_taken_over() -> None:
+    """A late agent, a shadow or a forecast goes on with former beliefs while the next cycle begins with new ones."""
+    known = JobClassEstimate(kind="a/b")
+    former = _BeliefCache({"a/b": known}, None)
+
+    class Row:
+        @property
+        def alone(self) -> bool:
+            former.rows["a/b", len(former.rows) + 100, ()] = Row()  # type: ignore[assignment]
+            return True
+
+    former.rows = {("a/b", gpus, ()): Row() for gpus in range(3)}  # type: ignore[misc]
+    later = _BeliefCache({"a/b": known}, former)
+    assert len(later.rows) == 3

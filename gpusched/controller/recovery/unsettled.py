@@ -44,6 +44,10 @@ class UnsettledNodes:
         self._asked: dict[str, Future[NodeRecords]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
+    def __contains__(self, node: str) -> bool:
+        """Return whether this node is not settled yet; safe in any thread."""
+        return node in self._left.nodes
+
     def withhold(
         self, inventory: Inventory, observations: dict[str, NodeObservation], now: float
     ) -> dict[str, NodeObservation]:

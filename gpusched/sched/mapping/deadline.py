@@ -38,6 +38,7 @@ class Deadline:
 
     work_per_s: ClassVar[float] = 100_000.0  # how fast programs are made here (`SearchLimits`), by what was measured
     _left: ClassVar[list[threading.Thread]] = []
+    _lock: ClassVar[threading.Lock] = threading.Lock()  # of `_left`: several partitions' decisions run side by side
     _settled: ClassVar[bool] = False
 
     def __init__(self, budget_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -69,7 +70,8 @@ class Deadline:
         thread.start()
         thread.join(now + left - self._clock())
         if thread.is_alive():
-            Deadline._left.append(thread)
+            with Deadline._lock:
+                Deadline._left.append(thread)
         elif errors:
             raise errors[0]
         if search.work_per_s is not None:
@@ -78,11 +80,13 @@ class Deadline:
 
     def _room(self, left_s: float) -> bool:
         """Wait until one more search may run; return whether it may."""
-        Deadline._left = [thread for thread in Deadline._left if thread.is_alive()]
-        if len(Deadline._left) < _MAX_ABANDONED:
+        with Deadline._lock:
+            Deadline._left = left = [thread for thread in Deadline._left if thread.is_alive()]
+        if len(left) < _MAX_ABANDONED:
             return True
-        Deadline._left[0].join(left_s)
-        return not Deadline._left[0].is_alive()
+        first = left[0]
+        first.join(left_s)
+        return not first.is_alive()
 
 
 def _run(search: MilpSearch, errors: list[BaseException]) -> None:

@@ -289,8 +289,9 @@ class _BeliefCache:
         self._others: dict[tuple[tuple[int, int], tuple[int, int]], Cost | None] = {}
         if before is not None:
             same = {kind for kind, belief in beliefs.items() if before.beliefs.get(kind) is belief}
-            self.rows = {key: row for key, row in before.rows.items() if key[0] in same and row.alone}
-            self._lost = {key: lost for key, lost in before._lost.items() if same.issuperset(key[:2])}
+            # Of copies: an agent, a shadow or a forecast may still be filling the former cache in its own thread.
+            self.rows = {key: row for key, row in before.rows.copy().items() if key[0] in same and row.alone}
+            self._lost = {key: lost for key, lost in before._lost.copy().items() if same.issuperset(key[:2])}
 
     def lost_beside(self, own: JobClassEstimate, other: JobClassEstimate, link: Link) -> float:
         """Return how much longer a step is beside a job of a measured pair."""

@@ -168,3 +168,20 @@ def test_an_error_on_the_search_s_thread_is_not_lost(problem: Problem, monkeypat
     monkeypatch.setattr(MilpSearch, "run", run)
     with pytest.raises(RuntimeError, match="a mistake"):
         Deadline(LONG_S)(problem, greedily(problem))
+
+
+def test_decisions_side_by_side_count_their_late_searches_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one looks, and finds that all have ended, while this one waits for the first of them."""
+
+    class Search:
+        ended = False
+
+        def is_alive(self) -> bool:
+            return not self.ended
+
+        def join(self, timeout: float) -> None:
+            self.ended = True
+            monkeypatch.setattr(Deadline, "_left", [])
+
+    monkeypatch.setattr(Deadline, "_left", [Search() for _ in range(deadline._MAX_ABANDONED)])
+    assert Deadline(1.0)._room(1.0)
