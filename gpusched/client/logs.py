@@ -349,6 +349,8 @@ def open_log(path: Path) -> BinaryIO | None:
         if compressed.exists():
             return gzip.open(compressed, "rb")  # type: ignore[return-value]
         return path.open("rb") if path.is_file() else None
+    except FileNotFoundError:  # rotated away meanwhile
+        return None
     except OSError as error:
         raise GpuschedError(f"{path} cannot be read: {error.strerror}") from None
 

@@ -25,6 +25,7 @@ SHOWN_CANDIDATES = 8
 NAMED_JOBS = 500
 """So many of the latest jobs are looked at for a name."""
 _POLL_S = 0.1
+_CLOCKS_DIFFER_S = 60.0
 
 
 class ResolvedJobs(msgspec.Struct, frozen=True):
@@ -47,10 +48,13 @@ def refusal(reader: Reader, job_id: str) -> str | None:
     return None
 
 
-def excess_refusal(reader: Reader) -> str | None:
-    """Return why this user's excess submissions were refused, or None if none was."""
-    me = user_name(os.getuid())
+def excess_refusal(reader: Reader, job_id: str) -> str | None:
+    """Return why this user's excess submissions were refused since this one was made, or None if none was."""
+    me, base = user_name(os.getuid()), job_id.partition("_")[0]
+    since = ids.minted_at(base) - _CLOCKS_DIFFER_S if ids.is_job_id(base) else 0.0
     for event in reversed(reader.events()):
+        if event.time < since:
+            return None  # earlier ones were of other submissions: this one is on its way to the copy of the store
         if event.kind == "refused_command" and event.user == me and event.data.get("surplus"):
             return str(event.data["why"])
     return None

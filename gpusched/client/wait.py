@@ -115,7 +115,7 @@ def _ended(client: Client, target: str) -> list[JobRecord] | None:
         return None
     jobs = stored_jobs(reader, target)
     if not jobs:
-        if (why := refusal(reader, target) or (None if is_in_inbox else excess_refusal(reader))) is not None:
+        if (why := refusal(reader, target) or (None if is_in_inbox else excess_refusal(reader, target))) is not None:
             raise GpuschedError(f"job {target} was refused: {why}")
         return None
     return jobs if all(j.state in ENDED for j in jobs) else None

@@ -41,8 +41,11 @@ class EndWatch:
 
     def update(self, name: str, transport: Transport, reading: NodeReading) -> None:
         """Watch the jobs that run on a node according to a reading, over the transport of that reading."""
+        if reading.containers is None:
+            self.probe_failed(name)
+            return
         with self._lock:
-            if not self._is_open or reading.containers is None:
+            if not self._is_open:
                 return
             node = self._nodes.setdefault(name, _NodeChannel(self._cluster_id, name, self._wake))
         node.update(jobs_to_watch(reading), transport)
@@ -57,6 +60,13 @@ class EndWatch:
         with self._lock:
             if name in self._nodes:
                 self._nodes[name].probe_at = None
+
+    def probe_failed(self, name: str) -> None:
+        """Note that a probe did not show the node's jobs: ends that it has reported are still to be seen."""
+        with self._lock:
+            node = self._nodes.get(name)
+        if node is not None:
+            node.recheck()
 
     def yield_session(self, name: str) -> bool:
         """Close the node's channel for long, to free an SSH session; return False if there is none."""
@@ -127,6 +137,10 @@ class _NodeChannel:
         channel = self._channel
         if channel is not None:
             channel.wait_for(self._unreported(jobs, now))
+
+    def recheck(self) -> None:
+        """Have the node probed again soon, a few times, if it has reported an end."""
+        self._unreported(frozenset(self._reported), time.monotonic())
 
     def _unreported(self, jobs: frozenset[WatchedJob], now: float) -> frozenset[WatchedJob]:
         """Return the jobs to watch. A job that was reported ended but still runs is probed again soon, a few times."""

@@ -203,6 +203,7 @@ class SshCluster:
             cause: TransportError = error
         except Exception as error:  # one node's probe must not fail the cycle
             cause = error if isinstance(error, TransportError) else TransportError("protocol", f"probe: {error!r}")
+        self._ends.probe_failed(node.name)
         failure = ProbeFailure(
             node=node.name, time=self._clock(), kind=cause.kind, reason=cause.reason, hint=cause.hint
         )

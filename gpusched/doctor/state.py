@@ -92,7 +92,7 @@ def examine_state(state: Path, tick_s: float, now: float) -> list[Finding]:
             if found[-1].status != "fail":
                 found += _controller(state, tick_s, now)
         else:
-            found.append(_finding("controller", "warn", "it has never run here", "start it: gpusched controller"))
+            found.append(_NEVER_RAN)
         return found
     except OSError as error:
         message = f"{state} cannot be examined: {error.strerror or error}"
@@ -196,7 +196,8 @@ def _controller(state: Path, tick_s: float, now: float) -> list[Finding]:
     """Whether one is at work, and where with something else than inventory.yaml says now."""
     try:
         reader = Reader.open(state)
-        assert reader is not None
+        if reader is None:  # it was moved away meanwhile
+            return [_NEVER_RAN]
         with closing(reader):
             tick_s += reader.lag_s()
             beat, trouble, left = reader.number("heartbeat", 0.0), reader.meta(INVENTORY_TROUBLE), reader.left_nodes()
@@ -255,3 +256,6 @@ def _heartbeat(runs: Presence | None, age: float | None, most: float) -> Finding
 
 def _finding(check: str, status: Status, message: str, hint: str = "") -> Finding:
     return Finding(_SUBJECT, check, status, message, hint)
+
+
+_NEVER_RAN = _finding("controller", "warn", "it has never run here", "start it: gpusched controller")

@@ -88,9 +88,10 @@ class LeaseHolder:
         found = []
         with contextlib.suppress(OSError):
             for path in (self._state / STANDBYS).iterdir():
-                content = path.read_bytes()
-                if not self._watches.setdefault(path.name, RenewalWatch(EXPIRY_S)).is_stale(content):
-                    found.append(path.name.rpartition(".")[0])
+                with contextlib.suppress(FileNotFoundError):  # one has just ended; the others have not
+                    content = path.read_bytes()
+                    if not self._watches.setdefault(path.name, RenewalWatch(EXPIRY_S)).is_stale(content):
+                        found.append(path.name.rpartition(".")[0])
         return found
 
     def raised(self, term: int) -> LeaseHolder:

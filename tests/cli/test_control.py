@@ -15,9 +15,10 @@ import pytest
 from gpusched.client.context import Client
 from gpusched.client.control import selected
 from gpusched.client.resolve import Resolver
-from gpusched.client.wait import OUTPUT_S
+from gpusched.client.wait import OUTPUT_S, wait_for_ids
 from gpusched.client.why import sizes_of_pending
 from gpusched.errors import GpuschedError
+from gpusched.model import ids
 from gpusched.model.commands import (
     AnyCommand,
     Cancel,
@@ -28,6 +29,7 @@ from gpusched.model.commands import (
     Resume,
     SetPriority,
 )
+from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.queue.store import RankRecord, Reader, Store
 from tests.cli.conftest import GPUSCHED, Site
@@ -290,6 +292,21 @@ def test_wait_from_the_inbox_to_the_end(site: Site, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("gpusched.client.wait.time", SimpleNamespace(sleep=sleep, monotonic=lambda: waited))
     assert site.call("wait", job_id).code == 5
     assert steps == []
+
+
+def test_an_earlier_refusal_of_too_many_is_not_taken_for_this_one_s(site: Site) -> None:
+    """In a shared installation a submission is neither in the inbox nor in the copy of the store for a moment."""
+    site.fold()
+    store, me = Store.create_or_open(site.state), pwd.getpwuid(os.getuid()).pw_name
+    new, later = ids.mint(1_800_000_000.0), ids.mint(1_800_003_600.0)
+    store.append(
+        [Event(time=1_800_000_001.0, kind="refused_command", user=me, data={"why": "too many", "surplus": 7})]
+    )
+    store.close()
+    with pytest.raises(GpuschedError, match="was refused: too many"):
+        wait_for_ids(Client(), [new], 0.0)
+    with pytest.raises(GpuschedError, match="still running after 0 s"):
+        wait_for_ids(Client(), [f"{later}_3"], 0.0)
 
 
 def test_wait_gives_up(site: Site) -> None:

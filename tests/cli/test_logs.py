@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +36,8 @@ def test_output_that_is_collected_while_the_node_is_asked_is_shown(
     path.parent.rmdir()
     monkeypatch.setattr(logs._Output, "_from_node", lambda *_: iter([b"still ", b"there\n"]))
     assert site.call("logs", job_id).ok().out == "still there\n"
+
+
+def test_a_log_that_is_rotated_away_while_it_is_opened_is_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "is_file", lambda path: True)  # it was there
+    assert logs.open_log(site.state / "logs/j/1.0.log") is None

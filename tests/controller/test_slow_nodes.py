@@ -11,6 +11,7 @@ import pytest
 from gpusched.cluster import ssh
 from gpusched.cluster.base import Operation
 from gpusched.model.readings import NodeReading
+from gpusched.nodes.transport import TransportError
 from tests.controller.imagined import inventory
 from tests.testbed import wait_until
 
@@ -103,4 +104,20 @@ def test_a_node_that_leaves_during_its_probe_is_connected_to_no_more(
         assert (opened, closed) == ([node], [node])
     finally:
         answers.set()
+        cluster.close()
+
+
+def test_a_probe_that_fails_leaves_reported_ends_to_the_next_one(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(*_: Any, **options: Any) -> NodeReading:
+        raise TransportError("timeout", "no answer")
+
+    monkeypatch.setattr(ssh, "probe", probe)
+    monkeypatch.setattr(ssh, "open_transport", lambda node, settings: SimpleNamespace(close=lambda: None))
+    cluster, failed = ssh.SshCluster(inventory(1), "c", tmp_path), list[str]()
+    monkeypatch.setattr(cluster._ends, "probe_failed", failed.append)
+    node = inventory(1).nodes[0]
+    try:
+        assert cluster._probe(node).result.kind == "timeout"  # type: ignore[union-attr]
+        assert failed == [node.name]
+    finally:
         cluster.close()

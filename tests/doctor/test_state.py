@@ -10,7 +10,7 @@ import pytest
 from gpusched.doctor.findings import Finding
 from gpusched.doctor.state import examine_state, known_nodes
 from gpusched.queue.inbox import Inbox
-from gpusched.queue.store import DATABASE, Store
+from gpusched.queue.store import DATABASE, Reader, Store
 
 NOW = 1_000_000.0
 
@@ -97,6 +97,11 @@ def test_what_vanishes_meanwhile_hides_no_finding(
         monkeypatch.setattr(Path, "stat", vanish)
         assert set(examine(state)) == expected
     assert seen
+
+
+def test_a_store_that_is_moved_away_meanwhile(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reader, "open", lambda state: None)  # after the database was examined
+    assert wrong(state) == {"controller": "warn"}
 
 
 def test_a_database_that_others_can_lock(state: Path) -> None:

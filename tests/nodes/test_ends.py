@@ -303,6 +303,28 @@ def test_a_node_that_leaves_keeps_no_channel_whenever_its_last_probe_ends(watch:
     assert not watch.is_due(()), "nobody probes it, so there would be news for ever"
 
 
+@pytest.mark.parametrize("how", ["no answer", "no containers"])
+def test_an_end_that_a_failed_probe_did_not_show_is_not_forgotten(
+    watch: EndWatch, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(ends, "RECHECK_S", 0.0)
+    node, running = cast(Transport, Quiet()), ContainerReading(name="gpusched-1-1-0", phase="running", pid=1)
+    reading = NodeReading(node=NODE, time=0.0, containers=(running,))
+    watch.update(NODE, node, reading)
+    watch._nodes[NODE]._on_end((running.name, 1))
+    probes = 0
+    while watch.is_due(()):
+        watch.probe_started(NODE)
+        assert not watch.is_due(())
+        probes += 1
+        if how == "no answer":
+            watch.probe_failed(NODE)
+        else:
+            watch.update(NODE, node, msgspec.structs.replace(reading, containers=None))
+    assert probes == 1 + ends.MAX_RECHECKS
+    watch.probe_failed("another")
+
+
 def test_nothing_is_opened_before_it_begins(transport: Counting, jobs: Callable[..., Job]) -> None:
     watch = EndWatch(CLUSTER)
     watch.update(NODE, transport, reading(jobs()))

@@ -104,6 +104,22 @@ def test_the_holder_sees_who_watches(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert holder.standbys == ()
 
 
+def test_a_standby_that_ends_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder, read_bytes = claimed(tmp_path, 1), Path.read_bytes
+    (tmp_path / STANDBYS).mkdir()
+    for number in range(4):
+        (tmp_path / STANDBYS / f"login{number}.7").touch()
+
+    def vanished(path: Path) -> bytes:
+        if path.name == next((tmp_path / STANDBYS).iterdir()).name:
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", vanished)
+    holder.renew()
+    assert len(holder.standbys) == 3
+
+
 def test_an_earlier_term_commits_nothing(tmp_path: Path) -> None:
     Store.create_or_open(tmp_path).close()  # as earlier versions left it: without a term
     old = Store.create_or_open(tmp_path, term=5)
