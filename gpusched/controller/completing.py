@@ -101,8 +101,11 @@ def _terminate(step: ReconcileResult, s: RankStatus, ending: Ending, inputs: Rec
     elif inputs.now >= ending.kill_at or (ending.resize is not None and ending.resize.saved):
         if is_due(s.rank, inputs.now):
             step.operations.append(operation_on("signal", s, signal="KILL"))
-    elif s.rank.signalled in (None, step.job.spec.signal if step.job.spec.signal_before_s is not None else None):
-        polite = "TERM" if step.job.spec.signal_before_s is not None else step.job.spec.signal
+    else:
+        warning = step.job.spec.signal if step.job.spec.signal_before_s is not None else None
+        polite = "TERM" if warning else step.job.spec.signal
+        if s.rank.signalled not in (None, warning) or s.rank.signalled == polite:
+            return
         # After rank 0 succeeded the others may finish by themselves; a batch script's other ranks only run its steps.
         if ending.outcome is not JobState.COMPLETED or step.job.spec.script is not None:
             step.operations.append(operation_on("signal", s, signal=polite, note=resize_file(step.job, ending)))
