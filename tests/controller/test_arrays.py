@@ -274,6 +274,27 @@ def test_aftercorr_starts_each_task_after_its_partner(site: Site) -> None:
     assert (row.id, row.reason) == (f"{OTHER}_[2,6-7]", "DependencyNeverSatisfied")
 
 
+@pytest.mark.parametrize(("code", "verdict"), [(0, ""), (1, "never")])
+def test_aftercorr_of_one_task_is_of_that_task_for_all(site: Site, code: int, verdict: str) -> None:
+    submit(site, ARRAY, tasks=2)
+    corr = tuple(Dependency(DependencyKind.AFTERCORR, name) for name in (f"{ARRAY}_1", LAST))
+    submit(site, LAST, array=None)
+    submit(site, OTHER, tasks=3, dependencies=corr)
+    site.turn(3)
+    (row,) = (job for job in site.store.pending_rows() if job.array_id == OTHER)
+
+    def verdicts() -> list[tuple[int, str]]:
+        asked = Dependencies(site.store.dependency_rows, [], site.store.completed_tasks)
+        return [(index, verdict) for index, (verdict, _) in asked.of_tasks(row, None)]
+
+    end(site, LAST)
+    site.turn(3)
+    assert verdicts() == [(index, "waiting") for index in range(3)]
+    end(site, f"{ARRAY}_1", code)
+    site.turn(3)
+    assert verdicts() == [(index, verdict) for index in range(3)]
+
+
 def test_what_is_known_of_each_task_before_a_decision_or_a_forecast(site: Site) -> None:
     submit(site, ARRAY, tasks=12, gpus_per_node=3)
     corr = (Dependency(DependencyKind.AFTERCORR, ARRAY),)
