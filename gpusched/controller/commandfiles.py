@@ -371,13 +371,7 @@ class CommandApplier:
         ``program``: bytes of its program, which is stored in a file.
         """
         settings = self._inventory.settings
-        count, size = self._queued.get(caller.name, (0, 0))
-        limit = settings.max_queued_jobs_per_user
-        if count + job.count > limit:
-            raise CommandRefused(
-                f"{caller.name} has {count} of {count_of(limit, 'pending job')}; {job.count} more exceed the limit "
-                "(settings.max_queued_jobs_per_user of inventory.yaml)"
-            )
+        count, size = self._check_count(job)
         size += len(msgspec.json.encode(job.spec)) + TASK_BYTES + len(msgspec.json.encode(job.tasks))
         if program and caller.uid not in self._programs_size:
             self._programs_size[caller.uid] = self._programs.of(caller.uid).size()
@@ -386,6 +380,17 @@ class CommandApplier:
             raise CommandRefused(
                 f"the pending jobs of {caller.name} would take {total >> 20} MiB, more than the allowed "
                 f"{settings.max_queued_mib_per_user} MiB (settings.max_queued_size_per_user of inventory.yaml)"
+            )
+        return count, size
+
+    def _check_count(self, job: JobRecord) -> tuple[int, int]:
+        """Return number, with this job or array, and bytes, without it, of its user's pending jobs; refuse too many."""
+        count, size = self._queued.get(job.user, (0, 0))
+        limit = self._inventory.settings.max_queued_jobs_per_user
+        if count + job.count > limit:
+            raise CommandRefused(
+                f"{job.user} has {count} of {count_of(limit, 'pending job')}; {job.count} more exceed the limit "
+                "(settings.max_queued_jobs_per_user of inventory.yaml)"
             )
         return count + job.count, size
 
@@ -500,9 +505,13 @@ class CommandApplier:
             spec = job.spec if in_group else msgspec.structs.replace(job.spec, group="")
             requeued = msgspec.structs.replace(job, spec=self._with_group(spec, job.user))
             try:
+                queued = self._check_count(requeued)  # its bytes are in the store as they are
                 self._queued_by_class.check(requeued.user, requeued.spec, requeued.count)
             except UsageError as error:
                 raise CommandRefused(f"job {job.id}: {error.line()}") from None
+            except CommandRefused as error:
+                raise CommandRefused(f"job {job.id}: {error}") from None
+            self._queued[requeued.user] = queued
             self._queued_by_class.add(requeued.user, requeued.spec, requeued.count)
             fields = requeue_fields(message) | {
                 "retries": 0,

@@ -455,6 +455,17 @@ def test_a_users_waiting_jobs_are_bounded(world: InboxWorld) -> None:
     assert world.say(submission(world), ALICE) == ""
 
 
+def test_what_comes_back_counts_among_a_users_waiting_jobs(world: InboxWorld) -> None:
+    ended = [world.submit() for _ in range(3)]
+    for job in ended:
+        world.put(job, JobState.FAILED, end_time=NOW)
+    bounded(world, 2, 1)
+    refused = world.say(Requeue(time=NOW, job_ids=tuple(ended)))
+    assert refused.startswith(f"job {ended[2]}: ")
+    assert "has 2 of 2 pending jobs; 1 more exceed the limit" in refused
+    assert [world.job(job).state for job in ended] == [JobState.PENDING, JobState.PENDING, JobState.FAILED]
+
+
 @needs_root
 def test_a_users_waiting_bytes_are_bounded_and_an_array_counts_once(world: InboxWorld) -> None:
     bounded(world, 10_000, 1)
