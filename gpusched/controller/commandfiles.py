@@ -513,11 +513,14 @@ class CommandApplier:
                 raise CommandRefused(f"job {job.id}: {error}") from None
             self._queued[requeued.user] = queued
             self._queued_by_class.add(requeued.user, requeued.spec, requeued.count)
+            # It starts from scratch.
             fields = requeue_fields(message) | {
                 "retries": 0,
                 "preemptions": None,
                 "resizes": None,
-            }  # it starts from scratch
+                "unlaunched_on": (),
+                "eligible_time": spec.begin_time,
+            }
             return transition_to(requeued, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
         return self._end(job, JobState.PENDING, "Requeued", message, caller, False, now)
 

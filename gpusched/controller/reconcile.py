@@ -92,7 +92,7 @@ def _mark_running(step: ReconcileResult, ranks: list[RankStatus], inputs: Reconc
     starts = []
     for at, s in enumerate(ranks):
         if s.rank.tries:
-            ranks[at] = msgspec.structs.replace(s, rank=update(step, s.rank, tries=0, tried_at=None))
+            ranks[at] = msgspec.structs.replace(s, rank=update(step, s.rank, tries=0, tried_at=None, trouble=""))
         starts.append(s.rank.intended_at or step.job.submit_time)  # a lower bound: a node's clock may be behind
         observation = inputs.observations[s.rank.node].result
         assert isinstance(observation, NodeReading)

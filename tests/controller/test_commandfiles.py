@@ -235,10 +235,11 @@ def test_cancel_beats_a_requeue_under_way(world: InboxWorld) -> None:
 @pytest.mark.parametrize("state", [JobState.COMPLETED, JobState.FAILED, JobState.TIMEOUT, JobState.NODE_FAIL])
 def test_requeue_of_an_ended_job_starts_it_anew(world: InboxWorld, state: JobState) -> None:
     job = world.submit()
-    world.put(job, state, end_time=NOW, exit_code=1, retries=3)
+    world.put(job, state, end_time=NOW, exit_code=1, retries=3, unlaunched_on=("n0",), eligible_time=NOW + 600)
     assert world.say(Requeue(time=NOW, job_ids=(job,))) == ""
     again = world.job(job)
     assert (again.state, again.end_time, again.exit_code, again.retries) == (JobState.PENDING, None, None, 0)
+    assert (again.unlaunched_on, again.eligible_time) == ((), None), "neither failed launches nor a back-off count"
     assert again.attempt == 1, "attempts count on: their containers have different names"
 
 

@@ -355,6 +355,8 @@ def test_a_gang_member_killed_after_rank_0_succeeded_is_no_failure_but_its_own_e
     for code, state in ((137, JobState.COMPLETED), (143, JobState.COMPLETED), (3, JobState.FAILED)):
         records[1] = msgspec.structs.replace(records[1], exit_code=code)
         assert reconcile_job(gang, records, world()).job.state == state
+    records[0] = msgspec.structs.replace(records[0], exit_code=137)
+    assert reconcile_job(gang, records, world()).job.exit_code == 3, "of the one that failed by itself"
 
 
 def test_a_requeue_goes_back_to_the_queue_with_all_fields_cleared() -> None:
@@ -440,10 +442,10 @@ def test_what_is_ready_is_started_at_growing_pauses_and_given_up_after_five() ->
 def test_once_it_runs_tries_are_counted_anew_and_the_last_rank_says_when_it_began() -> None:
     gang = job(JobState.STARTING, 2, unlaunched_on=("n9",), reason="x", message="y")
     both = world(says("running", started_at=NOW - 30), says("running", 1, started_at=NOW - 20))
-    step = reconcile_job(gang, ranks(2, tries=2, tried_at=NOW - 9), both)
+    step = reconcile_job(gang, ranks(2, tries=2, tried_at=NOW - 9, trouble="no fork"), both)
     assert (step.job.state, step.job.start_time) == (JobState.RUNNING, NOW - 20)
     assert (step.job.reason, step.job.message, step.job.unlaunched_on) == ("", "", ())
-    assert [(r.tries, r.tried_at) for r in step.ranks.values()] == [(0, None), (0, None)]
+    assert [(r.tries, r.tried_at, r.trouble) for r in step.ranks.values()] == [(0, None, ""), (0, None, "")]
     behind = reconcile_job(gang, ranks(2, intended_at=NOW - 15), both)
     assert behind.job.start_time == NOW - 15, "not before it was meant to"
     assert reconcile_job(gang, ranks(2), both).ranks == {}
