@@ -489,6 +489,8 @@ class CommandApplier:
         message = f"cancelled by {caller.name}"
         if job.state is JobState.PENDING:
             changes = {"reason": "Cancelled", "message": message, "end_time": now}
+            if job.attempt:
+                changes["energy_j"] = self._store.job_energy(job.id)  # of attempts that were requeued
             return transition_to(job, JobState.CANCELLED, now, event="ended", data={"by": caller.name}, **changes)
         return self._end(job, JobState.CANCELLED, "Cancelled", message, caller, at_once, now)
 

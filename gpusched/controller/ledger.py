@@ -9,7 +9,7 @@ import msgspec
 from gpusched.accounting.usage import Counters, holdings, usage_between
 from gpusched.cluster.base import NodeObservation
 from gpusched.model.idle import IdleRules
-from gpusched.model.jobs import ACTIVE, ENDED, Allocation, JobRecord
+from gpusched.model.jobs import ENDED, Allocation, JobRecord
 from gpusched.model.readings import ProbeFailure
 from gpusched.model.resources import Inventory, Partition
 from gpusched.queue.store import NodeRecord, RunRecord, Store, UsageRow
@@ -71,7 +71,7 @@ class UsageWriter:
         jobs = [self._store.job(job_id) for job_id in sorted(job_ids & {ended.id for ended in self._ended})]
         self._store.put_jobs(
             msgspec.structs.replace(job, energy_j=self._store.job_energy(job.id))
-            for job in jobs if job is not None and job.state not in ACTIVE
+            for job in jobs if job is not None and job.state in ENDED
         )  # fmt: skip
 
 

@@ -165,7 +165,7 @@ def test_a_job_that_goes_back_to_the_queue_pays_until_then(tmp_path: Path) -> No
         assert (rows[""].gpu_s if "" in rows else None) == nobodys
         kept = store.job("j")
         assert kept is not None
-        assert kept.energy_j == (None if name == "runs" else pytest.approx(theirs * 100))
+        assert kept.energy_j == (pytest.approx(400.0) if name == "ended" else None)
         store.close()
 
 

@@ -27,6 +27,7 @@ from gpusched.model.commands import (
 from gpusched.model.health import Condition, NodeHealth
 from gpusched.model.jobs import JobState, Mount
 from gpusched.queue.inbox import MAX_COMMAND_BYTES
+from gpusched.queue.store import UsageRow
 from tests.builders import spec
 from tests.controller.applying import ADMIN, ALICE, BOB, ME, NOW, InboxWorld, names
 from tests.controller.rights import needs_root
@@ -217,6 +218,15 @@ def test_cancel_by_state(world: InboxWorld) -> None:
     assert at_once.kill_at == min(ending.kill_at, world.now)
     assert world.say(Cancel(time=NOW, job_ids=(pending,))) == ""  # what has ended stays ended
     assert len([e for e in world.store.events(job_id=pending) if e.kind == "ended"]) == 1
+
+
+def test_cancelled_as_it_waits_again_a_job_keeps_what_it_has_used(world: InboxWorld) -> None:
+    job = world.submit()
+    world.put(job, JobState.PENDING, start_time=None)
+    used = UsageRow(bucket=0, node="n0", partition="p", job_id=job, user="u", gpu_s=10.0, energy_j=900.0)
+    world.store.add_usage([used])
+    world.say(Cancel(time=NOW, job_ids=(job,)))
+    assert world.job(job).energy_j == 900.0
 
 
 def test_cancel_beats_a_requeue_under_way(world: InboxWorld) -> None:
