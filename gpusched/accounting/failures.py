@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpusched.model.jobs import JobState
 from gpusched.model.reports import FailureRow
+from gpusched.model.slices import gpu_of
 from gpusched.queue.attempts import EndedAttempt
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _compared(
     seen: dict[Stratum, set[frozenset[Unit]]] = defaultdict(set)
     for attempt in sorted(attempts, key=lambda one: (one.start_time, one.job_id)):
         units = frozenset[Unit]((node, None) for node in attempt.gpus) | {
-            (node, gpu) for node, gpus in attempt.gpus.items() for gpu in gpus
+            (node, gpu_of(number)) for node, gpus in attempt.gpus.items() for number in gpus
         }
         stratum = attempt.user, attempt.array_id or attempt.name
         if attempt.outcome == JobState.OUT_OF_MEMORY:

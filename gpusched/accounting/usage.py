@@ -180,7 +180,9 @@ def _parts(
     index: int, begin: float, end: float, held: Mapping[int, list[GpuHolding]]
 ) -> list[tuple[int, GpuHolding | None, float, float]]:
     """Return the time of a GPU as `_split` does; of one that is cut, each slice's by its share, and then the rest."""
-    slices = [holders for number, holders in held.items() if is_slice(number) and gpu_of(number) == index]
+    on = (holders for number, holders in held.items() if is_slice(number) and gpu_of(number) == index)
+    # Those that let go before may have left a GPU that is whole again.
+    slices = [there for holders in on if (there := [h for h in holders if h.begin < end and begin < h.end])]
     if not slices:
         return _split(begin, end, held.get(index, []))
     parts, rest = list[tuple[int, GpuHolding | None, float, float]](), 1.0

@@ -371,13 +371,7 @@ class CommandApplier:
         ``program``: bytes of its program, which is stored in a file.
         """
         settings = self._inventory.settings
-        count, size = self._queued.get(caller.name, (0, 0))
-        limit = settings.max_queued_jobs_per_user
-        if count + job.count > limit:
-            raise CommandRefused(
-                f"{caller.name} has {count} of {count_of(limit, 'pending job')}; {job.count} more exceed the limit "
-                "(settings.max_queued_jobs_per_user of inventory.yaml)"
-            )
+        count, size = self._check_count(job)
         size += len(msgspec.json.encode(job.spec)) + TASK_BYTES + len(msgspec.json.encode(job.tasks))
         if program and caller.uid not in self._programs_size:
             self._programs_size[caller.uid] = self._programs.of(caller.uid).size()
@@ -386,6 +380,17 @@ class CommandApplier:
             raise CommandRefused(
                 f"the pending jobs of {caller.name} would take {total >> 20} MiB, more than the allowed "
                 f"{settings.max_queued_mib_per_user} MiB (settings.max_queued_size_per_user of inventory.yaml)"
+            )
+        return count, size
+
+    def _check_count(self, job: JobRecord) -> tuple[int, int]:
+        """Return number, with this job or array, and bytes, without it, of its user's pending jobs; refuse too many."""
+        count, size = self._queued.get(job.user, (0, 0))
+        limit = self._inventory.settings.max_queued_jobs_per_user
+        if count + job.count > limit:
+            raise CommandRefused(
+                f"{job.user} has {count} of {count_of(limit, 'pending job')}; {job.count} more exceed the limit "
+                "(settings.max_queued_jobs_per_user of inventory.yaml)"
             )
         return count + job.count, size
 
@@ -484,6 +489,8 @@ class CommandApplier:
         message = f"cancelled by {caller.name}"
         if job.state is JobState.PENDING:
             changes = {"reason": "Cancelled", "message": message, "end_time": now}
+            if job.attempt:
+                changes["energy_j"] = self._store.job_energy(job.id)  # of attempts that were requeued
             return transition_to(job, JobState.CANCELLED, now, event="ended", data={"by": caller.name}, **changes)
         return self._end(job, JobState.CANCELLED, "Cancelled", message, caller, at_once, now)
 
@@ -500,15 +507,22 @@ class CommandApplier:
             spec = job.spec if in_group else msgspec.structs.replace(job.spec, group="")
             requeued = msgspec.structs.replace(job, spec=self._with_group(spec, job.user))
             try:
+                queued = self._check_count(requeued)  # its bytes are in the store as they are
                 self._queued_by_class.check(requeued.user, requeued.spec, requeued.count)
             except UsageError as error:
                 raise CommandRefused(f"job {job.id}: {error.line()}") from None
+            except CommandRefused as error:
+                raise CommandRefused(f"job {job.id}: {error}") from None
+            self._queued[requeued.user] = queued
             self._queued_by_class.add(requeued.user, requeued.spec, requeued.count)
+            # It starts from scratch.
             fields = requeue_fields(message) | {
                 "retries": 0,
                 "preemptions": None,
                 "resizes": None,
-            }  # it starts from scratch
+                "unlaunched_on": (),
+                "eligible_time": spec.begin_time,
+            }
             return transition_to(requeued, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
         return self._end(job, JobState.PENDING, "Requeued", message, caller, False, now)
 

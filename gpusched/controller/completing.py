@@ -78,12 +78,14 @@ def _decided_at(ending: Ending) -> float | None:
 def _with_new_grace(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileInput) -> Ending | None:
     """Return an ending with a new grace period for a stopped job whose ranks were not signalled in time to save work.
 
-    This happens when the controller was down or the node unreachable. None: not needed.
+    This happens when the controller was down or the node unreachable. None: not needed, or a node cannot signal it: it
+    must end all the same.
     """
     ending = step.job.ending
     if ending is None or _decided_at(ending) is None or inputs.now < ending.kill_at:
         return None
-    if not any(s.phase == "running" and s.rank.signalled is None and is_idle(s, inputs) for s in ranks):
+    unasked = [s for s in ranks if s.phase == "running" and s.rank.signalled is None and not s.rank.trouble]
+    if not any(is_idle(s, inputs) for s in unasked):
         return None
     extended = msgspec.structs.replace(ending, kill_at=inputs.now + inputs.settings.grace_s)
     step.job = msgspec.structs.replace(step.job, ending=extended)
@@ -101,8 +103,11 @@ def _terminate(step: ReconcileResult, s: RankStatus, ending: Ending, inputs: Rec
     elif inputs.now >= ending.kill_at or (ending.resize is not None and ending.resize.saved):
         if is_due(s.rank, inputs.now):
             step.operations.append(operation_on("signal", s, signal="KILL"))
-    elif s.rank.signalled in (None, step.job.spec.signal if step.job.spec.signal_before_s is not None else None):
-        polite = "TERM" if step.job.spec.signal_before_s is not None else step.job.spec.signal
+    else:
+        warning = step.job.spec.signal if step.job.spec.signal_before_s is not None else None
+        polite = "TERM" if warning else step.job.spec.signal
+        if s.rank.signalled not in (None, warning) or s.rank.signalled == polite:
+            return
         # After rank 0 succeeded the others may finish by themselves; a batch script's other ranks only run its steps.
         if ending.outcome is not JobState.COMPLETED or step.job.spec.script is not None:
             step.operations.append(operation_on("signal", s, signal=polite, note=resize_file(step.job, ending)))
@@ -150,7 +155,7 @@ def _finish(step: ReconcileResult, ranks: list[RankStatus], ending: Ending, inpu
         code = ending.exit_code if ending.exit_code is not None else next(iter(codes), None)
         if ending.outcome is JobState.COMPLETED and codes:
             # Another rank failed while the gang was ending after rank 0's success; signals we sent do not count.
-            code = codes[0] if any(s.rank.exit_code not in (None, 0, 137, 143) for s in ranks) else 0
+            code = next((code for code in codes if code not in (137, 143)), 0)
         outcome = JobState.FAILED if ending.outcome is JobState.COMPLETED and code else ending.outcome
         reason = "NonZeroExitCode" if outcome is not ending.outcome else ending.reason
         fields = {"end_time": end, "exit_code": code, "ending": None, "reason": reason}

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gpusched.model.events import Event
+from gpusched.model.slices import gpu_label
 from gpusched.queue.store import RankRecord
 
 TRIES_BEFORE_REMOVING = 3
@@ -48,7 +49,7 @@ def stuck_message(node: str, ranks: Iterable[RankRecord]) -> str:
     if not stuck:
         return ""
     gpus = sorted({gpu for rank in stuck for gpu in rank.gpus})
-    held = f"GPU {', '.join(map(str, gpus))} not allocated: " if gpus else ""
+    held = f"GPU {', '.join(map(gpu_label, gpus))} not allocated: " if gpus else ""
     more = f", and {len(stuck) - 1} more" if len(stuck) > 1 else ""
     trouble = f" ({stuck[0].trouble})" if stuck[0].trouble else ""
     return f"{held}attempt {stuck[0].attempt} of job {stuck[0].job_id} cannot be killed{trouble}{more}"

@@ -30,6 +30,7 @@ from gpusched.model.health import (
 from gpusched.model.jobs import parse_container_name
 from gpusched.model.readings import Gpu, NodeReading, XidMessage
 from gpusched.model.resources import Node
+from gpusched.model.slices import gpu_of
 from gpusched.model.units import count_of
 
 FIRST_LOOK_S = 600.0
@@ -235,8 +236,8 @@ def _job_of(message: XidMessage, reading: NodeReading, index: int, held: Held) -
             if process.pid == message.pid:
                 parsed = parse_container_name(process.container) if process.container else None
                 return parsed[0] if parsed else ""
-    jobs = held.get(index, ())
-    return jobs[0] if len(jobs) == 1 else ""
+    jobs = {job for number, holders in held.items() if gpu_of(number) == index for job in holders}
+    return jobs.pop() if len(jobs) == 1 else ""
 
 
 # -- from one reading to the next --------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def _events(
 
 def _drain(store: Store, node: str, reason: str, now: float) -> None:
     record = store.node_record(node) or NodeRecord(name=node)
-    if record.drain_reason is not None:
+    if not record.may_be_drained:
         return
     record, event = with_drain(record, reason, DRAINED_BY, now)
     store.put_nodes([record])

@@ -58,20 +58,21 @@ class UsageWriter:
             if new.state in ENDED:
                 self._ended.append(new)
             elif new.allocation is None:  # back in the queue
-                holders.append(msgspec.structs.replace(old, end_time=now))
+                self._ended.append(msgspec.structs.replace(old, end_time=now))
             else:
-                holders += [new, *_given_up(old, new, now)]
+                holders.append(new)
+                self._ended += _given_up(old, new, now)
         horizon = now - REMEMBER_ENDED_S
         self._ended = [job for job in self._ended if job.end_time is not None and job.end_time > horizon]
         return [*holders, *self._ended]
 
     def _refresh_energy(self, job_ids: set[str]) -> None:
-        changed = []
-        for index, ended in enumerate(self._ended):
-            if ended.id in job_ids and (job := self._store.job(ended.id)) is not None and job.state in ENDED:
-                self._ended[index] = msgspec.structs.replace(job, energy_j=self._store.job_energy(job.id))
-                changed.append(self._ended[index])
-        self._store.put_jobs(changed)
+        # What is remembered stays as it was: the job may have come back since, and hold something else or nothing.
+        jobs = [self._store.job(job_id) for job_id in sorted(job_ids & {ended.id for ended in self._ended})]
+        self._store.put_jobs(
+            msgspec.structs.replace(job, energy_j=self._store.job_energy(job.id))
+            for job in jobs if job is not None and job.state in ENDED
+        )  # fmt: skip
 
 
 def _given_up(old: JobRecord, new: JobRecord, now: float) -> list[JobRecord]:

@@ -117,7 +117,7 @@ def with_health(
         return record, []
     change = observe_health(record.health, node, reading, held, now, lambda: _places(record))
     record = msgspec.structs.replace(record, health=change.health)
-    if change.drain and record.drain_reason is None:
+    if change.drain and record.may_be_drained:
         record, event = with_drain(record, change.drain, DRAINED_BY_HEALTH, now)
         change.events.append(event)
     return record, change.events

@@ -28,6 +28,7 @@ from gpusched.controller.ranks import (
 from gpusched.controller.resizing import check_resize
 from gpusched.model.jobs import Ending, JobRecord, JobState
 from gpusched.model.readings import NodeReading
+from gpusched.model.slices import gpu_of
 from gpusched.queue.lifecycle import transition_to
 from gpusched.queue.store import RankRecord
 
@@ -65,9 +66,11 @@ def _starting(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileI
         if message := inactivity.timeout_message(step.job, ranks, inputs):
             _begin_ending(step, JobState.TIMEOUT, inactivity.REASON, message, inputs, grace=0)
     elif phases <= {"ready", "running", "exited"}:
-        for s in ranks:
+        for at, s in enumerate(ranks):
             if s.phase == "ready" and is_exhausted(s.rank, inputs.now):
                 reason = s.rank.trouble or "no reason given by the node"
+                # Tries to start are none to end it.
+                ranks[at] = msgspec.structs.replace(s, rank=update(step, s.rank, tries=0, tried_at=None))
                 _node_fault(step, s, f"rank {s.rank.rank} on {s.rank.node} could not be started: {reason}", inputs)
                 return
         ready = [s for s in ranks if s.phase == "ready" and is_idle(s, inputs) and is_due(s.rank, inputs.now)]
@@ -87,9 +90,9 @@ def _check_failed(step: ReconcileResult, failed: list[RankStatus], inputs: Recon
 
 def _mark_running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileInput) -> None:
     starts = []
-    for s in ranks:
+    for at, s in enumerate(ranks):
         if s.rank.tries:
-            update(step, s.rank, tries=0, tried_at=None)
+            ranks[at] = msgspec.structs.replace(s, rank=update(step, s.rank, tries=0, tried_at=None, trouble=""))
         starts.append(s.rank.intended_at or step.job.submit_time)  # a lower bound: a node's clock may be behind
         observation = inputs.observations[s.rank.node].result
         assert isinstance(observation, NodeReading)
@@ -133,6 +136,8 @@ def _running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileIn
         ranks = settle_ranks(step, ranks, inputs)
     job = step.job
     for s in ranks:
+        if s.rank.finished_at is not None:
+            continue  # how it ended is known, whatever becomes of its container
         if s.phase in ("absent", "lost", "ready", "failed") or (s.rebooted and s.phase not in ("exited", "running")):
             error = s.container.error if s.container is not None else None
             why = "the node was rebooted" if s.rebooted else error or f"its container is {s.phase}"
@@ -177,7 +182,7 @@ def _on_failed_gpu(ranks: list[RankStatus], inputs: ReconcileInput) -> str:
     """Return which GPU of a running rank has a condition because of which its jobs end; "": none."""
     for s in ranks:
         failed = inputs.failed_gpus.get(s.rank.node, {}) if s.phase == "running" else {}
-        for gpu in s.rank.gpus:
+        for gpu in map(gpu_of, s.rank.gpus):
             if gpu in failed:
                 return f"GPU {gpu} of {s.rank.node}: {failed[gpu]}"
     return ""

@@ -8,6 +8,7 @@ from gpusched.model.indices import expand_spans
 from gpusched.model.jobs import JobRecord, JobSpec
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
+from gpusched.model.slicetables import GPU_PARTS, parts_of
 
 SPARE_TASKS = 20  # as many as Slurm plans ahead of one array (bf_max_job_array_resv)
 MAX_SIMULATED_PARTS = 1000  # parts of an array that a forecast simulates, but at least as many as can run at once
@@ -33,7 +34,11 @@ class ArrayTaskLimit:
     ) -> None:
         self._limits, self._running = array_limits, running_tasks
         self._total = {
-            p.name: [sum(n.gpus for n in p.nodes), sum(n.cores for n in p.nodes), sum(n.memory_mib for n in p.nodes)]
+            p.name: [
+                sum(n.gpus for n in p.nodes) * GPU_PARTS,
+                sum(n.cores for n in p.nodes),
+                sum(n.memory_mib for n in p.nodes),
+            ]
             for p in inventory.partitions
         }
         self._free = {name: list(amounts) for name, amounts in self._total.items()}
@@ -42,7 +47,8 @@ class ArrayTaskLimit:
             for part in job.allocation.parts if job.allocation else ():
                 policy = policies.get(name := of_node.get(part.node, ""))
                 if policy is not None and not _may_reclaim(policy):
-                    for i, amount in enumerate((len(part.gpus), part.cores, part.memory_mib)):
+                    gpu_parts = len(part.gpus) * parts_of(job.spec.profile)
+                    for i, amount in enumerate((gpu_parts, part.cores, part.memory_mib)):
                         self._free[name][i] -= amount
 
     def of_array(self, job: JobRecord) -> int | None:
@@ -79,14 +85,14 @@ class ArrayTaskLimit:
 
 
 def _max_concurrent(spec: JobSpec, amounts: Mapping[str, Sequence[int]]) -> int:
-    """Return how many such jobs its partition's GPUs, cores and MiB suffice for, regardless of nodes."""
+    """Return how many such jobs its partition's parts of GPUs, cores and MiB suffice for, regardless of nodes."""
     has = amounts.get(spec.partition, (0, 0, 0))
     if spec.elastic is not None:
-        needs = (spec.elastic.sizes[0], 1, 1)
+        needs = (spec.elastic.sizes[0] * GPU_PARTS, 1, 1)
     elif spec.share:  # two jobs may share a GPU
         needs = (0, *spec.amounts)
     else:
-        needs = (spec.gpus, *spec.amounts)
+        needs = (spec.gpus * parts_of(spec.profile), *spec.amounts)
     return min((max(0, amount) // need for amount, need in zip(has, needs, strict=True) if need), default=0)
 
 

@@ -130,7 +130,7 @@ def shift_times(store: Store, step: float, now: float) -> None:
     What ended longer ago keeps its dates, and so do events. ``now``: Unix seconds before the step.
     """
     store.put_jobs([_job(job, step) for job in store.rows(since=now - RECENT_S)])
-    of_rank = ("intended_at", "launched_at", "finished_at", "leave_by", "idle_signalled_at")
+    of_rank = ("intended_at", "launched_at", "finished_at", "leave_by", "idle_signalled_at", "tried_at")
     store.put_ranks([_with_moved(rank, step, *of_rank) for rank in store.ranks()])
     store.put_nodes([_record(record, step) for record in store.node_records().values()])
     store.shift_rows(step, now - RECENT_S)
@@ -171,7 +171,16 @@ def _record(record: NodeRecord, step: float) -> NodeRecord:
     if reading is not None:
         skew = None if reading.clock_skew_s is None else reading.clock_skew_s - step
         reading = msgspec.structs.replace(reading, time=reading.time + step, clock_skew_s=skew)
-    return msgspec.structs.replace(_with_moved(record, step, "last_seen", "down_since"), reading=reading)
+    health = msgspec.structs.replace(
+        record.health,
+        **{
+            name: tuple(_with_moved(one, step, "since", "last_seen") for one in getattr(record.health, name))
+            for name in ("conditions", "suspected")
+        },
+    )
+    cuts = {gpu: _with_moved(cut, step, "began", "ended", "retry_at") for gpu, cut in record.cuts.items()}
+    moved = _with_moved(record, step, "last_seen", "down_since")
+    return msgspec.structs.replace(moved, reading=reading, health=health, cuts=cuts)
 
 
 def _with_moved(struct: T, step: float, *names: str) -> T:

@@ -73,26 +73,31 @@ class Dependencies:
             return
         waiting: Spans = ()
         for dependency in own:
-            others = self._lookup(dependency.job_id)
-            spans = sorted(span for other in others if other.state not in ENDED for span in indices_of(other))
+            partners = (other for other in self._partners(dependency) if other.state not in ENDED)
+            spans = sorted(span for other in partners for span in indices_of(other))
             waiting = tuple(sorted((*waiting, *intersection(difference(row.tasks, waiting), tuple(spans)))))
         left = expand_spans(difference(row.tasks, waiting))
         while chunk := list(islice(left, _CHUNK)):
             yield from self._by_partner(row, own, chunk)
+        array = next((d.job_id for d in own if self._partners(d)), "")
         for index in expand_spans(waiting):
-            yield index, ("waiting", f"{own[0].kind}: waits for job {own[0].job_id}_{index}")
+            yield index, ("waiting", f"{own[0].kind}: waits for job {array}_{index}")
 
     def _by_partner(self, row: JobRecord, own: Sequence[Dependency], some: list[int]) -> Iterator[tuple[int, Verdict]]:
         found: dict[int, Verdict] = dict.fromkeys(some, ("", ""))
         for dependency in own:
-            others = self._lookup(dependency.job_id)
-            if not others or others[0].array_id is None:  # not an array: all tasks depend on that one job
+            if not self._partners(dependency):
                 verdict = self._evaluate(row, dependency, None)
                 found = {i: v if v[0] or not verdict[0] else verdict for i, v in found.items()}
                 continue
             well = self._ended_well(dependency.job_id, some)
             found |= {i: ("never", _not_well(dependency, i, well)) for i in some if not well.get(i, False)}
         yield from found.items()
+
+    def _partners(self, dependency: Dependency) -> list[JobRecord]:
+        """Return the rows of an array whose tasks are waited for one by one; []: all wait for the same job or task."""
+        others = [] if split_task_ids(dependency.job_id)[1] else self._lookup(dependency.job_id)
+        return others if others and others[0].array_id is not None else []
 
     def _ended_well_by_lookup(self, array_id: str, indices: Sequence[int]) -> dict[int, bool]:
         found = ((i, self._lookup(f"{array_id}_{i}")) for i in indices)
@@ -115,10 +120,8 @@ class Dependencies:
         if kind is DependencyKind.CHAIN:
             before = self._lookup(f"{job.array_id}_{index - 1}") if index else []
             return self._evaluate_jobs(dependency, f"{job.array_id}_{(index or 0) - 1}", before) if before else ("", "")
-        if kind is DependencyKind.AFTERCORR and index is not None:
-            others = self._lookup(name)
-            if others and others[0].array_id is not None and not split_task_ids(name)[1]:
-                name = f"{name}_{index}"
+        if kind is DependencyKind.AFTERCORR and index is not None and self._partners(dependency):
+            name = f"{name}_{index}"
         return self._evaluate_jobs(dependency, name, self._lookup(name))
 
     def _evaluate_jobs(self, dependency: Dependency, name: str, others: list[JobRecord]) -> Verdict:

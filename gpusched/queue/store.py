@@ -136,6 +136,11 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     health: NodeHealth = NodeHealth()
 
     @property
+    def may_be_drained(self) -> bool:
+        """Return whether the controller may drain it: a suspension, which ends by itself, must not hide a fault."""
+        return self.drain_reason is None or self.drained_by == SUSPENDED_BY
+
+    @property
     def wiring(self) -> Wiring | None:
         """Return how its GPUs and NICs are wired; None: unknown."""
         return _wiring(bytes(self.wired))

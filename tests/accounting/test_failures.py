@@ -120,3 +120,8 @@ def test_series_of_failures_on_the_same_gpu_count_once() -> None:
     order = "FAILED FAILED FAILED COMPLETED FAILED FAILED".split()
     rows = failure_rows(attempt(i, {"a": (0,)}, outcome) for i, outcome in enumerate(order))
     assert (row_of(rows, "a", 0).attempts, row_of(rows, "a", 0).failed) == (3, 2)
+
+
+def test_a_slices_failure_is_its_gpus() -> None:
+    rows = failure_rows([attempt(0, {"a": (1000, 1004)}, "FAILED"), attempt(1, {"a": (0,)})])
+    assert [(row.gpu, row.attempts, row.failed) for row in rows] == [(None, 2, 1), (0, 2, 1)]

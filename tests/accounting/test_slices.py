@@ -41,3 +41,10 @@ def test_one_job_after_the_other_on_a_slice_are_not_charged_twice() -> None:
     found = charged(job("a", (1000,), "1g.10gb", end=28.0), job("b", (1000,), "1g.10gb"), job("c", (0,), end=0.0))
     assert found["a"] == (4.0, 40.0)
     assert found["b"] == (6.0, 60.0)
+
+
+def test_who_let_go_of_a_slice_before_has_no_part_of_a_gpu_that_is_whole_or_cut_anew() -> None:
+    before = job("a", (1000,), "3g.40gb", end=-5.0)
+    assert charged(before, job("c", (0,)))["c"] == (70.0, 700.0)
+    found = charged(before, job("b", (1000,), "1g.10gb"))
+    assert (found["b"], found[""]) == ((10.0, 100.0), (130.0, 1300.0))

@@ -14,9 +14,10 @@ from gpusched.accounting.usage import BUCKET_S, MAX_POWER_GAP_S, GpuHolding, hol
 from gpusched.cluster.base import NodeObservation
 from gpusched.controller.ledger import UsageWriter
 from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
-from gpusched.model.readings import Gpu, NodeReading
+from gpusched.model.readings import Gpu, NodeReading, ProbeFailure
 from gpusched.model.slurm import SlurmFacts
 from gpusched.queue.store import NodeRecord, Store, UsageRow
+from tests import builders
 from tests.builders import spec
 from tests.controller.imagined import GPUS, inventory
 
@@ -166,6 +167,28 @@ def test_a_job_that_goes_back_to_the_queue_pays_until_then(tmp_path: Path) -> No
         assert kept is not None
         assert kept.energy_j == (pytest.approx(400.0) if name == "ended" else None)
         store.close()
+
+
+def test_a_requeued_attempt_pays_for_nodes_that_answer_later_whatever_became_of_the_job(tmp_path: Path) -> None:
+    """Two nodes are silent as the job is requeued; one answers before, one after it is cancelled as it waits."""
+    store = Store.create_or_open(tmp_path)
+    running = builders.job("j", nodes={"n0": (0,), "n1": (0,)}, start_time=T - 5)
+    pending = msgspec.structs.replace(running, state=JobState.PENDING, allocation=None, start_time=None)
+    before = {n: NodeRecord(name=n, reading=reading(T, energy_j=0.0)) for n in ("n0", "n1")}
+    failure = ProbeFailure(node="n", time=T, kind="timeout", reason="x")
+    silent = dict.fromkeys(before, NodeObservation(began=T, result=failure))
+    answer = NodeObservation(began=T + 9, result=reading(T + 10, energy_j=1000.0))
+    writer = UsageWriter(store)
+    store.put_jobs([pending])
+    writer.charge(inventory(), before, silent, [running], [pending], T + 8)
+    store.put_jobs([msgspec.structs.replace(pending, state=JobState.CANCELLED, end_time=T + 9)])
+    for node in ("n0", "n1"):
+        writer.charge(inventory(), before, {node: answer}, [], [], T + 10)
+    assert [row.gpu_s for row in store.usage(0) if row.job_id == "j"] == [8.0, 8.0]
+    kept = store.job("j")
+    assert kept is not None
+    assert kept.energy_j == pytest.approx(1600.0)
+    store.close()
 
 
 def test_another_gpu_in_the_same_place_is_another_counter() -> None:

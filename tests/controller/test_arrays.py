@@ -17,10 +17,12 @@ from gpusched.model.commands import AnyCommand, Cancel, Hold, Release, Requeue, 
 from gpusched.model.jobs import Dependency, DependencyKind, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.queue import rows
+from gpusched.queue.array_limit import SPARE_TASKS, ArrayTaskLimit
 from gpusched.queue.dependencies import Dependencies
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Reader
 from gpusched.sched.warming import small_snapshot
+from tests import builders
 from tests.builders import spec
 from tests.controller.applying import ALICE, NOW, InboxWorld, fresh_id
 from tests.controller.imagined import GPUS, inventory
@@ -171,6 +173,21 @@ def test_a_large_array_is_one_row_until_its_tasks_start(site: Site) -> None:
     assert [e.kind for e in site.store.events(job_id=f"{ARRAY}_7")][:2] == ["submitted", "starting"]
 
 
+def test_of_an_array_on_slices_as_many_tasks_are_considered_as_gpus_have_slices() -> None:
+    """12 GPUs of seven slices each, with cores for all; seven are held, and so is a GPU."""
+    (partition,) = inventory().partitions
+    nodes = tuple(msgspec.structs.replace(node, cores=100) for node in partition.nodes)
+    small = spec(profile="1g.10gb", memory_mib_per_node=1)
+    row = builders.job("a", _S.PENDING, spec=small, array_id="a", tasks=((0, 999),))
+    held = [
+        builders.job("b", nodes={"n0": tuple(range(1000, 1007))}, spec=small),
+        builders.job("c", nodes={"n0": (1,)}),
+    ]
+    asked = msgspec.structs.replace(inventory(), partitions=(msgspec.structs.replace(partition, nodes=nodes),))
+    limit = ArrayTaskLimit(asked, {partition.name: PolicySpec(name="f")}, held, {}, {})
+    assert limit.for_tasks(row, NOW) == 10 * 7 + SPARE_TASKS
+
+
 def test_what_is_set_apart_is_its_own_row_and_the_rest_stays_one(site: Site) -> None:
     submit(site, tasks=1000, gpus_per_node=GPUS, nodes=2)
     site.turn(2)
@@ -272,6 +289,27 @@ def test_aftercorr_starts_each_task_after_its_partner(site: Site) -> None:
     assert sorted(job.id for job in site.store.active()) == [f"{OTHER}_{i}" for i in (0, 1, 3, 4, 5)]
     (row,) = site.store.pending_rows()
     assert (row.id, row.reason) == (f"{OTHER}_[2,6-7]", "DependencyNeverSatisfied")
+
+
+@pytest.mark.parametrize(("code", "verdict"), [(0, ""), (1, "never")])
+def test_aftercorr_of_one_task_is_of_that_task_for_all(site: Site, code: int, verdict: str) -> None:
+    submit(site, ARRAY, tasks=2)
+    corr = tuple(Dependency(DependencyKind.AFTERCORR, name) for name in (f"{ARRAY}_1", LAST))
+    submit(site, LAST, array=None)
+    submit(site, OTHER, tasks=3, dependencies=corr)
+    site.turn(3)
+    (row,) = (job for job in site.store.pending_rows() if job.array_id == OTHER)
+
+    def verdicts() -> list[tuple[int, str]]:
+        asked = Dependencies(site.store.dependency_rows, [], site.store.completed_tasks)
+        return [(index, verdict) for index, (verdict, _) in asked.of_tasks(row, None)]
+
+    end(site, LAST)
+    site.turn(3)
+    assert verdicts() == [(index, "waiting") for index in range(3)]
+    end(site, f"{ARRAY}_1", code)
+    site.turn(3)
+    assert verdicts() == [(index, verdict) for index in range(3)]
 
 
 def test_what_is_known_of_each_task_before_a_decision_or_a_forecast(site: Site) -> None:

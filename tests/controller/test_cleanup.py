@@ -176,6 +176,7 @@ def test_what_is_stuck_on_a_node_in_a_sentence() -> None:
     assert stuck_message("n0", [plain]) == f"attempt 2 of job {ID} cannot be killed"
     assert stuck_message("n0", [one, plain, rank(stuck=True, gpus=(1, 2))]).startswith("GPU 1, 2, 3 not allocated: ")
     assert stuck_message("n0", [plain, one]).endswith("cannot be killed, and 1 more")
+    assert stuck_message("n0", [rank(stuck=True, gpus=(2004,))]).startswith("GPU 1:slice@4 not allocated: ")
     assert stuck_message("n0", [plain, one, plain]).endswith(", and 2 more")
     others = [rank(), rank(stuck=True, gone=True), rank(stuck=True, node="n1")]
     assert stuck_message("n0", others) == ""

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpusched.model.health import Condition, NodeHealth
 from gpusched.model.jobs import Ending, JobState, Preemptions, Resizes, ResizeTo
 from gpusched.model.readings import NodeReading
+from gpusched.model.slices import Cut
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock, now_by, shift_times
-from gpusched.queue.store import NodeRecord, RankRecord, RunRecord, Store
+from gpusched.queue.store import CutState, NodeRecord, RankRecord, RunRecord, Store
 from tests.controller.clock_site import LIMIT_S, clock_site
 
 GIVEN_UP_S, BACK_OFF_S, PULL_S = 60, 10, 7
@@ -104,10 +106,15 @@ def test_all_that_is_still_counted_moves_with_the_clock_and_nothing_else(tmp_pat
         msgspec.structs.replace(plain[3], state=JobState.FAILED, start_time=now - 9000, end_time=now - 7200),
     ]
     store.put_jobs(jobs)
-    rank = RankRecord(job_id="a", attempt=1, rank=0, node="n0", runtime="podman", intended_at=now - 9)
+    rank = RankRecord(job_id="a", attempt=1, rank=0, node="n0", runtime="podman", intended_at=now - 9, tried_at=now - 3)
     store.put_ranks([rank])
     reading = NodeReading(node="n0", time=now - 1, clock_skew_s=0.5)
-    store.put_nodes([NodeRecord(name="n0", last_seen=now - 1, down_since=now - 40, reading=reading)])
+    cut = CutState(cut=Cut("n0", 0), began=now - 90, ended=now - 80, retry_at=now + 60)
+    condition = Condition(kind="ecc", gpu="u", since=now - 30, last_seen=now - 1, detail="x")
+    health = NodeHealth(conditions=(condition,), suspected=(condition,))
+    store.put_nodes(
+        [NodeRecord(name="n0", last_seen=now - 1, down_since=now - 40, reading=reading, cuts={0: cut}, health=health)]
+    )
     run = RunRecord(
         job_id="a", attempt=1, user="u", partition="p", flavor=None, share=0.0, gpus=1, start_time=now - 60,
         end_time=None, outcome=None, nodes={},
@@ -131,9 +138,13 @@ def test_all_that_is_still_counted_moves_with_the_clock_and_nothing_else(tmp_pat
     assert ends.ending.resize is not None
     assert ends.ending.resize.asked_at == now - 20 + step
     assert ended == jobs[3]
-    assert [r.intended_at for r in store.ranks()] == [now - 9 + step]
+    assert [(r.intended_at, r.tried_at) for r in store.ranks()] == [(now - 9 + step, now - 3 + step)]
     record = store.node_records()["n0"]
     assert (record.last_seen, record.down_since) == (now - 1 + step, now - 40 + step)
+    moved = record.cuts[0]
+    assert (moved.began, moved.ended, moved.retry_at) == (now - 90 + step, now - 80 + step, now + 60 + step)
+    for conditions in (record.health.conditions, record.health.suspected):
+        assert [(c.since, c.last_seen) for c in conditions] == [(now - 30 + step, now - 1 + step)]
     assert record.reading is not None
     assert (record.reading.time, record.reading.clock_skew_s) == (now - 1 + step, 0.5 - step)
     assert [r.start_time for r in store.runs(0, now * 2)] == [now - 60 + step]

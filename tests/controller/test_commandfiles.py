@@ -27,6 +27,7 @@ from gpusched.model.commands import (
 from gpusched.model.health import Condition, NodeHealth
 from gpusched.model.jobs import JobState, Mount
 from gpusched.queue.inbox import MAX_COMMAND_BYTES
+from gpusched.queue.store import UsageRow
 from tests.builders import spec
 from tests.controller.applying import ADMIN, ALICE, BOB, ME, NOW, InboxWorld, names
 from tests.controller.rights import needs_root
@@ -219,6 +220,15 @@ def test_cancel_by_state(world: InboxWorld) -> None:
     assert len([e for e in world.store.events(job_id=pending) if e.kind == "ended"]) == 1
 
 
+def test_cancelled_as_it_waits_again_a_job_keeps_what_it_has_used(world: InboxWorld) -> None:
+    job = world.submit()
+    world.put(job, JobState.PENDING, start_time=None)
+    used = UsageRow(bucket=0, node="n0", partition="p", job_id=job, user="u", gpu_s=10.0, energy_j=900.0)
+    world.store.add_usage([used])
+    world.say(Cancel(time=NOW, job_ids=(job,)))
+    assert world.job(job).energy_j == 900.0
+
+
 def test_cancel_beats_a_requeue_under_way(world: InboxWorld) -> None:
     job = world.submit()
     world.put(job, JobState.RUNNING)
@@ -235,10 +245,11 @@ def test_cancel_beats_a_requeue_under_way(world: InboxWorld) -> None:
 @pytest.mark.parametrize("state", [JobState.COMPLETED, JobState.FAILED, JobState.TIMEOUT, JobState.NODE_FAIL])
 def test_requeue_of_an_ended_job_starts_it_anew(world: InboxWorld, state: JobState) -> None:
     job = world.submit()
-    world.put(job, state, end_time=NOW, exit_code=1, retries=3)
+    world.put(job, state, end_time=NOW, exit_code=1, retries=3, unlaunched_on=("n0",), eligible_time=NOW + 600)
     assert world.say(Requeue(time=NOW, job_ids=(job,))) == ""
     again = world.job(job)
     assert (again.state, again.end_time, again.exit_code, again.retries) == (JobState.PENDING, None, None, 0)
+    assert (again.unlaunched_on, again.eligible_time) == ((), None), "neither failed launches nor a back-off count"
     assert again.attempt == 1, "attempts count on: their containers have different names"
 
 
@@ -453,6 +464,17 @@ def test_a_users_waiting_jobs_are_bounded(world: InboxWorld) -> None:
     assert len([c for c in together if world.store.job(c.id)]) == 2, "also what is folded at once is counted"
     world.say(Cancel(time=NOW, job_ids=(first.id,)), ALICE)
     assert world.say(submission(world), ALICE) == ""
+
+
+def test_what_comes_back_counts_among_a_users_waiting_jobs(world: InboxWorld) -> None:
+    ended = [world.submit() for _ in range(3)]
+    for job in ended:
+        world.put(job, JobState.FAILED, end_time=NOW)
+    bounded(world, 2, 1)
+    refused = world.say(Requeue(time=NOW, job_ids=tuple(ended)))
+    assert refused.startswith(f"job {ended[2]}: ")
+    assert "has 2 of 2 pending jobs; 1 more exceed the limit" in refused
+    assert [world.job(job).state for job in ended] == [JobState.PENDING, JobState.PENDING, JobState.FAILED]
 
 
 @needs_root

@@ -212,6 +212,19 @@ def test_a_program_s_error_is_told_with_its_job_and_takes_nothing_out() -> None:
     assert probes.probe(after_s=3601) == set()
 
 
+@pytest.mark.parametrize(
+    ("held", "job"), [({4001: ("j1",), 5000: ("j2",)}, "j1"), ({4000: ("j1",), 4001: ("j1",)}, "j1"),
+                      ({4000: ("j1",), 4001: ("j2",)}, None)],
+)  # fmt: skip
+def test_an_error_on_a_cut_gpu_is_of_the_only_job_on_its_slices(
+    held: dict[int, tuple[str, ...]], job: str | None
+) -> None:
+    probes = Probes(held=held)
+    probes.probe()
+    probes.probe(probes.xid(31))
+    assert [c.job for c in probes.health.conditions] == [job]
+
+
 def test_the_process_says_whose_error_it_is() -> None:
     probes = Probes(held={3: ("j1", "j2")})
     own = GpuProcess(pid=77, container="gpusched-j2-1-0")

@@ -33,7 +33,7 @@ from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Inventory, Node, Partition
 from gpusched.model.slices import MigSlice
 from gpusched.nodes.healthcheck import parse_answer
-from gpusched.queue.store import NodeRecord, RankRecord, Store
+from gpusched.queue.store import SUSPENDED_BY, NodeRecord, RankRecord, Store
 from tests.queue.records import job as job_record
 
 NOW = 1_790_000_000.0
@@ -310,6 +310,14 @@ def test_what_drains_a_node_keeps_it_so(tmp_path: Path) -> None:
     assert site.store.node_records()["a"].drain_reason is not None, "until somebody resumes it"
     kinds = [event.kind for event in site.store.events(node="a")]
     assert kinds == ["check_failed", "drained", "check_passed"]
+
+
+def test_a_check_drains_a_node_that_is_suspended_meanwhile(tmp_path: Path) -> None:
+    site = Site(tmp_path, HealthCheck(name="c", command="x", every_s=60, then="drain"))
+    suspended = msgspec.structs.replace(site.store.node_records()["a"], drain_reason="x", drained_by=SUSPENDED_BY)
+    site.store.put_nodes([suspended])
+    answer(site, NOW + 1, operations(site, NOW)[:1], code=1)
+    assert site.store.node_records()["a"].drained_by == "health check"
 
 
 def test_times_go_with_the_clock(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ from gpusched.controller.nodestate import (
     may_forget_leftovers,
     removed_record,
     update_record,
+    with_health,
     with_removed,
 )
+from gpusched.model.health import HealthAction
 from gpusched.model.readings import Gpu, Nic, NodeReading, NodeState, ProbeFailure, Wiring
 from gpusched.model.resources import Settings
-from gpusched.queue.store import NodeRecord
+from gpusched.queue.store import DRAINED_BY_HEALTH, SUSPENDED_BY, NodeRecord
 from tests.controller.imagined import GPUS, inventory
 
 NOW = 1_800_000_000.0
@@ -104,6 +106,15 @@ def test_one_lost_gpu_is_an_event_once_and_the_node_stays() -> None:
     assert "GPU 2 UNUSABLE: GPU is lost" in record.reason  # it may go again at once
     record, events = update(record, reading(time=NOW + 11), NOW + 11)
     assert (record.reason, events) == ("", ["condition_over"])
+
+
+@pytest.mark.parametrize(("by", "then"), [(SUSPENDED_BY, DRAINED_BY_HEALTH), ("root", "root")])
+def test_a_fault_drains_a_node_that_is_suspended_meanwhile(by: str, then: str) -> None:
+    node = msgspec.structs.replace(NODE, health={"ecc": HealthAction.DRAIN})
+    gpus = (*reading().gpus[:3], Gpu(index=3, uuid="u3", name="x", ecc_errors=2))
+    seen = NodeObservation(began=NOW - 1, result=reading(gpus=gpus))
+    record, _ = with_health(msgspec.structs.replace(SEEN, drain_reason="x", drained_by=by), node, seen, {}, NOW)
+    assert record.drained_by == then
 
 
 @pytest.mark.parametrize("well", [{"ecc_errors": 2}, {"mig_mode": True}, {"memory_used_mib": 9000}])

@@ -124,6 +124,13 @@ def test_a_gpu_s_condition_is_told_to_the_operator_and_to_the_job_on_it(store: S
     assert sorted(to for to, _ in made(store, Notices(), machine)) == ["ada", "bob"]
 
 
+@pytest.mark.parametrize("kind", ["gpu_lost", "condition"])
+def test_what_a_gpu_has_is_told_to_the_jobs_on_it_and_on_its_slices(store: Store, kind: str) -> None:
+    store.put_jobs([job(), job("k", mail="bob@x", nodes={"n0": (2,)}), job("l", mail="eve@x", nodes={"n0": (3004,)})])
+    event = msgspec.structs.replace(condition("xid-gpu", gpu=2), kind=kind)
+    assert sorted(to for to, _ in made(store, Notices(), event)) == ["bob", "eve"]
+
+
 def test_a_program_s_error_is_told_to_its_user_alone(store: Store) -> None:
     store.put_jobs([job(), job("k", mail="bob@example.org", nodes={"n0": (0, 1)})])
     error = condition("xid-program", job="j", detail="Xid 31 (memory page fault)", action="warn")

@@ -230,6 +230,8 @@ def test_nobody_is_killed_who_was_not_asked() -> None:
     cancelled = Ending(outcome=JobState.CANCELLED, reason="x", kill_at=NOW - 890)
     step = reconcile_job(job_in(JobState.COMPLETING, ending=cancelled), ranks(), sees(says("running")))
     assert verbs(step) == [("signal", 0, "KILL")], "one that is cancelled is"
+    step = reconcile_job(stopping(NOW - 11), ranks(trouble="no space left on device"), sees(says("running")))
+    assert verbs(step) == [("signal", 0, "KILL")], "so is one that its node could not signal, else it would go on"
 
 
 @pytest.mark.parametrize("code", [0, 1, 143])

@@ -269,6 +269,37 @@ def test_signal_before_the_limit_is_sent_once() -> None:
     assert verbs(reconcile_job(over, ranks(signalled="USR1"), world(says("running")))) == [("signal", 0, "TERM")]
 
 
+@pytest.mark.parametrize(
+    ("warning", "signalled", "sent"),
+    [("TERM", None, ["TERM"]), ("TERM", "TERM", []), ("USR1", "USR1", ["TERM"]), ("USR1", "TERM", [])],
+)
+def test_in_the_grace_term_is_sent_once_whatever_the_warning_was(
+    warning: str, signalled: str | None, sent: list[str]
+) -> None:
+    end = Ending(outcome=JobState.CANCELLED, reason="x", kill_at=NOW + 5)
+    cancelled = job(JobState.COMPLETING, ending=end, spec=spec(signal=warning, signal_before_s=30))
+    step = reconcile_job(cancelled, ranks(signalled=signalled), world(says("running")))
+    assert [signal for _, _, signal in verbs(step)] == sent
+
+
+def test_a_gpus_failure_ends_the_jobs_on_its_slices() -> None:
+    sliced = job(JobState.RUNNING, spec=spec(profile="1g.10gb"))
+    for gpu, state in ((0, JobState.RUNNING), (1, JobState.COMPLETING)):
+        there = world(says("running"), failed_gpus={"n0": {gpu: "Xid 79"}})
+        step = reconcile_job(sliced, ranks(gpus=(2004,)), there)
+        assert step.job.state is state
+    assert (ending(step).outcome, ending(step).message) == (JobState.NODE_FAIL, "GPU 1 of n0: Xid 79")
+
+
+def test_a_rank_that_has_ended_may_vanish_while_the_others_go_on() -> None:
+    gang = job(JobState.RUNNING, nodes=2)
+    records = ranks(2)
+    for code, state in ((0, JobState.RUNNING), (3, JobState.FAILED)):
+        records[1] = msgspec.structs.replace(records[1], exit_code=code, finished_at=NOW - 9)
+        step = reconcile_job(gang, records, world(says("running"), says(None, 1)))
+        assert (step.job.ending.outcome if step.job.ending else step.job.state) is state
+
+
 def test_a_gang_ends_when_rank_0_is_done_and_the_others_may_follow() -> None:
     running = job(JobState.RUNNING, nodes=2)
     step = reconcile_job(running, ranks(2), world(says("exited", exit_code=0), says("running", 1)))
@@ -324,6 +355,8 @@ def test_a_gang_member_killed_after_rank_0_succeeded_is_no_failure_but_its_own_e
     for code, state in ((137, JobState.COMPLETED), (143, JobState.COMPLETED), (3, JobState.FAILED)):
         records[1] = msgspec.structs.replace(records[1], exit_code=code)
         assert reconcile_job(gang, records, world()).job.state == state
+    records[0] = msgspec.structs.replace(records[0], exit_code=137)
+    assert reconcile_job(gang, records, world()).job.exit_code == 3, "of the one that failed by itself"
 
 
 def test_a_requeue_goes_back_to_the_queue_with_all_fields_cleared() -> None:
@@ -400,7 +433,8 @@ def test_what_is_ready_is_started_at_growing_pauses_and_given_up_after_five() ->
         assert verbs(step) == ([("start", 0, None)] if does else [])
     assert reconcile_job(starting, ranks(), world(says("ready"), busy=frozenset({(ID, 1, 0)}))).operations == []
     over = reconcile_job(starting, ranks(tries=5, tried_at=NOW - 99, trouble="no fork"), world(says("ready")))
-    assert over.events[0].data["message"] == "rank 0 on n0 could not be started: no fork"
+    assert [e.data.get("message") for e in over.events] == ["rank 0 on n0 could not be started: no fork"]
+    assert (verbs(over), over.ranks[0].tries) == ([("remove", 0, None)], 0), "it can be ended, as far as is known"
     silent_one = reconcile_job(starting, ranks(tries=5, tried_at=NOW - 99), world(says("ready")))
     assert silent_one.events[0].data["message"].endswith("could not be started: no reason given by the node")
 
@@ -408,10 +442,10 @@ def test_what_is_ready_is_started_at_growing_pauses_and_given_up_after_five() ->
 def test_once_it_runs_tries_are_counted_anew_and_the_last_rank_says_when_it_began() -> None:
     gang = job(JobState.STARTING, 2, unlaunched_on=("n9",), reason="x", message="y")
     both = world(says("running", started_at=NOW - 30), says("running", 1, started_at=NOW - 20))
-    step = reconcile_job(gang, ranks(2, tries=2, tried_at=NOW - 9), both)
+    step = reconcile_job(gang, ranks(2, tries=2, tried_at=NOW - 9, trouble="no fork"), both)
     assert (step.job.state, step.job.start_time) == (JobState.RUNNING, NOW - 20)
     assert (step.job.reason, step.job.message, step.job.unlaunched_on) == ("", "", ())
-    assert [(r.tries, r.tried_at) for r in step.ranks.values()] == [(0, None), (0, None)]
+    assert [(r.tries, r.tried_at, r.trouble) for r in step.ranks.values()] == [(0, None, ""), (0, None, "")]
     behind = reconcile_job(gang, ranks(2, intended_at=NOW - 15), both)
     assert behind.job.start_time == NOW - 15, "not before it was meant to"
     assert reconcile_job(gang, ranks(2), both).ranks == {}

@@ -15,6 +15,7 @@ from gpusched.model.events import Event
 from gpusched.model.health import KIND, HealthAction
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.notices import DEFAULT_NOTICE_KINDS, NEAR_LIMIT, Notice, NoticeKind, Notices, Receiver
+from gpusched.model.slices import gpu_of
 from gpusched.model.units import format_duration, iso_utc
 from gpusched.queue.store import Reader
 
@@ -118,11 +119,11 @@ class NoticeMaker:
         yield from self._operator_notices(mark, text, event)
         if "check" in event.data:
             return
-        gpu = event.data.get("gpu") if event.kind == "condition" else None
+        gpu = event.data.get("gpu")
         jobs_there = (
             job for job in self._reader.active()
             if any(
-                part.node == node and (gpu is None or gpu in part.gpus)
+                part.node == node and (gpu is None or gpu in map(gpu_of, part.gpus))
                 for part in (job.allocation.parts if job.allocation else ())
             )
         )  # fmt: skip

@@ -156,6 +156,17 @@ def test_energy_of_the_lost_time_is_of_those_who_had_the_gpu(store: Store) -> No
     assert sum(row.energy_j for row in store.usage(0.0)) == pytest.approx(3600.0)
 
 
+def test_a_slice_that_was_let_go_takes_nothing_of_the_gpu_that_is_whole_again(store: Store) -> None:
+    store.put_nodes([NodeRecord(name=A, reading=reading(A, joules=1000.0, time=8_000.0))])
+    done = job(
+        "d", JobState.COMPLETED, {A: (1000,)}, spec=spec(partition=PARTITION, profile="1g.10gb"), end_time=8_400.0
+    )
+    ended = msgspec.structs.replace(record(done, at=8_200.0, joules=1700.0), time=8_400.0, read=8_400.0)
+    begun = msgspec.structs.replace(record(one("r"), at=8_600.0, joules=1700.0), read=8_500.0)
+    settled(store, evidence(live=(begun,), ended=(ended,), joules=4700.0))
+    assert (store.job_energy("d"), store.job_energy("r")) == (pytest.approx(50.0), pytest.approx(3000.0))
+
+
 def test_a_run_that_the_backup_has_open_is_closed(store: Store) -> None:
     from gpusched.controller.ledger import run_of
 
