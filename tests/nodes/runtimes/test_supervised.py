@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gpusched.errors import UsageError
 from gpusched.model.jobs import Mount
 from gpusched.model.resources import RuntimeName
+from gpusched.nodes.runtimes.apptainer import Apptainer
 from tests.nodes.runtimes.conftest import make_world
 from tests.nodes.runtimes.world import World
 from tests.testbed import Testbed, wait_until
@@ -264,6 +265,34 @@ def test_stand_in_for_apptainer_without_the_image(apptainer: World) -> None:
     assert (attempt["exit_code"], attempt["error"]) == (255, "FATAL: no such image")
     attempt = apptainer.await_phase(apptainer.launch("true", job="job2", image="docker://no/such"), "failed")
     assert attempt["exit_code"] == 255
+
+
+def test_an_image_in_a_home_that_only_its_user_sees_is_pulled_once_and_what_a_killed_pull_left_goes(
+    local: World, tmp_path: Path
+) -> None:
+    """As root is nobody in a home on NFS. The home is there while something is done as the user."""
+    home, hidden = tmp_path / "home", tmp_path / "hidden"
+    images = hidden / ".cache/gpusched/images"
+    images.mkdir(parents=True)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    host = os.uname().nodename
+    kept = {f"a.sif.{host}.{os.getpid()}", f"a.sif.elsewhere.{gone.pid}", "a.sif"}
+    for name in (*kept, f"b.sif.{host}.{gone.pid}"):
+        (images / name).touch()
+    stand_ins = f"""\
+home={home}
+as_user() {{ mv {hidden} {home}; "$@"; set -- $?; mv {home} {hidden}; return "$1"; }}
+env() {{ echo pulled; : >"$4"; }}
+"""
+    program = Apptainer().program(local.request("true", image="one/image:1"))
+    script = stand_ins + program + "prepare && prepare && prepare; exit"
+    done = subprocess.run(["sh", "-s"], input=script, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "pulled\n", "")
+    left = {path.name for path in images.iterdir()}
+    (pulled,) = left - kept
+    assert left - {pulled} == kept
+    assert pulled.endswith(".sif")
 
 
 def test_stand_in_for_apptainer_takes_a_file_as_it_is(apptainer: World) -> None:
