@@ -199,10 +199,12 @@ def _ran_s(job: JobRecord, ranks: list[RankStatus], inputs: ReconcileInput) -> f
 
 def _warn_before_limit(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileInput) -> None:
     spec = step.job.spec
+    # The script is on its first node; on the others TERM would end what starts its steps there.
+    warned = [s for s in ranks if s.rank.rank == 0] if spec.signal_batch else ranks
     if spec.signal_before_s is not None and _ran_s(step.job, ranks, inputs) >= step.job.limit_s - spec.signal_before_s:
         step.operations += [
             operation_on("signal", s, signal=spec.signal)
-            for s in ranks
+            for s in warned
             if s.phase == "running" and s.rank.signalled is None and is_idle(s, inputs)
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import threading
 import time
@@ -58,9 +59,10 @@ class SshTransport:
         with self._explained(deadline, timeout_s), self._session(deadline) as (connection, channel):
             channel.set_combine_stderr(True)
             _request_exec(channel, self._command(stream_argv(script.argv)))
-            while chunk := channel.recv(_READ_BYTES):
-                yield chunk
-            _exit_code(connection, channel)
+            with self._explained(math.inf, timeout_s):  # the deadline is for opening it
+                while chunk := channel.recv(_READ_BYTES):
+                    yield chunk
+                _exit_code(connection, channel)
 
     def close(self) -> None:
         """Drop the connection."""

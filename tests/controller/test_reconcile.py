@@ -300,6 +300,15 @@ def test_a_rank_that_has_ended_may_vanish_while_the_others_go_on() -> None:
         assert (step.job.ending.outcome if step.job.ending else step.job.state) is state
 
 
+def test_a_signal_for_the_script_alone_is_sent_to_its_node_alone() -> None:
+    wanted = spec(nodes=2, script="#!/bin/sh\n", signal="TERM", signal_before_s=30, signal_batch=True)
+    warned = job(JobState.RUNNING, nodes=2, start_time=NOW - 580, spec=wanted)
+    answers = world(says("running"), says("running", 1))
+    assert verbs(reconcile_job(warned, ranks(2), answers)) == [("signal", 0, "TERM")]
+    told = msgspec.structs.replace(warned, spec=msgspec.structs.replace(wanted, signal_batch=False))
+    assert verbs(reconcile_job(told, ranks(2), answers)) == [("signal", 0, "TERM"), ("signal", 1, "TERM")]
+
+
 def test_a_gang_ends_when_rank_0_is_done_and_the_others_may_follow() -> None:
     running = job(JobState.RUNNING, nodes=2)
     step = reconcile_job(running, ranks(2), world(says("exited", exit_code=0), says("running", 1)))

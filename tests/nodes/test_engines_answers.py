@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpusched.nodes.payload import attempts, engines
 from gpusched.nodes.payload.attempts import merge
 from gpusched.nodes.payload.engines import EngineError, parse_docker, parse_podman
+from gpusched.nodes.runtimes.listing import parse_listing
 
 NAME = "gpusched-0123456789a-1-0"
 
@@ -86,6 +92,52 @@ def test_what_is_not_json_is_said_and_whose_it_is() -> None:
         parse_podman("Error: x")
     with pytest.raises(EngineError, match="docker answered"):
         parse_docker("Error: x")
+
+
+Listing = tuple[list[dict[str, Any]], str | None]
+DOCKER = """#!/bin/sh
+[ "$1" != ps ] || { echo d1; exit; }
+left=$(($(cat FOLDER/failures) - 1)) && echo "$left" >FOLDER/failures
+[ "$left" -lt 0 ] || { echo '[]'; echo 'Error response from daemon: boom' >&2; exit 1; }
+cat FOLDER/answer
+"""
+
+
+def by_python() -> Listing:
+    return attempts.list_attempts("c", "n", "docker")[:2]
+
+
+def by_sh() -> Listing:
+    head = "CLUSTER_ID=c NODE=n RUNTIME=docker ROOT=\n"
+    lister = Path(attempts.__file__).with_name("attempts.sh").read_text()
+    text = subprocess.run(["sh", "-s"], input=head + lister, text=True, capture_output=True, check=True).stdout
+    return parse_listing(text, "c", "docker")
+
+
+@pytest.mark.parametrize("listed", [by_python, by_sh])
+def test_docker_that_cannot_report_containers_loses_none(
+    listed: Callable[[], Listing], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is the engine unavailable because one was removed between the two calls: it is asked once more."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(engines, "ENGINE_TIMEOUT_S", 600.0)
+    (tmp_path / "bin").mkdir()
+    for name, text in (("docker", DOCKER), ("timeout", '#!/bin/sh\nshift 3 && exec "$@"\n')):
+        (tmp_path / "bin" / name).write_text(text.replace("FOLDER", str(tmp_path)))
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "answer").write_text(docker({"Status": "running", "Pid": 7}))
+    folder = tmp_path / "gpusched-node" / "c" / "n" / NAME
+    folder.mkdir(parents=True)
+    (folder / "meta").write_text("runtime=docker\n")
+    (tmp_path / "failures").write_text("1\n")
+    found, error = listed()
+    assert ([one["phase"] for one in found], error) == (["running"], None)
+    (tmp_path / "failures").write_text("100\n")
+    found, error = listed()
+    assert found == []
+    assert error is not None
+    assert "Error response from daemon: boom" in error
 
 
 FACT: dict[str, Any] = {

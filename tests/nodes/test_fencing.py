@@ -92,6 +92,20 @@ def test_a_term_that_cannot_be_kept_is_said_and_nothing_is_done(here: Transport,
     assert not (tmp_path / "done").exists()
 
 
+def test_what_is_of_the_term_that_was_seen_runs_on_a_disk_that_turned_read_only(
+    here: Transport, tmp_path: Path
+) -> None:
+    """Jobs there can still be killed. A folder, too, can be read and not written, by whomever."""
+    fenced(here, 5).claim(600)
+    lock = kept(tmp_path).with_name("term.lock")
+    lock.unlink()
+    lock.mkdir()
+    result = fenced(here, 5).run(script("echo killed\n"), 600)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, b"killed\n", b"")
+    with pytest.raises(TermRefused):
+        fenced(here, 4).run(script(f"touch {tmp_path}/done\n"), 600)
+
+
 def test_a_launch_without_flock_fails_with_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     for name in ("sh", "mkdir", "cat"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ def all_by_python(root: Path) -> list[dict[str, Any]]:
 
 def all_by_sh(root: Path) -> list[dict[str, Any]]:
     head = f"CLUSTER_ID=c NODE=n RUNTIME=process ROOT={root}\n"
-    text = subprocess.run(["sh", "-s"], input=head + LISTER, text=True, capture_output=True, check=True, timeout=30)
+    text = subprocess.run(["sh", "-s"], input=head + LISTER, text=True, capture_output=True, check=True, timeout=600)
     found, error = parse_listing(text.stdout, "c", "process")
     assert error is None
     return found
@@ -114,6 +115,22 @@ def test_anything_else_is_told_of_and_not_believed(
 @pytest.mark.parametrize("read", [by_python, by_sh])
 def test_a_job_that_says_nothing(folder: Path, read: Callable[[Path], dict[str, Any]]) -> None:
     assert {key: read(folder.parents[1])[key] for key in NOTHING} == NOTHING
+
+
+@pytest.mark.parametrize("when", ["stat", "head"])
+def test_a_request_that_is_taken_back_while_it_is_read_is_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    (folder / "ask.json").write_text('{"id":"1-2","attempt":1,"words":["squeue"]}')
+    (folder / "bin").mkdir()
+    taken = f'#!/bin/sh\ncase "$*" in *ask.json) rm -f "{folder}/ask.json" ;; esac\nexec {shutil.which(when)} "$@"\n'
+    for name, text in ((when, taken), ("timeout", '#!/bin/sh\nshift 3 && exec "$@"\n')):
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
+    found = by_sh(folder.parents[1])
+    assert {key: found[key] for key in NOTHING} == NOTHING
+    assert not (folder / "ask.json").exists()
 
 
 def test_only_rank_0_is_listened_to(folder: Path) -> None:

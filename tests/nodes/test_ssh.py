@@ -6,13 +6,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import paramiko
 import pytest
 
 from gpusched.model.relay import Terminal
-from gpusched.model.resources import Node, Settings
+from gpusched.model.resources import Node, RuntimeName, Settings
+from gpusched.nodes import ssh
 from gpusched.nodes.ssh import _SshSession
 from gpusched.nodes.transport import Transport, TransportError
 from tests.nodes.nodes import declare, opened, settings_for, sh
@@ -244,6 +246,30 @@ def test_a_connection_lost_as_output_is_read_is_an_error_of_the_connection() -> 
     session = _SshSession("dgx001", cast(Any, None), cast(Any, LostWhileRead()))
     with pytest.raises(TransportError, match="dgx001"):
         session.pump(lambda stream, data: None)
+
+
+def test_a_stream_that_is_lost_later_than_it_had_to_open_says_that_the_connection_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Lost:
+        exit_status, eof_received, transport = -1, False, None
+
+        def set_combine_stderr(self, combine: bool) -> None: ...
+        def close(self) -> None: ...
+
+        def recv(self, most: int) -> bytes:
+            monkeypatch.setattr(ssh, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6))
+            return b""
+
+    node = Node(
+        name="dgx001", partition="p", address="a", gpus=0, cores=1, memory_mib=1, runtime=RuntimeName.PROCESS
+    )
+    transport = ssh.SshTransport(node, Settings())
+    monkeypatch.setattr(transport, "_channel", lambda deadline: (None, Lost()))
+    monkeypatch.setattr(ssh, "_request_exec", lambda channel, command: None)
+    with pytest.raises(TransportError, match="dgx001: the connection was lost") as caught:
+        list(transport.stream(sh("tail -f x")))
+    assert caught.value.kind == "ssh"
 
 
 class AfterTheClose:

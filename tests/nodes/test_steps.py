@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -223,6 +224,38 @@ def test_a_signal_reaches_the_tasks_of_all_nodes(nodes: Nodes) -> None:
     assert job.communicate(timeout=30)[0] == ""
     assert [p.wait(timeout=30) for p in nodes.servers] == [0, 0, 143]
     assert sorted(nodes.lines("told")[3:]) == sorted([f"{s} {t}" for s in ("usr1", "usr1", "term") for t in range(3)])
+
+
+def test_a_warning_ends_no_node_even_by_a_signal_that_otherwise_does(nodes: Nodes) -> None:
+    nodes.settings |= {"warning": "INT", "connect_s": 600.0}
+    nodes.serve()
+    script = """trap 'echo told >>told' INT
+        echo up >>told
+        until [ -e go ]; do sleep 0.05; done"""
+    (nodes.folder / "task").write_text(script)
+    job = nodes.script("srun -w n1 sh task; srun -w n1 echo second")
+    wait_until(lambda: nodes.lines("told") == ["up"])
+    nodes.servers[0].send_signal(signal.SIGINT)
+    wait_until(lambda: nodes.lines("told") == ["up", "told"])
+    (nodes.folder / "go").touch()
+    assert job.communicate(timeout=600)[0] == "second\n"
+
+
+def test_a_node_without_python_is_held_until_the_job_ends(nodes: Nodes) -> None:
+    nodes.settings["warning"] = "INT"
+    (nodes.folder / "bin").mkdir()
+    (nodes.folder / "bin" / "sh").symlink_to("/bin/sh")
+    (nodes.folder / "bin" / "sleep").write_text(f"#!/bin/sh\n: >{nodes.folder}/held\nexec {shutil.which('sleep')} 600\n")
+    (nodes.folder / "bin" / "sleep").chmod(0o755)
+    nodes.env[1] = {"PATH": str(nodes.folder / "bin")}
+    holder = nodes.start(1, nodes.spool(1))
+    wait_until((nodes.folder / "held").exists)
+    status = Path(f"/proc/{holder.pid}/status").read_text()
+    ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+    assert all(ignored >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2))
+    holder.send_signal(signal.SIGUSR1)
+    holder.send_signal(signal.SIGTERM)
+    assert holder.wait(timeout=600) == 0
 
 
 async def _nothing() -> None:

@@ -7,6 +7,8 @@ export PATH GPUSCHED_SPOOL GPUSCHED_RUN_PID
 if [ "$rank" != 0 ]; then
     python=$(command -v python3) && exec "$python" -I "$spool/lib/gpusched/nodes/batch/steps/serve.py"
     trap 'exit 0' HUP INT QUIT TERM # without python3 nothing can be started here from elsewhere: it is only held
+    # shellcheck disable=SC2086
+    trap '' USR1 USR2 ALRM TSTP $warning # these end nothing
     while :; do
         sleep 600 &
         wait $!

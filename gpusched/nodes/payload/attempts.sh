@@ -22,12 +22,15 @@ job_files() { # FOLDER of an attempt: as in payload/jobfiles.py
     for job_file in progress saved ask; do
         file=$job_dir/$job_file.json
         [ -e "$file" ] || [ -L "$file" ] || continue
+        # One look, as it may be taken back at any time. In hexadecimal the mode of a regular file begins with 8.
+        facts=$(stat -c '%f %Y %s' "$file" 2>/dev/null) || continue
         age=0 max_bytes=4096
         [ "$job_file" != ask ] || max_bytes=150000
-        if [ -L "$file" ] || [ ! -f "$file" ]; then text='!it is not a regular file'
-        elif [ "$(stat -c %s "$file")" -gt "$max_bytes" ]; then text="!it is larger than $max_bytes bytes"
+        if [ "${facts#8}" = "$facts" ]; then text='!it is not a regular file'
+        elif [ "${facts##* }" -gt "$max_bytes" ]; then text="!it is larger than $max_bytes bytes"
         else
-            age=$((attempts_now - $(stat -c %Y "$file")))
+            modified=${facts#* }
+            age=$((attempts_now - ${modified% *}))
             [ "$age" -ge 0 ] || age=0
             if [ "$job_file" != ask ]; then text=$(bounded 2 head -c 4096 "$file" 2>/dev/null | tr '\n\r' '  ' | tr -cd ' -~')
             else # a script in it arrives as it is
@@ -35,6 +38,7 @@ job_files() { # FOLDER of an attempt: as in payload/jobfiles.py
                 [ "${#text}" -le 8192 ] || large=$((large + 1))
                 [ "${#text}" -le 8192 ] || [ "$large" -le 3 ] || continue
             fi
+            [ -n "$text" ] || [ -e "$file" ] || continue
         fi
         printf '%s %s %s %s\n' "$job_file" "${1##*/}" "$age" "$text"
     done
@@ -82,6 +86,12 @@ lost_containers() { # as in payload/engines.py: those whose end nobody saw, and 
         [ -z "$(containers -q --filter status=running --filter "id=$id")" ] || echo "lost $id"
     done
 }
+docker_containers() {
+    ids=$(containers -q --no-trunc) || return
+    [ -n "$ids" ] || return 0
+    # shellcheck disable=SC2086
+    found=$(engine container inspect $ids) && printf '%s\n' "$found"
+}
 list_engine() {
     case $RUNTIME in
     podman)
@@ -91,11 +101,7 @@ list_engine() {
         [ -z "$ids" ] || engine container inspect --format 'oom {{.Id}} {{.State.OOMKilled}}' $ids 2>/dev/null
         lost_containers
         ;;
-    docker)
-        ids=$(containers -q --no-trunc) || return
-        # shellcheck disable=SC2086
-        if [ -n "$ids" ]; then engine container inspect $ids 2>/dev/null; fi
-        ;;
+    docker) docker_containers || docker_containers || return ;; # one that is removed meanwhile makes it fail
     esac
     return 0
 }
@@ -109,7 +115,7 @@ podman | docker)
     0) printf '%s\n' "$listing" | prefixed engine ;;
     124 | 137) echo "engine_error $RUNTIME did not answer within 8 s" ;;
     127) echo "engine_error $RUNTIME: No such file or directory" ;;
-    *) { echo "$RUNTIME:"; containers -q 2>&1 >/dev/null | tail -n 5; } | cut -c 1-1000 | prefixed engine_error ;;
+    *) { echo "$RUNTIME:"; list_engine 2>&1 >/dev/null | tail -n 5; } | cut -c 1-1000 | prefixed engine_error ;;
     esac
     # Looked for last: they are written just before the engine reports the end.
     for folder in "$attempts_root"/gpusched-*/oom; do

@@ -115,11 +115,15 @@ def read_text(path: str) -> "str | None":
 
 
 def _docker(cluster_id: str, node: str) -> "dict[str, dict[str, Any]]":
-    ids = run_engine(["docker", "ps", "-a", "-q", "--no-trunc", *_filters(cluster_id, node)]).split()
-    if not ids:
-        return {}
-    # One that is removed meanwhile makes the whole call fail, but the others are reported.
-    return parse_docker(run_engine(["docker", "container", "inspect", *ids], allow_failure=True))
+    found = {}  # type: dict[str, dict[str, Any]]
+    for is_last in (False, True):
+        ids = run_engine(["docker", "ps", "-a", "-q", "--no-trunc", *_filters(cluster_id, node)]).split()
+        # One that is removed meanwhile makes the call fail. A container that is not reported counts as lost.
+        inspect = ["docker", "container", "inspect", *ids]
+        found = parse_docker(run_engine(inspect, allow_failure=not is_last)) if ids else {}
+        if len(found) == len(ids):
+            break
+    return found
 
 
 ENGINES = {"podman": _podman, "docker": _docker}

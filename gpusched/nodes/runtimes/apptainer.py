@@ -20,10 +20,13 @@ from gpusched.nodes.runtimes.supervised import SupervisedRuntime, in_job
 _IMAGE = """\
 image() { if as_user test -e "$source"; then echo "$source"; else echo "$home/.cache/gpusched/images/$digest.sif"; fi; }
 prepare() {
-    file=$(image)
-    [ ! -e "$file" ] || return 0
+    file=$(image) host=$(uname -n)
+    ! as_user test -e "$file" || return 0
     as_user mkdir -p -- "${file%/*}" || return
-    part=$file.$(uname -n).$$
+    part=$file.$host.$$
+    for old in $(as_user ls -- "${file%/*}"); do # of pulls that were killed here
+        case $old in *".sif.$host."*) [ -e "/proc/${old##*.}" ] || as_user rm -f -- "${file%/*}/$old" ;; esac
+    done
     as_user env HOME="$home" apptainer pull "$part" "$uri" && as_user mv -- "$part" "$file"
 }
 """

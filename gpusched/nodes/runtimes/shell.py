@@ -47,20 +47,24 @@ alive() { # FILE: whether the stamped process itself is
 """
 
 # Environments outlive process groups: whoever was started by the job carries its name. A fork may slip through between
-# looking and killing, hence the rounds.
+# looking and killing, hence the rounds; what waits for a dead disk survives them all. Looking takes its time, so each
+# is looked at again before it is killed: its number may be another's by then.
 KILL_STRAYS = """\
-strays() { grep -l -z -x -F -e "GPUSCHED_CONTAINER=$name" /proc/[0-9]*/environ 2>/dev/null; }
-kill_strays() {
+strays() { # [FILE...]
+    [ $# -gt 0 ] || set -- /proc/[0-9]*/environ
+    grep -l -z -x -F -e "GPUSCHED_CONTAINER=$name" "$@" 2>/dev/null
+}
+kill_strays() { # whether none is left
     round=0
-    while [ $round -lt 20 ] && found=$(strays); [ -n "$found" ]; do
+    while found=$(strays); [ -n "$found" ]; do
+        [ $round -lt 20 ] || return 1
         for file in $found; do
             pid=${file#/proc/}
-            kill -KILL "${pid%/environ}" 2>/dev/null
+            strays "$file" >/dev/null && kill -KILL "${pid%/environ}" 2>/dev/null
         done
         round=$((round + 1))
         [ $round -lt 3 ] || sleep 0.1
     done
-    return 0
 }
 """
 

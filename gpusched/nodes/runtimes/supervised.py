@@ -71,11 +71,13 @@ launch)
     check_output
     show_files || fail $? "cannot write to $apart"
     prepare || fail $?
+    # Room for how it ends: a job whose end is not known runs again, and it may have filled the disk itself.
+    printf '%64s' '' >"$dir/exit.tmp" || fail 1 "cannot write to $dir"
     if [ -n "$output" ]; then ln -s -- "$output" "$dir/out"; own=$dir/start.err; else own=$dir/out; fi
     if [ -n "$session" ]; then
         command -v python3 >/dev/null 2>&1 || fail 1 'what people work in needs python3 on a node without containers'
         : >"$dir/ready" # for the first who attaches
-        set -- python3 -I -S "$dir/session.py" hold "$dir" "$session" "$uid" sh "$0" child
+        set -- python3 -I -S "$dir/session.py" hold "$dir" "$session" "$uid" env "GPUSCHED_CONTAINER=$name" sh "$0" child
     elif [ "$hold" = 1 ]; then
         : >"$dir/ready"
         until [ -e "$dir/go" ]; do
@@ -83,11 +85,13 @@ launch)
             sleep 0.2
         done
     fi
-    if [ -n "$session" ]; then "$@" </dev/null >>"$own" & else setsid sh "$0" child </dev/null >>"$own" 2>&1 & fi
+    # Named before it leaves our group, so that a removal finds it in the one or by the other.
+    if [ -n "$session" ]; then "$@" </dev/null >>"$own" &
+    else GPUSCHED_CONTAINER=$name setsid sh "$0" child </dev/null >>"$own" 2>&1 & fi
     wait $!
     code=$?
     kill_strays
-    echo "$code $(now)" >"$dir/exit.tmp" && mv "$dir/exit.tmp" "$dir/exit"
+    printf '%-63s\\n' "$code $(now)" 1<>"$dir/exit.tmp" && mv "$dir/exit.tmp" "$dir/exit"
     [ ! -p "${dir%/*}/ended" ] || echo "$name:" 1<>"${dir%/*}/ended" # ends.sh; nobody need be there to read it
     ;;
 child)
@@ -129,8 +133,10 @@ _REMOVE = """\
 for file in launcher.pid pid; do
     group=$(group "$dir/$file") && kill -KILL "$group" 2>/dev/null
 done
-kill_strays
-rm -rf -- "$dir" "$apart"
+gone() { kill_strays || { echo 'its processes cannot be killed' >&2; exit 1; }; }
+gone
+rm -rf -- "$dir" "$apart" || exit
+gone # of a launcher that was not stamped yet; without the folder it starts no more
 """
 
 _LOG = """\

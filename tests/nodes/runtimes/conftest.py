@@ -29,17 +29,26 @@ def make_world(kind: str, testbed: Testbed, runtime: RuntimeName | None = None) 
     return World(runtime, open_transport(node, settings), test_node, test_node.name)
 
 
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Processes of this machine, in a folder of the test."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    node = Node(
+        name="here", partition="p", address="", transport="local", gpus=0, cores=1, memory_mib=1,
+        runtime=RuntimeName.PROCESS,
+    )  # fmt: skip
+    made = World(RuntimeName.PROCESS, open_transport(node, Settings()), None, "here")
+    yield made
+    made.clean()
+    made.transport.close()
+
+
 @pytest.fixture(params=["local", "process", "podman", "docker"])
-def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
     if request.param == "local":
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-        node = Node(
-            name="here", partition="p", address="", transport="local", gpus=0, cores=1, memory_mib=1,
-            runtime=RuntimeName.PROCESS,
-        )  # fmt: skip
-        made = World(RuntimeName.PROCESS, open_transport(node, Settings()), None, "here")
-    else:
-        made = make_world(request.param, request.getfixturevalue("testbed"))
+        yield request.getfixturevalue("local")
+        return
+    made = make_world(request.param, request.getfixturevalue("testbed"))
     yield made
     made.clean()
     made.transport.close()

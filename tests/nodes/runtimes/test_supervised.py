@@ -1,12 +1,17 @@
 """Jobs without a container engine: processes, and apptainer's builder against a stand-in."""
 
+import os
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpusched.errors import UsageError
 from gpusched.model.jobs import Mount
 from gpusched.model.resources import RuntimeName
+from gpusched.nodes.runtimes.apptainer import Apptainer
 from tests.nodes.runtimes.conftest import make_world
 from tests.nodes.runtimes.world import World
 from tests.testbed import Testbed, wait_until
@@ -32,6 +37,89 @@ def test_remove_ends_a_job_without_supervisor(process: World) -> None:
     process.do(process.runtime.remove(ref))
     assert process.pids("sleep 4302") == []
     assert process.listed()[0] == {}
+
+
+def test_a_removal_tells_what_cannot_be_killed_and_leaves_its_folder(local: World, tmp_path: Path) -> None:
+    """As of what waits for a dead disk. Nor is a number killed that is another process's when its turn comes."""
+    ref = local.launch("true")
+    local.await_phase(ref, "exited")
+    stray = subprocess.Popen(["sleep", "4303"], env={**os.environ, "GPUSCHED_CONTAINER": ref.name})
+    other = subprocess.Popen(["sleep", "4303"])
+    stand_ins = (
+        f"kill() {{ echo \"$*\" >>{tmp_path}/kills; }}\nsleep() {{ :; }}\n"
+        f'grep() {{ [ $# = 7 ] || echo /proc/{other.pid}/environ; command grep "$@"; }}\n'
+    )
+    try:
+        remove = local.runtime.remove(ref)
+        result = local.run(replace(remove, stdin=stand_ins.encode() + remove.stdin), 600)
+        assert (result.exit_code, result.stderr) == (1, b"its processes cannot be killed\n")
+        assert ref.name in local.listed()[0]
+        killed = set((tmp_path / "kills").read_text().splitlines())
+        assert (f"-KILL {stray.pid}" in killed, f"-KILL {other.pid}" in killed) == (True, False)
+    finally:
+        for process in (stray, other):
+            process.kill()
+            process.wait()
+
+
+HELD_CAT = """#!/bin/sh
+read -r _ _ _ _ _ session _ </proc/self/stat
+case $(tr '\\0' ' ' <"/proc/$session/cmdline") in *' child ')
+    echo "$session" >FOLDER/starting.tmp && mv FOLDER/starting.tmp FOLDER/starting
+    until [ -e FOLDER/go ]; do sleep 0.05; done ;;
+esac
+exec /bin/cat "$@"
+"""
+HELD_RM = """#!/bin/sh
+: >FOLDER/go
+until [ -e FOLDER/running ] || ! grep -qs '^State:.[^Z]' "/proc/$(cat FOLDER/starting)/status"; do sleep 0.05; done
+exec /bin/rm "$@"
+"""
+
+
+def test_a_job_that_starts_while_it_is_removed_does_not_stay(
+    local: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has left its launcher's group, is not stamped yet when the removal looks, and runs before its folder goes."""
+    path = os.environ["PATH"]
+    for name, text in (("cat", HELD_CAT), ("rm", HELD_RM)):
+        (tmp_path / f"bin-{name}").mkdir()
+        (tmp_path / f"bin-{name}" / name).write_text(text.replace("FOLDER", str(tmp_path)))
+        (tmp_path / f"bin-{name}" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin-cat:{path}")
+    ref = local.launch("sh", "-c", f": >{tmp_path}/running; exec sleep 4304")
+    wait_until((tmp_path / "starting").exists)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin-rm:{path}")
+    local.run(local.runtime.remove(ref), 600)
+    assert named(ref.name) == []
+
+
+def named(name: str) -> list[str]:
+    """Processes that carry an attempt's name."""
+    mark = f"GPUSCHED_CONTAINER={name}\0".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            found += [str(path)] if mark in path.read_bytes() else []
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_job_that_fills_the_disk_is_known_to_have_ended(local: World, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    request = local.request("sh", "-c", "cat /dev/zero >fill 2>/dev/null; exit 3", workdir=str(tmp_path / "state"))
+    script = local.runtime.launch(request).stdin.decode()
+    wait = """until read -r launcher since <"$dir/launcher.pid"; do sleep 0.1; done
+until [ -e "$dir/exit" ] || [ "$(starttime "$launcher")" != "$since" ]; do sleep 0.1; done
+cat "$dir/exit"
+"""
+    inside = f"mount -t tmpfs -o size=256k none {tmp_path}/state && sh -s"
+    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", inside]
+    done = subprocess.run(words, input=script + wait, capture_output=True, text=True, timeout=600)
+    assert done.stdout.splitlines()[1].split()[0] == "3", done.stderr
+    assert done.stdout.startswith("launched\n")
 
 
 def test_the_submitters_user_home_and_groups(process: World) -> None:
@@ -177,6 +265,34 @@ def test_stand_in_for_apptainer_without_the_image(apptainer: World) -> None:
     assert (attempt["exit_code"], attempt["error"]) == (255, "FATAL: no such image")
     attempt = apptainer.await_phase(apptainer.launch("true", job="job2", image="docker://no/such"), "failed")
     assert attempt["exit_code"] == 255
+
+
+def test_an_image_in_a_home_that_only_its_user_sees_is_pulled_once_and_what_a_killed_pull_left_goes(
+    local: World, tmp_path: Path
+) -> None:
+    """As root is nobody in a home on NFS. The home is there while something is done as the user."""
+    home, hidden = tmp_path / "home", tmp_path / "hidden"
+    images = hidden / ".cache/gpusched/images"
+    images.mkdir(parents=True)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    host = os.uname().nodename
+    kept = {f"a.sif.{host}.{os.getpid()}", f"a.sif.elsewhere.{gone.pid}", "a.sif"}
+    for name in (*kept, f"b.sif.{host}.{gone.pid}"):
+        (images / name).touch()
+    stand_ins = f"""\
+home={home}
+as_user() {{ mv {hidden} {home}; "$@"; set -- $?; mv {home} {hidden}; return "$1"; }}
+env() {{ echo pulled; : >"$4"; }}
+"""
+    program = Apptainer().program(local.request("true", image="one/image:1"))
+    script = stand_ins + program + "prepare && prepare && prepare; exit"
+    done = subprocess.run(["sh", "-s"], input=script, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "pulled\n", "")
+    left = {path.name for path in images.iterdir()}
+    (pulled,) = left - kept
+    assert left - {pulled} == kept
+    assert pulled.endswith(".sif")
 
 
 def test_stand_in_for_apptainer_takes_a_file_as_it_is(apptainer: World) -> None:

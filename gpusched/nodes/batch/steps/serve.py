@@ -19,7 +19,7 @@ if MYPY:
     pass
 
 _GRACE_S = 5.0
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_ENDING = ("TERM", "INT", "HUP", "QUIT")
 _FORWARDED = ("USR1", "USR2", "ALRM", "TSTP", "CONT", "WINCH")
 _KINDS = {"out": wire.OUT, "err": wire.ERR, "exit": wire.EXIT}
 
@@ -34,11 +34,12 @@ class StepServer:
     async def serve(self) -> None:
         """Until a signal that ends."""
         loop, ended = asyncio.get_event_loop(), asyncio.Event()
-        for number in _ENDING:
-            loop.add_signal_handler(number, self._end, number, ended)
-        for name in _FORWARDED:
+        for name in (*_ENDING, *_FORWARDED):
             number = getattr(signal, "SIG" + name)
-            loop.add_signal_handler(number, self._warn, name, number)
+            if name in _ENDING and name != self.settings["warning"]:
+                loop.add_signal_handler(number, self._end, number, ended)
+            else:
+                loop.add_signal_handler(number, self._warn, name, number)
         await asyncio.wait([asyncio.ensure_future(self._listen()), asyncio.ensure_future(ended.wait())],
                            return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
         while any(
