@@ -192,12 +192,26 @@ def run(argv: Sequence[str]) -> int:
     output.prepare(argv)
     Warnings.given, Warnings.show = set(), output.warn
     try:
-        code = _dispatch(list(argv) or ["--help"])
+        code = _code(argv)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
         stdout.discard()
         return BROKEN_PIPE
+    except OSError as error:  # stdout cannot be written, by an error in JSON mode neither
+        stdout.discard()
+        output.warn(f"error: stdout: {error.strerror}")
+        return 1
+    finally:
+        activity.stop()
+
+
+def _code(argv: Sequence[str]) -> int:
+    """Run the command, report its error, return its exit code; raise if its output cannot be written."""
+    try:
+        return _dispatch(list(argv) or ["--help"])
+    except BrokenPipeError:
+        raise
     except (KeyboardInterrupt, typer.Abort):
         return interrupts.INTERRUPTED
     except Exception as error:
@@ -206,8 +220,6 @@ def run(argv: Sequence[str]) -> int:
 
             traceback.print_exc()
         return _report(error)
-    finally:
-        activity.stop()
 
 
 def _dispatch(argv: list[str]) -> int:
