@@ -36,6 +36,8 @@ def submit_command(
     #SBATCH lines hold options, which the command line overrides. Without a word, or with -, the script is read from
     stdin, as sbatch does.
     """
+    if dry_run and wait:
+        raise UsageError("--dry-run and --wait cannot be combined", "a dry run queues nothing")
     client = Client()
     prepared, notes = _prepare(client, line, wrap)
     notes = (*line.notes, *notes)

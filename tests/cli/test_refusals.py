@@ -72,3 +72,39 @@ def test_no_memory_is_said_in_one_line(site: Site, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(main, "_dispatch", too_large)
     assert site.call("nodes").err == "gpusched: error: this needs more memory than there is\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("replay --nightly --html page.html", "--nightly and --html cannot be combined; use one of them"),
+        ("replay --nightly -N 4", "--nightly and --nodes cannot be combined; use one of them"),
+        ("replay --nightly --restart 5m", "--nightly and --restart cannot be combined; use one of them"),
+        ("status JOB --since 2h", "JOB and --since cannot be combined; use one of them"),
+        ("status JOB -n 3", "JOB and -n cannot be combined; use one of them"),
+        ("predict JOB --waits", "JOB and --waits cannot be combined; use one of them"),
+        ("predict train --gpus 2 --since 30d", "NAME and --since cannot be combined; use one of them"),
+        ("nodes --failures --checks", "--failures and --checks cannot be combined; use one of them"),
+        ("nodes --failures --topology", "--failures and --topology cannot be combined; use one of them"),
+        ("nodes --checks --topology", "--checks and --topology cannot be combined; use one of them"),
+        ("nodes --checks -g", "--checks and --gpus cannot be combined; use one of them"),
+        ("metrics --dashboard --alerts", "--dashboard and --alerts cannot be combined; use one of them"),
+        ("metrics --alerts --textfile -", "--alerts and --textfile cannot be combined; use one of them"),
+        ("metrics --listen none --textfile -", "--listen and --textfile cannot be combined; use one of them"),
+        ("metrics --log-format json", "--log-format needs --listen; add it"),
+        ("web --export page --port 80", "--export and --port cannot be combined; use one of them"),
+        ("quota --all -u ada", "--all and --user cannot be combined; use one of them"),
+        ("recover --no-backup --from old --inventory none", "--no-backup and --from cannot be combined; use one of them"),
+        ("controller --takeover-after 9 -v -q", "--takeover-after needs --standby; add it"),
+        ("init dgx1 --no-ssh", "--no-ssh needs --slurm; without it the nodes are probed over SSH"),
+        ("init --topology topology.conf -o new.yaml", "--topology and --output cannot be combined; use one of them"),
+        ("submit --dry-run --wait -- true", "--dry-run and --wait cannot be combined; a dry run queues nothing"),
+    ],
+)
+def test_an_option_without_effect_is_refused(site: Site, words: str, says: str) -> None:
+    job = site.submit()
+    site.fold()
+    (site.folder / "topology.conf").write_text("SwitchName=s1 Nodes=dgx-1v-1\n")
+    done = site.call(*words.replace("JOB", job).split())
+    assert (done.code, done.out, done.err) == (2, "", f"gpusched: error: {says}\n")
+    assert not (site.folder / "new.yaml").exists()
