@@ -19,6 +19,7 @@ users and jobs. Where part of the GPU time has no measurement, the energy is a l
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -93,20 +94,34 @@ def parse_since(text: str, now: float) -> float:
     Raises:
         UsageError: None of them, or in the future.
     """
-    if text == "all":
-        return 0.0
-    try:
-        try:
-            since = now - parse_duration(text)
-        except ValueError:
-            since = parse_time(text, now)
-    except ValueError:
-        raise UsageError(
-            f"--since {text!r} is neither a time nor a span", "for example 12h, 7d, all or 2026-11-20T18:00"
-        ) from None
+    since = 0.0 if text == "all" else _parse_past("--since", text, now, "12h, 7d, all or 2026-11-20T18:00")
     if since >= now:
         raise UsageError(f"--since {text!r} is in the future", "for example 7d")
     return max(0.0, since)
+
+
+def parse_period(since: str, until: str | None, now: float) -> tuple[float, float]:
+    """Parse ``--since`` and ``--until`` into Unix seconds; without ``--until`` the period has no end.
+
+    Raises:
+        UsageError: One of them is neither a duration before now nor a time, or nothing is between them.
+    """
+    begin = parse_since(since, now)
+    end = math.inf if until is None else _parse_past("--until", until, now, "12h, 7d or 2026-11-20T18:00")
+    if end <= begin:
+        raise UsageError(f"--until {until} is before --since {since}", "choose a later one")
+    return begin, end
+
+
+def _parse_past(option: str, text: str, now: float, examples: str) -> float:
+    try:
+        return now - parse_duration(text)
+    except ValueError:
+        pass
+    try:
+        return parse_time(text, now)
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is neither a time nor a span", f"for example {examples}") from None
 
 
 def power_report(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import shlex
 import threading
 import time
@@ -249,7 +250,7 @@ class Cluster:
 
     def set_priority(self, jobs: Iterable[str | Job[Any]], priority: int) -> ControlResult:
         """Set the priority of pending jobs."""
-        return control.set_priority(self._own_client(), map(_id, jobs), priority)
+        return control.set_priority(self._own_client(), map(_id, jobs), operator.index(priority))
 
 
 def _id(job: str | Job[Any]) -> str:

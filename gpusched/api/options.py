@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
-from gpusched.client.request import OPTIONS, SubmitRequest, values_of
+import msgspec
+
+from gpusched.client.request import OPTIONS, SubmitRequest, type_of, values_of
 from gpusched.errors import UsageError
 from gpusched.model.suggest import did_you_mean
 
@@ -152,27 +155,38 @@ def request(options: Mapping[str, Any], command: Sequence[str]) -> tuple[SubmitR
     if "max_running" in options:
         if "array" not in given or "%" in given["array"]:
             raise UsageError("max_running is for arrays that do not say it themselves")
-        given["array"] += f"%{int(options['max_running'])}"
+        given["array"] += f"%{options['max_running']}"
     script = options.get("script")
+    if not isinstance(script, str | None):
+        raise TypeError(f"script: expected its text, found {script!r}"[:200])
     if script is not None and any(map(_OPTION_LINE.match, script.splitlines())):
         raise UsageError("script: option lines work only with gpusched submit", "pass options as arguments")
     return SubmitRequest(command=tuple(command), script=script, **values_of(given)), environ
 
 
 def _as_typed(name: str, value: Any) -> Any:
-    """Return the value as typed on the command line."""
+    """Return the value as typed on the command line; without a parser there, as its type."""
     if OPTIONS[name].many:
         return _strings(name, value)
+    value = value.item() if getattr(value, "shape", None) == () else value  # a scalar of numpy or torch
     match value:
         case timedelta():
-            return _duration(value.total_seconds())
+            return _duration(name, value, value.total_seconds())
         case datetime():
             return value.isoformat()
         case os.PathLike():
             return os.fspath(value)
+        case bool() if OPTIONS[name].parse is not None:
+            raise TypeError(f"{name}: expected a value, found {value}")
         case int() | float() if name in _SECONDS:
-            return _duration(value * _SECONDS[name])
-        case _ if OPTIONS[name].parse is None or isinstance(value, str):
+            return _duration(name, value, value * _SECONDS[name])
+        case _ if OPTIONS[name].parse is None:
+            kind = next(kind for kind in get_args(type_of(name)) or [type_of(name)] if kind is not type(None))
+            try:
+                return msgspec.convert(value, kind, strict=False)  # "1" and 1.0 are 1, 0 is False
+            except msgspec.ValidationError:
+                raise TypeError(f"{name}: expected {kind.__name__}, found {value!r}"[:200]) from None
+        case str():
             return value
         case _ if name == "dependency":
             return _depend_on(value)
@@ -181,14 +195,16 @@ def _as_typed(name: str, value: Any) -> Any:
     return str(value)
 
 
-def _duration(seconds: float) -> str:
+def _duration(name: str, value: object, seconds: float) -> str:
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"{name}: found {value}, expected a time that is not negative")
     return f"{max(1, round(seconds))}s" if seconds else "0s"
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, Mapping) and name in _JOINED:  # the values of secrets are passed as variables
         return tuple(f"{k}{_JOINED[name]}{v}" if _JOINED[name] else k for k, v in value.items())
-    found = (value,) if isinstance(value, str) else tuple(value)
+    found = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
     if not all(isinstance(text, str) for text in found):
         raise TypeError(f"{name}: expected texts, found {found!r}"[:200])
     return found
@@ -197,7 +213,7 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
 def _depend_on(value: Any) -> str:
     from gpusched.api.jobs import Job
 
-    jobs = [value] if isinstance(value, Job) else list(value)
+    jobs = list(value) if isinstance(value, Iterable) else [value]
     if not jobs or not all(isinstance(job, Job) for job in jobs):
         raise TypeError(f"dependency: expected a string or jobs, found {value!r}"[:200])
     return "afterok:" + ":".join(job.id for job in jobs)

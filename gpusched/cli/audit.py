@@ -27,12 +27,11 @@ def audit(
     json: output.JsonOption = False,
 ) -> None:
     """Commands: who sent each, from where, and what came of it."""
-    from gpusched.accounting.report import parse_since
+    from gpusched.accounting.report import parse_period
     from gpusched.client import audit as log
     from gpusched.views import audit as views
 
-    now = time.time()
-    begin, end = parse_since(since, now), float("inf") if until is None else parse_since(until, now)
+    begin, end = parse_period(since, until, time.time())
     client = Client()
     if policy is not None:
         if user is not None or command is not None or refused:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gpusched.cli import output
+from gpusched.cli.together import refuse_others
 from gpusched.client.context import Client
 
 app = typer.Typer()
@@ -43,6 +44,7 @@ def backup(
 
 @app.command("recover")
 def recover(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Option(
@@ -70,6 +72,8 @@ def recover(
     from gpusched.controller.rebuilding import rebuild
     from gpusched.views.recovery import recovery_json, recovery_screen
 
+    if no_backup:
+        refuse_others(context, "--no-backup", "inventory", "cluster_id", "dry_run", "yes")
     client, declared = Client(), load_inventory(inventory)
     with (
         recorded_failure(client.state, "recover") if not dry_run else contextlib.nullcontext(),

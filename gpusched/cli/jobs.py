@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpusched.cli import complete, output
+from gpusched.cli.together import refuse_others
 from gpusched.client.context import Client
 from gpusched.client.jobs import Query, listing, parse_states
 from gpusched.views.jobs import job_dict, status_screen
@@ -19,6 +20,7 @@ app = typer.Typer()
 
 @app.command("status", help="The queue: jobs, their states, where they run and why they wait.")
 def status(
+    context: typer.Context,
     jobs: Annotated[
         list[str] | None, typer.Argument(metavar="[JOB]...", autocompletion=complete.all_jobs, show_default=False)
     ] = None,
@@ -34,6 +36,8 @@ def status(
     json: output.JsonOption = False,
 ) -> None:
     """List jobs."""
+    if jobs:
+        refuse_others(context, "JOB", "jobs", "user", "partition", "state", "everything", "watch")
     query = Query(
         jobs=tuple(jobs or ()),
         user=user,

@@ -192,12 +192,26 @@ def run(argv: Sequence[str]) -> int:
     output.prepare(argv)
     Warnings.given, Warnings.show = set(), output.warn
     try:
-        code = _dispatch(list(argv) or ["--help"])
+        code = _code(argv)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
         stdout.discard()
         return BROKEN_PIPE
+    except OSError as error:  # stdout cannot be written, by an error in JSON mode neither
+        stdout.discard()
+        output.warn(f"error: stdout: {error.strerror}")
+        return 1
+    finally:
+        activity.stop()
+
+
+def _code(argv: Sequence[str]) -> int:
+    """Run the command, report its error, return its exit code; raise if its output cannot be written."""
+    try:
+        return _dispatch(list(argv) or ["--help"])
+    except BrokenPipeError:
+        raise
     except (KeyboardInterrupt, typer.Abort):
         return interrupts.INTERRUPTED
     except Exception as error:
@@ -206,8 +220,6 @@ def run(argv: Sequence[str]) -> int:
 
             traceback.print_exc()
         return _report(error)
-    finally:
-        activity.stop()
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -244,11 +256,31 @@ def _report(error: Exception) -> int:
         return 1
     if isinstance(error, OSError) and error.strerror:
         file = f"{error.filename}: " if error.filename else ""
-        output.print_error(f"{file}{error.strerror}")
+        output.print_error(f"{file}{error.strerror}" if file or not _is_folder_gone() else _NO_FOLDER)
+        return 1
+    if isinstance(error, UnicodeEncodeError):
+        output.print_error(f"found '{output.printable(error.object[:80])}', expected UTF-8")
+        return 2
+    if isinstance(error, MemoryError):
+        output.print_error("this needs more memory than there is")
+        return 1
+    if isinstance(error, RuntimeError) and "home directory" in str(error):
+        output.print_error("HOME is not set, and this user has no home folder; set HOME")
         return 1
     description = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     output.print_error(f"internal error: {description} (GPUSCHED_DEBUG=1 shows the traceback)")
     return 1
+
+
+_NO_FOLDER = "the current folder no longer exists; change to another"
+
+
+def _is_folder_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _usage_line(error: Any) -> str:

@@ -8,12 +8,15 @@ from typing import Annotated
 import typer
 
 from gpusched.cli.logoptions import LogFormatOption
+from gpusched.cli.together import refuse_others
+from gpusched.errors import UsageError
 
 app = typer.Typer()
 
 
 @app.command("metrics")
 def metrics(
+    context: typer.Context,
     textfile: Annotated[
         str | None,
         typer.Option(
@@ -29,6 +32,7 @@ def metrics(
 ) -> None:
     """Metrics for Prometheus (OpenMetrics)."""
     if dashboard:
+        refuse_others(context, "--dashboard")
         import json
 
         from gpusched.views.dashboard import dashboard as dashboard_of
@@ -36,6 +40,7 @@ def metrics(
         sys.stdout.write(json.dumps(dashboard_of(), indent=1) + "\n")
         return
     if alerts:
+        refuse_others(context, "--alerts")
         from gpusched.config.paths import ALERT_RULES
 
         sys.stdout.write(ALERT_RULES.read_text("utf-8"))
@@ -47,9 +52,12 @@ def metrics(
         from gpusched.cli.logoptions import start_log
         from gpusched.client.metricsserver import serve
 
+        refuse_others(context, "--listen", "log_format")
         start_log("gpusched.client", log_format)
         serve(client, listen)
         return
+    if log_format is not None:
+        raise UsageError("--log-format needs --listen", "add it")
     from gpusched.client.metrics import collect
     from gpusched.views.metrics import metrics_text
 

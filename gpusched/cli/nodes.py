@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from gpusched.cli import complete, output
+from gpusched.cli.together import refuse_others
 from gpusched.client.context import Client
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ app = typer.Typer()
 
 @app.command("nodes")
 def nodes(
+    context: typer.Context,
     names: complete.NodesArgument = None,
     partition: complete.PartitionOption = None,
     gpus: Annotated[bool, typer.Option("-g", "--gpus", help="One line per GPU.")] = False,
@@ -39,8 +41,10 @@ def nodes(
     client = Client()
     chosen = _Chosen(names or (), partition)
     if failures:
+        refuse_others(context, "--failures", "names", "partition", "gpus", "watch")
         _show_failures(client, chosen, gpus, watch)
     elif checks:
+        refuse_others(context, "--checks", "names", "partition", "watch")
         _show_checks(client, chosen, watch)
     elif topology:
         _show_topology(client, chosen, gpus, watch)

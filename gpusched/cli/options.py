@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -12,7 +13,8 @@ from typer.core import TyperCommand
 
 from gpusched.cli import complete, output
 from gpusched.cli.coerce import use_fast_conversion
-from gpusched.client.request import OPTIONS, default_of, type_of, values_of
+from gpusched.client.request import OPTIONS, SubmitRequest, default_of, type_of, values_of
+from gpusched.config.users import user_name
 from gpusched.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,10 +32,11 @@ class WithSbatch(TyperCommand):
         if args and args[0].startswith("-") and args[0] != "--":
             from gpusched.client.script.sbatch import translate_command_line
 
-            args, notes = translate_command_line(args, _own_options(self.get_params(ctx)), _sbatch_context)
-            for note in notes:
-                output.note(note)
-            ctx.meta["gpusched.notes"] = notes
+            args, site = translate_command_line(args, _own_options(self.get_params(ctx)), _sbatch_context)
+            if site is not None:
+                for note in site.notes:
+                    output.note(note)
+                ctx.meta["gpusched.sbatch"] = site
         ctx.meta["gpusched.words"] = tuple(args)
         try:
             return super().parse_args(ctx, args)
@@ -68,11 +71,24 @@ def _sbatch_context() -> Any:
 
 
 class CommandLine(NamedTuple):
-    """A command line: the fields of `SubmitRequest` that it gives, its words after sbatch's were translated, notes."""
+    """A command line: the fields of `SubmitRequest` that it gives, its words after sbatch's were translated.
+
+    ``notes`` and ``used``: of the translation, see `ScriptContext`.
+    """
 
     given: dict[str, Any]
     words: tuple[str, ...]
-    notes: tuple[str, ...]
+    notes: Sequence[str] = ()
+    used: Mapping[str, Sequence[str]] = {}
+
+    def request(self) -> SubmitRequest:
+        """Return the request of a command that is no job script."""
+        if not self.used:
+            return SubmitRequest(**self.given)
+        from gpusched.client.script import layers
+
+        no_script = layers.ScriptOptions(user=user_name(os.getuid()))
+        return SubmitRequest(**layers.merge_typed(no_script, self.given, self.used))
 
 
 def with_options(*without: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -84,7 +100,9 @@ def with_options(*without: str) -> Callable[[Callable[..., int]], Callable[..., 
 
         @functools.wraps(command)
         def run(context: Any, **given: Any) -> int:
-            line = CommandLine(_given(context), context.meta["gpusched.words"], context.meta.get("gpusched.notes", ()))
+            line = CommandLine(_given(context), context.meta["gpusched.words"])
+            if (site := context.meta.get("gpusched.sbatch")) is not None:
+                line = line._replace(notes=site.notes, used=site.used)
             return command(line, **{p.name: given[p.name] for p in own})
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -157,7 +157,11 @@ def screen_width() -> int:
 
 def console() -> Console:
     """Return a Rich console on stdout. Without a terminal it is wide, so that nothing is cut or wrapped in a pipe."""
-    from rich.console import Console
+    from rich.console import Console as RichConsole
+
+    class Console(RichConsole):
+        def on_broken_pipe(self) -> None:  # Rich's own exits with 1
+            raise BrokenPipeError
 
     if sys.stdout.isatty():
         return Console(highlight=False, soft_wrap=False)

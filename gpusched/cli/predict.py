@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gpusched.cli import complete, output
+from gpusched.cli.together import refuse_others
 from gpusched.errors import UsageError
 
 app = typer.Typer()
@@ -14,6 +15,7 @@ app = typer.Typer()
 
 @app.command("predict")
 def predict(
+    context: typer.Context,
     what: Annotated[
         str | None,
         typer.Argument(
@@ -54,6 +56,7 @@ def predict(
     if what is None:
         raise UsageError("no job or trace given", "name one")
     if is_class or is_job_class(what):
+        refuse_others(context, "NAME", "what", "gpus", "nodes", "racks", "beside")
         job_class = describe_class(what, gpus, nodes, racks, beside or ())
         output.show(lambda: job_class, lambda: view.kind_screen(job_class))
     elif service.is_trace(what):
@@ -62,5 +65,6 @@ def predict(
     else:
         from gpusched.client.predict import predict_job
 
+        refuse_others(context, "JOB", "what")
         jobs = predict_job(what)
         output.show(lambda: jobs, lambda: view.jobs_table(jobs))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpusched.cli import output
+from gpusched.cli.together import refuse_others
 from gpusched.client.context import Client
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ app = typer.Typer()
 
 @app.command("quota")
 def quota(
+    context: typer.Context,
     user: Annotated[str | None, typer.Option("-u", "--user", help="This user's limits (admins).")] = None,
     everybody: Annotated[bool, typer.Option("-a", "--all", help="All users, groups and classes (admins).")] = False,
     watch: output.WatchOption = False,
@@ -28,6 +30,8 @@ def quota(
     from gpusched.client.quota import quota_report
     from gpusched.views.quota import quota_json, quota_screen
 
+    if everybody:
+        refuse_others(context, "--all", "watch")
     client = Client()
 
     def report() -> QuotaReport:

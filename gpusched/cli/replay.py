@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpusched.cli import activity, complete, output
+from gpusched.cli.together import refuse_others
 from gpusched.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class FigureGrouping(StrEnum):
 
 @app.command("replay")
 def replay(
+    context: typer.Context,
     traces: Annotated[
         list[str] | None, typer.Argument(metavar="[TRACE...]", help="Trace files; default: this cluster's own history.")
     ] = None,
@@ -128,6 +130,7 @@ def replay(
     if nightly:
         if traces or policy or scenario:
             raise UsageError("--nightly replays this cluster's history under every policy", "omit the other arguments")
+        refuse_others(context, "--nightly", "since", "fail_if_worse", "jobs", "auto_retrain")
         return _nightly(since or "1d", fail_if_worse, jobs, auto_retrain, json)
     if fail_if_worse is not None or auto_retrain:
         option = "--auto-retrain" if auto_retrain else "--fail-if-worse"

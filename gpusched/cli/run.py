@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gpusched.cli.logoptions import LogFormatOption, QuietOption, VerboseOption, start_log
+from gpusched.cli.together import is_given
 from gpusched.client.context import Client
 from gpusched.controller.logsetup import LogFormat
 from gpusched.errors import UsageError
@@ -16,6 +17,7 @@ app = typer.Typer()
 
 @app.command("controller")
 def controller(
+    context: typer.Context,
     once: Annotated[bool, typer.Option("--once", help="Run one cycle only, like tick.")] = False,
     standby: Annotated[
         bool, typer.Option("--standby", help="Wait while another controller runs, then take over.")
@@ -30,6 +32,8 @@ def controller(
     """Run the controller until SIGTERM or Ctrl-C. Jobs continue without it; the next start picks them up."""
     if once and standby:
         raise UsageError("--once cannot be combined with --standby")
+    if is_given(context, "takeover_after") and not standby:
+        raise UsageError("--takeover-after needs --standby", "add it")
     _run(once, verbose, quiet, log_format, takeover_after if standby else None)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gpusched.cli import activity, complete, output
+from gpusched.cli.together import refuse_others
 from gpusched.client.context import Client
 from gpusched.errors import UsageError
 from gpusched.model.units import count_of
@@ -18,6 +19,7 @@ app = typer.Typer()
 
 @app.command("init")
 def init(
+    context: typer.Context,
     hosts: Annotated[
         list[str] | None,
         typer.Argument(metavar="HOST", help="[user@]host[:port]; ranges such as dgx[1-4].", show_default=False),
@@ -63,7 +65,10 @@ def init(
     from gpusched.views.check import host_json, host_line
 
     switches = import_topology(topology) if topology is not None else None  # its errors come first
+    if not ssh and not slurm:
+        raise UsageError("--no-ssh needs --slurm", "without it the nodes are probed over SSH")
     if switches is not None and not hosts and not slurm:
+        refuse_others(context, "--topology", "hosts")
         if json:
             output.emit_json(switches)
         else:

@@ -9,7 +9,6 @@ import typer
 from gpusched.cli import activity, complete, output
 from gpusched.cli.options import CommandLine, WithSbatch, with_options
 from gpusched.client.context import Client
-from gpusched.client.request import SubmitRequest
 
 app = typer.Typer()
 
@@ -59,7 +58,7 @@ def run(
     from gpusched.client.forwarding import Forwards
 
     client = Client()
-    prepared = shell.prepare_session(client, SubmitRequest(**line.given), pty)
+    prepared = shell.prepare_session(client, line.request(), pty)
     return shell.run(client, prepared, Forwards(forward or ()), _Screen())
 
 

@@ -36,6 +36,8 @@ def submit_command(
     #SBATCH lines hold options, which the command line overrides. Without a word, or with -, the script is read from
     stdin, as sbatch does.
     """
+    if dry_run and wait:
+        raise UsageError("--dry-run and --wait cannot be combined", "a dry run queues nothing")
     client = Client()
     prepared, notes = _prepare(client, line, wrap)
     notes = (*line.notes, *notes)
@@ -66,7 +68,7 @@ def submit_command(
 
 def _prepare(client: Client, line: options.CommandLine, wrap: str | None) -> tuple[Submit, Sequence[str]]:
     """Prepare a job script or a command; return it with notes on lines of the script without effect."""
-    request = SubmitRequest(**line.given)
+    request = line.request()
     command = request.command
     behind_dashes = len(line.words) > len(command) and line.words[-len(command) - 1] == "--"
     if command and (wrap is not None or behind_dashes or not _may_be_script(command[0])):
@@ -90,7 +92,7 @@ def _prepare(client: Client, line: options.CommandLine, wrap: str | None) -> tup
     for note in read.notes:
         output.note(note)
     try:
-        request = layers.request_of(layers.merge_typed(read, line.given), script)
+        request = layers.request_of(layers.merge_typed(read, line.given, line.used), script)
         if script.where == "stdin" and _reads_stdin(request):
             raise UsageError("--secret: stdin is already used for the script", "use NAME or NAME=@FILE")
         prepared, notes = _prepared(client, request)

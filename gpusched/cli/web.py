@@ -10,6 +10,7 @@ import typer
 
 from gpusched.cli import output
 from gpusched.cli.logoptions import LogFormatOption, start_log
+from gpusched.cli.together import refuse_others
 from gpusched.model.units import count_of
 
 app = typer.Typer()
@@ -17,6 +18,7 @@ app = typer.Typer()
 
 @app.command("web")
 def web(
+    context: typer.Context,
     bind: Annotated[str, typer.Option("--bind", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any free one.")] = 8765,
     user_header: Annotated[
@@ -36,18 +38,18 @@ def web(
     log_format: LogFormatOption = None,
 ) -> None:
     """Serve a read-only web page: nodes, queue, timeline, usage."""
-    from gpusched.web.access import rules_of
-
-    rules = rules_of(user_header, proxy, name or ())
     if export is not None:
+        refuse_others(context, "--export")
         from gpusched.web.export import export as write
 
         with output.progress("writing the page") as advance:
             count = write(export, advance)
         output.note(f"{count_of(count, 'file')} written to {export}")
         return
+    from gpusched.web.access import rules_of
     from gpusched.web.server import WebServer, is_loopback, serve
 
+    rules = rules_of(user_header, proxy, name or ())
     start_log("gpusched.web", log_format)
     server = WebServer(bind, port, rules)
     log = logging.getLogger("gpusched.web")

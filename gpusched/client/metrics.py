@@ -222,12 +222,12 @@ def write_textfile(path: str, text: str) -> None:
         OSError: It cannot be written; an earlier file remains.
     """
     target = Path(path)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")  # the collector reads *.prom only
+    part = target.parent / f".{target.name}.{os.getpid()}.part"  # the collector reads *.prom only
     try:
         part.write_text(text, encoding="utf-8")
         part.chmod(0o644)
         part.replace(target)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()
-        raise
+        raise OSError(error.errno, error.strerror, str(target)) from None

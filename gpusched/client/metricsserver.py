@@ -56,8 +56,9 @@ def start(client: Client, address: str) -> tuple[WSGIServer, Thread]:
     registry.register(_Collector(client))
     try:
         return start_http_server(port, host, registry)
-    except OSError as error:
-        raise GpuschedError(f"cannot listen on {address}: {error.strerror or error}", "choose another port") from None
+    except (OSError, TypeError, UnicodeError) as error:  # the latter two: of a host's name
+        why = getattr(error, "strerror", None) or error
+        raise GpuschedError(f"cannot listen on {address}: {why}", "choose another port") from None
 
 
 def parse_address(text: str) -> tuple[str, int]:

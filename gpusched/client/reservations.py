@@ -171,7 +171,9 @@ def _times(request: ReservationRequest, now: float) -> tuple[float, float]:
 
 
 def _end(request: ReservationRequest, begin: float, now: float) -> float:
-    if (request.until is None) == (request.lasts is None):
+    if request.until is not None and request.lasts is not None:
+        raise UsageError("--to and --for cannot be combined", "use one of them")
+    if request.until is None and request.lasts is None:
         raise UsageError("no end given: use --to or --for", "--to 2026-11-20T18:00, --for 4h")
     if request.until is not None:
         return options.unix_time("--to", request.until, now)

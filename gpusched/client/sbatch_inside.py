@@ -45,7 +45,8 @@ def prepare(parsers: Parsers, inventory: Inventory, job: JobRecord, ask: AskRead
         UsageError: The first thing wrong, in one line.
     """
     words, cwd = ask.words[1:], _folder(job, ask.cwd, inventory)
-    typed, wrap = parsers.parse_sbatch(words, ScriptContext(inventory, cwd, []))
+    site = ScriptContext(inventory, cwd, [])
+    typed, wrap = parsers.parse_sbatch(words, site)
     rest = typed["command"]
     name = rest[0] if rest and rest[0] != "-" else ""
     if wrap is not None:
@@ -59,7 +60,7 @@ def prepare(parsers: Parsers, inventory: Inventory, job: JobRecord, ask: AskRead
     read = layers.read_options(_option_lines(script), parsers.parse, inventory, cwd, job.user)
     read = msgspec.structs.replace(read, slurm=True)  # even without #SBATCH lines
     try:
-        given = layers.merge_typed(read, typed)
+        given = layers.merge_typed(read, typed, site.used)
         secrets = _secrets(given.pop("secret", ()), job)
         request = layers.request_of(_with_job_defaults(given, job, inventory), script)
         submitter = Submitter(job.user, lambda: cwd, job.spec.env, ids.normalise)

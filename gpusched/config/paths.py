@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from gpusched.errors import UsageError
@@ -45,7 +46,9 @@ def find_inventory() -> Path:
         if not os.path.exists(path):
             raise UsageError(f"no inventory: GPUSCHED_INVENTORY names {path}, which is not there", _HINT)
         return path
-    places = (Path("inventory.yaml"), config_folder() / "inventory.yaml", SYSTEM_INVENTORY)
+    places = [Path("inventory.yaml"), SYSTEM_INVENTORY]
+    with suppress(RuntimeError):  # a user without a home folder
+        places.insert(1, config_folder() / "inventory.yaml")
     for place in places:
         if os.path.exists(place):
             return place

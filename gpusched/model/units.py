@@ -148,8 +148,8 @@ _DATES = (  # Slurm's, besides ISO's: MMDDYY, MM/DD/YY, MM.DD.YY, the year left 
 def parse_time(text: str, now: float) -> float:
     """Parse ``now+2h``, ``16:00``, ``2026-11-20T18:00`` (local time) or ``...Z``, and Slurm's other forms.
 
-    A time of day without a date is the next one: today, or tomorrow if it has passed. ``today`` and ``tomorrow`` are
-    the same time of the day as now, ``teatime`` is 16:00.
+    A time of day without a date is the next one: today, or tomorrow if it has passed. ``today`` is now, ``tomorrow``
+    its first second, ``teatime`` 16:00.
 
     Raises:
         ValueError: None of these.
@@ -168,10 +168,13 @@ def parse_time(text: str, now: float) -> float:
 
 def _named_time(text: str, now: datetime) -> datetime | None:
     """Parse Slurm's non-ISO time forms; None: it is none of them."""
-    if text in ("today", "tomorrow"):
-        return now + timedelta(days=text == "tomorrow")
+    if text == "today":
+        return now
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    if text == "tomorrow":
+        return midnight + timedelta(days=1)
     if text in _NAMED_TIMES:
-        return _next_at(now, now.replace(hour=_NAMED_TIMES[text], minute=0, second=0, microsecond=0))
+        return _next_at(now, midnight.replace(hour=_NAMED_TIMES[text]))
     day, _, clock = text.replace("t", " ", 1).partition(" ") if not _CLOCK.fullmatch(text) else ("", "", text)
     match = next((m for form in _DATES if (m := form.fullmatch(day))), None)
     if day and match is None:
@@ -179,7 +182,7 @@ def _named_time(text: str, now: datetime) -> datetime | None:
     at = _CLOCK.fullmatch(clock) if clock else None
     if clock and at is None:
         return None
-    found = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    found = midnight
     if at is not None:
         found = found.replace(hour=_hour(int(at[1]), at[4]), minute=int(at[2]), second=int(at[3] or 0))
     if match is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from gpusched.config.validate import MAX_COUNT
 from gpusched.errors import UsageError
 from gpusched.model.topology import Topology
 from gpusched.model.units import count_of
@@ -131,10 +132,13 @@ def scenario_of(
     size = gpus_per_node if gpus_per_node is not None else DEFAULT_GPUS_PER_NODE
     if size < 1:
         raise UsageError(f"--gpus-per-node {size}: a node needs a GPU")
+    if max(size, nodes or 0) > MAX_COUNT:
+        raise UsageError(f"--nodes and --gpus-per-node are at most {MAX_COUNT}")
     notes = []
     if inventory is None and nodes is None and listed is None:
         wanted = DEFAULT_LOAD if load is None else load
-        nodes = nodes_for_load(trace, size, wanted)
+        if (nodes := nodes_for_load(trace, size, wanted)) > MAX_COUNT:
+            raise UsageError(f"a load of {wanted:g} needs more than {MAX_COUNT} nodes", "for example 0.9")
         found = offered_load(trace, nodes * size)
         notes.append(
             f"{_nodes(nodes)} with {count_of(size, 'GPU')} each, chosen for an offered load of {wanted:g}: {found:.3g}"

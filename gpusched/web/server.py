@@ -76,9 +76,9 @@ class WebServer(ThreadingHTTPServer):
         self.audit = _audit()
         try:
             super().__init__((address, port), _Connection)
-        except OSError as error:
+        except (OSError, TypeError, UnicodeError) as error:  # the latter two: of a host's name
             raise UsageError(
-                f"cannot listen on {address} port {port}: {error.strerror or error}",
+                f"cannot listen on {address} port {port}: {getattr(error, 'strerror', None) or error}",
                 "choose another with --bind or --port",
             ) from None
 

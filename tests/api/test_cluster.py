@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import gpusched
@@ -86,6 +87,11 @@ def submitted(site: Site) -> Submit:
         (SMALL | {"mail": "a@b.c", "notify": ["end", "fail"]}, "-F s-V100 --mail a@b.c --notify end,fail"),
         ({"partition": "bare", "gpus_per_node": 2, "cpus_per_task": 3, "mem_per_gpu": "4G", "slurm_env": True},
          "-p bare --gpus-per-node 2 -c 3 --mem-per-gpu 4G --slurm-env"),
+        ({"partition": "bare", "nodes": "1", "cpus": 1, "priority": -1.0, "hold": 1, "requeue": 0},
+         "-p bare -N 1 --cpus 1 --priority -1 --hold --no-requeue"),
+        ({"partition": "bare", "nodes": np.int64(1), "cpus": np.int32(1), "exclusive": np.True_, "time": np.float64(2)},
+         "-p bare -N 1 --cpus 1 --exclusive -t 2"),
+        ({"partition": "bare", "sizes": np.array([1, 2]), "resizable": True}, "-p bare --sizes 1,2 --resizable"),
     ],
 )  # fmt: skip
 def test_it_asks_for_what_the_command_line_asks_for(
@@ -123,9 +129,40 @@ def test_what_is_wrong_is_told_before_anything_is_queued(site: Site, cluster: Cl
         cluster.submit(len, os.urandom(4 << 20), **SMALL)
     with pytest.raises(TypeError, match="no further arguments"):
         cluster.submit(["true"], 1, **SMALL)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        cluster.set_priority([], 1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="dependency: expected a string or jobs"):
         cluster.submit("true", dependency=[3], **SMALL)  # type: ignore[list-item]
     assert site.commands() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"requeue": 2}, TypeError, "requeue: expected bool, found 2"),
+        ({"hold": "yes"}, TypeError, "hold: expected bool, found 'yes'"),
+        ({"priority": 1.5}, TypeError, "priority: expected int, found 1.5"),
+        ({"nodes": True}, TypeError, "nodes: expected int, found True"),
+        ({"nodes": "two"}, TypeError, "nodes: expected int, found 'two'"),
+        ({"name": 3}, TypeError, "name: expected str, found 3"),
+        ({"time": True}, TypeError, "time: expected a value, found True"),
+        ({"time": -5}, UsageError, "time: found -5, expected a time that is not negative"),
+        ({"time": float("nan")}, UsageError, "time: found nan, expected a time that is not negative"),
+        ({"time": float("inf")}, UsageError, "time: found inf, expected a time that is not negative"),
+        ({"cooldown": timedelta(hours=-1)}, UsageError, "cooldown: found -1 day, 23:00:00, expected"),
+        ({"placement_wait": -0.1}, UsageError, "placement_wait: found -0.1, expected"),
+        ({"array": "0-3", "max_running": 1.5}, UsageError, "--array: % must be followed by the number of tasks"),
+        ({"nodelist": 5}, TypeError, "nodelist: expected texts, found (5,)"),
+        ({"dependency": 5}, TypeError, "dependency: expected a string or jobs, found 5"),
+        ({"script": 5}, TypeError, "script: expected its text, found 5"),
+    ],
+)
+def test_a_value_that_no_option_has_is_told_in_a_line(
+    site: Site, cluster: Cluster, options: Options, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error) as raised:
+        cluster.submit("true", **{**SMALL, **options})
+    assert (str(raised.value)[: len(said)], site.commands()) == (said, [])
 
 
 def test_a_job_script(site: Site, cluster: Cluster) -> None:

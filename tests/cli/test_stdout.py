@@ -38,13 +38,23 @@ def test_json_is_one_value_whatever_a_library_prints(site: Site) -> None:
     assert json.loads(done.stdout)
 
 
-def test_output_that_nobody_reads_ends_the_command_quietly(site: Site) -> None:
+@pytest.mark.parametrize("words", [["--json"], [], ["--json", "-p", "none"]], ids=["json", "table", "error"])
+def test_output_that_nobody_reads_ends_the_command_quietly(site: Site, words: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
-    words = [sys.executable, "-m", "gpusched", "flavors", "--json"]
+    words = [sys.executable, "-m", "gpusched", "flavors", *words]
     done = subprocess.run(words, env=site.env, cwd=site.folder, stdout=write, stderr=subprocess.PIPE, timeout=60)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("words", [["--json"], [], ["--json", "-p", "none"]], ids=["json", "table", "error"])
+def test_output_that_has_no_room_is_an_error_of_one_line(site: Site, words: list[str]) -> None:
+    words = [sys.executable, "-m", "gpusched", "flavors", *words]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(words, env=site.env, cwd=site.folder, stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1), done.stderr
+    assert done.stderr.endswith(b"No space left on device\n")
 
 
 def test_a_command_without_stderr_still_prints(site: Site) -> None:

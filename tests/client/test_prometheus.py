@@ -237,8 +237,9 @@ def test_one_scrape_says_what_the_command_says(site: Site) -> None:
             text = answer.read().decode()
         found = {family.name: family for family in parser.text_string_to_metric_families(text)}
         assert set(found) == {family.metric.name for family in collect(site.store) if family.samples}
-        with pytest.raises(GpuschedError, match="cannot listen"):
-            start(Client(site.state), f"127.0.0.1:{server.server_port}")
+        for taken_or_no_name in (f"127.0.0.1:{server.server_port}", "a..b:0", "\udcff:0"):
+            with pytest.raises(GpuschedError, match="cannot listen"):
+                start(Client(site.state), taken_or_no_name)
     finally:
         server.shutdown()
         server.server_close()

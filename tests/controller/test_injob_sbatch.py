@@ -273,5 +273,7 @@ def test_paths_are_relative_to_the_folder_as_the_nodes_have_it(world: InboxWorld
 
 def test_mail_goes_to_its_user_and_not_to_the_controllers(world: InboxWorld) -> None:
     assert os.getuid() != ALICE
-    new = queued(world, running(world, ALICE), "x.sh", script="#!/bin/sh\n#SBATCH --mail-type=END\ntrue\n")
+    job = running(world, ALICE)
+    new = queued(world, job, "x.sh", script="#!/bin/sh\n#SBATCH --mail-type=END\ntrue\n")
     assert new.spec.mail == new.user == str(ALICE)
+    assert queued(world, job, "--mail-type=END", "x.sh", number=2).spec.mail == str(ALICE)

@@ -12,6 +12,7 @@ import pytest
 
 from gpusched.errors import UsageError
 from gpusched.web.access import AccessRules, is_own_host, rules_of, uid_of_peer, viewer_of
+from gpusched.web.server import WebServer
 from tests.web.conftest import account
 
 
@@ -83,3 +84,5 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "Address already in use" in done.stderr
+    with pytest.raises(UsageError, match="cannot listen on \udcff port 0"):
+        WebServer("\udcff", 0, AccessRules())

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gpusched.client.options import output_path
 from gpusched.client.request import OPTIONS, SubmitRequest
 from gpusched.client.script.lines import OptionLine, ScriptError, lines_of, notes_on_steps
 from gpusched.client.script.sbatch import ParsedOption, translate_line
@@ -16,6 +17,7 @@ from gpusched.client.script.source import JobScript
 from gpusched.client.script.values import ScriptContext
 from gpusched.errors import UsageError, printable
 from gpusched.model.resources import Inventory
+from gpusched.model.units import count_of
 
 Parser = Callable[[Sequence[str]], Mapping[str, Any]]
 """Words -> the options given by them, parsed, by field of `SubmitRequest`; a `UsageError` where they are wrong."""
@@ -40,12 +42,17 @@ class Origin(NamedTuple):
 
 
 class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a script by parameter, their origins, and notes; ``slurm``: it has #SBATCH lines."""
+    """The options of a script of ``user`` by parameter, their origins, and notes; ``slurm``: it has #SBATCH lines.
 
-    given: dict[str, Any]
-    origins: dict[str, Origin]
-    notes: tuple[str, ...]
-    slurm: bool
+    ``used``: sbatch's options in these, see `ScriptContext`.
+    """
+
+    user: str
+    given: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    notes: tuple[str, ...] = ()
+    slurm: bool = False
+    used: dict[str, list[str]] = {}
 
 
 def read_options(script: JobScript, parse: Parser, inventory: Inventory, cwd: str, user: str) -> ScriptOptions:
@@ -70,10 +77,17 @@ def read_options(script: JobScript, parse: Parser, inventory: Inventory, cwd: st
                 origins |= dict.fromkeys(given, origin)
             else:
                 origins |= {name: origin for name in given if name not in layers["GPUSCHED"]}
-    slurm = any(line.marker == "SBATCH" for line in lines)
-    sbatch = _apply_slurm_rules(layers["SBATCH"], origins, user) if slurm else {}
+    if "nodelist" in (sbatch := layers["SBATCH"]):
+        try:
+            _need_all_named(sbatch, sbatch.get("nodes"), "it", "#GPUSCHED --nodelist")
+        except UsageError as error:
+            origin = origins["nodelist"]
+            raise ScriptError(origin.where, origin.written, error.message, error.hint) from None
     notes += notes_on_steps(script)
-    return ScriptOptions(given=merge(sbatch, layers["GPUSCHED"]), origins=origins, notes=tuple(notes), slurm=slurm)
+    return ScriptOptions(
+        user=user, given=merge(sbatch, layers["GPUSCHED"]), origins=origins, notes=tuple(notes),
+        slurm=any(line.marker == "SBATCH" for line in lines), used=site.used,
+    )  # fmt: skip
 
 
 def merge(lower: Mapping[str, Any], higher: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,12 +107,23 @@ def request_of(given: Mapping[str, Any], script: JobScript) -> SubmitRequest:
     return SubmitRequest(**{"name": script.name, **given, **own})
 
 
-def merge_typed(script: ScriptOptions, typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options: those typed override the script's.
+def merge_typed(
+    script: ScriptOptions, typed: Mapping[str, Any], used: Mapping[str, Sequence[str]] = {}
+) -> dict[str, Any]:
+    """Return all options: those typed override the script's; ``used``: sbatch's among those typed.
 
     A script with ``#SBATCH`` lines gets Slurm's variables and, if it requests no resources, one core per task, no GPU.
+
+    Raises:
+        UsageError: ``-w`` names another number of nodes than were requested.
     """
     options = merge(script.given, typed)
+    if "nodelist" in used:
+        nodes = options.get("nodes") if "nodes" in typed or "nodes" in script.origins else None
+        _need_all_named(options, nodes, "-w", "--nodelist")
+    if "mail-type" in used and "notify" not in typed:  # NONE
+        options.pop("notify", None)
+    _apply_slurm_rules(options, {**script.used, **used}, script.user)
     if script.slurm:
         options.setdefault("slurm_env", True)
         if not options.keys() & (GPUS | CORES | MEMORY | TASKS | {"flavor", "exclusive"}):
@@ -154,22 +179,27 @@ def _common_types(first: Sequence[str], second: Sequence[str], line: OptionLine,
     return both
 
 
-def _apply_slurm_rules(given: dict[str, Any], origins: Mapping[str, Origin], user: str) -> dict[str, Any]:
-    """Apply two rules of Slurm: a nodelist names all nodes of a job, and mail goes to its user only as requested."""
-    if given.get("notify"):
-        given.setdefault("mail", user)
-    else:
-        given.pop("mail", None)
-    if "nodelist" not in given:
-        return given
-    names = set(given["nodelist"])
-    if given.setdefault("nodes", len(names)) != len(names):
-        origin = origins["nodelist"]
-        raise ScriptError(
-            origin.where, origin.written, f"it names {len(names)} nodes, and --nodes says {given['nodes']}",
-            "to allow more nodes than needed use #GPUSCHED --nodelist",
-        )  # fmt: skip
-    return given
+def _apply_slurm_rules(options: dict[str, Any], used: Mapping[str, Sequence[str]], user: str) -> None:
+    """Apply two rules of Slurm: output is below --chdir, and mail goes to the job's user, only as requested."""
+    if used.get("chdir"):
+        for name in options.keys() & {"output", "error"}:
+            options[name] = output_path(f"--{name}", options[name], used["chdir"][0])
+    if not options.get("notify"):
+        if [options.get("mail")] == used.get("mail-user"):
+            del options["mail"]
+    elif "mail-type" in used:
+        options.setdefault("mail", user)
+
+
+def _need_all_named(options: dict[str, Any], nodes: int | None, shown: str, ours: str) -> None:
+    """Apply a rule of Slurm: a nodelist names all nodes of a job; ``nodes``: as requested."""
+    count = len(set(options["nodelist"]))
+    if nodes not in (None, count):
+        raise UsageError(
+            f"{shown} names {count_of(count, 'node')}, and --nodes says {nodes}",
+            f"to allow more nodes than needed use {ours}",
+        )
+    options["nodes"] = count
 
 
 def _key(text: str, mark: str | None) -> str:

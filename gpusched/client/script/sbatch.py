@@ -100,7 +100,7 @@ OPTIONS: dict[str, SupportedOption | RefusedOption] = {
     "acctg-freq": _no_effect("jobs are always measured; see gpusched show and gpusched power"),
     "array": _ours("array"),
     "begin": _ours("begin", values.begin, "--begin; now+60 are seconds, as in Slurm", "b"),
-    "chdir": _ours("workdir", values.folder, short="D"),
+    "chdir": _ours("workdir", values.folder, "--workdir; a relative --output or --error is below it", "D"),
     "comment": _ours("comment"),
     "constraint": _ours(
         "gpu_type", values.constraint, "--gpu-type: types of GPUs, with | between them", "C", different=True
@@ -298,9 +298,11 @@ def _next(rest: Words, site: ScriptContext) -> ParsedOption:
     elif value is not None and not option.value:
         raise _OptionError(shown, "takes no value", f"use --{name}")
     try:
-        return ParsedOption(shown, option.words(value or "", site))
+        words = option.words(value or "", site)
     except Unsupported as error:
         raise _OptionError(shown, error.why, error.hint) from None
+    site.used[name] = words[1:]
+    return ParsedOption(shown, words)
 
 
 def _option(word: str) -> tuple[str, str | None]:
@@ -333,8 +335,8 @@ _COMMAND_LINE_ONLY = {"test-only": ["--dry-run"], "wait": ["--wait"], "help": ["
 
 def translate_command_line(
     words: Sequence[str], own: Mapping[str, bool], site: Callable[[], ScriptContext]
-) -> tuple[Words, list[str]]:
-    """Return a command line of ``submit`` with sbatch's options translated, and notes on those without effect.
+) -> tuple[Words, ScriptContext | None]:
+    """Return a command line of ``submit`` with sbatch's options translated, and the context if there were any.
 
     ``--resizable hot`` becomes ``--resizable --hot``: a switch of ours has no value.
 
@@ -358,7 +360,7 @@ def translate_command_line(
             elif word == "--resizable" and rest[:1] == ["hot"]:
                 rest[0] = "--hot"
             continue
-        name = _option(rest[0])[0]
+        word, name = rest[0], _option(rest[0])[0]
         if name in _COMMAND_LINE_ONLY:
             del rest[0]
             found += _COMMAND_LINE_ONLY[name]
@@ -370,8 +372,10 @@ def translate_command_line(
         except _OptionError as error:
             raise UsageError(f"{error.shown}: {error.why}", error.hint) from None
         found += option.words
+        if word.partition("=")[0] in own:  # ours, with a value that only sbatch has: sbatch's rules do not apply
+            del context.used[name]
         context.notes[before:] = [f"{option.written}: {note}" for note in context.notes[before:]]
-    return [*found, *rest], context.notes if context is not None else []
+    return [*found, *rest], context
 
 
 def _is_sbatch_option(rest: Words, own: Mapping[str, bool]) -> bool:

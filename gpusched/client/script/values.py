@@ -32,11 +32,15 @@ class Unsupported(Exception):
 
 
 class ScriptContext(msgspec.Struct, frozen=True):
-    """The context of values: the inventory and the submission folder; translations append to ``notes``."""
+    """The context of values: the inventory and the submission folder; translations append to ``notes``.
+
+    ``used``: sbatch's options translated so far, by name, and their values as ours.
+    """
 
     inventory: Inventory
     cwd: str
     notes: list[str]
+    used: dict[str, list[str]] = {}
 
     def gpu_types(self, slurm_name: str) -> list[str]:
         """Return the inventory's GPU types that Slurm's name, such as ``a100`` or ``tesla_v100``, stands for."""
@@ -69,9 +73,9 @@ def typed_number(value: str, site: ScriptContext) -> list[str]:
 
 
 def gres(value: str, site: ScriptContext) -> list[str]:
-    """Translate ``gpu:4`` and ``gpu:a100:4``: GPUs per node."""
+    """Translate ``gpu:4``, ``gpu:a100:4`` and ``none``: GPUs per node."""
     if value.lower() == "none":
-        return []
+        return ["0"]
     match = _GPU.fullmatch(value)
     if match is None:
         raise Unsupported("the only generic resource is GPUs of one type", "expected such as gpu:a100:4")

@@ -109,7 +109,7 @@ true
     assert spec.exclude == ("g01", "g02", "g05")
     assert (command.array, command.max_running) == ((1, 3, 5, 7, 9), 3)
     assert (spec.comment, spec.workdir) == ("a # b", f"{site.folder}/sub")
-    assert (spec.output, spec.error) == (f"{site.folder}/%x_%A_%a.out", "/logs/%j.err")
+    assert (spec.output, spec.error) == (f"{site.folder}/sub/%x_%A_%a.out", "/logs/%j.err")
 
 
 def refused_after(site: Site, script: str) -> str:
@@ -129,12 +129,56 @@ def refused_after(site: Site, script: str) -> str:
         (["--mail-type=all"], (), user_name(os.getuid()), ("begin", "end", "fail", "requeue")),
         (["--mail-type=TIME_LIMIT_90,TIME_LIMIT"], ("--mail", "c@d.org"), "c@d.org", ("fail", "limit")),
         (["--mail-type=END --mail-user=a@b.org"], ("--notify", "begin"), "a@b.org", ("begin",)),
+        ([], ("--mail-type=END",), user_name(os.getuid()), ("end",)),
+        ([], ("--mail-user=c@d.org",), "", ()),
+        ([], ("--mail", "c@d.org"), "c@d.org", ()),
+        (["--mail-user=a@b.org"], ("--mail-type=FAIL",), "a@b.org", ("fail",)),
+        (["--mail-type=END"], ("--mail-user=c@d.org",), "c@d.org", ("end",)),
+        (["--mail-type=END --mail-user=a@b.org"], ("--mail-type=NONE",), "", ()),
+        (["--mail-user=a@b.org"], ("--mail", "c@d.org"), "c@d.org", ()),
     ],
 )
 def test_who_is_told_of_what(site: Site, lines: list[str], words: tuple[str, ...], mail: str, kinds: list[str]) -> None:
     text = "".join(f"#SBATCH {line}\n" for line in ["-G 1", *lines])
     spec = submitted(site, f"#!/bin/sh\n{text}", "-p", "gpu", *words)
     assert (spec.mail, spec.notify) == (mail, kinds)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words", "field", "expected"),
+    [
+        (["-o out.%j --chdir sub"], (), "output", "{cwd}/sub/out.%j"),
+        (["-D /data -o /logs/out -e err"], (), "error", "/data/err"),
+        (["-D /100%"], ("-o", "out"), "output", "/100%%/out"),
+        (["-o out -D /data"], ("-D", "/mine"), "output", "/mine/out"),
+        ([], ("-D", "sub", "-o", "out"), "output", "{cwd}/sub/out"),
+        ([], ("--workdir", "/sub", "-o", "out"), "output", "{cwd}/out"),
+        ([], ("-w", "g[01-03]"), "nodes", 3),
+        (["-w g01,g02"], ("-w", "g01"), "nodes", 1),
+        (["-w g01,g02"], ("-w", "g[01-04]", "-N4"), "nodes", 4),
+        ([], ("--nodelist", "g[01-03]"), "nodes", 1),
+        (["--gres=gpu:2"], ("--gres=none",), "gpus", 0),
+        (["--gpus=2"], ("--gres=none",), "gpus", 0),
+        (["--gres=gpu:2", "--gres=none"], (), "gpus", 0),
+    ],
+)
+def test_sbatchs_options_mean_the_same_in_the_script_and_typed(
+    site: Site, lines: list[str], words: tuple[str, ...], field: str, expected: object
+) -> None:
+    expected = expected.format(cwd=site.folder) if isinstance(expected, str) else expected
+    text = "".join(f"#SBATCH {line}\n" for line in lines)
+    assert getattr(submitted(site, f"#!/bin/sh\n{text}", "-p", "gpu", "-c2", *words), field) == expected
+    if not lines:
+        site.call("submit", "--json", "-p", "gpu", "-c2", *words, "--", "true").ok()
+        command = site.commands()[-1]
+        assert isinstance(command, Submit)
+        assert getattr(command.spec, field) == expected
+
+
+def test_a_nodelist_that_is_typed_names_all_nodes(site: Site) -> None:
+    says = "-w names 1 node, and --nodes says 2; to allow more nodes than needed use --nodelist"
+    assert refused(site, "#!/bin/sh\n", "-p", "gpu", "-N2", "-w", "g01") == says
+    assert refused(site, "#!/bin/sh\n#SBATCH -N2\n", "-p", "gpu", "-w", "g01") == f"train.sh:2: #SBATCH -N2: {says}"
 
 
 @pytest.mark.parametrize(
