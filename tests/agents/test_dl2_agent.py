@@ -311,8 +311,11 @@ def test_the_same_seed_learns_the_same_whichever_thread_ends_first() -> None:
     pytest.importorskip("torch")
     recipe = Dl2Recipe(nodes=(12, 24), imitated=4, imitation_steps=40, rounds=2, batch=3, kept=64)
     speeds = read_speeds(None, 16)
-    first = learning.learn(recipe, FewValidations(recipe, speeds), 5, workers=1)
-    again = learning.learn(recipe, Reversed(recipe, speeds), 5, workers=4)
+    worlds = FewValidations(recipe, speeds), Reversed(recipe, speeds)
+    first, again = (learning.learn(recipe, world, 5, workers=n) for world, n in zip(worlds, (1, 4), strict=True))
+    known, other = (world._observed for world in worlds)
+    assert known.names == other.names
+    assert all(np.array_equal(*both) for both in zip(known.speeds, other.speeds, strict=True)), "to the last bit"
     for stage in ("untrained", "warm", "best"):
         for one, other in zip(getattr(first, stage), getattr(again, stage), strict=True):
             assert np.array_equal(one, other), stage
