@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_fields
 
+from gpusched.agents.common.evaluate import final_table
 from gpusched.agents.predictor.evaluate import evaluate
 from gpusched.agents.predictor.request import predict_jobs
 from gpusched.estimation import quantiles as q
@@ -176,12 +177,15 @@ def test_first_ends_of_a_burst_renew_the_estimates_of_its_waiting_jobs() -> None
     assert starts["renewed"][others].max() < np.sort(starts["renewed"][burst])[3]
 
 
-def test_a_policy_is_proved_by_the_estimates_that_it_has_live() -> None:
+def test_a_policy_is_proved_by_the_estimates_that_it_has_live(monkeypatch: pytest.MonkeyPatch) -> None:
     trace, pool = turned()[0], Pool.uniform(1, 1)
+    scenario = Scenario(trace, pool, power_model(pool))
     fifo, short = (PolicySpec(name=order, order=order, backfill="skip") for order in ("fifo", "sjf-estimate"))  # type: ignore[arg-type]
-    verdict = judge(Scenario(trace, pool, power_model(pool)), "p", fifo, short)
     live = replay(trace, pool, policy_of_spec(short), estimator=HistoryEstimator())
-    assert verdict.candidate_mean_jct_s == pytest.approx((live.end - trace.submit).mean())
+    mean_jct_s = pytest.approx((live.end - trace.submit).mean())
+    assert judge(scenario, "p", fifo, short).candidate_mean_jct_s == mean_jct_s
+    monkeypatch.setattr("gpusched.agents.common.evaluate.baselines", lambda agent: [])
+    assert final_table(policy_of_spec(short), [scenario])[0].value == mean_jct_s, "so is a trained one's"
 
 
 def test_of_equals_the_last_submitted_goes_first_where_the_policy_says_so() -> None:
