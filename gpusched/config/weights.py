@@ -121,7 +121,7 @@ def save_model(
     write_atomic(path, _sorted_header(save(contiguous, {"agent": agent, **(about or {})})))
 
 
-def make_writable(folder: Path, hint: str | None = None) -> None:
+def make_writable(folder: Path, hint: str = "") -> None:
     """Make a folder for weights, and see that files can be written there: before hours of training, not after them.
 
     Raises:
