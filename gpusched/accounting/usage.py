@@ -84,11 +84,14 @@ class Counters:
             return None
         self._learn(node, before)
         found = {gpu.index: gpu for gpu in before.gpus}
+        span, same_boot = after.time - before.time, before.boot_id == after.boot_id
         for gpu in after.gpus:
             boot, known = self._known.get((node, gpu.index), (None, None))
             was = found.get(gpu.index, Gpu(index=gpu.index))
             if known is not None and was.energy_j is None and boot == before.boot_id:
                 found[gpu.index] = msgspec.structs.replace(was, uuid=known.uuid, energy_j=known.energy_j)
+            if gpu.energy_j is None and _energy_j(was, gpu, span, same_boot) is not None:
+                self._known.pop((node, gpu.index), None)  # this time is counted by power: not by the counter, too
         self._learn(node, after)
         return msgspec.structs.replace(before, gpus=tuple(found.values()))
 

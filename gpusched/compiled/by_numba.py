@@ -7,6 +7,7 @@ than `loading` takes; what passes answer is the same.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import numba
@@ -27,4 +28,11 @@ def compiled_by_numba(function: Callable[..., Any]) -> Any:
             made.enable_caching()
         finally:
             config.CACHE_DIR = usual
+        save = made._cache.save_overload
+
+        def save_if_possible(*version: Any) -> None:
+            with suppress(OSError):  # without disk space every process compiles it
+                save(*version)
+
+        made._cache.save_overload = save_if_possible
     return made

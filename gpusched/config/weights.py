@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,6 +119,21 @@ def save_model(
 
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     write_atomic(path, _sorted_header(save(contiguous, {"agent": agent, **(about or {})})))
+
+
+def make_writable(folder: Path, hint: str = "") -> None:
+    """Make a folder for weights, and see that files can be written there: before hours of training, not after them.
+
+    Raises:
+        GpuschedError: They cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise GpuschedError(f"{folder}: weights cannot be written there: {error.strerror or error}", hint) from None
 
 
 def _sorted_header(content: bytes) -> bytes:

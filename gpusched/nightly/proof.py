@@ -12,6 +12,7 @@ import msgspec
 
 from gpusched.config.weights import ModelError
 from gpusched.errors import NoHistory
+from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.units import count_of, local_time_zone
@@ -121,10 +122,11 @@ def judge(
     """
     policies = (incumbent_of(incumbent, partition, scenario), policy_of_spec(candidate, None, partition))
     network = costs_for(policies, scenario)
-    runs, over = (
-        [PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, network=network)) for p in policies],
-        list[PlannedReplay](),
-    )
+    estimator, over = HistoryEstimator(), list[PlannedReplay]()  # as live
+    runs = [
+        PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, estimator=estimator, network=network))
+        for p in policies
+    ]
 
     def watch(part: float) -> None:
         if advance is not None:

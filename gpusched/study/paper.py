@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -174,6 +175,8 @@ def check_options(paper: str, options: PaperOptions) -> None:
         raise UsageError(f"{of_trace[0]} needs a log", "--trace FILE")
     if options.weights is not None and options.out is not None:
         raise UsageError("--weights and --out cannot be combined", "weights that are given are not trained")
+    if options.out is not None and Path(options.out).is_dir():
+        raise UsageError(f"--out {options.out} is a folder", "name a file in it, such as mine.safetensors")
     trains = paper != "dl2" or (options.weights is None and options.workloads is None)
     if not trains and (of_training := [given[name] for name in ("out", "device") if name in given]):
         raise UsageError(f"{of_training[0]} is for training", "nothing is trained with --workloads or --weights")

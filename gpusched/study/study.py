@@ -237,6 +237,8 @@ def result_without(result: ReplayResult, first: int) -> ReplayResult:
     offset = int(result.part_offsets[first])
     infeasible = result.infeasible >= first
     kept = np.isin(result.events.kind, _OF_JOBS, invert=True) | (result.events.subject >= first)
+    newcomer = np.append(result.events.subject[1:], first)  # of a PAIRED event: its START is the next one
+    kept &= (result.events.kind != PAIRED) | (newcomer >= first)
     subject = result.events.subject - np.where(np.isin(result.events.kind, _OF_JOBS), first, 0)
     per_job = {
         name: getattr(result, name)[first:]

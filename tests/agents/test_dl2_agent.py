@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -285,11 +286,36 @@ class FewValidations(PublicSetting):
         return super().validation_workloads()[4:6]
 
 
-def test_the_same_seed_learns_the_same_whatever_the_number_of_threads() -> None:
+class Reversed(FewValidations):
+    """A world in which of workloads drawn together the last one ends first; as many threads as these are needed."""
+
+    def __init__(self, recipe: Dl2Recipe, speeds: Any) -> None:
+        super().__init__(recipe, speeds)
+        self._left: list[Any] = []
+        self._ended = threading.Condition()
+
+    def draw(self, rng: np.random.Generator) -> Any:
+        self._left.append(super().draw(rng))
+        return self._left[-1]
+
+    def record(self, actor: Actor, one: Any, *how: Any) -> Any:
+        with self._ended:
+            self._ended.wait_for(lambda: self._left[-1] is one)
+            slots = super().record(actor, one, *how)
+            self._left.pop()
+            self._ended.notify_all()
+        return slots
+
+
+def test_the_same_seed_learns_the_same_whichever_thread_ends_first() -> None:
     pytest.importorskip("torch")
     recipe = Dl2Recipe(nodes=(12, 24), imitated=4, imitation_steps=40, rounds=2, batch=3, kept=64)
     speeds = read_speeds(None, 16)
-    first, again = (learning.learn(recipe, FewValidations(recipe, speeds), 5, workers=n) for n in (1, 2))
+    worlds = FewValidations(recipe, speeds), Reversed(recipe, speeds)
+    first, again = (learning.learn(recipe, world, 5, workers=n) for world, n in zip(worlds, (1, 4), strict=True))
+    known, other = (world._observed for world in worlds)
+    assert known.names == other.names
+    assert all(np.array_equal(*both) for both in zip(known.speeds, other.speeds, strict=True)), "to the last bit"
     for stage in ("untrained", "warm", "best"):
         for one, other in zip(getattr(first, stage), getattr(again, stage), strict=True):
             assert np.array_equal(one, other), stage

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_fields
 
+from gpusched.agents.common.evaluate import final_table
 from gpusched.agents.predictor.evaluate import evaluate
 from gpusched.agents.predictor.request import predict_jobs
 from gpusched.estimation import quantiles as q
@@ -19,13 +20,16 @@ from gpusched.estimation.groups import KINDS, groups_of
 from gpusched.model import ids
 from gpusched.model.jobs import JobRecord, JobSpec, JobState
 from gpusched.model.policy import PolicySpec
+from gpusched.nightly.proof import judge
 from gpusched.queue.store import RunRecord, Store
 from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.generic import new_queue, run_generic
 from gpusched.sim.engine.state import OVER
 from gpusched.sim.policies import policy_by_name, policy_of_spec
 from gpusched.sim.pool import Pool
+from gpusched.sim.power import power_model
 from gpusched.sim.replay import replay
+from gpusched.study.study import Scenario
 from gpusched.traces import file as tracefile
 from gpusched.traces.trace import Trace
 from tests.agents.habits import DATA, EPOCH, FAST, Cli, cli, habits
@@ -152,8 +156,8 @@ def test_a_replay_estimates_as_the_live_controller_does(estimator: Estimator) ->
     assert (live < 86400.0).mean() > 0.9, "few go by their limits"
 
 
-def test_first_ends_of_a_burst_renew_the_estimates_of_its_waiting_jobs() -> None:
-    """Short before, a user's new burst is long: once its first ends say so, another user's jobs pass it."""
+def turned() -> tuple[Trace, np.ndarray, np.ndarray]:
+    """A user's new burst is long, after short jobs; another user's jobs are as before: the trace, burst and others."""
     trace = habits(60)
     burst, others = np.arange(40, 50), np.arange(50, 60)
     submit = np.concatenate((np.arange(40) * 2000.0, 90_000.0 + np.arange(10), 90_020.0 + np.arange(10)))
@@ -161,10 +165,27 @@ def test_first_ends_of_a_burst_renew_the_estimates_of_its_waiting_jobs() -> None
     user[burst], user[others] = 0, 1
     duration[burst], duration[others] = 20_000.0, 900.0
     trace = replace(trace, submit=submit, user=user, duration=duration, gpus=np.ones(60, np.int64))
+    return trace, burst, others
+
+
+def test_first_ends_of_a_burst_renew_the_estimates_of_its_waiting_jobs() -> None:
+    """Once they say that it is long, another user's jobs pass it."""
+    trace, burst, others = turned()
     starts = {name: replay(trace, Pool.uniform(1, 1), "sjf-estimate-skip", estimator=estimator).start
               for name, estimator in (("once", LastTwo()), ("renewed", HistoryEstimator()))}  # fmt: skip
     assert starts["once"][burst].max() < starts["once"][others].min()
     assert starts["renewed"][others].max() < np.sort(starts["renewed"][burst])[3]
+
+
+def test_a_policy_is_proved_by_the_estimates_that_it_has_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, pool = turned()[0], Pool.uniform(1, 1)
+    scenario = Scenario(trace, pool, power_model(pool))
+    fifo, short = (PolicySpec(name=order, order=order, backfill="skip") for order in ("fifo", "sjf-estimate"))  # type: ignore[arg-type]
+    live = replay(trace, pool, policy_of_spec(short), estimator=HistoryEstimator())
+    mean_jct_s = pytest.approx((live.end - trace.submit).mean())
+    assert judge(scenario, "p", fifo, short).candidate_mean_jct_s == mean_jct_s
+    monkeypatch.setattr("gpusched.agents.common.evaluate.baselines", lambda agent: [])
+    assert final_table(policy_of_spec(short), [scenario])[0].value == mean_jct_s, "so is a trained one's"
 
 
 def test_of_equals_the_last_submitted_goes_first_where_the_policy_says_so() -> None:

@@ -6,16 +6,18 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.request import TrainingReport, TrainJob
-from gpusched.agents.common.vector import to_vector
-from gpusched.agents.topology import train
+from gpusched.agents.common.vector import split_vector, to_vector
+from gpusched.agents.topology import learn, train
 from gpusched.agents.topology.network import IDLE, IDLE_WEIGHT, SHAPES, start
 from gpusched.agents.topology.replay import agents_spec
 from gpusched.agents.topology.train import TopologyTrainSettings, train_agent
 from gpusched.agents.topology.workloads import draw, settings
 from gpusched.config.weights import load_file
+from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.power import power_model
 from gpusched.study.study import Scenario
 from tests import commands
@@ -81,6 +83,34 @@ def test_it_starts_with_the_number_set_by_hand_and_resumes(tmp_path: Path) -> No
     except Killed:
         resumed = train_agent(job(tmp_path / "k", 300), TrainingReport())
     assert all(np.array_equal(resumed.arrays[name], result.arrays[name]) for name in SHAPES)
+
+
+def test_a_replay_that_cannot_be_among_the_best_ends_early_and_costs_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With these weights every job waits for a better place as long as it may."""
+    trace, kind = draw(RACKS, 1.0, 4, 300)
+    case = learn.TrainingCase(trace, RACKS.pool, PlacementNetwork(RACKS.tree, RACKS.model, kind), agents_spec(1))
+    waits = dict(zip(SHAPES, split_vector(start(0).copy(), SHAPES), strict=True))
+    waits["wait.skip"][:] = 5.0
+    bad, bounded = to_vector(waits, SHAPES), learn.within(case)
+    good, spent = learn._replayed(start(0), case)
+    assert spent == pytest.approx((good.end - trace.submit).sum())
+    assert bounded.most_s == 2 * spent
+    assert learn.cost(start(0), bounded) == learn.cost(start(0), case), "who is not so bad is judged as before"
+    (ended, until), (whole, _) = (learn._replayed(bad, one) for one in (bounded, case))
+    assert until > bounded.most_s
+    assert ended.decisions < whole.decisions / 2
+    assert learn.cost(bad, bounded) > learn.cost(start(0), bounded) + 5
+
+    judged: list[float] = []
+
+    def cost(numbers: np.ndarray, case: learn.TrainingCase) -> float:
+        judged.append(case.most_s)
+        return 0.0
+
+    monkeypatch.setattr(learn, "cost", cost)
+    recipe = learn.TopologyRecipe(generations=1, population=4, every=1)
+    learn.search(learn.new_search(4, 0), recipe, lambda generation: [case], [case], 1, lambda done, of: None)
+    assert judged == [2 * spent] * 7, "the start, four candidates, their mean, and that of all means"
 
 
 def test_the_best_on_the_windows_for_the_choice_is_kept(tmp_path: Path) -> None:

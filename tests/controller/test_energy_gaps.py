@@ -31,6 +31,17 @@ def test_a_gap_is_bridged() -> None:
     assert joules(reading(1, 100.0), reading(2, 150.0), reading(3, None), reading(4, None), reading(5, 400.0)) == 300.0
 
 
+def test_a_gap_that_is_counted_by_power_is_not_counted_again() -> None:
+    """100 W throughout; the counter is missing at two readings, power at none."""
+
+    def seen(time: float, energy_j: float | None) -> NodeReading:
+        gpu = Gpu(index=0, uuid="u", power_w=100.0, energy_j=energy_j)
+        return NodeReading(node="n", time=time, source="nvml", boot_id="a", gpus=(gpu,))
+
+    found = joules(seen(1, 100.0), seen(2, None), seen(3, None), seen(4, 400.0), seen(5, 500.0))
+    assert found == pytest.approx(400.0)
+
+
 def test_a_reboot_is_not() -> None:
     assert joules(reading(1, 100.0), reading(2, None, "b"), reading(3, 400.0, "b")) == 0.0
 

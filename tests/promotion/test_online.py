@@ -33,8 +33,16 @@ def candidates(site: Site) -> list[Path]:
     return sorted((site.state / "candidates").glob("*/*/*/policy.yaml"))
 
 
+@pytest.fixture(autouse=True)
+def noon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let it be noon: days end at midnight, and how many decisions are learned from goes by the hour."""
+    clock = time.time
+    ahead = (clock() // DAY_S + 0.5) * DAY_S - clock()
+    monkeypatch.setattr(time, "time", lambda: clock() + ahead)
+
+
 @pytest.fixture
-def beside(site: Site) -> Site:
+def beside(site: Site, noon: None) -> Site:
     """Two weeks under optimus, now easy; beside it dl2 as a shadow, which never gives more than the least size."""
     pytest.importorskip("torch")
     lived(site.state, "optimus", jobs=260, days=13.5, start=time.time() - 14 * DAY_S, partition="V100")

@@ -213,6 +213,13 @@ def test_without_room_on_the_disk_it_is_compiled_every_time(
         assert class_of(tmp_path, full=True)[1:] == [right, "True"]
 
 
+def test_nor_does_numba_need_room_on_the_disk(
+    tmp_path: Path, compiled_once: tuple[Path, str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUSCHED_COMPILED", "numba")
+    assert python(tmp_path, *NEXT_LEVEL, full=True) == compiled_once[2]
+
+
 def test_a_version_for_other_types_is_compiled_anew(tmp_path: Path) -> None:
     """Whatever a file is called: in it stands what it is for."""
     right = class_of(tmp_path, values="both")[1:3]
@@ -432,6 +439,12 @@ def test_of_processes_that_need_the_same_at_once_one_compiles_it(tmp_path: Path)
     assert {one, other} == {"True", "False"}  # who compiled it
     assert class_of(tmp_path)[1:] == [first, "False"] == [second, "False"]
     assert [file.suffix for file in kept(tmp_path)[0].parent.iterdir() if file.name.startswith("tmp")] == []
+
+
+def test_who_waits_too_long_for_another_compiles_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_PATIENCE_S", 0.0)
+    with compiled._one_at_a_time(tmp_path), compiled._one_at_a_time(tmp_path):
+        pass
 
 
 def test_no_other_user_holds_up_compiling(tmp_path: Path) -> None:

@@ -379,3 +379,10 @@ def test_progress_is_told_while_it_runs(monkeypatch):
     assert any(0 < share < 1 for share in told)
     assert told == sorted(told)
     assert 0 <= told[0] <= told[-1] <= 1
+
+
+def test_of_outages_that_overlap_the_last_to_end_brings_the_node_back() -> None:
+    drained_while = [Outage(0, 0.0, 100.0, True), Outage(0, 50.0, 60.0)]
+    for failures, start in (([Outage(0, 0.0, 50.0), Outage(0, 20.0, 80.0)], 80.0), (drained_while, 100.0)):
+        trace = trace_of([55.0], [10.0], [1])
+        assert replay(trace, Pool.uniform(1, 1), "fifo", failures=failures).start.tolist() == [start]

@@ -1,14 +1,29 @@
-"""What replays said before passes were brought together they say still."""
+"""What replays said before passes were brought together they say still, and none writes to what it is given."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.sim import recorded
+import numpy as np
+
+from tests.sim import readonly, recorded
 
 
-def test_every_policy_replays_as_it_was_recorded(tmp_path: Path) -> None:
-    before, now = json.loads(recorded.FILE.read_text()), recorded.record(tmp_path)
+def test_every_policy_replays_as_it_was_recorded_and_writes_to_none_of_its_inputs(tmp_path: Path) -> None:
+    before = json.loads(recorded.FILE.read_text())
+    words = [sys.executable, "-X", "faulthandler", "-m", "tests.sim.readonly", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr  # -11: it wrote to an input
+    now = json.loads(done.stdout)
     assert now.keys() == before.keys()
     assert {case for case in now if now[case] != before[case]} == set()
+
+
+def test_a_write_to_a_protected_input_ends_the_process() -> None:
+    code = "from tests.sim import readonly, recorded; readonly.protected(recorded.network()).tree.rack[0] = 0"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == -11
+    assert np.array_equal(readonly.protected(recorded.network()).tree.rack, recorded.network().tree.rack)

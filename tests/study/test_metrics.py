@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.result import END, PAIRED, START, Events, ReplayResult
 from gpusched.study.metrics import dominant_share, eq4, fragmentation, jain, job_times, metrics_of
+from gpusched.study.study import result_without
 from gpusched.study.timeline import binned_mean, parts_of
 from tests.study.build import Job, gist_pool, result_of
 
@@ -130,6 +131,17 @@ def test_pairs_on_the_same_gpus_count_once_while_they_are_together() -> None:
     idle = dataclasses.replace(pairs, pool=Pool.uniform(2, 8))
     assert eq4(idle).whole == 0.5
     assert [u.gpu_hours for u in metrics_of(pairs).users] == [pytest.approx(80 / 3600)]
+
+
+def test_who_shared_with_a_job_that_counts_in_no_figure_counts_alone() -> None:
+    """The first job waited when the replay began; it joined the other one's GPUs from 4 to 8."""
+    result = result_of([Job(0, 4, 8, gpus=8), Job(0, 0, 10, gpus=8)], Pool.uniform(1, 8))
+    events = Events(
+        time=np.array([0.0, 4.0, 4.0, 8.0, 10.0]), kind=np.array([START, PAIRED, START, END, END], np.uint8),
+        subject=np.array([1, 1, 0, 0, 1]),
+    )  # fmt: skip
+    rest = result_without(dataclasses.replace(result, shared="pairs", events=events), 1)
+    assert metrics_of(rest).gpu_hours == pytest.approx(80 / 3600)
 
 
 def test_eq4_weighs_partitions_by_gpus() -> None:

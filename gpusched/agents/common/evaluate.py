@@ -10,6 +10,7 @@ import numpy as np
 
 from gpusched.agents.common.request import UNTRAINED, ResultRow
 from gpusched.config.weights import Arrays
+from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.model.policy import PolicySpec
 from gpusched.sched.sizing.rules import RULES
 from gpusched.sim.engine.build import ReplayOptions
@@ -88,7 +89,10 @@ def final_table(
     runs = [
         PlannedReplay(
             scenario, policy,
-            ReplayOptions(restart_s=restart_s, elastic=elastic_of(scenario.trace, sizes), network=network),
+            ReplayOptions(
+                restart_s=restart_s, elastic=elastic_of(scenario.trace, sizes), network=network,
+                estimator=HistoryEstimator(),  # as live
+            ),
         )
         for policy in policies
         for sizes in [about.get("sizes") if policy.chooses_sizes else None]

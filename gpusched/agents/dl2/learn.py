@@ -103,8 +103,8 @@ class Dl2World(Protocol):
     def recorded(self, actor: Actor) -> list[Recording]:
         """Return recorded decisions to imitate; none: a rule is imitated in drawn workloads."""
 
-    def join(self) -> None:
-        """Share what was observed in parallel workloads with those that follow."""
+    def join(self, seeds: Sequence[int]) -> None:
+        """Share what was observed in parallel workloads, recorded with these seeds, with those that follow."""
 
     def jct(self, actor: Actor | None, one: Any) -> float:
         """Return the mean JCT with the best step taken each time; None: of the present policy."""
@@ -116,7 +116,7 @@ class PublicSetting:
     def __init__(self, recipe: Dl2Recipe, speeds: Mapping[str, Floats]) -> None:
         self._nodes, self._speeds = recipe.nodes, speeds
         self._observed = new_observed(MAX_TASKS)
-        self._seen: list[SpeedLearner] = []
+        self._seen: dict[int, SpeedLearner] = {}
 
     def draw(self, rng: np.random.Generator) -> PlayableWorkload:
         """Draw a workload with random nodes, jobs and arrivals."""
@@ -135,17 +135,17 @@ class PublicSetting:
         teacher = drf if imitate else None
         player = Player(actor, observed, one, tape, explore, np.random.default_rng(seed), teacher)
         simulate(one.jobs, player)
-        self._seen.append(observed)
+        self._seen[seed] = observed
         return np.array(player.slots)
 
     def recorded(self, actor: Actor) -> list[Recording]:
         """Return none."""
         return []
 
-    def join(self) -> None:
+    def join(self, seeds: Sequence[int]) -> None:
         """Share observed speeds; see `Dl2World`."""
-        for observed in self._seen:
-            self._observed.join(observed)
+        for seed in seeds:  # not as they ended: the first to report a size decides
+            self._observed.join(self._seen[seed])
         self._seen.clear()
 
     def jct(self, actor: Actor | None, one: PlayableWorkload) -> float:
@@ -382,7 +382,7 @@ class Dl2Trainer:
 
         with ThreadPoolExecutor(self._workers) as pool:
             found = list(pool.map(record, ones, seeds))
-        world.join()
+        world.join(seeds)
         return found
 
     def _scores(self, data: _StepBatch, i: Ints) -> torch.Tensor:

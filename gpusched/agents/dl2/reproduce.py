@@ -16,7 +16,7 @@ from gpusched.agents.dl2.rules import policy_of
 from gpusched.agents.dl2.slots import SpeedChange, fastest_alone, simulate
 from gpusched.agents.dl2.weights import AGENT, arrays_of, read_actors
 from gpusched.agents.dl2.workloads import MAX_TASKS, Dl2Workload, dl2, draw, read_workloads
-from gpusched.config.weights import save_model
+from gpusched.config.weights import make_writable, save_model
 from gpusched.errors import UsageError
 from gpusched.model.units import parse_duration
 from gpusched.sim.profiles.dl2 import read_speeds
@@ -91,6 +91,8 @@ def _actors(options: PaperOptions, file: Path | None, advance: Advance) -> dict[
     """Return the agent's weights by stage, read or trained."""
     if options.weights is not None or options.workloads is not None:
         return read_actors(Path(options.weights) if options.weights is not None else None)
+    if options.out is not None:
+        make_writable(Path(options.out).parent)
     recipe = QUICK if options.quick else Dl2Recipe()
     table = read_speeds(file, MAX_TASKS)
     processes = options.jobs or os.cpu_count() or 1

@@ -77,7 +77,7 @@ class PartitionWorld:
         prepared, decisions = LiveActor(actor, self._warm_up.slot_s), self._warm_up.decisions
         return [record(prepared, decisions, self._log.restart, self._seed)] if decisions else []
 
-    def join(self) -> None:
+    def join(self, seeds: Sequence[int]) -> None:
         """Do nothing: no speeds are shared between workloads here."""
 
     def jct(self, actor: Actor | None, workload: ResizableWorkload) -> float:

@@ -19,7 +19,7 @@ from gpusched.agents.maifs.network import SHAPES, untrained
 from gpusched.agents.maifs.rules import RULES, SizingRule
 from gpusched.agents.maifs.workloads import MaifsJobs, draw, drawn_arrivals, read_arrivals
 from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, world_of
-from gpusched.config.weights import save_model
+from gpusched.config.weights import make_writable, save_model
 from gpusched.sched.state import Floats
 from gpusched.sim.rounds import RoundsResult
 from gpusched.study.paper import Advance, PaperFigures, PaperOptions, play_all
@@ -96,6 +96,7 @@ def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
 
 
 def _trained(arrivals: dict[str, Trace], kinds: MaifsJobClasses, options: PaperOptions, advance: Advance) -> Floats:
+    make_writable(Path(options.out or "").parent)
     settings, seed = QUICK if options.quick else MaifsSearchSettings(), maifs().drawn_with(options)[0]
     learned = learn(arrivals, kinds, settings, seed, options.jobs, advance)
     generation, cost = min(learned.course, key=lambda at: at[1])

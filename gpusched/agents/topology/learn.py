@@ -15,7 +15,7 @@ import numpy as np
 from gpusched.agents.common.evolve import Evolution, mean_costs
 from gpusched.agents.common.vector import round_to_float32, to_vector
 from gpusched.agents.topology.network import IDLE, SHAPES, start, weights_from
-from gpusched.agents.topology.replay import agents_spec, replayed
+from gpusched.agents.topology.replay import agents_spec, replayed_within
 from gpusched.agents.topology.workloads import TopologySetting, draw, racked_topology
 from gpusched.config.weights import Arrays
 from gpusched.model.policy import PolicySpec
@@ -23,6 +23,7 @@ from gpusched.sched.state import Floats
 from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.network import ColocationTable
 from gpusched.sim.pool import Pool
+from gpusched.sim.result import ReplayResult
 from gpusched.traces.trace import Trace
 
 _STEPS = {
@@ -37,6 +38,10 @@ _VALIDATION_SEEDS = 1 << 20  # seeds of workloads to see what comes of it; those
 _TRAINING_SEEDS = 1 << 21
 _TAIL_WEIGHT = 0.3  # what the 99th percentile counts for beside the mean
 _TABLE_WEIGHT = 0.3  # what a workload by the table counts for: differences are ten times as large there
+_MOST_TIMES = 2.0
+"""A replay ends where jobs have spent so many times what they do under the start: by then it is among the worst, its
+queue is long, and each decision walks all of that."""
+_ENDED = 10.0  # what such a replay costs besides: more than any that came to its end
 _LOADS = (0.7, 0.9, 1.1, 0.9)
 _FAMILIES = 5
 
@@ -63,13 +68,17 @@ QUICK_RECIPE = TopologyRecipe(generations=2, population=6, tries=2, jobs=100, ta
 
 
 class TrainingCase(NamedTuple):
-    """A workload on its nodes, the policy that runs it (order, backfill, schedulers), and its weight in the mean."""
+    """A workload on its nodes, the policy that runs it (order, backfill, schedulers), and its weight in the mean.
+
+    Where its jobs have spent ``most_s`` seconds in all, a replay ends; see `within`.
+    """
 
     trace: Trace
     pool: Pool
     network: PlacementNetwork
     spec: PolicySpec
     weight: float = 1.0
+    most_s: float = np.inf
 
 
 class TopologyResult(NamedTuple):
@@ -112,12 +121,14 @@ def search(
     begin, means = new_search(recipe.population, 0), list[Floats]()
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
 
+        watched = list(pool.map(within, held_out))
+
         def judged(numbers: Floats) -> float:
-            return float(mean_costs(pool, cost, [numbers], held_out)[0])
+            return float(mean_costs(pool, cost, [numbers], watched)[0])
 
         course = [(0, judged(round_to_float32(start(0))))]
         while found.generation < recipe.generations:
-            cases, asked = tries(found.generation), found.ask()
+            cases, asked = list(pool.map(within, tries(found.generation))), found.ask()
             far = [_NEAR * float(np.square((n - begin.mean) / begin.scale).sum()) for n in asked]
             found.tell(mean_costs(pool, cost, [_whole(numbers) for numbers in asked], cases) + far)
             save()
@@ -163,8 +174,20 @@ def draw_case(number: int, pairs: ColocationTable | None, recipe: TopologyRecipe
     return TrainingCase(trace, setting.pool, network, agents_spec(parts), weight)
 
 
+def within(case: TrainingCase) -> TrainingCase:
+    """Return the case with a bound on its replays: a multiple of what jobs spend under the start."""
+    _, spent = _replayed(round_to_float32(start(0)), case)
+    return case._replace(most_s=_MOST_TIMES * spent)
+
+
 def cost(numbers: Floats, case: TrainingCase) -> float:
-    """Return the logarithm of the mean JCT, plus a little of the 99th percentile's."""
-    end = replayed(case.trace, case.pool, case.network, weights_from(numbers), case.spec).end
-    jct = (end - case.trace.submit)[np.isfinite(end)]  # of those that can run there
+    """Return the logarithm of the mean JCT, plus a little of the 99th percentile's; more where a replay ended early."""
+    result, spent = _replayed(numbers, case)
+    if spent > case.most_s:
+        return (float(np.log(case.most_s / len(case.trace))) + _ENDED) * case.weight
+    jct = (result.end - case.trace.submit)[np.isfinite(result.end)]  # of those that can run there
     return float(np.log(jct.mean()) + _TAIL_WEIGHT * np.log(np.percentile(jct, 99))) * case.weight
+
+
+def _replayed(numbers: Floats, case: TrainingCase) -> tuple[ReplayResult, float]:
+    return replayed_within(case.trace, case.pool, case.network, weights_from(numbers), case.spec, case.most_s)

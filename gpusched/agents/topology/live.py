@@ -90,6 +90,5 @@ def settle_offers(auction: Auction, context: Context, costs: Costs, queue: Ints)
 
 def copy_costs(costs: Costs) -> Costs:
     """Return the costs with copies of all that a scheduler changes."""
-    tree = costs.tree._replace(below=costs.tree.below.copy(), meet=costs.tree.meet.copy())
     load = Load(*(array.copy() for array in costs.load))
-    return costs._replace(tree=tree, load=load, wait_cost=costs.wait_cost.copy(), search=new_search(tree))
+    return costs._replace(load=load, wait_cost=costs.wait_cost.copy(), search=new_search(costs.tree))

@@ -21,16 +21,16 @@ from gpusched.model.policy import PolicySpec
 from gpusched.sched.agent import NAN_OUTPUT
 from gpusched.sched.state import POLICY, SKIP, Floats, Ints
 from gpusched.sched.topology.queue import Priced
-from gpusched.sim.engine.build import SimWorld
+from gpusched.sim.engine.build import ReplayOptions, SimWorld, log_of, result_of, world_of
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.engine.placing_walk import Walk, begin, begin_walk, end_walk, jobs_behind, queue_now, state_now
-from gpusched.sim.engine.state import EventLog, Passes, Sim
+from gpusched.sim.engine.state import IN_SYSTEM, OVER, EventLog, Passes, Sim
 from gpusched.sim.knowledge import static_ranks
 from gpusched.sim.placed import walked, with_ways
 from gpusched.sim.policies import ReplayPolicy, policy_of_order
 from gpusched.sim.pool import Pool
-from gpusched.sim.replay import replay
+from gpusched.sim.replay import replay, to_the_end
 from gpusched.sim.result import ReplayResult
 from gpusched.traces.trace import Trace
 
@@ -41,15 +41,24 @@ _PARTITIONS = 4
 
 
 class TopologyReplayState(NamedTuple):
-    """State kept between decisions; ``auctions``: of each partition, the last one repeated (`_PARTITIONS`)."""
+    """State kept between decisions.
+
+    Attributes:
+        auctions: Of each partition, the last one repeated (`_PARTITIONS`).
+        spent: ``float64[4]``: seconds that jobs have spent in the system, the sum over jobs, by when; how many are
+            there since then; and above which sum the replay ends.
+    """
 
     walk: Walk
     auctions: tuple[Auction, ...]
+    spent: Floats
 
 
 @jit
 def decide_agents(sim: Sim, log: EventLog, passes: Passes, state: TopologyReplayState) -> int:
     """Decide for every partition."""
+    if _is_beyond(sim, state.spent):
+        return OVER
     walk = state.walk
     begin_walk(sim, walk)
     for queue in range(walk.placing.queues.size):
@@ -58,6 +67,15 @@ def decide_agents(sim: Sim, log: EventLog, passes: Passes, state: TopologyReplay
         _pass(sim, log, passes, walk, auction, waiting[: held + 1], SKIP)
         _pass(sim, log, passes, walk, auction, jobs_behind(sim, walk, queue, waiting, held), walk.placing.backfill)
     return end_walk(sim, walk)
+
+
+@jit
+def _is_beyond(sim: Sim, spent: Floats) -> bool:
+    """Add up what jobs have spent until now; return whether it is too much."""
+    now = sim.clock[0]
+    spent[0] += spent[2] * (now - spent[1])
+    spent[1], spent[2] = now, sim.counter[IN_SYSTEM]
+    return bool(spent[0] > spent[3])
 
 
 run_agents = looped(decide_agents)
@@ -99,10 +117,26 @@ def replayed(
     return replay(trace, pool, policy, network=network, seed=seed)
 
 
+def replayed_within(
+    trace: Trace, pool: Pool, network: PlacementNetwork, agent: TopologyWeights, spec: PolicySpec, most_s: float
+) -> tuple[ReplayResult, float]:
+    """Return the same as `replayed`, and the sum over jobs of their seconds in the system.
+
+    It ends where that exceeds ``most_s``: the sum of JCTs is then larger, whatever would follow.
+    """
+    world = world_of(trace, pool, placed_by("contention", "agents"), ReplayOptions(network=network))
+    world, state = new_replay_state(world, agent, spec, most_s=most_s)
+    log = to_the_end(world, log_of(world), TopologyRun(world, state))
+    return result_of(world, log, 0.0), float(state.spent[0])
+
+
 def new_replay_state(
-    world: SimWorld, agent: TopologyWeights, spec: PolicySpec, noise: Floats | None = None
+    world: SimWorld, agent: TopologyWeights, spec: PolicySpec, noise: Floats | None = None, most_s: float = np.inf
 ) -> tuple[SimWorld, TopologyReplayState]:
-    """Return the world with its jobs' possible layouts, and the agents' state; ``noise``: with a tape, see `tape`."""
+    """Return the world with its jobs' possible layouts, and the agents' state.
+
+    ``noise``: with a tape, see `tape`; ``most_s``: see `replayed_within`.
+    """
     rule = replace(
         policy_of_order(f"{spec.order}+{spec.backfill}"), placement="contention", placement_wait_s=spec.placement_wait_s
     )
@@ -119,7 +153,9 @@ def new_replay_state(
     if noise is not None:
         auctions = [auction._replace(tape=new_tape(auction.graph, noise)) for auction in auctions]
     unused = -len(auctions) % _PARTITIONS
-    return world._replace(policy=policy), TopologyReplayState(walk, (*auctions, *auctions[-1:] * unused))
+    return world._replace(policy=policy), TopologyReplayState(
+        walk, (*auctions, *auctions[-1:] * unused), np.array([0.0, 0.0, 0.0, most_s])
+    )
 
 
 class TopologyRun:

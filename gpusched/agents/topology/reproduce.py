@@ -15,8 +15,8 @@ from gpusched.agents.topology.learn import QUICK_RECIPE, TopologyRecipe, learn
 from gpusched.agents.topology.network import SHAPES, start, weights_from
 from gpusched.agents.topology.replay import agents_spec, placed_by, replayed
 from gpusched.agents.topology.workloads import TopologySetting, draw, load_scenario, settings
-from gpusched.config.weights import save_model
-from gpusched.errors import GpuschedError, UsageError
+from gpusched.config.weights import make_writable, save_model
+from gpusched.errors import UsageError
 from gpusched.sched.state import Floats, Ints
 from gpusched.sched.topology.tree import NIC_GBPS
 from gpusched.sim.engine.placing import PlacementNetwork
@@ -86,10 +86,7 @@ def _trained(options: PaperOptions, advance: Advance) -> Floats:
         GpuschedError: It could not be written there.
     """
     out = Path(options.out or "")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise GpuschedError(f"{out.parent}: weights cannot be written there: {error.strerror}") from None
+    make_writable(out.parent)
     pairs = read_pairs(options.table) if options.table is not None else None
     recipe = QUICK_RECIPE if options.quick else TopologyRecipe()
     seed = (options.seeds or (0,))[0]

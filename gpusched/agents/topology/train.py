@@ -18,7 +18,7 @@ import numpy as np
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, settings_of
 from gpusched.agents.common.vector import to_arrays
 from gpusched.agents.topology.gradient import GradientRecipe, alive, learn_by_gradient
-from gpusched.agents.topology.learn import TopologyRecipe, TrainingCase, cost, new_search, search
+from gpusched.agents.topology.learn import TopologyRecipe, TrainingCase, cost, new_search, search, within
 from gpusched.agents.topology.network import SHAPES, start
 from gpusched.errors import UsageError
 from gpusched.sched.state import Floats
@@ -81,7 +81,7 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     numbers = {"the start": result.start, "the search": result.numbers}
     if hyper.gradient > 0:
         numbers["the gradient"] = _by_gradient(job, hyper, tries, report)
-        known["the gradient"] = float(np.mean([cost(numbers["the gradient"], case) for case in held_out]))
+        known["the gradient"] = float(np.mean([cost(numbers["the gradient"], within(case)) for case in held_out]))
     best = min(known, key=lambda name: known[name])
     told = ", ".join(f"{name} {value - known['the start']:+.4f}" for name, value in known.items())
     notes = (note, f"log of mean JCT on {len(held_out)} windows for the choice, above the start: {told}; kept: {best}")

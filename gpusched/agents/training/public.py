@@ -17,8 +17,8 @@ from gpusched.agents.training.gate import judge
 from gpusched.agents.training.train import TrainedFiles
 from gpusched.config.policies import BUILT_IN, WEIGHTS, load_policy, policy_file
 from gpusched.config.weightfiles import CARD, KEPT_ANYWAY
-from gpusched.config.weights import DEFAULT, digest_of, load_file, save_model
-from gpusched.errors import GpuschedError, UsageError
+from gpusched.config.weights import DEFAULT, digest_of, load_file, make_writable, save_model
+from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.units import count_of, iso_utc
 from gpusched.sim.pool import Pool
@@ -44,10 +44,7 @@ def make_public(options: PaperOptions, advance: Advance) -> list[TrainedFiles]:
     if options.trace is None:
         raise UsageError("--out needs the jobs of several clusters", "--trace FILE, such as philly_2017.csv.gz")
     started, spec, out = time.monotonic(), _policy(options), Path(options.out or "")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise GpuschedError(f"{out.parent}: weights cannot be written there: {error.strerror or error}") from None
+    make_writable(out.parent)
     trace = of_whole_gpus(load(options.trace, options.format))
     clusters = _clusters(trace, options)
     made = train_public(clusters, spec, advance)

@@ -32,7 +32,7 @@ from gpusched.agents.training.options import check_device, check_held_out, check
 from gpusched.config.paths import state_folder
 from gpusched.config.policies import BUILT_IN, POLICY, WEIGHTS, load_policy, names_in, policy_file, policy_folders
 from gpusched.config.weightfiles import CARD, KEPT_ANYWAY
-from gpusched.config.weights import digest_of, load_file, save_model
+from gpusched.config.weights import digest_of, load_file, make_writable, save_model
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.policy import AGENTS, PolicySpec
 from gpusched.model.suggest import did_you_mean
@@ -131,13 +131,7 @@ def _output_folder(request: TrainRequest, spec: PolicySpec) -> Path:
     hint = "use --out FOLDER, such as policies/NAME next to your inventory.yaml"
     if _is_installed(folder):
         raise UsageError(f"{folder} is part of gpusched itself: choose another folder for your weights", hint)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".writable-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise GpuschedError(f"{folder}: weights cannot be written there: {error.strerror or error}", hint) from None
+    make_writable(folder, hint)
     return folder
 
 

@@ -26,7 +26,6 @@ class NetworkTree(NamedTuple):
         weight: ``float64[links]``: how much longer the same takes there than where it was measured; 0: no time at all.
         nodes: ``int64[nodes]``: by the switch that they hang on, those on none first; switch s's are
             ``begin[s] <= i < begin[s + 1]``.
-        below, meet: ``int64[switches + 1]``: room to work in, zeros between calls.
     """
 
     rack: Ints
@@ -34,15 +33,20 @@ class NetworkTree(NamedTuple):
     weight: Floats
     nodes: Ints
     begin: Ints
-    below: Ints
-    meet: Ints
 
 
 class LinkUse(NamedTuple):
-    """Work space for the links of a placement: ``int64[most]`` and, on each, how many parts meet there."""
+    """Work space for the links of a placement, of one thread; a tree may be that of many.
+
+    Attributes:
+        link, meet: ``int64[links]``: the links and, on each, how many parts meet there.
+        below, children: ``int64[switches + 1]``: room for `links_of`, zeros between calls.
+    """
 
     link: Ints
     meet: Ints
+    below: Ints
+    children: Ints
 
 
 def tree_of(
@@ -71,14 +75,13 @@ def tree_of(
         weight=weight,
         nodes=by_rack,
         begin=np.searchsorted(rack[by_rack], np.arange(len(number) + 1)).astype(np.int64),
-        below=np.zeros(len(number) + 1, np.int64),
-        meet=np.zeros(len(number) + 1, np.int64),
     )
 
 
 def new_use(tree: NetworkTree) -> LinkUse:
     """Allocate for the links of a job on every node."""
-    return LinkUse(np.zeros(len(tree.weight), np.int64), np.zeros(len(tree.weight), np.int64))
+    links, switches = len(tree.weight), len(tree.parent) + 1
+    return LinkUse(*(np.zeros(count, np.int64) for count in (links, links, switches, switches)))
 
 
 @jit
@@ -101,17 +104,17 @@ def links_of(tree: NetworkTree, nodes: Ints, parts: int, gpus: int, use: LinkUse
             count += 1
     if parts < 2 or switches == 0:
         return count
-    below, meet = tree.below, tree.meet
+    below, children = use.below, use.children
     # parts below each switch, and how many children with parts each has: a switch counts at its parent once, by the
     # first part that comes up through it
     for i in range(parts):
         at = tree.rack[nodes[i]]
-        meet[at] += 1  # -1, the last: above all switches
+        children[at] += 1  # -1, the last: above all switches
         new = True
         while at >= 0:
             above = tree.parent[at]
             if new and below[at] == 0:
-                meet[above] += 1
+                children[above] += 1
             else:
                 new = False
             below[at] += 1
@@ -122,14 +125,14 @@ def links_of(tree: NetworkTree, nodes: Ints, parts: int, gpus: int, use: LinkUse
         while at >= 0:
             above = tree.parent[at]
             if 0 < below[at] < parts and tree.weight[2 * size + at] > 0.0:
-                use.link[count], use.meet[count] = 2 * size + at, meet[above]
+                use.link[count], use.meet[count] = 2 * size + at, children[above]
                 count += 1
             below[at] = 0
             at = above
     for i in range(parts):
         at = tree.rack[nodes[i]]
-        meet[at] = 0
+        children[at] = 0
         while at >= 0:
             at = tree.parent[at]
-            meet[at] = 0
+            children[at] = 0
     return count

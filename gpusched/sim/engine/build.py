@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -379,11 +380,14 @@ def _children(trace: Trace) -> Ints:
 def _changes(failures: Sequence[Outage], bookings: Sequence[Booking], nodes: int) -> Records:
     """Return node events, ``CHANGE[n]``, in order of (time, returning before leaving nodes, node)."""
     rows = [(time, NODE_RESERVED, node) for time, node in times_of(bookings)]
+    of_node: dict[int, list[Outage]] = defaultdict(list)
     for outage in failures:
         if not 0 <= outage.node < nodes:
             raise UsageError(f"a failure names node {outage.node}; the pool has {nodes}")
         rows.append((outage.start, NODE_DRAINED if outage.drain else NODE_GONE, outage.node))
-        if outage.end < np.inf:
+        of_node[outage.node].append(outage)
+    for outage in failures:  # of outages that overlap the last to end brings the node back
+        if outage.end < np.inf and not any(other.start < outage.end < other.end for other in of_node[outage.node]):
             rows.append((outage.end, NODE_BACK, outage.node))
     return np.array(sorted(rows), dtype=CHANGE)
 
