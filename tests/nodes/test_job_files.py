@@ -25,7 +25,7 @@ def all_by_python(root: Path) -> list[dict[str, Any]]:
 
 def all_by_sh(root: Path) -> list[dict[str, Any]]:
     head = f"CLUSTER_ID=c NODE=n RUNTIME=process ROOT={root}\n"
-    text = subprocess.run(["sh", "-s"], input=head + LISTER, text=True, capture_output=True, check=True, timeout=30)
+    text = subprocess.run(["sh", "-s"], input=head + LISTER, text=True, capture_output=True, check=True, timeout=300)
     found, error = parse_listing(text.stdout, "c", "process")
     assert error is None
     return found
