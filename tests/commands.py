@@ -39,7 +39,7 @@ _NEEDED = (
 
 
 def run(
-    *words: str, env: Mapping[str, str] | None = None, cwd: str | Path = "/", input: str = "", timeout: float = 180,
+    *words: str, env: Mapping[str, str] | None = None, cwd: str | Path = "/", input: str = "", timeout: float = 300,
     prefix: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run ``gpusched WORDS``; as `subprocess.run` does with ``text`` and ``capture_output``.

@@ -59,7 +59,7 @@ def said(folder: Path, name: str) -> dict[str, Any]:
 def end(folder: Path, run: list[BaseProcess]) -> str:
     """Wait until all ranks have ended well; return what the first one printed."""
     for process in run:
-        process.join(120)
+        process.join(300)
     out = (folder / "out.0").read_text()
     assert [process.exitcode for process in run] == [0] * len(run), out
     return out

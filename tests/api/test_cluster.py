@@ -227,7 +227,7 @@ def test_programs_count_as_what_waits(site: Site, cluster: Cluster) -> None:
     for job in jobs[:3]:
         assert job.state == "PENDING"
     with pytest.raises(GpuschedError, match=r"was refused: the pending jobs of .* would take 5 MiB"):
-        jobs[3].result(10)
+        jobs[3].result(300)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_result_that_is_on_its_way_is_waited_for(site: Site, cluster: Cluster)
         job.result(0.6)
     leave(site, job, 4)
     store.put_ranks([msgspec.structs.replace(rank, collected=True)])
-    assert job.result(10) == 4
+    assert job.result(300) == 4
     store.close()
 
 
@@ -331,7 +331,7 @@ def test_what_is_no_result_is_told_in_a_line(site: Site, cluster: Cluster, conte
     result_path(site.state, job.id, 1, 0).write_bytes(content)
     site.end(job.id)
     with pytest.raises(GpuschedError, match=said) as error:
-        job.result(10)
+        job.result(300)
     assert "\n" not in error.value.line()
 
 
@@ -347,7 +347,7 @@ def test_anothers_result_is_not_unpickled(site: Site, cluster: Cluster) -> None:
     site.change(job.id, uid=4711)
     site.end(job.id)
     with pytest.raises(GpuschedError, match="could run code as you"):
-        job.result(10)
+        job.result(300)
     assert not (site.folder / "trapped").exists()
 
 
@@ -375,13 +375,13 @@ def test_a_larger_result_is_read_from_its_folder_checked_and_removed(site: Site,
             (place / "result.1.0.data").write_bytes(content)
         site.end(job.id)
         if expected == "whole":
-            assert (job.result(10), job.result(10)) == ("whole", "whole")
+            assert (job.result(300), job.result(300)) == ("whole", "whole")
             assert os.listdir(place) == []
             with pytest.raises(GpuschedError, match=r"is no longer in .*data"):
                 raise cluster.job(job.id).exception(10) or AssertionError
         else:
             with pytest.raises(GpuschedError, match=expected):
-                job.result(10)
+                job.result(300)
 
 
 def test_the_last_lines_of_a_job_that_failed_come_with_its_exception(site: Site, cluster: Cluster) -> None:
@@ -392,7 +392,7 @@ def test_the_last_lines_of_a_job_that_failed_come_with_its_exception(site: Site,
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("".join(f"line {n}\n" for n in range(100)) + "CUDA error\n")
     site.end(job.id, JobState.FAILED)
-    failed = job.exception(10)
+    failed = job.exception(300)
     assert isinstance(failed, JobFailed)
     assert failed.output.splitlines() == [*(f"line {n}" for n in range(81, 100)), "CUDA error"]
     assert str(failed).endswith("CUDA error")
@@ -415,7 +415,7 @@ def test_threads_share_a_cluster(site: Site, cluster: Cluster) -> None:
             site.start(job.id)
             leave(site, job, 3)
             site.end(job.id)
-        assert set(threads.map(lambda job: job.result(10), jobs)) == {3}
+        assert set(threads.map(lambda job: job.result(300), jobs)) == {3}
     assert len({job.id for job in jobs}) == 8
 
 
@@ -490,7 +490,7 @@ def test_refusals_end_futures(site: Site, cluster: Cluster) -> None:
     job = cluster.submit("true", priority=0, **SMALL)
     site.inventory.write_text(site.inventory.read_text().replace("s-V100", "other"))
     site.fold()
-    error = job.exception(10)
+    error = job.exception(300)
     assert isinstance(error, GpuschedError)
     assert f"job {job.id} was refused" in str(error)
     with pytest.raises(GpuschedError, match="was refused"):

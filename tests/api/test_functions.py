@@ -57,7 +57,7 @@ def run(text: str, folder: Path, *flags: str, cwd: Path | None = None, keep: boo
            "WORLD_SIZE": "2", "RANK": "0", "GPUSCHED_JOB_ID": "j", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}  # fmt: skip
     done = subprocess.run(
         [sys.executable, *flags, "-u", str(job_dir / "program.1.0.py")], env=env, cwd=cwd or folder, text=True,
-        capture_output=True, timeout=60, check=False,
+        capture_output=True, timeout=300, check=False,
     )  # fmt: skip
     result, told, value, data = job_dir / "result.1.0", dict[str, Any](), None, b""
     if result.exists():
@@ -372,7 +372,7 @@ def test_a_checkpoint_says_what_is_called_when_the_job_starts_again(tmp_path: Pa
         assert (asked["attempt"], asked["words"]) == (1, ["scontrol", "requeue", "j"])
         (tmp_path / "job/answer.part").write_text(f"{asked['id']} {code}\nwhy\n")
         (tmp_path / "job/answer.part").rename(tmp_path / "job/answer")
-        done = first.result(60)
+        done = first.result(300)
     assert (done.code, done.told, done.left) == (0 if code == 0 else 128 + signal.SIGUSR1, {}, ["answer"])
     assert run(text, tmp_path, *BARE).value == 41
     assert not (tmp_path / "gpusched-again.j").exists()

@@ -162,7 +162,7 @@ def site(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.
     return made
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+def eventually(condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "did not happen in time"

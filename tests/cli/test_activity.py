@@ -43,7 +43,7 @@ def on_terminal(site: Site, program: list[str], stdout: int | None = None) -> tu
             break
         shown += chunk
     os.close(ours)
-    assert process.wait(60) == 0
+    assert process.wait(300) == 0
     if process.stdout:
         process.stdout.close()
     return shown.decode(), piped

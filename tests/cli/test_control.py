@@ -377,7 +377,7 @@ def test_ctrl_c_ends_quietly_with_130(site: Site, moment: str) -> None:
         "main()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=site.env, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], env=site.env, capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 

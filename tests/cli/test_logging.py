@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import json
 import os
 import re
@@ -86,7 +87,7 @@ def test_each_message_has_time_level_and_logger(here: OneNode) -> None:
     (line,) = here.log("controller", "--once").splitlines()
     assert TEXT.fullmatch(line), line
     assert line[19:] == "+0200 INFO controller.eventlog: drained reason=new disk user=root node=n1"
-    assert abs(time.mktime(time.strptime(line[:19], "%Y-%m-%dT%H:%M:%S")) + time.timezone - 7200 - time.time()) < 120
+    assert abs(calendar.timegm(time.strptime(line[:19], "%Y-%m-%dT%H:%M:%S")) - 7200 - time.time()) < 1800
 
 
 def test_in_json_they_are_fields_with_job_and_node(here: OneNode) -> None:
@@ -97,7 +98,7 @@ def test_in_json_they_are_fields_with_job_and_node(here: OneNode) -> None:
     for entry in logged:
         assert entry.keys() == {"time", "unix_s", "level", "logger", "message", "job", "node"}
         assert (entry["level"], entry["logger"]) == ("INFO", "jobs")
-        assert abs(entry["unix_s"] - time.time()) < 120
+        assert abs(entry["unix_s"] - time.time()) < 1800
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+02:00", entry["time"])
 
 

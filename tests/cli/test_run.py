@@ -39,7 +39,7 @@ def test_what_is_asked_for_is_queued_and_taken_away_by_who_does_not_wait(
     assert (spec.session, spec.pty, spec.signal, spec.preemptible, spec.elastic) == (600, False, "TERM", False, None)
     eventually(lambda: _handles(process.pid, number), 30)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err) == (code, "", f"gpusched: job {command.id} cancelled\n")
     (cancel,) = (c for c in site.commands() if not isinstance(c, Submit))
     assert isinstance(cancel, Cancel)
@@ -93,7 +93,7 @@ def test_who_works_in_a_terminal_is_told_of_its_end_by_hup(site: Site) -> None:
         assert (spec.pty, spec.signal, spec.env) == (True, "HUP", {"TERM": "screen-256color"})
         eventually(lambda: _handles(process.pid, signal.SIGHUP), 30)
         os.close(ours)  # the window is closed
-        assert process.wait(60) == 129
+        assert process.wait(300) == 129
     assert len(site.commands()) == 2
 
 
@@ -179,7 +179,7 @@ def test_who_can_be_attached_to_what(site: Site) -> None:
     job = site.change(
         own, state=JobState.CANCELLED, reason="Cancelled", message="cancelled by root", end_time=time.time()
     )
-    assert process.communicate(timeout=60) == (
+    assert process.communicate(timeout=300) == (
         "",
         f"gpusched: job {own} ended CANCELLED (Cancelled: cancelled by root)\n",
     )
@@ -198,7 +198,7 @@ def test_one_that_is_refused_ends_with_the_reason(site: Site) -> None:
     command = site.only_submit()
     site.inventory.write_text(site.inventory.read_text().replace("s-V100:", "t-V100:"))
     site.fold()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (1, "")
     assert err.startswith(f"gpusched: error: job {command.id} was refused: ")
     assert err.count("\n") == 1

@@ -172,7 +172,7 @@ def test_states_nodes_times_energy(site: Site) -> None:
     by_id = {j["id"]: j for j in site.call("status", "--json").ok().json}
     assert [by_id[i]["state"] for i in (ran, runs, waits)] == ["FAILED", "RUNNING", "PENDING"]
     assert (by_id[ran]["exit_code"], by_id[ran]["energy_j"], by_id[ran]["nodes"]) == (3, 7200.0, ["dgx-1v-1"])
-    assert 59 < by_id[runs]["elapsed_s"] < 120
+    assert 59 < by_id[runs]["elapsed_s"] < 3600
     assert by_id[waits]["message"] == "waits for 2 GPUs"
     screen = site.call("status").ok().out
     assert "1 PENDING, 1 RUNNING, 1 FAILED" in screen

@@ -85,7 +85,7 @@ def test_all_options(site: Site) -> None:
         Dependency(DependencyKind.AFTEROK, first),
         Dependency(DependencyKind.AFTERANY, first),
     )
-    assert spec.begin_time == pytest.approx(command.time + 7200, abs=5)
+    assert spec.begin_time == pytest.approx(command.time + 7200, abs=600)
     assert (spec.requeue, spec.signal, spec.signal_before_s) == (False, "USR1", 60)
     assert (spec.priority, spec.nice, spec.hold, spec.comment) == (3, 1, True, "hi")
     assert spec.mounts == (

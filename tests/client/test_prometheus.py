@@ -175,7 +175,8 @@ class Prometheus:
             self.process = subprocess.Popen(argv, stdout=log, stderr=log)
 
     def get(self, path: str, **values: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(values)}", timeout=20) as answer:
+        address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(values)}"
+        with urllib.request.urlopen(address, timeout=300) as answer:
             return json.load(answer)["data"]
 
     def has_answer(self) -> bool:
@@ -233,7 +234,7 @@ def test_one_scrape_says_what_the_command_says(site: Site) -> None:
     try:
         accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
         request = urllib.request.Request(f"http://127.0.0.1:{server.server_port}/metrics", headers=accept)
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             text = answer.read().decode()
         found = {family.name: family for family in parser.text_string_to_metric_families(text)}
         assert set(found) == {family.metric.name for family in collect(site.store) if family.samples}

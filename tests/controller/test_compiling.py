@@ -99,5 +99,5 @@ def test_the_other_process_has_the_snapshot(tmp_path: Path) -> None:
     told = tmp_path / "told"
     process = compiler_of(tells, replace(snapshot, pending=(replace(job, id=str(told)),)))
     assert process is not None
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
     assert told.read_text() == "p"

@@ -28,7 +28,7 @@ from tests import builders
 from tests.testbed.waiting import wait_until
 
 T = 1_800_000_000.0
-PATIENCE_S = 30.0
+PATIENCE_S = 300.0
 
 
 @pytest.fixture

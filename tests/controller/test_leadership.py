@@ -237,7 +237,7 @@ def test_a_former_controller_that_hangs_here_is_killed_and_no_other_process(tmp_
         assert not end_former(other)
     assert child.poll() is None
     assert end_former(own)
-    assert child.wait(30) == -9
+    assert child.wait(300) == -9
     assert child.stdin is not None
     child.stdin.close()
 
@@ -271,7 +271,7 @@ def test_a_store_that_a_frozen_controller_has_locked_is_freed(tmp_path: Path) ->
     holder = claim(tmp_path, former.term + 1)
     assert holder is not None
     store = Store.create_or_open(tmp_path, wait, holder.term)
-    assert (child.wait(30), store.meta("key")) == (-signal.SIGKILL, None)
+    assert (child.wait(300), store.meta("key")) == (-signal.SIGKILL, None)
     store.close()
     child.stdin.close()
     child.stdout.close()

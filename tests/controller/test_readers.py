@@ -122,7 +122,7 @@ class Installation:
         assert self.controller is not None
         begin = time.monotonic()
         self.controller.send_signal(signal.SIGTERM)
-        assert self.controller.wait(60) == 0
+        assert self.controller.wait(300) == 0
         return time.monotonic() - begin
 
     def said(self, *words: str) -> bool:

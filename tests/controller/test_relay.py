@@ -65,7 +65,7 @@ class Caller:
 
     def __init__(self, site: relay.RelayContext, uid: int, request: Request | bytes) -> None:
         self.sock, theirs = socket.socketpair()
-        self.sock.settimeout(60)
+        self.sock.settimeout(300)
         self.thread = threading.Thread(target=self._serve, args=(theirs, uid, site), daemon=True)
         self.thread.start()
         self.frames = Frames()
@@ -99,7 +99,7 @@ class Caller:
 
     def hang_up(self) -> None:
         self.sock.close()
-        self.thread.join(30)
+        self.thread.join(300)
         assert not self.thread.is_alive()
 
 
@@ -203,7 +203,7 @@ def test_a_port_of_a_job(
     with launch.open("a") as file:  # as that of a session has it
         file.write(sessions.SUPERVISED)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(60)
+        server.settimeout(300)
         port = server.getsockname()[1]
         caller = Caller(site, OWNER, Forward(job=ID, attempt=1, port=port))
         other, _ = server.accept()
@@ -289,7 +289,7 @@ def test_so_many_sessions_of_a_user(site: relay.RelayContext, monkeypatch: pytes
     door, callers = relay.ConnectionLimiter(site), []
     for _ in range(3):
         ours, theirs = socket.socketpair()
-        ours.settimeout(60)
+        ours.settimeout(300)
         door.accept(theirs)
         callers.append(ours)
     assert b"too many sessions" in callers[2].recv(65536)
@@ -301,7 +301,7 @@ def test_so_many_sessions_of_a_user(site: relay.RelayContext, monkeypatch: pytes
         ours, theirs = socket.socketpair()
         with ours:
             door.accept(theirs)
-            ours.settimeout(60)
+            ours.settimeout(300)
             with contextlib.suppress(BrokenPipeError):  # turned away
                 ours.sendall(b"garbage!")
             return b"not a request" in ours.recv(65536)
@@ -320,7 +320,7 @@ def test_the_process_ends_with_its_controller(cluster: Cluster) -> None:
             sock.connect(str(path))
             assert process.stdin is not None
             process.stdin.close()
-            assert process.wait(60) == 0
+            assert process.wait(300) == 0
 
 
 def test_sessions_are_counted_by_user(site: relay.RelayContext) -> None:
@@ -356,7 +356,7 @@ def ends() -> Iterator[tuple[socket.socket, Timed]]:
     ours, theirs = socket.socketpair()
     timed = Timed(fileno=theirs.detach())
     with ours, timed:
-        ours.settimeout(60)
+        ours.settimeout(300)
         yield ours, timed
 
 
@@ -554,7 +554,7 @@ def turned_away(door: relay.ConnectionLimiter) -> str:
     ours, theirs = socket.socketpair()
     with ours:
         door.accept(theirs)
-        ours.settimeout(60)
+        ours.settimeout(300)
         ((kind, payload),) = Frames().feed(ours.recv(65536))
         assert kind == FAILED
         failure = msgspec.json.decode(payload, type=Failure)
@@ -637,7 +637,7 @@ def test_the_process_may_open_many_files_and_ends_with_its_stdin(
     with pytest.raises(SystemExit) as left:
         relay.main()
     assert left.value.code == 0
-    assert accepting.wait(60)
+    assert accepting.wait(300)
     assert (told["nice"], told["files"]) == (5, (allowed, most))
     assert {node.name for node in told["door"]._context.inventory().nodes} >= {"dgx1", "here"}
     assert told["door"]._context.state == cluster.state

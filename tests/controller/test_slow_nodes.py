@@ -22,7 +22,7 @@ def test_a_slow_node_is_heard_after_a_launch_and_an_older_answer_does_not_count(
     answers = threading.Event()
 
     def probe(transport: Any, node: Any, cluster_id: str, settings: Any, now: Any, **options: Any) -> NodeReading:
-        answers.wait(60)
+        answers.wait(300)
         return NodeReading(node=node.name, time=now())
 
     monkeypatch.setattr(ssh, "probe", probe)
@@ -58,7 +58,7 @@ def test_nodes_that_hang_keep_no_others_from_being_heard(tmp_path, monkeypatch: 
 
     def probe(transport: Any, node: Any, cluster_id: str, settings: Any, now: Any, **options: Any) -> NodeReading:
         if node.name in hanging:
-            answers.wait(60)
+            answers.wait(300)
         return NodeReading(node=node.name, time=now())
 
     monkeypatch.setattr(ssh, "probe", probe)

@@ -125,7 +125,7 @@ def _at_a_terminal(cluster: Cluster, argv: list[str], env: dict[str, str], said:
     try:
         screen.wait_for(said)
         screen.type(answer)
-        code = screen.process.wait(60)
+        code = screen.process.wait(300)
         assert "Traceback" not in screen.look()
         assert code in ((0, 130) if answer == CTRL_C else (0,)), (code, screen.shown)
     except TimeoutError as error:

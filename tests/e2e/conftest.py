@@ -164,7 +164,7 @@ class Cluster:
         assert self.controller is not None
         self.controller.send_signal(signal.SIGCONT)  # a test that failed may have stopped it
         self.controller.send_signal(signal.SIGTERM)
-        return self.controller.wait(timeout=120)
+        return self.controller.wait(timeout=300)
 
     @property
     def controller_log(self) -> str:
@@ -180,7 +180,7 @@ class Cluster:
 
     def cli(
         self, *args: str, check: bool = True, env: Mapping[str, str] | None = None, input: str | None = None,
-        timeout: float = 180, prefix: Sequence[str] = (),
+        timeout: float = 300, prefix: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """Run ``gpusched ARGS``; with ``check`` it must exit 0.
 
@@ -206,7 +206,7 @@ class Cluster:
         self._started.append(process)
         return process
 
-    def finish(self, process: subprocess.Popen[str], timeout: float = 240) -> tuple[int, str, str]:
+    def finish(self, process: subprocess.Popen[str], timeout: float = 300) -> tuple[int, str, str]:
         """Exit code, stdout and stderr of what `popen` started, once it has ended."""
         out, err = process.communicate(timeout=timeout)
         return process.returncode, out, err

@@ -70,7 +70,7 @@ def test_workers_are_jobs_and_close_cancels_them(house: Cluster, dask: Callable[
     cluster = dask(gpus=2, walltime="00:30:00", job_name="squares", nanny=True)
     cluster.scale(2)
     with Client(cluster) as client:
-        client.wait_for_workers(2, timeout=120)
+        client.wait_for_workers(2, timeout=300)
         found = client.run(gpus_and_job)
         jobs = {job.id: job for job in jobs_of(house)}
         assert {job for _, job in found.values()} == jobs.keys()
@@ -88,7 +88,7 @@ def test_adaptive_clusters_have_jobs_while_there_is_work(house: Cluster, dask: C
     cluster = dask(gpus=1)
     cluster.adapt(minimum=0, maximum=2, interval="500ms")
     with Client(cluster) as client:
-        job = client.submit(lambda: os.environ["GPUSCHED_JOB_ID"]).result(timeout=120)
+        job = client.submit(lambda: os.environ["GPUSCHED_JOB_ID"]).result(timeout=300)
         assert job in {job.id for job in jobs_of(house)}
         wait_until(lambda: not jobs_of(house), 120, "idle workers to be ended")
 
@@ -99,12 +99,12 @@ def test_a_worker_that_ended_is_replaced_and_a_cancelled_one_when_scaled(
     cluster = dask(gpus=1)
     cluster.scale(1)
     with Client(cluster) as client:
-        client.wait_for_workers(1, timeout=120)
+        client.wait_for_workers(1, timeout=300)
         [first] = jobs_of(house)
         client.retire_workers(list(client.scheduler_info()["workers"]))  # as Dask's --lifetime does
         house.wait_state(first.id)
         wait_until(lambda: [job.id for job in jobs_of(house)] not in ([], [first.id]), 60, "another job")
-        client.wait_for_workers(1, timeout=120)
+        client.wait_for_workers(1, timeout=300)
         [second] = jobs_of(house)
         house.cli("cancel", second.id)
         wait_until(lambda: second.id in caplog.text, 60, "the cluster to hear of it")
@@ -114,7 +114,7 @@ def test_a_worker_that_ended_is_replaced_and_a_cancelled_one_when_scaled(
         )  # had the cluster queued a job, the store would have it by now
         assert jobs_of(house) == []
         cluster.scale(1)
-        client.wait_for_workers(1, timeout=120)
+        client.wait_for_workers(1, timeout=300)
 
 
 def test_a_job_whose_worker_is_silent_is_cancelled_and_replaced(
@@ -125,7 +125,7 @@ def test_a_job_whose_worker_is_silent_is_cancelled_and_replaced(
         cluster = dask(gpus=1)
         cluster.scale(1)
         with Client(cluster) as client:
-            client.wait_for_workers(1, timeout=120)
+            client.wait_for_workers(1, timeout=300)
             [first] = jobs_of(house)
             client.run(lambda: threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGSTOP)).start())
             wait_until(lambda: {job.id for job in jobs_of(house)} - {first.id}, 60, "another job")

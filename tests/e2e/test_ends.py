@@ -128,7 +128,7 @@ def test_futures_are_done_in_the_order_in_which_their_jobs_end(site: Cluster, tm
     seen = []
     left = list(reversed(paths))
     Path(left[0]).touch()
-    for done in as_completed(futures, timeout=120):
+    for done in as_completed(futures, timeout=300):
         seen.append(done.result(0))
         for path in left[len(seen) : len(seen) + 1]:
             Path(path).touch()

@@ -179,7 +179,7 @@ def test_a_damaged_row_is_set_aside_and_stops_nobody_elses_jobs(cluster: Cluster
     damaged = cluster.submit("--hold", "--gpus", "1")
     wait_until(lambda: cluster.state_of(damaged), 20, "a job to damage")
     assert cluster.controller is not None
-    with contextlib.closing(sqlite3.connect(cluster.state / "gpusched.db", timeout=60)) as db, db:
+    with contextlib.closing(sqlite3.connect(cluster.state / "gpusched.db", timeout=300)) as db, db:
         db.execute("UPDATE jobs SET data = CAST('{\"id\": ' AS BLOB) WHERE id = ?", (damaged,))
         # With the lock for writing here, the controller is not stopped in the middle of a transaction of its own.
         cluster.controller.send_signal(signal.SIGSTOP)
@@ -225,7 +225,7 @@ def test_a_controller_whose_state_folder_was_replaced_takes_no_more_commands(sto
     first = stopped.controller
     assert first is not None
     stopped.state.rename(stopped.state.with_name("replaced"))
-    assert first.wait(60) == 1
+    assert first.wait(300) == 1
     assert "was removed or replaced while this controller used it; it stops" in stopped.controller_log
     stopped.start_controller()
     traces = Traces(stopped)

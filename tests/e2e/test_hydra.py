@@ -106,7 +106,7 @@ def start(house: Cluster, project: Path) -> Iterator[Callable[..., subprocess.Po
 def test_each_run_is_a_job_and_its_value_comes_back(
     house: Cluster, project: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    out, err = start("returns.py").communicate(timeout=180)
+    out, err = start("returns.py").communicate(timeout=300)
     returns = json.loads(out.splitlines()[-1] if out else err)
     assert [[status, value] for status, value, _ in returns] == [["COMPLETED", 1.0], ["COMPLETED", 2.0]]
     assert [overrides[0] for *_, overrides in returns] == ["lr=0.1", "lr=0.2"]
@@ -122,7 +122,7 @@ def test_a_run_that_raises_is_reported_and_a_requeued_one_begins_again(
     house: Cluster, project: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     failing = start("train.py", "--multirun", "lr=2")
-    _, err = failing.communicate(timeout=180)
+    _, err = failing.communicate(timeout=300)
     assert failing.returncode == 1
     assert "ValueError: 2 is too high" in err
     (project / "starts").unlink()
@@ -134,7 +134,7 @@ def test_a_run_that_raises_is_reported_and_a_requeued_one_begins_again(
     assert found is not None
     assert found.spec.name == "train"
     house.cli("requeue", job)
-    _, err = again.communicate(timeout=180)
+    _, err = again.communicate(timeout=300)
     assert again.returncode == 0, err
     assert starts.read_text() == f"0.1 0 {job} 1\n" * 2
 

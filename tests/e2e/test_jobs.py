@@ -227,7 +227,7 @@ def test_a_secret_is_seen_by_the_job_and_by_nobody_else(house: Cluster, share: P
     assert (share / "other").read_text() == f"{mark}-of-a-file"
 
     (share / "stop").touch()
-    output, _ = sampler.communicate(timeout=60)
+    output, _ = sampler.communicate(timeout=300)
     samples, *seen = output.splitlines()
     assert int(samples) > 3, "it looked while the job was launched"
     where = {tuple(line.split()) for line in seen}

@@ -40,7 +40,7 @@ class Site:
             def do_POST(self) -> None:
                 site.tries += 1
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                site.release.wait(60)
+                site.release.wait(300)
                 self.send_response(503 if site.broken else 204)
                 self.end_headers()
                 if not site.broken:

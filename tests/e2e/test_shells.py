@@ -135,7 +135,7 @@ def test_without_a_terminal_input_and_outputs_are_as_they_are(site: Cluster) -> 
     script = "cat; echo told >&2; exit 7"
     done = subprocess.run(
         [*GPUSCHED, "run", *_on("podman"), "--", "sh", "-c", script], env=site.env(), input=given, capture_output=True,
-        timeout=120, check=False,
+        timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 7
     assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(given).digest()
@@ -299,7 +299,7 @@ def test_who_stops_reading_ends_the_job(site: Cluster, runtime: str) -> None:
     assert process.stdout.readline() == "first\n"
     (job,) = _live(site)
     process.stdout.close()
-    assert process.wait(60) == 141
+    assert process.wait(300) == 141
     assert process.stderr is not None
     assert process.stderr.read() == ""
     site.wait_state(job.id, "CANCELLED", timeout=60)

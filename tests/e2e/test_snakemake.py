@@ -65,7 +65,7 @@ class Workflow:
         """Run ``snakemake``; return its exit code and what it says."""
         (self.folder / "Snakefile").write_text(snakefile)
         process = self.start(*words)
-        said, _ = process.communicate(timeout=240)
+        said, _ = process.communicate(timeout=300)
         return process.returncode, said
 
     def job(self, said: str, number: int = 0) -> JobRecord:
@@ -165,7 +165,7 @@ def test_ctrl_c_cancels(workflow: Workflow) -> None:
     process = workflow.start()
     wait_until((workflow.folder / "running").exists, 90, "the job to run")
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=300)
     assert process.returncode == 1, said
     assert workflow.house.wait_state(workflow.job(said).id).state == "CANCELLED"
 
@@ -177,13 +177,13 @@ def test_a_killed_snakemake_goes_on(workflow: Workflow) -> None:
     killed.kill()
     job = workflow.job(killed.communicate()[0])
     unlock = workflow.start("--unlock")
-    unlock.communicate(timeout=120)
+    unlock.communicate(timeout=300)
     again = workflow.start()
     logs = workflow.folder / ".snakemake/log"
     said = wait_until(lambda: re.findall("is (?:still )?gpusched job .*", _newest(logs)), 60, "the job to be found")
     assert said == [f"is still gpusched job {job.id}."]
     (workflow.folder / "go").touch()
-    again.communicate(timeout=120)
+    again.communicate(timeout=300)
     assert again.returncode == 0
     assert (workflow.folder / "done").exists()
 

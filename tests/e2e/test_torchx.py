@@ -66,7 +66,7 @@ class Torchx:
         """Run ``torchx``; return what it says."""
         done = subprocess.run(
             [sys.executable, str(PACKAGES / "bin/torchx"), *words], cwd=self.folder, text=True, capture_output=True,
-            env=self.house.env(PYTHONPATH=f"{PACKAGES}:{ROOT}", HOME=str(self.folder)), timeout=240,
+            env=self.house.env(PYTHONPATH=f"{PACKAGES}:{ROOT}", HOME=str(self.folder)), timeout=300,
         )  # fmt: skip
         assert done.returncode == ends, (done.stdout, done.stderr)
         return done.stdout + done.stderr

@@ -47,7 +47,7 @@ class Job:
 
     def _run(self, words: tuple[str | bytes, ...], stdin: bytes) -> tuple[int, str, str]:
         program = [self.spool / "bin" / os.fsdecode(words[0]), *words[1:]]
-        done = subprocess.run(program, input=stdin, env=self.env, cwd=self.own.parent, capture_output=True, timeout=60)
+        done = subprocess.run(program, input=stdin, env=self.env, cwd=self.own.parent, capture_output=True, timeout=300)
         return done.returncode, done.stdout.decode(), done.stderr.decode()
 
     def _asked(self) -> dict[str, Any] | None:

@@ -147,7 +147,7 @@ def test_who_waits_for_news_is_woken(transport: Counting, jobs: Callable[..., Jo
         watch.update(NODE, transport, reading(job))
         assert not woken.is_set()
         job.end()
-        assert woken.wait(60)
+        assert woken.wait(300)
         assert watch.is_due(())
     finally:
         watch.close()
@@ -164,7 +164,7 @@ def test_launchers_on_nodes_without_python3_say_it_themselves(
     wait_until(pipe.is_fifo, what="the pipe")
 
     def told() -> bool:  # again: what comes before the reader has opened the pipe is lost
-        subprocess.run(["sh", "-c", f"echo nobody: 1<>{pipe}; echo {second.name}: 1<>{pipe}"], check=True, timeout=60)
+        subprocess.run(["sh", "-c", f"echo nobody: 1<>{pipe}; echo {second.name}: 1<>{pipe}"], check=True, timeout=300)
         return watch.is_due(())
 
     wait_until(told, what="the launcher's word")

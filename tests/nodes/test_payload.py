@@ -48,11 +48,11 @@ def test_heavy_libraries_are_not_imported(module: str) -> None:
 def test_watchdog_cuts_off_only_what_is_late() -> None:
     cut = threading.Event()
     with guard(time.monotonic() - 1, cut.set):
-        assert cut.wait(5)
+        assert cut.wait(300)
     spared = threading.Event()
     with guard(time.monotonic() + 0.05, spared.set):
         pass
     late = threading.Event()
     with guard(time.monotonic() + 0.1, late.set):  # comes after the one that ended, so that one has had its time
-        assert late.wait(5)
+        assert late.wait(300)
     assert not spared.is_set()

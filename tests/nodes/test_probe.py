@@ -103,19 +103,19 @@ def test_a_lost_gpu_does_not_hide_the_others(testbed: Testbed, code: int) -> Non
 
 
 def test_a_slow_gpu_does_not_hide_the_others(testbed: Testbed) -> None:
-    testbed.nodes[0].nvml_set({"gpu2.delay_ms": 60_000})
+    testbed.nodes[0].nvml_set({"gpu2.delay_ms": 600_000})
     began = time.monotonic()
     reading = read(testbed, testbed.nodes[0])
-    assert time.monotonic() - began < 50  # the call takes a minute
+    assert time.monotonic() - began < 500  # the call takes ten minutes
     assert [g.index for g in reading.gpus if g.error] == [2]
     assert reading.gpus[2].error == "NVML did not answer in 4 s"
 
 
 def test_all_gpus_slow_keep_within_the_timeout(testbed: Testbed) -> None:
-    testbed.nodes[0].nvml_set({f"gpu{i}.delay_ms": 60_000 for i in range(8)})
+    testbed.nodes[0].nvml_set({f"gpu{i}.delay_ms": 600_000 for i in range(8)})
     began = time.monotonic()
     reading = read(testbed, testbed.nodes[0], probe_timeout_s=8.0)
-    assert time.monotonic() - began < 50
+    assert time.monotonic() - began < 500
     assert all(g.error for g in reading.gpus)
     assert len(reading.gpus) == 8
 
@@ -335,7 +335,7 @@ def test_hanging_runtime_costs_only_the_containers(testbed: Testbed) -> None:
     node.hang_runtime("podman")
     began = time.monotonic()
     reading = read(testbed, node, runtime=RuntimeName.PODMAN)
-    assert time.monotonic() - began < 50
+    assert time.monotonic() - began < 500
     assert reading.containers is None
     assert reading.runtime_error
     assert len([g for g in reading.gpus if g.error is None]) == 8

@@ -78,7 +78,7 @@ class Nodes:
     def run(self, text: str, code: int = 0) -> list[str]:
         """The lines of its whole output."""
         process = self.script(text)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=300)
         assert process.returncode == code, output
         return output.splitlines()
 
@@ -156,9 +156,9 @@ def test_exit_codes(nodes: Nodes) -> None:
 def test_a_failed_task_ends_the_step_if_it_is_asked_to(nodes: Nodes) -> None:
     nodes.serve()
     began = time.monotonic()
-    lines = nodes.run("srun -K sh -c '[ $SLURM_PROCID != 1 ] || exit 4; sleep 60'; echo $?")
+    lines = nodes.run("srun -K sh -c '[ $SLURM_PROCID != 1 ] || exit 4; sleep 600'; echo $?")
     assert lines[-1] == "143"
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 500
 
 
 def test_stdin_is_for_all_tasks(nodes: Nodes) -> None:
@@ -221,8 +221,8 @@ def test_a_signal_reaches_the_tasks_of_all_nodes(nodes: Nodes) -> None:
     wait_until(lambda: len(nodes.lines("told")) == 9)
     for process in nodes.servers:
         process.send_signal(signal.SIGTERM)
-    assert job.communicate(timeout=30)[0] == ""
-    assert [p.wait(timeout=30) for p in nodes.servers] == [0, 0, 143]
+    assert job.communicate(timeout=300)[0] == ""
+    assert [p.wait(timeout=300) for p in nodes.servers] == [0, 0, 143]
     assert sorted(nodes.lines("told")[3:]) == sorted([f"{s} {t}" for s in ("usr1", "usr1", "term") for t in range(3)])
 
 
@@ -264,7 +264,7 @@ async def _nothing() -> None:
 
 def test_a_signal_before_the_tasks_are_there_reaches_them() -> None:
     step = {
-        "id": 0, "argv": ["sleep", "60"], "cwd": "/", "ntasks": 2, "env": {}, "node": "n0", "nodeid": 0,
+        "id": 0, "argv": ["sleep", "600"], "cwd": "/", "ntasks": 2, "env": {}, "node": "n0", "nodeid": 0,
         "tasks": [0, 1], "gpus": None, "gpus_per_task": 0,
     }  # fmt: skip
     codes = []
@@ -285,17 +285,17 @@ def test_a_step_ends_with_its_srun(nodes: Nodes) -> None:
     job = nodes.script(f"srun -w n1,n2 sh -c '{task}' & echo $! >srun; wait")
     wait_until(lambda: len(nodes.lines("pids")) == 2)
     os.kill(int(nodes.lines("srun")[0]), signal.SIGKILL)
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=300) == 0
     wait_until(lambda: nodes.lines("told") == ["told"] * 2)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in nodes.lines("pids")))
 
 
 def test_a_lost_node_fails_its_tasks(nodes: Nodes) -> None:
     nodes.serve()
-    job = nodes.script("srun -w n1 sh -c 'echo up >>up; sleep 60'; echo $?")
+    job = nodes.script("srun -w n1 sh -c 'echo up >>up; sleep 600'; echo $?")
     wait_until(lambda: nodes.lines("up") == ["up"])
     nodes.servers[0].kill()
-    assert job.communicate(timeout=30)[0].splitlines()[-1] == "1"
+    assert job.communicate(timeout=300)[0].splitlines()[-1] == "1"
 
 
 @pytest.mark.parametrize("spool", [{"key": new_key().decode()}, {"attempt": "job-2"}])
@@ -312,9 +312,9 @@ def test_a_stranger_who_connects_is_not_served(nodes: Nodes) -> None:
     nodes.serve()
     wait_until(lambda: nodes.run("srun true; echo $?")[-1] == "0")
     for port in nodes.settings["ports"][:2]:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
+        with socket.create_connection(("127.0.0.1", port), timeout=300) as stranger:
             stranger.sendall(b"\0" * 4096)
-            stranger.settimeout(10)
+            stranger.settimeout(300)
             try:
                 while stranger.recv(4096):
                     pass
@@ -404,7 +404,7 @@ def test_who_trusts_everybody_is_not_trusted_for_that(nodes: Nodes, own_key: boo
     answers = []
     for rank, port in [(r, p) for r in (1, 2) for p in nodes.settings["ports"]]:
         request = json.dumps({"attempt": "job-1", "rank": rank, "step": step, "changes": {}}).encode()
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as plain:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=300) as plain:
             with context.wrap_socket(plain) as stranger:
                 stranger.sendall(wire.frame(wire.REQUEST, 0, request) + wire.frame(wire.START, 0))
                 answers.append(stranger.recv(4096))

@@ -78,8 +78,8 @@ def test_a_killed_process_is_a_result_not_a_lost_connection(transport: Transport
 def test_timeout_is_kept_and_the_transport_goes_on(transport: Transport) -> None:
     began = time.monotonic()
     with pytest.raises(TransportError) as caught:
-        transport.run(sh("sleep 60"), 0.5)
-    assert time.monotonic() - began < 50  # less than what was run takes
+        transport.run(sh("sleep 600"), 0.5)
+    assert time.monotonic() - began < 500  # less than what was run takes
     assert caught.value.kind == "timeout"
     assert transport.run(sh("echo well"), 10).stdout == b"well\n"
 

@@ -140,7 +140,7 @@ def test_lldpctl_is_asked_within_bounds(tmp_path, monkeypatch) -> None:
     assert wiring.lldp_neighbours(wiring.ask_lldp()) == {"eth0": {"switch": "leaf1", "switch_port": None}}
     lldpctl(tmp_path, monkeypatch, "exec yes lldp.eth0.chassis.name=leaf1")
     assert len(wiring.ask_lldp()) < 2 * wiring.LLDP_BYTES
-    lldpctl(tmp_path, monkeypatch, "echo lldp.eth0.chassis.name=leaf1; exec sleep 60")
+    lldpctl(tmp_path, monkeypatch, "echo lldp.eth0.chassis.name=leaf1; exec sleep 6000")
     monkeypatch.setattr(wiring, "LLDP_LIMIT_S", 0.05)
     assert wiring.ask_lldp() == ""
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))

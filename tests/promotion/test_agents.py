@@ -134,7 +134,7 @@ def test_an_agent_that_does_not_answer_is_left_behind(place: Place, monkeypatch:
     def slow(prepared: Any, context: Any) -> Any:
         asked.append(context)
         if len(asked) > 1:
-            go.wait(60)
+            go.wait(300)
         return real(prepared, context)
 
     assert place.decided_by() == "gist"

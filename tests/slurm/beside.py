@@ -51,10 +51,11 @@ class NoNodes:
 
 
 class Beside:
-    """A controller of a `SlurmCluster` whose nodes are not asked; `later`: seconds that its clock is ahead."""
+    """A controller of a `SlurmCluster` whose nodes are not asked; `later`: seconds that its clock is ahead; `at`: where it stands still."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster, self.site, self.later = cluster, cluster.site, 0.0
+        self.at: float | None = None
         cluster.write_inventory(nodes={n.name: {"transport": "none"} for n in cluster.testbed.nodes})
         self.begin()
 
@@ -66,7 +67,7 @@ class Beside:
         self.applier = Wanting(self.store, self.slurm)
         self.cycle = SlurmCycle(
             self.store, self.cluster.state, inventory, load_policies(inventory), cast(ClusterBackend, NoNodes()),
-            lambda: time.time() + self.later, self.slurm, self.applier,
+            lambda: (time.time() if self.at is None else self.at) + self.later, self.slurm, self.applier,
         )  # fmt: skip
         self.cycle.inbox.create()
 

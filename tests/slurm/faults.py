@@ -81,7 +81,7 @@ class Proofs:
 class Decided:
     """An installation in mode decide in both partitions; its controller is `tests.slurm.mortal`."""
 
-    def __init__(self, cluster: SlurmCluster, lease_s: int = 60, limit_s: float = 10) -> None:
+    def __init__(self, cluster: SlurmCluster, lease_s: int = 600, limit_s: float = 10) -> None:
         self.cluster, self.site = cluster, cluster.site
         self.folder = cluster.folder / "mortal"
         self.folder.mkdir()
@@ -123,6 +123,11 @@ class Decided:
         """Slurm's ids of jobs that run, and of those that it was asked to start."""
         rows = [row.split() for row in self.site.run(["squeue", "-h", "-o", "%A %T %v"]).stdout.splitlines()]
         return sorted(job for job, state, lease in rows if state != "PENDING" or lease == "gpusched")
+
+    def shorten_lease(self, seconds: int) -> float:
+        """Have the lease end soon, as if it had been renewed so long ago; return when."""
+        self.site.run(["scontrol", "update", "ReservationName=gpusched", f"EndTime=now+{seconds}"])
+        return self.lease_end()
 
     def lease_end(self) -> float:
         """When the lease over all nodes ends, or ended; 0: there is none."""

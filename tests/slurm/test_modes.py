@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -177,6 +178,7 @@ def test_a_start_that_does_not_come_about_is_withdrawn_then_left_to_slurm(beside
     (held,) = full(site, "dgx001")
     beside.run()
     job = str(site.sbatch("sleep 1000", "--gpus-per-node=8", "-w", "dgx001"))
+    beside.at = time.time()
     for _ in range(2):
         assert beside.run(start(job, "dgx001")) == [f"update JobId={job} ReservationName=gpusched ReqNodeList=dgx001"]
         assert [*beside.run(), *beside.run(later=20)] == [], "it may take some time"

@@ -26,7 +26,7 @@ def test_a_job_that_slurm_holds_as_the_controller_dies_is_slurms_again_when_the_
 ) -> None:
     """Its node is reserved between the decision and the start, and the controller is killed for good right after it."""
     site, user = slurm_cluster.site, USERS[0]
-    decided, proofs = Decided(slurm_cluster, lease_s=10), Proofs(site)
+    decided, proofs = Decided(slurm_cluster), Proofs(site)
     decided.start()
     (decided.folder / "race").write_text(MAINTENANCE)
     decided.kill_at(["sent", *["began"] * 500])
@@ -35,7 +35,7 @@ def test_a_job_that_slurm_holds_as_the_controller_dies_is_slurms_again_when_the_
     slurm_cluster.kill_controller()
     wait_held(site, job)
     (asked,) = decided.asked("start")
-    end = decided.lease_end()
+    end = decided.shorten_lease(2)
     proofs.wait(1)
     (line,) = proofs.lines()
     assert line.time >= end

@@ -45,7 +45,7 @@ def _browse(chromium: str, folder: Path, file: Path, *options: str) -> str:
     done = subprocess.run(
         [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000",
          f"--user-data-dir={folder / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND", *options, file.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True, cwd=folder, env=os.environ | {"HOME": str(folder)},
+        capture_output=True, text=True, timeout=300, check=True, cwd=folder, env=os.environ | {"HOME": str(folder)},
     )  # fmt: skip
     return done.stdout
 

@@ -31,7 +31,7 @@ def _remove_tree(group: Path) -> None:
             _remove_tree(child)
     # Busy until the last killed process is really gone; a group that stays busy is not worth an error.
     with suppress(TimeoutError):
-        wait_until(lambda: _rmdir(group), 2, f"the end of {group}")
+        wait_until(lambda: _rmdir(group), 2, f"the end of {group}", least_s=0.0)
 
 
 def _rmdir(group: Path) -> bool:

@@ -65,6 +65,6 @@ def remove_containers(node: "TestNode") -> None:
     folder = node.disk / "docker" / "containers"
     ids = [p.name for p in folder.iterdir()] if folder.is_dir() else []
     if ids and pids(node):
-        node.run([PRISTINE_CLIENT, "rm", "--force", *ids], check=False, timeout=60)
+        node.run([PRISTINE_CLIENT, "rm", "--force", *ids], check=False, timeout=300)
     elif ids:
         shutil.rmtree(folder)

@@ -77,7 +77,7 @@ def set_link(index: int, number: int, *, up: bool) -> None:
     ip(f"link set {veth(index, number)} {'up' if up else 'down'}")
 
 
-def destroy(index: int, timeout_s: float = 10.0) -> None:
+def destroy(index: int, timeout_s: float = 300.0) -> None:
     """Kill all that runs in the testbed's namespaces and remove them, the wires and the bridge. Idempotent.
 
     Raises:

@@ -161,7 +161,7 @@ class TestNode:
         return ["nsenter", "--target", str(self.init_pid), *flags, "env", "-i", *environment, *argv]
 
     def run(
-        self, argv: Sequence[Argument], input: str | None = None, check: bool = True, timeout: float = 60
+        self, argv: Sequence[Argument], input: str | None = None, check: bool = True, timeout: float = 300
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on the node without SSH, even when its network is cut or its sshd stopped.
 
@@ -394,7 +394,7 @@ class TestNode:
         docker.remove_containers(self)
 
     def _podman_remove(self) -> None:
-        self.run(["/usr/bin/podman", "rm", "--all", "--force", "--time", "0"], check=False, timeout=60)
+        self.run(["/usr/bin/podman", "rm", "--all", "--force", "--time", "0"], check=False, timeout=300)
 
     def _kill_leftovers(self) -> set[str]:
         """Kill all but PID 1 and its sleeper, sshd and its connections, dockerd with what it runs, and slurmd.

@@ -39,7 +39,7 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def stop_tree(pid: int, timeout_s: float = 20.0) -> None:
+def stop_tree(pid: int, timeout_s: float = 300.0) -> None:
     """SIGSTOP `pid` and its descendants until none is left running, whatever they fork meanwhile.
 
     One that waits in the kernel for a disk (D) stops as soon as it comes back, before it does anything else.

@@ -214,7 +214,7 @@ class SlurmSite:
     def kill_slurmdbd(self) -> None:
         """SIGKILL: slurmctld keeps what it has to say until there is another one."""
         self._running["slurmdbd"].kill()
-        self._running["slurmdbd"].wait(60)
+        self._running["slurmdbd"].wait(300)
 
     def _answers(self) -> bool:
         self._check("slurmctld")
@@ -228,7 +228,7 @@ class SlurmSite:
         if pid := self.slurmctld:
             processes.send(pid, how)
             processes.send(pid, signal.SIGCONT)
-            self._running["slurmctld"].wait(60)
+            self._running["slurmctld"].wait(300)
 
     def freeze_slurmctld(self) -> None:
         """SIGSTOP: connections are taken and nothing is answered."""
@@ -282,7 +282,7 @@ class SlurmSite:
 
     def run(
         self, argv: Sequence[str | os.PathLike[str]], user: str = "root", input: str = "", check: bool = True,
-        timeout_s: float = 60,
+        timeout_s: float = 300,
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """Run a command against this site, as this user, in the shared folder.
 

@@ -251,7 +251,7 @@ def _make_database(folder: Path) -> None:
         for process in reversed(running):
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(30)
+                process.wait(300)
             process.kill()
             process.wait()
         log.close()

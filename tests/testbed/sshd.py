@@ -73,7 +73,7 @@ def start(node: "TestNode") -> None:
         try:
             # sshd returns before it binds: only its port tells. A node that is cut off can still be looked into.
             there = partial(listens, node) if node.is_cut else partial(node.answers, patience_s)
-            wait_until(there, patience_s, "its greeting")
+            wait_until(there, patience_s, "its greeting", least_s=0.0)
             return
         except TimeoutError as error:
             story += f"\n{error}\n{_situation(node)}"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 def chromium() -> str:

@@ -55,7 +55,7 @@ class Served(NamedTuple):
 
     def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
         """One question on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
             connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
             got = connection.getresponse()

@@ -58,7 +58,7 @@ class _Crash(Fault):
 
     def inject(self) -> None:
         with suppress(TimeoutError):  # the one before should have had its chance
-            wait_until(lambda: not self.site.shim.is_armed or not self.site.is_up(), 1.0, "a crash", 0.1)
+            wait_until(lambda: not self.site.shim.is_armed or not self.site.is_up(), 1.0, "a crash", 0.1, 0.0)
         self.site.begin()
         self.site.shim.fail(self.mask, self.site.next_crash_point(type(self).__name__, self.most), self.error)
         self._process = self.site.controller
@@ -115,7 +115,7 @@ class Standby(Fault):
     def inject(self) -> None:
         self.site.begin()
         with suppress(TimeoutError):
-            wait_until(self.site.leads, 10, "a controller to take over from", 0.1)
+            wait_until(self.site.leads, 10, "a controller to take over from", 0.1, 0.0)
         self.had_effect, self._frozen = self.site.leads(), self.amount < 0.5
         self._former = self.site.controller
         if self.had_effect and self._former is not None:

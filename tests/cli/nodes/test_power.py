@@ -20,17 +20,17 @@ def test_json_shape_and_sums(used: Cluster, by: str) -> None:
     assert datetime.fromisoformat(report["since"]) < datetime.fromisoformat(report["until"])
     for field in ("gpu_hours", "energy_kwh"):
         assert sum(r[field] or 0 for r in report["rows"]) == pytest.approx(report["total"][field])
-    assert report["total"]["gpu_hours"] == pytest.approx(10, rel=0.01)
-    assert report["total"]["utilization"] == pytest.approx(0.25, rel=0.01)
+    assert report["total"]["gpu_hours"] == pytest.approx(10, rel=0.05)
+    assert report["total"]["utilization"] == pytest.approx(0.25, rel=0.05)
 
 
 def test_partition_rows(used: Cluster) -> None:
     a100, local = used.json("power")["rows"]
-    assert a100["utilization"] == pytest.approx(0.25, rel=0.01)
-    assert a100["rated_kwh"] == pytest.approx(2 * 6.5 * 2, rel=0.01)
-    assert a100["inefficient_kwh"] == pytest.approx(2 * 6.5 * 2 * 0.75, rel=0.01)
-    assert a100["inefficient_cost"] == pytest.approx(2 * 6.5 * 2 * 0.75 * 0.25, rel=0.01)
-    assert a100["measured_utilization"] == pytest.approx(0.2, rel=0.01)
+    assert a100["utilization"] == pytest.approx(0.25, rel=0.05)
+    assert a100["rated_kwh"] == pytest.approx(2 * 6.5 * 2, rel=0.05)
+    assert a100["inefficient_kwh"] == pytest.approx(2 * 6.5 * 2 * 0.75, rel=0.05)
+    assert a100["inefficient_cost"] == pytest.approx(2 * 6.5 * 2 * 0.75 * 0.25, rel=0.05)
+    assert a100["measured_utilization"] == pytest.approx(0.2, rel=0.05)
     assert a100["energy_unknown_share"] == 0
     assert local["rated_kwh"] is None
     assert local["energy_unknown_share"] == pytest.approx(0.75, rel=0.1)
@@ -39,7 +39,7 @@ def test_partition_rows(used: Cluster) -> None:
 def test_jobs_are_charged_their_own_gpus(used: Cluster) -> None:
     report = used.json("power", "--by", "job")
     assert [r["name"] for r in report["rows"]] == [JOB_A, JOB_B]
-    assert report["rows"][0]["energy_kwh"] == pytest.approx(4 * 350 * 2 / 1000, rel=0.06)
+    assert report["rows"][0]["energy_kwh"] == pytest.approx(4 * 350 * 2 / 1000, rel=0.1)
     assert report["unheld_kwh"] > 1
 
 
@@ -70,7 +70,7 @@ def test_table(used: Cluster, by: str, width: int) -> None:
 
 def test_since_narrows(used: Cluster) -> None:
     report = used.json("power", "--since", "1h")
-    assert report["total"]["gpu_hours"] == pytest.approx(5, rel=0.01)
+    assert report["total"]["gpu_hours"] == pytest.approx(5, rel=0.05)
 
 
 def test_bad_since(used: Cluster) -> None:
@@ -93,7 +93,7 @@ def test_who_held_idle_gpus_for_how_long(used: Cluster) -> None:
     (held,) = report["jobs"]
     assert (held["job"], held["user"], held["running"]) == (JOB_B, "bob", True)
     assert held["idle_gpu_hours"] == pytest.approx(held["gpu_hours"], rel=0.1)
-    assert held["energy_kwh"] == pytest.approx(60 * 2 / 1000, rel=0.06)
+    assert held["energy_kwh"] == pytest.approx(60 * 2 / 1000, rel=0.1)
     assert (held["cost"], held["energy_unknown_share"]) == (pytest.approx(held["energy_kwh"] * 0.25), 0.0)
     assert [row["user"] for row in report["users"]] == ["bob"]
     assert report["total"]["idle_gpu_hours"] == pytest.approx(held["idle_gpu_hours"])

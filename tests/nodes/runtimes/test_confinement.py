@@ -180,7 +180,7 @@ def test_variables_are_no_arguments_of_a_process(process: World) -> None:
     for program in ("env", "setpriv", "setsid", "sh", "cat"):
         process.node.install_script(program, LOGGING.format(program=f"/usr/bin/{program}", words=process.tag))
     env = {"PLAIN": "value-71\nvalue-72", "PATH": "/usr/bin:/value-73", "LD_X": "value-74"}
-    ref = process.launch("/bin/sh", "-c", 'echo "$PLAIN"; /usr/bin/env; exec /bin/sleep 60', env=env, **AS_NOBODY)
+    ref = process.launch("/bin/sh", "-c", 'echo "$PLAIN"; /usr/bin/env; exec /bin/sleep 6000', env=env, **AS_NOBODY)
     wait_until(lambda: "LD_X=value-74\n" in process.output(ref), what="the job's variables")
     assert process.output(ref).startswith("value-71\nvalue-72\n")
     assert "PATH=/usr/bin:/value-73\n" in process.output(ref)

@@ -91,7 +91,7 @@ def test_an_argument_and_a_variable_of_100_kb(world: World) -> None:
 
 @once_contained
 def test_a_second_launch_of_the_same_name_starts_nothing(world: World) -> None:
-    ref = world.launch("sh", "-c", "echo first; sleep 60")
+    ref = world.launch("sh", "-c", "echo first; sleep 6000")
     again = world.run(world.runtime.launch(world.request("sh", "-c", "echo second")))
     assert (again.exit_code, again.stdout) == (EXISTS_EXIT_CODE, b"exists\n")
     world.await_phase(ref, "running")
@@ -107,7 +107,7 @@ def test_a_second_launch_of_the_same_name_starts_nothing(world: World) -> None:
 
 @once_contained
 def test_ten_launches_at_once_have_one_winner(world: World) -> None:
-    request = world.request("sleep", "60")
+    request = world.request("sleep", "6000")
     world.launched.append(request.ref)
     codes: list[int] = []
     threads = [
@@ -185,7 +185,7 @@ def test_remove_ends_everything_and_repeats_harmlessly(world: World) -> None:
 
 
 def test_the_log_of_a_running_job_and_its_tail(world: World) -> None:
-    ref = world.launch("sh", "-c", "echo one; echo two; echo three; sleep 60")
+    ref = world.launch("sh", "-c", "echo one; echo two; echo three; sleep 6000")
     wait_until(lambda: "three" in world.output(ref))
     assert world.output(ref, tail_bytes=6) == "three\n"
     assert world.output(ref, tail_bytes=0) == ""
@@ -199,7 +199,7 @@ def test_following_ends_with_the_job_and_misses_nothing(world: World) -> None:
 
 
 def test_following_from_a_tail_of_bytes(world: World) -> None:
-    ref = world.launch("sh", "-c", "echo 0123456789; exec sleep 60")
+    ref = world.launch("sh", "-c", "echo 0123456789; exec sleep 6000")
     wait_until(lambda: world.output(ref) == "0123456789\n")
     chunks = world.transport.stream(world.runtime.log(ref, follow=True, tail_bytes=3))
     assert next(chunks) == b"89\n"
@@ -217,7 +217,7 @@ def test_following_a_held_job_waits_for_its_start(world: World) -> None:
 
 
 def test_a_reader_that_goes_away_leaves_nothing_behind(world: World) -> None:
-    ref = world.launch("sh", "-c", "echo up; exec sleep 60")
+    ref = world.launch("sh", "-c", "echo up; exec sleep 6000")
     chunks = world.transport.stream(world.runtime.log(ref, follow=True))
     assert next(chunks) == b"up\n"
     assert follow_pids(world, ref.name)
@@ -302,7 +302,7 @@ def test_an_output_that_cannot_be_written_fails_the_launch(world: World) -> None
 
 def test_secrets_are_seen_by_the_job_only(world: World) -> None:
     value = "hush-4d9a1"
-    ref = world.launch("sh", "-c", "echo ${#TOKEN}; sleep 60", secrets={"TOKEN": value}, env={"OPEN": "open-4d9a1"})
+    ref = world.launch("sh", "-c", "echo ${#TOKEN}; sleep 6000", secrets={"TOKEN": value}, env={"OPEN": "open-4d9a1"})
     wait_until(lambda: world.output(ref) == f"{len(value)}\n")
     commands = world.sh("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '")
     assert value not in commands
@@ -325,7 +325,7 @@ def test_the_workdir_and_a_missing_one(world: World) -> None:
 
 @pytest.mark.parametrize("how", ["exec", "exec-fails"])
 def test_exec_runs_beside_the_job(world: World, how: str) -> None:
-    ref = world.launch("sleep", "60", env={"MINE": "a'b c"})
+    ref = world.launch("sleep", "6000", env={"MINE": "a'b c"})
     world.await_phase(ref, "running")
     code = 0 if how == "exec" else 9
     argv = world.runtime.exec_argv(ref, ("sh", "-c", f'echo "$MINE" "$1"; exit {code}', "sh", "x'y $(z)"), False)
@@ -334,7 +334,7 @@ def test_exec_runs_beside_the_job(world: World, how: str) -> None:
 
 
 def test_a_launcher_that_is_killed_is_lost_unless_its_container_is_made(world: World) -> None:
-    ref = world.launch("sleep", "60", hold=True)
+    ref = world.launch("sleep", "6000", hold=True)
     world.await_phase(ref, "ready")
     # A container's launcher has ended by then, or ends without harm; a process's launcher is its supervisor.
     world.sh(f"read -r pid since <{world.folder(ref)}/launcher.pid; kill -s KILL -- -$pid 2>/dev/null; :")
@@ -349,8 +349,8 @@ def test_a_launcher_that_is_killed_is_lost_unless_its_container_is_made(world: W
 
 def test_the_two_listers_agree(world: World) -> None:
     refs = [
-        world.launch("sleep", "60", job="runs"),
-        world.launch("sleep", "60", job="held", hold=True),
+        world.launch("sleep", "6000", job="runs"),
+        world.launch("sleep", "6000", job="held", hold=True),
         world.launch("sh", "-c", "exit 4", job="ended"),
         world.launch("true", job="bad", output="/nowhere/x"),
     ]

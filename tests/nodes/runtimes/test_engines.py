@@ -30,7 +30,7 @@ def test_a_job_over_its_memory_is_told_from_a_killed_one(engine: World) -> None:
 
 
 def test_a_job_killed_by_hand_did_not_run_out_of_memory(engine: World) -> None:
-    ref = engine.launch("sleep", "60")
+    ref = engine.launch("sleep", "6000")
     engine.await_phase(ref, "running")
     engine.do(RemoteScript((str(engine.name), "kill", ref.name)))
     attempt = engine.await_phase(ref, "exited")
@@ -258,7 +258,7 @@ def test_an_engine_that_is_not_installed_is_told(engine: World) -> None:
 
 
 def test_a_container_without_a_folder_is_listed_and_removed(engine: World) -> None:
-    ref = engine.launch("sleep", "60")
+    ref = engine.launch("sleep", "6000")
     engine.await_phase(ref, "running")
     engine.sh(f"rm -r {engine.folder(ref)}")
     assert engine.read(ref)["phase"] == "running"
@@ -269,7 +269,7 @@ def test_a_container_without_a_folder_is_listed_and_removed(engine: World) -> No
 
 def test_a_strangers_container_of_our_name_is_left_alone(engine: World) -> None:
     name = engine.request("true").name
-    engine.do(RemoteScript((str(engine.name), "run", "-d", "--network", "host", "--name", name, IMAGE, "sleep", "60")))
+    engine.do(RemoteScript((str(engine.name), "run", "-d", "--network", "host", "--name", name, IMAGE, "sleep", "6000")))
     ref = engine.launch("true")
     attempt = engine.await_phase(ref, "failed")
     assert "in use" in attempt["error"]
@@ -278,8 +278,8 @@ def test_a_strangers_container_of_our_name_is_left_alone(engine: World) -> None:
 
 
 def test_only_the_own_installations_containers_are_listed(engine: World) -> None:
-    engine.await_phase(engine.launch("sleep", "60"), "running")
-    theirs = engine.request("sleep", "60", job="theirs", cluster_id="c-2")
+    engine.await_phase(engine.launch("sleep", "6000"), "running")
+    theirs = engine.request("sleep", "6000", job="theirs", cluster_id="c-2")
     engine.launched.append(theirs.ref)
     engine.do(engine.runtime.launch(theirs))
     label = f"label=gpusched.cluster={CLUSTER}"
@@ -291,8 +291,8 @@ def test_only_the_own_installations_containers_are_listed(engine: World) -> None
 
 def test_a_reboot_loses_what_ran(engine: World) -> None:
     assert engine.node is not None
-    running = engine.launch("sleep", "60", job="runs")
-    held = engine.launch("sleep", "60", job="held", hold=True)
+    running = engine.launch("sleep", "6000", job="runs")
+    held = engine.launch("sleep", "6000", job="held", hold=True)
     engine.await_phase(running, "running")
     engine.await_phase(held, "ready")
     engine.node.reboot()

@@ -59,7 +59,7 @@ def test_the_warning_is_for_the_steps(world: World) -> None:
 
 
 def test_the_warning_may_be_for_the_script_alone(process: World) -> None:
-    script = "trap 'echo warned' USR1; srun sh -c 'echo up; sleep 60' & wait; kill $!; wait"
+    script = "trap 'echo warned' USR1; srun sh -c 'echo up; sleep 6000' & wait; kill $!; wait"
     ref = started(process, script, "up", warning="USR1", warned="script")
     process.do(process.runtime.signal(ref, "USR1"))
     process.await_phase(ref, "exited")
@@ -67,11 +67,11 @@ def test_the_warning_may_be_for_the_script_alone(process: World) -> None:
 
 
 def test_a_kill_leaves_nothing(process: World) -> None:
-    ref = started(process, "srun sleep 61 & echo up; wait", "up")
+    ref = started(process, "srun sleep 6100 & echo up; wait", "up")
     process.do(process.runtime.signal(ref, "KILL"))
     process.await_phase(ref, "exited", "lost")
     process.do(process.runtime.remove(ref))
-    wait_until(lambda: not process.pids("sleep 61"))
+    wait_until(lambda: not process.pids("sleep 6100"))
 
 
 def test_exit_codes_of_tasks(world: World) -> None:
@@ -100,7 +100,7 @@ class Wrapped(Process):
 def test_a_wrapper_is_around_commands_scripts_and_what_is_run_beside(process: World) -> None:
     process.runtime = Wrapped()
     assert process.finish("sh", "-c", 'echo "$MARK"')[1] == "a b\n"
-    ref = process.launch("x", job="job2", spool=spool('#!/bin/sh\necho "$# $1 $MARK"; sleep 60\n'))
+    ref = process.launch("x", job="job2", spool=spool('#!/bin/sh\necho "$# $1 $MARK"; sleep 6000\n'))
     wait_until(lambda: process.output(ref) == "1 x a b\n", what="the script in its wrapper, with its own arguments")
     beside = process.runtime.exec_argv(ref, ("sh", "-c", 'echo "$MARK"'), False)
     assert process.do(RemoteScript(beside)) == "a b\n"

@@ -42,7 +42,7 @@ class Joined:
         wait_until(lambda: text in self.said, 60, f"{text!r} in what it says")
 
     def end(self) -> None:
-        self._thread.join(60)
+        self._thread.join(300)
         assert not self._thread.is_alive()
 
     def leave(self) -> None:

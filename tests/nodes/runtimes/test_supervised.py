@@ -139,7 +139,7 @@ def test_a_link_in_place_of_the_output_shows_nothing_that_its_user_may_not_see(p
     secret, path = f"/root/{process.tag}", f"{folder}/out"
     process.sh(f"umask 077; echo secret >{secret}")
     try:
-        script = 'echo mine; rm "$1"; ln -s "$2" "$1"; sleep 60'
+        script = 'echo mine; rm "$1"; ln -s "$2" "$1"; sleep 6000'
         ref = process.launch("sh", "-c", script, "sh", path, secret, run_as=(65534, 65534), output=path)
         wait_until(lambda: process.sh(f"[ ! -L {path} ] || echo linked") == "linked\n")
         assert "secret" not in process.output(ref)
@@ -159,7 +159,7 @@ def test_a_missing_workdir_fails(process: World) -> None:
 
 def test_a_reboot_loses_what_ran(process: World) -> None:
     assert process.node is not None
-    ref = process.launch("sleep", "60")
+    ref = process.launch("sleep", "6000")
     process.await_phase(ref, "running")
     process.node.reboot()
     attempt = process.read(ref)

@@ -54,7 +54,7 @@ class World:
 
     # ---- asking the node ------------------------------------------------------------------------------------
 
-    def run(self, script: RemoteScript, timeout_s: float = 30) -> CommandResult:
+    def run(self, script: RemoteScript, timeout_s: float = 300) -> CommandResult:
         return self.transport.run(script, timeout_s)
 
     def do(self, script: RemoteScript) -> str:
