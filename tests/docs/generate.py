@@ -36,6 +36,7 @@ from gpusched.model.healthchecks import CheckRecord, HealthCheck
 from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Elastic, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.model.metrics import METRICS
 from gpusched.model.plan import ReasonCode
+from gpusched.model.policy import Resizing
 from gpusched.model.readings import GpuProcess, GpuState, Nic, NodeState
 from gpusched.model.reports import (
     ConditionRow,
@@ -192,6 +193,8 @@ _SHOWN = {(names, meaning) for names, meanings in _COMMON for meaning in meaning
 _LIKE = {
     "run": "submit", "attach": "run", "maintenance": "reserve", "reservations change": "reserve", "train": "replay",
     "trace stats": "trace slice", "trace scale": "trace slice", "trace fit": "trace slice",
+    "trace import": "trace slice", "trace generate": "trace slice", "predict": "replay", "tick": "controller",
+    "web": "controller", "metrics": "controller", "uninstall": "install", "audit": "power",
 }  # fmt: skip
 """Commands -> the one whose page describes the options that both have."""
 
@@ -405,6 +408,8 @@ def _policies() -> str:
     for path in policy_files():
         keys = yaml.safe_load(path.read_text("utf-8"))
         del keys["description"]
+        if load_policy(path).resize == Resizing():
+            keys.pop("resize", None)  # the defaults, which the guide has
         flow = yaml.safe_dump(keys, default_flow_style=True, sort_keys=False, width=1e9).strip()
         rows.append((code(path.stem), code(flow)))
     return table(("policy", "keys"), rows)
