@@ -75,8 +75,7 @@ class Stepper:
     def advance(self, until: float = np.inf) -> bool:
         """Advance to the next instant with an event, or to ``until`` if that is sooner; False: the replay is over."""
         sim = self._world.sim
-        if np.isfinite(until):
-            sim.clock[1] = until
+        sim.clock[1] = max(until, self.now)  # time does not go back, and what was asked for before is over
         while (code := next_decision(sim, self._log, self._world.passes)) == GROW:
             self._log = grown(self._log, sim)
         if code == OVER:

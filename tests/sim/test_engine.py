@@ -386,3 +386,14 @@ def test_of_outages_that_overlap_the_last_to_end_brings_the_node_back() -> None:
     for failures, start in (([Outage(0, 0.0, 50.0), Outage(0, 20.0, 80.0)], 80.0), (drained_while, 100.0)):
         trace = trace_of([55.0], [10.0], [1])
         assert replay(trace, Pool.uniform(1, 1), "fifo", failures=failures).start.tolist() == [start]
+
+
+def test_a_stepper_s_time_goes_no_way_back_and_an_earlier_until_is_over() -> None:
+    stepper = Stepper(trace_of([0.0, 30.0], [5.0, 5.0], [1, 1]), Pool.uniform(1, 1), ReplayOptions())
+    times = []
+    for until in (np.inf, 20.0, 2.0, np.inf):
+        assert stepper.advance(until)
+        times.append(stepper.now)
+        if stepper.now == 0.0:
+            stepper.start(0)
+    assert times == [0.0, 5.0, 5.0, 30.0]
