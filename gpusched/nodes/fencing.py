@@ -24,7 +24,7 @@ shift 3
 stop() {{ printf '{_MARK.decode()}%s\\n' "$*" >&2; exit {_REFUSED_EXIT_CODE}; }}
 seen() {{
     seen=0
-    [ ! -e "$folder/term" ] || read -r seen <"$folder/term"
+    [ ! -e "$folder/term" ] || {{ seen= && read -r seen <"$folder/term"; }}
     case $seen in '' | *[!0-9]*) stop "broken $folder/term is damaged; remove it" ;; esac
     [ "$seen" -le "$term" ] || stop "$seen"
 }}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 import threading
 from pathlib import Path
 
@@ -81,14 +83,18 @@ def test_a_higher_term_waits_for_the_scripts_of_a_lower_one(here: Transport, tmp
 
 
 def test_a_term_that_cannot_be_kept_is_said_and_nothing_is_done(here: Transport, tmp_path: Path) -> None:
-    fenced(here, 5).claim(10)
+    fenced(here, 5).claim(600)
     kept(tmp_path).write_text("5x\n")
     with pytest.raises(FencingUnavailable, match="term is damaged; remove it"):
-        fenced(here, 6).run(script(f"touch {tmp_path}/done\n"), 10)
+        fenced(here, 6).run(script(f"touch {tmp_path}/done\n"), 600)
+    kept(tmp_path).unlink()
+    os.mknod(kept(tmp_path), stat.S_IFSOCK | 0o600)  # as of a damaged disk: it is there, and cannot be opened
+    with pytest.raises(FencingUnavailable, match="term is damaged; remove it"):
+        fenced(here, 6).run(script(f"touch {tmp_path}/done\n"), 600)
     (tmp_path / "state").rename(tmp_path / "elsewhere")
     (tmp_path / "state").touch()
     with pytest.raises(FencingUnavailable, match="cannot write to"):
-        fenced(here, 6).run(script(f"touch {tmp_path}/done\n"), 10)
+        fenced(here, 6).run(script(f"touch {tmp_path}/done\n"), 600)
     assert not (tmp_path / "done").exists()
 
 

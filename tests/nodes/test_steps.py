@@ -245,7 +245,8 @@ def test_a_node_without_python_is_held_until_the_job_ends(nodes: Nodes) -> None:
     nodes.settings["warning"] = "INT"
     (nodes.folder / "bin").mkdir()
     (nodes.folder / "bin" / "sh").symlink_to("/bin/sh")
-    (nodes.folder / "bin" / "sleep").write_text(f"#!/bin/sh\n: >{nodes.folder}/held\nexec {shutil.which('sleep')} 600\n")
+    sleep = f"#!/bin/sh\n: >{nodes.folder}/held\nexec {shutil.which('sleep')} 600\n"
+    (nodes.folder / "bin" / "sleep").write_text(sleep)
     (nodes.folder / "bin" / "sleep").chmod(0o755)
     nodes.env[1] = {"PATH": str(nodes.folder / "bin")}
     holder = nodes.start(1, nodes.spool(1))

@@ -124,6 +124,12 @@ ours() { # [OPTION]: by default their ids
 # cgroup (conmon, beside it, has another) and by their environment.
 _REMOVE_BY_FORCE = """\
 if command -v timeout >/dev/null; then bounded() { timeout -k 1 "$@"; }; else bounded() { shift; "$@"; }; fi
+engine() { # within the time of the whole command: one that hangs would keep the next controller out, by the term's lock
+    bounded 45 "$binary" "$@" && return
+    set -- $?
+    case $1 in 124 | 137) echo "$binary did not answer within 45 s" >&2 ;; esac
+    return "$1"
+}
 state() { bounded 10 "$binary" inspect --type container --format '{{.State.Status}}' "$id" 2>/dev/null; }
 processes() {
     { grep -l -e "/\\(libpod-\\|docker-\\)\\{0,1\\}$id" /proc/[0-9]*/cgroup; strays; } 2>/dev/null |

@@ -77,7 +77,8 @@ launch)
     if [ -n "$session" ]; then
         command -v python3 >/dev/null 2>&1 || fail 1 'what people work in needs python3 on a node without containers'
         : >"$dir/ready" # for the first who attaches
-        set -- python3 -I -S "$dir/session.py" hold "$dir" "$session" "$uid" env "GPUSCHED_CONTAINER=$name" sh "$0" child
+        set -- env "GPUSCHED_CONTAINER=$name" sh "$0" child
+        set -- python3 -I -S "$dir/session.py" hold "$dir" "$session" "$uid" "$@"
     elif [ "$hold" = 1 ]; then
         : >"$dir/ready"
         until [ -e "$dir/go" ]; do

@@ -1,11 +1,14 @@
 """What only containers have: limits, GPUs, images, users, and the engine's own ways to fail. podman and docker."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from gpusched.model.jobs import Mount
 from gpusched.model.resources import RuntimeName
 from gpusched.model.slices import MigSlice
-from gpusched.nodes.runtimes import AttemptRef
+from gpusched.nodes.runtimes import AttemptRef, runtime_for
 from gpusched.nodes.transport import RemoteScript
 from tests.nodes.runtimes.world import CLUSTER, IMAGE, World
 from tests.testbed import wait_until
@@ -247,6 +250,22 @@ def test_a_hung_engine_is_told_in_time(engine: World) -> None:
     assert found == {}
     assert error == f"{engine.name} did not answer within 8 s"
     assert engine.listed_sh()[1] == error
+
+
+@pytest.mark.parametrize("name", [RuntimeName.PODMAN, RuntimeName.DOCKER])
+def test_what_an_engine_that_hangs_is_to_do_fails_with_a_line(
+    name: RuntimeName, local: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that waited for ever would keep the next controller from the node."""
+    (tmp_path / "bin").mkdir()
+    for stand_in, text in (("timeout", "exit 124"), (str(name), "exec sleep 4305")):
+        (tmp_path / "bin" / stand_in).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / stand_in).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    runtime, ref = runtime_for(name), local.request("true").ref
+    for script in (runtime.signal(ref, "KILL"), runtime.remove(ref)):
+        result = local.run(script, 600)
+        assert (result.exit_code, result.stderr) == (1, f"{name} did not answer within 45 s\n".encode())
 
 
 def test_an_engine_that_is_not_installed_is_told(engine: World) -> None:
