@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import pwd
+import sys
 from pathlib import Path
 
 import pytest
 
-from gpusched.cli import main
+from gpusched.cli import main, output
 from gpusched.config import paths
+from gpusched.errors import UsageError
 from tests.cli.conftest import Site
 from tests.traces.samples import PHILLY_CSV
 
@@ -108,3 +111,17 @@ def test_an_option_without_effect_is_refused(site: Site, words: str, says: str) 
     done = site.call(*words.replace("JOB", job).split())
     assert (done.code, done.out, done.err) == (2, "", f"gpusched: error: {says}\n")
     assert not (site.folder / "new.yaml").exists()
+
+
+def test_a_terminal_that_cannot_move_its_cursor_shows_no_live_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def render() -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", "dumb")
+    with pytest.raises(UsageError, match="--watch needs a terminal"):
+        output.watch(render)
