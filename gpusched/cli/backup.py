@@ -25,7 +25,10 @@ def backup(
     check: Annotated[bool, typer.Option("--check", help="Open and read all backups; make none.")] = False,
     json: output.JsonOption = False,
 ) -> int:
-    """Back up the state folder now; the controller may be running. Exits 1 if the backup, or one of --check, is bad."""
+    """Back up the state folder now; the controller may be running.
+
+    Exits 1 if the backup, or one of --check, is bad, or if --check finds none.
+    """
     from gpusched.client.backups import listed_backups, make_now
     from gpusched.views.backups import backups_json, backups_screen, made_line
 
@@ -33,7 +36,7 @@ def backup(
     if listing or check:
         found = listed_backups(client, to, check)
         output.show(lambda: backups_json(found), lambda: backups_screen(found, time.time()))
-        return int(check and any(one.error for one in found))
+        return int(check and (not found or any(one.error for one in found)))
     made = make_now(client, to)
     if json:
         output.emit_json(backups_json([made])[0])

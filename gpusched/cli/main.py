@@ -255,7 +255,7 @@ def _report(error: Exception) -> int:
         output.print_error(f"the store cannot be read: {error}; see 'gpusched check'")
         return 1
     if isinstance(error, OSError) and error.strerror:
-        file = f"{error.filename}: " if error.filename else ""
+        file = "" if error.filename is None else f"{error.filename or repr('')}: "
         output.print_error(f"{file}{error.strerror}" if file or not _is_folder_gone() else _NO_FOLDER)
         return 1
     if isinstance(error, UnicodeEncodeError):

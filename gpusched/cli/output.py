@@ -209,7 +209,7 @@ def watch(render: Callable[[], RenderableType], interval_s: float = 2.0) -> None
     """
     if _json_mode:
         raise UsageError("--watch and --json cannot be combined", "use one of them")
-    if not sys.stdout.isatty():
+    if not sys.stdout.isatty() or (screen := console()).is_dumb_terminal:  # Rich would show nothing on a dumb one
         raise UsageError("--watch needs a terminal", "omit it, or run 'watch gpusched ...'")
     from rich.live import Live
 
@@ -217,7 +217,7 @@ def watch(render: Callable[[], RenderableType], interval_s: float = 2.0) -> None
     from gpusched.cli.keys import quit_pressed, single_keys
 
     try:
-        with single_keys(), Live(_SafeRenderable(render()), screen=True, auto_refresh=False, console=console()) as live:
+        with single_keys(), Live(_SafeRenderable(render()), screen=True, auto_refresh=False, console=screen) as live:
             while not quit_pressed(interval_s):
                 live.update(_SafeRenderable(render()), refresh=True)
     except KeyboardInterrupt:

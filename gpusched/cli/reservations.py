@@ -28,7 +28,7 @@ Reason = Annotated[str, typer.Option("--reason", help="The reason, shown to ever
 def reserve(
     nodes: Nodes = None,
     gpus: Annotated[
-        int | None, typer.Option("--gpus", help="Instead of nodes: the fewest with this many GPUs.")
+        int | None, typer.Option("--gpus", min=1, help="Instead of nodes: the fewest with this many GPUs.")
     ] = None,
     partition: Annotated[
         str | None,

@@ -58,7 +58,7 @@ def _check_time(wanted: Reservation, now: float) -> None:
     if wanted.end <= wanted.begin:
         raise UsageError(f"--to ({local_time(wanted.end)}) is not after --from ({local_time(wanted.begin)})")
     if wanted.end <= now:
-        raise UsageError(f"--to ({local_time(wanted.end)}) is in the past")
+        raise UsageError(f"its end ({local_time(wanted.end)}) is in the past", "see --from, --to and --for")
     if wanted.end - wanted.begin > _MAX_S:
         raise UsageError("a reservation lasts at most ten years", "take nodes out with 'gpusched drain'")
 

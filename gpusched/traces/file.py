@@ -69,7 +69,7 @@ def write(path: Path, trace: Trace) -> None:
     _put_texts(arrays, "rejected", [why for _, why in trace.rejected])
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    partial = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
         try:
             partial.write_bytes(buffer.getbuffer())

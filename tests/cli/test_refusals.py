@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import pwd
+import sys
 from pathlib import Path
 
 import pytest
 
-from gpusched.cli import main
+from gpusched.cli import main, output
 from gpusched.config import paths
+from gpusched.errors import UsageError
 from tests.cli.conftest import Site
 from tests.traces.samples import PHILLY_CSV
 
@@ -20,6 +23,11 @@ from tests.traces.samples import PHILLY_CSV
         ("audit --since 1d --until 2d", "--until 2d is before --since 1d; choose a later one"),
         ("reserve dgx-1v-1 --name x --to now+2h --for 2h", "--to and --for cannot be combined; use one of them"),
         ("reserve dgx-1v-1 --name x", "no end given: use --to or --for; --to 2026-11-20T18:00, --for 4h"),
+        ("reserve dgx-1v-1 --name x --from 2020-01-01 --for 1h --users root",
+         "its end (2020-01-01 01:00:00) is in the past; see --from, --to and --for"),
+        ("reserve --gpus 0 --name x --for 1h",
+         "invalid value for '--gpus': 0 is less than 1; see 'gpusched reserve --help'"),
+        ("trace slice t.csv --output=", ".: cannot be written: Device or resource busy"),
         ("metrics --textfile none/gpusched.prom", "none/gpusched.prom: No such file or directory"),
         ("status -u \udcff", "found '\\udcff', expected UTF-8"),
         ("cancel -y -u \udcff", "found '\\udcff', expected UTF-8"),
@@ -27,13 +35,20 @@ from tests.traces.samples import PHILLY_CSV
         ("replay t.csv -P fifo --gpus-per-node 99999999999", "--nodes and --gpus-per-node are at most 1000000"),
         ("replay t.csv -P fifo --load 0.0000000001", "a load of 1e-10 needs more than 1000000 nodes; for example 0.9"),
     ],
-)
+)  # fmt: skip
 def test_it_is_said_in_one_line(site: Site, words: str, says: str) -> None:
     (site.folder / "t.csv").write_text(PHILLY_CSV)
     site.fold()
     done = site.call(*words.split())
     assert (done.out, done.err.splitlines()) == ("", [f"gpusched: error: {says}"])
     assert done.code in (1, 2)
+
+
+def test_a_check_that_finds_no_backups_fails(site: Site) -> None:
+    assert (
+        site.call("backup", "--check", "--to", "none").code,
+        site.call("backup", "--list", "--to", "none").code,
+    ) == (1, 0)
 
 
 def test_the_audit_may_end_in_the_future(site: Site) -> None:
@@ -66,12 +81,19 @@ def test_without_a_home_the_inventory_of_the_system_is_found(site: Site, monkeyp
     assert site.call("flavors").err.endswith("HOME is not set, and this user has no home folder; set HOME\n")
 
 
-def test_no_memory_is_said_in_one_line(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_large(argv: list[str]) -> int:
-        raise MemoryError
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError(), "this needs more memory than there is"),
+        (FileNotFoundError(2, "No such file or directory", ""), "'': No such file or directory"),
+    ],
+)
+def test_what_the_system_refuses(site: Site, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str) -> None:
+    def fails(argv: list[str]) -> int:
+        raise error
 
-    monkeypatch.setattr(main, "_dispatch", too_large)
-    assert site.call("nodes").err == "gpusched: error: this needs more memory than there is\n"
+    monkeypatch.setattr(main, "_dispatch", fails)
+    assert site.call("nodes").err == f"gpusched: error: {says}\n"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +116,7 @@ def test_no_memory_is_said_in_one_line(site: Site, monkeypatch: pytest.MonkeyPat
         ("metrics --log-format json", "--log-format needs --listen; add it"),
         ("web --export page --port 80", "--export and --port cannot be combined; use one of them"),
         ("quota --all -u ada", "--all and --user cannot be combined; use one of them"),
-        ("recover --no-backup --from old --inventory none", "--no-backup and --from cannot be combined; use one of them"),
+        ("recover --no-backup --from x --inventory none", "--no-backup and --from cannot be combined; use one of them"),
         ("controller --takeover-after 9 -v -q", "--takeover-after needs --standby; add it"),
         ("init dgx1 --no-ssh", "--no-ssh needs --slurm; without it the nodes are probed over SSH"),
         ("init --topology topology.conf -o new.yaml", "--topology and --output cannot be combined; use one of them"),
@@ -108,3 +130,17 @@ def test_an_option_without_effect_is_refused(site: Site, words: str, says: str) 
     done = site.call(*words.replace("JOB", job).split())
     assert (done.code, done.out, done.err) == (2, "", f"gpusched: error: {says}\n")
     assert not (site.folder / "new.yaml").exists()
+
+
+def test_a_terminal_that_cannot_move_its_cursor_shows_no_live_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def render() -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", "dumb")
+    with pytest.raises(UsageError, match="--watch needs a terminal"):
+        output.watch(render)
