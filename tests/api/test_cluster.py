@@ -34,7 +34,8 @@ from gpusched.model.jobs import JobRecord as JobRecord
 from gpusched.model.jobs import JobState
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import RankRecord, Reader, Store
-from tests.cli.conftest import Site, eventually, site
+from tests.cli.conftest import Site, site
+from tests.testbed.waiting import wait_until
 
 __all__ = ["site"]  # a fixture
 
@@ -547,7 +548,7 @@ def test_only_what_changed_is_looked_at(site: Site, cluster: Cluster, monkeypatc
     monkeypatch.setattr(watching, "MAX_SAMPLED", 0)
     jobs = cluster.map_array(abs, range(2000), **SMALL)
     own = {job.id for job in jobs}  # threads of other tests may still wait for theirs
-    eventually(lambda: own <= set(looked))
+    wait_until(lambda: own <= set(looked))
     assert len([job_id for job_id in looked if job_id in own]) == 2000, "each once"
     site.fold()
     looked.clear()
