@@ -340,9 +340,15 @@ def test_a_size_that_fits_nowhere_any_more_is_given_up_for_one_that_does(
     assert told[1][2] > 0
 
 
-# GPUs that it may have, and its steps at two a second with one.
-CROWD = (("1,2,4,8", 24), ("2", 12), ("1,2,4,8", 24), ("4,8,16", 300), ("1,2", 6), ("8", 16))
-EARLY = 4  # of them are there when the controller begins: they meet, however late this process is with the others
+# GPUs that it may have, its steps at two a second with one, and seconds until the next one comes.
+CROWD = (
+    ("1,2,4,8", 24, 1),
+    ("2", 12, 1),
+    ("1,2,4,8", 24, 1),
+    ("4,8,16", 300, 1),
+    ("1,2", 6, 1),
+    ("8", 16, 0),
+)
 # Two ranks on two nodes write into one folder: each its own file before the rename.
 STEPS = """
 cd "$GPUSCHED_JOB_DIR"
@@ -363,6 +369,7 @@ def test_a_replay_decides_as_the_controller_did_each_time(
 ) -> None:
     noted = share / "decisions"
     assert elastic.stop_controller() == 0
+    elastic.start_controller(program=("-c", RECORDER), DECISIONS=str(noted))
     jobs: list[str] = []
 
     def decided() -> list[bytes]:
@@ -371,13 +378,11 @@ def test_a_replay_decides_as_the_controller_did_each_time(
     def over() -> bool:
         return all(elastic.state_of(job) in ENDED for job in jobs)
 
-    for place, (sizes, work) in enumerate(CROWD):
-        if place == EARLY:
-            elastic.start_controller(program=("-c", RECORDER), DECISIONS=str(noted))
+    for sizes, work, pause in CROWD:
         size = ("--resizable", "--cooldown", "1s", "--sizes", sizes) if "," in sizes else ("--gpus", sizes)
         jobs.append(elastic.sh(STEPS.replace("WORK", str(work)), "-t", "30m", *size))
-        if place >= EARLY:
-            wait_until(lambda n=len(decided()) + 2: len(decided()) > n or over(), 60, "more decisions")  # type: ignore[misc]
+        begun = len(decided())
+        wait_until(lambda n=begun + 2 * pause: len(decided()) > n or over(), 60, "more decisions")  # type: ignore[misc]
     for job in jobs:
         elastic.wait_state(job, timeout=120)
     ended = [elastic.job(job) for job in jobs]
