@@ -36,7 +36,8 @@ from gpusched.model.jobs import JobState
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import RankRecord, Reader, Store
 from tests import builders
-from tests.cli.conftest import Site, eventually, site
+from tests.cli.conftest import Site, site
+from tests.testbed.waiting import wait_until
 
 __all__ = ["site"]  # a fixture
 
@@ -208,7 +209,7 @@ def test_the_controller_keeps_a_program_until_its_job_has_ended(site: Site, clus
     programs.delete_unless(store.has_unended)
     assert programs.read(second) == texts[1]
     assert not programs.of(os.getuid()).has(single.id)
-    single.wait(10)
+    single.wait(300)
     with pytest.raises(GpuschedError, match="its function is no longer stored: submit it again"):
         cluster.requeue([single])
     Inbox(site.state).deliver(Requeue(time=time.time(), job_ids=(single.id,)))
@@ -288,7 +289,7 @@ def test_futures_end_with_their_jobs(site: Site, cluster: Cluster) -> None:
     assert failed.value.returncode == 3
     assert all(job.wait(0) for job in everything)
     # From elsewhere, by its id or a beginning of it, once more by a pickle of it.
-    assert cluster.job(good.id).result(10) == pickle.loads(pickle.dumps(good)).result(10) == 4
+    assert cluster.job(good.id).result(300) == pickle.loads(pickle.dumps(good)).result(300) == 4
 
 
 def test_a_result_that_is_on_its_way_is_waited_for(site: Site, cluster: Cluster) -> None:
@@ -480,7 +481,7 @@ def test_what_could_not_be_read_is_read_again(
     monkeypatch.setattr(watching, "MAX_SAMPLED", 0)
     job = cluster.submit("true", **SMALL)
     site.fold()
-    eventually(lambda: job.id in looked)  # from now on it is looked at again when it has ended
+    wait_until(lambda: job.id in looked)  # from now on it is looked at again when it has ended
     site.end(job.id)
     assert wait([job], 120).not_done == set()
     assert failed
@@ -604,7 +605,7 @@ def test_asyncio(site: Site, cluster: Cluster) -> None:
         site.start(job.id)
         leave(site, job, 4)
         site.end(job.id)
-        value = await asyncio.wait_for(job, 10)
+        value = await asyncio.wait_for(job, 300)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(slow, 0.05)
         ticking.cancel()
@@ -655,14 +656,14 @@ def test_only_what_changed_is_looked_at(site: Site, cluster: Cluster, monkeypatc
     monkeypatch.setattr(watching, "MAX_SAMPLED", 0)
     jobs = cluster.map_array(abs, range(2000), **SMALL)
     own = {job.id for job in jobs}  # threads of other tests may still wait for theirs
-    eventually(lambda: own <= set(looked))
+    wait_until(lambda: own <= set(looked))
     assert len([job_id for job_id in looked if job_id in own]) == 2000, "each once"
     site.fold()
     looked.clear()
     for job in jobs[:3]:
         site.start(job.id)
         site.end(job.id, JobState.TIMEOUT)
-    assert wait(jobs[:3], 10).not_done == set()
+    assert wait(jobs[:3], 300).not_done == set()
     assert own & set(looked) == {job.id for job in jobs[:3]}
     assert not any(job.done() for job in jobs[3:])
 
@@ -685,7 +686,7 @@ def test_what_ended_between_two_looks_is_done_in_the_order_in_which_it_ended(sit
         store.put_jobs(sorted(ended, key=lambda job: job.id))
         store.append([Event(time=now, kind="ended", job_id=job.id) for job in ended])
     store.close()
-    assert wait(jobs, 10).not_done == set()
+    assert wait(jobs, 300).not_done == set()
     assert done == [job.id for job in order]
 
 

@@ -328,7 +328,7 @@ def test_a_task_that_fails_ends_the_others_and_is_the_one_told_of(tmp_path: Path
     def fail() -> None:
         if os.environ["RANK"] == "1":
             raise KeyError("mine")
-        threading.Event().wait(60)
+        threading.Event().wait(600)
 
     text = functions.program([fail], [((), {})], Settings(), {"ntasks_per_node": 2}).text
     done = run(text, tmp_path, *BARE, keep=True)
@@ -346,7 +346,7 @@ class Count:
     def __call__(self, up: str) -> int:
         if not self.start:
             Path(up).touch()
-            threading.Event().wait(60)
+            threading.Event().wait(600)
         return self.start
 
     def checkpoint(self, up: str) -> Again:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -39,7 +40,10 @@ class Campaign:
 
     Attributes:
         troubles: The faults, once they are healed.
+        stalled_s: The longest that this process, and so perhaps all others, stood still unasked.
     """
+
+    stalled_s = 0.0
 
     def __init__(
         self, site: Site | BesideSlurm, schedule: Schedule, say: Callable[[str], None] = lambda _: None
@@ -55,6 +59,20 @@ class Campaign:
         Raises:
             TimeoutError: It did not come to rest.
         """
+        over = threading.Event()
+        threading.Thread(target=self._watch, args=(over,), daemon=True).start()
+        try:
+            self._run()
+        finally:
+            over.set()
+
+    def _watch(self, over: threading.Event) -> None:
+        last = time.monotonic()
+        while not over.wait(0.2):
+            last, before = time.monotonic(), last
+            self.stalled_s = max(self.stalled_s, last - before - 0.2)
+
+    def _run(self) -> None:
         self.site.start()
         for place, act in enumerate(self.schedule.acts):
             self._say(f"{place} {act.what} {act.number} {act.kind} {act.node} {act.amount}")

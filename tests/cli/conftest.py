@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,10 +159,3 @@ def site(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.
     monkeypatch.delenv("GPUSCHED_DEBUG", raising=False)
     monkeypatch.chdir(tmp_path)
     return made
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.05)

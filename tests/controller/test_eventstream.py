@@ -41,6 +41,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eventstream, "RETRIES_S", (0.01,))
+    monkeypatch.setattr(EventStreams.close, "__defaults__", (PATIENCE_S,))
 
 
 class Streams:

@@ -286,6 +286,7 @@ def test_a_relay_that_starts_beside_a_garbled_inventory_goes_by_the_last_good_on
 
 def test_so_many_sessions_of_a_user(site: relay.RelayContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "MAX_SESSIONS_PER_USER", 2)
+    monkeypatch.setattr(peers, "REQUEST_S", 600.0)  # for which a session is held
     door, callers = relay.ConnectionLimiter(site), []
     for _ in range(3):
         ours, theirs = socket.socketpair()

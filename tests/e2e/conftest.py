@@ -31,7 +31,7 @@ SETTINGS: dict[str, object] = {
 }  # fmt: skip
 """No node is taken for lost, and no job killed before it has heard its signal, however busy the machine is."""
 IMPATIENT = {
-    "tick": "1s", "probe_timeout": "3s", "connect_timeout": "2s", "down_after": "2s", "node_fail_after": "3s"
+    "tick": "1s", "probe_timeout": "8s", "connect_timeout": "8s", "down_after": "4s", "node_fail_after": "4s"
 }  # fmt: skip
 """With the mark ``impatient``: for tests of nodes that are lost, which each takes several probes to see."""
 _NODES = os.path.realpath("/usr/bin/python3").rpartition("python")[2]

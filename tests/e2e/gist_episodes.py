@@ -84,14 +84,17 @@ def submit(cluster: Cluster, partition: str, sequence: Sequence[int], hour_s: fl
     return [*ids, f]
 
 
-def lived(cluster: Cluster, ids: Sequence[str], partition: str, hour_s: float) -> Episode:
-    """An episode as it went, once f has ended: times are those of the controller's decisions."""
+def lived(cluster: Cluster, ids: Sequence[str], partition: str, hour_s: float, decisions: np.ndarray) -> Episode:
+    """An episode as it went, once f has ended.
+
+    A job has its GPUs until the decision after its end, however late that comes; ``decisions``: when there were any.
+    """
     names = [node.name for node in cluster.testbed.nodes][PARTITIONS.index(partition) :: 2]
     begin, end, servers = [], [], []
     for job in ids:
         times = {event.kind: event for event in cluster.events(job)}
         begin.append(times["starting"].time / hour_s)
-        end.append(times["ended"].time / hour_s)
+        end.append(decisions[np.searchsorted(decisions, times["ended"].time)] / hour_s if job != ids[-1] else 0.0)
         servers.append(names.index(next(iter(times["starting"].data["nodes"]))))
     gpus = [_gpus(cluster, job) / 16 for job in ids[:-1]]
     first, held = min(begin), [e - b for b, e in zip(begin[:-1], end[:-1], strict=True)]

@@ -231,8 +231,12 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint(stopped: Cluster, t
 
 @pytest.mark.one_partition
 @pytest.mark.processes
-def test_a_node_that_vanishes_from_the_inventory_keeps_its_job_to_the_end(cluster: Cluster) -> None:
+def test_a_node_that_vanishes_from_the_inventory_keeps_its_job_to_the_end(stopped: Cluster) -> None:
     """Longer than node_fail_after, and past a controller that starts beside a garbled file."""
+    cluster = stopped
+    cluster.settings = {**cluster.settings, "probe_timeout": "60s", "connect_timeout": "30s"}
+    cluster.write_inventory()
+    cluster.start_controller()
     traces = Traces(cluster)
     job = traces.until("go", "--gpus", "1")
     cluster.wait_state(job, "RUNNING")
@@ -254,7 +258,7 @@ def test_a_node_that_vanishes_from_the_inventory_keeps_its_job_to_the_end(cluste
     assert cluster.wait_state(other).state == JobState.COMPLETED
     assert [node for *_, node in traces.starts(other)] == [partner(old)], "nothing new goes there"
     left_at = seen(cluster, old)
-    wait_until(lambda: seen(cluster, old) > left_at + 6, 30, "it to be looked after for twice node_fail_after")
+    wait_until(lambda: seen(cluster, old) > left_at + 8, 30, "it to be looked after for twice node_fail_after")
     assert (cluster.state_of(job), placed(cluster, job)) == ("RUNNING", old)
     cluster.inventory.write_text(good)
     wait_until(lambda: "last good" not in cluster.cli("status").stdout, 20, "the reload")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from gpusched.config.weights import Arrays
 from gpusched.model.jobs import ENDED
 from tests.e2e import gist_episodes
 from tests.e2e.conftest import Cluster
+from tests.e2e.decisions import TIMER
 from tests.testbed import wait_until
 
 pytestmark = pytest.mark.slow
@@ -23,18 +26,19 @@ def second_server_first() -> Arrays:
     return {"q.0.weight": np.zeros((9, 6), np.float32), "q.0.bias": bias}
 
 
-def test_live_utilization_is_the_simulated_one_where_starts_are_alike(stopped: Cluster) -> None:
+def test_live_utilization_is_the_simulated_one_where_starts_are_alike(stopped: Cluster, tmp_path: Path) -> None:
     """The simulator is told for how long each job had its GPUs, its start and the noticing of its end included."""
     arrays = second_server_first()
     stopped.settings = {**stopped.settings, "tick": "1s"}
     gist_episodes.write_site(stopped, "agent", arrays)
-    stopped.start_controller()
+    stopped.start_controller(program=("-c", TIMER), DECISIONS=str(tmp_path / "decisions"))
     ids = {name: gist_episodes.submit(stopped, name, jobs, HOUR_S) for name, jobs in EPISODES.items()}
     for own in ids.values():
         wait_until(lambda f=own[-1]: stopped.state_of(f) in ENDED, 180, "f to end")  # type: ignore[misc]
+    decisions = np.array([float(line) for line in (tmp_path / "decisions").read_text().splitlines()])
     for name, jobs in EPISODES.items():
         assert [job.policy for i in ids[name] if (job := stopped.job(i))] == ["agent"] * 5
-        live = gist_episodes.lived(stopped, ids[name], name, HOUR_S)
+        live = gist_episodes.lived(stopped, ids[name], name, HOUR_S, decisions)
         setting = gist_episodes.on_nodes(name)
         planned = gist_episodes.simulated(setting, jobs, "agent", arrays)
         other = gist_episodes.simulated(setting, jobs, "first-fit", arrays)

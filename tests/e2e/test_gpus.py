@@ -152,13 +152,14 @@ def test_two_jobs_share_gpus_and_the_end_of_one_leaves_the_other_alone(stopped: 
              "--mount", f"{share}:/share")  # fmt: skip
     first = stopped.sh(f"trap 'exit 3' TERM; {WAIT}", *asked, "--gpus", "8", "-J", "first")
     held = stopped.wait_state(first, "RUNNING").allocation
-    second = stopped.sh(f"env >/share/env; {WAIT}", *asked, "--gpus", "2", "-J", "second")
+    second = stopped.sh(f"env >/share/e && mv /share/e /share/env; {WAIT}", *asked, "--gpus", "2", "-J", "second")
     alone = stopped.sh(WAIT, "--gpus", "1", "--nodelist", "dgx001", "--mount", f"{share}:/share")
     beside = stopped.wait_state(second, "RUNNING").allocation
     assert held is not None
     assert beside is not None
     assert (held.parts[0].gpus, beside.parts[0].gpus) == (tuple(range(8)), (0, 1))
-    env = dict(line.split("=", 1) for line in wait_until(lambda: (share / "env").read_text(), 20, "env").splitlines())
+    told = wait_until(lambda: (p := share / "env").exists() and p, 20, "its environment").read_text()
+    env = dict(line.split("=", 1) for line in told.splitlines())
     assert env["CUDA_MPS_PIPE_DIRECTORY"] == str(pipe)
     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M,1=20480M"
     assert stopped.wait_state(alone, "PENDING").allocation is None

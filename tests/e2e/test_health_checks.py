@@ -23,7 +23,7 @@ SMALL = ("--gpus", "2", "--cpus", "1", "--mem", "256M")
 def declare(
     cluster: Cluster, checks: Sequence[Mapping[str, object]], nodes: Sequence[str] = NODES[:1], **settings: object
 ) -> None:
-    entry = {"health_checks": [{"timeout": "20s", **check} for check in checks]}
+    entry = {"health_checks": [{"timeout": "5m", **check} for check in checks]}
     cluster.write_inventory({"tick": "1s", **settings}, nodes=dict.fromkeys(nodes, entry))
 
 
@@ -107,7 +107,8 @@ def test_what_hangs_is_killed_on_the_node_and_others_go_on(stopped: Cluster, sha
 
 
 def test_ranks_start_when_the_check_has_passed_on_all_nodes(stopped: Cluster, share: Path) -> None:
-    meet = f"""env | grep -E "^(GPUSCHED|MASTER|CUDA)_" >{share}/env.$GPUSCHED_NODE_RANK
+    meet = f"""env | grep -E "^(GPUSCHED|MASTER|CUDA)_" >{share}/part.$GPUSCHED_NODE_RANK
+        mv {share}/part.$GPUSCHED_NODE_RANK {share}/env.$GPUSCHED_NODE_RANK
         until [ -e {share}/env.0 ] && [ -e {share}/env.1 ]; do sleep 0.1; done
         until [ -e {share}/judged ]; do sleep 0.1; done
         ! [ -e {share}/bad.$GPUSCHED_NODE ]"""

@@ -184,7 +184,7 @@ def test_what_cannot_be_is_refused_in_one_line_and_nothing_is_queued(
 SAMPLER = """
 import os, sys
 mark, stop, seen, count = sys.argv[1][::-1].encode(), sys.argv[2], set(), 0
-while not os.path.exists(stop):
+while count < 4 or not os.path.exists(stop):
     count += 1
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for what in ("cmdline", "environ"):

@@ -34,6 +34,7 @@ from gpusched.traces.readers.history import trace_of
 from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
 from tests.e2e.conftest import Cluster
+from tests.e2e.decisions import TIMER
 from tests.testbed import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -41,21 +42,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 POLICIES = {"A100": "sjf", "V100": "easy"}
 FILES = Path(__file__).parents[2] / "gpusched" / "data" / "policies"
 CLOSE_S = 1e-5
-CONTROLLER = """
-import os
-from gpusched.__main__ import main
-from gpusched.controller.planning import Planner
-
-def noted(self, inventory, charge, unread, now, plan=Planner.plan):
-    decided = plan(self, inventory, charge, unread, now)
-    if decided is None or not decided.unread:  # else it is decided again, with these nodes read
-        with open(os.environ["DECISIONS"], "a") as file:
-            print(repr(now), file=file)
-    return decided
-
-Planner.plan = noted
-main()
-"""
 
 # GPUs, seconds, time limit, and what it waits for: a dependency's kind and the number of the job in this list.
 # 12 and 16 GPUs are gangs over both nodes. A limit in seconds ends the job; "!" fails it.
@@ -216,7 +202,7 @@ def test_the_simulator_decides_as_the_controller_did(
     ids: dict[str, list[str]] = {}
     submit(stopped, jobs[: 2 * EARLY], ids)
     noted = tmp_path / "decisions"
-    stopped.start_controller(program=("-c", CONTROLLER), DECISIONS=str(noted))
+    stopped.start_controller(program=("-c", TIMER), DECISIONS=str(noted))
     submit(stopped, jobs[2 * EARLY :], ids)
 
     def over() -> bool:

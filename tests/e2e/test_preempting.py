@@ -12,10 +12,11 @@ from tests.testbed import wait_until
 
 pytestmark = pytest.mark.slow
 
-# What it has done it saves, and the next attempt goes on from there; saving takes a second, and it ends with 0.
+# What it has done it saves, and the next attempt goes on from there; saving takes as long as the test wants.
 SAVES = (
     "echo attempt $GPUSCHED_ATTEMPT;"
-    " trap 'sleep 1; echo $GPUSCHED_ATTEMPT >>/share/saved.$GPUSCHED_JOB_ID; exit 0' TERM;"
+    " trap 'until [ -e /share/saves ]; do sleep 0.1; done;"
+    " echo $GPUSCHED_ATTEMPT >>/share/saved.$GPUSCHED_JOB_ID; exit 0' TERM;"
     " until [ -e /share/long ]; do sleep 0.1; done"
 )
 
@@ -31,7 +32,7 @@ def preempting(stopped: Cluster) -> Cluster:
     folder.mkdir()
     (folder / "stopper.yaml").write_text(stopping.YAML)
     stopping.write(folder / "stopper/A100.safetensors")
-    stopped.write_inventory(policies={"A100": "stopper"})
+    stopped.write_inventory({"grace": "10m"}, policies={"A100": "stopper"})
     stopped.start_controller()
     return stopped
 
@@ -50,6 +51,7 @@ def test_one_of_two_long_jobs_makes_room_and_goes_on_later(preempting: Cluster, 
         cluster.kill_controller()
         assert cluster.state_of(victim) == "COMPLETING"
         cluster.start_controller()
+    (traces.folder / "saves").touch()
     for job in shorts:
         cluster.wait_state(job, "RUNNING")
     waiting = cluster.wait_state(victim, "PENDING")

@@ -55,7 +55,7 @@ def test_an_array_runs_each_index_once_and_no_more_at_once_than_asked(house: Clu
 
 
 def test_a_chain_goes_on_at_its_limit_and_tasks_follow_their_partners(house: Cluster, share: Path) -> None:
-    script = 'echo "$GPUSCHED_ARRAY_INDEX" >>/share/links; [ "$GPUSCHED_ARRAY_INDEX" != 1 ] || sleep 60'
+    script = 'echo "$GPUSCHED_ARRAY_INDEX" >>/share/links; [ "$GPUSCHED_ARRAY_INDEX" != 1 ] || sleep 6000'
     chain = house.shared(script, share, "--gpus", "1", "--chain", "3", "-t", "0:00:03")
     failing = 'echo "a$GPUSCHED_ARRAY_INDEX" >>/share/order; [ "$GPUSCHED_ARRAY_INDEX" != 1 ]'
     first = house.shared(failing, share, "--gpus", "1", "--array", "0-2")

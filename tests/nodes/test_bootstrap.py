@@ -3,12 +3,12 @@
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpusched.nodes.payload import bootstrap, gpus
+from tests.testbed.waiting import wait_until
 
 FILES = {"a.py": "A = 1\n", "sub/b.py": "B = 2\n", "sub/c.py": "C = 'ü'\n"}
 
@@ -119,19 +119,12 @@ def test_another_node_that_removes_the_same_old_version_costs_nothing(
 # -- what the child that reads GPUs has found by the time it is asked --------------------------------------------------
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def test_an_answer_that_lies_ready_is_taken_when_the_engine_took_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [{"count": 2, "driver_version": "1"}, {"gpu": {"index": 0}}, {"gpu": {"index": 1}}]
     monkeypatch.setattr(gpus, "messages", lambda only, want_links, request: iter(found))
     monkeypatch.setattr(gpus, "READ_LIMIT_S", 0.0)
     reading = gpus.GpuReadout({"deadline_s": 0.0})
-    wait_for(lambda: os.waitid(os.P_PID, reading.child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
+    wait_until(lambda: os.waitid(os.P_PID, reading.child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
     answer = reading.collect()
     assert answer["gpus"] == [{"index": 0}, {"index": 1}]
     assert answer["gpu_error"] is None

@@ -276,7 +276,7 @@ def test_a_signal_before_the_tasks_are_there_reaches_them() -> None:
         await tasks.start(lambda kind, number, data: codes.append(int(data)), _nothing, False, False)
         await tasks.done()
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 300))
     assert codes == [-signal.SIGTERM] * 2
 
 

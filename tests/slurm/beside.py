@@ -51,7 +51,11 @@ class NoNodes:
 
 
 class Beside:
-    """A controller of a `SlurmCluster` whose nodes are not asked; `later`: seconds that its clock is ahead; `at`: where it stands still."""
+    """A controller of a `SlurmCluster` whose nodes are not asked.
+
+    Attributes:
+        later: Seconds that its clock is ahead. at: When it stands still; None: it does not.
+    """
 
     def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster, self.site, self.later = cluster, cluster.site, 0.0

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tests.testbed import cgroups, docker, files, network, processes, sshd
@@ -86,11 +87,13 @@ class TestNode:
             RuntimeError: The node died on the way up; the message carries its log.
             TimeoutError: It did not come up in time.
         """
-        wait_until(self.answers, timeout_s, f"sshd on {self.name}")
+        with suppress(TimeoutError):
+            wait_until(self.answers, timeout_s / 12, least_s=0.0)
         assert self._process is not None
         unshare = self._process.pid
         self.init_pid = wait_until(lambda: processes.tree(unshare)[1:2], what=f"PID 1 of {self.name}")[0]
         wait_until(lambda: "tini" in processes.command_line(self.init_pid)[:1], what=f"tini on {self.name}")
+        sshd.start(self)  # at once where it answers; on a busy machine its first start may have failed
 
     def answers(self, timeout_s: float = 5.0) -> bool:
         """Whether sshd greets who connects, over the network, within `timeout_s` seconds.

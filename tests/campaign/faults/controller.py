@@ -101,7 +101,7 @@ class Second(Fault):
             self.had_effect = False
             return
         try:
-            done = self.site.cli(("controller", "tick")[self.pick(2)], check=False, timeout=60)
+            done = self.site.cli(("controller", "tick")[self.pick(2)], check=False, timeout=300)
         except subprocess.TimeoutExpired:  # the other one had just died: this one ran, and was killed
             self.had_effect = False
             return
@@ -133,7 +133,7 @@ class Standby(Fault):
         former.send_signal(signal.SIGCONT)
         if leads and self._frozen:
             with suppress(subprocess.TimeoutExpired):
-                former.wait(60)
+                former.wait(300)
             # Or it was to crash, or could not write why it ends.
             self.site.expect(former.poll() in (1, 2, -signal.SIGKILL), f"superseded, it ended with {former.poll()}")
         former.kill()

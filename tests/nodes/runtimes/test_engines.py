@@ -288,7 +288,8 @@ def test_a_container_without_a_folder_is_listed_and_removed(engine: World) -> No
 
 def test_a_strangers_container_of_our_name_is_left_alone(engine: World) -> None:
     name = engine.request("true").name
-    engine.do(RemoteScript((str(engine.name), "run", "-d", "--network", "host", "--name", name, IMAGE, "sleep", "6000")))
+    words = (str(engine.name), "run", "-d", "--network", "host", "--name", name, IMAGE, "sleep", "6000")
+    engine.do(RemoteScript(words))
     ref = engine.launch("true")
     attempt = engine.await_phase(ref, "failed")
     assert "in use" in attempt["error"]
