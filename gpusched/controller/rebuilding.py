@@ -36,7 +36,7 @@ from gpusched.queue.backup import LOGS, MANIFEST, NAME, TREES, copy_tree, find_b
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lease import TERM
-from gpusched.queue.reading import DATABASE
+from gpusched.queue.reading import DATABASE, open_to_read
 from gpusched.queue.store import Store
 
 WORK = ".recovery"
@@ -74,7 +74,7 @@ class Rebuild:
             copy_tree(self._backup.path.parent, state, LOGS)
         self._store.close()
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        for suffix in ("-wal", "-shm", ""):
+        for suffix in ("-wal", "-shm", "-journal", ""):  # another database's journal would damage this one
             old = state / f"{DATABASE}{suffix}"
             if old.exists():
                 old.rename(state / f"{DATABASE}.damaged-{stamp}{suffix}")
@@ -134,8 +134,8 @@ def _refuse_sound(state: Path) -> None:
     path = state / DATABASE
     if not path.exists():
         return
-    with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+    with contextlib.suppress(sqlite3.Error, UnicodeDecodeError, OSError):
+        with contextlib.closing(open_to_read(state).db) as db:
             filled = db.execute("PRAGMA user_version").fetchone()[0]  # SQLite takes 0 bytes for a sound database
             if filled and [row[0] for row in db.execute("PRAGMA integrity_check(1)")] == ["ok"]:
                 raise GpuschedError(

@@ -26,7 +26,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.backups import Backup, BackupManifest
 from gpusched.model.resources import BackupSettings
 from gpusched.queue.private import create_private
-from gpusched.queue.reading import DATABASE
+from gpusched.queue.reading import DATABASE, connect
 from gpusched.queue.schema import SCHEMA_VERSION
 
 MANIFEST = "manifest.json"
@@ -182,9 +182,8 @@ def _copy_database(source: Path, copy: Path, now: float, stop: Callable[[], bool
         time.sleep(PAUSE_S)
 
     create_private(copy)
-    uri = f"{source.absolute().as_uri()}?mode=ro"
     with (
-        contextlib.closing(sqlite3.connect(uri, uri=True, timeout=10.0, isolation_level=None)) as db,
+        contextlib.closing(connect(source)) as db,
         contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as part,
     ):
         part.executescript("PRAGMA synchronous=OFF; PRAGMA journal_mode=OFF;")  # it is synced as a whole

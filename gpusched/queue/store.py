@@ -720,7 +720,7 @@ class Store(
             Superseded: The term is over.
             GpuschedError: Not a database of this version, or not writable.
         """
-        from gpusched.queue.private import make_private, on_network_filesystem  # readers start faster without it
+        from gpusched.queue.private import lacks_shared_memory, make_private  # readers start faster without it
 
         path = state / DATABASE
         try:
@@ -730,7 +730,7 @@ class Store(
             db = connect_to_write(path, waiting)
             # WAL's index is memory that processes of one machine share: after a take-over by another machine, its
             # index may be an old one. A rollback journal needs locks only.
-            journal = "DELETE" if on_network_filesystem(state) else "WAL"
+            journal = "DELETE" if lacks_shared_memory(state) else "WAL"
             db.executescript(f"PRAGMA journal_mode={journal}; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;")
             db.execute(f"PRAGMA journal_size_limit = {MAX_IDLE_WAL_BYTES}")
             store = cls(db)
