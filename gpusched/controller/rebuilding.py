@@ -32,7 +32,7 @@ from gpusched.model.resources import Inventory, Node
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.records import find_clusters, read_records
 from gpusched.nodes.transport import TransportError
-from gpusched.queue.backup import LOGS, MANIFEST, NAME, TREES, copy_tree, find_backup, refuse_as_root
+from gpusched.queue.backup import AUDIT, LOGS, MANIFEST, NAME, TREES, copy_tree, find_backup, refuse_as_root
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lease import TERM
@@ -72,6 +72,10 @@ class Rebuild:
             for tree in TREES:
                 copy_tree(self._backup.path, state, tree)
             copy_tree(self._backup.path.parent, state, LOGS)
+            # The audit log only as a whole: in one that is still there files have other names since.
+            if (self._backup.path / AUDIT).is_dir() and not any((state / AUDIT).glob("*.jsonl")):
+                copy_tree(self._backup.path, work, AUDIT)
+                (work / AUDIT).rename(state / AUDIT)
         self._store.close()
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         for suffix in ("-wal", "-shm", "-journal", ""):  # another database's journal would damage this one

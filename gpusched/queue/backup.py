@@ -32,6 +32,7 @@ from gpusched.queue.schema import SCHEMA_VERSION
 MANIFEST = "manifest.json"
 INVENTORY = "inventory.yaml"
 INBOX = "inbox/new"
+AUDIT = "audit"
 TREES = (INBOX, "policies", "candidates", "reports", "secrets", "programs")
 LOGS = "logs"
 PAGES_PER_STEP = 256
@@ -81,7 +82,7 @@ def make_backup(
                 _copy_trees(state, part, TREES[:1], before, stop)
                 manifest = _copy_database(state / DATABASE, part / DATABASE, now, stop)
                 _refuse_mixture(earlier, manifest.cluster_id, target)
-                _copy_trees(state, part, TREES[1:], before, stop)
+                _copy_trees(state, part, (*TREES[1:], AUDIT), before, stop)
                 if inventory is not None:
                     with contextlib.suppress(FileNotFoundError):
                         shutil.copyfile(inventory, part / INVENTORY)

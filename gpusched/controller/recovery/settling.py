@@ -88,7 +88,7 @@ def settle(
     changed: list[JobRecord] = []
     for job_id in sorted(concerned | evidence.latest.keys()):
         known = active.get(job_id) or store.job(job_id)
-        job, outcome, note = _judge(known, evidence.latest.get(job_id), evidence, silent, now)
+        job, outcome, note = _judge(known, evidence.latest.get(job_id), evidence, now)
         if job is None:
             continue
         if job is not known:
@@ -123,7 +123,7 @@ def settle(
 
 
 def _judge(
-    known: JobRecord | None, latest: AttemptRecord | None, evidence: _Evidence, silent: Set[str], now: float
+    known: JobRecord | None, latest: AttemptRecord | None, evidence: _Evidence, now: float
 ) -> tuple[JobRecord | None, RecoveryOutcome, str]:
     """Return a job as it is by all that is known, and how that was found; None: it is as the store has it, at rest.
 
@@ -131,7 +131,6 @@ def _judge(
         known: As in the store, which the result is (the same object) where nothing changes.
         latest: The nodes' latest record of it.
         evidence: Of the nodes that answered.
-        silent: Nodes that did not.
         now: Unix seconds.
     """
     if latest is not None:
@@ -139,9 +138,12 @@ def _judge(
         outcome: RecoveryOutcome = "recovered" if known is None else "settled"
         if latest.job.state not in ACTIVE and (known is None or is_newer or known.state in ACTIVE):
             if known is None or latest.job.attempt >= known.attempt:
-                return latest.job, outcome, ""
+                return _with_end(latest), outcome, ""
         elif is_newer:
-            return _as_left(latest.job, evidence, silent), outcome, ""
+            return _as_left(latest.job, evidence), outcome, ""
+        elif known is not None and known.state in ACTIVE and _has_joined(known, latest.job):
+            grown = msgspec.structs.replace(known, allocation=latest.job.allocation, resizes=latest.job.resizes)
+            return _as_left(grown, evidence), outcome, ""
     if known is None or known.state not in ACTIVE:
         return None, "running", ""
     if any(evidence.is_there(known, rank) for rank in known.ranks):
@@ -159,12 +161,24 @@ def _nodes(job: JobRecord) -> tuple[str, ...]:
     return tuple(part.node for part in job.allocation.parts) if job.allocation is not None else ()
 
 
-def _as_left(job: JobRecord, evidence: _Evidence, silent: Set[str]) -> JobRecord:
+def _as_left(job: JobRecord, evidence: _Evidence) -> JobRecord:
     """Return an active job; of a hot one, ranks that have left since are no part of it."""
     if not job.spec.is_hot or job.allocation is None:
         return job
-    parts = tuple(p for p in job.allocation.parts if p.node in silent or evidence.is_there(job, p.rank))
+    parts = tuple(p for p in job.allocation.parts if p.node not in evidence.nodes or evidence.is_there(job, p.rank))
     return msgspec.structs.replace(job, allocation=Allocation(job.id, parts)) if parts else job
+
+
+def _has_joined(known: JobRecord, latest: JobRecord) -> bool:
+    """Return whether ranks of the same attempt have joined a hot job since."""
+    return known.spec.is_hot and known.attempt == latest.attempt and not set(latest.ranks) <= set(known.ranks)
+
+
+def _with_end(record: AttemptRecord) -> JobRecord:
+    """Return the job of a record; one that has ended, and does not say when, had by then."""
+    if record.job.state not in ENDED or record.job.end_time is not None:
+        return record.job
+    return msgspec.structs.replace(record.job, end_time=record.time)
 
 
 def _record_run(store: Store, inventory: Inventory, before: JobRecord | None, job: JobRecord, now: float) -> None:

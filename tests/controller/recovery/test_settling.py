@@ -16,9 +16,11 @@ from gpusched.model.attemptrecords import AttemptRecord
 from gpusched.model.jobs import JobRecord, JobState, container_name
 from gpusched.model.readings import ContainerReading, Gpu, NodeReading
 from gpusched.nodes.records import NodeRecords
+from gpusched.queue.snapshots import held_gpus
 from gpusched.queue.store import NodeRecord, RankRecord, Store
 from tests.builders import job, spec
 from tests.controller.imagined import inventory
+from tests.controller.test_hot import hot_spec
 
 NOW = 10_000.0
 A, B, C = (node.name for node in inventory().nodes)
@@ -169,6 +171,33 @@ def test_a_run_that_the_backup_has_open_is_closed(store: Store) -> None:
     assert [(run.job_id, run.start_time, run.end_time, run.outcome) for run in runs] == [
         ("j", 7_000.0, 9_000.0, "COMPLETED"), ("n", 8_000.0, 8_500.0, "COMPLETED"),
     ]  # fmt: skip
+
+
+def test_a_record_of_an_ended_job_that_does_not_say_when_is_of_its_own_time(store: Store) -> None:
+    settled(store, evidence(ended=(record(one(state=JobState.FAILED, start_time=8_000.0), at=8_500.0),)))
+    assert kept(store).end_time == 8_500.0
+    assert [run.end_time for run in store.runs(0.0, NOW)] == [8_500.0]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_rank_that_has_joined_a_hot_job_since_keeps_its_gpus(store: Store, is_late: bool) -> None:
+    """``is_late``: its node answers after the others, when it is asked alone."""
+    asked = msgspec.structs.replace(hot_spec(1, 2), partition=PARTITION)
+    before = job("h", JobState.RUNNING, {A: (0,)}, spec=asked, start_time=7_000.0)
+    store.put_jobs([before])
+    grown = job("h", JobState.RUNNING, {A: (0,), B: (3,)}, spec=asked, start_time=7_000.0)
+    first, joined = record(before, at=7_000.0), record(grown, rank=1, at=9_000.0)
+    nodes = {
+        A: NodeEvidence(reading(A, before), NodeRecords([first], [], [])),
+        B: NodeEvidence(reading(B, grown), NodeRecords([joined], [], [])),
+    }
+    if is_late:
+        assert outcome(settled(store, {A: nodes.pop(A)}, silent=(B,))) == [("h", "running")]
+    with store.transaction():
+        found = settle(store, inventory(), nodes, set(), NOW)
+    assert (outcome(found), found.strays) == ([("h", "settled")], [])
+    assert held_gpus(store.active()) == {A: {0: ("h",)}, B: {3: ("h",)}}
+    assert sorted((rank.node, rank.gpus) for rank in store.ranks() if rank.node == B) == [(B, (3,))]
 
 
 def test_attempts_without_a_record_are_named(store: Store) -> None:
