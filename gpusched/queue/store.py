@@ -591,10 +591,20 @@ class Reader(
 
     def runs(self, since: float, until: float) -> list[RunRecord]:
         """Return started attempts that overlap [since, until), in order of start."""
+        return self._runs(lambda columns: self._overlapping(columns, since, until, "ORDER BY start_time"))
+
+    def runs_of_attempt(self, job_id: str, attempt: int) -> list[RunRecord]:
+        """Return a started attempt, or its parts, in order of start."""
+        where = "job_id = ? AND attempt = ? ORDER BY start_time"
+        return self._runs(
+            lambda columns: self._db.execute(f"SELECT {columns} FROM runs WHERE {where}", (job_id, attempt))
+        )
+
+    def _runs(self, select: Callable[[str], sqlite3.Cursor]) -> list[RunRecord]:
         columns = "job_id, attempt, user, partition, flavor, share, gpus, start_time, end_time, outcome, allocation"
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         columns += ", worked_until" if version >= WORK_SINCE_VERSION else ", NULL"
-        rows = self._overlapping(columns, since, until, "ORDER BY start_time")
+        rows = select(columns)
         return [
             RunRecord(
                 job_id=r[0], attempt=r[1], user=r[2], partition=r[3], flavor=r[4], share=r[5], gpus=r[6],

@@ -19,7 +19,7 @@ from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.recovery import RecoveredJob, RecoveryOutcome
 from gpusched.model.resources import Inventory, Node
 from gpusched.nodes.records import NodeRecords, name_of
-from gpusched.queue.store import NodeRecord, RankRecord, Store, UsageRow
+from gpusched.queue.store import NodeRecord, RankRecord, RunRecord, Store, UsageRow
 
 UNKNOWN_OUTCOME = "OutcomeUnknown"
 
@@ -100,6 +100,7 @@ def settle(
             )
         )  # fmt: skip
     store.put_jobs(changed)
+    _record_earlier_runs(store, evidence)
     for job in changed:
         _record_run(store, inventory, active.get(job.id), job, now)
     _add_ranks(store, inventory, evidence, changed)
@@ -179,6 +180,18 @@ def _with_end(record: AttemptRecord) -> JobRecord:
     if record.job.state not in ENDED or record.job.end_time is not None:
         return record.job
     return msgspec.structs.replace(record.job, end_time=record.time)
+
+
+def _record_earlier_runs(store: Store, evidence: _Evidence) -> None:
+    """Close, or add, the runs of attempts after which their jobs waited again."""
+    records = {(r.job.id, r.job.attempt): r for found in evidence.nodes.values() for r in found.records.ended if r.runs}
+    for (job_id, attempt), record in records.items():
+        is_known = bool(store.runs_of_attempt(job_id, attempt))
+        for run in msgspec.convert(record.runs, tuple[RunRecord, ...]):
+            if not is_known:
+                store.open_run(msgspec.structs.replace(run, group=record.job.spec.group, qos=record.job.spec.qos))
+            end = run.end_time if run.end_time is not None else record.time
+            store.close_run(job_id, attempt, end, JobState(run.outcome or JobState.NODE_FAIL), run.worked_until)
 
 
 def _record_run(store: Store, inventory: Inventory, before: JobRecord | None, job: JobRecord, now: float) -> None:
@@ -284,13 +297,17 @@ def _held(
     node: str, found: NodeEvidence, jobs: Mapping[str, JobRecord]
 ) -> dict[int, list[GpuHolding]]:
     """Return who held which GPU of a node, and when, as far as it is known."""
-    spans = {(job.id, job.attempt): (job, job.start_time or float("-inf")) for job in jobs.values()}
+    spans = {(job.id, job.attempt, -1): (job, job.start_time or float("-inf")) for job in jobs.values()}
     for record in (*found.records.ended, *found.records.live):
         begin = record.intended_at if record.intended_at is not None else record.time
         job = jobs.get(record.job.id)
         if job is None or job.attempt != record.job.attempt:
             job = msgspec.structs.replace(record.job, end_time=record.job.end_time or record.time)
-        spans[job.id, job.attempt] = (job, begin)
+        if record.runs:
+            part = NodeAllocation(rank=record.rank, node=node, gpus=record.held, cores=0, memory_mib=0)
+            end = record.runs[-1]["end_time"] or record.time
+            job = msgspec.structs.replace(record.job, allocation=Allocation(job.id, (part,)), end_time=end)
+        spans[job.id, job.attempt, record.rank if record.runs else -1] = (job, begin)
     held: dict[int, list[GpuHolding]] = {}
     for job, begin in spans.values():
         for gpu, some in holdings(node, [job], found.reading.time).items():

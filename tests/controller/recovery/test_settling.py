@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpusched.controller.ledger import run_of
 from gpusched.controller.recovery.settling import UNKNOWN_OUTCOME, NodeEvidence, Settled, settle
 from gpusched.controller.recovery.unsettled import UnsettledNodes, leave_unsettled
 from gpusched.model.arrays import tasks_of
@@ -159,8 +160,6 @@ def test_energy_of_the_lost_time_is_of_those_who_had_the_gpu(store: Store) -> No
 
 
 def test_a_run_that_the_backup_has_open_is_closed(store: Store) -> None:
-    from gpusched.controller.ledger import run_of
-
     running = one(state=JobState.RUNNING, start_time=7_000.0)
     store.put_jobs([running])
     store.open_run(run_of(running, inventory()))
@@ -198,6 +197,30 @@ def test_a_rank_that_has_joined_a_hot_job_since_keeps_its_gpus(store: Store, is_
     assert (outcome(found), found.strays) == ([("h", "settled")], [])
     assert held_gpus(store.active()) == {A: {0: ("h",)}, B: {3: ("h",)}}
     assert sorted((rank.node, rank.gpus) for rank in store.ranks() if rank.node == B) == [(B, (3,))]
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_runs_and_energy_of_an_earlier_attempt_come_back(store: Store, is_open: bool) -> None:
+    """It was stopped for another job and waits again, or has begun again elsewhere; ``is_open``: as in the backup."""
+    store.put_nodes([NodeRecord(name=A, reading=reading(A, joules=1000.0, time=8_000.0))])
+    first = one(state=JobState.RUNNING, start_time=8_100.0)
+    run = msgspec.structs.replace(run_of(first, inventory()), end_time=8_500.0, outcome="PREEMPTED")
+    if is_open:
+        store.put_jobs([first])
+        store.open_run(run)
+    back = one(state=JobState.PENDING)
+    back = msgspec.structs.replace(back, allocation=None)
+    kept_there = msgspec.structs.replace(
+        record(back, at=8_100.0, joules=5000.0), time=8_600.0, read=8_600.0, held=(0,), runs=(msgspec.to_builtins(run),)
+    )
+    again = record(one(attempt=2, node=B), at=9_200.0)
+    settled(store, evidence(ended=(kept_there,), joules=5000.0) | evidence(B, live=(again,)))
+    assert [(r.job_id, r.attempt, r.start_time, r.end_time, r.outcome) for r in store.runs(0.0, NOW)] == [
+        ("j", 1, 8_100.0, 8_500.0, "PREEMPTED")
+    ]
+    assert (kept(store).state, kept(store).attempt) == (JobState.STARTING, 2)
+    assert sum(row.gpu_s for row in store.usage_of_job("j") if row.node == A) == pytest.approx(400.0)
+    assert store.job_energy("j") == pytest.approx(4000.0 * 400 / 600)
 
 
 def test_attempts_without_a_record_are_named(store: Store) -> None:
