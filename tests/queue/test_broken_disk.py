@@ -1,4 +1,4 @@
-"""A store with a rollback journal, whose writer is amid a commit or was killed there: nobody reads half of it."""
+"""A store on a disk that fails: on FUSE, and with a rollback journal whose writer is amid a commit, or died there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from gpusched.queue.reading import DATABASE
 from gpusched.queue.store import Reader, Store
 from tests.controller.imagined import inventory
 from tests.controller.test_rebuilding import no_nodes
+from tests.testbed.fuse import READS, SYNCS, WRITES, FuseMount
 
 NOW = 1_800_000_000.0
 BEFORE, AFTER = ["before"] * 300, ["after"] * 300
@@ -124,3 +126,46 @@ def test_an_earlier_versions_database_moves_to_a_new_file_without_half_a_commit(
     Store.create_or_open(state).close()
     assert kinds(Reader.open(state)) == BEFORE
     assert not [name for name in os.listdir(state) if "private" in name or "journal" in name]
+
+
+@pytest.fixture
+def fuse(tmp_path: Path) -> Iterator[FuseMount]:
+    for name in ("behind", "mounted"):
+        (tmp_path / name).mkdir()
+    try:
+        mount = FuseMount(tmp_path / "behind", tmp_path / "mounted")
+    except OSError as error:
+        pytest.skip(f"{error.strerror} (needs root and /dev/fuse)")
+    yield mount
+    mount.close()
+
+
+def test_what_was_accepted_stays_whatever_a_fuse_fails_to_read_write_or_sync(fuse: FuseMount) -> None:
+    """EIO at drawn operations; the writer goes on, or is opened anew."""
+    rng, state, accepted, tried = Random(7), fuse.mountpoint / "state", list[float](), set[float]()
+    store: Store | None = Store.create_or_open(state)
+    assert store is not None
+    assert store._db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    failed = 0
+    for number in range(60):
+        fuse.fail(rng.choice((READS, WRITES, SYNCS, READS | WRITES | SYNCS)), rng.randrange(8), rng.choice((1, 2, 9)))
+        tried.add(number)
+        try:
+            store = store or Store.create_or_open(state)
+            store.append([Event(time=number, kind="told", data={"pad": "x" * rng.randrange(9000)})])
+            accepted.append(number)
+        except (sqlite3.Error, OSError, GpuschedError):
+            failed += 1
+            if store is not None and rng.random() < 0.5:
+                store.close()
+                store = None
+        fuse.heal()
+        reader = Reader.open(state)
+        assert reader is not None
+        found = [event.time for event in reader.events()]
+        reader.close()
+        assert set(accepted) <= set(found) <= tried
+        assert len(set(found)) == len(found)
+    assert failed > 5
+    if store is not None:
+        store.close()
