@@ -77,11 +77,15 @@ def result_path(state: Path, job_id: str, attempt: int, rank: int) -> Path:
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file atomically: after a crash, even of the machine, either the old or the new one exists.
 
-    Of several writers, on several machines too, the last one's file stays.
+    Of several writers, on several machines too, the last one's file stays. What is no file, such as /dev/null, is
+    written to: root could replace it.
 
     Raises:
         OSError: It cannot be written.
     """
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
     try:
         with open(partial, "xb") as file:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from gpusched.cluster.base import ClusterBackend, NodeObservation, Operation, RankKey
 from gpusched.config.paths import SHARED_STATE, log_path, result_path
 from gpusched.controller.cleanup import clean_up_leftovers, forget_jobs, remove_strays
-from gpusched.controller.commandfiles import CommandApplier
+from gpusched.controller.commandfiles import CommandApplier, requeue_fields
 from gpusched.controller.cutting import CutPlanner, begin_cuts, has_cuts, nodes_being_cut, settle_cuts
 from gpusched.controller.deciding import Decider
 from gpusched.controller.escalating import stuck_message
@@ -370,10 +371,17 @@ class Cycle:
     def _with_record(self, operation: Operation, node: NodeRecord | None, now: float) -> Operation:
         """Add what the node keeps of an ended attempt to its removal."""
         job = self._store.job(operation.rank.job_id) if operation.verb == "remove" else None
-        if job is None or job.attempt != operation.rank.attempt:  # its next attempt has a record of its own
+        if job is None:
             return operation
         rank, reading = operation.rank, node.reading if node is not None else None
-        record = attempt_record(job, rank.rank, rank.runtime, rank.gpus, rank.intended_at, reading, now)
+        is_later, runs = job.attempt != rank.attempt, list[dict[str, Any]]()
+        if is_later or (job.state is JobState.PENDING and job.allocation is None):
+            runs = [msgspec.to_builtins(run) for run in self._store.runs_of_attempt(job.id, rank.attempt)]
+        if is_later:  # its present attempt has a record of its own
+            if not runs:
+                return operation
+            job = msgspec.structs.replace(job, state=JobState.PENDING, attempt=rank.attempt, **requeue_fields(""))
+        record = attempt_record(job, rank.rank, rank.runtime, rank.gpus, rank.intended_at, reading, now, tuple(runs))
         return msgspec.structs.replace(operation, note=record.decode())
 
     def _with_destination(self, operation: Operation) -> Operation:

@@ -32,11 +32,11 @@ from gpusched.model.resources import Inventory, Node
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.records import find_clusters, read_records
 from gpusched.nodes.transport import TransportError
-from gpusched.queue.backup import LOGS, MANIFEST, NAME, TREES, copy_tree, find_backup, refuse_as_root
+from gpusched.queue.backup import AUDIT, LOGS, MANIFEST, NAME, TREES, copy_tree, find_backup, refuse_as_root
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lease import TERM
-from gpusched.queue.reading import DATABASE
+from gpusched.queue.reading import DATABASE, open_to_read
 from gpusched.queue.store import Store
 
 WORK = ".recovery"
@@ -72,9 +72,13 @@ class Rebuild:
             for tree in TREES:
                 copy_tree(self._backup.path, state, tree)
             copy_tree(self._backup.path.parent, state, LOGS)
+            # The audit log only as a whole: in one that is still there files have other names since.
+            if (self._backup.path / AUDIT).is_dir() and not any((state / AUDIT).glob("*.jsonl")):
+                copy_tree(self._backup.path, work, AUDIT)
+                (work / AUDIT).rename(state / AUDIT)
         self._store.close()
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        for suffix in ("-wal", "-shm", ""):
+        for suffix in ("-wal", "-shm", "-journal", ""):  # another database's journal would damage this one
             old = state / f"{DATABASE}{suffix}"
             if old.exists():
                 old.rename(state / f"{DATABASE}.damaged-{stamp}{suffix}")
@@ -134,8 +138,8 @@ def _refuse_sound(state: Path) -> None:
     path = state / DATABASE
     if not path.exists():
         return
-    with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+    with contextlib.suppress(sqlite3.Error, UnicodeDecodeError, OSError):
+        with contextlib.closing(open_to_read(state).db) as db:
             filled = db.execute("PRAGMA user_version").fetchone()[0]  # SQLite takes 0 bytes for a sound database
             if filled and [row[0] for row in db.execute("PRAGMA integrity_check(1)")] == ["ok"]:
                 raise GpuschedError(

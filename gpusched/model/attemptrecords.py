@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from gpusched.model.jobs import JobRecord
@@ -20,6 +22,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
         intended_at: When the rank got its GPUs; None: not known.
         boot_id, gpus: The node's boot, and the energy counters of the rank's GPUs, as last read before that.
         read: When that was (Unix seconds); None: never.
+        held, runs: Of an attempt after which its job waits again, and so says nothing of it: the rank's GPUs, and the
+            attempt's `gpusched.queue.store.RunRecord`s.
     """
 
     job: JobRecord
@@ -30,6 +34,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str | None = None
     gpus: tuple[Gpu, ...] = ()
     read: float | None = None
+    held: tuple[int, ...] = ()
+    runs: tuple[dict[str, Any], ...] = ()
 
 
 def attempt_record(
@@ -40,6 +46,7 @@ def attempt_record(
     intended_at: float | None,
     reading: NodeReading | None,
     now: float,
+    runs: tuple[dict[str, Any], ...] = (),
 ) -> bytes:
     """Return the record as JSON; ``gpus``: the rank's, as in its allocation, ``reading``: the node's last one."""
     whole = {gpu_of(number) for number in gpus}
@@ -52,5 +59,6 @@ def attempt_record(
         AttemptRecord(
             job=job, rank=rank, runtime=runtime, time=now, intended_at=intended_at, gpus=tuple(counters),
             boot_id=reading.boot_id if reading else None, read=reading.time if reading else None,
+            held=gpus if runs else (), runs=runs,
         )
     )  # fmt: skip

@@ -42,9 +42,11 @@ sed 's/^/term /' "$root/term" 2>/dev/null
 for dir in "$root"/gpusched-*; do
     [ -d "$dir" ] || continue
     sed 's/^/live /' "$dir/RECORD" 2>/dev/null || [ ! -d "$dir" ] || printf 'unknown %s\\n' "${dir##*/}"
+    echo
 done
 for day in "$root"/ended/*; do
     [ ! -d "$day" ] || [ "${day##*/}" -lt SINCE ] || find "$day" -name 'gpusched-*' -exec sed 's/^/ended /' {} +
+    echo  # a record that was cut off ends without one
 done
 echo end
 """
@@ -89,7 +91,7 @@ def read_records(transport: Transport, cluster_id: str, node: str, since: float 
     found = NodeRecords([], [], [])
     day = int(since // 86400) - 1  # its clock may be behind
     asked = script(root + _READ.replace("RECORD", RECORD).replace("SINCE", str(day)))
-    for line in _lines(transport, node, asked):
+    for line in filter(None, _lines(transport, node, asked)):
         word, _, rest = line.partition(b" ")
         try:
             if word == b"term":

@@ -26,12 +26,13 @@ from gpusched.errors import GpuschedError
 from gpusched.model.backups import Backup, BackupManifest
 from gpusched.model.resources import BackupSettings
 from gpusched.queue.private import create_private
-from gpusched.queue.reading import DATABASE
+from gpusched.queue.reading import DATABASE, connect
 from gpusched.queue.schema import SCHEMA_VERSION
 
 MANIFEST = "manifest.json"
 INVENTORY = "inventory.yaml"
 INBOX = "inbox/new"
+AUDIT = "audit"
 TREES = (INBOX, "policies", "candidates", "reports", "secrets", "programs")
 LOGS = "logs"
 PAGES_PER_STEP = 256
@@ -81,7 +82,7 @@ def make_backup(
                 _copy_trees(state, part, TREES[:1], before, stop)
                 manifest = _copy_database(state / DATABASE, part / DATABASE, now, stop)
                 _refuse_mixture(earlier, manifest.cluster_id, target)
-                _copy_trees(state, part, TREES[1:], before, stop)
+                _copy_trees(state, part, (*TREES[1:], AUDIT), before, stop)
                 if inventory is not None:
                     with contextlib.suppress(FileNotFoundError):
                         shutil.copyfile(inventory, part / INVENTORY)
@@ -182,9 +183,8 @@ def _copy_database(source: Path, copy: Path, now: float, stop: Callable[[], bool
         time.sleep(PAUSE_S)
 
     create_private(copy)
-    uri = f"{source.absolute().as_uri()}?mode=ro"
     with (
-        contextlib.closing(sqlite3.connect(uri, uri=True, timeout=10.0, isolation_level=None)) as db,
+        contextlib.closing(connect(source)) as db,
         contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as part,
     ):
         part.executescript("PRAGMA synchronous=OFF; PRAGMA journal_mode=OFF;")  # it is synced as a whole

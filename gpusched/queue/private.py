@@ -26,7 +26,7 @@ def make_private(path: Path) -> None:
 
     Earlier versions let all users open them. Some may have them open still, so the database moves to a new file.
     """
-    files = [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm")]
+    files = [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
     try:
         create_private(path)
         return
@@ -42,18 +42,18 @@ def make_private(path: Path) -> None:
         for file in there:
             file.chmod(0o600)
         return
-    # Between these two steps the old WAL lies beside the new file: it holds nothing that this has not.
+    # Between these two steps the old WAL or journal lies beside the new file: it holds nothing that this has not.
     part.replace(path)
     for file in files[1:]:
         file.unlink(missing_ok=True)
 
 
 def _copy_whole(path: Path, part: Path) -> None:
-    """Copy an idle database with its WAL into one synced file, without taking a lock."""
+    """Copy an idle database with its WAL or journal into one synced file, without taking a lock."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         file, copy = path.with_name(path.name + suffix), part.with_name(part.name + suffix)
         copy.unlink(missing_ok=True)
-        if suffix in ("", "-wal") and file.exists():
+        if suffix != "-shm" and file.exists():
             create_private(copy)
             shutil.copyfile(file, copy)
     db = sqlite3.connect(part, isolation_level=None)
@@ -69,11 +69,14 @@ def _copy_whole(path: Path, part: Path) -> None:
         os.fsync(whole.fileno())
 
 
-_NETWORK_TYPES = ("nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "ocfs2", "gfs2", "9p", "afs")
+# Of FUSE all: it may drop what was written to a mapping of a file, and WAL's index goes back by that.
+_WITHOUT_SHARED_MEMORY = (
+    "fuse", "nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "ocfs2", "gfs2", "9p", "afs",
+)  # fmt: skip
 
 
-def on_network_filesystem(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
-    """Return whether other machines may use the folder, too; False where that cannot be found out."""
+def lacks_shared_memory(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
+    """Return whether a mapping of a file there may differ between processes; False where that cannot be found out."""
     try:
         device = folder.stat().st_dev
         wanted = f"{os.major(device)}:{os.minor(device)}"
@@ -81,4 +84,4 @@ def on_network_filesystem(folder: Path, mounts: Path = Path("/proc/self/mountinf
     except OSError:
         return False
     types = {words[words.index("-") + 1] for words in lines if words[2] == wanted and "-" in words}
-    return any(kind.removeprefix("fuse.").startswith(_NETWORK_TYPES) for kind in types)
+    return any(kind.startswith(_WITHOUT_SHARED_MEMORY) for kind in types)

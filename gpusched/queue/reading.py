@@ -53,7 +53,7 @@ def open_to_read(state: Path) -> Opened:
     if path.name == DATABASE:
         if not os.access(path, os.R_OK, effective_ids=True):
             raise PermissionError(f"it belongs to another user, and no copy of it is in {state / PUBLISHED}")
-        return Opened(_connect(path))
+        return Opened(connect(path))
     for attempt in range(_TRIES):
         try:
             copy = Path(os.path.realpath(path))
@@ -78,14 +78,28 @@ def _stamp(path: Path) -> Stamp:
     return status.st_ino, status.st_mtime_ns
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
+    """Connect to the store itself, read-only.
+
+    Raises:
+        sqlite3.Error: It cannot be read.
+    """
     try:
         return _connected(path, "mode=ro")
-    except sqlite3.OperationalError:
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_READONLY_ROLLBACK:
+            # The writer was killed amid a commit by a rollback journal: half of it is in the database. Who opens it
+            # for writing undoes that.
+            _connected(path, "mode=rw").close()
+            return _connected(path, "mode=ro")
         # A reader without write permission cannot open a WAL database that no process has open; then nothing writes it.
-        if path.with_name(path.name + "-wal").exists():
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY or _is_in_use(path):
             raise
         return _connected(path, "mode=ro&immutable=1")
+
+
+def _is_in_use(path: Path) -> bool:
+    return any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-journal"))
 
 
 def _connected(path: Path, mode: str) -> sqlite3.Connection:

@@ -596,10 +596,20 @@ class Reader(
 
     def runs(self, since: float, until: float) -> list[RunRecord]:
         """Return started attempts that overlap [since, until), in order of start."""
+        return self._runs(lambda columns: self._overlapping(columns, since, until, "ORDER BY start_time"))
+
+    def runs_of_attempt(self, job_id: str, attempt: int) -> list[RunRecord]:
+        """Return a started attempt, or its parts, in order of start."""
+        where = "job_id = ? AND attempt = ? ORDER BY start_time"
+        return self._runs(
+            lambda columns: self._db.execute(f"SELECT {columns} FROM runs WHERE {where}", (job_id, attempt))
+        )
+
+    def _runs(self, select: Callable[[str], sqlite3.Cursor]) -> list[RunRecord]:
         columns = "job_id, attempt, user, partition, flavor, share, gpus, start_time, end_time, outcome, allocation"
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         columns += ", worked_until" if version >= WORK_SINCE_VERSION else ", NULL"
-        rows = self._overlapping(columns, since, until, "ORDER BY start_time")
+        rows = select(columns)
         return [
             RunRecord(
                 job_id=r[0], attempt=r[1], user=r[2], partition=r[3], flavor=r[4], share=r[5], gpus=r[6],
@@ -725,7 +735,7 @@ class Store(
             Superseded: The term is over.
             GpuschedError: Not a database of this version, or not writable.
         """
-        from gpusched.queue.private import make_private, on_network_filesystem  # readers start faster without it
+        from gpusched.queue.private import lacks_shared_memory, make_private  # readers start faster without it
 
         path = state / DATABASE
         try:
@@ -735,7 +745,7 @@ class Store(
             db = connect_to_write(path, waiting)
             # WAL's index is memory that processes of one machine share: after a take-over by another machine, its
             # index may be an old one. A rollback journal needs locks only.
-            journal = "DELETE" if on_network_filesystem(state) else "WAL"
+            journal = "DELETE" if lacks_shared_memory(state) else "WAL"
             db.executescript(f"PRAGMA journal_mode={journal}; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;")
             db.execute(f"PRAGMA journal_size_limit = {MAX_IDLE_WAL_BYTES}")
             store = cls(db)

@@ -65,7 +65,8 @@ def run(schedule: Schedule, options: argparse.Namespace, folder: Path) -> int:
             folder.chmod(0o755)
             site: Site | BesideSlurm = BesideSlurm(slurm, folder)
         else:
-            site = Site(testbed, folder, shared=options.shared)
+            on_fuse = any(act.kind.startswith("fuse.") for act in schedule.acts)
+            site = Site(testbed, folder, shared=options.shared, on_fuse=on_fuse)
         ends.callback(site.close)
         site.flood = options.flood
         campaign = Campaign(site, schedule, print if options.verbose else lambda _: None)

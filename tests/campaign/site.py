@@ -45,8 +45,9 @@ class Site(Tormented):
         "node_fail_after": f"{NODE_FAIL_AFTER_S}s", "grace": "3s", "max_retries": 50,
     }  # fmt: skip
 
-    def __init__(self, testbed: Testbed, folder: Path, *, shared: bool = False) -> None:
+    def __init__(self, testbed: Testbed, folder: Path, *, shared: bool = False, on_fuse: bool = False) -> None:
         super().__init__(testbed, folder)
+        self.on_fuse = on_fuse
         self.set_up()
         self._other: tuple[str, ...] = ()
         if shared:

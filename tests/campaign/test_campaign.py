@@ -25,6 +25,13 @@ def test_a_seed_is_a_schedule() -> None:
     assert sorted(act.number for act in first.acts if act.what == "submit") == list(range(50))
 
 
+def test_faults_of_fuse_are_drawn_only_where_they_are_named() -> None:
+    assert not any(kind.startswith("fuse.") for kind in matching("*", "native"))
+    assert matching("fuse.*,controller.kill", "native") == ["controller.kill", *matching("fuse.*", "native")]
+    with pytest.raises(ValueError, match="none of"):
+        matching("fuse.*", "slurm")
+
+
 STALL_S = 2.0
 ALWAYS = ("lost: ", "doubled: ", "GPU shared: ", "left: ", "a traceback", "a file ")
 """What must not be on any machine; the rest hangs on how soon things happen, and so says nothing of one that stalls."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ENDED, JobRecord
 from tests import commands
 from tests.campaign.ledger import Ledger
@@ -17,6 +19,7 @@ from tests.campaign.schedule import Work
 from tests.campaign.shim import SERVER, Shim
 from tests.e2e.conftest import Cluster
 from tests.testbed import processes
+from tests.testbed.fuse import FuseMount
 
 STATE_KIB = 96 << 10
 
@@ -36,6 +39,8 @@ class Tormented(Cluster):
     """
 
     accepted: dict[str, Work]
+    on_fuse = False
+    """Whether the state folder is on `fuse`."""
 
     def set_up(self) -> None:
         """Make folders and file systems."""
@@ -53,11 +58,13 @@ class Tormented(Cluster):
         self.backups, self.temp = self.folder / "backups", self.folder / "temp"
         self.backed_up: set[str] | None = None
         self.may_lose: set[str] = set()
-        for path in (self.state, self.backups, self.temp):
+        self._disk = self.folder / "disk" if self.on_fuse else self.state
+        for path in (self._disk, self.backups, self.temp):
             path.mkdir(exist_ok=True)
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={STATE_KIB}k", "campaign", path], check=True)
             self.mounts.append(path)
         self.temp.chmod(0o1777)
+        self.fuse = FuseMount(self._disk, self.state) if self.on_fuse else None
 
     def close(self) -> None:
         """Stop everything; nodes see what was mounted until they are started again."""
@@ -65,6 +72,8 @@ class Tormented(Cluster):
             super().close()
         finally:
             self.ledger.close()
+            if self.fuse is not None:
+                self.fuse.close()
             for mount in self.mounts:
                 subprocess.run(["umount", "-l", mount], check=False)
 
@@ -198,7 +207,7 @@ class Tormented(Cluster):
 
     def resize_state(self, left_kib: int | None) -> None:
         """Leave so much room in the state folder; None: as at first."""
-        resize(self.state, STATE_KIB, left_kib)
+        resize(self._disk, STATE_KIB, left_kib)
 
     @property
     def database(self) -> Path:
@@ -232,8 +241,13 @@ class Tormented(Cluster):
 
     def records(self) -> list[JobRecord]:
         """All jobs of the store; none while it cannot be read."""
-        with self.reader() as reader:
-            return list(reader.jobs()) if reader else []
+        try:
+            with self.reader() as reader:
+                return list(reader.jobs()) if reader else []
+        except (GpuschedError, sqlite3.Error):
+            if self.fuse is None:
+                raise
+            return []
 
     def unfinished(self) -> int:
         """How many have not ended."""

@@ -14,13 +14,15 @@ from gpusched.controller.cycle import Cycle
 from gpusched.controller.ledger import share_of
 from gpusched.controller.outputs import MAX_BACKOFF_S, MAX_FAILURES, readers_of
 from gpusched.controller.planning import PendingReasonWriter
-from gpusched.model.commands import Cancel, Drain, Resume
+from gpusched.model.attemptrecords import AttemptRecord
+from gpusched.model.commands import Cancel, Drain, Requeue, Resume
 from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, JobRecord, JobState, container_name
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.readings import NodeState
 from gpusched.model.resources import Partition
 from gpusched.queue.snapshots import snapshot_of_store
+from gpusched.queue.store import RunRecord
 from tests.builders import spec
 from tests.controller.crash_orders import POLICIES
 from tests.controller.imagined import inventory, without
@@ -308,6 +310,30 @@ def test_output_is_collected_to_its_attempts_own_place_or_left_where_the_job_wan
     assert collected == {
         ours: (str(log_path(site.state, ours, 1, 0)), readers_of(job, site.cycle.inventory)), own: (None, ()),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_what_a_node_keeps_of_an_attempt_has_its_run_though_the_job_begins_again(site: Site, is_full: bool) -> None:
+    """``is_full``: the job still waits when its first attempt is removed, as nodes are drained."""
+    kept, carry_out = list[bytes](), site.world.carry_out
+
+    def noted(operation: Operation) -> str:
+        kept.extend([operation.note.encode()] if operation.verb == "remove" and operation.note else [])
+        return carry_out(operation)
+
+    site.world.carry_out = noted  # type: ignore[method-assign]
+    job = site.submit()
+    site.turn(4)
+    if is_full:
+        site.inbox.deliver(Drain(time=site.world.now, nodes=tuple(site.world.hosts), reason="test"))
+    site.inbox.deliver(Requeue(time=site.world.now, job_ids=(job,)))
+    site.turn(8)
+    assert (site.job(job).attempt, site.state_of(job)) == (1, "PENDING") if is_full else (2, "RUNNING")
+    found = msgspec.json.decode(kept[-1], type=AttemptRecord)
+    assert (found.job.attempt, found.job.state, found.job.allocation, len(found.held)) == (1, "PENDING", None, 1)
+    (run,) = site.store.runs_of_attempt(job, 1)
+    assert run.end_time is not None
+    assert msgspec.convert(found.runs, tuple[RunRecord, ...]) == (run,)
 
 
 def test_of_an_array_so_many_tasks_run_at_once_and_the_next_starts_when_one_ends(site: Site) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from gpusched.controller.leadership import leadership
 from gpusched.controller.rebuilding import rebuild
 from gpusched.controller.recovery.settling import NodeEvidence
 from gpusched.errors import GpuschedError
+from gpusched.model.audit import audit_entry
 from gpusched.model.resources import BackupSettings, Inventory
 from gpusched.nodes.records import NodeRecords
+from gpusched.queue.audit import entries, last_number
 from gpusched.queue.backup import make_backup
 from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.lease import LEASE, Superseded, claim, read_lease
@@ -122,6 +125,32 @@ def test_the_next_term_is_higher_than_any_a_node_has_seen(tmp_path: Path, monkey
     monkeypatch.setattr(leadership_module.time, "time", lambda: NOW)
     with leadership(state) as new:
         assert new.term == NOW > seen_by_nodes
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_the_audit_log_comes_back_and_has_each_entry_once(tmp_path: Path, is_left: bool) -> None:
+    """Two entries are in the log, one of them in the store, too; a third is in the store only."""
+    state, backups = tmp_path / "state", str(tmp_path / "backups")
+    log = state / "audit" / "audit.jsonl"
+    with contextlib.closing(Store.create_or_open(state)) as store:
+        for name in ("first", "second", "third"):
+            store.add_audit(audit_entry(NOW, "h", (0, "root"), "drain", (name,)))
+        log.parent.mkdir()
+        log.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in store.audit_entries(0, 2)))
+        store.forget_audit(1)
+    make_backup(state, BackupSettings(to=backups), NOW)
+    if is_left:  # it is full since, and has another name
+        log.rename(log.with_name(f"audit-{2:015d}.jsonl"))
+        (state / "gpusched.db").unlink()
+    else:
+        shutil.rmtree(state)
+    with rebuild(state, no_nodes(), backups) as rebuilt:
+        rebuilt.commit()
+    with contextlib.closing(Store.create_or_open(state)) as store:
+        assert [entry.subject for entry in entries(state, store)] == [("first",), ("second",), ("third",)]
+        store.number_audit_from(last_number(state))
+        store.add_audit(audit_entry(NOW, "h", (0, "root"), "drain", ("later",)))
+        assert [entry.subject[0] for entry in entries(state, store)] == ["first", "second", "third", "later"]
 
 
 def test_no_standby_takes_over_meanwhile_and_nothing_is_put_in_place_if_one_did(lost: Path) -> None:

@@ -16,7 +16,7 @@ from gpusched.nodes.fencing import FencedTransport
 from gpusched.nodes.local import LocalTransport
 from gpusched.nodes.records import KEEP_DAYS, find_clusters, keep_record, read_records
 from gpusched.nodes.runtimes import runtime_for
-from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
+from gpusched.nodes.runtimes.base import RECORD, AttemptRef, LaunchRequest
 from gpusched.nodes.runtimes.shell import script
 from gpusched.nodes.transport import TransportError
 from tests.builders import ID, job, spec
@@ -100,6 +100,21 @@ def test_damage_and_attempts_of_earlier_versions_are_named(root: Path) -> None:
     unknown = read_records(HERE, "c", "n").unknown
     assert len(unknown) == 2
     assert "gpusched-old-1-0" in unknown
+
+
+def test_a_record_that_was_cut_off_hides_nothing_else(root: Path) -> None:
+    """Of a disk that was full, or broke."""
+    today = root / "ended" / str(int(time.time() // 86400))
+    for folder in (root / "gpusched-a-1-0", today):
+        folder.mkdir(parents=True)
+    (root / "gpusched-a-1-0" / RECORD).write_text(record(job())[:50])
+    keep(job())
+    (root / "gpusched-b-1-0").mkdir()
+    (root / "gpusched-b-1-0" / RECORD).write_text(record(job()))  # whole, without an end of its line
+    (today / "gpusched-z-1-0").write_text(record(job())[:50])
+    found = read_records(HERE, "c", "n")
+    assert ([one.job for one in found.live], [one.job for one in found.ended]) == ([job()], [job()])
+    assert [name.partition(" (")[0] for name in found.unknown] == ["an unreadable record"] * 2
 
 
 def test_installations_are_found_by_what_they_left(root: Path) -> None:

@@ -173,7 +173,7 @@ def test_without_wal_the_writer_is_not_kept_waiting_between_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a network filesystem the store has a rollback journal: whoever reads keeps its writer out."""
-    monkeypatch.setattr(private, "on_network_filesystem", lambda _: True)
+    monkeypatch.setattr(private, "lacks_shared_memory", lambda _: True)
     with closing(Store.create_or_open(tmp_path / "state")) as store:
         store.append(Event(time=NOW, kind="noise", data={"text": "x" * 500}) for _ in range(400))
     pauses = list[float]()

@@ -157,7 +157,10 @@ def test_a_transaction_that_is_open_ends_before_another_term_begins(tmp_path: Pa
         store.close()
 
 
-@pytest.mark.parametrize(("kind", "journal"), [("nfs4", "delete"), ("fuse.glusterfs", "delete"), ("ext4", "wal")])
+@pytest.mark.parametrize(
+    ("kind", "journal"),
+    [("nfs4", "delete"), ("fuse.glusterfs", "delete"), ("fuse", "delete"), ("fuse.sshfs", "delete"), ("ext4", "wal")],
+)
 def test_on_a_network_filesystem_the_journal_needs_no_shared_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, journal: str
 ) -> None:
@@ -167,8 +170,8 @@ def test_on_a_network_filesystem_the_journal_needs_no_shared_memory(
         f"23 1 {os.major(device)}:{os.minor(device)} / /home rw,relatime shared:1 - {kind} host:/x rw\n"
     )
     Store.create_or_open(tmp_path).close()  # it may have been made elsewhere
-    found = private.on_network_filesystem
-    monkeypatch.setattr(private, "on_network_filesystem", lambda folder: found(folder, mounts))
+    found = private.lacks_shared_memory
+    monkeypatch.setattr(private, "lacks_shared_memory", lambda folder: found(folder, mounts))
     Store.create_or_open(tmp_path).close()
     with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as db:
         assert db.execute("PRAGMA journal_mode").fetchone() == (journal,)

@@ -333,7 +333,9 @@ def test_one_who_may_not_write_reads_what_nobody_has_open(tmp_path: Path, monkey
 
     class Shut:
         def execute(self, _: str) -> None:
-            raise sqlite3.OperationalError("unable to open database file")
+            error = sqlite3.OperationalError("unable to open database file")
+            error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+            raise error
 
         def close(self) -> None:
             asked.append("closed")

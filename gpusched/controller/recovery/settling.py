@@ -19,7 +19,7 @@ from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.recovery import RecoveredJob, RecoveryOutcome
 from gpusched.model.resources import Inventory, Node
 from gpusched.nodes.records import NodeRecords, name_of
-from gpusched.queue.store import NodeRecord, RankRecord, Store, UsageRow
+from gpusched.queue.store import NodeRecord, RankRecord, RunRecord, Store, UsageRow
 
 UNKNOWN_OUTCOME = "OutcomeUnknown"
 
@@ -88,7 +88,7 @@ def settle(
     changed: list[JobRecord] = []
     for job_id in sorted(concerned | evidence.latest.keys()):
         known = active.get(job_id) or store.job(job_id)
-        job, outcome, note = _judge(known, evidence.latest.get(job_id), evidence, silent, now)
+        job, outcome, note = _judge(known, evidence.latest.get(job_id), evidence, now)
         if job is None:
             continue
         if job is not known:
@@ -100,6 +100,7 @@ def settle(
             )
         )  # fmt: skip
     store.put_jobs(changed)
+    _record_earlier_runs(store, evidence)
     for job in changed:
         _record_run(store, inventory, active.get(job.id), job, now)
     _add_ranks(store, inventory, evidence, changed)
@@ -123,7 +124,7 @@ def settle(
 
 
 def _judge(
-    known: JobRecord | None, latest: AttemptRecord | None, evidence: _Evidence, silent: Set[str], now: float
+    known: JobRecord | None, latest: AttemptRecord | None, evidence: _Evidence, now: float
 ) -> tuple[JobRecord | None, RecoveryOutcome, str]:
     """Return a job as it is by all that is known, and how that was found; None: it is as the store has it, at rest.
 
@@ -131,7 +132,6 @@ def _judge(
         known: As in the store, which the result is (the same object) where nothing changes.
         latest: The nodes' latest record of it.
         evidence: Of the nodes that answered.
-        silent: Nodes that did not.
         now: Unix seconds.
     """
     if latest is not None:
@@ -139,9 +139,12 @@ def _judge(
         outcome: RecoveryOutcome = "recovered" if known is None else "settled"
         if latest.job.state not in ACTIVE and (known is None or is_newer or known.state in ACTIVE):
             if known is None or latest.job.attempt >= known.attempt:
-                return latest.job, outcome, ""
+                return _with_end(latest), outcome, ""
         elif is_newer:
-            return _as_left(latest.job, evidence, silent), outcome, ""
+            return _as_left(latest.job, evidence), outcome, ""
+        elif known is not None and known.state in ACTIVE and _has_joined(known, latest.job):
+            grown = msgspec.structs.replace(known, allocation=latest.job.allocation, resizes=latest.job.resizes)
+            return _as_left(grown, evidence), outcome, ""
     if known is None or known.state not in ACTIVE:
         return None, "running", ""
     if any(evidence.is_there(known, rank) for rank in known.ranks):
@@ -159,12 +162,36 @@ def _nodes(job: JobRecord) -> tuple[str, ...]:
     return tuple(part.node for part in job.allocation.parts) if job.allocation is not None else ()
 
 
-def _as_left(job: JobRecord, evidence: _Evidence, silent: Set[str]) -> JobRecord:
+def _as_left(job: JobRecord, evidence: _Evidence) -> JobRecord:
     """Return an active job; of a hot one, ranks that have left since are no part of it."""
     if not job.spec.is_hot or job.allocation is None:
         return job
-    parts = tuple(p for p in job.allocation.parts if p.node in silent or evidence.is_there(job, p.rank))
+    parts = tuple(p for p in job.allocation.parts if p.node not in evidence.nodes or evidence.is_there(job, p.rank))
     return msgspec.structs.replace(job, allocation=Allocation(job.id, parts)) if parts else job
+
+
+def _has_joined(known: JobRecord, latest: JobRecord) -> bool:
+    """Return whether ranks of the same attempt have joined a hot job since."""
+    return known.spec.is_hot and known.attempt == latest.attempt and not set(latest.ranks) <= set(known.ranks)
+
+
+def _with_end(record: AttemptRecord) -> JobRecord:
+    """Return the job of a record; one that has ended, and does not say when, had by then."""
+    if record.job.state not in ENDED or record.job.end_time is not None:
+        return record.job
+    return msgspec.structs.replace(record.job, end_time=record.time)
+
+
+def _record_earlier_runs(store: Store, evidence: _Evidence) -> None:
+    """Close, or add, the runs of attempts after which their jobs waited again."""
+    records = {(r.job.id, r.job.attempt): r for found in evidence.nodes.values() for r in found.records.ended if r.runs}
+    for (job_id, attempt), record in records.items():
+        is_known = bool(store.runs_of_attempt(job_id, attempt))
+        for run in msgspec.convert(record.runs, tuple[RunRecord, ...]):
+            if not is_known:
+                store.open_run(msgspec.structs.replace(run, group=record.job.spec.group, qos=record.job.spec.qos))
+            end = run.end_time if run.end_time is not None else record.time
+            store.close_run(job_id, attempt, end, JobState(run.outcome or JobState.NODE_FAIL), run.worked_until)
 
 
 def _record_run(store: Store, inventory: Inventory, before: JobRecord | None, job: JobRecord, now: float) -> None:
@@ -270,13 +297,17 @@ def _held(
     node: str, found: NodeEvidence, jobs: Mapping[str, JobRecord]
 ) -> dict[int, list[GpuHolding]]:
     """Return who held which GPU of a node, and when, as far as it is known."""
-    spans = {(job.id, job.attempt): (job, job.start_time or float("-inf")) for job in jobs.values()}
+    spans = {(job.id, job.attempt, -1): (job, job.start_time or float("-inf")) for job in jobs.values()}
     for record in (*found.records.ended, *found.records.live):
         begin = record.intended_at if record.intended_at is not None else record.time
         job = jobs.get(record.job.id)
         if job is None or job.attempt != record.job.attempt:
             job = msgspec.structs.replace(record.job, end_time=record.job.end_time or record.time)
-        spans[job.id, job.attempt] = (job, begin)
+        if record.runs:
+            part = NodeAllocation(rank=record.rank, node=node, gpus=record.held, cores=0, memory_mib=0)
+            end = record.runs[-1]["end_time"] or record.time
+            job = msgspec.structs.replace(record.job, allocation=Allocation(job.id, (part,)), end_time=end)
+        spans[job.id, job.attempt, record.rank if record.runs else -1] = (job, begin)
     held: dict[int, list[GpuHolding]] = {}
     for job, begin in spans.values():
         for gpu, some in holdings(node, [job], found.reading.time).items():

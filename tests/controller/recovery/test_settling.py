@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpusched.controller.ledger import run_of
 from gpusched.controller.recovery.settling import UNKNOWN_OUTCOME, NodeEvidence, Settled, settle
 from gpusched.controller.recovery.unsettled import UnsettledNodes, leave_unsettled
 from gpusched.model.arrays import tasks_of
@@ -16,9 +17,11 @@ from gpusched.model.attemptrecords import AttemptRecord
 from gpusched.model.jobs import JobRecord, JobState, container_name
 from gpusched.model.readings import ContainerReading, Gpu, NodeReading
 from gpusched.nodes.records import NodeRecords
+from gpusched.queue.snapshots import held_gpus
 from gpusched.queue.store import NodeRecord, RankRecord, Store
 from tests.builders import job, spec
 from tests.controller.imagined import inventory
+from tests.controller.test_hot import hot_spec
 
 NOW = 10_000.0
 A, B, C = (node.name for node in inventory().nodes)
@@ -168,8 +171,6 @@ def test_a_slice_that_was_let_go_takes_nothing_of_the_gpu_that_is_whole_again(st
 
 
 def test_a_run_that_the_backup_has_open_is_closed(store: Store) -> None:
-    from gpusched.controller.ledger import run_of
-
     running = one(state=JobState.RUNNING, start_time=7_000.0)
     store.put_jobs([running])
     store.open_run(run_of(running, inventory()))
@@ -180,6 +181,57 @@ def test_a_run_that_the_backup_has_open_is_closed(store: Store) -> None:
     assert [(run.job_id, run.start_time, run.end_time, run.outcome) for run in runs] == [
         ("j", 7_000.0, 9_000.0, "COMPLETED"), ("n", 8_000.0, 8_500.0, "COMPLETED"),
     ]  # fmt: skip
+
+
+def test_a_record_of_an_ended_job_that_does_not_say_when_is_of_its_own_time(store: Store) -> None:
+    settled(store, evidence(ended=(record(one(state=JobState.FAILED, start_time=8_000.0), at=8_500.0),)))
+    assert kept(store).end_time == 8_500.0
+    assert [run.end_time for run in store.runs(0.0, NOW)] == [8_500.0]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_rank_that_has_joined_a_hot_job_since_keeps_its_gpus(store: Store, is_late: bool) -> None:
+    """``is_late``: its node answers after the others, when it is asked alone."""
+    asked = msgspec.structs.replace(hot_spec(1, 2), partition=PARTITION)
+    before = job("h", JobState.RUNNING, {A: (0,)}, spec=asked, start_time=7_000.0)
+    store.put_jobs([before])
+    grown = job("h", JobState.RUNNING, {A: (0,), B: (3,)}, spec=asked, start_time=7_000.0)
+    first, joined = record(before, at=7_000.0), record(grown, rank=1, at=9_000.0)
+    nodes = {
+        A: NodeEvidence(reading(A, before), NodeRecords([first], [], [])),
+        B: NodeEvidence(reading(B, grown), NodeRecords([joined], [], [])),
+    }
+    if is_late:
+        assert outcome(settled(store, {A: nodes.pop(A)}, silent=(B,))) == [("h", "running")]
+    with store.transaction():
+        found = settle(store, inventory(), nodes, set(), NOW)
+    assert (outcome(found), found.strays) == ([("h", "settled")], [])
+    assert held_gpus(store.active()) == {A: {0: ("h",)}, B: {3: ("h",)}}
+    assert sorted((rank.node, rank.gpus) for rank in store.ranks() if rank.node == B) == [(B, (3,))]
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_runs_and_energy_of_an_earlier_attempt_come_back(store: Store, is_open: bool) -> None:
+    """It was stopped for another job and waits again, or has begun again elsewhere; ``is_open``: as in the backup."""
+    store.put_nodes([NodeRecord(name=A, reading=reading(A, joules=1000.0, time=8_000.0))])
+    first = one(state=JobState.RUNNING, start_time=8_100.0)
+    run = msgspec.structs.replace(run_of(first, inventory()), end_time=8_500.0, outcome="PREEMPTED")
+    if is_open:
+        store.put_jobs([first])
+        store.open_run(run)
+    back = one(state=JobState.PENDING)
+    back = msgspec.structs.replace(back, allocation=None)
+    kept_there = msgspec.structs.replace(
+        record(back, at=8_100.0, joules=5000.0), time=8_600.0, read=8_600.0, held=(0,), runs=(msgspec.to_builtins(run),)
+    )
+    again = record(one(attempt=2, node=B), at=9_200.0)
+    settled(store, evidence(ended=(kept_there,), joules=5000.0) | evidence(B, live=(again,)))
+    assert [(r.job_id, r.attempt, r.start_time, r.end_time, r.outcome) for r in store.runs(0.0, NOW)] == [
+        ("j", 1, 8_100.0, 8_500.0, "PREEMPTED")
+    ]
+    assert (kept(store).state, kept(store).attempt) == (JobState.STARTING, 2)
+    assert sum(row.gpu_s for row in store.usage_of_job("j") if row.node == A) == pytest.approx(400.0)
+    assert store.job_energy("j") == pytest.approx(4000.0 * 400 / 600)
 
 
 def test_attempts_without_a_record_are_named(store: Store) -> None:
