@@ -92,4 +92,4 @@ def _write(name: str, facts: dict[str, int | float | None]) -> None:
         path = os.path.join(folder, f"{name}.json")
         with open(f"{path}.part", "w") as file:
             json.dump(facts, file)
-        os.replace(f"{path}.part", path)  # whoever reads it sees all of it
+        os.replace(f"{path}.part", path)  # a reader sees all of it

@@ -46,7 +46,7 @@ alive() { # FILE: whether the stamped process itself is
 }
 """
 
-# Environments outlive process groups: whoever was started by the job carries its name. A fork may slip through between
+# Environments outlive process groups: all that the job started carries its name. A fork may slip through between
 # looking and killing, hence the rounds.
 KILL_STRAYS = """\
 strays() { grep -l -z -x -F -e "GPUSCHED_CONTAINER=$name" /proc/[0-9]*/environ 2>/dev/null; }
