@@ -36,11 +36,11 @@ SETTINGS = {
     "down_after": (DURATION, "Silence after which a node is DOWN: no new jobs."),
     "node_fail_after": (
         DURATION,
-        "Silence after which its jobs end in NODE_FAIL and are requeued.",
+        "Silence after which its jobs are requeued.",
     ),
     "max_retries": ("number", "Maximum restarts of a job after NODE_FAIL."),
     "grace": (DURATION, "Between a job's first signal and the kill."),
-    "session_keep": (DURATION, "How long a job of `gpusched run` continues while detached."),
+    "session_keep": (DURATION, "How long a detached job of `gpusched run` continues."),
     "admins": ("list of users", "May act on all jobs and nodes, like root."),
     "shared": (
         BOOL,
@@ -56,17 +56,17 @@ SETTINGS = {
     ),
     "capabilities": (
         "list: `IPC_LOCK`, `NET_RAW`; see capabilities(7)",
-        "Linux capabilities that other users' jobs keep.",
+        "That other users' jobs keep.",
     ),
     "image_transports": (
         "list of podman's transports: `docker-archive`, `oci-archive`, ...",
         "Allowed in `--image` besides registries. podman reads files as the node's account.",
     ),
-    "max_queued_jobs_per_user": ("number", "Maximum pending jobs per user; each array task counts."),
-    "max_queued_jobs_by_jobs": ("number", "Maximum of these that jobs submitted (`sbatch` inside a job)."),
+    "max_queued_jobs_per_user": ("number", "Pending jobs; each array task counts."),
+    "max_queued_jobs_by_jobs": ("number", "Of these, submitted by jobs (`sbatch` inside a job)."),
     "max_queued_size_per_user": (
         MEMORY,
-        "Their size in the store. What equal jobs have in common counts once.",
+        "Their size in the store.",
     ),
     "job_dirs": (
         "absolute path",
@@ -74,17 +74,17 @@ SETTINGS = {
         "removes. Default: on each node, until the job ends.",
     ),
     "network": ("network mode of the container engine", "For single-node jobs. Gangs always use the host's."),
-    "known_hosts": ("path", "Instead of the usual known_hosts files. Host keys are always verified."),
+    "known_hosts": ("path", "Instead of the usual known_hosts files."),
     "ssh_config": ("path", "Instead of `~/.ssh/config` and `/etc/ssh/ssh_config`."),
-    "fairshare_half_life": (DURATION, "Age at which GPU hours count half in the fair share order."),
-    "keep_reports": (DURATION, "Age after which `gpusched replay --nightly` removes its reports."),
+    "fairshare_half_life": (DURATION, "Age at which GPU hours count half."),
+    "keep_reports": (DURATION, "Age at which nightly reports are removed."),
     "power_price": ("`0.30` or `0.30 EUR/kWh`", "For the costs in `gpusched power`; without it they are `-`."),
     "currency": ("text", "If the price names none."),
-    "idle": ("mapping or `none`", "What happens to jobs whose GPUs are idle, [below](#idle). Default: nothing."),
+    "idle": ("mapping or `none`", "For idle GPUs, [below](#idle). Default: nothing."),
     "logs": ("mapping", "Output kept in the state folder, [below](#settingslogs)."),
     "events": ("mapping", "Who gets each event as JSON, [below](#settingsevents)."),
     "backup": ("mapping", "Backups of the state folder, [below](#settingsbackup)."),
-    "retrain_days": ("number", "Days of jobs that `gpusched replay --nightly --auto-retrain` trains on."),
+    "retrain_days": ("number", "Days of jobs for `--auto-retrain`."),
     "auto_promote": (
         BOOL,
         "Promote a candidate of `--auto-retrain` that is proven no worse.",
@@ -96,17 +96,17 @@ EVENTS = {
 }
 
 BACKUP = {
-    "to": ("absolute path", "Their folder, best on another disk. Without it none are made."),
+    "to": ("absolute path", "Their folder. Without it none are made."),
     "every": (DURATION, "Between two backups."),
     "keep": ("number", "How many of the latest are kept."),
-    "keep_days": ("number", "For so many days, also the last one of each."),
+    "keep_days": ("number", "For so many days, one backup a day."),
 }
 LOGS = {
-    "max_per_job": (MEMORY, "Per rank; of a larger output the first quarter and the end."),
-    "max_total": (MEMORY, "Of all collected outputs; beyond it the oldest are removed, once an hour."),
+    "max_per_job": (MEMORY, "Per rank."),
+    "max_total": (MEMORY, "Beyond it the oldest are removed."),
 }
 IDLE = {
-    "after": (DURATION, "Required. For so long all GPUs of a job must be idle, without interruption."),
+    "after": (DURATION, "Required. All GPUs of a job are idle for so long, without interruption."),
     "below": ("`5%`", "Utilization below which a GPU is idle."),
     "then": ("`warn`, `signal`, `requeue` or `cancel`", "The action."),
     "warn_before": (DURATION, "Time of the warning before the action. Default: `15m`, at most half of `after`."),
@@ -122,8 +122,8 @@ PARTITION = {
         "Required. A bare name or range is a node with the defaults.",
     ),
     "defaults": ("mapping of node keys", "Defaults of the partition's nodes."),
-    "flavors": ("mapping: name -> flavor", "Requests by name. The largest one bounds free requests."),
-    "policy": ("name", "A file of `policies/`, without `.yaml`. A later promotion overrides it."),
+    "flavors": ("mapping: name -> flavor", "The largest one bounds free requests."),
+    "policy": ("name", "A later promotion overrides it."),
     "auto_promote": (BOOL, "As in settings, for this partition."),
     "default": (BOOL, "The partition of jobs that name none; at most one."),
     "preemptible": (
@@ -131,11 +131,11 @@ PARTITION = {
         "Default of `--preemptible`.",
     ),
     "idle": ("mapping or `none`", "Over those of the settings, [below](#idle)."),
-    "placement": ("mapping", "Default spread of jobs, [below](#placement)."),
-    "resizable": ("mapping", "Bounds and defaults of resizable jobs, [below](#resizable)."),
+    "placement": ("mapping", "[Below](#placement)."),
+    "resizable": ("mapping", "[Below](#resizable)."),
     "slurm_env": (
         BOOL,
-        "Default of `--slurm-env`: all of Slurm's variables, as in jobs with a script.",
+        "Default of `--slurm-env`.",
     ),
     "image": ("image", "For jobs that name none."),
     "max_time": (LIMIT, "The longest time limit. Default: the longest flavor's."),
@@ -145,9 +145,9 @@ PLACEMENT = {
     "wait": (DURATION, "Default of `--placement-wait`; without it the policy's `placement_wait`."),
 }
 RESIZABLE = {
-    "min": ("number of GPUs", "Jobs that may go below are refused."),
-    "max": ("number of GPUs", "Jobs that may go above are refused. Default: only the largest flavor bounds them."),
-    "cooldown": (DURATION, "Default of `--cooldown`: the run time before a resize."),
+    "min": ("number of GPUs", "Smaller jobs are refused."),
+    "max": ("number of GPUs", "Larger jobs are refused. Default: the largest flavor."),
+    "cooldown": (DURATION, "Default of `--cooldown`."),
     "batch": ("`fixed` or `scale`", "Default of `--batch`."),
     "default": (
         BOOL,
@@ -166,7 +166,7 @@ NODE = {
     "user": ("user name", "Login user. Default: as in `~/.ssh/config`, else the controller's user."),
     "become": (
         "`sudo`",
-        "Run commands on the node by `sudo -n`, where nobody may log in as root. Jobs still run as their submitter.",
+        "Run commands by `sudo -n`, where root cannot log in.",
     ),
     "port": ("1 to 65535", "Default: as in `~/.ssh/config`, else 22."),
     "key": ("path", "Private key, tried first."),
@@ -177,16 +177,16 @@ NODE = {
     "gpu_indices": ("`[0, 1, 3]` or `0-3`", "NVML indices for jobs. Default: 0 to gpus-1."),
     "rated_power": (
         "`6.5kW`, `6500W` or `6500`",
-        "Of the whole server, for inefficient energy; without it that is `-`.",
+        "Of the whole server, for inefficient energy.",
     ),
     "runtime": (
         "`podman`, `docker`, `apptainer`, `process`, or one of [another package](../guides/extending.md#a-runtime)",
         "Required. How jobs run.",
     ),
-    "simulated_gpus": (BOOL, "GPU figures are simulated and marked so. For demonstrations only."),
+    "simulated_gpus": (BOOL, "Figures are simulated, for demonstrations only."),
     "sharing": (
         "mapping",
-        "Whether two jobs that request it may share GPUs, [below](#sharing). Default: no.",
+        "[Below](#sharing). Default: no.",
     ),
     "health": (
         "mapping: condition -> `warn`, `no-new-jobs`, `drain` or `requeue`",
@@ -199,7 +199,7 @@ NODE = {
     ),
     "health_checks": (
         "list of checks",
-        "The site's own checks of the node, [below](#health_checks). A node's list replaces that of `defaults`.",
+        "[Below](#health_checks). A node's list replaces that of `defaults`.",
     ),
     "mig": (
         "`fixed`, `on-demand` or mapping",
@@ -209,13 +209,13 @@ NODE = {
 }
 HEALTH_CHECK = {
     "name": ("name", "Required."),
-    "command": ("text", "Required. For `sh`, run by the account that gpusched logs in with."),
+    "command": ("text", "Required. For `sh`, as the login account."),
     "every": (DURATION, "Interval, of starts. Required without `before_job`."),
     "timeout": (DURATION, "After which it is killed, and hangs."),
-    "before_job": (BOOL, "It must pass on all nodes of a job before the job starts."),
+    "before_job": (BOOL, "It must pass before a job starts."),
     "then": (
         "`warn`, `no-new-jobs` or `drain`",
-        "What a check that failed or hangs does to its node: `no-new-jobs` until it passes, `drain` until "
+        "`no-new-jobs` until it passes, `drain` until "
         "`gpusched resume`. `warn` is not for `before_job`.",
     ),
 }
@@ -225,20 +225,20 @@ SHARING = {
         "Required. `mps`: by CUDA's Multi-Process Service, for jobs of one user. `time-slicing`: by the driver. "
         "`none`: to override `defaults`.",
     ),
-    "slowdown": ("0 to 100", "Maximum predicted slowdown of either job: `0.3` is 30 %."),
+    "slowdown": ("0 to 100", "Maximum predicted slowdown of either job."),
     "pipe": ("absolute path", "With `mps`: folder of the daemon's pipes."),
 }
 MIG = {
     "mode": ("`fixed` or `on-demand`", "Required in a mapping."),
-    "gpus": ("`[0, 1, 3]` or `0-3`", "NVML indices of the GPUs that may be cut. Default: all of the node."),
+    "gpus": ("`[0, 1, 3]` or `0-3`", "NVML indices that may be cut. Default: all."),
     "command": ("command", "Runs nvidia-smi as root on the node."),
     "cdi_command": ("command", "With podman: rewrites the CDI specification, after each cut."),
 }
 FLAVOR = {
-    "gpus": ("number, or `1g.10gb:2`", "Required. Total of the whole job; MIG slices by profile."),
-    "cores": ("number", "Required. Total of the whole job."),
-    "memory": (MEMORY, "Required. Total of the whole job."),
-    "time": (LIMIT, "Required. The default and maximum time limit."),
+    "gpus": ("number, or `1g.10gb:2`", "Required. Of the whole job; MIG slices by profile."),
+    "cores": ("number", "Required. Of the whole job."),
+    "memory": (MEMORY, "Required. Of the whole job."),
+    "time": (LIMIT, "Required. Default and maximum time limit."),
 }
 LIMITS = {
     "gpus": ("number or `none`", "GPUs of running jobs."),
@@ -246,54 +246,54 @@ LIMITS = {
     "queued": ("number or `none`", "Pending jobs; each array task counts. More are refused."),
     "gpu_hours": (
         "number or `none`",
-        "In any seven days. A job is charged its whole time limit until it ends, then its usage.",
+        "In any seven days; running jobs count by their time limit.",
     ),
     "time": ("time limit or `none`", "Longer jobs are refused."),
 }
 GROUP = {
     "members": (
         "list of users, or a mapping from users to shares",
-        "A job is charged to `--group`, else to its user's first group in the file.",
+        "A job is charged to `--group`, else to its user's first group.",
     ),
     "parent": ("name", "Is charged for its subgroups' jobs, too."),
-    "limits": ("mapping of limits", "Of the group and its subgroups together."),
+    "limits": ("mapping of limits", "With its subgroups."),
     "shares": ("number", "Shares among the parent's groups, for `order: fairshare`."),
 }
 QOS = {
-    "priority": ("number", "Added to the priority of its jobs at submission."),
-    "users": ("list of users", "Users who may use it."),
-    "groups": ("list of groups", "Groups, with subgroups, that may use it. Without both, everybody may."),
+    "priority": ("number", "Added to its jobs'."),
+    "users": ("list of users", "Who may use it; without both, everybody."),
+    "groups": ("list of groups", "With subgroups."),
     "limits": ("mapping of limits", "Of all its jobs together."),
     "per_user": ("mapping of limits", "Of each user's jobs in it."),
     "preemptible": (
         BOOL,
         "Overrides the job's own setting.",
     ),
-    "exempt": (BOOL, "Its jobs count towards its own limits only."),
+    "exempt": (BOOL, "Only its own limits count."),
 }
 SWITCH = {
     "nodes": (
         "list of names and ranges, or a text such as `dgx[1-4],dgx7`",
-        "Nodes directly on it; each is on one switch only.",
+        "Directly on it; each is on one switch only.",
     ),
     "uplink": (
         "bit rate: `100G`, `4x100G`, `1.6T`, `400Gb/s`",
-        "All uplinks together, one direction. Without it the uplink is never a bottleneck.",
+        "All uplinks, one direction. Default: never a bottleneck.",
     ),
     "parent": ("name", "The switch above. A parent without its own entry is at the top."),
 }
 
 NOTICES = {
     "to": ("list of receivers", "Besides users with `--mail`; see below."),
-    "smtp": ("`host` or `host:port`", "Mail server; STARTTLS if it offers it. Default: `sendmail`."),
-    "from": ("mail address", "Sender. Default: `gpusched@` the mail server, or sendmail's own."),
-    "idle": (DURATION, "Idle time of a job's GPUs after which a notice is sent."),
+    "smtp": ("`host` or `host:port`", "Mail server. Default: `sendmail`."),
+    "from": ("mail address", "Sender. Default: `gpusched@` the mail server."),
+    "idle": (DURATION, "Idle time of GPUs until a notice."),
 }
 RECEIVER = {
     "webhook": ("URL", "Receives each notice as JSON by POST."),
     "command": (
         "list of words",
-        "Receives it as JSON on stdin. Runs as the controller's user in `/`, at most 30 s.",
+        "Receives it as JSON on stdin, for at most 30 s.",
     ),
     "notifier": ("name", "A component of another package sends it ([extending](../guides/extending.md))."),
     "options": ("mapping of texts", "Options of the notifier. Only with `notifier`."),
