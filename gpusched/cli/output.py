@@ -175,7 +175,7 @@ def print_rich(renderable: RenderableType) -> None:
 
 
 class _SafeRenderable:
-    """A renderable whose texts cannot control the terminal, whoever wrote them; Rich's own colors are kept."""
+    """A renderable whose texts (users wrote some) cannot control the terminal; Rich's own colors are kept."""
 
     def __init__(self, renderable: RenderableType) -> None:
         self._renderable = renderable

@@ -42,9 +42,8 @@ def predict(
 ) -> None:
     """Predict run times from past jobs; also speed, and the cost of placements and neighbours.
 
-    For a job, or every job of a trace: quantiles of its run time, as of its submission. A trace's
-    are judged on days not seen. For a job name it shows the reported pace of such jobs, and how
-    much more nodes, racks or neighbours slow them down.
+    For a job, or every job of a trace: quantiles of its run time, as of its submission. For a job name: the reported
+    pace of such jobs, and how much more nodes, racks or neighbours slow them down.
     """
     from gpusched.agents.predictor import request as service
     from gpusched.client.predict import describe_class, is_job_class

@@ -94,10 +94,8 @@ def reproduce(
 ) -> None:
     """Reproduce a paper's figures: trained here, next to the paper's own and the exact ones. Takes some minutes.
 
-    dl2: its setting, the compared rules, and its agent, trained here on generated workloads; with --workloads the
-    included weights are used, in seconds. rltune: --out trains weights for other clusters, on the virtual clusters of
-    --trace, and judges them on each cluster by weights of the others. maifs: a setting of our own; --out trains its
-    agents. topology: a setting of our own, and the rules to beat.
+    dl2: with --workloads the included weights are used, in seconds. rltune: --out trains weights on the virtual
+    clusters of --trace, and judges them on each by weights of the others. maifs, topology: settings of our own.
     """
     from gpusched.study.paper import PaperOptions, check_options
     from gpusched.views import reproduction

@@ -78,7 +78,7 @@ def prepare_session(client: Client, request: SubmitRequest, pty: bool) -> Submit
     if pty and not sys.stdin.isatty():
         raise UsageError("--pty needs a terminal as stdin", "omit it, or run it in a terminal")
     changes: dict[str, object] = {"preemptible": False, "resizable": False}
-    if pty:  # an interactive shell does not hear TERM
+    if pty:  # an interactive shell ignores TERM
         changes["signal"] = request.signal or WarningSignal("HUP")
         changes["env"] = (f"TERM={relay.terminal().name}", *request.env)
     prepared = prepare(client, msgspec.structs.replace(request, **changes))

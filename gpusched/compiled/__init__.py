@@ -92,7 +92,7 @@ def _one_at_a_time(folder: Path | None) -> Iterator[None]:
     """Lock a cache folder, so that of several processes one compiles and the others load its result."""
     with ExitStack() as held:
         if folder is not None:
-            with suppress(OSError):  # no room, or a filesystem without locks: then each compiles for itself
+            with suppress(OSError):  # disk full, or a filesystem without locks: each process compiles for itself
                 file = held.enter_context(open(folder / "lock", "a", opener=_open_private))
                 until = time.monotonic() + _PATIENCE_S
                 while time.monotonic() < until:

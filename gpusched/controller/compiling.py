@@ -13,7 +13,7 @@ from gpusched.model.snapshot import Snapshot
 
 
 def compiler_of(function: Callable[[Snapshot], object], snapshot: Snapshot) -> subprocess.Popen[bytes] | None:
-    """Start a process that calls a module's ``function`` with a snapshot; None: there is no room for it now."""
+    """Start a process that calls a module's ``function`` with a snapshot; None: it cannot be started now."""
     null, code = subprocess.DEVNULL, f"import os, pickle, sys; os.nice(10); from {function.__module__} import "
     code += f"{function.__name__} as run; run(pickle.load(sys.stdin.buffer))"
     with suppress(OSError), TemporaryFile() as given:

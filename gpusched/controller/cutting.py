@@ -22,7 +22,7 @@ from gpusched.queue.snapshots import used_gpus
 from gpusched.queue.store import CutState, NodeRecord, RankRecord, Store
 
 ORPHAN_S = SCRIPT_LIMIT_S + 30.0
-"""After so long a cut of which nothing was heard is over: its script has a limit, and a connection is made quickly."""
+"""Time after which a cut without an answer is over: its script has a limit, and a connection is made quickly."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
 _log = logging.getLogger(__name__)
 _IN_SERVICE = frozenset({NodeState.IDLE, NodeState.MIXED, NodeState.ALLOCATED})
@@ -125,7 +125,7 @@ def settle_cuts(
 ) -> tuple[NodeRecord, list[Event]]:
     """Return the record without the cuts that a reading shows to be done, and with those marked that failed; events.
 
-    A cut of which nothing was heard, and on which nobody waits any more, is judged when its node must be done.
+    A cut without an answer, for which nothing waits any more, is judged once its node's time limit has passed.
     """
     reading = observation.result if observation is not None else None
     if observation is None or not isinstance(reading, NodeReading) or not record.cuts:

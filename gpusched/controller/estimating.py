@@ -1,7 +1,7 @@
 """Run time estimates of pending jobs for policies with ``order: sjf-estimate``, the same as in replays.
 
-They are renewed when jobs have started or ended, which tells of others, and every ten minutes, as running jobs' ages
-tell, too. They are stored, so that a decision, ``why`` and a forecast use the same values.
+They are renewed when jobs have started or ended, and every ten minutes, since the ages of running jobs are information,
+too. They are stored, so that a decision, ``why`` and a forecast use the same values.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class LineReceiver(Protocol):
     """Takes lines of JSON."""
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Take all lines, or none as far as it can tell.
+        """Append all lines, or none as far as can be known.
 
         Raises:
             DeliveryFailed, OSError: It did not.

@@ -251,7 +251,7 @@ def _after_boot(health: NodeHealth) -> NodeHealth:
 
 
 class _Fold:
-    """Conditions while one reading is folded in; ``told``: those to tell of, new or of another job."""
+    """Conditions while one reading is folded in; ``told``: those to notify of, new or of another job."""
 
     def __init__(self, before: NodeHealth, now: float) -> None:
         self.before, self._now = before, now
@@ -306,7 +306,7 @@ class _Fold:
         self.told.append(condition)
 
     def note(self, kind: str, gpu: str | None, index: int | None, detail: str, job: str) -> None:
-        """Fold in a message; it is told of if it is new, or another job's."""
+        """Fold in a message; a notice follows if it is new, or another job's."""
         key, now = (kind, gpu), self._now
         old = self._found.get(key)
         condition = Condition(

@@ -1,4 +1,4 @@
-"""Whether GPUs in MIG mode can be used: slices that are there, and what cutting on demand needs on the node."""
+"""Check that GPUs in MIG mode can be used: their slices, and what cutting on demand needs on the node."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Run times as distributions, compiled: from the ended and running jobs of a job's groups, the narrowest first.
 
 A job belongs to groups (`groups`): its burst, its user's command, its user, its partition, all jobs. Each group counts
-ended jobs by level of run time, the latest ones most, and its running jobs by age: they tell that jobs last at least so
+ended jobs by level of run time, the latest ones most, and its running jobs by age: they show that jobs last at least so
 long, so the group's distribution is the estimator of Kaplan and Meier (J. American Statistical Association 53, 1958).
 Beyond the longest, the wider group's distribution goes on.
 

@@ -94,4 +94,4 @@ def _write(name: str, facts: dict[str, int | float | None]) -> None:
         part = f"{path}.{os.getpid()}-{threading.get_ident()}.part"
         with open(part, "w") as file:
             json.dump(facts, file)
-        os.replace(part, path)  # whoever reads it sees all of it
+        os.replace(part, path)  # a reader sees all of it

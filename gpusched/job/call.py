@@ -1,7 +1,7 @@
 """Run one Python function as a job: the text of this file is sent with it, followed by its payload.
 
-The image needs nothing but Python. This file is read by whatever version that has, so that a wrong one can be told in
-words: nothing in it is newer than Python 3.6.
+The image needs nothing but Python. This file is read by whatever version that has, so that a wrong one can be
+reported in words: nothing in it is newer than Python 3.6.
 """
 # ruff: noqa: UP031
 

@@ -1,5 +1,5 @@
 """gpusched's data types: frozen, typed values without I/O.
 
-In: nothing. Out: types that all other folders speak in. May import: nothing of ours. Begin with `jobs`, `resources`,
+In: nothing. Out: types that all other folders share. May import: nothing of ours. Begin with `jobs`, `resources`,
 `snapshot`, `plan`, `events`.
 """

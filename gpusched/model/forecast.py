@@ -38,7 +38,7 @@ class SpreadStart(msgspec.Struct, frozen=True, kw_only=True):
     """A job's expected start if it used nodes this close together only; from the runs of `ExpectedStart`.
 
     Attributes:
-        spread: All in one server, in one rack, or wherever there is room first.
+        spread: All in one server, in one rack, or wherever it fits first.
         how: Options of ``submit`` that ask for it.
         median, low, high: As there.
         nodes: Where most runs start it. racks: In how many racks these are; 0: there are none.

@@ -13,7 +13,7 @@ from gpusched.model.resources import Node
 from gpusched.model.slices import MigSlice
 
 HIDDEN_PROCESS_MEMORY_MIB = 2048
-"""More than a driver keeps for itself: somebody is there, though NVML shows no process (another PID namespace)."""
+"""More than a driver keeps for itself: the GPU is in use, though NVML shows no process (another PID namespace)."""
 
 DRIVER_MEMORY_MIB = 1024
 """That the driver, and the server of MPS, may keep for themselves of a GPU that two jobs share."""
@@ -86,7 +86,7 @@ def _with_condition(status: GpuStatus, why: str) -> GpuStatus:
 
 
 class GpuFigures(msgspec.Struct, frozen=True, gc=False):
-    """The part of a `Gpu` that tells the states of most, and what metrics sum up; quick to decode."""
+    """The part of a `Gpu` that decides the state of most, and what metrics sum up; quick to decode."""
 
     index: int
     error: str | None = None

@@ -16,7 +16,7 @@ import msgspec
 class HealthAction(StrEnum):
     """What follows from a condition, from the least to the most."""
 
-    WARN = "warn"  # it is shown and told
+    WARN = "warn"  # shown and notified
     NO_NEW_JOBS = "no-new-jobs"  # the GPU (of a node's condition: all its GPUs) gets no new job
     DRAIN = "drain"  # the node is drained until `gpusched resume`
     REQUEUE = "requeue"  # as no-new-jobs, and the jobs there end as at a node's failure
@@ -185,7 +185,7 @@ _OTHER = {
     **dict.fromkeys((39, 40, 41, 70, 71, 72, 75, 76, 77, 85), "exception of a copy engine"),
 }
 SILENT_XIDS = frozenset({14, 63, 106, 107, 154})
-"""Tests, and what NVML's values tell better: a row to be remapped, a changed recovery action."""
+"""Tests, and what NVML's values show better: a row to be remapped, a changed recovery action."""
 
 
 class Xid(msgspec.Struct, frozen=True):
@@ -241,7 +241,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GpuCounters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the last readings of a GPU said, to tell a rise from a level; ``nvlinks``: the most that were up."""
+    """What the last readings of a GPU said, to distinguish a rise from a level; ``nvlinks``: the most that were up."""
 
     uuid: str | None = None
     bus: str | None = None

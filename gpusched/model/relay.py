@@ -21,7 +21,7 @@ OUTPUT, ERRORS, EXITED, FAILED, BEGAN = b"orxfb"
 Of `Attach`, `BEGAN` comes before all output: from now on `INPUT` is the job's.
 """
 NOT_STARTED = -1
-"""In place of an exit code: what somebody was attached to could not be started."""
+"""In place of an exit code: the session could not be started."""
 MAX_PAYLOAD = 1 << 18
 CHUNK = 1 << 16
 

@@ -13,7 +13,7 @@ from gpusched.model.slices import Cut
 from gpusched.nodes.transport import RemoteScript
 
 SCRIPT_LIMIT_S = 60
-"""After so many seconds a cut is broken off on the node, whoever still waits for it."""
+"""Time limit of a cut, in seconds, enforced on the node."""
 
 _PATH = 'PATH="$PATH:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"; LC_ALL=C; export PATH LC_ALL\n'
 

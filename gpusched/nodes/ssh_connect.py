@@ -1,4 +1,4 @@
-"""Making one SSH connection: socket, jump hosts, host key, login; every failure a line a person can act on."""
+"""Make one SSH connection: socket, jump hosts, host key, login. Each failure is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _Trail = tuple[_JumpKey, ...]
 
 
 class Connection:
-    """An authenticated connection and what must go with it (proxy process, jump host)."""
+    """An authenticated connection, and what must end with it (proxy process, use of a jump host)."""
 
     def __init__(self, transport: paramiko.Transport, sock: Any, cleanup: _Cleanup) -> None:
         self.transport = transport
@@ -75,7 +75,7 @@ def connect(target: SshHop, settings: Settings, node: str, deadline: float, trai
 
 
 def _drop(transport: paramiko.Transport | None, sock: Any) -> None:
-    # shutdown wakes whoever is blocked on the socket; close alone would leave paramiko's reader there.
+    # shutdown wakes a thread that is blocked on the socket; close alone would leave paramiko's reader there.
     with contextlib.suppress(Exception):
         sock.shutdown(socket.SHUT_RDWR) if isinstance(sock, socket.socket) else None
     with contextlib.suppress(Exception):

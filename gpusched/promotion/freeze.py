@@ -76,7 +76,7 @@ def _copy(path: Path, spec: PolicySpec, target: Path, folders: tuple[Path, ...])
         if not _whole(folder, spec):
             raise GpuschedError(f"{path} changed while it was copied", "try again")
         draft.chmod(0o755)
-        for file in folder.iterdir():  # whoever asked for it may remove the original
+        for file in folder.iterdir():  # the original may be removed later
             with file.open("rb") as copied:
                 os.fsync(copied.fileno())
         sync_folder(folder)

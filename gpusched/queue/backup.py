@@ -207,7 +207,7 @@ def copy_before_migration(db: sqlite3.Connection, path: Path, version: int) -> N
     """Copy the database to ``gpusched.db.vVERSION``, for a return to the gpusched before; older copies are removed.
 
     Raises:
-        OSError, sqlite3.Error: There is no room for it, say; nothing has been changed.
+        OSError, sqlite3.Error: The disk is full, say; nothing has been changed.
     """
     copy = path.with_name(f"{path.name}.v{version}")
     part = copy.with_name(f"{copy.name}.part")

@@ -317,7 +317,7 @@ def _file_error(status: os.stat_result) -> str:
         return "not a regular file"
     if status.st_nlink != 1:
         # A client links its draft into place and then removes the draft. A file that keeps another name may be a link
-        # to somebody else's: the file's owner is the proof of who sent it.
+        # to another user's: the file's owner is the proof of who sent it.
         if time.time() - status.st_ctime < LINKING_S:
             raise _StillLinking
         return "a file with another name (hard link)"

@@ -37,7 +37,7 @@ def make_private(path: Path) -> None:
     part = path.with_name(path.name + ".private")
     try:
         _copy_whole(path, part)
-    except OSError:  # no room for a second one: those who have it open may lock it until they end
+    except OSError:  # no space for a second one: processes that have it open may lock it until they end
         part.unlink(missing_ok=True)
         for file in there:
             file.chmod(0o600)

@@ -1,6 +1,6 @@
 """Jobs as rows: a spec is stored once for all jobs that share it, apart from their other fields.
 
-Tasks of an array that differ in nothing are one row (`model.arrays`). Whoever writes one of them, or some, takes them
+Tasks of an array that differ in nothing are one row (`model.arrays`). A writer of one of them, or some, takes them
 out of that row in the same transaction: a task is never in two rows, nor in none.
 """
 

@@ -6,7 +6,7 @@ days). But who is behind it may not be in its way when its time has come: to the
 of what runs is reserved, too. Under conservative backfill every such job has a place in the plan.
 
 In: the state of a pass, and a job that it comes to (`keep_nodes`). Out: rows of the masks without the nodes that are
-kept, until the next instant (`calendar.turn_due`), and `Calendar.kept`, by which whoever looks ahead goes.
+kept, until the next instant (`calendar.turn_due`), and `Calendar.kept`, which forecasts use.
 """
 
 from __future__ import annotations

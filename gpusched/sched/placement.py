@@ -1,4 +1,4 @@
-"""Placement by a component of the group ``placements``: which of the nodes on which a job fits are its.
+"""Placement by a component of the group ``placements``: it ranks the nodes on which a job fits.
 
 A component compares nodes, and cannot choose one that does not fit; whether a job fits, when, and what is kept for the
 head is decided by the compiled passes. The walk is that of `kernel.queue_pass`, run by Python.
@@ -75,7 +75,7 @@ class NodeChooser:
 
     Args:
         name: Of the component. total: The nodes, empty of jobs. gpu_type: ``str[nodes]``.
-        replays: A component that fails ends it; live it is `INSTEAD` with a warning: a queue must not stop for it.
+        replays: Whether a component that fails ends the run. Live `INSTEAD` takes its place, with a warning.
 
     Raises:
         ComponentError: In a replay, if it is not installed or cannot be imported.
@@ -160,7 +160,7 @@ def _first_rack(ranked: Ints, rack: Ints, parts: int) -> Ints:
 
 
 def _attempt(state: ClusterState, job: int, late: bool, first: bool, by: NodeChooser) -> tuple[int, int]:
-    """Try to place a job: whether it fits does not depend on who chooses the nodes."""
+    """Try to place a job; whether it fits does not depend on the component."""
     code, given = attempt_any(state, int(state.jobs.shape[job]), FIRST_FIT, late, by.rng)
     if code == STARTED:
         free = state.scratch.late if late else state.resources
@@ -169,7 +169,7 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, by: NodeCho
 
 
 def _hold(state: ClusterState, job: int, code: int, by: NodeChooser) -> float:
-    """Keep for the head nodes of the component's choice, at the time at which it fits first."""
+    """Reserve nodes of the component's choice for the head, at the earliest time at which it fits."""
     _, releases, requests, jobs, scratch, _, now = state
     shadow, given = reserve_any(
         state.resources, releases, jobs.masks, requests, int(jobs.shape[job]), FIRST_FIT, now, float(jobs.limit[job]),

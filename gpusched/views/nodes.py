@@ -175,7 +175,7 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
         notes.append((row.name, Text(str(row.state), bars.STATE_STYLES[row.state]), why))
     if not is_silent:
         grouped: dict[tuple[GpuState, str], list[int]] = {}
-        details = {c.detail for c in row.conditions}  # told below, with the time and what to do
+        details = {c.detail for c in row.conditions}  # listed below, with the time and what to do
         for gpu in row.gpus:
             is_told = bool(gpu.reason) and set(gpu.reason.split("; ")) <= details
             if (gpu.reason or gpu.state not in _HEALTHY) and not is_told:

@@ -266,14 +266,14 @@ def plain(text: str) -> str:
 
 def test_one_that_waits_is_told_what_its_policy_would_give_it(elastics: Elastics) -> None:
     site, job = elastics.site, elastics.queue(2, 4, 8, 16)
-    says = "room for 2, 4, 8, 16 GPUs; elastic would start it with 16"
+    says = "fits now on 2, 4, 8, 16 GPUs; elastic would start it with 16"
     assert f"sizes: {says}" in plain(site.call("why", job).ok().out)
     assert f"sizes: 2,4,8,16 GPUs; {says}" in plain(site.call("show", job).ok().out)
     assert site.call("show", "--json", job).ok().json["sizes_now"] == {
         "fits": [2, 4, 8, 16], "least": 2, "given": 16, "shrinks": [], "message": says,
     }  # fmt: skip
     again = site.call("submit", "--dry-run", *elastics.asks(2, 4)).ok().out
-    assert "sizes: room for 2, 4 GPUs; elastic would start it with 4" in again, "they share"
+    assert "sizes: fits now on 2, 4 GPUs; elastic would start it with 4" in again, "they share"
     rigid = elastics.wait(1)
     assert site.call("why", "--json", rigid).ok().json["sizes_now"] is None
 
@@ -285,7 +285,7 @@ def test_it_is_told_who_shrinks_for_it(elastics: Elastics) -> None:
     elastics.runs(second, "a2", 8)
     job = elastics.queue(4, 8)
     answer = site.call("why", "--json", job).ok().json
-    says = f"no room for any of 4, 8 GPUs; elastic would give it 4 GPUs, after these shrink: job {second} from 8 to 4"
+    says = f"fits now on none of 4, 8 GPUs; elastic would give it 4 GPUs, after these shrink: job {second} from 8 to 4"
     assert answer["sizes_now"] == {
         "fits": [], "least": 4, "given": 4, "shrinks": [{"id": second, "from": 8, "to": 4}], "message": says,
     }  # fmt: skip
@@ -299,13 +299,13 @@ def test_it_is_told_what_it_waits_for_where_nobody_shrinks(elastics: Elastics) -
     elastics.runs(second, "a2", 8)
     elastics.runs(first, "a1", 8, ran_s=10.0)  # less than the least time between two stops
     job = elastics.queue(4, 8)
-    says = "no room for any of 4, 8 GPUs; waits for 4 GPUs, its minimum; no job can shrink now"
+    says = "fits now on none of 4, 8 GPUs; waits for 4 GPUs, its minimum; no job can shrink now"
     assert site.call("why", "--json", job).ok().json["sizes_now"]["message"] == says
     elastics.runs(first, "a1", 8, ran_s=36000.0 - 5.0)  # its limit is near, and it costs 30 s to stop it
     costs = Resizes(count=1, costs_s=30.0, measured=1)
     site.change(first, resizes=costs)
     assert site.call("why", "--json", job).ok().json["sizes_now"]["message"] == (
-        "no room for any of 4, 8 GPUs; waits for 4 GPUs, its minimum; jobs that could shrink "
+        "fits now on none of 4, 8 GPUs; waits for 4 GPUs, its minimum; jobs that could shrink "
         f"(job {first} from 8 to 4) are not stopped for it now"
     )
 
@@ -320,7 +320,7 @@ def test_where_an_agent_chooses_it_is_told_what_the_agent_would_give(
     (tmp_path / "policies").mkdir(exist_ok=True)
     (tmp_path / "policies" / "mine.yaml").write_text("agent: chooses\nfallback: elastic\n")
     site.inventory.write_text(site.inventory.read_text().replace("policy: elastic", "policy: mine"))
-    room = "room for 2, 4, 8, 16 GPUs;"
+    room = "fits now on 2, 4, 8, 16 GPUs;"
 
     def message() -> str:
         return str(site.call("why", "--json", job).ok().json["sizes_now"]["message"])

@@ -60,3 +60,13 @@ def test_each_of_two_writers_of_a_file_has_a_draft_of_its_own(
     with pytest.raises(OSError, match="No space"):
         paths.write_atomic(path, b"more")
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("weights", b"ours")]
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """Run by root, with /dev/null, it would leave a machine without one."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    paths.write_atomic(pipe, b"page")
+    assert (os.read(reader, 99), pipe.is_fifo()) == (b"page", True)
+    os.close(reader)

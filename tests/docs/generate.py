@@ -240,7 +240,9 @@ def _sbatch_results() -> str:
     for name in all_names():
         option = OPTIONS[name]
         if isinstance(option, RefusedOption):
-            here, result = f"{option.why}; {option.hint}" if option.hint else option.why, "refused"
+            here, result = option.hint or "nothing like it", "refused"
+        elif option.result == "warned" and "use " not in option.means:
+            here, result = "no effect", "warned"  # the note at submission says why
         else:
             here, result = option.means.removeprefix("no effect: "), option.result
             here = "the same option" if here == f"--{name}" else here

@@ -15,7 +15,7 @@ from gpusched.estimation.odds import HazardRates
 
 DEFAULT = "index, by work, hold four times as long as waited"
 _PRIOR = 0.05  # of the cost: required improvement over the default rule
-_KEPT = 8
+_KEPT = 8  # rules of the quick replays that the final ones compare
 _SLACK = 0.005  # of the log of mean JCT: allowed excess over the best heuristic
 _MARGIN = 0.01  # required improvement by a network
 
@@ -89,7 +89,7 @@ def choose_strength(
     later: Sequence[TraceEvaluation],
     settings: RltuneSettings,
 ) -> tuple[Option, list[str]]:  # fmt: skip
-    """Return the network that is best on the later part, if it is no worse than none there and on the earlier part.
+    """Return the network that is best on the later part, if on both parts it is no worse than no network.
 
     "No worse" refers to the objective on both parts and to mean JCT on the later one. Return the choice, and its
     results as sentences.

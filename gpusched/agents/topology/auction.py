@@ -26,7 +26,7 @@ from gpusched.sched.topology.slowdown import SlowdownModel, learned
 from gpusched.sched.topology.tree import NetworkTree
 
 DAY_S = 86_400.0
-"""In whose parts the network hears of a wait: as in training."""
+"""Unit of waits in the network's input, as in training."""
 NOT_ASKED = -2
 
 
@@ -60,7 +60,7 @@ class Auction(NamedTuple):
         offers: See there.
         home: ``int64[jobs]``: the scheduler that a job is of; first: where it would be first, by its id.
         whole: ``uint8[jobs]``: it is too large for a part: the first's, on all nodes.
-        asks: ``uint8[jobs]``: the others are asked, too; each of them looks once its own have told that.
+        asks: ``uint8[jobs]``: other schedulers make offers for it, too, once its own has none that is good.
         requests: Of the snapshot, once for each scheduler, on its nodes, and once on all: shape s is
             ``number * shapes + s``. masks: ``uint8[masks, nodes]``: theirs. own: ``uint8[times, nodes]``: whose nodes.
         ways, sure_ways: Likewise: class c is ``number * classes + c``.
@@ -95,7 +95,7 @@ class Workspace(NamedTuple):
     """Scratch state of one scheduler while it proposes placements; all its own except ``costs``.
 
     Attributes:
-        full: ``uint8[shapes]``: what has no room there, at first nothing.
+        full: ``uint8[shapes]``: shapes that do not fit there; initially none.
         used: ``int64[1]``: how many jobs it would start, of ``Auction.begun``.
     """
 

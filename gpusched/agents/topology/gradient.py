@@ -53,9 +53,9 @@ class GradientRecipe(NamedTuple):
 
 
 def alive(numbers: Floats) -> Floats:
-    """Return weights that say the same where outputs are 0, but two units of each graph layer hear every input.
+    """Return weights that say the same where outputs are 0, but two units of each graph layer get every input.
 
-    Inputs are not negative: a unit of drawn weights, most of them negative, is 0 whatever it hears, and never learns.
+    Inputs are not negative: a unit of drawn weights, most of them negative, is 0 for every input, and never learns.
     """
     arrays: Arrays = dict(zip(SHAPES, split_vector(numbers.copy(), SHAPES), strict=True))
     for name in _GRAPH:

@@ -33,7 +33,7 @@ _STEPS = {
 _IDLE_STEP = 0.5  # of the one number that does not start at 0
 _LEARNED = np.concatenate([np.full(int(np.prod(shape)), name in _STEPS) for name, shape in SHAPES.items()])
 _NEAR = 1e-3
-"""What it costs to be one step from the beginning, squared: workloads tell less than this of most weights."""
+"""Penalty on the squared distance from the start: for most weights the workloads carry less information than this."""
 _VALIDATION_SEEDS = 1 << 20  # seeds of workloads to see what comes of it; those to judge by are smaller
 _TRAINING_SEEDS = 1 << 21
 _TAIL_WEIGHT = 0.3  # what the 99th percentile counts for beside the mean

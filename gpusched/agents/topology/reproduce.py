@@ -34,7 +34,7 @@ class TopologyRow(msgspec.Struct, frozen=True, kw_only=True):
     """One drawn workload under one policy.
 
     ``mean_slowdown``: how many times longer jobs ran than alone where they are fastest, the mean over jobs.
-    ``knows``: what the policy is told of slowdown.
+    ``knows``: the policy's information on slowdown.
     """
 
     topology: str

@@ -113,7 +113,7 @@ def _digest(cases: list[TrainingCase]) -> str:
 
 
 def _knows(job: TrainJob) -> str:
-    """Return what the policy is told of run times: by its order and backfill, as the agent looks at none."""
+    """Return the policy's information on run times, which only its order and backfill use."""
     return "nothing" if job.spec.backfill in ("none", "skip") and job.spec.order == "fifo" else "limit"
 
 

@@ -23,7 +23,7 @@ class TopologyRival(msgspec.Struct, frozen=True, kw_only=True):
     """A policy in this comparison.
 
     Attributes:
-        placement: Of `gpusched.sim.placed`. knows: What it is told of slowdown.
+        placement: Of `gpusched.sim.placed`. knows: Its information on slowdown.
         schedulers: Of agents. trained: Else theirs are the weights where training starts.
         free: With links that take no time.
     """

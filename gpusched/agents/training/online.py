@@ -69,7 +69,7 @@ def update_online(request: TrainRequest, shadow: PolicySpec, start: Path, since:
         save_model(weights, agent, learned.arrays, about)
         card = _card(shadow, material, learned, weights, until, round(time.monotonic() - began, 1))
         write_card(folder / f"{material.partition}{CARD}", card)
-        load_policy(folder)  # whoever reads it can
+        load_policy(folder)  # fails here rather than at the next reader
         if target.exists():
             os.replace(target, draft / "old")
         os.replace(folder, target)

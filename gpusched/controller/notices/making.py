@@ -109,7 +109,7 @@ class NoticeMaker:
     def _node_notices(self, event: Event, node: str) -> Iterator[Notice]:
         """Yield notices of what is wrong with a node or GPU, to the operator's receivers and those of jobs there.
 
-        A check is not told to jobs.
+        Jobs get no notice of a check.
         """
         text = _node_text(event, node)
         if not text:
@@ -213,7 +213,7 @@ def _node_text(event: Event, node: str) -> str:
 
 
 def _condition_text(event: Event, node: str) -> str:
-    """Return the condition and what to do; "" where another notice tells it, or only its job's receivers are told."""
+    """Return the condition and what to do; "" where another notice has it, or only its job's receivers get one."""
     kind, gpu = KIND.get(str(event.data.get("condition"))), event.data.get("gpu")
     if kind is None or kind.fault == "program" or kind.name == "off-bus":
         return ""

@@ -1,7 +1,7 @@
 """Ownership of the lease: two controllers with separate state folders must not both decide.
 
-A reservation has no owner field. But whoever renewed it last knows its end, so a lease that ends later was renewed by
-another controller, which is thereby known to be alive.
+A reservation has no owner field. But the controller that renewed it last knows its end, so a lease that ends later was
+renewed by another controller, which is thereby known to be alive.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _ran_s(pid: "int | None") -> "float | None":
 
 
 def _attached_s(stamp: "str | None") -> "float | None":
-    """Seconds since somebody was attached, by the boot clock (see runtimes/sessions.py); None: nobody has been."""
+    """Seconds since a client was attached, by the boot clock (see runtimes/sessions.py); None: none has been."""
     noted = _number(stamp)
     return None if noted is None else max(0.0, time.clock_gettime(_BOOTTIME) - noted)
 

@@ -196,7 +196,7 @@ def register(library: "Any") -> "tuple[dict[int, str], Any]":
 
 
 def address(handle: "Any") -> int:
-    """Return what tells handles apart: NVML gives the same pointer each time."""
+    """Return what identifies a handle: NVML gives the same pointer each time."""
     import ctypes
 
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

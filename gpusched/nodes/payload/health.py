@@ -104,7 +104,7 @@ def pcie(nvml: "Any", handle: "Any", utilization: "Any") -> "dict[str, Any]":
 
 
 def margin(nvml: "Any", handle: "Any", temperature: "Any") -> "int | None":
-    """Degrees to the temperature that slows a hot GPU down; newer GPUs tell the margin, older ones the limit."""
+    """Degrees to the temperature that slows a hot GPU down; newer GPUs report the margin, older ones the limit."""
     if temperature is None or temperature < HOT_C:
         return None
     if hasattr(nvml, "nvmlDeviceGetMarginTemperature"):

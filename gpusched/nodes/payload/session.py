@@ -1,7 +1,7 @@
 """A job that people work in, on a node without a container engine. Runs on the node: stdlib, Python 3.6+.
 
-``hold`` runs the job on a terminal (or pipes) of its own, which outlives whoever is attached; ``attach`` is that
-somebody's end. They talk over a socket in the attempt's folder, which only we may enter.
+``hold`` runs the job on a terminal (or pipes) of its own, which outlives the attached client; ``attach`` is the
+client's end. They talk over a socket in the attempt's folder, which only the account may enter.
 """
 
 import errno
@@ -176,7 +176,7 @@ class AttachedJob:
                 has_output = True
                 try:
                     _write_all(1, data)
-                except OSError:  # the disk is full, which is no reason to end what somebody works in
+                except OSError:  # the disk is full, which is no reason to end a session in use
                     pass
                 for peer in peers:
                     peer.send(self._outputs[descriptor], data)
@@ -223,7 +223,7 @@ class AttachedJob:
 
 
 def hold(on_terminal: bool, owner: "int | None", argv: "Sequence[str]") -> int:
-    """Wait for somebody, start the job, and be there until it ends; returns its exit code."""
+    """Wait for a client, start the job, and serve until it ends; returns its exit code."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(SOCKET)  # the current folder is the attempt's: a path may be too long for a socket
     listener.listen(8)

@@ -1,4 +1,4 @@
-"""What a launch refuses, before anything reaches a node."""
+"""Check a launch request, before anything reaches a node."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ MAX_ENV_FILE_BYTES = 60_000
 
 
 def configures_client(name: str) -> bool:
-    """Whether a variable of this name would change what the shell or the engine's client does that inherits it."""
+    """Return whether a variable of this name changes the behaviour of a shell or engine client that inherits it."""
     upper = name.upper()
     return upper in _CLIENT_VARIABLES or upper.startswith(_CLIENT_PREFIXES) or upper.endswith("_PROXY")
 
 
 def secret_name_error(name: str) -> str | None:
-    """Why a secret cannot be called ``name``, or None when it can."""
+    """Return why a secret cannot be called ``name``, or None if it can."""
     if not VARIABLE.fullmatch(name):
         return "is not a name of letters, digits and _"
     upper = name.upper()
@@ -53,7 +53,7 @@ def secret_name_error(name: str) -> str | None:
 
 
 def check_ref(ref: AttemptRef) -> None:
-    """Refuse what is no plain path component.
+    """Check that each part is a plain path component.
 
     Raises:
         UsageError: One of the parts is not.
@@ -76,7 +76,7 @@ def check_signal(signal: str) -> str:
 
 
 def check_request(request: LaunchRequest) -> None:
-    """Refuse what cannot be passed to the job exactly or safely.
+    """Check that all of it can be passed to the job exactly and safely.
 
     Raises:
         UsageError: What, and why.

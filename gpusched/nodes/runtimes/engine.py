@@ -417,7 +417,7 @@ def _shared_memory(request: LaunchRequest) -> tuple[str, ...]:
 def _own_binds(request: LaunchRequest) -> dict[str, str]:
     """Return what of the attempt's folder is mounted into the container, by name, and where.
 
-    runc looks the job's gid up among the names of the image's groups: whoever makes the image could give it any group.
+    runc looks the job's gid up among the names of the image's groups: the image's author could give it any group.
 
     Raises:
         UsageError: The job mounts something there.

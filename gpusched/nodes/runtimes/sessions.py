@@ -31,7 +31,7 @@ done
 exec sh "$dir/launch" VERB
 """
 
-# Whoever comes first starts it. What cannot be started is tried once more, without us, for the launch to be given up
+# The first client starts it. What cannot be started is tried once more, without us, for the launch to be given up
 # with the reason.
 ENGINE = """\
 case $1 in
@@ -126,7 +126,7 @@ def ended(ref: AttemptRef) -> RemoteScript:
 
 
 def note_attached(ref: AttemptRef) -> RemoteScript:
-    """Return the script that notes for the probe that somebody is attached at this moment."""
+    """Return the script that notes for the probe that a client is attached at this moment."""
     return script(attempt_folder(ref) + _NOTE_ATTACHED)
 
 

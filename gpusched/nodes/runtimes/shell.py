@@ -46,7 +46,7 @@ alive() { # FILE: whether the stamped process itself is
 }
 """
 
-# Environments outlive process groups: whoever was started by the job carries its name. A fork may slip through between
+# Environments outlive process groups: all that the job started carries its name. A fork may slip through between
 # looking and killing, hence the rounds; what waits for a dead disk survives them all. Looking takes its time, so each
 # is looked at again before it is killed: its number may be another's by then.
 KILL_STRAYS = """\

@@ -2,7 +2,7 @@
 
 Mu'alem and Feitelson, IEEE TPDS 12(6), 2001. The plan is made anew, in order of the queue, at every decision, so that
 an early end is used at once; jobs ahead in the queue are never planned later than with the jobs behind them left out.
-Until somebody has to wait, what is free only grows, and no plan is needed. It begins with the first who waits: of each
+Until a job has to wait, what is free only grows, and no plan is needed. It begins with the first who waits: of each
 node a list of what it has free from when on. Of a job with looser requests that one is planned which begins first, of
 several at once the tightest.
 """

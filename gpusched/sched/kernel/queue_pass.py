@@ -1,6 +1,6 @@
 """The walk over a partition's queue: which jobs start, which is the first that does not, what is kept for it.
 
-Whoever decides says by hooks where a job goes, what is kept for the head, and what follows from a start; feasibility,
+The decider's hooks say where a job goes, what is kept for the head, and what follows from a start; feasibility,
 limits, backfill, reasons and what a start takes are the walk's own, the same for everybody. Each set of hooks is
 compiled into a pass of its own.
 """
@@ -35,7 +35,7 @@ from gpusched.sched.state import (
 )
 
 UNSOUND = -1
-"""In place of a code: whoever decides answered what is no number, and nothing of the pass counts."""
+"""In place of a code: the decider's answer was not a number, and nothing of the pass counts."""
 KEPT = 100
 """In place of a code: the job runs, and keeps its nodes."""
 
@@ -53,7 +53,7 @@ can start at the latest, seconds. With ``hold_behind`` it is called for every jo
 Taken = Callable[[ClusterState, int, PlacementRequest, More], PlacementRequest]
 """(state, job, request, more): what a start takes on each of ``scratch.chosen``, where jobs share GPUs."""
 Started = Callable[[ClusterState, int, PlacementRequest, More], None]
-"""(state, job, request, more): what follows for whoever decides from a start that took this on ``scratch.chosen``."""
+"""(state, job, request, more): what follows for the decider from a start that took this on ``scratch.chosen``."""
 MayHead = Callable[[int], bool]
 """Whether who does not start for this reason may be the head."""
 Following = Callable[[ClusterState, Ints, int, int, More], int]
@@ -106,7 +106,7 @@ def queue_pass(
     """Build the pass in which these hooks decide; ``more`` holds what they need beside the state.
 
     It takes the state, ``queue: int64[waiting]`` in order of precedence, and the backfill. Jobs that can never run
-    (``jobs.feasibility``) or for which a bound leaves no room block nobody. With NONE the first job that does not start
+    (``jobs.feasibility``) or that a limit excludes block no other job. With NONE the first job that does not start
     blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation, with CONSERVATIVE each (by
     its hooks, see `plan`), also who waits for the end of a reservation of nodes. Started jobs are taken off
     ``resources`` and noted in ``releases`` (end: now + limit), both in place. ``hold_behind``: `hold` decides by itself

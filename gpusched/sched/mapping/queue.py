@@ -113,7 +113,7 @@ def map_queue(
 
 @jit
 def _enter(state: ClusterState, job: int, late: bool, first: bool, window: Ints) -> tuple[int, int]:
-    """Append the job to ``window: int64[1 + most]`` (count, then jobs) while there is room."""
+    """Append the job to ``window: int64[1 + most]`` (count, then jobs) until it is full."""
     jobs = state.jobs
     if window[0] < window.size - 1:
         window[0] += 1

@@ -20,7 +20,7 @@ class SizesNow(msgspec.Struct, frozen=True, kw_only=True):
     """The size that a pending resizable job would get.
 
     Attributes:
-        fits: Its sizes for which there is room now.
+        fits: Its sizes that fit now.
         least: The least that the nodes, empty, can give: for that it waits. None: there is none.
         given: GPUs that the policy would start it with, now or once others have shrunk; None: it waits.
         shrinks: Who is to shrink for those that wait: job -> (from, to).
@@ -78,17 +78,17 @@ def _possible(snapshot: Snapshot, job: PendingView) -> dict[int, PendingView]:
 
 def _message(sizes: tuple[int, ...], policy: str, answer: SizesNow, sized: Sized) -> str:
     """Explain what size the job would get, or what it waits for and which jobs could shrink for it."""
-    room = f"room for {_gpus(answer.fits)}" if answer.fits else f"no room for any of {_gpus(sizes)}"
+    fitting = f"fits now on {_gpus(answer.fits)}" if answer.fits else f"fits now on none of {_gpus(sizes)}"
     if answer.given is not None and answer.shrinks:
         names = listed([f"job {job} from {old} to {new}" for job, (old, new) in answer.shrinks.items()])
-        return f"{room}; {policy} would give it {count_of(answer.given, 'GPU')}, after these shrink: {names}"
+        return f"{fitting}; {policy} would give it {count_of(answer.given, 'GPU')}, after these shrink: {names}"
     if answer.given is not None and answer.given in answer.fits:
-        return f"{room}; {policy} would start it with {answer.given}"
+        return f"{fitting}; {policy} would start it with {answer.given}"
     if answer.given is not None:
-        return f"{room}; {policy} would give it {answer.given}, not free together yet"
+        return f"{fitting}; {policy} would give it {answer.given}, not free together yet"
     if answer.least is None:
         return f"no nodes can give any of {_gpus(sizes)}"
-    waits = f"{room}; waits for {count_of(answer.least, 'GPU')}, its minimum"
+    waits = f"{fitting}; waits for {count_of(answer.least, 'GPU')}, its minimum"
     if answer.fits:
         return f"{waits}, behind other jobs"
     if not sized.spare:

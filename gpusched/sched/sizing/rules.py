@@ -68,7 +68,7 @@ def index_of(claims: Claims, j: int, gpus: int) -> int:
 
 @jit
 def _fill(claims: Claims, by_base: bool) -> None:
-    """Fill progressively, a step to whoever has least so far; a claim whose next step does not fit is done.
+    """Fill progressively, a step to the claim with least so far; a claim whose next step does not fit is done.
 
     ``drf`` (Ghodsi et al., NSDI 2011, between jobs): least dominant share. ``proportional``: fewest GPUs for those that
     it was tuned for.

@@ -48,7 +48,7 @@ def gather(
     """Select the jobs to get GPUs and their sizes; set ``claims`` and which of ``scene.rows`` are admitted.
 
     A rigid job may have what is free, and what those that run would give down to their least sizes. So may a resizable
-    one where nobody ends soon, in comparison with what it costs to stop somebody; else it starts on what is free.
+    one if no job ends soon, compared with the cost of stopping one; else it starts on what is free.
     """
     rows, count = scene.rows, 0
     free, total, spare, dearest = 0, 0, 0, 0.0
@@ -229,8 +229,8 @@ def settle(
 ) -> bool:
     """Carry out what is possible of the wishes, in ``wished``; return whether they are valid.
 
-    Somebody shrinks only as far as somebody takes it, and only where all that it is for then has a place; nobody grows
-    into what another only lets go of: that comes at the next decision, when it is free.
+    A job shrinks only as far as another takes its GPUs, and only where all jobs that it shrinks for then
+    fit. No job grows into GPUs that another only gives up now: that is for the next decision, when they are free.
 
     Returns:
         False, and nothing is done, where a size is not allowed, or all of them are more than the capacity.

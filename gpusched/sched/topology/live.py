@@ -1,7 +1,7 @@
 """Placement costs for a snapshot's jobs, by what was learned of their kinds: live arrays for `contention`.
 
 `costs_of` makes them. ``Costs.tree``, ``model``, ``load`` (with all that runs on its links) and ``ways`` are those of a
-replay, so `contention.cheapest` and whoever is built on it can be called with them. No seconds here: a
+replay, so `contention.cheapest` and what is built on it can be called with them. No seconds here: a
 step takes 1 where a job of the kind is fastest among the places that it asks for.
 
 What is known goes in this order: as measured of the kind, by the formula, as other kinds, as jobs of public tables

@@ -25,7 +25,7 @@ from gpusched.sched.topology.tree import LinkUse, NetworkTree, links_of
 USE = np.dtype([(name, np.int64) for name in ("job", "link", "next", "more", "part")] + [("need", np.float64)])
 # first: its first use; -1: none. best: seconds of a step alone where that is least. seen: number of the last look.
 # alone: seconds of a step where it is, without neighbours; 0: it does not run. gpus: of the job. speed: 1: as where it
-# is fastest; kept by whoever runs the jobs.
+# is fastest; kept by the caller that runs the jobs.
 JOB = np.dtype([(name, np.int64) for name in ("first", "kind", "gpus", "seen")]
                + [(name, np.float64) for name in ("best", "alone", "speed")])  # fmt: skip
 FULL_STEP = 1 << 32

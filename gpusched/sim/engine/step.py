@@ -65,7 +65,7 @@ def advance(sim: Sim, log: EventLog) -> int:
     """Advance to the next instant, and handle its ends, node events and arrivals.
 
     Returns:
-        OVER (nothing is left to happen), DECIDE, or GROW (``log`` must be given more room first; nothing was done).
+        OVER (nothing is left to happen), DECIDE, or GROW (``log`` must be enlarged first; nothing was done).
     """
     counter, jobs, ends = sim.counter, sim.jobs, sim.ends
     if _short_of_room(sim, log):
@@ -186,8 +186,8 @@ def end_job(sim: Sim, job: int) -> None:
 def start_job(sim: Sim, log: EventLog, job: int, nodes: Ints, first: int, taken: int, restart_s: float) -> None:
     """Start ``job`` with its request on ``nodes[first:]``.
 
-    ``taken``: a pass has taken so many whole GPUs of each node (`backfill.launch`), and all else that the start takes;
-    NOTHING_TAKEN: it is taken here. ``restart_s`` pass before work goes on, if the job has run before.
+    ``taken``: whole GPUs of each node that a pass has already taken, with all else (`backfill.launch`); NOTHING_TAKEN:
+    all is taken here. ``restart_s`` pass before work goes on, if the job has run before.
     """
     state, now, offset = sim.state[job], sim.clock[0], sim.jobs[job]["offset"]
     request = shape_request(sim.shapes, sim.jobs[job]["shape"])
@@ -248,9 +248,9 @@ def log_run(sim: Sim, log: EventLog, job: int) -> None:
 
 @jit
 def _change(sim: Sim, log: EventLog) -> None:
-    """Apply the current node events to nodes and their jobs; the caller updates which jobs can run.
+    """Apply the events that are due: nodes come, go or drain; jobs become eligible, or accept a looser request.
 
-    And jobs that may start from now on, or settle for less.
+    The caller updates which jobs can run.
     """
     counter = sim.counter
     while counter[CHANGED] < sim.changes.size and sim.changes[counter[CHANGED]]["time"] <= sim.clock[0]:

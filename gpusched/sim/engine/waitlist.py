@@ -27,7 +27,7 @@ class Waitlist(NamedTuple):
         heads: All waiting jobs by rank, for strict orders (where kept).
         by_rank: ``int64[jobs]``: jobs by place in the static order.
         order: ``int64[shapes]``: shapes by partition; those of partition q are ``first[q] <= i < first[q + 1]``.
-        shapes: Room for a heap of shapes (by the rank of a job of each).
+        shapes: Space for a heap of shapes (by the rank of a job of each).
     """
 
     tree: Floats

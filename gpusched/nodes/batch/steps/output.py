@@ -12,7 +12,7 @@ _PATTERN = re.compile(r"%(\d*)([%AajJNnstux])")
 
 
 class Output:
-    """``captures``: whether tasks of this node may not simply have srun's own."""
+    """Writes the output of tasks; ``captures``: whether it must, as they cannot simply inherit srun's own."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Output:
         self.captures = self._label or any(self._paths.values())
 
     def write(self, kind: str, number: int, data: bytes) -> None:
-        """Output of a task; b"": its end."""
+        """Write a part of a task's output; b"": its end."""
         target = self._target(kind, number)
         if not self._label:
             _write(target, data)
