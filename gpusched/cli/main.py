@@ -198,6 +198,8 @@ def run(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         stdout.discard()
         return BROKEN_PIPE
+    except KeyboardInterrupt:  # amid the last lines
+        return interrupts.INTERRUPTED
     except OSError as error:  # stdout cannot be written, by an error in JSON mode neither
         stdout.discard()
         output.warn(f"error: stdout: {error.strerror}")

@@ -25,7 +25,8 @@ SHOWN_CANDIDATES = 8
 NAMED_JOBS = 500
 """So many of the latest jobs are looked at for a name."""
 _POLL_S = 0.1
-_CLOCKS_DIFFER_S = 60.0
+_CLOCKS_DIFFER_S = 600.0
+_DAY_S = 86400.0
 
 
 class ResolvedJobs(msgspec.Struct, frozen=True):
@@ -111,8 +112,10 @@ class Resolver:
         """
         if not (lag_s := reader.lag_s()):
             return False
-        most_s = reader.number("tick_s", 5.0) + 2 * lag_s + 1.0
-        end = time.monotonic() + min(most_s, ids.minted_at(job_id) + most_s - time.time())
+        least_s = 2 * lag_s + 1.0  # it may have been in the inbox for long, while no controller ran
+        most_s = reader.number("tick_s", 5.0) + least_s
+        age_s = time.time() - ids.minted_at(job_id)
+        end = time.monotonic() + max(min(most_s, most_s - age_s), least_s if age_s < _DAY_S else 0.0)
         while time.monotonic() < end:
             reader.data_version()  # switches to the latest copy
             if reader.matching(job_id) or refusal(reader, job_id) is not None:

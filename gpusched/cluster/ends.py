@@ -140,11 +140,15 @@ class _NodeChannel:
 
     def recheck(self) -> None:
         """Have the node probed again soon, a few times, if it has reported an end."""
-        self._unreported(frozenset(self._reported), time.monotonic())
+        self._unreported(None, time.monotonic())
 
-    def _unreported(self, jobs: frozenset[WatchedJob], now: float) -> frozenset[WatchedJob]:
-        """Return the jobs to watch. A job that was reported ended but still runs is probed again soon, a few times."""
+    def _unreported(self, jobs: frozenset[WatchedJob] | None, now: float) -> frozenset[WatchedJob]:
+        """Return which of the jobs to watch; None: of those that were reported.
+
+        A job that was reported ended but still runs is probed again soon, a few times.
+        """
         with self._lock:
+            jobs = frozenset(self._reported) if jobs is None else jobs
             self._reported &= jobs
             self._rechecks = {job: self._rechecks.get(job, 0) + 1 for job in self._reported}
             recheck = any(count <= MAX_RECHECKS for count in self._rechecks.values())

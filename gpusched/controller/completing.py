@@ -105,8 +105,12 @@ def _terminate(step: ReconcileResult, s: RankStatus, ending: Ending, inputs: Rec
             step.operations.append(operation_on("signal", s, signal="KILL"))
     else:
         warning = step.job.spec.signal if step.job.spec.signal_before_s is not None else None
-        polite = "TERM" if warning else step.job.spec.signal
-        if s.rank.signalled not in (None, warning) or s.rank.signalled == polite:
+        # The others hold a script's nodes for its steps until TERM; other signals may be the steps' own.
+        holds = s.rank.rank > 0 and step.job.spec.script is not None and ending.outcome is JobState.COMPLETED
+        polite = "TERM" if warning or holds else step.job.spec.signal
+        # Who was warned by the same signal and went on gets it again where its work is to be saved.
+        was_asked = s.rank.signalled == polite and _decided_at(ending) is None
+        if s.rank.signalled not in (None, warning) or was_asked:
             return
         # After rank 0 succeeded the others may finish by themselves; a batch script's other ranks only run its steps.
         if ending.outcome is not JobState.COMPLETED or step.job.spec.script is not None:

@@ -94,7 +94,9 @@ class OutcomeRecorder:
                 rank = msgspec.structs.replace(rank, idle_signalled_at=outcome.time)
             elif rank.signalled != "FENCE":  # a leftover stays marked as one
                 rank = msgspec.structs.replace(rank, signalled=operation.signal)
-            if operation.signal == "KILL":
+            if operation.signal != "KILL":
+                rank = msgspec.structs.replace(rank, trouble="")
+            else:
                 # Delivered, but still a try: after too many the rank is removed, and at last stuck.
                 rank = with_try(rank, outcome.time)
             self._store.append([self._rank_event("signalled", rank, outcome.time, signal=operation.signal)])

@@ -67,7 +67,6 @@ class Rebuild:
         """
         state, work = self._state, self._state / WORK
         self._leads.check()
-        self._leads.holder.check()
         if self._backup is not None:
             for tree in TREES:
                 copy_tree(self._backup.path, state, tree)

@@ -170,11 +170,13 @@ class Service:
 
     def _follow_terms(self, leads: Leadership) -> None:
         """Go on with a term above one that the backup of a recovered store did not know."""
-        if self._seen_term < leads.term:
+        if not self._seen_term:
             return
-        leads.raise_term(self._seen_term + 1)
-        self.store.raise_term(leads.term)
+        if self._seen_term >= leads.term:
+            leads.raise_term(self._seen_term + 1)
+        self.store.raise_term(leads.term)  # a full disk: again in the next cycle
         self.cluster.raise_term(leads.term)
+        self._seen_term = 0
         _log.warning("a node that did not answer the recovery has seen later terms; now: %d", leads.term)
 
     def audit(self, command: str, uid: int, *subject: str, refused: str = "", **data: object) -> None:

@@ -35,8 +35,9 @@ lock() {{
 }}
 [ -e "$folder/term.lock" ] || (umask 077; mkdir -p -- "$folder" && true >>"$folder/term.lock") 2>/dev/null ||
     stop "broken cannot write to $folder"
-# An exclusive lock of NFS wants it open for writing; on a disk that turned read-only, what only looks still works.
-if true 2>/dev/null >>"$folder/term.lock"; then exec 9>>"$folder/term.lock"; else exec 9<"$folder/term.lock"; fi
+# NFS wants it open for reading for a shared lock and for writing for an exclusive one; on a disk that turned read-only,
+# what only looks still works.
+if true 2>/dev/null <>"$folder/term.lock"; then exec 9<>"$folder/term.lock"; else exec 9<"$folder/term.lock"; fi
 lock -s
 seen
 while [ "$seen" != "$term" ]; do

@@ -7,7 +7,7 @@ import os
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import groupby, islice
 from operator import attrgetter
@@ -366,7 +366,8 @@ class Reader(
         try:
             yield
         finally:
-            self._db.execute("ROLLBACK")
+            with suppress(sqlite3.OperationalError):  # SQLite rolls back by itself after an input/output error
+                self._db.execute("ROLLBACK")
 
     def lag_s(self) -> float:
         """Return by how many seconds this view may lag behind the store; 0.0 unless it reads a copy."""
@@ -746,7 +747,12 @@ class Store(
             # WAL's index is memory that processes of one machine share: after a take-over by another machine, its
             # index may be an old one. A rollback journal needs locks only.
             journal = "DELETE" if lacks_shared_memory(state) else "WAL"
-            db.executescript(f"PRAGMA journal_mode={journal}; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;")
+            try:
+                sqlite3.Connection.execute(db, f"PRAGMA journal_mode={journal}")
+            except sqlite3.OperationalError as error:
+                if journal == "WAL" or error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                    raise  # else a reader has a WAL of an earlier version open: it changes at a later start
+            db.executescript("PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;")
             db.execute(f"PRAGMA journal_size_limit = {MAX_IDLE_WAL_BYTES}")
             store = cls(db)
             (version,) = db.execute("PRAGMA user_version").fetchone()

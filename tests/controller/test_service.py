@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -174,7 +175,9 @@ def test_a_superseded_controller_changes_nothing_in_slurm(
         cycle.close()
 
 
-def test_a_node_that_was_silent_at_a_recovery_may_have_seen_later_controllers(site: Installation) -> None:
+def test_a_node_that_was_silent_at_a_recovery_may_have_seen_later_controllers(
+    site: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It obeys the controller of the recovered store once that has a higher term; any other node's refusal counts."""
     with leadership(site.state) as leads:
         service = site.start()
@@ -183,6 +186,10 @@ def test_a_node_that_was_silent_at_a_recovery_may_have_seen_later_controllers(si
         service._replace_cycle()
         seen = leads.term + 7
         service._refused(TermRefused("n1", seen))
+        with monkeypatch.context() as full:
+            full.setattr(service.store, "raise_term", Mock(side_effect=sqlite3.OperationalError("full")))
+            with pytest.raises(sqlite3.OperationalError, match="full"):
+                service.run(0.0)
         service.run(0.0)
         assert (leads.term, site.nodes.term, leads.is_lost) == (seen + 1, seen + 1, False)
         assert (service.store.meta(TERM), highest_term(site.state)) == (str(seen + 1), seen + 1)

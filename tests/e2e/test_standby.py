@@ -47,10 +47,10 @@ class Standby:
 def pair(cluster: Cluster) -> Iterator[tuple[Cluster, Standby]]:
     standby = Standby(cluster, "second")
     yield cluster, standby
-    assert "Traceback" not in standby.log
     standby.process.send_signal(signal.SIGCONT)
     standby.process.kill()
     standby.process.wait()
+    assert "Traceback" not in standby.log
 
 
 def term(cluster: Cluster) -> int:

@@ -23,7 +23,8 @@ def test_every_policy_replays_as_it_was_recorded_and_writes_to_none_of_its_input
 
 
 def test_a_write_to_a_protected_input_ends_the_process() -> None:
-    code = "from tests.sim import readonly, recorded; readonly.protected(recorded.network()).tree.rack[0] = 0"
+    code = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); "
+    code += "from tests.sim import readonly, recorded; readonly.protected(recorded.network()).tree.rack[0] = 0"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == -11
     assert np.array_equal(readonly.protected(recorded.network()).tree.rack, recorded.network().tree.rack)

@@ -36,6 +36,7 @@ class FuseMount:
         self._server = subprocess.Popen(argv, stdout=subprocess.PIPE)
         assert self._server.stdout is not None
         if not self._server.stdout.readline():
+            self._server.communicate()
             raise OSError(errno.ENODEV, "FUSE cannot be mounted here")
 
     def fail(self, what: int, after: int, times: int = 1) -> None:
@@ -63,7 +64,7 @@ class _Server:
         self._nodes: dict[int, int] = {1: os.open(root, os.O_PATH)}
         self._numbers: dict[tuple[int, int], int] = {}
         self._lookups: dict[int, int] = {}
-        self._next, self._stamp, self._failing = 2, 0, [0, 0, 0]
+        self._next, self._stamp, self._failing = 2, (0, 0), [0, 0, 0]
 
     def serve(self) -> None:
         while True:
@@ -78,6 +79,9 @@ class _Server:
             if code in (2, 36, 42):  # forget, interrupt, batch_forget: no reply
                 if code == 2:
                     self._forget(node, _HANDLE.unpack_from(request, 40)[0])
+                elif code == 42:
+                    for at in range(struct.unpack_from("=I", request, 40)[0]):
+                        self._forget(*struct.unpack_from("=QQ", request, 48 + 16 * at))
                 continue
             result, failed = b"", -errno.ENOSYS
             if answer is not None:
@@ -93,7 +97,8 @@ class _Server:
                     raise
 
     def _refuse(self, code: int) -> None:
-        stamp = self._orders.stat().st_ino
+        found = self._orders.stat()
+        stamp = found.st_ino, found.st_mtime_ns
         if stamp != self._stamp:
             self._stamp, self._failing = stamp, [int(word) for word in self._orders.read_text().split()]
         kind = {15: READS, 16: WRITES, 20: SYNCS, 30: SYNCS}.get(code, 0)

@@ -180,10 +180,12 @@ def _common_types(first: Sequence[str], second: Sequence[str], line: OptionLine,
 
 
 def _apply_slurm_rules(options: dict[str, Any], used: Mapping[str, Sequence[str]], user: str) -> None:
-    """Apply two rules of Slurm: output is below --chdir, and mail goes to the job's user, only as requested."""
-    if used.get("chdir"):
+    """Apply rules of Slurm: output is below --chdir, --gres=none is of GPUs per node, mail goes as requested."""
+    if used.get("chdir") and options.get("workdir") in (*used["chdir"], *used.get("container-workdir", ())):
         for name in options.keys() & {"output", "error"}:
             options[name] = output_path(f"--{name}", options[name], used["chdir"][0])
+    if used.get("gres") == ["0"] and options.keys() & {"gpus", "gpus_per_task"}:
+        options.pop("gpus_per_node", None)
     if not options.get("notify"):
         if [options.get("mail")] == used.get("mail-user"):
             del options["mail"]
@@ -199,6 +201,14 @@ def _need_all_named(options: dict[str, Any], nodes: int | None, shown: str, ours
             f"{shown} names {count_of(count, 'node')}, and --nodes says {nodes}",
             f"to allow more nodes than needed use {ours}",
         )
+    for name in ("gpus", "ntasks"):
+        total = options.get(name) or 0
+        total = max(total) if isinstance(total, tuple) else total
+        if 0 < total < count:
+            raise UsageError(
+                f"{shown} names {count_of(count, 'node')}, all of which the job gets, and --{name} is {total}",
+                f"to allow more nodes than needed use {ours}",
+            )
     options["nodes"] = count
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpusched.accounting.usage import GpuHolding, holdings, usage_between
+from gpusched.controller.hot import with_parts
 from gpusched.controller.launcher import rank_record
 from gpusched.controller.ledger import run_of
 from gpusched.controller.nodestate import with_result
@@ -167,7 +168,7 @@ def _as_left(job: JobRecord, evidence: _Evidence) -> JobRecord:
     if not job.spec.is_hot or job.allocation is None:
         return job
     parts = tuple(p for p in job.allocation.parts if p.node not in evidence.nodes or evidence.is_there(job, p.rank))
-    return msgspec.structs.replace(job, allocation=Allocation(job.id, parts)) if parts else job
+    return with_parts(job, parts) if parts else job
 
 
 def _has_joined(known: JobRecord, latest: JobRecord) -> bool:
@@ -199,7 +200,10 @@ def _record_run(store: Store, inventory: Inventory, before: JobRecord | None, jo
     if before is not None and before.start_time is not None:
         same = before.attempt == job.attempt
         end = job.end_time if same and job.end_time is not None else now
-        store.close_run(job.id, before.attempt, end, job.state if same else JobState.NODE_FAIL)
+        outcome = JobState.PENDING if job.state in ACTIVE else job.state
+        store.close_run(job.id, before.attempt, end, outcome if same else JobState.NODE_FAIL)
+        if same and job.state in ACTIVE:  # ranks have joined; when, is not known
+            store.open_run(run_of(job, inventory, now))
         if same:
             return
     if job.state in ENDED and job.start_time is not None and job.allocation is not None:

@@ -101,7 +101,9 @@ list_engine() {
         [ -z "$ids" ] || engine container inspect --format 'oom {{.Id}} {{.State.OOMKilled}}' $ids 2>/dev/null
         lost_containers
         ;;
-    docker) docker_containers || docker_containers || return ;; # one that is removed meanwhile makes it fail
+    docker) # a container that is removed meanwhile makes it fail
+        docker_containers || { code=$?; case $code in 124 | 137) return $code ;; esac; docker_containers || return; }
+        ;;
     esac
     return 0
 }

@@ -91,7 +91,7 @@ launch)
     else GPUSCHED_CONTAINER=$name setsid sh "$0" child </dev/null >>"$own" 2>&1 & fi
     wait $!
     code=$?
-    kill_strays
+    until kill_strays; do :; done # the GPUs are theirs until then
     printf '%-63s\\n' "$code $(now)" 1<>"$dir/exit.tmp" && mv "$dir/exit.tmp" "$dir/exit"
     [ ! -p "${dir%/*}/ended" ] || echo "$name:" 1<>"${dir%/*}/ended" # ends.sh; nobody need be there to read it
     ;;

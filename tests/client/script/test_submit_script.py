@@ -153,6 +153,8 @@ def test_who_is_told_of_what(site: Site, lines: list[str], words: tuple[str, ...
         (["-o out -D /data"], ("-D", "/mine"), "output", "/mine/out"),
         ([], ("-D", "sub", "-o", "out"), "output", "{cwd}/sub/out"),
         ([], ("--workdir", "/sub", "-o", "out"), "output", "{cwd}/out"),
+        (["-o out -D /data"], ("--workdir", "/mine"), "output", "{cwd}/out"),
+        (["-o out -D /data --container-workdir /in"], (), "output", "/data/out"),
         ([], ("-w", "g[01-03]"), "nodes", 3),
         (["-w g01,g02"], ("-w", "g01"), "nodes", 1),
         (["-w g01,g02"], ("-w", "g[01-04]", "-N4"), "nodes", 4),
@@ -160,6 +162,7 @@ def test_who_is_told_of_what(site: Site, lines: list[str], words: tuple[str, ...
         (["--gres=gpu:2"], ("--gres=none",), "gpus", 0),
         (["--gpus=2"], ("--gres=none",), "gpus", 0),
         (["--gres=gpu:2", "--gres=none"], (), "gpus", 0),
+        (["--gres=none --gpus=2"], (), "gpus", 2),
     ],
 )
 def test_sbatchs_options_mean_the_same_in_the_script_and_typed(
@@ -179,6 +182,8 @@ def test_a_nodelist_that_is_typed_names_all_nodes(site: Site) -> None:
     says = "-w names 1 node, and --nodes says 2; to allow more nodes than needed use --nodelist"
     assert refused(site, "#!/bin/sh\n", "-p", "gpu", "-N2", "-w", "g01") == says
     assert refused(site, "#!/bin/sh\n#SBATCH -N2\n", "-p", "gpu", "-w", "g01") == f"train.sh:2: #SBATCH -N2: {says}"
+    says = "-w names 2 nodes, all of which the job gets, and --gpus is 1; to allow more nodes than needed use --nodelist"
+    assert refused(site, "#!/bin/sh\n", "-p", "gpu", "-G", "1", "-w", "g01,g02") == says
 
 
 @pytest.mark.parametrize(

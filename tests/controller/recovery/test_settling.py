@@ -195,6 +195,7 @@ def test_a_rank_that_has_joined_a_hot_job_since_keeps_its_gpus(store: Store, is_
     asked = msgspec.structs.replace(hot_spec(1, 2), partition=PARTITION)
     before = job("h", JobState.RUNNING, {A: (0,)}, spec=asked, start_time=7_000.0)
     store.put_jobs([before])
+    store.open_run(run_of(before, inventory()))
     grown = job("h", JobState.RUNNING, {A: (0,), B: (3,)}, spec=asked, start_time=7_000.0)
     first, joined = record(before, at=7_000.0), record(grown, rank=1, at=9_000.0)
     nodes = {
@@ -207,6 +208,9 @@ def test_a_rank_that_has_joined_a_hot_job_since_keeps_its_gpus(store: Store, is_
         found = settle(store, inventory(), nodes, set(), NOW)
     assert (outcome(found), found.strays) == ([("h", "settled")], [])
     assert held_gpus(store.active()) == {A: {0: ("h",)}, B: {3: ("h",)}}
+    assert (kept(store, "h").spec.nodes, kept(store, "h").spec.gpus) == (2, 2)
+    parts = [(run.start_time, run.end_time, run.gpus) for run in store.runs_of_attempt("h", 1)]
+    assert parts == [(7_000.0, NOW, 1), (NOW, None, 2)]
     assert sorted((rank.node, rank.gpus) for rank in store.ranks() if rank.node == B) == [(B, (3,))]
 
 

@@ -14,10 +14,6 @@ sys.path.insert(0, os.path.abspath(__file__).rsplit("/gpusched/", 1)[0])
 from gpusched.nodes.batch.steps import wire
 from gpusched.nodes.batch.steps.tasks import StepTasks, own_folder
 
-MYPY = False
-if MYPY:
-    pass
-
 _GRACE_S = 5.0
 _ENDING = ("TERM", "INT", "HUP", "QUIT")
 _FORWARDED = ("USR1", "USR2", "ALRM", "TSTP", "CONT", "WINCH")
