@@ -167,6 +167,8 @@ def _addresses(target: SshHop, node: str, budget: float) -> list[Any]:
             answer.extend(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
         except OSError as error:
             problem.append(error)
+        except UnicodeError:
+            problem.append(OSError(errno.EINVAL, "it is no host name"))
 
     if target.host.replace(".", "").isdigit() or ":" in target.host:
         ask()

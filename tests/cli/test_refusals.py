@@ -12,6 +12,9 @@ import pytest
 from gpusched.cli import main, output
 from gpusched.config import paths
 from gpusched.errors import UsageError
+from gpusched.nodes.ssh_config import SshHop
+from gpusched.nodes.ssh_connect import _addresses
+from gpusched.nodes.transport import TransportError
 from tests.cli.conftest import Site
 from tests.traces.samples import PHILLY_CSV
 
@@ -144,3 +147,10 @@ def test_a_terminal_that_cannot_move_its_cursor_shows_no_live_screen(monkeypatch
     monkeypatch.setenv("TERM", "dumb")
     with pytest.raises(UsageError, match="--watch needs a terminal"):
         output.watch(render)
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b"])
+def test_what_is_no_host_name_is_said_of_it(host: str) -> None:
+    hop = SshHop(host=host, port=22, user="u", label=host, known_hosts=())
+    with pytest.raises(TransportError, match="cannot be resolved: it is no host name"):
+        _addresses(hop, "node", 600)
