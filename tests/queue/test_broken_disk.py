@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpusched.controller.rebuilding import rebuild
@@ -22,7 +23,6 @@ from gpusched.queue.backup import make_backup
 from gpusched.queue.reading import DATABASE
 from gpusched.queue.store import Reader, Store
 from tests.controller.imagined import inventory
-from tests.controller.test_rebuilding import no_nodes
 from tests.testbed.fuse import READS, SYNCS, WRITES, FuseMount
 
 NOW = 1_800_000_000.0
@@ -111,7 +111,7 @@ def test_a_lost_databases_journal_is_not_left_beside_the_recovered_one(
     make_backup(state, BackupSettings(to=str(tmp_path / "backups")), NOW)
     (state / DATABASE).unlink()
     (state / f"{DATABASE}-journal").write_bytes(b"of the lost one")
-    with rebuild(state, no_nodes(), str(tmp_path / "backups")) as rebuilt:
+    with rebuild(state, msgspec.structs.replace(inventory(), partitions=()), str(tmp_path / "backups")) as rebuilt:
         rebuilt.commit()
     assert not (state / f"{DATABASE}-journal").exists()
     assert kinds(Reader.open(state))[:300] == BEFORE

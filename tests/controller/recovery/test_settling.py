@@ -14,14 +14,13 @@ from gpusched.controller.recovery.settling import UNKNOWN_OUTCOME, NodeEvidence,
 from gpusched.controller.recovery.unsettled import UnsettledNodes, leave_unsettled
 from gpusched.model.arrays import tasks_of
 from gpusched.model.attemptrecords import AttemptRecord
-from gpusched.model.jobs import JobRecord, JobState, container_name
+from gpusched.model.jobs import Elastic, JobRecord, JobState, container_name
 from gpusched.model.readings import ContainerReading, Gpu, NodeReading
 from gpusched.nodes.records import NodeRecords
 from gpusched.queue.snapshots import held_gpus
 from gpusched.queue.store import NodeRecord, RankRecord, Store
 from tests.builders import job, spec
 from tests.controller.imagined import inventory
-from tests.controller.test_hot import hot_spec
 
 NOW = 10_000.0
 A, B, C = (node.name for node in inventory().nodes)
@@ -192,7 +191,8 @@ def test_a_record_of_an_ended_job_that_does_not_say_when_is_of_its_own_time(stor
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_rank_that_has_joined_a_hot_job_since_keeps_its_gpus(store: Store, is_late: bool) -> None:
     """``is_late``: its node answers after the others, when it is asked alone."""
-    asked = msgspec.structs.replace(hot_spec(1, 2), partition=PARTITION)
+    elastic = Elastic(sizes=(1, 2), base_gpus=1, base_cores=1, base_memory_mib=1024, rank_gpus=1)
+    asked = spec(partition=PARTITION, elastic=elastic)
     before = job("h", JobState.RUNNING, {A: (0,)}, spec=asked, start_time=7_000.0)
     store.put_jobs([before])
     store.open_run(run_of(before, inventory()))
