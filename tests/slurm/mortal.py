@@ -179,7 +179,8 @@ if __name__ == "__main__":
     LeaseApplier._send = send  # type: ignore[method-assign]
     Store.append = append  # type: ignore[method-assign]
     lease.LEASE_S = int(os.environ.get("MORTAL_LEASE_S", lease.LEASE_S))
-    Slurm.__init__.__defaults__ = (float(os.environ.get("MORTAL_LIMIT_S", 10)),)  # type: ignore[misc]
+    _, *others = Slurm.__init__.__defaults__  # type: ignore[misc]
+    Slurm.__init__.__defaults__ = (float(os.environ.get("MORTAL_LIMIT_S", 10)), *others)  # type: ignore[misc]
     warm_up()
     sys.argv[0] = "gpusched"
     serve()
