@@ -81,7 +81,7 @@ class Proofs:
 class Decided:
     """An installation in mode decide in both partitions; its controller is `tests.slurm.mortal`."""
 
-    def __init__(self, cluster: SlurmCluster, lease_s: int = 600, limit_s: float = 10) -> None:
+    def __init__(self, cluster: SlurmCluster, lease_s: int = 60, limit_s: float = 10) -> None:
         self.cluster, self.site = cluster, cluster.site
         self.folder = cluster.folder / "mortal"
         self.folder.mkdir()
