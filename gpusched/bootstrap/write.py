@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpusched.bootstrap.discover import Discovered, NotDiscovered, Outcome
 from gpusched.config.inventory import load_inventory
+from gpusched.config.paths import write_atomic
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.topology import Topology
 from gpusched.model.units import format_gbps
@@ -94,7 +95,7 @@ def write_inventory(path: Path, text: str, *, force: bool = False) -> None:
         draft.write_text(text, encoding="utf-8")
         load_inventory(draft)
         if force:
-            os.replace(draft, path)
+            write_atomic(path, text.encode())
         else:
             os.link(draft, path)  # unlike rename, fails where the file exists
     except FileExistsError:

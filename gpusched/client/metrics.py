@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpusched import __version__
+from gpusched.config.paths import write_atomic
 from gpusched.model.backups import BACKUP_META, backup_result
 from gpusched.model.gpustates import GpuStatus, gpu_states, plain_states
 from gpusched.model.healthchecks import open_conditions
@@ -221,13 +221,4 @@ def write_textfile(path: str, text: str) -> None:
     Raises:
         OSError: It cannot be written; an earlier file remains.
     """
-    target = Path(path)
-    part = target.parent / f".{target.name}.{os.getpid()}.part"  # the collector reads *.prom only
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.chmod(0o644)
-        part.replace(target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise OSError(error.errno, error.strerror, str(target)) from None
+    write_atomic(Path(path), text.encode(), 0o644)  # its draft is not read: the collector reads *.prom only

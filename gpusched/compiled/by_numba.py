@@ -28,11 +28,17 @@ def compiled_by_numba(function: Callable[..., Any]) -> Any:
             made.enable_caching()
         finally:
             config.CACHE_DIR = usual
-        save = made._cache.save_overload
-
-        def save_if_possible(*version: Any) -> None:
-            with suppress(OSError):  # without disk space every process compiles it
-                save(*version)
-
-        made._cache.save_overload = save_if_possible
+        cache: Any = getattr(made, "_cache", None)  # not public: a version without it only lacks this
+        if hasattr(cache, "save_overload"):
+            cache.save_overload = _if_possible(cache.save_overload)
     return made
+
+
+def _if_possible(save: Callable[..., None]) -> Callable[..., None]:
+    """Return the function without its input/output errors: without disk space every process compiles for itself."""
+
+    def run(*version: Any) -> None:
+        with suppress(OSError):
+            save(*version)
+
+    return run

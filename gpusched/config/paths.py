@@ -74,27 +74,31 @@ def result_path(state: Path, job_id: str, attempt: int, rank: int) -> Path:
     return state / "logs" / job_id / f"{attempt}.{rank}.result"
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes | memoryview, mode: int | None = None) -> None:
     """Write a file atomically: after a crash, even of the machine, either the old or the new one exists.
 
     Of several writers, on several machines too, the last one's file stays. What is no file, such as /dev/null, is
-    written to: root could replace it.
+    written to: root could replace it. ``mode``: the file's; None: as the umask has it.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: It cannot be written; ``filename`` is the path's.
     """
-    if path.exists() and not path.is_file():
+    if path.exists() and not (path.is_file() or path.is_dir()):
         path.write_bytes(content)
         return
-    partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
+    partial = path.parent / f"{path.name}.{os.urandom(4).hex()}.partial"
     try:
         with open(partial, "xb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # users do not know the draft
         raise
 
 

@@ -34,7 +34,6 @@ from gpusched.queue.lease import (
     decoded_lease,
     highest_term,
     next_term,
-    read_lease,
     read_lease_bytes,
     standby_file,
 )
@@ -145,11 +144,11 @@ def leadership(state: Path) -> Iterator[Leadership]:
     """
     with contextlib.ExitStack() as stack:
         check_lock = _enter_lock(state, stack)
-        highest, holder, former = highest_term(state), None, read_lease(state)
+        highest, first = highest_term(state), read_lease_bytes(state)
+        holder, former = None, decoded_lease(first)
         watch = RenewalWatch(EXPIRY_S)
         if former is not None and not _is_over(former):
             _log.info("waiting whether the controller of %s is alive", former.holder)
-            first = read_lease_bytes(state)
             while not watch.is_stale(found := read_lease_bytes(state)):
                 if found != first:
                     raise AlreadyRunning(f"a controller ({former.holder}) already runs on {state}", _ONE)

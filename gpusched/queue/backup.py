@@ -25,6 +25,7 @@ from gpusched.config.paths import sync_folder, write_atomic
 from gpusched.errors import GpuschedError
 from gpusched.model.backups import Backup, BackupManifest
 from gpusched.model.resources import BackupSettings
+from gpusched.queue.audit import FOLDER as AUDIT
 from gpusched.queue.private import create_private
 from gpusched.queue.reading import DATABASE, connect
 from gpusched.queue.schema import SCHEMA_VERSION
@@ -32,7 +33,6 @@ from gpusched.queue.schema import SCHEMA_VERSION
 MANIFEST = "manifest.json"
 INVENTORY = "inventory.yaml"
 INBOX = "inbox/new"
-AUDIT = "audit"
 TREES = (INBOX, "policies", "candidates", "reports", "secrets", "programs")
 LOGS = "logs"
 PAGES_PER_STEP = 256

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import secrets
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -22,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpusched.config.paths import write_atomic
 from gpusched.errors import FileError, GpuschedError
 from gpusched.model.slices import is_profile
 from gpusched.traces.trace import ProgressRecords, Trace
@@ -69,13 +68,8 @@ def write(path: Path, trace: Trace) -> None:
     _put_texts(arrays, "rejected", [why for _, why in trace.rejected])
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
-    partial = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
-        try:
-            partial.write_bytes(buffer.getbuffer())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_atomic(path, buffer.getbuffer())
     except OSError as error:
         raise GpuschedError(f"{path}: cannot be written: {error.strerror or error}") from None
 

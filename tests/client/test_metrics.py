@@ -202,6 +202,11 @@ def test_a_text_file_is_replaced_at_once_and_read_by_all(tmp_path: Path) -> None
         os.umask(mask)
     assert (target.read_text(), stat.S_IMODE(target.stat().st_mode)) == ("a 2\n", 0o644)
     assert os.listdir(tmp_path) == ["gpusched.prom"]
+    os.mkfifo(pipe := tmp_path / "pipe")  # or /dev/null, which root could replace
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_textfile(str(pipe), "a 3\n")
+    assert (os.read(reader, 99), pipe.is_fifo()) == (b"a 3\n", True)
+    os.close(reader)
     with pytest.raises(FileNotFoundError):
         write_textfile(str(tmp_path / "none" / "x.prom"), "a 1\n")
 
