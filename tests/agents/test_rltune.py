@@ -31,14 +31,20 @@ from gpusched.agents.rltune.evaluation import MeanFigures, TraceEvaluation, eval
 from gpusched.agents.rltune.history import GPUS
 from gpusched.agents.rltune.live import prepare
 from gpusched.agents.rltune.ppo import Learner, _windows
+from gpusched.agents.rltune.public import _judged, _Orders
+from gpusched.agents.rltune.reproduce import _lines
 from gpusched.agents.rltune.settings import RltuneSettings, read
+from gpusched.agents.rltune.table import agent_of, table_of
 from gpusched.agents.rltune.train import train_agent
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
+from gpusched.estimation.estimators import Estimator, HistoryEstimator, LastTwo
 from gpusched.model.policy import PolicySpec
+from gpusched.sim.policies import policy_of_order
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
-from gpusched.sim.replay import one_job
+from gpusched.sim.replay import one_job, replay
+from gpusched.study.paper import PaperOptions
 from gpusched.study.study import Scenario
 from gpusched.traces.file import FLOATS, INTS
 from gpusched.traces.generate import generate
@@ -242,6 +248,24 @@ def test_the_paper_again_in_seconds(tmp_path: Path) -> None:
     assert (line["base"], line["trained"], line["knows"]) == ("FCFS", "fcfs", "nothing")
     assert line["wait_change"] < 0
     assert "Queueing delay" in page.read_text()
+
+
+def test_rules_that_judge_an_agent_estimate_run_times_as_live(tmp_path: Path) -> None:
+    """In training's table, in that of other clusters, and in the paper's: all feed a verdict or a published figure."""
+    name, held, spec = "sjf-estimate-skip", scenario(), PolicySpec(name="rltune", agent="rltune")
+    agent = agent_of(without_net(rules(RltuneSettings())[0], RltuneSettings(), ODDS), "rltune", RltuneSettings())
+
+    def jct(estimator: Estimator) -> float:
+        result = replay(held.trace, held.pool, name, estimator=estimator)
+        return float(np.mean(result.end - held.trace.submit))
+
+    rows, _ = table_of(agent, [policy_of_order(name)], replace(job(tmp_path), held_out=(held,)), TrainingReport())
+    others = {one.result.policy: one.metrics.mean_jct_s for one in _judged(_Orders(spec), (), agent, held)}
+    assert agent.model is not None
+    (line,) = _lines(PaperOptions(), (name,), "", {"sjf": (agent.model, ())}, held)
+    found = [next(row.value for row in rows or () if row.policy == name), others[name], line.jct_base_s]
+    assert found == [pytest.approx(jct(HistoryEstimator()))] * 3
+    assert found != [pytest.approx(jct(LastTwo()))] * 3
 
 
 def attentive(seed: int) -> tuple[Learner, list[Episode]]:

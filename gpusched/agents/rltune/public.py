@@ -19,6 +19,7 @@ from gpusched.agents.rltune import candidates, choosing, preempting, settings, t
 from gpusched.agents.rltune.evaluation import figures, mean_cost
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
+from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.estimation.odds import HazardRates
 from gpusched.model.policy import PolicySpec
 from gpusched.sim.engine.build import ReplayOptions
@@ -238,7 +239,7 @@ def _odds(clusters: Sequence[PublicCluster]) -> HazardRates:
 def _judged(kind: _Kind, found: Sequence[Candidate], agent: ReplayPolicy, scenario: Scenario) -> list[StudyOutcome]:
     """Replay the agent, its untrained start and the heuristics on a cluster of which the agent has seen nothing."""
     start = [one.policy(candidates.NO_ODDS) for one in found if one.name == kind.default]
-    options = ReplayOptions(restart_s=kind.restart_s)
+    options = ReplayOptions(restart_s=kind.restart_s, estimator=HistoryEstimator())  # as live
     policies = [agent, *(replace(policy, name=UNTRAINED) for policy in start), *kind.rivals(scenario)]
     return list(run_all([PlannedReplay(scenario, policy, options) for policy in policies]))
 

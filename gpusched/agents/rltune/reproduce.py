@@ -19,6 +19,7 @@ from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.agents.rltune.table import agent_of, agent_of_model
 from gpusched.agents.rltune.train import train_agent
 from gpusched.config.weights import TrainedModel
+from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.model.policy import PolicySpec
 from gpusched.sim.engine.build import ReplayOptions as EngineOptions
 from gpusched.sim.policies import policy_of_order
@@ -148,7 +149,8 @@ def _lines(
     if UNTRAINED in policies and untrained_agent is not None:
         bases[UNTRAINED] = agent_of(untrained_agent, UNTRAINED, settings)
     mine = {base: agent_of_model("rltune", model) for base, (model, _) in agents.items()}
-    runs = [PlannedReplay(held_out, p, EngineOptions(seed=seed)) for p in (*bases.values(), *mine.values())]
+    as_live = EngineOptions(seed=seed, estimator=HistoryEstimator())
+    runs = [PlannedReplay(held_out, p, as_live) for p in (*bases.values(), *mine.values())]
     done = list(run_all(runs))
     base_outcomes = dict(zip(bases, done, strict=False))
     agent_outcomes = dict(zip(mine, done[len(bases) :], strict=True))

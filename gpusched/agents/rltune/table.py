@@ -14,6 +14,7 @@ from gpusched.agents.rltune.choosing import untrained
 from gpusched.agents.rltune.decide import PreparedScorer
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.config.weights import TrainedModel
+from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.policies import ReplayPolicy, policy_of_order
 from gpusched.sim.rates import Rates
@@ -83,7 +84,7 @@ def table_of(
     if not job.held_out:
         return None, ()
     policies, parts = [agent, *others], len(job.held_out)
-    options = ReplayOptions(restart_s=restart_s, rates=rates)
+    options = ReplayOptions(restart_s=restart_s, rates=rates, estimator=HistoryEstimator())  # as live
     runs = [PlannedReplay(part, policy, options) for policy in policies for part in job.held_out]
     table_report, outcomes = report.of("table"), []
     for outcome in run_all(runs):
