@@ -13,6 +13,7 @@ from gpusched.agents.gist.networks import heuristic
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.limits import Limits, Quotas
+from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec
 from gpusched.model.slices import Cut, gpu_of, is_slice, slice_index
 from gpusched.model.slicetables import PUBLISHED, gpus_counted, published
 from gpusched.model.snapshot import SliceView
@@ -94,19 +95,38 @@ def test_a_replay_starts_each_job_as_live_decisions_do(policy: str, monkeypatch:
         assert [fast.infeasible_why[0]] == ["no node has MIG slices of 7g.80gb"]
 
 
-def test_an_agent_that_can_decides_about_queues_of_slices_as_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def wild(seed: int) -> TrainedModel:
+    """Weights of no sense at all, but that no job which fits waits: else it matters when is decided."""
+    rng, found = np.random.default_rng(seed), heuristic(6, seed, hold={"one": -0.5})
+    found |= {name: rng.normal(size=of.shape).astype(np.float32) for name, of in found.items() if "hold" not in name}
+    return TrainedModel("gist", found, {}, "", f"wild gist {seed}")
+
+
+@pytest.mark.parametrize(
+    ("spec", "model", "seed"),
+    [(RLTUNE, WILD[0], 5), *((GIST, wild(seed), seed) for seed in range(3))],
+)
+def test_an_agent_that_can_decides_about_queues_of_slices_as_live(
+    spec: PolicySpec, model: TrainedModel, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = ReplayPolicy(
-        name="r", order="rltune", knows="estimate", source="", backfill="skip", placement="best-fit", spec=RLTUNE,
-        model=WILD[0],
+        name="a", order=model.agent, knows=model.knows, source="", backfill="skip", placement="best-fit", spec=spec,
+        model=model,
     )  # fmt: skip
-    asked = drawn(5, 80), POOL, policy
+    asked = drawn(seed, 80), POOL, policy
     fast, live = replay(*asked), by_live_decisions(monkeypatch, *asked)
     np.testing.assert_array_equal(fast.start, live.start)
-    assert (fast.start != replay(drawn(5, 80), POOL, "fifo-skip").start)[fast.ran].any(), "by scores"
+    np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)
+    trace = fast.trace
+    assert trace.profile is not None
+    sliced = fast.ran & (trace.profile >= 0)
+    for other in ("fifo-skip", "easy"):
+        assert (fast.start != replay(trace, POOL, other).start)[sliced].any(), "by scores"
 
 
-def test_for_an_agent_that_cannot_the_fallback_decides_about_slices() -> None:
+def test_for_an_agent_that_cannot_the_fallback_decides_about_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole GPUs go by the agent as if no job asked for slices, and slices by its fallback as if it were the policy."""
+    monkeypatch.setitem(AGENTS, "gist", AgentTraits(holds_back=True))
     agent = TrainedModel("gist", heuristic(log_limit=-1.0), {}, "", "gist of slices")
     policy = ReplayPolicy(
         name="g", order="gist", knows="limit", source="", placement="best-fit", spec=GIST, model=agent
