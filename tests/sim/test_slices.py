@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from gpusched.agents.gist.networks import heuristic
+from gpusched.agents.topology.network import SHAPES
+from gpusched.agents.topology.replay import agents_spec, placed_by
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.limits import Limits, Quotas
@@ -223,6 +225,15 @@ def test_placement_costs_are_of_whole_gpus_so_jobs_in_slices_do_not_run() -> Non
     np.testing.assert_array_equal(result.infeasible, sliced)
     assert set(result.infeasible_why) == {"placement costs of MIG slices are not known"}
     assert result.ran.sum() == 40 - len(sliced)
+
+
+@pytest.mark.parametrize("pool", [POOL, ON_DEMAND])
+def test_an_agent_that_goes_by_placement_costs_asks_for_them(pool: Pool) -> None:
+    weights = TrainedModel("topology", {name: np.zeros(shape) for name, shape in SHAPES.items()}, {}, "", "zeros")
+    policy = replace(placed_by("contention", "t"), order="topology", model=weights, spec=agents_spec(1))
+    with pytest.raises(UsageError, match="topology agents decide by what placement costs") as error:
+        replay(one("1g.10gb"), pool, policy)
+    assert "--topology" in (error.value.hint or "")
 
 
 def test_only_live_policies_are_replayed_where_gpus_are_cut() -> None:
