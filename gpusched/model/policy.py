@@ -26,7 +26,7 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
         places: It chooses nodes by what places cost, and who waits for better ones: order and backfill are its policy's
             or its fallback's.
         online: As a shadow it learns every night from what the live policy decided.
-        slices: It decides about queues of MIG slices, too; else its policy's fallback does.
+        slices: It decides about queues of MIG slices, too; else its policy's stages or fallback do (`for_slices`).
     """
 
     remembers: bool = False
@@ -42,7 +42,7 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.sizes or self.places)
 
 
-AGENTS: dict[str, AgentTraits] = {"gist": AgentTraits(holds_back=True),
+AGENTS: dict[str, AgentTraits] = {"gist": AgentTraits(holds_back=True, slices=True),
                                   "rltune": AgentTraits(remembers=True, slices=True),
                                   "dl2": AgentTraits(sizes=True, online=True), "maifs": AgentTraits(sizes=True),
                                   "topology": AgentTraits(places=True)}  # fmt: skip
@@ -175,8 +175,15 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def for_slices(self) -> PolicySpec:
-        """Return the policy that decides about queues of MIG slices: itself, or its fallback if its agent cannot."""
-        return self if self.agent is None or self.traits.slices else self.effective_fallback
+        """Return the policy that decides about queues of MIG slices.
+
+        Without its agent, if that cannot: its stages, if those order the queue, else its fallback.
+        """
+        if self.agent is None or self.traits.slices:
+            return self
+        if self.traits.orders:
+            return self.effective_fallback
+        return msgspec.structs.replace(self, agent=None, agent_traits=None)  # no slice has sizes or placement costs
 
     @property
     def effective_fallback(self) -> PolicySpec:

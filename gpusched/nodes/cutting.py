@@ -94,7 +94,8 @@ def permission_script(settings: MigSettings, runtime: str) -> RemoteScript:
 def sudo_lines(settings: MigSettings, runtime: str, user: str) -> str:
     """Return the line for sudoers that permits what cuts need."""
     smi = settings.command[-1]
-    commands = [f"{smi} mig *", f"{smi} -i * -mig *"]
+    # Each * of sudoers stands for any words, also for -f FILE: none before or after -mig.
+    commands = [f"{smi} mig *", *(f"{smi} -i {gpu} -mig [01]" for gpu in ("[0-9]", "[0-9][0-9]"))]
     if runtime == RuntimeName.PODMAN:
         commands.append(shlex.join(settings.cdi_command[2:]))
     return f"{user} ALL=(root) NOPASSWD: {', '.join(commands)}"

@@ -34,7 +34,7 @@ def slice_fallbacks(inventory: Inventory, reader: Reader | None, jobs: Iterable[
     return {
         name: f"{name}: {policy.name} decides about whole GPUs only; {policy.for_slices.name} about MIG slices"
         for name, policy in policies.items()
-        if name in asked and policy.for_slices is not policy
+        if name in asked and policy.for_slices.name != policy.name
     }
 
 

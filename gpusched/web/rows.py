@@ -15,6 +15,7 @@ from gpusched.model.progress import JobProgress
 from gpusched.model.readings import GpuState
 from gpusched.model.reports import GpuRow, NodeRow
 from gpusched.model.slices import gpu_of
+from gpusched.model.slicetables import gpus_counted
 from gpusched.queue.snapshots import expected_end
 from gpusched.views import common
 
@@ -69,6 +70,7 @@ def job_row(
         "message": job.message,
         "gpus": spec.gpus,
         "profile": spec.profile,
+        "gpu_share": round(gpus_counted(spec.gpus, spec.profile), 2) if spec.profile else None,
         "node_count": spec.nodes if spec.nodes > 1 else None,
         "flavor": spec.flavor,
         "time_limit_s": spec.time_limit_s,
@@ -106,6 +108,11 @@ def node_row(row: NodeRow) -> dict[str, Any]:
         "gpus": "".join(map(_letter, gpus)),
         "index": [gpu.index for gpu in gpus] if [g.index for g in gpus] != list(range(len(gpus))) else None,
         "free": row.gpus_free,
+        "slices": {
+            str(gpu.index): [[s.label.partition(":")[2], _LETTER[s.state], s.job, s.reason] for s in gpu.slices]
+            for gpu in gpus
+            if gpu.slices
+        },
         "type": next((gpu.name for gpu in gpus if gpu.name), None),
         "util": _column(gpus, "utilization_pct"),
         "watt": _column(gpus, "power_w"),

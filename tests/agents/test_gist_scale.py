@@ -17,9 +17,12 @@ from gpusched.config.policies import load_policy
 from gpusched.config.weights import load_model, save_model
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
+from gpusched.model.slices import slice_index
+from gpusched.model.snapshot import SliceView
 from gpusched.sim.policies import policy_of_spec
-from gpusched.sim.pool import Pool
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.power import power_model
+from gpusched.sim.replay import replay
 from gpusched.study.study import Scenario
 from gpusched.traces.generate import generate
 from gpusched.traces.workload import RequestedTimes, RunTime, SizeClass, Workload, load_workload
@@ -99,6 +102,21 @@ def test_other_sizes_and_what_cannot_be(tmp_path: Path) -> None:
         train_agent(job(tmp_path, None, servers="4"), TrainingReport())
     with pytest.raises(UsageError, match="no hyper-parameter 'generation'"):
         train_agent(job(tmp_path, generation=3), TrainingReport())
+
+
+def test_it_trains_on_jobs_in_slices_by_their_share_of_a_gpu(tmp_path: Path) -> None:
+    sizes = (SizeClass(gpus=1, share=0.5), SizeClass(gpus=1, share=0.5, profile="3g.40gb"))
+    slices = tuple(SliceView(slice_index(0, start), "3g.40gb") for start in (0, 4))
+    pool = Pool.of([NodeSpec(2, gpu_type="A100-80GB", slices=slices)])
+    workload = scale.replace(WORKLOAD, sizes=sizes, load_gpus=2)
+    trace = generate(workload, 0)
+    found = scale.figures("fifo", trace, pool)
+    assert trace.profile is not None
+    work = float((trace.duration * np.where(trace.profile >= 0, 0.5, 1.0)).sum())
+    done = replay(trace, pool, "fifo")
+    assert found.utilization == pytest.approx(work / 2 / float(done.end.max() - done.start.min()))
+    asked = scale.replace(job(tmp_path, workload, generations=1), scenario=Scenario(trace, pool, power_model(pool)))
+    agent_of(train_agent(asked, TrainingReport()).arrays)
 
 
 def test_the_row_of_numbers_and_the_weights_are_the_same(tmp_path: Path) -> None:

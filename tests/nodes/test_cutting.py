@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
 
 import pytest
 
@@ -125,9 +126,14 @@ def test_what_is_not_permitted_is_named_without_changing_anything(cutter: Cutter
 
 
 def test_the_line_for_sudoers() -> None:
-    assert sudo_lines(MigSettings(), "process", "gpusched") == (
-        "gpusched ALL=(root) NOPASSWD: /usr/bin/nvidia-smi mig *, /usr/bin/nvidia-smi -i * -mig *"
+    whom, line = sudo_lines(MigSettings(), "process", "gpusched").split(": ")
+    assert whom == "gpusched ALL=(root) NOPASSWD"
+    assert sudo_lines(MigSettings(), "podman", "gpusched") == (
+        f"{whom}: {line}, /usr/bin/nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml"
     )
-    assert sudo_lines(MigSettings(), "podman", "gpusched").endswith(
-        "-mig *, /usr/bin/nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml"
-    )
+
+    def may(words: str) -> bool:  # as sudo matches words
+        return any(fnmatchcase(f"/usr/bin/nvidia-smi {words}", command) for command in line.split(", "))
+
+    assert all(map(may, ("-i 0 -mig 1", "-i 15 -mig 0", "mig -lgi", "mig -i 3 -cgi 1g.10gb:0,3g.40gb:4 -C")))
+    assert not any(map(may, ("-i 0 -q -f /etc/cron.d/x -mig 1", "-i 0 -r -mig 1", "-i 0 -mig 1 -pl 100", "-q", "-r")))

@@ -1,4 +1,4 @@
-"""Agents that leave MIG slices to their fallback: which, and what is said of them."""
+"""Who decides about MIG slices under an agent's policy: agent, its policy's stages, or its fallback, which is said."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ from gpusched.controller.deciding import Decider
 from gpusched.model.jobs import JobRecord, JobSpec, JobState
 from gpusched.model.policy import AGENTS, AgentTraits
 from gpusched.model.resources import Inventory, Partition
+from gpusched.model.slices import slice_index
 from gpusched.promotion.live import slice_fallbacks
 from gpusched.queue.store import Store
 from gpusched.sched.agent import Context, Unusable
+from gpusched.sched.decide import decide
 from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.stages import place_queue
 from tests.sched import slices as slicing
 from tests.sched.worlds import node, snapshot, started
 
 
-@pytest.mark.parametrize(
-    ("agent", "line"), [("gist", "p: mine decides about whole GPUs only; easy about MIG slices"), ("rltune", None)]
-)
-def test_whose_fallback_decides_about_slices_says_so(tmp_path: Path, agent: str, line: str | None) -> None:
+@pytest.mark.parametrize("agent", [*AGENTS, "orders"])
+def test_whose_fallback_decides_about_slices_says_so(
+    tmp_path: Path, agent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "policies").mkdir()
-    (tmp_path / "policies/mine.yaml").write_text(f"agent: {agent}\nfallback: easy\n")
+    (tmp_path / "policies/mine.yaml").write_text(f"agent: {agent}\n")
+    line = "p: mine decides about whole GPUs only; easy about MIG slices" if agent == "orders" else None
+    monkeypatch.setitem(AGENTS, "orders", AgentTraits())
     (tmp_path / "inventory.yaml").write_text("")
     inventory = Inventory(
         path=str(tmp_path / "inventory.yaml"), partitions=(Partition(name="p", nodes=(), flavors=(), policy="mine"),)
@@ -42,6 +46,26 @@ def test_whose_fallback_decides_about_slices_says_so(tmp_path: Path, agent: str,
     job = JobRecord(id="j", user="ann", uid=0, spec=spec, state=JobState.PENDING, submit_time=0.0)
     assert slice_fallbacks(inventory, None, [job]).get("p") == line
     assert slice_fallbacks(inventory, None, []) == {}
+
+
+@pytest.mark.parametrize("agent", ["dl2", "maifs", "topology"])
+def test_of_agents_that_choose_sizes_or_places_the_file_s_order_and_backfill_decide_about_slices(
+    tmp_path: Path, agent: str
+) -> None:
+    """Nor does a job in slices send the jobs for whole GPUs to the fallback."""
+    (tmp_path / "mine.yaml").write_text(f"agent: {agent}\nbackfill: none\n")
+    policy = load_policy(tmp_path / "mine.yaml")
+    assert policy.effective_fallback.backfill == "easy"
+    jobs = [slicing.pending("first", 8, "1g.10gb", nodes=1), slicing.pending("short", 1, "1g.10gb", limit=60),
+            slicing.pending("whole", 1)]  # fmt: skip
+    cut = slicing.cut(node("a", gpus=3), {1: slicing.SEVEN, 2: slicing.SEVEN})
+    busy = [slicing.running("r", {"a": tuple(slice_index(1, i) for i in range(7))}, "1g.10gb")]
+    snap = replace(snapshot([cut], jobs, busy), policies={"p": policy})
+    plan = decide(snap)
+    assert started(plan) == {"whole": [("a", (0,))]}, "behind the first nothing starts, as the file says"
+    assert set(plan.troubles) <= {"p"}, "no weights, which are for whole GPUs"
+    by_fallback = decide(replace(snap, policies={"p": policy.effective_fallback}))
+    assert started(by_fallback)["short"], "easy would start it"
 
 
 @pytest.mark.parametrize(("slices", "failing"), [(True, ""), (True, "p/1g.10gb"), (False, "")])

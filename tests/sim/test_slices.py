@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from gpusched.agents.gist.networks import heuristic
+from gpusched.agents.topology.network import SHAPES
+from gpusched.agents.topology.replay import agents_spec, placed_by
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.limits import Limits, Quotas
+from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec
 from gpusched.model.slices import Cut, gpu_of, is_slice, slice_index
 from gpusched.model.slicetables import PUBLISHED, gpus_counted, published
 from gpusched.model.snapshot import SliceView
@@ -94,19 +97,38 @@ def test_a_replay_starts_each_job_as_live_decisions_do(policy: str, monkeypatch:
         assert [fast.infeasible_why[0]] == ["no node has MIG slices of 7g.80gb"]
 
 
-def test_an_agent_that_can_decides_about_queues_of_slices_as_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def wild(seed: int) -> TrainedModel:
+    """Weights of no sense at all, but that no job which fits waits: else it matters when is decided."""
+    rng, found = np.random.default_rng(seed), heuristic(6, seed, hold={"one": -0.5})
+    found |= {name: rng.normal(size=of.shape).astype(np.float32) for name, of in found.items() if "hold" not in name}
+    return TrainedModel("gist", found, {}, "", f"wild gist {seed}")
+
+
+@pytest.mark.parametrize(
+    ("spec", "model", "seed"),
+    [(RLTUNE, WILD[0], 5), *((GIST, wild(seed), seed) for seed in range(3))],
+)
+def test_an_agent_that_can_decides_about_queues_of_slices_as_live(
+    spec: PolicySpec, model: TrainedModel, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = ReplayPolicy(
-        name="r", order="rltune", knows="estimate", source="", backfill="skip", placement="best-fit", spec=RLTUNE,
-        model=WILD[0],
+        name="a", order=model.agent, knows=model.knows, source="", backfill="skip", placement="best-fit", spec=spec,
+        model=model,
     )  # fmt: skip
-    asked = drawn(5, 80), POOL, policy
+    asked = drawn(seed, 80), POOL, policy
     fast, live = replay(*asked), by_live_decisions(monkeypatch, *asked)
     np.testing.assert_array_equal(fast.start, live.start)
-    assert (fast.start != replay(drawn(5, 80), POOL, "fifo-skip").start)[fast.ran].any(), "by scores"
+    np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)
+    trace = fast.trace
+    assert trace.profile is not None
+    sliced = fast.ran & (trace.profile >= 0)
+    for other in ("fifo-skip", "easy"):
+        assert (fast.start != replay(trace, POOL, other).start)[sliced].any(), "by scores"
 
 
-def test_for_an_agent_that_cannot_the_fallback_decides_about_slices() -> None:
+def test_for_an_agent_that_cannot_the_fallback_decides_about_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole GPUs go by the agent as if no job asked for slices, and slices by its fallback as if it were the policy."""
+    monkeypatch.setitem(AGENTS, "gist", AgentTraits(holds_back=True))
     agent = TrainedModel("gist", heuristic(log_limit=-1.0), {}, "", "gist of slices")
     policy = ReplayPolicy(
         name="g", order="gist", knows="limit", source="", placement="best-fit", spec=GIST, model=agent
@@ -203,6 +225,15 @@ def test_placement_costs_are_of_whole_gpus_so_jobs_in_slices_do_not_run() -> Non
     np.testing.assert_array_equal(result.infeasible, sliced)
     assert set(result.infeasible_why) == {"placement costs of MIG slices are not known"}
     assert result.ran.sum() == 40 - len(sliced)
+
+
+@pytest.mark.parametrize("pool", [POOL, ON_DEMAND])
+def test_an_agent_that_goes_by_placement_costs_asks_for_them(pool: Pool) -> None:
+    weights = TrainedModel("topology", {name: np.zeros(shape) for name, shape in SHAPES.items()}, {}, "", "zeros")
+    policy = replace(placed_by("contention", "t"), order="topology", model=weights, spec=agents_spec(1))
+    with pytest.raises(UsageError, match="topology agents decide by what placement costs") as error:
+        replay(one("1g.10gb"), pool, policy)
+    assert "--topology" in (error.value.hint or "")
 
 
 def test_only_live_policies_are_replayed_where_gpus_are_cut() -> None:

@@ -15,9 +15,13 @@ from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks import web as made
+from gpusched.config.inventory import load_inventory
+from gpusched.model.jobs import Allocation, JobState, NodeAllocation
+from gpusched.model.slices import MigSlice, slice_index
 from gpusched.queue.store import Store
 from tests.study.png import pixels
 from tests.web.browser import Browser
@@ -152,6 +156,70 @@ def test_by_keyboard(browser: Browser, served: Served, named: dict[str, str]) ->
     browser.until("document.querySelector('#spoken').innerText.startsWith('gpu0002, ')")
     browser.press("Enter")
     browser.until("location.hash === '#/node/gpu0002'")
+
+
+def cut_gpus(folder: Path, name: str) -> list[str]:
+    """Cut two GPUs of a node, of the first of which two jobs have slices; return these jobs' ids."""
+    store = Store.create_or_open(folder / "state")
+    record = store.node_records()[name]
+    assert record.reading is not None
+    layout = {0: (("1g.10gb", 0), ("1g.10gb", 1), ("2g.20gb", 2), ("3g.40gb", 4)), 1: (("1g.10gb", 0),)}
+    gpus = tuple(
+        msgspec.structs.replace(
+            gpu, mig_mode=True, utilization_pct=None, processes=(),
+            slices=tuple(MigSlice(gpu=gpu.index, start=start, profile=profile, uuid=f"MIG-{gpu.index}-{start}")
+                         for profile, start in layout[gpu.index]),
+        ) if gpu.index in layout else gpu
+        for gpu in record.reading.gpus
+    )  # fmt: skip
+    gone = [job for job in store.active() if job.allocation and any(p.node == name for p in job.allocation.parts)]
+    made_up = [job for job in store.active() if job not in gone][:2]
+    with store.transaction():
+        store.put_nodes([msgspec.structs.replace(record, reading=msgspec.structs.replace(record.reading, gpus=gpus))])
+        store.put_jobs(msgspec.structs.replace(job, state=JobState.COMPLETED, end_time=time.time()) for job in gone)
+        for job, held in zip(made_up, ((0, 1), (4,)), strict=True):
+            numbers = tuple(slice_index(0, start) for start in held)
+            part = NodeAllocation(rank=0, node=name, gpus=numbers, cores=1, memory_mib=1)
+            spec = msgspec.structs.replace(
+                job.spec, nodes=1, gpus_per_node=len(held), profile="3g.40gb" if held == (4,) else "1g.10gb",
+                partition=record_partition(folder, name),
+            )  # fmt: skip
+            store.put_jobs([msgspec.structs.replace(job, spec=spec, allocation=Allocation(job.id, (part,)))])
+    store.close()
+    return [job.id for job in made_up]
+
+
+def record_partition(folder: Path, name: str) -> str:
+    """The partition of a node."""
+    inventory = load_inventory(folder / "inventory.yaml")
+    return next(node.partition for node in inventory.nodes if node.name == name)
+
+
+def test_a_gpu_that_is_cut_has_its_slices_and_their_jobs(browser: Browser, tmp_path: Path) -> None:
+    build(tmp_path, 6, 60)
+    jobs = cut_gpus(tmp_path, "gpu0005")
+    served = Served(tmp_path, *made.serving(tmp_path))
+    try:
+        look(browser, served.url, "node/gpu0005")
+        browser.until("document.querySelectorAll('.gpu.slice').length === 5")
+        lines = browser.run("[...document.querySelectorAll('.gpu')].map(e => e.innerText.replace(/\\s+/g, ' ').trim())")
+        assert "1 of 4 MIG slices free" in lines[0]
+        held = [line for line in lines if line.startswith(("1g.10gb@", "2g.20gb@", "3g.40gb@"))]
+        assert [("·" in line, line.split()[0]) for line in held] == [
+            (True, "1g.10gb@0"), (True, "1g.10gb@1"), (False, "2g.20gb@2"), (True, "3g.40gb@4"), (False, "1g.10gb@0")
+        ]  # fmt: skip
+        assert "1 of 1 MIG slice free" in lines[5]
+        shown = browser.run("[...document.querySelectorAll('.jobs .open')].map(e => e.innerText)")
+        assert set(jobs) <= set(shown), "both are on one GPU"
+        condition = "[...document.querySelectorAll('.panel li')].map(e => e.innerText)[0]"
+        assert browser.run(condition).startswith("GPU 2 8 lanes")
+        browser.go(f"{served.url}#/")
+        browser.until("document.querySelector('.tile .under')?.innerText.includes('1 cut into slices, all free')")
+        browser.go(f"{served.url}#/job/{jobs[0]}")
+        browser.until("document.querySelector('.facts')?.innerText.includes('1g.10gb:2')")
+    finally:
+        browser.go("about:blank")
+        served.stop()
 
 
 def test_who_holds_idle_gpus_is_named(browser: Browser, served: Served) -> None:

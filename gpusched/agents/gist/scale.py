@@ -18,11 +18,13 @@ from gpusched.agents.common.vector import to_arrays, to_vector
 from gpusched.agents.gist.networks import PATIENCE_S, QUESTIONS, STARTS, start
 from gpusched.config.weights import Arrays, TrainedModel
 from gpusched.errors import UsageError
+from gpusched.model.slicetables import GPU_PARTS
 from gpusched.model.units import count_of
 from gpusched.sched.state import Floats
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
+from gpusched.sim.slicing import parts_by_job
 from gpusched.traces.generate import generate
 from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
@@ -98,7 +100,7 @@ def figures(policy: ReplayPolicy | str, trace: Trace, pool: Pool, placement: str
     """Return the results of a replay."""
     done = replay(trace, pool, policy, placement=placement)
     ran = done.ran
-    used = float(np.sum(trace.gpus[ran] * trace.duration[ran]))
+    used = float(np.sum((trace.gpus * (parts_by_job(trace) / GPU_PARTS) * trace.duration)[ran]))
     available = pool.total_gpus * float(done.end[ran].max() - done.start[ran].min())
     return ReplayFigures(float(np.mean(done.end[ran] - trace.submit[ran])), used / available if available > 0 else 0.0)
 
@@ -215,7 +217,10 @@ def _pools(job: TrainJob, settings: ScaleSettings) -> list[Pool]:
         raise UsageError(f"train: servers is {settings.servers!r}, expected numbers such as '8 32'") from None
     if sizes and (job.workload is None or job.workload.load is None):
         raise UsageError("train: servers needs a workload generated for a load", "use --generate, or omit it")
-    like = NodeSpec(int(own.gpus[0]), int(own.cores[0]), int(own.memory_mib[0]), own.gpu_types[int(own.gpu_type[0])])
+    like = NodeSpec(
+        int(own.gpus[0]), int(own.cores[0]), int(own.memory_mib[0]), own.gpu_types[int(own.gpu_type[0])],
+        slices=own.slices[0] if own.slices else (),
+    )  # fmt: skip
     return [own, *(Pool.of([like] * size) for size in sizes if size != len(own))]
 
 

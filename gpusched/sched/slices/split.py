@@ -120,7 +120,7 @@ def _spec(spec: JobSpec) -> JobSpec:
 
 
 def _policies(policies: Mapping[str, PolicySpec], names: Iterable[str]) -> dict[str, PolicySpec]:
-    """Return the policies with those of slices: the partition's, or its fallback if an agent cannot decide there."""
+    """Return the policies with those of slices (`PolicySpec.for_slices`)."""
     found = dict(policies)
     for name in sorted(names):
         policy = policies.get(base_of(name))

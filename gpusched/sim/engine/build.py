@@ -287,7 +287,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
 
 def needs_snapshots(unsplit: Unsplit | None, options: ReplayOptions, policy: ReplayPolicy) -> bool:
     """Return whether a replay with slices is decided from snapshots: GPUs are cut, or an agent cannot decide there."""
-    if unsplit is None or options.network is not None:
+    if unsplit is None or options.network is not None or policy.places:
         return False
     by_other = policy.by_agent and policy.spec is not None and not policy.spec.traits.slices
     return bool(unsplit.pool.cuttable) or by_other

@@ -1,6 +1,6 @@
 // What the server says, kept up to date: everything once, then what has changed since. gpusched/web/rows.py has the keys.
 
-import {ACTIVE} from "./words.js";
+import {ACTIVE, many} from "./words.js";
 
 const files = document.querySelector('meta[name="gpusched-data"]').content === "files";
 const PATHS = {state: "data/state.json", forecast: "data/forecast.json", usage: "data/usage.json"};
@@ -113,7 +113,7 @@ export async function begin() {
 
 export function facts() {
   if (derived) return derived;
-  const at = new Map(), users = new Map(), groups = new Map(), by = {running: [], waiting: [], ended: []};
+  const at = new Map(), on = new Map(), users = new Map(), groups = new Map(), by = {running: [], waiting: [], ended: []};
   const count = (sums, name, held, asked) => {
     const of = sums.get(name) ?? {user: name, held: 0, asked: 0};
     of.held += held; of.asked += asked;
@@ -123,27 +123,29 @@ export function facts() {
   for (const job of world.jobs.values()) {
     if (ACTIVE.has(job.state)) {
       by.running.push(job);
-      add(job, job.gpus ?? 0, 0);
+      add(job, gpusOf(job), 0);
       for (const [node, ...gpus] of job.allocation ?? []) {
-        if (!at.has(node)) at.set(node, new Map());
+        if (!at.has(node)) { at.set(node, new Map()); on.set(node, new Set()); }
+        on.get(node).add(job);
         for (const gpu of gpus) at.get(node).set(gpu, job);
       }
     } else if (job.state === "PENDING") {
       by.waiting.push(job);
-      add(job, 0, (job.array_count ?? 1) * (job.gpus ?? 0));
+      add(job, 0, (job.array_count ?? 1) * gpusOf(job));
     } else by.ended.push(job);
   }
   const starts = world.forecast.jobs;
   by.waiting = by.waiting.map(job => [starts[job.id]?.[0] ?? 1e12, job.submit_time, job]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, , job]) => job);
   by.running.sort((a, b) => (b.start_time ?? Infinity) - (a.start_time ?? Infinity));
   by.ended.sort((a, b) => b.end_time - a.end_time);
-  const gpus = {all: 0, busy: 0, idle: 0, free: 0, out: 0}, sums = {watts: 0, power: false, use: 0, known: 0};
+  const gpus = {all: 0, busy: 0, idle: 0, free: 0, cut: 0, out: 0}, sums = {watts: 0, power: false, use: 0, known: 0};
   for (const node of world.nodes.values()) {
     [...node.gpus].forEach((letter, i) => {
       gpus.all += 1;
       const use = node.util?.[i];
       if (letter === "A") { gpus[use !== undefined && use !== null && use < 5 ? "idle" : "busy"] += 1; if (use !== undefined && use !== null) { sums.use += use / 100; sums.known += 1; } }
       else if (letter === "F" && !OUT.has(node.state)) gpus.free += 1;
+      else if (letter === "S" && !OUT.has(node.state)) gpus.cut += 1;
       else gpus.out += 1;
       const watts = node.watt?.[i];
       if (watts !== undefined && watts !== null) { sums.watts += watts; sums.power = true; }
@@ -151,7 +153,7 @@ export function facts() {
   }
   const waits = by.waiting.reduce((n, job) => n + (job.array_count ?? 1), 0);
   const ranked = sums => [...sums.values()].sort((a, b) => b.held - a.held || b.asked - a.asked);
-  derived = {at, by, gpus, sums, waits, users: ranked(users), groups: ranked(groups)};
+  derived = {at, on, by, gpus, sums, waits, users: ranked(users), groups: ranked(groups)};
   return derived;
 }
 
@@ -159,3 +161,6 @@ export const factsAnew = () => { derived = null; return facts(); };
 export const OUT = new Set(["DOWN", "DRAINED", "DRAINING", "UNKNOWN"]);
 export const expected = job => world.forecast.jobs[job.id];
 export const gpuIndex = (node, i) => node.index ? node.index[i] : i;
+export const gpusOf = job => job.gpu_share ?? job.gpus ?? 0; // slices by their share of a GPU
+export const asks = job => job.profile ? `${job.profile}:${job.gpus}` : many(job.gpus ?? 0, "GPU");
+export const slicesOf = (node, i) => node.slices?.[gpuIndex(node, i)] ?? []; // of a GPU that is cut: [name, letter, job, reason]

@@ -1,6 +1,6 @@
 // One job: what it is, where, how busy its GPUs are, what has happened, what it says.
 
-import {world, expected, jobDetails, jobLog, now} from "./data.js";
+import {world, asks, expected, jobDetails, jobLog, now} from "./data.js";
 import {h, chip, clock, span, energy, indices, ACTIVE, count, many, percent, swatch} from "./words.js";
 import {chart} from "./charts.js";
 import {label, colourOf} from "./map.js";
@@ -18,7 +18,7 @@ export function jobPage(main, id) {
   function fields(job) {
     const at = now(), active = ACTIVE.has(job.state), start = expected(job);
     const list = [["User", [swatch(job.user), h("a", {href: `#/jobs?q=${encodeURIComponent(job.user)}`}, job.user)]], ["Partition", `${job.partition}${job.flavor ? `, flavor ${job.flavor}` : ""}`],
-      ["GPUs", `${job.gpus ?? 0}${job.node_count ? ` on ${many(job.node_count, "node")}` : ""}`], ["Group", job.group], ["QOS", job.qos], ["Reservation", job.reservation],
+      [job.profile ? "MIG slices" : "GPUs", `${job.profile ? asks(job) : job.gpus ?? 0}${job.node_count ? ` on ${many(job.node_count, "node")}` : ""}`], ["Group", job.group], ["QOS", job.qos], ["Reservation", job.reservation],
       ["Submitted", clock(job.submit_time, at)], ["Waited", job.start_time ? span(job.start_time - job.submit_time) : span(at - job.submit_time)],
       ["Expected start", !job.start_time && !job.end_time && (start ? `${start[0] <= at + 30 ? "any moment" : clock(start[0], at)}${start[2] && start[1] !== start[2] ? `, between ${clock(Math.max(at, start[1]), at)} and ${clock(Math.max(at, start[2]), at)}` : ""}` : "too far ahead to predict")],
       ["Started", job.start_time && clock(job.start_time, at)], ["Ran", job.start_time && span((job.end_time ?? at) - job.start_time)], ["Limit", `${span(job.time_limit_s)}${active && job.limit_end ? `, until ${clock(job.limit_end, at)}` : ""}`],

@@ -1,12 +1,12 @@
 // The list of jobs: only the rows in sight are in the document, so that ten thousand scroll like ten.
 
-import {world, facts, expected, now} from "./data.js";
+import {world, facts, asks, expected, gpusOf, now} from "./data.js";
 import {h, chip, choice, count, span, clock, names, many, ACTIVE, percent, recall, remember, swatch} from "./words.js";
 import {starts, range} from "./overview.js";
 
 const COLUMNS = [["id", "Job"], ["name", "Name"], ["user", "User"], ["part", "Partition"], ["gpus", "GPUs"], ["state", "State"], ["where", "Nodes / reason"], ["time", "Time"], ["when", "Ends or starts"]];
 const SORTS = {
-  id: job => job.id, name: job => job.name, user: job => job.user, part: job => job.partition, gpus: job => -(job.gpus ?? 0), state: job => job.state,
+  id: job => job.id, name: job => job.name, user: job => job.user, part: job => job.partition, gpus: job => -gpusOf(job), state: job => job.state,
   time: job => -((job.end_time ?? now()) - (job.start_time ?? job.submit_time)), when: job => ACTIVE.has(job.state) ? ending(job) : job.end_time ? -job.end_time : expected(job)?.[0] ?? Infinity,
 };
 const ending = job => world.forecast.ends?.[job.id] ?? job.progress_end ?? job.limit_end ?? Infinity;
@@ -132,10 +132,10 @@ export function row(job) {
   const open = h("a", {class: "open", href: `#/job/${job.id}`, title: job.array_tasks ? `${id}_[${job.array_tasks}]` : id}, id, job.array_tasks ? `_[${job.array_tasks}]` : "");
   return h("div", {class: `row ${active ? "run" : ""}`, role: "row", onclick: event => { if (!event.target.closest("a")) location.hash = `#/job/${job.id}`; }},
     h("span", {class: "id", role: "cell"}, open),
-    h("span", {class: "name", role: "cell", title: job.name}, job.name),
+    h("span", {class: "name", role: "cell", title: job.name}, job.name, job.profile ? h("small", {}, ` ${asks(job)}`) : ""),
     h("span", {class: "user", role: "cell"}, swatch(job.user), job.user),
     h("span", {class: "part", role: "cell"}, job.partition),
-    h("span", {class: "gpus", role: "cell"}, count(job.gpus ?? 0), job.array_count ? h("small", {}, ` × ${count(job.array_count)}`) : ""),
+    h("span", {class: "gpus", role: "cell"}, count(gpusOf(job)), job.array_count ? h("small", {}, ` × ${count(job.array_count)}`) : ""),
     h("span", {class: "state", role: "cell"}, chip(job.state)),
     h("span", {class: "where", role: "cell", title: job.message ?? ""}, where ? h("span", {class: "mono"}, where) : "", progress(job), why && !active ? h("span", {class: "why"}, where ? ` ${why}` : why, job.message && !job.end_time ? h("small", {}, ` ${job.message}`) : "") : ""),
     h("span", {class: "time", role: "cell"}, time),

@@ -1,13 +1,13 @@
 // All GPUs as cells, node by node; a canvas for each partition, so that a thousand nodes are one drawing.
 
-import {world, facts, gpuIndex, OUT} from "./data.js";
+import {world, facts, gpuIndex, slicesOf, OUT} from "./data.js";
 import {h, canvas, paint, colourOfUser, markUser, say, hush, speak, many, count, userLegend} from "./words.js";
 
-const WHAT = {F: "free", A: "allocated", B: "used by a foreign process", L: "lost", X: "unusable", U: "not probed"};
+export const WHAT = {F: "free", A: "allocated", B: "used by a foreign process", L: "lost", X: "unusable", U: "not probed", S: "in MIG mode without slices"};
 
 export const label = (node, i) => {
-  const use = node.util?.[i];
-  const parts = [WHAT[node.gpus[i]]];
+  const use = node.util?.[i], slices = slicesOf(node, i), free = slices.filter(s => s[1] === "F").length;
+  const parts = [slices.length ? `${free} of ${many(slices.length, "MIG slice")} free` : WHAT[node.gpus[i]]];
   if (use !== undefined && use !== null) parts.push(`${use}% busy`);
   if (node.mem?.[i] !== undefined && node.mem?.[i] !== null) parts.push(`${Math.round(node.mem[i] / 1024)}${node.max_mem ? ` of ${Math.round(node.max_mem / 1024)}` : ""} GiB`);
   if (node.watt?.[i] !== undefined && node.watt?.[i] !== null) parts.push(`${node.watt[i]} W`);
@@ -16,17 +16,17 @@ export const label = (node, i) => {
 };
 
 export function colourOf(node, i, job, byUser) {
-  const letter = node.gpus[i];
+  const letter = node.gpus[i], open = slicesOf(node, i).some(s => s[1] === "F");
   if (letter === "A") {
     if (byUser && job) return colourOfUser(job.user);
     const use = node.util?.[i];
-    if (use === undefined || use === null) return paint("held-2");
+    if (use === undefined || use === null) return paint(open ? "held-1" : "held-2");
     if (use < 5) return paint("idle");
     return paint(use < 35 ? "held-1" : use < 70 ? "held-2" : "held-3");
   }
   if (letter === "B") return paint("foreign");
   if (letter === "L" || letter === "X") return paint("bad");
-  return letter === "F" && !OUT.has(node.state) ? paint("free") : null;
+  return (letter === "F" || open) && !OUT.has(node.state) ? paint("free") : null;
 }
 
 export const legend = byUser => h("div", {}, h("div", {class: "legend"}, (byUser ? [] : [["held-3", "busy"], ["held-1", "partly busy"], ["idle", "allocated, idle"]])
@@ -84,7 +84,9 @@ export function gpuMap(box) {
     const job = i >= 0 ? jobs?.get(gpuIndex(node, i)) : null;
     const lines = [`${node.name}${i >= 0 ? `, GPU ${gpuIndex(node, i)}` : ""}`];
     if (i >= 0) lines.push(label(node, i));
-    if (job) lines.push(`${job.name} of ${job.user}`);
+    const slices = i >= 0 ? slicesOf(node, i).filter(s => s[2]) : [];
+    if (slices.length) for (const [name, , id] of slices) lines.push(`${name}: ${world.jobs.get(id)?.name ?? id} of ${world.jobs.get(id)?.user ?? "?"}`);
+    else if (job) lines.push(`${job.name} of ${job.user}`);
     const why = i >= 0 && node.why?.[gpuIndex(node, i)];
     if (why) lines.push(why);
     lines.push(`${node.state.toLowerCase()}, ${node.free ?? 0} of ${node.gpus.length} free`);

@@ -1,9 +1,9 @@
 // The list of nodes, and one node.
 
-import {world, facts, now, gpuIndex, OUT} from "./data.js";
+import {world, facts, now, gpuIndex, slicesOf, OUT} from "./data.js";
 import {h, choice, count, many, percent, power, clock, span, hush, say, recall, remember} from "./words.js";
 import {rowsInSight, matcher, row as jobRow} from "./jobs.js";
-import {colourOf, label, legend} from "./map.js";
+import {WHAT, colourOf, label, legend} from "./map.js";
 
 const mean = list => { const known = (list ?? []).filter(v => v !== null); return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null; };
 const sum = list => { const known = (list ?? []).filter(v => v !== null); return known.length ? known.reduce((a, b) => a + b, 0) : null; };
@@ -28,7 +28,7 @@ export function nodesPage(main, _, query) {
   const list = rowsInSight(box, row);
   field.addEventListener("input", () => { text = field.value; update("view"); });
 
-  const users = node => [...new Set([...facts().at.get(node.name)?.values() ?? []].map(job => job.user))];
+  const users = node => [...new Set([...facts().on.get(node.name) ?? []].map(job => job.user))];
   function row(node) {
     const use = mean(node.util?.filter((_, i) => node.gpus[i] === "A")), used = sum(node.mem), watts = sum(node.watt), who = users(node);
     return h("div", {class: "row", role: "row", onclick: event => { if (!event.target.closest("a")) location.hash = `#/node/${encodeURIComponent(node.name)}`; }},
@@ -60,16 +60,18 @@ export function nodePage(main, name) {
     if (what === "live" || what === "me" || what === "usage") return;
     const node = world.nodes.get(name);
     if (!node) { title.replaceChildren(h("h1", {}, "No such node")); return; }
-    const at = facts().at.get(name) ?? new Map(), here = [...new Set(at.values())];
+    const at = facts().at.get(name) ?? new Map(), here = [...facts().on.get(name) ?? []];
     title.replaceChildren(h("h1", {}, name, " ", chip(node)));
     under.textContent = [node.reason, node.trouble, node.stale && `last seen ${span(now() - node.seen)} ago; figures are from then`].filter(Boolean).join("; ");
     under.hidden = !under.textContent;
-    box.replaceChildren(h("h2", {}, "GPUs"), ...[...node.gpus].map((letter, i) => {
-      const gpu = gpuIndex(node, i), job = at.get(gpu);
-      return h("div", {class: "gpu"}, h("b", {}, `GPU ${gpu}`), h("span", {class: "meter"}, h("i", {style: {width: `${node.util?.[i] ?? 0}%`, background: colourOf(node, i, job, false) ?? "none"}})),
-        h("small", {}, label(node, i), node.why?.[gpu] ? `: ${node.why[gpu]}` : ""), job ? h("a", {href: `#/job/${job.id}`}, `${job.name} · ${job.user}`) : h("span", {}));
+    box.replaceChildren(h("h2", {}, "GPUs"), ...[...node.gpus].flatMap((letter, i) => {
+      const gpu = gpuIndex(node, i), slices = slicesOf(node, i), job = slices.length ? null : at.get(gpu);
+      const holder = id => h("a", {href: `#/job/${id}`}, world.jobs.has(id) ? `${world.jobs.get(id).name} · ${world.jobs.get(id).user}` : id);
+      return [h("div", {class: "gpu"}, h("b", {}, `GPU ${gpu}`), h("span", {class: "meter"}, h("i", {style: {width: `${node.util?.[i] ?? 0}%`, background: colourOf(node, i, job, false) ?? "none"}})),
+        h("small", {}, label(node, i), node.why?.[gpu] ? `: ${node.why[gpu]}` : ""), job ? h("a", {href: `#/job/${job.id}`}, `${job.name} · ${job.user}`) : h("span", {})),
+        ...slices.map(([name, of, id, why]) => h("div", {class: "gpu slice"}, h("b", {}, ""), h("span", {class: "mono"}, name), h("small", {}, why ? `${WHAT[of]}: ${why}` : WHAT[of]), id ? holder(id) : h("span", {})))];
     }), ...(node.conditions ? [h("h2", {}, "Conditions"), h("ul", {class: "rows"}, node.conditions.map(([gpu, detail, since, advice, action]) => h("li", {},
-      h("span", {class: "mono"}, gpu === null ? "node" : `GPU ${gpu}`), h("span", {class: "why"}, `${detail}, since ${clock(since, now())}${action === "warn" ? "" : ` (${action})`}; ${advice}`))))] : []));
+      h("span", {class: "mono"}, gpu === null ? "node" : `GPU ${gpu}`), " ", h("span", {class: "why"}, `${detail}, since ${clock(since, now())}${action === "warn" ? "" : ` (${action})`}; ${advice}`))))] : []));
     const watts = sum(node.watt);
     facts_.replaceChildren(...[["Partition", node.partition], ["GPU", node.type], ["Free", `${node.free ?? 0} of ${many(node.gpus.length, "GPU")}`], ["Cores", `${node.cores[0]} of ${node.cores[1]} in use`],
       ["Memory", `${Math.round(node.ram[0] / 1024)} of ${count(Math.round(node.ram[1] / 1024))} GiB in use`], ["Load", node.load], ["Power", watts !== null && `${power(watts)}${node.max_watt ? ` of ${power(node.max_watt)}` : ""}`], ["Last seen", node.seen && clock(node.seen, now())]]

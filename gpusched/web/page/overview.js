@@ -1,6 +1,6 @@
 // The first page: how full, who waits, what happens next, who has what.
 
-import {world, facts, expected, now, OUT} from "./data.js";
+import {world, facts, asks, expected, gpusOf, now, OUT} from "./data.js";
 import {h, count, many, percent, power, span, clock, choice, names, short, recall, remember} from "./words.js";
 import {bar, sparkline} from "./charts.js";
 import {gpuMap, legend} from "./map.js";
@@ -29,7 +29,7 @@ export function overview(main) {
 
   function figures() {
     const {gpus, sums, waits, by} = facts(), held = gpus.busy + gpus.idle;
-    const asked = by.waiting.reduce((n, job) => n + (job.gpus ?? 0) * (job.array_count ?? 1), 0);
+    const asked = by.waiting.reduce((n, job) => n + gpusOf(job) * (job.array_count ?? 1), 0);
     const longest = by.waiting.reduce((t, job) => Math.min(t, job.submit_time), Infinity);
     const fine = world.usage.fine, use = fine.map(p => [p[0], p[3]]), kw = fine.map(p => [p[0], p[4]]);
     const soon = expected(by.waiting.find(expected) ?? {});
@@ -37,8 +37,8 @@ export function overview(main) {
     const tile = (name, value, unit, under, ...more) => h("div", {class: "tile"}, h("h2", {}, name), h("p", {class: "big"}, value, h("small", {}, unit)), ...more, h("p", {class: "under"}, under));
     tiles.replaceChildren(
       tile("GPUs in use", count(held), ` of ${count(gpus.all)}`,
-        [h("span", {}, `${count(gpus.free)} free`), gpus.idle ? h("span", {class: "warn"}, `${count(gpus.idle)} allocated but idle`) : null, gpus.out ? h("span", {}, `${count(gpus.out)} out of service`) : null],
-        bar([["held-3", gpus.busy], ["idle", gpus.idle], ["free", gpus.free], ["out", gpus.out]], gpus.all)),
+        [h("span", {}, `${count(gpus.free)} free`), gpus.cut ? h("span", {}, `${count(gpus.cut)} cut into slices, all free`) : null, gpus.idle ? h("span", {class: "warn"}, `${count(gpus.idle)} allocated but idle`) : null, gpus.out ? h("span", {}, `${count(gpus.out)} out of service`) : null],
+        bar([["held-3", gpus.busy], ["idle", gpus.idle], ["free", gpus.free + gpus.cut], ["out", gpus.out]], gpus.all)),
       tile("Queue", count(waits), " pending",
         waits ? [h("span", {}, `${count(by.running.length)} running`), h("span", {}, `pending jobs request ${many(asked, "GPU")}`), h("span", {}, `longest wait ${span(now() - longest)}`), soon ? h("span", {}, `next start ${starts(soon)}${range(soon)}`) : null] : [h("span", {}, `${count(by.running.length)} running, none pending`)]),
       tile("Utilization", sums.known ? percent(sums.use / sums.known) : "–", " of allocated GPUs", [h("span", {}, "all GPUs, 24 h")], sparkline(use, 1)),
@@ -50,7 +50,7 @@ export function overview(main) {
     next.replaceChildren(by.waiting.length ? h("ul", {class: "rows"}, by.waiting.slice(0, rows).map(job => {
       const start = expected(job);
       return h("li", {}, h("a", {href: `#/job/${job.id}`}, h("span", {class: "what"}, h("b", {}, job.name), h("small", {}, `${job.user} · ${job.partition}${job.array_count ? ` · ${many(job.array_count, "task")}` : ""}`)),
-        h("span", {class: "num"}, many(job.gpus ?? 0, "GPU")), h("span", {class: "when"}, start ? starts(start) : "", h("small", {}, start ? range(start) : job.reason ?? ""))));
+        h("span", {class: "num"}, asks(job)), h("span", {class: "when"}, start ? starts(start) : "", h("small", {}, start ? range(start) : job.reason ?? ""))));
     })) : h("p", {class: "quiet"}, "No pending jobs."));
     subject.hidden = !groups.length;
     if (groups.length && !subject.firstChild) subject.append(choice("subject", [["user", "Users"], ["group", "Groups"]], byGroup ? "group" : "user", value => { byGroup = value === "group"; remember("subject", value); lists(); }));

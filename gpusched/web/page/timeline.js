@@ -1,6 +1,6 @@
 // Who has which GPUs when: what has run, what runs, and what is expected to start; one canvas that draws the rows in sight.
 
-import {world, facts, now} from "./data.js";
+import {world, facts, asks, gpusOf, now} from "./data.js";
 import {h, canvas, paint, colourOfUser, markUser, hatch, userLegend, say, hush, span, clock, choice, ACTIVE, many, recall, remember} from "./words.js";
 
 const AXIS = 24;
@@ -27,7 +27,7 @@ function barsOf(row, lanes, at) { // each on the GPUs that it has, or would have
     if (active) for (const gpu of gpus) free[gpu] = until;
   }
   for (const [from, until, job, low, high] of row.plans.sort((a, b) => a[0] - b[0])) {
-    const wanted = Math.max(1, Math.round((job.gpus ?? 0) / (job.node_count ?? 1)));
+    const wanted = Math.max(1, Math.round(gpusOf(job) / (job.node_count ?? 1)));
     const gpus = free.map((t, i) => [t > from + 1, i]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).slice(0, wanted).map(([, i]) => i).sort((a, b) => a - b);
     for (const gpu of gpus) free[gpu] = until;
     bars.push({job, gpus, from: Math.max(from, at), until: Math.max(until, at), low: Math.max(low ?? from, at), high, planned: true});
@@ -137,7 +137,7 @@ export function timeline(box, {ahead = 6, high = 340, filter = () => true} = {})
     drawn.style.cursor = bar ? "pointer" : "";
     if (!bar) { hush(); return; }
     const {job} = bar, at = now();
-    say(event, [`${job.name} of ${job.user}`, `${many(job.gpus ?? 0, "GPU")}${job.node_count ? ` on ${many(job.node_count, "node")}` : ""}`,
+    say(event, [`${job.name} of ${job.user}`, `${asks(job)}${job.node_count ? ` on ${many(job.node_count, "node")}` : ""}`,
       bar.planned ? `expected start ${clock(bar.from, at)}, between ${clock(bar.low, at)} and ${bar.high === null ? "later" : clock(Math.max(bar.high, bar.low), at)}; expected end ${clock(bar.until, at)}` : bar.active
         ? `since ${clock(bar.from, at)}, expected to ${clock(bar.until, at)}${job.limit_end ? `, limit ${clock(job.limit_end, at)}` : ""}`
         : `${clock(bar.from, at)} to ${clock(bar.until, at)} (${span(bar.until - bar.from)}), ${job.state.toLowerCase()}`]);
@@ -146,7 +146,7 @@ export function timeline(box, {ahead = 6, high = 340, filter = () => true} = {})
   drawn.addEventListener("click", event => { const bar = find(event); if (bar) location.hash = `#/job/${bar.job.id}`; });
   scroll.addEventListener("scroll", () => { cancelAnimationFrame(frame); frame = requestAnimationFrame(draw); });
   function users() { // of what can be drawn, those with most GPUs first
-    const sums = new Map(), count = job => sums.set(job.user, (sums.get(job.user) ?? 0) + (job.gpus ?? 0));
+    const sums = new Map(), count = job => sums.set(job.user, (sums.get(job.user) ?? 0) + gpusOf(job));
     const at = now();
     for (const node of list) {
       const row = rows.get(node.name);
