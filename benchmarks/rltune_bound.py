@@ -7,8 +7,8 @@ no job is stopped. Mean JCT by cell, and in percent of the best rule's that know
 
 - ``untrained``, ``shipped``: the agent's start, and the included weights, which are trained on all of these clusters
 - ``told``: the best of the rules, and of the start, with true run times: what better estimates could give
-- ``hindsight``: the best weighting of this very cell: the start, the included one, the agent's own rules, and so many
-  drawn; ``win``: how many are better than the best rule
+- ``hindsight``: the best weighting of this very cell: of the start, the included one, and so many more, every second
+  drawn and every second a rule that training could choose; ``win``: how many are better than the best rule
 
 Then on how many clusters weightings win, by load: the best of each cell in hindsight; the one that wins most cells, in
 hindsight; and for each cluster the one that wins most on the others (of equals, by mean JCT), as training could choose.
@@ -90,16 +90,22 @@ def agent(rule: candidates.CandidateRule, settings: RltuneSettings) -> ReplayPol
 
 
 def drawn(weightings: int) -> list[candidates.CandidateRule]:
-    """Return the start, the agent's rules, and weightings drawn around what they weigh, with any of their holds."""
-    own = sorted(candidates.rules(RltuneSettings()), key=lambda rule: rule.name != choosing.DEFAULT)
+    """Return the start, and so many of the agent's rules and of weightings drawn around what these weigh."""
+    own = candidates.rules(RltuneSettings())
+    start = next(rule for rule in own if rule.name == choosing.DEFAULT)
     rng, holds = np.random.default_rng(0), list(candidates.HOLDS.values())
+    own = [own[i] for i in rng.permutation(len(own)) if own[i] is not start]
+    found = [start]
     for number in range(weightings):
+        if number % 2 and own:
+            found.append(own.pop())
+            continue
         order = {"worth": rng.uniform(0, 1.5), "work": -rng.uniform(0, 2), "gpus": -rng.uniform(0, 2)}
         order |= {name: rng.normal(0, 0.5) for name in MAYBE if rng.random() < 0.25}
         hold = dict(holds[rng.integers(len(holds))])
         hold["one"] = hold.get("one", 0.0) + rng.normal(0, 0.7)
-        own.append(candidates.CandidateRule(f"drawn {number}", order, hold))
-    return own
+        found.append(candidates.CandidateRule(f"drawn {number}", order, hold))
+    return found
 
 
 def summary(ratios: Floats) -> None:
