@@ -63,7 +63,8 @@ def main() -> None:
             rows.append(ratios)
             changes = " ".join(f"{100 * one - 100:+8.1f}%" for one in (*shown, ratios.min()))
             print(f"{name:>7} {at:g}: {rule:>34} {changes} {int((ratios < 1).sum())}", flush=True)
-    summary(np.array(rows).reshape(len(LOADS), len(clusters), -1))
+    if len(clusters) > 1:  # else there are no others to choose on
+        summary(np.array(rows).reshape(len(LOADS), len(clusters), -1))
 
 
 def figures(weightings: int, scenario: Scenario) -> tuple[str, tuple[float, float, float], Floats]:
