@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks import weights
+from benchmarks import rltune_bound, weights
 from gpusched.agents.common.request import UNTRAINED
 from gpusched.agents.rltune import public
 from gpusched.agents.rltune.candidates import NO_ODDS, odds_of
@@ -167,3 +167,25 @@ def test_shipped_files_say_what_made_them(row: weights.ShippedWeights) -> None:
     card = yaml.safe_load((folder / "default.card.yaml").read_text())
     assert card["weights"] == model.digest
     assert card["trace"]["public"] is True
+
+
+def test_weightings_are_held_against_the_best_rule_of_their_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    (scenario,) = cluster("a", 1, 60).scenarios
+    rule, (start, shipped, told), ratios = rltune_bound.figures(2, scenario)
+    names = [one.name for one in rltune_bound.drawn(2)]
+    assert (len(ratios), names[0]) == (len(names) + 1, "index, by work, hold four times as long as waited")
+    assert (start, shipped) == (ratios[0], ratios[-1])
+    assert told < 1.0, "true run times help any rule by estimates"
+    assert rule.endswith(" s")
+    assert min(ratios) > 0.0
+
+    # two loads, three clusters, three weightings: the second wins most, but on the last cluster only the third does
+    won = np.array(
+        [[[0.9, 0.8, 1.2], [1.1, 0.8, 1.2], [1.1, 1.3, 0.7]], [[1.1, 0.9, 1.1], [1.1, 0.9, 1.1], [1.1, 1.2, 0.9]]]
+    )
+    rltune_bound.summary(won)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("best of each cell in hindsight, of 3: 3 at 0.9 (mean -23.3%), 3 at 1.1 (mean -10.0%)")
+    assert ", of 3: 2 at 0.9 (mean -3.3%), 2 at 1.1 (mean +0.0%)" in lines[1]
+    assert lines[2].startswith("chosen on the other clusters, of 3: 0 at 0.9")
+    assert lines[3] == "weightings that win 2 at every load: 1"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import topology_bound
 from benchmarks.topology import clos
 from gpusched.agents.topology.reproduce import TopologyRow, row_of, settings_of
 from gpusched.agents.topology.workloads import draw, load_scenario, settings
@@ -43,6 +44,25 @@ def test_a_row_a_run_and_waiting_pays_where_uplinks_are_narrow():
     assert jct["ideal"] <= min(jct.values())
     assert rows["ideal"].mean_slowdown == pytest.approx(1.0)
     assert {row.knows for name, row in rows.items() if name != "contention"} == {"nothing"}
+
+
+def test_no_policy_passes_the_bound_and_free_links_and_one_node_are_worth_what_they_are():
+    found = topology_bound.figures(200, ("16x4-racks", 0.9, 1))
+    assert all(found["bound"] < hours for name, hours in found.items() if name != "bound")
+    assert found["capacity"] <= found["ideal"] < found["contention"]
+    changes = topology_bound.rules([found, {name: 2 * hours for name, hours in found.items()}])
+    better = min(found["contention"], found["untrained"])
+    assert changes["hours"] == [better, 2 * better]
+    assert changes["ideal"] == pytest.approx([found["ideal"] / better - 1] * 2)
+    assert changes["any order"] == pytest.approx([found["bound"] / better - 1] * 2)
+
+
+def test_hindsight_is_no_worse_than_where_its_search_begins_and_no_better_than_the_bound():
+    cell = ("16x4-racks-large", 1.1, 1)
+    reference, least = topology_bound.improved(30, 300, cell)
+    rules = topology_bound.figures(300, cell)
+    assert reference == pytest.approx(min(rules["contention"], rules["untrained"]))
+    assert rules["bound"] < least < rules["untrained"], "some of 30 changes to few jobs helps"
 
 
 def test_contention_does_no_harm_on_a_dgx():

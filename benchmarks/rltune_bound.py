@@ -1,0 +1,146 @@
+"""Whether any weighting of RLTune's features beats the best rule: chosen in hindsight, by cluster and load.
+
+    .venv/bin/python -m benchmarks.rltune_bound philly_2017.csv.gz [--weightings 30] [--vc ed69ec ...] [--workers 2]
+
+The cells of `gpusched reproduce rltune --policy rltune --trace ... --out F`: a cluster's last jobs on nodes for a load;
+no job is stopped. Mean JCT by cell, and in percent of the best rule's that knows the same (of the agent's own table):
+
+- ``untrained``, ``shipped``: the agent's start, and the included weights, which are trained on all of these clusters
+- ``told``: the best of the rules, and of the start, with true run times: what better estimates could give
+- ``hindsight``: the best weighting of this very cell: of the start, the included one, and so many more, every second
+  drawn and every second a rule that training could choose; ``win``: how many are better than the best rule
+
+Then on how many clusters weightings win, by load: the best of each cell in hindsight; the one that wins most cells, in
+hindsight; and for each cluster the one that wins most on the others (of equals, by mean JCT), as training could choose.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+import gpusched.data
+from gpusched.agents.rltune import candidates, choosing, table
+from gpusched.agents.rltune.settings import RltuneSettings
+from gpusched.agents.training.public import LOADS, _clusters
+from gpusched.config.weights import load_file
+from gpusched.sched.state import Floats
+from gpusched.sim.policies import ReplayPolicy, policy_of_order
+from gpusched.sim.replay import replay
+from gpusched.study.paper import PaperOptions
+from gpusched.study.study import Scenario
+from gpusched.traces.load import load
+from gpusched.traces.slicing import of_whole_gpus
+
+SHIPPED = Path(gpusched.data.__path__[0]) / "policies" / "rltune" / "default.safetensors"
+MAYBE = ("waited", "estimate", "burst_mean", "burst_age", "burst_ahead", "burst_runs", "user_share", "kind_mean",
+         "kind_spread", "queue_mean", "hour_sin")  # fmt: skip
+
+
+def main() -> None:
+    """See the module."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("trace")
+    options.add_argument("--weightings", type=int, default=30)
+    options.add_argument("--vc", action="append")
+    options.add_argument("--workers", type=int, default=2)
+    args = options.parse_args()
+    trace = of_whole_gpus(load(args.trace, None))
+    clusters = _clusters(trace, PaperOptions(vcs=tuple(args.vc or ())))
+    heads = " ".join(f"{head:>9}" for head in ("untrained", "shipped", "told", "hindsight"))
+    print(f"{'cell':>12} {'best rule, same knowledge':>34} {heads} win")
+    cells = [(one.name, at, scenario) for at in LOADS for one in clusters
+             for at_, scenario in zip(one.loads, one.scenarios, strict=True) if at_ == at]  # fmt: skip
+    rows = []
+    with ProcessPoolExecutor(args.workers) as workers:
+        done = workers.map(partial(figures, args.weightings), [scenario for *_, scenario in cells])
+        for (name, at, _), (rule, shown, ratios) in zip(cells, done, strict=True):
+            rows.append(ratios)
+            changes = " ".join(f"{100 * one - 100:+8.1f}%" for one in (*shown, ratios.min()))
+            print(f"{name:>7} {at:g}: {rule:>34} {changes} {int((ratios < 1).sum())}", flush=True)
+    if len(clusters) > 1:  # else there are no others to choose on
+        summary(np.array(rows).reshape(len(LOADS), len(clusters), -1))
+
+
+def figures(weightings: int, scenario: Scenario) -> tuple[str, tuple[float, float, float], Floats]:
+    """Return the best rule of a cell; untrained, shipped and told relative to it; and so each weighting."""
+
+    def jct(policy: ReplayPolicy) -> float:
+        return float((replay(scenario.trace, scenario.pool, policy).end - scenario.trace.submit).mean())
+
+    own, knowing = RltuneSettings(), RltuneSettings(knows="oracle")
+    by_rule = {policy.name: jct(policy) for policy in table.heuristics(scenario.trace, own.knows)}
+    best = min(by_rule, key=by_rule.__getitem__)
+    included = table.agent_of_model("rltune", load_file(SHIPPED, "rltune"))
+    weighed = [*(agent(rule, own) for rule in drawn(weightings)), included]
+    ratios = np.array([jct(policy) for policy in weighed]) / by_rule[best]
+    start = next(rule for rule in candidates.rules(knowing) if rule.name == choosing.DEFAULT)
+    truth = min(*(jct(policy_of_order(name)) for name in ("sjf-oracle", "sjf-oracle-skip")), jct(agent(start, knowing)))
+    shown = (float(ratios[0]), float(ratios[-1]), truth / by_rule[best])
+    return f"{best} {by_rule[best]:,.0f} s", shown, ratios
+
+
+def agent(rule: candidates.CandidateRule, settings: RltuneSettings) -> ReplayPolicy:
+    """Return the agent with one weighting, and the prior odds."""
+    return table.agent_of(candidates.without_net(rule, settings, candidates.NO_ODDS), rule.name, settings)
+
+
+def drawn(weightings: int) -> list[candidates.CandidateRule]:
+    """Return the start, and so many of the agent's rules and of weightings drawn around what these weigh."""
+    own = candidates.rules(RltuneSettings())
+    start = next(rule for rule in own if rule.name == choosing.DEFAULT)
+    rng, holds = np.random.default_rng(0), list(candidates.HOLDS.values())
+    own = [own[i] for i in rng.permutation(len(own)) if own[i] is not start]
+    found = [start]
+    for number in range(weightings):
+        if number % 2 and own:
+            found.append(own.pop())
+            continue
+        order = {"worth": rng.uniform(0, 1.5), "work": -rng.uniform(0, 2), "gpus": -rng.uniform(0, 2)}
+        order |= {name: rng.normal(0, 0.5) for name in MAYBE if rng.random() < 0.25}
+        hold = dict(holds[rng.integers(len(holds))])
+        hold["one"] = hold.get("one", 0.0) + rng.normal(0, 0.7)
+        found.append(candidates.CandidateRule(f"drawn {number}", order, hold))
+    return found
+
+
+def summary(ratios: Floats) -> None:
+    """Print on how many clusters weightings win, ``ratios: float64[loads, clusters, weightings]``."""
+    wins, clusters = ratios < 1.0, ratios.shape[1]
+
+    def line(words: str, of: Sequence[int] | Floats, mean: Floats) -> None:
+        counts = ", ".join(f"{count} at {load:g} (mean {100 * m - 100:+.1f}%)"
+                           for count, load, m in zip(of, LOADS, mean, strict=True))  # fmt: skip
+        print(f"{words}, of {clusters}: {counts}")
+
+    line("best of each cell in hindsight", wins.any(2).sum(1), ratios.min(2).mean(1))
+    one = most(ratios)
+    line(f"one for all in hindsight ({named(one, ratios.shape[2])})", wins[:, :, one].sum(1), ratios[:, :, one].mean(1))
+    others = [most(np.delete(ratios, cluster, 1)) for cluster in range(clusters)]
+    known = ratios[:, np.arange(clusters), others]
+    line("chosen on the other clusters", (known < 1.0).sum(1), known.mean(1))
+    print(f"weightings that win {clusters - 1} at every load: {int(((wins.sum(1) >= clusters - 1).all(0)).sum())}")
+
+
+def most(ratios: Floats) -> int:
+    """Return the weighting that wins most cells, of equals the one with the least mean JCT."""
+    wins, mean = (ratios < 1.0).sum((0, 1)), np.log(ratios).mean((0, 1))
+    return int(np.lexsort((mean, -wins))[0])
+
+
+def named(number: int, count: int) -> str:
+    """Return the name of a weighting; of one drawn what it weighs."""
+    if number == count - 1:
+        return "the included weights"
+    rule = drawn(count)[number]
+    weights = ", ".join(f"{name} {weight:+.2f}" for name, weight in (*rule.order.items(), *rule.hold.items()))
+    return weights if rule.name.startswith("drawn") else rule.name
+
+
+if __name__ == "__main__":
+    main()
