@@ -26,6 +26,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.backups import Backup, BackupManifest
 from gpusched.model.resources import BackupSettings
 from gpusched.queue.audit import FOLDER as AUDIT
+from gpusched.queue.audit import old_files
 from gpusched.queue.private import create_private
 from gpusched.queue.reading import DATABASE, connect
 from gpusched.queue.schema import SCHEMA_VERSION
@@ -82,7 +83,8 @@ def make_backup(
                 _copy_trees(state, part, TREES[:1], before, stop)
                 manifest = _copy_database(state / DATABASE, part / DATABASE, now, stop)
                 _refuse_mixture(earlier, manifest.cluster_id, target)
-                _copy_trees(state, part, (*TREES[1:], AUDIT), before, stop)
+                _copy_trees(state, part, TREES[1:], before, stop)
+                _copy_audit(state, part, before, stop)
                 if inventory is not None:
                     with contextlib.suppress(FileNotFoundError):
                         shutil.copyfile(inventory, part / INVENTORY)
@@ -252,6 +254,16 @@ def _copy_trees(
             if stop():
                 raise BackupStopped
             _copy_file(state, part, file.relative_to(state), before)
+
+
+def _copy_audit(state: Path, part: Path, before: Path | None, stop: Callable[[], bool]) -> None:
+    """Copy the audit log; anew if its latest file was renamed meanwhile, whose entries might be in no copy, or in two."""
+    while True:
+        full = old_files(state)
+        _copy_trees(state, part, (AUDIT,), before, stop)
+        if old_files(state) == full:
+            return
+        shutil.rmtree(part / AUDIT, ignore_errors=True)
 
 
 def _files(folder: Path) -> Iterator[Path]:

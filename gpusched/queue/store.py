@@ -162,7 +162,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         gpus: The NVML indices it was given.
         intended_at: When the intent to launch was recorded (controller's clock).
         launched_at: When the node had accepted the launch (controller's clock); None until then.
-        signalled: Last signal that was delivered; "FENCE": a leftover that is being ended.
+        signalled: Last signal to end that was delivered; "FENCE": a leftover that is being ended.
         output: The file given by ``-o``, expanded; None when the output is collected.
         collected: Its output is in the state folder (or in its file).
         gone: It has ended, or its node is given up.
@@ -179,6 +179,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         checks_passed: Names of the checks ``before_job`` that passed on its node for it.
         check_error: Why it must not start there: a check that did not pass; "": there is none.
         idle_signalled_at: When it was last signalled because its job's GPUs were idle.
+        warned_at: When it was warned of the limit by the job's signal.
     """
 
     job_id: str
@@ -208,6 +209,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     checks_passed: tuple[str, ...] = ()
     check_error: str = ""
     idle_signalled_at: float | None = None
+    warned_at: float | None = None
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

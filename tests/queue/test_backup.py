@@ -14,13 +14,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpusched.errors import GpuschedError
+from gpusched.model.audit import audit_entry
 from gpusched.model.events import Event
 from gpusched.model.jobs import JobState
 from gpusched.model.resources import BackupSettings
 from gpusched.queue import backup, private
+from gpusched.queue.audit import CURRENT, entries
+from gpusched.queue.audit import FOLDER as AUDIT
 from gpusched.queue.backup import BackupStopped, backups, check_backup, find_backup, make_backup
 from gpusched.queue.reading import DATABASE
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
@@ -128,6 +132,33 @@ def test_files_that_vanish_meanwhile_fail_no_backup(
     assert not gone.exists()
     assert [(made / file.relative_to(tmp_path / "state")).exists() for file in (files[0], files[2])] == [True, True]
     assert [path.name for path in (made / "secrets").glob("*")] == (["j.json"] if moment == "copied" else [])
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_entries_of_the_audit_log_that_are_moved_meanwhile_are_in_the_backup_once(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: bool
+) -> None:
+    """Its latest file is renamed before it is copied, or after."""
+    folder = tmp_path / "state" / AUDIT
+    folder.mkdir()
+    current, real_copy = folder / CURRENT, shutil.copyfile
+
+    def write(*numbers: int) -> None:
+        entries = [audit_entry(NOW, "h", (0, "root"), "drain", (f"n{n}",), refused="", via="inbox") for n in numbers]
+        lines = [msgspec.json.encode(msgspec.structs.replace(e, seq=n)) for e, n in zip(entries, numbers, strict=True)]
+        current.write_bytes(b"".join(line + b"\n" for line in lines))
+
+    def copyfile(source: Path, copy: Path, **how: bool) -> None:
+        if source == current and len(list(folder.iterdir())) == 1 and not copied:
+            current.rename(folder / "audit-000000000000002.jsonl")
+            write(3)
+        real_copy(source, copy, **how)
+        if source == current and len(list(folder.iterdir())) == 1 and copied:
+            current.rename(folder / "audit-000000000000002.jsonl")  # nothing is written until the next entry
+
+    write(1, 2)
+    monkeypatch.setattr(backup.shutil, "copyfile", copyfile)
+    assert [entry.seq for entry in entries(make(), None)] == ([1, 2] if copied else [1, 2, 3])
 
 
 def test_a_submission_that_is_applied_meanwhile_is_in_the_backup(
