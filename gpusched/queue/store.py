@@ -915,16 +915,25 @@ class Store(
     def add_usage(self, rows: Iterable[UsageRow]) -> None:
         """Add usage to the sums of its buckets and to the totals of its partition."""
         rows = list(rows)
-        self._db.executemany(
-            f"INSERT INTO usage ({', '.join(_USAGE)}) VALUES ({', '.join('?' * len(_USAGE))}) {_ADDED_UP}",
-            map(msgspec.structs.astuple, rows),
-        )
+        self._put_usage(rows)
         totals: dict[tuple[str, bool], list[float]] = {}
         for row in rows:
             sums = totals.setdefault((row.partition, row.job_id != ""), [0.0] * len(TOTALLED))
             for place, name in enumerate(TOTALLED):
                 sums[place] += getattr(row, name)
         self.add_usage_totals(totals)
+
+    def move_usage(self, rows: Iterable[UsageRow]) -> None:
+        """Take usage from the jobs that it was added to: nobody held those GPUs. The totals only grow, and stay."""
+        for row in rows:
+            less = {name: -getattr(row, name) for name in _SUMS}
+            self._put_usage([msgspec.structs.replace(row, **less), msgspec.structs.replace(row, job_id="", user="")])
+
+    def _put_usage(self, rows: Iterable[UsageRow]) -> None:
+        self._db.executemany(
+            f"INSERT INTO usage ({', '.join(_USAGE)}) VALUES ({', '.join('?' * len(_USAGE))}) {_ADDED_UP}",
+            map(msgspec.structs.astuple, rows),
+        )
 
     def compact_usage(self, before: float, bucket_s: int) -> None:
         """Merge rows of buckets before ``before`` into buckets of ``bucket_s`` seconds."""
