@@ -76,7 +76,9 @@ class UsageWriter:
         if max(late.values(), default=0.0) <= job.end_time:
             return []
         rows = self._store.usage_of_job(job.id)
-        return [over for row in rows if (over := charged_after(row, job.start_time, job.end_time, late.get(row.node, 0.0)))]
+        return [
+            over for row in rows if (over := charged_after(row, job.start_time, job.end_time, late.get(row.node, 0.0)))
+        ]
 
     def _refresh_energy(self, job_ids: set[str]) -> None:
         # What is remembered stays as it was: the job may have come back since, and hold something else or nothing.

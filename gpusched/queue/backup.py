@@ -257,7 +257,7 @@ def _copy_trees(
 
 
 def _copy_audit(state: Path, part: Path, before: Path | None, stop: Callable[[], bool]) -> None:
-    """Copy the audit log; anew if its latest file was renamed meanwhile, whose entries might be in no copy, or in two."""
+    """Copy the audit log; anew if its latest file was renamed meanwhile: its entries may be in no copy, or in two."""
     while True:
         full = old_files(state)
         _copy_trees(state, part, (AUDIT,), before, stop)

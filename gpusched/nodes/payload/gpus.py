@@ -9,7 +9,7 @@ import time
 
 MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
 if MYPY:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
 GPU_LIMIT_S = 4.0
@@ -52,9 +52,9 @@ def kernel_log(request: "dict[str, Any]") -> "dict[str, Any] | None":
 
 
 class Child:
-    """A process that runs `nvml.messages` and sends them through a pipe."""
+    """A process that makes messages, such as `nvml.messages`, and sends them through a pipe."""
 
-    def __init__(self, only: "list[int] | None", want_links: bool, request: "dict[str, Any]") -> None:
+    def __init__(self, made: "Iterable[dict[str, Any]]") -> None:
         self.buffer = b""
         self.fd, write = os.pipe()
         self.pid = os.fork()
@@ -64,7 +64,7 @@ class Child:
                 null = os.open(os.devnull, os.O_RDWR)
                 for fd in (0, 1, 2):  # the session must be able to end without this process
                     os.dup2(null, fd)
-                for message in messages(only, want_links, request):
+                for message in made:
                     os.write(write, json.dumps(message).encode() + b"\n")
             finally:
                 os._exit(0)
@@ -110,7 +110,7 @@ class GpuReadout:
         self.answer = {"source": "nvml", "gpu_error": None, "driver_version": None}  # type: dict[str, Any]
         self.todo = None  # type: list[int] | None
         self.request = request
-        self.child = Child(None, bool(request.get("want_links")), request)
+        self.child = Child(messages(None, bool(request.get("want_links")), request))
 
     def collect(self) -> "dict[str, Any]":
         """Return the part of the answer about GPUs."""
@@ -161,7 +161,7 @@ class GpuReadout:
             self.found[index] = {"index": index, "error": trouble}
         self.todo = [] if late else self.todo[1:]
         if self.todo:
-            self.child = Child(self.todo, False, self.request)
+            self.child = Child(messages(self.todo, False, self.request))
 
     def finish(self) -> None:
         """Wait briefly for the links, which come last and are worth no more than a moment."""
