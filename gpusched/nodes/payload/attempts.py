@@ -8,7 +8,8 @@ Three steps, so that a node without Python can have the first two done by attemp
 import os
 import time
 
-from gpusched.nodes.payload import gpus, jobfiles
+from gpusched.nodes.payload import jobfiles
+from gpusched.nodes.payload.child import Child
 from gpusched.nodes.payload.engines import ENDED, ENGINES, LOST, EngineError, last_lines, read_text, version
 
 MYPY = False  # as mypy knows it; importing typing costs time on every probe
@@ -70,7 +71,7 @@ def _job_files(root: str, folders: "dict[str, str]") -> "dict[str, dict[str, tup
     shared = [name for name, folder in folders.items() if not folder.startswith((root + "/", jobfiles.OPEN_ROOT))]
     found = {name: jobfiles.read(folder) for name, folder in folders.items() if name not in shared}
     if shared:
-        child = gpus.Child({"name": name, "files": jobfiles.read(folders[name])} for name in shared)
+        child = Child({"name": name, "files": jobfiles.read(folders[name])} for name in shared)
         until = time.monotonic() + jobfiles.LIMIT_S
         try:
             for _ in shared:
