@@ -142,6 +142,20 @@ def usage_between(
     return list(sums.values())
 
 
+def charged_after(row: UsageRow, start: float, end: float, until: float) -> UsageRow | None:
+    """Return the part of a job's row that is of the time after its end; None: nothing is.
+
+    ``until``: up to there it was charged. In a bucket what it did is taken as even.
+    """
+    begin, last = max(row.bucket, start), min(row.bucket + BUCKET_S, until)
+    if last <= max(begin, end):
+        return None
+    part = (last - max(begin, end)) / (last - begin)
+    names = ("bucket", "node", "job_id", "user", "partition")
+    sums = {name: part * value for name, value in msgspec.structs.asdict(row).items() if name not in names}
+    return msgspec.structs.replace(row, **sums)
+
+
 def _energy_j(was: Gpu | None, gpu: Gpu, span_s: float, same_boot: bool) -> float | None:
     if was is None or was.uuid != gpu.uuid:
         return None

@@ -204,9 +204,13 @@ class _Output:
         """Return the collected output, or the ``-o`` file once the rank is done with it; None if still on the node."""
         path = log_path(self._client.state, self._job.id, attempt, rank)
         if path.exists() and not os.access(path, os.R_OK) and relay.is_needed(self._client):
-            kept = tempfile.TemporaryFile()
-            kept.writelines(relay.stream(self._client, KeptLog(job=self._job.id, attempt=attempt, rank=rank)))
-            kept.seek(0)
+            try:
+                kept = tempfile.TemporaryFile()
+                kept.writelines(relay.stream(self._client, KeptLog(job=self._job.id, attempt=attempt, rank=rank)))
+                kept.seek(0)
+            except OSError as error:
+                why = f"the output cannot be kept in a temporary file: {error.strerror or error}"
+                raise GpuschedError(why, "set TMPDIR to a folder with more space") from None
             return kept
         found = open_log(path)
         if found is not None:

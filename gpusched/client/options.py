@@ -223,7 +223,7 @@ def signal(option: str, text: str) -> WarningSignal:
     batch = text.startswith("B:")
     name, has_seconds, seconds = text.removeprefix("B:").partition("@")
     name = name.strip().upper().removeprefix("SIG")
-    if name.isdecimal():
+    if re.fullmatch(r"[0-9]+", name):
         import signal as signals
 
         number = int(name[:4])

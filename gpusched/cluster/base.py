@@ -65,6 +65,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         readers: User ids that may read the collected output, the job's user first.
         check: The run of a check.
         for_idle: The signal is sent because the job's GPUs are idle; it is not one that asks the job to end.
+        for_warning: It warns of the limit; it does not ask the job to end, either.
     """
 
     verb: Literal["launch", "start", "signal", "collect", "remove", "forget", "answer", "check", "cut"]
@@ -78,6 +79,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     readers: tuple[int, ...] = ()
     check: CheckRun | None = None
     for_idle: bool = False
+    for_warning: bool = False
     cut: Cut | None = None
 
     @property

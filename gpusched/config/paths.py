@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
-from gpusched.errors import UsageError
+from gpusched.errors import UsageError, Warnings
 
 SHARED_STATE = Path("/var/lib/gpusched")
 SYSTEM_INVENTORY = Path("/etc/gpusched/inventory.yaml")
@@ -34,8 +35,8 @@ def config_folder() -> Path:
 def find_inventory() -> Path:
     """Return the inventory file in force.
 
-    ``$GPUSCHED_INVENTORY`` (a file, or a folder that holds inventory.yaml); else ./inventory.yaml; else
-    ``$XDG_CONFIG_HOME/gpusched/inventory.yaml``; else /etc/gpusched/inventory.yaml.
+    ``$GPUSCHED_INVENTORY`` (a file, or a folder that holds inventory.yaml); else ./inventory.yaml, unless another
+    user's; else ``$XDG_CONFIG_HOME/gpusched/inventory.yaml``; else /etc/gpusched/inventory.yaml.
 
     Raises:
         UsageError: None of them is there.
@@ -51,9 +52,18 @@ def find_inventory() -> Path:
         places.insert(1, config_folder() / "inventory.yaml")
     for place in places:
         if os.path.exists(place):
-            return place
+            # It names commands that are run with our rights: ssh_config's ProxyCommand, checks.
+            if place is not places[0] or {os.lstat(place).st_uid, os.stat(place).st_uid} <= _trusted():
+                return place
+            Warnings.give(f"{place.absolute()} is another user's and not used; if you trust it, set GPUSCHED_INVENTORY")
     looked = ", ".join(str(p) for p in (places[0].absolute(), *places[1:]))
     raise UsageError(f"no inventory: looked for {looked}", _HINT)
+
+
+def _trusted() -> set[int]:
+    """Return the accounts whose ./inventory.yaml is used: root, ours, and that of the user of sudo."""
+    sudo = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
+    return {0, os.geteuid(), *map(int, re.findall(r"^[0-9]{1,10}$", sudo))}
 
 
 _HINT = "write one with `gpusched init HOST...`, or set GPUSCHED_INVENTORY"

@@ -20,7 +20,7 @@ from gpusched.controller.health import forgiven
 from gpusched.controller.promoting import PolicyCommandHandler
 from gpusched.controller.reserving import ReservationCommandHandler
 from gpusched.controller.secretfiles import SecretFiles
-from gpusched.errors import MAX_LINE, GpuschedError, UsageError
+from gpusched.errors import MAX_LINE, GpuschedError, UsageError, printable
 from gpusched.model import commands, ids
 from gpusched.model.arrays import event_log_id, restricted_row, task_event_data
 from gpusched.model.audit import audit_entry
@@ -211,7 +211,7 @@ class CommandApplier:
                 except DatabaseDamaged:
                     raise
                 except (CommandRefused, GpuschedError) as error:  # changes made before the error stay
-                    refused = str(error) or "refused"
+                    refused = printable(str(error)) or "refused"
                     self._refuse(item.file_name, caller.name, refused, now)
                 self._record(command, caller, refused, now)
         except Exception as error:  # an unforeseen error in one command must not block the inbox

@@ -19,7 +19,7 @@ def compiler_of(function: Callable[[Snapshot], object], snapshot: Snapshot) -> s
     with suppress(OSError), TemporaryFile() as given:
         pickle.dump(snapshot, given)
         given.seek(0)
-        return subprocess.Popen([sys.executable, "-c", code], stdin=given, stdout=null, stderr=null)
+        return subprocess.Popen([sys.executable, "-P", "-c", code], stdin=given, stdout=null, stderr=null)
     return None
 
 

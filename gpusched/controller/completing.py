@@ -53,7 +53,8 @@ def _earlier_end(step: ReconcileResult, ranks: list[RankStatus], inputs: Reconci
         return None
     early = [
         s.rank for s in ranks
-        if s.rank.signalled is None and s.rank.finished_at is not None and s.rank.finished_at < decided
+        if s.rank.signalled is None and s.rank.warned_at is None
+        and s.rank.finished_at is not None and s.rank.finished_at < decided
     ]  # fmt: skip
     rank = next((r for r in early if r.exit_code != 0), None) or next((r for r in early if r.rank == 0), None)
     if rank is None:
@@ -108,10 +109,8 @@ def _terminate(step: ReconcileResult, s: RankStatus, ending: Ending, inputs: Rec
         # The others hold a script's nodes for its steps until TERM; other signals may be the steps' own.
         holds = s.rank.rank > 0 and step.job.spec.script is not None and ending.outcome is JobState.COMPLETED
         polite = "TERM" if warning or holds else step.job.spec.signal
-        # Who was warned by the same signal and went on gets it again where its work is to be saved.
-        was_asked = s.rank.signalled == polite and _decided_at(ending) is None
-        if s.rank.signalled not in (None, warning) or was_asked:
-            return
+        if s.rank.signalled is not None and (s.rank.signalled != warning or warning == polite):
+            return  # a controller of before there was warned_at noted the warning there
         # After rank 0 succeeded the others may finish by themselves; a batch script's other ranks only run its steps.
         if ending.outcome is not JobState.COMPLETED or step.job.spec.script is not None:
             step.operations.append(operation_on("signal", s, signal=polite, note=resize_file(step.job, ending)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpusched.accounting.usage import Counters, holdings, usage_between
+from gpusched.accounting.usage import Counters, charged_after, holdings, usage_between
 from gpusched.cluster.base import NodeObservation
 from gpusched.model.idle import IdleRules
 from gpusched.model.jobs import ENDED, Allocation, JobRecord
@@ -50,6 +50,7 @@ class UsageWriter:
             rules = partition.idle if (partition := inventory.partition(node.partition)) else IdleRules()
             rows += usage_between(node, earlier, observation.result, holdings(name, holders, now, rules))
         self._store.add_usage(rows)
+        self._store.move_usage([row for job in after for row in self._charged_after_end(job, before)])
         self._refresh_energy(touched | {row.job_id for row in rows if row.job_id})
 
     def _holders(self, active: list[JobRecord], after: list[JobRecord], now: float) -> list[JobRecord]:
@@ -65,6 +66,19 @@ class UsageWriter:
         horizon = now - REMEMBER_ENDED_S
         self._ended = [job for job in self._ended if job.end_time is not None and job.end_time > horizon]
         return [*holders, *self._ended]
+
+    def _charged_after_end(self, job: JobRecord, before: Mapping[str, NodeRecord]) -> list[UsageRow]:
+        """Return what an ended job was charged after its end: only now did the engine say when that was."""
+        if job.state not in ENDED or job.end_time is None or job.start_time is None or job.allocation is None:
+            return []
+        read = {name: record.reading.time for name, record in before.items() if record.reading is not None}
+        late = {part.node: read.get(part.node, 0.0) for part in job.allocation.parts}
+        if max(late.values(), default=0.0) <= job.end_time:
+            return []
+        rows = self._store.usage_of_job(job.id)
+        return [
+            over for row in rows if (over := charged_after(row, job.start_time, job.end_time, late.get(row.node, 0.0)))
+        ]
 
     def _refresh_energy(self, job_ids: set[str]) -> None:
         # What is remembered stays as it was: the job may have come back since, and hold something else or nothing.

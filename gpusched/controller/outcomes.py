@@ -92,6 +92,8 @@ class OutcomeRecorder:
         elif operation.verb == "signal":
             if operation.for_idle:
                 rank = msgspec.structs.replace(rank, idle_signalled_at=outcome.time)
+            elif operation.for_warning:
+                rank = msgspec.structs.replace(rank, warned_at=outcome.time)
             elif rank.signalled != "FENCE":  # a leftover stays marked as one
                 rank = msgspec.structs.replace(rank, signalled=operation.signal)
             if operation.signal != "KILL":

@@ -160,6 +160,9 @@ def operation_on(
     signal: str | None = None,
     note: str | None = None,
     for_idle: bool = False,
+    for_warning: bool = False,
 ) -> Operation:
     """Return an operation on a rank."""
-    return Operation(verb=verb, node=s.rank.node, rank=s.rank, signal=signal, note=note, for_idle=for_idle)
+    return Operation(
+        verb=verb, node=s.rank.node, rank=s.rank, signal=signal, note=note, for_idle=for_idle, for_warning=for_warning
+    )

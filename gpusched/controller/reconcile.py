@@ -203,9 +203,12 @@ def _warn_before_limit(step: ReconcileResult, ranks: list[RankStatus], inputs: R
     warned = [s for s in ranks if s.rank.rank == 0] if spec.signal_batch else ranks
     if spec.signal_before_s is not None and _ran_s(step.job, ranks, inputs) >= step.job.limit_s - spec.signal_before_s:
         step.operations += [
-            operation_on("signal", s, signal=spec.signal)
+            operation_on("signal", s, signal=spec.signal, for_warning=True)
             for s in warned
-            if s.phase == "running" and s.rank.signalled is None and is_idle(s, inputs)
+            if s.phase == "running"
+            and s.rank.warned_at is None
+            and s.rank.signalled is None  # also by a controller of before there was warned_at
+            and is_idle(s, inputs)
         ]
 
 

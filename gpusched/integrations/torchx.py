@@ -216,7 +216,7 @@ def _roles_of(job: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
 
 def _lines(app_id: str, task: int, should_tail: bool) -> Iterator[str]:
     """Yield the lines of a task, which `srun` labels."""
-    words = [sys.executable, "-m", "gpusched", "logs", "--rank", "0", *(["--follow"] * should_tail), app_id]
+    words = [sys.executable, "-P", "-m", "gpusched", "logs", "--rank", "0", *(["--follow"] * should_tail), app_id]
     label = re.compile(rf" *{task}: ")
     with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace") as logs:
         assert logs.stdout is not None

@@ -177,7 +177,7 @@ def _named_time(text: str, now: datetime) -> datetime | None:
         return _next_at(now, midnight.replace(hour=_NAMED_TIMES[text]))
     day, _, clock = text.replace("t", " ", 1).partition(" ") if not _CLOCK.fullmatch(text) else ("", "", text)
     match = next((m for form in _DATES if (m := form.fullmatch(day))), None)
-    if day and match is None:
+    if match is None and (day or not clock):
         return None
     at = _CLOCK.fullmatch(clock) if clock else None
     if clock and at is None:

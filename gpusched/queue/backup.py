@@ -7,6 +7,7 @@ files of two backups are one file with two names. Collected output, which never 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -26,6 +27,8 @@ from gpusched.errors import GpuschedError
 from gpusched.model.backups import Backup, BackupManifest
 from gpusched.model.resources import BackupSettings
 from gpusched.queue.audit import FOLDER as AUDIT
+from gpusched.queue.audit import old_files
+from gpusched.queue.inbox import MAX_COMMAND_BYTES
 from gpusched.queue.private import create_private
 from gpusched.queue.reading import DATABASE, connect
 from gpusched.queue.schema import SCHEMA_VERSION
@@ -82,7 +85,8 @@ def make_backup(
                 _copy_trees(state, part, TREES[:1], before, stop)
                 manifest = _copy_database(state / DATABASE, part / DATABASE, now, stop)
                 _refuse_mixture(earlier, manifest.cluster_id, target)
-                _copy_trees(state, part, (*TREES[1:], AUDIT), before, stop)
+                _copy_trees(state, part, TREES[1:], before, stop)
+                _copy_audit(state, part, before, stop)
                 if inventory is not None:
                     with contextlib.suppress(FileNotFoundError):
                         shutil.copyfile(inventory, part / INVENTORY)
@@ -246,12 +250,20 @@ def _copy_trees(
     state: Path, part: Path, trees: Iterable[str], before: Path | None, stop: Callable[[], bool]
 ) -> None:
     for tree in trees:
-        for file in _files(state / tree):
-            if tree == INBOX and file.suffix != ".submit":
-                continue  # only a submission can be applied again: its job's id is known then
+        for file in _submissions(state / tree) if tree == INBOX else _files(state / tree):
             if stop():
                 raise BackupStopped
             _copy_file(state, part, file.relative_to(state), before)
+
+
+def _copy_audit(state: Path, part: Path, before: Path | None, stop: Callable[[], bool]) -> None:
+    """Copy the audit log; anew if its latest file was renamed meanwhile: its entries may be in no copy, or in two."""
+    while True:
+        full = old_files(state)
+        _copy_trees(state, part, (AUDIT,), before, stop)
+        if old_files(state) == full:
+            return
+        shutil.rmtree(part / AUDIT, ignore_errors=True)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -261,6 +273,17 @@ def _files(folder: Path) -> Iterator[Path]:
             with contextlib.suppress(FileNotFoundError):  # the controller has removed it meanwhile
                 if stat.S_ISREG(os.lstat(path := Path(place, name)).st_mode):
                     yield path
+
+
+def _submissions(inbox: Path) -> Iterator[Path]:
+    """Yield the commands that can be applied again: they name their job. All users can put other files there."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(inbox) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                is_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+                if is_file and status.st_size <= MAX_COMMAND_BYTES and entry.name.endswith(".submit"):
+                    yield Path(entry.path)
 
 
 def _make_folders(source: Path, target: Path, name: Path) -> None:
@@ -290,14 +313,30 @@ def _copy_file(source: Path, target: Path, name: Path, before: Path | None = Non
                 if _stamp((before / name).lstat()) == _stamp(status):
                     os.link(before / name, copy)
                     return
-        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-        shutil.copyfile(file, part, follow_symlinks=False)
+        _copy_content(file, part, status)
     except FileNotFoundError:  # its job has ended, or its command was applied
         part.unlink(missing_ok=True)
         return
     os.utime(part, ns=(status.st_atime_ns, status.st_mtime_ns))
     _take_rights(status, part)
     part.replace(copy)
+
+
+def _copy_content(file: Path, part: Path, status: os.stat_result) -> None:
+    """Copy the file that was seen; in the inbox its owner may have put a link or a pipe there meanwhile."""
+    try:
+        source = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EWOULDBLOCK):  # a link, a socket, leased (fcntl)
+            raise FileNotFoundError from None
+        raise
+    with open(source, "rb") as original:
+        found = os.fstat(source)  # of another file that has got the same number, the kind may differ
+        if not (stat.S_ISREG(found.st_mode) and os.path.samestat(found, status)):
+            raise FileNotFoundError
+        target = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(target, "wb") as copy:
+            shutil.copyfileobj(original, copy)
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:

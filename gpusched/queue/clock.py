@@ -130,7 +130,9 @@ def shift_times(store: Store, step: float, now: float) -> None:
     What ended longer ago keeps its dates, and so do events. ``now``: Unix seconds before the step.
     """
     store.put_jobs([_job(job, step) for job in store.rows(since=now - RECENT_S)])
-    of_rank = ("intended_at", "launched_at", "finished_at", "leave_by", "idle_signalled_at", "tried_at")
+    of_rank = (
+        "intended_at", "launched_at", "finished_at", "leave_by", "idle_signalled_at", "warned_at", "tried_at",
+    )  # fmt: skip
     store.put_ranks([_with_moved(rank, step, *of_rank) for rank in store.ranks()])
     store.put_nodes([_record(record, step) for record in store.node_records().values()])
     store.shift_rows(step, now - RECENT_S)

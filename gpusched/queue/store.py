@@ -162,7 +162,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         gpus: The NVML indices it was given.
         intended_at: When the intent to launch was recorded (controller's clock).
         launched_at: When the node had accepted the launch (controller's clock); None until then.
-        signalled: Last signal that was delivered; "FENCE": a leftover that is being ended.
+        signalled: Last signal to end that was delivered; "FENCE": a leftover that is being ended.
         output: The file given by ``-o``, expanded; None when the output is collected.
         collected: Its output is in the state folder (or in its file).
         gone: It has ended, or its node is given up.
@@ -179,6 +179,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         checks_passed: Names of the checks ``before_job`` that passed on its node for it.
         check_error: Why it must not start there: a check that did not pass; "": there is none.
         idle_signalled_at: When it was last signalled because its job's GPUs were idle.
+        warned_at: When it was warned of the limit by the job's signal.
     """
 
     job_id: str
@@ -208,6 +209,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     checks_passed: tuple[str, ...] = ()
     check_error: str = ""
     idle_signalled_at: float | None = None
+    warned_at: float | None = None
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -913,16 +915,25 @@ class Store(
     def add_usage(self, rows: Iterable[UsageRow]) -> None:
         """Add usage to the sums of its buckets and to the totals of its partition."""
         rows = list(rows)
-        self._db.executemany(
-            f"INSERT INTO usage ({', '.join(_USAGE)}) VALUES ({', '.join('?' * len(_USAGE))}) {_ADDED_UP}",
-            map(msgspec.structs.astuple, rows),
-        )
+        self._put_usage(rows)
         totals: dict[tuple[str, bool], list[float]] = {}
         for row in rows:
             sums = totals.setdefault((row.partition, row.job_id != ""), [0.0] * len(TOTALLED))
             for place, name in enumerate(TOTALLED):
                 sums[place] += getattr(row, name)
         self.add_usage_totals(totals)
+
+    def move_usage(self, rows: Iterable[UsageRow]) -> None:
+        """Take usage from the jobs that it was added to: nobody held those GPUs. The totals only grow, and stay."""
+        for row in rows:
+            less = {name: -getattr(row, name) for name in _SUMS}
+            self._put_usage([msgspec.structs.replace(row, **less), msgspec.structs.replace(row, job_id="", user="")])
+
+    def _put_usage(self, rows: Iterable[UsageRow]) -> None:
+        self._db.executemany(
+            f"INSERT INTO usage ({', '.join(_USAGE)}) VALUES ({', '.join('?' * len(_USAGE))}) {_ADDED_UP}",
+            map(msgspec.structs.astuple, rows),
+        )
 
     def compact_usage(self, before: float, bucket_s: int) -> None:
         """Merge rows of buckets before ``before`` into buckets of ``bucket_s`` seconds."""

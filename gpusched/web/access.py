@@ -100,6 +100,14 @@ def _is_proxy(rules: AccessRules, peer: tuple[str, int], local: tuple[str, int])
     return address.is_loopback and rules.proxy_uid is not None and uid_of_peer(peer, local) == rules.proxy_uid
 
 
+def peer_of(rules: AccessRules, peer: tuple[str, int], local: tuple[str, int]) -> int | str | None:
+    """Return whose a connection is: an account of this machine, else an address; None: the proxy's, so many users'."""
+    if rules.header and _is_proxy(rules, peer, local):
+        return None
+    account = uid_of_peer(peer, local) if _parse_address(peer[0]).is_loopback else None
+    return peer[0] if account is None else account
+
+
 def may_see(viewer: Viewer, owner: str, inventory: Inventory, state: Path) -> bool:
     """Return whether the viewer may see what only a job's user and admins may (`controller.outputs.may_see`)."""
     if viewer.user is None:

@@ -25,7 +25,7 @@ from gpusched.client.context import Client
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.commands import RecordAudit
 from gpusched.queue.audit import AuditReporter
-from gpusched.web.access import AccessRules, Viewer, is_own_host, may_see, viewer_of
+from gpusched.web.access import AccessRules, Viewer, is_own_host, may_see, peer_of, viewer_of
 from gpusched.web.background import BackgroundStats
 from gpusched.web.details import details, log_tail, one_job
 from gpusched.web.feed import Feed, ResponseBody, SiteReader
@@ -38,6 +38,7 @@ TYPES = {
     ".svg": "image/svg+xml",
 }
 MAX_CONNECTIONS = 512
+MAX_CONNECTIONS_OF_ONE = MAX_CONNECTIONS // 4  # an account of this machine, an address, a user that the proxy names
 _IDLE_S, _KEEPALIVE_S = 60.0, 15.0
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
@@ -72,7 +73,8 @@ class WebServer(ThreadingHTTPServer):
         self.bound, self.rules = address, rules
         self.feed = Feed(SiteReader())
         self.background = BackgroundStats(self.feed)
-        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._open: dict[Any, int | str | None] = {}  # connection -> whose it is
+        self._lock = threading.Lock()
         self.audit = _audit()
         try:
             super().__init__((address, port), _Connection)
@@ -91,14 +93,22 @@ class WebServer(ThreadingHTTPServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Return whether one more connection is allowed."""
-        return self._slots.acquire(blocking=False)
+        return self.admit(request, peer_of(self.rules, client_address[:2], request.getsockname()[:2]))
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve one connection until it ends."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._slots.release()
+    def admit(self, connection: Any, owner: int | str | None) -> bool:
+        """Note whose a connection is (None: many users'); return False if too many are open, or too many of one."""
+        with self._lock:
+            others = [owner for one, owner in self._open.items() if one is not connection]
+            if len(others) >= MAX_CONNECTIONS or (owner is not None and others.count(owner) >= MAX_CONNECTIONS_OF_ONE):
+                return False
+            self._open[connection] = owner
+            return True
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection, served or not."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that disconnect; log any other error, which is a bug."""
@@ -197,6 +207,8 @@ class _Connection(BaseHTTPRequestHandler):
             raise HttpRefusal(HTTPStatus.MISDIRECTED_REQUEST, "unknown host name; add it with --name of 'gpusched web'")
         if self.path.startswith("/api/") and self.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
             raise HttpRefusal(HTTPStatus.FORBIDDEN, "request from another site")
+        if viewer.user is not None and not self.server.admit(self.request, viewer.user):
+            raise HttpRefusal(HTTPStatus.TOO_MANY_REQUESTS, "you have too many connections open; close some pages")
         return viewer
 
     def _refusal(self, why: str) -> RecordAudit:

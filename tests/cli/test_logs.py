@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,3 +42,23 @@ def test_output_that_is_collected_while_the_node_is_asked_is_shown(
 def test_a_log_that_is_rotated_away_while_it_is_opened_is_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "is_file", lambda path: True)  # it was there
     assert logs.open_log(site.state / "logs/j/1.0.log") is None
+
+
+def test_without_space_for_a_temporary_file_it_is_said_where(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = site.submit()
+    site.fold()
+    site.start(job_id)
+    site.end(job_id)
+    path = log_path(site.state, job_id, 1, 0)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"said\n")
+    real = os.access
+    monkeypatch.setattr(logs.os, "access", lambda file, *how, **more: file != path and real(file, *how, **more))
+    monkeypatch.setattr(logs.relay, "is_needed", lambda _: True)
+    monkeypatch.setattr(logs.relay, "stream", lambda *_: iter([b"said\n"]))
+    assert site.call("logs", job_id).ok().out == "said\n"
+    monkeypatch.setattr(logs.tempfile, "TemporaryFile", lambda: Path("/dev/full").open("r+b", buffering=0))
+    failed = site.call("logs", job_id)
+    assert (failed.code, failed.out) == (1, "")
+    assert "temporary file: No space left on device; set TMPDIR" in failed.err
+    assert failed.err.count("\n") == 1

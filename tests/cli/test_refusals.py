@@ -47,6 +47,12 @@ def test_it_is_said_in_one_line(site: Site, words: str, says: str) -> None:
     assert done.code in (1, 2)
 
 
+def test_a_digit_of_another_script_is_no_number_of_a_signal(site: Site) -> None:
+    done = site.call("submit", "-F", "s-V100", "--signal", "\u0663", "--", "true")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "expected such as TERM, USR1@60" in done.err
+
+
 def test_a_check_that_finds_no_backups_fails(site: Site) -> None:
     assert (
         site.call("backup", "--check", "--to", "none").code,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.config import paths
+from gpusched.errors import UsageError, Warnings
 
 
 @pytest.fixture
@@ -35,6 +36,39 @@ def test_config_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert paths.config_folder() == home / ".config/gpusched"
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "xdg"))
     assert paths.config_folder() == home / "xdg/gpusched"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs another account")
+@pytest.mark.parametrize(("file", "link", "sudo", "used"), [
+    (0, None, "", True), (12399, None, "", False), (12399, None, "12399", True), (12399, None, "12398", False),
+    (0, 12399, "", False), (12399, 0, "", False),
+])  # fmt: skip
+def test_another_users_inventory_in_the_current_folder_is_not_used(
+    home: Path, monkeypatch: pytest.MonkeyPatch, file: int, link: int | None, sudo: str, used: bool
+) -> None:
+    """It may name commands that would be run with our rights, such as a ProxyCommand."""
+    given: list[str] = []
+    monkeypatch.setattr(Warnings, "given", set())
+    monkeypatch.setattr(Warnings, "show", given.append)
+    monkeypatch.delenv("GPUSCHED_INVENTORY", raising=False)
+    monkeypatch.setenv("SUDO_UID", sudo)
+    monkeypatch.setattr(paths, "SYSTEM_INVENTORY", home / "system.yaml")
+    (home / "here").mkdir()
+    monkeypatch.chdir(home / "here")
+    there = home / "other.yaml" if link is not None else Path("inventory.yaml")
+    for path in (there, home / "system.yaml"):
+        path.write_text("partitions: {}\n")
+    os.chown(there, file, -1)
+    if link is not None:
+        Path("inventory.yaml").symlink_to(there)
+        os.lchown("inventory.yaml", link, -1)
+    assert paths.find_inventory() == (Path("inventory.yaml") if used else home / "system.yaml")
+    assert len(given) == (not used)
+    assert used or "is another user's and not used; if you trust it, set GPUSCHED_INVENTORY" in given[0]
+    (home / "system.yaml").unlink()
+    if not used:
+        with pytest.raises(UsageError, match="no inventory"):
+            paths.find_inventory()
 
 
 def test_each_of_two_writers_of_a_file_has_a_draft_of_its_own(

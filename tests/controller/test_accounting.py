@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,33 @@ def test_a_job_that_goes_back_to_the_queue_pays_until_then(tmp_path: Path) -> No
         assert kept is not None
         assert kept.energy_j == (pytest.approx(400.0) if name == "ended" else None)
         store.close()
+
+
+def test_a_job_that_ended_while_its_engine_was_silent_pays_until_its_end(tmp_path: Path) -> None:
+    """Readings each 10 s at 100 W, over a bucket's border; the fourth one says that it had ended after 5 s."""
+    store = Store.create_or_open(tmp_path)
+    began = T - 15
+    running = builders.job("j", nodes={"n0": (0,)}, start_time=began)
+    ended = msgspec.structs.replace(running, state=JobState.COMPLETED, end_time=began + 5)
+    writer, energy = UsageWriter(store), (100.0 * second for second in range(0, 100, 10))
+    readings = [reading(began + second, energy_j=next(energy)) for second in (0, 10, 20, 30, 40)]
+    for before, after in pairwise(readings):
+        job = ended if after is readings[-1] else running
+        store.put_jobs([job])
+        news = {"n0": NodeObservation(began=after.time - 1, result=after)}
+        writer.charge(inventory(), {"n0": NodeRecord(name="n0", reading=before)}, news, [running], [job], after.time)
+    sums: dict[str, float] = {"j": 0.0, "": 0.0}
+    for row in store.usage(0):
+        assert row.gpu_s >= 0.0
+        assert row.energy_j == pytest.approx(100.0 * row.gpu_s)
+        sums[row.job_id] += row.gpu_s
+    assert sums == {"j": pytest.approx(5.0), "": pytest.approx(35.0)}
+    kept = store.job("j")
+    assert kept is not None
+    assert kept.energy_j == pytest.approx(500.0)
+    totals = store.usage_totals()
+    assert sum(row.gpu_s for row in totals if row.held) == pytest.approx(30.0), "a total never decreases"
+    store.close()
 
 
 def test_a_requeued_attempt_pays_for_nodes_that_answer_later_whatever_became_of_the_job(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ Those that reach the controller have an entry in the audit log; the kernel refus
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import random
 import shutil
+import signal
 import socket
 import sqlite3
 import struct
@@ -155,7 +157,8 @@ def as_mallory(act: Callable[[], object]) -> str:
                 got = errno.errorcode.get(error.errno or 0, str(error))
             except (GpuschedError, sqlite3.Error, msgspec.MsgspecError) as error:
                 got = str(error)
-            os.write(writer, got.encode()[:60000])
+            with open(writer, "wb") as answers:
+                answers.write(got.encode())
         finally:
             os._exit(0)
     os.close(writer)
@@ -313,6 +316,18 @@ COMMANDS = [
     submits("less than no GPU", "at least", gpus_per_node=-1),
     submits("more nodes than there are", "is more than the largest flavor", nodes=1000),
     submits("a time limit of zero", "greater than zero", time_limit_s=0),
+    submits("a control sequence in the folder of submission", "must be an absolute path", submit_dir="/\x1b[2J\n"),
+    submits("one in a function's name", "unprintable characters", function="\x1b[2J"),
+    submits("one in a notice's kind", "unknown notice", notify=("\x1b[2J",)),
+    submits("a line break in a GPU's type", "GPU", gpu_types=("a\nb",)),
+    submits("an option of ssh as a node to avoid", "there is no node", exclude=("-oProxyCommand=id",)),
+    submits("a shell's words as a profile", "expected a profile", profile="1g.10gb;id"),
+    submits("traversal in a flavor", "flavor", flavor="../../x"),
+    mounts("an option of podman as a source", "needs absolute paths", "--privileged"),
+    submits("NUL in a script", "NUL", script="#!/bin/sh\n\0"),
+    submits("a script without its program", "#!", script="id"),
+    submits("a script of 3 MB", "the maximum is 262144", script="#!/bin/sh\n" + "x" * 3_000_000),
+    sends("a hundred thousand ids", "no such job", lambda p: c.Cancel(time=NOW, job_ids=("x\x1b",) * 100_000)),
     submits("traversal in a dependency", "is not a job id", dependencies=(
         Dependency(DependencyKind.AFTER, "../../x"),)),
 ]  # fmt: skip
@@ -396,6 +411,7 @@ KERNEL = [
     opens("write the published copy", lambda p: p.state / PUBLISHED / CURRENT, os.O_RDWR),
     Attack("exchange it", lambda p: (p.state / PUBLISHED / "link").symlink_to("/tmp"), "EACCES"),
     Attack("remove the relay's socket", lambda p: (p.state / "relay.sock").unlink(), "EACCES"),
+    Attack("a lease of its own", lambda p: (p.state / "lease").mkdir(), "EACCES"),
     Attack("a file in the state folder", lambda p: (p.state / "inventory.yaml").touch(), "EACCES"),
     opens("list the inbox", lambda p: p.world.inbox.new),
     opens("list refused files", lambda p: p.world.inbox.refused),
@@ -461,6 +477,32 @@ def test_the_kernel_refuses(place: Place, attack: Attack) -> None:
     assert alices.read_bytes() == content
     for path in place.world.inbox.new.iterdir():
         path.unlink()
+
+
+def test_a_file_that_its_owner_has_leased_keeps_nobody_waiting(place: Place) -> None:
+    """Who opens such a file waits until its owner, or 45 s later the kernel, gives it up (fcntl's F_SETLEASE)."""
+    held, go = os.pipe(), os.pipe()
+    if not (pid := os.fork()):
+        try:
+            os.setgid(MALLORY)
+            os.setuid(MALLORY)
+            signal.signal(signal.SIGIO, signal.SIG_IGN)
+            file = os.open(place.world.inbox.new / "0leased.submit", os.O_CREAT | os.O_RDWR)
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            os.write(held[1], b"x")
+            os.close(go[1])
+            os.read(go[0], 1)
+        finally:
+            os._exit(0)
+    os.close(held[1])
+    assert os.read(held[0], 1) == b"x"
+    before = len(place.entries())
+    place.world.fold()
+    os.close(go[1])
+    os.waitpid(pid, 0)
+    os.close(held[0])
+    os.close(go[0])
+    assert "cannot be read" in place.entries()[before].reason
 
 
 def test_a_replayed_command_changes_nothing(place: Place) -> None:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from gpusched import compiled
 from gpusched.controller import compiling
 from gpusched.controller.compiling import compiler_of, end
+from gpusched.errors import printable
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.kernel.by_rule import pass_by_plan
@@ -34,6 +35,16 @@ def site(tmp_path: Path) -> Iterator[Site]:
     yield site
     site.cycle.close()
     site.store.close()
+
+
+def test_nothing_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be another user's."""
+    (tmp_path / "pickle.py").write_text("open('ran', 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    compiler = compiler_of(printable, "x")  # type: ignore[arg-type]
+    assert compiler is not None
+    assert compiler.wait(600) == 0
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_cycle_never_compiles_for_new_policies(

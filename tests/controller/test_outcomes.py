@@ -25,10 +25,10 @@ class Ended:
         self.recorder = OutcomeRecorder(store, CollectionRetries(), self.launch_errors)
         store.put_ranks([RANK])
 
-    def record(self, verb: Any, error: str = "", transient: bool = False, signal: str | None = None) -> RankRecord:
+    def record(self, verb: Any, error: str = "", transient: bool = False, **of: Any) -> RankRecord:
         (rank,) = self.store.ranks()
         self.at += 1
-        operation = Operation(verb=verb, node=rank.node, rank=rank, signal=signal)
+        operation = Operation(verb=verb, node=rank.node, rank=rank, **of)
         self.recorder.record([OperationOutcome(operation=operation, time=self.at, error=error, transient=transient)])
         (rank,) = self.store.ranks()
         return rank
@@ -61,6 +61,11 @@ def test_a_delivered_kill_is_a_try_and_a_leftover_stays_marked(ended: Ended) -> 
     assert (ended.record("signal", signal="TERM").signalled, ended.record("signal", signal="KILL").tries) == ("TERM", 1)
     ended.store.put_ranks([msgspec.structs.replace(RANK, signalled="FENCE")])
     assert ended.record("signal", signal="KILL").signalled == "FENCE"
+
+
+def test_a_warning_of_the_limit_does_not_count_as_asked_to_end(ended: Ended) -> None:
+    rank = ended.record("signal", signal="TERM", for_warning=True)
+    assert (rank.signalled, rank.warned_at, ended.kinds()) == (None, 101.0, ["signalled"])
 
 
 def test_a_rejected_launch_is_told_to_the_launcher_but_not_a_lost_one(ended: Ended) -> None:

@@ -10,7 +10,7 @@ import pytest
 from gpusched.controller.completing import retry_delay_s
 from gpusched.controller.ranks import ReconcileResult
 from gpusched.controller.reconcile import reconcile_job
-from gpusched.model.jobs import Ending, JobRecord, JobState
+from gpusched.model.jobs import Ending, JobRecord, JobState, Preemptions
 from gpusched.model.readings import NodeReading
 from gpusched.queue.store import FailedLaunch, NodeRecord
 from tests.builders import spec
@@ -264,6 +264,7 @@ def test_the_limit_says_nothing_about_a_job_that_cannot_be_seen() -> None:
 def test_signal_before_the_limit_is_sent_once() -> None:
     warned = job(JobState.RUNNING, start_time=NOW - 580, spec=spec(signal="USR1", signal_before_s=30))
     assert verbs(reconcile_job(warned, ranks(), world(says("running")))) == [("signal", 0, "USR1")]
+    assert verbs(reconcile_job(warned, ranks(warned_at=NOW - 9), world(says("running")))) == []
     assert verbs(reconcile_job(warned, ranks(signalled="USR1"), world(says("running")))) == []
     over = msgspec.structs.replace(warned, start_time=NOW - 601)
     assert verbs(reconcile_job(over, ranks(signalled="USR1"), world(says("running")))) == [("signal", 0, "TERM")]
@@ -280,6 +281,19 @@ def test_in_the_grace_term_is_sent_once_whatever_the_warning_was(
     cancelled = job(JobState.COMPLETING, ending=end, spec=spec(signal=warning, signal_before_s=30))
     step = reconcile_job(cancelled, ranks(signalled=signalled), world(says("running")))
     assert [signal for _, _, signal in verbs(step)] == sent
+
+
+@pytest.mark.parametrize("warning", ["TERM", "USR1"])
+def test_who_was_warned_is_asked_to_end_all_the_same_and_once(warning: str) -> None:
+    wanted = spec(signal=warning, signal_before_s=30)
+    end = Ending(outcome=JobState.CANCELLED, reason="x", kill_at=NOW + 5)
+    stop = Preemptions().once_more(NOW - 1, "stopper", "7", "other")
+    for ends in (end, msgspec.structs.replace(end, outcome=JobState.PENDING, preemptions=stop)):
+        cancelled = job(JobState.COMPLETING, ending=ends, spec=wanted)
+        step = reconcile_job(cancelled, ranks(warned_at=NOW - 9), world(says("running")))
+        assert verbs(step) == [("signal", 0, "TERM")]
+        asked = ranks(warned_at=NOW - 9, signalled="TERM")
+        assert verbs(reconcile_job(cancelled, asked, world(says("running")))) == []
 
 
 def test_a_gpus_failure_ends_the_jobs_on_its_slices() -> None:

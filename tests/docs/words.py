@@ -1085,8 +1085,9 @@ READ_VARIABLES = {
         "`~/.local/state/gpusched`."
     ),
     "GPUSCHED_INVENTORY": (
-        "The inventory file, or the folder of inventory.yaml. Default: `./inventory.yaml`, else "
-        "`$XDG_CONFIG_HOME/gpusched/inventory.yaml`, else `/etc/gpusched/inventory.yaml`."
+        "The inventory file, or the folder of inventory.yaml. Default: `./inventory.yaml` if "
+        "yours, root's or (as root) the user's of sudo, else `$XDG_CONFIG_HOME/gpusched/inventory.yaml`, else "
+        "`/etc/gpusched/inventory.yaml`."
     ),
     "GPUSCHED_POLICIES": (
         "A folder of policies that override the built-in ones. Default: `policies/` beside the inventory, if it exists."

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,13 @@ class Job:
         self.env = os.environ | {name: str(value) for name, value in own.items()}
         self.seen: list[dict[str, Any]] = []
 
-    def ask(self, answer: Answer, *words: str | bytes, stdin: bytes = b"") -> tuple[int, str, str]:
-        """Run a program: exit code, stdout, stderr. What it asked is in `seen`."""
+    def ask(
+        self, answer: Answer, *words: str | bytes, stdin: bytes = b"", until: Iterable[Future[Any]] = ()
+    ) -> tuple[int, str, str]:
+        """Run a program: exit code, stdout, stderr. What it, and ``until``, asked is in `seen`."""
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(self._run, words, stdin)
-            while not running.done():
+            while not all(one.done() for one in (running, *until)):
                 if (asked := self._asked()) is not None:
                     self.seen.append(asked)
                     (self.own / "answer.part").write_text(f"{asked['id']} {answer(asked)}")
@@ -97,6 +99,30 @@ def test_what_cannot_be_sent_is_said_and_leaves_nothing(job: Job, tmp_path: Path
     assert [path.name for path in job.own.iterdir()] == ["answer"]
     (tmp_path / "large.sh").write_bytes(b'"' * 65536)
     assert job.ask(after(1), "sbatch", "large.sh") == SAID, "and that is how large it may be"
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+def test_one_that_was_killed_keeps_nobody_waiting(job: Job, reaped: bool) -> None:
+    with subprocess.Popen(["sleep", "600"]) as dead:
+        (job.own / ".asking.1").symlink_to(str(dead.pid))
+        (job.own / ".asking.1.script").write_text("half a scr")
+        dead.kill()
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | (0 if reaped else os.WNOWAIT))
+        assert job.ask(lambda asked: "0\nJOBID\n", "squeue") == (0, "JOBID\n", "")
+    assert job.seen[0]["script"] is None
+    assert [path.name for path in job.own.iterdir()] == ["answer"]
+
+
+def test_several_ask_one_after_the_other_whoever_was_killed_before(job: Job) -> None:
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    (job.own / ".asking.1").symlink_to(str(dead.pid))
+    with ThreadPoolExecutor(5) as pool:
+        others = [pool.submit(job._run, ("squeue", f"w{n}"), b"") for n in range(4)]
+        first = job.ask(lambda asked: f"0\n{asked['words']}\n", "squeue", "first", until=others)
+    assert [first, *(one.result() for one in others)] == [
+        (0, f"{['squeue', word]}\n", "") for word in ("first", "w0", "w1", "w2", "w3")
+    ]
 
 
 def test_a_refusal_goes_to_stderr(job: Job) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,23 @@ def test_a_request_that_is_taken_back_while_it_is_read_is_none(
     found = by_sh(folder.parents[1])
     assert {key: found[key] for key in NOTHING} == NOTHING
     assert not (folder / "ask.json").exists()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_shared_disk_that_hangs_costs_the_jobs_files_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hangs: bool
+) -> None:
+    (shared := tmp_path / "shared").mkdir()
+    (shared / "progress.json").write_text('{"step": 7}')
+    meta = folder.parents[1] / "gpusched-j-1-0/meta"
+    meta.write_text(meta.read_text().replace(str(folder), str(shared)))
+    real = jobfiles.read
+    monkeypatch.setattr(jobfiles, "read", lambda folder: time.sleep(3600) if hangs else real(folder))
+    monkeypatch.setattr(jobfiles, "LIMIT_S", 0.1 if hangs else 600.0)
+    found = by_python(folder.parents[1])
+    assert found["exit_code"] == 0
+    assert (found["progress"] or {}).get("step") == (None if hangs else 7.0)
+    assert found["job_file_error"] == ("progress.json: its disk does not answer" if hangs else None)
 
 
 def test_only_rank_0_is_listened_to(folder: Path) -> None:

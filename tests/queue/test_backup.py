@@ -14,14 +14,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpusched.errors import GpuschedError
+from gpusched.model.audit import audit_entry
 from gpusched.model.events import Event
 from gpusched.model.jobs import JobState
 from gpusched.model.resources import BackupSettings
 from gpusched.queue import backup, private
+from gpusched.queue.audit import CURRENT, entries
+from gpusched.queue.audit import FOLDER as AUDIT
 from gpusched.queue.backup import BackupStopped, backups, check_backup, find_backup, make_backup
+from gpusched.queue.inbox import MAX_COMMAND_BYTES
 from gpusched.queue.reading import DATABASE
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import Reader, Store
@@ -107,7 +112,7 @@ def test_files_that_vanish_meanwhile_fail_no_backup(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(file.name)
     gone = files[1]
-    (real_walk, real_copy) = os.walk, shutil.copyfile
+    (real_walk, real_copy) = os.walk, backup._copy_content
 
     def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
         for found in real_walk(folder):
@@ -115,19 +120,46 @@ def test_files_that_vanish_meanwhile_fail_no_backup(
                 gone.unlink()
             yield found
 
-    def copyfile(source: Path, copy: Path, **how: bool) -> None:
+    def copy_content(source: Path, copy: Path, status: os.stat_result) -> None:
         if moment == "opened" and source == gone:
             gone.unlink()
-        real_copy(source, copy, **how)
+        real_copy(source, copy, status)
         if moment == "copied" and source == gone:
             gone.unlink()
 
     monkeypatch.setattr(backup.os, "walk", walk)
-    monkeypatch.setattr(backup.shutil, "copyfile", copyfile)
+    monkeypatch.setattr(backup, "_copy_content", copy_content)
     made = make()
     assert not gone.exists()
     assert [(made / file.relative_to(tmp_path / "state")).exists() for file in (files[0], files[2])] == [True, True]
     assert [path.name for path in (made / "secrets").glob("*")] == (["j.json"] if moment == "copied" else [])
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_entries_of_the_audit_log_that_are_moved_meanwhile_are_in_the_backup_once(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: bool
+) -> None:
+    """Its latest file is renamed before it is copied, or after."""
+    folder = tmp_path / "state" / AUDIT
+    folder.mkdir()
+    current, real_copy = folder / CURRENT, backup._copy_content
+
+    def write(*numbers: int) -> None:
+        entries = [audit_entry(NOW, "h", (0, "root"), "drain", (f"n{n}",), refused="", via="inbox") for n in numbers]
+        lines = [msgspec.json.encode(msgspec.structs.replace(e, seq=n)) for e, n in zip(entries, numbers, strict=True)]
+        current.write_bytes(b"".join(line + b"\n" for line in lines))
+
+    def copy_content(source: Path, copy: Path, status: os.stat_result) -> None:
+        if source == current and len(list(folder.iterdir())) == 1 and not copied:
+            current.rename(folder / "audit-000000000000002.jsonl")
+            write(3)
+        real_copy(source, copy, status)
+        if source == current and len(list(folder.iterdir())) == 1 and copied:
+            current.rename(folder / "audit-000000000000002.jsonl")  # nothing is written until the next entry
+
+    write(1, 2)
+    monkeypatch.setattr(backup, "_copy_content", copy_content)
+    assert [entry.seq for entry in entries(make(), None)] == ([1, 2] if copied else [1, 2, 3])
 
 
 def test_a_submission_that_is_applied_meanwhile_is_in_the_backup(
@@ -147,6 +179,34 @@ def test_a_submission_that_is_applied_meanwhile_is_in_the_backup(
     assert (make() / "inbox/new/1.submit").exists()
 
 
+@pytest.mark.parametrize("swap", ["link", "pipe", "another"])
+def test_of_what_all_users_may_put_into_the_inbox_only_commands_are_copied(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: str
+) -> None:
+    """One is exchanged between the look at it and the copy: root would follow a link, and wait for a pipe."""
+    new, others = tmp_path / "state/inbox/new", tmp_path / "others"
+    (new / "0dir.submit").mkdir(parents=True)
+    for file in (others, new / "0good.submit", new / "0mine.submit", new / "0dir.submit/0deep.submit"):
+        file.write_text("secret")
+    (new / "0huge.submit").touch()
+    os.truncate(new / "0huge.submit", MAX_COMMAND_BYTES + 1)
+    real = backup._copy_content
+
+    def copy_content(source: Path, copy: Path, status: os.stat_result) -> None:
+        if source == new / "0mine.submit":
+            source.unlink()
+            if swap == "link":
+                source.symlink_to(others)
+            elif swap == "pipe":
+                os.mkfifo(source)
+            else:
+                others.rename(source)
+        real(source, copy, status)
+
+    monkeypatch.setattr(backup, "_copy_content", copy_content)
+    assert [path.name for path in (make() / "inbox/new").iterdir()] == ["0good.submit"]
+
+
 def test_output_that_is_added_during_a_copy_is_in_the_next_one(
     make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,15 +215,15 @@ def test_output_that_is_added_during_a_copy_is_in_the_next_one(
     (logs / ".collecting").mkdir()
     for name in ("j/1.0.log", ".collecting/j.2.0.log"):
         (logs / name).write_text(name)
-    real = shutil.copyfile
+    real = backup._copy_content
 
-    def copyfile(source: Path, copy: Path, **how: bool) -> None:
-        real(source, copy, **how)
+    def copy_content(source: Path, copy: Path, status: os.stat_result) -> None:
+        real(source, copy, status)
         if source == logs / "j/1.0.log":
             (logs / "j/1.1.log").write_text("later")
             os.utime(logs / "j", (NOW, NOW))  # whatever the resolution of the disk's clock
 
-    monkeypatch.setattr(backup.shutil, "copyfile", copyfile)
+    monkeypatch.setattr(backup, "_copy_content", copy_content)
     make()
     make(HOUR)
     assert sorted(str(path.relative_to(copies)) for path in copies.glob("*/*")) == ["j/1.0.log", "j/1.1.log"]

@@ -6,13 +6,19 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
 from gpusched.errors import UsageError
+from gpusched.web import server
 from gpusched.web.access import AccessRules, is_own_host, rules_of, uid_of_peer, viewer_of
 from gpusched.web.server import WebServer
+from tests.testbed.waiting import wait_until
 from tests.web.conftest import account
 
 
@@ -86,3 +92,59 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
     assert "Address already in use" in done.stderr
     with pytest.raises(UsageError, match="cannot listen on \udcff port 0"):
         WebServer("\udcff", 0, AccessRules())
+
+
+def _status(port: int, held: ExitStack, user: str = "") -> int:
+    """The status of one answer, 0: the connection was closed instead; it stays open as long as ``held``."""
+    connection = held.enter_context(closing(HTTPConnection("127.0.0.1", port, timeout=300)))
+    try:
+        connection.request("GET", "/app.js", headers={"X-User": user} if user else {})
+        answer = held.enter_context(connection.getresponse())
+        answer.read()
+        return answer.status
+    except ConnectionError:
+        return 0
+
+
+@pytest.fixture
+def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[AccessRules], WebServer]]:
+    """A page of which each may have two connections."""
+    monkeypatch.setenv("GPUSCHED_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_OF_ONE", 2)
+    monkeypatch.setattr(server._Connection, "timeout", 3600.0)
+    with ExitStack() as ends:
+
+        def started(rules: AccessRules) -> WebServer:
+            page = WebServer("127.0.0.1", 0, rules)
+            thread = threading.Thread(target=page.serve_forever, kwargs={"poll_interval": 0.05})
+            thread.start()
+            ends.callback(lambda: (page.shutdown(), thread.join(), page.server_close()))
+            return page
+
+        yield started
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs another account")
+def test_one_account_cannot_have_all_connections(narrow: Callable[[AccessRules], WebServer]) -> None:
+    port = narrow(AccessRules()).server_port
+    code = (
+        "import encodings.idna, http.client as h, os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534);"
+        "c = h.HTTPConnection('127.0.0.1', int(sys.argv[1])); c.request('GET', '/app.js');"
+        "print(c.getresponse().status)"
+    )
+    with ExitStack() as held:
+        assert [_status(port, held) for _ in range(3)] == [200, 200, 0]
+        done = subprocess.run([sys.executable, "-c", code, str(port)], capture_output=True, text=True, timeout=300)
+        assert done.stdout == "200\n", done.stderr
+
+    def is_free() -> bool:
+        with ExitStack() as held:
+            return _status(port, held) == 200
+
+    wait_until(is_free, what="a closed connection to count no more")
+
+
+def test_nor_one_user_behind_the_proxy(narrow: Callable[[AccessRules], WebServer]) -> None:
+    port = narrow(rules_of("X-User", account(), ())).server_port
+    with ExitStack() as held:
+        assert [_status(port, held, user) for user in ("ada", "ada", "ada", "bob")] == [200, 200, 429, 200]

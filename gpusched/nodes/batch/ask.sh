@@ -10,18 +10,25 @@ escaped() { LC_ALL=C sed 's/[\\"]/\\&/g'; }
 words="\"$program\""
 for word in "$@"; do words=$words,\"$(printf '%s' "$word" | escaped)\"; done
 [ "${#words}" -le 3900 ] || fail "its arguments are too long"
+alive() { read -r _ _ state _ <"/proc/$1/stat" && [ "$state" != Z ]; } 2>/dev/null
 tries=0
-until mkdir "$lock" 2>/dev/null; do # one asks at a time
-    tries=$((tries + 1))
+until ln -sn "$$" "$lock" 2>/dev/null; do # one asks at a time
+    tries=$((tries + 1)) holder=$(readlink "$lock")
+    # One that was killed leaves its lock; of those that see it one at a time looks again and removes it.
+    if [ -n "$holder" ] && ! alive "$holder" && ln -sn "$$" "$lock.$holder" 2>/dev/null; then
+        [ "$(readlink "$lock")" != "$holder" ] || rm -f "$lock" "$lock.script"
+        rm -f "$lock.$holder"
+        continue
+    fi
     [ "$tries" -le 600 ] || fail "another one waits for the controller, too"
     sleep 0.2
 done
-finish() { rm -f "$folder/ask.json" "$folder/ask.json.part" "$lock/script" && rmdir "$lock"; }
+finish() { rm -f "$folder/ask.json" "$folder/ask.json.part" "$lock.script" "$lock"; }
 give_up() { finish && fail "$1"; }
 request() {
     printf '{"id":"%s","attempt":%s,"words":[%s]' "$id" "$GPUSCHED_ATTEMPT" "$words"
     printf ',"cwd":"%s"' "$(printf '%s' "$PWD" | escaped)"
-    [ ! -e "$lock/script" ] || { printf ',"script_word":%s,"script":"' "$number" && escaped <"$lock/script" && printf '"'; }
+    [ ! -e "$lock.script" ] || { printf ',"script_word":%s,"script":"' "$number" && escaped <"$lock.script" && printf '"'; }
     echo '}'
 }
 ask() { # ID
@@ -38,9 +45,9 @@ ask "$$-$(date +%s)"
 if [ "$program $code" = "sbatch 3" ]; then # it has read the options: this word is the script; 0: it is on stdin
     number=$(sed 1d "$folder/answer") file=/dev/stdin
     [ "$number" = 0 ] || { shift $((number - 1)) && file=$1; }
-    if [ "$number" = 0 ]; then head -c 65537; else head -c 65537 <"$file"; fi >"$lock/script" 2>/dev/null ||
+    if [ "$number" = 0 ]; then head -c 65537; else head -c 65537 <"$file"; fi >"$lock.script" 2>/dev/null ||
         give_up "Unable to open file $file"
-    [ "$(wc -c <"$lock/script")" -le 65536 ] || give_up "the script has more than 64 KiB; put data into separate files"
+    [ "$(wc -c <"$lock.script")" -le 65536 ] || give_up "the script has more than 64 KiB; put data into separate files"
     ask "0$id"
 fi
 to=1

@@ -9,6 +9,7 @@ import os
 import time
 
 from gpusched.nodes.payload import jobfiles
+from gpusched.nodes.payload.child import Child
 from gpusched.nodes.payload.engines import ENDED, ENGINES, LOST, EngineError, last_lines, read_text, version
 
 MYPY = False  # as mypy knows it; importing typing costs time on every probe
@@ -53,14 +54,36 @@ def list_attempts(
         # Looked for last: they are written just before the engine reports the end.
         if os.path.exists(os.path.join(folder, name, "oom")):
             fact["files"].append("oom")
-        if fact["meta"].get("rank") == "0" and "job_dir" in fact["meta"]:
-            fact["job_files"] = jobfiles.read(fact["meta"]["job_dir"])
+    metas = {name: fact["meta"] for name, fact in facts.items()}
+    first = {name: meta["job_dir"] for name, meta in metas.items() if meta.get("rank") == "0" and "job_dir" in meta}
+    for name, files in _job_files(folder, first).items():
+        facts[name]["job_files"] = files
     jobfiles.drop_surplus([fact.get("job_files", {}) for fact in facts.values()])
     attempts = merge(facts, containers, cluster_id)
     for attempt in attempts:
         if attempt["phase"] == "running":
             attempt["ran_s"] = _ran_s(attempt["pid"])
     return attempts, error, version(runtime) if want_version and error is None else None
+
+
+def _job_files(root: str, folders: "dict[str, str]") -> "dict[str, dict[str, tuple[str, float]]]":
+    """Read what jobs wrote, by attempt; on a shared disk, which may hang, in a child that is given some seconds."""
+    shared = [name for name, folder in folders.items() if not folder.startswith((root + "/", jobfiles.OPEN_ROOT))]
+    found = {name: jobfiles.read(folder) for name, folder in folders.items() if name not in shared}
+    if shared:
+        child = Child({"name": name, "files": jobfiles.read(folders[name])} for name in shared)
+        until = time.monotonic() + jobfiles.LIMIT_S
+        try:
+            for _ in shared:
+                message = child.next(until)
+                if message is None:
+                    break
+                found[message["name"]] = message["files"]
+        except EOFError:
+            pass
+        child.kill()
+    silent = {"progress": ("!its disk does not answer", 0.0)}
+    return dict(dict.fromkeys(shared, silent), **found)
 
 
 def attribute(pid: "int | None", attempts: "list[dict[str, Any]]") -> "str | None":

@@ -19,6 +19,7 @@ group_alive() { # PID STARTTIME of a leader, as in payload/attempts.py
 }
 job_files() { # FOLDER of an attempt: as in payload/jobfiles.py
     grep -qx 'rank=0' "$1/meta" 2>/dev/null && job_dir=$(sed -n 's/^job_dir=//p' "$1/meta") && [ -n "$job_dir" ] || return 0
+    bounded 2 stat "$job_dir" >/dev/null 2>&1 || return 0 # a shared disk may hang
     for job_file in progress saved ask; do
         file=$job_dir/$job_file.json
         [ -e "$file" ] || [ -L "$file" ] || continue

@@ -1,11 +1,9 @@
 """Reads the GPUs in a child process, so that a driver that hangs or crashes costs the GPU it hangs on and no more."""
 # ruff: noqa: UP022, UP031
 
-import json
-import os
-import select
-import signal
 import time
+
+from gpusched.nodes.payload.child import Child
 
 MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
 if MYPY:
@@ -51,53 +49,6 @@ def kernel_log(request: "dict[str, Any]") -> "dict[str, Any] | None":
         return None
 
 
-class Child:
-    """A process that runs `nvml.messages` and sends them through a pipe."""
-
-    def __init__(self, only: "list[int] | None", want_links: bool, request: "dict[str, Any]") -> None:
-        self.buffer = b""
-        self.fd, write = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                os.close(self.fd)
-                null = os.open(os.devnull, os.O_RDWR)
-                for fd in (0, 1, 2):  # the session must be able to end without this process
-                    os.dup2(null, fd)
-                for message in messages(only, want_links, request):
-                    os.write(write, json.dumps(message).encode() + b"\n")
-            finally:
-                os._exit(0)
-        os.close(write)
-
-    def next(self, until: float) -> "dict[str, Any] | None":
-        """Return the next message; None at the time ``until`` (monotonic); EOFError when the child is gone.
-
-        What lies ready is taken, however late it is: the container engine may have kept us.
-        """
-        while b"\n" not in self.buffer:
-            if not select.select([self.fd], [], [], max(0.0, until - time.monotonic()))[0]:
-                return None
-            chunk = os.read(self.fd, 65536)
-            if not chunk:
-                raise EOFError
-            self.buffer += chunk
-        line, self.buffer = self.buffer.split(b"\n", 1)
-        return dict(json.loads(line.decode()))
-
-    def kill(self) -> None:
-        """End it, once or more; one stuck in the kernel is left to init."""
-        if self.fd < 0:
-            return
-        os.close(self.fd)
-        self.fd = -1
-        try:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, os.WNOHANG)
-        except OSError:
-            pass
-
-
 class GpuReadout:
     """One reading of all GPUs; begins when it is made, ends with `collect`."""
 
@@ -110,7 +61,7 @@ class GpuReadout:
         self.answer = {"source": "nvml", "gpu_error": None, "driver_version": None}  # type: dict[str, Any]
         self.todo = None  # type: list[int] | None
         self.request = request
-        self.child = Child(None, bool(request.get("want_links")), request)
+        self.child = Child(messages(None, bool(request.get("want_links")), request))
 
     def collect(self) -> "dict[str, Any]":
         """Return the part of the answer about GPUs."""
@@ -161,7 +112,7 @@ class GpuReadout:
             self.found[index] = {"index": index, "error": trouble}
         self.todo = [] if late else self.todo[1:]
         if self.todo:
-            self.child = Child(self.todo, False, self.request)
+            self.child = Child(messages(self.todo, False, self.request))
 
     def finish(self) -> None:
         """Wait briefly for the links, which come last and are worth no more than a moment."""

@@ -18,6 +18,8 @@ if MYPY:
 
 NAMES = ("progress", "saved", "ask")
 SMALL_BYTES = 4096
+LIMIT_S = 2.0  # for all files on a shared disk
+OPEN_ROOT = "/var/lib/gpusched-node/"  # beneath it are the folders of jobs that are another user's than the account
 MAX_LARGE_FILES = 3  # requests with a script that one reading brings: with them it stays below a megabyte more
 _MAX_FILE_BYTES = {"progress": SMALL_BYTES, "saved": SMALL_BYTES, "ask": 150000}
 _MAX_REQUEST_BYTES = 300000  # characters as sent, where one of the job's may take six
@@ -31,7 +33,7 @@ _MAX_EXACT = float(1 << 53)  # up to there a number of steps is exact everywhere
 
 def orphaned_folders(root: str, cluster_id: str, node: str) -> "list[str]":
     """Jobs that have a folder here and no attempt any more, at most twenty; ``root``: where attempts' folders are."""
-    jobs = names(os.path.join(root, "jobs")) + names("/var/lib/gpusched-node/%s/%s" % (cluster_id, node))
+    jobs = names(os.path.join(root, "jobs")) + names(OPEN_ROOT + "%s/%s" % (cluster_id, node))
     here = {name.split("-")[1] for name in names(root) if name.count("-") == 3}  # made before the jobs' own
     return [job for job in jobs if job not in here][:20]
 
