@@ -26,6 +26,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.backups import Backup, BackupManifest
 from gpusched.model.resources import BackupSettings
 from gpusched.queue.audit import FOLDER as AUDIT
+from gpusched.queue.damage import disk_error
 from gpusched.queue.private import create_private
 from gpusched.queue.reading import DATABASE, connect
 from gpusched.queue.schema import SCHEMA_VERSION
@@ -104,7 +105,8 @@ def make_backup(
     except OSError as error:
         raise GpuschedError(f"no backup in {target}: {error.strerror or error}", _hint(error)) from error
     except sqlite3.Error as error:
-        raise GpuschedError(f"no backup in {target}: {error}", "see 'gpusched check'") from error
+        why = disk_error(state / DATABASE, error) or error
+        raise GpuschedError(f"no backup in {target}: {why}", "see 'gpusched check'") from error
 
 
 def refuse_as_root(state: Path) -> None:
