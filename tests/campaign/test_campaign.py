@@ -43,22 +43,23 @@ def test_faults_of_fuse_are_drawn_only_where_they_are_named() -> None:
 
 
 @pytest.mark.parametrize("late_s", [*product((0.0, 4.9), repeat=5)])
-def test_energy_of_a_machine_that_answers_late_is_right_and_twice_it_is_wrong(
+def test_energy_of_a_machine_that_answers_late_is_right_and_thrice_it_is_wrong(
     tmp_path: Path, late_s: tuple[float, ...]
 ) -> None:
     taken = [
-        NodeReading(node="n", time=30.0 * i + late, gpus=(Gpu(index=0, uuid="u", energy_j=POWER_W * 30.0 * i),))
+        NodeReading(node="n", time=6.0 * i + late, gpus=(Gpu(index=0, uuid="u", energy_j=POWER_W * 6.0 * i),))
         for i, late in enumerate(late_s)
     ]
     node = Node(name="n", address="n", partition="p", gpus=1, cores=1, memory_mib=1, runtime="podman")
-    held = {0: [GpuHolding("before", "u", 20.0), GpuHolding("j", "u", 100.0)]}
-    lines = [Line("start", "j", 1, 0, "n", 21.0, "0"), Line("end", "j", 1, 0, "n", 99.0, "0")]
+    held = {0: [GpuHolding("before", "u", 4.0), GpuHolding("j", "u", 20.0)]}
+    lines = [Line("start", "j", 1, 0, "n", 5.0, "0"), Line("end", "j", 1, 0, "n", 19.0, "0")]
     with closing(Store.create_or_open(tmp_path)) as store:
-        campaign: Any = SimpleNamespace(troubles=[], stalled_s=0.0, site=SimpleNamespace(reader=lambda: nullcontext(store)))
+        site = SimpleNamespace(reader=lambda: nullcontext(store))
+        campaign: Any = SimpleNamespace(troubles=[], stalled_s=0.0, site=site)
         rows = [row for before, after in pairwise(taken) for row in usage_between(node, before, after, held)]
         store.add_usage(rows)
         assert list(_energy(campaign, {"j": lines})) == []
-        store.add_usage(msgspec.structs.replace(row, gpu_s=0.0) for row in rows)
+        store.add_usage(2 * [msgspec.structs.replace(row, gpu_s=0.0) for row in rows])
         assert len(list(_energy(campaign, {"j": lines}))) == 1
 
 
