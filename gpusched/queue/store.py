@@ -772,16 +772,15 @@ class Store(
 
     def _migrate(self, path: Path) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version == SCHEMA_VERSION:
-            return
-        if version:
+        if 0 < version < SCHEMA_VERSION:
             from gpusched.queue.backup import copy_before_migration  # readers start faster without it
 
             copy_before_migration(self._db, path, version)
-        # All steps in one transaction: killed between two, it would be of a version that no copy goes back from.
-        steps = "".join((SCHEMA, *MIGRATIONS)[version:])
-        self._db.executescript(f"BEGIN; {steps} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        if self.meta("cluster_id") is None:
+        if version < SCHEMA_VERSION:
+            # All steps in one transaction: killed between two, it would be of a version that no copy goes back from.
+            steps = "".join((SCHEMA, *MIGRATIONS)[version:])
+            self._db.executescript(f"BEGIN; {steps} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        if self.meta("cluster_id") is None:  # also where who made the tables died, or its disk failed, before this
             import secrets  # readers start faster without it
 
             self.set_meta("cluster_id", "".join(secrets.choice(ids.ALPHABET) for _ in range(8)))

@@ -208,6 +208,27 @@ def test_each_operation_of_a_commit_may_fail(fuse: FuseMount, what: int, times: 
     store.close()
 
 
+def test_each_sync_of_making_the_store_may_fail(fuse: FuseMount) -> None:
+    """One that had its tables, and no cluster's id, could never be used."""
+    whole = 0
+    for after in range(200):
+        state = fuse.mountpoint / str(after)
+        state.mkdir()
+        fuse.fail(SYNCS, after)
+        try:
+            Store.create_or_open(state, term=1).close()
+            whole += 1
+        except GpuschedError:
+            whole = 0
+        fuse.heal()
+        with contextlib.closing(Store.create_or_open(state, term=2)) as store:
+            assert store.meta("cluster_id")
+            assert store._db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        if whole == 3:  # it has no more operations than that
+            return
+    pytest.fail("it has no end of operations")
+
+
 def test_a_page_that_the_disk_does_not_give_is_not_called_damage(fuse: FuseMount) -> None:
     """SQLite calls it malformed, and a controller ended by that."""
     state = fuse.mountpoint / "state"
