@@ -92,6 +92,12 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
+_OF_THE_DISK = {
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+}  # fmt: skip
+
+
 def damage_or_disk_error(db: sqlite3.Connection, error: sqlite3.Error) -> DatabaseDamaged | sqlite3.OperationalError:
     """Return what it is that SQLite calls damage."""
     path = next((file for _, name, file in db.execute("PRAGMA database_list") if name == "main"), "")
@@ -105,14 +111,16 @@ def disk_error(database: Path, error: Exception) -> sqlite3.OperationalError | N
     SQLite says malformed, too, where a disk does not give a page (SQLITE_IOERR_CORRUPTFS). A copy tells the two apart:
     making it fails only with the disk, checking it only with its content.
     """
-    if isinstance(error, sqlite3.OperationalError) and _NO_TEXT not in str(error):
-        return error  # a full disk, a lock
+    if isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_DISK:
+        return error
     if type(error) is not sqlite3.DatabaseError:
         return None
 
     def step(status: int, *_: int) -> None:
         if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # else it would try for ever
-            raise sqlite3.OperationalError("database is locked")
+            locked = sqlite3.OperationalError("database is locked")
+            locked.sqlite_errorcode = status
+            raise locked
 
     uri = f"{database.absolute().as_uri()}?mode=ro"
     try:
@@ -123,7 +131,7 @@ def disk_error(database: Path, error: Exception) -> sqlite3.OperationalError | N
             check = "SELECT quick_check, (SELECT count(*) > 0 FROM sqlite_schema) FROM pragma_quick_check(1)"
             sound = copy.execute(check).fetchone() == (b"ok", 1)
     except sqlite3.OperationalError as failed:
-        return failed
+        return disk_error(database, failed)
     except sqlite3.Error:
         return None
     return sqlite3.OperationalError("disk I/O error") if sound else None

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.controller.rebuilding import rebuild
+from gpusched.controller.rebuilding import _refuse_sound, rebuild
 from gpusched.doctor.state import examine_state
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
@@ -247,5 +247,7 @@ def test_a_page_that_the_disk_does_not_give_is_not_called_damage(fuse: FuseMount
         (database,) = [found for found in examine_state(state, 2.0, NOW) if found.check == "database"]
         assert "cannot be read: disk I/O error" in database.message
         assert "recover" not in database.hint
+        with pytest.raises(GpuschedError, match="may be in order: disk I/O error"):
+            _refuse_sound(state)
         fuse.heal()
         assert len(store.events()) == 300
