@@ -18,7 +18,7 @@ READ_WITHIN_S = 6.0
 LONG_CYCLE_S = 10.0
 DELAY_S = 30.0
 """How long a submission waits at most for the controller, besides faults of its own; then files are retried."""
-OF_CONTROLLER = ("controller", "disk", "store", "declared", "clock", "inbox")
+OF_CONTROLLER = ("controller", "disk", "fuse", "store", "declared", "clock", "inbox")
 """Families of faults that may hold up the controller itself; those of nodes must not."""
 SLACK_S = 3 * NODE_FAIL_AFTER_S
 """How long after its end a fault may still show its effects."""
