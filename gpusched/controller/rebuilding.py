@@ -35,6 +35,7 @@ from gpusched.nodes.transport import TransportError
 from gpusched.queue.audit import FOLDER as AUDIT
 from gpusched.queue.backup import LOGS, MANIFEST, NAME, TREES, copy_tree, find_backup, refuse_as_root
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
+from gpusched.queue.damage import disk_error
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lease import TERM
 from gpusched.queue.reading import DATABASE, open_to_read
@@ -138,14 +139,22 @@ def _refuse_sound(state: Path) -> None:
     path = state / DATABASE
     if not path.exists():
         return
-    with contextlib.suppress(sqlite3.Error, UnicodeDecodeError, OSError):
+    try:
         with contextlib.closing(open_to_read(state).db) as db:
             filled = db.execute("PRAGMA user_version").fetchone()[0]  # SQLite takes 0 bytes for a sound database
-            if filled and [row[0] for row in db.execute("PRAGMA integrity_check(1)")] == ["ok"]:
+            if (found := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(found)
+            if filled:
                 raise GpuschedError(
                     f"{path} is in order, so there is nothing to recover",
                     "to go back to a backup all the same, move it away first, with its -wal and -shm",
                 )
+    except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
+        if failed := disk_error(path, error):
+            raise GpuschedError(
+                f"{path} cannot be read now, and may be in order: {failed}",
+                "see 'dmesg'; if its disk is lost, move it away first, with its -wal, -shm and -journal",
+            ) from error
 
 
 def _backup(source: str | None, inventory: Inventory, work: Path) -> Backup | None:

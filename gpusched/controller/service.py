@@ -595,8 +595,8 @@ def _run_leading(
                 elif relay_runs:
                     relay.close()
                 relay_runs = service.is_shared
-                keep_dead_man()
                 try:
+                    keep_dead_man()
                     service.run(PATIENCE_S)
                     service.predict_starts()
                 except STORAGE_ERRORS as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import stat
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from gpusched.model.notices import Notice
 from gpusched.model.readings import Wiring
 from gpusched.model.slurm import Trouble
 from gpusched.model.units import count_of, format_duration, format_memory
-from gpusched.queue.damage import UNREADABLE, unreadable
+from gpusched.queue.damage import UNREADABLE, disk_error, unreadable
 from gpusched.queue.presence import Presence, controller_of
 from gpusched.queue.promotions import PolicyChange
 from gpusched.queue.reading import DATABASE, file_to_read, open_to_read
@@ -170,6 +171,8 @@ def _database(state: Path) -> Finding:
             db.set_progress_handler(lambda: int(time.monotonic() > deadline), 100_000)
             (version,) = db.execute("PRAGMA user_version").fetchone()
             problems = [row[0] for row in db.execute("PRAGMA quick_check(3)")]
+            if problems != ["ok"]:
+                raise sqlite3.DatabaseError(problems[0])
             row = next(unreadable(db, deadline - time.monotonic()), None)
     except PermissionError as error:
         hint = "set settings.shared: true in inventory.yaml, if others may see its queue"
@@ -177,9 +180,10 @@ def _database(state: Path) -> Finding:
     except (*UNREADABLE, OSError) as error:
         if "interrupt" in str(error):
             return _finding("database", "warn", f"{path} is too large to be checked within {_QUICK_CHECK_S:.0f} s")
-        return _finding("database", "fail", f"{path}: {error}", _RESTORE)
-    if problems != ["ok"]:
-        return _finding("database", "fail", f"{path} is damaged: {problems[0]}", _RESTORE)
+        if broken := disk_error(path, error):
+            return _finding("database", "fail", f"{path} cannot be read: {broken}", "see 'dmesg'; then check again")
+        damaged = " is damaged" if type(error) is sqlite3.DatabaseError else ""
+        return _finding("database", "fail", f"{path}{damaged}: {error}", _RESTORE)
     if version != SCHEMA_VERSION:
         message = f"{path} has version {version}, this gpusched supports {SCHEMA_VERSION}"
         return _finding("database", "fail", message, "use the gpusched that the controller runs")

@@ -28,6 +28,7 @@ from gpusched.model.backups import Backup, BackupManifest
 from gpusched.model.resources import BackupSettings
 from gpusched.queue.audit import FOLDER as AUDIT
 from gpusched.queue.audit import old_files
+from gpusched.queue.damage import disk_error
 from gpusched.queue.inbox import MAX_COMMAND_BYTES
 from gpusched.queue.private import create_private
 from gpusched.queue.reading import DATABASE, connect
@@ -108,7 +109,8 @@ def make_backup(
     except OSError as error:
         raise GpuschedError(f"no backup in {target}: {error.strerror or error}", _hint(error)) from error
     except sqlite3.Error as error:
-        raise GpuschedError(f"no backup in {target}: {error}", "see 'gpusched check'") from error
+        why = disk_error(state / DATABASE, error) or error
+        raise GpuschedError(f"no backup in {target}: {why}", "see 'gpusched check'") from error
 
 
 def refuse_as_root(state: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import wraps
+from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -80,7 +82,7 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         except sqlite3.Error as error:
             if type(error) is not sqlite3.DatabaseError and _NO_TEXT not in str(error):
                 raise  # a full disk, a lock, a wrong query
-            raise DatabaseDamaged(next(unreadable(self._db), None), str(error)) from error
+            raise damage_or_disk_error(self._db, error) from error
         except Exception as error:
             row = next(unreadable(self._db), None)
             if row is None and not isinstance(error, UnicodeDecodeError):
@@ -88,6 +90,51 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
             raise DatabaseDamaged(row, str(error)) from error
 
     return guarded
+
+
+_OF_THE_DISK = {
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+}  # fmt: skip
+
+
+def damage_or_disk_error(db: sqlite3.Connection, error: sqlite3.Error) -> DatabaseDamaged | sqlite3.OperationalError:
+    """Return what it is that SQLite calls damage."""
+    path = next((file for _, name, file in db.execute("PRAGMA database_list") if name == "main"), "")
+    failed = disk_error(Path(path), error) if path else None
+    return failed or DatabaseDamaged(next(unreadable(db), None), str(error))
+
+
+def disk_error(database: Path, error: Exception) -> sqlite3.OperationalError | None:
+    """Return why a database cannot be read, though it may be in order; None: it is damaged, or ``error`` is another.
+
+    SQLite says malformed, too, where a disk does not give a page (SQLITE_IOERR_CORRUPTFS). A copy tells the two apart:
+    making it fails only with the disk, checking it only with its content.
+    """
+    if isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_DISK:
+        return error
+    if type(error) is not sqlite3.DatabaseError:
+        return None
+
+    def step(status: int, *_: int) -> None:
+        if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # else it would try for ever
+            locked = sqlite3.OperationalError("database is locked")
+            locked.sqlite_errorcode = status
+            raise locked
+
+    uri = f"{database.absolute().as_uri()}?mode=ro"
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as source, closing(sqlite3.connect("")) as copy:
+            source.backup(copy, progress=step)
+            copy.text_factory = bytes
+            # An empty file is a sound database.
+            check = "SELECT quick_check, (SELECT count(*) > 0 FROM sqlite_schema) FROM pragma_quick_check(1)"
+            sound = copy.execute(check).fetchone() == (b"ok", 1)
+    except sqlite3.OperationalError as failed:
+        return disk_error(database, failed)
+    except sqlite3.Error:
+        return None
+    return sqlite3.OperationalError("disk I/O error") if sound else None
 
 
 def unreadable(db: sqlite3.Connection, limit_s: float = SEARCH_S) -> Iterator[UnreadableRow]:

@@ -8,6 +8,8 @@ for others (mode 1733), so that users cannot read or remove each other's command
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import re
 import stat
@@ -29,6 +31,9 @@ MAX_REFUSED, MAX_REFUSED_BYTES, KEEP_REFUSED_S = 1000, 64 * 1024 * 1024, 30 * 86
 MAX_REFUSED_OF_USER, MAX_REFUSED_BYTES_OF_USER = 100, 8 * 1024 * 1024
 KEEP_DRAFTS_S = 86400.0
 POSTPONE_S = 15.0
+_log = logging.getLogger(__name__)
+_OF_THE_MACHINE = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+"""Errors of reading that say nothing of the file, which may be a confirmed submission."""
 MAX_REMOVED_PER_CALL = 5000  # files that one call clears away: a folder may hold a million
 TIDY_S = 0.5  # how long one call looks through the drafts
 _DECODER = msgspec.json.Decoder(AnyCommand)
@@ -159,12 +164,15 @@ class Inbox:
         yield from self.read(name for name in names if not name.startswith(".") and not self._is_postponed(name))
 
     def read(self, names: Iterable[str]) -> Iterator[ReceivedCommand | MalformedCommand]:
-        """Read these files; those that are gone, or still being written, are skipped."""
+        """Read these files; those that are gone, or still being written, are skipped, as are those of a broken disk."""
         for name in names:
             try:
                 yield self._read(name)
             except (FileNotFoundError, _StillLinking):
                 self._arrivals.forget(name)
+            except OSError as error:
+                self.postpone(name)
+                _log.error("%s cannot be read: %s; retried every %g s", self.new / name, error.strerror, POSTPONE_S)
 
     def _is_postponed(self, name: str) -> bool:
         return name in self._stuck or time.monotonic() < self._postponed.get(name, 0.0)
@@ -224,6 +232,8 @@ class Inbox:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return MalformedCommand(file_name=name, uid=uid, why=f"not a command: {error}")
         except OSError as error:
+            if error.errno in _OF_THE_MACHINE:
+                raise
             if uid < 0:  # a link, say, which is not followed
                 with contextlib.suppress(OSError):
                     uid = os.lstat(self.new / name).st_uid

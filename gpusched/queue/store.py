@@ -34,7 +34,7 @@ from gpusched.queue import reading
 from gpusched.queue.attempts import AttemptReads
 from gpusched.queue.audit import AuditReads, AuditWrites
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
-from gpusched.queue.damage import TABLE_CHECKS, UNREADABLE, TableCheck, json_of
+from gpusched.queue.damage import TABLE_CHECKS, UNREADABLE, TableCheck, damage_or_disk_error, disk_error, json_of
 from gpusched.queue.eventlines import POSITION, EventLineReads, EventLineWrites
 from gpusched.queue.healthchecks import HealthCheckReads, HealthCheckWrites
 from gpusched.queue.lease import STANDBYS, TERM, superseded
@@ -342,7 +342,8 @@ class Reader(
             hint = "ask whoever runs the controller: others can read where inventory.yaml has settings.shared: true"
             raise GpuschedError(f"{path} cannot be read by you: {error}", hint) from error
         except (*UNREADABLE, OSError) as error:
-            raise GpuschedError(f"{path} cannot be read: {error}", "see 'gpusched check'") from error
+            why = disk_error(path, error) or error
+            raise GpuschedError(f"{path} cannot be read: {why}", "see 'gpusched check'") from error
 
     def data_version(self) -> int:
         """Return a number that changes when another connection changes the store (SQLite's data_version).
@@ -768,20 +769,20 @@ class Store(
             return store
         except (*UNREADABLE, OSError) as error:
             who = "".join(f"; locked by {one}" for one in lock_holders(path))
-            raise GpuschedError(f"{path} cannot be opened for writing: {error}{who}", "see 'gpusched check'") from error
+            why = disk_error(path, error) or error
+            raise GpuschedError(f"{path} cannot be opened for writing: {why}{who}", "see 'gpusched check'") from error
 
     def _migrate(self, path: Path) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version == SCHEMA_VERSION:
-            return
-        if version:
+        if 0 < version < SCHEMA_VERSION:
             from gpusched.queue.backup import copy_before_migration  # readers start faster without it
 
             copy_before_migration(self._db, path, version)
-        # All steps in one transaction: killed between two, it would be of a version that no copy goes back from.
-        steps = "".join((SCHEMA, *MIGRATIONS)[version:])
-        self._db.executescript(f"BEGIN; {steps} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        if self.meta("cluster_id") is None:
+        if version < SCHEMA_VERSION:
+            # All steps in one transaction: killed between two, it would be of a version that no copy goes back from.
+            steps = "".join((SCHEMA, *MIGRATIONS)[version:])
+            self._db.executescript(f"BEGIN; {steps} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        if self.meta("cluster_id") is None:  # also where who made the tables died, or its disk failed, before this
             import secrets  # readers start faster without it
 
             self.set_meta("cluster_id", "".join(secrets.choice(ids.ALPHABET) for _ in range(8)))
@@ -812,14 +813,16 @@ class Store(
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Apply all writes inside, or none."""
-        self._db.execute("BEGIN IMMEDIATE")
         try:
+            self._db.execute("BEGIN IMMEDIATE")
             yield
             self._db.execute("COMMIT")
-        except BaseException:
+        except BaseException as error:
             self._summed, self._decoded_rows = None, ({}, {})  # these caches may hold what is rolled back
             if self._db.in_transaction:  # SQLite rolls back by itself when the disk is full
                 self._db.execute("ROLLBACK")
+            if type(error) is sqlite3.DatabaseError:
+                raise damage_or_disk_error(self._db, error) from error
             raise
 
     @contextmanager

@@ -9,7 +9,7 @@ from gpusched.model.jobs import ENDED, JobRecord
 from tests.campaign.ledger import Line
 from tests.campaign.run import Campaign
 from tests.campaign.schedule import Work
-from tests.campaign.site import NODE_FAIL_AFTER_S, POWER_W, Site
+from tests.campaign.site import NODE_FAIL_AFTER_S, POWER_W, PROBE_TIMEOUT_S, Site
 from tests.campaign.slurmsite import BesideSlurm
 from tests.testbed import processes
 
@@ -18,7 +18,7 @@ READ_WITHIN_S = 6.0
 LONG_CYCLE_S = 10.0
 DELAY_S = 30.0
 """How long a submission waits at most for the controller, besides faults of its own; then files are retried."""
-OF_CONTROLLER = ("controller", "disk", "store", "declared", "clock", "inbox")
+OF_CONTROLLER = ("controller", "disk", "fuse", "store", "declared", "clock", "inbox")
 """Families of faults that may hold up the controller itself; those of nodes must not."""
 SLACK_S = 3 * NODE_FAIL_AFTER_S
 """How long after its end a fault may still show its effects."""
@@ -172,6 +172,9 @@ def _delays(campaign: Campaign, jobs: dict[str, JobRecord]) -> Iterator[str]:
 def _energy(campaign: Campaign, by_job: dict[str, list[Line]]) -> Iterator[str]:
     """Energy is the counters' for the time a job had its GPUs; what was not measured is said to be unknown.
 
+    A reading is dated when it has come, at most a probe's time-out after the counters were read. Of what a job held
+    from one reading to another, and of parts of both, that is all by which energy and time may differ.
+
     Not of jobs that began before the state folder was lost: `recover` rebuilds the last attempt's, by its own clock.
     """
     recovered_at = max((t.end for t in campaign.troubles if t.act.kind == "store.lost"), default=0.0)
@@ -191,7 +194,7 @@ def _energy(campaign: Campaign, by_job: dict[str, list[Line]]) -> Iterator[str]:
             if line.what == "start":
                 gpu_starts += gpus
                 ran_s += gpus * (ends[0] - line.time) if ends else 0.0  # killed with its node: nobody wrote the end
-        slack_s = 1.0 * gpu_starts
+        slack_s = (PROBE_TIMEOUT_S + campaign.stalled_s) * gpu_starts
         least_j, most_j = (POWER_W * s for s in (0.95 * (held_s - unknown_s) - slack_s, 1.05 * held_s + slack_s))
         if not least_j <= energy_j <= most_j or held_s < ran_s - slack_s:
             yield f"{job}: {energy_j:.0f} J in {held_s:.1f} GPU s, {unknown_s:.1f} unknown; it ran {ran_s:.1f} GPU s"

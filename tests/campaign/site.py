@@ -22,6 +22,7 @@ from tests.testbed import Testbed, TestNode, processes
 
 HOME_KIB = 64 << 10
 NODE_FAIL_AFTER_S = 14.0
+PROBE_TIMEOUT_S = 5.0
 POWER_W = 100
 """Of every GPU, by its energy counter."""
 
@@ -41,7 +42,7 @@ class Site(Tormented):
     """
 
     settings: Mapping[str, object] = SETTINGS | {
-        "tick": "2s", "probe_timeout": "5s", "connect_timeout": "4s", "down_after": "6s",
+        "tick": "2s", "probe_timeout": f"{PROBE_TIMEOUT_S}s", "connect_timeout": "4s", "down_after": "6s",
         "node_fail_after": f"{NODE_FAIL_AFTER_S}s", "grace": "3s", "max_retries": 50,
     }  # fmt: skip
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import closing, nullcontext
+from itertools import pairwise, product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 
+from gpusched.accounting.usage import GpuHolding, usage_between
+from gpusched.model.readings import Gpu, NodeReading
+from gpusched.model.resources import Node
+from gpusched.queue.store import Store
 from tests.campaign.faults import KINDS, matching
-from tests.campaign.invariants import broken
+from tests.campaign.invariants import _energy, broken
+from tests.campaign.ledger import Line
 from tests.campaign.report import table
 from tests.campaign.run import Campaign
 from tests.campaign.schedule import draw
 from tests.campaign.shim import preload
-from tests.campaign.site import Site
+from tests.campaign.site import POWER_W, Site
 from tests.testbed import Testbed
 
 
@@ -30,6 +40,27 @@ def test_faults_of_fuse_are_drawn_only_where_they_are_named() -> None:
     assert matching("fuse.*,controller.kill", "native") == ["controller.kill", *matching("fuse.*", "native")]
     with pytest.raises(ValueError, match="none of"):
         matching("fuse.*", "slurm")
+
+
+@pytest.mark.parametrize("late_s", [*product((0.0, 4.9), repeat=5)])
+def test_energy_of_a_machine_that_answers_late_is_right_and_thrice_it_is_wrong(
+    tmp_path: Path, late_s: tuple[float, ...]
+) -> None:
+    taken = [
+        NodeReading(node="n", time=6.0 * i + late, gpus=(Gpu(index=0, uuid="u", energy_j=POWER_W * 6.0 * i),))
+        for i, late in enumerate(late_s)
+    ]
+    node = Node(name="n", address="n", partition="p", gpus=1, cores=1, memory_mib=1, runtime="podman")
+    held = {0: [GpuHolding("before", "u", 4.0), GpuHolding("j", "u", 20.0)]}
+    lines = [Line("start", "j", 1, 0, "n", 5.0, "0"), Line("end", "j", 1, 0, "n", 19.0, "0")]
+    with closing(Store.create_or_open(tmp_path)) as store:
+        site = SimpleNamespace(reader=lambda: nullcontext(store))
+        campaign: Any = SimpleNamespace(troubles=[], stalled_s=0.0, site=site)
+        rows = [row for before, after in pairwise(taken) for row in usage_between(node, before, after, held)]
+        store.add_usage(rows)
+        assert list(_energy(campaign, {"j": lines})) == []
+        store.add_usage(2 * [msgspec.structs.replace(row, gpu_s=0.0) for row in rows])
+        assert len(list(_energy(campaign, {"j": lines}))) == 1
 
 
 STALL_S = 2.0

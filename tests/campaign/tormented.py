@@ -249,6 +249,10 @@ class Tormented(Cluster):
                 raise
             return []
 
+    def job(self, job: str) -> JobRecord | None:
+        """As `Cluster.job`; None, too, while the store cannot be read."""
+        return next((one for one in self.records() if one.id == job), None)
+
     def unfinished(self) -> int:
         """How many have not ended."""
         return sum(job.state not in ENDED for job in self.records())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -364,6 +365,29 @@ def test_the_same_submission_under_another_file_name_is_refused(world: InboxWorl
     world.fold()
     assert world.refusals()[0].data["why"] == f"job {job} already exists"
     assert world.job(job).spec.name == "j"
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE])
+def test_a_confirmed_submission_that_cannot_be_read_now_is_not_refused(
+    world: InboxWorld, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    confirmed = Submit(time=NOW, id=ids.mint(NOW), spec=spec())
+    world.lay(confirmed)
+    opened = os.open
+
+    def broken(path: Any, *more: Any, **named: Any) -> int:
+        if str(path).endswith(".submit"):
+            raise OSError(code, os.strerror(code))
+        return opened(path, *more, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", broken)
+        assert world.fold() == 0
+        assert world.fold() == 0, "not again at once"
+    assert world.refusals() == []
+    world.inbox._postponed.clear()
+    assert world.fold() == 1
+    assert world.job(confirmed.id).state is JobState.PENDING
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import subprocess
@@ -14,7 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.controller.rebuilding import rebuild
+from gpusched.controller.rebuilding import _refuse_sound, rebuild
+from gpusched.doctor.state import examine_state
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
 from gpusched.model.resources import BackupSettings
@@ -23,7 +25,7 @@ from gpusched.queue.backup import make_backup
 from gpusched.queue.reading import DATABASE
 from gpusched.queue.store import Reader, Store
 from tests.controller.imagined import inventory
-from tests.testbed.fuse import READS, SYNCS, WRITES, FuseMount
+from tests.testbed.fuse import CHANGES, READS, SYNCS, WRITES, FuseMount
 
 NOW = 1_800_000_000.0
 BEFORE, AFTER = ["before"] * 300, ["after"] * 300
@@ -169,3 +171,83 @@ def test_what_was_accepted_stays_whatever_a_fuse_fails_to_read_write_or_sync(fus
     assert failed > 5
     if store is not None:
         store.close()
+
+
+ALWAYS = 1 << 30
+
+
+@pytest.mark.parametrize("what", [READS, WRITES, SYNCS, CHANGES])
+@pytest.mark.parametrize("times", [1, 3, ALWAYS])
+def test_each_operation_of_a_commit_may_fail(fuse: FuseMount, what: int, times: int) -> None:
+    """One after the other, with a cache so small that the database is written before the commit."""
+    state, accepted, tried = fuse.mountpoint / "state", set[float](), set[float]()
+    store = Store.create_or_open(state)
+    store._db.execute("PRAGMA cache_size = 4")
+    for after in range(200):
+        tried.add(after)
+        fuse.fail(what, after, times)
+        try:
+            with store.transaction():
+                store.append(Event(time=after, kind="told", data={"pad": "x" * 3000}) for _ in range(4))
+            accepted.add(after)
+        except sqlite3.OperationalError:
+            pass
+        fuse.heal()
+        reader = Reader.open(state)
+        assert reader is not None
+        assert reader._db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        found = [event.time for event in reader.events()]
+        reader.close()
+        assert accepted <= set(found) <= tried
+        assert all(found.count(one) == 4 for one in set(found))
+        if {after - 2, after - 1, after} <= accepted:  # it has no more operations than that
+            break
+    else:
+        pytest.fail("a commit has no end of operations")
+    assert len(accepted) < len(tried) or what == READS
+    store.close()
+
+
+def test_each_sync_of_making_the_store_may_fail(fuse: FuseMount) -> None:
+    """One that had its tables, and no cluster's id, could never be used."""
+    whole = 0
+    for after in range(200):
+        state = fuse.mountpoint / str(after)
+        state.mkdir()
+        fuse.fail(SYNCS, after)
+        try:
+            Store.create_or_open(state, term=1).close()
+            whole += 1
+        except GpuschedError:
+            whole = 0
+        fuse.heal()
+        with contextlib.closing(Store.create_or_open(state, term=2)) as store:
+            assert store.meta("cluster_id")
+            assert store._db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        if whole == 3:  # it has no more operations than that
+            return
+    pytest.fail("it has no end of operations")
+
+
+def test_a_page_that_the_disk_does_not_give_is_not_called_damage(fuse: FuseMount) -> None:
+    """SQLite calls it malformed, and a controller ended by that."""
+    state = fuse.mountpoint / "state"
+    with contextlib.closing(Store.create_or_open(state)) as store:
+        store.append(Event(time=NOW, kind="told", data={"pad": "x" * 3000}) for _ in range(300))
+        store._db.execute("PRAGMA shrink_memory")
+        os.close(os.open(state / DATABASE, os.O_RDONLY))  # by this the kernel forgets what it has of it
+        fuse.fail(READS, 0, ALWAYS)
+        with pytest.raises(sqlite3.OperationalError, match="disk I/O error"):
+            store.events()
+        with pytest.raises(sqlite3.OperationalError, match="disk I/O error"), store.transaction():
+            store._db.execute("SELECT sum(length(data)) FROM events").fetchone()
+        for opened in (Store.create_or_open, Reader.open):
+            with pytest.raises(GpuschedError, match="disk I/O error"):
+                opened(state)
+        (database,) = [found for found in examine_state(state, 2.0, NOW) if found.check == "database"]
+        assert "cannot be read: disk I/O error" in database.message
+        assert "recover" not in database.hint
+        with pytest.raises(GpuschedError, match="may be in order: disk I/O error"):
+            _refuse_sound(state)
+        fuse.heal()
+        assert len(store.events()) == 300

@@ -22,8 +22,8 @@ _OUT = struct.Struct("=IiQ")
 _ENTRY, _OPEN, _HANDLE = struct.Struct("=QQQQII"), struct.Struct("=QII"), struct.Struct("=Q")
 _VALID_S = 1
 _MAX_WRITE = 1 << 17
-READS, WRITES, SYNCS = 1, 2, 4
-"""What `FuseMount.fail` names: sums of these."""
+READS, WRITES, SYNCS, CHANGES = 1, 2, 4, 8
+"""What `FuseMount.fail` names: sums of these. Changes: files that are made, removed, renamed or truncated."""
 
 
 class FuseMount:
@@ -86,7 +86,7 @@ class _Server:
             result, failed = b"", -errno.ENOSYS
             if answer is not None:
                 try:
-                    self._refuse(code)
+                    self._refuse(code, request)
                     result, failed = answer(self, node, request[40:], uid, gid) or b"", 0
                 except OSError as error:
                     result, failed = b"", -(error.errno or errno.EIO)
@@ -96,13 +96,15 @@ class _Server:
                 if error.errno != errno.ENOENT:
                     raise
 
-    def _refuse(self, code: int) -> None:
+    def _refuse(self, code: int, request: bytes) -> None:
         found = self._orders.stat()
         stamp = found.st_ino, found.st_mtime_ns
         if stamp != self._stamp:
             self._stamp, self._failing = stamp, [int(word) for word in self._orders.read_text().split()]
-        kind = {15: READS, 16: WRITES, 20: SYNCS, 30: SYNCS}.get(code, 0)
-        if not kind & self._failing[0]:
+        kind = {15: READS, 16: WRITES, 20: SYNCS, 30: SYNCS} | dict.fromkeys((10, 12, 35, 45), CHANGES)
+        if code == 4 and request[40] & 8:
+            kind[4] = CHANGES
+        if not kind.get(code, 0) & self._failing[0]:
             return
         self._failing[1] -= 1
         if self._failing[1] < 0 and self._failing[2] > 0:

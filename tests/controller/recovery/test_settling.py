@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpusched.cluster.base import NodeObservation
+from gpusched.controller.cutting import settle_cuts
 from gpusched.controller.ledger import run_of
 from gpusched.controller.recovery.settling import UNKNOWN_OUTCOME, NodeEvidence, Settled, settle
 from gpusched.controller.recovery.unsettled import UnsettledNodes, leave_unsettled
@@ -16,9 +18,10 @@ from gpusched.model.arrays import tasks_of
 from gpusched.model.attemptrecords import AttemptRecord
 from gpusched.model.jobs import Elastic, JobRecord, JobState, container_name
 from gpusched.model.readings import ContainerReading, Gpu, NodeReading
+from gpusched.model.slices import Cut, MigSlice
 from gpusched.nodes.records import NodeRecords
-from gpusched.queue.snapshots import held_gpus
-from gpusched.queue.store import NodeRecord, RankRecord, Store
+from gpusched.queue.snapshots import held_gpus, used_gpus
+from gpusched.queue.store import CutState, NodeRecord, RankRecord, Store
 from tests.builders import job, spec
 from tests.controller.imagined import inventory
 
@@ -167,6 +170,51 @@ def test_a_slice_that_was_let_go_takes_nothing_of_the_gpu_that_is_whole_again(st
     begun = msgspec.structs.replace(record(one("r"), at=8_600.0, joules=1700.0), read=8_500.0)
     settled(store, evidence(live=(begun,), ended=(ended,), joules=4700.0))
     assert (store.job_energy("d"), store.job_energy("r")) == (pytest.approx(50.0), pytest.approx(3000.0))
+
+
+def cut_reading(*running: JobRecord, joules: float = 0.0, time: float = NOW) -> NodeReading:
+    """GPU 0 of node A is cut into three."""
+    slices = tuple(MigSlice(gpu=0, start=start, size=1, profile="1g.10gb", uuid=f"MIG-{start}") for start in range(3))
+    shown = reading(A, *running, joules=joules, time=time)
+    return msgspec.structs.replace(shown, gpus=(msgspec.structs.replace(shown.gpus[0], mig_mode=True, slices=slices),))
+
+
+@pytest.mark.parametrize("has_backup", [False, True])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_slices_are_their_jobs_again(store: Store, has_backup: bool, is_late: bool) -> None:
+    """One job ran in a slice of the GPU since the backup, another runs in the next; ``is_late``: as above."""
+    if has_backup:
+        store.put_nodes([NodeRecord(name=A, reading=cut_reading(joules=1000.0, time=8_000.0))])
+    asked = spec(partition=PARTITION, profile="1g.10gb")
+    done = job("d", JobState.COMPLETED, {A: (1000,)}, spec=asked, start_time=8_200.0, end_time=8_400.0)
+    runs = job("r", JobState.STARTING, {A: (1001,)}, spec=asked)
+    ended = msgspec.structs.replace(record(done, at=8_200.0, joules=1700.0), time=8_400.0, read=8_400.0)
+    live = msgspec.structs.replace(record(runs, at=8_600.0, joules=1700.0), read=8_600.0)
+    node = NodeEvidence(cut_reading(runs, joules=4500.0), NodeRecords([live], [ended], []))
+    if is_late:
+        settled(store, {}, silent=(A,))
+    found = settled(store, {A: node})
+    assert (sorted(outcome(found)), found.strays) == ([("d", "recovered"), ("r", "recovered")], [])
+    assert [(rank.job_id, rank.node, rank.gpus) for rank in store.ranks()] == [("r", A, (1001,))]
+    assert held_gpus(store.active()) == {A: {1001: ("r",)}}
+    assert used_gpus(store.active(), store.ranks()) == {(A, 0)}, "so that its GPU is not cut anew"
+    assert [one.number for one in store.node_readings()[A].gpus[0].slices] == [1000, 1001, 1002]
+    assert store.job_energy("r") == pytest.approx(2800.0 / 7)
+    assert kept(store, "d").energy_j == (pytest.approx(350.0 / 7) if has_backup else None)
+    gpu_s = {name: sum(row.gpu_s for row in store.usage_of_job(name)) for name in "dr"}
+    assert gpu_s == pytest.approx({"d": 200.0 / 7 if has_backup else 0.0, "r": 1400.0 / 7})
+    assert {run.job_id: (run.gpus, run.nodes) for run in store.runs(0.0, NOW)}["d"] == (pytest.approx(1 / 7), {A: 1})
+
+
+def test_a_cut_that_the_backup_has_under_way_is_judged_by_what_the_node_shows(store: Store) -> None:
+    cut = Cut(A, 0, tuple(("1g.10gb", start) for start in range(3)))
+    store.put_nodes([NodeRecord(name=A, cuts={0: CutState(cut=cut, began=8_000.0)})])
+    settled(store, {A: NodeEvidence(cut_reading(), NodeRecords([], [], []))})
+    restored = store.node_record(A)
+    assert restored is not None
+    assert restored.cuts[0].under_way, "nothing is begun on it before the controller has judged it"
+    after, events = settle_cuts(restored, NodeObservation(began=NOW, result=cut_reading()), (), NOW)
+    assert (after.cuts, [event.kind for event in events]) == ({}, ["gpu_cut"])
 
 
 def test_a_run_that_the_backup_has_open_is_closed(store: Store) -> None:
