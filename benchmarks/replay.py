@@ -24,8 +24,7 @@ from benchmarks.plot import Series, loglog
 from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.policies import policy_by_name
 from gpusched.sim.pool import Pool
-from gpusched.sim.replay import replay, to_the_end
-from gpusched.sim.runs import KINDS
+from gpusched.sim.replay import KINDS, replay, to_the_end
 from gpusched.traces.trace import Trace
 
 # GPUs of a job and how often: most are small, as in the Philly and Helios traces

@@ -73,7 +73,7 @@ def recover(
     from gpusched.client.audit import record_command, recorded_failure
     from gpusched.config.inventory import load_inventory
     from gpusched.controller.rebuilding import rebuild
-    from gpusched.views.recovery import recovery_json, recovery_screen
+    from gpusched.views.backups import recovery_json, recovery_screen
 
     if no_backup:
         refuse_others(context, "--no-backup", "inventory", "cluster_id", "dry_run", "yes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -73,22 +73,21 @@ def _sbatch_context() -> Any:
 class CommandLine(NamedTuple):
     """A command line: the fields of `SubmitRequest` that it gives, its words after sbatch's were translated.
 
-    ``notes`` and ``used``: of the translation, see `ScriptContext`.
+    ``sbatch``: the context of the translation; None: there were none of sbatch's.
     """
 
     given: dict[str, Any]
     words: tuple[str, ...]
-    notes: Sequence[str] = ()
-    used: Mapping[str, Sequence[str]] = {}
+    sbatch: ScriptContext | None = None
 
     def request(self) -> SubmitRequest:
         """Return the request of a command that is no job script."""
-        if not self.used:
+        if self.sbatch is None:
             return SubmitRequest(**self.given)
         from gpusched.client.script import layers
 
         no_script = layers.ScriptOptions(user=user_name(os.getuid()))
-        return SubmitRequest(**layers.merge_typed(no_script, self.given, self.used))
+        return SubmitRequest(**layers.merge_typed(no_script, self.given, self.sbatch))
 
 
 def with_options(*without: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -100,9 +99,7 @@ def with_options(*without: str) -> Callable[[Callable[..., int]], Callable[..., 
 
         @functools.wraps(command)
         def run(context: Any, **given: Any) -> int:
-            line = CommandLine(_given(context), context.meta["gpusched.words"])
-            if (site := context.meta.get("gpusched.sbatch")) is not None:
-                line = line._replace(notes=site.notes, used=site.used)
+            line = CommandLine(_given(context), context.meta["gpusched.words"], context.meta.get("gpusched.sbatch"))
             return command(line, **{p.name: given[p.name] for p in own})
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

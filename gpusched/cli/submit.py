@@ -40,7 +40,7 @@ def submit_command(
         raise UsageError("--dry-run and --wait cannot be combined", "a dry run queues nothing")
     client = Client()
     prepared, notes = _prepare(client, line, wrap)
-    notes = (*line.notes, *notes)
+    notes = (*(line.sbatch.notes if line.sbatch else ()), *notes)
     if prepared.spec.elastic is not None and client.inventory.settings.job_dirs is None:
         output.note(
             "without settings.job_dirs, GPUSCHED_JOB_DIR is local to a node: keep checkpoints where all nodes see them"
@@ -92,7 +92,7 @@ def _prepare(client: Client, line: options.CommandLine, wrap: str | None) -> tup
     for note in read.notes:
         output.note(note)
     try:
-        request = layers.request_of(layers.merge_typed(read, line.given, line.used), script)
+        request = layers.request_of(layers.merge_typed(read, line.given, line.sbatch), script)
         if script.where == "stdin" and _reads_stdin(request):
             raise UsageError("--secret: stdin is already used for the script", "use NAME or NAME=@FILE")
         prepared, notes = _prepared(client, request)

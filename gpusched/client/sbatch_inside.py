@@ -60,7 +60,7 @@ def prepare(parsers: Parsers, inventory: Inventory, job: JobRecord, ask: AskRead
     read = layers.read_options(_option_lines(script), parsers.parse, inventory, cwd, job.user)
     read = msgspec.structs.replace(read, slurm=True)  # even without #SBATCH lines
     try:
-        given = layers.merge_typed(read, typed, site.used)
+        given = layers.merge_typed(read, typed, site)
         secrets = _secrets(given.pop("secret", ()), job)
         request = layers.request_of(_with_job_defaults(given, job, inventory), script)
         submitter = Submitter(job.user, lambda: cwd, job.spec.env, ids.normalise)

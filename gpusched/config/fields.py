@@ -349,10 +349,6 @@ def limits(value: Value, over: Limits | None = None) -> Limits:
     return msgspec.structs.replace(over or Limits(), **found)
 
 
-def _limits(value: Value) -> Limits:
-    return limits(value)
-
-
 def _sharing(value: Value) -> SharingSettings | None:
     values = read(value, SHARING, "a mapping with mode, slowdown, pipe")
     if "mode" not in values:
@@ -494,15 +490,15 @@ LIMITS: Fields = {
 GROUP: Fields = {
     "members": ("members", _members),
     "parent": ("parent", name),
-    "limits": ("limits", _limits),
+    "limits": ("limits", limits),
     "shares": ("shares", _whole(1, MAX_SHARES, "a number of shares")),
 }
 QOS: Fields = {
     "priority": ("priority", _whole(-MAX_CLASS_PRIORITY, MAX_CLASS_PRIORITY, "a priority")),
     "users": ("users", _words("a user name", _USER)),
     "groups": ("groups", _words(_NAME_EXPECTED, _NAME)),
-    "limits": ("limits", _limits),
-    "per_user": ("per_user", _limits),
+    "limits": ("limits", limits),
+    "per_user": ("per_user", limits),
     "preemptible": ("preemptible", Value.flag),
     "exempt": ("exempt", Value.flag),
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-from gpusched.controller import inactivity
 from gpusched.controller.completing import complete, failure_of
 from gpusched.controller.escalating import is_due, is_exhausted
 from gpusched.controller.healthchecks import CHECK_FAILED, awaits_checks
@@ -62,9 +61,9 @@ def _starting(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileI
         _begin_ending(step, JobState.NODE_FAIL, "NodeFail", message, inputs, grace=0, blame=dead)
     elif phases <= {"running", "exited"}:
         _mark_running(step, ranks, inputs)
-    elif phases <= {"ready", "running", "exited"} and inactivity.awaits_client(step.job, ranks):
-        if message := inactivity.timeout_message(step.job, ranks, inputs):
-            _begin_ending(step, JobState.TIMEOUT, inactivity.REASON, message, inputs, grace=0)
+    elif phases <= {"ready", "running", "exited"} and awaits_client(step.job, ranks):
+        if message := timeout_message(step.job, ranks, inputs):
+            _begin_ending(step, JobState.TIMEOUT, INACTIVE, message, inputs, grace=0)
     elif phases <= {"ready", "running", "exited"}:
         for at, s in enumerate(ranks):
             if s.phase == "ready" and is_exhausted(s.rank, inputs.now):
@@ -168,8 +167,8 @@ def _running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileIn
         # Only if a rank is seen running: a job on an unreachable node may have ended in time.
         message = f"exceeded its {job.spec.time_limit_s} s time limit"
         _begin_ending(step, JobState.TIMEOUT, "TimeLimit", message, inputs, grace=settings.grace_s)
-    elif message := inactivity.timeout_message(job, ranks, inputs):
-        _begin_ending(step, JobState.TIMEOUT, inactivity.REASON, message, inputs, grace=settings.grace_s)
+    elif message := timeout_message(job, ranks, inputs):
+        _begin_ending(step, JobState.TIMEOUT, INACTIVE, message, inputs, grace=settings.grace_s)
     elif any(s.rank.rank == 0 for s in finished):
         # Rank 0 ends the gang: the others have the grace period to finish.
         _begin_ending(step, JobState.COMPLETED, "", "", inputs, grace=settings.grace_s, exit_code=0)
@@ -244,3 +243,38 @@ def _begin_ending(
     data = {"outcome": outcome, "message": message}
     step.job, event = transition_to(step.job, JobState.COMPLETING, inputs.now, event="ending", data=data, **fields)
     step.events.append(event)
+
+
+# Interactive jobs to which no client has been attached for too long are ended. Only what a node reports in this cycle
+# counts, by its own boot clock: neither a controller's downtime nor an unreachable node ends a job.
+
+INACTIVE = "InactiveLimit"
+"""Slurm's reason for an allocation whose command is gone."""
+
+
+def awaits_client(job: JobRecord, ranks: list[RankStatus]) -> bool:
+    """Return whether the job is ready and will start when the first client attaches."""
+    return job.spec.session is not None and any(s.rank.rank == 0 and s.phase == "ready" for s in ranks)
+
+
+def timeout_message(job: JobRecord, ranks: list[RankStatus], inputs: ReconcileInput) -> str:
+    """Return why the job is to be ended for lack of a client; "" if it is not."""
+    limit_s = job.spec.session
+    if limit_s is None:
+        return ""
+    first = next((s for s in ranks if s.rank.rank == 0 and s.container is not None), None)
+    unattended_s = _unattended_s(first, inputs) if first is not None and first.phase in ("ready", "running") else None
+    if unattended_s is None or unattended_s < limit_s:
+        return ""
+    return f"nobody attached for {limit_s} s (settings.session_keep)"
+
+
+def _unattended_s(first: RankStatus, inputs: ReconcileInput) -> float | None:
+    """Return the seconds since a client was attached, or since one could attach; None: unknown."""
+    container = first.container
+    assert container is not None
+    if container.attached_s is not None:
+        return container.attached_s
+    if container.ran_s is not None:
+        return container.ran_s
+    return inputs.now - first.rank.launched_at if first.rank.launched_at is not None else None

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gpusched.model.units import whole_number
+from gpusched.nodes.runtimes.shell import BOUNDED
 from gpusched.nodes.transport import RemoteScript
 
 _BEGIN, _END = "gpusched-inspection-begin", "gpusched-inspection-end"
@@ -75,7 +76,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 def inspection_script(runtimes: Sequence[str], mps_pipe: str = "") -> RemoteScript:
     """Return the script that inspects a node, these container runtimes on it, and this folder of MPS pipes."""
     head = f"echo {_BEGIN}\nmps={shlex.quote(mps_pipe)}\n"
-    return RemoteScript(("sh", "-s", "--", *runtimes), f"{head}{_SCRIPT}echo {_END}\n".encode())
+    return RemoteScript(("sh", "-s", "--", *runtimes), f"{head}{BOUNDED}{_SCRIPT}echo {_END}\n".encode())
 
 
 def parse_inspection(output: bytes) -> Inspection | None:
@@ -132,7 +133,6 @@ PATH="$PATH:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 has() { command -v "$1" >/dev/null 2>&1; }
 one() { tr '\n\t' '  ' | cut -c1-300; }
 free() { df -Pk "$1" 2>/dev/null | awk 'NR > 1 { print $4; exit }'; }
-if has timeout; then bounded() { timeout -k 1 10 "$@"; }; else bounded() { "$@"; }; fi
 
 user=$(id -un 2>/dev/null); uid=$(id -u)
 echo "user=$user"
@@ -151,7 +151,7 @@ for c in nvidia-container-runtime-hook nvidia-container-toolkit nvidia-container
 done
 if [ -d /run/systemd/seats ]; then
   if [ -e "/var/lib/systemd/linger/$user" ]; then echo linger=yes; else echo linger=no; fi
-  has busctl && echo "kill_user_processes=$(bounded busctl get-property org.freedesktop.login1 \
+  has busctl && echo "kill_user_processes=$(bounded 10 busctl get-property org.freedesktop.login1 \
     /org/freedesktop/login1 org.freedesktop.login1.Manager KillUserProcesses 2>/dev/null | awk '{ print $2 }')"
 fi
 
@@ -166,8 +166,8 @@ for r in "$@"; do
     apptainer) format= ;;
     *) continue ;;
   esac
-  if [ -n "$format" ]; then out=$(bounded "$r" info --format "$format" 2>&1 </dev/null)
-  else out=$(bounded "$r" version 2>&1 </dev/null); fi
+  if [ -n "$format" ]; then out=$(bounded 10 "$r" info --format "$format" 2>&1 </dev/null)
+  else out=$(bounded 10 "$r" version 2>&1 </dev/null); fi
   code=$?
   if [ $code -eq 124 ] || [ $code -eq 137 ]; then echo "$r.error=no answer within 10 s"
   elif [ $code -ne 0 ]; then echo "$r.error=$(echo "${out:-exit code $code}" | sed 's/^||* *//' | tail -n 3 | one)"

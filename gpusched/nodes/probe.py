@@ -23,6 +23,7 @@ import msgspec
 from gpusched.model.readings import ContainerReading, NodeReading
 from gpusched.model.resources import Node, Settings
 from gpusched.nodes.parse_reading import find_answer, parse_reading, reading_of_sections, split_sections
+from gpusched.nodes.runtimes.shell import BOUNDED
 from gpusched.nodes.transport import CommandResult, RemoteScript, Transport, TransportError
 
 _PAYLOAD = Path(__file__).parent / "payload"
@@ -298,4 +299,4 @@ def _files() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def _shell_probe() -> str:
-    return "".join((_PAYLOAD / name).read_text("utf-8") for name in ("facts.sh", "attempts.sh"))
+    return BOUNDED + "".join((_PAYLOAD / name).read_text("utf-8") for name in ("facts.sh", "attempts.sh"))

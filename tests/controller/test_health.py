@@ -14,7 +14,7 @@ from gpusched.model.gpustates import gpu_states
 from gpusched.model.health import KINDS, XIDS, Condition, HealthAction, NodeHealth, out_of_service, to_requeue
 from gpusched.model.readings import Gpu, GpuHealth, GpuProcess, GpuState, KernelLog, NodeReading, XidMessage
 from gpusched.model.resources import Node
-from gpusched.nodes.parse_kernel import parse_messages
+from gpusched.nodes.parse_reading import parse_messages
 
 NOW, TICK = 1_800_000_000.0, 5.0
 FINE = GpuHealth(

@@ -21,7 +21,7 @@ import yaml
 
 from gpusched.cli.main import COMMANDS, app
 from gpusched.client.reservations import ReservationResult
-from gpusched.client.script.sbatch import OPTIONS, RefusedOption, all_names
+from gpusched.client.script.sbatch import OPTIONS, RefusedOption
 from gpusched.client.wait import EXIT_CODES
 from gpusched.cluster.requests import environment
 from gpusched.config import fields as inventory_fields
@@ -237,7 +237,7 @@ def _sbatch_names(name: str) -> str:
 
 def _sbatch_results() -> str:
     rows: dict[tuple[str, str], list[str]] = {}  # what becomes of options -> these; several of one meaning are one row
-    for name in all_names():
+    for name in sorted(OPTIONS):
         option = OPTIONS[name]
         if isinstance(option, RefusedOption):
             here, result = option.hint or "nothing like it", "refused"

@@ -15,6 +15,7 @@ from gpusched.nodes.payload import attempts, engines
 from gpusched.nodes.payload.attempts import merge
 from gpusched.nodes.payload.engines import EngineError, parse_docker, parse_podman
 from gpusched.nodes.runtimes.listing import parse_listing
+from gpusched.nodes.runtimes.shell import BOUNDED
 
 NAME = "gpusched-0123456789a-1-0"
 
@@ -109,7 +110,7 @@ def by_python() -> Listing:
 
 def by_sh() -> Listing:
     head = "CLUSTER_ID=c NODE=n RUNTIME=docker ROOT=\n"
-    lister = Path(attempts.__file__).with_name("attempts.sh").read_text()
+    lister = BOUNDED + Path(attempts.__file__).with_name("attempts.sh").read_text()
     text = subprocess.run(["sh", "-s"], input=head + lister, text=True, capture_output=True, check=True).stdout
     return parse_listing(text, "c", "docker")
 

@@ -17,7 +17,7 @@ import pytest
 from gpusched.controller.health import observe_health
 from gpusched.model.health import NodeHealth
 from gpusched.model.resources import MigSettings
-from gpusched.nodes.parse_kernel import parse_messages, with_events
+from gpusched.nodes.parse_reading import parse_messages, with_events
 from gpusched.nodes.payload import events, kernel
 from gpusched.nodes.probe import probe
 from tests.nodes.nodes import declare, opened, settings_for

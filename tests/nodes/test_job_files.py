@@ -15,8 +15,9 @@ import pytest
 
 from gpusched.nodes.payload import attempts, jobfiles
 from gpusched.nodes.runtimes.listing import parse_listing
+from gpusched.nodes.runtimes.shell import BOUNDED
 
-LISTER = Path(attempts.__file__).with_name("attempts.sh").read_text()
+LISTER = BOUNDED + Path(attempts.__file__).with_name("attempts.sh").read_text()
 NOTHING = {"progress": None, "saved": None, "ask": None, "job_file_error": None}
 
 

@@ -14,19 +14,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from gpusched.agents.base import installed_parts
 from gpusched.agents.common import torch_
-from gpusched.agents.common.checkpoint import Checkpoint
+from gpusched.agents.common.checkpoint import Checkpoint, with_prefix
 from gpusched.agents.common.data import TrainingData, load_training_data
 from gpusched.agents.common.evaluate import final_table, untrained_policy
 from gpusched.agents.common.request import ResultRow, TrainerResult, TrainingReport, TrainJob, TrainRequest
 from gpusched.agents.describe import describe_weights
 from gpusched.agents.training.card import Card, Data, code_version, new_card, shape_of, trace_sha256, write_card
-from gpusched.agents.training.finished import FinishedTraining, load_finished, save_finished
 from gpusched.agents.training.gate import GateVerdict, judge
 from gpusched.agents.training.options import check_device, check_held_out, check_options
 from gpusched.config.paths import state_folder
@@ -277,3 +277,44 @@ def _card(
         wall_time_s=finished.wall_time_s, notes=material.scenario.notes, pool=material.scenario.pool,
         device=request.device, seed=finished.seed, seeds=request.seeds,
     )  # fmt: skip
+
+
+# Finished trainings, kept on disk until the gate has decided: a kill, or a closed gate, does not cost the training
+
+_TRAINED, _START = "trained.", "start."
+
+
+class FinishedTraining(NamedTuple):
+    """The best result of all seeds, its seed, and the seconds that training all of them took."""
+
+    result: TrainerResult
+    seed: int
+    wall_time_s: float
+
+
+def load_finished(store: Checkpoint) -> FinishedTraining | None:
+    """Return the training of the same inputs that an earlier run finished and did not save as weights."""
+    saved = store.load()
+    if saved is None:
+        return None
+    arrays, state = saved
+    rows = state["rows"]
+    result = TrainerResult(
+        arrays=with_prefix(_TRAINED, arrays), untrained=with_prefix(_START, arrays) or None, about=state["about"],
+        score=state["score"], hyper_parameters=state["hyper_parameters"], notes=tuple(state["notes"]),
+        rows=None if rows is None else msgspec.convert(rows, tuple[ResultRow, ...]),
+    )  # fmt: skip
+    return FinishedTraining(result, state["seed"], state["wall_time_s"])
+
+
+def save_finished(store: Checkpoint, finished: FinishedTraining) -> None:
+    """Keep a finished training; its ``rows``, once known, are kept with it."""
+    result = finished.result
+    arrays = {_TRAINED + name: array for name, array in result.arrays.items()}
+    arrays |= {_START + name: array for name, array in (result.untrained or {}).items()}
+    state = {
+        "about": result.about, "score": result.score, "hyper_parameters": dict(result.hyper_parameters),
+        "notes": result.notes, "rows": msgspec.to_builtins(result.rows), "seed": finished.seed,
+        "wall_time_s": finished.wall_time_s,
+    }  # fmt: skip
+    store.save(arrays, state)

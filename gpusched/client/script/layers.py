@@ -107,17 +107,15 @@ def request_of(given: Mapping[str, Any], script: JobScript) -> SubmitRequest:
     return SubmitRequest(**{"name": script.name, **given, **own})
 
 
-def merge_typed(
-    script: ScriptOptions, typed: Mapping[str, Any], used: Mapping[str, Sequence[str]] = {}
-) -> dict[str, Any]:
-    """Return all options: those typed override the script's; ``used``: sbatch's among those typed.
+def merge_typed(script: ScriptOptions, typed: Mapping[str, Any], sbatch: ScriptContext | None = None) -> dict[str, Any]:
+    """Return all options: those typed override the script's; ``sbatch``: the context of sbatch's among those typed.
 
     A script with ``#SBATCH`` lines gets Slurm's variables and, if it requests no resources, one core per task, no GPU.
 
     Raises:
         UsageError: ``-w`` names another number of nodes than were requested.
     """
-    options = merge(script.given, typed)
+    options, used = merge(script.given, typed), sbatch.used if sbatch else {}
     if "nodelist" in used:
         nodes = options.get("nodes") if "nodes" in typed or "nodes" in script.origins else None
         _need_all_named(options, nodes, "-w", "--nodelist")

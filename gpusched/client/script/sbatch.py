@@ -390,8 +390,3 @@ def _is_sbatch_option(rest: Words, own: Mapping[str, bool]) -> bool:
         return sbatchs == "exclusive" or not (len(rest) > 1 and re.fullmatch(r"[+-]?\d+", rest[1]))
     given = value if equals else rest[1] if len(rest) > 1 else ""
     return sbatchs in _SBATCH_VALUES and re.fullmatch(_SBATCH_VALUES[sbatchs], given) is not None
-
-
-def all_names() -> Sequence[str]:
-    """Return all known options, sorted."""
-    return sorted(OPTIONS)

@@ -1,5 +1,6 @@
 # The attempts of one installation, for a node without python3; gpusched/nodes/runtimes/listing.py reads what this prints.
-# Variables: CLUSTER_ID, NODE, RUNTIME, and ROOT, the folder of the attempts (empty: the usual one).
+# BOUNDED of runtimes/shell.py is before it. Variables: CLUSTER_ID, NODE, RUNTIME, and ROOT, the folder of the attempts
+# (empty: the usual one).
 # Every line begins with its own word, so that no file's content can be taken for another's.
 attempts_root=${ROOT:-${XDG_STATE_HOME:-$HOME/.local/state}/gpusched-node/$CLUSTER_ID/$NODE}
 attempts_boot=$(cat /proc/sys/kernel/random/boot_id)
@@ -65,9 +66,6 @@ list_folder() {
     leader= since=
     read -r leader since 2>/dev/null <"$1/pid"
     [ -n "$leader" ] && [ "$(start_time "$leader")" = "$since" ] && echo pid_alive
-}
-bounded() { # SECONDS COMMAND...
-    if command -v timeout >/dev/null 2>&1; then timeout -s KILL "$@"; else shift && "$@"; fi
 }
 engine() { bounded 8 "$RUNTIME" "$@"; }
 containers() { engine ps -a "$@" --filter "label=gpusched.cluster=$CLUSTER_ID" --filter "label=gpusched.node=$NODE"; }

@@ -1,9 +1,8 @@
 # The probe for a node without python3: facts in sections that gpusched parses (gpusched/nodes/parse_sections.py).
-# attempts.sh follows it. Variables: those of attempts.sh.
+# BOUNDED of runtimes/shell.py is before it, attempts.sh follows it. Variables: those of attempts.sh.
 LC_ALL=C; export LC_ALL
 section() { printf '\n@@%s\n' "$1"; }
-bounded() { if command -v timeout >/dev/null 2>&1; then timeout 10 "$@"; else "$@"; fi; }
-smi() { bounded nvidia-smi "$1" --format=csv,noheader,nounits; }
+smi() { bounded 10 nvidia-smi "$1" --format=csv,noheader,nounits; }
 printf '\n@gpusched-sections@\n'
 section clock; date +%s
 section python3; python3 -I -S -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null && echo yes

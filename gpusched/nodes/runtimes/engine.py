@@ -19,6 +19,7 @@ from gpusched.nodes.runtimes.checks import (
 from gpusched.nodes.runtimes.mounts import PIN, pin_lines, pinned_path, unpin_lines
 from gpusched.nodes.runtimes.sessions import engine_cases
 from gpusched.nodes.runtimes.shell import (
+    BOUNDED,
     FUNCTIONS,
     KILL_STRAYS,
     attempt_folder,
@@ -122,8 +123,7 @@ ours() { # [OPTION]: by default their ids
 
 # An engine may hang, or fail to end what the kernel could: a container's processes are known by the name of their
 # cgroup (conmon, beside it, has another) and by their environment.
-_REMOVE_BY_FORCE = """\
-if command -v timeout >/dev/null; then bounded() { timeout -k 1 "$@"; }; else bounded() { shift; "$@"; }; fi
+_REMOVE_BY_FORCE = BOUNDED + KILL_STRAYS + """\
 engine() { # within the time of the whole command: one that hangs would keep the next controller out, by the term's lock
     bounded 45 "$binary" "$@" && return
     set -- $?
@@ -131,18 +131,11 @@ engine() { # within the time of the whole command: one that hangs would keep the
     return "$1"
 }
 state() { bounded 10 "$binary" inspect --type container --format '{{.State.Status}}' "$id" 2>/dev/null; }
-processes() {
-    { grep -l -e "/\\(libpod-\\|docker-\\)\\{0,1\\}$id" /proc/[0-9]*/cgroup; strays; } 2>/dev/null |
-        while IFS=/ read -r _ _ pid _; do starttime "$pid" >/dev/null && echo "$pid"; done
-}
-kill_processes() { # of the container $id; whether none is left
-    round=0
-    while left=$(processes); [ -n "$left" ]; do
-        [ $round -lt 20 ] || return 1
-        kill -KILL $left 2>/dev/null
-        round=$((round + 1))
-        sleep 0.1
-    done
+processes() { # of the container $id; [PROCESS'S FOLDER]
+    {
+        grep -l -e "/\\(libpod-\\|docker-\\)\\{0,1\\}$id" ${1:-/proc/[0-9]*}/cgroup 2>/dev/null | cut -d / -f 3
+        strays "$@"
+    } | while read -r pid; do starttime "$pid" >/dev/null && echo "$pid"; done
 }
 """
 
@@ -151,7 +144,7 @@ found=$(ours) || exit 1
 for id in $found; do
     error=$(bounded 10 "$binary" kill --signal "$signal" "$id" 2>&1 >/dev/null) && continue
     case $(state) in running | paused) ;; *) continue ;; esac
-    case $signal in KILL | 9) kill_processes && continue ;; esac
+    case $signal in KILL | 9) kill_all processes && continue ;; esac
     printf '%s\\n' "${error:-$binary did not answer within 10 s}" >&2
     exit 1
 done
@@ -170,7 +163,7 @@ for id in $(printf '%s\\n' "$found" | cut -d ' ' -f 1); do
         left=$(ours) || exit 1
         case $left in *"$id"*) ;; *) break ;; esac
         [ -z "$is_last" ] || { printf '%s\\n' "${printed:-$binary did not remove it within 120 s}" >&2; exit 1; }
-        kill_processes
+        kill_all processes
     done
 done
 follower=$(group "$dir/output.pid") && kill -KILL "$follower"
@@ -287,12 +280,12 @@ class EngineRuntime:
         """See `Runtime.signal`; the container's init passes it on."""
         name = check_signal(signal)
         return script(
-            f"{attempt_folder(ref)}{FUNCTIONS}{KILL_STRAYS}{self._engine(ref)}{_REMOVE_BY_FORCE}{write_note(note)}signal={name}\n{_SIGNAL}"
+            f"{attempt_folder(ref)}{FUNCTIONS}{self._engine(ref)}{_REMOVE_BY_FORCE}{write_note(note)}signal={name}\n{_SIGNAL}"
         )
 
     def remove(self, ref: AttemptRef) -> RemoteScript:
         """See `Runtime.remove`."""
-        functions = f"{FUNCTIONS}{KILL_STRAYS}{self._engine(ref)}{_REMOVE_BY_FORCE}{unpin_lines(ref)}"
+        functions = f"{FUNCTIONS}{self._engine(ref)}{_REMOVE_BY_FORCE}{unpin_lines(ref)}"
         return script(f"{attempt_folder(ref)}{functions}{_REMOVE}")
 
     def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> RemoteScript:

@@ -46,26 +46,28 @@ alive() { # FILE: whether the stamped process itself is
 }
 """
 
+BOUNDED = """\
+if command -v timeout >/dev/null 2>&1; then bounded() { timeout -k 1 "$@"; }; else bounded() { shift; "$@"; }; fi
+"""
+"""sh: ``bounded SECONDS COMMAND...`` ends the command after so long, where the node has timeout(1)."""
+
 # Environments outlive process groups: all that the job started carries its name. A fork may slip through between
 # looking and killing, hence the rounds; what waits for a dead disk survives them all. Looking takes its time, so each
 # is looked at again before it is killed: its number may be another's by then.
 KILL_STRAYS = """\
-strays() { # [FILE...]
-    [ $# -gt 0 ] || set -- /proc/[0-9]*/environ
-    grep -l -z -x -F -e "GPUSCHED_CONTAINER=$name" "$@" 2>/dev/null
+strays() { # [PROCESS'S FOLDER]
+    grep -l -z -x -F -e "GPUSCHED_CONTAINER=$name" ${1:-/proc/[0-9]*}/environ 2>/dev/null | cut -d / -f 3
 }
-kill_strays() { # whether none is left
+kill_all() { # LISTING: a function such as strays; whether none is left
     round=0
-    while found=$(strays); [ -n "$found" ]; do
+    while found=$("$1"); [ -n "$found" ]; do
         [ $round -lt 20 ] || return 1
-        for file in $found; do
-            pid=${file#/proc/}
-            strays "$file" >/dev/null && kill -KILL "${pid%/environ}" 2>/dev/null
-        done
+        for pid in $found; do [ -z "$("$1" "/proc/$pid")" ] || kill -KILL "$pid" 2>/dev/null; done
         round=$((round + 1))
         [ $round -lt 3 ] || sleep 0.1
     done
 }
+kill_strays() { kill_all strays; }
 """
 
 # Files of a job in a shared installation are opened with its user's rights, not with root's. Jobs of an account that is

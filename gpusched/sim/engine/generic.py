@@ -5,12 +5,16 @@ For orders whose keys change while jobs wait, for the naive draw, for conservati
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.compiled import jit
+from gpusched.compiled import in_python, jit
+from gpusched.errors import UsageError
+from gpusched.sched.fairtree import account
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
+from gpusched.sched.placement import NodeChooser, pass_by_component
 from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import (
     BACKFILLS,
@@ -35,7 +39,6 @@ from gpusched.sim.engine.estimates import (
     note_submitted,
     renew,
 )
-from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, count_held_gpus, order_keys
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of, waiting_in
 from gpusched.sim.engine.share import pair_up, release_pairs_once, share_gpus
@@ -51,7 +54,7 @@ class SimQueue(NamedTuple):
         users: ``USER[users]``: what each user holds and has used.
         outcome: Where the pass writes.
         run_times: What run times are estimated by, where they are (``estimates``).
-        order: See `keys`. rule, backfill: See ``gpusched.sched.state``.
+        order: See `ORDER_CODES`. rule, backfill: See ``gpusched.sched.state``.
         last_first: Whether of jobs with equal keys the one submitted last goes first.
         every_s: Seconds between two times at which there is backfill; 0: at every decision.
         next_s: ``float64[1]``: when it is due; infinite: when something has happened.
@@ -192,3 +195,107 @@ def dequeue_started(sim: Sim, queue: SimQueue, ordered: Ints) -> None:
             started += 1
     if started > 0:
         remove_running(sim, queue.waiting, queue.size)
+
+
+# Orders whose keys change while jobs wait, and users' usage, on which they depend
+
+PLAIN, FAIRSHARE, WFP3, UNICEF, MULTIFACTOR, SHORTEST, LONGEST = range(7)
+ORDER_CODES = {
+    "fairshare": FAIRSHARE,
+    "wfp3": WFP3,
+    "unicef": UNICEF,
+    "multifactor": MULTIFACTOR,
+    "sjf-estimate": SHORTEST,
+    "lpt-estimate": LONGEST,
+}
+
+_MAX_AGE_S = 7 * 86400.0
+
+# used: decayed GPU seconds at ``since``. held: GPUs held now. Both by `SHAPE.weight`.
+USER = np.dtype([("used", np.float64), ("since", np.float64), ("held", np.int64)])
+
+
+@jit
+def count_held_gpus(sim: Sim, users: Records, job: int, sign: int) -> None:
+    """Add (sign 1) or subtract (-1) a job's GPUs from those that its user holds."""
+    user = sim.jobs[job]["user"]
+    account(users, user, sim.clock[0], sim.clock[2])
+    shape = sim.shapes[sim.jobs[job]["shape"]]
+    users[user]["held"] += sign * shape["parts"] * shape["gpus"] * shape["weight"]
+
+
+@jit
+def order_keys(sim: Sim, users: Records, jobs: Ints, order: int) -> Floats:
+    """Return each job's current key, ``float64[jobs]``, smallest first; see `_key`."""
+    used = 0.0
+    active = 0
+    for user in range(users.size):
+        account(users, user, sim.clock[0], sim.clock[2])
+        used += users[user]["used"]
+        active += users[user]["used"] > 0 or users[user]["held"] > 0
+    gpus = 0
+    for node in range(sim.node.size):
+        gpus += sim.node[node]["total"]
+    keys = np.empty(jobs.size)
+    for i in range(jobs.size):
+        keys[i] = _key(sim, users, jobs[i], order, used, max(active, 1), max(gpus, 1))
+    return keys
+
+
+@jit
+def _key(sim: Sim, users: Records, job: int, order: int, used: float, active: int, gpus: int) -> float:
+    """Return one job's key.
+
+    fairshare: the user's decayed GPU hours and one for each GPU held, as the live policy. WFP3: -(w / r)^3 n. UNICEF:
+    -w / (log2(n) r), log2(1) taken as 1e-15 as in RLScheduler (Zhang et al., SC 2020), so that one-GPU jobs go first.
+    multifactor: -(age + fair share + size) with equal weights, Slurm's factors in 0..1: age w / 7 days at most 1; fair
+    share 2^(-usage's share / one share of the active users); size n / all.
+    """
+    of = sim.jobs[job]
+    shape = sim.shapes[of["shape"]]
+    n, r, w = float(shape["parts"] * shape["gpus"]), of["expected"], sim.clock[0] - of["submit"]
+    user = users[of["user"]]
+    if order == FAIRSHARE:
+        return float(user["used"] / 3600.0 + user["held"])
+    if order == WFP3:
+        return float(-((w / r) ** 3) * n)
+    if order == UNICEF:
+        return float(-w / (max(np.log2(max(n, 1.0)), 1e-15) * r))
+    if order == MULTIFACTOR:
+        share = user["used"] / used if used > 0 else 0.0
+        return float(-(min(w / _MAX_AGE_S, 1.0) + 2.0 ** (-share * active) + n / gpus))
+    return float(-r if order == LONGEST else r)
+
+
+# Replays whose nodes another package's component chooses, by the live pass (`sched.placement`), run by Python
+
+
+def is_by_component(world: SimWorld) -> bool:
+    """Return whether another package's component chooses the nodes."""
+    return world.rule not in PLACEMENTS
+
+
+def component_run(world: SimWorld) -> Callable[[EventLog], int]:
+    """Return the function that replays to the end.
+
+    Raises:
+        UsageError: The policy, or an option, has a placement of its own.
+        ComponentError: The component cannot be imported; when it is called, that it failed.
+    """
+    sim, passes, queue = world.sim, world.passes, new_queue(world)
+    itself = world.policy.kind in ("preemptive", "agent") or world.policy.chooses_sizes
+    if itself or world.options.network is not None or queue.backfill == CONSERVATIVE:
+        raise UsageError(f"{world.policy.name} cannot be combined with placement {world.rule}", "use another placement")
+    gpu_type = np.array(world.pool.gpu_types)[world.pool.gpu_type]
+    chooser = NodeChooser(world.rule, passes.usable, gpu_type, passes.rng, replays=True)
+
+    def decide(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue, partition: int, backfill: int) -> None:
+        """Run one partition's pass, as `generic` does."""
+        waiting = ordered(sim, queue, partition)
+        queue.outcome.total[:] = 0
+        pass_by_component(state_of(sim, passes, queue.outcome), waiting, backfill, chooser)
+        start_granted(sim, log, queue.outcome, None)
+        dequeue_started(sim, queue, waiting)
+
+    run = looped(in_python(decide_generic, _decide=decide), compiled=False)
+    return lambda log: run(sim, log, passes, queue)

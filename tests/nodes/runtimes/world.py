@@ -14,6 +14,7 @@ import gpusched
 from gpusched.model.resources import RuntimeName
 from gpusched.nodes.runtimes import AttemptRef, LaunchRequest, Runtime, runtime_for
 from gpusched.nodes.runtimes.listing import parse_listing
+from gpusched.nodes.runtimes.shell import BOUNDED
 from gpusched.nodes.transport import CommandResult, RemoteScript, Transport
 from tests.testbed import TestNode, wait_until
 
@@ -23,7 +24,7 @@ once_contained = pytest.mark.parametrize("world", ["process", "podman"], indirec
 CLUSTER = f"c-{os.getpid()}"
 IMAGE = "localhost/gs/busybox:1"
 ROOT = Path(gpusched.__file__).parents[1]
-LISTER_SH = (ROOT / "gpusched/nodes/payload/attempts.sh").read_text()
+LISTER_SH = BOUNDED + (ROOT / "gpusched/nodes/payload/attempts.sh").read_text()
 
 LISTER = """
 import json, sys
