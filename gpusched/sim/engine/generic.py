@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
+from gpusched.model.limits import Groups
+from gpusched.sched.fairtree import USER, FairShareTree, tree_of
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import (
@@ -35,7 +37,7 @@ from gpusched.sim.engine.estimates import (
     note_submitted,
     renew,
 )
-from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, count_held_gpus, order_keys
+from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, count_held_gpus, order_keys, usage_leaves
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of, waiting_in
 from gpusched.sim.engine.share import pair_up, release_pairs_once, share_gpus
@@ -48,7 +50,9 @@ class SimQueue(NamedTuple):
 
     Attributes:
         waiting: ``int64[jobs]``: waiting jobs by rank; ``size[0]`` of them.
-        users: ``USER[users]``: what each user holds and has used.
+        users: ``USER[users]``: what each user holds and has used; with groups each user in each of its groups.
+        leaf: ``int64[jobs]``: the row of ``users`` for which a job's usage counts.
+        tree: By which ``fairshare`` ranks them; empty without groups.
         outcome: Where the pass writes.
         run_times: What run times are estimated by, where they are (``estimates``).
         order: See `keys`. rule, backfill: See ``gpusched.sched.state``.
@@ -63,6 +67,8 @@ class SimQueue(NamedTuple):
     waiting: Ints
     size: Ints
     users: Records
+    leaf: Ints
+    tree: FairShareTree
     outcome: PassOutcome
     run_times: Estimates
     estimates: bool
@@ -79,11 +85,15 @@ class SimQueue(NamedTuple):
 def new_queue(world: SimWorld) -> SimQueue:
     """Return an empty queue."""
     jobs, policy = len(world.sim.jobs), world.policy
-    users, by_all = np.zeros(world.users + 1, USER), world.unsplit is not None and policy.kind == "changing"
+    groups = world.options.groups if policy.by_usage else Groups()
+    leaves, leaf = usage_leaves(world.trace, groups)
+    users, by_all = np.zeros(len(leaves), USER), world.unsplit is not None and policy.kind == "changing"
     return SimQueue(
         waiting=np.zeros(jobs + 1, np.int64),
         size=np.zeros(1, np.int64),
         users=users,
+        leaf=leaf,
+        tree=tree_of(groups, leaves if groups else ()),
         outcome=new_outcome(jobs, len(world.sim.held)),
         run_times=new_estimates(world),
         estimates=policy.uses_run_time_estimates,
@@ -130,7 +140,7 @@ def update_queue(sim: Sim, passes: Passes, queue: SimQueue) -> None:
     """Record the jobs that ended and that became ready at this instant."""
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
-        count_held_gpus(sim, queue.users, job, -1)
+        count_held_gpus(sim, queue.users, queue.leaf[job], job, -1)
     if queue.estimates:
         note_ages(queue.run_times.renewed, sim)
         note_ended(queue.run_times.renewed, queue.run_times.past, sim)
@@ -175,7 +185,7 @@ def ordered(sim: Sim, queue: SimQueue, partition: int) -> Ints:
         return jobs
     if queue.last_first:
         jobs = jobs[stable_order(-sim.jobs["submit"][jobs])]
-    keys: Floats = order_keys(sim, queue.usage, jobs, queue.order)
+    keys: Floats = order_keys(sim, queue.usage, queue.leaf, queue.tree, jobs, queue.order)
     by_key: Ints = jobs[stable_order(keys)]
     return by_key
 
@@ -186,7 +196,7 @@ def dequeue_started(sim: Sim, queue: SimQueue, ordered: Ints) -> None:
     started = 0
     for job in ordered:
         if sim.state[job]["status"] == RUNNING:
-            count_held_gpus(sim, queue.users, job, 1)
+            count_held_gpus(sim, queue.users, queue.leaf[job], job, 1)
             if queue.estimates:
                 note_started(queue.run_times.renewed, job)
             started += 1
