@@ -46,7 +46,7 @@ PARALLEL_FROM = 400_000  # jobs replayed in all; below it processes take longer 
 class Scenario(NamedTuple):
     """A trace on its nodes; ``notes``: choices made, in sentences.
 
-    The first ``carried`` jobs of the trace are those that the replay begins with: they count in no figure.
+    The first ``carried`` jobs of the trace are those that the replay begins with: in figures they only hold GPUs.
     ``half_life_s``, ``groups``: of users' usage, by which ``fairshare`` goes. ``reserved``: when nodes are reserved.
     ``quotas``: the limits of users, groups and classes that apply. ``believed``: which jobs share GPUs, and what that
     costs. ``published``: by policy, figures of `Metrics`. ``topology``: switches of these nodes. ``learned``: estimates
@@ -225,8 +225,8 @@ def _replayed(run: PlannedReplay, progress: Callable[[float], None] | None = Non
         groups=scenario.groups, believed=scenario.believed, progress=progress,
     )  # fmt: skip
     result = replay(scenario.trace, scenario.pool, run.policy, **vars(options))
-    result = result_without(result, scenario.carried)
-    return result, metrics_of(result, scenario.power)
+    counted = result_without(result, scenario.carried)
+    return counted, metrics_of(counted, scenario.power, result)
 
 
 def _trace_without(trace: Trace, first: int) -> Trace:
