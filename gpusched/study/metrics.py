@@ -202,14 +202,12 @@ def eq4(result: ReplayResult, runs: Runs | None = None, whole: ReplayResult | No
     held = runs if whole is None else runs_of(whole)
     whole = whole or result
     share, partition = dominant_share(whole), pool.partition[held.first_node]
-
-    def seconds(start: Floats, end: Floats, partition: Ints) -> Floats:
-        return np.maximum(0.0, np.minimum(end, last) - np.maximum(start, first[partition]))
-
-    area = np.bincount(partition, share[held.job] * held.size * seconds(held.start, held.end, partition), n)
+    seconds = np.maximum(0.0, np.minimum(held.end, last) - np.maximum(held.start, first[partition]))
+    area = np.bincount(partition, share[held.job] * held.size * seconds, n)
     for both in paired_runs(whole) if whole.shared == "pairs" else ():
         where = pool.partition[whole.nodes_of(both.job)[0]]
-        area[where] -= min(share[both.job], share[both.mate]) * seconds(both.start, both.end, where)
+        lasted = max(0.0, min(both.end, last) - max(both.start, first[where]))
+        area[where] -= min(share[both.job], share[both.mate]) * lasted
     weight = np.bincount(pool.partition, pool.gpus, n).astype(np.float64)
     if not weight.any():
         weight = np.bincount(pool.partition, minlength=n).astype(np.float64)
