@@ -112,7 +112,7 @@ class MappedRun:
         running = sim.ends.item[: sim.ends.size[0]]
         of = sim.shapes[sim.jobs["shape"][running]]
         gpus = of["parts"] * of["gpus"] * (of["queue"] == partition)
-        return np.bincount(self._facts.user[running], gpus, self._world.users + 1)
+        return np.bincount(self._facts.user[running], gpus, self._world.users + 1).astype(np.float64)
 
     def _lasts(self, jobs: Ints) -> Floats:
         """Return expected run times, ``float64[jobs, kinds]``, at measured speeds, at most limits that kill."""
