@@ -4,7 +4,7 @@
 module        offers                                                 called by
 ============  =====================================================  ==================================================
 ``live``      `Live`: prepare, decide_queue                          `sched.agent.decide_by_agent`, at a live decision
-``replay``    `Replay`: runner, maps                                 `sim.runs`, once per replay
+``replay``    `Replay`: runner, maps                                 `sim.replay`, once per replay
 ``train``     `Train`: train_agent                                   `agents.training.train`; may import torch
 ``online``    `Online`: update_agent                                 `agents.training.online`, at night for a shadow
 ============  =====================================================  ==================================================
@@ -103,7 +103,7 @@ class Replay(Protocol[Prepared]):
         """Return whether it leaves node selection to ``place: milp`` and ``fastest``."""
 
     def runner(self, world: SimWorld, prepared: Prepared) -> tuple[SimWorld, Callable[[EventLog], int]]:
-        """Return the prepared world, and the function that replays it to its end: see `sim.runs.Runner`."""
+        """Return the prepared world, and the function that replays it to its end: see `sim.replay.Runner`."""
 
 
 class Train(Protocol):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from gpusched.forecast.run import KIND, QUEUE, QUEUED, USER, PlacementCosts
+from gpusched.forecast.run import KIND, QUEUE, QUEUED, PlacementCosts
 from gpusched.forecast.sharing import pace_of, sharers_of
 from gpusched.model.ids import split_task
 from gpusched.model.jobs import Dependency, DependencyKind
@@ -20,7 +20,7 @@ from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.accounts import COLUMNS, chain, gpu_scale, scaled_gpus
 from gpusched.sched.arrays import NodeArrays, PendingArrays, releases_of, scratch_for, waiting_of
 from gpusched.sched.eligible import out_of_reach
-from gpusched.sched.fairtree import FairShareTree, tree_of
+from gpusched.sched.fairtree import USER, FairShareTree, tree_of
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.sharing.rules import Sharer
 from gpusched.sched.state import (

@@ -14,7 +14,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.backfill import attempt_any, keep_for
 from gpusched.sched.bounds import room_along, within_bounds
-from gpusched.sched.fairtree import FairShareTree, account, places
+from gpusched.sched.fairtree import FairShareTree, account, rank_users
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.keeping import keeps_nodes
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_plan
@@ -82,8 +82,6 @@ QUEUE = np.dtype([(n, _I8) for n in ("rule", "backfill", "fair", "priced", "kind
 # none. account, gpus: of each of them; -1 where nodes are drawn. past: the first kind behind those of its account.
 # at: its next one in a pass.
 KIND = np.dtype([(n, _I8) for n in ("first", "last", "account", "gpus", "past", "at")])
-# used: GPU seconds, decayed, at ``since``. held: GPUs. place: by usage.
-USER = np.dtype([("used", _F8), ("since", _F8), ("held", _I8), ("place", _I8)])
 
 REACHED, EXHAUSTED = 3, 4  # how a run ends, beside OVER: see `decide_forecast`
 TICK, UNTIL, SHADOW, CLOCKS = range(4)
@@ -344,7 +342,7 @@ def decide_partition(sim: Sim, log: EventLog, passes: Passes, arrays: QueueArray
     of, outcome = arrays.queues[partition], arrays.outcome
     arrays.counter[WORK] += _PASS_WORK
     if of["fair"] != 0:
-        _rank_users(sim, arrays)
+        rank_users(arrays.tree, arrays.users, sim.clock[0], sim.clock[2])
     release_pairs_once(sim.pace, sim, passes.releases)
     if _find_candidates(arrays, passes.jobs, passes.requests, partition):
         state = state_of(sim, passes, outcome)
@@ -653,14 +651,3 @@ def _place(jobs: Records, users: Records, fair: int, job: int) -> float:
         return float(jobs[job]["rank"])
     level = jobs[job]["level"] * users.size + users[jobs[job]["user"]]["place"]
     return float(level * jobs.size + jobs[job]["rank"])
-
-
-@jit
-def _rank_users(sim: Sim, arrays: QueueArrays) -> None:
-    """Rank the users by their current usage: GPU hours, and GPUs held."""
-    users = arrays.users
-    usage = np.empty(users.size)
-    for user in range(users.size):
-        account(users, user, sim.clock[0], sim.clock[2])
-        usage[user] = users[user]["used"] / 3600.0 + users[user]["held"]
-    users["place"][:] = places(arrays.tree, usage)

@@ -19,6 +19,9 @@ from gpusched.model.limits import Groups
 from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import Floats, Ints, Records
 
+# used: GPU seconds, decayed, at ``since``. held: GPUs since then. place: as of `rank_users`.
+USER = np.dtype([("used", np.float64), ("since", np.float64), ("held", np.int64), ("place", np.int64)])
+
 
 class FairShareTree(NamedTuple):
     """The leaves (users, each in one group) and the nodes above them.
@@ -120,3 +123,13 @@ def places(tree: FairShareTree, usage: Floats) -> Ints:
                     break
         found[order[i]] = place
     return found
+
+
+@jit
+def rank_users(tree: FairShareTree, users: Records, now: float, half_life: float) -> None:
+    """Set the places of users, ``USER[leaves]``, by their current usage: GPU hours, and GPUs held."""
+    usage = np.empty(users.size)
+    for user in range(users.size):
+        account(users, user, now, half_life)
+        usage[user] = users[user]["used"] / 3600.0 + users[user]["held"]
+    users["place"][:] = places(tree, usage)

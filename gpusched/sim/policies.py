@@ -97,6 +97,12 @@ class ReplayPolicy:
         return self.kind == "preemptive" or (self.model is not None and self.model.preempts)
 
     @property
+    def by_usage(self) -> bool:
+        """Whether it, or what decides where its agent cannot, goes by users' usage."""
+        instead = None if self.spec is None else self.spec.fallback
+        return "fairshare" in (self.order, instead.order if instead is not None else "")
+
+    @property
     def chooses_sizes(self) -> bool:
         """Whether it gives resizable jobs other numbers of GPUs than requested."""
         return self.spec is not None and self.spec.sizes != "base"

@@ -14,7 +14,7 @@ from gpusched.sched.fit import set_feasibility
 from gpusched.sched.sizing.live import pace_of
 from gpusched.sched.state import Floats, Ints, filled
 from gpusched.sim.engine.build import ResizableJobs, SimWorld
-from gpusched.sim.engine.state import SHAPE, Pace
+from gpusched.sim.engine.state import SHAPE, Pace, Ranks
 from gpusched.sim.pool import demand_of
 from gpusched.sim.profiles import Profiles
 from gpusched.sim.rates import RateClass, Rates, alone_on, recorded_on, resized_on, share_of
@@ -179,6 +179,30 @@ class ResizedShapes:
         }
         counts = ", ".join(f"{by[how]} {words[how]}" for how in words if by[how])
         return (*self._notes, f"of {by.total()} {what}: {counts}") if counts else ()
+
+
+def with_lost_ranks(world: SimWorld, made: ResizedShapes) -> SimWorld:
+    """Return the world in which hot jobs go on without ranks whose nodes fail."""
+    elastic, jobs = world.options.elastic, len(world.trace)
+    fails = elastic is not None and elastic.rank_gpus is not None and bool(world.options.failures)
+    ranks = [rank_gpus(world, job) if fails else 0 for job in range(jobs)]
+    hot = [(job, rank, range(-(-int(elastic.least[job]) // rank), int(elastic.most[job]) // rank + 1))
+           for job, rank in enumerate(ranks) if elastic is not None and rank]  # fmt: skip
+    most = max((counts[-1] for _, _, counts in hot if counts), default=1)
+    fewest, (shape, row), own = np.zeros(jobs, np.int64), np.full((2, jobs, most), -1, np.int64), np.ones((jobs, most))
+    for job, rank, counts in hot:
+        fewest[job] = counts.start
+        for count in counts:
+            try:
+                world, found = made.shape(world, job, TargetSize(count * rank, nodes=count))
+                world, row[job, count - 1] = made.row(world, job, found)
+            except UsageError:  # it cannot have that size, or nothing says how fast it is there
+                continue
+            shape[job, count - 1], own[job, count - 1] = found, own_speed(world.trace, job, count * rank)
+    pace = world.sim.pace
+    assert pace is not None
+    of = Ranks(fewest, shape, row, own, pauses(world.trace), np.full(jobs, np.inf), np.zeros(jobs, np.int64))
+    return world._replace(sim=world.sim._replace(pace=pace._replace(ranks=of)))
 
 
 def with_own_requests(world: SimWorld) -> tuple[SimWorld, Ints]:

@@ -33,7 +33,7 @@ from gpusched.sched.sizing.question import (
     question_of,
 )
 from gpusched.sched.sizing.rules import RULES
-from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_plan, new_releases
+from gpusched.sched.state import BACKFILLS, Flags, Floats, Ints, filled, new_outcome, new_plan, new_releases
 from gpusched.sim.engine.build import ResizableJobs, SimWorld, most_parts_running
 from gpusched.sim.engine.ledger import plan_copy
 from gpusched.sim.engine.sized import ASK, AT, GRANT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized
@@ -47,6 +47,7 @@ from gpusched.sim.resizing import (
     own_speed,
     pauses,
     rank_gpus,
+    with_lost_ranks,
     with_own_requests,
 )
 
@@ -58,7 +59,7 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
     spec, elastic = world.policy.spec, world.options.elastic
     assert spec is not None
     assert elastic is not None
-    world, menus, menu, ranks = _with_menus(world, elastic)
+    world, menus, menu, ranks, between = _with_menus(world, elastic)
     world, rows, kind, notes = _with_rows(world, menus, menu)
     request = np.zeros(0, np.int64)
     if elastic.cores is not None or elastic.memory_mib is not None:
@@ -85,7 +86,7 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
     scene = Scene(
         rows=np.zeros(jobs, ROW),
         parts=np.zeros(slots + 1, PART),
-        unusable=np.zeros((jobs, most), np.uint8),
+        unusable=between[menu],
         reported=np.full((jobs, most), np.nan),
         menus=menus,
     )
@@ -95,6 +96,7 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
         jobs=_jobs(world, menus, menu, kind, ranks),
         rows=rows,
         own=_own_speeds(world, menus, menu),
+        between=between,
         stopped=np.full((jobs, spec.resize.per_hour), -np.inf),
         waiting=np.zeros(jobs + 1, np.int64),
         size=np.zeros(1, np.int64),
@@ -159,8 +161,10 @@ def _sizes_of(own: int, least: int, most: int) -> tuple[int, ...]:
     return tuple(sorted({own, *(1 << k for k in range(most.bit_length()) if least <= 1 << k <= most)}))
 
 
-def _with_menus(world: SimWorld, elastic: ResizableJobs) -> tuple[SimWorld, Menus, Ints, Ints]:
+def _with_menus(world: SimWorld, elastic: ResizableJobs) -> tuple[SimWorld, Menus, Ints, Ints, Flags]:
     """Return the world with all sizes, the menus, each job's menu, and each menu's request of one rank (-1: not hot).
+
+    Then the sizes to which only lost ranks lead, see `Sizer`.
 
     For jobs that never run, without requests.
     """
@@ -175,11 +179,12 @@ def _with_menus(world: SimWorld, elastic: ResizableJobs) -> tuple[SimWorld, Menu
     menus: list[dict[int, int]] = []
     asked: dict[tuple[int, int], JobSpec] = {}
     has_ranges = elastic.cores is not None or elastic.memory_mib is not None
-    made, ranks = ResizedShapes(), np.full(len(distinct), -1, np.int64)
+    made, ranks, lost = ResizedShapes(), np.full(len(distinct), -1, np.int64), list[set[int]]()
     for (shape, own, least, most, *_), job in zip(distinct.tolist(), first.tolist(), strict=True):
         sizes = given[job] or _sizes_of(own, least, most) if shape >= 0 else (own,)
         found, rank, ranged = {}, rank_gpus(world, job), has_ranges and len(sizes) > 1
-        for gpus in sizes:
+        lost.append(set(range(sizes[0], sizes[-1], rank) if rank and world.options.failures else ()) - {*sizes})
+        for gpus in sorted({*sizes, *lost[-1]}):
             if shape < 0 or (gpus == own and not ranged):
                 found[gpus] = shape
                 continue
@@ -202,7 +207,10 @@ def _with_menus(world: SimWorld, elastic: ResizableJobs) -> tuple[SimWorld, Menu
     for (row, gpus), spec in asked.items():
         if gpus in given_at[row]:
             given_at[row][gpus] = (given_at[row][gpus][0], (spec.cores_per_node, spec.memory_mib_per_node))
-    return world, menus_of(menus, given_at), index.reshape(-1), ranks
+    of = menus_of(menus, given_at)
+    between = [[gpus in few for gpus in row] for few, row in zip(lost, of.sizes.tolist(), strict=True)]
+    world = with_lost_ranks(world, made)
+    return world, of, index.reshape(-1), ranks, np.array(between, np.uint8).reshape(of.sizes.shape)
 
 
 def _target(spec: JobSpec) -> TargetSize:

@@ -16,7 +16,7 @@ from gpusched.config.plugins import components
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.estimation import REMEMBERED
 from gpusched.model.jobs import Allocation, JobSpec
-from gpusched.model.limits import Bound, LimitRule, Unit
+from gpusched.model.limits import Bound, Groups, LimitRule, Unit, leaf_of
 from gpusched.model.plan import Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
@@ -29,7 +29,7 @@ from gpusched.sched.fairtree import account
 from gpusched.sched.slicenames import inner_name
 from gpusched.sched.slices.plan import CUT_S, cuts_of
 from gpusched.sim.engine.build import SimWorld
-from gpusched.sim.engine.generic import dequeue_started, new_queue, update_queue
+from gpusched.sim.engine.generic import dequeue_started, new_queue, update_queue, usage_leaves
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.state import DECIDE, DECISIONS, DONE, ENDED, EventLog, Passes, Sim
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
@@ -49,6 +49,8 @@ class SnapshotRun:
     def __init__(self, world: SimWorld) -> None:
         assert world.unsplit is not None
         self._world, self._of, self._queue = world, world.unsplit, new_queue(world)
+        self._groups = world.options.groups if world.policy.by_usage else Groups()
+        self._leaves, _ = usage_leaves(world.trace, self._groups)
         self._policies = dict.fromkeys(self._of.pool.partitions, policy_of(world))
         model = world.policy.model
         self._models = {} if model is None else dict.fromkeys(self._policies, model)
@@ -150,7 +152,7 @@ class SnapshotRun:
             now=float(sim.clock[0]), nodes=tuple(map(self._node, range(len(self._rows)))), policies=self._policies,
             pending=tuple(map(self._pending, waiting)), running=tuple(map(self._running, sorted(self._held))),
             usage=self._usage(), seed=self._world.options.seed + int(sim.counter[DECISIONS]),
-            finished=tuple(self._finished), bounds=self._bounds(),
+            finished=tuple(self._finished), bounds=self._bounds(), groups=self._groups,
         )  # fmt: skip
 
     def _node(self, node: int) -> NodeView:
@@ -170,23 +172,21 @@ class SnapshotRun:
             self._specs[job] = _spec_of(self._world, job)
         return self._specs[job]
 
-    def _user(self, job: int) -> str:
-        return f"{int(self._world.sim.jobs[job]['user']):09}"
-
     def _pending(self, job: int) -> PendingView:
         world, number = self._world, int(self._own_booking.get(job, -1))
         spec, limit_s = self._spec(job), float(world.passes.jobs.limit[job])
         if spec.time_limit_s != limit_s:  # an estimate that was renewed
             spec = self._specs[job] = replace(spec, time_limit_s=limit_s)
+        user, group = self._leaves[self._queue.leaf[job]]
         return PendingView(
-            id=f"{job:09}", user=self._user(job), spec=spec, submit_time=float(world.sim.jobs[job]["submit"]),
+            id=f"{job:09}", user=user, group=group, spec=spec, submit_time=float(world.sim.jobs[job]["submit"]),
             estimate_s=limit_s, bounds=self._bounds_of(job), reserved=self._reserved[number] if number >= 0 else None,
         )  # fmt: skip
 
     def _running(self, job: int) -> RunningView:
-        state = self._world.sim.state[job]
+        state, (user, group) = self._world.sim.state[job], self._leaves[self._queue.leaf[job]]
         return RunningView(
-            id=f"{job:09}", user=self._user(job), allocation=self._held[job], start_time=float(state["start"]),
+            id=f"{job:09}", user=user, group=group, allocation=self._held[job], start_time=float(state["start"]),
             expected_end=float(state["until"]), submit_time=float(self._world.sim.jobs[job]["submit"]),
             spec=self._spec(job), bounds=self._bounds_of(job),
         )  # fmt: skip
@@ -195,7 +195,8 @@ class SnapshotRun:
         sim, spec = self._world.sim, self._spec(job)
         end = float(sim.clock[0])
         return FinishedView(
-            user=self._user(job), partition=spec.partition, profile=spec.profile, nodes=spec.nodes, gpus=held.gpus,
+            user=self._leaves[self._queue.leaf[job]][0], partition=spec.partition, profile=spec.profile,
+            nodes=spec.nodes, gpus=held.gpus,
             cores=spec.nodes * spec.cores_per_node, memory_mib=spec.nodes * spec.memory_mib_per_node,
             submit_time=float(sim.jobs[job]["submit"]), end_time=end, ran_s=end - float(sim.state[job]["start"]),
         )  # fmt: skip
@@ -203,11 +204,12 @@ class SnapshotRun:
     def _usage(self) -> dict[str, float]:
         """Return users' decayed GPU hours, as in `Snapshot.usage`."""
         users, (now, _, half_life_s) = self._queue.users, self._world.sim.clock
-        if not any(policy.order == "fairshare" for policy in self._policies.values()):
+        if not self._world.policy.by_usage:
             return {}
         for user in range(len(users)):
             account(users, user, now, half_life_s)
-        return {f"{user:09}": used / (3600 * GPU_PARTS) for user, used in enumerate(users["used"].tolist()) if used > 0}
+        used = zip(self._leaves, users["used"].tolist(), strict=True)
+        return {leaf_of(*leaf): gpu_s / (3600 * GPU_PARTS) for leaf, gpu_s in used if gpu_s > 0}
 
     def _bounds(self) -> tuple[Bound, ...]:
         """Return what is left of the limits, as limits of which nothing is used."""

@@ -35,7 +35,7 @@ from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Pool
-from gpusched.sim.resizing import ResizedShapes, TargetSize, own_speed, pauses, rank_gpus
+from gpusched.sim.resizing import ResizedShapes, TargetSize, own_speed, pauses, rank_gpus, with_lost_ranks
 from gpusched.sim.result import PREEMPTED, RESIZED, ReplayResult
 from gpusched.traces.trace import Trace
 
@@ -59,6 +59,9 @@ class Stepper:
         self._begin = time.perf_counter()
         self._waiting: dict[int, None] = {}
         self._sizes = ResizedShapes()
+        elastic = self._world.options.elastic
+        if elastic is not None and elastic.rank_gpus is not None:
+            self._world = with_lost_ranks(self._world, self._sizes)
         self._resized: Counter[int] = Counter()
         self.trace, self.pool = trace, pool
 
@@ -207,7 +210,8 @@ class Stepper:
         the placement rule says; its own nodes count as free for that, its work is kept, and its `restart_s` pass before
         it goes on. ``size``: its GPUs, with which cores and memory go; or a `TargetSize`. It goes as fast as was
         measured (`ReplayOptions.rates`) with so many GPUs over so many nodes, cores and memory. A hot job that runs is
-        not stopped: ranks join on those of ``nodes`` that it does not have, or its last ones leave.
+        not stopped: ranks join on those of ``nodes`` that it does not have, or its last ones leave. Without a rank
+        whose node fails, if that is not its first, it goes on as far as its least size.
 
         Raises:
             UsageError: The job may not have that size (`ReplayOptions.elastic`), nothing says how fast it goes then, it

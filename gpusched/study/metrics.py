@@ -103,8 +103,11 @@ def job_times(result: ReplayResult) -> JobTimes:
     return JobTimes(jct, np.maximum(jct - run, 0.0), run, slowdown)
 
 
-def metrics_of(result: ReplayResult, power: PowerModel | None = None) -> Metrics:
-    """Return all metrics of one replay; ``power`` None: the paper's rated figures."""
+def metrics_of(result: ReplayResult, power: PowerModel | None = None, whole: ReplayResult | None = None) -> Metrics:
+    """Return all metrics of one replay; ``power`` None: the paper's rated figures.
+
+    ``whole``: the same replay with the jobs present when it begins. What they hold until the last end is not free.
+    """
     ran = result.ran
     counts: dict[str, Any] = {
         "jobs": int(ran.sum()),
@@ -116,6 +119,7 @@ def metrics_of(result: ReplayResult, power: PowerModel | None = None) -> Metrics
     if not ran.any():
         return Metrics(**counts)
     times, runs, parts = job_times(result), runs_of(result), parts_of(result)
+    held = _within(parts_of(whole or result), float(result.trace.submit[ran].min()), float(runs.end.max()))
     figures: dict[str, Any] = {}
     for name, values in (("jct_s", times.jct), ("wait_s", times.wait), ("bounded_slowdown", times.slowdown)):
         figures |= _spread(name, values[ran])
@@ -125,8 +129,9 @@ def metrics_of(result: ReplayResult, power: PowerModel | None = None) -> Metrics
         Metrics(**counts),
         **figures,
         **_against_recorded(result, times),
-        **_use(result, runs, parts, power or power_model(result.pool)),
-        fragmentation=fragmentation(result, parts),
+        **_use(result, whole or result, held, power or power_model(result.pool)),
+        gpu_hours=float((parts.gpus * (parts.end - parts.start)).sum()) / 3600,
+        fragmentation=fragmentation(result, held),
         jain=jain(slowdowns) if len(slowdowns) else None,
         users=users,
         groups=groups,
@@ -146,9 +151,14 @@ def _against_recorded(result: ReplayResult, times: JobTimes) -> dict[str, float 
     return {"recorded_mean_wait_s": recorded, "wait_error": here / recorded - 1 if recorded > 0 else None}
 
 
-def _use(result: ReplayResult, runs: Runs, parts: Parts, power: PowerModel) -> dict[str, float | None]:
+def _within(parts: Parts, first: float, last: float) -> Parts:
+    return parts._replace(start=np.clip(parts.start, first, last), end=np.clip(parts.end, first, last))
+
+
+def _use(result: ReplayResult, whole: ReplayResult, parts: Parts, power: PowerModel) -> dict[str, float | None]:
     """Return makespan, utilizations and energies."""
     pool, submit = result.pool, result.trace.submit[result.ran]
+    runs = runs_of(result)
     first, last = float(submit.min()), float(runs.end.max())
     span = last - first
     seconds = parts.end - parts.start
@@ -156,7 +166,7 @@ def _use(result: ReplayResult, runs: Runs, parts: Parts, power: PowerModel) -> d
     gpus = max(pool.total_gpus, 1)
     arriving = float(submit.max()) - first
     early = np.clip(np.minimum(parts.end, first + arriving) - parts.start, 0.0, None)
-    u = eq4(result, runs)
+    u = eq4(result, runs, whole)
     rated = np.bincount(pool.partition, power.busy_w, len(pool.partitions))
     wasted = rated * u.window_s * np.clip(1.0 - u.by_partition, 0.0, None)
     return {
@@ -164,7 +174,6 @@ def _use(result: ReplayResult, runs: Runs, parts: Parts, power: PowerModel) -> d
         "utilization": u.whole,
         "gpu_hours_utilization": float(held.sum()) / (gpus * span) if span > 0 else None,
         "arrival_utilization": float((parts.gpus * early).sum()) / (gpus * arriving) if arriving > 0 else None,
-        "gpu_hours": float(held.sum()) / 3600,
         "energy_kwh": power.energy_j(pool, held, span) / J_PER_KWH,
         "inefficient_energy_kwh": float(wasted.sum()) / J_PER_KWH,
     }
@@ -178,19 +187,27 @@ class Eq4(NamedTuple):
     window_s: Floats
 
 
-def eq4(result: ReplayResult, runs: Runs | None = None) -> Eq4:
-    """Return U = sum of lambda * tau / T by partition (Narantuya et al., CMC 2022, Eq. 2-4); see `Metrics`."""
+def eq4(result: ReplayResult, runs: Runs | None = None, whole: ReplayResult | None = None) -> Eq4:
+    """Return U = sum of lambda * tau / T by partition (Narantuya et al., CMC 2022, Eq. 2-4); see `Metrics`.
+
+    ``whole``: See `metrics_of`; T is of the jobs of ``result``.
+    """
     runs = runs or runs_of(result)
     pool, n = result.pool, len(result.pool.partitions)
     partition = pool.partition[runs.first_node]
     first = np.full(n, np.inf)
     np.minimum.at(first, partition, runs.start)
-    window = np.where(np.isfinite(first), runs.end.max(initial=0.0) - first, 0.0)
-    share = dominant_share(result)
-    area = np.bincount(partition, share[runs.job] * runs.size * (runs.end - runs.start), n)
-    for both in paired_runs(result) if result.shared == "pairs" else ():
-        where = pool.partition[result.nodes_of(both.job)[0]]
-        area[where] -= min(share[both.job], share[both.mate]) * (both.end - both.start)
+    last = runs.end.max(initial=0.0)
+    window = np.where(np.isfinite(first), last - first, 0.0)
+    held = runs if whole is None else runs_of(whole)
+    whole = whole or result
+    share, partition = dominant_share(whole), pool.partition[held.first_node]
+    seconds = np.maximum(0.0, np.minimum(held.end, last) - np.maximum(held.start, first[partition]))
+    area = np.bincount(partition, share[held.job] * held.size * seconds, n)
+    for both in paired_runs(whole) if whole.shared == "pairs" else ():
+        where = pool.partition[whole.nodes_of(both.job)[0]]
+        lasted = max(0.0, min(both.end, last) - max(both.start, first[where]))
+        area[where] -= min(share[both.job], share[both.mate]) * lasted
     weight = np.bincount(pool.partition, pool.gpus, n).astype(np.float64)
     if not weight.any():
         weight = np.bincount(pool.partition, minlength=n).astype(np.float64)

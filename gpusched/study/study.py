@@ -11,6 +11,7 @@ import numpy as np
 
 from gpusched.config.validate import MAX_COUNT
 from gpusched.errors import UsageError
+from gpusched.model.limits import Groups
 from gpusched.model.topology import Topology
 from gpusched.model.units import count_of
 from gpusched.sim.engine.build import ReplayOptions
@@ -45,8 +46,8 @@ PARALLEL_FROM = 400_000  # jobs replayed in all; below it processes take longer 
 class Scenario(NamedTuple):
     """A trace on its nodes; ``notes``: choices made, in sentences.
 
-    The first ``carried`` jobs of the trace are those that the replay begins with: they count in no figure.
-    ``half_life_s``: of users' usage, by which ``fairshare`` goes. ``reserved``: when nodes are reserved.
+    The first ``carried`` jobs of the trace are those that the replay begins with: in figures they only hold GPUs.
+    ``half_life_s``, ``groups``: of users' usage, by which ``fairshare`` goes. ``reserved``: when nodes are reserved.
     ``quotas``: the limits of users, groups and classes that apply. ``believed``: which jobs share GPUs, and what that
     costs. ``published``: by policy, figures of `Metrics`. ``topology``: switches of these nodes. ``learned``: estimates
     by job class, where they are of the site that ran the jobs.
@@ -58,6 +59,7 @@ class Scenario(NamedTuple):
     notes: tuple[str, ...] = ()
     carried: int = 0
     half_life_s: float = HALF_LIFE_S
+    groups: Groups = Groups()
     reserved: tuple[Booking, ...] = ()
     quotas: QuotaSet | None = None
     believed: SharingBeliefs | None = None
@@ -160,7 +162,8 @@ def scenario_of(
         notes.append(f"{count_of(len(trace.rejected), 'row')} of the trace rejected; line {line}: {why}")
     model = power(pool)
     half_life_s = HALF_LIFE_S if inventory is None else float(inventory.settings.fairshare_half_life_s)
-    return Scenario(trace, pool, model, (*notes, *trace.notes, model.note), half_life_s=half_life_s)
+    groups = Groups() if inventory is None else inventory.groups
+    return Scenario(trace, pool, model, (*notes, *trace.notes, model.note), half_life_s=half_life_s, groups=groups)
 
 
 def _nodes(count: int) -> str:
@@ -219,11 +222,11 @@ def _replayed(run: PlannedReplay, progress: Callable[[float], None] | None = Non
     scenario = run.scenario
     options = replace(
         run.options, reservations=scenario.reserved, quotas=scenario.quotas, half_life_s=scenario.half_life_s,
-        believed=scenario.believed, progress=progress,
+        groups=scenario.groups, believed=scenario.believed, progress=progress,
     )  # fmt: skip
     result = replay(scenario.trace, scenario.pool, run.policy, **vars(options))
-    result = result_without(result, scenario.carried)
-    return result, metrics_of(result, scenario.power)
+    counted = result_without(result, scenario.carried)
+    return counted, metrics_of(counted, scenario.power, result)
 
 
 def _trace_without(trace: Trace, first: int) -> Trace:

@@ -11,6 +11,7 @@ from gpusched.model.jobs import Allocation, Elastic, JobSpec, Resizes
 from gpusched.model.plan import Plan, Resize, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
+from gpusched.queue.snapshots import _with_present_size
 from gpusched.sched.decide import decide
 from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.pool import Pool
@@ -28,7 +29,10 @@ def _span(asked: tuple[int, int] | None, own: int) -> tuple[int, int] | None:
 
 
 class SizedPolicy:
-    """A function for `replay`: decides as the controller does. ``seen``: what it was shown, and what it decided."""
+    """A function for `replay`: decides as the controller does.
+
+    ``seen``: what it was shown, and what it decided. ``lost``: ranks lost with their nodes.
+    """
 
     def __init__(
         self, spec: PolicySpec, trace: Trace, pool: Pool, options: ReplayOptions, model: TrainedModel | None = None
@@ -57,9 +61,11 @@ class SizedPolicy:
         self._begun: dict[int, float] = {}
         self._speeds: dict[int, dict[int, float]] = {}
         self._resizes: dict[int, Resizes] = {}
+        self.lost = 0
 
     def __call__(self, stepper: Stepper) -> None:
         """Decisions, until nobody is stopped to go on at another size."""
+        self._let_go(stepper)
         while True:
             snapshot = self._snapshot(stepper)
             plan = decide(snapshot, self._models)
@@ -75,6 +81,24 @@ class SizedPolicy:
                     self._stop(stepper, int(resize.job_id), resize.gpus)
             if not stopped:
                 return
+
+    def _let_go(self, stepper: Stepper) -> None:
+        """Hot jobs go on without the ranks whose nodes failed, as the controller lets them; their group is formed."""
+        for job in stepper.running():
+            nodes, held = set(stepper.nodes_of(job).tolist()), self._held[job]
+            parts = tuple(part for part in held.parts if self._index[part.node] in nodes)
+            if len(parts) == len(held.parts):
+                continue
+            assert parts[0] == held.parts[0], "not without its first"
+            assert self._specs[job].is_hot
+            resizes, gone = self._resizes.get(job, Resizes()), len(held.parts) - len(parts)
+            self._resizes[job] = msgspec.structs.replace(
+                resizes, costs_s=resizes.costs_s + gone * self._pause_s(job), measured=resizes.measured + gone,
+                before=self._specs[job].gpus, formed_since=stepper.now,
+            )  # fmt: skip
+            self._held[job] = Allocation(held.job_id, parts)
+            self._specs[job] = self._specs[job].as_allocated(self._held[job])
+            self.lost += gone
 
     def _start(self, stepper: Stepper, job: int, allocation: Allocation) -> None:
         gpus = allocation.gpus
@@ -125,9 +149,9 @@ class SizedPolicy:
         start, due, rate = stepper.pace_of(job)
         start, resizes = self._begun.get(job, start), self._resizes.get(job)
         if resizes is not None and resizes.formed_since is not None:
-            formed = stepper.now >= resizes.formed_since + self._pause_s(job)
+            formed = resizes.formed_since < stepper.now >= resizes.formed_since + self._pause_s(job)
             resizes = msgspec.structs.replace(resizes, before=None if formed else resizes.before)
-        spec = self._spec(stepper, job)
+        spec = _with_present_size(self._spec(stepper, job))
         tells = self._trace.progress is None or not math.isnan(self._trace.progress.steps[job])
         speeds = self._speeds.setdefault(job, {})
         if tells:

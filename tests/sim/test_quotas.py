@@ -7,6 +7,7 @@ import copy
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import replace
 
 import msgspec
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.model.limits import WEEK_S, Group, Groups, Limits, Qos, Quotas
+from gpusched.model.limits import WEEK_S, Group, Groups, Limits, Qos, Quotas, leaf_of
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import RunningView, Snapshot
 from gpusched.model.topology import Topology
@@ -230,8 +231,8 @@ def test_no_policy_gives_a_user_more_than_its_limits_let(name, tmp_path):
 class Live:
     """The controller's decision, from instant to instant: snapshots of what is there, and nothing of the engine."""
 
-    def __init__(self, jobs, nodes, known, spec):
-        self.jobs, self.known, self.spec = jobs, known, spec
+    def __init__(self, jobs, nodes, known, spec, half_life_s=0.0):
+        self.jobs, self.known, self.spec, self.half_life_s = jobs, known, spec, half_life_s
         self.nodes = [node(f"n{i}", n.gpus, n.cores, n.memory) for i, n in enumerate(nodes)]
         self.start, self.where = {}, {}
 
@@ -260,6 +261,15 @@ class Live:
             times.append((self.now // HOUR + 1) * HOUR)
         return [t for t in times if t > self.now]
 
+    def usage(self, views, now):
+        """GPU hours of each user in each group, halved every half-life: the integral over all that has run."""
+        found, kept = defaultdict(float), np.log(2.0) / self.half_life_s
+        for i, begin in self.start.items():
+            lasted = min(self.end(i), now) - begin
+            decayed = -np.expm1(-kept * lasted) * np.exp(-kept * (now - begin - lasted)) / kept
+            found[leaf_of(views[i].user, views[i].group)] += self.jobs[i].gpus * decayed / HOUR
+        return found
+
     def decide(self, now, able):
         self.now, first = now, now // HOUR * HOUR - WEEK_S
         views = {i: self.view(i) for i in able if self.jobs[i].submit <= now}
@@ -276,6 +286,7 @@ class Live:
         snap = Snapshot(
             now=now, nodes=tuple(self.nodes), running=busy, policies={"p": self.spec}, groups=self.known.groups,
             pending=tuple(v for i, v in views.items() if i not in self.start),
+            usage=self.usage(views, now) if self.half_life_s else {},
         )  # fmt: skip
         charged = {v.id: float(self.jobs[i].limit) for i, v in views.items()}
         for action in decide(with_bounds(snap, self.known, past, charged)).actions:
@@ -286,15 +297,35 @@ class Live:
 @given(bounded(), st.sampled_from(["fifo", "sjf"]), st.sampled_from(["first-fit", "best-fit", "spread"]))
 @settings(max_examples=25, deadline=None)
 def test_the_controller_decides_under_limits_as_a_replay_does(backfill, world, order, place):
-    jobs, nodes, _, of = world
+    decided_alike(*world, PolicySpec(name="t", order=order, place=place, backfill=backfill))
+
+
+@pytest.mark.parametrize("backfill", ["none", "skip", "easy"])
+@given(bounded(), st.tuples(*[st.integers(1, 4)] * 5), st.sampled_from([10.0, HOUR, 100 * HOUR]))
+@settings(max_examples=25, deadline=None)
+def test_the_controller_decides_by_the_tree_of_groups_as_a_replay_does(backfill, world, shares, half_life_s):
+    jobs, nodes, outages, of = world
+    of = msgspec.structs.replace(of, groups=shared(of.groups, *shares))
+    decided_alike(jobs, nodes, outages, of, PolicySpec(name="t", order="fairshare", backfill=backfill), half_life_s)
+
+
+def shared(groups, physics, lasers, bob, bobs_lasers, cat):
+    above, below = groups.groups
+    above = msgspec.structs.replace(above, shares=physics, members={"bob": bob})
+    return Groups(
+        groups=(above, msgspec.structs.replace(below, shares=lasers, members={"bob": bobs_lasers, "cat": cat}))
+    )
+
+
+def decided_alike(jobs, nodes, _, of, spec, half_life_s=0.0):
     for job in jobs:
         job.limit, job.after, job.submit = max(1.0, float(np.ceil(job.limit))), -1, float(np.ceil(job.submit))
         job.duration = min(job.duration, job.limit)
     never = BoundedReference(jobs, nodes, bounds=bounds_of(of)).never
     trace, pool, _ = inputs(jobs, nodes, [])
-    spec = PolicySpec(name="t", order=order, place=place, backfill=backfill)
-    result = replay(trace, pool, policy_of_spec(spec), quotas=QuotaSet(of))
-    live = Live(jobs, nodes, of, spec)
+    options = {"half_life_s": half_life_s, "groups": of.groups} if half_life_s else {}
+    result = replay(trace, pool, policy_of_spec(spec), quotas=QuotaSet(of), **options)
+    live = Live(jobs, nodes, of, spec, half_life_s)
     live.run([i for i in range(len(jobs)) if i not in never])
     assert result.infeasible.tolist() == never
     assert {i: result.start[i] for i in np.flatnonzero(np.isfinite(result.start)).tolist()} == live.start

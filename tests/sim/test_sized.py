@@ -300,14 +300,14 @@ def with_told(trace: Trace, seed: int) -> Trace:
     )  # fmt: skip
 
 
-def with_ranks(trace: Trace, seed: int) -> Trace:
+def with_ranks(trace: Trace, seed: int, counts: tuple[int, ...] = (1, 2, 3)) -> Trace:
     """The same with hot jobs: many of those with one or two GPUs, in ranks of one or two."""
     trace = with_told(trace, seed)
     assert trace.progress is not None
     rng, known = np.random.default_rng(seed), trace.progress
     ranks = np.where((trace.gpus <= 2) & (rng.random(len(trace)) < 0.7), trace.gpus, 0)
     ranks = np.where(rng.random(len(trace)) < 0.5, np.minimum(ranks, 1), ranks)
-    each = [{n * int(rank) for n in (1, 2, 3)} if rank else known.sizes(job) for job, rank in enumerate(ranks)]
+    each = [{n * int(rank) for n in counts} if rank else known.sizes(job) for job, rank in enumerate(ranks)]
     sizes = [tuple(sorted({int(gpus), *found})) for gpus, found in zip(trace.gpus, each, strict=True)]
     known = replace(
         known, rank_gpus=ranks,
@@ -333,6 +333,26 @@ def test_ranks_join_and_leave_in_replays_as_they_do_live(name: str, seed: int) -
     assert (fast.events.kind == PREEMPTED).sum() > 5, "others are stopped"
     actions = [action for _, plan in slow.seen for action in plan.actions if isinstance(action, Resize)]
     assert any(action.joins for action in actions)
+    for snapshot, plan in slow.seen:
+        assert check(plan, snapshot)[1] == ()
+
+
+FAILING = (
+    *(Outage(n % 6, 300.0 * n, 300.0 * n + 400.0, drain=n % 5 == 0) for n in range(1, 14)),
+    *(Outage(n, 1500.0, 1600.0) for n in (2, 3, 4)),
+)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", ["elastic", "drf", "sia"])
+def test_hot_jobs_go_on_without_ranks_on_failed_nodes_as_they_do_live(name: str, seed: int) -> None:
+    """Also at sizes that no policy would give them, until they are resized."""
+    trace = with_ranks(mixed(seed, 30), seed, (1, 2, 4))
+    options: dict[str, Any] = {"restart_s": 20.0, "failures": FAILING}
+    slow = SizedPolicy(SPECS[name], trace, SMALL_NODES, ReplayOptions(elastic=elastic_of(trace), **options))
+    fast = replay(trace, SMALL_NODES, name, **options)
+    assert_same(fast, replay(trace, SMALL_NODES, slow, elastic=elastic_of(trace), **options))
+    assert slow.lost > 0
     for snapshot, plan in slow.seen:
         assert check(plan, snapshot)[1] == ()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import time
+from collections.abc import Mapping
 
 import pytest
 
@@ -260,7 +261,8 @@ def test_wrong_requests_are_one_line(
 
 
 def _record(
-    place: Place, jobs: list[tuple[str, float, float, float, int]], partition: str = "A", limit: int = 0
+    place: Place, jobs: list[tuple[str, float, float, float, int]], partition: str = "A", limit: int = 0,
+    users: Mapping[str, str] = {},
 ) -> None:
     """Jobs (id, submitted, started, ended: seconds before now; GPUs) into the store, as the controller leaves them."""
     now = time.time()
@@ -272,12 +274,12 @@ def _record(
                 time_limit_s=limit or int(start - end) + 60,
             )  # fmt: skip
             store.put_jobs([
-                JobRecord(id=name, user="ann", uid=0, spec=spec, state=JobState.COMPLETED, submit_time=now - submit,
-                    start_time=now - start, end_time=now - end, attempt=1)
+                JobRecord(id=name, user=users.get(name, "ann"), uid=0, spec=spec, state=JobState.COMPLETED,
+                    submit_time=now - submit, start_time=now - start, end_time=now - end, attempt=1)
             ])  # fmt: skip
             store.open_run(
-                RunRecord(job_id=name, attempt=1, user="ann", partition=partition, flavor=None, share=gpus / 8,
-                gpus=gpus,
+                RunRecord(job_id=name, attempt=1, user=users.get(name, "ann"), partition=partition, flavor=None,
+                    share=gpus / 8, gpus=gpus,
                     start_time=now - start, end_time=None, outcome=None, nodes={"n1": gpus})
             )  # fmt: skip
             store.close_run(name, 1, now - end, JobState.COMPLETED)
@@ -296,6 +298,20 @@ def test_without_a_trace_the_own_history_on_the_own_nodes(place: Place) -> None:
     assert easy["mean_jct_s"] == pytest.approx((1000 + 1990 + 100) / 3, abs=0.1)
     assert any("starts with empty nodes" in note for note in fifo["notes"])
     place.run("--since", "1h", "-P", "fifo", code=1)
+
+
+def test_fair_shares_go_by_the_inventory_s_groups(place: Place) -> None:
+    """Zoe's group has used more than bob's when ann's job ends; by users alone her job goes first, submitted first."""
+    jobs = [("a", 9000.0, 9000.0, 8000.0, 8), ("b", 8990.0, 8000.0, 7000.0, 8), ("c", 8980.0, 7000.0, 6900.0, 8)]
+    _record(place, jobs, users={"b": "zoe", "c": "bob"})
+    words = ("--since", "30d", "--vc", "A", "-P", "fairshare")
+    (alone,) = place.rows(*words)
+    assert alone["mean_jct_s"] == pytest.approx((1000 + 1990 + 2080) / 3, abs=0.1)
+    inventory = place.folder / "inventory.yaml"
+    groups = "{physics: {members: {ann: 1, zoe: 1}}, chemistry: {members: {bob: 1}}}"
+    inventory.write_text(f"{inventory.read_text()}\ngroups: {groups}\n")
+    (grouped,) = place.rows(*words)
+    assert grouped["mean_jct_s"] == pytest.approx((1000 + 2090 + 1080) / 3, abs=0.1)
 
 
 def _limit(place: Place, text: str) -> None:

@@ -195,6 +195,29 @@ JOBS = st.lists(
 )  # fmt: skip
 
 
+@given(JOBS.filter(lambda jobs: len(jobs) > 1))
+@settings(deadline=None, max_examples=60)
+def test_jobs_present_at_the_beginning_hold_gpus_and_count_for_nothing_else(jobs: list[Job]) -> None:
+    pool, rest = Pool.uniform(3, 8), jobs[1:]
+    whole = result_of(jobs, pool)
+    m = metrics_of(result_without(whole, 1), whole=whole)
+    begin, end = min(int(j.submit) for j in rest), max(int(j.end) for j in rest)
+    free_s = lost_s = held_s = used_s = 0.0
+    for second in range(begin, end):
+        for node in range(3):
+            held = sum(j.gpus for j in jobs if node in j.nodes and j.start <= second < j.end)
+            unfit = sum(j.gpus > 8 - held for j in rest) / len(rest)
+            free_s, lost_s, held_s = free_s + 8 - held, lost_s + (8 - held) * unfit, held_s + held
+            used_s += held if second >= min(j.start for j in rest) else 0
+    span, window = end - begin, end - min(j.start for j in rest)
+    assert m.fragmentation == pytest.approx(lost_s / free_s)
+    assert m.gpu_hours_utilization == pytest.approx(held_s / (24 * span))
+    assert m.energy_kwh == pytest.approx(3.5 / 3600 * (3 * span + held_s / 8) / 2)
+    assert m.utilization == pytest.approx(used_s / (24 * window))
+    assert m.gpu_hours == pytest.approx(sum((j.end - j.start) * j.gpus * len(j.nodes) for j in rest) / 3600)
+    assert m.jobs == len(rest)
+
+
 @given(JOBS)
 @settings(deadline=None, max_examples=60)
 def test_fragmentation_and_means_equal_a_count_second_by_second(jobs: list[Job]) -> None:

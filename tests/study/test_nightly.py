@@ -86,6 +86,9 @@ def test_a_replay_begins_with_what_ran_and_waited_then(site: Site) -> None:
     assert part.real_mean_wait_s == pytest.approx(5 * HOUR)
     assert any(note.startswith("3 jobs running or pending at the start") for note in live["notes"])
     assert live["lower_bound_mean_jct_s"] == pytest.approx(HOUR)
+    assert live["fragmentation"] is None, "from its submission to its end the others leave no GPU free"
+    assert live["energy_kwh"] == pytest.approx(6 * 3.5)
+    assert live["gpu_hours"] == pytest.approx(4)
 
 
 def test_forecasts_are_held_against_what_happened(site: Site) -> None:

@@ -79,15 +79,21 @@ def load_training_data(request: TrainRequest) -> list[TrainingData]:
 
 
 def _with_placement(found: list[TrainingData], inventory: Inventory | None, own: bool) -> list[TrainingData]:
-    """Return the data with the switches of the inventory's nodes; ``own``: and what was learned of its jobs."""
+    """Return the data with the inventory's switches and fair shares; ``own``: and what was learned of its jobs."""
     if inventory is None:
         return found
     with contextlib.ExitStack() as opened:
         reader = Reader.open(state_folder()) if own else None
         if reader is not None:
             opened.enter_context(contextlib.closing(reader))
+        half_life_s = float(inventory.settings.fairshare_half_life_s)
         of = [
-            [with_placement(s, inventory, reader if data.workload is None else None) for s in scenarios]
+            [
+                with_placement(s, inventory, reader if data.workload is None else None)._replace(
+                    groups=inventory.groups, half_life_s=half_life_s
+                )
+                for s in scenarios
+            ]
             for data in found
             for scenarios in [(data.scenario, *data.held_out)]
         ]

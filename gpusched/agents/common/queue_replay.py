@@ -72,7 +72,7 @@ def queue_runner(
 def prepare_replay(
     world: SimWorld, run: Callable[[Sim, EventLog, Passes, AgentQueue], int], agent: object
 ) -> tuple[SimWorld, Callable[[EventLog], int]]:
-    """Return an agent's replay of a world: the world, and a `sim.runs.Runner`, which raises GpuschedError at NaN.
+    """Return an agent's replay of a world: the world, and a `sim.replay.Runner`, which raises GpuschedError at NaN.
 
     Args:
         world: What is replayed; it is changed.

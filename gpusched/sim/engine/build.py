@@ -14,6 +14,7 @@ from gpusched.config.plugins import components
 from gpusched.errors import UsageError
 from gpusched.estimation.estimators import Estimator, LastTwo
 from gpusched.estimation.last_two import time_limits
+from gpusched.model.limits import Groups
 from gpusched.model.policy import MAPPING_PLACES
 from gpusched.model.slicetables import parts_of
 from gpusched.model.units import count_of
@@ -137,6 +138,7 @@ class ReplayOptions:
         las_thresholds_gpu_s: Attained service that parts the queues of LAS, ascending (default: two queues, one GPU
             hour; Tiresias leaves the thresholds to the operator).
         half_life_s: Half-life of users' usage, in seconds (``settings.fairshare_half_life``).
+        groups: The tree by which ``fairshare`` goes; empty: by users' usage alone.
         rates: How fast jobs go by measured profiles; None: every job runs its recorded duration.
         estimator: Estimates run times for policies that use estimates; None: the mean of the user's last two.
         share: Whether jobs share GPUs: "no"; "fractions" (jobs of one GPU by the thousandths they ask for); "pairs"
@@ -160,6 +162,7 @@ class ReplayOptions:
     restart_costs: Mapping[str, float] = field(default_factory=dict)
     las_thresholds_gpu_s: Sequence[float] = (3600.0,)
     half_life_s: float = HALF_LIFE_S
+    groups: Groups = field(default_factory=Groups)
     rates: Rates | None = None
     estimator: Estimator | None = None
     share: Share = "no"

@@ -12,7 +12,8 @@ import numpy as np
 
 from gpusched.compiled import in_python, jit
 from gpusched.errors import UsageError
-from gpusched.sched.fairtree import account
+from gpusched.model.limits import Groups
+from gpusched.sched.fairtree import USER, FairShareTree, account, rank_users, tree_of
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.placement import NodeChooser, pass_by_component
 from gpusched.sched.sorting import stable_order
@@ -27,6 +28,7 @@ from gpusched.sched.state import (
     Ints,
     PassOutcome,
     Records,
+    ints,
     new_outcome,
 )
 from gpusched.sim.engine.build import SimWorld
@@ -44,6 +46,7 @@ from gpusched.sim.engine.queue import enter, remove_running, start_granted, stat
 from gpusched.sim.engine.share import pair_up, release_pairs_once, share_gpus
 from gpusched.sim.engine.state import DECIDE, ENDED, READY, RUNNING, RUNS, EventLog, Passes, Sim
 from gpusched.sim.policies import PLACEMENTS
+from gpusched.traces.trace import Trace
 
 
 class SimQueue(NamedTuple):
@@ -51,7 +54,9 @@ class SimQueue(NamedTuple):
 
     Attributes:
         waiting: ``int64[jobs]``: waiting jobs by rank; ``size[0]`` of them.
-        users: ``USER[users]``: what each user holds and has used.
+        users: ``USER[users]``: what each user holds and has used; with groups each user in each of its groups.
+        leaf: ``int64[jobs]``: the row of ``users`` for which a job's usage counts.
+        tree: By which ``fairshare`` ranks them; empty without groups.
         outcome: Where the pass writes.
         run_times: What run times are estimated by, where they are (``estimates``).
         order: See `ORDER_CODES`. rule, backfill: See ``gpusched.sched.state``.
@@ -66,6 +71,8 @@ class SimQueue(NamedTuple):
     waiting: Ints
     size: Ints
     users: Records
+    leaf: Ints
+    tree: FairShareTree
     outcome: PassOutcome
     run_times: Estimates
     estimates: bool
@@ -82,11 +89,15 @@ class SimQueue(NamedTuple):
 def new_queue(world: SimWorld) -> SimQueue:
     """Return an empty queue."""
     jobs, policy = len(world.sim.jobs), world.policy
-    users, by_all = np.zeros(world.users + 1, USER), world.unsplit is not None and policy.kind == "changing"
+    groups = world.options.groups if policy.by_usage else Groups()
+    leaves, leaf = usage_leaves(world.trace, groups)
+    users, by_all = np.zeros(len(leaves), USER), world.unsplit is not None and policy.kind == "changing"
     return SimQueue(
         waiting=np.zeros(jobs + 1, np.int64),
         size=np.zeros(1, np.int64),
         users=users,
+        leaf=leaf,
+        tree=tree_of(groups, leaves if groups else ()),
         outcome=new_outcome(jobs, len(world.sim.held)),
         run_times=new_estimates(world),
         estimates=policy.uses_run_time_estimates,
@@ -133,7 +144,7 @@ def update_queue(sim: Sim, passes: Passes, queue: SimQueue) -> None:
     """Record the jobs that ended and that became ready at this instant."""
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
-        count_held_gpus(sim, queue.users, job, -1)
+        count_held_gpus(sim, queue.users, queue.leaf[job], job, -1)
     if queue.estimates:
         note_ages(queue.run_times.renewed, sim)
         note_ended(queue.run_times.renewed, queue.run_times.past, sim)
@@ -178,7 +189,7 @@ def ordered(sim: Sim, queue: SimQueue, partition: int) -> Ints:
         return jobs
     if queue.last_first:
         jobs = jobs[stable_order(-sim.jobs["submit"][jobs])]
-    keys: Floats = order_keys(sim, queue.usage, jobs, queue.order)
+    keys: Floats = order_keys(sim, queue.usage, queue.leaf, queue.tree, jobs, queue.order)
     by_key: Ints = jobs[stable_order(keys)]
     return by_key
 
@@ -189,7 +200,7 @@ def dequeue_started(sim: Sim, queue: SimQueue, ordered: Ints) -> None:
     started = 0
     for job in ordered:
         if sim.state[job]["status"] == RUNNING:
-            count_held_gpus(sim, queue.users, job, 1)
+            count_held_gpus(sim, queue.users, queue.leaf[job], job, 1)
             if queue.estimates:
                 note_started(queue.run_times.renewed, job)
             started += 1
@@ -211,22 +222,40 @@ ORDER_CODES = {
 
 _MAX_AGE_S = 7 * 86400.0
 
-# used: decayed GPU seconds at ``since``. held: GPUs held now. Both by `SHAPE.weight`.
-USER = np.dtype([("used", np.float64), ("since", np.float64), ("held", np.int64)])
+
+def usage_leaves(trace: Trace, groups: Groups) -> tuple[list[tuple[str, str]], Ints]:
+    """Return the (user, group) for whom usage counts, and for which of them each job's does, ``int64[jobs]``.
+
+    As live: a job counts for the group that it names, else for its user's first one. Without groups, for its user.
+    """
+    if not groups:
+        users = int(trace.user.max(initial=-1)) + 1
+        return [(f"{user:09}", "") for user in range(users + 1)], trace.user % (users + 1)
+    account = np.full(len(trace), -1) if trace.account is None else trace.account
+    kinds, of = np.unique(np.column_stack((trace.user, account)), axis=0, return_inverse=True)
+    leaves: dict[tuple[str, str], int] = {}
+    found = []
+    for user, group in kinds.tolist():
+        name = "" if user < 0 else trace.users[user] if user < len(trace.users) else str(user)
+        leaf = name, groups.for_job(name, trace.accounts[group] if group >= 0 else "")
+        found.append(leaves.setdefault(leaf, len(leaves)))
+    return list(leaves), ints(found)[of.reshape(-1)]
 
 
 @jit
-def count_held_gpus(sim: Sim, users: Records, job: int, sign: int) -> None:
-    """Add (sign 1) or subtract (-1) a job's GPUs from those that its user holds."""
-    user = sim.jobs[job]["user"]
+def count_held_gpus(sim: Sim, users: Records, user: int, job: int, sign: int) -> None:
+    """Add (sign 1) or subtract (-1) a job's GPUs, by `SHAPE.weight`, from those that its user holds."""
     account(users, user, sim.clock[0], sim.clock[2])
     shape = sim.shapes[sim.jobs[job]["shape"]]
     users[user]["held"] += sign * shape["parts"] * shape["gpus"] * shape["weight"]
 
 
 @jit
-def order_keys(sim: Sim, users: Records, jobs: Ints, order: int) -> Floats:
-    """Return each job's current key, ``float64[jobs]``, smallest first; see `_key`."""
+def order_keys(sim: Sim, users: Records, leaf: Ints, tree: FairShareTree, jobs: Ints, order: int) -> Floats:
+    """Return each job's current key, ``float64[jobs]``, smallest first; see `_key`. For the rest see `SimQueue`."""
+    ranked = order == FAIRSHARE and tree.parent.size > 0
+    if ranked:
+        rank_users(tree, users, sim.clock[0], sim.clock[2])
     used = 0.0
     active = 0
     for user in range(users.size):
@@ -238,31 +267,36 @@ def order_keys(sim: Sim, users: Records, jobs: Ints, order: int) -> Floats:
         gpus += sim.node[node]["total"]
     keys = np.empty(jobs.size)
     for i in range(jobs.size):
-        keys[i] = _key(sim, users, jobs[i], order, used, max(active, 1), max(gpus, 1))
+        user = users[leaf[jobs[i]]]
+        if ranked:
+            keys[i] = user["place"]
+        else:
+            keys[i] = _key(sim, user["used"], user["held"], jobs[i], order, used, max(active, 1), max(gpus, 1))
     return keys
 
 
 @jit
-def _key(sim: Sim, users: Records, job: int, order: int, used: float, active: int, gpus: int) -> float:
-    """Return one job's key.
+def _key(
+    sim: Sim, own: float, held: int, job: int, order: int, used: float, active: int, gpus: int
+) -> float:  # fmt: skip
+    """Return one job's key; ``own``, ``held``: its user's usage (GPU seconds) and GPUs.
 
-    fairshare: the user's decayed GPU hours and one for each GPU held, as the live policy. WFP3: -(w / r)^3 n. UNICEF:
-    -w / (log2(n) r), log2(1) taken as 1e-15 as in RLScheduler (Zhang et al., SC 2020), so that one-GPU jobs go first.
-    multifactor: -(age + fair share + size) with equal weights, Slurm's factors in 0..1: age w / 7 days at most 1; fair
-    share 2^(-usage's share / one share of the active users); size n / all.
+    fairshare: the user's decayed GPU hours and one for each GPU held, as live without groups. WFP3: -(w / r)^3 n.
+    UNICEF: -w / (log2(n) r), log2(1) taken as 1e-15 as in RLScheduler (Zhang et al., SC 2020), so that one-GPU jobs go
+    first. multifactor: -(age + fair share + size) with equal weights, Slurm's factors in 0..1: age w / 7 days at most
+    1; fair share 2^(-usage's share / one share of the active users); size n / all.
     """
     of = sim.jobs[job]
     shape = sim.shapes[of["shape"]]
     n, r, w = float(shape["parts"] * shape["gpus"]), of["expected"], sim.clock[0] - of["submit"]
-    user = users[of["user"]]
     if order == FAIRSHARE:
-        return float(user["used"] / 3600.0 + user["held"])
+        return float(own / 3600.0 + held)
     if order == WFP3:
         return float(-((w / r) ** 3) * n)
     if order == UNICEF:
         return float(-w / (max(np.log2(max(n, 1.0)), 1e-15) * r))
     if order == MULTIFACTOR:
-        share = user["used"] / used if used > 0 else 0.0
+        share = own / used if used > 0 else 0.0
         return float(-(min(w / _MAX_AGE_S, 1.0) + 2.0 ** (-share * active) + n / gpus))
     return float(-r if order == LONGEST else r)
 

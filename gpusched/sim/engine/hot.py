@@ -6,14 +6,16 @@ needs to form its group again.
 
 from __future__ import annotations
 
+import numpy as np
+
 from gpusched.compiled import jit
 from gpusched.sched.backfill import give, take
 from gpusched.sched.heaps import push, remove
 from gpusched.sched.state import Ints
 from gpusched.sim.engine.ledger import charge_limits, release_limits, set_gpus
+from gpusched.sim.engine.log import log_event, log_run
 from gpusched.sim.engine.pace import interrupt, release, schedule_end
-from gpusched.sim.engine.state import PARTS, EventLog, Sim, shape_request
-from gpusched.sim.engine.step import log_event, log_run
+from gpusched.sim.engine.state import ENDED, PARTS, EventLog, Pace, Ranks, Sim, shape_request
 from gpusched.sim.result import RESIZED
 
 
@@ -62,3 +64,59 @@ def change_ranks(
     schedule_end(pace, sim, job, now + pause_s)
     push(sim.ends, state["due"], job)
     sim.dirty[sim.shapes[shape]["queue"]] = 1
+
+
+@jit
+def most_lost(pace: Pace | None, sim: Sim) -> int:
+    """Return how many ranks can be lost at one instant."""
+    return 0 if pace is None else _most_lost(pace.ranks, sim)
+
+
+@jit
+def _most_lost(ranks: Ranks | None, sim: Sim) -> int:
+    if ranks is None:
+        return 0
+    return int(sim.counter[PARTS]) if np.any(ranks.fewest > 0) else 0
+
+
+@jit
+def loses_rank(pace: Pace | None, sim: Sim, job: int, part: int) -> bool:
+    """Return whether a job goes on without its rank ``part``: not without the first, nor below its least size."""
+    return False if pace is None else _loses_rank(pace.ranks, sim, job, part)
+
+
+@jit
+def _loses_rank(ranks: Ranks | None, sim: Sim, job: int, part: int) -> bool:
+    if ranks is None:
+        return False
+    parts = sim.shapes[sim.jobs[job]["shape"]]["parts"]
+    return bool(part > 0 and parts > ranks.fewest[job] > 0 and ranks.shape[job, parts - 2] >= 0)
+
+
+@jit
+def lose_rank(pace: Pace | None, sim: Sim, log: EventLog, job: int, part: int) -> None:
+    """Go on without the rank ``part`` of a job; its work is kept, and its group is formed again."""
+    if pace is not None:
+        _lose_rank(pace.ranks, sim, log, job, part)
+
+
+@jit
+def _lose_rank(ranks: Ranks | None, sim: Sim, log: EventLog, job: int, part: int) -> None:
+    if ranks is None:
+        return
+    parts, offset = sim.shapes[sim.jobs[job]["shape"]]["parts"], sim.jobs[job]["offset"]
+    node, at = sim.held[offset + part], parts - 2
+    for later in range(offset + part, offset + parts - 1):  # as the last one it leaves
+        sim.held[later] = sim.held[later + 1]
+    sim.held[offset + parts - 1] = node
+    left_s = max(0.0, ranks.ends[job] - sim.clock[0])
+    change_ranks(
+        sim, log, job, ranks.shape[job, at], ranks.row[job, at], ranks.own[job, at], np.empty(0, np.int64), left_s,
+        ranks.pause_s[job],
+    )  # fmt: skip
+    ranks.losses[job] += 1
+    for i in range(sim.counter[ENDED]):  # noted once, so that what it gives back is noted anew
+        if sim.ended[i] == job:
+            return
+    sim.ended[sim.counter[ENDED]] = job
+    sim.counter[ENDED] += 1

@@ -11,9 +11,21 @@ from typing import Any, TypeVar, cast
 
 from gpusched.compiled import in_python, jit, specialized
 from gpusched.sched.fit import set_feasibility
-from gpusched.sched.releases import drop_ended
+from gpusched.sched.releases import add, drop_ended
 from gpusched.sched.reservations.calendar import next_turn, turn_due
-from gpusched.sim.engine.state import DECIDE, DECISIONS, ENDED, IN_SYSTEM, MOVED, RUNS, EventLog, Passes, Sim
+from gpusched.sim.engine.state import (
+    DECIDE,
+    DECISIONS,
+    ENDED,
+    IN_SYSTEM,
+    MOVED,
+    RUNNING,
+    RUNS,
+    EventLog,
+    Passes,
+    Sim,
+    shape_request,
+)
 from gpusched.sim.engine.step import advance
 
 State = TypeVar("State")
@@ -48,12 +60,22 @@ def next_decision(sim: Sim, log: EventLog, passes: Passes) -> int:
     for i in range(sim.counter[ENDED] if passes.releases.used[0] > 0 else 0):  # few ways to decide note any
         job = sim.ended[i]
         drop_ended(passes.releases, sim.state[job]["until"], job)
+        if sim.state[job]["status"] == RUNNING:  # it has lost a rank
+            _note_held(sim, passes, job)
     turned = turn_due(passes.scratch.calendar, passes.jobs.masks, sim.clock[0])
     if turned or sim.counter[MOVED] > 0:
         for node in range(sim.node.size):
             passes.usable.gpus[node] = sim.node[node]["total"] if sim.node[node]["up"] else -1
         set_feasibility(passes.total, passes.usable, passes.requests, passes.jobs, passes.scratch)
     return code
+
+
+@jit
+def _note_held(sim: Sim, passes: Passes, job: int) -> None:
+    """Note when a running job gives back what it holds."""
+    request = shape_request(sim.shapes, sim.jobs[job]["shape"])
+    for part in range(request.parts):
+        add(passes.releases, sim.state[job]["until"], sim.held[sim.jobs[job]["offset"] + part], request, job)
 
 
 _decide: Decide[Any] = cast(Any, None)  # is filled in

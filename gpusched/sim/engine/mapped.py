@@ -52,7 +52,7 @@ class MappedRun:
             usable=world.passes.usable,
             kind=pool.gpu_type,
             speed=lambda jobs: speed[jobs],
-            user=sim.jobs["user"] % len(self._queue.users),
+            user=sim.jobs["user"] % (world.users + 1),
             held=np.zeros(0),
             priority=np.zeros(jobs, np.int64),
             unfit=unfit_of(world.demand.requests.gpus[shape], int(pool.gpus.max(initial=0))),
@@ -96,7 +96,7 @@ class MappedRun:
             return
         outcome.total[:] = 0
         state = self._state._replace(now=float(sim.clock[0]))
-        facts = self._facts._replace(held=queue.users["held"].astype(np.float64))
+        facts = self._facts._replace(held=self._held(partition))
         *_, reports = map_queue(state, waiting, facts, self._mapping, self._backfill, self._solver, keep)
         self.reports += reports
         started = outcome.started[: outcome.total[0]]
@@ -105,6 +105,14 @@ class MappedRun:
         start_granted(sim, log, outcome, None)
         self.started(started)
         dequeue_started(sim, queue, waiting)
+
+    def _held(self, partition: int) -> Floats:
+        """Return the GPUs that each user's jobs hold in a partition, ``float64[users]``."""
+        sim = self._world.sim
+        running = sim.ends.item[: sim.ends.size[0]]
+        of = sim.shapes[sim.jobs["shape"][running]]
+        gpus = of["parts"] * of["gpus"] * (of["queue"] == partition)
+        return np.bincount(self._facts.user[running], gpus, self._world.users + 1).astype(np.float64)
 
     def _lasts(self, jobs: Ints) -> Floats:
         """Return expected run times, ``float64[jobs, kinds]``, at measured speeds, at most limits that kill."""

@@ -41,10 +41,11 @@ from gpusched.sched.state import (
     Releases,
     Resources,
 )
+from gpusched.sim.engine.log import log_event
 from gpusched.sim.engine.pace import WHOLE, best_slot, claim
 from gpusched.sim.engine.queue import state_of
 from gpusched.sim.engine.state import EventLog, Pace, Paired, Passes, Sim
-from gpusched.sim.engine.step import log_event, start_job
+from gpusched.sim.engine.step import start_job
 from gpusched.sim.result import PAIRED
 
 

@@ -22,13 +22,13 @@ from gpusched.sched.sizing.question import COUNT, Claims, Scene
 from gpusched.sched.sizing.rules import wish
 from gpusched.sched.sizing.settle import SizingRules, gather, joining, settle, trial_copy
 from gpusched.sched.sorting import ascending
-from gpusched.sched.state import NONE, Floats, Ints, PassOutcome, Records, Resources
+from gpusched.sched.state import NONE, Flags, Floats, Ints, PassOutcome, Records, Resources
 from gpusched.sim.engine.hot import change_ranks
 from gpusched.sim.engine.ledger import SimLedger, charge_at, exceeds_at, reset_plan, set_gpus
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import work_left
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of
-from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Sim, shape_request
+from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Ranks, Sim, shape_request
 from gpusched.sim.engine.step import stop_job
 from gpusched.sim.result import PREEMPTED
 
@@ -44,9 +44,10 @@ _I8, _F8 = np.int64, np.float64
 # memory: that it has for each. limit: seconds. resume: stopped to resume with so many GPUs. stops: how often it was
 # resized. reports: it reports progress. cooldown_s: it is not resized before it has run so long. cost_s: of a change.
 # rank_gpus, rank_shape: of hot jobs, as in `question.ROW`. begun: when it started last; a change of ranks is no start.
+# changed: when it started or was resized last; a loss of ranks is neither.
 OF_JOB = np.dtype(
     [(name, _I8) for name in ("menu", "kind", "rigid", "base", "resume", "stops", "reports", "rank_gpus", "rank_shape")]
-    + [(name, _F8) for name in ("cores", "memory", "limit", "cooldown_s", "cost_s", "begun")]
+    + [(name, _F8) for name in ("cores", "memory", "limit", "cooldown_s", "cost_s", "begun", "changed")]
 )
 
 
@@ -56,6 +57,7 @@ class Sizer(NamedTuple):
     Attributes:
         jobs: ``OF_JOB[jobs]``. rows: ``int64[kinds, most]``: speeds at each size, row of `Pace.speed`.
         own: ``float64[jobs, most]``: speeds at each size of jobs without such a row.
+        between: ``uint8[menus, most]``: sizes that a job only comes to by losing ranks.
         stopped: ``float64[jobs, per_hour]``: last stops.
         waiting, size: As in `generic.SimQueue`.
         scene, claims, outcome: Room to work in; ``scene.menus`` and ``scene.reported`` (speeds at the sizes that jobs
@@ -72,6 +74,7 @@ class Sizer(NamedTuple):
     jobs: Records
     rows: Ints
     own: Floats
+    between: Flags
     stopped: Floats
     waiting: Ints
     size: Ints
@@ -146,7 +149,7 @@ def _ask(sim: Sim, passes: Passes, sizer: Sizer, partition: int) -> None:
 @jit
 def _apply_sizes(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
     """Apply the chosen sizes: start jobs, then stop others; return the number of stops."""
-    scene = _scene_now(sizer)
+    scene, pace = _scene_now(sizer), sim.pace
     if sizer.size[0] > 0:
         queue = _sized_queue(sim, passes, sizer, scene)
         sizer.outcome.total[:] = 0
@@ -156,7 +159,9 @@ def _apply_sizes(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
         start_granted(sim, log, sizer.outcome, sizer.restart_s)
         for i in range(sizer.outcome.total[0]):
             own = sizer.jobs[sizer.outcome.started[i]]
-            own["resume"], own["begun"] = 0, sim.clock[0]
+            own["resume"], own["begun"], own["changed"] = 0, sim.clock[0], sim.clock[0]
+            if pace is not None:
+                _note_limit(pace.ranks, sizer.outcome.started[i], sim.clock[0] + own["limit"])
         remove_running(sim, sizer.waiting, sizer.size)
     stops = 0
     reset_plan(sizer.ledger, sim.ledger)
@@ -226,16 +231,21 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
         row, gpus, k = rows[count], shape["parts"] * shape["gpus"], 0
         while sizes[own["menu"], k] != gpus:
             k += 1
+        for other in range(sizer.between.shape[1]):
+            if sizer.between[own["menu"], other]:
+                reported[job, other] = np.nan  # it has such a size only while it has it
         if pace is not None and own["reports"]:
             reported[job, k] = pace.runs[job]["rate"]
         _fill_common(row, own, job, jobs[job]["submit"])
+        if pace is not None and _losses(pace.ranks, job) > 0:
+            row["cost_s"] = own["cost_s"]
         _set_unusable(sim.ledger, sim, sizer, job, gpus)
         row["held"], row["left_s"] = gpus, ends - now
         begun, oldest = state[job]["start"], stopped[job, own["stops"] % stopped.shape[1]]
-        lasts = max(sizer.min_run_s, own["cooldown_s"])
+        row["may"] = now > begun and now >= own["changed"] + max(sizer.min_run_s, own["cooldown_s"])
         if own["rank_gpus"] > 0:
-            lasts = max(lasts, row["cost_s"])  # its group is formed
-        row["may"] = now > begun and now >= begun + lasts and not now < oldest + HOUR_S
+            row["may"] &= now >= begun + row["cost_s"]  # its group is formed
+        row["may"] &= not now < oldest + HOUR_S
         row["first"], row["last"] = parts, parts + shape["parts"]
         for at in range(shape["parts"]):
             part = parts_of[parts]
@@ -267,6 +277,17 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
 
 
 @jit
+def _note_limit(ranks: Ranks | None, job: int, end: float) -> None:
+    if ranks is not None:
+        ranks.ends[job] = end
+
+
+@jit
+def _losses(ranks: Ranks | None, job: int) -> int:
+    return 0 if ranks is None else int(ranks.losses[job])
+
+
+@jit
 def _left_of_limit(sim: Sim, sizer: Sizer, job: int) -> float:
     """Return the seconds that a running job may still hold its GPUs by its time limit."""
     return float(max(0.0, sizer.jobs[job]["begun"] + sizer.jobs[job]["limit"] - sim.clock[0]))
@@ -280,7 +301,9 @@ def _set_unusable(ledger: SimLedger | None, sim: Sim, sizer: Sizer, job: int, he
     sizes, unusable = sizer.scene.menus.sizes[sizer.jobs[job]["menu"]], sizer.scene.unusable[job]
     left_s = _left_of_limit(sim, sizer, job) if held > 0 else 0.0
     for k in range(sizes.size):
-        unusable[k] = sizes[k] >= 0 and exceeds_at(ledger, job, sizes[k], held, left_s)
+        unusable[k] = sizer.between[sizer.jobs[job]["menu"], k] or (
+            sizes[k] >= 0 and exceeds_at(ledger, job, sizes[k], held, left_s)
+        )
 
 
 @jit
@@ -369,7 +392,7 @@ def _change_ranks(
 def _note_change(sim: Sim, sizer: Sizer, job: int) -> None:
     """Count one more resize of a job."""
     own = sizer.jobs[job]
-    sizer.stopped[job, own["stops"] % sizer.stopped.shape[1]] = sim.clock[0]
+    sizer.stopped[job, own["stops"] % sizer.stopped.shape[1]] = own["changed"] = sim.clock[0]
     own["stops"] += 1
 
 

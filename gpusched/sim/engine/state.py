@@ -112,6 +112,26 @@ class Paired(NamedTuple):
     parted: Ints
 
 
+class Ranks(NamedTuple):
+    """Hot jobs, which go on without ranks that they lose.
+
+    Attributes:
+        fewest: ``int64[jobs]``: with how many ranks a job goes on; 0: it is not hot.
+        shape, row: ``int64[jobs, most]``: its request and row of speeds with n ranks, at n - 1; -1: it has no such.
+        own: ``float64[jobs, most]``: its own speed then, where it has no row.
+        pause_s: ``float64[jobs]``: for how long it makes no step. ends: ``float64[jobs]``: when its time limit ends.
+        losses: ``int64[jobs]``: ranks lost so far.
+    """
+
+    fewest: Ints
+    shape: Ints
+    row: Ints
+    own: Floats
+    pause_s: Floats
+    ends: Floats
+    losses: Ints
+
+
 class Pace(NamedTuple):
     """Job speeds, and shared GPUs and links.
 
@@ -124,6 +144,7 @@ class Pace(NamedTuple):
         milli: ``int64[shapes]``: thousandths of its one GPU; 1000: whole GPUs.
         pairs: Which two jobs may take the same GPUs; None: none, and nothing of it is compiled.
         links: None where placement and neighbours cost nothing: then nothing of it is compiled.
+        ranks: Of policies that resize jobs; None: likewise.
     """
 
     runs: Records
@@ -134,6 +155,7 @@ class Pace(NamedTuple):
     milli: Ints
     pairs: Paired | None
     links: Links | None
+    ranks: Ranks | None = None
 
 
 class Sim(NamedTuple):
@@ -149,7 +171,7 @@ class Sim(NamedTuple):
         resources: Free now; -1 GPUs where not available.
         ends: Running jobs by due time. by_free: See `NodeIndex`.
         ready: ``int64[jobs]``: jobs that came to wait at this instant; ``counter[READY]`` of them.
-        ended: ``int64[...]``: jobs that stopped running at this instant; ``counter[ENDED]`` of them.
+        ended: ``int64[...]``: jobs that stopped running, or lost a rank, at this instant; ``counter[ENDED]`` of them.
         dirty: ``int64[queues]``: partitions in which something happened.
         chosen: ``int64[nodes]``: the same array as ``Scratch.chosen``.
         pace: None where every job runs its recorded duration on GPUs of its own: then nothing of it is compiled.

@@ -12,7 +12,9 @@ from gpusched.sched.backfill import give, take
 from gpusched.sched.heaps import pop, push, remove
 from gpusched.sched.sorting import ascending
 from gpusched.sched.state import Ints
+from gpusched.sim.engine.hot import lose_rank, loses_rank, most_lost
 from gpusched.sim.engine.ledger import charge_limits, expire_usage, next_expiry, release_limits
+from gpusched.sim.engine.log import log_event, log_run
 from gpusched.sim.engine.nodeindex import move_node
 from gpusched.sim.engine.pace import claim, ends_killed, extra_events, interrupt, release, schedule_end
 from gpusched.sim.engine.state import (
@@ -48,16 +50,6 @@ from gpusched.sim.engine.state import (
 from gpusched.sim.result import END, KILLED, NODE_DOWN, NODE_DRAIN, NODE_FAIL, NODE_UP, START
 
 NOTHING_TAKEN = -1
-
-
-@jit
-def log_event(sim: Sim, log: EventLog, kind: int, subject: int) -> None:
-    """Append an event at the current time to the log."""
-    event = log.events[sim.counter[LOGGED]]
-    event["time"] = sim.clock[0]
-    event["kind"] = kind
-    event["subject"] = subject
-    sim.counter[LOGGED] += 1
 
 
 @jit
@@ -106,11 +98,12 @@ def _short_of_room(sim: Sim, log: EventLog) -> bool:
     counter = sim.counter
     future = sim.jobs.size - counter[ARRIVED]
     most = 3 * counter[IN_SYSTEM] + 2 * future + sim.changes.size - counter[CHANGED]
-    most += extra_events(sim.pace, sim, future)
+    lost = most_lost(sim.pace, sim)
+    most += extra_events(sim.pace, sim, future) + lost
     return bool(
         log.events.size - counter[LOGGED] < most
-        or log.cuts.size - counter[CUTS] < counter[RUNS]
-        or log.cut_nodes.size - counter[CUT_PARTS] < counter[PARTS]
+        or log.cuts.size - counter[CUTS] < counter[RUNS] + lost
+        or log.cut_nodes.size - counter[CUT_PARTS] < counter[PARTS] * (1 + lost)
     )
 
 
@@ -231,22 +224,6 @@ def stop_job(sim: Sim, log: EventLog, job: int, kind: int, left: float) -> None:
 
 
 @jit
-def log_run(sim: Sim, log: EventLog, job: int) -> None:
-    """Append a running job's run until now to the interrupted ones."""
-    counter, offset = sim.counter, sim.jobs[job]["offset"]
-    for part in range(sim.shapes[sim.jobs[job]["shape"]]["parts"]):
-        log.cut_nodes[counter[CUT_PARTS]] = sim.held[offset + part]
-        counter[CUT_PARTS] += 1
-    run = log.cuts[counter[CUTS]]
-    run["job"] = job
-    run["start"] = sim.state[job]["start"]
-    run["end"] = sim.clock[0]
-    run["stop"] = counter[CUT_PARTS]
-    run["gpus"] = sim.shapes[sim.jobs[job]["shape"]]["gpus"]
-    counter[CUTS] += 1
-
-
-@jit
 def _change(sim: Sim, log: EventLog) -> None:
     """Apply the events that are due: nodes come, go or drain; jobs become eligible, or accept a looser request.
 
@@ -280,12 +257,18 @@ def _change(sim: Sim, log: EventLog) -> None:
 
 @jit
 def _fail_jobs(sim: Sim, log: EventLog, node: int) -> None:
-    """Stop the jobs on a failed node, in order of their numbers; they wait again with all their work to do."""
+    """Stop the jobs on a failed node, in order of their numbers; they wait again with all their work to do.
+
+    A hot job goes on without the rank there, as live.
+    """
     running = ascending(sim.ends.item[: sim.ends.size[0]])
     for job in running:
         offset = sim.jobs[job]["offset"]
         for part in range(sim.shapes[sim.jobs[job]["shape"]]["parts"]):
             if sim.held[offset + part] == node:
+                if loses_rank(sim.pace, sim, job, part):
+                    lose_rank(sim.pace, sim, log, job, part)
+                    break
                 stop_job(sim, log, job, NODE_FAIL, sim.jobs[job]["duration"])
                 make_ready(sim, job)
                 break
