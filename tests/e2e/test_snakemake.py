@@ -54,6 +54,13 @@ class Workflow:
         self._started.append(process)
         return process
 
+    def wait_running(self) -> JobRecord:
+        """Wait until the job of `WAITS` runs and Snakemake knows that it has queued it; return the job."""
+        wait_until((self.folder / "running").exists, 90, "the job to run")
+        log = self.folder / ".snakemake/log"
+        queued = re.compile(r"is gpusched job \w+\.")
+        return self.job(wait_until(lambda: queued.findall(_newest(log)), 60, "Snakemake to know its job")[0])
+
     def close(self) -> None:
         """End what a test that failed has left."""
         for process in self._started:
@@ -163,19 +170,19 @@ rule waits:
 def test_ctrl_c_cancels(workflow: Workflow) -> None:
     (workflow.folder / "Snakefile").write_text(WAITS)
     process = workflow.start()
-    wait_until((workflow.folder / "running").exists, 90, "the job to run")
+    job = workflow.wait_running()
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 1, said
-    assert workflow.house.wait_state(workflow.job(said).id).state == "CANCELLED"
+    assert workflow.house.wait_state(job.id).state == "CANCELLED"
 
 
 def test_a_killed_snakemake_goes_on(workflow: Workflow) -> None:
     (workflow.folder / "Snakefile").write_text(WAITS)
     killed = workflow.start()
-    wait_until((workflow.folder / "running").exists, 90, "the job to run")
+    job = workflow.wait_running()
     killed.kill()
-    job = workflow.job(killed.communicate()[0])
+    killed.communicate()
     unlock = workflow.start("--unlock")
     unlock.communicate(timeout=300)
     again = workflow.start()
