@@ -24,7 +24,7 @@ from gpusched.errors import GpuschedError
 if TYPE_CHECKING:  # Snakemake loads the plugin for every command, also in each job
     from gpusched.api import Cluster
 
-CHECK_S = 1  # Snakemake's ten seconds spare a scheduler that is asked; here a look costs nothing
+CHECK_S = 1  # Snakemake's ten seconds spare a scheduler that is asked; here a check costs little, but 0 s would spin
 OWN = "gpusched_"
 """Prefix of resources that are options of ``gpusched submit``."""
 _OPTIONS = {
@@ -70,8 +70,7 @@ class SnakemakeExecutor(RemoteExecutor):
     def __post_init__(self) -> None:
         """Set the time between two checks of the jobs."""
         self._submitted: dict[str, SubmittedJobInfo] = {}
-        asked = self.workflow.remote_execution_settings.seconds_between_status_checks
-        self.next_seconds_between_status_checks = min(asked, CHECK_S)
+        self.next_seconds_between_status_checks = CHECK_S
 
     def get_python_executable(self) -> str:
         """Return the interpreter on the nodes."""

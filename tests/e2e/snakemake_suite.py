@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -63,7 +62,6 @@ def test_ctrl_c_cancels_what_is_being_checked(monkeypatch: pytest.MonkeyPatch) -
     cluster = Mock()
     monkeypatch.setattr(plugin, "_cluster", lambda: cluster)
     executor: Any = object.__new__(plugin.SnakemakeExecutor)
-    executor.workflow = SimpleNamespace(remote_execution_settings=SimpleNamespace(seconds_between_status_checks=10))
     executor.logger = Mock()
     executor.report_job_submission = Mock()
     executor.__post_init__()
@@ -71,5 +69,6 @@ def test_ctrl_c_cancels_what_is_being_checked(monkeypatch: pytest.MonkeyPatch) -
         info = SubmittedJobInfo(Mock(), number, {"job": Mock(id=number, done=Mock(return_value=ended))})
         monkeypatch.setattr(executor, "_unended", lambda _, found=info: found)
         executor.run_job(info.job)
+    assert executor.next_seconds_between_status_checks > 0, "whatever Snakemake asks for: 0 would spin"
     executor.cancel_jobs([])  # Snakemake takes jobs from its list while it checks them
     cluster.cancel.assert_called_once_with(["8"])

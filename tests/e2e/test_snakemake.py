@@ -24,9 +24,11 @@ pytestmark = MARKS
 
 @pytest.fixture(scope="module")
 def site_of_nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an image would have: a copy, for nodes have another /root."""
+    """What an image would have: a copy, for nodes have another /root; compiled, or each job would compile it."""
     site = tmp_path_factory.mktemp("site") / "packages"
-    shutil.copytree(PACKAGES, site, ignore=shutil.ignore_patterns("solverdir", "__pycache__", "test*", "docutils"))
+    env = os.environ | {"PYTHONPATH": f"{PACKAGES}:{ROOT}"}
+    subprocess.run([NODES_PYTHON, "-m", "snakemake", "--version"], env=env, stdout=subprocess.DEVNULL, check=True)
+    shutil.copytree(PACKAGES, site, ignore=shutil.ignore_patterns("solverdir", "test*", "docutils"))
     return site
 
 
