@@ -24,7 +24,7 @@ from gpusched.errors import GpuschedError
 if TYPE_CHECKING:  # Snakemake loads the plugin for every command, also in each job
     from gpusched.api import Cluster
 
-CHECK_S = 1  # Snakemake's ten seconds spare a scheduler that is asked; here a look costs nothing
+CHECK_S = 1  # Snakemake's ten seconds spare a scheduler that is asked; here a check costs little, but 0 s would spin
 OWN = "gpusched_"
 """Prefix of resources that are options of ``gpusched submit``."""
 _OPTIONS = {
@@ -68,9 +68,9 @@ class SnakemakeExecutor(RemoteExecutor):
     """Queues the jobs of a workflow here."""
 
     def __post_init__(self) -> None:
-        """Set the time between two looks at the jobs."""
-        asked = self.workflow.remote_execution_settings.seconds_between_status_checks
-        self.next_seconds_between_status_checks = min(asked, CHECK_S)
+        """Set the time between two checks of the jobs."""
+        self._submitted: dict[str, SubmittedJobInfo] = {}
+        self.next_seconds_between_status_checks = CHECK_S
 
     def get_python_executable(self) -> str:
         """Return the interpreter on the nodes."""
@@ -90,6 +90,8 @@ class SnakemakeExecutor(RemoteExecutor):
             text = error.line() if isinstance(error, GpuschedError) else str(error)
             self.report_job_error(SubmittedJobInfo(job), msg=f"not queued: {text}. ")
             return
+        assert found.external_jobid is not None
+        self._submitted[found.external_jobid] = found
         self.logger.info(f"Job {job.jobid} is {still}gpusched job {found.external_jobid}.")
         self.report_job_submission(found)
 
@@ -139,14 +141,16 @@ class SnakemakeExecutor(RemoteExecutor):
             job = info.aux["job"]
             if not job.done():
                 yield info
-            elif error := _failure(job):
+                continue
+            self._submitted.pop(job.id, None)
+            if error := _failure(job):
                 self.report_job_error(info, msg=f"{error}. ", aux_logs=[info.aux["output"].replace("%j", job.id)])
             else:
                 self.report_job_success(info)
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
-        """Cancel what has not ended."""
-        ids = [info.external_jobid for info in active_jobs if info.external_jobid and not info.aux["job"].done()]
+        """Cancel what has not ended; Snakemake's own list lacks the jobs that it is checking just then."""
+        ids = [number for number, info in list(self._submitted.items()) if info.aux and not info.aux["job"].done()]
         try:
             if ids:
                 _cluster().cancel(ids)

@@ -24,6 +24,7 @@ def test_nothing_is_left_of_ended_jobs(tmp_path: Path, caplog: pytest.LogCapture
     ended = day.service.store.counts()
     day.close()
     assert ended["COMPLETED"] > 200, ended
-    assert (end["descriptors"], end["threads"]) == (warm["descriptors"], warm["threads"])
+    assert end["descriptors"] <= warm["descriptors"]  # fewer: those of earlier tests in this process are closed
+    assert end["threads"] <= warm["threads"]
     # Each ended job that is kept would be an object or more; what is first needed late is some.
     assert end["objects"] - warm["objects"] < 120, (warm, end)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from snakemake.common.tests import TestWorkflowsLocalStorageBase
 from snakemake.settings.types import ResourceSettings
 from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
+from gpusched.integrations import snakemake as plugin
 from gpusched.integrations.snakemake import job_options
 from snakemake_executor_plugin_gpusched import ExecutorSettings
 
@@ -53,3 +56,19 @@ def test_resources_are_options(given: dict[str, Any], options: dict[str, Any]) -
 def test_what_would_be_ignored_is_refused(name: str) -> None:
     with pytest.raises(WorkflowError, match=name):
         job_options({name: "x"}, 1)
+
+
+def test_ctrl_c_cancels_what_is_being_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Mock()
+    monkeypatch.setattr(plugin, "_cluster", lambda: cluster)
+    executor: Any = object.__new__(plugin.SnakemakeExecutor)
+    executor.logger = Mock()
+    executor.report_job_submission = Mock()
+    executor.__post_init__()
+    for number, ended in (("7", True), ("8", False)):
+        info = SubmittedJobInfo(Mock(), number, {"job": Mock(id=number, done=Mock(return_value=ended))})
+        monkeypatch.setattr(executor, "_unended", lambda _, found=info: found)
+        executor.run_job(info.job)
+    assert executor.next_seconds_between_status_checks > 0, "whatever Snakemake asks for: 0 would spin"
+    executor.cancel_jobs([])  # Snakemake takes jobs from its list while it checks them
+    cluster.cancel.assert_called_once_with(["8"])

@@ -61,10 +61,10 @@ def test_the_folder_survives_attempts_and_goes_with_the_job(house: Cluster) -> N
 def test_a_gigabyte_in_progress_json_is_told_of_and_harms_nothing(house: Cluster) -> None:
     job = house.sh(
         "cd $GPUSCHED_JOB_DIR; truncate -s 1G p 2>/dev/null || dd if=/dev/null of=p bs=1 seek=1073741824;"
-        " mv p progress.json; sleep 100",
+        " mv p progress.json; sleep 5000",
         "--gpus", "1",
     )  # fmt: skip
     error = "progress.json: it is larger than 4096 bytes"
     wait_until(lambda: (house.json("show", job)["progress"] or {}).get("error") == error, 30, "the error")
     assert f"job file:     {error}" in house.cli("show", job).stdout
-    assert house.state_of(job) == "RUNNING"
+    house.wait_state(job, "RUNNING")  # STARTING where its start takes long

@@ -24,9 +24,11 @@ pytestmark = MARKS
 
 @pytest.fixture(scope="module")
 def site_of_nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an image would have: a copy, for nodes have another /root."""
+    """What an image would have: a copy, for nodes have another /root; compiled, or each job would compile it."""
     site = tmp_path_factory.mktemp("site") / "packages"
-    shutil.copytree(PACKAGES, site, ignore=shutil.ignore_patterns("solverdir", "__pycache__", "test*", "docutils"))
+    env = os.environ | {"PYTHONPATH": f"{PACKAGES}:{ROOT}"}
+    subprocess.run([NODES_PYTHON, "-m", "snakemake", "--version"], env=env, stdout=subprocess.DEVNULL, check=True)
+    shutil.copytree(PACKAGES, site, ignore=shutil.ignore_patterns("solverdir", "test*", "docutils"))
     return site
 
 
@@ -53,6 +55,13 @@ class Workflow:
         )  # fmt: skip
         self._started.append(process)
         return process
+
+    def wait_running(self) -> JobRecord:
+        """Wait until the job of `WAITS` runs and Snakemake knows that it has queued it; return the job."""
+        wait_until((self.folder / "running").exists, 90, "the job to run")
+        log = self.folder / ".snakemake/log"
+        queued = re.compile(r"is gpusched job \w+\.")
+        return self.job(wait_until(lambda: queued.findall(_newest(log)), 60, "Snakemake to know its job")[0])
 
     def close(self) -> None:
         """End what a test that failed has left."""
@@ -163,19 +172,19 @@ rule waits:
 def test_ctrl_c_cancels(workflow: Workflow) -> None:
     (workflow.folder / "Snakefile").write_text(WAITS)
     process = workflow.start()
-    wait_until((workflow.folder / "running").exists, 90, "the job to run")
+    job = workflow.wait_running()
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 1, said
-    assert workflow.house.wait_state(workflow.job(said).id).state == "CANCELLED"
+    assert workflow.house.wait_state(job.id).state == "CANCELLED"
 
 
 def test_a_killed_snakemake_goes_on(workflow: Workflow) -> None:
     (workflow.folder / "Snakefile").write_text(WAITS)
     killed = workflow.start()
-    wait_until((workflow.folder / "running").exists, 90, "the job to run")
+    job = workflow.wait_running()
     killed.kill()
-    job = workflow.job(killed.communicate()[0])
+    killed.communicate()
     unlock = workflow.start("--unlock")
     unlock.communicate(timeout=300)
     again = workflow.start()

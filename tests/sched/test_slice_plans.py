@@ -294,6 +294,7 @@ def test_where_a_stranger_is_nothing_is_cut() -> None:
     assert Lab([view], [pending("g", 1)]).cycle() == ()
 
 
+WAYS = tuple(sorted(geometries(A100), key=lambda one: (len(one), sorted(one))))
 PROFILES = st.sampled_from(["", "", "1g.10gb", "1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"])
 
 
@@ -301,7 +302,6 @@ PROFILES = st.sampled_from(["", "", "1g.10gb", "1g.10gb", "1g.20gb", "2g.20gb", 
 def states(draw: st.DrawFn) -> Lab:
     """GPUs cut in any way, partly in use, some that stay whole, and a queue of all kinds of jobs."""
     nodes, busy = [], []
-    every = sorted(geometries(A100), key=lambda one: (len(one), sorted(one)))
     for n in range(draw(st.integers(1, 2))):
         gpus = draw(st.integers(1, 4))
         view, slices, name = on_demand(f"n{n}", gpus=gpus), [], f"n{n}"
@@ -312,7 +312,7 @@ def states(draw: st.DrawFn) -> Lab:
             if kind == "held":
                 busy.append(held(f"r{n}{gpu}", name, gpu, "", draw(st.integers(1, 4000))))
             if kind == "cut":
-                for profile, start in sorted(draw(st.sampled_from(every))):
+                for profile, start in sorted(draw(st.sampled_from(WAYS))):
                     number = slice_index(gpu, start)
                     slices.append(SliceView(number, profile))
                     if draw(st.booleans()):

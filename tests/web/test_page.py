@@ -344,7 +344,7 @@ def test_what_changes_is_seen_at_once(browser: Browser, changing: Served) -> Non
 
 
 def test_it_comes_back_when_the_server_does(browser: Browser, changing: Served) -> None:
-    browser.expected = ("ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_INCOMPLETE", "ERR_EMPTY")
+    browser.expected = ("ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_INCOMPLETE", "ERR_EMPTY", "ERR_CONTENT")
     look(browser, changing.url)
     browser.until(LIVE)
     changing.stop()
