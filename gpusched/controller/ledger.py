@@ -50,7 +50,8 @@ class UsageWriter:
             rules = partition.idle if (partition := inventory.partition(node.partition)) else IdleRules()
             rows += usage_between(node, earlier, observation.result, holdings(name, holders, now, rules))
         self._store.add_usage(rows)
-        self._store.move_usage([row for job in after for row in self._charged_after_end(job, before)])
+        ending = [new for old, new in zip(active, after, strict=True) if old.state not in ENDED]
+        self._store.move_usage([row for job in ending for row in self._charged_after_end(job, before)])
         self._refresh_energy(touched | {row.job_id for row in rows if row.job_id})
 
     def _holders(self, active: list[JobRecord], after: list[JobRecord], now: float) -> list[JobRecord]:

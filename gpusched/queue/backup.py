@@ -297,11 +297,11 @@ def _make_folders(source: Path, target: Path, name: Path) -> None:
             _take_rights(status, target / above)
 
 
-def _copy_file(source: Path, target: Path, name: Path, before: Path | None = None) -> None:
+def _copy_file(source: Path, target: Path, name: Path, before: Path | None = None, again: bool = True) -> None:
     """Copy a file below a folder, with its mode, owner and time; where ``before`` has an equal copy, link to that.
 
     The owner of a command file is the proof of who sent it: without root, one of another user is left out, and so is
-    one that vanishes meanwhile.
+    one that vanishes meanwhile. One of ours that is replaced meanwhile is tried ``again``.
     """
     file, copy = source / name, target / name
     part = copy.with_name(copy.name + ".part")
@@ -318,6 +318,8 @@ def _copy_file(source: Path, target: Path, name: Path, before: Path | None = Non
         _copy_content(file, part, status)
     except FileNotFoundError:  # its job has ended, or its command was applied
         part.unlink(missing_ok=True)
+        if again and not name.is_relative_to(INBOX) and os.path.lexists(file):
+            _copy_file(source, target, name, before, again=False)
         return
     os.utime(part, ns=(status.st_atime_ns, status.st_mtime_ns))
     _take_rights(status, part)

@@ -128,10 +128,11 @@ def disk_error(database: Path, error: Exception) -> sqlite3.OperationalError | N
             source.backup(copy, progress=step)
             copy.text_factory = bytes
             # An empty file is a sound database.
-            check = "SELECT quick_check, (SELECT count(*) > 0 FROM sqlite_schema) FROM pragma_quick_check(1)"
+            check = "SELECT integrity_check, (SELECT count(*) > 0 FROM sqlite_schema) FROM pragma_integrity_check(1)"
             sound = copy.execute(check).fetchone() == (b"ok", 1)
     except sqlite3.OperationalError as failed:
-        return disk_error(database, failed)
+        full = getattr(failed, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL  # the copy's: it cannot be told
+        return None if full else disk_error(database, failed)
     except sqlite3.Error:
         return None
     return sqlite3.OperationalError("disk I/O error") if sound else None

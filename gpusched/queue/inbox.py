@@ -204,7 +204,7 @@ class Inbox:
         """Return the waiting submission with this id, if any; needs no permission to list the folder."""
         try:
             found = self._read(f"{job_id}.submit")
-        except (FileNotFoundError, _StillLinking):
+        except (OSError, _StillLinking):
             return None
         return found if isinstance(found, ReceivedCommand) else None
 

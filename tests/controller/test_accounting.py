@@ -197,6 +197,19 @@ def test_a_job_that_ended_while_its_engine_was_silent_pays_until_its_end(tmp_pat
     store.close()
 
 
+def test_a_job_that_had_ended_before_is_charged_as_it_was(tmp_path: Path) -> None:
+    """Slurm lists an ended job for minutes, so that it is among the active ones again."""
+    store = Store.create_or_open(tmp_path)
+    ended = builders.job("j", nodes={"n0": (0,)}, start_time=T, state=JobState.COMPLETED, end_time=T + 100)
+    store.put_jobs([ended])
+    writer, readings = UsageWriter(store), [reading(T), reading(T + 120), reading(T + 240)]
+    for before, after in pairwise(readings):
+        news = {"n0": NodeObservation(began=after.time - 1, result=after)}
+        writer.charge(inventory(), {"n0": NodeRecord(name="n0", reading=before)}, news, [ended], [ended], after.time)
+    assert sum(row.gpu_s for row in store.usage(0) if row.job_id == "j") == pytest.approx(100.0)
+    store.close()
+
+
 def test_a_requeued_attempt_pays_for_nodes_that_answer_later_whatever_became_of_the_job(tmp_path: Path) -> None:
     """Two nodes are silent as the job is requeued; one answers before, one after it is cancelled as it waits."""
     store = Store.create_or_open(tmp_path)

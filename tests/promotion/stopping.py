@@ -12,7 +12,7 @@ from gpusched.config.weights import load_model, save_model
 from gpusched.estimation.odds import CLASSES, LEVELS
 from gpusched.sched.warming import warm_up, warm_up_agent
 
-YAML = "agent: rltune\nfallback: easy\nbudget: 60s\npreempt: {min_run: 3s, per_hour: 2, restart: 1s}\n"
+YAML = "agent: rltune\nfallback: easy\nbudget: 10m\npreempt: {min_run: 3s, per_hour: 2, restart: 1s}\n"
 
 
 def write(file: Path, threshold_gpu_s: float = 24.0) -> Path:

@@ -295,7 +295,7 @@ def test_weights_that_come_along_decide_on_the_first_day(place: Place, name: str
     """Nothing was trained here, no job has ended: the included weights have an answer in every cycle."""
     place.open(EASY)
     file = place.folder / "policies" / f"{name}.yaml"  # with more time: its passes are compiled here
-    file.write_text((BUILT_IN / f"{name}.yaml").read_text().replace("budget: 200ms", "budget: 60s"))
+    file.write_text((BUILT_IN / f"{name}.yaml").read_text().replace("budget: 200ms", "budget: 10m"))
     shutil.copytree(BUILT_IN / name, file.with_suffix(""))
     on = ShadowOn(time=0.0, partition="p", path=str(file), version=load_policy(file).version)
     assert place.say(on) == []
@@ -351,7 +351,7 @@ def test_an_agent_that_chooses_sizes_is_asked_also_where_nobody_waits(
     (tmp_path / "mine").mkdir()
     (tmp_path / "state").mkdir()
     save_model(tmp_path / "mine" / "default.safetensors", "chooses", {"sizes": np.array([4])})
-    (tmp_path / "mine.yaml").write_text("agent: chooses\nresize: {min_run: 0s}\nbudget: 60s\n")
+    (tmp_path / "mine.yaml").write_text("agent: chooses\nresize: {min_run: 0s}\nbudget: 10m\n")
     policy = load_policy(tmp_path / "mine.yaml")
     decider = Decider(Store.create_or_open(tmp_path / "state"))
     decider.warm_up({"p": policy}, {})
@@ -366,7 +366,7 @@ def test_an_agent_that_chooses_sizes_is_asked_also_where_nobody_waits(
 def test_topology_agents_leave_it_to_contention_until_anything_was_learned(place: Place) -> None:
     """And then four of them decide on three nodes."""
     folder = place.folder / "policies"
-    (folder / "racks.yaml").write_text("agent: topology\nschedulers: 4\nbudget: 60s\n")
+    (folder / "racks.yaml").write_text("agent: topology\nschedulers: 4\nbudget: 10m\n")
     (folder / "racks").mkdir()
     save_model(folder / "racks/default.safetensors", "topology", to_arrays(untrained(0), SHAPES))
     place.open(load_policy(folder / "racks.yaml"))

@@ -87,7 +87,7 @@ def test_queues_of_slices_are_the_agent_s_with_the_weights_of_their_partition(
     (tmp_path / "mine").mkdir()
     (tmp_path / "state").mkdir()
     save_model(tmp_path / "mine/p.safetensors", "orders", {"x": np.array([4])})
-    (tmp_path / "mine.yaml").write_text("agent: orders\nbudget: 60s\nfallback: easy\n")
+    (tmp_path / "mine.yaml").write_text("agent: orders\nbudget: 10m\nfallback: easy\n")
     policy = load_policy(tmp_path / "mine.yaml")
     jobs = [slicing.pending("s", 2, "1g.10gb"), slicing.pending("w", 1)]
     snap = replace(snapshot([slicing.cut(node("a", gpus=2), {1: slicing.SEVEN})], jobs), policies={"p": policy})

@@ -207,6 +207,25 @@ def test_of_what_all_users_may_put_into_the_inbox_only_commands_are_copied(
     assert [path.name for path in (make() / "inbox/new").iterdir()] == ["0good.submit"]
 
 
+def test_a_file_that_is_replaced_as_it_is_copied_is_in_the_backup(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tmp_path / "state/policies/mine.yaml"
+    policy.parent.mkdir(parents=True)
+    policy.write_text("old")
+    real = backup._copy_content
+
+    def copy_content(source: Path, copy: Path, status: os.stat_result) -> None:
+        if source == policy and policy.read_text() == "old":
+            draft = policy.with_name("draft")
+            draft.write_text("new")
+            draft.replace(policy)
+        real(source, copy, status)
+
+    monkeypatch.setattr(backup, "_copy_content", copy_content)
+    assert (make() / "policies/mine.yaml").read_text() == "new"
+
+
 def test_output_that_is_added_during_a_copy_is_in_the_next_one(
     make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

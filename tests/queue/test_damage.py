@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import JobState
 from gpusched.model.reservations import Reservation
-from gpusched.queue.damage import DatabaseDamaged, unreadable
+from gpusched.queue.damage import DatabaseDamaged, disk_error, unreadable
 from gpusched.queue.promotions import Shadow
 from gpusched.queue.repair import set_aside_damaged
 from gpusched.queue.store import NodeRecord, RankRecord, Reader, RunRecord, Store
@@ -148,3 +149,21 @@ def test_a_full_disk_is_no_damage(world: InboxWorld) -> None:
     world.store._db.execute("PRAGMA max_page_count = 1")
     with pytest.raises(sqlite3.OperationalError, match="full"):
         world.store.append([msgspec.structs.replace(world.store.events()[0], data={"x": "y" * 10**6})])
+
+
+def test_an_index_that_lacks_rows_is_damage_not_an_error_of_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "db.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("CREATE TABLE t (a)")
+        db.execute("CREATE INDEX i ON t (a)")
+        (index,) = db.execute("SELECT * FROM sqlite_schema WHERE name = 'i'")
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("DELETE FROM sqlite_schema WHERE name = 'i'")
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("INSERT INTO t VALUES (1)")
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", index)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        with pytest.raises(sqlite3.DatabaseError) as damage:
+            db.execute("DELETE FROM t WHERE rowid = 1")
+        assert disk_error(path, damage.value) is None

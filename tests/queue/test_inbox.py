@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -301,7 +302,7 @@ def test_a_command_that_cannot_be_recorded_now_waits_a_quarter_of_a_minute(
     assert [item.file_name for item in inbox.waiting()] == [first, second], "another of its name waits for nothing"
 
 
-def test_a_submission_is_found_by_its_id(tmp_path: Path) -> None:
+def test_a_submission_is_found_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inbox = Inbox(tmp_path)
     inbox.create()
     one = Submit(time=NOW, origin="here", id=ids.mint(NOW), spec=spec())
@@ -315,6 +316,12 @@ def test_a_submission_is_found_by_its_id(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         inbox.deliver(one)
     assert not list(inbox.tmp.iterdir())
+
+    def stale(name: str) -> None:
+        raise OSError(errno.ESTALE, "stale file handle")
+
+    monkeypatch.setattr(inbox, "_read", stale)
+    assert inbox.submission(one.id) is None
 
 
 def test_what_cannot_be_set_aside_is_passed_over(tmp_path: Path) -> None:

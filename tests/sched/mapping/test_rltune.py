@@ -162,7 +162,7 @@ def test_the_controller_s_log_tells_of_mappings_once(tmp_path: Path, caplog: pyt
     (tmp_path / "learned").mkdir()
     save_model(tmp_path / "learned/p.safetensors", "rltune", plain.WILD[0].arrays, plain.WILD[0].about)
     file = tmp_path / "learned.yaml"
-    file.write_text("agent: rltune\nfallback: easy\nbudget: 60s\nplace: milp\nmapping:\n  budget: 30s\n")
+    file.write_text("agent: rltune\nfallback: easy\nbudget: 10m\nplace: milp\nmapping:\n  budget: 30s\n")
     policies = {"p": load_policy(file)}
     with closing(Store.create_or_open(tmp_path)) as store:
         decider = Decider(store)
