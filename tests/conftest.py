@@ -31,17 +31,19 @@ settings.register_profile("same", derandomize=True, database=None, deadline=None
 settings.load_profile("same")
 
 LONGEST = (
-    "slurm/test_faults.py", "e2e/test_resizing.py", "e2e/test_snakemake.py", "e2e/test_torchx.py",
+    "slurm/test_faults.py", "e2e/test_resizing.py", "e2e/test_gist_episodes.py", "sim/test_engine.py",
+    "e2e/test_snakemake.py", "sched/test_slice_plans.py", "e2e/test_torchx.py", "e2e/test_hot.py", "sim/test_ahead.py",
+    "e2e/test_health_checks.py", "agents/test_gate.py", "e2e/test_idle.py", "sim/test_quotas.py",
     "sim/test_orders_reference.py", "e2e/test_failures_nodes.py",
     "agents/test_rltune.py", "nodes/runtimes/test_contract.py", "agents/test_maifs.py",
     "e2e/test_site.py",
     "agents/test_dl2_agent.py", "nodes/runtimes/test_engines.py", "agents/test_dqn.py", "e2e/test_failures_crash.py",
-    "sim/test_engine.py", "e2e/test_queue.py", "sched/test_attention.py", "agents/test_elastic_example.py",
+    "e2e/test_queue.py", "sched/test_attention.py", "agents/test_elastic_example.py",
     "e2e/test_agents.py", "sched/test_compiled.py", "e2e/test_failures_jobs.py", "agents/test_sizing_agents.py",
     "e2e/test_gpus.py", "sim/test_rates_reference.py", "e2e/test_preempting.py", "agents/test_predict.py",
     "e2e/test_jobs.py", "agents/test_train_cli.py", "e2e/test_failures_engine.py", "sched/test_agents_gist.py",
     "e2e/test_live_vs_simulated.py", "sched/test_properties.py", "controller/test_relay.py",
-    "e2e/test_failures_controller.py", "study/test_cli.py", "doctor/test_testbed.py", "agents/test_calibrating.py",
+    "e2e/test_failures_controller.py", "study/test_cli.py", "doctor/test_testbed.py",
     "e2e/test_progress.py", "sim/test_sized.py", "nodes/test_probe.py", "promotion/test_night.py",
     "nodes/runtimes/test_confinement.py", "testbed_selftest/test_testbed.py", "agents/test_reproduce_cli.py",
     "nodes/test_ssh.py", "web/test_page.py", "controller/test_clock.py", "sched/mapping/test_heterogeneous.py",

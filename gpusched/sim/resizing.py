@@ -188,7 +188,7 @@ def with_lost_ranks(world: SimWorld, made: ResizedShapes) -> SimWorld:
     ranks = [rank_gpus(world, job) if fails else 0 for job in range(jobs)]
     hot = [(job, rank, range(-(-int(elastic.least[job]) // rank), int(elastic.most[job]) // rank + 1))
            for job, rank in enumerate(ranks) if elastic is not None and rank]  # fmt: skip
-    most = max((counts[-1] for _, _, counts in hot if counts), default=1)
+    most = max((counts[-1] for _, _, counts in hot if counts), default=0)
     fewest, (shape, row), own = np.zeros(jobs, np.int64), np.full((2, jobs, most), -1, np.int64), np.ones((jobs, most))
     for job, rank, counts in hot:
         fewest[job] = counts.start

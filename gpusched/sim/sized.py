@@ -183,7 +183,8 @@ def _with_menus(world: SimWorld, elastic: ResizableJobs) -> tuple[SimWorld, Menu
     for (shape, own, least, most, *_), job in zip(distinct.tolist(), first.tolist(), strict=True):
         sizes = given[job] or _sizes_of(own, least, most) if shape >= 0 else (own,)
         found, rank, ranged = {}, rank_gpus(world, job), has_ranges and len(sizes) > 1
-        lost.append(set(range(sizes[0], sizes[-1], rank) if rank and world.options.failures else ()) - {*sizes})
+        fails = rank and world.options.failures  # the sizes of `with_lost_ranks`
+        lost.append(set(range(-(-least // rank) * rank, most + 1, rank) if fails else ()) - {*sizes})
         for gpus in sorted({*sizes, *lost[-1]}):
             if shape < 0 or (gpus == own and not ranged):
                 found[gpus] = shape

@@ -26,9 +26,9 @@ pytestmark = MARKS
 def site_of_nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What an image would have: a copy, for nodes have another /root; compiled, or each job would compile it."""
     site = tmp_path_factory.mktemp("site") / "packages"
-    env = os.environ | {"PYTHONPATH": f"{PACKAGES}:{ROOT}"}
+    env = os.environ | {"PYTHONPATH": f"{PACKAGES}:{ROOT}", "PYTHONDONTWRITEBYTECODE": ""}
     subprocess.run([NODES_PYTHON, "-m", "snakemake", "--version"], env=env, stdout=subprocess.DEVNULL, check=True)
-    shutil.copytree(PACKAGES, site, ignore=shutil.ignore_patterns("solverdir", "test*", "docutils"))
+    shutil.copytree(PACKAGES, site, ignore=shutil.ignore_patterns("solverdir", "test*", "docutils", "*.pyc.*"))
     return site
 
 

@@ -152,6 +152,28 @@ def test_a_shared_disk_that_hangs_costs_the_jobs_files_only(
     assert found["job_file_error"] == ("progress.json: its disk does not answer" if hangs else None)
 
 
+def test_a_shared_disk_that_hangs_is_waited_for_once_on_a_node_without_python(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root, shared, programs = folder.parents[1], tmp_path / "shared", tmp_path / "bin"
+    (folder / "progress.json").write_text('{"step": 7}')
+    for number in range(3):
+        (attempt := root / f"gpusched-k{number}-1-0").mkdir()
+        (attempt / "meta").write_text(f"runtime=process\nrank=0\njob_dir={shared}\n")
+        (attempt / "exit").write_text("0 1\n")
+    programs.mkdir()
+    real, calls = shutil.which("stat"), tmp_path / "calls"
+    (programs / "stat").write_text(
+        f'#!/bin/sh\n[ "$1" != {shared} ] || {{ echo >>{calls}; exec sleep 3600; }}\nexec {real} "$@"\n'
+    )
+    (programs / "stat").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    found = {one["name"]: one for one in all_by_sh(root)}
+    assert found.pop("gpusched-j-1-0")["progress"]["step"] == 7.0
+    assert [one["job_file_error"] for one in found.values()] == 3 * ["progress.json: its disk does not answer"]
+    assert calls.read_text() == "\n"
+
+
 def test_only_rank_0_is_listened_to(folder: Path) -> None:
     (folder / "progress.json").write_text('{"step": 7}')
     meta = folder.parents[1] / "gpusched-j-1-0/meta"

@@ -357,6 +357,16 @@ def test_hot_jobs_go_on_without_ranks_on_failed_nodes_as_they_do_live(name: str,
         assert check(plan, snapshot)[1] == ()
 
 
+def test_a_hot_job_without_listed_sizes_comes_to_any_number_of_ranks() -> None:
+    """To three of four ranks of two GPUs, though only powers of two would be given to it."""
+    pool, trace = Pool.of([NodeSpec(2, 8, 1 << 13, "A", "p")] * 4), trace_of([0], [4000], [8], limit=[9000])
+    hot = ResizableJobs(least=np.array([1]), most=np.array([8]), rank_gpus=np.array([2]))
+    found = replay(trace, pool, "elastic", elastic=hot, failures=(Outage(1, 50.0, 60.0),), restart_s=20.0)
+    assert found.start.tolist() == [0.0]
+    assert 4000.0 < found.end[0] < 4200.0
+    assert PREEMPTED not in found.events.kind
+
+
 class Thrifty(Moody):
     """An agent that also limits cores and memory, of some jobs."""
 

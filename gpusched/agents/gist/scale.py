@@ -219,7 +219,7 @@ def _pools(job: TrainJob, settings: ScaleSettings) -> list[Pool]:
         raise UsageError("train: servers needs a workload generated for a load", "use --generate, or omit it")
     like = NodeSpec(
         int(own.gpus[0]), int(own.cores[0]), int(own.memory_mib[0]), own.gpu_types[int(own.gpu_type[0])],
-        slices=own.slices[0] if own.slices else (),
+        slices=next((slices for slices in own.slices if slices), ()),
     )  # fmt: skip
     return [own, *(Pool.of([like] * size) for size in sizes if size != len(own))]
 

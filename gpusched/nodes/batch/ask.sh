@@ -16,7 +16,7 @@ until ln -sn "$$" "$lock" 2>/dev/null; do # one asks at a time
     tries=$((tries + 1)) holder=$(readlink "$lock")
     # One that was killed leaves its lock; of those that see it one at a time looks again and removes it.
     if [ -n "$holder" ] && ! alive "$holder" && ln -sn "$$" "$lock.$holder" 2>/dev/null; then
-        [ "$(readlink "$lock")" != "$holder" ] || rm -f "$lock" "$lock.script"
+        [ "$(readlink "$lock")" != "$holder" ] || rm -f "$lock.script" "$lock"
         rm -f "$lock.$holder"
         continue
     fi

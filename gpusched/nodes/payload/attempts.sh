@@ -20,7 +20,10 @@ group_alive() { # PID STARTTIME of a leader, as in payload/attempts.py
 }
 job_files() { # FOLDER of an attempt: as in payload/jobfiles.py
     grep -qx 'rank=0' "$1/meta" 2>/dev/null && job_dir=$(sed -n 's/^job_dir=//p' "$1/meta") && [ -n "$job_dir" ] || return 0
-    bounded 2 stat "$job_dir" >/dev/null 2>&1 || return 0 # a shared disk may hang
+    case $job_dir in "$attempts_root"/* | /var/lib/gpusched-node/*) ;; *) # a shared disk may hang: once is enough
+        [ -n "$hung" ] || bounded 2 stat "$job_dir" >/dev/null 2>&1 || { [ $? != 1 ] || return 0; hung=1; }
+        [ -z "$hung" ] || { printf 'progress %s 0 !its disk does not answer\n' "${1##*/}"; return 0; } ;;
+    esac
     for job_file in progress saved ask; do
         file=$job_dir/$job_file.json
         [ -e "$file" ] || [ -L "$file" ] || continue
@@ -67,7 +70,9 @@ list_folder() {
     read -r leader since 2>/dev/null <"$1/pid"
     [ -n "$leader" ] && [ "$(start_time "$leader")" = "$since" ] && echo pid_alive
 }
-engine() { bounded 8 "$RUNTIME" "$@"; }
+engine() { # killed, as busybox's timeout does not say 124 after TERM
+    if command -v timeout >/dev/null 2>&1; then timeout -s KILL 8 "$RUNTIME" "$@"; else "$RUNTIME" "$@"; fi
+}
 containers() { engine ps -a "$@" --filter "label=gpusched.cluster=$CLUSTER_ID" --filter "label=gpusched.node=$NODE"; }
 conmon_of() { # CONTAINER: whether a conmon waits for its end
     for conmon in $(grep -l -x conmon /proc/[0-9]*/comm 2>/dev/null); do
@@ -125,7 +130,7 @@ podman | docker)
     ;;
 esac
 all_job_files() { # FOLDER...: beginning with any, as of large requests only some are read
-    large=0 skipped=$(($(od -An -N2 -tu2 /dev/urandom) % $#))
+    hung= large=0 skipped=$(($(od -An -N2 -tu2 /dev/urandom) % $#))
     while [ "$skipped" -gt 0 ]; do skipped=$((skipped - 1)) && set -- "$@" "$1" && shift; done
     for folder; do job_files "$folder"; done
 }

@@ -1,4 +1,4 @@
-# The probe for a node without python3: facts in sections that gpusched parses (gpusched/nodes/parse_sections.py).
+# The probe for a node without python3: facts in sections that gpusched parses (gpusched/nodes/parse_reading.py).
 # BOUNDED of runtimes/shell.py is before it, attempts.sh follows it. Variables: those of attempts.sh.
 LC_ALL=C; export LC_ALL
 section() { printf '\n@@%s\n' "$1"; }

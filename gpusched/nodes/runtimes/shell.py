@@ -60,9 +60,9 @@ strays() { # [PROCESS'S FOLDER]
 }
 kill_all() { # LISTING: a function such as strays; whether none is left
     round=0
-    while found=$("$1"); [ -n "$found" ]; do
+    while listed=$("$1"); [ -n "$listed" ]; do
         [ $round -lt 20 ] || return 1
-        for pid in $found; do [ -z "$("$1" "/proc/$pid")" ] || kill -KILL "$pid" 2>/dev/null; done
+        for pid in $listed; do [ -z "$("$1" "/proc/$pid")" ] || kill -KILL "$pid" 2>/dev/null; done
         round=$((round + 1))
         [ $round -lt 3 ] || sleep 0.1
     done

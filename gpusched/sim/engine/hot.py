@@ -67,16 +67,16 @@ def change_ranks(
 
 
 @jit
-def most_lost(pace: Pace | None, sim: Sim) -> int:
-    """Return how many ranks can be lost at one instant."""
-    return 0 if pace is None else _most_lost(pace.ranks, sim)
+def most_ranks(pace: Pace | None) -> int:
+    """Return how many ranks a job can have that goes on without some of them; 0: none does."""
+    return 0 if pace is None else _most_ranks(pace.ranks)
 
 
 @jit
-def _most_lost(ranks: Ranks | None, sim: Sim) -> int:
+def _most_ranks(ranks: Ranks | None) -> int:
     if ranks is None:
         return 0
-    return int(sim.counter[PARTS]) if np.any(ranks.fewest > 0) else 0
+    return int(ranks.shape.shape[1])
 
 
 @jit

@@ -12,7 +12,7 @@ from gpusched.sched.backfill import give, take
 from gpusched.sched.heaps import pop, push, remove
 from gpusched.sched.sorting import ascending
 from gpusched.sched.state import Ints
-from gpusched.sim.engine.hot import lose_rank, loses_rank, most_lost
+from gpusched.sim.engine.hot import lose_rank, loses_rank, most_ranks
 from gpusched.sim.engine.ledger import charge_limits, expire_usage, next_expiry, release_limits
 from gpusched.sim.engine.log import log_event, log_run
 from gpusched.sim.engine.nodeindex import move_node
@@ -98,12 +98,13 @@ def _short_of_room(sim: Sim, log: EventLog) -> bool:
     counter = sim.counter
     future = sim.jobs.size - counter[ARRIVED]
     most = 3 * counter[IN_SYSTEM] + 2 * future + sim.changes.size - counter[CHANGED]
-    lost = most_lost(sim.pace, sim)
+    ranks = most_ranks(sim.pace)
+    lost = counter[PARTS] if ranks > 0 else 0
     most += extra_events(sim.pace, sim, future) + lost
     return bool(
         log.events.size - counter[LOGGED] < most
         or log.cuts.size - counter[CUTS] < counter[RUNS] + lost
-        or log.cut_nodes.size - counter[CUT_PARTS] < counter[PARTS] * (1 + lost)
+        or log.cut_nodes.size - counter[CUT_PARTS] < counter[PARTS] * (1 + ranks)
     )
 
 
