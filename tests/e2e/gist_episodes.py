@@ -19,7 +19,7 @@ PARTITIONS = ("A100", "V100")
 FILES = {
     "naive": "order: fifo\nplace: naive\nbackfill: skip\n",
     "first-fit": "order: fifo\nplace: first-fit\nbackfill: skip\n",
-    "agent": "agent: gist\nfallback: easy\nbudget: 10m\n",
+    "agent": "agent: gist\nfallback: easy\nbudget: 60s\n",
 }
 """The policies that are compared, by name."""
 

@@ -11,7 +11,7 @@ from gpusched.config.policies import load_policy
 from gpusched.config.weights import Arrays, load_model, save_model
 from gpusched.sched.warming import warm_up, warm_up_agent
 
-YAML = "agent: gist\nfallback: easy\nbudget: 10m\n"
+YAML = "agent: gist\nfallback: easy\nbudget: 60s\n"
 QUICK = """\
 train: {generations: 2, population: 4, jobs: 40, validation: 1, validate_every: 1, validation_jobs: 40, width: 2}
 """
