@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,6 +72,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "testbed_session" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.testbed)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_watcher_is_left() -> Iterator[None]:
+    """Threads that would wait for a module's jobs for ever hold SQLite's locks now and then, as others fork."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "gpusched-jobs" and (watcher := getattr(getattr(thread, "_target", None), "__self__", None)):
+            with watcher._lock:
+                watcher._new.clear()
+                watcher._waiting.clear()
+                watcher._lock.notify()
+            thread.join(60)
 
 
 WITHOUT_TORCH = ""

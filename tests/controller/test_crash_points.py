@@ -31,7 +31,7 @@ from tests.builders import spec
 from tests.controller.imagined import ImaginedCluster, World
 from tests.controller.site import Site
 
-LIMIT_S = 120.0
+LIMIT_S = 60.0
 FILES = ("unlink", "rename", "replace", "link", "fsync", "rmdir")
 READS = ("SELECT", "PRAGMA", "BEGIN", "SAVEPOINT", "RELEASE", "ROLLBACK")
 END = {
