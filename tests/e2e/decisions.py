@@ -189,6 +189,7 @@ def compiled(snapshot: Snapshot) -> Done:
             sim.chosen[place] = pool.names.index(part.node)
             add(passes.releases, view.expected_end - epoch, sim.chosen[place], request, n)
         start_job(sim, log, n, sim.chosen, 0, NOTHING_TAKEN, 0.0)
+        sizer.jobs[n]["changed"] = sim.clock[0]
         remove_running(sim, sizer.waiting, sizer.size)
     advance(snapshot.now - epoch)
     for n, job in enumerate(jobs):
