@@ -51,6 +51,11 @@ def rank_gpus(world: SimWorld, job: int) -> int:
     return found if found and world.sim.shapes[shape]["gpus"] == found else 0
 
 
+def counts_of_ranks(least: int, most: int, rank: int) -> range:
+    """Return how many ranks of so many GPUs a job can have that is given ``least`` to ``most`` GPUs."""
+    return range(-(-least // rank), most // rank + 1)
+
+
 class TargetSize(NamedTuple):
     """What a job is to have in all; None: in proportion to its GPUs, over the fewest nodes."""
 
@@ -186,7 +191,7 @@ def with_lost_ranks(world: SimWorld, made: ResizedShapes) -> SimWorld:
     elastic, jobs = world.options.elastic, len(world.trace)
     fails = elastic is not None and elastic.rank_gpus is not None and bool(world.options.failures)
     ranks = [rank_gpus(world, job) if fails else 0 for job in range(jobs)]
-    hot = [(job, rank, range(-(-int(elastic.least[job]) // rank), int(elastic.most[job]) // rank + 1))
+    hot = [(job, rank, counts_of_ranks(int(elastic.least[job]), int(elastic.most[job]), rank))
            for job, rank in enumerate(ranks) if elastic is not None and rank]  # fmt: skip
     most = max((counts[-1] for _, _, counts in hot if counts), default=0)
     fewest, (shape, row), own = np.zeros(jobs, np.int64), np.full((2, jobs, most), -1, np.int64), np.ones((jobs, most))

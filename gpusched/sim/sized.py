@@ -44,6 +44,7 @@ from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.resizing import (
     ResizedShapes,
     TargetSize,
+    counts_of_ranks,
     own_speed,
     pauses,
     rank_gpus,
@@ -183,8 +184,8 @@ def _with_menus(world: SimWorld, elastic: ResizableJobs) -> tuple[SimWorld, Menu
     for (shape, own, least, most, *_), job in zip(distinct.tolist(), first.tolist(), strict=True):
         sizes = given[job] or _sizes_of(own, least, most) if shape >= 0 else (own,)
         found, rank, ranged = {}, rank_gpus(world, job), has_ranges and len(sizes) > 1
-        fails = rank and world.options.failures  # the sizes of `with_lost_ranks`
-        lost.append(set(range(-(-least // rank) * rank, most + 1, rank) if fails else ()) - {*sizes})
+        counts = counts_of_ranks(least, most, rank) if rank and world.options.failures else ()  # as `with_lost_ranks`
+        lost.append({rank * count for count in counts} - {*sizes})
         for gpus in sorted({*sizes, *lost[-1]}):
             if shape < 0 or (gpus == own and not ranged):
                 found[gpus] = shape

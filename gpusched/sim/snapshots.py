@@ -16,7 +16,7 @@ from gpusched.config.plugins import components
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.estimation import REMEMBERED
 from gpusched.model.jobs import Allocation, JobSpec
-from gpusched.model.limits import Bound, Groups, LimitRule, Unit, leaf_of
+from gpusched.model.limits import Bound, LimitRule, Unit, leaf_of
 from gpusched.model.plan import Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
@@ -49,8 +49,7 @@ class SnapshotRun:
     def __init__(self, world: SimWorld) -> None:
         assert world.unsplit is not None
         self._world, self._of, self._queue = world, world.unsplit, new_queue(world)
-        self._groups = world.options.groups if world.policy.by_usage else Groups()
-        self._leaves, _ = usage_leaves(world.trace, self._groups)
+        self._groups, self._leaves, _ = usage_leaves(world)
         self._policies = dict.fromkeys(self._of.pool.partitions, policy_of(world))
         model = world.policy.model
         self._models = {} if model is None else dict.fromkeys(self._policies, model)

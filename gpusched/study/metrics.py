@@ -129,7 +129,7 @@ def metrics_of(result: ReplayResult, power: PowerModel | None = None, whole: Rep
         Metrics(**counts),
         **figures,
         **_against_recorded(result, times),
-        **_use(result, whole or result, held, power or power_model(result.pool)),
+        **_use(result, runs, whole or result, held, power or power_model(result.pool)),
         gpu_hours=float((parts.gpus * (parts.end - parts.start)).sum()) / 3600,
         fragmentation=fragmentation(result, held),
         jain=jain(slowdowns) if len(slowdowns) else None,
@@ -155,10 +155,11 @@ def _within(parts: Parts, first: float, last: float) -> Parts:
     return parts._replace(start=np.clip(parts.start, first, last), end=np.clip(parts.end, first, last))
 
 
-def _use(result: ReplayResult, whole: ReplayResult, parts: Parts, power: PowerModel) -> dict[str, float | None]:
+def _use(
+    result: ReplayResult, runs: Runs, whole: ReplayResult, parts: Parts, power: PowerModel
+) -> dict[str, float | None]:
     """Return makespan, utilizations and energies."""
     pool, submit = result.pool, result.trace.submit[result.ran]
-    runs = runs_of(result)
     first, last = float(submit.min()), float(runs.end.max())
     span = last - first
     seconds = parts.end - parts.start

@@ -124,9 +124,10 @@ class Story(Site):
         """Die and live on, in a child; return whether it ended in time."""
         if not (child := os.fork()):
             self._live_on(what, late)
-        handle = os.pidfd_open(child)
+        handle, end = os.pidfd_open(child), select.poll()  # numbers of descriptors may be too large for select
         try:
-            ended = bool(select.select([handle], [], [], LIMIT_S)[0])
+            end.register(handle, select.POLLIN)
+            ended = bool(end.poll(1000 * LIMIT_S))
         finally:
             os.close(handle)
         if not ended:

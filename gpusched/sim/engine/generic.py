@@ -46,7 +46,6 @@ from gpusched.sim.engine.queue import enter, remove_running, start_granted, stat
 from gpusched.sim.engine.share import pair_up, release_pairs_once, share_gpus
 from gpusched.sim.engine.state import DECIDE, ENDED, READY, RUNNING, RUNS, EventLog, Passes, Sim
 from gpusched.sim.policies import PLACEMENTS
-from gpusched.traces.trace import Trace
 
 
 class SimQueue(NamedTuple):
@@ -89,8 +88,7 @@ class SimQueue(NamedTuple):
 def new_queue(world: SimWorld) -> SimQueue:
     """Return an empty queue."""
     jobs, policy = len(world.sim.jobs), world.policy
-    groups = world.options.groups if policy.by_usage else Groups()
-    leaves, leaf = usage_leaves(world.trace, groups)
+    groups, leaves, leaf = usage_leaves(world)
     users, by_all = np.zeros(len(leaves), USER), world.unsplit is not None and policy.kind == "changing"
     return SimQueue(
         waiting=np.zeros(jobs + 1, np.int64),
@@ -223,14 +221,15 @@ ORDER_CODES = {
 _MAX_AGE_S = 7 * 86400.0
 
 
-def usage_leaves(trace: Trace, groups: Groups) -> tuple[list[tuple[str, str]], Ints]:
-    """Return the (user, group) for whom usage counts, and for which of them each job's does, ``int64[jobs]``.
+def usage_leaves(world: SimWorld) -> tuple[Groups, list[tuple[str, str]], Ints]:
+    """Return the tree that the policy goes by, its (user, group) for whom usage counts, and each job's of these.
 
     As live: a job counts for the group that it names, else for its user's first one. Without groups, for its user.
     """
+    trace, groups = world.trace, world.options.groups if world.policy.by_usage else Groups()
     if not groups:
         users = int(trace.user.max(initial=-1)) + 1
-        return [(f"{user:09}", "") for user in range(users + 1)], trace.user % (users + 1)
+        return groups, [(f"{user:09}", "") for user in range(users + 1)], trace.user % (users + 1)
     account = np.full(len(trace), -1) if trace.account is None else trace.account
     kinds, of = np.unique(np.column_stack((trace.user, account)), axis=0, return_inverse=True)
     leaves: dict[tuple[str, str], int] = {}
@@ -239,7 +238,7 @@ def usage_leaves(trace: Trace, groups: Groups) -> tuple[list[tuple[str, str]], I
         name = "" if user < 0 else trace.users[user] if user < len(trace.users) else str(user)
         leaf = name, groups.for_job(name, trace.accounts[group] if group >= 0 else "")
         found.append(leaves.setdefault(leaf, len(leaves)))
-    return list(leaves), ints(found)[of.reshape(-1)]
+    return groups, list(leaves), ints(found)[of.reshape(-1)]
 
 
 @jit
