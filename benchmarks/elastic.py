@@ -1,9 +1,10 @@
 """Resizable jobs against fixed sizes, live: real nodes, real saves, the same jobs at the same moments.
 
-    .venv/bin/python -m benchmarks.elastic [--jobs 40] [--load 0.9] [--seeds 1,2,3] [--agent maifs --weights FILE]
+    .venv/bin/python -m benchmarks.elastic [--jobs 40] [--load 0.9] [--seeds 1,2,3] [--lasts 4-24]
+        [--agent maifs --weights FILE]
 
 Needs what the testbed needs (root, podman's packages). Two nodes of eight GPUs, plain processes, a tick of one second.
-Jobs are drawn: one, two or four GPUs as a fixed size, some seconds to half a minute at that size; with g GPUs they make
+Jobs are drawn: one, two or four GPUs as a fixed size, ``--lasts`` seconds at that size; with g GPUs they make
 g ** 0.9 as many steps a second. ``--load`` is what the fixed sizes would use of the GPUs. Resizable, the same jobs may
 have 1, 2, 4 or 8 GPUs. Printed are the mean time from submission to end, in seconds, their ratio, and of the
 controller's decisions on resizable jobs how many come out the same again from their snapshots, and in a replay that is
@@ -54,10 +55,10 @@ class Draw(NamedTuple):
     work: int
 
 
-def drawn(seed: int, count: int, load: float) -> list[Draw]:
-    """Jobs whose fixed sizes use ``load`` of the GPUs."""
+def drawn(seed: int, count: int, load: float, lasts_s: tuple[float, float]) -> list[Draw]:
+    """Return jobs of ``lasts_s`` seconds, least and most, whose fixed sizes use ``load`` of the GPUs."""
     rng = random.Random(seed)
-    shapes = [(rng.choice((1, 2, 4)), rng.uniform(4.0, 24.0)) for _ in range(count)]
+    shapes = [(rng.choice((1, 2, 4)), rng.uniform(*lasts_s)) for _ in range(count)]
     mean = statistics.mean(gpus * lasts for gpus, lasts in shapes)
     at, found = 0.0, []
     for gpus, lasts in shapes:
@@ -90,7 +91,7 @@ def mean_completion(
             asked = sizes or ("--gpus", str(job.gpus))
             ids.append(cluster.sh(JOB.replace("WORK", str(job.work)), *asked))
         for job_id in ids:
-            wait_until(lambda job_id=job_id: cluster.state_of(job_id) in ENDED, 600, job_id)  # type: ignore[misc]
+            wait_until(lambda job_id=job_id: cluster.state_of(job_id) in ENDED, 3600, job_id)  # type: ignore[misc]
         found = [one for job_id in ids if (one := cluster.job(job_id)) is not None]
         assert all(one.state == "COMPLETED" for one in found), [one.message for one in found]
         times = [one.end_time - one.submit_time for one in found if one.end_time is not None]
@@ -106,13 +107,15 @@ def main() -> None:
     options.add_argument("--jobs", type=int, default=40)
     options.add_argument("--load", type=float, default=0.9)
     options.add_argument("--seeds", default="1,2,3")
+    options.add_argument("--lasts", default="4-24")
     options.add_argument("--agent")
     options.add_argument("--weights", default="gpusched/data/maifs.safetensors")
     args = options.parse_args()
+    shortest, longest = map(float, args.lasts.split("-"))
     ratios, decisions, agreed = [], 0, 0
     with tempfile.TemporaryDirectory(dir="/tmp") as where, Testbed(Path(where) / "testbed") as testbed:
         for seed in map(int, args.seeds.split(",")):
-            jobs = drawn(seed, args.jobs, args.load)
+            jobs = drawn(seed, args.jobs, args.load, (shortest, longest))
             fixed, _, _ = mean_completion(testbed, Path(where) / f"fixed{seed}", jobs, resizable=False)
             own = Path(where) / f"sized{seed}"
             sized, resizes, found = mean_completion(testbed, own, jobs, True, args.agent, args.weights)
