@@ -40,7 +40,8 @@ def rank(folder: Path, pause: float, variables: dict[str, str]) -> None:
 
 def start(folder: Path, processes: int, pause: float) -> list[BaseProcess]:
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "gpusched.job", __name__])
+    # An optimizer imports torch._dynamo at its first step, which takes each rank longer than its training.
+    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "gpusched.job", __name__])
     with socket.create_server(("127.0.0.1", 0)) as free:
         common = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     ranks = [{**common, "RANK": str(n), "LOCAL_RANK": str(n)} for n in range(processes)]

@@ -52,8 +52,12 @@ partitions: {p: {nodes: [a, b, c, d], flavors: {one: {gpus: 1, cores: 1, memory:
 GANGS = WORKLOAD.replace("jobs: 300", "jobs: 150").replace(
     "[{gpus: 1, share: 1}]", "[{gpus: 1, share: 1}, {gpus: 4, share: 1}, {gpus: 8, share: 2}]"
 )
-SOURCES = {"topology": "--generate gangs.yaml --inventory racks.yaml -p p"}
-"""Where not the workload above: places matter to gangs in racks only."""
+FEW = WORKLOAD.replace("jobs: 300", "jobs: 120")
+SOURCES = {
+    "topology": "--generate gangs.yaml --inventory racks.yaml -p p",
+    **dict.fromkeys(("dl2", "maifs"), "--generate few.yaml --nodes 2"),
+}
+"""Where not the workload above: places matter to gangs in racks only; who chooses sizes decides at every event."""
 
 
 class Trained(NamedTuple):
@@ -70,7 +74,7 @@ class Site:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
         self.folder, self._capfd = folder, capfd
         monkeypatch.chdir(folder)
-        for name, text in (("w", WORKLOAD), ("gangs", GANGS), ("racks", RACKS)):
+        for name, text in (("w", WORKLOAD), ("few", FEW), ("gangs", GANGS), ("racks", RACKS)):
             (folder / f"{name}.yaml").write_text(text)
 
     def train(self, agent: str, *words: str, source: str = "") -> Trained:
@@ -134,7 +138,7 @@ def test_a_training_with_a_bug_is_not_saved_and_the_old_weights_decide(site: Sit
     good = site.train(agent, *(() if agent in OPENS else ("--keep-anyway",)))
     assert good.code == 0, good
     assert not list((site.folder / agent).glob(".*"))
-    partition = "p" if agent in SOURCES else "default"
+    partition = "p" if agent == "topology" else "default"
     before, verdict = site.files(agent), site.gate(agent, partition)
     assert verdict["outcome"] == OPENS.get(agent, verdict["outcome"])
     assert verdict["kept_anyway"] == (verdict["outcome"] == "worse")

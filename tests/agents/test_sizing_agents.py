@@ -42,7 +42,7 @@ def test_train_and_replay_as_a_user_would(
 
     log = tmp_path / "log.csv"
     rng = np.random.default_rng(1)
-    at = np.cumsum(rng.exponential(400, 300)).astype(int)
+    at = np.cumsum(rng.exponential(400, 120)).astype(int)
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     rows = [
         f"{begin + timedelta(seconds=int(t)):%Y-%m-%d %H:%M:%S},{rng.lognormal(7, 1) + 1:.1f},{rng.choice([1, 2, 4])},v"
@@ -59,7 +59,7 @@ def test_train_and_replay_as_a_user_would(
     shown = gpusched("replay", str(log), *nodes, "--resizable", "1-4", "-P", "mine", "-P", "elastic", "--json")
     found = {row["policy"]: row for row in json.loads(shown)}
     assert set(found) == {"mine", "elastic"}
-    assert found["mine"]["jobs"] == 300
+    assert found["mine"]["jobs"] == 120
     assert found["mine"]["mean_jct_s"] < 2 * found["elastic"]["mean_jct_s"]  # hardly trained; test_gate judges it
     assert f"sizes by {agent} agent" in json.dumps(found["mine"])
 

@@ -17,6 +17,7 @@ from gpusched.sched.state import new_scratch
 from gpusched.sched.tally import usage_of
 from gpusched.sched.topology.live import costs_of
 from tests.sched.worlds import node, pending, running, snapshot, topology
+from tests.strategies import among
 
 NAMES = ("calm", "loud", "new")
 
@@ -64,24 +65,24 @@ def clusters(draw: st.DrawFn) -> Snapshot:
     free = {n.name: list(range(8)) for n in nodes}
     busy = []
     for i in range(draw(st.integers(0, 5))):
-        parts, gpus = draw(st.integers(1, min(2, count))), draw(st.sampled_from([1, 2, 4]))
+        parts, gpus = draw(st.integers(1, min(2, count))), draw(among(1, 2, 4))
         where = draw(st.permutations(sorted(free)))[:parts]
         if all(len(free[n]) >= gpus for n in where):
             held = {n: tuple(free[n].pop(0) for _ in range(gpus)) for n in where}
-            job = running(f"r{i}", held, LATE + draw(st.sampled_from([60.0, 7200.0])))
-            busy.append(named(job, draw(st.sampled_from(NAMES))))
+            job = running(f"r{i}", held, LATE + draw(among(60.0, 7200.0)))
+            busy.append(named(job, draw(among(*NAMES))))
     jobs = [
-        pending(f"j{i}", draw(st.sampled_from([1, 2, 4, 8])), nodes=draw(st.integers(1, 2)),
-                limit=draw(st.sampled_from([600, 300_000])),
-                submit=LATE - draw(st.sampled_from([0.0, 3600.0, 86_000.0, 200_000.0])), user="alice",
-                name=draw(st.sampled_from(NAMES)))
+        pending(f"j{i}", draw(among(1, 2, 4, 8)), nodes=draw(st.integers(1, 2)),
+                limit=draw(among(600, 300_000)),
+                submit=LATE - draw(among(0.0, 3600.0, 86_000.0, 200_000.0)), user="alice",
+                name=draw(among(*NAMES)))
         for i in range(draw(st.integers(1, 5)))
     ]  # fmt: skip
-    jobs = [replace(job, spec=replace(job.spec, max_spread=draw(st.sampled_from(["", "rack"])))) for job in jobs]
+    jobs = [replace(job, spec=replace(job.spec, max_spread=draw(among("", "rack")))) for job in jobs]
     strong = st.sampled_from([0.02, 0.3, 1.0])
-    known = beliefs(draw(strong), draw(strong), draw(st.sampled_from([1.0, 1.1, 1.6])), draw(st.none() | strong))
+    known = beliefs(draw(strong), draw(strong), draw(among(1.0, 1.1, 1.6)), draw(st.none() | strong))
     return snapshot(
-        nodes, jobs, busy, place="contention", now=LATE, backfill=draw(st.sampled_from(["none", "skip", "easy"])),
+        nodes, jobs, busy, place="contention", now=LATE, backfill=draw(among("none", "skip", "easy")),
         topology=topology(*racks) if racks else topology(), beliefs=known,
     )  # fmt: skip
 

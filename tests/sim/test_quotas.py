@@ -34,6 +34,7 @@ from tests.sim import recorded
 from tests.sim.reference_quotas import HOUR, Bound, BoundedConservative, BoundedReference, BoundedSrtf
 from tests.sim.reference_rates import PacedJob, PacedNode, Speeds
 from tests.sim.worlds import assert_as_reference, engine_inputs, workloads
+from tests.strategies import among
 
 MODES = {"none": "", "skip": "-skip", "easy": "+easy"}
 USERS, GROUPS, CLASSES = ("ann", "bob", "cat"), ("physics", "lasers"), ("rush",)
@@ -43,9 +44,9 @@ PLACES = st.sampled_from(["first-fit", "best-fit", "worst-fit"])
 @st.composite
 def amounts(draw):
     """Limits; most have none of a kind."""
-    gpus = draw(st.sampled_from([None, None, None, 2, 4, 8, 12]))
-    hours = draw(st.sampled_from([None, None, None, 8.0, 20.0, 60.0]))
-    return Limits(gpus=gpus, jobs=draw(st.sampled_from([None, None, 1, 2])), gpu_hours=hours)
+    gpus = draw(among(None, None, None, 2, 4, 8, 12))
+    hours = draw(among(None, None, None, 8.0, 20.0, 60.0))
+    return Limits(gpus=gpus, jobs=draw(among(None, None, 1, 2)), gpu_hours=hours)
 
 
 @st.composite
@@ -62,13 +63,13 @@ def quotas(draw):
 def bounded(draw):
     """(jobs, nodes, outages, quotas); jobs of users, some for groups and in a class, over minutes or over weeks."""
     jobs, nodes, outages = draw(workloads())
-    scale, later = draw(st.sampled_from([(1.0, 0.0), (3600.0, 0.0), (1800.0, 500_000.0)])), 0.0
+    scale, later = draw(among((1.0, 0.0), (3600.0, 0.0), (1800.0, 500_000.0))), 0.0
     for job in jobs:
-        later += scale[1] * draw(st.sampled_from([0, 0, 0, 1]))
+        later += scale[1] * draw(among(0, 0, 0, 1))
         job.submit = job.submit * scale[0] + later
         job.duration, job.limit = job.duration * scale[0], job.limit * scale[0]
-        job.user, job.group = draw(st.integers(0, 2)), draw(st.sampled_from([-1, -1, 0, 1]))
-        job.qos = draw(st.sampled_from([-1, -1, 0]))
+        job.user, job.group = draw(st.integers(0, 2)), draw(among(-1, -1, 0, 1))
+        job.qos = draw(among(-1, -1, 0))
         if job.user == 0:
             job.group = -1
     for away in outages:
