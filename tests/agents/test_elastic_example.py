@@ -30,7 +30,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("torch") is None, r
 
 def rank(folder: Path, pause: float, variables: dict[str, str]) -> None:
     """Run one rank of the example in this process, as torchrun starts it; it writes ``out.RANK``."""
-    os.environ.update(variables, GPUSCHED_JOB_DIR=str(folder), OMP_NUM_THREADS="1")
+    os.environ.update(variables, GPUSCHED_JOB_DIR=str(folder))
+    import torch
+
+    torch.set_num_threads(1)  # OMP_NUM_THREADS counted when torch was imported; threads wait for each other by spinning
     with open(folder / f"out.{variables['RANK']}", "w") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ import pytest
 import yaml
 
 from gpusched.agents.common.request import UNTRAINED, ResultRow, TrainerResult, TrainingReport, TrainJob
+from gpusched.agents.dl2 import train as dl2
+from gpusched.agents.dl2.learn import Dl2Recipe
 from gpusched.agents.gist.networks import heuristic
 from gpusched.agents.gist.scale import ScaleTraining
 from gpusched.agents.maifs import train as maifs
@@ -74,6 +77,7 @@ class Site:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
         self.folder, self._capfd = folder, capfd
         monkeypatch.chdir(folder)
+        monkeypatch.setattr(dl2, "Dl2Recipe", partial(Dl2Recipe, imitation_steps=300))  # so many show a bug
         for name, text in (("w", WORKLOAD), ("few", FEW), ("gangs", GANGS), ("racks", RACKS)):
             (folder / f"{name}.yaml").write_text(text)
 
