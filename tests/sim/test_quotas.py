@@ -212,18 +212,27 @@ def most_under_limits(name, folder):
     return [(*map(int, most_at_once(found)), int(np.isfinite(found.end).sum())) for found in (free, bound)]
 
 
-@pytest.mark.parametrize("name", ["fairshare", "las", "elastic", "gist", "rltune", "stopper"])
-def test_no_policy_gives_a_user_more_than_its_limits_let(name, tmp_path):
+LIMITED = ("fairshare", "las", "elastic", "gist", "rltune", "stopper")
+
+
+@pytest.fixture(scope="module")
+def under_limits(tmp_path_factory):
     """In plain Python: to compile each of them once more, with limits, takes far longer than to run it."""
-    recorded.agent_files(tmp_path)
+    folder = tmp_path_factory.mktemp("limited")
+    recorded.agent_files(folder)
     program = (
         f"from pathlib import Path\nfrom tests.sim.test_quotas import most_under_limits\n"
-        f"print(most_under_limits({name!r}, Path({str(tmp_path)!r})))"
+        f"print({{name: most_under_limits(name, Path({str(folder)!r})) for name in {LIMITED}}})"
     )
     env = os.environ | {"NUMBA_DISABLE_JIT": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (gpus, jobs, ended), bound = ast.literal_eval(done.stdout)
+    return ast.literal_eval(done.stdout)
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_no_policy_gives_a_user_more_than_its_limits_let(name, under_limits):
+    (gpus, jobs, ended), bound = under_limits[name]
     assert gpus > 16
     assert jobs > 3
     assert bound == (16, 3, ended)
