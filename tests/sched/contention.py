@@ -61,7 +61,7 @@ def clusters(draw: st.DrawFn) -> Snapshot:
     """Up to six nodes of 8 GPUs in up to three racks, or in none; some jobs run, others wait, over one node or two."""
     count = draw(st.integers(1, 6))
     nodes = [node(f"n{i}") for i in range(count)]
-    racks = draw(st.one_of(st.just([]), st.lists(st.sampled_from(["r1", "r2", "r3"]), min_size=count, max_size=count)))
+    racks = [draw(among("r1", "r2", "r3")) for _ in nodes] if draw(st.booleans()) else []
     free = {n.name: list(range(8)) for n in nodes}
     busy = []
     for i in range(draw(st.integers(0, 5))):
@@ -79,8 +79,9 @@ def clusters(draw: st.DrawFn) -> Snapshot:
         for i in range(draw(st.integers(1, 5)))
     ]  # fmt: skip
     jobs = [replace(job, spec=replace(job.spec, max_spread=draw(among("", "rack")))) for job in jobs]
-    strong = st.sampled_from([0.02, 0.3, 1.0])
-    known = beliefs(draw(strong), draw(strong), draw(among(1.0, 1.1, 1.6)), draw(st.none() | strong))
+    strong = among(0.02, 0.3, 1.0)
+    pair = draw(strong) if draw(st.booleans()) else None
+    known = beliefs(draw(strong), draw(strong), draw(among(1.0, 1.1, 1.6)), pair)
     return snapshot(
         nodes, jobs, busy, place="contention", now=LATE, backfill=draw(among("none", "skip", "easy")),
         topology=topology(*racks) if racks else topology(), beliefs=known,

@@ -24,6 +24,9 @@ limits = st.builds(
 )
 
 
+FORMER = st.lists(st.sampled_from(USERS), max_size=3)
+
+
 @st.composite
 def quotas(draw: st.DrawFn) -> Quotas:
     """Two groups below another one, or not, and two classes."""
@@ -39,8 +42,8 @@ def quotas(draw: st.DrawFn) -> Quotas:
 def limited(draw: st.DrawFn, **kind: bool) -> tuple[Snapshot, Quotas, Past]:
     """A snapshot with its limits, and what was used in the last days."""
     snap, known = draw(snapshots(**kind)), draw(quotas())
-    groups = {user: st.sampled_from([*known.groups.of(user)] or [""]) for user in USERS}
-    classes = st.sampled_from(["", "", "high"])
+    groups = {user: among(*known.groups.of(user) or [""]) for user in USERS}
+    classes = among("", "", "high")
 
     def of_pending(job: PendingView) -> PendingView:
         return replace(job, group=draw(groups[job.user]), spec=replace(job.spec, qos=draw(classes)))
@@ -50,7 +53,7 @@ def limited(draw: st.DrawFn, **kind: bool) -> tuple[Snapshot, Quotas, Past]:
 
     past = tuple(
         (user, draw(groups[user]), draw(classes), snap.now - draw(among(10.0, 90_000.0, 600_000.0)), 1800)
-        for user in draw(st.lists(st.sampled_from(USERS), max_size=3))
+        for user in draw(FORMER)
     )
     snap = replace(
         snap, pending=tuple(of_pending(job) for job in snap.pending), groups=known.groups,

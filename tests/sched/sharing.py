@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from math import exp, inf
 
@@ -123,6 +124,7 @@ def may_be(
     return partner(has, other) is None and job.memory_mib + other.memory_mib <= MIB
 
 
+@cache
 def sharings() -> st.SearchStrategy[SharingSettings | None]:
     kinds = st.builds(
         SharingSettings, mode=st.sampled_from(["mps", "time-slicing"]), slowdown=st.sampled_from([0.01, 0.1, 1])

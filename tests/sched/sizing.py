@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +49,11 @@ def power(*sizes: int, by: float = 1.0) -> dict[int, float]:
     return {g: g**by for g in sizes}
 
 
+@cache
+def _some(*sizes: int) -> st.SearchStrategy[tuple[int, ...] | None]:
+    return st.none() | st.sets(among(*sizes)).map(tuple)
+
+
 @st.composite
 def cases(draw: st.DrawFn, most: int = 4) -> tuple[list[One], int]:
     """Claims, and a capacity that is enough for everybody's least size."""
@@ -57,7 +63,7 @@ def cases(draw: st.DrawFn, most: int = 4) -> tuple[list[One], int]:
         sizes = draw(menus)
         paces = np.cumsum([draw(st.floats(0.1, 5.0)) for _ in sizes]).tolist()
         held = draw(among(0, *sizes))
-        allowed = draw(st.one_of(st.none(), st.sets(st.sampled_from(sizes)).map(tuple))) if held else None
+        allowed = draw(_some(*sizes)) if held else None
         ones.append(
             One(
                 dict(zip(sizes, paces, strict=True)), held, allowed, draw(st.integers(1, 4)),
