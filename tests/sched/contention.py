@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import exp
 
 import numpy as np
@@ -56,12 +57,21 @@ def named(job: RunningView, name: str) -> RunningView:
     return replace(job, user="alice", spec=spec)
 
 
+STRONG = among(0.02, 0.3, 1.0)
+PAIR = st.none() | STRONG
+
+
+@cache
+def _racks(count: int) -> st.SearchStrategy[list[str]]:
+    return st.one_of(st.just([]), st.lists(among("r1", "r2", "r3"), min_size=count, max_size=count))
+
+
 @st.composite
 def clusters(draw: st.DrawFn) -> Snapshot:
     """Up to six nodes of 8 GPUs in up to three racks, or in none; some jobs run, others wait, over one node or two."""
     count = draw(st.integers(1, 6))
     nodes = [node(f"n{i}") for i in range(count)]
-    racks = [draw(among("r1", "r2", "r3")) for _ in nodes] if draw(st.booleans()) else []
+    racks = draw(_racks(count))
     free = {n.name: list(range(8)) for n in nodes}
     busy = []
     for i in range(draw(st.integers(0, 5))):
@@ -79,9 +89,7 @@ def clusters(draw: st.DrawFn) -> Snapshot:
         for i in range(draw(st.integers(1, 5)))
     ]  # fmt: skip
     jobs = [replace(job, spec=replace(job.spec, max_spread=draw(among("", "rack")))) for job in jobs]
-    strong = among(0.02, 0.3, 1.0)
-    pair = draw(strong) if draw(st.booleans()) else None
-    known = beliefs(draw(strong), draw(strong), draw(among(1.0, 1.1, 1.6)), pair)
+    known = beliefs(draw(STRONG), draw(STRONG), draw(among(1.0, 1.1, 1.6)), draw(PAIR))
     return snapshot(
         nodes, jobs, busy, place="contention", now=LATE, backfill=draw(among("none", "skip", "easy")),
         topology=topology(*racks) if racks else topology(), beliefs=known,

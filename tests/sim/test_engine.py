@@ -190,7 +190,10 @@ DECIDED = ("fifo+easy", "sjf-oracle", "fifo+conservative", "sjf-estimate+easy", 
 
 @pytest.mark.parametrize(
     ("policies", "how"),
-    [(DECIDED, {"NUMBA_DISABLE_JIT": "1"}), (("fifo+easy",), {"GPUSCHED_COMPILED": "numba"})],
+    [
+        (DECIDED, {"NUMBA_DISABLE_JIT": "1"}),
+        (("fifo+easy",), {"GPUSCHED_COMPILED": "numba", "NUMBA_OPT": "1"}),  # compiled sooner
+    ],
     ids=["plain", "numba"],
 )
 def test_plain_python_and_numba_alone_decide_the_same(policies, how):
