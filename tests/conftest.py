@@ -1,5 +1,6 @@
 """Fixtures for all tests. `testbed` is a cluster of four real sshd nodes; see tests/testbed."""
 
+import gc
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ from hypothesis import settings
 from tests.testbed import Testbed, slurm_files, why_unavailable
 from tests.testbed.slurm import SlurmSite
 
+gc.disable()  # until tests run: nothing that imports make is garbage
 # Many tests have a cache folder of their own. Nothing is compiled in there yet, which would take half a minute.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 # What happens is logged as by a controller; pytest shows the log of a test that failed.
@@ -72,6 +74,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "testbed_session" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.testbed)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Have what was collected never looked through for garbage again: each of six processes holds a million objects."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")

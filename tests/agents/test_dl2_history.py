@@ -6,6 +6,7 @@ import json
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpusched.agents.common.data import known_at
 from gpusched.agents.common.recorded import RecordedDecision, by_policy, recorded_decisions
 from gpusched.agents.common.resizable import WorkloadLog
 from gpusched.agents.dl2 import learn as learning
+from gpusched.agents.dl2 import train as dl2
 from gpusched.agents.dl2.decide import zero_actor
 from gpusched.agents.dl2.history import agreement, record
 from gpusched.agents.dl2.live import LiveActor
@@ -188,6 +190,7 @@ def test_a_training_on_the_own_history_names_what_it_imitated(
 ) -> None:
     pytest.importorskip("torch")
     own_site(tmp_path, "optimus", monkeypatch, jobs)
+    monkeypatch.setattr(dl2, "Dl2Recipe", partial(learning.Dl2Recipe, imitation_steps=100))
     (tmp_path / "mine.yaml").write_text(f"agent: dl2\ntrain: {{rounds: 1, batch: 1, hidden: 4{train}}}\n")
     words = ["train", "mine.yaml", "--inventory", "inventory.yaml", "--out", "mine", "--hold-out", "0"]
     assert cli.run([*words, "--keep-anyway", "--json"]) == 0

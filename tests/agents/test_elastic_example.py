@@ -30,7 +30,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("torch") is None, r
 
 def rank(folder: Path, pause: float, variables: dict[str, str]) -> None:
     """Run one rank of the example in this process, as torchrun starts it; it writes ``out.RANK``."""
-    os.environ.update(variables, GPUSCHED_JOB_DIR=str(folder), OMP_NUM_THREADS="1")
+    os.environ.update(variables, GPUSCHED_JOB_DIR=str(folder))
+    import torch
+
+    torch.set_num_threads(1)  # OMP_NUM_THREADS counted when torch was imported; threads wait for each other by spinning
     with open(folder / f"out.{variables['RANK']}", "w") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
@@ -40,7 +43,8 @@ def rank(folder: Path, pause: float, variables: dict[str, str]) -> None:
 
 def start(folder: Path, processes: int, pause: float) -> list[BaseProcess]:
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "gpusched.job", __name__])
+    # An optimizer imports torch._dynamo at its first step, which takes each rank longer than its training.
+    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "gpusched.job", __name__])
     with socket.create_server(("127.0.0.1", 0)) as free:
         common = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     ranks = [{**common, "RANK": str(n), "LOCAL_RANK": str(n)} for n in range(processes)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ import pytest
 import yaml
 
 from gpusched.agents.common.request import UNTRAINED, ResultRow, TrainerResult, TrainingReport, TrainJob
+from gpusched.agents.dl2 import train as dl2
+from gpusched.agents.dl2.learn import Dl2Recipe
 from gpusched.agents.gist.networks import heuristic
 from gpusched.agents.gist.scale import ScaleTraining
 from gpusched.agents.maifs import train as maifs
@@ -52,8 +55,12 @@ partitions: {p: {nodes: [a, b, c, d], flavors: {one: {gpus: 1, cores: 1, memory:
 GANGS = WORKLOAD.replace("jobs: 300", "jobs: 150").replace(
     "[{gpus: 1, share: 1}]", "[{gpus: 1, share: 1}, {gpus: 4, share: 1}, {gpus: 8, share: 2}]"
 )
-SOURCES = {"topology": "--generate gangs.yaml --inventory racks.yaml -p p"}
-"""Where not the workload above: places matter to gangs in racks only."""
+FEW = WORKLOAD.replace("jobs: 300", "jobs: 120")
+SOURCES = {
+    "topology": "--generate gangs.yaml --inventory racks.yaml -p p",
+    **dict.fromkeys(("dl2", "maifs"), "--generate few.yaml --nodes 2"),
+}
+"""Where not the workload above: places matter to gangs in racks only; who chooses sizes decides at every event."""
 
 
 class Trained(NamedTuple):
@@ -70,7 +77,8 @@ class Site:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
         self.folder, self._capfd = folder, capfd
         monkeypatch.chdir(folder)
-        for name, text in (("w", WORKLOAD), ("gangs", GANGS), ("racks", RACKS)):
+        monkeypatch.setattr(dl2, "Dl2Recipe", partial(Dl2Recipe, imitation_steps=300))  # so many show a bug
+        for name, text in (("w", WORKLOAD), ("few", FEW), ("gangs", GANGS), ("racks", RACKS)):
             (folder / f"{name}.yaml").write_text(text)
 
     def train(self, agent: str, *words: str, source: str = "") -> Trained:
@@ -134,7 +142,7 @@ def test_a_training_with_a_bug_is_not_saved_and_the_old_weights_decide(site: Sit
     good = site.train(agent, *(() if agent in OPENS else ("--keep-anyway",)))
     assert good.code == 0, good
     assert not list((site.folder / agent).glob(".*"))
-    partition = "p" if agent in SOURCES else "default"
+    partition = "p" if agent == "topology" else "default"
     before, verdict = site.files(agent), site.gate(agent, partition)
     assert verdict["outcome"] == OPENS.get(agent, verdict["outcome"])
     assert verdict["kept_anyway"] == (verdict["outcome"] == "worse")

@@ -11,8 +11,8 @@ import pytest
 from gpusched.agents.dl2.decide import zero_actor
 from gpusched.agents.dl2.weights import arrays_of
 from gpusched.agents.dl2.workloads import Dl2Setting, draw
+from gpusched.cli import main as cli
 from gpusched.config.weights import save_model
-from tests import commands
 from tests.traces.samples import real
 
 HEADER = "model,gpus,nodes,beside_model,beside_gpus,beside_nodes,ratio\n"
@@ -85,8 +85,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("topology --table half.csv", "half.csv: found no ('b', 2, 2) beside ('a', 2, 2)"),
     ],
 )
-def test_bad_input_is_told_in_a_line(folder: Path, words: str, said: str) -> None:
-    _told(words, said, folder)
+def test_bad_input_is_told_in_a_line(
+    folder: Path, words: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    _told(words, said, capfd)
 
 
 @pytest.mark.parametrize(
@@ -96,17 +99,21 @@ def test_bad_input_is_told_in_a_line(folder: Path, words: str, said: str) -> Non
         ("{}", "bad/synergy_sensitivity.json: models/alexnet_1: found something else"),
     ],
 )
-def test_bad_measurements_are_told_in_a_line(tmp_path: Path, content: str, said: str) -> None:
+def test_bad_measurements_are_told_in_a_line(
+    tmp_path: Path, content: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     source = real("../profiles/synergy_sensitivity.json").parent
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/synergy_sensitivity.json").write_text(content)
     for name in ("restart_seconds.csv", "placement"):
         (tmp_path / "bad" / name).symlink_to(source / name)
-    _told("maifs --speeds bad", said, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    _told("maifs --speeds bad", said, capfd)
 
 
-def _told(words: str, said: str, folder: Path) -> None:
-    done = commands.run("reproduce", *words.split(), cwd=folder, timeout=300)
-    assert done.returncode != 0
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def _told(words: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code = cli.run(["reproduce", *words.split()])
+    err = capfd.readouterr().err
+    assert code != 0
+    assert said in err
+    assert len(err.splitlines()) == 1

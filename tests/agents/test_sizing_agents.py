@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gpusched.agents.dl2 import train as dl2
+from gpusched.agents.dl2.learn import Dl2Recipe
 from gpusched.cli import main as cli
 
 
@@ -32,6 +35,7 @@ def test_train_and_replay_as_a_user_would(
 ) -> None:  # fmt: skip
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dl2, "Dl2Recipe", partial(Dl2Recipe, imitation_steps=300))
     (tmp_path / "mine.yaml").write_text(f"agent: {agent}\ntrain: {{{recipe}, most: 4}}\n")
 
     def gpusched(*words: str) -> str:
@@ -42,7 +46,7 @@ def test_train_and_replay_as_a_user_would(
 
     log = tmp_path / "log.csv"
     rng = np.random.default_rng(1)
-    at = np.cumsum(rng.exponential(400, 300)).astype(int)
+    at = np.cumsum(rng.exponential(400, 150)).astype(int)
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     rows = [
         f"{begin + timedelta(seconds=int(t)):%Y-%m-%d %H:%M:%S},{rng.lognormal(7, 1) + 1:.1f},{rng.choice([1, 2, 4])},v"
@@ -59,7 +63,7 @@ def test_train_and_replay_as_a_user_would(
     shown = gpusched("replay", str(log), *nodes, "--resizable", "1-4", "-P", "mine", "-P", "elastic", "--json")
     found = {row["policy"]: row for row in json.loads(shown)}
     assert set(found) == {"mine", "elastic"}
-    assert found["mine"]["jobs"] == 300
+    assert found["mine"]["jobs"] == 150
     assert found["mine"]["mean_jct_s"] < 2 * found["elastic"]["mean_jct_s"]  # hardly trained; test_gate judges it
     assert f"sizes by {agent} agent" in json.dumps(found["mine"])
 

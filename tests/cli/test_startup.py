@@ -30,11 +30,14 @@ def test_compiled_commands_leave_the_compiler_out(tmp_path: Path) -> None:
     env |= {"GPUSCHED_STATE": str(tmp_path / "now"), "PYTHONPATH": str(Path(startup.__file__).parents[1])}
     env.pop("NUMBA_DISABLE_JIT", None)
     for name, (_, _, *words) in list(commands.items())[1:]:
+        allowed = ALLOWED.get(name, {"rich.table"})
         for _ in range(3):  # the first may compile, and a tick that did so predicts nothing before the next
             shutil.rmtree(tmp_path / "now", ignore_errors=True)
             shutil.copytree(tmp_path / "state", tmp_path / "now")
             argv = [sys.executable, "-c", COMMAND, *words]
             done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
-        found = set(done.stderr.rpartition("imported:")[2].split())
-        assert found <= ALLOWED.get(name, {"rich.table"}), name
+            found = set(done.stderr.rpartition("imported:")[2].split())
+            if found <= allowed and name != "tick":
+                break
+        assert found <= allowed, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import exp
 
 import numpy as np
@@ -17,6 +18,7 @@ from gpusched.sched.state import new_scratch
 from gpusched.sched.tally import usage_of
 from gpusched.sched.topology.live import costs_of
 from tests.sched.worlds import node, pending, running, snapshot, topology
+from tests.strategies import among
 
 NAMES = ("calm", "loud", "new")
 
@@ -55,33 +57,41 @@ def named(job: RunningView, name: str) -> RunningView:
     return replace(job, user="alice", spec=spec)
 
 
+STRONG = among(0.02, 0.3, 1.0)
+PAIR = st.none() | STRONG
+
+
+@cache
+def _racks(count: int) -> st.SearchStrategy[list[str]]:
+    return st.one_of(st.just([]), st.lists(among("r1", "r2", "r3"), min_size=count, max_size=count))
+
+
 @st.composite
 def clusters(draw: st.DrawFn) -> Snapshot:
     """Up to six nodes of 8 GPUs in up to three racks, or in none; some jobs run, others wait, over one node or two."""
     count = draw(st.integers(1, 6))
     nodes = [node(f"n{i}") for i in range(count)]
-    racks = draw(st.one_of(st.just([]), st.lists(st.sampled_from(["r1", "r2", "r3"]), min_size=count, max_size=count)))
+    racks = draw(_racks(count))
     free = {n.name: list(range(8)) for n in nodes}
     busy = []
     for i in range(draw(st.integers(0, 5))):
-        parts, gpus = draw(st.integers(1, min(2, count))), draw(st.sampled_from([1, 2, 4]))
+        parts, gpus = draw(st.integers(1, min(2, count))), draw(among(1, 2, 4))
         where = draw(st.permutations(sorted(free)))[:parts]
         if all(len(free[n]) >= gpus for n in where):
             held = {n: tuple(free[n].pop(0) for _ in range(gpus)) for n in where}
-            job = running(f"r{i}", held, LATE + draw(st.sampled_from([60.0, 7200.0])))
-            busy.append(named(job, draw(st.sampled_from(NAMES))))
+            job = running(f"r{i}", held, LATE + draw(among(60.0, 7200.0)))
+            busy.append(named(job, draw(among(*NAMES))))
     jobs = [
-        pending(f"j{i}", draw(st.sampled_from([1, 2, 4, 8])), nodes=draw(st.integers(1, 2)),
-                limit=draw(st.sampled_from([600, 300_000])),
-                submit=LATE - draw(st.sampled_from([0.0, 3600.0, 86_000.0, 200_000.0])), user="alice",
-                name=draw(st.sampled_from(NAMES)))
+        pending(f"j{i}", draw(among(1, 2, 4, 8)), nodes=draw(st.integers(1, 2)),
+                limit=draw(among(600, 300_000)),
+                submit=LATE - draw(among(0.0, 3600.0, 86_000.0, 200_000.0)), user="alice",
+                name=draw(among(*NAMES)))
         for i in range(draw(st.integers(1, 5)))
     ]  # fmt: skip
-    jobs = [replace(job, spec=replace(job.spec, max_spread=draw(st.sampled_from(["", "rack"])))) for job in jobs]
-    strong = st.sampled_from([0.02, 0.3, 1.0])
-    known = beliefs(draw(strong), draw(strong), draw(st.sampled_from([1.0, 1.1, 1.6])), draw(st.none() | strong))
+    jobs = [replace(job, spec=replace(job.spec, max_spread=draw(among("", "rack")))) for job in jobs]
+    known = beliefs(draw(STRONG), draw(STRONG), draw(among(1.0, 1.1, 1.6)), draw(PAIR))
     return snapshot(
-        nodes, jobs, busy, place="contention", now=LATE, backfill=draw(st.sampled_from(["none", "skip", "easy"])),
+        nodes, jobs, busy, place="contention", now=LATE, backfill=draw(among("none", "skip", "easy")),
         topology=topology(*racks) if racks else topology(), beliefs=known,
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sim.pool import NodeSpec, Pool, demand_of
 from gpusched.sim.result import ReplayResult
 from tests.sim.worlds import trace_of
+from tests.strategies import among
 
 EASY = PolicySpec(name="easy", place="best-fit", backfill="easy")
 
@@ -27,15 +28,15 @@ def workloads(draw: st.DrawFn, alike: bool = False):
     binding = draw(st.booleans())
     cores = st.just(8) if alike else st.sampled_from([8, 16])
     nodes = [
-        NodeSpec(draw(st.sampled_from([2, 4, 8])), *((draw(cores), 64) if binding else ()))
+        NodeSpec(draw(among(2, 4, 8)), *((draw(cores), 64) if binding else ()))
         for _ in range(draw(st.integers(1, 5)))
     ]
     jobs, at = [], 0.0
     for _ in range(draw(st.integers(1, 25))):
-        at += draw(st.sampled_from([0.0, 0.0, 1.0, 60.0, 3000.0]))
-        run = draw(st.sampled_from([30.0, 600.0, 1800.0, 7200.0]))
-        limit = run * draw(st.sampled_from([1, 2, 8]))
-        jobs.append((at, run, limit, draw(st.sampled_from([1, 1, 2, 3, 4, 8, 16])), draw(st.integers(0, 20)),
+        at += draw(among(0.0, 0.0, 1.0, 60.0, 3000.0))
+        run = draw(among(30.0, 600.0, 1800.0, 7200.0))
+        limit = run * draw(among(1, 2, 8))
+        jobs.append((at, run, limit, draw(among(1, 1, 2, 3, 4, 8, 16)), draw(st.integers(0, 20)),
                      draw(st.integers(0, 80))))  # fmt: skip
     submit, duration, limits, gpus, cores, memory = map(list, zip(*jobs, strict=True))
     more = {"cores": cores, "memory": memory} if binding else {}

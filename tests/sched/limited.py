@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gpusched.model.limits import WEEK_S, Bound, Group, Groups, LimitRule, Limits, Qos, Quotas
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from tests.sched.worlds import snapshots
+from tests.strategies import among
 
 USERS = ("alice", "bob", "carol")
 Past = tuple[tuple[str, str, str, float, int], ...]  # user, group, class, until, GPU seconds
@@ -23,11 +24,14 @@ limits = st.builds(
 )
 
 
+FORMER = st.lists(st.sampled_from(USERS), max_size=3)
+
+
 @st.composite
 def quotas(draw: st.DrawFn) -> Quotas:
     """Two groups below another one, or not, and two classes."""
     top = Group(name="top", limits=draw(limits))
-    a = Group(name="a", parent=draw(st.sampled_from(["", "top"])), members={"alice": 1, "bob": 2}, limits=draw(limits))
+    a = Group(name="a", parent=draw(among("", "top")), members={"alice": 1, "bob": 2}, limits=draw(limits))
     b = Group(name="b", parent="top", members={"bob": 1}, limits=draw(limits), shares=3)
     high = Qos(name="high", limits=draw(limits), per_user=draw(limits), exempt=draw(st.booleans()))
     users = {"alice": draw(limits)} if draw(st.booleans()) else {}
@@ -38,8 +42,8 @@ def quotas(draw: st.DrawFn) -> Quotas:
 def limited(draw: st.DrawFn, **kind: bool) -> tuple[Snapshot, Quotas, Past]:
     """A snapshot with its limits, and what was used in the last days."""
     snap, known = draw(snapshots(**kind)), draw(quotas())
-    groups = {user: st.sampled_from([*known.groups.of(user)] or [""]) for user in USERS}
-    classes = st.sampled_from(["", "", "high"])
+    groups = {user: among(*known.groups.of(user) or [""]) for user in USERS}
+    classes = among("", "", "high")
 
     def of_pending(job: PendingView) -> PendingView:
         return replace(job, group=draw(groups[job.user]), spec=replace(job.spec, qos=draw(classes)))
@@ -48,8 +52,8 @@ def limited(draw: st.DrawFn, **kind: bool) -> tuple[Snapshot, Quotas, Past]:
         return replace(job, group=draw(groups[job.user]))
 
     past = tuple(
-        (user, draw(groups[user]), draw(classes), snap.now - draw(st.sampled_from([10.0, 90_000.0, 600_000.0])), 1800)
-        for user in draw(st.lists(st.sampled_from(USERS), max_size=3))
+        (user, draw(groups[user]), draw(classes), snap.now - draw(among(10.0, 90_000.0, 600_000.0)), 1800)
+        for user in draw(FORMER)
     )
     snap = replace(
         snap, pending=tuple(of_pending(job) for job in snap.pending), groups=known.groups,

@@ -17,6 +17,7 @@ from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from tests.sched import worlds
 from tests.sched.worlds import NOW, node, pending, snapshot
+from tests.strategies import among
 
 H = 3600
 
@@ -51,12 +52,12 @@ def reserved_snapshots(draw: st.DrawFn, racked: bool = False) -> Snapshot:
     ones: list[Reservation] = []
     for i in range(draw(st.integers(1, 4))):
         nodes = draw(st.lists(st.sampled_from([n.name for n in snap.nodes]), min_size=1, max_size=3, unique=True))
-        begin = draw(st.sampled_from([-600, 0, 600, 1200, 3000, 7200]))
-        one = reservation(f"r{i}", nodes, begin, begin + draw(st.sampled_from([700, 3600, 40000])))
+        begin = draw(among(-600, 0, 600, 1200, 3000, 7200))
+        one = reservation(f"r{i}", nodes, begin, begin + draw(among(700, 3600, 40000)))
         if one.end > NOW and overlapping(one, ones) is None:
             ones.append(one)
     names = ["", "", "", *(one.name for one in ones)]
-    jobs = tuple(of(draw(st.sampled_from(names)), job) for job in snap.pending)
+    jobs = tuple(of(draw(among(*names)), job) for job in snap.pending)
     return with_reservations(replace(snap, pending=jobs), *ones)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from math import exp, inf
 
@@ -16,6 +17,7 @@ from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.queue.snapshots import sharing_views
 from gpusched.queue.store import RankRecord
 from tests.sched.worlds import NOW, snapshot
+from tests.strategies import among
 
 GPUS, CORES, MIB = 3, 6, 40
 
@@ -122,6 +124,7 @@ def may_be(
     return partner(has, other) is None and job.memory_mib + other.memory_mib <= MIB
 
 
+@cache
 def sharings() -> st.SearchStrategy[SharingSettings | None]:
     kinds = st.builds(
         SharingSettings, mode=st.sampled_from(["mps", "time-slicing"]), slowdown=st.sampled_from([0.01, 0.1, 1])
@@ -132,10 +135,10 @@ def sharings() -> st.SearchStrategy[SharingSettings | None]:
 @st.composite
 def jobs(draw: st.DrawFn, name: str) -> Has:
     return Has(
-        name, draw(st.sampled_from(["ann", "bob"])), draw(st.sampled_from(list(KINDS))),
-        draw(st.sampled_from([None, 10, 20, 20, 30])), tuple(range(draw(st.integers(1, GPUS)))),
+        name, draw(among("ann", "bob")), draw(among(*KINDS)),
+        draw(among(None, 10, 20, 20, 30)), tuple(range(draw(st.integers(1, GPUS)))),
         cores=draw(st.integers(1, 3)), end=NOW + draw(st.integers(1, 9)) * 20, ready=draw(st.integers(0, 4)) > 0,
-        limit=draw(st.sampled_from([30, 90, 150])),
+        limit=draw(among(30, 90, 150)),
     )  # fmt: skip
 
 
@@ -146,10 +149,10 @@ def worlds(draw: st.DrawFn, waits: int = 4) -> tuple[dict[str, SharingSettings |
     has: list[Has] = []
     for number in range(draw(st.integers(0, 5))):
         job = draw(jobs(f"r{number}"))
-        node = draw(st.sampled_from(list(modes)))
+        node = draw(among(*modes))
         places = [g for g in combinations(range(GPUS), len(job.gpus)) if may_be(modes, has, job, node, g)]
         if places:
-            job.node, job.gpus = node, draw(st.sampled_from(places))
+            job.node, job.gpus = node, draw(among(*places))
             if all(len(holders(has, node, g)) for g in job.gpus) and not job.ready:
                 continue  # it was put beside the other one, so it can share
             has.append(job)

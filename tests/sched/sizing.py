@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
 
 from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, OTHERS, TOTAL, Claims, new_claims
+from tests.strategies import among
 
 
 class One(NamedTuple):
@@ -47,6 +49,11 @@ def power(*sizes: int, by: float = 1.0) -> dict[int, float]:
     return {g: g**by for g in sizes}
 
 
+@cache
+def _some(*sizes: int) -> st.SearchStrategy[tuple[int, ...] | None]:
+    return st.none() | st.sets(among(*sizes)).map(tuple)
+
+
 @st.composite
 def cases(draw: st.DrawFn, most: int = 4) -> tuple[list[One], int]:
     """Claims, and a capacity that is enough for everybody's least size."""
@@ -55,12 +62,12 @@ def cases(draw: st.DrawFn, most: int = 4) -> tuple[list[One], int]:
     for _ in range(draw(st.integers(1, most))):
         sizes = draw(menus)
         paces = np.cumsum([draw(st.floats(0.1, 5.0)) for _ in sizes]).tolist()
-        held = draw(st.sampled_from((0, *sizes)))
-        allowed = draw(st.one_of(st.none(), st.sets(st.sampled_from(sizes)).map(tuple))) if held else None
+        held = draw(among(0, *sizes))
+        allowed = draw(_some(*sizes)) if held else None
         ones.append(
             One(
                 dict(zip(sizes, paces, strict=True)), held, allowed, draw(st.integers(1, 4)),
-                draw(st.sampled_from([0.5, 1.0, 2.0])), draw(st.floats(1.0, 1e4)), draw(st.floats(0.0, 1e4)),
+                draw(among(0.5, 1.0, 2.0)), draw(st.floats(1.0, 1e4)), draw(st.floats(0.0, 1e4)),
                 draw(st.floats(0.0, 500.0)), draw(st.integers(0, 5)),
             )
         )  # fmt: skip

@@ -25,6 +25,7 @@ from gpusched.traces.readers.draft import assemble
 from gpusched.traces.trace import Trace
 from tests.sched.gist_decisions import EASY, GIST, live_at
 from tests.sched.worlds import NOW, node, pending, running, snapshot, started
+from tests.strategies import among
 
 TOY = EpisodeSetting(
     "p", (NodeSpec(8, 64, 1 << 20), NodeSpec(8, 64, 1 << 20)),
@@ -109,10 +110,10 @@ def workloads(draw: st.DrawFn) -> Trace:
     """Jobs of the flavors, of other sizes, and of both servers; limits and waits up to ten days."""
     rows, at = [], 0.0
     for _ in range(draw(st.integers(1, 20))):
-        at += draw(st.sampled_from([0.0, 0.0, 60.0, 3000.0, 90_000.0]))
-        run = draw(st.sampled_from([600.0, 7200.0, 400_000.0]))
-        gpus, cores = draw(st.sampled_from([(2, 16), (4, 32), (8, 64), (4, 8), (3, 24), (1, 1), (16, 128)]))
-        rows.append((at, run, run * draw(st.sampled_from([1, 2])), gpus, cores, 512))
+        at += draw(among(0.0, 0.0, 60.0, 3000.0, 90_000.0))
+        run = draw(among(600.0, 7200.0, 400_000.0))
+        gpus, cores = draw(among((2, 16), (4, 32), (8, 64), (4, 8), (3, 24), (1, 1), (16, 128)))
+        rows.append((at, run, run * draw(among(1, 2)), gpus, cores, 512))
     submit, run_s, limits, gpus, cores, memory = (np.array(column) for column in zip(*rows, strict=True))
     return assemble(
         name="t", epoch=None, ids=tuple(f"j{i:02}" for i in range(len(rows))), submit=submit, duration=run_s, gpus=gpus,

@@ -15,6 +15,7 @@ from gpusched.sched.explain import explain
 from tests.sched.limited import limited
 from tests.sched.reserved import reserved_snapshots
 from tests.sched.worlds import after, snapshots
+from tests.strategies import among
 
 
 def undrawn(snap: Snapshot) -> Snapshot:
@@ -27,7 +28,7 @@ def undrawn(snap: Snapshot) -> Snapshot:
 def by_agents(draw: st.DrawFn) -> Snapshot:
     """Nodes are reserved, and agents without weights are in charge: what decides are the stages of their policies."""
     snap = undrawn(draw(reserved_snapshots()))
-    agents = {name: draw(st.sampled_from(["rltune", "dl2", "topology"])) for name in snap.policies}
+    agents = {name: draw(among("rltune", "dl2", "topology")) for name in snap.policies}
     policies = {name: replace(p, agent=agents[name], fallback=p) for name, p in snap.policies.items()}
     return replace(snap, policies=policies)
 

@@ -14,6 +14,7 @@ from gpusched.sched.decide import decide
 from gpusched.sched.fairtree import places, tree_of
 from gpusched.sched.tally import usage_of
 from tests.sched.worlds import node, pending, snapshot, started
+from tests.strategies import among
 
 Leaf = tuple[str, str]
 
@@ -63,7 +64,7 @@ def trees(draw: st.DrawFn) -> tuple[Groups, list[Leaf], list[float]]:
     groups = [
         Group(
             name=f"g{i}",
-            parent=draw(st.sampled_from(["", *(f"g{k}" for k in range(i))])),
+            parent=draw(among("", *(f"g{k}" for k in range(i)))),
             shares=draw(st.integers(1, 3)),
             members={user: draw(st.integers(1, 3)) for user in draw(st.lists(st.sampled_from("abc"), unique=True))},
         )
@@ -71,7 +72,7 @@ def trees(draw: st.DrawFn) -> tuple[Groups, list[Leaf], list[float]]:
     ]
     places_of = [*(f"g{i}" for i in range(count)), ""]
     leaves = draw(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(places_of)), unique=True, min_size=1))
-    usage = [draw(st.sampled_from([0.0, 0.0, 1.0, 2.0, 4.0, 7.0])) for _ in leaves]
+    usage = [draw(among(0.0, 0.0, 1.0, 2.0, 4.0, 7.0)) for _ in leaves]
     return Groups(groups=tuple(groups)), leaves, usage
 
 

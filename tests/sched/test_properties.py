@@ -29,6 +29,7 @@ from gpusched.sched.topology.spread import SpreadRequest, splits
 from tests.sched.limited import with_bounds
 from tests.sched.worlds import NOW, after, pending, running, snapshot, snapshots, started
 from tests.sched.worlds import node as a_node
+from tests.strategies import among
 
 QUICK = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -190,7 +191,7 @@ def test_easy_never_delays_the_head(snap: Snapshot) -> None:
 def crowded(draw: st.DrawFn) -> Snapshot:
     """A head that must wait for what runs, and behind it jobs that last beyond its start: all want the leftovers."""
     nodes = [
-        a_node(f"n{i}", cores=draw(st.sampled_from([8, 12])), memory_mib=16384) for i in range(draw(st.integers(1, 2)))
+        a_node(f"n{i}", cores=draw(among(8, 12)), memory_mib=16384) for i in range(draw(st.integers(1, 2)))
     ]
     held = draw(st.integers(3, 7))
     busy = [running(f"r{i}", {n.name: tuple(range(held))}, NOW + 3600 * (1 + i)) for i, n in enumerate(nodes)]
@@ -198,10 +199,10 @@ def crowded(draw: st.DrawFn) -> Snapshot:
                    memory_mib_per_node=8192)  # fmt: skip
     late = [
         pending(f"j{i}", draw(st.integers(0, 2)), limit=36000, submit=1.0 + i, cores_per_node=draw(st.integers(1, 4)),
-                memory_mib_per_node=draw(st.sampled_from([512, 4096])))
+                memory_mib_per_node=draw(among(512, 4096)))
         for i in range(draw(st.integers(2, 6)))
     ]  # fmt: skip
-    place = draw(st.sampled_from(["first-fit", "best-fit", "spread"]))
+    place = draw(among("first-fit", "best-fit", "spread"))
     return snapshot(nodes, [head, *late], busy, backfill="easy", place=place)
 
 

@@ -30,6 +30,7 @@ from gpusched.sched.sizing.shapes import shape
 from gpusched.sched.warming import warm_up
 from tests.sched.sizes import PERFECT, POLICY, QUICK, runs, spec, waits, world
 from tests.sched.worlds import NOW, node, pending, running
+from tests.strategies import among
 
 
 def sized(snapshot: Snapshot) -> Sized:
@@ -197,18 +198,18 @@ def test_nothing_is_given_twice_and_the_same_is_decided_again(data: st.DataObjec
     free = {f"n{i}": list(range(8)) for i in range(3)}
     for number in range(data.draw(st.integers(0, 5))):
         sizes = data.draw(menu)
-        gpus, where = data.draw(st.sampled_from(sizes)), data.draw(st.sampled_from(sorted(free)))
+        gpus, where = data.draw(among(*sizes)), data.draw(among(*free))
         if gpus <= len(free[where]):
             taken = tuple(free[where][:gpus])
             del free[where][:gpus]
             times = tuple(NOW - s for s in data.draw(st.lists(st.integers(1, 3000), max_size=2)))
-            known = {g: data.draw(st.floats(0.1, 50)) for g in data.draw(st.sets(st.sampled_from(sizes)))}
+            known = {g: data.draw(st.floats(0.1, 50)) for g in data.draw(st.sets(among(*sizes)))}
             busy.append(runs(f"r{number}", {where: taken}, *sizes, speeds=known, resizes=Resizes(times=times)))
     jobs = [
         waits(f"w{n}", *data.draw(menu)) if data.draw(st.booleans()) else pending(f"w{n}", data.draw(st.integers(1, 8)))
         for n in range(data.draw(st.integers(0, 6)))
     ]
-    snapshot = world(jobs, busy, nodes=3, sizes=data.draw(st.sampled_from(sorted(RULES))))
+    snapshot = world(jobs, busy, nodes=3, sizes=data.draw(among(*RULES)))
     plan = decide(snapshot)
     assert decide(snapshot) == plan
     kept, rejections = check(plan, snapshot)

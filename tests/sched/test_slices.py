@@ -18,6 +18,7 @@ from gpusched.sched.decide import decide
 from gpusched.sched.slices.split import joined, split
 from tests.sched.slices import MIXED, SEVEN, cut, pending, running
 from tests.sched.worlds import after, node, snapshot, started
+from tests.strategies import among
 
 
 def decided(snap: Snapshot) -> Plan:
@@ -134,18 +135,18 @@ PROFILES = st.sampled_from(["", "1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"])
 @st.composite
 def sliced(draw: st.DrawFn) -> Snapshot:
     nodes = [
-        cut(node(f"n{i}", gpus=4, cores=draw(st.sampled_from([8, 32]))),
+        cut(node(f"n{i}", gpus=4, cores=draw(among(8, 32))),
             {gpu: draw(GEOMETRIES) for gpu in range(4)})
         for i in range(draw(st.integers(1, 3)))
     ]  # fmt: skip
     jobs = [
         pending(f"j{i}", draw(st.integers(1, 4)), draw(PROFILES), nodes=draw(st.integers(1, 2)),
-                cores_per_node=draw(st.integers(1, 6)), limit=draw(st.sampled_from([600, 3600])))
+                cores_per_node=draw(st.integers(1, 6)), limit=draw(among(600, 3600)))
         for i in range(draw(st.integers(0, 12)))
     ]  # fmt: skip
     whole = [(n.name, gpu) for n in nodes for gpu in n.gpus if all(one.number // 1000 - 1 != gpu for one in n.slices)]
     busy = [running(f"r{name}{gpu}", {name: (gpu,)}, cores=draw(st.integers(1, 12))) for name, gpu in whole[:5]]
-    backfill, place = draw(st.sampled_from(["none", "easy"])), draw(st.sampled_from(["first-fit", "best-fit"]))
+    backfill, place = draw(among("none", "easy")), draw(among("first-fit", "best-fit"))
     return snapshot(nodes, jobs, busy, backfill=backfill, place=place)
 
 

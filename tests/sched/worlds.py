@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -10,6 +12,7 @@ from gpusched.model.plan import Plan, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.topology import Switch, Topology
+from tests.strategies import among
 
 NOW = 1000.0
 
@@ -110,6 +113,17 @@ FLAWS = {
     "gpu_types": None,
 }
 LIMITS = st.sampled_from([600, 1200, 3600, 7200, 36000])
+LINKS = st.sampled_from([{}, {a: {b: 2 if a // 2 == b // 2 else 1 for b in range(8)} for a in range(8)}])
+
+
+@cache
+def _blocked(gpus: int) -> st.SearchStrategy[dict[int, str]]:
+    return st.dictionaries(st.integers(0, gpus - 1), among("BUSY: pid 1", "LOST"), max_size=2)
+
+
+@cache
+def _up_to_two(*names: str) -> st.SearchStrategy[tuple[str, ...]]:
+    return st.lists(among(*names), max_size=2, unique=True).map(tuple)
 
 
 @st.composite
@@ -119,8 +133,8 @@ def snapshots(draw: st.DrawFn, simple: bool = False, racked: bool = False, plans
     ``simple``: one partition, all well, no holds, arrays or constraints. ``racked``: nodes in racks, and jobs that say
     how far they may be spread and how long they wait. ``plans``: some policies backfill conservatively.
     """
-    partitions = ["p"] if simple else draw(st.sampled_from([["p"], ["p", "q"]]))
-    nodes = [_node(draw, f"n{i}", draw(st.sampled_from(partitions)), simple) for i in range(draw(st.integers(1, 5)))]
+    partitions = ("p",) if simple else draw(among(("p",), ("p", "q")))
+    nodes = [_node(draw, f"n{i}", draw(among(*partitions)), simple) for i in range(draw(st.integers(1, 5)))]
     busy = [r for i, n in enumerate(nodes) for r in _running_on(draw, i, n)]
     jobs = [_pending(draw, i, partitions, nodes, simple) for i in range(draw(st.integers(0, 12)))]
     if racked:
@@ -129,9 +143,9 @@ def snapshots(draw: st.DrawFn, simple: bool = False, racked: bool = False, plans
     policies = {
         name: PolicySpec(
             name="t",
-            order=draw(st.sampled_from(["fifo", "ljf", "sjf", "sjf-estimate", "fairshare"])),
-            place=draw(st.sampled_from([*places, *(["rack", "rack-wait"] * 3 if racked else [])])),
-            backfill=draw(st.sampled_from(["none", "skip", "easy", *(["conservative"] if plans else [])])),
+            order=draw(among("fifo", "ljf", "sjf", "sjf-estimate", "fairshare")),
+            place=draw(among(*places, *(["rack", "rack-wait"] * 3 if racked else []))),
+            backfill=draw(among("none", "skip", "easy", *(["conservative"] if plans else []))),
         )
         for name in partitions
     }
@@ -143,7 +157,7 @@ def snapshots(draw: st.DrawFn, simple: bool = False, racked: bool = False, plans
         policies=policies,
         usage={"alice": 3.0, "bob": 1.0},
         seed=draw(st.integers(0, 2**63)),
-        topology=topology(*(draw(st.sampled_from(["", "r1", "r1", "r2"])) for _ in nodes)) if racked else Topology(),
+        topology=topology(*(draw(among("", "r1", "r1", "r2")) for _ in nodes)) if racked else Topology(),
     )
 
 
@@ -160,29 +174,25 @@ def topology(*racks: str) -> Topology:
 
 
 def _spread(draw: st.DrawFn, job: PendingView) -> PendingView:
-    waits = draw(st.sampled_from([None, None, 0.0, 1500.0, 1e4]))
-    most = draw(st.sampled_from([None, None, 8])) if job.spec.gpus > 1 else None
-    asked = draw(st.sampled_from(["", "", "rack", "any"]))
+    waits = draw(among(None, None, 0.0, 1500.0, 1e4))
+    most = draw(among(None, None, 8)) if job.spec.gpus > 1 else None
+    asked = draw(among("", "", "rack", "any"))
     spec = replace(job.spec, max_spread=asked, placement_wait_s=waits, max_nodes=most if asked else None)
     return replace(job, spec=spec)
 
 
 def _node(draw: st.DrawFn, name: str, partition: str, simple: bool) -> NodeView:
-    gpus = draw(st.sampled_from([2, 4, 8, 8]))
-    blocked = (
-        {}
-        if simple
-        else draw(st.dictionaries(st.integers(0, gpus - 1), st.sampled_from(["BUSY: pid 1", "LOST"]), max_size=2))
-    )
-    links = draw(st.sampled_from([{}, {a: {b: 2 if a // 2 == b // 2 else 1 for b in range(8)} for a in range(8)}]))
+    gpus = draw(among(2, 4, 8, 8))
+    blocked = {} if simple else draw(_blocked(gpus))
+    links = draw(LINKS)
     return node(
         name,
         gpus,
-        cores=draw(st.sampled_from([8, 16, 32])),
-        memory_mib=draw(st.sampled_from([8192, 16384])),
+        cores=draw(among(8, 16, 32)),
+        memory_mib=draw(among(8192, 16384)),
         partition=partition,
         blocked=blocked,
-        gpu_type="" if simple else draw(st.sampled_from(GPU_TYPES)),
+        gpu_type="" if simple else draw(among(*GPU_TYPES)),
         links=links,
         available=simple or draw(st.integers(0, 5)) > 0,
         unavailable_reason="DRAINED: fan",
@@ -199,28 +209,26 @@ def _running_on(draw: st.DrawFn, i: int, where: NodeView) -> list[RunningView]:
     return jobs
 
 
-def _pending(draw: st.DrawFn, i: int, partitions: list[str], nodes: list[NodeView], simple: bool) -> PendingView:
+def _pending(draw: st.DrawFn, i: int, partitions: tuple[str, ...], nodes: list[NodeView], simple: bool) -> PendingView:
     gpus = draw(GPU_COUNTS)
     more: dict[str, object] = {}
     if not simple:
-        names = st.lists(st.sampled_from([n.name for n in nodes]), max_size=2, unique=True).map(tuple)
-        flaw = draw(st.sampled_from([*FLAWS, *[""] * 2 * len(FLAWS)]))
-        if flaw == "gpu_types":
-            names = st.lists(st.sampled_from(GPU_TYPES), max_size=2, unique=True).map(tuple)
-        more = {flaw: draw(names) if FLAWS[flaw] is None else FLAWS[flaw]} if flaw else {}
+        flaw = draw(among(*FLAWS, *[""] * 2 * len(FLAWS)))
+        names = GPU_TYPES if flaw == "gpu_types" else [n.name for n in nodes]
+        more = {flaw: draw(_up_to_two(*names)) if FLAWS[flaw] is None else FLAWS[flaw]} if flaw else {}
         if draw(st.integers(0, 4)) == 0:
             more |= {"array_id": "a", "array_room": 1}
     return pending(
         f"a_{i}" if "array_id" in more else f"j{i}",
         gpus,
-        nodes=draw(st.sampled_from([1, 1, 1, 1, 2, 3])),
+        nodes=draw(among(1, 1, 1, 1, 2, 3)),
         limit=draw(LIMITS),
         submit=float(draw(st.integers(0, 5))),
-        partition=draw(st.sampled_from(partitions)),
-        priority=draw(st.sampled_from([0, 0, 0, 5])),
-        user=draw(st.sampled_from(["alice", "bob", "carol"])),
-        estimate_s=draw(st.sampled_from([None, None, 60.0, 5000.0])),
-        cores_per_node=draw(st.sampled_from([1, 1, 2, 4, 8])),
-        memory_mib_per_node=draw(st.sampled_from([512, 512, 2048, 8192])),
+        partition=draw(among(*partitions)),
+        priority=draw(among(0, 0, 0, 5)),
+        user=draw(among("alice", "bob", "carol")),
+        estimate_s=draw(among(None, None, 60.0, 5000.0)),
+        cores_per_node=draw(among(1, 1, 2, 4, 8)),
+        memory_mib_per_node=draw(among(512, 512, 2048, 8192)),
         **more,
     )

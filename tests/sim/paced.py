@@ -14,6 +14,7 @@ from gpusched.sim.replay import Outage
 from tests.sim.reference import Away
 from tests.sim.reference_rates import PacedJob, PacedNode, Speeds
 from tests.sim.worlds import trace_of
+from tests.strategies import among
 
 KINDS, MODELS = ("FAST", "SLOW"), ("a", "b", "c")
 
@@ -29,35 +30,35 @@ def paced_worlds(draw, failing=True):
     """(jobs, nodes, outages, speeds): mixed GPU types, models with and without figures, fractions of GPUs."""
     binding = draw(st.booleans())
     nodes = [
-        PacedNode(draw(st.sampled_from([1, 2, 4])), *((8, 64) if binding else ()), kind=draw(st.integers(0, 1)))
+        PacedNode(draw(among(1, 2, 4)), *((8, 64) if binding else ()), kind=draw(st.integers(0, 1)))
         for _ in range(draw(st.integers(1, 4)))
     ]
     jobs, at = [], 0.0
     for i in range(draw(st.integers(1, 22))):
-        at += draw(st.sampled_from([0.0, 0.0, 1.0, 2.5]))
-        duration = draw(st.sampled_from([1.0, 2.0, 3.0, 5.0, 8.0, 13.0]))
-        gpus = draw(st.sampled_from([1, 1, 1, 1, 2, 3, 4, 8]))
+        at += draw(among(0.0, 0.0, 1.0, 2.5))
+        duration = draw(among(1.0, 2.0, 3.0, 5.0, 8.0, 13.0))
+        gpus = draw(among(1, 1, 1, 1, 2, 3, 4, 8))
         cores, memory = (draw(st.integers(0, 6)), draw(st.integers(0, 40))) if binding else (0, 0)
         after = draw(st.integers(0, i - 1)) if i and draw(st.integers(0, 7)) == 0 else -1
-        milli = draw(st.sampled_from([1000, 1000, 250, 400, 500, 700])) if gpus == 1 else 1000
-        limit = duration * draw(st.sampled_from([0.5, 1.0, 2.0, 4.0]))
+        milli = draw(among(1000, 1000, 250, 400, 500, 700)) if gpus == 1 else 1000
+        limit = duration * draw(among(0.5, 1.0, 2.0, 4.0))
         jobs.append(
             PacedJob(at, duration, limit, gpus, cores, memory, after, model=draw(st.integers(-1, 2)), milli=milli)
         )
     outages = []
     if failing:
         for node in draw(st.sets(st.integers(0, len(nodes) - 1), max_size=1)):
-            begin = draw(st.sampled_from([0.0, 2.0, 3.5, 9.0]))
-            outages.append(Away(node, begin, begin + draw(st.sampled_from([1.0, 6.0])), draw(st.booleans())))
-    alone = [[1.0] * 3, [draw(st.sampled_from(POWERS)) for _ in MODELS]]
+            begin = draw(among(0.0, 2.0, 3.5, 9.0))
+            outages.append(Away(node, begin, begin + draw(among(1.0, 6.0)), draw(st.booleans())))
+    alone = [[1.0] * 3, [draw(among(*POWERS)) for _ in MODELS]]
     beside = {
-        (kind, one, two): draw(st.sampled_from([0.25, 0.5, 1.0]))
+        (kind, one, two): draw(among(0.25, 0.5, 1.0))
         for kind in range(2)
         for one in range(3)
         for two in range(3)
         if draw(st.integers(0, 3))
     }
-    return jobs, nodes, outages, Speeds(alone, draw(st.sampled_from([0.5, 1.0])), beside)
+    return jobs, nodes, outages, Speeds(alone, draw(among(0.5, 1.0)), beside)
 
 
 def inputs(world):

@@ -13,7 +13,7 @@ class Node:
     memory: int = 10**9
 
 
-@dataclass
+@dataclass(eq=False)  # a job is itself, however much another is like it
 class Job:
     submit: float
     duration: float

@@ -19,7 +19,7 @@ class PacedNode(Node):
     shared: list[list[PacedJob]] = field(default_factory=list)  # the jobs on each GPU that is shared
 
 
-@dataclass
+@dataclass(eq=False)
 class PacedJob(Job):
     model: int = -1
     milli: int = 1000

@@ -37,6 +37,7 @@ from tests.sched.limited import Past, class_of, limited, rules_of, with_bounds
 from tests.sched.racks import FOUR, HALF, TWO_RACKS
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, topology
 from tests.sim.worlds import trace_of
+from tests.strategies import among
 
 HALF_LIFE_S = 7 * 86400.0
 HOUR_S = 3600.0
@@ -285,11 +286,11 @@ def pairing(draw: st.DrawFn) -> tuple[Snapshot, dict[str, float], dict[str, floa
     ]  # fmt: skip
     jobs = []
     for i in range(draw(st.integers(1, 9))):
-        job = pending(f"j{i}", draw(st.integers(1, 3)), submit=float(i), limit=draw(st.sampled_from([50, 100, 500])))
-        share = draw(st.sampled_from(["", "pairs", "pairs"]))
+        job = pending(f"j{i}", draw(st.integers(1, 3)), submit=float(i), limit=draw(among(50, 100, 500)))
+        share = draw(among("", "pairs", "pairs"))
         spec = msgspec.structs.replace(
             job.spec, name=chr(ord("a") + i), cores_per_node=draw(st.integers(1, 2)), share=share,
-            gpu_memory_mib=draw(st.sampled_from([10, 20, 30])) if share else None,
+            gpu_memory_mib=draw(among(10, 20, 30)) if share else None,
         )  # fmt: skip
         jobs.append(msgspec.structs.replace(job, spec=spec))
     believed = {
@@ -299,11 +300,11 @@ def pairing(draw: st.DrawFn) -> tuple[Snapshot, dict[str, float], dict[str, floa
         )
         for i, job in enumerate(jobs)
     }
-    backfill = draw(st.sampled_from(["none", "skip", "easy", "conservative"]))
-    order = draw(st.sampled_from(["fifo", "sjf", "fairshare"]))
+    backfill = draw(among("none", "skip", "easy", "conservative"))
+    order = draw(among("fifo", "sjf", "fairshare"))
     snap = snapshot(nodes, jobs, backfill=backfill, order=order, beliefs=believed)
     lasts = {  # no two end at once, for what sharing costs, little as it is, would part them
-        job.id: job.spec.time_limit_s * draw(st.sampled_from([0.01, 0.3, 0.5, 0.77, 0.99])) * (1 - i / 97)
+        job.id: job.spec.time_limit_s * draw(among(0.01, 0.3, 0.5, 0.77, 0.99)) * (1 - i / 97)
         for i, job in enumerate(jobs)
     }
     plain = Paired(snap, lasts, {})

@@ -38,6 +38,7 @@ from tests.sched.topology_decisions import by_agents, weights
 from tests.sched.worlds import started
 from tests.sim.links import BLIND, World
 from tests.sim.worlds import trace_of
+from tests.strategies import among
 
 
 def ordered(rule: str, order: str, backfill: str, wait_s: float | None = None) -> ReplayPolicy:
@@ -97,9 +98,9 @@ def states(draw: st.DrawFn) -> Snapshot:
     )
     (policy,) = snap.policies.values()
     policy = changed(
-        policy, place=draw(st.sampled_from(["contention", "rack-wait"])),
-        backfill=draw(st.sampled_from(["skip", "easy"])),
-        placement_wait_s=draw(st.sampled_from([1800.0, 86_400.0])),
+        policy, place=draw(among("contention", "rack-wait")),
+        backfill=draw(among("skip", "easy")),
+        placement_wait_s=draw(among(1800.0, 86_400.0)),
     )  # fmt: skip
     return changed(snap, pending=jobs, running=busy, policies={"p": policy})
 

@@ -34,6 +34,7 @@ from tests.sim import recorded
 from tests.sim.reference_quotas import HOUR, Bound, BoundedConservative, BoundedReference, BoundedSrtf
 from tests.sim.reference_rates import PacedJob, PacedNode, Speeds
 from tests.sim.worlds import assert_as_reference, engine_inputs, workloads
+from tests.strategies import among
 
 MODES = {"none": "", "skip": "-skip", "easy": "+easy"}
 USERS, GROUPS, CLASSES = ("ann", "bob", "cat"), ("physics", "lasers"), ("rush",)
@@ -43,9 +44,9 @@ PLACES = st.sampled_from(["first-fit", "best-fit", "worst-fit"])
 @st.composite
 def amounts(draw):
     """Limits; most have none of a kind."""
-    gpus = draw(st.sampled_from([None, None, None, 2, 4, 8, 12]))
-    hours = draw(st.sampled_from([None, None, None, 8.0, 20.0, 60.0]))
-    return Limits(gpus=gpus, jobs=draw(st.sampled_from([None, None, 1, 2])), gpu_hours=hours)
+    gpus = draw(among(None, None, None, 2, 4, 8, 12))
+    hours = draw(among(None, None, None, 8.0, 20.0, 60.0))
+    return Limits(gpus=gpus, jobs=draw(among(None, None, 1, 2)), gpu_hours=hours)
 
 
 @st.composite
@@ -62,13 +63,13 @@ def quotas(draw):
 def bounded(draw):
     """(jobs, nodes, outages, quotas); jobs of users, some for groups and in a class, over minutes or over weeks."""
     jobs, nodes, outages = draw(workloads())
-    scale, later = draw(st.sampled_from([(1.0, 0.0), (3600.0, 0.0), (1800.0, 500_000.0)])), 0.0
+    scale, later = draw(among((1.0, 0.0), (3600.0, 0.0), (1800.0, 500_000.0))), 0.0
     for job in jobs:
-        later += scale[1] * draw(st.sampled_from([0, 0, 0, 1]))
+        later += scale[1] * draw(among(0, 0, 0, 1))
         job.submit = job.submit * scale[0] + later
         job.duration, job.limit = job.duration * scale[0], job.limit * scale[0]
-        job.user, job.group = draw(st.integers(0, 2)), draw(st.sampled_from([-1, -1, 0, 1]))
-        job.qos = draw(st.sampled_from([-1, -1, 0]))
+        job.user, job.group = draw(st.integers(0, 2)), draw(among(-1, -1, 0, 1))
+        job.qos = draw(among(-1, -1, 0))
         if job.user == 0:
             job.group = -1
     for away in outages:
@@ -211,18 +212,27 @@ def most_under_limits(name, folder):
     return [(*map(int, most_at_once(found)), int(np.isfinite(found.end).sum())) for found in (free, bound)]
 
 
-@pytest.mark.parametrize("name", ["fairshare", "las", "elastic", "gist", "rltune", "stopper"])
-def test_no_policy_gives_a_user_more_than_its_limits_let(name, tmp_path):
+LIMITED = ("fairshare", "las", "elastic", "gist", "rltune", "stopper")
+
+
+@pytest.fixture(scope="module")
+def under_limits(tmp_path_factory):
     """In plain Python: to compile each of them once more, with limits, takes far longer than to run it."""
-    recorded.agent_files(tmp_path)
+    folder = tmp_path_factory.mktemp("limited")
+    recorded.agent_files(folder)
     program = (
         f"from pathlib import Path\nfrom tests.sim.test_quotas import most_under_limits\n"
-        f"print(most_under_limits({name!r}, Path({str(tmp_path)!r})))"
+        f"print({{name: most_under_limits(name, Path({str(folder)!r})) for name in {LIMITED}}})"
     )
     env = os.environ | {"NUMBA_DISABLE_JIT": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (gpus, jobs, ended), bound = ast.literal_eval(done.stdout)
+    return ast.literal_eval(done.stdout)
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_no_policy_gives_a_user_more_than_its_limits_let(name, under_limits):
+    (gpus, jobs, ended), bound = under_limits[name]
     assert gpus > 16
     assert jobs > 3
     assert bound == (16, 3, ended)

@@ -20,6 +20,7 @@ from gpusched.sim.stepper import Stepper
 from gpusched.study.metrics import metrics_of
 from gpusched.study.timeline import parts_of
 from tests.sim.worlds import trace_of
+from tests.strategies import among
 
 SPEED = {1: 1.0, 2: 2.0, 4: 2.0, 8: 4.0}  # of model m on A, closest together; half of it over several nodes
 RATES = Rates(
@@ -223,7 +224,7 @@ def test_work_is_conserved_and_no_gpu_held_twice(data):
     submit = sorted(data.draw(st.lists(st.integers(0, 20), min_size=jobs, max_size=jobs)))
     duration = data.draw(st.lists(st.integers(1, 40), min_size=jobs, max_size=jobs))
     trace = elastic_trace(submit, duration, data.draw(st.lists(sizes, min_size=jobs, max_size=jobs)))
-    pool = Pool.of([NodeSpec(4, gpu_type=t) for t in data.draw(st.sampled_from(["AA", "AAB", "ABBA"]))])
+    pool = Pool.of([NodeSpec(4, gpu_type=t) for t in data.draw(among("AA", "AAB", "ABBA"))])
     failures = [Outage(0, 15.0, 30.0)] if data.draw(st.booleans()) else []
     stepper = stepper_of(trace, pool, restart_s=0.5, failures=failures)
     more = True

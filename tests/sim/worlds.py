@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.traces.trace import Trace
 from tests.sim.reference import Away, Job, Node
+from tests.strategies import among
 
 
 def trace_of(submit, duration, gpus, limit=None, cores=None, memory=None, depends_on=None, user=None) -> Trace:
@@ -43,23 +44,23 @@ def workloads(draw, failing=True):
     """(jobs, nodes, outages) of the reference: gangs, cores and memory, ties, dependencies, failures and drains."""
     binding = draw(st.booleans())
     nodes = [
-        Node(draw(st.sampled_from([2, 4, 8])), *((draw(st.sampled_from([8, 16])), 64) if binding else ()))
+        Node(draw(among(2, 4, 8)), *((draw(among(8, 16)), 64) if binding else ()))
         for _ in range(draw(st.integers(1, 5)))
     ]
     count, jobs, at = draw(st.integers(1, 25)), [], 0.0
     for i in range(count):
-        at += draw(st.sampled_from([0.0, 0.0, 1.0, 2.5, 7.0]))
-        duration = draw(st.sampled_from([1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 0.5]))
-        limit = duration * draw(st.sampled_from([0.5, 1.0, 1.0, 2.0, 4.0]))
+        at += draw(among(0.0, 0.0, 1.0, 2.5, 7.0))
+        duration = draw(among(1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 0.5))
+        limit = duration * draw(among(0.5, 1.0, 1.0, 2.0, 4.0))
         cores, memory = (draw(st.integers(0, 20)), draw(st.integers(0, 80))) if binding else (0, 0)
-        gpus = draw(st.sampled_from([1, 1, 2, 3, 4, 8, 16]))
+        gpus = draw(among(1, 1, 2, 3, 4, 8, 16))
         after = draw(st.integers(0, i - 1)) if i and draw(st.integers(0, 5)) == 0 else -1
         jobs.append(Job(at, duration, limit, gpus, cores, memory, after))
     outages = []
     if failing:
         for node in draw(st.sets(st.integers(0, len(nodes) - 1), max_size=2)):
-            begin = draw(st.sampled_from([0.0, 2.0, 3.5, 9.0]))
-            outages.append(Away(node, begin, begin + draw(st.sampled_from([1.0, 6.0, np.inf])), draw(st.booleans())))
+            begin = draw(among(0.0, 2.0, 3.5, 9.0))
+            outages.append(Away(node, begin, begin + draw(among(1.0, 6.0, np.inf)), draw(st.booleans())))
     return jobs, nodes, outages
 
 

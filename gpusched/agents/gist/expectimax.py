@@ -111,6 +111,8 @@ def _best(setting: EpisodeSetting, sequence: Sequence[int], from_start: bool) ->
     shortest = float("inf")
     for order in itertools.permutations(range(len(jobs))):
         for places in itertools.product(range(len(setting.servers)), repeat=len(jobs)):
+            if places[order[0]]:
+                continue  # servers are identical: that the first placed is on the first one leaves nothing out
             taken: list[list[tuple[float, float, int]]] = [[] for _ in setting.servers]
             for job in order:
                 gpus, hours = jobs[job]
