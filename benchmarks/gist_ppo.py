@@ -96,7 +96,7 @@ def roll_out(arrays: dict[str, Any], seed: int, jobs: int, servers: int) -> Reco
     record = Record(
         np.zeros((most, MOST, len(JOB_INPUTS)), np.float32), np.zeros(most, np.int64), np.zeros(most), np.zeros(2)
     )
-    play(world.sim, log_of(world), world.passes, new_queue(world.sim, pass_arguments(world.sim, agent)), seed, record)
+    play(world.sim, log_of(world), world.passes, new_queue(world.sim, pass_arguments(world, agent)), seed, record)
     n = int(record.total[0])
     return Record(record.seen[:n], record.count[:n], record.area[:n], record.total)
 

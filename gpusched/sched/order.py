@@ -114,9 +114,14 @@ def queue_order(order: str, keys: Keys, ids: Sequence[str], ties: str = "first")
 
 def ranked_by(own: Columns, keys: Keys, ids: Sequence[str]) -> Ints:
     """Return the same by these columns between the explicit priority and Slurm's."""
-    columns: list[Ints | Floats] = [-keys.priority, *own, -keys.standing, keys.submit]
+    columns = sort_columns(own, keys)
     ranked = np.lexsort(columns[::-1])
     return _by_id_where_equal(ranked, columns, ids)
+
+
+def sort_columns(own: Columns, keys: Keys) -> list[Ints | Floats]:
+    """Return all that a queue goes by but ids, most significant first: an order's columns between the others."""
+    return [-keys.priority, *own, -keys.standing, keys.submit]
 
 
 def _by_id_where_equal(ranked: Ints, columns: list[Ints | Floats], ids: Sequence[str]) -> Ints:

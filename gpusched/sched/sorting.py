@@ -21,6 +21,17 @@ def stable_order(keys: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
 
 
 @jit
+def by_priority(jobs: Ints, priority: Ints) -> Ints:
+    """Return the jobs by ``priority: int64[jobs]``, largest first; equal ones stay as they stand. Empty: all are."""
+    if priority.size > 0:
+        for i in range(1, jobs.size):
+            if priority[jobs[i]] != priority[jobs[0]]:
+                ordered: Ints = jobs[stable_order(-priority[jobs])]
+                return ordered
+    return jobs
+
+
+@jit
 def ascending(numbers: Ints) -> Ints:
     """Return ``numbers`` in ascending order, a copy."""
     return np.sort(numbers)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from gpusched.estimation.last_two import NO_HISTORY_S
 from gpusched.model.units import count_of
-from gpusched.sched.order import Keys, columns_of
+from gpusched.sched.order import Columns, Keys, columns_of, sort_columns
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.orders import Knows, order_rule
 from gpusched.sim.policies import ReplayPolicy
@@ -53,7 +52,8 @@ def knowledge_of(trace: Trace, policy: ReplayPolicy) -> Knowledge:
 def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -> Ints:
     """Return each job's rank in an order that never changes, ``int64[jobs]``: 0 goes first; ties by (submit, id).
 
-    For an order that changes, and for an agent's, the ranks are by (submit, id): its tie-break.
+    Explicit priorities go before it. For an order that changes, and for an agent's, the ranks are by (priority, submit,
+    id): its tie-break.
 
     Args:
         order: Its name, as of `sim.orders`.
@@ -61,7 +61,7 @@ def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -
         expected: Run times as the policy expects them, ``float64[jobs]``, seconds.
         duration: The real ones.
     """
-    begin = float(trace.submit[0]) if len(trace) else 0.0
+    begin, keys = float(trace.submit[0]) if len(trace) else 0.0, keys_of(trace, expected)
     # Sort columns that no live decision can have: they need real run times, or the trace's begin.
     replay_only: dict[str, list[Floats | Ints]] = {
         "sjf-oracle": [duration],
@@ -74,20 +74,26 @@ def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -
     elif rule is None or rule.kind != "static":
         columns = []
     else:
-        columns = columns_of(order, keys_of(trace, expected))
-    return ranks_by(columns, len(trace))
+        columns = columns_of(order, keys)
+    return ranks_by(columns, keys)
 
 
 def keys_of(trace: Trace, expected: Floats) -> Keys:
-    """Return what orders go by, for all jobs of a trace: without priorities and usage."""
+    """Return what orders go by, for all jobs of a trace: without usage."""
     zeros = np.zeros(len(trace), np.int64)
     return Keys(
-        priority=zeros, standing=zeros, submit=trace.submit, gpus=trace.gpus, cores=trace.cores,
-        memory=trace.memory_mib, limit=expected, expected=expected, usage=np.zeros(len(trace)),
+        priority=zeros if trace.priority is None else trace.priority, standing=zeros, submit=trace.submit,
+        gpus=trace.gpus, cores=trace.cores, memory=trace.memory_mib, limit=expected, expected=expected,
+        usage=np.zeros(len(trace)),
     )  # fmt: skip
 
 
-def ranks_by(columns: Sequence[Floats | Ints], jobs: int) -> Ints:
-    """Return each job's rank by these columns, ``int64[jobs]``; ties by (submit, id)."""
+def explicit_priorities(trace: Trace) -> Ints:
+    """Return the explicit priorities as `sched.sorting.by_priority` takes them: empty where the trace has none."""
+    return np.zeros(0, np.int64) if trace.priority is None else trace.priority
+
+
+def ranks_by(own: Columns, keys: Keys) -> Ints:
+    """Return each job's rank by these columns, as live (`sched.order.ranked_by`), ``int64[jobs]``."""
     # The job at each rank (the last key of lexsort is the most significant), inverted to the rank of each job.
-    return np.argsort(np.lexsort([*columns, np.arange(jobs)][::-1]))
+    return np.argsort(np.lexsort([*sort_columns(own, keys), np.arange(len(keys.submit))][::-1]))

@@ -82,10 +82,11 @@ def walks(world: SimWorld) -> bool:
         return False
     if world.options.network.sure is not None and RULES.get(world.rule) == CHEAPEST:
         return True  # only the walk leaves out of a wait what is not sure
+    in_turn = world.policy.order == "fifo" and world.trace.priority is None
     waits = RULES.get(world.rule) == CHEAPEST or (
         RULES.get(world.rule) == RACK_WAIT and world.policy.backfill == "skip"
     )
-    alone = world.policy.backfill == "none" or (waits and world.policy.order != "fifo")
+    alone = world.policy.backfill == "none" or (waits and not in_turn)
     return world.rule != "random" and (world.options.generic or alone)
 
 

@@ -33,6 +33,7 @@ from gpusched.sim.engine.generic import dequeue_started, new_queue, update_queue
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.state import DECIDE, DECISIONS, DONE, ENDED, EventLog, Passes, Sim
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
+from gpusched.sim.knowledge import keys_of
 from gpusched.sim.slicing import node_views, profile_index
 
 _UNITS: tuple[Unit, ...] = ("jobs", "gpus", "gpu_s")  # by the number in `LINK`
@@ -67,6 +68,7 @@ class SnapshotRun:
         self._reserved_nodes = [{int(self._of.node[row]) for row in booking.nodes} for booking in bookings]
         place = {name: job for job, name in enumerate(world.trace.ids)}
         self._own_booking = {place[name]: i for i, b in enumerate(bookings) for name in b.jobs if name in place}
+        self._priority = keys_of(world.trace, world.knowledge.expected).priority
         self._units: list[Unit] = []
         if (ledger := world.sim.ledger) is not None:
             unit = {int(link["bound"]): _UNITS[link["unit"]] for link in ledger.links}
@@ -178,7 +180,8 @@ class SnapshotRun:
             spec = self._specs[job] = replace(spec, time_limit_s=limit_s)
         user, group = self._leaves[self._queue.leaf[job]]
         return PendingView(
-            id=f"{job:09}", user=user, group=group, spec=spec, submit_time=float(world.sim.jobs[job]["submit"]),
+            id=f"{job:09}", user=user, group=group, spec=spec, priority=int(self._priority[job]),
+            submit_time=float(world.sim.jobs[job]["submit"]),
             estimate_s=limit_s, bounds=self._bounds_of(job), reserved=self._reserved[number] if number >= 0 else None,
         )  # fmt: skip
 

@@ -79,6 +79,8 @@ class Trace:
         preemptible: Which jobs a policy may stop for others; None: any.
         account, qos: Index into ``accounts`` (the group of users that it counts for) and ``classes`` (of service); -1:
             none; None: of no job.
+        priority: Explicit priority, that of its class included; larger goes first; None: 0 of every job.
+        array, array_limit: Number of its array, and how many tasks of that may run at once; -1: any; None: of no job.
         policy: Index into ``policies``: which one started it last; -1: not known; None: of no job.
         share_mib: Of jobs that agreed to share GPUs, the MiB that they take of each; -1: of others; None: of no job.
         profile: Index into ``profiles``: of which MIG profile its GPUs are slices; -1: whole ones; None: of every job.
@@ -119,6 +121,9 @@ class Trace:
     preemptible: Flags | None = None
     account: Ints | None = None
     qos: Ints | None = None
+    priority: Ints | None = None
+    array: Ints | None = None
+    array_limit: Ints | None = None
     policy: Ints | None = None
     share_mib: Ints | None = None
     profile: Ints | None = None

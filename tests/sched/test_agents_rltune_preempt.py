@@ -70,6 +70,8 @@ def stopped(plan: Plan) -> dict[str, str]:
 
 # Live and in the simulator
 
+PRIORITIES = st.sampled_from([0, 0, 0, 3, -2])
+
 
 class Run:
     """One run of a job in a replay."""
@@ -132,6 +134,7 @@ class Film:
             if name in begun:
                 current = next(r for r in runs if r.start == now)
             submit, preemptions = float(trace.submit[job]), self.preemptions(before)
+            priority = 0 if trace.priority is None else int(trace.priority[job])
             if current is not None:
                 parts = []
                 for rank, row in enumerate(current.nodes):
@@ -143,7 +146,7 @@ class Film:
                 busy.append(RunningView(
                     id=name, user="u", allocation=Allocation(name, tuple(parts)), start_time=current.start,
                     expected_end=current.start + float(trace.limit[job]), submit_time=submit, spec=spec,
-                    attempt=len(before) + 1, preemptions=preemptions,
+                    attempt=len(before) + 1, preemptions=preemptions, priority=priority,
                 ))  # fmt: skip
             elif np.isfinite(result.end[job]) and result.end[job] <= now:
                 last = runs[-1]
@@ -153,7 +156,9 @@ class Film:
                     ran_s=last.end - last.start, attempt=len(before) + 1, preemptions=preemptions,
                 ))  # fmt: skip
             else:
-                waiting.append(PendingView(id=name, user="u", spec=spec, submit_time=submit, preemptions=preemptions))
+                waiting.append(PendingView(
+                    id=name, user="u", spec=spec, submit_time=submit, preemptions=preemptions, priority=priority
+                ))  # fmt: skip
         snap = Snapshot(now=now, nodes=nodes, running=tuple(busy), pending=tuple(waiting), finished=tuple(past),
                         policies={})  # fmt: skip
         return with_reservations(snap, *self.ones) if self.ones else snap
@@ -168,7 +173,11 @@ def test_live_and_replay_stop_and_start_the_same(
     """At every instant the same jobs are stopped; who needs not wait for them starts, others once they are gone."""
     trace, pool = workload
     count, often = len(trace), st.sampled_from([True, True, True, False])
-    trace = replace(trace, preemptible=np.array(data.draw(st.lists(often, min_size=count, max_size=count))))
+    priority = data.draw(st.one_of(st.just([0] * count), st.lists(PRIORITIES, min_size=count, max_size=count)))
+    trace = replace(
+        trace, preemptible=np.array(data.draw(st.lists(often, min_size=count, max_size=count))),
+        priority=np.array(priority) if any(priority) else None,
+    )  # fmt: skip
     spec, of = policy(rules, place), weights(rule)
     result = replay(trace, pool, replace(policy_of(of, "r"), spec=spec, placement=place), restart_s=rules.restart_s)
     film = Film(result)

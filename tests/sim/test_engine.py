@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -324,6 +325,21 @@ def test_orders_go_by_what_live_policies_go_by():
     for name in ("ljf", "ljf+none", "largest"):
         assert begun(name, sizes, 4)[0] == 3, name
     assert begun("smallest", sizes, 4)[:2] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["fifo", "sjf-oracle", "f1", "wfp3+easy", "fairshare+conservative", "sjf-estimate"])
+def test_explicit_priorities_go_before_every_order(name):
+    limits, users = [60, 10, 20, 10, 20], [0, 1, 2, 2, 2]
+    trace = trace_of([0, 1, 2, 3, 4], [50, 5, 9, 5, 9], [2, 2, 2, 2, 2], limit=limits, user=users)
+    trace = replace(trace, priority=np.array([0, 0, 5, -1, 5]))
+    assert replay(trace, Pool.uniform(1, 2), name).start.tolist() == [0, 68, 50, 73, 59]
+
+
+@pytest.mark.parametrize("name", ["srtf", "las", "drf-users"])
+def test_explicit_priorities_go_before_every_order_that_stops_jobs(name):
+    trace = trace_of([0, 1, 2, 3], [9, 99, 1, 8], [2, 2, 2, 2], user=[0, 0, 1, 2])
+    trace = replace(trace, priority=np.array([0, 5, 0, 7]))
+    assert replay(trace, Pool.uniform(1, 2), name).end[[3, 1]].tolist() == [11, 108]
 
 
 def test_what_users_had_is_forgotten_by_the_sites_half_life():

@@ -61,12 +61,15 @@ def both(world: World, policy: ReplayPolicy, outages: tuple[Outage, ...]):
 @pytest.mark.parametrize("backfill", ["skip", "easy"])
 @pytest.mark.parametrize("rule", [*BLIND, "contention"])
 def test_the_indexed_replay_starts_whom_the_kernel_starts_where_it_does(rule: str, backfill: str) -> None:
-    """Also where jobs outlast their limits, nodes go away, and the order is not that of submission.
+    """Also where jobs outlast limits, nodes go away, jobs have priorities, and the order is not that of submission.
 
     In 165 and 188 a limit is over before a wait for a rack is, and the next decision depends on when that is made.
     """
     for seed in (*range(90), 165, 188):
         world = World(seed, table=seed % 3 == 0)
+        if seed % 8 == 4 and seed < 90:
+            levels = np.random.default_rng(seed).integers(0, 3, len(world.trace))
+            world.trace = replace(world.trace, priority=levels)
         away = (Outage(seed % len(world.gpus), 15.0, 35.0, drain=seed % 4 == 1),) if seed % 2 and seed < 90 else ()
         fast, walk = both(world, ordered(rule, ("fifo", "fifo", "sjf", "ljf")[seed % 4], backfill), away)
         np.testing.assert_allclose(fast.start, walk.start, rtol=1e-9, err_msg=f"seed {seed}")

@@ -7,7 +7,7 @@ import copy
 import os
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 import msgspec
@@ -75,6 +75,15 @@ def bounded(draw):
     for away in outages:
         away.start, away.end = away.start * scale[0], away.end * scale[0]
     return jobs, nodes, outages, draw(quotas())
+
+
+@st.composite
+def submitted(draw):
+    """The same, of jobs with explicit priorities and tasks of two arrays, and how many of each may run at once."""
+    jobs, nodes, outages, of = draw(bounded())
+    for job in jobs:
+        job.priority, job.array = draw(st.sampled_from([0, 0, 7, -3])), draw(st.sampled_from([-1, -1, 0, 1]))
+    return jobs, nodes, outages, of, draw(st.tuples(st.integers(1, 2), st.integers(1, 3)))
 
 
 def bounds_of(of: Quotas):
@@ -241,8 +250,8 @@ def test_no_policy_gives_a_user_more_than_its_limits_let(name, under_limits):
 class Live:
     """The controller's decision, from instant to instant: snapshots of what is there, and nothing of the engine."""
 
-    def __init__(self, jobs, nodes, known, spec, half_life_s=0.0):
-        self.jobs, self.known, self.spec, self.half_life_s = jobs, known, spec, half_life_s
+    def __init__(self, jobs, nodes, known, most, spec, half_life_s=0.0):
+        self.jobs, self.known, self.most, self.spec, self.half_life_s = jobs, known, most, spec, half_life_s
         self.nodes = [node(f"n{i}", n.gpus, n.cores, n.memory) for i, n in enumerate(nodes)]
         self.start, self.where = {}, {}
 
@@ -254,7 +263,9 @@ class Live:
             f"{i:06}", job.gpus // job.parts, job.parts, int(job.limit), job.submit, user=user, group=group,
             cores_per_node=-(-job.cores // job.parts), memory_mib_per_node=-(-job.memory // job.parts),
         )  # fmt: skip
-        return msgspec.structs.replace(found, spec=msgspec.structs.replace(found.spec, qos="rush" * (job.qos == 0)))
+        array = {"array_id": f"x{job.array}", "array_room": self.most[job.array]} if job.array >= 0 else {}
+        spec = msgspec.structs.replace(found.spec, qos="rush" * (job.qos == 0))
+        return msgspec.structs.replace(found, spec=spec, priority=job.priority, **array)
 
     def end(self, i):
         return self.start[i] + self.jobs[i].duration
@@ -285,6 +296,10 @@ class Live:
         views = {i: self.view(i) for i in able if self.jobs[i].submit <= now}
         over = [i for i in self.start if self.end(i) <= now]
         used = ((i, int(self.jobs[i].gpus * max(0.0, self.end(i) - max(self.start[i], first)))) for i in over)
+        run = Counter(views[i].array_id for i in self.start if i not in over)
+        for i, v in views.items():
+            if v.array_id:
+                views[i] = msgspec.structs.replace(v, array_room=v.array_room - run[v.array_id])
         past = tuple((views[i].user, views[i].group, views[i].spec.qos, now, gpu_s) for i, gpu_s in used)
         busy = tuple(
             RunningView(
@@ -304,19 +319,20 @@ class Live:
 
 
 @pytest.mark.parametrize("backfill", ["none", "skip", "easy"])
-@given(bounded(), st.sampled_from(["fifo", "sjf"]), st.sampled_from(["first-fit", "best-fit", "spread"]))
+@given(submitted(), st.sampled_from(["fifo", "sjf"]), st.sampled_from(["first-fit", "best-fit", "spread"]))
 @settings(max_examples=25, deadline=None)
 def test_the_controller_decides_under_limits_as_a_replay_does(backfill, world, order, place):
     decided_alike(*world, PolicySpec(name="t", order=order, place=place, backfill=backfill))
 
 
 @pytest.mark.parametrize("backfill", ["none", "skip", "easy"])
-@given(bounded(), st.tuples(*[st.integers(1, 4)] * 5), st.sampled_from([10.0, HOUR, 100 * HOUR]))
+@given(submitted(), st.tuples(*[st.integers(1, 4)] * 5), st.sampled_from([10.0, HOUR, 100 * HOUR]))
 @settings(max_examples=25, deadline=None)
 def test_the_controller_decides_by_the_tree_of_groups_as_a_replay_does(backfill, world, shares, half_life_s):
-    jobs, nodes, outages, of = world
+    jobs, nodes, outages, of, most = world
     of = msgspec.structs.replace(of, groups=shared(of.groups, *shares))
-    decided_alike(jobs, nodes, outages, of, PolicySpec(name="t", order="fairshare", backfill=backfill), half_life_s)
+    spec = PolicySpec(name="t", order="fairshare", backfill=backfill)
+    decided_alike(jobs, nodes, outages, of, most, spec, half_life_s)
 
 
 def shared(groups, physics, lasers, bob, bobs_lasers, cat):
@@ -327,15 +343,17 @@ def shared(groups, physics, lasers, bob, bobs_lasers, cat):
     )
 
 
-def decided_alike(jobs, nodes, _, of, spec, half_life_s=0.0):
+def decided_alike(jobs, nodes, _, of, most, spec, half_life_s=0.0):
     for job in jobs:
         job.limit, job.after, job.submit = max(1.0, float(np.ceil(job.limit))), -1, float(np.ceil(job.submit))
         job.duration = min(job.duration, job.limit)
     never = BoundedReference(jobs, nodes, bounds=bounds_of(of)).never
     trace, pool, _ = inputs(jobs, nodes, [])
+    priority, array = (np.array([getattr(job, name) for job in jobs], np.int64) for name in ("priority", "array"))
+    trace = replace(trace, priority=priority, array=array, array_limit=np.array([*most, -1])[array])
     options = {"half_life_s": half_life_s, "groups": of.groups} if half_life_s else {}
     result = replay(trace, pool, policy_of_spec(spec), quotas=QuotaSet(of), **options)
-    live = Live(jobs, nodes, of, spec, half_life_s)
+    live = Live(jobs, nodes, of, most, spec, half_life_s)
     live.run([i for i in range(len(jobs)) if i not in never])
     assert result.infeasible.tolist() == never
     assert {i: result.start[i] for i in np.flatnonzero(np.isfinite(result.start)).tolist()} == live.start

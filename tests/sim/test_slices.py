@@ -68,6 +68,15 @@ def drawn(seed: int, jobs: int = 120, profiles: tuple[str, ...] = PROFILES) -> T
     )
 
 
+def with_priorities(trace: Trace) -> Trace:
+    """The same with explicit priorities, and two arrays of which three and five tasks may run at once."""
+    rng = np.random.default_rng(len(trace))
+    array = rng.choice([-1, -1, 0, 1], len(trace))
+    return replace(
+        trace, priority=rng.choice([0, 0, 4, -9], len(trace)), array=array, array_limit=np.array([3, 5, -1])[array]
+    )
+
+
 def one(profile: str, gpus: int = 1, submit: Sequence[float] = (0.0,), duration: float = 3600.0) -> Trace:
     trace = trace_of(list(submit), [duration] * len(submit), [gpus] * len(submit), user=[0] * len(submit))
     return replace(trace, users=("ann",), profile=np.zeros(len(submit), np.int64), profiles=(profile,))
@@ -86,7 +95,8 @@ def test_a_replay_starts_each_job_as_live_decisions_do(policy: str, monkeypatch:
         quotas = QuotaSet(Quotas(each=Limits(gpus=2 + seed))) if policy == "easy" else None
         outages = [Outage(1, 2000.0, 4000.0), Outage(2, 5000.0, 6000.0, drain=True)] if seed else []
         books = [Booking("r", (0,), 3000.0, 4500.0, frozenset({"000060"}))] if policy == "sjf-skip" else []
-        asked = drawn(seed), POOL, policy_by_name(policy)
+        trace = with_priorities(drawn(seed)) if seed else drawn(seed)
+        asked = trace, POOL, policy_by_name(policy)
         options = {"quotas": quotas, "failures": outages, "reservations": books, "placement": "first-fit"}
         fast = replay(*asked, **options)
         live = by_live_decisions(monkeypatch, *asked, **options)
@@ -115,7 +125,7 @@ def test_an_agent_that_can_decides_about_queues_of_slices_as_live(
         name="a", order=model.agent, knows=model.knows, source="", backfill="skip", placement="best-fit", spec=spec,
         model=model,
     )  # fmt: skip
-    asked = drawn(seed, 80), POOL, policy
+    asked = with_priorities(drawn(seed, 80)) if seed % 2 else drawn(seed, 80), POOL, policy
     fast, live = replay(*asked), by_live_decisions(monkeypatch, *asked)
     np.testing.assert_array_equal(fast.start, live.start)
     np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import pwd
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +50,9 @@ class Work(NamedTuple):
     limit: float
     group: str
     qos: str = ""
+    nice: int = 0
+    tasks: int = 0
+    at_once: int | None = None
 
 
 WORK = [
@@ -62,39 +66,51 @@ WORK = [
 ]  # fmt: skip
 
 
-def record(state: Path, inventory: Path) -> Site:
+# Without limits: one that is nice comes after one submitted later, and an array of a class with less priority last.
+FREE = f"{INVENTORY.partition('groups:')[0]}qos: {{spare: {{priority: -20}}}}\n"
+IN_TURN = [
+    Work(0.0, 8, 1, 2, ""), Work(0.1, 8, 1, 2, "", nice=5), Work(0.2, 8, 1, 2, ""),
+    Work(0.3, 1, 1, 2, "", "spare", tasks=5, at_once=2), Work(0.4, 8, 1, 1, "", nice=10),
+]  # fmt: skip
+
+
+def record(state: Path, inventory: Path, work: Sequence[Work]) -> Site:
     """The controller's own record of this work on imagined nodes, from event to event."""
     site, number = Site(state), count(COUNT)
     site.world.now += 1000.0  # not at a full hour, where a second decides when GPU hours come back
     begin = site.world.now
     site.begin(load_inventory(inventory))
     ids: dict[str, Work] = {}
-    todo = list(WORK)
+    todo = list(work)
     while todo or any(job.state not in ENDED for job in site.store.jobs()):
-        ends = [box.began + ids[box.name.split("-")[1]].runs * HOUR for _, box in site.world.running()]
+        runs = {box.name: ids[box.name.split("-")[1][:11]].runs * HOUR for _, box in site.world.running()}
+        ends = [box.began + runs[box.name] for _, box in site.world.running()]
         later = [*ends, *(begin + one.at * HOUR for one in todo[:1])]
         hour = (site.world.now // HOUR + 1) * HOUR
         site.world.now = max(min([*later, hour]), site.world.now)
         for _, box in site.world.running():
-            if box.began + ids[box.name.split("-")[1]].runs * HOUR <= site.world.now:
+            if box.began + runs[box.name] <= site.world.now:
                 site.world.end(box, 0)
         while todo and begin + todo[0].at * HOUR <= site.world.now:
             one, job = todo.pop(0), f"{next(number):011d}"
             ids[job] = one
             asked = spec(
                 gpus_per_node=one.gpus if one.gpus <= 4 else one.gpus // 2, nodes=1 if one.gpus <= 4 else 2,
-                time_limit_s=int(one.limit * HOUR), group=one.group, qos=one.qos,
+                time_limit_s=int(one.limit * HOUR), group=one.group, qos=one.qos, nice=one.nice,
             )  # fmt: skip
-            site.inbox.deliver(Submit(time=site.world.now, id=job, spec=asked))
+            array = tuple(range(one.tasks)) or None
+            site.inbox.deliver(
+                Submit(time=site.world.now, id=job, spec=asked, array=array, max_running=one.at_once)
+            )  # fmt: skip
         site.turn(4)
     return site
 
 
 class Replays:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, text: str = INVENTORY, work: Sequence[Work] = WORK) -> None:
         self.folder, self.inventory = folder, folder / "inventory.yaml"
-        self.inventory.write_text(INVENTORY)
-        site = record(folder / "state", self.inventory)
+        self.inventory.write_text(text)
+        site = record(folder / "state", self.inventory, work)
         self.first = min(job.submit_time for job in site.store.jobs())
         self.start = {job.id: job.start_time for job in site.store.jobs()}
         site.store.close()
@@ -140,3 +156,14 @@ def test_without_them_it_is_not(replays: Replays) -> None:
     late = [job for job, at in replays.start.items() if at is not None and start[job] - at < -SETTLE_S]
     assert len(late) >= 5  # the others waited for nodes
     assert any("this replay applies none" in note for note in row["notes"])
+
+
+def test_priorities_and_arrays_of_so_many_tasks_at_once_are_replayed_as_they_were(tmp_path: Path) -> None:
+    replays = Replays(tmp_path, FREE, IN_TURN)
+    for words in ((), ("--no-quotas",)):
+        _, start = replays.run(*words)
+        late = {job: round(start[job] - at) for job, at in replays.start.items() if at is not None}
+        assert len(late) == 9
+        assert {job: off for job, off in late.items() if abs(off) > SETTLE_S} == {}
+    hours = [round((at - replays.first) / HOUR, 1) for _, at in sorted(replays.start.items()) if at is not None]
+    assert hours[:3] == [0.0, 2.0, 1.0]

@@ -118,6 +118,35 @@ def test_a_window_begins_with_what_ran_and_waited_then(state: Path) -> None:
     assert trace.limit.tolist() == [600.0 - 40, 600.0 - 90, 600.0, 600.0]
 
 
+def test_priorities_and_limits_of_arrays_are_in_the_history_in_windows_and_in_files(tmp_path: Path) -> None:
+    """A limit that no task can meet is none; of what waited when a window begins, nothing goes before what ran."""
+    store, done = Store.create_or_open(tmp_path), JobState.COMPLETED
+    tasks = [msgspec.structs.replace(job(f"{array}_{i}", 40, done, 90), array_id=array, array_index=i)
+             for array in "xy" for i in range(3)]  # fmt: skip
+    store.put_jobs([
+        msgspec.structs.replace(job("a", 0, done, 90), priority=-4),
+        msgspec.structs.replace(job("b", 1, done, 90), priority=7), *tasks,
+    ])  # fmt: skip
+    store.set_meta("array_limit:x", "2")
+    store.set_meta("array_limit:y", "3")
+    for name, start in (("a", 10), ("b", 60), *((task.id, 70) for task in tasks)):
+        run(store, name, 1, start, 90, done)
+    windows = [window_of(store, name="w", since=START + since, until=START + 95) for since in (2, 20)]
+    store.close()
+    for (trace, before), first in zip(windows, (-4, 7), strict=True):  # a runs from 10 s on
+        assert (trace.ids[:2], before) == (("a", "b"), 2)
+        assert trace.priority is not None
+        assert trace.priority.tolist() == [first, 7, *[0] * 6]
+    tracefile.write(tmp_path / "t.gpusched.npz", load(tmp_path))
+    for found in (load(tmp_path), load(tmp_path / "t.gpusched.npz"), select(windows[0][0], np.arange(8))):
+        assert found.array is not None
+        assert found.array_limit is not None
+        assert found.priority is not None
+        assert found.priority.tolist() == [-4, 7, *[0] * 6]
+        assert found.array_limit.tolist() == [-1, -1, 2, 2, 2, -1, -1, -1]
+        assert len(set(found.array[2:5].tolist())) == 1
+
+
 def test_slurms_jobs_of_one_second_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     ids = ["100", "36", "36_10", "36_2", "9"]
     store = Store.create_or_open(tmp_path)

@@ -46,7 +46,7 @@ class OrderingAgent:
     def runner(self, world: SimWorld, prepared: Any) -> tuple[SimWorld, Callable[[EventLog], int]]:
         """Return the world with jobs ranked, and what replays it: the same passes as live."""
         keys = keys_of(world.trace, world.knowledge.expected)
-        world.sim.jobs["rank"] = ranks_by(self._numbers(prepared, keys), len(world.trace))
+        world.sim.jobs["rank"] = ranks_by(self._numbers(prepared, keys), keys)
         if is_mapped(world):
             return world, MappedRun(world)
         sim, passes, queue = world.sim, world.passes, new_queue(world)

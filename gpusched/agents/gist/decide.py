@@ -30,7 +30,7 @@ from gpusched.sched.backfill import keep_request
 from gpusched.sched.fit import fitting, request_of
 from gpusched.sched.kernel.queue_pass import UNSOUND, queue_pass
 from gpusched.sched.place import node_fits
-from gpusched.sched.sorting import stable_order
+from gpusched.sched.sorting import by_priority, stable_order
 from gpusched.sched.state import (
     BACKFILL,
     BEST_FIT,
@@ -61,8 +61,9 @@ def agent_pass(
     """Decide about one partition's jobs and update ``state`` as any pass does (`kernel.queue_pass`).
 
     ``usable`` is the nodes' capacity when empty; ``submit: float64[jobs]`` is on the clock of ``state.now``,
-    ``priority: int64[jobs]``; ``queue: int64[waiting]`` is by (priority, submission, id), the order among equal scores.
-    ``need_order``: return an order and a head even if nothing fits: live reasons need them, a replay does not.
+    ``priority: int64[jobs]``, empty: all 0; ``queue: int64[waiting]`` is by (priority, submission, id), the order among
+    equal scores. ``need_order``: return an order and a head even if nothing fits: live reasons need them, a replay does
+    not.
 
     Returns:
         The queue in order; the first job that did not fit (-1: none) and its latest start; whether all scores are
@@ -120,12 +121,7 @@ def score_queue(inputs: Reals, agent: GistWeights) -> tuple[Floats, bool]:
 @jit
 def by_score(queue: Ints, scores: Floats, priority: Ints) -> Ints:
     """Return the queue by (priority, score), ties in queue order: ``int64[waiting]``."""
-    ordered: Ints = queue[stable_order(-scores)]
-    for i in range(1, queue.size):
-        if priority[queue[i]] != priority[queue[0]]:
-            ordered = ordered[stable_order(-priority[ordered])]
-            break
-    return ordered
+    return by_priority(queue[stable_order(-scores)], priority)
 
 
 @jit

@@ -15,7 +15,8 @@ from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
 from gpusched.sched.state import ClusterState, Floats, Ints
 from gpusched.sim.engine.build import SimWorld
-from gpusched.sim.engine.state import EventLog, Passes, Sim
+from gpusched.sim.engine.state import EventLog, Passes
+from gpusched.sim.knowledge import explicit_priorities
 
 W = TypeVar("W")
 
@@ -24,7 +25,7 @@ class PassArguments(NamedTuple, Generic[W]):
     """The arguments of the pass.
 
     Attributes:
-        submit: ``float64[jobs]``. priority: ``int64[jobs]``: all 0 in a replay.
+        submit: ``float64[jobs]``. priority: ``int64[jobs]``; empty: all 0.
         agent: The weights.
     """
 
@@ -33,9 +34,9 @@ class PassArguments(NamedTuple, Generic[W]):
     agent: W
 
 
-def pass_arguments(sim: Sim, agent: W) -> PassArguments[W]:
+def pass_arguments(world: SimWorld, agent: W) -> PassArguments[W]:
     """Return the arguments for a replay's jobs."""
-    return PassArguments(np.ascontiguousarray(sim.jobs["submit"]), np.zeros(len(sim.jobs), np.int64), agent)
+    return PassArguments(np.ascontiguousarray(world.sim.jobs["submit"]), explicit_priorities(world.trace), agent)
 
 
 def maps(model: TrainedModel) -> bool:
@@ -54,8 +55,8 @@ def runner(world: SimWorld, prepared: GistWeights | PaperWeights) -> tuple[SimWo
         if world.pool.total_gpus > 1:  # with one, passes are compiled ahead (`sim.replay`)
             for lo, hi in set(zip(requests.lo.tolist(), requests.hi.tolist(), strict=True)):
                 check_size(prepared, world.demand.resources, lo, hi)
-        return prepare_replay(world, run_paper_agent, pass_arguments(world.sim, prepared))
-    return prepare_replay(world, run_agent, pass_arguments(world.sim, prepared))
+        return prepare_replay(world, run_paper_agent, pass_arguments(world, prepared))
+    return prepare_replay(world, run_agent, pass_arguments(world, prepared))
 
 
 @jit

@@ -27,7 +27,7 @@ from gpusched.sched.fit import request_of
 from gpusched.sched.kernel.queue_pass import queue_pass
 from gpusched.sched.mapping.queue import NodeHold
 from gpusched.sched.place import choose
-from gpusched.sched.sorting import stable_order
+from gpusched.sched.sorting import by_priority, stable_order
 from gpusched.sched.state import (
     FIRST_FIT,
     NONE,
@@ -91,6 +91,7 @@ class ScoringState(NamedTuple):
         ahead: ``int64[jobs + 1]``: earlier waiting jobs of the same burst, per job of the queue.
         inputs: ``float32[window, FEATURES]``: the network's inputs for the window's jobs.
         hold: ``uint8[jobs]``: whether nodes are held for the job.
+        priority: ``int64[jobs]``: operators' priorities, which go before scores; empty: all 0.
     """
 
     known: JobHistory
@@ -100,13 +101,16 @@ class ScoringState(NamedTuple):
     ahead: Ints
     inputs: Reals
     hold: Flags
+    priority: Ints
 
 
-def new_scoring_state(prepared: PreparedScorer, known: JobHistory, rule: int) -> ScoringState:
+def new_scoring_state(
+    prepared: PreparedScorer, known: JobHistory, rule: int, priority: Ints = np.zeros(0, np.int64)
+) -> ScoringState:
     """Return the state of decisions about the jobs of a history."""
     jobs, inputs = len(known.facts), np.zeros((int(prepared.scorer.window[0]), len(FEATURES)), np.float32)
     ahead, hold = np.zeros(jobs + 1, np.int64), np.zeros(jobs, np.uint8)
-    return ScoringState(known, prepared.scorer, rule, prepared.backfill, ahead, inputs, hold)
+    return ScoringState(known, prepared.scorer, rule, prepared.backfill, ahead, inputs, hold, priority)
 
 
 @jit
@@ -212,11 +216,11 @@ def score_window(state: ClusterState, obs: QueueObservation, queue: Ints, by: Sc
 def in_order(state: ClusterState, obs: QueueObservation, queue: Ints, by: ScoringState) -> tuple[Ints, bool]:
     """Return the jobs in order, ``int64[waiting]``, and whether all scores are finite.
 
-    Jobs beyond the window come after it, in the window's order.
+    Of equal priority, jobs beyond the window come after it, in the window's order.
     """
     places, scores = score_window(state, obs, queue, by)
     places[: scores.shape[0]] = places[stable_order(-scores[:, 0])]
-    return queue[places], bool(np.all(np.isfinite(scores)))
+    return by_priority(queue[places], by.priority), bool(np.all(np.isfinite(scores)))
 
 
 @jit

@@ -79,11 +79,11 @@ def decide_queue(prepared: PreparedScorer | PreemptionModel, context: Context) -
         return live_preempt.decide_queue(prepared, context)
     waiting, policy, state = context.waiting, context.policy, context.state
     queue = waiting.ordered(context.partition, "fifo")
-    by = new_scoring_state(prepared, known_of_snapshot(context, prepared.knows), PLACES.get(policy.place, BEST_FIT))
+    known, rule = known_of_snapshot(context, prepared.knows), PLACES.get(policy.place, BEST_FIT)
+    by = new_scoring_state(prepared, known, rule, waiting.keys.priority)
     order, sound = in_order(state, observation_of(state, context.world.total, queue), queue, by)
     if not sound:
         raise Unusable(NAN_OUTPUT)
-    order = order[np.argsort(-waiting.keys.priority[order], kind="stable")]
     if policy.place in MAPPING_PLACES:
         return order.tolist(), _mapped(context, order, by)
     return order.tolist(), QueueBlock(policy, int(arrange(state, order, by)), float("inf"))

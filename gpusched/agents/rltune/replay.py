@@ -29,6 +29,7 @@ from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
 from gpusched.sim.engine.queue import waiting_in
 from gpusched.sim.engine.state import DONE, ENDED, EventLog, Passes, Sim
+from gpusched.sim.knowledge import explicit_priorities
 from gpusched.sim.policies import PLACEMENTS
 
 
@@ -41,7 +42,8 @@ def runner(world: SimWorld, prepared: PreparedScorer | PreemptionModel) -> tuple
     """Return a replay's runner: it runs to the end, or until the event log is full."""
     if isinstance(prepared, PreemptionModel):
         return world, ranked_runner(world, prepared)
-    by = new_scoring_state(prepared, known_of_world(world, prepared.knows), PLACEMENTS[world.rule])
+    known, rule = known_of_world(world, prepared.knows), PLACEMENTS[world.rule]
+    by = new_scoring_state(prepared, known, rule, explicit_priorities(world.trace))
     return (world, ScoredRun(world, by)) if is_mapped(world) else prepare_replay(world, run_scored, by)
 
 

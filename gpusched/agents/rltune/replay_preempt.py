@@ -20,7 +20,7 @@ from gpusched.model.jobs import HOUR_S
 from gpusched.model.policy import PreemptionSettings as Rules
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.reclaim import Holders, hold, new_holders
-from gpusched.sched.sorting import stable_order
+from gpusched.sched.sorting import by_priority, stable_order
 from gpusched.sched.state import Flags, Floats, Ints, Records
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.loop import looped
@@ -119,7 +119,7 @@ def decide_ranked(sim: Sim, log: EventLog, passes: Passes, of: RankingState) -> 
     jobs = plan.active[: plan.size[0]]
     ranks = _ranks(sim, history, facts, ranking, jobs, of.restart_s)
     reset(sim, passes, plan)
-    order = jobs[stable_order(_steadied(sim, guard, jobs, ranks))]
+    order = by_priority(jobs[stable_order(_steadied(sim, guard, jobs, ranks))], plan.priority)
     allocate_with_preemption(sim, passes, plan, _queue_of(sim, passes, plan, guard, of.holders, order))
     _remember(sim, plan, guard, jobs)
     apply_plan(sim, log, plan, of.restart_s)

@@ -49,11 +49,13 @@ class Filling(NamedTuple):
 
     Attributes:
         share: ``float64[users]``: dominant shares; of size 0: the queue says who is next. user: ``int64[jobs]``.
+        priority: ``int64[jobs]``: by which the queue is sorted, and only jobs of equal priority take turns; empty: all.
         total: ``float64[3]``: GPUs, cores and MiB of all nodes, each at least 1.
     """
 
     share: Floats
     user: Ints
+    priority: Ints
     total: Floats
 
 
@@ -154,6 +156,7 @@ def _fill(filling: Filling | None, state: ClusterState, queue: Ints, at: int) ->
     if filling is None:
         return
     share, user, total, best = filling.share, filling.user, filling.total, at
+    priority = filling.priority
     if share.size == 0:
         return
     if at == 0:
@@ -163,6 +166,8 @@ def _fill(filling: Filling | None, state: ClusterState, queue: Ints, at: int) ->
         of = request_of(state.requests, state.jobs.shape[job])
         share[user[job]] += of.parts * max(of.gpus / total[0], max(of.cores / total[1], of.memory / total[2]))
     for i in range(at + 1, queue.size):
+        if priority.size > 0 and priority[queue[i]] != priority[queue[at]]:
+            break
         if share[user[queue[i]]] < share[user[queue[best]]]:
             best = i
     for i in range(best, at, -1):

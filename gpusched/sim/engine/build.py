@@ -14,7 +14,7 @@ from gpusched.config.plugins import components
 from gpusched.errors import UsageError
 from gpusched.estimation.estimators import Estimator, LastTwo
 from gpusched.estimation.last_two import time_limits
-from gpusched.model.limits import Groups
+from gpusched.model.limits import Groups, Quotas
 from gpusched.model.policy import MAPPING_PLACES
 from gpusched.model.slicetables import parts_of
 from gpusched.model.units import count_of
@@ -234,8 +234,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         of_slices = np.flatnonzero(profile_index(trace)[0] >= 0).tolist()
         demand.infeasible.update(dict.fromkeys(of_slices, "placement costs of MIG slices are not known"))
     ledger: SimLedger | None = None
-    if options.quotas is not None:
-        demand, ledger = _apply_limits(demand, trace, options.quotas, options.elastic)
+    if options.quotas is not None or trace.array_limit is not None:
+        demand, ledger = _apply_limits(demand, trace, options.quotas or QuotaSet(Quotas()), options.elastic)
     restart_s, of_restarts = restart_seconds(trace, options.restart_costs, options.restart_s)
     if options.elastic is not None and trace.progress is not None:  # as measured of each job
         unknown = np.isnan(trace.progress.cost_s) | is_hot(options.elastic, len(trace))  # of these it is no restart's

@@ -16,7 +16,7 @@ from gpusched.model.limits import Groups
 from gpusched.sched.fairtree import USER, FairShareTree, account, rank_users, tree_of
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.placement import NodeChooser, pass_by_component
-from gpusched.sched.sorting import stable_order
+from gpusched.sched.sorting import by_priority, stable_order
 from gpusched.sched.state import (
     BACKFILLS,
     BEST_FIT,
@@ -45,6 +45,7 @@ from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of, waiting_in
 from gpusched.sim.engine.share import pair_up, release_pairs_once, share_gpus
 from gpusched.sim.engine.state import DECIDE, ENDED, READY, RUNNING, RUNS, EventLog, Passes, Sim
+from gpusched.sim.knowledge import explicit_priorities
 from gpusched.sim.policies import PLACEMENTS
 
 
@@ -55,6 +56,7 @@ class SimQueue(NamedTuple):
         waiting: ``int64[jobs]``: waiting jobs by rank; ``size[0]`` of them.
         users: ``USER[users]``: what each user holds and has used; with groups each user in each of its groups.
         leaf: ``int64[jobs]``: the row of ``users`` for which a job's usage counts.
+        priority: ``int64[jobs]``: what goes before keys that change; empty: nothing does. In ranks it is anyway.
         tree: By which ``fairshare`` ranks them; empty without groups.
         outcome: Where the pass writes.
         run_times: What run times are estimated by, where they are (``estimates``).
@@ -71,6 +73,7 @@ class SimQueue(NamedTuple):
     size: Ints
     users: Records
     leaf: Ints
+    priority: Ints
     tree: FairShareTree
     outcome: PassOutcome
     run_times: Estimates
@@ -95,6 +98,7 @@ def new_queue(world: SimWorld) -> SimQueue:
         size=np.zeros(1, np.int64),
         users=users,
         leaf=leaf,
+        priority=explicit_priorities(world.trace),
         tree=tree_of(groups, leaves if groups else ()),
         outcome=new_outcome(jobs, len(world.sim.held)),
         run_times=new_estimates(world),
@@ -181,15 +185,14 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue, partition:
 
 @jit
 def ordered(sim: Sim, queue: SimQueue, partition: int) -> Ints:
-    """Return the partition's waiting jobs by (key, rank), ``int64[waiting]``."""
+    """Return the partition's waiting jobs by (priority, key, rank), ``int64[waiting]``."""
     jobs = waiting_in(sim, queue.waiting, queue.size, partition)
     if queue.order == PLAIN or jobs.size < 2:
         return jobs
     if queue.last_first:
         jobs = jobs[stable_order(-sim.jobs["submit"][jobs])]
     keys: Floats = order_keys(sim, queue.usage, queue.leaf, queue.tree, jobs, queue.order)
-    by_key: Ints = jobs[stable_order(keys)]
-    return by_key
+    return by_priority(jobs[stable_order(keys)], queue.priority)
 
 
 @jit

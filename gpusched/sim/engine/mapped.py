@@ -19,6 +19,7 @@ from gpusched.sim.engine.generic import dequeue_started, new_queue, ordered, upd
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import start_granted, state_of
 from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Sim
+from gpusched.sim.knowledge import keys_of
 
 SEARCH_NODES = 100  # of HiGHS's tree: a bound that does not depend on the machine, so that equal replays are equal
 AMPLE_S = 30.0
@@ -54,7 +55,7 @@ class MappedRun:
             speed=lambda jobs: speed[jobs],
             user=sim.jobs["user"] % (world.users + 1),
             held=np.zeros(0),
-            priority=np.zeros(jobs, np.int64),
+            priority=keys_of(world.trace, world.knowledge.expected).priority,
             unfit=unfit_of(world.demand.requests.gpus[shape], int(pool.gpus.max(initial=0))),
             lasts=self._lasts if by_type else None,
         )

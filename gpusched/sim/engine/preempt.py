@@ -1,10 +1,11 @@
 """Replays of policies that stop running jobs: SRTF, discretized LAS (Tiresias) and DRF.
 
-At every decision all jobs in the system, running or waiting, are taken in the policy's order, and each is given nodes
-out of the whole pool: a running job keeps its own where those before it left them; another gets idle
-nodes, else nodes of jobs that come after it. Running jobs that got none are stopped. What was done is kept
-(checkpoint); every restart holds its nodes for the job's ``restart_s`` before its work goes on. A limit that leaves too
-little for a job keeps it waiting; what a stopped job took of limits others may take from the next decision on.
+At every decision all jobs in the system, running or waiting, are taken by explicit priority, then in the policy's
+order, and each is given nodes out of the whole pool: a running job keeps its own where those before it left them;
+another gets idle nodes, else nodes of jobs that come after it. Running jobs that got none are stopped. What was done is
+kept (checkpoint); every restart holds its nodes for the job's ``restart_s`` before its work goes on. A limit that
+leaves too little for a job keeps it waiting; what a stopped job took of limits others may take from the next decision
+on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gpusched.compiled import jit
 from gpusched.sched.kernel.preempting import Filling, PreemptiveAllocation, note_held, preempting_pass, steady_rule
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.reclaim import Holders, retain
-from gpusched.sched.sorting import stable_order
+from gpusched.sched.sorting import by_priority, stable_order
 from gpusched.sched.state import (
     SKIP,
     ClusterState,
@@ -35,6 +36,7 @@ from gpusched.sim.engine.pace import elapsed_run_s, work_left
 from gpusched.sim.engine.queue import enter
 from gpusched.sim.engine.state import DECIDE, READY, RUNNING, WAITING, EventLog, Passes, Sim, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
+from gpusched.sim.knowledge import explicit_priorities
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.result import PREEMPTED
 
@@ -48,6 +50,7 @@ class PreemptionPlan(NamedTuple):
 
     Attributes:
         active: ``int64[jobs]``: jobs in the system by rank; ``size[0]`` of them.
+        priority: ``int64[jobs]``: explicit priorities, which go before the policy's keys; empty: all 0.
         ledger: What is left of limits.
         whole: What earlier jobs left of all nodes. shares: Other allocations; the jobs to be started, and where.
         outcome: What the pass said of each.
@@ -55,6 +58,7 @@ class PreemptionPlan(NamedTuple):
 
     active: Ints
     size: Ints
+    priority: Ints
     ledger: SimLedger | None
     whole: Resources
     shares: PreemptiveAllocation
@@ -71,15 +75,16 @@ def new_plan(world: SimWorld, holders: Holders | None = None, filling: Filling |
         sim.held, np.zeros(jobs), holders, np.zeros(2, np.int64), rule, order,
         np.zeros(len(world.passes.releases.order) + 1, np.int64), offset, np.zeros(2, np.int64), cleared, filling,
     )  # fmt: skip
-    size, whole = np.zeros(1, np.int64), new_resources(nodes)
-    return PreemptionPlan(active, size, plan_copy(sim.ledger), whole, shares, new_outcome(jobs, 0))
+    size, whole, priority = np.zeros(1, np.int64), new_resources(nodes), explicit_priorities(world.trace)
+    return PreemptionPlan(active, size, priority, plan_copy(sim.ledger), whole, shares, new_outcome(jobs, 0))
 
 
 def new_filling(world: SimWorld) -> Filling:
     """Return DRF's empty allocation; other policies need no users in it."""
     users = world.users + 1 if world.policy.order == "drf-users" else 0
     total = np.array([max(1.0, float(column.sum())) for column in world.passes.total])
-    return Filling(np.zeros(users), np.ascontiguousarray(world.sim.jobs["user"]), total)
+    user, priority = np.ascontiguousarray(world.sim.jobs["user"]), explicit_priorities(world.trace)
+    return Filling(np.zeros(users), user, priority, total)
 
 
 class Preemptive(NamedTuple):
@@ -104,7 +109,7 @@ def decide_preemptive(sim: Sim, log: EventLog, passes: Passes, of: Preemptive) -
     jobs = plan.active[: plan.size[0]]
     reset(sim, passes, plan)
     keys = _keys(sim, jobs, of.policy, of.restart_s, of.thresholds)
-    allocate_with_preemption(sim, passes, plan, jobs[stable_order(keys)])
+    allocate_with_preemption(sim, passes, plan, by_priority(jobs[stable_order(keys)], plan.priority))
     apply_plan(sim, log, plan, of.restart_s)
     if of.policy == LAS:
         sim.clock[1] = _next_demotion(sim, jobs, of.restart_s, of.thresholds)

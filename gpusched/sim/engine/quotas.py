@@ -1,10 +1,11 @@
-"""Limits of users, groups and classes in replays: which of them each job of a trace counts for, as arrays."""
+"""Limits of users, groups, classes and arrays in replays: which of them each job of a trace counts for, as arrays."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from gpusched.model.limits import WEEK_S, Bound, LimitRule, Quotas
+from gpusched.model.plan import ReasonCode
 from gpusched.model.slicetables import GPU_PARTS
 from gpusched.sched.accounts import COLUMNS, chain
 from gpusched.sched.limits import limit_message
@@ -30,6 +31,13 @@ class _Bounds:
         rules = [r for r in self._quotas.rules(user or "", group, qos) if r.unit in COLUMNS]
         return [self._enter(rule) for rule in rules if user is not None or rule.key[1]]
 
+    def of_array(self, number: int, limit: int) -> list[int]:
+        """Return the bound of an array that may have ``limit`` tasks running; -1: it has none."""
+        if limit < 0:
+            return []
+        key = "array", str(number), str(limit)  # no other has three parts
+        return [self._enter(LimitRule(key, "its array", "jobs", limit, ReasonCode.ARRAY_TASK_LIMIT))]
+
     def _enter(self, rule: LimitRule) -> int:
         row = self._row.setdefault((rule.key, rule.unit), len(self.rules))
         if row == len(self.rules):
@@ -52,9 +60,10 @@ def ledger_of(
     """
     bounds, never = _Bounds(applied.quotas), dict[int, str]()
     unknown = np.full(len(trace), -1, np.int64)
-    account, qos = (unknown if column is None else column for column in (trace.account, trace.qos))
-    # Limits are looked up once for each user, account and class: jobs are many, these are few.
-    kinds, of = np.unique(np.column_stack((trace.user, account, qos)), axis=0, return_inverse=True)
+    some = trace.account, trace.qos, trace.array, trace.array_limit
+    columns = [unknown if column is None else column for column in some]
+    # Limits are looked up once for each user, account, class and array: jobs are many, these are few.
+    kinds, of = np.unique(np.column_stack((trace.user, *columns)), axis=0, return_inverse=True)
     of, first = of.reshape(-1), np.full(len(kinds), -1, np.int64)
     rows, week = np.split(np.argsort(of, kind="stable"), np.cumsum(np.bincount(of))[:-1]), np.minimum(limit, WEEK_S)
     # With slices GPUs are counted in parts, as live.
@@ -62,8 +71,8 @@ def ledger_of(
     scale, part = (GPU_PARTS, parts_by_job(trace)) if sliced else (1, np.ones(len(trace), np.int64))
     least, gpus = least * part, trace.gpus * part
     costs = {"jobs": np.ones(len(trace), np.int64), "gpus": least, "gpu_s": (least * week).astype(np.int64)}
-    for i, (user, group, name) in enumerate(kinds.astype(np.int64).tolist()):
-        found = bounds.of(
+    for i, (user, group, name, array, most) in enumerate(kinds.astype(np.int64).tolist()):
+        found = bounds.of_array(array, most) + bounds.of(
             trace.users[user] if 0 <= user < len(trace.users) else None if user < 0 else str(user),
             trace.accounts[group] if group >= 0 else "", trace.classes[name] if name >= 0 else "",
         )  # fmt: skip

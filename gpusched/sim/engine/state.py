@@ -175,7 +175,7 @@ class Sim(NamedTuple):
         dirty: ``int64[queues]``: partitions in which something happened.
         chosen: ``int64[nodes]``: the same array as ``Scratch.chosen``.
         pace: None where every job runs its recorded duration on GPUs of its own: then nothing of it is compiled.
-        ledger: None where there are no limits of users, groups or classes, likewise.
+        ledger: None where there are no limits of users, groups, classes or arrays, likewise.
     """
 
     jobs: Records

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -59,9 +60,8 @@ def trace_of(reader: Reader, *, name: str, since: float | None = None, until: fl
     notes = []
     if left_out := sum(job.count for job in jobs) - len(kept):
         notes.append(f"{count_of(left_out, 'job')} {LEFT_OUT} {'is' if left_out == 1 else 'are'} excluded")
-    trace = _assembled(
-        name, kept, [_submit(job) for job in kept], [ran[job.id] for job in kept], past.first_start, notes
-    )
+    submits, durations = [_submit(job) for job in kept], [ran[job.id] for job in kept]
+    trace = _assembled(name, kept, submits, durations, past.first_start, notes, reader.array_limits())
     return past.with_progress(trace, kept)
 
 
@@ -87,9 +87,12 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
     submits = [since] * len(before) + [_submit(after[job_id]) for job_id in new.ids]
     durations = [left[job.id] for job in before] + new.duration.tolist()
     notes = [note for note in new.notes if LEFT_OUT in note]
-    trace = past.with_progress(_assembled(name, jobs, submits, durations, past.first_start, notes), jobs)
+    trace = _assembled(name, jobs, submits, durations, past.first_start, notes, reader.array_limits())
+    trace = past.with_progress(trace, jobs)
     limit = trace.limit.copy()  # of the limit, too, what was left when the window began
     limit[: len(before)] -= [past.had_s(job, since) for job in before]
+    if trace.priority is not None:  # no job that waited then goes before one that ran
+        trace.priority[: sum(past.first_start[job.id] < since for job in before)] = trace.priority.max()
     return replace(trace, limit=np.maximum(limit, 1.0)), len(before)
 
 
@@ -98,9 +101,9 @@ LEFT_OUT = "that never ran"
 
 def _assembled(
     name: str, jobs: list[JobRecord], submits: list[float], durations: list[float], first_start: dict[str, float],
-    notes: list[str],
+    notes: list[str], array_limits: Mapping[str, int] = {},
 ) -> Trace:  # fmt: skip
-    """Return the trace of these jobs, in this order."""
+    """Return the trace of these jobs, in this order; ``array_limits``: array -> how many tasks may run at once."""
     submit = np.array(submits)
     depends_on, more = _dependencies(jobs)
 
@@ -133,10 +136,16 @@ def _assembled(
     (account, accounts), (qos, classes) = (intern([getattr(job.spec, n) for job in jobs]) for n in ("group", "qos"))
     policy, policies = intern([job.policy or "" for job in jobs])
     profile, profiles = intern([job.spec.profile for job in jobs])
+    priority, tasks = whole([job.priority for job in jobs]), Counter(job.array_id for job in jobs)
+    # One that binds nothing is left out: replays without limits are faster.
+    bounds = [array_limits.get(job.array_id or "", tasks[job.array_id]) for job in jobs]
+    bounded = np.array([bound < tasks[job.array_id] for job, bound in zip(jobs, bounds, strict=True)], np.bool_)
     share_mib = whole([-1 if job.spec.gpu_memory_mib is None else job.spec.gpu_memory_mib for job in jobs])
     return replace(
         trace, preemptible=np.array([job.spec.preemptible for job in jobs], np.bool_), account=account, qos=qos,
-        accounts=accounts, classes=classes, policy=policy, policies=policies,
+        accounts=accounts, classes=classes, priority=priority if priority.any() else None,
+        array=intern([job.array_id or "" for job in jobs])[0] if bounded.any() else None,
+        array_limit=np.where(bounded, whole(bounds), -1) if bounded.any() else None, policy=policy, policies=policies,
         share_mib=share_mib if (share_mib >= 0).any() else None,
         profile=profile if profiles else None, profiles=profiles,
         command=intern([_program(job.spec) for job in jobs])[0],
