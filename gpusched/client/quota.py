@@ -153,12 +153,12 @@ def _shares(
 
     from gpusched.queue.snapshots import usage_by_leaf
     from gpusched.sched.fairtree import places, tree_of
+    from gpusched.sched.tally import with_held
 
     usage = usage_by_leaf(reader, client.inventory, now) if reader else {}
-    usage_and_running = dict(usage)
-    for job in active:
-        leaf = leaf_of(job.user, groups.for_job(job.user, job.spec.group))
-        usage_and_running[leaf] = usage_and_running.get(leaf, 0.0) + job.spec.gpus
+    leaf_of_job = ((leaf_of(job.user, groups.for_job(job.user, job.spec.group)), job) for job in active)
+    held = ((leaf, j.allocation.gpus, j.spec.profile) for leaf, j in leaf_of_job if j.allocation is not None)
+    usage_and_running = with_held(usage, held)
     members = (leaf_of(user, group.name) for group in groups.groups for user in group.members)
     leaves = sorted({*usage_and_running, *members})
     tree = tree_of(groups, [split_leaf(leaf) for leaf in leaves])

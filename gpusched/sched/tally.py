@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from msgspec.structs import replace
@@ -86,16 +86,25 @@ def closed_reason(job: PendingView, node: NodeView, now: float) -> str:
     return barred(job, node) or (closed_text(job, node, now) if node.reservations else "")
 
 
+def with_held(usage: Mapping[str, float], held: Iterable[tuple[str, int, str]]) -> dict[str, float]:
+    """Return recent GPU hours by `leaf_of` user and group, plus one for each GPU ``held``: (leaf, GPUs, profile).
+
+    Without the second part, a user whose jobs have just begun would look idle until usage has accrued. A slice counts
+    as its share of a GPU.
+    """
+    found = dict(usage)
+    for leaf, gpus, profile in held:
+        found[leaf] = found.get(leaf, 0.0) + gpus_counted(gpus, profile)
+    return found
+
+
 def usage_of(snapshot: Snapshot) -> dict[str, float]:
     """Return fair-share usage: user -> recent GPU hours (``snapshot.usage``, decayed) plus one per GPU held now.
 
-    Without the second part, a user whose jobs have just begun would look idle until usage has accrued. With groups:
-    `leaf_of` user and group -> place by their tree (`fairtree`).
+    With groups: `leaf_of` user and group -> place by their tree (`fairtree`).
     """
-    usage = dict(snapshot.usage)
-    for job in snapshot.running:
-        leaf = leaf_of(job.user, job.group)
-        usage[leaf] = usage.get(leaf, 0.0) + gpus_counted(job.allocation.gpus, job.spec.profile if job.spec else "")
+    held = ((leaf_of(j.user, j.group), j.allocation.gpus, j.spec.profile if j.spec else "") for j in snapshot.running)
+    usage = with_held(snapshot.usage, held)
     if not snapshot.groups or not any(policy.order == "fairshare" for policy in _asked(snapshot)):
         return usage
     import numpy as np  # explaining needs neither this nor compiled code

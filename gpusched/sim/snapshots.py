@@ -50,7 +50,7 @@ class SnapshotRun:
     def __init__(self, world: SimWorld) -> None:
         assert world.unsplit is not None
         self._world, self._of, self._queue = world, world.unsplit, new_queue(world)
-        self._groups, self._leaves, _ = usage_leaves(world)
+        self._groups, self._leaves, *_ = usage_leaves(world)
         self._policies = dict.fromkeys(self._of.pool.partitions, policy_of(world))
         model = world.policy.model
         self._models = {} if model is None else dict.fromkeys(self._policies, model)

@@ -89,7 +89,7 @@ def with_run_conditions(
     """
     trace, epoch, notes = scenario.trace, scenario.trace.epoch, list(scenario.notes)
     if inventory is not None:
-        scenario = with_placement(scenario, inventory, reader)
+        scenario = with_site_data(scenario, inventory, reader)
     if reader is not None and reserved and epoch is not None and (there := reader.reservations(epoch)):
         found = bookings_of(there, reader.jobs_of_reservations(), trace, scenario.pool)
         scenario = scenario._replace(reserved=found or scenario.reserved)
@@ -116,14 +116,19 @@ def seen_slices(reader: Reader | None, inventory: Inventory | None) -> dict[str,
     return {node.name: node for node in snapshot.nodes} if sliced else {}
 
 
-def with_placement(scenario: Scenario, inventory: Inventory, reader: Reader | None) -> Scenario:
-    """Return the scenario with the switches of the inventory's nodes, and what was learned of this store's jobs."""
+def with_site_data(scenario: Scenario, inventory: Inventory, reader: Reader | None) -> Scenario:
+    """Return the scenario with the switches of the inventory's nodes, and what this store knows of its jobs and users.
+
+    That is what was learned of its jobs, and users' usage before the first of the trace's, as live.
+    """
     if reader is None:
         return scenario._replace(topology=inventory.topology)
-    from gpusched.queue.snapshots import topology_of
+    from gpusched.queue.snapshots import topology_of, usage_by_leaf
 
-    racks = inventory.topology or topology_of(inventory, reader.node_records())
-    return scenario._replace(topology=racks, learned=reader.beliefs())
+    racks, trace = inventory.topology or topology_of(inventory, reader.node_records()), scenario.trace
+    begin = None if trace.epoch is None else trace.epoch + float(trace.submit[0])
+    usage = {} if begin is None else usage_by_leaf(reader, inventory, begin)
+    return scenario._replace(topology=racks, learned=reader.beliefs(), usage=usage)
 
 
 def _used_before(epoch: float | None, reader: Reader | None) -> tuple[QuotaSpan, ...]:

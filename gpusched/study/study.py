@@ -47,10 +47,11 @@ class Scenario(NamedTuple):
     """A trace on its nodes; ``notes``: choices made, in sentences.
 
     The first ``carried`` jobs of the trace are those that the replay begins with: in figures they only hold GPUs.
-    ``half_life_s``, ``groups``: of users' usage, by which ``fairshare`` goes. ``reserved``: when nodes are reserved.
-    ``quotas``: the limits of users, groups and classes that apply. ``believed``: which jobs share GPUs, and what that
-    costs. ``published``: by policy, figures of `Metrics`. ``topology``: switches of these nodes. ``learned``: estimates
-    by job class, where they are of the site that ran the jobs.
+    ``half_life_s``, ``groups``: of users' usage, by which ``fairshare`` goes; ``usage``: before the first submission
+    (GPU hours by `leaf_of` user and group). ``reserved``: when nodes are reserved. ``quotas``: the limits of users,
+    groups and classes that apply. ``believed``: which jobs share GPUs, and what that costs. ``published``: by policy,
+    figures of `Metrics`. ``topology``: switches of these nodes. ``learned``: estimates by job class, where they are of
+    the site that ran the jobs.
     """
 
     trace: Trace
@@ -60,6 +61,7 @@ class Scenario(NamedTuple):
     carried: int = 0
     half_life_s: float = HALF_LIFE_S
     groups: Groups = Groups()
+    usage: Mapping[str, float] = {}
     reserved: tuple[Booking, ...] = ()
     quotas: QuotaSet | None = None
     believed: SharingBeliefs | None = None
@@ -222,7 +224,7 @@ def _replayed(run: PlannedReplay, progress: Callable[[float], None] | None = Non
     scenario = run.scenario
     options = replace(
         run.options, reservations=scenario.reserved, quotas=scenario.quotas, half_life_s=scenario.half_life_s,
-        groups=scenario.groups, believed=scenario.believed, progress=progress,
+        groups=scenario.groups, usage=scenario.usage, believed=scenario.believed, progress=progress,
     )  # fmt: skip
     result = replay(scenario.trace, scenario.pool, run.policy, **vars(options))
     counted = result_without(result, scenario.carried)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from gpusched.agents.common.data import load_training_data
 from gpusched.agents.common.request import TrainRequest
 from gpusched.cli import main as cli
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.queue.store import DATABASE, Store
+from gpusched.model.jobs import JobState
+from gpusched.queue.store import DATABASE, RunRecord, Store
 from gpusched.traces import file as tracefile
 from gpusched.traces.generate import generate
 from gpusched.traces.workload import RunTime, SizeClass, Workload
+from tests.builders import job, spec
 
 INVENTORY = Path(__file__).parents[2] / "inventory.yaml"
 
@@ -62,6 +65,27 @@ def test_where_nothing_has_run_yet_the_flavors_are_learned_from(state: Path) -> 
         assert names == ["generated from the flavors of A100, seed 0", "generated from the flavors of V100, seed 0"]
         with pytest.raises(GpuschedError, match="no job of that period has run and ended"):
             load_training_data(TrainRequest(policy="", since="3d"))
+
+
+def test_the_own_history_begins_with_what_its_users_had_before(state: Path) -> None:
+    """Both parts of it: before the held-out one are also the jobs that are learned from."""
+    now, store = time.time(), Store.create_or_open(state)
+    with store.transaction():
+        for name, ago_h in (("early", 100), *((f"j{i}", 40 - i) for i in range(10))):
+            begin, end = now - ago_h * 3600.0, now - ago_h * 3600.0 + 1800.0
+            asked, times = spec(partition="A100", gpus_per_node=2), {"start_time": begin, "end_time": end}
+            store.put_jobs([job(name, JobState.COMPLETED, spec=asked, submit_time=begin, **times)])
+            store.open_run(
+                RunRecord(job_id=name, attempt=1, user="alice", partition="A100", flavor=None, share=1.0, gpus=2,
+                    start_time=begin, end_time=None, outcome=None, nodes={})
+            )  # fmt: skip
+            store.close_run(name, 1, end, JobState.COMPLETED)
+    store.close()
+    (data,) = load_training_data(TrainRequest(policy="", partition="A100", since="2d", hold_out=0.2))
+    (held_out,), half_life_h = data.held_out, 7 * 24
+    assert data.scenario.usage == {"alice": pytest.approx(2 ** (-60 / half_life_h), rel=0.01)}
+    ages_h = [100 - 32, *(40 - i - 32 for i in range(8))]  # of one GPU hour each when job 8 was submitted
+    assert held_out.usage == {"alice": pytest.approx(sum(2 ** (-age / half_life_h) for age in ages_h), rel=0.01)}
 
 
 def test_training_leaves_jobs_in_slices_out_but_for_agents_that_decide_about_them(tmp_path: Path) -> None:

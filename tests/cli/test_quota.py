@@ -7,6 +7,7 @@ import re
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpusched.config.users import user_name
@@ -61,6 +62,20 @@ def test_what_one_has_of_ones_limits(site: Site) -> None:
     (full,) = [line for line in screen.out.splitlines() if f"user {ME} in class high" in line]
     assert re.fullmatch(r".* 1 +1 +0 +0:[0-9:]+  QOSMaxJobsPerUserLimit *", full)
     assert "theirs" in screen.out
+
+
+def test_a_slice_counts_as_its_share_of_a_gpu_in_ranks_as_it_does_live(site: Site) -> None:
+    """Three sevenths of a GPU are less than one GPU."""
+    for user, profile, gpus in ((ME, "1g.10gb", (0, 1, 2)), ("zoe", "", (7,))):
+        job = site.submit("--gpus", "1", "-p", "V100", "--", "true")
+        site.fold()
+        part = NodeAllocation(rank=0, node="dgx-1v-1", gpus=gpus, cores=1, memory_mib=1)
+        holds = {"start_time": time.time(), "allocation": Allocation(job, (part,))}
+        started = site.change(job, state=JobState.RUNNING, user=user, **holds)
+        asked = {"profile": profile, "gpus_per_node": len(gpus), "group": ""}
+        site.change(job, spec=msgspec.structs.replace(started.spec, **asked))
+    report = site.call("quota", "--all", "--json").ok().json
+    assert [(one["user"], one["place"]) for one in report["shares"]] == [(ME, 1), ("zoe", 2)]
 
 
 def test_what_could_never_run_or_wait_is_refused_before_it_is_queued(site: Site) -> None:

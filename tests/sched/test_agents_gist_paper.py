@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from gpusched.agents.gist.clusters import Clusters
 from gpusched.agents.gist.setting import EpisodeSetting, paper, tables_of
 from gpusched.config.weights import Arrays, TrainedModel
-from gpusched.errors import UsageError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.plan import Plan, ReasonCode
-from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
+from gpusched.model.policy import PolicySpec
+from gpusched.model.slices import slice_index
+from gpusched.model.slicetables import PUBLISHED
+from gpusched.model.snapshot import NodeView, PendingView, RunningView, SliceView, Snapshot
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sim.policies import ReplayPolicy
@@ -77,8 +80,8 @@ def two(jobs: list[PendingView], busy: list[RunningView] = []) -> Snapshot:  # n
     return snapshot(nodes(), jobs, busy)
 
 
-def replayed(trace: Trace, of: TrainedModel, pool: Pool = TOY.pool):
-    policy = ReplayPolicy(name="g", order="gist", knows="limit", source="", backfill="easy", model=of)
+def replayed(trace: Trace, of: TrainedModel, pool: Pool = TOY.pool, spec: PolicySpec | None = None):
+    policy = ReplayPolicy(name="g", order="gist", knows="limit", source="", backfill="easy", model=of, spec=spec)
     return replay(trace, pool, policy)
 
 
@@ -219,6 +222,20 @@ def test_weights_that_cannot_decide_say_why(about: str, drop: str, line: str) ->
 def test_a_replay_elsewhere_is_refused() -> None:
     with pytest.raises(UsageError, match=r"its weights are for 2 servers .*, and this partition has 3 servers"):
         replayed(TOY.trace([0]), WILD[0], Pool.of([TOY.servers[0]] * 3))
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_a_replay_with_jobs_in_slices_is_refused(on_demand: bool) -> None:
+    """Where GPUs are cut into slices beforehand, and where live decisions are replayed since they are cut on demand."""
+    table = PUBLISHED["A100-80GB"]
+    slices = tuple(SliceView(slice_index(7, start), "1g.10gb") for start in range(7))
+    more = {"cuttable": ((7, table),)} if on_demand else {"slices": slices}
+    pool = Pool.of([server._replace(**more) for server in TOY.servers])
+    trace = TOY.trace([0, 0])
+    trace = replace(trace, gpus=np.array([2, 1]), cores=np.array([16, 1]))
+    trace = replace(trace, profile=np.array([-1, 0]), profiles=("1g.10gb",))
+    with pytest.raises(GpuschedError, match=r"about whole GPUs only, and jobs ask for MIG slices of 1g\.10gb"):
+        replayed(trace, WILD[0], pool, spec=GIST)
 
 
 def test_a_network_whose_answer_is_no_number_decides_nothing() -> None:

@@ -186,6 +186,15 @@ def test_partitions_have_their_own_queues_and_types_bind():
     assert result.infeasible_why == ("no partition named 'c'",)
 
 
+@pytest.mark.parametrize("placement", ["best-fit", "fastest"])
+def test_partitions_decide_by_users_usage_before_any_of_them_has(placement):
+    """As live: that ann's job starts in one partition does not put her behind bob in the other one, at one instant."""
+    trace = trace_of([0.0] * 6, [60.0] * 6, [1] * 6, user=[0, 0, 1] * 2)
+    trace = replace(trace, users=("ann", "bob"), group=np.repeat([0, 1], 3), groups=("p", "q"))
+    pool = Pool.of([NodeSpec(1, partition="p"), NodeSpec(1, partition="q")])
+    assert replay(trace, pool, "fairshare", placement=placement).start.tolist() == [0.0, 120.0, 60.0] * 2
+
+
 DECIDED = ("fifo+easy", "sjf-oracle", "fifo+conservative", "sjf-estimate+easy", "multifactor", *PREEMPTIVE)
 
 

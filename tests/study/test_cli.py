@@ -314,6 +314,20 @@ def test_fair_shares_go_by_the_inventory_s_groups(place: Place) -> None:
     assert grouped["mean_jct_s"] == pytest.approx((1000 + 2090 + 1080) / 3, abs=0.1)
 
 
+@pytest.mark.parametrize("groups", [None, "{physics: {members: {cat: 1, zoe: 1}}, chemistry: {members: {bob: 1}}}"])
+def test_what_users_had_before_the_replay_counts_for_their_fair_shares(place: Place, groups: str | None) -> None:
+    """Zoe, or cat of her group, had GPUs before the window: bob's job goes first when ann's ends, as it would live."""
+    jobs = [("a", 9000.0, 9000.0, 8000.0, 8), ("b", 8990.0, 8000.0, 7000.0, 8), ("c", 8980.0, 7000.0, 6900.0, 8)]
+    before = ("z", 60_000.0, 60_000.0, 50_000.0, 8)
+    _record(place, [before, *jobs], users={"b": "zoe", "c": "bob", "z": "cat" if groups else "zoe"})
+    if groups:
+        inventory = place.folder / "inventory.yaml"
+        inventory.write_text(f"{inventory.read_text()}\ngroups: {groups}\n")
+    (row,) = place.rows("--since", "5h", "--vc", "A", "-P", "fairshare")
+    assert row["jobs"] == 3
+    assert row["mean_jct_s"] == pytest.approx((1000 + 2090 + 1080) / 3, abs=0.1)
+
+
 def _limit(place: Place, text: str) -> None:
     inventory = place.folder / "inventory.yaml"
     inventory.write_text(inventory.read_text() + f"\nlimits: {text}\n")

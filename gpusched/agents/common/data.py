@@ -23,7 +23,7 @@ from gpusched.queue.lastgood import inventory_or_kept
 from gpusched.queue.store import Reader
 from gpusched.sim.power import power_model
 from gpusched.sim.slicing import with_usual_slices
-from gpusched.study.own import history, limited, seen_slices, with_placement
+from gpusched.study.own import history, limited, seen_slices, with_site_data
 from gpusched.study.study import DEFAULT_LOAD, Scenario, scenario_of
 from gpusched.traces.generate import generate
 from gpusched.traces.slicing import of_whole_gpus, parse_trace_time, select, slice_trace
@@ -67,18 +67,18 @@ def load_training_data(request: TrainRequest) -> list[TrainingData]:
         drawn = request.generate
         workload = load_workload(drawn) if isinstance(drawn, str) else drawn
         found = [_generated(request, workload, partition) for partition in partitions]
-        return _with_placement(found, inventory, False)
+        return _with_site_data(found, inventory, False)
     if request.trace is not None:
         found = [_recorded(request, _trace(request, partition, len(partitions)), partition) for partition in partitions]
-        return _with_placement(found, inventory, False)
+        return _with_site_data(found, inventory, False)
     if inventory is None:
         raise UsageError("--nodes needs a workload", "name a workload: --trace or --generate")
     own = _history(request, inventory)
     found = [_history_or_flavors(request, own, partition) for partition in partitions if partition is not None]
-    return _with_placement(found, inventory, True)
+    return _with_site_data(found, inventory, True)
 
 
-def _with_placement(found: list[TrainingData], inventory: Inventory | None, own: bool) -> list[TrainingData]:
+def _with_site_data(found: list[TrainingData], inventory: Inventory | None, own: bool) -> list[TrainingData]:
     """Return the data with the inventory's switches and fair shares; ``own``: and what was learned of its jobs."""
     if inventory is None:
         return found
@@ -89,7 +89,7 @@ def _with_placement(found: list[TrainingData], inventory: Inventory | None, own:
         half_life_s = float(inventory.settings.fairshare_half_life_s)
         of = [
             [
-                with_placement(s, inventory, reader if data.workload is None else None)._replace(
+                with_site_data(s, inventory, reader if data.workload is None else None)._replace(
                     groups=inventory.groups, half_life_s=half_life_s
                 )
                 for s in scenarios

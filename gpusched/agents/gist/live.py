@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpusched.agents.gist.decide import agent_pass
 from gpusched.agents.gist.networks import PATIENCE_S, GistWeights, agent_of
-from gpusched.agents.gist.paper_pass import PaperWeights, check_size, paper_pass, paper_weights_of
+from gpusched.agents.gist.paper_pass import PaperWeights, check_size, check_whole, paper_pass, paper_weights_of
 from gpusched.config.weights import TrainedModel
 from gpusched.sched.agent import NAN_OUTPUT, Context, Unusable
 from gpusched.sched.reasons import QueueBlock
@@ -27,12 +27,13 @@ def decide_queue(prepared: GistWeights | PaperWeights, context: Context) -> tupl
     """Decide about one partition; see `gpusched.sched.agent`.
 
     Raises:
-        ValueError: The paper's own network is for other servers.
+        ValueError: The paper's own network is for other servers, or jobs ask for MIG slices.
         Unusable: A network's output is NaN.
     """
     world, waiting = context.world, context.waiting
     queue, submit, priority = waiting.ordered(context.partition, "fifo"), waiting.keys.submit, waiting.keys.priority
     if isinstance(prepared, PaperWeights):
+        check_whole(prepared, context.partition)
         check_size(prepared, world.total, *world.span[context.partition])
         ordered, head, shadow, sound = paper_pass(context.state, queue, submit, priority, prepared, True)
     else:

@@ -20,6 +20,7 @@ from gpusched.sched.backfill import attempt_any
 from gpusched.sched.fit import fitting, request_of
 from gpusched.sched.kernel.queue_pass import UNSOUND, queue_pass
 from gpusched.sched.place import node_fits
+from gpusched.sched.slicenames import profile_of
 from gpusched.sched.state import (
     BACKFILL,
     BEST_FIT,
@@ -86,6 +87,20 @@ def paper_weights_of(model: TrainedModel, patience_s: float) -> PaperWeights:
 
 def _is_table(array: np.ndarray | None) -> bool:
     return array is not None and array.ndim == 2 and array.shape[0] > 0 and array.shape[1] == 3
+
+
+def check_whole(weights: PaperWeights, queue: str) -> None:
+    """Check that a queue's jobs do not ask for MIG slices, of which the network knows nothing.
+
+    Raises:
+        ValueError: They do.
+    """
+    if profile := profile_of(queue):
+        variant = "masked" if weights.masked else "paper"
+        raise ValueError(
+            f"these are weights of the {variant} variant, which decides about whole GPUs only, and jobs ask for MIG "
+            f"slices of {profile}: train scale, or leave these jobs out"
+        )
 
 
 def check_size(weights: PaperWeights, total: Resources, lo: int, hi: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from gpusched.agents.common.queue_replay import prepare_replay, queue_runner
 from gpusched.agents.gist.decide import agent_pass
 from gpusched.agents.gist.networks import GistWeights
-from gpusched.agents.gist.paper_pass import PaperWeights, check_size, paper_pass
+from gpusched.agents.gist.paper_pass import PaperWeights, check_size, check_whole, paper_pass
 from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
 from gpusched.sched.state import ClusterState, Floats, Ints
@@ -48,10 +48,12 @@ def runner(world: SimWorld, prepared: GistWeights | PaperWeights) -> tuple[SimWo
     """Return a replay's runner: it runs to the end, or until the event log is full.
 
     Raises:
-        ValueError: The paper's own network is for other servers.
+        ValueError: The paper's own network is for other servers, or jobs ask for MIG slices.
     """
     if isinstance(prepared, PaperWeights):
         requests = world.demand.requests
+        for queue in world.trace.groups if world.unsplit is not None else ():
+            check_whole(prepared, queue)
         if world.pool.total_gpus > 1:  # with one, passes are compiled ahead (`sim.replay`)
             for lo, hi in set(zip(requests.lo.tolist(), requests.hi.tolist(), strict=True)):
                 check_size(prepared, world.demand.resources, lo, hi)

@@ -139,6 +139,7 @@ class ReplayOptions:
             hour; Tiresias leaves the thresholds to the operator).
         half_life_s: Half-life of users' usage, in seconds (``settings.fairshare_half_life``).
         groups: The tree by which ``fairshare`` goes; empty: by users' usage alone.
+        usage: GPU hours of users (`leaf_of` user and group) before the first submission, decayed until then.
         rates: How fast jobs go by measured profiles; None: every job runs its recorded duration.
         estimator: Estimates run times for policies that use estimates; None: the mean of the user's last two.
         share: Whether jobs share GPUs: "no"; "fractions" (jobs of one GPU by the thousandths they ask for); "pairs"
@@ -163,6 +164,7 @@ class ReplayOptions:
     las_thresholds_gpu_s: Sequence[float] = (3600.0,)
     half_life_s: float = HALF_LIFE_S
     groups: Groups = field(default_factory=Groups)
+    usage: Mapping[str, float] = field(default_factory=dict)
     rates: Rates | None = None
     estimator: Estimator | None = None
     share: Share = "no"

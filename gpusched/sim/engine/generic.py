@@ -12,7 +12,8 @@ import numpy as np
 
 from gpusched.compiled import in_python, jit
 from gpusched.errors import UsageError
-from gpusched.model.limits import Groups
+from gpusched.model.limits import Groups, split_leaf
+from gpusched.model.slicetables import GPU_PARTS
 from gpusched.sched.fairtree import USER, FairShareTree, account, rank_users, tree_of
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.placement import NodeChooser, pass_by_component
@@ -28,6 +29,7 @@ from gpusched.sched.state import (
     Ints,
     PassOutcome,
     Records,
+    filled,
     ints,
     new_outcome,
 )
@@ -64,8 +66,7 @@ class SimQueue(NamedTuple):
         last_first: Whether of jobs with equal keys the one submitted last goes first.
         every_s: Seconds between two times at which there is backfill; 0: at every decision.
         next_s: ``float64[1]``: when it is due; infinite: when something has happened.
-        by_all: Whether all partitions decide at once, by users' usage before this instant's starts, as live: where MIG
-            slices have queues of their own, users' jobs are in several.
+        by_all: Whether all partitions decide at once, by users' usage before this instant's starts, as live.
         usage: ``USER[users]``: what the order goes by; ``users`` themselves, but with ``by_all``.
     """
 
@@ -91,8 +92,8 @@ class SimQueue(NamedTuple):
 def new_queue(world: SimWorld) -> SimQueue:
     """Return an empty queue."""
     jobs, policy = len(world.sim.jobs), world.policy
-    groups, leaves, leaf = usage_leaves(world)
-    users, by_all = np.zeros(len(leaves), USER), world.unsplit is not None and policy.kind == "changing"
+    groups, leaves, leaf, users = usage_leaves(world)
+    by_all = policy.kind == "changing"
     return SimQueue(
         waiting=np.zeros(jobs + 1, np.int64),
         size=np.zeros(1, np.int64),
@@ -120,9 +121,6 @@ def decide_generic(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue) -> 
     update_queue(sim, passes, queue)
     due = queue.every_s == 0.0 or sim.clock[0] >= queue.next_s[0]
     backfill = queue.backfill if due else NONE
-    if queue.by_all:
-        sim.dirty[:] = 1
-        queue.usage[:] = queue.users
     for partition in range(sim.dirty.size):
         if sim.dirty[partition]:
             _decide(sim, log, passes, queue, partition, backfill)
@@ -143,7 +141,7 @@ run_generic = looped(decide_generic)
 
 @jit
 def update_queue(sim: Sim, passes: Passes, queue: SimQueue) -> None:
-    """Record the jobs that ended and that became ready at this instant."""
+    """Record the jobs that ended and that became ready at this instant, and what the order goes by."""
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
         count_held_gpus(sim, queue.users, queue.leaf[job], job, -1)
@@ -157,6 +155,9 @@ def update_queue(sim: Sim, passes: Passes, queue: SimQueue) -> None:
         enter(sim, queue.waiting, queue.size, job)
     if queue.estimates:
         renew(queue.run_times.renewed, sim, passes, queue.waiting[: queue.size[0]])
+    if queue.by_all:
+        sim.dirty[:] = 1
+        queue.usage[:] = queue.users
 
 
 @jit
@@ -224,16 +225,14 @@ ORDER_CODES = {
 _MAX_AGE_S = 7 * 86400.0
 
 
-def usage_leaves(world: SimWorld) -> tuple[Groups, list[tuple[str, str]], Ints]:
-    """Return the tree that the policy goes by, its (user, group) for whom usage counts, and each job's of these.
+def usage_leaves(world: SimWorld) -> tuple[Groups, list[tuple[str, str]], Ints, Records]:
+    """Return the tree that the policy goes by, its (user, group) for whom usage counts, each job's, and these users.
 
     As live: a job counts for the group that it names, else for its user's first one. Without groups, for its user.
+    Users without a job in the trace are there, too: what they used before counts for their groups.
     """
     trace, groups = world.trace, world.options.groups if world.policy.by_usage else Groups()
-    if not groups:
-        users = int(trace.user.max(initial=-1)) + 1
-        return groups, [(f"{user:09}", "") for user in range(users + 1)], trace.user % (users + 1)
-    account = np.full(len(trace), -1) if trace.account is None else trace.account
+    account = np.full(len(trace), -1) if trace.account is None or not groups else trace.account
     kinds, of = np.unique(np.column_stack((trace.user, account)), axis=0, return_inverse=True)
     leaves: dict[tuple[str, str], int] = {}
     found = []
@@ -241,7 +240,12 @@ def usage_leaves(world: SimWorld) -> tuple[Groups, list[tuple[str, str]], Ints]:
         name = "" if user < 0 else trace.users[user] if user < len(trace.users) else str(user)
         leaf = name, groups.for_job(name, trace.accounts[group] if group >= 0 else "")
         found.append(leaves.setdefault(leaf, len(leaves)))
-    return groups, list(leaves), ints(found)[of.reshape(-1)]
+    before = [(split_leaf(name), gpu_hours) for name, gpu_hours in world.options.usage.items()]
+    rows = [leaves.setdefault((user, group if groups else ""), len(leaves)) for (user, group), _ in before]
+    users = filled(USER, len(leaves), since=float(trace.submit[0]) if len(trace) else 0.0)
+    scale = 1 if world.unsplit is None else GPU_PARTS
+    np.add.at(users["used"], ints(rows), np.array([3600.0 * scale * gpu_hours for _, gpu_hours in before]))
+    return groups, list(leaves), ints(found)[of.reshape(-1)], users
 
 
 @jit
