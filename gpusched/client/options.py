@@ -253,8 +253,16 @@ def dependencies(option: str, text: str) -> tuple[Dependency, ...]:
     return tuple(found)
 
 
+def check_not_empty(option: str, text: str, separator: str = " ") -> None:
+    """Raise UsageError for a blank text: mostly a variable that was not set."""
+    if not text.replace(separator, " ").strip():
+        raise UsageError(f"{option}: found {text[:80]!r}, expected a value", "leave it out for none")
+
+
 def names(option: str, values: Sequence[str]) -> tuple[str, ...]:
     """Return the names of repeated and comma-separated options, without repeats, in order."""
+    for text in values:
+        check_not_empty(option, text, ",")
     return tuple(dict.fromkeys(n.strip() for v in values for n in v.split(",") if n.strip()))
 
 

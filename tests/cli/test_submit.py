@@ -363,7 +363,7 @@ ERRORS = [
     (("-F", "one", "--mount", "/a:/b", "--mount", "/c:/b", "x"), "two mounts"),
     (("-F", "one", "--workdir", "rel", "x"), "--workdir"),
     (("-F", "one", "-J", "a\nb", "x"), "job name"),
-    (("-F", "one", "-J", "", "x"), "job name"),
+    (("-F", "one", "-J", "", "x"), "--job-name: found '', expected a value"),
     (("-F", "one", "-J", "n" * 201, "x"), "job name"),
     (("-F", "one", "-J", "\udcff", "x"), "job name"),
     (("-F", "one", "x", "\udcff"), "not valid UTF-8"),
