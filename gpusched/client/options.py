@@ -319,6 +319,8 @@ def secrets(values: Sequence[str], caller: Mapping[str, str]) -> dict[str, str]:
             raise UsageError(f"--secret {name[:80]!r} {why}")
         if name in found:
             raise UsageError(f"--secret {name} is given twice")
+        if source == "-" and sum(other.endswith("=-") for other in values) > 1:
+            raise UsageError(f"--secret {name}=-: stdin holds one secret", "use NAME or NAME=@FILE for the others")
         found[name] = _secret_value(name, source, caller) if equals else _inherited(name, caller)
         check_text(f"secret {name}", found[name])
     return found
