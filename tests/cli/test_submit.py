@@ -376,6 +376,8 @@ ERRORS = [
     (("-p", "V100", "--gpus", "1", "--exclusive", "x"), "--exclusive takes whole nodes, and --gpus 8 is more than"),
     (("-F", "one", "--secret", "A=-", "--secret", "B=-", "x"), "--secret A=-: stdin holds one secret"),
     (("-F", "one", "--", ""), "the command is ''"),
+    (("-F", "one", "--batch", "scale", "x"), "--batch: the job is not resizable; add --resizable"),
+    (("-F", "one", "--cooldown", "5m", "x"), "--cooldown: the job is not resizable; add --resizable"),
     (("-F", "one", "--priority", "99999999999", "x"), "--priority"),
     (("-F", "one", "--no-such-option", "x"), "no such option"),
     (("-F",), "-F"),
