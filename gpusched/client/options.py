@@ -253,8 +253,16 @@ def dependencies(option: str, text: str) -> tuple[Dependency, ...]:
     return tuple(found)
 
 
+def check_not_empty(option: str, text: str, separator: str = " ") -> None:
+    """Raise UsageError for a blank text: mostly a variable that was not set."""
+    if not text.replace(separator, " ").strip():
+        raise UsageError(f"{option}: found {text[:80]!r}, expected a value", "leave it out for none")
+
+
 def names(option: str, values: Sequence[str]) -> tuple[str, ...]:
     """Return the names of repeated and comma-separated options, without repeats, in order."""
+    for text in values:
+        check_not_empty(option, text, ",")
     return tuple(dict.fromkeys(n.strip() for v in values for n in v.split(",") if n.strip()))
 
 
@@ -311,6 +319,8 @@ def secrets(values: Sequence[str], caller: Mapping[str, str]) -> dict[str, str]:
             raise UsageError(f"--secret {name[:80]!r} {why}")
         if name in found:
             raise UsageError(f"--secret {name} is given twice")
+        if source == "-" and sum(other.endswith("=-") for other in values) > 1:
+            raise UsageError(f"--secret {name}=-: stdin holds one secret", "use NAME or NAME=@FILE for the others")
         found[name] = _secret_value(name, source, caller) if equals else _inherited(name, caller)
         check_text(f"secret {name}", found[name])
     return found

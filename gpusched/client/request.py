@@ -52,6 +52,8 @@ class JobOption(NamedTuple):
         """
         if self.parse is not None:
             return self.parse(self.long, given)
+        if isinstance(given, str):
+            parse.check_not_empty(self.long, given)
         return tuple(given) if self.many else given
 
 

@@ -75,6 +75,10 @@ def size(request: ResourceRequest, inventory: Inventory) -> SizedRequest:
     partition = partition_of(request, inventory)
     check_nodes(inventory, partition, (*request.nodelist, *request.exclude))
     check_gpu_types(partition, request.gpu_types)
+    if partition.nodes and not usable_nodes(partition, request):
+        raise UsageError(
+            f"--nodelist, --exclude and --gpu-type leave none of the nodes of partition {partition.name}", "change one"
+        )
     for option, value in (("-N", request.nodes), ("--cpus", request.cores)):
         if value is not None and value < 1:
             raise UsageError(f"{option} must be at least 1, found {value}")

@@ -137,7 +137,9 @@ def build_submission(
         slurm_env=request.slurm_env if request.slurm_env is not None else partition.slurm_env,
         function=program.function if program is not None else "",
     )
-    if request.hot:
+    if spec.elastic is None:
+        _check_not_resizable(request)
+    elif request.hot:
         spec = _with_hot_ranks(request, spec, partition)
     if resize.filled_in:
         spec = _drop_impossible_sizes(spec, partition)
@@ -290,13 +292,18 @@ def _elastic(request: SubmitRequest, parts: _Parts) -> Elastic:
     )
 
 
+def _check_not_resizable(request: SubmitRequest) -> None:
+    for option, given in (("--hot", request.hot), ("--batch", request.batch), ("--cooldown", request.cooldown)):
+        if given:
+            raise UsageError(f"{option}: the job is not resizable", "add --resizable")
+
+
 def _with_hot_ranks(request: SubmitRequest, spec: JobSpec, partition: Partition) -> JobSpec:
     """Return a resizable job's request in equal ranks: of ``--gpus-per-node``, else of the least size's parts.
 
     Of a range of GPUs it has the sizes that are whole ranks; a list of sizes is left to the validation.
     """
-    if spec.elastic is None:
-        raise UsageError("--hot: the job is not resizable", "add --resizable")
+    assert spec.elastic is not None
     least = shape_on(usable_nodes(partition, spec), spec, spec.elastic.sizes[0])
     rank_gpus = request.gpus_per_node or (least.gpus_per_node if least is not None else spec.elastic.sizes[0])
     sizes = tuple(gpus for gpus in spec.elastic.sizes if request.sizes is not None or gpus % rank_gpus == 0)

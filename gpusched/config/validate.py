@@ -325,6 +325,8 @@ def _check_image(spec: JobSpec, partition: Partition, transports: tuple[str, ...
         raise UsageError(
             "nothing to run: the command is missing", "gpusched submit ... -- COMMAND ARG..., or a job script"
         )
+    if spec.command and not spec.command[0] and spec.script is None:
+        raise UsageError("nothing to run: the command is ''", "gpusched submit ... -- COMMAND ARG...")
 
 
 def _check_flavor(spec: JobSpec, partition: Partition) -> None:
@@ -366,8 +368,9 @@ def _check_bounds(spec: JobSpec, partition: Partition) -> None:
             given, has = (format_memory(int(n)) if option == "--mem" else f"{n:.10g}" for n in (asked, most))
             if given == has:  # less apart than is shown
                 given, has = f"{asked} MiB", f"{most} MiB"
+            whole = "--exclusive takes whole nodes, and " if spec.exclusive else ""
             raise UsageError(
-                f"{option} {given} is more than the largest flavor of partition {partition.name} has "
+                f"{whole}{option} {given} is more than the largest flavor of partition {partition.name} has "
                 f"({largest.name}: {has})"
             )
 

@@ -112,9 +112,11 @@ def whole_number(text: str) -> int | None:
 
 
 def local_clock(timestamp: float, now: float) -> str:
-    """Format ``14:20`` in local time; on another day than ``now`` ``23 Nov 14:20``."""
+    """Format ``14:20`` in local time; on another day than ``now`` ``23 Nov 14:20``, in another year with it."""
     at, today = (datetime.fromtimestamp(in_calendar(time)) for time in (timestamp, now))
-    return f"{at:%H:%M}" if at.date() == today.date() else f"{at.day} {at:%b %H:%M}"
+    if at.date() == today.date():
+        return f"{at:%H:%M}"
+    return f"{at.day} {at:%b %H:%M}" if at.year == today.year else f"{at.day} {at:%b %Y %H:%M}"
 
 
 def local_time_zone(timestamp: float | None) -> str:

@@ -58,7 +58,7 @@ class Machine:
         words = ["nsenter", "-t", str(leader), "-a", "--", "setpriv", "--reuid", user, "--regid", user, "--init-groups"]
         done = subprocess.run(
             [*words, "--reset-env", "sh", "-c", f"cd && {script}"], check=False, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=3600,
         )  # fmt: skip
         assert not check or done.returncode == 0, f"{script}\n{done.stdout}"
         return done.stdout if done.returncode == 0 else f"exit {done.returncode}\n{done.stdout}"

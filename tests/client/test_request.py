@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 import pytest
 
 from gpusched.cli import complete, options
-from gpusched.client.request import OPTIONS, SubmitRequest, values_of
+from gpusched.client.request import OPTIONS, SubmitRequest, type_of, values_of
 from gpusched.client.submit import _AS_REQUESTED
 from gpusched.errors import UsageError
 from gpusched.model.jobs import JobSpec
@@ -29,6 +30,26 @@ def test_a_line_gives_values_and_only_what_it_says() -> None:
     assert options.parse(["-G", "2-4", "-t", "2h", "--mem", "1G-2G", "-x", "a,b", "-x", "b", "--no-requeue"]) == {
         "gpus": (2, 3, 4), "time": 7200, "mem": (1024, 2048), "exclude": ("a", "b"), "requeue": False,
     }  # fmt: skip
+
+
+_ELSEWHERE = ("env", "secret", "mount")  # parsed where the job is submitted
+
+
+@pytest.mark.parametrize(
+    "option",
+    [o.long for n, o in OPTIONS.items() if n not in _ELSEWHERE and bool not in (type_of(n), *get_args(type_of(n)))],
+)
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_value_is_an_error_of_each_option(option: str, text: str) -> None:
+    with pytest.raises(UsageError, match=option):
+        options.parse([option, text])
+
+
+@pytest.mark.parametrize("option", ["--nodelist", "--exclude", "--gpu-type"])
+def test_a_list_has_no_empty_part_alone(option: str) -> None:
+    with pytest.raises(UsageError) as error:
+        options.parse([option, "a", option, ","])
+    assert error.value.line() == f"{option}: found ',', expected a value; leave it out for none"
 
 
 @pytest.mark.parametrize(

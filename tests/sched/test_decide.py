@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import msgspec
 import pytest
@@ -397,3 +398,8 @@ def test_nothing_to_do() -> None:
     assert plan.reasons["j"].code == ReasonCode.BAD_CONSTRAINTS
     snap = snapshot([node("n")], [pending("j", 1)])
     assert after(snap, decide(snap)).pending == ()
+
+
+def test_a_begin_in_another_year_has_its_year() -> None:
+    plan = decide(snapshot([node("n")], [pending("later", 1, eligible_time=NOW + 400 * 24 * HOUR)]))
+    assert re.fullmatch(r"not before \d+ Feb 1971 \d\d:\d\d \(begin time\)", plan.reasons["later"].message)

@@ -181,8 +181,8 @@ def cut_gpus(folder: Path, name: str) -> list[str]:
             numbers = tuple(slice_index(0, start) for start in held)
             part = NodeAllocation(rank=0, node=name, gpus=numbers, cores=1, memory_mib=1)
             spec = msgspec.structs.replace(
-                job.spec, nodes=1, gpus_per_node=len(held), profile="3g.40gb" if held == (4,) else "1g.10gb",
-                partition=record_partition(folder, name),
+                job.spec, name="train-" * 30, nodes=1, gpus_per_node=len(held),
+                profile="3g.40gb" if held == (4,) else "1g.10gb", partition=record_partition(folder, name),
             )  # fmt: skip
             store.put_jobs([msgspec.structs.replace(job, spec=spec, allocation=Allocation(job.id, (part,)))])
     store.close()
@@ -211,6 +211,12 @@ def test_a_gpu_that_is_cut_has_its_slices_and_their_jobs(browser: Browser, tmp_p
         assert "1 of 1 MIG slice free" in lines[5]
         shown = browser.run("[...document.querySelectorAll('.jobs .open')].map(e => e.innerText)")
         assert set(jobs) <= set(shown), "both are on one GPU"
+        browser.size(1440)
+        asked = browser.run(
+            "[...document.querySelectorAll('.jobs .name small')].map(s => [s.innerText.trim(), "
+            "s.getBoundingClientRect().right <= s.parentNode.getBoundingClientRect().right])"
+        )
+        assert sorted(asked) == [["1g.10gb:2", True], ["3g.40gb:1", True]], "a long name is cut, its slices are not"
         condition = "[...document.querySelectorAll('.panel li')].map(e => e.innerText)[0]"
         assert browser.run(condition).startswith("GPU 2 8 lanes")
         browser.go(f"{served.url}#/")

@@ -132,7 +132,7 @@ export function row(job) {
   const open = h("a", {class: "open", href: `#/job/${job.id}`, title: job.array_tasks ? `${id}_[${job.array_tasks}]` : id}, id, job.array_tasks ? `_[${job.array_tasks}]` : "");
   return h("div", {class: `row ${active ? "run" : ""}`, role: "row", onclick: event => { if (!event.target.closest("a")) location.hash = `#/job/${job.id}`; }},
     h("span", {class: "id", role: "cell"}, open),
-    h("span", {class: "name", role: "cell", title: job.name}, job.name, job.profile ? h("small", {}, ` ${asks(job)}`) : ""),
+    h("span", {class: "name", role: "cell", title: job.name}, h("span", {}, job.name), job.profile ? h("small", {}, asks(job)) : ""),
     h("span", {class: "user", role: "cell"}, swatch(job.user), job.user),
     h("span", {class: "part", role: "cell"}, job.partition),
     h("span", {class: "gpus", role: "cell"}, count(gpusOf(job)), job.array_count ? h("small", {}, ` × ${count(job.array_count)}`) : ""),
