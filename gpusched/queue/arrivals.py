@@ -20,7 +20,7 @@ MAX_REFUSED_AT_ONCE = 10_000  # surplus files refused in one cycle
 FILES_OF_USER, BYTES_OF_USER = 1000, 16 << 20  # that one cycle takes
 FILES_OF_ALL, BYTES_OF_ALL = 4000, 64 << 20
 WALK_S = 1.0  # CPU time in which one cycle reads the folder (some 200,000 files); it goes on in the next one
-LINKING_S = 60.0  # how long a command may have two names, the draft's and its own
+LINKING_S = 3600.0  # how long a command may have two names, the draft's and its own, by a file server's other clock too
 UNKNOWN_OWNER = -1  # of a file with several names: a hard link needs no right to the file
 _NFS = ".nfs"  # what NFS makes of a file that was removed while it was open; removing it makes another
 

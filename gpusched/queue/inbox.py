@@ -132,28 +132,31 @@ class Inbox:
         mode = 0o640 if self.tmp.stat().st_mode & stat.S_ISGID else 0o600
         draft = self.tmp / f"{name}.{os.getpid()}.{os.urandom(4).hex()}"
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with open(descriptor, "wb") as file:
-            try:
+        try:
+            # Closed first: a file that is removed while it is open keeps a second name on NFS (.nfs...).
+            with open(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(descriptor)
-                os.link(draft, self.new / name)  # unlike rename, fails when the name is taken
-            finally:
-                draft.unlink()
-            self._sync_new(descriptor)
+            os.link(draft, self.new / name)  # unlike rename, fails when the name is taken
+        finally:
+            draft.unlink()
+        self._sync_new(name)
 
-    def _sync_new(self, descriptor: int) -> None:
+    def _sync_new(self, name: str) -> None:
         try:
-            folder = os.open(self.new, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(self.new, os.O_RDONLY | os.O_DIRECTORY)
         except PermissionError:
             # A write-only folder cannot be opened to sync it. A file whose names have changed brings them along on the
             # file systems that keep a journal of both.
-            os.fsync(descriptor)
-            return
+            try:
+                descriptor = os.open(self.new / name, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:  # the controller has already taken it
+                return
         try:
-            os.fsync(folder)
+            os.fsync(descriptor)
         finally:
-            os.close(folder)
+            os.close(descriptor)
 
     def waiting(self) -> Iterator[ReceivedCommand | MalformedCommand]:
         """Yield the commands in the inbox, oldest first. Unreadable files come as `MalformedCommand`."""

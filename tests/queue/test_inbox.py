@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -162,6 +163,11 @@ def test_a_command_with_another_name_waits_for_its_client_and_is_refused_then(
     os.link(file, draft)  # as it is for a moment while a client links it into place
     assert list(inbox.waiting()) == []
     assert inbox.next_batch() == []
+    now = time.time()
+    with monkeypatch.context() as other:  # a controller whose clock is ahead of the file server's
+        other.setattr(time, "time", lambda: now + 600)
+        assert list(inbox.waiting()) == []
+        assert inbox.next_batch() == []
     for place in ("inbox", "arrivals"):
         monkeypatch.setattr(f"gpusched.queue.{place}.LINKING_S", -1.0)
     assert inbox.next_batch() == [file.name]
@@ -171,6 +177,24 @@ def test_a_command_with_another_name_waits_for_its_client_and_is_refused_then(
     draft.unlink()
     (item,) = inbox.waiting()
     assert isinstance(item, ReceivedCommand)
+
+
+def test_a_draft_is_closed_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # On NFS the removal of an open file leaves it a second name (.nfs...) until it is closed.
+    inbox, link = Inbox(tmp_path), os.link
+    inbox.create()
+    opened = []
+
+    def linked(draft: Path, name: Path) -> None:
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the listing's own
+                opened.append(os.readlink(f"/proc/self/fd/{number}"))
+        link(draft, name)
+        assert str(draft) not in opened
+
+    monkeypatch.setattr(os, "link", linked)
+    inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
+    assert opened
 
 
 def test_what_was_set_aside_is_kept_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
