@@ -389,6 +389,8 @@ def house_of_module(
 ) -> Iterator[Cluster]:
     """See `house`."""
     cluster = Cluster(testbed_session, tmp_path_factory.mktemp("house"))
+    if request.node.get_closest_marker("one_partition"):
+        cluster.partitions = ("A100",)
     if request.node.get_closest_marker("processes"):
         cluster.runtime = "process"
     cluster.write_inventory()
@@ -400,7 +402,7 @@ def house_of_module(
 
 @pytest.fixture
 def house(house_of_module: Cluster) -> Iterator[Cluster]:
-    """One running cluster for all tests of a file (the file's mark ``processes`` counts), empty before each."""
+    """One running cluster for all tests of a file (the file's marks count, see `stopped`), empty before each."""
     yield house_of_module
     for node in house_of_module.testbed.nodes:
         for script in (node.disk / "bin").iterdir():

@@ -21,7 +21,7 @@ from tests.e2e.conftest import Cluster, functions
 from tests.e2e.site_packages import install
 from tests.testbed import wait_until
 
-pytestmark = [pytest.mark.processes, functions]
+pytestmark = [pytest.mark.one_partition, pytest.mark.processes, functions]
 
 
 def gpus_and_job() -> tuple[str, str]:

@@ -141,6 +141,7 @@ def test_a_job_is_charged_its_own_gpus_energy_and_no_others(cluster: Cluster, sh
     assert job in cluster.cli("power", "--by", "job").stdout
 
 
+@pytest.mark.one_partition
 def test_two_jobs_share_gpus_and_the_end_of_one_leaves_the_other_alone(stopped: Cluster, share: Path) -> None:
     pipe = share / "mps"
     sharing = {"mode": "mps", "slowdown": 0.9, "pipe": str(pipe)}

@@ -41,7 +41,7 @@ def hot(stopped: Cluster) -> Cluster:
         "order: fifo\nplace: best-fit\nbackfill: easy\nsizes: greedy-gain\n"
         "resize: {min_run: 0s, per_hour: 60, start_timeout: 5m}\n"
     )
-    stopped.settings = {**stopped.settings, "job_dirs": str(stopped.folder / "jobs"), "tick": "500ms", "grace": "2m"}
+    stopped.settings = {**stopped.settings, "job_dirs": str(stopped.folder / "jobs"), "tick": "1s", "grace": "2m"}
     stopped.write_inventory(policies={"A100": "quick"})
     stopped.start_controller()
     return stopped

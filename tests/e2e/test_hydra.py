@@ -14,7 +14,7 @@ from tests.e2e.conftest import Cluster, functions
 from tests.e2e.site_packages import install, install_plugins
 from tests.testbed import wait_until
 
-pytestmark = [pytest.mark.processes, functions]
+pytestmark = [pytest.mark.one_partition, pytest.mark.processes, functions]
 
 TRAIN = """
 import os, sys, time

@@ -19,7 +19,7 @@ from aiosmtpd.smtp import Envelope
 from tests.e2e.conftest import Cluster
 from tests.testbed import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.slow, pytest.mark.one_partition, pytest.mark.processes]
 
 
 class Site:

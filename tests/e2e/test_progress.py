@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from gpusched.model.progress import JobProgress
 from tests.e2e.conftest import Cluster
 from tests.testbed import wait_until
 
+pytestmark = pytest.mark.one_partition
 STEPS = (
     'cd "$GPUSCHED_JOB_DIR"; i=$(cat at 2>/dev/null || echo 0);'
     ' while [ $i -lt 100000 ]; do i=$((i + 1)); echo $i >a && mv a at;'
     ' echo "{\\"step\\": $i, \\"of\\": 100000, \\"samples_per_s\\": 12.5}" >p && mv p progress.json;'
-    ' echo "{\\"step\\": $((i / 10 * 10)), \\"gpus\\": 8}" >s && mv s saved.json; sleep 0.05; done'
+    ' echo "{\\"step\\": $((i / 10 * 10)), \\"gpus\\": 8}" >s && mv s saved.json; sleep 0.1; done'
 )  # fmt: skip
 
 

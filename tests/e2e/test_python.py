@@ -16,6 +16,7 @@ from gpusched import JobFailed, Options
 from tests.e2e.conftest import Cluster, functions
 from tests.testbed import wait_until
 
+pytestmark = pytest.mark.one_partition
 IN_IMAGE: Options = {
     "partition": "A100", "gpus": 1, "python": "/usr/bin/python3", "env": {"PYTHONHOME": "/usr"},
     "mount": ("/usr:/usr:ro", "/usr/lib:/lib:ro", "/usr/lib64:/lib64:ro"),

@@ -20,7 +20,7 @@ from tests.e2e.conftest import Cluster, functions
 from tests.e2e.people import NOBODY, nobody
 from tests.testbed import Testbed, wait_until
 
-pytestmark = [pytest.mark.processes, functions]
+pytestmark = [pytest.mark.one_partition, pytest.mark.processes, functions]
 
 PATIENCE_S = 300
 

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.conftest import Cluster
 from tests.testbed import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.slow, pytest.mark.one_partition, pytest.mark.processes]
 LIMITS: dict[str, Any] = {
     "groups": {"vision": {"members": ["root"], "limits": {"gpus": 4}}},
     "limits": {"each_user": {"queued": 6}},

@@ -17,6 +17,8 @@ from gpusched.nodes.payload.engines import EngineError, parse_docker, parse_podm
 from gpusched.nodes.runtimes.listing import parse_listing
 from gpusched.nodes.runtimes.shell import BOUNDED
 
+# The payload forks, here beside the threads of whoever runs tests.
+pytestmark = pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 NAME = "gpusched-0123456789a-1-0"
 
 
@@ -93,6 +95,42 @@ def test_what_is_not_json_is_said_and_whose_it_is() -> None:
         parse_podman("Error: x")
     with pytest.raises(EngineError, match="docker answered"):
         parse_docker("Error: x")
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo out; echo err >&2", "out\n"),
+        ("printf '\\377'", "\ufffd"),
+        ("head -c 300000 /dev/zero | tr '\\0' x; head -c 300000 /dev/zero >&2", "x" * 300000),
+        ("cat", ""),
+        ("sed -n 's/^SigIgn:.*\\(.\\)...$/\\1/p' /proc/self/status", "0\n"),
+        ("[ $(cut -d ' ' -f 6 /proc/$$/stat) = $$ ] && echo leads", "leads\n"),
+        ("exec >&- 2>&-; sleep 0.1; exit 3", "sh: 3"),
+        ("echo a; echo why >&2; exit 3", "sh: why"),
+        ("kill -KILL $$", "sh: -9"),
+    ],
+)
+def test_a_call_of_an_engine(script: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "ENGINE_TIMEOUT_S", 600.0)
+    try:
+        found = engines.run_engine(["sh", "-c", script])
+    except EngineError as error:
+        found = str(error)
+    assert found == said
+    assert ":" not in said or engines.run_engine(["sh", "-c", script], allow_failure=True) in ("", "a\n")
+
+
+def test_an_engine_that_is_not_there_or_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"^/nowhere/podman: No such file or directory$"):
+        engines.run_engine(["/nowhere/podman"])
+    monkeypatch.setattr(engines, "ENGINE_TIMEOUT_S", 0.2)
+    os.mkfifo(tmp_path / "held")
+    with pytest.raises(EngineError, match=r"^sh did not answer within 0\.2 s$"):
+        engines.run_engine(["sh", "-c", f"exec 9<>{tmp_path}/held; sleep 9999 & wait; "])
+    with open(os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)) as held:
+        os.set_blocking(held.fileno(), True)
+        assert held.read() == "", "its children have ended, too"
 
 
 Listing = tuple[list[dict[str, Any]], str | None]

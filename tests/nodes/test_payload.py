@@ -1,16 +1,19 @@
 """What runs on nodes must run on old ones, and the rest must start fast."""
 
 import ast
+import json
 import subprocess
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import gpusched.nodes.payload
 from gpusched.nodes import watchdog
+from gpusched.nodes.payload import jsontext
 from gpusched.nodes.probe import request_script
 from gpusched.nodes.watchdog import guard
 
@@ -44,6 +47,57 @@ def test_heavy_libraries_are_not_imported(module: str) -> None:
     code = f"import sys, {module}; print(*(m for m in ('paramiko', 'numpy', 'cryptography') if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == ""
+
+
+SLOW_TO_IMPORT = ("collections", "enum", "functools", "json", "re", "signal", "string", "subprocess", "threading")
+PROBE = """
+import sys; sys.path[:0] = sys.argv[1:]
+from gpusched.nodes.payload import attempts, engines, events, health, kernel, main, nvml
+engines.ENGINE_TIMEOUT_S = 600.0
+assert engines.run_engine(["echo", "asked"]) == "asked\\n"
+assert nvml.load().NVMLError(3).value == 3
+print(*sys.modules)
+"""
+
+
+def test_what_takes_a_probe_longest_is_not_imported() -> None:
+    """Each costs as much CPU as Python's own start or half of it, on every node at every tick."""
+    pynvml = find_spec("pynvml")
+    assert pynvml is not None
+    paths = [str(PAYLOAD[0].parents[3]), str(Path(str(pynvml.origin)).parent)]
+    command = [sys.executable, "-I", "-S", "-c", PROBE, *paths]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert set(SLOW_TO_IMPORT) & set(done.stdout.split()) == set()
+
+
+VALUES = [{"a": [1, -2.5e300, None, True, {}], 'é"\n\ud800': 10**30, "b": [[]]}, [float("inf")], "x", 7, {3: None}]
+TEXTS = [
+    ' {"a": [1, 2.0e3, NaN, -Infinity], "a": "\\u00e9"}\n', "12", '"a\tb"', "", " ", "{", "[1,]", "[1] x", "nul", "-",
+    "01", "\ufeff1", '"\\u12"',
+]  # fmt: skip
+
+
+def decoded(decode: object, text: str, strict: bool) -> str:
+    try:
+        return repr(decode(text, strict=strict))  # type: ignore[operator]
+    except ValueError:
+        return "no JSON"
+
+
+@pytest.mark.parametrize("interpreter", ["CPython", "another"])
+def test_the_payloads_json_is_jsons(interpreter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if interpreter == "another":
+        monkeypatch.setattr(jsontext, "make_scanner", None)
+    for value in VALUES:
+        assert jsontext.dumps(value) == json.dumps(value, separators=(",", ":"))
+    for text in (*map(json.dumps, VALUES), *TEXTS):
+        for strict in (True, False):
+            assert decoded(jsontext.loads, text, strict) == decoded(json.loads, text, strict), text
+    for wrong in (b"bytes", {1}):
+        with pytest.raises(TypeError):
+            jsontext.dumps(wrong)
+    with pytest.raises(RecursionError):
+        jsontext.loads("[" * 10**6)
 
 
 def test_watchdog_cuts_off_only_what_is_late(monkeypatch: pytest.MonkeyPatch) -> None:

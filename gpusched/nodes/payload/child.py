@@ -1,15 +1,18 @@
 """A process for what may hang in the kernel: a driver, a shared disk. Runs on the node: stdlib, Python 3.6+."""
 
-import json
 import os
 import select
-import signal
 import time
+
+from gpusched.nodes.payload.jsontext import dumps, loads
 
 MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
 if MYPY:
     from collections.abc import Iterable
     from typing import Any
+
+
+SIGKILL = 9  # to import signal would import enum
 
 
 class Child:
@@ -26,7 +29,7 @@ class Child:
                 for fd in (0, 1, 2):  # the session must be able to end without this process
                     os.dup2(null, fd)
                 for message in made:
-                    os.write(write, json.dumps(message).encode() + b"\n")
+                    os.write(write, dumps(message).encode() + b"\n")
             finally:
                 os._exit(0)
         os.close(write)
@@ -44,7 +47,7 @@ class Child:
                 raise EOFError
             self.buffer += chunk
         line, self.buffer = self.buffer.split(b"\n", 1)
-        return dict(json.loads(line.decode()))
+        return dict(loads(line.decode()))
 
     def kill(self) -> None:
         """End it, once or more; one stuck in the kernel is left to init."""
@@ -53,7 +56,7 @@ class Child:
         os.close(self.fd)
         self.fd = -1
         try:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, SIGKILL)
             os.waitpid(self.pid, os.WNOHANG)
         except OSError:
             pass

@@ -6,10 +6,11 @@ followed, waited for, or believed unless it is the few numbers that are asked fo
 # ruff: noqa: UP031
 
 import errno
-import json
 import os
 import stat
 import time
+
+from gpusched.nodes.payload.jsontext import loads
 
 MYPY = False  # as mypy knows it; importing typing costs time on every probe
 if MYPY:
@@ -96,6 +97,8 @@ def parse(texts: "dict[str, tuple[str, float]]") -> "dict[str, Any]":
 
 
 def _parse_request(text: str) -> "dict[str, Any]":
+    import json  # jobs seldom ask
+
     found = _object(text, strict=False)  # a shell that writes it leaves line breaks as they are
     words, script = found.get("words"), found.get("script")
     asked = {"id": found.get("id"), "attempt": found.get("attempt"), "words": words, "script": script}
@@ -137,7 +140,7 @@ def _object(text: str, strict: bool = True) -> "dict[str, Any]":
     if text.startswith("!"):
         raise ValueError(text[1:])
     try:
-        found = json.loads(text, strict=strict)
+        found = loads(text, strict)
     except (ValueError, RecursionError):
         raise ValueError("it is not JSON") from None
     if not isinstance(found, dict):

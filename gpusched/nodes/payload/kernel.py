@@ -1,7 +1,6 @@
 """NVIDIA's messages in the kernel's log, and NVML's events: the newest ones. Little is read, nothing is waited for."""
 
 import os
-import re
 import time
 
 MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
@@ -45,7 +44,9 @@ def messages(text: bytes, after: int) -> "list[list[Any]]":
     for line in text.splitlines() if b"NVRM" in text or b"nvswitch" in text else ():
         if b"NVRM" not in line and b"nvswitch" not in line:
             continue
-        match = re.search(_LINE, line)  # compiled here, as it is seldom needed
+        import re  # as it is seldom needed
+
+        match = re.search(_LINE, line)
         if match is None or (match.group(1) and int(match.group(1)) >> 3):  # a program's, not the kernel's
             continue
         at = int(match.group(2)) * 1000000 + int(match.group(3))

@@ -5,12 +5,12 @@ that one hung driver or runtime costs its own part of the answer and nothing els
 """
 # ruff: noqa: UP031
 
-import json
 import os
 import sys
 import time
 
 from gpusched.nodes.payload import facts, gpus
+from gpusched.nodes.payload.jsontext import dumps, loads
 
 MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
 if MYPY:
@@ -22,7 +22,7 @@ DAY_S = 86400
 
 def from_stdin() -> None:
     """Entry of the cached payload: the request is all of stdin."""
-    request = json.loads(sys.stdin.buffer.read().decode())
+    request = loads(sys.stdin.buffer.read().decode())
     request["cached"] = True
     keep_fresh(sys.path[0])
     run(request)
@@ -58,7 +58,7 @@ def run(request: "dict[str, Any]") -> None:
     if request.get("want_links"):
         answer["wiring"] = wiring([] if reading is None else reading.places, request)
     answer["clock"] = [began, time.time()]
-    sys.stdout.write("\n" + MARK + json.dumps(answer, separators=(",", ":")) + "\n")
+    sys.stdout.write("\n" + MARK + dumps(answer) + "\n")
     sys.stdout.flush()
     if request.get("listen") is not None and (not request["listen"] or answer.get("source") == "nvml"):
         from gpusched.nodes.payload import events

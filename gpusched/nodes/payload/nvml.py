@@ -1,6 +1,7 @@
 """NVML's figures, one GPU at a time; runs in a child process because the driver may never return."""
 # ruff: noqa: UP031
 
+import _thread
 import sys
 import time
 import types
@@ -27,13 +28,25 @@ LEVEL_SCORE = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 10}
 
 
 def load() -> "Any":
-    """nvidia-ml-py. It wants ctypes.util only on Windows; that module alone costs as much as all the rest."""
-    if "ctypes.util" not in sys.modules:
-        stub = types.ModuleType("ctypes.util")
-        stub.find_library = lambda name: None  # type: ignore[attr-defined]
-        sys.modules["ctypes.util"] = stub
-    import pynvml
+    """nvidia-ml-py, without what it imports and hardly uses: those modules alone cost as much as all the rest.
 
+    It wants ctypes.util only on Windows, and of the others one function each.
+    """
+    little = {
+        "ctypes.util": {"find_library": None},
+        "functools": {"wraps": lambda wrapped: lambda wrapper: wrapper},
+        "string": {"capwords": lambda words, sep: sep.join(word.capitalize() for word in words.split(sep))},
+        "threading": {"Lock": _thread.allocate_lock},
+    }  # type: dict[str, dict[str, Any]]
+    missing = [name for name in little if name not in sys.modules]
+    for name in missing:
+        sys.modules[name] = types.ModuleType(name)
+        vars(sys.modules[name]).update(little[name])
+    try:
+        import pynvml
+    finally:  # whoever else imports them needs all of them
+        for name in missing:
+            del sys.modules[name]
     return pynvml
 
 

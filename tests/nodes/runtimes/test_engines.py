@@ -217,14 +217,17 @@ def test_the_submitters_user(engine: World) -> None:
 
 def test_output_is_written_anew_when_its_follower_was_killed(engine: World) -> None:
     path = f"/tmp/gpusched-lost-{engine.tag}"
-    ref = engine.launch("sh", "-c", "echo one; sleep 1; echo two", output=path)
+    share = f"/tmp/gpusched-{engine.tag}"
+    engine.sh(f"mkdir {share}")
+    script = "echo one; until [ -e /share/go ]; do sleep 0.1; done; echo two"
+    ref = engine.launch("sh", "-c", script, output=path, mounts=(Mount(share, "/share"),))
     wait_until(lambda: engine.sh(f"cat {path} 2>/dev/null; :") == "one\n")
-    engine.sh(f"read -r pid since <{engine.folder(ref)}/output.pid; kill -KILL -$pid")
+    engine.sh(f"read -r pid since <{engine.folder(ref)}/output.pid; kill -KILL -$pid; touch {share}/go")
     engine.await_phase(ref, "exited")
     assert engine.sh(f"cat {path}") == "one\n"
     engine.do(engine.runtime.finish_output(ref))
     engine.do(engine.runtime.finish_output(ref))
-    assert engine.sh(f"cat {path}; rm {path}") == "one\ntwo\n"
+    assert engine.sh(f"cat {path}; rm -r {path} {share}") == "one\ntwo\n"
 
 
 def test_a_launcher_killed_before_there_is_a_container_is_lost(engine: World) -> None:
