@@ -335,8 +335,8 @@ def held(job: str, where: str, number: int, profile: str, left: int) -> RunningV
 
 
 @given(states())
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_in_400_states_cuts_are_valid_and_every_job_that_can_run_runs(lab: Lab) -> None:
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_in_2000_states_cuts_are_valid_and_every_job_that_can_run_runs(lab: Lab) -> None:
     """What is cut is checked in every cycle. Then time passes without new jobs, until nobody waits who could start."""
     for _ in range(60):
         lab.cycle()
