@@ -74,7 +74,7 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         jobs=tuple(jobs),
         energies=reader.energy_of_jobs() if reader else {},
         progress=_progress(reader, jobs),
-        partners=_partners(reader, jobs),
+        partners=sharing_partners(reader, jobs),
         slower={name: cost.slower for name, cost in place_costs(client, jobs).items()},
         fallbacks={name: f.line for name, f in reader.fallbacks().items()} if reader else {},
     )
@@ -110,7 +110,7 @@ def _progress(reader: Reader | None, jobs: Iterable[JobRecord]) -> dict[str, Job
     return {job.id: report for job in jobs for report in found.get(job.id, ())[-1:] if report.attempt == job.attempt}
 
 
-def _partners(reader: Reader | None, jobs: Iterable[JobRecord]) -> dict[str, str]:
+def sharing_partners(reader: Reader | None, jobs: Iterable[JobRecord]) -> dict[str, str]:
     """Return the partners of those jobs that share GPUs."""
     if reader is None or not any(job.spec.share for job in jobs):
         return {}

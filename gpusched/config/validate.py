@@ -364,15 +364,20 @@ def _check_bounds(spec: JobSpec, partition: Partition) -> None:
         ("--cpus", spec.nodes * spec.cores_per_node, largest.cores),
         ("--mem", spec.nodes * spec.memory_mib_per_node, largest.memory_mib),
     ):
-        if asked > most:
-            given, has = (format_memory(int(n)) if option == "--mem" else f"{n:.10g}" for n in (asked, most))
-            if given == has:  # less apart than is shown
-                given, has = f"{asked} MiB", f"{most} MiB"
-            whole = "--exclusive takes whole nodes, and " if spec.exclusive else ""
-            raise UsageError(
-                f"{whole}{option} {given} is more than the largest flavor of partition {partition.name} has "
-                f"({largest.name}: {has})"
-            )
+        _check_largest(partition, option, asked, most, spec.exclusive)
+
+
+def _check_largest(partition: Partition, option: str, asked: float, most: float, exclusive: bool = False) -> None:
+    """Refuse a request for more than the partition's largest flavor has."""
+    if asked > most and partition.largest_flavor is not None:
+        given, has = (format_memory(int(n)) if option == "--mem" else f"{n:.10g}" for n in (asked, most))
+        if given == has:  # less apart than is shown
+            given, has = f"{asked} MiB", f"{most} MiB"
+        whole = "--exclusive takes whole nodes, and " if exclusive else ""
+        raise UsageError(
+            f"{whole}{option} {given} is more than the largest flavor of partition {partition.name} has "
+            f"({partition.largest_flavor.name}: {has})"
+        )
 
 
 def max_time(partition: Partition) -> int | None:
@@ -491,21 +496,9 @@ def _check_elastic(spec: JobSpec, partition: Partition) -> None:
             )
     largest = partition.largest_flavor
     if largest is not None:
-        for option, amounts, has in (
-            ("--cpus", elastic.cores, largest.cores),
-            ("--mem", elastic.memory_mib, largest.memory_mib),
-        ):
-            if amounts is not None and amounts[1] > has:
-                given, bound = (format_memory(n) if option == "--mem" else str(n) for n in (amounts[1], has))
-                raise UsageError(
-                    f"{option} {given} is more than the largest flavor of partition {partition.name} has "
-                    f"({largest.name}: {bound})"
-                )
-    if largest is not None and sizes[-1] > largest.gpus_counted:
-        raise UsageError(
-            f"--gpus {sizes[-1]} is more than the largest flavor of partition {partition.name} has "
-            f"({largest.name}: {largest.gpus_counted:g})"
-        )
+        _check_largest(partition, "--cpus", elastic.cores[1] if elastic.cores else 0, largest.cores)
+        _check_largest(partition, "--mem", elastic.memory_mib[1] if elastic.memory_mib else 0, largest.memory_mib)
+        _check_largest(partition, "--gpus", sizes[-1], largest.gpus_counted)
 
 
 def _check_hot(spec: JobSpec, elastic: Elastic) -> None:

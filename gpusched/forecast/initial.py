@@ -68,7 +68,7 @@ class InitialState(NamedTuple):
 
     Attributes:
         waiting: The jobs that wait.
-        sim, passes: These, then what running jobs hold, node by node.
+        sim, passes: Of the waiting jobs and, after them, one job for each node that a running job holds.
         owner: ``int64[held]``: its job, index into `Snapshot.running`; a job's first row represents the whole job.
     """
 
@@ -102,11 +102,13 @@ def may_start(job: PendingView, snapshot: Snapshot) -> bool:
 def pending_and_relaxed(
     views: list[PendingView], world: NodeArrays, snapshot: Snapshot
 ) -> tuple[PendingArrays, Ints, Floats, Costs | None, Ints]:
-    """Return the jobs' arrays, their requests once they stop waiting for better nodes, and when (infinite: unchanged).
+    """Return the jobs' arrays, and what changes when they stop waiting for better nodes.
 
-    And the placement costs of these jobs and, after them, of their relaxed requests, with each job's number there.
+    That depends on the time alone, so it is known when the run begins.
 
-    When a job stops waiting, and its request then, depend on the time alone, so both are known when the run begins.
+    Returns:
+        The arrays; each job's relaxed request, and when it takes effect (infinite: unchanged); the placement costs of
+        the jobs and, after them, of their relaxed requests; each job's row there once it is relaxed.
     """
     until = [
         waits_until(job, policy) if knows_racks(policy := snapshot.policies[job.spec.partition]) else -np.inf

@@ -21,7 +21,7 @@ import msgspec
 
 from gpusched import __version__
 from gpusched.client.context import Client
-from gpusched.client.jobs import Query, queried
+from gpusched.client.jobs import Query, queried, sharing_partners
 from gpusched.client.overview import cluster_rows
 from gpusched.config.paths import find_inventory
 from gpusched.errors import GpuschedError
@@ -222,7 +222,7 @@ def view_of(client: Client, now: float) -> View:
     """Return what ``status`` and ``nodes`` show now."""
     jobs = shown_jobs(client, now)
     reader = client.reader
-    rows = job_rows(jobs, {}, _progress(reader), _partners(reader, jobs))
+    rows = job_rows(jobs, {}, _progress(reader), sharing_partners(reader, jobs))
     hidden = max(0, len(rows) - MAX_ROWS)
     packed = {key: msgspec.json.encode(row) for key, row in list(rows.items())[:MAX_ROWS]}
     nodes = {row.name: msgspec.json.encode(node_row(row)) for row in cluster_rows(reader, client.inventory, now)}
@@ -275,14 +275,6 @@ def shown_jobs(client: Client, now: float) -> list[JobRecord]:
 def _progress(reader: Reader | None) -> dict[str, JobProgress]:
     found = reader.progress_of_unended() if reader else {}
     return {job: reports[-1] for job, reports in found.items()}
-
-
-def _partners(reader: Reader | None, jobs: list[JobRecord]) -> dict[str, str]:
-    if reader is None or not any(job.spec.share for job in jobs):
-        return {}
-    from gpusched.queue.snapshots import partners_of
-
-    return partners_of(reader.active())
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -90,6 +90,10 @@ def test_cores_and_memory_go_with_the_gpus(site: Site) -> None:
         ((*RANGE, "--cpus", "600-700"), "1 GPU, 600 cores, 128G of memory cannot be split evenly across any"),
         ((*RANGE, "--cpus", "2-600"), "--cpus 600 is more than the largest flavor of partition A100 has (f-A100: 512)"),
         ((*RANGE, "--mem", "1G-4T"), "--mem 4T is more than the largest flavor of partition A100 has (f-A100: 2048G)"),
+        (
+            (*RANGE, "--mem", "1G-2097153M"),
+            "--mem 2097153 MiB is more than the largest flavor of partition A100 has (f-A100: 2097152 MiB)",
+        ),
         (("--resizable", "--sizes", "0,1"), "--resizable takes 1 to 1000 sizes of at least one GPU, ascending"),
         (("--gpus", "-1"), "--gpus must not be negative, found -1"),
     ],

@@ -14,7 +14,7 @@ from gpusched.agents.common.evolve import Evolution, mean_costs
 from gpusched.agents.common.vector import round_to_float32
 from gpusched.agents.maifs.engine import simulate, simulate_agent
 from gpusched.agents.maifs.kinds import MaifsJobClasses, maifs
-from gpusched.agents.maifs.network import LINEAR, POWERS, SHAPES, agent_of, positions, untrained, with_power
+from gpusched.agents.maifs.network import LINEAR, POWERS, SHAPES, positions, untrained, with_power
 from gpusched.agents.maifs.rules import GREEDY, SizingRule
 from gpusched.agents.maifs.workloads import draw
 from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, world_of
@@ -34,7 +34,6 @@ class MaifsSearchSettings:
     Attributes:
         generations, population: Of the search.
         tries: Workloads per generation, the same for all its candidates; weeks, loads and traces alternate.
-        network: Whether hidden layers and attention are searched, too; else the linear rule only.
         density, days: Of a workload, see `workloads.draw`.
         choose_every: Generations between validations. choose: Validation workloads of each trace and load.
     """
@@ -44,7 +43,6 @@ class MaifsSearchSettings:
     tries: int = 6
     density: float = 0.3
     days: float = 2.0
-    network: bool = False
     choose_every: int = 4
     choose: int = 1
 
@@ -75,9 +73,8 @@ def learn(
 ) -> MaifsResult:  # fmt: skip
     """Train from `network.untrained`, or a simple rule if that is better; absent models and test weeks are not used."""
     start = untrained(seed)
-    names = tuple(SHAPES) if settings.network else LINEAR
-    scale = np.concatenate([np.full(int(np.prod(SHAPES[name])), _STEP.get(name, 0.1)) for name in names])
-    searched = positions(names)
+    scale = np.concatenate([np.full(int(np.prod(SHAPES[name])), _STEP.get(name, 0.1)) for name in LINEAR])
+    searched = positions(LINEAR)
 
     def with_found(numbers: Floats) -> Floats:
         found = start.copy()
@@ -112,16 +109,12 @@ def _pruned(
     pool: Executor, best: Floats, begin: Floats, arrivals: dict[str, Trace], kinds: MaifsJobClasses,
     settings: MaifsSearchSettings
 ) -> Floats:  # fmt: skip
-    """Return the best of the begin of the search, and full and partial steps from it, with and without hidden layer.
+    """Return the best of the begin of the search, and full and partial steps from it.
 
     The choice is by the validation workloads with all jobs: on these larger clusters, weights trained on small ones may
     move jobs too often.
     """
-    ways = [(part, hidden) for part in _PARTS for hidden in (True, False)]
-    linear = agent_of(best.copy())
-    linear.job_out[:] = 0.0
-    ends = {True: best, False: np.concatenate([part.ravel() for part in linear])}
-    candidates = [begin, *(round_to_float32(begin + part * (ends[hidden] - begin)) for part, hidden in ways)]
+    candidates = [begin, *(round_to_float32(begin + part * (best - begin)) for part in _PARTS)]
     n = settings.choose * len(arrivals) * len(maifs().loads)
     large = replace(settings, density=min(3 * settings.density, 1.0), days=settings.days / 2)
     tries = list(pool.map(lambda n: _try(arrivals, kinds, "choose", n, 2 * _CHOOSE + n, large), range(n)))

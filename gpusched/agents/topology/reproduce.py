@@ -51,15 +51,15 @@ class TopologyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 weights_of = partial(read_vector, "topology", SHAPES)
-"""What agents have learned, from a file; None: that which comes along."""
+"""Load the agents' weights from a file; None: the shipped ones."""
 
 
 def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
-    """Yield every requested setting, at every load and seed, under every policy.
+    """Run every requested setting, at every load and seed, under every policy.
 
     Raises:
-        UsageError: A name is not what it should be.
-        GpuschedError: A file is not what it should be.
+        UsageError: A name or a load is invalid.
+        GpuschedError: A file is invalid.
     """
     chosen = load_scenario().chosen(options.policies)
     if wrong := [load for load in options.loads if not 0.0 < load <= 10.0]:
@@ -80,10 +80,10 @@ def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
 
 
 def _trained(options: PaperOptions, advance: Advance) -> Floats:
-    """Train, and write the result.
+    """Train the agents and write their weights to ``options.out``.
 
     Raises:
-        GpuschedError: It could not be written there.
+        GpuschedError: The file cannot be written.
     """
     out = Path(options.out or "")
     make_writable(out.parent)
@@ -105,8 +105,8 @@ def settings_of(
     """Return the requested settings.
 
     Raises:
-        UsageError: What nodes have is said where it is known.
-        GpuschedError: A file is not what it should be.
+        UsageError: ``gpus_per_node`` or ``nic`` is given without a file of nodes.
+        GpuschedError: A file is invalid.
     """
     of_file = topology is not None and topology not in settings()
     if not of_file and (gpus_per_node, nic) != (None, None):
@@ -127,12 +127,12 @@ def settings_of(
 
 
 def _of_file(path: Path, gpus_per_node: int | None, nic: str | None) -> TopologySetting:
-    """Read the nodes of a topology file or inventory: with nodes on no switch, without nodes without GPUs.
+    """Read the nodes with GPUs of a topology file or inventory, those on no switch included.
 
-    Jobs are of the kinds that were measured on the most alike.
+    Jobs are of the kinds measured on the most similar machine.
 
     Raises:
-        UsageError: It names no nodes.
+        UsageError: It names no nodes, or an option contradicts it.
     """
     from gpusched.config.fields import parse_gbps
     from gpusched.config.inventory import load_inventory
