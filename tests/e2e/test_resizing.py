@@ -62,7 +62,7 @@ def elastic(stopped: Cluster) -> Cluster:
         "resize: {min_run: 0s, per_hour: 60, start_timeout: 5m}\n"
     )
     # /tmp is the nodes' shared disk. Most steps of a resize wait for the next tick.
-    stopped.settings = {**stopped.settings, "job_dirs": str(stopped.folder / "jobs"), "tick": "500ms", "grace": "2m"}
+    stopped.settings = {**stopped.settings, "job_dirs": str(stopped.folder / "jobs"), "tick": "1s", "grace": "2m"}
     stopped.write_inventory(policies={"A100": "quick"})
     stopped.start_controller()
     return stopped
@@ -369,6 +369,7 @@ def test_a_replay_decides_as_the_controller_did_each_time(
 ) -> None:
     noted = share / "decisions"
     assert elastic.stop_controller() == 0
+    elastic.write_inventory({"tick": "500ms"}, policies={"A100": "quick"})  # what a replay has decisions of
     elastic.start_controller(program=("-c", RECORDER), DECISIONS=str(noted))
     jobs: list[str] = []
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import Cluster
 from tests.testbed import wait_until
 
+pytestmark = pytest.mark.one_partition
 PYTHON = ("--mount", "/usr:/usr:ro", "--mount", "/usr/lib:/lib:ro", "--mount", "/usr/lib64:/lib64:ro",
           "--env", "PATH=/bin:/usr/bin")  # fmt: skip
 """Gives the testbed's image, which is busybox, the node's own python3."""
 
 # What torchrun does of a rendezvous: all nodes meet at the first one's MASTER_PORT, each starts its workers.
 TORCHRUN = """
-import os, socket, subprocess, sys
+import os, socket, subprocess, sys, time
 nodes, each, (host, port) = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(":")
 if os.environ["SLURM_NODEID"] == "0":
     server = socket.create_server(("", int(port)))
@@ -25,7 +28,7 @@ else:
             assert socket.create_connection((host, int(port)), 1).recv(2) == b"go"
             break
         except OSError:
-            pass
+            time.sleep(0.05)
 first = int(os.environ["SLURM_NODEID"]) * each
 workers = [
     subprocess.Popen([*sys.argv[4:]], env={**os.environ, "RANK": str(first + i), "LOCAL_RANK": str(i)})

@@ -12,6 +12,7 @@ from tests.e2e.conftest import functions
 ROOT = Path(__file__).parents[2]
 PACKAGES = Path(sys.prefix) / "workflows"
 MARKS = [
+    pytest.mark.one_partition,
     pytest.mark.processes,
     functions,
     pytest.mark.skipif(not PACKAGES.is_dir(), reason="Snakemake and TorchX are not installed: see `make`"),
