@@ -5,8 +5,10 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gpusched.agents.common.data import load_training_data
@@ -103,3 +105,13 @@ def test_training_leaves_jobs_in_slices_out_but_for_agents_that_decide_about_the
     assert len(kept.scenario.trace) == 200, "by an agent that decides about slices"
     assert "GPUs that are cut on demand stay as they are in training: 2 into 1g.10gb" in kept.scenario.notes
     assert len(kept.scenario.pool.slices[0]) == 14
+
+
+def test_training_knows_no_priorities_and_no_limits_of_arrays(tmp_path: Path) -> None:
+    run_time, sizes = RunTime(parts=((1.0, 600.0, 1.0),)), (SizeClass(gpus=1, share=1),)
+    drawn = generate(Workload(jobs=200, start=0.0, per_hour=100.0, sizes=sizes, run_time=run_time))
+    file, some = tmp_path / "t.gpusched.npz", np.arange(200) % 2
+    tracefile.write(file, replace(drawn, priority=some, array=some, array_limit=some + 1))
+    (data,) = load_training_data(TrainRequest(policy="", trace=str(file), nodes=1))
+    for trace in (data.scenario.trace, data.held_out[0].trace):
+        assert (trace.priority, trace.array, trace.array_limit) == (None, None, None)

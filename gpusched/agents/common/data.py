@@ -149,6 +149,7 @@ def _trace(request: TrainRequest, partition: Partition | None, partitions: int) 
 
 
 def _kept(request: TrainRequest, trace: Trace) -> Trace:
+    trace = replace(trace, priority=None, array=None, array_limit=None)  # an agent learns what comes after these
     return trace if request.slices else of_whole_gpus(trace)
 
 
@@ -246,7 +247,6 @@ def _history(request: TrainRequest, inventory: Inventory) -> Trace | None:
         trace = _kept(request, history(request.since or "30d", request.until, own=inventory))
     except NoHistory:
         return None
-    trace = replace(trace, priority=None, array=None, array_limit=None)  # an agent's scores come after these
     return replace(trace, notes=(_WITHOUT_LIMITS, *trace.notes)) if limited(inventory) else trace
 
 
