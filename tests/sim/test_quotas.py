@@ -233,9 +233,7 @@ class Live:
 
     def __init__(self, jobs, nodes, known, spec, half_life_s=0.0, before=None):
         self.jobs, self.known, self.half_life_s, self.before = jobs, known, half_life_s, before or {}
-        self.nodes = [
-            node(f"n{i}", n.gpus, n.cores, n.memory, partition=n.partition) for i, n in enumerate(nodes)
-        ]
+        self.nodes = [node(f"n{i}", n.gpus, n.cores, n.memory, partition=n.partition) for i, n in enumerate(nodes)]
         self.policies = {n.partition: spec for n in self.nodes}
         self.start, self.where = {}, {}
 
