@@ -56,7 +56,8 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
     """Replay ``trace`` on ``pool`` under ``policy``. Equal inputs and seed give the same events, byte for byte.
 
     At one instant ends come before node events, those before arrivals, and these before decisions. A partition is
-    decided at the instants at which one of its jobs arrives or ends or one of its nodes changes.
+    decided at the instants at which one of its jobs arrives or ends or one of its nodes changes. Under orders that
+    change while jobs wait all partitions are, by what users had used before that instant, as live.
 
     Jobs that can never run are named in the result and kept out. The policy may be a function (see `stepper`).
     ``options``: see `ReplayOptions`.
