@@ -334,14 +334,18 @@ def test_the_controller_decides_under_limits_as_a_replay_does(backfill, world, o
 @given(
     submitted(), st.tuples(*[st.integers(1, 4)] * 5), st.sampled_from([0.01, 0.1, 10.0]),
     st.dictionaries(st.sampled_from(["ann", "physics/bob", "lasers/cat", "physics/dan", "eve"]), st.floats(0.01, 40.0)),
-    st.lists(st.booleans(), min_size=1, max_size=8),
+    st.lists(st.booleans(), min_size=2, max_size=8), st.booleans(),
 )  # fmt: skip
-@settings(max_examples=25, deadline=None)
-def test_the_controller_decides_by_the_tree_of_groups_as_a_replay_does(backfill, world, shares, part, before, halves):
+@settings(max_examples=40, deadline=None)
+def test_the_controller_decides_by_the_tree_of_groups_as_a_replay_does(
+    backfill, world, shares, part, before, halves, at_once
+):
     """With partitions whose users are the same, and with usage from before, also of users who have no jobs now."""
     jobs, nodes, outages, of, most = world
     of, spec = msgspec.structs.replace(of, groups=shared(of.groups, *shares)), PolicySpec(name="t", order="fairshare")
     spec = msgspec.structs.replace(spec, backfill=backfill)
+    for job in jobs if at_once else ():
+        job.submit = 0.0
     whole_s = max(job.submit for job in jobs) + sum(job.limit for job in jobs)
     half_life_s = part * whole_s  # nothing decays to denormals, where quotients overflow
     decided_alike(jobs, nodes, outages, of, most, spec, half_life_s, before, halves)
