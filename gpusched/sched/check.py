@@ -20,7 +20,7 @@ from gpusched.sched.limits import Rooms
 from gpusched.sched.reservations.rules import closed_text
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
 from gpusched.sched.sizing.shapes import rank_view, reservation_of
-from gpusched.sched.tally import barred
+from gpusched.sched.text import gpus_called, listed_types
 from gpusched.sched.topology.spread import splits
 
 _NOT_CHOSEN = Reason(code=ReasonCode.POLICY, message="the policy did not choose it")
@@ -188,9 +188,21 @@ class _Ledger:
     def _forbidden(self, job: PendingView, part: NodeAllocation) -> str | None:
         if why := self._no_node(part):
             return why
-        node = self._nodes[part.node]
-        if why := barred(job, node):
-            return f"node {node.name}: {why}"
+        node, spec = self._nodes[part.node], job.spec
+        if node.partition != spec.partition:
+            return f"node {node.name} is in partition {node.partition}, not {spec.partition}"
+        if spec.nodelist and node.name not in spec.nodelist:
+            return f"node {node.name} is not in its nodelist"
+        if node.name in spec.exclude:
+            return f"node {node.name} is excluded by the job"
+        if spec.gpu_types and node.gpu_type not in spec.gpu_types:
+            return f"node {node.name} has {gpus_called(node.gpu_type)}; it requests {listed_types(spec.gpu_types)}"
+        if spec.exclusive and (len(node.gpus), node.cores, node.memory_mib) != (
+            spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node,
+        ):  # fmt: skip
+            return f"node {node.name} differs in size from the whole nodes it requests"
+        if node.name in job.excluded_nodes:
+            return f"an earlier attempt failed on node {node.name}"
         if why := closed_text(job, node, self._snapshot.now):
             return f"node {node.name} {why}, and its limit is {format_duration(job.limit_s)}"
         return None

@@ -96,10 +96,10 @@ CASES = [
     ([start("j", part("b", 0, 1, cores=1))], "it requests 2 cores and 2G per node, the plan gives 1 and 2G"),
     ([start("j", part("zz", 0, 1))], "there is no node zz"),
     ([start("j", part("d", 0, 1))], "node d is not available (DRAINED: fan)"),
-    ([start("j", part("q", 0, 1))], "node q: is in partition q"),
-    ([start("picky", part("a", 2))], "node a: not in its nodelist"),
-    ([start("typed", part("b", 2))], "node b: has P100 GPUs, not A100 or V100"),
-    ([start("picky", part("b", 2))], "node b: an earlier attempt failed here"),
+    ([start("j", part("q", 0, 1))], "node q is in partition q, not p"),
+    ([start("picky", part("a", 2))], "node a is not in its nodelist"),
+    ([start("typed", part("b", 2))], "node b has P100 GPUs; it requests A100 or V100"),
+    ([start("picky", part("b", 2))], "an earlier attempt failed on node b"),
     ([start("j", part("b", 7, 8))], "node b has no GPU 8"),
     ([start("j", part("b", 4, 5))], "GPU 5 of b cannot be used (BUSY: pid 4711 of alice)"),
     ([start("j", part("a", 1, 2))], "GPU 1 of a is held by job r"),
@@ -152,7 +152,7 @@ def test_sound_actions_pass_in_order() -> None:
 def test_what_a_resized_job_holds_is_not_free_before_it_is_gone() -> None:
     actions = (Resize("e", 1), start("j", part("q", 0, 2)))
     _, rejections = check(Plan(actions=actions), snapshot(NODES, JOBS, BUSY))
-    assert [r.why for r in rejections] == ["node q: is in partition q"]
+    assert [r.why for r in rejections] == ["node q is in partition q, not p"]
     here = msgspec.structs.replace(elastic("e", 0), allocation=running("e", {"a": (2, 3)}, NOW + 60).allocation)
     _, rejections = check(Plan(actions=(Resize("e", 1), start("j", part("a", 2, 4)))), snapshot(NODES, JOBS, [here]))
     assert [r.why for r in rejections] == ["GPU 2 of a is held by job e"]
