@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +133,16 @@ def test_an_engine_that_is_not_there_or_hangs(monkeypatch: pytest.MonkeyPatch, t
     with open(os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)) as held:
         os.set_blocking(held.fileno(), True)
         assert held.read() == "", "its children have ended, too"
+    monkeypatch.setattr(os, "setsid", signal.pause)  # on a busy node it may not lead its group yet
+    with pytest.raises(EngineError, match="did not answer"):
+        engines.run_engine(["true"])
+    monkeypatch.setattr(os, "fork", none_left)
+    with pytest.raises(EngineError, match=r"^podman: Resource temporarily unavailable$"):
+        engines.run_engine(["podman"])
+
+
+def none_left() -> int:
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
 Listing = tuple[list[dict[str, Any]], str | None]

@@ -87,7 +87,7 @@ def decoded(decode: object, text: str, strict: bool) -> str:
 @pytest.mark.parametrize("interpreter", ["CPython", "another"])
 def test_the_payloads_json_is_jsons(interpreter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if interpreter == "another":
-        monkeypatch.setattr(jsontext, "make_scanner", None)
+        monkeypatch.setattr(jsontext, "_scanners", {})
     for value in VALUES:
         assert jsontext.dumps(value) == json.dumps(value, separators=(",", ":"))
     for text in (*map(json.dumps, VALUES), *TEXTS):
@@ -98,6 +98,22 @@ def test_the_payloads_json_is_jsons(interpreter: str, monkeypatch: pytest.Monkey
             jsontext.dumps(wrong)
     with pytest.raises(RecursionError):
         jsontext.loads("[" * 10**6)
+
+
+ALONE = """
+import sys; sys.path.insert(0, sys.argv[1])
+from gpusched.nodes.payload.jsontext import loads
+for text in sys.argv[2:]:
+    try: print(repr(loads(text)))
+    except ValueError: print("no JSON")
+assert "json" not in sys.modules or sys.version_info >= (3, 12)
+"""
+
+
+def test_text_that_is_no_json_is_told_by_a_process_that_has_not_imported_json() -> None:
+    command = [sys.executable, "-I", "-S", "-c", ALONE, str(PAYLOAD[0].parents[3])]
+    done = subprocess.run([*command, *TEXTS, '{"step": 1, '], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [*(decoded(json.loads, text, True) for text in TEXTS), "no JSON"]
 
 
 def test_watchdog_cuts_off_only_what_is_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,10 @@ def run_engine(argv: "list[str]", allow_failure: bool = False) -> str:
         EngineError: It is missing, failed, or did not answer in time.
     """
     until = time.monotonic() + ENGINE_TIMEOUT_S
-    pid, pipes = _start(argv)
+    try:
+        pid, pipes = _start(argv)
+    except OSError as error:  # no process, no pipe to be had
+        raise EngineError("%s: %s" % (argv[0], error.strerror))
     said, reading = {pipe: b"" for pipe in pipes}, list(pipes)
     ended = status = 0
     while not ended:
@@ -51,7 +54,10 @@ def run_engine(argv: "list[str]", allow_failure: bool = False) -> str:
             ended, status = os.waitpid(pid, os.WNOHANG)
         if left_s <= 0 and not ended:
             # Its children hold the pipes too; and what waits for a dead disk cannot be waited for.
-            os.killpg(pid, SIGKILL)
+            try:
+                os.killpg(pid, SIGKILL)
+            except ProcessLookupError:  # on a busy node it may not lead a group yet
+                os.kill(pid, SIGKILL)
             raise EngineError("%s did not answer within %g s" % (argv[0], ENGINE_TIMEOUT_S))
         if not reading and not ended:
             time.sleep(0.001)

@@ -7,17 +7,12 @@ MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
 if MYPY:
     from typing import Any
 
-try:
-    from _json import encode_basestring_ascii, make_encoder, make_scanner
-except ImportError:  # not CPython
-    make_scanner = None  # type: ignore[assignment, misc]
-
 
 class _Lenient:
     """What json's own decoder has, under the names that `make_scanner` looks for; texts may have line breaks."""
 
     strict = False
-    object_hook = object_pairs_hook = None
+    object_hook = object_pairs_hook = array_hook = None  # the last from Python 3.15 on
     parse_float, parse_int = float, int
     parse_constant = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": -float("inf")}.__getitem__
 
@@ -26,20 +21,33 @@ class _Strict(_Lenient):
     strict = True
 
 
+def _refuse(value: object) -> "Any":
+    raise TypeError("a %s is no JSON" % type(value).__name__)  # noqa: UP031
+
+
+try:
+    from _json import encode_basestring_ascii, make_encoder, make_scanner
+
+    _scanners = {True: make_scanner(_Strict), False: make_scanner(_Lenient)}  # type: ignore[arg-type]
+    _encode = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, True)
+except (AttributeError, ImportError, TypeError):  # not CPython, or a later one whose functions want more
+    _scanners = {}
+
+
 def loads(text: str, strict: bool = True) -> "Any":
     """Return the value; as `json.loads`.
 
     Raises:
         ValueError: It is no JSON.
     """
-    if make_scanner is None:
+    if not _scanners:
         import json
 
         return json.loads(text, strict=strict)
     text = text.strip(" \t\n\r")
     try:
-        value, end = make_scanner(_Strict if strict else _Lenient)(text, 0)  # type: ignore[arg-type]
-    except StopIteration:
+        value, end = _scanners[strict](text, 0)
+    except (StopIteration, SystemError):  # the latter in 3.10 and 3.11, for an error that json, not imported, defines
         raise ValueError("it is not JSON") from None
     if end != len(text):
         raise ValueError("more than one value")
@@ -48,13 +56,8 @@ def loads(text: str, strict: bool = True) -> "Any":
 
 def dumps(value: "Any") -> str:
     """Return the value as text without spaces; as `json.dumps`."""
-    if make_scanner is None:
+    if not _scanners:
         import json
 
         return json.dumps(value, separators=(",", ":"))
-    encode = make_encoder({}, _refuse, encode_basestring_ascii, None, ":", ",", False, False, True)
-    return "".join(encode(value, 0))
-
-
-def _refuse(value: object) -> "Any":
-    raise TypeError("a %s is no JSON" % type(value).__name__)  # noqa: UP031
+    return "".join(_encode(value, 0))

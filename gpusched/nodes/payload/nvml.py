@@ -44,9 +44,13 @@ def load() -> "Any":
         vars(sys.modules[name]).update(little[name])
     try:
         import pynvml
+    except (AttributeError, ImportError):  # another version, which wants more of them
+        pynvml = None
     finally:  # whoever else imports them needs all of them
         for name in missing:
             del sys.modules[name]
+    if pynvml is None:
+        import pynvml
     return pynvml
 
 
