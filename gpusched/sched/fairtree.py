@@ -82,7 +82,7 @@ def used_now(used: float, held: int, seconds: float, half_life: float) -> float:
 def account(users: Records, user: int, now: float, half_life: float) -> None:
     """Bring a user's usage up to now: ``used`` (GPU seconds, decayed), at ``since``, with ``held`` GPUs since then."""
     of = users[user]
-    if of["held"] > 0 or of["used"] > 0:
+    if now != of["since"] and (of["held"] > 0 or of["used"] > 0):
         of["used"] = used_now(of["used"], of["held"], now - of["since"], half_life)
     of["since"] = now
 

@@ -90,7 +90,8 @@ def keys_of(trace: Trace, expected: Floats) -> Keys:
 
 def explicit_priorities(trace: Trace) -> Ints:
     """Return the explicit priorities as `sched.sorting.by_priority` takes them: empty where the trace has none."""
-    return np.zeros(0, np.int64) if trace.priority is None else trace.priority
+    # A copy: joblib hands large arrays over as maps, which compiled code would be compiled for anew.
+    return np.zeros(0, np.int64) if trace.priority is None else np.array(trace.priority, np.int64)
 
 
 def ranks_by(own: Columns, keys: Keys) -> Ints:

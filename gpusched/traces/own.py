@@ -103,7 +103,9 @@ def between(
     began = np.argsort(trace.wait[:first], kind="stable").astype(np.int64)
     trace = select(trace, np.concatenate((began, np.arange(first, len(trace), dtype=np.int64))))
     epoch = since if first else float(at[0])
-    return replace(
+    running = int(np.count_nonzero(trace.wait[:first] < 0))
+    trace = replace(
         trace, epoch=epoch, submit=np.maximum(at, epoch) - epoch, limit=np.maximum(trace.limit, 1.0),
         wait=np.maximum(trace.wait, 0.0), rejected=(),
-    ), first  # fmt: skip
+    )  # fmt: skip
+    return history.running_first(trace, running, first), first

@@ -14,7 +14,7 @@ from gpusched.model.jobs import Dependency, DependencyKind, Elastic, JobRecord, 
 from gpusched.model.progress import JobProgress
 from gpusched.queue.store import RunRecord, Store
 from gpusched.sim.engine.build import ReplayOptions
-from gpusched.sim.pool import Pool
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.power import power_model
 from gpusched.sim.replay import replay
 from gpusched.sim.resizing import elastic_of
@@ -22,7 +22,7 @@ from gpusched.sim.stepper import Stepper
 from gpusched.study.study import scenario_of
 from gpusched.traces import file as tracefile
 from gpusched.traces.load import load
-from gpusched.traces.readers.history import as_submitted, trace_of, window_of
+from gpusched.traces.readers.history import EARLIER_S, as_submitted, trace_of, window_of
 from gpusched.traces.slicing import select
 from gpusched.traces.trace import ProgressRecords
 
@@ -112,14 +112,19 @@ def test_a_window_begins_with_what_ran_and_waited_then(state: Path) -> None:
     trace, before = window_of(store, name="w", since=START + 100, until=START + 1000)
     store.close()
     assert (trace.ids, before) == (("a", "d", "b", "f"), 3)
-    assert trace.submit.tolist() == [0.0, 0.0, 0.0, 50.0]
+    assert trace.submit.tolist() == [0.0, 0.0, EARLIER_S, 50.0 + EARLIER_S]
+    assert trace.epoch == START + 100 - EARLIER_S
     assert trace.duration.tolist() == [30.0, 900.0, 560.0, 100.0]
     assert trace.wait.tolist() == [0.0, 0.0, 40.0, 50.0]
     assert trace.limit.tolist() == [600.0 - 40, 600.0 - 90, 600.0, 600.0]
+    one = replace(select(trace, np.array([1, 2])), user=np.array([0, 1]), users=("ann", "bob"))
+    pool = Pool.of([NodeSpec(4)] * 2)
+    result = replay(one, pool, "fairshare", half_life_s=3600.0, usage={"ann": 10.0})
+    assert result.start.tolist() == [0.0, 900.0], "d has its GPUs, though ann has used more than bob, who waits"
 
 
 def test_priorities_and_limits_of_arrays_are_in_the_history_in_windows_and_in_files(tmp_path: Path) -> None:
-    """A limit that no task can meet is none; of what waited when a window begins, nothing goes before what ran."""
+    """A limit that no task can meet is none; what waited when a window begins comes after what ran."""
     store, done = Store.create_or_open(tmp_path), JobState.COMPLETED
     tasks = [msgspec.structs.replace(job(f"{array}_{i}", 40, done, 90), array_id=array, array_index=i)
              for array in "xy" for i in range(3)]  # fmt: skip
@@ -133,10 +138,11 @@ def test_priorities_and_limits_of_arrays_are_in_the_history_in_windows_and_in_fi
         run(store, name, 1, start, 90, done)
     windows = [window_of(store, name="w", since=START + since, until=START + 95) for since in (2, 20)]
     store.close()
-    for (trace, before), first in zip(windows, (-4, 7), strict=True):  # a runs from 10 s on
+    for (trace, before), later in zip(windows, (0.0, EARLIER_S), strict=True):  # a runs from 10 s on
         assert (trace.ids[:2], before) == (("a", "b"), 2)
+        assert trace.submit[:2].tolist() == [0.0, later]
         assert trace.priority is not None
-        assert trace.priority.tolist() == [first, 7, *[0] * 6]
+        assert trace.priority.tolist() == [-4, 7, *[0] * 6]
     tracefile.write(tmp_path / "t.gpusched.npz", load(tmp_path))
     for found in (load(tmp_path), load(tmp_path / "t.gpusched.npz"), select(windows[0][0], np.arange(8))):
         assert found.array is not None

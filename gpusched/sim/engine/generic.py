@@ -156,7 +156,9 @@ def update_queue(sim: Sim, passes: Passes, queue: SimQueue) -> None:
     if queue.estimates:
         renew(queue.run_times.renewed, sim, passes, queue.waiting[: queue.size[0]])
     if queue.by_all:
-        sim.dirty[:] = 1
+        sim.dirty[:] = 0
+        for i in range(queue.size[0]):  # the partitions where jobs wait
+            sim.dirty[sim.shapes[sim.jobs[queue.waiting[i]]["shape"]]["queue"]] = 1
         queue.usage[:] = queue.users
 
 
@@ -233,7 +235,9 @@ def usage_leaves(world: SimWorld) -> tuple[Groups, list[tuple[str, str]], Ints, 
     """
     trace, groups = world.trace, world.options.groups if world.policy.by_usage else Groups()
     account = np.full(len(trace), -1) if trace.account is None or not groups else trace.account
-    kinds, of = np.unique(np.column_stack((trace.user, account)), axis=0, return_inverse=True)
+    width = len(trace.accounts) + 1
+    keys, of = np.unique((trace.user + 1) * width + account + 1, return_inverse=True)
+    kinds = np.column_stack((keys // width - 1, keys % width - 1))
     leaves: dict[tuple[str, str], int] = {}
     found = []
     for user, group in kinds.tolist():
@@ -245,7 +249,7 @@ def usage_leaves(world: SimWorld) -> tuple[Groups, list[tuple[str, str]], Ints, 
     users = filled(USER, len(leaves), since=float(trace.submit[0]) if len(trace) else 0.0)
     scale = 1 if world.unsplit is None else GPU_PARTS
     np.add.at(users["used"], ints(rows), np.array([3600.0 * scale * gpu_hours for _, gpu_hours in before]))
-    return groups, list(leaves), ints(found)[of.reshape(-1)], users
+    return groups, list(leaves), ints(found)[of], users
 
 
 @jit

@@ -91,12 +91,23 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
     trace = past.with_progress(trace, jobs)
     limit = trace.limit.copy()  # of the limit, too, what was left when the window began
     limit[: len(before)] -= [past.had_s(job, since) for job in before]
-    if trace.priority is not None:  # no job that waited then goes before one that ran
-        trace.priority[: sum(past.first_start[job.id] < since for job in before)] = trace.priority.max()
-    return replace(trace, limit=np.maximum(limit, 1.0)), len(before)
+    running = sum(past.first_start[job.id] < since for job in before)
+    return running_first(replace(trace, limit=np.maximum(limit, 1.0)), running, len(before)), len(before)
+
+
+def running_first(trace: Trace, running: int, carried: int) -> Trace:
+    """Submit the first ``running`` of so many carried jobs a moment before all others.
+
+    So they have their GPUs when a policy first decides about jobs that waited then, whatever it prefers.
+    """
+    if not 0 < running < carried:
+        return trace
+    later = np.where(np.arange(len(trace)) < running, 0.0, EARLIER_S)
+    return replace(trace, submit=trace.submit + later, epoch=(trace.epoch or 0.0) - EARLIER_S)
 
 
 LEFT_OUT = "that never ran"
+EARLIER_S = 0.001
 
 
 def _assembled(
