@@ -54,6 +54,8 @@ def _ours(
     ours = JOB_OPTIONS[field]
 
     def words(value: str, site: ScriptContext) -> Words:
+        if not value and field in ("comment", "exclude", "reservation"):  # for sbatch as if they were not there
+            return []
         found = [value] if how is None else how(value, site)
         return [ours.long, *found] if found else []
 

@@ -157,6 +157,7 @@ def test_who_is_told_of_what(site: Site, lines: list[str], words: tuple[str, ...
         (["-o out -D /data --container-workdir /in"], (), "output", "/data/out"),
         ([], ("-w", "g[01-03]"), "nodes", 3),
         (["-w g01,g02"], ("-w", "g01"), "nodes", 1),
+        (['--comment="" --exclude= --reservation=""'], (), "comment", ""),
         (["-w g01,g02"], ("-w", "g[01-04]", "-N4"), "nodes", 4),
         ([], ("--nodelist", "g[01-03]"), "nodes", 1),
         (["--gres=gpu:2"], ("--gres=none",), "gpus", 0),
