@@ -88,7 +88,8 @@ def walks(world: SimWorld) -> bool:
         RULES.get(world.rule) == RACK_WAIT and world.policy.backfill == "skip"
     )
     alone = world.policy.backfill == "none" or (waits and not in_turn)
-    return world.rule != "random" and (world.options.generic or alone)
+    # for the first that waits for the end of a reservation only the walk keeps a place
+    return world.rule != "random" and (world.options.generic or bool(world.options.reservations) or alone)
 
 
 def one_node_network(like: PlacementNetwork) -> PlacementNetwork:

@@ -115,6 +115,16 @@ def test_jobs_of_a_reservation_run_in_it_where_placement_costs_something(placeme
     assert math.isnan(start_in(2))  # it has too few GPUs for the job, which starts nowhere else
 
 
+def test_a_place_is_kept_where_placement_costs_something_too() -> None:
+    """Replays that usually go by an index walk the queue then, as `sched.keeping` is the walk's."""
+    for seed in (12, 14, 22, 25):
+        world = World(seed)
+        one = Booking("m", tuple(range((len(world.pool) + 1) // 2)), 20.0, 60.0)
+        asked = {"placement": "best-fit", "network": world.network, "reservations": (one,)}
+        usual, walk = (replay(world.trace, world.pool, "easy", generic=g, **asked) for g in (False, True))
+        np.testing.assert_array_equal(usual.start, walk.start, err_msg=f"seed {seed}")
+
+
 def test_node_failures_and_reservations_go_together() -> None:
     """A node that is away when its reservation ends comes back later."""
     snap, _ = drawn(random.Random(0), "easy")
