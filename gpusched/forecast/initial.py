@@ -120,7 +120,7 @@ def pending_and_relaxed(
         for i in later
     ]
     waiting = waiting_of([*views, *settled], world, {}, snapshot, by_limit=True)
-    costs = costs_of(snapshot, world, waiting, new_scratch(len(world.nodes), 0, world.rack))
+    costs = costs_of(snapshot, world, waiting, new_scratch(len(world.nodes), 0, world.rack, waiting.calendar))
     own = np.arange(len(views))
     jobs, shape = waiting.jobs, waiting.jobs.shape
     settles, gives_up = shape[: len(views)].copy(), np.full(len(views), np.inf)

@@ -48,6 +48,7 @@ from gpusched.sim.engine.placing import (
 )
 from gpusched.sim.engine.placing_walk import Walk
 from gpusched.sim.engine.state import SHAPE, Links, shape_request
+from gpusched.sim.engine.step import mark_never
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import node_counts
 
@@ -87,7 +88,8 @@ def walks(world: SimWorld) -> bool:
         RULES.get(world.rule) == RACK_WAIT and world.policy.backfill == "skip"
     )
     alone = world.policy.backfill == "none" or (waits and not in_turn)
-    return world.rule != "random" and (world.options.generic or alone)
+    # for the first that waits for the end of a reservation only the walk keeps a place
+    return world.rule != "random" and (world.options.generic or bool(world.options.reservations) or alone)
 
 
 def one_node_network(like: PlacementNetwork) -> PlacementNetwork:
@@ -128,6 +130,10 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     of = np.full(len(trace), -1, np.int64)
     of[runs] = index.reshape(-1)
     world, laid_out = _with_shapes(world, distinct, rule)
+    # Whose reservation is too small has no layout, and never runs.
+    nowhere = np.array([not found for found in laid_out], np.bool_)[index.reshape(-1)]
+    world.sim.jobs["shape"][runs[nowhere]] = of[runs[nowhere]] = -1
+    world = world._replace(never=world.never + int(mark_never(world.sim)))
     ways = _ways(world, distinct[:, 1].astype(np.int64), laid_out, network.model)
     shapes, classes = world.sim.shapes, len(distinct)
     # A job's nodes are written at its offset; its largest layout bounds how many they can be.

@@ -68,6 +68,8 @@ def with_reservations(
     allowed = np.concatenate((demand.masks, np.ones((1, len(pool)), np.uint8)))  # -1, the last: any node
     base, own, limits = rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64), rows[:, 2].astype(np.float64)
     masks, calendar = reserved_masks(reserved, allowed, base, own, limits, usable)
+    # until the first decision turns them, rows say where jobs may run at all: their layouts are made by that
+    masks[: len(base)], calendar.turns[:] = masks[calendar.base], -np.inf
     before, new_shape = shapes[:, 0].astype(np.int64), np.full(len(trace), -1, np.int64)
     new_shape[asks] = shape.reshape(-1)
     requests = Requests(*(None if c is None else c[before] for c in demand.requests))  # type: ignore[arg-type]

@@ -35,6 +35,7 @@ from tests.sched.contention import Plain as OnePlace
 from tests.sched.contention import beliefs, clusters
 from tests.sched.limited import Past, class_of, limited, rules_of, with_bounds
 from tests.sched.racks import FOUR, HALF, TWO_RACKS
+from tests.sched.reserved import of, reservation, with_reservations
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, topology
 from tests.sim.worlds import trace_of
 from tests.strategies import among
@@ -612,3 +613,15 @@ def test_with_exact_run_times_the_simulator_does_the_same(
     policy = f"{order}{'-limit' if order == 'sjf' else ''}{name}"
     result = replay(trace, Pool.of([NodeSpec(8)] * 3), policy, placement=place)
     assert {f"j{i:02}": NOW + t for i, t in enumerate(result.start.tolist())} == pytest.approx(found)
+
+
+def test_a_job_of_a_reservation_starts_with_it_where_placement_costs_something() -> None:
+    """Its possible places are those that open then, not those of now."""
+    one = reservation("class", ["n0", "n1"], HOUR_S, 9 * HOUR_S)
+    job = of("class", pending("j", 4, nodes=2, limit=3600, submit=NOW, name="calm"))
+    snap = snapshot(
+        [node(f"n{i}") for i in range(3)], [job], place="contention", topology=topology("r1", "r1", "r2"),
+        beliefs=beliefs(0.02, 0.02, 1.1),
+    )  # fmt: skip
+    ahead = ahead_of(with_reservations(snap, one))
+    assert starts(ahead, ahead.by_limits) == {"j": one.begin}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
@@ -31,11 +31,12 @@ from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.replay import Outage, replay
 from gpusched.sim.reserving import Booking
-from tests.sched.contention import LATE, arrays, clusters
+from tests.sched import worlds
+from tests.sched.contention import LATE, arrays, beliefs, clusters
 from tests.sched.limited import with_bounds
 from tests.sched.reserved import with_reservations
 from tests.sched.topology_decisions import by_agents, weights
-from tests.sched.worlds import started
+from tests.sched.worlds import pending, snapshot, started, topology
 from tests.sim.links import BLIND, World
 from tests.sim.worlds import trace_of
 from tests.strategies import among
@@ -210,7 +211,33 @@ def test_live_decides_as_a_replay_does_from_the_same_state(snap: Snapshot) -> No
     assert waits == {job for job, reason in plan.reasons.items() if reason.code is ReasonCode.POLICY}
 
 
+MAINTENANCE = Reservation(name="m", nodes=("n0",), begin=LATE + 1800, end=LATE + 9000)
+BOOKED = (Booking("m", (0,), MAINTENANCE.begin, MAINTENANCE.end),)
+
+
+def beside_a_maintenance() -> Snapshot:
+    """Of n0 and n1 in one rack n0 is open for short jobs only: j1 could start over two racks, where it is slower."""
+    jobs = [
+        pending(f"j{i}", 1, nodes=nodes, limit=limit, submit=LATE, name="calm")
+        for i, (nodes, limit) in enumerate([(1, 600), (2, 300_000), (1, 600), (1, 600), (1, 600)])
+    ]
+    return snapshot(
+        [worlds.node(f"n{i}") for i in range(3)], jobs, place="contention", now=LATE, backfill="skip",
+        topology=topology("r1", "r1", "r2"), beliefs=beliefs(0.02, 0.02, 1.1),
+    )  # fmt: skip
+
+
+def test_a_job_waits_for_a_reserved_rack_live_as_in_a_replay() -> None:
+    """What its best place is does not depend on what is reserved just now, as on what runs there."""
+    snap = with_reservations(beside_a_maintenance(), MAINTENANCE)
+    plan = decide(snap)
+    starts, waits = first_decision(snap, booked=BOOKED)
+    assert starts == counted(plan)
+    assert waits == {job for job, reason in plan.reasons.items() if reason.code is ReasonCode.POLICY} == {"j1"}
+
+
 @settings(max_examples=200, deadline=None)
+@example(beside_a_maintenance(), 1, "fifo", 0, None, True)
 @given(
     states(), st.sampled_from([1, 3]), st.sampled_from(["fifo", "sjf", "ljf"]), st.integers(0, 3),
     st.sampled_from([None, 1, 3]), st.booleans(),
@@ -230,10 +257,10 @@ def test_topology_agents_decide_live_as_in_a_replay(
     (policy,) = asked.policies.values()
     asked = changed(asked, policies={"p": changed(policy, placement_wait_s=behind.placement_wait_s)})
     numbers = untrained(0) if seed == 0 else np.random.default_rng(seed).normal(0, 0.5, vector_size(SHAPES))
-    booked, limits = (), None
+    booked: tuple[Booking, ...] = ()
+    limits = None
     if reserved:
-        asked = with_reservations(asked, Reservation(name="m", nodes=("n0",), begin=LATE + 1800, end=LATE + 9000))
-        booked = (Booking("m", (0,), LATE + 1800, LATE + 9000),)
+        asked, booked = with_reservations(asked, MAINTENANCE), BOOKED
     if most is not None:
         run = sum(job.user == "alice" for job in snap.running)
         live, quotas = (Quotas(users={"alice": Limits(jobs=jobs)}) for jobs in (most + run, most))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from gpusched.study.own import RESERVED, with_run_conditions
 from gpusched.study.study import Scenario
 from tests.sched.reserved import H, drawn, driven, some_in_reservations
 from tests.sched.worlds import NOW, pending
+from tests.sim.links import World
 from tests.sim.reserved import POOL, bookings, trace_of
 
 
@@ -98,6 +100,29 @@ def test_jobs_of_a_reservation_run_in_it_and_nowhere_else() -> None:
     result = replay(trace, POOL, "easy", reservations=found)
     assert result.start.tolist() == [0, 2 * H, 3 * H, 0]
     assert result.part_nodes[1:3].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("placement", ["best-fit", "contention", "rack-wait"])
+def test_jobs_of_a_reservation_run_in_it_where_placement_costs_something(placement: str) -> None:
+    world = World(3)
+
+    def start_in(nodes: int) -> float:
+        one = Booking("class", tuple(range(nodes)), 30.0, 500.0, frozenset(world.trace.ids[:1]))
+        asked = {"placement": placement, "network": world.network, "reservations": (one,), "generic": True}
+        return float(replay(world.trace, world.pool, "easy", **asked).start[0])
+
+    assert start_in(len(world.pool)) == 30
+    assert math.isnan(start_in(2))  # it has too few GPUs for the job, which starts nowhere else
+
+
+def test_a_place_is_kept_where_placement_costs_something_too() -> None:
+    """Replays that usually go by an index walk the queue then, as `sched.keeping` is the walk's."""
+    for seed in (12, 14, 22, 25):
+        world = World(seed)
+        one = Booking("m", tuple(range((len(world.pool) + 1) // 2)), 20.0, 60.0)
+        asked = {"placement": "best-fit", "network": world.network, "reservations": (one,)}
+        usual, walk = (replay(world.trace, world.pool, "easy", generic=g, **asked) for g in (False, True))
+        np.testing.assert_array_equal(usual.start, walk.start, err_msg=f"seed {seed}")
 
 
 def test_node_failures_and_reservations_go_together() -> None:

@@ -22,7 +22,7 @@ from gpusched.compiled import jit
 from gpusched.model.interference import Cost, JobClassEstimate, JobShape, Link, job_class_of
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.model.topology import Topology
-from gpusched.sched.fit import entry, request_of
+from gpusched.sched.fit import entry, request_of, unreserved
 from gpusched.sched.interference.beliefs import PRIORS, cost_of_neighbour, cost_of_spread
 from gpusched.sched.state import Flags, Floats, Ints, Requests, Resources, Scratch, ints
 from gpusched.sched.topology.contention import JobLayouts, PlacementSearch, alone_on, new_search
@@ -352,15 +352,17 @@ def _lay_out(
     kinds: Ints,
     scratch: Scratch, search: PlacementSearch, first: Ints, shape: Ints, step: Floats, best: Floats,
 ) -> None:  # fmt: skip
-    """Write each class's requests that fit on healthy nodes to ``shape`` and ``step``; the shortest to ``best``."""
+    """Write each class's requests that fit on healthy nodes to ``shape`` and ``step``; the shortest to ``best``.
+
+    Reservations of others close nodes only for a time, like the jobs that run there: what is best ignores both.
+    """
     count = 0
     for c in range(heads.size):
         first[c] = count
         least, at = np.inf, heads[c]
         while at >= 0:
-            alone = alone_on(
-                tree, model, usable, masks, request_of(requests, at), kinds[c], scratch, search.use, search.needs
-            )
+            request = unreserved(scratch.calendar, request_of(requests, at))
+            alone = alone_on(tree, model, usable, masks, request, kinds[c], scratch, search.use, search.needs)
             if alone > 0.0:
                 shape[count], step[count] = at, alone
                 least = min(least, alone)
