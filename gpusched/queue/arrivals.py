@@ -20,7 +20,7 @@ MAX_REFUSED_AT_ONCE = 10_000  # surplus files refused in one cycle
 FILES_OF_USER, BYTES_OF_USER = 1000, 16 << 20  # that one cycle takes
 FILES_OF_ALL, BYTES_OF_ALL = 4000, 64 << 20
 WALK_S = 1.0  # CPU time in which one cycle reads the folder (some 200,000 files); it goes on in the next one
-LINKING_S = 3600.0  # how long a command may have two names, the draft's and its own, by a file server's other clock too
+LINKING_S = 60.0  # how long a command may have two names, the draft's and its own
 UNKNOWN_OWNER = -1  # of a file with several names: a hard link needs no right to the file
 _NFS = ".nfs"  # what NFS makes of a file that was removed while it was open; removing it makes another
 
@@ -28,8 +28,8 @@ _NFS = ".nfs"  # what NFS makes of a file that was removed while it was open; re
 class InboxFiles:
     """The files of a folder by owner. Existence and ownership are checked again when a file is read."""
 
-    def __init__(self, folder: Path, is_postponed: Callable[[str], bool]) -> None:
-        self._folder, self._is_postponed = folder, is_postponed
+    def __init__(self, folder: Path, drafts: Path, is_postponed: Callable[[str], bool]) -> None:
+        self._folder, self._drafts, self._is_postponed = folder, drafts, is_postponed
         self._of_user: dict[int, dict[str, int]] = {}  # owner -> name -> bytes
         self._owner: dict[str, int] = {}
         self._walk: os._ScandirIterator[str] | None = None
@@ -123,10 +123,23 @@ class InboxFiles:
             return
         owner = status.st_uid
         if status.st_nlink != 1 and not stat.S_ISDIR(status.st_mode):
-            if time.time() - status.st_ctime < LINKING_S:
-                return  # possibly a client that is linking its draft into place
+            if is_being_linked(status, self._drafts):
+                return
             owner = UNKNOWN_OWNER
         names = self._of_user.setdefault(owner, {})
         if len(names) < 2 * MAX_WAITING:  # the rest is found again once these are gone
             names[entry.name] = status.st_size if stat.S_ISREG(status.st_mode) else 0
             self._owner[entry.name] = owner
+
+
+def is_being_linked(status: os.stat_result, drafts: Path) -> bool:
+    """Return whether a client may still be linking a command with two names from ``drafts`` into place.
+
+    Its age is by the clock of the file system, which is a file server's on NFS.
+    """
+    now = time.time()
+    if now - status.st_ctime >= LINKING_S:
+        with contextlib.suppress(OSError):
+            os.utime(drafts)
+            now = drafts.stat().st_mtime
+    return now - status.st_ctime < LINKING_S

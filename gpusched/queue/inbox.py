@@ -24,7 +24,7 @@ import msgspec
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import AnyCommand, Submit
-from gpusched.queue.arrivals import LINKING_S, InboxFiles
+from gpusched.queue.arrivals import InboxFiles, is_being_linked
 
 MAX_COMMAND_BYTES = 4 * 1024 * 1024
 MAX_REFUSED, MAX_REFUSED_BYTES, KEEP_REFUSED_S = 1000, 64 * 1024 * 1024, 30 * 86400.0
@@ -68,7 +68,7 @@ class Inbox:
         self.tmp, self.new, self.refused = state / "inbox/tmp", state / "inbox/new", state / "inbox/refused"
         self._stuck: set[str] = set()
         self._postponed: dict[str, float] = {}
-        self._arrivals = InboxFiles(self.new, self._is_postponed)
+        self._arrivals = InboxFiles(self.new, self.tmp, self._is_postponed)
 
     def close(self) -> None:
         """Stop listing the folder."""
@@ -222,7 +222,7 @@ class Inbox:
             try:
                 status = os.fstat(descriptor)
                 uid = status.st_uid
-                if why := _file_error(status):
+                if why := _file_error(status, self.tmp):
                     return MalformedCommand(file_name=name, uid=uid, why=why)
                 with open(descriptor, "rb", closefd=False) as file:
                     content = file.read(MAX_COMMAND_BYTES)
@@ -324,14 +324,14 @@ class _StillLinking(Exception):
     """The command is being linked into place."""
 
 
-def _file_error(status: os.stat_result) -> str:
+def _file_error(status: os.stat_result, drafts: Path) -> str:
     """Return why a file is not a client's command, or ""."""
     if not stat.S_ISREG(status.st_mode):
         return "not a regular file"
     if status.st_nlink != 1:
         # A client links its draft into place and then removes the draft. A file that keeps another name may be a link
         # to another user's: the file's owner is the proof of who sent it.
-        if time.time() - status.st_ctime < LINKING_S:
+        if is_being_linked(status, drafts):
             raise _StillLinking
         return "a file with another name (hard link)"
     return f"{status.st_size} bytes, at most {MAX_COMMAND_BYTES}" if status.st_size > MAX_COMMAND_BYTES else ""

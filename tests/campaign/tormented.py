@@ -63,6 +63,7 @@ class Tormented(Cluster):
             path.mkdir(exist_ok=True)
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={STATE_KIB}k", "campaign", path], check=True)
             self.mounts.append(path)
+        self.backups.chmod(0o700)  # all users may write to a new tmpfs, and backups are refused there
         self.temp.chmod(0o1777)
         self.fuse = FuseMount(self._disk, self.state) if self.on_fuse else None
 
@@ -175,14 +176,17 @@ class Tormented(Cluster):
         """Leave so much room in the temporary folder; None: as at first."""
         resize(self.temp, STATE_KIB, left_kib)
 
-    def back_up(self) -> None:
-        """Make a backup, and note what it must have."""
+    def back_up(self) -> bool:
+        """Make a backup, and note what it must have; False: a fault prevented it, as one line says."""
         had = set(self.accepted)
         done = self.cli("backup", "--to", str(self.backups), check=False)
         if done.returncode == 0:
             self.backed_up = had
-        else:
-            self.expect(done.returncode == 1 and done.stderr.count("\n") == 1, f"backup: {done}")
+            return True
+        errors = [line for line in done.stderr.splitlines() if "using the last good copy" not in line]
+        one_fault = len(errors) == 1 and "can write to" not in errors[0]
+        self.expect(done.returncode == 1 and one_fault, f"backup: {done}")
+        return False
 
     def lose_state(self) -> bool:
         """Delete the state folder's content and recover it as an operator would; False: there is no backup."""

@@ -434,8 +434,7 @@ def titled(attacks: list[Attack]) -> Any:
 
 @titled(COMMANDS + FORGED)
 def test_a_command_file_is_refused_and_recorded(place: Place, attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("inbox", "arrivals"):
-        monkeypatch.setattr(f"gpusched.queue.{room}.LINKING_S", 0.0)
+    monkeypatch.setattr("gpusched.queue.arrivals.LINKING_S", 0.0)
     before, jobs = len(place.entries()), {job.id: job for job in place.world.store.jobs()}
     other = place.world.store.node_records(), place.world.store.live_changes()
     assert as_mallory(lambda: attack.act(place)) == "None"

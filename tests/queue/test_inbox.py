@@ -168,8 +168,7 @@ def test_a_command_with_another_name_waits_for_its_client_and_is_refused_then(
         other.setattr(time, "time", lambda: now + 600)
         assert list(inbox.waiting()) == []
         assert inbox.next_batch() == []
-    for place in ("inbox", "arrivals"):
-        monkeypatch.setattr(f"gpusched.queue.{place}.LINKING_S", -1.0)
+    monkeypatch.setattr("gpusched.queue.arrivals.LINKING_S", -1.0)
     assert inbox.next_batch() == [file.name]
     (item,) = inbox.waiting()
     assert isinstance(item, MalformedCommand)

@@ -70,7 +70,7 @@ class Backup(Fault):
     lasts = False
 
     def inject(self) -> None:
-        self.site.back_up()
+        self.had_effect = self.site.back_up()
 
 
 class Lost(Fault):
