@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from gpusched.model.jobs import ENDED, JobRecord
 from tests.campaign.ledger import Line
 from tests.campaign.run import Campaign
-from tests.campaign.schedule import Work
+from tests.campaign.schedule import Work, jobs_of
 from tests.campaign.site import NODE_FAIL_AFTER_S, POWER_W, PROBE_TIMEOUT_S, Site
 from tests.campaign.slurmsite import BesideSlurm
 from tests.testbed import processes
@@ -52,12 +52,12 @@ def _submissions(site: Site, jobs: dict[str, JobRecord]) -> Iterator[str]:
         refused = [str(e.data) for e in reader.events(limit=10**6) if e.kind == "refused_command"] if reader else []
     names = Counter(job.spec.name for job in jobs.values())
     for job, work in site.accepted.items():
-        ids = [job] if work.shape != "array" else [f"{job}_{task}" for task in range(3)]
+        ids = jobs_of(job, work)
         said = [why for why in refused if job in why]
         if said and work.shape == "gang":
             continue  # its partition had lost a node before the controller read it
         yield from (f"lost: {one} (w{work.number}) {said}" for one in ids
-                    if one not in jobs and job not in site.may_lose)  # fmt: skip
+                    if one not in jobs and one not in site.may_lose)  # fmt: skip
     for name in site.perhaps:
         if names[name] > (3 if name[0] == "w" else 1):
             yield f"doubled: {name} exists {names[name]} times"

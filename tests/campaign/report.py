@@ -24,7 +24,7 @@ def table(campaign: Campaign, violations: Sequence[str], seed: int, seconds: flo
         f"lines in the ledger: {len(site.ledger.lines)}"
     ]
     lines += [f"what a person put right: nodes resumed after failed launches, Slurm reconfigured: {len(site.resumed)}"]
-    lost = site.may_lose - {job.array_id or job.id for job in jobs}
+    lost = site.may_lose - {job.id for job in jobs}
     lines += [f"accepted after the last backup, not started, and lost with the state folder: {len(lost)}"]
     lines += [f"violations: {len(violations)}", *violations]
     return "\n".join(lines)

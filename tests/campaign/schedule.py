@@ -31,6 +31,11 @@ class Work(NamedTuple):
     shape: str
 
 
+def jobs_of(job: str, work: Work) -> list[str]:
+    """Return the ids of the jobs that a submission makes."""
+    return [job] if work.shape != "array" else [f"{job}_{task}" for task in range(3)]
+
+
 class Act(NamedTuple):
     """A step: ``submit``, ``order`` (cancel, release) for work ``number``; ``inject`` or ``heal`` fault ``number``.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpusched.model.jobs import ENDED
 from tests.campaign.faults.base import environment
 from tests.campaign.ledger import now
-from tests.campaign.schedule import Work
+from tests.campaign.schedule import Work, jobs_of
 from tests.campaign.shim import Shim
 from tests.campaign.tormented import Tormented, resize
 from tests.e2e.conftest import SETTINGS
@@ -176,7 +176,7 @@ class Site(Tormented):
                 if verb == "cancel":
                     self.ordered.add(job)
                 state = self.state_of(job) if done.returncode else "COMPLETED"
-                if state not in ENDED and not (state == "" and job in self.may_lose):
+                if state not in ENDED and not (state == "" and self.may_lose.issuperset(jobs_of(job, one))):
                     self.unordered.append(work)
 
     def order_again(self) -> None:

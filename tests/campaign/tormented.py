@@ -15,7 +15,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ENDED, JobRecord
 from tests import commands
 from tests.campaign.ledger import Ledger
-from tests.campaign.schedule import Work
+from tests.campaign.schedule import Work, jobs_of
 from tests.campaign.shim import SERVER, Shim
 from tests.e2e.conftest import Cluster
 from tests.testbed import processes
@@ -197,8 +197,8 @@ class Tormented(Cluster):
         self.kill()
         self.shim.clear()
         self.ledger.read()
-        begun = {line.job.split("_")[0] for line in self.ledger.lines}
-        self.may_lose |= set(self.accepted) - self.backed_up - begun
+        new = [one for job, work in self.accepted.items() if job not in self.backed_up for one in jobs_of(job, work)]
+        self.may_lose |= set(new) - {line.job for line in self.ledger.lines}
         for path in self.state.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         self.write_inventory()
