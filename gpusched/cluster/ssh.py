@@ -126,7 +126,8 @@ class SshCluster:
                 self._ends.probe_started(node.name)
                 pool = self._slow_pool if node.name in self._slow else self._probe_pool
                 self._probes[node.name] = pool.submit(self._probe, node)
-        self._wait_for([name for name in self._probes if name not in self._slow], patience_s)
+        # A node that has left may still have a probe: nobody waits for it, and it has no other.
+        self._wait_for([name for name in self._probes if name in self._nodes and name not in self._slow], patience_s)
         # From here on nobody waits for these; they use the slow pool until they answer in time again.
         self._slow |= {name for name, future in self._probes.items() if future.running()}
         observations = {name: future.result() for name, future in self._probes.items() if future.done()}

@@ -42,6 +42,7 @@ REMEMBER_APPLIED_S = 86400.0
 MAX_SUBMIT_DELAY_S = 60.0
 MAX_FAILURES = 100  # per cycle: on a full disk all will fail
 DEPENDENCY_DELAY_S = 2.0
+MAX_HANDLED_JOBS = 10_000  # that a user's commands are about in a cycle; the last one begun is finished
 MAX_MALFORMED_EVENTS = 20  # events about malformed files per user and cycle
 TASK_BYTES = 300  # approximate size of a pending job besides its spec
 STORAGE_ERRORS = (sqlite3.OperationalError, OSError)  # transient, and not caused by a command
@@ -73,6 +74,7 @@ class CommandApplier:
         self._programs_size: dict[int, int] = {}  # per user, read on first use
         self._waiting: dict[str, tuple[int, int]] | None = None  # per user: jobs and bytes, read on first use
         self._queued_by_jobs: dict[str, int] = {}  # per user: pending jobs that were submitted by jobs
+        self._handled = Counter[int]()  # per user: jobs that this cycle's commands are about
         self._queued_by_class = PendingJobLimits(store, inventory.quotas)
         self._audit = AuditTrail(store)
 
@@ -105,8 +107,12 @@ class CommandApplier:
         return len(applied)
 
     def _items(self, names: list[str]) -> Iterator[ReceivedCommand | MalformedCommand]:
-        """Read the files; put off those that refer to a command not applied yet."""
+        """Read the files; put off those that refer to a command not applied yet, and leave those of users who had
+        their part of this cycle.
+        """
         for item in self._inbox.read(names):
+            if self._handled[item.uid] >= MAX_HANDLED_JOBS:
+                continue
             if isinstance(item, ReceivedCommand) and self._must_wait(item):
                 self._inbox.postpone(item.file_name, DEPENDENCY_DELAY_S)
             else:
@@ -355,6 +361,7 @@ class CommandApplier:
     def _forget_counts(self) -> None:
         self._waiting = None
         self._audit.forget()
+        self._handled.clear()
         self._programs_size.clear()
         self._queued_by_jobs.clear()
         self._queued_by_class = PendingJobLimits(self._store, self._inventory.quotas)
@@ -460,10 +467,14 @@ class CommandApplier:
 
         It is also recorded with the job, so that `gpusched show` explains why nothing happened.
         """
+        if len(command.job_ids) > commands.MAX_JOB_IDS:
+            count = len(command.job_ids)
+            raise CommandRefused(f"a command names at most {commands.MAX_JOB_IDS} jobs, this one names {count}")
         problems = []
         command_name = type(command).__struct_config__.tag
-        for job_id in command.job_ids:
+        for job_id in dict.fromkeys(command.job_ids):
             found = self._store.rows_of(job_id)
+            self._handled[caller.uid] += max(1, len(found))
             if not found:
                 problems.append(f"job {job_id}: no such job")
             for job in found:

@@ -76,6 +76,30 @@ def test_nodes_that_hang_keep_no_others_from_being_heard(tmp_path, monkeypatch: 
         cluster.close()
 
 
+def test_nodes_that_leave_while_their_probes_wait_for_a_thread_end_no_cycle(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rack that is down is removed: those of its nodes that no thread had come to yet raised KeyError."""
+    answers = threading.Event()
+
+    def probe(transport: Any, node: Any, cluster_id: str, settings: Any, now: Any, **options: Any) -> NodeReading:
+        answers.wait(300)
+        return NodeReading(node=node.name, time=now())
+
+    monkeypatch.setattr(ssh, "probe", probe)
+    monkeypatch.setattr(ssh, "open_transport", lambda node, settings: SimpleNamespace(close=lambda: None))
+    nodes = inventory(2 * ssh.PROBE_THREADS).nodes
+    cluster = ssh.SshCluster(inventory(1), "c", tmp_path)
+    try:
+        assert cluster.observe(nodes, 0.0) == {}
+        assert cluster.observe(nodes[:1], 2 * ssh.STALL_S) == {}
+        answers.set()
+        wait_until(lambda: cluster.observe(nodes[:1], 10.0).get(nodes[0].name), what="the node that stayed")
+    finally:
+        answers.set()
+        cluster.close()
+
+
 def test_a_node_that_leaves_during_its_probe_is_connected_to_no_more(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
