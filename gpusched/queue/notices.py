@@ -62,6 +62,13 @@ class NoticeWrites(NoticeReads):
         """Insert or replace notices."""
         self._db.executemany("INSERT OR REPLACE INTO notices VALUES (?, ?, ?, ?, ?)", map(_row, notices))
 
+    def shift_notices(self, step: float) -> None:
+        """Shift the times of notices that are still to be sent, after the clock was set."""
+        self.put_notices(
+            [msgspec.structs.replace(one, made=one.made + step, due=one.due + step)
+             for one in self._notices("WHERE due IS NOT NULL", ()) if one.due is not None]
+        )  # fmt: skip
+
     def forget_notices(self, before: float) -> None:
         """Delete notices created before ``before``, delivered or not."""
         self._db.execute("DELETE FROM notices WHERE made < ?", (before,))
