@@ -287,7 +287,7 @@ class SshCluster:
             error, transient = problem.line(), True
             self._on_refused(problem)
         except FencingUnavailable as problem:  # the job may start on another node
-            error, transient = problem.line(), operation.verb != "launch"
+            error, transient = problem.line(), operation.verb not in ("launch", "check")
         except TransportError as problem:
             error, transient = problem.line(), True
         except UsageError as problem:
