@@ -107,9 +107,7 @@ class CommandApplier:
         return len(applied)
 
     def _items(self, names: list[str]) -> Iterator[ReceivedCommand | MalformedCommand]:
-        """Read the files; put off those that refer to a command not applied yet, and leave those of users who had
-        their part of this cycle.
-        """
+        """Read the files; put off those that refer to a command not applied yet, or whose users had their part."""
         for item in self._inbox.read(names):
             if self._handled[item.uid] >= MAX_HANDLED_JOBS:
                 continue

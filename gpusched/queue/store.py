@@ -899,9 +899,7 @@ class Store(
         )
 
     def shift_rows(self, step: float, since: float) -> None:
-        """Shift the times of attempts that had not ended at ``since``, of forecasts for pending jobs, and of the rest
-        that is counted from.
-        """
+        """Shift the times of attempts that had not ended at ``since``, and of all else that is counted from."""
         self._summed = None
         self._db.execute(
             "UPDATE runs SET start_time = start_time + :step, end_time = end_time + :step, "

@@ -507,6 +507,7 @@ def test_why_a_job_waits_is_written_when_it_changes_and_its_words_every_half_min
     assert other is not None
     reasons.write([other], {}, now + 999)
     assert site.store.job(job) == other, "nothing is said of it"
+    assert reasons._messages_at == {}, "of jobs and arrays that wait no more, nothing is kept"
 
 
 def test_a_jobs_part_of_its_partition_is_that_of_what_it_takes_most_of() -> None:

@@ -20,8 +20,8 @@ from gpusched.model.jobs import Elastic, JobRecord, JobState, container_name
 from gpusched.model.readings import ContainerReading, Gpu, NodeReading
 from gpusched.model.slices import Cut, MigSlice
 from gpusched.nodes.records import NodeRecords
-from gpusched.queue.snapshots import held_gpus, used_gpus
 from gpusched.queue.clock import shift_times
+from gpusched.queue.snapshots import held_gpus, used_gpus
 from gpusched.queue.store import CutState, NodeRecord, RankRecord, Store
 from tests.builders import job, spec
 from tests.controller.imagined import inventory
