@@ -303,10 +303,9 @@ class Cycle:
             if step.began is not None:
                 self._store.open_run(run_of(step.began, self.inventory))
             events += self._judge_launch(step, records, now)
-            if step.span_from is not None:
+            if step.span_from is not None and step.ended_attempt is None:
                 self._store.close_run(step.job.id, step.job.attempt, step.span_from, JobState.PENDING)
-                if step.ended_attempt is None:
-                    self._store.open_run(run_of(step.job, self.inventory, step.span_from))
+                self._store.open_run(run_of(step.job, self.inventory, step.span_from))
             if step.ended_attempt is not None:
                 end, outcome = step.ended_attempt
                 self._store.close_run(step.job.id, step.job.attempt, end, outcome, step.worked_until)

@@ -386,6 +386,20 @@ def test_a_gang_that_a_node_cannot_start_goes_elsewhere(site: Site) -> None:
     assert found.state == JobState.RUNNING
 
 
+def test_an_attempt_of_which_another_rank_failed_at_the_end_has_failed_as_its_job_has(site: Site) -> None:
+    """Else `gpusched nodes --failures` took the node's failure for a success."""
+    gang = site.submit(spec=spec(nodes=2))
+    site.turn(5)
+    for rank, code in ((0, 0), (1, 3)):
+        (box,) = (box for _, box in site.world.running() if box.name == container_name(gang, 1, rank))
+        site.world.end(box, code)
+        site.turn()
+    found = site.store.job(gang)
+    assert found is not None
+    assert (found.state, found.exit_code) == (JobState.FAILED, 3)
+    assert [run.outcome for run in site.store.runs(0, site.world.now + 1)] == ["FAILED"]
+
+
 def test_a_collection_that_breaks_off_is_not_begun_anew_at_once_for_ever(site: Site) -> None:
     job = site.submit()
     site.turn(3)
