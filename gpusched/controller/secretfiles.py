@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -98,6 +98,14 @@ class SecretFiles:
     def has(self, job_id: str) -> bool:
         """Return whether the values exist."""
         return self._path(job_id).exists()
+
+    def size_of(self, job_ids: Iterable[str]) -> int:
+        """Return the total size in bytes of the values of these submissions."""
+        found = 0
+        for job_id in job_ids:
+            with contextlib.suppress(OSError):
+                found += self._path(job_id).stat().st_size
+        return found
 
     def job_ids(self) -> list[str]:
         """Return the ids of submissions whose values exist."""
