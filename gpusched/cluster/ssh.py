@@ -16,7 +16,14 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from gpusched.cluster.base import REFUSED, NodeObservation, Operation, OperationOutcome, RankKey
+from gpusched.cluster.base import (
+    REFUSED,
+    NodeObservation,
+    Operation,
+    OperationOutcome,
+    RankKey,
+    forgetting_key,
+)
 from gpusched.cluster.collecting import collect_log
 from gpusched.cluster.ends import EndWatch
 from gpusched.config.plugins import OURS, components
@@ -258,7 +265,10 @@ class SshCluster:
     def perform(self, operations: Iterable[Operation]) -> None:
         """See `ClusterBackend.perform`."""
         for operation in operations:
-            if operation.key not in self._operations:
+            # What removes the folder of an ended job must not find the files of its next attempt there. The launch
+            # comes again, as its node knows nothing of it.
+            folder_goes = operation.verb == "launch" and forgetting_key(operation.rank.job_id) in self._operations
+            if operation.key not in self._operations and not folder_goes:
                 future = self._operations[operation.key] = self._pool_of(operation).submit(self._perform, operation)
                 future.add_done_callback(lambda _: self._wake())
 

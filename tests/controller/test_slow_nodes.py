@@ -6,12 +6,14 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpusched.cluster import ssh
 from gpusched.cluster.base import Operation
 from gpusched.model.readings import NodeReading
 from gpusched.nodes.transport import TransportError
+from gpusched.queue.store import RankRecord
 from tests.controller.imagined import inventory
 from tests.testbed import wait_until
 
@@ -48,6 +50,37 @@ def test_a_slow_node_is_heard_after_a_launch_and_an_older_answer_does_not_count(
         assert not cluster.has_news()
     finally:
         answers.set()
+        cluster.close()
+
+
+def test_a_job_is_not_launched_while_its_old_folder_is_removed(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that ended and was requeued at once lost its program and its progress to the removal of its folder."""
+    removed, sent = threading.Event(), list[str]()
+    cluster = ssh.SshCluster(inventory(1), "c", tmp_path)
+    cluster._use_nodes(inventory(1).nodes)
+
+    def dispatch(operation: Operation, node: Any) -> str:
+        sent.append(operation.verb)
+        assert operation.verb == "launch" or removed.wait(300)
+        return ""
+
+    monkeypatch.setattr(cluster, "_dispatch", dispatch)
+    (node,) = inventory(1).nodes
+    rank = RankRecord(job_id="j", attempt=2, rank=0, node=node.name, runtime="process")
+    folder = msgspec.structs.replace(rank, attempt=0)
+    launch = Operation(verb="launch", node=node.name, rank=rank)
+    try:
+        cluster.perform([Operation(verb="forget", node=node.name, rank=folder), launch])
+        wait_until(lambda: sent, what="the removal")
+        assert (sent, cluster.busy()) == (["forget"], {("j", 0, 0)})
+        removed.set()
+        cluster.wait_for_operations(600)
+        assert [outcome.error for outcome in cluster.finished()] == [""]
+        cluster.perform([launch])
+        cluster.wait_for_operations(600)
+        assert sent == ["forget", "launch"]
+    finally:
+        removed.set()
         cluster.close()
 
 
