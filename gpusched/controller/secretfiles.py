@@ -99,6 +99,10 @@ class SecretFiles:
         """Return whether the values exist."""
         return self._path(job_id).exists()
 
+    def has_any(self, job_id: str) -> bool:
+        """Return whether the values, or the key of its steps, exist."""
+        return any(self._path(job_id).with_suffix(suffix).exists() for suffix in (".json", ".pem"))
+
     def size_of(self, job_ids: Iterable[str]) -> int:
         """Return the total size in bytes of the values of these submissions."""
         found = 0

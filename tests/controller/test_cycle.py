@@ -10,7 +10,7 @@ import pytest
 
 from gpusched.cluster.base import Operation, OperationOutcome
 from gpusched.config.paths import log_path
-from gpusched.controller.cycle import Cycle
+from gpusched.controller.cycle import FORGET_PROGRAMS_S, Cycle
 from gpusched.controller.ledger import share_of
 from gpusched.controller.outputs import MAX_BACKOFF_S, MAX_FAILURES, readers_of
 from gpusched.controller.planning import PendingReasonWriter
@@ -71,6 +71,19 @@ def test_the_secrets_of_what_is_cancelled_before_it_began_go_too(site: Site, mor
     site.inbox.deliver(Cancel(time=site.world.now, job_ids=(job,)))
     site.turn()
     assert site.secrets() == []
+
+
+def test_secrets_of_jobs_that_wait_cost_no_cycle(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each was looked up in every cycle: one user's 100,000 jobs cost all others two seconds each time."""
+    job, looked = site.submit(**SECRET | {"spec": spec(secret_names=("A",), hold=True)}), list[str]()
+    site.turn()
+    has_unended = site.store.has_unended
+    monkeypatch.setattr(site.store, "has_unended", lambda name: looked.append(name) or has_unended(name))
+    site.turn(3)
+    assert looked == []
+    site.turn(1, FORGET_PROGRAMS_S)
+    assert looked == [job], "now and then all the same: a controller may have died before it removed them"
+    assert len(site.secrets()) == 1
 
 
 def test_secrets_stay_for_a_retry(site: Site) -> None:
