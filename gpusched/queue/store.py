@@ -899,7 +899,7 @@ class Store(
         )
 
     def shift_rows(self, step: float, since: float) -> None:
-        """Shift the times of attempts that had not ended at ``since``, and of forecasts for pending jobs."""
+        """Shift the times of attempts that had not ended at ``since``, and of all else that is counted from."""
         self._summed = None
         self._db.execute(
             "UPDATE runs SET start_time = start_time + :step, end_time = end_time + :step, "
@@ -912,8 +912,10 @@ class Store(
             "WHERE job_id IN (SELECT id FROM jobs WHERE state = :state)",
             {"step": step, "state": JobState.PENDING},
         )
+        self._db.execute("UPDATE folded SET time = time + ?", (step,))
         self.shift_progress(step)
         self.shift_checks(step)
+        self.shift_notices(step)
 
     def add_usage(self, rows: Iterable[UsageRow]) -> None:
         """Add usage to the sums of its buckets and to the totals of its partition."""
