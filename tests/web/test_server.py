@@ -16,9 +16,11 @@ import pytest
 
 from benchmarks import web as made
 from gpusched.cli.main import COMMANDS
+from gpusched.client.context import Client
 from gpusched.model.commands import RecordAudit
 from gpusched.queue.inbox import Inbox, ReceivedCommand
 from gpusched.queue.store import Store
+from gpusched.web.feed import Feed, SiteReader
 from tests.testbed.waiting import wait_until
 from tests.web.conftest import NASTY, SECRET, Served, build, move
 
@@ -247,6 +249,20 @@ def _apply(mine: dict, news: dict) -> None:  # type: ignore[type-arg]
             del jobs[key]
         jobs |= {j.get("key", j["id"]): j for j in change.get("jobs", [])}
     mine |= {"v": news["v"], "jobs": list(jobs.values()), "nodes": list(nodes.values())}
+
+
+def test_the_time_is_that_of_the_answer(changing: Served) -> None:
+    """The page sets its clock by it, however long nothing has changed."""
+    feed = Feed(SiteReader(Client(changing.folder / "state", changing.folder / "inventory.yaml")), clock=lambda: clock[0])
+    clock = [time.time()]
+    feed.refresh_view(strict=True)
+    first = json.loads(feed.since("", 0).plain)
+    assert feed.since("", 0) is feed.since("", 0)
+    clock[0] += 3600.0
+    later = json.loads(feed.since("", 0).plain)
+    assert later["now"] - first["now"] == pytest.approx(3600.0)
+    assert later["v"] == first["v"]
+    assert json.loads(feed.since(feed.name, later["v"]).plain)["now"] == later["now"]
 
 
 def test_news_come_as_events(changing: Served) -> None:
