@@ -62,7 +62,7 @@ class GpuschedJob(core.Job[R]):
         return _ACTIVE.get(state, state)
 
     def _own_state(self) -> str:
-        """Return its state now; submitit asks again and again, so no future is made, which would be kept until its end."""
+        """Return its state now; submitit asks often, so no future is made, which would be kept until its end."""
         from gpusched.api import Job
 
         return str(Job[Any](_cluster(), self.job_id).state)

@@ -191,7 +191,7 @@ class Feed:
             return self.versions()
 
     def since(self, feed: str, version: int) -> ResponseBody:
-        """Return the changes after ``version`` of this feed, or everything; built once for viewers of the same moment."""
+        """Return the changes after ``version`` of this feed, or everything; built once for viewers of one moment."""
         with self.news:
             changes = [c for c in self._changes if c.version > version]
             can_use_changes = feed == self.name and len(changes) == self.version - version and version > 0

@@ -459,9 +459,7 @@ def test_cancelling_while_it_ends(cluster: Cluster, monkeypatch: pytest.MonkeyPa
     assert job.cancelled()
 
 
-def test_what_could_not_be_read_is_read_again(
-    site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_could_not_be_read_is_read_again(site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     looked, real, failed = list[str](), Reader.ended_since, list[int]()
 
     def looking(reader: Reader, job_id: str) -> list[JobRecord]:
@@ -518,9 +516,7 @@ def test_an_executor_behaves_as_others_do(site: Site, cluster: Cluster) -> None:
     assert not job.cancelled()
 
 
-def test_a_batch_that_ends_in_another_thread(
-    site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_ends_in_another_thread(site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, real = Executor(cluster, **SMALL), Job.__init__
     batch = pool.batch()
     batch.__enter__()
@@ -549,14 +545,20 @@ def test_an_exception_leaves_an_executor_at_once(site: Site, cluster: Cluster) -
 
 def test_what_a_batch_did_not_queue_is_cancelled(site: Site, cluster: Cluster) -> None:
     """Else whoever waits for its futures, in another thread say, would wait for ever."""
-    pool = Executor(cluster, **SMALL)
-    with pytest.raises(KeyError), pool.batch():
-        left = pool.submit(len, "a")
-        raise KeyError
-    with pytest.raises(UsageError, match="cannot be pickled"), pool.batch():
-        unfit = pool.submit(len, sys.stdout)
-    assert wait([left, unfit], 10).not_done == set()
-    assert (left.cancelled(), unfit.cancelled()) == (True, True)
+    pool, made = Executor(cluster, **SMALL), list[Job[Any]]()
+
+    def leave_it(argument: object, error: type[Exception] | None) -> None:
+        with pool.batch():
+            made.append(pool.submit(len, argument))  # type: ignore[arg-type]
+            if error is not None:
+                raise error
+
+    with pytest.raises(KeyError):
+        leave_it("a", KeyError)
+    with pytest.raises(UsageError, match="cannot be pickled"):
+        leave_it(sys.stdout, None)
+    assert wait(made, 10).not_done == set()
+    assert [job.cancelled() for job in made] == [True, True]
     assert site.commands() == []
     pool.shutdown()
 

@@ -253,8 +253,8 @@ def _apply(mine: dict, news: dict) -> None:  # type: ignore[type-arg]
 
 def test_the_time_is_that_of_the_answer(changing: Served) -> None:
     """The page sets its clock by it, however long nothing has changed."""
-    feed = Feed(SiteReader(Client(changing.folder / "state", changing.folder / "inventory.yaml")), clock=lambda: clock[0])
-    clock = [time.time()]
+    clock, client = [time.time()], Client(changing.folder / "state", changing.folder / "inventory.yaml")
+    feed = Feed(SiteReader(client), clock=lambda: clock[0])
     feed.refresh_view(strict=True)
     first = json.loads(feed.since("", 0).plain)
     assert feed.since("", 0) is feed.since("", 0)
