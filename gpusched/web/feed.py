@@ -231,10 +231,11 @@ def view_of(client: Client, now: float) -> View:
     hidden = max(0, len(rows) - MAX_ROWS)
     packed = {key: msgspec.json.encode(row) for key, row in list(rows.items())[:MAX_ROWS]}
     nodes = {row.name: msgspec.json.encode(node_row(row)) for row in cluster_rows(reader, client.inventory, now)}
-    return View(msgspec.json.encode(_head(client, hidden)), nodes, packed)
+    are_cut = sum(job.state in ENDED for job in jobs) >= ENDED_SHOWN
+    return View(msgspec.json.encode(_head(client, hidden, are_cut)), nodes, packed)
 
 
-def _head(client: Client, hidden: int) -> dict[str, Any]:
+def _head(client: Client, hidden: int, are_cut: bool) -> dict[str, Any]:
     from gpusched.client import slurm
 
     inventory, reader = client.inventory, client.reader
@@ -251,6 +252,7 @@ def _head(client: Client, hidden: int) -> dict[str, Any]:
         "notes": notes,
         "engine": slurm.modes_line(client) if inventory.engine == "slurm" else client.standby_line(),
         "simulated": any(n.simulated_gpus for n in inventory.nodes),
+        "last_ended": ENDED_SHOWN if are_cut else None,  # of those that ended, only so many are shown
     }
 
 

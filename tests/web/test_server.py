@@ -20,7 +20,7 @@ from gpusched.client.context import Client
 from gpusched.model.commands import RecordAudit
 from gpusched.queue.inbox import Inbox, ReceivedCommand
 from gpusched.queue.store import Store
-from gpusched.web.feed import Feed, SiteReader
+from gpusched.web import feed
 from tests.testbed.waiting import wait_until
 from tests.web.conftest import NASTY, SECRET, Served, build, move
 
@@ -254,15 +254,26 @@ def _apply(mine: dict, news: dict) -> None:  # type: ignore[type-arg]
 def test_the_time_is_that_of_the_answer(changing: Served) -> None:
     """The page sets its clock by it, however long nothing has changed."""
     clock, client = [time.time()], Client(changing.folder / "state", changing.folder / "inventory.yaml")
-    feed = Feed(SiteReader(client), clock=lambda: clock[0])
-    feed.refresh_view(strict=True)
-    first = json.loads(feed.since("", 0).plain)
-    assert feed.since("", 0) is feed.since("", 0)
+    served = feed.Feed(feed.SiteReader(client), clock=lambda: clock[0])
+    served.refresh_view(strict=True)
+    first = json.loads(served.since("", 0).plain)
+    assert served.since("", 0) is served.since("", 0)
     clock[0] += 3600.0
-    later = json.loads(feed.since("", 0).plain)
+    later = json.loads(served.since("", 0).plain)
     assert later["now"] - first["now"] == pytest.approx(3600.0)
     assert later["v"] == first["v"]
-    assert json.loads(feed.since(feed.name, later["v"]).plain)["now"] == later["now"]
+    assert json.loads(served.since(served.name, later["v"]).plain)["now"] == later["now"]
+
+
+def test_it_says_when_not_all_ended_jobs_of_the_day_are_shown(
+    changing: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(changing.folder / "state", changing.folder / "inventory.yaml")
+    assert json.loads(feed.view_of(client, time.time()).head)["last_ended"] is None
+    monkeypatch.setattr(feed, "ENDED_SHOWN", 1)
+    view = feed.view_of(client, time.time())
+    assert json.loads(view.head)["last_ended"] == 1
+    assert sum(json.loads(row)["state"] == "COMPLETED" for row in view.jobs.values()) == 1
 
 
 def test_news_come_as_events(changing: Served) -> None:
