@@ -13,6 +13,7 @@ from gpusched.config.inventory import load_inventory
 from gpusched.model.idle import IdleState
 from gpusched.model.jobs import ENDED
 from gpusched.queue.store import Reader, Store, UsageRow
+from gpusched.web.background import is_due
 from gpusched.web.details import plain_text
 from gpusched.web.forecast import forecast
 from gpusched.web.usage import DAY_S, HOUR_S, UsageStats
@@ -125,6 +126,11 @@ def test_output_without_what_steers_terminals() -> None:
     said = b"\x1b]0;title\x07a\x1b[1;31mred\x1b[0m\x08\x00\n10%\r50%\r100%\nbad \xff\n\x1b(B\x1bM"
     assert plain_text(said) == "ared\n100%\nbad �\n"
     assert plain_text(b"10%\r50%\r\n") == "50%\n"
+
+
+def test_slow_figures_do_not_stand_still_while_nothing_changes() -> None:
+    late = [(-1.0, 3, 2), (0.0, 3, 2), (0.0, 3, 3), (299.0, 3, 3), (300.0, 3, 3), (1e9, 0, 0)]
+    assert [is_due(*one) for one in late] == [False, True, False, False, True, False]
 
 
 def test_ended_jobs_of_a_day_are_shown(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
