@@ -159,18 +159,18 @@ class Verdicts:
         """Return the reason for RESOURCES, NOT_AVAILABLE or BAD_CONSTRAINTS, with figures; shared except the head's."""
         shape = self._shapes[job]
         if code == BAD_CONSTRAINTS:
-            message = self._shortage("needs", "there", self._world.total, shape)
+            message = self._shortage("needs", "there", self._world.total, job)
             reason = Reason(code=ReasonCode.BAD_CONSTRAINTS, message=message)
         elif code == RESERVED:
             return self._reserved(shape, job)
         elif code == NOT_AVAILABLE:
-            message = self._shortage("needs", "usable", self._world.usable, shape)
+            message = self._shortage("needs", "usable", self._world.usable, job)
             requests = self._waiting.requests
             missing = not_available(self._world.nodes[requests.lo[shape] : requests.hi[shape]])
             reason = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=f"{message}; not available: {missing}")
         else:
             waits = self._waits(job, block.policy) if patient else ""
-            message = waits or self._shortage("waits for", "free", self._world.resources, shape)
+            message = waits or self._shortage("waits for", "free", self._world.resources, job)
             if job == block.head:
                 return Reason(code=ReasonCode.RESOURCES, message=message + starts_in(block.shadow - self._now))
             reason = Reason(code=ReasonCode.RESOURCES, message=message)
@@ -218,8 +218,8 @@ class Verdicts:
         waiting, mask = self._waiting, int(self._waiting.requests.mask[self._shapes[job]])
         return racks_for_ask(resources, self._world, waiting.jobs.masks, mask, waiting.views[job].spec.partition, ask)
 
-    def _shortage(self, verb: str, free: str, resources: Resources, shape: int) -> str:
-        request = request_of(self._waiting.requests, shape)
+    def _shortage(self, verb: str, free: str, resources: Resources, job: int) -> str:
+        request, profile = request_of(self._waiting.requests, self._shapes[job]), self._waiting.views[job].spec.profile
         if free != "free" and len(self._waiting.calendar.base):
             request = unreserved(self._waiting.calendar, request)
         dimension, count, nearest = shortfall(resources, self._waiting.jobs.masks, request)
@@ -228,7 +228,6 @@ class Verdicts:
         if dimension < 0:
             racks = new_scratch(len(self._world.nodes), 0, self._world.rack).racks
             most = int(max_in_rack(racks, resources, self._waiting.jobs.masks, request))
-            return scattered(verb, free, int(request.parts), needs, most)
+            return scattered(verb, free, int(request.parts), needs, most, profile)
         name = base_of(self._world.nodes[nearest].name) if nearest >= 0 else ""
-        profile = self._waiting.views[self._shapes.index(shape)].spec.profile
         return shortage(verb, free, dimension, int(request.parts), needs, int(count), name, has, profile)

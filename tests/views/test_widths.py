@@ -254,6 +254,19 @@ def test_when_a_quota_frees_is_never_left_out(width: int) -> None:
     assert "1:00:00" in shown
 
 
+def test_parts_of_gpus_are_not_rounded_to_whole_ones() -> None:
+    """Three of seven slices are in use, and no whole GPU is left."""
+    rows = (
+        QuotaRow(subject="user ann", resource="gpus", used=3 / 7, limit=1, reason="AssocGrpGRES"),
+        QuotaRow(subject="user bob", resource="gpus", used=7 * (1 / 7), limit=1, reason="AssocGrpGRES"),
+    )
+    out = io.StringIO()
+    report = QuotaReport(users=(), rows=rows, classes=(), shares=(), now=NOW)
+    Console(file=out, width=140).print(quota.quota_screen(report))
+    figures = [re.findall(r" ([0-9.]+)(?= )", line) for line in out.getvalue().splitlines()[1:3]]
+    assert figures == [["0.43", "1", "0.57"], ["1", "1", "0"]]
+
+
 def test_an_array_with_many_gaps_costs_the_other_jobs_no_columns() -> None:
     spec = JobSpec(name="j", partition="p", gpus_per_node=1, cores_per_node=1, memory_mib_per_node=1, time_limit_s=60)
     gaps = tuple((2 * i, 2 * i) for i in range(500))
