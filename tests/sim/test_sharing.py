@@ -182,7 +182,8 @@ def test_fair_share_counts_half_of_a_gpu_for_each_of_two_jobs():
 
 def test_fair_share_counts_parts_of_gpus():
     users = {"user": np.array([1, 1, 0, 0, 0, 1, 0]), "users": ("ann", "bob")}
-    trace = fractions([0, 0, 0, 0, 0, 1, 2], [1000, 100, 1000, 1000, 1000, 10, 10], [1000, 1000, 250, 250, 250, 1000, 1000])
+    lasts = [1000, 100, 1000, 1000, 1000, 10, 10]
+    trace = fractions([0, 0, 0, 0, 0, 1, 2], lasts, [1000, 1000, 250, 250, 250, 1000, 1000])
     result = replay(replace(trace, **users), Pool.of([NodeSpec(3)]), "fairshare", share="fractions")
     assert result.start.tolist() == [0, 0, 0, 0, 0, 110, 100]
 
