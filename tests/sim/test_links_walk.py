@@ -112,6 +112,9 @@ def states(draw: st.DrawFn) -> Snapshot:
     return changed(snap, pending=jobs, running=busy, policies={"p": policy})
 
 
+MAINTENANCE = Reservation(name="m", nodes=("n0",), begin=LATE + 1800, end=LATE + 9000)
+BOOKED = (Booking("m", (0,), MAINTENANCE.begin, MAINTENANCE.end),)
+
 Starts = dict[str, list[tuple[str, int]]]
 """Job -> its nodes, and the GPUs of each."""
 
@@ -216,17 +219,14 @@ def beside_a_node_away() -> Snapshot:
 
 
 @settings(max_examples=150, deadline=None)
-@example(beside_a_node_away())
-@given(states())
-def test_live_decides_as_a_replay_does_from_the_same_state(snap: Snapshot) -> None:
+@example(beside_a_node_away(), False)
+@given(states(), st.booleans())
+def test_live_decides_as_a_replay_does_from_the_same_state(snap: Snapshot, reserved: bool) -> None:
+    snap = with_reservations(snap, MAINTENANCE) if reserved else snap
     plan = decide(snap)
-    starts, waits = first_decision(snap)
+    starts, waits = first_decision(snap, booked=BOOKED if reserved else ())
     assert starts == counted(plan)
     assert waits == {job for job, reason in plan.reasons.items() if reason.code is ReasonCode.POLICY}
-
-
-MAINTENANCE = Reservation(name="m", nodes=("n0",), begin=LATE + 1800, end=LATE + 9000)
-BOOKED = (Booking("m", (0,), MAINTENANCE.begin, MAINTENANCE.end),)
 
 
 def beside_a_maintenance() -> Snapshot:
@@ -248,6 +248,17 @@ def test_a_job_waits_for_a_reserved_rack_live_as_in_a_replay() -> None:
     starts, waits = first_decision(snap, booked=BOOKED)
     assert starts == counted(plan)
     assert waits == {job for job, reason in plan.reasons.items() if reason.code is ReasonCode.POLICY} == {"j1"}
+
+
+def test_a_job_waits_for_one_rack_that_is_reserved_for_now_live_as_in_a_replay() -> None:
+    snap = beside_a_maintenance()
+    (policy,) = snap.policies.values()
+    policy = changed(policy, place="rack-wait", placement_wait_s=86_400.0)
+    snap = with_reservations(changed(snap, policies={"p": policy}), MAINTENANCE)
+    plan = decide(snap)
+    assert first_decision(snap, booked=BOOKED)[0] == counted(plan)
+    assert counted(plan).keys() == {"j0", "j2", "j3", "j4"}
+    assert "waits for one rack" in plan.reasons["j1"].message
 
 
 @settings(max_examples=200, deadline=None)

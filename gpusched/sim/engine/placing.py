@@ -13,7 +13,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap
 from gpusched.sched.place import choose, draw_fitting, next_random
-from gpusched.sched.state import BEST_FIT, FIRST_FIT, OK, RACK, SPREAD, Floats, Ints, Records, Resources
+from gpusched.sched.state import BEST_FIT, FIRST_FIT, OK, RACK, RESERVED, SPREAD, Floats, Ints, Records, Resources
 from gpusched.sched.topology.contention import JobLayouts, PlacementSearch, cheapest, set_excess
 from gpusched.sched.topology.patience import HARMLESS, HOLD_S, PATIENCE_S, WAIT_S, is_waiting, waits_until
 from gpusched.sched.topology.slowdown import SlowdownModel
@@ -183,9 +183,16 @@ def ways_now(sim: Sim, passes: Passes, of: PlacingState, c: int, job: int, now: 
         return first, last
     of.wake[0] = min(of.wake[0], until)
     for way in range(first, last):  # for the first that the nodes which are not away could give it
-        if passes.jobs.feasibility[of.ways.shape[way]] == OK:
+        if is_possible(passes, of.ways.shape[way]):
             return way, way + 1
     return first, min(first + 1, last)
+
+
+@jit
+def is_possible(passes: Passes, shape: int) -> bool:
+    """Return whether the nodes that are well could give a request, now or when reservations are over."""
+    feasibility = passes.jobs.feasibility[shape]
+    return bool(feasibility == OK or feasibility == RESERVED)
 
 
 @jit

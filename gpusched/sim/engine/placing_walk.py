@@ -13,7 +13,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.sorting import stable_order
-from gpusched.sched.state import OK, POLICY, SKIP, ClusterState, Ints, PassOutcome
+from gpusched.sched.state import POLICY, SKIP, ClusterState, Ints, PassOutcome
 from gpusched.sched.topology.contention import set_excess
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.loop import looped
@@ -25,6 +25,7 @@ from gpusched.sim.engine.placing import (
     PlacingState,
     end_pass,
     holds,
+    is_possible,
     recheck,
     update_ways,
 )
@@ -152,7 +153,7 @@ def _asks(sim: Sim, passes: Passes, walk: Walk, job: int) -> int:
     if of.rule == RACK_WAIT and sim.clock[0] < until:
         of.wake[0] = min(of.wake[0], until)
         for way in range(first, last):
-            if passes.jobs.feasibility[walk.alone[way]] == OK:
+            if is_possible(passes, walk.alone[way]):
                 return int(walk.alone[way])
     return int(of.ways.shape[first])
 
