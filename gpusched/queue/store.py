@@ -704,18 +704,23 @@ class Reader(
         sums: dict[tuple[str, str], float] = {}
         sharing: dict[_Sharing, HeldGpus] = {}
 
-        def weight(begin: float, end: float) -> float:
-            return max(0.0, (math.exp(-rate * (until - end)) - math.exp(-rate * (until - begin))) / rate)
+        exp = math.exp
 
-        columns = f"user, {self._group_column()}, gpus, start_time, end_time, allocation"
+        def weight(begin: float, end: float) -> float:
+            return (exp(rate * (end - until)) - exp(rate * (begin - until))) / rate if end > begin else 0.0
+
+        # SQLite does what it can: a large site has hundreds of thousands of attempts.
+        columns = (
+            f"user, {self._group_column()}, gpus, max(start_time, :since), min(coalesce(end_time, :until), :until), "
+            "CASE WHEN instr(allocation, '[') THEN allocation END"
+        )
         rows = self._db.execute(
             f"SELECT {columns} FROM runs WHERE {which}", {"since": since, "until": until, "hour": hour}
         )
-        for name, group, gpus, start_time, end_time, allocation in rows:
-            end = until if end_time is None else min(end_time, until)
-            begin, whose = max(start_time, since), (name, group)
+        for name, group, gpus, begin, end, allocation in rows:
+            whose = name, group
             sums[whose] = sums.get(whose, 0.0) + gpus * weight(begin, end)
-            if b"[" in allocation:
+            if allocation is not None:
                 sharing[len(older) + len(sharing), whose] = HeldGpus(_allocation(allocation)[1], begin, end)
         first = min((one.begin for one in sharing.values()), default=math.inf)
         known = {key: one for key, one in older.items() if one.end > first}
