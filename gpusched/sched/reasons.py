@@ -14,7 +14,7 @@ from gpusched.model.snapshot import Snapshot
 from gpusched.sched.accounts import gpu_scale
 from gpusched.sched.arrays import NodeArrays, PendingArrays, racks_for_ask
 from gpusched.sched.eligible import ARRAY_FULL
-from gpusched.sched.fit import request_of, shortfall, unreserved
+from gpusched.sched.fit import request_of, shortfall, unreserved, unreserved_row
 from gpusched.sched.limits import LimitReasons
 from gpusched.sched.place import max_in_rack
 from gpusched.sched.reservations.rules import reserved_text
@@ -162,7 +162,9 @@ class Verdicts:
             message = self._shortage("needs", "there", self._world.total, job)
             reason = Reason(code=ReasonCode.BAD_CONSTRAINTS, message=message)
         elif code == RESERVED:
-            return self._reserved(shape, job)
+            reason = self._reserved(shape, job)
+            waits = self._waits(job, block.policy) if patient and self.racks_now(job) is not None else ""
+            return Reason(code=reason.code, message=f"{reason.message}; {waits}") if waits else reason
         elif code == NOT_AVAILABLE:
             message = self._shortage("needs", "usable", self._world.usable, job)
             requests = self._waiting.requests
@@ -204,7 +206,7 @@ class Verdicts:
         view = self._waiting.views[job]
 
         def asked_at(at: float) -> tuple[SpreadRequest, ...]:
-            possible = partial(self._racks, self._world.usable, job)
+            possible = partial(self._racks, self._world.usable, job, reserved=False)
             return asks(view, policy, at, self._world.racked, lambda ask: possible(ask) is not None)
 
         return gives_up(view, policy, asked_at, self._now)
@@ -214,8 +216,9 @@ class Verdicts:
         found = (self._racks(self._world.resources, job, ask) for ask in splits(self._waiting.views[job].spec))
         return next((racks for racks in found if racks is not None), None)
 
-    def _racks(self, resources: Resources, job: int, ask: SpreadRequest) -> int | None:
+    def _racks(self, resources: Resources, job: int, ask: SpreadRequest, reserved: bool = True) -> int | None:
         waiting, mask = self._waiting, int(self._waiting.requests.mask[self._shapes[job]])
+        mask = mask if reserved else unreserved_row(waiting.calendar, mask)
         return racks_for_ask(resources, self._world, waiting.jobs.masks, mask, waiting.views[job].spec.partition, ask)
 
     def _shortage(self, verb: str, free: str, resources: Resources, job: int) -> str:

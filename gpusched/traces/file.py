@@ -149,6 +149,10 @@ def check(trace: Trace) -> None:
         rows = getattr(trace, column)
         if rows is not None and np.any((rows < -1) | (rows >= len(getattr(trace, plural)))):
             raise ValueError(f"{column} out of range")
+    if trace.array_limit is not None and (
+        trace.array is None or np.any((trace.array_limit >= 0) & (trace.array < 0))
+    ):  # replays would take such jobs for one array
+        raise ValueError("array_limit of jobs without an array")
     if not all(map(is_profile, trace.profiles)):
         raise ValueError("profiles that are not MIG profiles")
     if np.any(trace.gpu_milli > 1000) or np.any(trace.depends_on >= np.arange(count)):

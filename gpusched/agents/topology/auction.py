@@ -153,6 +153,8 @@ def open_auction(
     for job in queue:
         offers.way[:, job] = NOT_ASKED if count == 1 else -1
         auction.asks[job] = 1
+    _set_best(auction.ways, costs.ways)
+    _set_best(auction.sure_ways, costs.sure_ways)
     rows = jobs.masks.shape[0] + 1
     for at in range(auction.masks.shape[0]):
         auction.masks[at] = auction.own[at // rows]
@@ -164,6 +166,15 @@ def open_auction(
         _set_speeds(costs.model, costs.load)
     pass_messages(auction.agent, costs.tree, costs.load, resources, auction.graph)
     hear(auction.tape, costs.load, resources, auction.graph)
+
+
+@jit
+def _set_best(every: JobLayouts, ways: JobLayouts) -> None:
+    """Set what is best now, once for each scheduler; see `_ways_of_all`."""
+    for at in range(every.excess.size):
+        every.excess[at] = ways.excess[at % ways.excess.size]
+    for c in range(every.best.size):
+        every.best[c] = ways.best[c % ways.best.size]
 
 
 @jit
