@@ -50,9 +50,10 @@ def metrics(
     client = Client()
     if listen is not None:
         from gpusched.cli.logoptions import start_log
-        from gpusched.client.metricsserver import serve
+        from gpusched.client.metricsserver import parse_address, serve
 
         refuse_others(context, "--listen", "log_format")
+        parse_address(listen)  # what is wrong with the command line is no line of the log
         start_log("gpusched.client", log_format)
         serve(client, listen)
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpusched.cli import activity
-from gpusched.errors import UsageError
+from gpusched.errors import UsageError, bounded
 from gpusched.errors import printable as printable
 
 if TYPE_CHECKING:
@@ -122,14 +122,16 @@ def warn(text: str) -> None:
 
 def write_page(path: str, page: str) -> None:
     """Write an HTML page and print its path."""
-    with open(path, "w", encoding="utf-8") as file:
+    from gpusched.config.openers import open_output
+
+    with open_output(path) as file:
         file.write(page)
     note(f"page written to {path}")
 
 
 def print_error(line: str) -> None:
     """Print an error: one line on stderr (in the log of a command that logs), or in JSON mode on stdout."""
-    line = printable(line)
+    line = bounded(line)
     if _json_mode:
         emit_json({"error": line})
     elif _log_error is not None:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 app = output.group("trace", "Workloads to replay: import, inspect, cut, scale, generate.")
 
 _Source = Annotated[str, typer.Argument(metavar="TRACE", help="A file or folder of any known format.")]
-_Output = Annotated[str, typer.Option("-o", "--output", help="The file to write (ours: F.gpusched.npz).")]
+_Output = Annotated[
+    str, typer.Option("-o", "--output", metavar="FILE", help="The file to write (ours: F.gpusched.npz).")
+]
 _FormatOption = Annotated[
     str | None, typer.Option("--format", help="Format of the source; default: detected.", show_default=False)
 ]
@@ -95,7 +97,8 @@ def scale(
     source: _Source,
     load_: Annotated[float, typer.Option("--load", help="Offered load to reach: GPU seconds / capacity.")],
     path: Annotated[
-        str | None, typer.Option("-o", "--output", help="Write a trace with scaled times between submissions.")
+        str | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write a trace with scaled times between submissions."),
     ] = None,
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs per node.")] = 8,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes of the cluster (with -o).")] = None,
@@ -146,18 +149,20 @@ def generate(
 @app.command("fit")
 def fit(
     source: _Source,
-    path: Annotated[str, typer.Option("-o", "--output", help="The YAML to write.")],
+    path: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="The YAML to write.")],
     vc: _VcOption = None,
     format_: _FormatOption = None,
     json: output.JsonOption = False,
 ) -> None:
     """Write a workload description fitted to this trace, for 'trace generate'."""
+    from gpusched.config.openers import open_output
     from gpusched.traces.fitting import fit as fitted
     from gpusched.traces.load import load
     from gpusched.traces.workload import workload_text
 
     trace = load(source, format_, vc=vc)
-    Path(path).write_text(workload_text(fitted(trace)), encoding="utf-8")
+    with open_output(path) as file:
+        file.write(workload_text(fitted(trace)))
     if json:
         output.emit_json({"path": path, "jobs": len(trace)})
     else:
