@@ -17,7 +17,15 @@ import typer
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,18})?")
 _INFO = ("parser", "click_type", "formats", "path_type")
-_NAMES = {"FILE": "file", "PATH": "file", "TRACE": "file", "SPEC": "file", "DIR": "folder", "USER": "user"}
+_NAMES = {
+    "FILE": "file",
+    "PATH": "file",
+    "TRACE": "file",
+    "SPEC": "file",
+    "DIR": "folder",
+    "USER": "user",
+    "POLICY": "policy",
+}
 """Metavar -> what the value names: an empty one, of an unset variable, would mean the current folder, or nobody."""
 
 

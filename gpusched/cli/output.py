@@ -73,7 +73,7 @@ def emit_json(value: Any) -> None:
         import json
 
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-    sys.stdout.write(text + "\n")
+    _write(text + "\n")
 
 
 def show(data: Callable[[], Any], screen: Callable[[], RenderableType], live: bool = False) -> None:
@@ -93,14 +93,29 @@ def show(data: Callable[[], Any], screen: Callable[[], RenderableType], live: bo
 def print_line(text: str) -> None:
     """Print plain text on stdout, usually one line; no markup, no wrapping, control characters are escaped."""
     activity.erase()
-    sys.stdout.write(_printable_lines(text) + "\n")
+    _write(_printable_lines(text) + "\n")
 
 
 def print_text(text: str) -> None:
     """Print a user's text exactly; on a terminal control characters other than tabs are escaped."""
     if sys.stdout.isatty():
         text = "\t".join(map(_printable_lines, text.split("\t")))
-    sys.stdout.write(text)
+    _write(text)
+
+
+def _write(text: str) -> None:
+    with _named_stdout():
+        sys.stdout.write(text)
+
+
+@contextmanager
+def _named_stdout() -> Iterator[None]:
+    """Name stdout in errors of writing it, as files are named."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or "stdout"
+        raise
 
 
 def _printable_lines(text: str) -> str:
@@ -173,7 +188,8 @@ def console() -> Console:
 def print_rich(renderable: RenderableType) -> None:
     """Print a table, a text or another Rich renderable."""
     activity.erase()
-    console().print(_SafeRenderable(renderable))
+    with _named_stdout():
+        console().print(_SafeRenderable(renderable))
 
 
 class _SafeRenderable:
