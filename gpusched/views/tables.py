@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
@@ -12,13 +13,15 @@ from rich.text import Text
 
 _GAP = 2
 _MIN_TEXT_WIDTH = 10  # a text column is not squeezed below this for the sake of others
+_MIN_SHORT_WIDTH = 12  # a name with an ellipsis is not shortened further; then its column is omitted
 _BREAK = re.compile(r"\s+|(?<=,)(?=\S)")  # between words, and after a comma in lists of names
 
 
 class FittedTable(Table):
     """A table without lines that adapts to its screen's width.
 
-    While it is too wide, the columns of ``drop`` are omitted, in that order, and a line below names them. Columns of
+    While it is too wide, the columns of ``drop`` are omitted, in that order, and a line below names them; those of
+    ``max_widths`` are shortened instead where that is enough. Columns of
     ``wrap`` wrap, but words, and names in lists, stay whole. If that is not enough, each row becomes a block of lines,
     one for each column.
     """
@@ -52,10 +55,17 @@ class FittedTable(Table):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render as wide as the console."""
         width = options.max_width
-        rows = self._cells if width >= self._whole else [self._shortened(row) for row in self._cells]
+        rows = self._cells if width >= self._whole else [self._shortened(row, self._max_widths) for row in self._cells]
         shown, dropped = list(range(len(self._names))), list[str]()
         while self._min_width(rows, shown) > width and len(dropped) < len(self._drop):
-            dropped.append(self._drop[len(dropped)])
+            name = self._drop[len(dropped)]
+            if name in self._max_widths:
+                column = self._names.index(name)
+                room = width - self._min_width(rows, shown) + self._narrowest(rows, column)
+                if room >= _MIN_SHORT_WIDTH:
+                    rows = [self._shortened(row, {name: room}) for row in rows]
+                    break
+            dropped.append(name)
             shown = [i for i in shown if self._names[i] not in dropped]
         if self._min_width(rows, shown) > width:
             yield from self._blocks(rows, width)
@@ -65,11 +75,11 @@ class FittedTable(Table):
             line = Text(f"columns not shown: {', '.join(dropped)}; a wider terminal and --json have them", "dim")
             yield from wrapped(line, width)
 
-    def _shortened(self, row: list[Text]) -> list[Text]:
+    def _shortened(self, row: list[Text], max_widths: Mapping[str, int]) -> list[Text]:
         row = [cell.copy() for cell in row]
         for name, cell in zip(self._names, row, strict=True):
-            if name in self._max_widths:
-                cell.truncate(self._max_widths[name], overflow="ellipsis")
+            if name in max_widths:
+                cell.truncate(max_widths[name], overflow="ellipsis")
         return row
 
     def _natural(self, rows: list[list[Text]], column: int) -> int:
@@ -81,7 +91,7 @@ class FittedTable(Table):
         natural = self._natural(rows, column)
         if self._names[column] not in self._wrap:
             return natural
-        words = [len(word) for row in rows for word in _BREAK.split(row[column].plain)]
+        words = [cell_len(word) for row in rows for word in _BREAK.split(row[column].plain)]
         return max(min(natural, _MIN_TEXT_WIDTH), len(self._names[column]) if self.show_header else 0, *words, 0)
 
     def _min_width(self, rows: list[list[Text]], shown: list[int]) -> int:
@@ -134,14 +144,26 @@ def wrapped(text: Text, width: int) -> list[Text]:
         begin, end, cuts = 0, 0, list[int]()
         for found in [*_BREAK.finditer(part.plain), None]:
             stop = found.start() if found is not None else len(part.plain)
-            if stop - begin > width and end > begin:
+            if end > begin and cell_len(part.plain[begin:stop]) > width:
                 cuts.append(end)
                 begin = end
-            while stop - begin > max(width, 1):
-                begin += max(width, 1)
+            while (fits := _fitting(part.plain[begin:stop], width)) < stop - begin:
+                begin += fits
                 cuts.append(begin)
             end = found.end() if found is not None else stop
         for line in part.divide(cuts):
             line.rstrip()
             lines.append(line)
     return lines or [Text()]
+
+
+def _fitting(text: str, width: int) -> int:
+    """Return how many characters of the text fit into ``width`` columns, of which some take two; at least one."""
+    if len(text) <= width and text.isascii():
+        return len(text)
+    taken = 0
+    for count, character in enumerate(text):
+        taken += cell_len(character)
+        if count and taken > width:
+            return count
+    return len(text)

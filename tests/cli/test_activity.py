@@ -7,8 +7,12 @@ import pty
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
+import pytest
+
+from gpusched.cli import activity
 from gpusched.cli.activity import _cut
 from tests.cli.conftest import GPUSCHED, Site
 
@@ -83,6 +87,7 @@ def test_reading_a_file_tells_how_much_of_it(tmp_path: Path) -> None:
         assert CountedFile.latest is not None
         assert (CountedFile.latest.path, CountedFile.latest.size) == (path, 400_000)
         assert 1000 <= CountedFile.latest.done < 400_000
+        assert re.fullmatch(r"reading jobs.csv \d+ %, 0 s", activity.Activity("reading jobs").line())
         text.read()
         assert CountedFile.latest.done == 400_000
 
@@ -91,3 +96,9 @@ def test_a_line_is_no_wider_than_the_terminal() -> None:
     line = "gpusched: job 1 PENDING (Resources: needs 8 GPUs, 3 are free), 12 s ..."
     assert _cut(line, len(line)) == line
     assert _cut(line, 40) == "gpusched: job 1 PENDING (Re..., 12 s ..."
+
+
+def test_a_module_that_is_being_imported_has_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that draws the line would end with a traceback on the user's terminal."""
+    monkeypatch.setitem(sys.modules, "gpusched.traces.readers.columns", types.ModuleType("columns"))
+    assert activity.Activity("reading jobs").line().startswith("reading jobs, ")
