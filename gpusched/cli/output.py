@@ -187,9 +187,11 @@ def console() -> Console:
 
 def print_rich(renderable: RenderableType) -> None:
     """Print a table, a text or another Rich renderable."""
+    screen = console()
+    with _named_stdout(), screen.capture() as captured:  # the progress line may return meanwhile
+        screen.print(_SafeRenderable(renderable))
     activity.erase()
-    with _named_stdout():
-        console().print(_SafeRenderable(renderable))
+    _write(captured.get())
 
 
 class _SafeRenderable:

@@ -111,7 +111,9 @@ def replay(
             "--quotas/--no-quotas", help="Apply the inventory's user, group and class limits; default: own history."
         ),
     ] = None,
-    seed: Annotated[list[int] | None, typer.Option("--seed", help="Random seed; several: one replay each.")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option("--seed", min=0, help="Random seed; several: one replay each.")
+    ] = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Worker processes; 0: automatic.")] = 0,
     backend: Annotated[str | None, typer.Option("--backend", help="A Dask or Ray cluster: dask://HOST:PORT.")] = None,
     power: Annotated[
@@ -147,6 +149,8 @@ def replay(
     if fail_if_worse is not None or auto_retrain:
         option = "--auto-retrain" if auto_retrain else "--fail-if-worse"
         raise UsageError(f"{option} needs --nightly", "add --nightly")
+    if schedule_out is not None and schedule_out == html:
+        raise UsageError("--schedule-out and --html name one file", "choose two")
     from gpusched.model.units import parse_duration
     from gpusched.study import request as service
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.errors import FileError, UsageError
+from gpusched.errors import FileError, UnreadableFile, UsageError
 from gpusched.model.interference import JobClassEstimate, job_class_of
 from gpusched.model.topology import Topology
 from gpusched.sched.state import Floats, Ints
@@ -145,7 +145,7 @@ def read_pairs(path: str | Path) -> ColocationTable:
                 if not (0.0 < ratio <= 2.0 and all(1 <= n <= g and g % n == 0 for _, g, n in (job, beside))):
                     raise ValueError(row["ratio"])
     except OSError as error:
-        raise FileError(str(path), None, "", str(error), "a table of pairs") from None
+        raise UnreadableFile(str(path), error.strerror or str(error), "a table of pairs") from None
     except (KeyError, TypeError, ValueError) as error:
         line = rows.line_num
         raise FileError(str(path), line, "", f"no pair ({error})", f"columns {','.join(_COLUMNS)}") from None

@@ -45,6 +45,22 @@ COMPILING = "gpusched: compiling the simulator (once after installation or upgra
         ("replay --scenario none.yaml", "none.yaml: no such file or directory; expected a scenario"),
         ("replay t.csv -P fifo -N 1 --placement=", "no placement named ''; one of first-fit, best-fit, consolidate, "
          "worst-fit, spread, naive, random, fastest, milp, rack, rack-wait, contention, load-balancing, tetris"),
+        ("trace slice t.csv -o ./t.csv --jobs 1", "--output ./t.csv is the source; choose another name"),
+        ("trace import t.csv -o t.csv", "--output t.csv is the source; choose another name"),
+        ("trace fit t.csv -o t.csv", "--output t.csv is the source; choose another name"),
+        ("trace scale t.csv -o t.csv --nodes 1 --load 1", "--output t.csv is the source; choose another name"),
+        ("replay t.csv -P fifo -N 1 --schedule-out x --html x",
+         "--schedule-out and --html name one file; choose two"),
+        ("replay t.csv -P fifo -N 1 --seed -1",
+         "invalid value for '--seed': -1 is less than 0; see 'gpusched replay --help'"),
+        ("reproduce dl2 --quick --restart=", "--restart '' is not a duration; for example 120s"),
+        ("reproduce topology --quick --table .", ".: is a directory; expected a table of pairs"),
+        ("policy promote fifo --force now --since 7d",
+         "--since and --force cannot be combined; with --force nothing is proved"),
+        ("policy compare fifo easy --partition=", "there is no partition '' (available: A100, V100, bare)"),
+        ("train gist --trace t.csv -N 1 --out=",
+         "invalid value for '--out': '' names no folder; see 'gpusched train --help'"),
+        ("init dgx[1-", "found the host \"dgx[1-\", expected [user@]host[:port]"),
         ("replay -P fifo --format swf", "--format is for traces, and none is named; name one, or omit it"),
         ("replay -P fifo --strict", "--strict is for traces, and none is named; name one, or omit it"),
         ("replay -P fifo --since=",
@@ -256,3 +272,18 @@ def test_a_path_too_long_for_a_folder_of_backups(site: Site) -> None:
     assert done.code == 1
     assert "internal error" not in done.err
     assert "File name too long" in done.err
+
+
+def test_two_traces_of_one_name_have_two_schedules(site: Site) -> None:
+    for folder in ("a", "b"):
+        (site.folder / folder).mkdir()
+        (site.folder / folder / "t.csv").write_text(PHILLY_CSV)
+    site.call("replay", "a/t.csv", "b/t.csv", "-P", "fifo", "-N", "1", "--schedule-out", "s.csv")
+    assert {path.name for path in site.folder.glob("s.*")} == {"s.fifo.csv", "s.fifo-2.csv"}
+
+
+def test_init_names_a_host_once(site: Site) -> None:
+    done = site.call("init", "127.0.0.1:1", "-o", "new.yaml")
+    first = done.err.splitlines()[0]
+    assert first.startswith("gpusched: 127.0.0.1:1: nothing is listening on 127.0.0.1 port 1")
+    assert not (site.folder / "new.yaml").exists()
