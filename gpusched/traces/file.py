@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.config.paths import write_atomic
-from gpusched.errors import FileError, GpuschedError
+from gpusched.errors import FileError, GpuschedError, UnreadableFile
 from gpusched.model.slices import is_profile
 from gpusched.traces.trace import ProgressRecords, Trace
 
@@ -85,8 +85,7 @@ def read(path: Path, *, strict: bool = False) -> Trace:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             return _trace(arrays)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise FileError(str(path), None, "", why, "a file that can be read") from None
+        raise UnreadableFile(str(path), error.strerror or str(error), "a trace written by gpusched") from None
     except (
         ValueError, KeyError, TypeError, EOFError, AttributeError, RuntimeError, OverflowError, zipfile.BadZipFile,
         zlib.error, MemoryError,

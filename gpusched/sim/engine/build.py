@@ -219,7 +219,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         UsageError: A placement or node that does not exist.
     """
     trace, pool, options, unsplit = split_replay(trace, pool, options)
-    rule = options.placement or policy.placement or "best-fit"
+    rule = (policy.placement or "best-fit") if options.placement is None else options.placement
     if rule not in PLACEMENTS and rule not in components("placements"):
         known = dict.fromkeys((*PLACEMENTS, *components("placements")))
         raise UsageError(f"no placement named {rule!r}; one of {', '.join(known)}")
