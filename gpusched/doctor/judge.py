@@ -60,7 +60,7 @@ def _seen_now(node: Node, reading: NodeReading) -> Iterator[Condition]:
         if gpu.index not in node.indices():
             continue
         for kind, detail in judge_gpu(gpu.index, gpu, reading, GpuCounters()).kinds.items():
-            if detail and not KIND[kind].twice and kind != "ecc":
+            if detail and not KIND[kind].needs_two and kind != "ecc":
                 yield Condition(
                     kind=kind, gpu=gpu.uuid, index=gpu.index, detail=detail, since=reading.time, last_seen=reading.time
                 )

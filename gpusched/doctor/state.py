@@ -116,7 +116,7 @@ def _writable(state: Path) -> Finding:
         return _finding("folder", "ok", f"{state} is writable")
     if os.access(state / "inbox" / "new", os.W_OK | os.X_OK):
         return _finding("folder", "ok", f"{state} belongs to another user; you can write to its inbox")
-    hint = "ask whoever runs the controller, or set GPUSCHED_STATE to a folder of your own"
+    hint = "ask the administrator, or set GPUSCHED_STATE to a folder of your own"
     return _finding("folder", "fail", f"you have no write access to {state} and its inbox", hint)
 
 
@@ -175,8 +175,8 @@ def _database(state: Path) -> Finding:
                 raise sqlite3.DatabaseError(problems[0])
             row = next(unreadable(db, deadline - time.monotonic()), None)
     except PermissionError as error:
-        hint = "set settings.shared: true in inventory.yaml, if others may see its queue"
-        return _finding("database", "fail", f"{path} cannot be read by you: {error}", hint)
+        hint = "to let other users see the queue, set settings.shared: true in inventory.yaml"
+        return _finding("database", "fail", f"no permission to read {path}: {error}", hint)
     except (*UNREADABLE, OSError) as error:
         if "interrupt" in str(error):
             return _finding("database", "warn", f"{path} is too large to be checked within {_QUICK_CHECK_S:.0f} s")

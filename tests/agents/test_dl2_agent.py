@@ -19,7 +19,7 @@ from gpusched.agents.common.resizable import ResizableWorkload, WorkloadLog, drf
 from gpusched.agents.describe import describe_weights
 from gpusched.agents.dl2 import learn as learning
 from gpusched.agents.dl2.agent import Player, prepare
-from gpusched.agents.dl2.decide import CLUSTER, INPUTS, SHARED, STEP, Actor, zero_actor
+from gpusched.agents.dl2.decide import CLUSTER_FEATURES, INPUTS, SHARED, STEP_FEATURES, Actor, zero_actor
 from gpusched.agents.dl2.learn import Dl2Recipe, PublicSetting
 from gpusched.agents.dl2.live import choose_sizes
 from gpusched.agents.dl2.live import prepare as prepare_live
@@ -44,7 +44,7 @@ def ranked(**weights: float) -> Actor:
     """A linear score by the names of its inputs, spaces as underlines."""
     actor = zero_actor()
     for name, weight in weights.items():
-        actor.linear[STEP.index(name.replace("_", " "))] = weight
+        actor.linear[STEP_FEATURES.index(name.replace("_", " "))] = weight
     return actor
 
 
@@ -472,4 +472,4 @@ def test_what_decides_is_said() -> None:
         describe_weights(load_file(SHIPPED, "dl2")) == "a linear score of 20 inputs, and a network of 27-32-1 beside it"
     )
     assert describe_weights(model(GREEDY)) == "a linear score of 20 inputs, no neural network"
-    assert (len(STEP), len(CLUSTER)) == (INPUTS, SHARED) == (20, 7)
+    assert (len(STEP_FEATURES), len(CLUSTER_FEATURES)) == (INPUTS, SHARED) == (20, 7)
