@@ -197,7 +197,7 @@ def _to_requeue(client: Client, job: JobRecord) -> str:
         return "is already being requeued"
     if job.state in ENDED and (job.spec.secret_names or job.spec.function) and not _has_secrets(client, job):
         what = "secrets are" if job.spec.secret_names else "function is"
-        return f"has ended and its {what} no longer stored: submit it again"
+        return f"has ended, and its {what} no longer stored; submit it again"
     return ""
 
 

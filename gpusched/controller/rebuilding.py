@@ -147,7 +147,7 @@ def _refuse_sound(state: Path) -> None:
             if filled:
                 raise GpuschedError(
                     f"{path} is in order, so there is nothing to recover",
-                    "to go back to a backup all the same, move it away first, with its -wal and -shm",
+                    "to restore a backup anyway, move it away first, with its -wal and -shm",
                 )
     except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
         if failed := disk_error(path, error):

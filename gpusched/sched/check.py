@@ -136,9 +136,9 @@ class _Ledger:
         spec, parts = job.spec, job.allocation.parts
         assert spec is not None
         if action.gpus % spec.gpus_per_node:
-            return f"{count_of(action.gpus, 'GPU')} are no whole ranks of {spec.gpus_per_node}"
+            return f"{count_of(action.gpus, 'GPU')} cannot be split into ranks of {spec.gpus_per_node}"
         if len(action.joins) != max(0, action.gpus // spec.gpus_per_node - len(parts)):
-            return f"{count_of(len(action.joins), 'rank')} do not make it {count_of(action.gpus, 'GPU')}"
+            return f"{count_of(len(action.joins), 'rank')} do not bring it to {count_of(action.gpus, 'GPU')}"
         one = rank_view(job, job.expected_end - self._snapshot.now, reservation_of(job, self._snapshot))
         nodes = {part.node for part in parts}
         for part in action.joins:
