@@ -419,7 +419,7 @@ def test_gpus_go_to_the_faster_and_shorter_and_stop_where_they_gain_nothing() ->
 def test_weights_that_cannot_decide() -> None:
     question = question_of(claims_of([One(power(1, 2))], 2), "p", 0.0, ("",))
     spoilt = ranked(speed=float("nan"))
-    with pytest.raises(Unusable, match="no number"):
+    with pytest.raises(Unusable, match="returned NaN"):
         choose_sizes(prepare_live(model(spoilt)), question)
     with pytest.raises(ValueError, match="DL2's own setting; train some"):
         prepare_live(model(GREEDY, None))

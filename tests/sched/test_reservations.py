@@ -144,7 +144,7 @@ def test_what_an_agent_kept_before_it_failed_is_open_to_its_fallback(monkeypatch
     snap = replace(snap, policies={"p": replace(skip, agent="fails", fallback=skip)})
     snap = with_reservations(snap, reservation("m", ["n1"], H, 4 * H, maintenance=True))
     plan = decide(snap, {"p": TrainedModel("fails", {}, {}, "", "<fails>")})
-    assert "no number" in plan.troubles["p"]
+    assert "returned NaN" in plan.troubles["p"]
     assert list(started(plan)) == ["long"]
 
 
