@@ -167,35 +167,35 @@ def test_nodes_say_cores_memory_and_what_bars_them() -> None:
         ({"gpus": 1, "nodes": 3, "exclude": ("b",)}, "needs 3 nodes it may use; 2 exist"),
         ({"gpus": 9}, "needs 9 GPUs on one node; most on one node: 8 (a)"),
         ({"gpus": 9, "exclude": ("a",)}, "needs 9 GPUs on one node; most on one node: 8 (b)"),
-        ({"gpus": 5, "nodes": 3}, "needs 5 GPUs on each of 3 nodes; 2 nodes have that"),
-        ({"gpus": 9, "nodes": 2}, "needs 9 GPUs on each of 2 nodes; no nodes have that"),
+        ({"gpus": 5, "nodes": 3}, "needs 5 GPUs on each of 3 nodes; 2 nodes have enough"),
+        ({"gpus": 9, "nodes": 2}, "needs 9 GPUs on each of 2 nodes; no nodes have enough"),
         (
             {"gpus": 8, "cores_per_node": 81, "nodes": 2},
-            "needs 81 cores beside 8 GPUs on each of 2 nodes; 1 node has that",
+            "needs 81 cores with 8 GPUs on each of 2 nodes; 1 node has enough",
         ),
-        ({"gpus": 4, "cores_per_node": 91}, "needs 91 cores beside 4 GPUs on one node; most on one node: 90 (b)"),
+        ({"gpus": 4, "cores_per_node": 91}, "needs 91 cores with 4 GPUs on one node; most on one node: 90 (b)"),
         (
             {"gpus": 0, "cores_per_node": 91, "memory_mib_per_node": 9},
             "needs 91 cores on one node; most on one node: 90 (b)",
         ),
         (
             {"gpus": 1, "cores_per_node": 1, "memory_mib_per_node": 65 << 10},
-            "needs 65G of memory beside 1 GPU on one node; most on one node: 64G (a)",
+            "needs 65G of memory with 1 GPU on one node; most on one node: 64G (a)",
         ),
         (
             {"gpus": 1, "cores_per_node": 90, "memory_mib_per_node": 33 << 10},
-            "needs 33G of memory beside 1 GPU on one node; most on one node: 32G (b)",
+            "needs 33G of memory with 1 GPU on one node; most on one node: 32G (b)",
         ),
         ({"gpus": 7, "cores_per_node": 1}, "waits for 7 GPUs on one node; most free on one node: 6 (b)"),
         (
             {"gpus": 6, "cores_per_node": 87},
-            "waits for 87 cores beside 6 GPUs on one node; most free on one node: 86 (b)",
+            "waits for 87 cores with 6 GPUs on one node; most free on one node: 86 (b)",
         ),
         (
             {"gpus": 0, "nodes": 3, "cores_per_node": 37},
-            "waits for 37 cores on each of 3 nodes; 2 nodes have that free",
+            "waits for 37 cores on each of 3 nodes; 2 nodes have enough free",
         ),
-        ({"gpus": 6, "nodes": 2, "cores_per_node": 1}, "waits for 6 GPUs on each of 2 nodes; 1 node has that free"),
+        ({"gpus": 6, "nodes": 2, "cores_per_node": 1}, "waits for 6 GPUs on each of 2 nodes; 1 node has enough free"),
     ],
 )  # fmt: skip
 def test_what_is_short_in_figures_is_the_same_wherever_it_is_said(job: dict, said: str) -> None:
