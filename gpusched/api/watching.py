@@ -1,4 +1,4 @@
-"""One thread that waits for all jobs of a `Cluster`: when the store changes, it checks the jobs that changed."""
+"""Waits for all jobs of a `Cluster` in one thread, which checks changed jobs whenever the store changes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from gpusched.queue.store import Reader
 
 POLL_S = 0.2
 RETRY_S = 2.0
-MAX_SAMPLED = 200  # jobs checked from time to time without an event
-_RANDOM = random.Random()  # separate: the program's own random numbers must not change
+MAX_SAMPLED = 200  # jobs checked at each reopening even without an event
+_RANDOM = random.Random()  # of its own, so that the user's program gets the same random numbers as without us
 _log = logging.getLogger(__name__)
 
 
 class Watcher:
-    """Completes futures, with clients made by ``client``."""
+    """Completes futures when their jobs end. ``client`` creates the client that reads the store."""
 
     def __init__(self, client: Callable[[], Client]) -> None:
         self._client = client
@@ -53,7 +53,7 @@ class Watcher:
         client, opened = self._client(), time.monotonic()
         due, last_event, version = set[str](), -1, -1
         while self._take_new(due):
-            if time.monotonic() - opened > REOPEN_S:  # a store opened without a writer never shows later changes
+            if time.monotonic() - opened > REOPEN_S:  # a store opened while nobody wrote never shows later changes
                 client.reopen()
                 opened, version = time.monotonic(), -1
                 due |= self._sample()
@@ -67,7 +67,7 @@ class Watcher:
                     due |= self._affected(changed)
                     due = self._complete_ended(client, reader, due)
             except GpuschedError as error:
-                version = -1  # what has changed may not have been read
+                version = -1  # changes may be unread
                 _log.warning("%s; retrying", error.line())
                 time.sleep(RETRY_S)
             except Exception:  # a dead thread would leave its waiters waiting forever
@@ -80,7 +80,7 @@ class Watcher:
         client.reopen()
 
     def _take_new(self, due: set[str]) -> bool:
-        """Start to watch new jobs, due at once; return False if none is left to wait for, and the thread ends."""
+        """Add new jobs, which are due at once; return False if there are none to wait for, and the thread must end."""
         with self._lock:
             for job in self._new:
                 self._waiting.setdefault(_submission_id(job.id), {}).setdefault(job.id, []).append(job)
@@ -91,7 +91,7 @@ class Watcher:
             return bool(self._waiting)
 
     def _affected(self, changed: Iterable[str]) -> set[str]:
-        """Return the watched jobs that these ids of jobs, tasks and arrays affect."""
+        """Return the ids of watched jobs that changes of these jobs, tasks and arrays affect."""
         found = set()
         for job_id in changed:
             base = _submission_id(job_id)
@@ -105,9 +105,9 @@ class Watcher:
         return set(_RANDOM.sample(everything, min(len(everything), MAX_SAMPLED)))
 
     def _complete_ended(self, client: Client, reader: Reader, due: Iterable[str]) -> set[str]:
-        """Complete the futures of ended jobs, in order of their ends; return the jobs whose results have not arrived.
+        """Complete futures of ended jobs, in order of end; return the jobs whose results have not arrived.
 
-        Jobs that ended between two checks are found together; `as_completed` must still see them in order.
+        Several jobs may end between two checks; `as_completed` must yield them in order.
         """
         refused: dict[str, str | None] = {}  # submission -> why it was refused, or None; looked up once per round
         found = [(job_id, stored_jobs(reader, job_id)) for job_id in due]

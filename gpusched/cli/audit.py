@@ -25,7 +25,7 @@ def audit(
     command: Annotated[str | None, typer.Option("--command", help="Only this command, such as cancel.")] = None,
     refused: Annotated[bool, typer.Option("--refused", help="Only what was refused.")] = False,
     policy: Annotated[
-        str | None, typer.Option("--policy", help="When this policy was active (name, version, digest), its starts.")
+        str | None, typer.Option("--policy", help="When this policy (name, version, digest) was active; its starts.")
     ] = None,
     json: output.JsonOption = False,
 ) -> None:

@@ -264,7 +264,7 @@ def _report(error: Exception) -> int:
         output.print_error(f"found '{output.printable(error.object[:80])}', expected UTF-8")
         return 2
     if isinstance(error, MemoryError):
-        output.print_error("this needs more memory than there is")
+        output.print_error("not enough memory")
         return 1
     if isinstance(error, RuntimeError) and "home directory" in str(error):
         output.print_error("HOME is not set, and this user has no home folder; set HOME")

@@ -94,7 +94,7 @@ def promote(
     policy: _Policy,
     partition: complete.PartitionOption = None,
     force: Annotated[
-        str | None, typer.Option("--force", metavar="REASON", help="Promote without proof; the reason.")
+        str | None, typer.Option("--force", metavar="REASON", help="Promote without proof, for this reason.")
     ] = None,
     since: Annotated[str | None, typer.Option("--since", help="Evaluate on jobs since; default 30d.")] = None,
     mode: Annotated[

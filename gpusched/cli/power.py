@@ -36,7 +36,7 @@ def power(
     partition: Annotated[
         str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="Only this partition.")
     ] = None,
-    idle: Annotated[bool, typer.Option("--idle", help="Who held idle GPUs, by user and job.")] = False,
+    idle: Annotated[bool, typer.Option("--idle", help="Idle GPUs, by user and job that held them.")] = False,
     user: Annotated[
         str | None, typer.Option("-u", "--user", metavar="USER", help="With --idle: only this user.")
     ] = None,

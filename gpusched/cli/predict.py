@@ -27,10 +27,10 @@ def predict(
     format: Annotated[str | None, typer.Option("--format", help="The trace's format; default: detected.")] = None,
     vc: Annotated[str | None, typer.Option("--vc", help="Only this virtual cluster, partition or queue.")] = None,
     since: Annotated[
-        str | None, typer.Option("--since", help="Of a trace: judge jobs submitted since; default: its second half.")
+        str | None, typer.Option("--since", help="With a trace: evaluate on jobs since; default: its second half.")
     ] = None,
     waits: Annotated[
-        bool, typer.Option("--waits", help="Of a trace: also replay it, shortest estimate first, at a load of 0.9.")
+        bool, typer.Option("--waits", help="With a trace: also replay it, shortest estimate first, at a load of 0.9.")
     ] = False,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="With NAME: GPUs of the whole job.")] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="With NAME: on this many nodes.")] = None,

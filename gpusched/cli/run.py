@@ -23,7 +23,7 @@ def controller(
         bool, typer.Option("--standby", help="Wait while another controller runs, then take over.")
     ] = False,
     takeover_after: Annotated[
-        int, typer.Option("--takeover-after", help="Seconds of its silence.", min=5, metavar="SECONDS")
+        int, typer.Option("--takeover-after", help="Take over after this long a silence.", min=5, metavar="SECONDS")
     ] = 15,
     verbose: VerboseOption = 0,
     quiet: QuietOption = False,

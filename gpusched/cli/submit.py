@@ -46,7 +46,7 @@ def submit_command(
             "without settings.job_dirs, GPUSCHED_JOB_DIR is local to a node: keep checkpoints where all nodes see them"
         )
     if prepared.spec.share and not may_share(prepared.spec, known_partition(client.inventory, prepared.spec.partition)):
-        output.note("no node it may use shares GPUs (sharing: in the inventory), so it gets them alone")
+        output.note("no node it may use shares GPUs (sharing: in the inventory), so the job gets whole GPUs")
     if dry_run:
         return _show_dry_run(client, prepared.spec)
     job_id = submit(client, prepared)

@@ -67,7 +67,7 @@ def train(
     force: Annotated[bool, typer.Option("--force", help="Train even on too few jobs.")] = False,
     keep_anyway: Annotated[
         bool,
-        typer.Option("--keep-anyway", help="Save weights though worse than their untrained start or the best rule."),
+        typer.Option("--keep-anyway", help="Save weights even if worse than their untrained start or the best rule."),
     ] = False,
     json: output.JsonOption = False,
 ) -> int:

@@ -19,7 +19,7 @@ from gpusched.model.units import format_duration, format_memory
 from gpusched.sched.explain import Explanation
 from gpusched.sched.slicenames import base_of
 from gpusched.sched.tally import covers, need, over_more_nodes
-from gpusched.sched.topology.spread import knows_racks, splits
+from gpusched.sched.topology.spread import split_requests, supports_racks
 
 _SHORTER_S = (*(3600 * h for h in (72, 24, 12, 6, 3, 1)), 1800, 600)
 _MAX_LIMITS = 4
@@ -57,14 +57,14 @@ def spreads_of(snapshot: Snapshot, job: PendingView) -> list[SpreadView]:
     """Return the job bound to one server, to one rack, and unbound, nearest first; none for a job on a single node."""
     spec, policy = job.spec, snapshot.policies.get(job.spec.partition)
     is_distributed = spec.max_nodes is not None or (spec.nodes > 1 and bool(snapshot.topology))
-    if not is_distributed or policy is None or not knows_racks(policy):
+    if not is_distributed or policy is None or not supports_racks(policy):
         return []
     without_wait = msgspec.structs.replace(spec, placement_wait_s=0.0)
     found = [SpreadView("any", "--max-spread any --placement-wait 0", _with_spread(job, without_wait, "any"))]
     if snapshot.topology:
         found.insert(0, SpreadView("rack", "--max-spread rack", _with_spread(job, without_wait, "rack")))
     if spec.max_nodes is not None:
-        fewest = splits(spec)[0]
+        fewest = split_requests(spec)[0]
         on_one_server = msgspec.structs.replace(
             without_wait, max_nodes=None, nodes=1, gpus_per_node=fewest.gpus, cores_per_node=fewest.cores,
             memory_mib_per_node=fewest.memory_mib,

@@ -19,11 +19,11 @@ from gpusched.model.commands import MAX_JOB_IDS, AnyCommand, Cancel, Drain, Hold
 from gpusched.model.indices import text_of
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 
-Check = Callable[[Client, JobRecord], str]  # why nothing would follow for a job, or ""
+Check = Callable[[Client, JobRecord], str]  # why the request would not affect a job, or ""
 
 
 class ControlResult(msgspec.Struct, frozen=True):
-    """The ids of jobs and arrays, or names of nodes, of a request; ``notes`` says which of them it will not affect."""
+    """A request that was sent: ids of jobs and arrays, or names of nodes; ``notes``: which it skips, and why."""
 
     what: str
     ids: tuple[str, ...]
@@ -33,10 +33,11 @@ class ControlResult(msgspec.Struct, frozen=True):
 def cancel(client: Client, texts: Iterable[str], *, now: bool, named: bool = True) -> ControlResult:
     """Cancel jobs; those that have ended are skipped.
 
-    Jobs that were ``named`` get a note each; of jobs that were `selected`, all may have ended in the meantime.
+    ``named``: the user named the jobs, so each that has ended gets a note. Jobs that were `selected` may all have ended
+    meanwhile, without a note.
     """
     targets = Resolver(client).targets(texts)
-    ended = {target.id: why for target in targets if (why := _why_not(client, target, _not_ended))}
+    ended = {target.id: why for target in targets if (why := _unaffected_reason(client, target, _not_ended))}
     live = [target for target in targets if target.id not in ended]
     if not live and not named:
         return ControlResult("cancel", ())
@@ -45,7 +46,7 @@ def cancel(client: Client, texts: Iterable[str], *, now: bool, named: bool = Tru
 
 
 def selected(client: Client, user: str | None, states: frozenset[JobState] | None) -> tuple[list[str], int]:
-    """Return the ids of a user's jobs in some states that have not ended, and the number of these jobs."""
+    """Return the ids of a user's unended jobs in these states (None: in any), and their number; array tasks count."""
     unended = (states or frozenset(JobState)) - ENDED
     jobs = queried(client, Query(user=user, states=unended)) if unended else []
     ids = [f"{j.array_id}_[{text_of(j.tasks)}]" if j.tasks else j.id for j in jobs]
@@ -132,8 +133,12 @@ def _on_targets(
 
 
 def _check_target(client: Client, what: str, target: ResolvedJobs, check: Check) -> str:
-    """Raise if the request is impossible for all jobs of a target or for another user's; else return a note, or ""."""
-    if why := _why_not(client, target, check):
+    """Check a target; return a note on jobs that the request skips, or "".
+
+    Raises:
+        GpuschedError: The request would affect none of its jobs, or they are another user's.
+    """
+    if why := _unaffected_reason(client, target, check):
         raise GpuschedError(f"{what}: {why}")
     problems = [check(client, job) for job in target.jobs]
     task_count, job = sum(job.count for job in target.jobs), target.jobs[0]
@@ -149,8 +154,8 @@ def _check_target(client: Client, what: str, target: ResolvedJobs, check: Check)
     return f"skipped {sum(job.count for job, _ in unaffected)} of {task_count} tasks: job {first.id} {why}"
 
 
-def _why_not(client: Client, target: ResolvedJobs, check: Check) -> str:
-    """Return why the request is impossible for every job of the target, or ""."""
+def _unaffected_reason(client: Client, target: ResolvedJobs, check: Check) -> str:
+    """Return why the request would affect no job of the target, or ""."""
     problems = [check(client, job) for job in target.jobs]
     if not all(problems):
         return ""
@@ -194,10 +199,10 @@ def _to_requeue(client: Client, job: JobRecord) -> str:
         return "is already being requeued"
     if job.state in ENDED and (job.spec.secret_names or job.spec.function) and not _has_secrets(client, job):
         what = "secrets are" if job.spec.secret_names else "function is"
-        return f"has ended and its {what} no longer stored: submit it again"
+        return f"has ended, and its {what} no longer stored; submit it again"
     return ""
 
 
 def _has_secrets(client: Client, job: JobRecord) -> bool:
-    """Return whether the controller still has the secrets or program: it keeps them until the submission has ended."""
+    """Return whether the controller still has the job's secrets or program: it keeps them until all its tasks end."""
     return client.reader is not None and client.reader.has_unended(job.array_id or job.id)

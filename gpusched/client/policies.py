@@ -116,8 +116,8 @@ def _row(spec: PolicySpec, partition: str | None, state: str, *, path: str | Non
     kept = kept_anyway(spec.folder, partition or DEFAULT) if spec.agent is not None else ""
     more["fallback"] = more.get("fallback") or "; ".join(_broken(others)) or None
     if card is not None and card.public:
-        told = f"trained on public traces ({card.trace}), not on this cluster's jobs"
-        more["note"] = "; ".join(filter(None, (more.get("note"), told)))
+        note = f"trained on public traces ({card.trace}), not on this cluster's jobs"
+        more["note"] = "; ".join(filter(None, (more.get("note"), note)))
     return PolicyRow(
         name=spec.name, version=spec.version, partition=partition, state=state, agent=spec.agent,  # type: ignore[arg-type]
         trained_at=card.trained_at if card else None, trace=card.trace if card else None,

@@ -142,7 +142,7 @@ def proof(
 
     if candidate.traits.places and not (client.reader is not None and client.reader.beliefs()):
         raise GpuschedError(
-            f"{candidate.name}: nothing was learned of placement costs yet, so its fallback would decide",
+            f"{candidate.name}: no placement costs have been learned yet, so its fallback would decide",
             "wait until jobs report progress, or use --force REASON",
         )
     card = training_of(candidate, partition.name)

@@ -162,7 +162,7 @@ class Resolver:
         if not named:
             return ""
         more = ", ..." if len(named) > SHOWN_CANDIDATES else ""
-        return f"jobs are given by id; of that name you have {', '.join(named[:SHOWN_CANDIDATES])}{more}"
+        return f"name jobs by id; you have jobs of this name: {', '.join(named[:SHOWN_CANDIDATES])}{more}"
 
     def _jobs(self, base: str) -> list[JobRecord]:
         reader = self._client.reader

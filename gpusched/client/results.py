@@ -52,7 +52,7 @@ def open_large(client: Client, job: JobRecord, result: StoredResult) -> BinaryIO
             "it is removed once it has been fetched",
         ) from None
     except OSError as error:
-        raise GpuschedError(f"the result of job {job.id} is in {path}: {error.strerror}") from None
+        raise GpuschedError(f"cannot read the result of job {job.id} in {path}: {error.strerror}") from None
     digest = hashlib.sha256()
     while chunk := file.read(1 << 20):
         digest.update(chunk)

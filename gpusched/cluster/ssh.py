@@ -252,7 +252,7 @@ class SshCluster:
             return known[1]
 
     def raise_term(self, term: int) -> None:
-        """Go on with a higher term, which nodes are told with what comes next."""
+        """Continue with a higher term, which nodes receive with the next operations."""
         self._term = term
 
     def _acting(self, node: Node) -> Transport:

@@ -399,7 +399,7 @@ def _health(value: Value) -> dict[str, HealthAction]:
     """Read kind of condition -> action; a kind has a most that may follow from it."""
     found = {}
     for kind, item in value.fields("a mapping: kind of condition -> action", KIND).items():
-        found[kind] = HealthAction(item.choice(ACTIONS[: ACTIONS.index(KIND[kind].most) + 1]))
+        found[kind] = HealthAction(item.choice(ACTIONS[: ACTIONS.index(KIND[kind].max_action) + 1]))
     return found
 
 

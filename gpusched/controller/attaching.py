@@ -43,7 +43,7 @@ def attach(
     if status == b"failed":
         return wire.exit_frame(wire.NOT_STARTED)
     if not status.isdigit() or len(status) > 3:
-        raise TransportError("ssh", f"{ref.node}: the connection to {ref.name} ended", "the job need not have")
+        raise TransportError("ssh", f"{ref.node}: the connection to {ref.name} ended", "the job may still be running")
     return wire.exit_frame(int(status))
 
 

@@ -440,7 +440,7 @@ class CommandApplier:
         if command.array is not None and not 0 < len(set(command.array)) <= MAX_ARRAY_TASKS:
             raise CommandRefused(f"an array needs 1 to {MAX_ARRAY_TASKS} different indices")
         if command.array is not None and not all(0 <= index <= MAX_ARRAY_INDEX for index in command.array):
-            raise CommandRefused(f"indices of an array go from 0 to {MAX_ARRAY_INDEX}")
+            raise CommandRefused(f"array indices must be from 0 to {MAX_ARRAY_INDEX}")
         if command.max_running is not None and not 0 < command.max_running <= MAX_ARRAY_TASKS:
             raise CommandRefused("at least one task of an array must be allowed to run at once")
         job = JobRecord(
@@ -559,7 +559,7 @@ class CommandApplier:
     def _requesting_job(self, job_id: str, caller: Caller) -> JobRecord | None:
         """Return the requesting job; only the controller may pass on such requests."""
         if caller.uid != os.getuid():
-            raise CommandRefused("only the controller passes on what jobs ask for")
+            raise CommandRefused("only the controller forwards requests of jobs")
         return self._store.job(job_id)
 
     def _requeue_from_inside(

@@ -90,7 +90,7 @@ def _with_new_grace(step: ReconcileResult, ranks: list[RankStatus], inputs: Reco
         return None
     extended = msgspec.structs.replace(ending, kill_at=inputs.now + inputs.settings.grace_s)
     step.job = msgspec.structs.replace(step.job, ending=extended)
-    data = {"outcome": ending.outcome, "message": f"{ending.message}; asked to end only now"}
+    data = {"outcome": ending.outcome, "message": f"{ending.message}; signalled only now"}
     step.events.append(Event(time=inputs.now, kind="ending", job_id=step.job.id, user=step.job.user, data=data))
     return extended
 

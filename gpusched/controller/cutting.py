@@ -165,7 +165,7 @@ def nodes_being_cut(records: Mapping[str, NodeRecord]) -> frozenset[str]:
 
 def _failed(state: CutState, gpu: Gpu, now: float) -> CutState:
     pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**state.failures)
-    error = state.error or f"it was broken off: the GPU has {_geometry(gpu)}"
+    error = state.error or f"it was interrupted: the GPU has {_geometry(gpu)}"
     return replace(state, error=error, failures=state.failures + 1, retry_at=now + pause_s)
 
 

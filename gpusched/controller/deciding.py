@@ -185,7 +185,7 @@ class Decider:
     def decide(self, snapshot: Snapshot, digests: Mapping[str, str]) -> Decision:
         """Return a plan for the snapshot, within the agents' time budgets."""
         snapshot, digests = self._compiled_only(snapshot, digests)
-        snapshot = split(snapshot)  # before partitions are told apart
+        snapshot = split(snapshot)  # first: it adds partitions for slices
         policies = snapshot.policies
         waiting = {job.spec.partition for job in snapshot.pending}
         running = {job.spec.partition for job in snapshot.running if job.spec is not None}

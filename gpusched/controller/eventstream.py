@@ -183,7 +183,7 @@ class EventStream:
             self._failures += 1
             if self._failures == 1:
                 why = str(error) if isinstance(error, DeliveryFailed | OSError) else f"{type(error).__name__}: {error}"
-                _log.warning("events cannot be sent to the %s and wait: %s", self._name, printable(why)[:500])
+                _log.warning("cannot send events to the %s; they are sent later: %s", self._name, printable(why)[:500])
             return False
 
     def _note_success(self) -> None:

@@ -1,9 +1,9 @@
-"""Conditions of a node and its GPUs from its readings: when they begin, when they are over, what follows. Pure.
+"""Finds conditions of a node and its GPUs in its readings: when they begin and end, and what follows. Pure.
 
-A value is seen, fine or unknown. What is seen becomes a condition at once, or, of wavering values
-(`ConditionKind.twice`), at the second reading in a row; it is over when it is fine some time after it was last seen.
-Unknown changes nothing. Messages of the driver become conditions at once. Those that need hands (`Condition.stays`)
-stay until the node is resumed or rebooted, or the GPU reset.
+In a reading, a value shows the condition, is fine, or is unknown. If it shows it, the condition begins at once, or if
+the value fluctuates (`ConditionKind.needs_two`) at the second such reading in a row. It is over when the value is fine
+some time after it last showed it. Unknown values change nothing. Messages of the driver become conditions at once;
+those that need an operator (`Condition.stays`) stay until the node is resumed or rebooted, or the GPU reset.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpusched.model.events import Event
 from gpusched.model.health import (
     KIND,
     SILENT_XIDS,
-    STAYING,
+    STICKY_KINDS,
     XIDS,
     Condition,
     GpuCounters,
@@ -99,7 +99,7 @@ def observe_health(
         boot_id=reading.boot_id or health.boot_id,
         log_source=reading.kernel.source if reading.kernel is not None else health.log_source,
     )  # fmt: skip
-    return _consequences(before, after, fold.told, node, now)
+    return _consequences(before, after, fold.to_notify, node, now)
 
 
 def forgiven(health: NodeHealth) -> NodeHealth:
@@ -147,8 +147,8 @@ def _judge_values(gpu: Gpu, before: GpuCounters) -> Iterator[tuple[str, str | No
     yield "pcie-width", _seen(h.pcie_width, narrow, f"PCIe with {h.pcie_width} of {width} lanes")
     slow = h.pcie_gen is not None and h.pcie_gen_max is not None and h.pcie_gen < h.pcie_gen_max
     yield "pcie-speed", _seen(h.pcie_gen, slow, f"PCIe generation {h.pcie_gen} of {h.pcie_gen_max} under load")
-    yield "clocks-thermal", _seen(h.clocks, bool((h.clocks or 0) & _THERMAL), "clocks held down by heat")
-    yield "clocks-power", _seen(h.clocks, bool((h.clocks or 0) & _BRAKE), "clocks held down by the power brake")
+    yield "clocks-thermal", _seen(h.clocks, bool((h.clocks or 0) & _THERMAL), "clocks reduced by heat")
+    yield "clocks-power", _seen(h.clocks, bool((h.clocks or 0) & _BRAKE), "clocks reduced by the power brake")
     near = h.thermal_margin_c is not None and h.thermal_margin_c <= MARGIN_C
     yield "temperature", _seen(gpu.temperature_c, near, f"{gpu.temperature_c} °C, {h.thermal_margin_c} below the limit")
 
@@ -217,9 +217,9 @@ def _take_message(
         return
     xid, index = XIDS.get(message.number, _UNKNOWN_XID), buses.get(message.bus)
     detail = f"Xid {message.number} ({xid.title})"
-    if index is None or KIND[xid.kind].about == "node":
+    if index is None or KIND[xid.kind].scope == "node":
         where = f"GPU {index}" if index is not None else f"PCI address {message.bus}"
-        kind = xid.kind if KIND[xid.kind].about == "node" else "xid-other"
+        kind = xid.kind if KIND[xid.kind].scope == "node" else "xid-other"
         fold.note(kind, None, None, f"{detail} of {where}", "")
         return
     uuid = counters[index].uuid if index in counters else None
@@ -251,7 +251,7 @@ def _after_boot(health: NodeHealth) -> NodeHealth:
 
 
 class _Fold:
-    """Conditions while one reading is folded in; ``told``: those to notify of, new or of another job."""
+    """Conditions while one reading is folded in; ``to_notify``: new ones, or of another job."""
 
     def __init__(self, before: NodeHealth, now: float) -> None:
         self.before, self._now = before, now
@@ -259,7 +259,7 @@ class _Fold:
         self._earlier = {c.key: c for c in before.suspected}
         self._suspected: list[Condition] = []
         self._fine: set[tuple[str, str | None]] = set()
-        self.told: list[Condition] = []
+        self.to_notify: list[Condition] = []
 
     def conditions(self, node: Node) -> tuple[Condition, ...]:
         """Return those that are not over, of GPUs that the node has."""
@@ -299,11 +299,11 @@ class _Fold:
         first = self._earlier.get(key)
         since = first.since if first is not None else now
         condition = Condition(kind=kind, gpu=gpu, index=index, since=since, last_seen=now, detail=detail)
-        if KIND[kind].twice and (first is None or now - first.since < MIN_APART_S):
+        if KIND[kind].needs_two and (first is None or now - first.since < MIN_APART_S):
             self._suspected.append(condition)
             return
         self._found[key] = condition
-        self.told.append(condition)
+        self.to_notify.append(condition)
 
     def note(self, kind: str, gpu: str | None, index: int | None, detail: str, job: str) -> None:
         """Fold in a message; a notice follows if it is new, or another job's."""
@@ -311,11 +311,11 @@ class _Fold:
         old = self._found.get(key)
         condition = Condition(
             kind=kind, gpu=gpu, index=index, since=old.since if old is not None else now, last_seen=now, detail=detail,
-            job=job or None, stays=kind in STAYING,
+            job=job or None, stays=kind in STICKY_KINDS,
         )  # fmt: skip
         self._found[key] = condition
         if old is None or (job and old.job != job):
-            self.told.append(condition)
+            self.to_notify.append(condition)
 
     def _is_over(self, condition: Condition) -> bool:
         kind = KIND.get(condition.kind)
@@ -328,11 +328,13 @@ class _Fold:
 # -- what follows ------------------------------------------------------------------------------------------------------
 
 
-def _consequences(before: NodeHealth, after: NodeHealth, told: list[Condition], node: Node, now: float) -> HealthChange:
-    events = [_event("condition", c, node, now) for c in told]
+def _consequences(
+    before: NodeHealth, after: NodeHealth, to_notify: list[Condition], node: Node, now: float
+) -> HealthChange:
+    events = [_event("condition", c, node, now) for c in to_notify]
     left = {(c.kind, c.index) for c in after.conditions}
     events += [_event("condition_over", c, node, now) for c in before.conditions if (c.kind, c.index) not in left]
-    drains = [c for c in told if action_of(c.kind, node.health) is HealthAction.DRAIN]
+    drains = [c for c in to_notify if action_of(c.kind, node.health) is HealthAction.DRAIN]
     drain = "; ".join(f"{c.where}{': ' if c.where else ''}{text_of(c)}" for c in drains)
     return HealthChange(after, events, drain)
 

@@ -163,7 +163,7 @@ def _drop(step: ReconcileResult, s: RankStatus, why: str, inputs: ReconcileInput
     update(step, rank, hot="left", gone=ended)
     step.job = with_parts(job, tuple(part for part in job.allocation.parts if part.rank != rank.rank))
     step.span_from = inputs.now
-    _note_change(step, s, "rank_left", why and f"goes on without rank {rank.rank} on {rank.node}: {why}", inputs)
+    _note_change(step, s, "rank_left", why and f"continues without rank {rank.rank} on {rank.node}: {why}", inputs)
 
 
 def _note_change(step: ReconcileResult, s: RankStatus, kind: str, message: str, inputs: ReconcileInput) -> None:

@@ -230,4 +230,4 @@ def _warning(job: JobRecord, idle: IdleState, now: float) -> str:
     }
     if idle.at is None:
         return _held(job, idle, now)
-    return f"{_held(job, idle, now)}; unless they work, {done[idle.then]} in {format_duration(idle.at - now)}"
+    return f"{_held(job, idle, now)}; unless used, {done[idle.then]} in {format_duration(idle.at - now)}"

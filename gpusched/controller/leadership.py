@@ -148,7 +148,7 @@ def leadership(state: Path) -> Iterator[Leadership]:
         holder, former = None, decoded_lease(first)
         watch = RenewalWatch(EXPIRY_S)
         if former is not None and not _is_over(former):
-            _log.info("waiting whether the controller of %s is alive", former.holder)
+            _log.info("waiting to see whether the controller of %s is alive", former.holder)
             while not watch.is_stale(found := read_lease_bytes(state)):
                 if found != first:
                     raise AlreadyRunning(f"a controller ({former.holder}) already runs on {state}", _ONE)
@@ -254,7 +254,7 @@ def end_former(former: ControllerLease) -> bool:
     """Kill a superseded controller that hangs on this machine, as it has a lock on the store; return whether it did."""
     if not former.is_alive_here():
         return False
-    _log.warning("killing the controller of %s: it hangs, and has a lock on the store", former.holder)
+    _log.warning("killing the controller of %s: it hangs and holds a lock on the store", former.holder)
     try:
         os.kill(former.pid, signal.SIGKILL)
     except OSError as error:

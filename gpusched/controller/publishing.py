@@ -92,7 +92,7 @@ class Publisher:
             if str(error) != self._reported_error:
                 self._reported_error = str(error)
                 _log.warning(
-                    "other users go on reading the old copy of the store, as a new one cannot be made: %s", error
+                    "cannot make a new copy of the store for other users, who still read the old one: %s", error
                 )
 
     def publish(self) -> None:

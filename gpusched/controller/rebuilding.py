@@ -147,7 +147,7 @@ def _refuse_sound(state: Path) -> None:
             if filled:
                 raise GpuschedError(
                     f"{path} is in order, so there is nothing to recover",
-                    "to go back to a backup all the same, move it away first, with its -wal and -shm",
+                    "to restore a backup anyway, move it away first, with its -wal and -shm",
                 )
     except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
         if failed := disk_error(path, error):
@@ -230,7 +230,7 @@ def _settled(
     nodes, silent = ask_nodes(inventory, cluster_id, state / WORK, made or 0.0) if asked else ({}, {})
     with store.transaction():
         event = Event(time=now, kind="store_recovered", data={"backup": made, "silent": sorted(silent)})
-        store.append_later(event, SKIPPED_EVENT_NUMBERS)
+        store.append_after_gap(event, SKIPPED_EVENT_NUMBERS)
         # Nodes refuse lower terms than they have seen, and this machine's clock may be behind that of the lost one.
         seen = max((evidence.records.term for evidence in nodes.values()), default=0)
         store.set_meta(TERM, str(seen))

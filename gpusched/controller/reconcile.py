@@ -156,7 +156,7 @@ def _running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileIn
     if check_resize(step, ranks, failure_of(job, bad[0].rank)[2] if bad else "", inputs):
         return
     if bad and job.spec.is_hot and job.resizes is not None and job.resizes.before is not None:
-        message = f"its ranks formed no group after one was gone: {failure_of(job, bad[0].rank)[2]}"
+        message = f"its ranks formed no new group after one was lost: {failure_of(job, bad[0].rank)[2]}"
         _begin_ending(step, JobState.NODE_FAIL, "NodeFail", message, inputs, grace=settings.grace_s)
     elif bad:
         outcome, reason, message = failure_of(job, bad[0].rank)

@@ -1,4 +1,4 @@
-"""Reports: totals of metrics, events for log pipelines, the audit log."""
+"""Writes what operators read outside the store: totals of metrics, streams of events, the audit log."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from gpusched.model.resources import EventSettings
 from gpusched.queue.store import Store
 
 _log = logging.getLogger(__name__)
-WRITE_EVERY_S = 1.0  # a commit of its own, shared by both: not one for each of many short cycles
+WRITE_EVERY_S = 1.0  # short cycles share one commit
 
 
 class Reporting:
-    """Runs both after each cycle. ``timings``: where the cycle puts its durations."""
+    """Counts and sends after each cycle. ``timings``: the cycle records its durations there."""
 
     def __init__(self, store: Store, state: Path) -> None:
         self.timings = Timings()
         self._store = store
         self._metering, self._streams = Metering(store, self.timings), EventStreams(store, state)
         self._state = state
-        self._audit: EventStream | None = None  # from the first step on
+        self._audit: EventStream | None = None  # opened by the first step
         self._audit_failed = False
         self._written_at = float("-inf")
 
     def step(self, cycle_s: float, events: EventSettings) -> None:
-        """Count a cycle, have its events sent, and record both if the last time was long enough ago.
+        """Count a cycle and wake the threads that send events; record both at most once a second.
 
         Raises:
-            OSError, sqlite3.Error, Damaged: The store cannot be written or read; nothing is lost by it.
+            OSError, sqlite3.Error, Damaged: The store cannot be written or read. Nothing is lost; call it again.
         """
         self._metering.count(cycle_s)
         self._streams.step(events)
@@ -45,9 +45,9 @@ class Reporting:
         if self._audit is None:
             try:
                 self._audit = audit_stream(self._store, self._state)
-            except OSError as error:  # entries wait in the store
+            except OSError as error:  # entries stay in the store until it can
                 if not self._audit_failed:
-                    _log.error("the audit log cannot be read: %s; its entries wait", error)
+                    _log.error("cannot read the audit log: %s; entries are kept in the database", error)
                 self._audit_failed = True
                 return
         self._audit.wake()
@@ -57,11 +57,12 @@ class Reporting:
             self._metering.write()
             if self._streams.has_moved:
                 self._streams.write_positions()
+            # Entries are deleted only once they are in the file, so a crash loses none.
             if self._audit is not None and self._store.has_audit_entries(self._audit.position):
                 self._store.forget_audit(self._audit.position)
 
     def close(self) -> None:
-        """Send the last events, if that is quickly done, and record the rest.
+        """Send the last events within a short time limit, and record how far they were sent.
 
         Raises:
             OSError, sqlite3.Error, Damaged: As `step`.

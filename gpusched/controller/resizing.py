@@ -1,9 +1,9 @@
 """Resizing: stops a job so that it continues at another size. Pure.
 
-resize.json is written, then every rank is signalled. The job saves its work, reports that in saved.json and ends; it is
-killed when it has reported, or when the grace period is over. It waits first in the queue, and starts at the new size,
-or at a smaller one if others took the space. If it fails to start there, it goes back, and that size is not tried
-again.
+The controller writes resize.json, then signals every rank. The job saves its work, reports this in saved.json and ends;
+it is killed once it has reported, or after the grace period. It is requeued at the head of the queue, and starts at the
+new size, or at a smaller one if others took the GPUs. If it does not start up there, it returns to its former size, and
+the failed size is not tried again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gpusched.model.units import count_of
 from gpusched.queue.lifecycle import transition_to
 
 NOT_SAVED = "it did not save its work when asked"
-_STARTED_AFTER_S = 30.0  # a job that reports no progress counts as started after so long
+_STARTED_AFTER_S = 30.0  # run time after which a job without progress reports counts as started up
 
 
 def begin_resize(
     job: JobRecord, action: Resize, policy: PolicySpec, grace_s: float, now: float
 ) -> tuple[JobRecord, Event]:
-    """Signal a running job to save and end, so that it continues with another number of GPUs."""
+    """Return a running job as it is stopped to continue with another number of GPUs, and the event."""
     why = f"{action.why} (decided by {policy.name})"
     resizes = (job.resizes or Resizes()).again(
         now, why=why, before=job.spec.gpus, start_timeout_s=policy.resize.start_timeout_s
@@ -57,7 +57,10 @@ def resize_file(job: JobRecord, ending: Ending) -> str | None:
 
 
 def record_saved(step: ReconcileResult, ending: Ending, ranks: list[RankStatus], inputs: ReconcileInput) -> Ending:
-    """Return the ending with what the job reported since it was asked to save, as long as its container exists."""
+    """Return the ending with what the job reported since the request: that it saved, or finished all steps.
+
+    It is called while containers exist, since the reports are read from their nodes.
+    """
     to = ending.resize
     if to is None:
         return ending
@@ -73,6 +76,7 @@ def record_saved(step: ReconcileResult, ending: Ending, ranks: list[RankStatus],
 
 
 def _saved_at(s: RankStatus, inputs: ReconcileInput) -> float | None:
+    """Return when a rank last reported that it saved (Unix seconds, our clock); None: never, or unknown."""
     if s.container is None or s.container.saved is None:
         return None
     return _reading(s, inputs).time - s.container.saved.age_s
@@ -85,6 +89,7 @@ def _reading(s: RankStatus, inputs: ReconcileInput) -> NodeReading:
 
 
 def _is_done(ranks: list[RankStatus]) -> bool:
+    """Return whether rank 0 exited with 0 after its last step: the job is complete, and need not resume."""
     for s in ranks:
         steps = s.container.progress if s.container is not None else None
         if s.rank.rank == 0 and s.rank.exit_code == 0 and steps is not None and steps.of and steps.step >= steps.of:
@@ -95,13 +100,14 @@ def _is_done(ranks: list[RankStatus]) -> bool:
 def requeue_resized(
     step: ReconcileResult, ranks: list[RankStatus], ending: Ending, end: float, inputs: ReconcileInput
 ) -> None:
-    """Requeue a job whose ranks are all gone, to start at the other size."""
+    """Requeue a job whose ranks are all gone, to start at the other size; account for lost work."""
     job, to = step.job, ending.resize
     assert to is not None
     data: dict[str, Any] = {"outcome": "RESIZED"}
     began = job.start_time if job.start_time is not None else end
     resizes = job.resizes or Resizes()
     resizes = msgspec.structs.replace(resizes, resume_at=to.gpus, had_s=resizes.had_s + end - began)
+    # An attempt that did not start up did no work. Else its work counts until it was asked to save, if it did.
     step.worked_until = began if to.back else to.asked_at
     if not to.back and not to.saved:
         saved_at = max((at for s in ranks if (at := _saved_at(s, inputs)) is not None), default=began)
@@ -109,7 +115,7 @@ def requeue_resized(
         lost = end - step.worked_until
         resizes = msgspec.structs.replace(resizes, lost_s=resizes.lost_s + lost)
         data["message"] = f"{lost:.0f} s of work lost"
-        if all(s.rank.finished_at is not None for s in ranks):  # otherwise its node failed
+        if all(s.rank.finished_at is not None for s in ranks):  # otherwise its node failed, which is not its fault
             resizes = msgspec.structs.replace(resizes, frozen=NOT_SAVED)
             data["message"] = f"{NOT_SAVED}: {data['message']}; it will not be resized again"
     fields = requeue_fields(ending.message) | {"resizes": resizes}
@@ -118,10 +124,10 @@ def requeue_resized(
 
 
 def check_resize(step: ReconcileResult, ranks: list[RankStatus], failure: str, inputs: ReconcileInput) -> bool:
-    """Note that a resized job has started, or send it back if it failed to; return whether it goes back.
+    """Record that a resized job started up, or return it to its former size; return whether it goes back.
 
     Args:
-        step: Of a running job.
+        step: The step of a running job, updated.
         ranks: Its ranks.
         failure: Why one of them failed, or "".
         inputs: The step's input.
@@ -131,9 +137,9 @@ def check_resize(step: ReconcileResult, ranks: list[RankStatus], failure: str, i
         return False
     ran_s = inputs.now - job.start_time
     if job.spec.is_hot:
-        # Of a growth that took its rank 0 with it; without a failure `hot` waits for the new group.
+        # A hot job is stopped only if growing made rank 0 fail; else `hot` waits until its ranks form the new group.
         return bool(failure) and job.spec.gpus > resizes.before and _go_back(step, failure, inputs)
-    # ``before`` is set from the resize until the job has proved that it runs at the new size.
+    # ``before`` is set from the resize until the job has started up at the new size.
     if _has_stepped(ranks, job.start_time, ran_s, inputs):
         asked = resizes.times[-1] if resizes.times else job.start_time
         changed = msgspec.structs.replace(

@@ -165,7 +165,7 @@ class Service:
         if isinstance(self.cycle, Cycle) and self.cycle.is_unsettled(error.node):
             self._seen_term = max(self._seen_term, error.term)
             return
-        hint = f"if no other controller runs, the state folder was restored: remove {self._state / LEASE}, start again"
+        hint = f"if no other controller runs, the state folder was restored: remove {self._state / LEASE}, then restart"
         self._leadership.lose(Superseded(f"{error.reason}: this controller stops, jobs keep running", hint))
 
     def _follow_terms(self, leads: Leadership) -> None:
@@ -177,7 +177,7 @@ class Service:
         self.store.raise_term(leads.term)  # a full disk: again in the next cycle
         self.cluster.raise_term(leads.term)
         self._seen_term = 0
-        _log.warning("a node that did not answer the recovery has seen later terms; now: %d", leads.term)
+        _log.warning("a node that did not answer the recovery has seen a later term; now: %d", leads.term)
 
     def audit(self, command: str, uid: int, *subject: str, refused: str = "", **data: object) -> None:
         """Record what did not come by the inbox."""

@@ -60,7 +60,7 @@ def _seen_now(node: Node, reading: NodeReading) -> Iterator[Condition]:
         if gpu.index not in node.indices():
             continue
         for kind, detail in judge_gpu(gpu.index, gpu, reading, GpuCounters()).kinds.items():
-            if detail and not KIND[kind].twice and kind != "ecc":
+            if detail and not KIND[kind].needs_two and kind != "ecc":
                 yield Condition(
                     kind=kind, gpu=gpu.uuid, index=gpu.index, detail=detail, since=reading.time, last_seen=reading.time
                 )
@@ -80,7 +80,7 @@ def judge_runtime(node: Node, seen: Inspection, reading: NodeReading | None) -> 
         return [_finding(node, "runtime", "ok", "process: jobs run without containers")]
     name = node.runtime
     if name not in tuple(RuntimeName):
-        return [_finding(node, "runtime", "ok", f"{name}: another package's; only a job shows whether it works")]
+        return [_finding(node, "runtime", "ok", f"{name}: from another package; only a job can test it")]
     facts = seen.runtime(name)
     if facts is None:
         hint = f"install {name} on the node, or declare another runtime (podman, docker, apptainer, process)"
@@ -175,7 +175,7 @@ def _gpu_source(node: Node, reading: NodeReading, seen: Inspection) -> Iterator[
     elif reading.source == "none" and node.gpus:
         why = reading.gpu_error or "neither libnvidia-ml.so.1 nor nvidia-smi found"
         missing = reading.gpu_error is None or "Library Not Found" in why
-        hint = "install the NVIDIA driver; it brings both" if missing else "run nvidia-smi on the node"
+        hint = "install the NVIDIA driver, which includes both" if missing else "run nvidia-smi on the node"
         yield _finding(node, "nvml", "fail", why, hint)
     elif reading.source == "nvidia-smi":
         why = f" ({reading.gpu_error})" if reading.gpu_error else ""
@@ -191,7 +191,7 @@ def _gpu_count(node: Node, reading: NodeReading) -> Iterator[Finding]:
     if missing:
         numbers, are = ", ".join(map(str, missing)), "is" if len(missing) == 1 else "are"
         message = f"GPU {numbers} {are} declared but missing ({len(present)} found)"
-        hint = "set gpus: or gpu_indices: as found, or find out why the driver does not see it: dmesg | grep -i nvrm"
+        hint = "set gpus: or gpu_indices: as found, or check why the driver does not see it: dmesg | grep -i nvrm"
         yield _finding(node, "gpus", "fail", message, hint)
     elif len(present) > node.gpus and node.gpu_indices is None:
         message = f"{node.gpus} declared, {len(present)} found"
@@ -267,7 +267,7 @@ def _works_hint(node: Node, seen: Inspection) -> str:
 
 def _disk(node: Node, check: str, where: str, free_mib: int) -> Finding:
     status: Status = "fail" if free_mib < _DISK_FAIL_MIB else "warn" if free_mib < _DISK_WARN_MIB else "ok"
-    hint = "" if status == "ok" else f"free some space on the node: {where} has little space left for jobs"
+    hint = "" if status == "ok" else f"free space in {where} on the node"
     return _finding(node, check, status, f"{format_memory(free_mib)} free in {where}", hint)
 
 

@@ -40,7 +40,7 @@ def _unreadable(node: Node, gpus: Sequence[Gpu]) -> Iterator[Finding]:
     if failed:
         hint = "make NVML and python3 work on the node"
         if "mig/monitor" in (failed[0].mig_error or ""):
-            hint = "as root on the node: chmod a+r of the file below /dev/nvidia-caps that mig/monitor has (mig-minors)"
+            hint = "as root on the node: chmod a+r /dev/nvidia-caps/nvidia-capN (N: mig/monitor's number in mig-minors)"
         yield _finding(node, "fail", f"the slices of {_names(failed)} cannot be read: {failed[0].mig_error}", hint)
 
 
@@ -59,7 +59,7 @@ def _slices(node: Node, gpus: Sequence[Gpu]) -> Iterator[Finding]:
     for gpu in empty:
         if gpu.index not in node.cut_on_demand():
             smi = f"nvidia-smi -i {gpu.index} -mig 0"
-            hint = f"{smi} makes it whole, nvidia-smi mig -i {gpu.index} -cgi PROFILES -C cuts it"
+            hint = f"to use it whole: {smi}; to cut it: nvidia-smi mig -i {gpu.index} -cgi PROFILES -C"
             yield _finding(node, "fail", f"GPU {gpu.index} is in MIG mode without slices, and runs nothing", hint)
 
 

@@ -175,7 +175,7 @@ def _version(seen: SlurmFindings, commands: tuple[int, int]) -> Iterator[Finding
     else:
         yield _finding("version", "ok", message)
     if commands != version:
-        message = f"the commands here are of {commands[0]}.{commands[1]:02d}, slurmctld of {text}"
+        message = f"the commands here have version {commands[0]}.{commands[1]:02d}, slurmctld has {text}"
         yield _finding("version", "warn", message, "install the same version on this machine")
 
 
@@ -195,17 +195,17 @@ def judge_inventory(inventory: Inventory, seen: SlurmFindings) -> list[Finding]:
         slurm_partition = slurm_partitions.get(partition.name)
         if slurm_partition is None:
             known = ", ".join(slurm_partitions) or "none"
-            hint = f"Slurm has {known}; or rewrite the inventory: gpusched init --slurm --force"
+            hint = f"Slurm has {known}; fix the name, or rewrite the inventory: gpusched init --slurm --force"
             found.append(_of(inventory, "partitions", "fail", f"Slurm has no partition {partition.name}", hint))
             continue
         strange = [node.name for node in partition.nodes if node.name not in slurm_partition.nodes]
         if strange:
-            message = f"Slurm has {compress_names(strange)} not in {partition.name}"
-            hint = "no job of it goes there; fix the inventory"
+            message = f"Slurm does not have {compress_names(strange)} in {partition.name}"
+            hint = "none of its jobs can run there; fix the inventory"
             found.append(_of(inventory, "partitions", "fail", message, hint))
         more = [name for name in slurm_partition.nodes if inventory.node(name) is None]
         if more:
-            message = f"Slurm's {partition.name} has {compress_names(more)}, too"
+            message = f"Slurm's {partition.name} also has {compress_names(more)}"
             hint = "jobs there are not counted; add them, or rewrite the inventory: gpusched init --slurm --force"
             found.append(_of(inventory, "partitions", "warn", message, hint))
         for node in (n for n in partition.nodes if n.name in nodes):
@@ -214,7 +214,7 @@ def judge_inventory(inventory: Inventory, seen: SlurmFindings) -> list[Finding]:
             if (node.gpus, node.cores, node.memory_mib) != (gpus, its.cpus, its.memory_mib):
                 ours = amounts_of(node.gpus, node.cores, node.memory_mib)
                 message = f"{node.name} is declared with {ours}; Slurm has {gpus}, {its.cpus}, {its.memory_mib}M"
-                found.append(_of(inventory, "sizes", "warn", message, "declare what Slurm has: it starts the jobs"))
+                found.append(_of(inventory, "sizes", "warn", message, "declare what Slurm has"))
         for other in seen.partitions:
             shared = [n.name for n in partition.nodes if other.name != partition.name and n.name in other.nodes]
             if shared:
@@ -308,8 +308,8 @@ def _lease(seen: SlurmFindings, mode: SlurmMode) -> Iterator[Finding]:
         message = "associations are enforced, but there is no account root, which the lease needs"
         yield _before(SlurmMode.DECIDE, mode, "accounts", "fail", message, "sacctmgr add account root")
     elif seen.levels is not None and enforces_associations(seen.config) and not seen.has_own:
-        message = "associations are enforced: idle time of the lease in mode decide is booked on account root"
-        hint = f"sacctmgr add account {LEASE}, without users: idle time of the next lease is booked on nobody"
+        message = "associations are enforced: idle time of the lease in mode decide is charged to account root"
+        hint = f"sacctmgr add account {LEASE}, without users: idle time of later leases is charged to no user"
         yield _before(SlurmMode.DECIDE, mode, "accounts", "warn", message, hint)
     else:
         how = "enforced" if enforces_associations(seen.config) else "not enforced"

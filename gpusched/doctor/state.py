@@ -116,14 +116,14 @@ def _writable(state: Path) -> Finding:
         return _finding("folder", "ok", f"{state} is writable")
     if os.access(state / "inbox" / "new", os.W_OK | os.X_OK):
         return _finding("folder", "ok", f"{state} belongs to another user; you can write to its inbox")
-    hint = "ask whoever runs the controller, or set GPUSCHED_STATE to a folder of your own"
+    hint = "ask the administrator, or set GPUSCHED_STATE to a folder of your own"
     return _finding("folder", "fail", f"you have no write access to {state} and its inbox", hint)
 
 
 def _disk(state: Path) -> Finding:
     free = shutil.disk_usage(state).free >> 20
     status: Status = "fail" if free < _FAIL_MIB else "warn" if free < _WARN_MIB else "ok"
-    hint = "" if status == "ok" else "free some space: without it no command and no event can be recorded"
+    hint = "" if status == "ok" else "free some space; otherwise no command or event can be recorded"
     return _finding("disk", status, f"{format_memory(free)} free", hint)
 
 
@@ -131,7 +131,7 @@ def _exposed_files(state: Path) -> list[Finding]:
     """Check what others could read or change but should not."""
     found = []
     if state.stat().st_mode & stat.S_IWOTH:
-        message = f"{state} is writable by everyone, who could forge the queue"
+        message = f"{state} is writable by all users, who could change the queue"
         found.append(_finding("permissions", "fail", message, f"chmod o-w {state}"))
     programs = state / "programs"
     for folder in (state / "secrets", *(programs.iterdir() if programs.is_dir() else ())):
@@ -147,7 +147,7 @@ def _exposed_files(state: Path) -> list[Finding]:
         file = state / name
         if _mode(file) & (stat.S_IRWXG | stat.S_IRWXO):
             message = f"other users can open {file}, and stop the controller by locking it"
-            found.append(_finding("permissions", "warn", message, "restart the controller, which closes it to them"))
+            found.append(_finding("permissions", "warn", message, "restart the controller, which closes it"))
     for folder in (state / "inbox" / "tmp", state / "inbox" / "new"):
         mode = _mode(folder)
         if mode & stat.S_IWOTH and (not mode & stat.S_ISVTX or mode & stat.S_IROTH):
@@ -175,8 +175,8 @@ def _database(state: Path) -> Finding:
                 raise sqlite3.DatabaseError(problems[0])
             row = next(unreadable(db, deadline - time.monotonic()), None)
     except PermissionError as error:
-        hint = "set settings.shared: true in inventory.yaml, if others may see its queue"
-        return _finding("database", "fail", f"{path} cannot be read by you: {error}", hint)
+        hint = "to let other users see the queue, set settings.shared: true in inventory.yaml"
+        return _finding("database", "fail", f"no permission to read {path}: {error}", hint)
     except (*UNREADABLE, OSError) as error:
         if "interrupt" in str(error):
             return _finding("database", "warn", f"{path} is too large to be checked within {_QUICK_CHECK_S:.0f} s")
@@ -188,7 +188,7 @@ def _database(state: Path) -> Finding:
         message = f"{path} has version {version}, this gpusched supports {SCHEMA_VERSION}"
         return _finding("database", "fail", message, "use the gpusched that the controller runs")
     if row is not None:
-        hint = "restart the controller: it sets such rows aside, and keeps what was in them as events"
+        hint = "restart the controller: it sets such rows aside and keeps their content as events"
         return _finding("database", "fail", f"{path} is damaged: {row.line}", hint)
     return _finding("database", "ok", f"{path.name} is intact, {format_memory(max(1, path.stat().st_size >> 20))}")
 

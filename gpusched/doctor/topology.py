@@ -35,7 +35,7 @@ def _unnamed(inventory: Inventory, racks: Mapping[str, str]) -> Iterator[tuple[s
     if inventory.topology and left:
         yield (
             f"not on any switch: {compress_names(left)}",
-            "add them to their switch: until then they count as far from all nodes",
+            "add them to their switch: until then they count as distant from all nodes",
         )
 
 
@@ -49,7 +49,7 @@ def _neighbours(racks: Mapping[str, str], wirings: Mapping[str, Wiring]) -> Iter
         usual[rack] = Counter(seen[node] for node in members).most_common(1)[0][0]
         for switch in dict.fromkeys(seen[node] for node in members if seen[node] != usual[rack]):
             names = compress_names(node for node in members if seen[node] == switch)
-            yield f"{names} should be on {rack}, whose nodes LLDP sees on {usual[rack]}; it sees {switch}", _HINT
+            yield f"LLDP sees {names} on {switch}, but most nodes of {rack} on {usual[rack]}", _HINT
     for switch, together in _groups((switch, rack) for rack, switch in usual.items()).items():
         if len(together) > 1:
             yield f"{', '.join(together)} are declared as different racks, but LLDP sees all of them on {switch}", _HINT

@@ -41,7 +41,7 @@ from gpusched.sched.state import (
 )
 from gpusched.sched.topology.live import costs_of
 from gpusched.sched.topology.queue import Costs
-from gpusched.sched.topology.spread import knows_racks, waits_until
+from gpusched.sched.topology.spread import rack_wait_until, supports_racks
 from gpusched.sim.engine.ledger import HOUR_S, HOURS, SimLedger
 from gpusched.sim.engine.nodeindex import new_index
 from gpusched.sim.engine.state import (
@@ -111,7 +111,7 @@ def pending_and_relaxed(
         the jobs and, after them, of their relaxed requests; each job's row there once it is relaxed.
     """
     until = [
-        waits_until(job, policy) if knows_racks(policy := snapshot.policies[job.spec.partition]) else -np.inf
+        rack_wait_until(job, policy) if supports_racks(policy := snapshot.policies[job.spec.partition]) else -np.inf
         for job in views
     ]
     later = [i for i, time in enumerate(until) if time > snapshot.now]
@@ -123,19 +123,19 @@ def pending_and_relaxed(
     costs = costs_of(snapshot, world, waiting, new_scratch(len(world.nodes), 0, world.rack, waiting.calendar))
     own = np.arange(len(views))
     jobs, shape = waiting.jobs, waiting.jobs.shape
-    settles, gives_up = shape[: len(views)].copy(), np.full(len(views), np.inf)
-    settles[later] = shape[len(views) :]
+    relaxed, wait_ends = shape[: len(views)].copy(), np.full(len(views), np.inf)
+    relaxed[later] = shape[len(views) :]
     then = np.arange(len(views))
     then[later] = len(views) + np.arange(len(later))
-    differs = settles != shape[: len(views)]
-    gives_up[differs] = np.array(until)[differs]
+    differs = relaxed != shape[: len(views)]
+    wait_ends[differs] = np.array(until)[differs]
     waiting = waiting._replace(
         views=views,
         jobs=jobs._replace(shape=jobs.shape[own], limit=jobs.limit[own], account=jobs.account[own]),
         keys=waiting.keys.of(own),
         queues={name: [i for i in rows if i < len(views)] for name, rows in waiting.queues.items()},
     )
-    return waiting, settles, gives_up, costs, then
+    return waiting, relaxed, wait_ends, costs, then
 
 
 def initial_state_of(
@@ -146,7 +146,7 @@ def initial_state_of(
     ``views``: the jobs, in the order of the arrays; the first ``own`` are the queue's, the others variants of them.
     """
     count, running, policies = len(views), snapshot.running, list(snapshot.policies)
-    waiting, settles, gives_up, costs, then = pending_and_relaxed(views, world, snapshot)
+    waiting, relaxed, wait_ends, costs, then = pending_and_relaxed(views, world, snapshot)
     sharers = sharers_of(snapshot, views)
     held = np.array(_allocations(running, world, sharers or {}), np.int64).reshape(-1, 5)
     owner, row = held[:, 0], held[:, 1]
@@ -167,7 +167,7 @@ def initial_state_of(
     jobs["gpus"][:count] = [scaled_gpus(gpus, view.spec, scale) for gpus, view in asked]
     whole = [_whole_gpus(job, sharers or {}) for job in running]
     jobs["gpus"][count + first] = [scaled_gpus(gpus, r.spec, scale) for gpus, r in zip(whole, running, strict=True)]
-    jobs["level"][:count], jobs["settles"][:count] = _ranks(-waiting.keys.priority), settles
+    jobs["level"][:count], jobs["relaxed"][:count] = _ranks(-waiting.keys.priority), relaxed
     queues = _queues(jobs, waiting, {name: simulated_policy(policy) for name, policy in snapshot.policies.items()})
     queues["priced"] &= costs is not None
     kinds = _kinds(jobs[:count], queues, waiting)
@@ -192,9 +192,9 @@ def initial_state_of(
     eligible = np.array(list(map(_eligible_time, views)), np.float64)
     sim = new_sim(
         engine, np.concatenate((shapes, holds)), nodes, world.resources, needs=needs, children=children,
-        parts=np.append(_max_parts(waiting, settles), row >= 0), partitions=len(queues), runs=len(jobs),
-        changes=_changes(snapshot.now, eligible, gives_up, jobs["rank"], waiting.calendar.end), half_life_s=half_life_s,
-        scratch=passes.scratch, by_free=new_index(world.resources, False),
+        parts=np.append(_max_parts(waiting, relaxed), row >= 0), partitions=len(queues), runs=len(jobs),
+        changes=_changes(snapshot.now, eligible, wait_ends, jobs["rank"], waiting.calendar.end),
+        half_life_s=half_life_s, scratch=passes.scratch, by_free=new_index(world.resources, False),
         ledger=_ledger(snapshot, passes.jobs, gpu_scale(snapshot, views)),
     )  # fmt: skip
     state, known = sim.state[count:], row[row >= 0]
@@ -218,13 +218,13 @@ def _placing(costs: Costs, then: Ints, first: Ints, jobs: int) -> PlacementCosts
     return PlacementCosts(costs, slot, then)
 
 
-def _max_parts(waiting: PendingArrays, settles: Ints) -> Ints:
+def _max_parts(waiting: PendingArrays, relaxed: Ints) -> Ints:
     """Return the most nodes that each job may have, by any of its requests."""
     looser, most = waiting.requests.looser, waiting.requests.parts.copy()
     for at in range(len(most)):  # a looser one comes before
         if looser is not None and looser[at] >= 0:
             most[at] = max(most[at], most[looser[at]])
-    return np.maximum(most[waiting.jobs.shape], most[settles])
+    return np.maximum(most[waiting.jobs.shape], most[relaxed])
 
 
 def _nodes(world: NodeArrays, partitions: Sequence[str]) -> Records:
@@ -235,10 +235,10 @@ def _nodes(world: NodeArrays, partitions: Sequence[str]) -> Records:
     return filled(NODE, len(queue), free=free, total=total, up=world.usable.gpus >= 0, queue=queue)
 
 
-def _changes(now: float, eligible: Floats, gives_up: Ints | Floats, rank: Ints, ends: Floats) -> Records:
+def _changes(now: float, eligible: Floats, wait_ends: Ints | Floats, rank: Ints, ends: Floats) -> Records:
     """Return all known events, ``CHANGE[n]``: jobs become eligible, in order, or settle; reservations end."""
     jobs, nothing = np.arange(len(eligible)), np.zeros(len(ends), np.int64)
-    times = np.concatenate((np.maximum(eligible, now), gives_up, ends))
+    times = np.concatenate((np.maximum(eligible, now), wait_ends, ends))
     kind = np.repeat([JOB_ELIGIBLE, JOB_SETTLES, NODE_RESERVED], [len(jobs), len(jobs), len(ends)])
     subject, place = np.concatenate((jobs, jobs, nothing)), np.concatenate((rank[jobs], rank[jobs], nothing))
     order = np.lexsort((place, kind, times))
@@ -319,7 +319,7 @@ def _kinds(jobs: Records, queues: Records, waiting: PendingArrays) -> Records:
     users = [np.where(fair, jobs["user"], 0), np.where(fair, jobs["level"], 0)]
     rows = [
         np.stack([partition, *(np.where(drawn, -1, fact) for fact in (*account[:, :2].T, shape, *same)), *users])
-        for shape in (waiting.jobs.shape, jobs["settles"])
+        for shape in (waiting.jobs.shape, jobs["relaxed"])
     ]
     every = np.concatenate(rows, axis=1)
     number, first = _row_ranks(every)

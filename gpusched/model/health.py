@@ -1,7 +1,7 @@
-"""Conditions of GPUs and nodes: the table of kinds, what follows from each, and what is stored.
+"""Health conditions of GPUs and nodes: the kinds, their actions, and what is stored.
 
-The kinds are data: a name, whose fault it is, what follows by default, and words for people. `Condition` is one of them
-on one GPU or node, as a condition of a Kubernetes node. `gpusched.controller.health` finds them in readings.
+A kind has a name, a cause, a default action, and texts for people. `Condition` is a kind observed on one GPU or node,
+like a node condition in Kubernetes. `gpusched.controller.health` finds conditions in readings.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ import msgspec
 
 
 class HealthAction(StrEnum):
-    """What follows from a condition, from the least to the most."""
+    """The action that a condition leads to, from the mildest to the most severe."""
 
     WARN = "warn"  # shown and notified
-    NO_NEW_JOBS = "no-new-jobs"  # the GPU (of a node's condition: all its GPUs) gets no new job
+    NO_NEW_JOBS = "no-new-jobs"  # the GPU gets no new job; for a node's condition, none of its GPUs
     DRAIN = "drain"  # the node is drained until `gpusched resume`
-    REQUEUE = "requeue"  # as no-new-jobs, and the jobs there end as at a node's failure
+    REQUEUE = "requeue"  # as no-new-jobs, and the jobs there are requeued as after a node failure
 
 
 ACTIONS = tuple(HealthAction)
 EVENT_S, LEVEL_S, LOST_S = 3600.0, 300.0, 10.0
-"""A condition is over so long after it was last seen: of single messages, of values, of a GPU that answers again."""
+"""Seconds after which a condition that is no longer seen is over: from messages, from values, of a GPU off the bus."""
 
 
 class ConditionKind(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of condition.
 
     Attributes:
-        about: What it takes out of service.
-        fault: Who is at fault.
-        action: What follows by default. most: The most that the operator may make of it.
-        title: What it is, in a few words. advice: What to do.
-        twice: It is a condition only if two readings in a row show it: these values waver.
-        over_s: Seconds after it was last seen after which it is over.
+        scope: What it concerns.
+        fault: The cause: the job's program, the GPU, or the rest of the machine.
+        action: The default action. max_action: The most severe one that the operator may choose.
+        title: A short description. advice: What to do.
+        needs_two: Two readings in a row must show it, since its values fluctuate.
+        over_s: Seconds after it was last seen when it is over.
     """
 
     name: str
-    about: Literal["gpu", "node"] = "gpu"
+    scope: Literal["gpu", "node"] = "gpu"
     fault: Literal["program", "gpu", "machine"] = "gpu"
     action: HealthAction
-    most: HealthAction = HealthAction.REQUEUE
+    max_action: HealthAction = HealthAction.REQUEUE
     title: str
     advice: str
-    twice: bool = False
+    needs_two: bool = False
     over_s: float = LEVEL_S
 
 
@@ -55,81 +55,84 @@ _RESET = "drain the node, and reset the GPU once it is idle (nvidia-smi --gpu-re
 _REPLACE = "have the GPU replaced"
 KINDS: tuple[ConditionKind, ...] = (
     ConditionKind(
-        name="xid-program", fault="program", action=_WARN, most=_WARN, over_s=EVENT_S, title="a program's error (Xid)",
-        advice="look at the program: compute-sanitizer finds illegal addresses",
+        name="xid-program", fault="program", action=_WARN, max_action=_WARN, over_s=EVENT_S,
+        title="error of a program (Xid)",
+        advice="debug the program, for example with compute-sanitizer",
     ),
     ConditionKind(
-        name="xid-gpu", action=_OUT, title="an error of the GPU (Xid)",
-        advice=f"{_RESET}, then gpusched resume NODE; {_REPLACE} if it comes again",
+        name="xid-gpu", action=_OUT, title="error of the GPU (Xid)",
+        advice=f"{_RESET}, then gpusched resume NODE; {_REPLACE} if it recurs",
     ),
     ConditionKind(
-        name="xid-machine", about="node", fault="machine", action=_WARN, over_s=EVENT_S,
-        title="an error of the driver or of PCIe (Xid)",
-        advice="look at the driver's version, the slot and the kernel's log",
+        name="xid-machine", scope="node", fault="machine", action=_WARN, over_s=EVENT_S,
+        title="error of the driver or of PCIe (Xid)",
+        advice="check the driver version, the PCIe slot and the kernel log",
     ),
     ConditionKind(
-        name="xid-other", action=_WARN, over_s=EVENT_S, title="another message of the driver (Xid)",
-        advice="look the number up in NVIDIA's catalog of Xid errors",
+        name="xid-other", action=_WARN, over_s=EVENT_S, title="other message of the driver (Xid)",
+        advice="see NVIDIA's catalog of Xid errors",
     ),
     ConditionKind(
-        name="nvswitch", about="node", fault="machine", action=_OUT, title="a fatal error of an NVSwitch (SXid)",
+        name="nvswitch", scope="node", fault="machine", action=_OUT, title="fatal error of an NVSwitch (SXid)",
         advice="reset the GPUs and switches, or reboot, then gpusched resume NODE",
     ),
     ConditionKind(
-        name="off-bus", action=_OUT, twice=True, over_s=LOST_S, title="the GPU has fallen off the bus",
-        advice="reboot the node, then gpusched resume NODE; check the slot and its power",
+        name="off-bus", action=_OUT, needs_two=True, over_s=LOST_S, title="GPU has fallen off the bus",
+        advice="reboot the node, then gpusched resume NODE; check the PCIe slot and its power",
     ),
     ConditionKind(
-        name="needs-reset", action=_OUT, title="the driver asks for a reset", advice="do what the driver asks for",
+        name="needs-reset", action=_OUT, title="the driver requests a reset",
+        advice="do what the driver requests (nvidia-smi -q)",
     ),
     ConditionKind(name="ecc", action=_OUT, title="uncorrectable memory errors since the last reset", advice=_RESET),
     ConditionKind(
-        name="remap-pending", action=_OUT, title="memory rows or pages wait for a reset to be replaced", advice=_RESET,
+        name="remap-pending", action=_OUT, title="memory rows or pages are replaced at the next reset", advice=_RESET,
     ),
     ConditionKind(name="remap-failed", action=_OUT, title="memory rows could not be replaced", advice=_REPLACE),
     ConditionKind(
-        name="pages-retired", action=_WARN, title="many memory pages are retired",
-        advice=f"{_REPLACE}: the driver retires 64 pages at most",
+        name="pages-retired", action=_WARN, title="many memory pages retired",
+        advice=f"{_REPLACE}: the driver can retire at most 64 pages",
     ),
     ConditionKind(
-        name="nvlink-down", action=_OUT, twice=True, title="NVLinks are down",
-        advice="look at nvidia-smi nvlink -s and at the fabric manager",
+        name="nvlink-down", action=_OUT, needs_two=True, title="NVLinks are down",
+        advice="check nvidia-smi nvlink -s and the fabric manager",
     ),
     ConditionKind(
         name="nvlink-errors", action=_WARN, over_s=EVENT_S, title="errors on NVLinks",
-        advice="look at nvidia-smi nvlink -e; reseat the GPU or the cable if they go on",
+        advice="check nvidia-smi nvlink -e; reseat the GPU or the cable if they continue",
     ),
     ConditionKind(
-        name="pcie-width", fault="machine", action=_WARN, twice=True, title="PCIe has fewer lanes than it could",
+        name="pcie-width", fault="machine", action=_WARN, needs_two=True,
+        title="PCIe link has fewer lanes than it supports",
         advice="reseat the GPU or the riser",
     ),
     ConditionKind(
-        name="pcie-speed", fault="machine", action=_WARN, twice=True,
-        title="PCIe is slower under load than it could be",
-        advice="reseat the GPU or the riser; look at the BIOS",
+        name="pcie-speed", fault="machine", action=_WARN, needs_two=True,
+        title="PCIe link is slower under load than it supports",
+        advice="reseat the GPU or the riser; check the BIOS settings",
     ),
     ConditionKind(
-        name="pcie-replays", fault="machine", action=_WARN, over_s=EVENT_S, title="PCIe repeats transfers",
-        advice="reseat the GPU or the riser if it goes on",
+        name="pcie-replays", fault="machine", action=_WARN, over_s=EVENT_S, title="PCIe replays transfers",
+        advice="reseat the GPU or the riser if it continues",
     ),
     ConditionKind(
-        name="clocks-thermal", fault="machine", action=_WARN, twice=True, title="clocks are held down by heat",
-        advice="look at fans, filters and the room",
+        name="clocks-thermal", fault="machine", action=_WARN, needs_two=True, title="clocks reduced by heat",
+        advice="check fans, filters and the room's cooling",
     ),
     ConditionKind(
-        name="clocks-power", fault="machine", action=_WARN, twice=True, title="clocks are held down by the power brake",
-        advice="look at the power supplies",
+        name="clocks-power", fault="machine", action=_WARN, needs_two=True, title="clocks reduced by the power brake",
+        advice="check the power supplies",
     ),
     ConditionKind(
-        name="temperature", fault="machine", action=_WARN, twice=True, title="the temperature is near its limit",
-        advice="look at fans, filters and the room",
+        name="temperature", fault="machine", action=_WARN, needs_two=True, title="temperature near its limit",
+        advice="check fans, filters and the room's cooling",
     ),
 )  # fmt: skip
-"""All kinds, in the order of tables. Xids: `XIDS` says which kind each is."""
+"""All kinds, in the order shown in tables. `XIDS` maps each Xid to its kind."""
 KIND = {kind.name: kind for kind in KINDS}
 
-# Names and faults after NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors), in our words. The program's: where it
-# says to restart the application and to check it. The GPU's: where it asks for a reset, or a reboot because of the GPU.
+# Meanings and causes are from NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors), reworded. A program's error is
+# one for which it advises to restart and check the application; a GPU's, one that needs a reset or reboot for the GPU.
 _PROGRAM = {
     8: "the GPU stopped processing",
     11: "invalid command stream",
@@ -185,11 +188,11 @@ _OTHER = {
     **dict.fromkeys((39, 40, 41, 70, 71, 72, 75, 76, 77, 85), "exception of a copy engine"),
 }
 SILENT_XIDS = frozenset({14, 63, 106, 107, 154})
-"""Tests, and what NVML's values show better: a row to be remapped, a changed recovery action."""
+"""Xids that are ignored: tests, and changes that NVML's values show better (row remapping, recovery action)."""
 
 
 class Xid(msgspec.Struct, frozen=True):
-    """A number of NVIDIA's catalog: the kind of condition that it is, and its meaning."""
+    """The kind of condition that an Xid is, and its meaning."""
 
     kind: str
     title: str
@@ -204,20 +207,20 @@ XIDS: Mapping[int, Xid] = {
     157: Xid("remap-failed", "a part could not be retired"),
     79: Xid("off-bus", "the GPU has fallen off the bus"),
 }
-STAYING = frozenset({"xid-gpu", "nvswitch", "off-bus", "remap-failed"})
-"""Kinds that, when they come from a message, stay until the node is resumed or rebooted, or the GPU reset."""
+STICKY_KINDS = frozenset({"xid-gpu", "nvswitch", "off-bus", "remap-failed"})
+"""Kinds that stay, if found in a message, until the node is resumed or rebooted, or the GPU reset."""
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One condition of a GPU or a node.
 
     Attributes:
-        kind: Of `KINDS`.
-        gpu: UUID of the GPU; None: of the node. index: Its NVML index when it was last seen.
+        kind: A name of `KINDS`.
+        gpu: UUID of the GPU; None: it is the node's. index: The GPU's NVML index when last seen.
         since, last_seen: Unix seconds.
         detail: What was seen: ``Xid 79 (the GPU has fallen off the bus)``.
-        job: The job on the GPU then, where it is the program's fault.
-        stays: Until the node is resumed or rebooted, or the GPU reset.
+        job: The job that was on the GPU, if its program is the cause.
+        stays: It is over only when the node is resumed or rebooted, or the GPU reset.
     """
 
     kind: str
@@ -231,7 +234,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> tuple[str, str | None]:
-        """Return what it is about: no two conditions of a node have the same."""
+        """Return its key, unique among the conditions of a node."""
         return self.kind, self.gpu
 
     @property
@@ -241,7 +244,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GpuCounters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the last readings of a GPU said, to distinguish a rise from a level; ``nvlinks``: the most that were up."""
+    """Counters of a GPU as last read, so that an increase can be seen; ``nvlinks``: the most that were ever up."""
 
     uuid: str | None = None
     bus: str | None = None
@@ -253,14 +256,14 @@ class GpuCounters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of a node's health between two probes.
+    """The health of a node as stored between two probes.
 
     Attributes:
-        conditions: That it has now.
-        suspected: Seen in one reading only, of kinds that must be seen twice.
-        counters: By the GPU's NVML index.
-        boot_id: Of the boot that the rest is about.
-        log_us: Kernel messages up to then (microseconds since boot) are taken in.
+        conditions: Its present conditions.
+        suspected: Conditions seen in one reading only, of kinds that need two.
+        counters: Counters by the GPU's NVML index.
+        boot_id: The boot in which the rest was read.
+        log_us: Kernel messages up to this time (microseconds since boot) are processed.
         log_source: Where kernel messages come from (`KernelLog.source`).
     """
 
@@ -272,10 +275,10 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     log_source: str = ""
 
 
-def action_of(kind: str, asked: Mapping[str, HealthAction]) -> HealthAction:
-    """Return what follows from a kind; ``asked``: the operator's choices, by kind."""
+def action_of(kind: str, overrides: Mapping[str, HealthAction]) -> HealthAction:
+    """Return the action for a kind; ``overrides``: the operator's choices, by kind. Kinds of a newer version warn."""
     known = KIND.get(kind)
-    return HealthAction.WARN if known is None else asked.get(kind, known.action)
+    return HealthAction.WARN if known is None else overrides.get(kind, known.action)
 
 
 def text_of(condition: Condition) -> str:
@@ -285,29 +288,29 @@ def text_of(condition: Condition) -> str:
 
 
 def out_of_service(
-    conditions: tuple[Condition, ...], asked: Mapping[str, HealthAction], indices: tuple[int, ...]
+    conditions: tuple[Condition, ...], overrides: Mapping[str, HealthAction], indices: tuple[int, ...]
 ) -> dict[int, str]:
-    """Return GPU index -> why it gets no new job, by the node's conditions."""
+    """Return GPU index -> why it gets no new job, from the node's conditions; ``indices``: all its GPUs."""
     found: dict[int, list[str]] = {}
     for condition in conditions:
-        if action_of(condition.kind, asked) in (HealthAction.NO_NEW_JOBS, HealthAction.REQUEUE):
+        if action_of(condition.kind, overrides) in (HealthAction.NO_NEW_JOBS, HealthAction.REQUEUE):
             for index in indices if condition.index is None else (condition.index,):
                 found.setdefault(index, []).append(text_of(condition))
     return {index: "; ".join(dict.fromkeys(texts)) for index, texts in found.items()}
 
 
 def to_requeue(
-    conditions: tuple[Condition, ...], asked: Mapping[str, HealthAction], indices: tuple[int, ...]
+    conditions: tuple[Condition, ...], overrides: Mapping[str, HealthAction], indices: tuple[int, ...]
 ) -> dict[int, str]:
-    """Return GPU index -> why the jobs on it end as at a node's failure."""
+    """Return GPU index -> why jobs on it are requeued; ``indices``: all GPUs of the node."""
     found: dict[int, str] = {}
-    for condition in _with_action(conditions, asked, HealthAction.REQUEUE):
+    for condition in _with_action(conditions, overrides, HealthAction.REQUEUE):
         for index in indices if condition.index is None else (condition.index,):
             found.setdefault(index, text_of(condition))
     return found
 
 
 def _with_action(
-    conditions: tuple[Condition, ...], asked: Mapping[str, HealthAction], action: HealthAction
+    conditions: tuple[Condition, ...], overrides: Mapping[str, HealthAction], action: HealthAction
 ) -> Iterator[Condition]:
-    return (c for c in conditions if action_of(c.kind, asked) is action)
+    return (c for c in conditions if action_of(c.kind, overrides) is action)

@@ -1,7 +1,7 @@
 """Runs one of the site's checks on a node, at most once for each run id, and reads its result.
 
-The check runs detached, in a folder of its own: it goes on where the connection or the controller dies, and whoever
-asks for the same run again waits for its result instead of starting it anew.
+The check runs detached, in a folder of its own: it continues if the connection or the controller dies, and a second
+request for the same run waits for its result instead of starting it again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a probe wrote to its stdout, as a reading: payload/main.py, or facts.sh on nodes without python3. Pure."""
+"""Parses the stdout of a probe: of payload/main.py, or of facts.sh on nodes without python3. Pure."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _FACTS = (
 
 
 def find_answer(stdout: bytes) -> dict[str, Any] | None:
-    """Return the probe's line of JSON among whatever the node's shell start-up files print; None if there is none.
+    """Return the probe's line of JSON; None if there is none. The node's shell start-up files may print other lines.
 
     Raises:
-        ValueError: It is there, but broken.
+        ValueError: The line is there, but malformed.
     """
     _, mark, rest = stdout.rpartition(b"\n" + MARK)
     if not mark:
@@ -41,10 +41,10 @@ def find_answer(stdout: bytes) -> dict[str, Any] | None:
 def parse_reading(node: str, answer: dict[str, Any], sent: float, received: float) -> NodeReading:
     """Return the reading in an answer (`find_answer`) of the python3 payload.
 
-    ``sent`` and ``received``: when the request left and the answer was there, Unix seconds by our clock.
+    ``sent`` and ``received``: when the request was sent and the answer had arrived (Unix seconds, our clock).
 
     Raises:
-        ValueError: The answer is not what the payload writes.
+        ValueError: The answer does not have the payload's format.
     """
     facts = {key: answer[key] for key in _FACTS if key in answer}
     gpus: Any = answer.get("gpus", [])
@@ -55,6 +55,7 @@ def parse_reading(node: str, answer: dict[str, Any], sent: float, received: floa
         facts.update(driver_version=reading.driver_version, gpu_error=reading.error)
         if not gpus:
             facts.update(source="none")
+    # As NTP does: the mean of the differences at both ends cancels the network's delay, if equal in both directions.
     began, ended = answer["clock"]
     return msgspec.convert(
         {
@@ -85,7 +86,7 @@ def _with_profiles(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 
 
 def _wiring(found: Any) -> Wiring | None:
-    """Return the wiring in an answer; None if it is malformed: odd contents of sysfs must not cost the GPU reading."""
+    """Return the wiring in an answer; None if malformed: unexpected contents of sysfs must not fail the reading."""
     try:
         return msgspec.convert(found, Wiring | None, strict=False)
     except msgspec.ValidationError:
@@ -93,7 +94,7 @@ def _wiring(found: Any) -> Wiring | None:
 
 
 def _kernel(found: Any) -> KernelLog | None:
-    """Return what was found in the kernel's log; None if it is malformed: it must not cost the GPU reading."""
+    """Return messages of the kernel's log; None if malformed: they must not fail the reading."""
     try:
         log = msgspec.convert(found, _RawKernelLog | None)
     except msgspec.ValidationError:
@@ -112,7 +113,7 @@ class _RawKernelLog(msgspec.Struct):
 
 
 def split_sections(text: str) -> dict[str, str] | None:
-    """Section name -> its lines, or None where there is no answer in ``text`` (whatever else is in it)."""
+    """Return section name -> its lines; None if there is no answer in ``text``, which may hold other lines."""
     _, mark, body = text.rpartition("\n" + _SECTIONS + "\n")
     if not mark:
         return None
@@ -121,9 +122,9 @@ def split_sections(text: str) -> dict[str, str] | None:
 
 
 def reading_of_sections(node: str, sections: Mapping[str, str], sent: float, received: float) -> NodeReading:
-    """Return the reading in an answer (`split_sections`), but for the attempts (see `gpusched.nodes.runtimes.listing`).
+    """Return the reading in an answer (`split_sections`), without attempts (see `gpusched.nodes.runtimes.listing`).
 
-    ``sent`` and ``received``: when the request left and the answer was there, Unix seconds by our clock.
+    ``sent`` and ``received``: when the request was sent and the answer had arrived (Unix seconds, our clock).
     """
     clock = whole_number(sections.get("clock", "").strip())  # whole seconds, so half a second late on average
     return NodeReading(
@@ -154,7 +155,7 @@ def _facts(sections: Mapping[str, str]) -> dict[str, Any]:
 def _gpu_facts(sections: Mapping[str, str]) -> dict[str, Any]:
     text = sections.get("smi_gpus")
     if text is None:
-        return {"source": "none", "gpu_error": "there is neither python3 nor nvidia-smi on the node", "gpus": ()}
+        return {"source": "none", "gpu_error": "the node has neither python3 nor nvidia-smi", "gpus": ()}
     known = dict(_process_line(line) for line in sections.get("processes", "").splitlines() if line.count("\t") == 3)
     reading = parse_gpus(text, sections.get("smi_apps", ""), known)
     source = "nvidia-smi" if reading.gpus else "none"
@@ -178,10 +179,10 @@ def _mib(kib: str) -> int | None:
     return None if (number := whole_number(kib)) is None else number // 1024
 
 
-# Messages of NVIDIA's driver in the kernel's log, and NVML's events as such
+# Messages of NVIDIA's driver in the kernel's log, and NVML's events in the same form
 
 # NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python, Ch 00000008, intr 00000000. MMU Fault: ...
-# Drivers before 2013 leave out PCI:, those of MIG add the instance, quotes and brackets stand around unknown programs.
+# Drivers before 2013 leave out PCI:, those with MIG add the instance; unknown programs are in quotes and brackets.
 _PCI = r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
 _BUS = r"\((?:PCI:)?(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}:[0-9a-fA-F]{2})[^)]{0,40}\)"
 _XID = re.compile(rf"NVRM: Xid {_BUS}: (\d{{1,5}}),?(.*)")
@@ -190,16 +191,16 @@ _GONE = re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_PCI}[.:0-9]{{0,9}}.{{0,80}}fa
 _PID = re.compile(r"\bpid='?(\d+)'?")
 _NAME = re.compile(r"\bname='?([^,'<]{1,64})")
 OFF_BUS = 79
-_SAME_US = 5_000_000  # an event of NVML comes so close to the kernel's message about the same
+_SAME_US = 5_000_000  # at most between NVML's event and the kernel's message about the same Xid
 
 
 def parse_messages(lines: Iterable[tuple[int, str]]) -> tuple[XidMessage, ...]:
-    """Return the Xids among messages, each with its microseconds since boot; others are left out."""
+    """Return the Xids among messages with their times (microseconds since boot); skip other messages."""
     return tuple(_messages(lines))
 
 
 def with_events(log: tuple[XidMessage, ...], events: tuple[XidMessage, ...]) -> tuple[XidMessage, ...]:
-    """Return both, in order of time, without the events that the log has, too: its messages may name the process."""
+    """Return both by time, without events that are also in the log, whose messages may name the process."""
 
     def is_logged(event: XidMessage) -> bool:
         return any(
@@ -228,5 +229,5 @@ def _messages(lines: Iterable[tuple[int, str]]) -> Iterator[XidMessage]:
 
 
 def _bus(domain: str | None, rest: str) -> str:
-    """Return ``0000:3b:00``, as NVML's address is written here."""
+    """Return an address as ``0000:3b:00``, the form used for NVML's addresses."""
     return f"{int(domain or '0', 16):04x}:{rest.lower()}"

@@ -108,8 +108,8 @@ def damage_or_disk_error(db: sqlite3.Connection, error: sqlite3.Error) -> Databa
 def disk_error(database: Path, error: Exception) -> sqlite3.OperationalError | None:
     """Return why a database cannot be read, though it may be in order; None: it is damaged, or ``error`` is another.
 
-    SQLite says malformed, too, where a disk does not give a page (SQLITE_IOERR_CORRUPTFS). A copy tells the two apart:
-    making it fails only with the disk, checking it only with its content.
+    SQLite also reports "malformed" when the disk does not return a page (SQLITE_IOERR_CORRUPTFS). A copy distinguishes
+    the two: making it fails only because of the disk, checking it only because of its content.
     """
     if isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_DISK:
         return error
@@ -117,7 +117,7 @@ def disk_error(database: Path, error: Exception) -> sqlite3.OperationalError | N
         return None
 
     def step(status: int, *_: int) -> None:
-        if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # else it would try for ever
+        if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # else it would retry forever
             locked = sqlite3.OperationalError("database is locked")
             locked.sqlite_errorcode = status
             raise locked
@@ -131,7 +131,7 @@ def disk_error(database: Path, error: Exception) -> sqlite3.OperationalError | N
             check = "SELECT integrity_check, (SELECT count(*) > 0 FROM sqlite_schema) FROM pragma_integrity_check(1)"
             sound = copy.execute(check).fetchone() == (b"ok", 1)
     except sqlite3.OperationalError as failed:
-        full = getattr(failed, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL  # the copy's: it cannot be told
+        full = getattr(failed, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL  # the copy is full: unknown
         return None if full else disk_error(database, failed)
     except sqlite3.Error:
         return None

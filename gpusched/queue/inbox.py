@@ -122,7 +122,7 @@ class Inbox:
         except PermissionError as error:
             raise GpuschedError(
                 f"you have no write access to {self.new.parent}",
-                "ask whoever runs the controller, or set GPUSCHED_STATE",
+                "ask the administrator, or set GPUSCHED_STATE",
             ) from error
         except OSError as error:
             raise GpuschedError(f"{self.new.parent} cannot be written: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""The SQLite store (WAL), written by the controller only; for readers see `gpusched.queue.reading`."""
+"""The SQLite store, which only the controller writes; `gpusched.queue.reading` opens it for readers."""
 
 from __future__ import annotations
 
@@ -52,22 +52,23 @@ from gpusched.queue.rows import BEGUN, NEVER_BEGUN, JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 
 WORK_SINCE_VERSION = 7  # of the schema: before it, the end of an attempt's work was not recorded
-ACTIVE_CONTROLLER = "active_controller"  # meta: host and process of the controller that has the term
-INVENTORY_TROUBLE = "inventory_trouble"  # meta: why inventory.yaml, or a policy, as it is now is not in force; ""
-MAX_IDLE_WAL_BYTES = 16 * 1024 * 1024  # a large transaction's room is given back to the disk after it
+ACTIVE_CONTROLLER = "active_controller"  # key of meta: host and process of the controller that has the term
+INVENTORY_TROUBLE = "inventory_trouble"  # key of meta: why the present inventory.yaml or policy is not in use; ""
+MAX_IDLE_WAL_BYTES = 16 * 1024 * 1024  # after a large transaction, the WAL file is truncated to this
 SUSPENDED_BY = "gpusched"
 """`NodeRecord.drained_by` of a node that the controller itself took out of service."""
 DRAINED_BY_HEALTH = "gpusched health"
-"""The same because of a condition; no user has such a name."""
+"""`NodeRecord.drained_by` of a node drained because of a condition; no user can have this name."""
 
 
 class FailedLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """A failed launch on a node that is not clearly the job's fault.
 
     Attributes:
-        image: "" for the partition's own.
-        gpus: Whether it asked for GPUs.
-        verdict: ``node``: the same job ran elsewhere; ``job``: it, or its like, failed on other nodes too; "": open.
+        image: "" for the partition's image.
+        gpus: Whether the job requests GPUs.
+        verdict: ``node``: the same job ran elsewhere; ``job``: it, or a similar job, failed on other nodes too; "": not
+            known yet.
         own: It failed because of the job's own request (a mount, its output, a limit).
     """
 
@@ -84,9 +85,9 @@ class CutState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         began: When the intent was recorded (Unix seconds, the controller's clock).
-        ended: When the node had answered; None until then.
-        error: The node's error, or what the GPU shows instead.
-        failures: In a row. retry_at: Set once it has failed: not before then.
+        ended: When the node answered; None until then.
+        error: The node's error, or what the GPU shows instead of the cut.
+        failures: Number of failures in a row. retry_at: Time of the next try; None: it has not failed.
     """
 
     cut: Cut
@@ -103,20 +104,20 @@ class CutState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the store knows of a node between two probes.
+    """What the store keeps of a node between two probes.
 
     Attributes:
         state, reason: As shown by ``gpusched nodes``.
-        drain_reason: Set while drained by ``drained_by``; None in service.
+        drain_reason: Why ``drained_by`` drained it; None: in service.
         last_seen: When it last answered (Unix seconds).
-        down_since: Since when it does not answer; None while it does.
-        declared: As inventory.yaml last had it; None: not known.
-        left: Removed from inventory.yaml, but still probed because of attempts on it.
-        failed_launches: Failed launches since the last success of a similar one.
+        down_since: Since when it has not answered (Unix seconds); None: it answers.
+        failed_launches: Failed launches since a similar one last succeeded.
         cuts: GPU index -> its cut that is under way, or failed.
-        links, wired: As last read; neither is asked for in every probe. ``wired`` is JSON (see `wiring`): to decode it
-            takes longer than all the rest, and it is wanted seldom.
-        health: Conditions of the node and its GPUs, and what is needed to find them.
+        links, wired: As last read; most probes do not request them. ``wired`` is JSON (see `wiring`), since decoding it
+            takes longer than all the rest, and few callers need it.
+        declared: The node as last in inventory.yaml; None: unknown.
+        left: It was removed from inventory.yaml, but is still probed because of attempts on it.
+        health: Conditions of the node and its GPUs, and the state needed to detect them.
     """
 
     name: str
@@ -137,12 +138,12 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_be_drained(self) -> bool:
-        """Return whether the controller may drain it: a suspension, which ends by itself, must not hide a fault."""
+        """Return whether the controller may drain it; a suspension may become a drain, since it ends by itself."""
         return self.drain_reason is None or self.drained_by == SUSPENDED_BY
 
     @property
     def wiring(self) -> Wiring | None:
-        """Return how its GPUs and NICs are wired; None: unknown."""
+        """Return how its GPUs and NICs are connected; None: unknown."""
         return _wiring(bytes(self.wired))
 
 
@@ -159,27 +160,27 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         runtime: The runtime that launched it (the inventory may change meanwhile).
-        gpus: The NVML indices it was given.
-        intended_at: When the intent to launch was recorded (controller's clock).
-        launched_at: When the node had accepted the launch (controller's clock); None until then.
+        gpus: NVML indices of its GPUs.
+        intended_at: When the intent to launch was recorded (Unix seconds, like all times; controller's clock).
+        launched_at: When the node accepted the launch (controller's clock); None until then.
         signalled: Last signal to end that was delivered; "FENCE": a leftover that is being ended.
-        output: The file given by ``-o``, expanded; None when the output is collected.
+        output: The file given by ``-o``, expanded; None: the output is collected.
         collected: Its output is in the state folder (or in its file).
         gone: It has ended, or its node is given up.
         exit_code, oom_killed, finished_at: As last seen.
         boot_id: The node's boot when it was launched.
         tries, tried_at: Failed attempts to start, kill or remove it, and the time of the last.
         trouble: The node's error when an operation on it last failed.
-        refusals: How often the node answered that it cannot give the output.
-        stuck: It cannot be killed: its GPUs stay blocked until it is gone.
-        sharing: How it was made ready to share its GPUs with one other job ("mps", "time-slicing"); "": not at all.
-        hot: Of a rank that a hot job got or gives up while it runs: ``joins`` until it runs, ``leaves`` until it has
-            ended, then ``left``: its job goes on without it. "": it is one of the job's ranks.
-        leave_by: When a rank that leaves is killed.
-        checks_passed: Names of the checks ``before_job`` that passed on its node for it.
-        check_error: Why it must not start there: a check that did not pass; "": there is none.
+        refusals: How often the node answered that it cannot send the output.
+        stuck: It cannot be killed; its GPUs stay blocked until it is gone.
+        sharing: How it was prepared to share its GPUs with another job ("mps", "time-slicing"); "": not.
+        hot: Of a rank that joins or leaves a running hot job: ``joins`` until it runs, ``leaves`` until it has ended,
+            then ``left``: the job continues without it. "": it belongs to the job.
+        leave_by: When a leaving rank is killed.
+        checks_passed: Names of the ``before_job`` checks that passed for it on its node.
+        check_error: The failed check because of which it must not start there; "": none failed.
         idle_signalled_at: When it was last signalled because its job's GPUs were idle.
-        warned_at: When it was warned of the limit by the job's signal.
+        warned_at: When it got the job's own signal, before the time limit.
     """
 
     job_id: str
@@ -213,12 +214,16 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One started attempt, or a hot job's part of one between two resizes.
+    """One started attempt, or of a hot job the part of one between two resizes.
 
-    ``share`` is λ of the paper's Eq. 4: its part of the partition.
-
-    ``worked_until``: of one stopped for a resize, the end of its useful work; None: its end.
-    ``shareable``: GPUs by node of an attempt that may share them. ``group``, ``qos``: what it counts for.
+    Attributes:
+        share: Its fraction of the partition, λ in Eq. 4 of Narantuya et al. (CMC 2022).
+        start_time, end_time: Unix seconds; None: it has not ended.
+        outcome: The attempt's end state; None: it has not ended.
+        nodes: Node -> number of GPUs.
+        worked_until: End of its useful work, if it was stopped for a resize; None: its end.
+        shareable: Node -> GPU indices, of an attempt that may share its GPUs.
+        group, qos: Group and class whose limits it counts against.
     """
 
     job_id: str
@@ -239,14 +244,15 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over one node, holder and time bucket; ``job_id`` "": unallocated GPUs.
+    """Sums over one node, job and time bucket; ``job_id`` "": unallocated GPUs.
 
     Attributes:
+        bucket: Begin of the time bucket (Unix seconds).
         gpu_s: GPU seconds.
-        energy_j: Measured joules; ``energy_unknown_s`` GPU seconds without any measurement.
-        util_s: Integral of measured utilization (0..1) over ``util_known_s`` GPU seconds.
-        idle_s: GPU seconds at (nearly) no utilization; ``idle_energy_j`` the joules measured in it,
-            ``idle_energy_unknown_s`` its GPU seconds without any.
+        energy_j: Measured joules. energy_unknown_s: GPU seconds without a measurement of energy.
+        util_s: Integral of utilization (0..1) over the ``util_known_s`` GPU seconds with a measurement.
+        idle_s: GPU seconds with (nearly) no utilization. idle_energy_j: Joules measured in these.
+            idle_energy_unknown_s: GPU seconds of these without a measurement of energy.
     """
 
     bucket: int
@@ -265,7 +271,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageSum(NamedTuple):
-    """Usage of one user in one bin of time, on all nodes; ``user`` "": unallocated. See `UsageRow`."""
+    """Usage of one user on all nodes in one bin of time (its begin, Unix seconds); ``user`` "": unallocated GPUs."""
 
     bin: int
     user: str
@@ -290,7 +296,7 @@ _ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' f
 
 
 def _sorted_by_id(jobs: list[JobRecord]) -> list[JobRecord]:
-    """Order jobs of the same submission time by id as a number; SQL orders ids as text (Slurm's 100 before 36)."""
+    """Order jobs submitted at the same time by id as a number; SQL orders ids as text (100 before 36)."""
     found = list[JobRecord]()
     for _, some in groupby(jobs, attrgetter("submit_time")):
         same = list(some)
@@ -325,7 +331,7 @@ class Reader(
 
     def __init__(self, connection: sqlite3.Connection, copy_of: Path | None = None) -> None:
         self._db = connection
-        self._copy_of = copy_of  # the state folder, where this reads a copy that is replaced by others
+        self._copy_of = copy_of  # the state folder, if this reads a published copy, which is replaced from time to time
         self._copy: reading.Stamp | None = None
 
     @classmethod
@@ -342,14 +348,14 @@ class Reader(
             opened = reading.open_to_read(state)
             reader = cls(opened.db, state if opened.stamp is not None else None)
             reader._copy = opened.stamp
-            # Version 0: its writer has made the file and is about to fill it.
+            # Version 0: the writer has created the file but not yet filled it.
             if opened.db.execute("PRAGMA user_version").fetchone()[0]:
                 return reader
             _check_never_filled(path)
             return None
         except PermissionError as error:
-            hint = "ask whoever runs the controller: others can read where inventory.yaml has settings.shared: true"
-            raise GpuschedError(f"{path} cannot be read by you: {error}", hint) from error
+            hint = "other users can read it only with settings.shared: true in inventory.yaml; ask the administrator"
+            raise GpuschedError(f"no permission to read {path}: {error}", hint) from error
         except (*UNREADABLE, OSError) as error:
             why = disk_error(path, error) or error
             raise GpuschedError(f"{path} cannot be read: {why}", "see 'gpusched check'") from error
@@ -357,7 +363,7 @@ class Reader(
     def data_version(self) -> int:
         """Return a number that changes when another connection changes the store (SQLite's data_version).
 
-        A reader of a copy goes on with the latest one.
+        A reader of a published copy switches to the latest copy first.
         """
         if self._copy_of is None:
             return int(self._db.execute("PRAGMA data_version").fetchone()[0])
@@ -370,7 +376,7 @@ class Reader(
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:
-        """Let all reads inside see the same state: a job that starts meanwhile is in one list, not in two or none."""
+        """Let all reads inside see one state, so that a job that starts meanwhile is in exactly one list."""
         if self._db.in_transaction:
             yield
             return
@@ -382,7 +388,7 @@ class Reader(
                 self._db.execute("ROLLBACK")
 
     def lag_s(self) -> float:
-        """Return by how many seconds this view may lag behind the store; 0.0 unless it reads a copy."""
+        """Return how far this view may lag behind the store, in seconds; 0.0 unless it reads a copy."""
         return 0.0 if self._copy_of is None else float(self.meta(reading.COPY_EVERY) or 0.0)
 
     def close(self) -> None:
@@ -399,27 +405,28 @@ class Reader(
         return float(self.meta(key) or otherwise)
 
     def array_limits(self) -> dict[str, int]:
-        """Return array id -> how many of its tasks may run at once, for arrays with such a limit."""
+        """Return array id -> maximum of its tasks that run at once, for arrays with such a limit."""
         return self.numbers("array_limit:")
 
     def standbys(self) -> str:
-        """Return in words which controller is active and which standbys watch it; "" where there was never one."""
+        """Return a sentence on the active controller and its standbys; "" if there was never a standby."""
         if (hosts := self.meta(STANDBYS)) is None:
             return ""
         active = f"the controller of {self.meta(ACTIVE_CONTROLLER)}"
         return f"{active} is active; standby: {hosts}" if hosts else f"{active} is active; no standby is running"
 
     def misses_standby(self) -> bool:
-        """Return whether there was a standby, and is none any more."""
+        """Return whether there was a standby, and none runs now."""
         return self.meta(STANDBYS) == ""
 
     def slurm_trouble(self) -> Trouble | None:
-        """Return why Slurm, as the engine, cannot be read; None: it can."""
+        """Return why Slurm (``engine: slurm``) cannot be read; None: it can."""
         noted = self.meta(TROUBLE)
         return msgspec.json.decode(noted, type=Trouble) if noted else None
 
     def matching(self, prefix: str, limit: int = 20) -> list[str]:
-        """Return up to ``limit`` ids (arrays as one id) that begin with ``prefix``, oldest first."""
+        """Return up to ``limit`` ids (an array's id once) that begin with ``prefix``, oldest first."""
+        # One query per id, each past the id found before: an array may have 100,000 rows with the prefix.
         query = "SELECT id, array_id FROM jobs WHERE id >= ? AND id < ? ORDER BY id LIMIT 1"
         found: list[str] = []
         begin = prefix
@@ -429,7 +436,7 @@ class Reader(
         return sorted(dict.fromkeys(found))
 
     def neighbours(self, base: str) -> list[str]:
-        """Return the ids before and after a job's (an array's) own, in order: at most two."""
+        """Return the ids just before and after that of a job or array: at most two."""
         before = self._db.execute("SELECT id FROM jobs WHERE id < ? ORDER BY id DESC LIMIT 1", (base,))
         behind = self._db.execute("SELECT id FROM jobs WHERE id > ? ORDER BY id LIMIT 1", (base + "~",))
         return [row[0] for row in (*before, *behind)]
@@ -443,13 +450,19 @@ class Reader(
         since: float | None = None,
         limit: int | None = None,
     ) -> list[JobRecord]:
-        """Return jobs by state, user, partition, and end since (or not ended); newest submissions last.
+        """Return jobs by state, user and partition, the newest submissions last.
 
-        With ``limit``, the newest ones.
+        Args:
+            states: Only in these.
+            user: Only this user's.
+            partition: Only in this one.
+            since: Only jobs that have not ended, or ended at or after this time (Unix seconds).
+            limit: Only so many of the newest.
         """
         rows = self.rows(states=states, user=user, partition=partition, since=since, limit=limit)
         if limit is None:
             return list(tasks_of(rows))
+        # One row may be many tasks: expand the newest rows first, until there are enough.
         found: list[JobRecord] = []
         for row in reversed(rows):
             found = [*islice(tasks_of([row]), limit - len(found)), *found]
@@ -465,9 +478,9 @@ class Reader(
         limit: int | None = None,
         oldest: bool = False,
     ) -> list[JobRecord]:
-        """Return jobs as `jobs` does, but identical waiting tasks of an array as one row (`JobRecord.tasks`).
+        """Return jobs as `jobs` does, but identical pending tasks of an array as one row (`JobRecord.tasks`).
 
-        With ``oldest`` and ``limit``, the oldest submissions.
+        ``oldest``: ``limit`` selects the oldest submissions.
         """
         where, values = ["1"], list[object]()
         if states is not None:
@@ -485,7 +498,7 @@ class Reader(
         return _sorted_by_id(found if oldest else found[::-1])
 
     def recently_ended(self, limit: int) -> list[JobRecord]:
-        """Return the last ended jobs, latest last."""
+        """Return the jobs that ended last, in order of end."""
         return list(islice(tasks_of(self.rows_recently_ended(limit)[::-1]), limit))[::-1]
 
     def rows_recently_ended(self, limit: int) -> list[JobRecord]:
@@ -493,9 +506,9 @@ class Reader(
         return self._jobs_of("WHERE end_time IS NOT NULL ORDER BY end_time DESC LIMIT ?", (limit,))[::-1]
 
     def ended_runs(self, limit: int = REMEMBERED, until: float = math.inf) -> list[JobRecord]:
-        """Return the last jobs that ran and ended by ``until``, latest last, for run time estimates.
+        """Return the last jobs that ran and ended by ``until`` (Unix seconds), in order of end, for run time estimates.
 
-        Jobs ended by node failure or preemption are excluded: their run times are truncated.
+        Jobs that ended by node failure or preemption are excluded: their run times are truncated.
         """
         return self._jobs_of(_ENDED_RUNS, (until, BEGUN, NEVER_BEGUN, limit))[::-1]
 
@@ -516,14 +529,15 @@ class Reader(
             query = f"SELECT state, sum({self._tasks_column()}) FROM jobs WHERE {where} GROUP BY state"
             return dict(self._db.execute(query, values).fetchall())
         found = Counter(dict(self._db.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall()))
-        if self._tasks_column() != "1":  # both by an index alone: there may be many jobs
+        if self._tasks_column() != "1":  # two queries that read indexes only: there may be many jobs
             shared = "SELECT state, sum(tasks - 1) FROM jobs INDEXED BY jobs_shared WHERE tasks > 1 GROUP BY state"
             found.update(dict(self._db.execute(shared).fetchall()))
         return dict(found)
 
     def preempted_pending(self, *, user: str | None = None, partition: str | None = None) -> int:
         """Return the number of preempted jobs that are pending again, optionally of one user or partition."""
-        # In texts quotes are escaped. As in the index that has these alone, which an older store has not.
+        # No job can forge the match, since quotes in its texts are escaped. The condition is that of the partial index,
+        # which older stores lack.
         where = "state = 'PENDING' AND instr(data, CAST('\"preemptions\":{' AS BLOB)) > 0"
         (known,) = self._db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'jobs_stopped'").fetchone()
         by = "INDEXED BY jobs_stopped" if known else ""
@@ -566,7 +580,7 @@ class Reader(
         return [event for event in found if _concerns(event, array_id, spans)] if spans else found
 
     def ended_since(self, since: int) -> tuple[int, list[str]]:
-        """Return the latest event's number, and the jobs that ended, or were refused, after event ``since``."""
+        """Return the number of the latest event, and ids of jobs that ended or were refused after event ``since``."""
         latest = self.latest_event()
         rows = self._db.execute(
             "SELECT DISTINCT job_id FROM events WHERE seq > ? AND seq <= ? AND kind IN ('ended', 'refused_command')",
@@ -593,26 +607,26 @@ class Reader(
         return None if row is None else msgspec.json.decode(row[0], type=NodeRecord)
 
     def ranks(self, *, job_id: str | None = None) -> list[RankRecord]:
-        """Return the ranks that may be on the nodes, of one job or of all."""
+        """Return the ranks of which something may be left on a node, of one job or of all."""
         where, values = ("", ()) if job_id is None else (" WHERE job_id = ?", (job_id,))
         rows = self._db.execute(f"SELECT data FROM ranks{where}", values)
         return [msgspec.json.decode(r[0], type=RankRecord) for r in rows]
 
     def left_nodes(self) -> list[NodeRecord]:
-        """Return nodes that left inventory.yaml while attempts of ours remain on them."""
+        """Return nodes removed from inventory.yaml on which attempts remain."""
         rows = self._db.execute("SELECT data FROM nodes WHERE instr(data, ?) > 0", (b'"left":true',))
         return [msgspec.json.decode(row[0], type=NodeRecord) for row in rows]
 
     def nodes_of_ranks(self) -> set[str]:
-        """Return names of the nodes that may hold ranks of ours."""
+        """Return names of the nodes on which something of a rank may be left."""
         return {row[0] for row in self._db.execute("SELECT DISTINCT node FROM ranks")}
 
     def runs(self, since: float, until: float) -> list[RunRecord]:
-        """Return started attempts that overlap [since, until), in order of start."""
+        """Return started attempts that overlap [since, until), by start."""
         return self._runs(lambda columns: self._overlapping(columns, since, until, "ORDER BY start_time"))
 
     def runs_of_attempt(self, job_id: str, attempt: int) -> list[RunRecord]:
-        """Return a started attempt, or its parts, in order of start."""
+        """Return a started attempt; of a hot job its parts, by start."""
         where = "job_id = ? AND attempt = ? ORDER BY start_time"
         return self._runs(
             lambda columns: self._db.execute(f"SELECT {columns} FROM runs WHERE {where}", (job_id, attempt))
@@ -641,7 +655,7 @@ class Reader(
         )
 
     def first_starts(self) -> dict[str, float]:
-        """Return partition -> its first job's start (Unix seconds), where the time of Eq. 3 begins."""
+        """Return partition -> start of its first job (Unix seconds), from which Eq. 3 of Narantuya et al. counts."""
         return dict(self._db.execute("SELECT partition, min(start_time) FROM runs GROUP BY partition").fetchall())
 
     def usage(self, since: float) -> list[UsageRow]:
@@ -655,7 +669,7 @@ class Reader(
         return _USAGE if "idle_energy_j" in known else (*_USAGE[:-2], "0.0", "idle_s")
 
     def usage_sums(self, since: float, bin_s: int) -> list[UsageSum]:
-        """Return usage of buckets from ``since`` on, summed by bins of ``bin_s`` seconds and by user."""
+        """Return usage since ``since`` (Unix seconds), summed by bins of ``bin_s`` seconds and by user."""
         sums = ", ".join(f"sum({column})" for column in self._usage_columns()[5:])
         rows = self._db.execute(
             f"SELECT bucket - bucket % ?, user, {sums} FROM usage WHERE bucket >= ? GROUP BY 1, 2",
@@ -672,11 +686,11 @@ class Reader(
     def gpu_seconds_by_user(
         self, since: float, half_life_s: float, now: float, leaf: Callable[[str, str], str] = lambda user, group: user
     ) -> dict[str, float]:
-        """Return GPU seconds of started attempts by user, halved for every half-life since their use.
+        """Return GPU seconds of started attempts by user, decayed by half in each half-life since their use.
 
-        The integral is exact: an attempt's GPU seconds between two times decay continuously. Of a GPU that two
-        attempts had each has half. ``leaf``: (user, group that the attempt counted for) -> as whose it counts.
-        Attempts that ended before the present hour are summed up once an hour.
+        The integral is exact: an attempt's GPU seconds between two times decay continuously. Two attempts that share a
+        GPU are charged half of it each. Attempts that ended before the present hour are summed up once an hour.
+        ``leaf``: (user, the attempt's group) -> the account that is charged.
         """
         hour, rate = now // HOUR_S * HOUR_S, math.log(2) / half_life_s
         key = hour, half_life_s, since // HOUR_S
@@ -706,7 +720,7 @@ class Reader(
 
         exp = math.exp
 
-        def weight(begin: float, end: float) -> float:
+        def weight(begin: float, end: float) -> float:  # integral of exp(-rate * (until - t)) over t
             return (exp(rate * (end - until)) - exp(rate * (begin - until))) / rate if end > begin else 0.0
 
         # SQLite does what it can: a large site has hundreds of thousands of attempts.
@@ -741,7 +755,7 @@ class Reader(
 
 
 class NewerStore(GpuschedError):
-    """The store is of a newer gpusched; no restart helps (EX_CONFIG of sysexits.h; systemd's unit knows it)."""
+    """The store is of a newer gpusched. A restart would not help: systemd's unit knows EX_CONFIG (sysexits.h)."""
 
     exit_code = 78
 
@@ -765,19 +779,20 @@ class Store(
     ProgressWrites,
     ReservationWrites,
 ):
-    """The store as its single writer uses it."""
+    """The store as used by its single writer."""
 
     @classmethod
     def create_or_open(cls, state: Path, waiting: LockWait | None = None, term: int | None = None) -> Store:
-        """Open for writing, creating the database on first use. Only its owner and root can open its files afterwards.
+        """Open for writing, and create the database on first use. Then only its owner and root can open its files.
 
         Args:
             state: The state folder.
-            waiting: Decides how long locks are waited for; None: 30 seconds.
-            term: Of the controller: from now on lower terms cannot write, and neither can this one after a higher.
+            waiting: Decides how long to wait for locks; None: 30 seconds.
+            term: The controller's term. Controllers with a lower term can no longer write, nor can this one once there
+                is a higher term.
 
         Raises:
-            Superseded: The term is over.
+            Superseded: There is a higher term.
             GpuschedError: Not a database of this version, or not writable.
         """
         from gpusched.queue.private import lacks_shared_memory, make_private  # readers start faster without it
@@ -788,14 +803,14 @@ class Store(
             _check_never_filled(path)
             make_private(path)
             db = connect_to_write(path, waiting)
-            # WAL's index is memory that processes of one machine share: after a take-over by another machine, its
-            # index may be an old one. A rollback journal needs locks only.
+            # The WAL's index is memory shared by the processes of one machine. After a take-over by another machine,
+            # its index may be stale. A rollback journal needs locks only.
             journal = "DELETE" if lacks_shared_memory(state) else "WAL"
             try:
                 sqlite3.Connection.execute(db, f"PRAGMA journal_mode={journal}")
             except sqlite3.OperationalError as error:
                 if journal == "WAL" or error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-                    raise  # else a reader has a WAL of an earlier version open: it changes at a later start
+                    raise  # else a reader has the WAL of an earlier version open: a later start will switch
             db.executescript("PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;")
             db.execute(f"PRAGMA journal_size_limit = {MAX_IDLE_WAL_BYTES}")
             store = cls(db)
@@ -820,25 +835,25 @@ class Store(
 
             copy_before_migration(self._db, path, version)
         if version < SCHEMA_VERSION:
-            # All steps in one transaction: killed between two, it would be of a version that no copy goes back from.
+            # All steps in one transaction: if killed between two, the store would have a version without a backup.
             steps = "".join((SCHEMA, *MIGRATIONS)[version:])
             self._db.executescript(f"BEGIN; {steps} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        if self.meta("cluster_id") is None:  # also where who made the tables died, or its disk failed, before this
+        if self.meta("cluster_id") is None:  # new, or its creator died before this line
             import secrets  # readers start faster without it
 
             self.set_meta("cluster_id", "".join(secrets.choice(ids.ALPHABET) for _ in range(8)))
 
     def raise_term(self, term: int) -> None:
-        """Go on with a higher term.
+        """Continue with a higher term.
 
         Raises:
-            Superseded: Another controller has one.
+            Superseded: Another controller has a higher one.
         """
         assert isinstance(self._db, LockWaitingConnection)
         self._claim(self._db, term)
 
     def _claim(self, db: LockWaitingConnection, term: int) -> None:
-        """Make ``term`` the store's, and check it from now on within each transaction that writes."""
+        """Store ``term``, and from now on check it within each transaction that writes."""
 
         def check(_: object = None) -> None:
             stored = int(self.number(TERM, 0))
@@ -859,7 +874,7 @@ class Store(
             yield
             self._db.execute("COMMIT")
         except BaseException as error:
-            self._summed = self._ended_usage = None  # these caches may hold what is rolled back
+            self._summed = self._ended_usage = None  # these caches may hold values that are rolled back
             self._decoded_rows = {}, {}
             if self._db.in_transaction:  # SQLite rolls back by itself when the disk is full
                 self._db.execute("ROLLBACK")
@@ -891,8 +906,8 @@ class Store(
             ((e.time, e.kind, e.job_id, e.node, e.user, msgspec.json.encode(e.data)) for e in events),
         )
 
-    def append_later(self, event: Event, numbers: int) -> None:
-        """Append an event after leaving out so many numbers."""
+    def append_after_gap(self, event: Event, numbers: int) -> None:
+        """Append an event, skipping ``numbers`` numbers: receivers may know lost events by them."""
         self._db.execute(
             "INSERT INTO events (seq, time, kind, data) VALUES (?, ?, ?, ?)",
             (self.latest_event() + numbers, event.time, event.kind, msgspec.json.encode(event.data)),
@@ -912,7 +927,7 @@ class Store(
         )
 
     def remove_rank(self, rank: RankRecord) -> None:
-        """Delete a rank of which nothing is left on its node."""
+        """Delete the record of a rank of which nothing is left on its node."""
         self._db.execute(
             "DELETE FROM ranks WHERE job_id = ? AND attempt = ? AND rank = ?", (rank.job_id, rank.attempt, rank.rank)
         )
@@ -943,7 +958,10 @@ class Store(
         )
 
     def shift_rows(self, step: float, since: float) -> None:
-        """Shift the times of attempts that had not ended at ``since``, and of all else that is counted from."""
+        """Shift times by ``step`` seconds, after the clock was set.
+
+        These are times of attempts that had not ended at ``since``, and of all else that is counted from.
+        """
         self._summed = self._ended_usage = None
         self._db.execute(
             "UPDATE runs SET start_time = start_time + :step, end_time = end_time + :step, "
@@ -973,7 +991,7 @@ class Store(
         self.add_usage_totals(totals)
 
     def move_usage(self, rows: Iterable[UsageRow]) -> None:
-        """Take usage from the jobs that it was added to: nobody held those GPUs. The totals only grow, and stay."""
+        """Move usage from jobs to unallocated GPUs, since they did not hold them. Totals never decrease, and stay."""
         for row in rows:
             less = {name: -getattr(row, name) for name in _SUMS}
             self._put_usage([msgspec.structs.replace(row, **less), msgspec.structs.replace(row, job_id="", user="")])
@@ -985,7 +1003,7 @@ class Store(
         )
 
     def compact_usage(self, before: float, bucket_s: int) -> None:
-        """Merge rows of buckets before ``before`` into buckets of ``bucket_s`` seconds."""
+        """Merge rows of buckets before ``before`` (Unix seconds) into buckets of ``bucket_s`` seconds."""
         old = "bucket < ? AND bucket % ? != 0"
         self._db.execute(
             f"INSERT INTO usage ({', '.join(_USAGE)}) SELECT bucket - bucket % ?, node, job_id, user, partition, "
@@ -1003,11 +1021,11 @@ class Store(
         self._db.execute("INSERT OR REPLACE INTO folded VALUES (?, ?)", (file_name, now))
 
     def forget_applied(self, before: float) -> None:
-        """Forget command files applied before ``before``; they must be gone from the inbox."""
+        """Forget command files applied before ``before`` (Unix seconds); they must have left the inbox."""
         self._db.execute("DELETE FROM folded WHERE time < ?", (before,))
 
     def job_energy(self, job_id: str) -> float | None:
-        """Return measured joules of a job so far; None without measurements."""
+        """Return the joules measured of a job so far; None: none were."""
         row = self._db.execute(
             "SELECT sum(energy_j), sum(gpu_s - energy_unknown_s) FROM usage WHERE job_id = ?", (job_id,)
         ).fetchone()
@@ -1015,7 +1033,7 @@ class Store(
 
 
 def _check_never_filled(path: Path) -> None:
-    """Raise `GpuschedError` for an empty database beside logs of jobs: SQLite would take it for a new one."""
+    """Raise `GpuschedError` for an empty database beside logs of jobs, which SQLite would treat as new."""
     if path.exists() and not path.stat().st_size and any(path.parent.glob("logs/*")):
         raise GpuschedError(
             f"{path} is empty, but jobs have run here",

@@ -144,7 +144,7 @@ def _request_less(alone: SingleJobView, job: PendingView, basis: Has) -> Iterato
             continue
         amount = (gpus_of(most, job.spec.profile), count_of(most, "core"), f"{format_memory(most)} of memory")[i]
         asked = f" ({option} {_counted(most, job.spec)})" if i == 0 else ""
-        yield f"ask for at most {amount} per node{asked}"
+        yield f"request at most {amount} per node{asked}"
 
 
 def _split(alone: SingleJobView, job: PendingView, basis: Has) -> Iterator[str]:
@@ -199,10 +199,10 @@ def _restore_nodes(alone: SingleJobView, job: PendingView) -> Iterator[str]:
 
 
 def _wait(alone: SingleJobView, job: PendingView, queue: list[PendingView]) -> Iterator[str]:
-    """Suggest waiting, with the start time by time limits alone; jobs ahead may take the room first."""
+    """Suggest waiting, with the start time by time limits alone; jobs ahead may take the space first."""
     if by_limits := alone.earliest(job):
         first = not queue or queue[0].id == job.id
-        unless = "" if first else " unless jobs ahead of it take the room"
+        unless = "" if first else " unless jobs ahead of it take the space"
         yield f"wait: at most {format_duration(by_limits[0] - alone.snapshot.now)}{unless} ({by_limits[1]})"
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 StagedPass = Callable[["Context"], tuple[list[int], QueueBlock]]
 """Decides for one partition by the stages of its policy; returns its queue in order, and what blocked it."""
 
-NAN_OUTPUT = "its network's answer is no number"
+NAN_OUTPUT = "its network returned NaN"
 """The message of `Unusable` where an output is NaN."""
 
 

@@ -29,7 +29,7 @@ from gpusched.sched.state import (
     new_scratch,
     no_calendar,
 )
-from gpusched.sched.topology.spread import SpreadRequest, asks, waits_until
+from gpusched.sched.topology.spread import SpreadRequest, current_requests, rack_wait_until
 
 # nodelist, exclude, excluded nodes, GPU types, size of whole nodes; all empty: any node
 AllowedKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[int, ...]]
@@ -189,7 +189,7 @@ def waiting_of(
     """Build the arrays of the pending jobs; equal requests share a shape. ``usage``: from `tally.usage_of`.
 
     All jobs must be of partitions in ``world.span`` or of partitions without nodes (which get an empty span). With
-    ``snapshot`` jobs ask for what its policies let them have now (`spread.asks`), else for what their specs say.
+    ``snapshot`` jobs request what its policies allow now (`spread.current_requests`), else what their specs say.
 
     With reservations, jobs that share a row of the masks have about the same limit; ``by_limit``: at any time, as the
     rows are to be turned to other times, else now (none is rounded beyond the begin of a reservation).
@@ -281,7 +281,7 @@ def _chains(
             shape.append(shapes.setdefault((partition, 1, *needs, of, 0, -1), len(shapes)))
             most.append(1)
             continue
-        patient = snapshot.now < waits_until(job, snapshot.policies[partition])
+        patient = snapshot.now < rack_wait_until(job, snapshot.policies[partition])
         chain = (partition, of, spec.nodes, needs, spec.max_nodes, spec.max_spread, patient)
         if chain in chains:
             shape.append(chains[chain][0])
@@ -295,7 +295,7 @@ def _chains(
                 known[key] = racks_for_ask(world.usable, world, masks, row, partition, ask) is not None
             return known[key]
 
-        asked = asks(job, snapshot.policies[partition], snapshot.now, world.racked, possible)
+        asked = current_requests(job, snapshot.policies[partition], snapshot.now, world.racked, possible)
         looser = -1
         for ask in reversed(asked):
             key = (partition, ask.parts, *ask.needs, of, int(ask.one_rack), looser)

@@ -21,7 +21,7 @@ from gpusched.sched.reservations.rules import closed_text
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
 from gpusched.sched.sizing.shapes import rank_view, reservation_of
 from gpusched.sched.text import gpus_called, listed_types
-from gpusched.sched.topology.spread import splits
+from gpusched.sched.topology.spread import split_requests
 
 _NOT_CHOSEN = Reason(code=ReasonCode.POLICY, message="the policy did not choose it")
 
@@ -136,9 +136,9 @@ class _Ledger:
         spec, parts = job.spec, job.allocation.parts
         assert spec is not None
         if action.gpus % spec.gpus_per_node:
-            return f"{count_of(action.gpus, 'GPU')} are no whole ranks of {spec.gpus_per_node}"
+            return f"{count_of(action.gpus, 'GPU')} cannot be split into ranks of {spec.gpus_per_node}"
         if len(action.joins) != max(0, action.gpus // spec.gpus_per_node - len(parts)):
-            return f"{count_of(len(action.joins), 'rank')} do not make it {count_of(action.gpus, 'GPU')}"
+            return f"{count_of(len(action.joins), 'rank')} do not bring it to {count_of(action.gpus, 'GPU')}"
         one = rank_view(job, job.expected_end - self._snapshot.now, reservation_of(job, self._snapshot))
         nodes = {part.node for part in parts}
         for part in action.joins:
@@ -166,7 +166,7 @@ class _Ledger:
             part = allocation.parts[0]
             spec = spec.at_size(gpus, nodes, (part.cores, part.memory_mib))
         if spec.max_nodes is not None:
-            ask = next((ask for ask in splits(spec) if ask.parts == len(allocation.parts)), None)
+            ask = next((ask for ask in split_requests(spec) if ask.parts == len(allocation.parts)), None)
             if ask is None:
                 return f"it may not be on {count_of(len(allocation.parts), 'node')}"
             names = ("nodes", "gpus_per_node", "cores_per_node", "memory_mib_per_node")

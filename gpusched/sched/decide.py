@@ -39,7 +39,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     Then jobs that still wait for room, and may share GPUs, are put beside others (`sharing.pairs`).
 
     The same snapshot (and models: partition -> an agent's weights) always gives the same plan. Where an agent has no
-    model, or its answer is no number, its policy's fallback decides, and the plan says so. A job's nodes are distinct
+    model, or it returns NaN, its policy's fallback decides, and the plan says so. A job's nodes are distinct
     nodes of its partition, in its ``nodelist`` if it has one (only these, all of them if it asks for as many), not in
     ``exclude`` nor ``excluded_nodes``.
 

@@ -10,7 +10,7 @@ from gpusched.model.policy import PolicySpec, PreemptionSettings, Resizing
 from gpusched.model.snapshot import PendingView, RunningView
 from gpusched.model.units import format_duration, local_clock
 from gpusched.sched.reservations.rules import waits_for_own
-from gpusched.sched.topology.spread import knows_racks
+from gpusched.sched.topology.spread import supports_racks
 
 HELD_BY_USER = Reason(code=ReasonCode.JOB_HELD_USER, message="held by its user")
 HELD_BY_ADMIN = Reason(code=ReasonCode.JOB_HELD_ADMIN, message="held by an administrator")
@@ -52,7 +52,7 @@ def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec])
 
 def out_of_reach(spec: JobSpec, policy: PolicySpec) -> bool:
     """Return whether the job requires one rack and its policy is not rack-aware."""
-    return spec.max_spread == "rack" and (spec.nodes > 1 or spec.max_nodes is not None) and not knows_racks(policy)
+    return spec.max_spread == "rack" and (spec.nodes > 1 or spec.max_nodes is not None) and not supports_racks(policy)
 
 
 def may_stop(job: RunningView, rules: PreemptionSettings, now: float) -> str | None:

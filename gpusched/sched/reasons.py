@@ -46,7 +46,14 @@ from gpusched.sched.text import (
     starts_in,
     would_delay,
 )
-from gpusched.sched.topology.spread import SpreadRequest, asks, gives_up, splits, waits_text, waits_until
+from gpusched.sched.topology.spread import (
+    SpreadRequest,
+    current_requests,
+    rack_wait_text,
+    rack_wait_until,
+    split_requests,
+    wait_ends_at,
+)
 
 _UNLUCKY = Reason(
     code=ReasonCode.POLICY,
@@ -153,7 +160,7 @@ class Verdicts:
         """Return whether the job may still wait for better nodes."""
         view = self._waiting.views[job]
         several = view.spec.nodes > 1 or view.spec.max_nodes is not None
-        return several and self._now < waits_until(view, policy)
+        return several and self._now < rack_wait_until(view, policy)
 
     def _short(self, code: int, patient: bool, job: int, block: QueueBlock) -> Reason:
         """Return the reason for RESOURCES, NOT_AVAILABLE or BAD_CONSTRAINTS, with figures; shared except the head's."""
@@ -199,7 +206,7 @@ class Verdicts:
         """Return a note that the job waits for one rack; else ""."""
         until = self.waits_until(job, policy)
         view = self._waiting.views[job]
-        return "" if until is None else waits_text(until, self._now, policy, view, self.racks_now(job))
+        return "" if until is None else rack_wait_text(until, self._now, policy, view, self.racks_now(job))
 
     def waits_until(self, job: int, policy: PolicySpec) -> float | None:
         """Return until when a job waits for better nodes than are free now (Unix seconds); None: it does not."""
@@ -207,13 +214,13 @@ class Verdicts:
 
         def asked_at(at: float) -> tuple[SpreadRequest, ...]:
             possible = partial(self._racks, self._world.usable, job, reserved=False)
-            return asks(view, policy, at, self._world.racked, lambda ask: possible(ask) is not None)
+            return current_requests(view, policy, at, self._world.racked, lambda ask: possible(ask) is not None)
 
-        return gives_up(view, policy, asked_at, self._now)
+        return wait_ends_at(view, policy, asked_at, self._now)
 
     def racks_now(self, job: int) -> int | None:
         """Return on how many racks a job could start once all are started; None: it could not."""
-        found = (self._racks(self._world.resources, job, ask) for ask in splits(self._waiting.views[job].spec))
+        found = (self._racks(self._world.resources, job, ask) for ask in split_requests(self._waiting.views[job].spec))
         return next((racks for racks in found if racks is not None), None)
 
     def _racks(self, resources: Resources, job: int, ask: SpreadRequest, reserved: bool = True) -> int | None:

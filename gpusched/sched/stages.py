@@ -22,7 +22,7 @@ from gpusched.sched.placement import NodeChooser, pass_by_component
 from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.state import BACKFILLS, PLACES, POLICY, Floats, Ints
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost
-from gpusched.sched.topology.spread import better_text
+from gpusched.sched.topology.spread import better_place_text
 
 
 def place_queue(context: Context, queue: Ints, keep: NodeHold | None = None) -> QueueBlock:
@@ -72,7 +72,7 @@ def set_wait_reasons(context: Context, costs: Costs, waits: Map[int, float]) -> 
     """Set the reasons of jobs that wait for a better place: job -> deadline of the wait."""
     for job, until in waits.items():
         own, harm = costs.wait_cost[job].tolist()
-        message = better_text(own, harm, until, context.snapshot.now)
+        message = better_place_text(own, harm, until, context.snapshot.now)
         context.reasons[context.waiting.views[job].id] = Reason(code=ReasonCode.POLICY, message=message)
 
 

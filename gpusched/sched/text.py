@@ -83,13 +83,13 @@ def shortage(
         exist = ("exists" if count == 1 else "exist") if free == "there" else free
         return f"{verb} {count_of(parts, 'node')} it may use; {count} {exist}"
     need = amount(dimension, needs[dimension - 1], profile)
-    beside = f" beside {amount(GPUS, needs[0], profile)}" if dimension > GPUS and needs[0] else ""
+    gpus = f" with {amount(GPUS, needs[0], profile)}" if dimension > GPUS and needs[0] else ""
     free = "" if free == "there" else f" {free}"
     if parts > 1:
         have = "1 node has" if count == 1 else f"{count or 'no'} nodes have"
-        return f"{verb} {need}{beside} on each of {parts} nodes; {have} that{free}"
+        return f"{verb} {need}{gpus} on each of {parts} nodes; {have} enough{free}"
     best = (format_memory(max(has, 0)) if dimension == MEMORY else str(max(has, 0))) if nearest else "none"
-    return f"{verb} {need}{beside} on one node; most{free} on one node: {best}" + (f" ({nearest})" if nearest else "")
+    return f"{verb} {need}{gpus} on one node; most{free} on one node: {best}" + (f" ({nearest})" if nearest else "")
 
 
 def scattered(verb: str, free: str, parts: int, needs: tuple[int, int, int], most: int, profile: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Resizable jobs: their requests and speeds at every size."""
+"""Requests and speeds of resizable jobs at every size, added to a replay's world when first used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpusched.traces.trace import Trace
 
 
 def elastic_of(trace: Trace) -> ResizableJobs | None:
-    """Return the sizes that a trace's jobs may have by its source; None: all are rigid."""
+    """Return the sizes that the trace itself permits its jobs; None: all are rigid."""
     if trace.progress is None or len(trace.progress.size_job) == len(trace):
         return None
     sizes = [tuple(trace.progress.sizes(job)) for job in range(len(trace))]
@@ -32,7 +32,7 @@ def elastic_of(trace: Trace) -> ResizableJobs | None:
 
 
 def own_speed(trace: Trace, job: int, gpus: int) -> float:
-    """How fast a job is with so many GPUs by what it reported; 1.0 at the size of its run time."""
+    """Return a job's speed with this number of GPUs by its own reports; 1.0 at the size that the trace recorded."""
     if trace.progress is None or gpus == trace.gpus[job]:
         return 1.0
     speeds = trace.progress.speeds(job)
@@ -40,24 +40,24 @@ def own_speed(trace: Trace, job: int, gpus: int) -> float:
 
 
 def pauses(trace: Trace) -> Floats:
-    """Return for how long each job, if hot, makes no step when ranks join or leave, ``float64[jobs]``; unknown: 0 s."""
+    """Return the seconds that each hot job makes no step when ranks join or leave, ``float64[jobs]``; 0: unknown."""
     return np.zeros(len(trace)) if trace.progress is None else np.nan_to_num(trace.progress.cost_s)
 
 
 def rank_gpus(world: SimWorld, job: int) -> int:
-    """Return the GPUs of each rank of a hot job; 0: a resize stops it, as where its ranks cannot have a node each."""
+    """Return the GPUs of each rank of a hot job; 0: a resize stops the job (not hot, or ranks share nodes)."""
     elastic, shape = world.options.elastic, int(world.demand.shape[job])
     found = 0 if elastic is None or elastic.rank_gpus is None or shape < 0 else int(elastic.rank_gpus[job])
     return found if found and world.sim.shapes[shape]["gpus"] == found else 0
 
 
 def counts_of_ranks(least: int, most: int, rank: int) -> range:
-    """Return how many ranks of so many GPUs a job can have that is given ``least`` to ``most`` GPUs."""
+    """Return the numbers of ranks, of ``rank`` GPUs each, with which a job has ``least`` to ``most`` GPUs."""
     return range(-(-least // rank), most // rank + 1)
 
 
 class TargetSize(NamedTuple):
-    """What a job is to have in all; None: in proportion to its GPUs, over the fewest nodes."""
+    """The size that a job is to have in total; None: in proportion to its GPUs; ``nodes`` None: the fewest."""
 
     gpus: int
     cores: int | None = None
@@ -66,20 +66,23 @@ class TargetSize(NamedTuple):
 
 
 class ResizedShapes:
-    """The shapes and speeds of resized jobs, created on first use."""
+    """The shapes and speeds of resized jobs, created on first use.
+
+    Its methods return a new world, since each new shape or speed adds a row to arrays.
+    """
 
     def __init__(self) -> None:
-        self._own: dict[int, tuple[int, int]] = {}
-        self._shapes: dict[tuple[int, TargetSize], int] = {}
+        self._own: dict[int, tuple[int, int]] = {}  # job -> its recorded shape, and the row of its speeds
+        self._shapes: dict[tuple[int, TargetSize], int] = {}  # (recorded shape, size) -> shape
         self._rows: dict[RateClass, int] = {}
-        self._known: dict[int, str] = {}
+        self._known: dict[int, str] = {}  # row of speeds -> how they are known (see `notes`)
         self._notes: dict[str, None] = {}
 
     def shape(self, world: SimWorld, job: int, size: TargetSize) -> tuple[SimWorld, int]:
-        """Return the world with ``job``'s shape at a size, and its index.
+        """Return the world with the shape of ``job`` at a size, and the shape's index.
 
         Raises:
-            UsageError: The job may not have that size, or can never have it here.
+            UsageError: The job may not have this size, or the pool can never provide it.
         """
         elastic, trace, gpus = world.options.elastic, world.trace, size.gpus
         if elastic is None or not elastic.least[job] <= gpus <= elastic.most[job]:
@@ -102,7 +105,7 @@ class ResizedShapes:
         base = world.sim.shapes[own]
         parts, before = int(base["parts"]), int(trace.gpus[job])
         amounts = [int(base[name]) * parts for name in ("cores", "memory")]
-        # What the nodes or jobs say nothing of is not handed out.
+        # Cores or memory that the trace or pool does not know (0) are not allocated at any size.
         cores, memory = (
             0 if not amount else -(-amount * gpus // before) if asked is None else asked
             for amount, asked in zip(amounts, (size.cores, size.memory_mib), strict=True)
@@ -120,6 +123,7 @@ class ResizedShapes:
         sim, passes, trace = world.sim, world.passes, world.trace
         base = sim.shapes[own]
         gpus, cores, memory, nodes = (np.array([amount or 0]) for amount in size)
+        # Split the request over nodes as for any job, then append its row to the arrays of shapes, requests and speeds.
         one = replace(select(trace, np.array([job])), gpus=gpus, cores=cores, memory_mib=memory, nodes=nodes)
         found = demand_of(one, world.pool)
         if found.shape[0] < 0:
@@ -137,10 +141,10 @@ class ResizedShapes:
         return world._replace(sim=sim._replace(shapes=shapes, pace=pace), passes=passes)
 
     def row(self, world: SimWorld, job: int, shape: int) -> tuple[SimWorld, int]:
-        """Return the world with ``job``'s speeds in a shape, and their row.
+        """Return the world with the speeds of ``job`` in a shape, and their row.
 
         Raises:
-            UsageError: Nothing says how fast it goes then.
+            UsageError: The job's speed in this shape is unknown.
         """
         trace, pool, options, sim = world.trace, world.pool, world.options, world.sim
         assert sim.pace is not None
@@ -158,8 +162,8 @@ class ResizedShapes:
             assert options.elastic is not None
             if not options.elastic.linear and any(alone_on(rates, kind, t) is None for t in pool.gpu_types):
                 raise UsageError(
-                    f"job {trace.ids[job]} cannot be resized to {gpus} GPUs: nothing measured says how fast"
-                    f" {name or 'it'} is there"
+                    f"job {trace.ids[job]} cannot be resized to {gpus} GPUs: the speed of {name or 'its model'} there"
+                    " was not measured"
                 )
             found = [resized_on(rates, kind, t) for t in pool.gpu_types]
             self._rows[kind] = row = sim.pace.speed.shape[1]
@@ -170,7 +174,7 @@ class ResizedShapes:
         return world, self._rows[kind]
 
     def notes(self, rows: Counter[int], what: str) -> tuple[str, ...]:
-        """Return notes on how many of ``what``, by the row of their speeds, use measured speeds."""
+        """Return a note on how the speeds ``what`` (such as "at other sizes") are known; ``rows``: uses of each row."""
         if not self._known:
             return ()
         by: Counter[str] = Counter()
@@ -178,16 +182,19 @@ class ResizedShapes:
             by[self._known.get(row, "recorded")] += count
         words = {
             "recorded": "as recorded",
-            "measured": "as measured there",
-            "nearest": "as at the nearest size that was measured",
-            "proportion": "in proportion to their GPUs, of which nothing was measured",
+            "measured": "measured",
+            "nearest": "from the nearest measured size",
+            "proportion": "in proportion to GPUs (not measured)",
         }
         counts = ", ".join(f"{by[how]} {words[how]}" for how in words if by[how])
-        return (*self._notes, f"of {by.total()} {what}: {counts}") if counts else ()
+        return (*self._notes, f"speeds {what}: {counts}") if counts else ()
 
 
 def with_lost_ranks(world: SimWorld, made: ResizedShapes) -> SimWorld:
-    """Return the world in which hot jobs go on without ranks whose nodes fail."""
+    """Return the world in which hot jobs continue without ranks whose nodes fail.
+
+    Their shapes and speeds at all sizes are made before the replay, since its compiled loop cannot add any.
+    """
     elastic, jobs = world.options.elastic, len(world.trace)
     fails = elastic is not None and elastic.rank_gpus is not None and bool(world.options.failures)
     ranks = [rank_gpus(world, job) if fails else 0 for job in range(jobs)]
@@ -201,7 +208,7 @@ def with_lost_ranks(world: SimWorld, made: ResizedShapes) -> SimWorld:
             try:
                 world, found = made.shape(world, job, TargetSize(count * rank, nodes=count))
                 world, row[job, count - 1] = made.row(world, job, found)
-            except UsageError:  # it cannot have that size, or nothing says how fast it is there
+            except UsageError:  # it cannot have this size, or its speed there is unknown
                 continue
             shape[job, count - 1], own[job, count - 1] = found, own_speed(world.trace, job, count * rank)
     pace = world.sim.pace
@@ -211,7 +218,7 @@ def with_lost_ranks(world: SimWorld, made: ResizedShapes) -> SimWorld:
 
 
 def with_own_requests(world: SimWorld) -> tuple[SimWorld, Ints]:
-    """Return the world with one more request for each job, at first its own, and their rows, ``int64[jobs]``."""
+    """Return the world with a request of its own for each job, first a copy, and these rows, ``int64[jobs]``."""
     sim, passes = world.sim, world.passes
     own = np.maximum(world.demand.shape, 0) if len(sim.shapes) else np.zeros(0, np.int64)
     count, feasibility = len(sim.shapes), passes.jobs.feasibility
@@ -230,7 +237,7 @@ _BEST_FIRST = ("measured", "nearest", "proportion")
 
 
 def held_amounts(shape: np.void) -> tuple[int | None, int | None]:
-    """Return cores and MiB of the whole job; None: not given."""
+    """Return cores and MiB of the whole job; None: unknown."""
     cores, memory = (int(shape[name] * shape["parts"]) for name in ("cores", "memory"))
     return cores or None, memory or None
 

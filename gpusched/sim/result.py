@@ -19,7 +19,7 @@ EVENT_KINDS = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Events:
-    """The event log, in order of time and, at one instant, in the order things happened.
+    """The event log, by time; events at one instant are in the order in which they happened.
 
     Attributes:
         time: ``float64[events]``, seconds on the trace's clock.
@@ -38,13 +38,13 @@ class Events:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CutRuns:
-    """Runs that did not finish: preempted, resized, or on a node that failed. The job ran again later (or never).
+    """Runs that did not finish: preempted, resized, or on a node that failed. The job may have run again later.
 
     Attributes:
         job: ``int64[runs]``, index into the trace.
         start, end: ``float64[runs]``, seconds.
-        part_offsets, part_nodes: Its nodes: ``part_nodes[part_offsets[i]:part_offsets[i + 1]]``.
-        part_gpus: ``int64[runs]``: GPUs it held on each of them; None: as many as in the job's last run.
+        part_offsets, part_nodes: Nodes of run i: ``part_nodes[part_offsets[i]:part_offsets[i + 1]]``.
+        part_gpus: ``int64[runs]``: GPUs held on each of its nodes; None: as many as in the job's last run.
     """
 
     job: Ints
@@ -60,23 +60,23 @@ class ReplayResult:
     """One replay of a trace on a pool under a policy. Arrays ``[jobs]`` are in the trace's order.
 
     Attributes:
-        policy: Its name. knows: What it was allowed to know of run times: nothing, limit, estimate or oracle.
-        source: Where the policy is from. placement: The placement rule's name.
+        policy: Its name. knows: What it may know of run times: nothing, limit, estimate or oracle.
+        source: Where the policy comes from. placement: Name of the placement rule.
         start: ``float64[jobs]``: when the job first started, seconds on the trace's clock; NaN: never.
-        last_start: ``float64[jobs]``: when its last (finished) run started; as ``start`` but for preempted and failed.
+        last_start: ``float64[jobs]``: when its last run started; differs from ``start`` only for jobs with cut runs.
         end: ``float64[jobs]``: when it ended; NaN: never.
         part_offsets: ``int64[jobs + 1]``; part_nodes: ``int64[parts]``: the nodes of job j's last run are
             ``part_nodes[part_offsets[j]:part_offsets[j + 1]]`` (rows of ``pool``; -1 where it never ran).
-        part_gpus: ``int64[jobs]``: GPUs it holds on each of its nodes, in its last run.
+        part_gpus: ``int64[jobs]``: GPUs held on each of its nodes in its last run.
         killed: ``bool[jobs]``: ended by its time limit before its work was done.
-        restarts: ``int64[jobs]``: runs that were cut (see ``cut``).
-        infeasible: ``int64[n]``: jobs that can never run on this pool, kept out of all metrics; ``infeasible_why`` says
-            why, one sentence for each.
-        decisions: Instants at which the policy was asked.
-        sim_seconds: Wall time inside the engine, compiling and building left out; jobs_per_s: replayed jobs over it.
-        notes: What a reader of the figures must know, in sentences.
-        share: ``float64[jobs]``: how much of each of its GPUs a job holds; None: all jobs hold whole ones. Two jobs on
-            the same GPUs (events PAIRED, of the one that was there, and START) both hold them whole.
+        restarts: ``int64[jobs]``: number of its cut runs (see ``cut``).
+        infeasible: ``int64[n]``: jobs that can never run on this pool, excluded from all metrics; ``infeasible_why``
+            has one sentence for each.
+        decisions: How often the policy was called.
+        sim_seconds: Wall time inside the engine, without compiling and building; jobs_per_s: replayed jobs over it.
+        notes: Sentences that a reader of the figures must know.
+        share: ``float64[jobs]``: fraction of each of its GPUs that a job holds; None: all jobs hold whole GPUs. Two
+            jobs on the same GPUs (event PAIRED of the first, START of the second) both hold them whole.
         shared: How GPUs were shared: no, fractions or pairs.
     """
 
@@ -108,7 +108,7 @@ class ReplayResult:
 
     @property
     def ran(self) -> npt.NDArray[np.bool_]:
-        """``bool[jobs]``: the jobs that ended; metrics cover these."""
+        """Return which jobs ended, ``bool[jobs]``; metrics cover these."""
         return np.isfinite(self.end)
 
     def nodes_of(self, job: int) -> Ints:

@@ -243,7 +243,7 @@ def _with_rows(world: SimWorld, menus: Menus, menu: Ints) -> tuple[SimWorld, Int
     for i, count in enumerate(np.bincount(index, minlength=len(distinct)).tolist()):
         for row in rows[i][menus.sizes[menu[first[i]]] != world.trace.gpus[first[i]]].tolist():
             used[row] += count if row >= 0 else 0
-    return world, rows, index, made.notes(+used, "sizes beside their own jobs go")
+    return world, rows, index, made.notes(+used, "at other sizes")
 
 
 class AskingRun:

@@ -323,7 +323,7 @@ class Stepper:
         policy = ReplayPolicy(name=name, order="fifo", knows=knows, source=source)
         world = self._world._replace(policy=policy, knowledge=self._world.knowledge._replace(knows=knows))
         result = result_of(world, self._log, time.perf_counter() - self._begin)
-        notes = dict.fromkeys((*result.notes, *self._sizes.notes(self._resized, "changes of size jobs then went")))
+        notes = dict.fromkeys((*result.notes, *self._sizes.notes(self._resized, "after resizes")))
         return replace(result, notes=tuple(notes))
 
 

@@ -1,4 +1,4 @@
-"""Comparison of two replays of one trace: how means over the same jobs differ, with bootstrap intervals over days."""
+"""Compares two replays of one trace: differences of means over the same jobs, with bootstrap intervals over days."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpusched.study.metrics import JobTimes, job_times
 DAY_S = 86400.0
 RESAMPLES = 2000
 MIN_DAYS = 5
-"""With fewer days with jobs there is no interval."""
+"""Days with jobs that an interval needs."""
 FIGURES = {"jct_s": "jct", "wait_s": "wait", "bounded_slowdown": "slowdown"}
 """Figure -> its column of `JobTimes`."""
 
@@ -22,10 +22,10 @@ class MeanDifference(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         figure: ``jct_s``, ``wait_s`` or ``bounded_slowdown``.
-        base, other: The two means.
-        relative: other / base - 1; None where base is 0. low, high: its 95 % interval.
-        difference: other - base; difference_low, difference_high: its 95 % interval.
-        days: Days with jobs, which are resampled. With fewer than `MIN_DAYS` the bounds are None.
+        base, other: The two means, in seconds (slowdowns have no unit).
+        relative: other / base - 1; None if base is 0. low, high: its 95 % interval.
+        difference: other - base. difference_low, difference_high: its 95 % interval.
+        days: Number of days with jobs; these are resampled. With fewer than `MIN_DAYS` the bounds are None.
     """
 
     figure: str
@@ -40,24 +40,24 @@ class MeanDifference(msgspec.Struct, frozen=True, kw_only=True):
     days: int
 
     @property
-    def sure(self) -> bool:
-        """Whether the interval of the difference excludes 0."""
+    def is_significant(self) -> bool:
+        """Return whether the interval of the difference excludes 0."""
         return self.difference_low is not None and (self.difference_low > 0 or (self.difference_high or 0.0) < 0)
 
 
 def compare(
     base: ReplayResult, other: ReplayResult, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[MeanDifference, ...]:
-    """Return how ``other`` differs from ``base``, both of the same trace, over the jobs that ran in both; (): none did.
+    """Return how ``other`` differs from ``base`` over the jobs that ended in both; (): there are none.
 
-    Days (UTC, of submission) are drawn with replacement, since jobs of one day wait for each other and are not
-    independent; both replays get the same days (Efron, Tibshirani: An Introduction to the Bootstrap, 1993: paired,
-    percentile interval). Equal seeds give equal intervals.
+    Both must be replays of the same trace. Jobs of one day wait for each other and are not independent, so whole days
+    (of submission, UTC) are drawn with replacement, the same ones for both replays: a paired percentile interval
+    (Efron, Tibshirani: An Introduction to the Bootstrap, 1993). Equal seeds give equal intervals.
     """
     both = np.flatnonzero(base.ran & other.ran)
     if not len(both):
         return ()
-    # Days without jobs are left out: `day` numbers the others from 0.
+    # `day` numbers the days with jobs from 0.
     _, day, jobs_of_day = np.unique(day_of(base, both), return_inverse=True, return_counts=True)
     days = len(jobs_of_day)
     draws = None
@@ -68,7 +68,7 @@ def compare(
 
 
 def day_of(result: ReplayResult, jobs: Ints) -> Ints:
-    """Return each job's day of submission, counted from the first: UTC days if there is a calendar."""
+    """Return each job's day of submission, 0 for the first; UTC days if the trace has a calendar, else its own."""
     epoch = result.trace.epoch or 0.0
     day: Ints = np.floor((result.trace.submit[jobs] + epoch) / DAY_S).astype(np.int64)
     first: np.int64 = day.min()
@@ -90,14 +90,15 @@ def _mean_difference(
         times: Of all jobs, under base and other.
         both: ``int64[n]``: the jobs that are compared.
         day: ``int64[n]``: day of each of them, an index into ``jobs_of_day: int64[days]``.
-        jobs_of_day: How many of them each day has.
-        draws: ``float64[resamples, days]``: how often each resample has each day; None: too few days.
+        jobs_of_day: Number of these jobs on each day.
+        draws: ``float64[resamples, days]``: how often each resample contains each day; None: too few days.
     """
     base_values, other_values = (getattr(t, FIGURES[figure])[both] for t in times)
     base, other = float(base_values.mean()), float(other_values.mean())
     difference: tuple[float | None, float | None] = (None, None)
     relative: tuple[float | None, float | None] = (None, None)
     if draws is not None:
+        # A resample's mean: jobs' sums by day, weighted by how often each day was drawn, over the number of jobs drawn.
         jobs = draws @ jobs_of_day.astype(np.float64)
         base_means, other_means = (draws @ np.bincount(day, values) / jobs for values in (base_values, other_values))
         difference = _interval(other_means - base_means)
@@ -118,6 +119,6 @@ def _mean_difference(
 
 
 def _interval(resampled: Floats) -> tuple[float, float]:
-    """Return the percentile interval of 95 %."""
+    """Return the 95 % percentile interval."""
     low, high = np.percentile(resampled, [2.5, 97.5]).tolist()
     return low, high

@@ -1,4 +1,4 @@
-"""Fit a workload description to a trace: `gpusched trace fit` writes it, `generate` reads it."""
+"""Fits a workload description to a trace: `gpusched trace fit` writes it, `gpusched trace generate` reads it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from gpusched.traces.workload import HOURS, WEEKDAYS, RequestedTimes, RunTime, S
 _DAY_S, _HOUR_S = 86400.0, 3600.0
 _MONDAY = 4 * _DAY_S  # 1970-01-05
 _DEFAULT_START = 1767571200.0  # Monday 2026-01-05
-_OWN_RUN_TIMES = 50  # jobs of a size that make its run times worth their own parts
-_MOST_OWN = 8  # sizes with the most GPU seconds that get such parts
-_POINTS = 4000  # quantiles a mixture is fitted to
-_ROUNDS = 200
-_TAIL = 0.05
-_MENU = 12
-_LONGEST_BURST_GAP_S = 60.0
+_MIN_SIZE_JOBS = 50  # a size with fewer jobs uses the run times of all
+_MAX_OWN_SIZES = 8  # sizes with run times of their own: those with the most GPU seconds
+_POINTS = 4000  # quantiles that a mixture is fitted to
+_EM_ROUNDS = 200  # at most
+_TAIL = 0.05  # fraction of the jobs in the Pareto tail
+_MENU = 12  # distinct time limits that are kept
+_MAX_BURST_GAP_S = 60.0
 
 
 def fit(trace: Trace) -> Workload:
     """Return a workload with the trace's rate, cycles, bursts, sizes, run times, limits and users.
 
-    Run times are fitted by GPUs for the sizes that matter most and have enough jobs: a mixture of up to three
-    lognormals (EM, chosen by BIC) below the 95th percentile and a Pareto tail of the same mean above it.
+    Sizes with many jobs and the most GPU seconds get run times of their own, others those of all jobs. Run times are a
+    mixture of up to three lognormals (EM, chosen by BIC) below the 95th percentile, and above it a Pareto tail with the
+    mean of the trace's tail.
 
     Raises:
-        UsageError: Fewer than ten jobs, or all submitted at once.
+        UsageError: The trace has fewer than ten jobs, or all were submitted at once.
     """
     if len(trace) < 10 or span_s(trace) <= 0:
         raise UsageError(
@@ -60,18 +61,19 @@ def fit(trace: Trace) -> Workload:
 
 def _sizes(trace: Trace) -> tuple[SizeClass, ...]:
     profile = np.full(len(trace), -1, np.int64) if trace.profile is None else trace.profile
+    # A size is a number of GPUs, or of MIG slices of one profile (-1: whole GPUs).
     both = np.stack((trace.gpus, profile))
     kinds, index, counts = np.unique(both, axis=1, return_inverse=True, return_counts=True)
     index = index.reshape(-1)
-    names = [(*trace.profiles, "")[i] for i in kinds[1].tolist()]  # the last one is of -1
+    names = [(*trace.profiles, "")[i] for i in kinds[1].tolist()]  # -1 takes the last name, ""
     counted = np.array([gpus_counted(1, name) for name in names])
-    work = np.bincount(index, trace.gpus * trace.duration) * counted * (counts >= _OWN_RUN_TIMES)
-    own = set(np.argsort(-work, kind="stable")[:_MOST_OWN].tolist())
+    work = np.bincount(index, trace.gpus * trace.duration) * counted * (counts >= _MIN_SIZE_JOBS)
+    own = set(np.argsort(-work, kind="stable")[:_MAX_OWN_SIZES].tolist())
     return tuple(
         SizeClass(
             gpus=size,
             share=float(counts[i] / len(trace)),
-            run_time=fit_run_time(trace.duration[index == i]) if i in own and counts[i] >= _OWN_RUN_TIMES else None,
+            run_time=fit_run_time(trace.duration[index == i]) if i in own and counts[i] >= _MIN_SIZE_JOBS else None,
             profile=names[i],
         )
         for i, size in enumerate(kinds[0].tolist())
@@ -88,6 +90,7 @@ def fit_run_time(durations: Floats) -> RunTime:
     tail = max(int(len(ordered) * _TAIL), 1)
     border = float(ordered[-tail - 1]) if len(ordered) > tail else highest
     has_tail = tail >= 10 and border < highest
+    # Fewer than ten jobs give no reliable tail: the mixture covers them then.
     body = ordered[:-tail] if has_tail else ordered
     alpha = _alpha(ordered[-tail:], border, highest) if has_tail else 0.0
     return RunTime(
@@ -97,9 +100,9 @@ def fit_run_time(durations: Floats) -> RunTime:
 
 
 def _alpha(tail: Floats, border: float, highest: float) -> float:
-    """Return the exponent for which a Pareto from ``border``, truncated at ``highest``, has the tail's mean.
+    """Return the exponent with which a Pareto from ``border``, truncated at ``highest``, has the tail's mean.
 
-    The load depends on that mean. Bisection works, since the mean decreases with the exponent.
+    The mean is kept since the load depends on it. It decreases with the exponent, so bisection finds it.
     """
     goal = float(np.mean(tail)) / border
     reach = np.log(highest / border)
@@ -135,13 +138,15 @@ def _em(points: Floats, parts: int) -> tuple[tuple[Floats, Floats, Floats], floa
     sigmas = np.full(parts, max(float(points.std()), 0.05))
     weights = np.full(parts, 1 / parts)
     likelihood = -np.inf
-    for _ in range(_ROUNDS):
+    for _ in range(_EM_ROUNDS):
         deviation = (points[:, None] - means) / sigmas
         density = weights * np.exp(-0.5 * deviation**2) / (sigmas * np.sqrt(2 * np.pi))
         total = np.maximum(density.sum(axis=1), 1e-300)
         before, likelihood = likelihood, float(np.log(total).sum())
         if likelihood - before < 1e-6 * abs(likelihood):
             break
+        # Expectation: how much of each point belongs to each part. Maximisation: each part's moments, so weighted. The
+        # bounds keep a part from vanishing, or from shrinking onto one point, where the likelihood is infinite.
         belongs = density / total[:, None]
         mass = np.maximum(belongs.sum(axis=0), 1e-12)
         weights = mass / len(points)
@@ -169,6 +174,7 @@ def _per_time(times: Floats, slot_s: float, slots: int) -> Floats:
     """Return the arrival rate of each slot of the cycle within the span, normalised to mean 1."""
     first, last = float(times[0]), float(times[-1])
     counts = np.bincount((times // slot_s).astype(np.int64) % slots, minlength=slots)
+    # The trace covers some slots of the cycle more often than others, and its first and last one only in part.
     edges = np.arange(first // slot_s, last // slot_s + 1)
     seen = np.minimum((edges + 1) * slot_s, last) - np.maximum(edges * slot_s, first)
     observed = np.bincount(edges.astype(np.int64) % slots, seen, minlength=slots)
@@ -178,20 +184,20 @@ def _per_time(times: Floats, slot_s: float, slots: int) -> Floats:
 
 
 def _bursts(trace: Trace) -> tuple[float, float, float]:
-    """Return (share of jobs, mean size, mean delay after the first) of bursts of three or more jobs.
+    """Return (fraction of jobs, mean size, mean delay after the first in s) of bursts of three or more jobs.
 
-    A run is of one user (of one group where users are unknown) and one size; its gaps are at most a minute, and at most
-    a twentieth of the mean gap of such jobs, so that a busy user is not one long burst.
+    A burst has one user (one group, if users are unknown) and one number of GPUs. Its gaps are at most a minute and at
+    most a twentieth of the mean gap between such jobs; otherwise a busy user would be one long burst.
     """
     owner = trace.user if np.any(trace.user >= 0) else trace.group
     order = np.lexsort((trace.submit, trace.gpus, owner))
     kind = np.stack((owner[order], trace.gpus[order]))
     same = np.concatenate(([False], np.all(kind[:, 1:] == kind[:, :-1], axis=0)))
-    kinds = np.cumsum(~same) - 1
+    kinds = np.cumsum(~same) - 1  # index of each job's owner and size
     mean_gap = span_s(trace) / np.bincount(kinds)[kinds]
     gaps = np.diff(trace.submit[order], prepend=-np.inf)
-    joined = same & (gaps <= np.minimum(_LONGEST_BURST_GAP_S, mean_gap / 20))
-    runs: Ints = (np.cumsum(~joined) - 1).astype(np.int64)
+    joined = same & (gaps <= np.minimum(_MAX_BURST_GAP_S, mean_gap / 20))
+    runs: Ints = (np.cumsum(~joined) - 1).astype(np.int64)  # index of its run of small gaps
     sizes = np.bincount(runs)
     bursts = sizes >= 3
     jobs = int(sizes[bursts].sum())
@@ -222,7 +228,7 @@ def _limits(trace: Trace) -> RequestedTimes | None:
 
 
 def _zipf(trace: Trace) -> float:
-    """Fit the exponent of jobs by user rank: least squares on logarithms, over users of more than two jobs."""
+    """Fit Zipf's exponent of the jobs per user, by least squares on logarithms, over users with more than two jobs."""
     counts = np.sort(np.bincount(trace.user[trace.user >= 0]))[::-1]
     counts = counts[counts > 2]
     if len(counts) < 3:

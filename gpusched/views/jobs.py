@@ -208,7 +208,7 @@ def idle_line(job: JobRecord, now: float) -> str:
     if idle.acted_at is not None:
         return f"{line}; {done} at {local_clock(idle.acted_at, now)}"
     if idle.at is not None:
-        return f"{line}; to be {done} at {local_clock(idle.at, now)} unless they work"
+        return f"{line}; to be {done} at {local_clock(idle.at, now)} unless used"
     return f"{line}; warned at {local_clock(idle.warned_at, now)}" if idle.warned_at is not None else line
 
 

@@ -190,7 +190,7 @@ def _interval_text(change: MeanDifference) -> str:
     if change.low is None or change.high is None:
         verb = "are" if change.days != 1 else "is"
         return f"; {count_of(change.days, 'day')} {verb} too little data for a confidence interval"
-    remark = "" if change.sure else ", not significant"
+    remark = "" if change.is_significant else ", not significant"
     return f"; 95% interval over {change.days} days {change.low:+.1%} to {change.high:+.1%}{remark}"
 
 

@@ -19,7 +19,7 @@ from gpusched.agents.common.resizable import ResizableWorkload, WorkloadLog, drf
 from gpusched.agents.describe import describe_weights
 from gpusched.agents.dl2 import learn as learning
 from gpusched.agents.dl2.agent import Player, prepare
-from gpusched.agents.dl2.decide import CLUSTER, INPUTS, SHARED, STEP, Actor, zero_actor
+from gpusched.agents.dl2.decide import CLUSTER_FEATURES, INPUTS, SHARED, STEP_FEATURES, Actor, zero_actor
 from gpusched.agents.dl2.learn import Dl2Recipe, PublicSetting
 from gpusched.agents.dl2.live import choose_sizes
 from gpusched.agents.dl2.live import prepare as prepare_live
@@ -44,7 +44,7 @@ def ranked(**weights: float) -> Actor:
     """A linear score by the names of its inputs, spaces as underlines."""
     actor = zero_actor()
     for name, weight in weights.items():
-        actor.linear[STEP.index(name.replace("_", " "))] = weight
+        actor.linear[STEP_FEATURES.index(name.replace("_", " "))] = weight
     return actor
 
 
@@ -419,7 +419,7 @@ def test_gpus_go_to_the_faster_and_shorter_and_stop_where_they_gain_nothing() ->
 def test_weights_that_cannot_decide() -> None:
     question = question_of(claims_of([One(power(1, 2))], 2), "p", 0.0, ("",))
     spoilt = ranked(speed=float("nan"))
-    with pytest.raises(Unusable, match="no number"):
+    with pytest.raises(Unusable, match="returned NaN"):
         choose_sizes(prepare_live(model(spoilt)), question)
     with pytest.raises(ValueError, match="DL2's own setting; train some"):
         prepare_live(model(GREEDY, None))
@@ -472,4 +472,4 @@ def test_what_decides_is_said() -> None:
         describe_weights(load_file(SHIPPED, "dl2")) == "a linear score of 20 inputs, and a network of 27-32-1 beside it"
     )
     assert describe_weights(model(GREEDY)) == "a linear score of 20 inputs, no neural network"
-    assert (len(STEP), len(CLUSTER)) == (INPUTS, SHARED) == (20, 7)
+    assert (len(STEP_FEATURES), len(CLUSTER_FEATURES)) == (INPUTS, SHARED) == (20, 7)

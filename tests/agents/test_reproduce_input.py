@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("dl2 --workloads nothing.json", "nothing.json: No such file or directory"),
         ("dl2 --workloads bad.json", "bad.json: found Expected `float` > 0.0 - at `$[0].jobs[0].epochs`, expected"),
         ("dl2 --workloads good.json --speeds twice.txt", "twice.txt: found m with 1 servers and 1 workers twice"),
-        ("dl2 --workloads good.json --speeds other.txt", "nothing measured says how fast m is; see --speeds"),
+        ("dl2 --workloads good.json --speeds other.txt", "no measured speed of m; see --speeds"),
         ("dl2 --workloads good.json --speeds m.txt --seed 7", "no workload of seed 7; it has 0"),
         ("dl2 --workloads stuck.json --speeds m.txt --policy drf", "1 jobs are left that nothing runs on 1 nodes"),
         ("dl2 --workloads one.json --change vgg-16:20", "--change 'vgg-16:20'; expected MODEL:SLOT:FACTOR, such as"),

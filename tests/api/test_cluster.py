@@ -211,7 +211,7 @@ def test_the_controller_keeps_a_program_until_its_job_has_ended(site: Site, clus
     assert programs.read(second) == texts[1]
     assert not programs.of(os.getuid()).has(single.id)
     single.wait(300)
-    with pytest.raises(GpuschedError, match="its function is no longer stored: submit it again"):
+    with pytest.raises(GpuschedError, match="its function is no longer stored; submit it again"):
         cluster.requeue([single])
     Inbox(site.state).deliver(Requeue(time=time.time(), job_ids=(single.id,)))
     site.fold()

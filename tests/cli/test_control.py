@@ -188,9 +188,9 @@ def test_a_name_in_place_of_an_id_gets_the_ids_of_that_name(site: Site) -> None:
     other = site.submit("--job-name", "train!", "-F", "s-V100", "--", "true")
     done = site.call("cancel", "my-train")
     assert (done.code, done.out) == (2, "")
-    assert f"jobs are given by id; of that name you have {queued}, {stored}\n" in done.err
-    assert f"of that name you have {other}\n" in site.call("logs", "train!").err
-    assert "of that name" not in site.call("cancel", "nobody").err
+    assert f"name jobs by id; you have jobs of this name: {queued}, {stored}\n" in done.err
+    assert f"you have jobs of this name: {other}\n" in site.call("logs", "train!").err
+    assert "of this name" not in site.call("cancel", "nobody").err
 
 
 def test_impossible_ones_are_refused_before_anything_is_asked(site: Site) -> None:
@@ -388,7 +388,7 @@ def test_requeue_of_an_ended_job_with_secrets_says_why_it_cannot_be(
         site.end(ended, JobState.FAILED, 1)
     done = site.run("requeue", job_id)
     assert (done.code, done.out) == (1, "")
-    assert "its secrets are no longer stored: submit it again" in done.err
+    assert "its secrets are no longer stored; submit it again" in done.err
     assert done.err.count("\n") == 1
     assert site.commands() == []
     done = site.run("requeue", array)  # the other task has not ended: the controller still has them

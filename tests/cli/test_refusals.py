@@ -139,7 +139,7 @@ def test_without_a_home_the_inventory_of_the_system_is_found(site: Site, monkeyp
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (MemoryError(), "this needs more memory than there is"),
+        (MemoryError(), "not enough memory"),
         (FileNotFoundError(2, "No such file or directory", ""), "'': No such file or directory"),
     ],
 )

@@ -182,7 +182,7 @@ def test_what_no_placement_can_be(site: Site, options: tuple[str, ...], error: s
 
 
 SHARING = "    defaults: {gpus: 8, cores: 256, memory: 1024G, rated_power: 6.5kW, sharing: {mode: mps}}\n"
-ALONE = "no node it may use shares GPUs (sharing: in the inventory), so it gets them alone"
+ALONE = "no node it may use shares GPUs (sharing: in the inventory), so the job gets whole GPUs"
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_what_is_fine_again_is_over_after_a_while_and_not_at_once(kind: str, cha
 
 
 def test_one_odd_reading_of_a_wavering_value_is_none() -> None:
-    twice = [(kind, changes) for kind, changes in LEVELS if next(k for k in KINDS if k.name == kind).twice]
+    twice = [(kind, changes) for kind, changes in LEVELS if next(k for k in KINDS if k.name == kind).needs_two]
     assert len(twice) == 7
     probes = Probes()
     probes.probe()
@@ -399,6 +399,6 @@ def test_kinds_are_in_order() -> None:
     assert all(k.title and k.advice for k in KINDS)
     assert {xid.kind for xid in XIDS.values()} < {k.name for k in KINDS}
     program = next(k for k in KINDS if k.name == "xid-program")
-    assert (program.action, program.most) == (HealthAction.WARN, HealthAction.WARN)
+    assert (program.action, program.max_action) == (HealthAction.WARN, HealthAction.WARN)
     stored = NodeHealth(conditions=(Condition(kind="ecc", since=1.0, last_seen=2.0, detail="d"),))
     assert msgspec.json.decode(msgspec.json.encode(stored), type=NodeHealth) == stored

@@ -180,7 +180,7 @@ def test_what_remains_goes_on_and_grows_again_under_a_new_name(site: Site) -> No
     site.turn(1, 6)
     assert site.ranks(job) == [0, 2]
     (lost,) = [data for data in site.events(job, "rank_left") if "message" in data]
-    assert lost["message"].startswith("goes on without rank 1 on ")
+    assert lost["message"].startswith("continues without rank 1 on ")
     assert lost["message"].endswith("it exited with 137")
     site.turn(4, 31)
     assert site.ranks(job) == [0, 2, 3]
@@ -288,7 +288,8 @@ class HotOrders(CrashOrders):
     def _cycle(self, fates: list[str], seconds: int) -> None:
         super()._cycle(fates, seconds)
         # A rank that fails while the group forms is taken for a rank that found none: the job is tried again.
-        failed = [e.job_id for e in self.store.events(limit=100_000) if "formed no group" in str(e.data.get("message"))]
+        events = self.store.events(limit=100_000)
+        failed = [e.job_id for e in events if "formed no new group" in str(e.data.get("message"))]
         backs = [e.job_id for e in self.store.events(limit=100_000) if "back to" in str(e.data.get("message"))]
         self.disturbed.update(job for job in (*failed, *backs) if job is not None)
 

@@ -81,7 +81,7 @@ def test_a_warning_comes_first_then_the_job_is_cancelled() -> None:
         assert (ended.state, ended.reason) == (JobState.CANCELLED, "IdleLimit")
         assert "its GPU has been below 5% utilization for 0:03:2" in ended.message
         (warned,) = (e for e in site.store.events(job_id=job) if e.kind == "idle_warned")
-        assert "unless they work, it is cancelled in 0:01:00" in warned.data["message"]
+        assert "unless used, it is cancelled in 0:01:00" in warned.data["message"]
 
 
 def test_a_warning_alone_ends_nothing_and_is_not_repeated() -> None:

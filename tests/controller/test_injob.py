@@ -40,7 +40,7 @@ def test_nobody_but_the_controller_passes_on_what_jobs_ask(world: InboxWorld) ->
     job = running(world, ALICE)
     for uid in (ALICE, BOB, ADMIN):
         why = world.say(RelayedCommand(time=NOW, job_id=job, attempt=1, act="cancel", job_ids=(job,)), uid)
-        assert why == "only the controller passes on what jobs ask for"
+        assert why == "only the controller forwards requests of jobs"
     assert world.job(job).state is JobState.RUNNING
 
 

@@ -117,7 +117,7 @@ def test_nobody_but_the_controller_queues_jobs_in_the_name_of_one(world: InboxWo
     job = running(world, ALICE)
     for uid in (ALICE, BOB, ADMIN):
         command = Submit(time=NOW, id=fresh_id(NOW), spec=spec(), asked_by=job)
-        assert world.say(command, uid) == "only the controller passes on what jobs ask for"
+        assert world.say(command, uid) == "only the controller forwards requests of jobs"
     assert world.say(Submit(time=NOW, id=fresh_id(NOW), spec=spec(), asked_by="nothere")) == "there is no job nothere"
     assert not others(world, job)
 

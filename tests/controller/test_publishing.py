@@ -97,7 +97,7 @@ def test_without_room_the_old_copy_stays(
         with site.publisher._reporting():
             site.publisher.publish()
     (line,) = site.said
-    assert line.startswith("other users go on reading the old copy")
+    assert line.startswith("cannot make a new copy of the store for other users")
     assert "are needed" in line
     assert site.numbers() == [1]
     monkeypatch.undo()

@@ -108,7 +108,7 @@ def test_a_database_that_others_can_lock(state: Path) -> None:
     assert "permissions" not in wrong(state)
     (state / DATABASE).chmod(0o644)
     found = examine(state)["permissions"]
-    assert (found.status, found.hint) == ("warn", "restart the controller, which closes it to them")
+    assert (found.status, found.hint) == ("warn", "restart the controller, which closes it")
     assert str(state / DATABASE) in found.message
 
 

@@ -104,7 +104,7 @@ def test_a_job_is_warned_in_every_place_and_cancelled_once(site: Cluster) -> Non
     assert "to be cancelled at" in re.sub(r"\s+", " ", site.cli("status", job, env={"COLUMNS": "200"}).stdout)
     assert "GPUs below 5% for" in site.cli("why", job).stdout
     shown = site.cli("show", job).stdout
-    line = r"^idle: +GPUs below 5% for 0:\d\d:\d\d; to be cancelled at (\S+ )?\d\d:\d\d unless they work$"
+    line = r"^idle: +GPUs below 5% for 0:\d\d:\d\d; to be cancelled at (\S+ )?\d\d:\d\d unless used$"
     assert re.search(line, shown, re.MULTILINE)
     declare(site, {"then": "cancel", "warn_before": "4s"})
     ended = site.wait_state(job, "CANCELLED")

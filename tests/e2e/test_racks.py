@@ -54,7 +54,7 @@ def test_a_job_waits_for_one_rack_and_another_gives_up(racks: Cluster) -> None:
     )
     why = racks.json("why", patient)
     assert why["reason"] == "Resources"
-    assert "at most (rack-wait); it could start now on 2 racks" in why["message"]
+    assert "at the latest (rack-wait); it could start now on 2 racks" in why["message"]
     assert [(s["spread"], s["racks"]) for s in why["spreads"]] == [("rack", 1), ("any", 2)]
     racks.cli("cancel", held["dgx003"], "--now")
     assert nodes_of(racks, patient) == {"dgx003", "dgx004"}
@@ -108,7 +108,7 @@ def test_a_job_waits_for_the_place_that_costs_least_and_tells_what_its_own_costs
     )
     why = stopped.json("why", slow)
     assert why["reason"] == "Policy"
-    assert "at most: started now it would run 25 % slower" in why["message"]
+    assert "at the latest; started now, it would run 25 % slower" in why["message"]
     hasty = stopped.sh("sleep 300", "--gpus", "16", "--job-name", "train-9", "--placement-wait", "0", "-t", "10m")
     assert nodes_of(stopped, hasty) == {"dgx002", "dgx004"}
     assert "on 2 racks about 25 % slower than in one" in stopped.cli("show", hasty).stdout

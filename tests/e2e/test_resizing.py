@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gpusched.agents.common.recorded import by_policy, recorded_decisions
-from gpusched.agents.dl2.decide import STEP, zero_actor
+from gpusched.agents.dl2.decide import STEP_FEATURES, zero_actor
 from gpusched.agents.dl2.weights import arrays_of
 from gpusched.config.weights import save_model
 from gpusched.model.jobs import ENDED
@@ -113,8 +113,8 @@ def test_a_trained_agent_chooses_on_real_nodes(elastic: Cluster, share: Path) ->
     wait_until(lambda: gpus(elastic, job) == 8, 30, "8 GPUs, by the fallback's rule")
     assert "no weights" in elastic.cli("status").stdout
     actor = zero_actor()
-    actor.linear[STEP.index("gain per slot, over all larger sizes")] = 1.0
-    actor.linear[STEP.index("done")] = -30.0
+    actor.linear[STEP_FEATURES.index("gain per slot, over all larger sizes")] = 1.0
+    actor.linear[STEP_FEATURES.index("done")] = -30.0
     (folder / "learned").mkdir()
     save_model(folder / "learned" / "default.safetensors", "dl2", arrays_of({"trained": actor}), {"slot_s": "60"})
     wait_until(lambda: "no weights" not in elastic.cli("status").stdout, 30, "the agent in charge")

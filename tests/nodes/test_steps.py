@@ -197,7 +197,7 @@ def test_gpus_are_given_to_tasks_and_steps(nodes: Nodes) -> None:
         (nodes.folder / "go").touch()
         time.sleep(0.02)
     assert nodes.run("srun --gpus-per-node=3 true", code=1) == [
-        "srun: error: the step asks for 3 GPUs on n0, where the job has 2; nothing was started"
+        "srun: error: the step requests 3 GPUs on n0, where the job has 2; nothing was started"
     ]
 
 
@@ -332,7 +332,7 @@ REFUSED = {
     "-w n7 true": "n7 is not a node of this job",
     "-N 4 true": "--nodes=4",
     "-n 2": "no command",
-    "-x n[0-2] true": "no node left",
+    "-x n[0-2] true": "leave no node for the step",
     "--export=NONE true": "--export=NONE",
     "-t x true": "--time=x",
     "-n 7 --ntasks-per-node=2 true": "--ntasks=7",

@@ -138,7 +138,7 @@ partitions:
 @pytest.mark.parametrize(
     ("runtime", "status", "message"),
     [
-        ("nice", "ok", "nice: another package's; only a job shows whether it works"),
+        ("nice", "ok", "nice: from another package; only a job can test it"),
         ("hollow", "fail", "runtime 'hollow' of gpusched-example 1.0 does not work: it has no method launch"),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpusched.agents.dl2.decide import STEP, zero_actor
+from gpusched.agents.dl2.decide import STEP_FEATURES, zero_actor
 from gpusched.agents.dl2.weights import actor_of, arrays_of
 from gpusched.config.weights import load_model, save_model
 from tests.agents.histories import lived
@@ -52,7 +52,7 @@ def beside(site: Site, noon: None) -> Site:
     (folder / "dl2").mkdir(parents=True)
     (folder / "dl2.yaml").write_text("agent: dl2\nfallback: elastic\n")
     actor = zero_actor(8)
-    actor.linear[STEP.index("done")] = 1.0
+    actor.linear[STEP_FEATURES.index("done")] = 1.0
     actor.own[:] = np.random.default_rng(0).normal(0, 0.2, actor.own.shape)  # what gradients need
     actor.out[:] = 0.05
     about = {"slot_s": "600", "restart_s": "20", "knows": "oracle", "sizes": "1-8"}

@@ -240,4 +240,4 @@ def test_a_replay_with_jobs_in_slices_is_refused(on_demand: bool) -> None:
 
 def test_a_network_whose_answer_is_no_number_decides_nothing() -> None:
     huge = {name: np.full_like(array, 3e38) for name, array in drawn(0).items()}
-    assert "no number" in by_agent(two([pending("j", 2)]), model(huge)).troubles["p"]
+    assert "returned NaN" in by_agent(two([pending("j", 2)]), model(huge)).troubles["p"]

@@ -78,7 +78,7 @@ def test_weights_of_another_shape_are_refused_by_name(part: str) -> None:
 def test_what_is_no_number_is_the_fallbacks() -> None:
     huge = {n: np.full_like(a, 3e38) if n.startswith("attention.") else a for n, a in MODEL.arrays.items()}
     plan = plain.by_agent(snapshot([node("a")], [pending("x", 1), pending("y", 8)]), plain.model(huge, "huge"))
-    assert "no number" in plan.troubles["p"]
+    assert "returned NaN" in plan.troubles["p"]
     assert list(started(plan)) == ["x"]
 
 

@@ -129,7 +129,8 @@ def test_a_job_waits_for_its_rack_as_long_as_that_pays_and_says_so() -> None:
     snap = snapshot(FOUR, [job], HALF, place="contention", backfill="easy", topology=TWO_RACKS, beliefs=known)
     plan = decide(snap)
     until = NOW + 0.18**2 * PATIENCE_S
-    message = f"waits for a better place until {local_clock(until, NOW)} at most: started now it would run 18 % slower"
+    clock = local_clock(until, NOW)
+    message = f"waits for a better place until {clock} at the latest; started now, it would run 18 % slower"
     assert (plan.actions, plan.reasons["j"].message) == ((), message)
     told = explain(snap, "j")
     assert told.reason == plan.reasons["j"]
@@ -154,14 +155,14 @@ def test_neighbours_are_kept_apart_and_waited_for() -> None:
     snap = snapshot(nodes, [job], loud[:2], place="contention", topology=racks, beliefs=beliefs(1.0, 0.5, 1.0))
     assert {n for n, _ in started(decide(snap))["j"]} == {"n4", "n5"}
     full = replace(snap, running=tuple(loud))
-    assert decide(full).reasons["j"].message.endswith(" at most: started now it would run 50 % slower")
+    assert decide(full).reasons["j"].message.endswith(" at the latest; started now, it would run 50 % slower")
     measured = replace(full, beliefs=beliefs(1.0, 0.5, 1.0, pair=0.1))
     cost = cost_of_neighbour(*measured.beliefs.values(), "nic")
     assert 0.1 < cost.slower < 0.25
     assert f"it would run {100 * cost.slower:.0f} % slower" in decide(measured).reasons["j"].message, "measured first"
     harmed = replace(full, pending=(pending("k", 2, nodes=2, submit=NOW, name="loud", user="alice"),),
                      running=tuple(named(job, "calm") for job in loud))  # fmt: skip
-    assert "at most: started now it would slow down its neighbours" in decide(harmed).reasons["k"].message
+    assert "at the latest; started now, it would slow down its neighbours" in decide(harmed).reasons["k"].message
 
 
 def test_nobody_waits_for_what_only_public_tables_say() -> None:
@@ -252,7 +253,7 @@ def test_of_more_nodes_and_declared_ways_up_counts_what_was_measured() -> None:
     narrow = replace(TWO_RACKS, switches=tuple(replace(s, uplink_gbps=10.0) for s in TWO_RACKS.switches))
     calm = pending("k", 8, nodes=2, submit=NOW, name="calm", user="alice")
     snap = replace(snap, pending=(calm,), running=tuple(HALF), topology=narrow)
-    assert "started now it would run 18 % slower" in decide(snap).reasons["k"].message
+    assert "started now, it would run 18 % slower" in decide(snap).reasons["k"].message
     wide, thin = narrow.switches
     snap = replace(snap, topology=replace(narrow, switches=(wide, replace(thin, uplink_gbps=5.0))))
     assert decide(snap).reasons["k"].message != decide(replace(snap, topology=narrow)).reasons["k"].message

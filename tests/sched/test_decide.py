@@ -82,7 +82,7 @@ def test_gist_full_flavor_waits_for_both_servers_and_blocks() -> None:
     assert where(plan) == {"0s": ["dgx1"]}
     assert plan.reasons["1f"].code == ReasonCode.RESOURCES
     assert plan.reasons["1f"].message == (
-        "waits for 8 GPUs on each of 2 nodes; 1 node has that free; can start within 3-00:00:00, by time limits"
+        "waits for 8 GPUs on each of 2 nodes; 1 node has enough free; can start within 3-00:00:00, by time limits"
     )
     assert plan.reasons["2s"].message == "1 job of equal or higher priority is ahead of it"
     assert where(decide(gist("f"))) == {"0f": ["dgx1", "dgx2"]}
@@ -281,7 +281,7 @@ def test_what_cannot_run_now_blocks_nobody() -> None:
     assert {j: (r.code.value, r.message) for j, r in plan.reasons.items()} == {
         "both": (
             "ReqNodeNotAvail",
-            "needs 8 GPUs on each of 2 nodes; 1 node has that usable; not available: b (DRAINED: fan), "
+            "needs 8 GPUs on each of 2 nodes; 1 node has enough usable; not available: b (DRAINED: fan), "
             "GPU 3 of c (BUSY: pid 4711 of alice)",
         ),
         "huge": ("BadConstraints", "needs 16 GPUs on one node; most on one node: 8 (a)"),
@@ -304,11 +304,11 @@ def test_cores_and_memory_can_be_what_is_short() -> None:
     busy = [running("r", {"n": (0,)}, NOW + 60, cores=79)]
     plan = decide(snapshot([node("n")], [pending("j", 2)], busy))
     assert plan.reasons["j"].message == (
-        "waits for 2 cores beside 2 GPUs on one node; most free on one node: 1 (n); "
+        "waits for 2 cores with 2 GPUs on one node; most free on one node: 1 (n); "
         "can start within 0:01:00, by time limits"
     )
     plan = decide(snapshot([node("n")], [pending("j", 1, memory_mib_per_node=600 << 10)]))
-    assert plan.reasons["j"].message == "needs 600G of memory beside 1 GPU on one node; most on one node: 512G (n)"
+    assert plan.reasons["j"].message == "needs 600G of memory with 1 GPU on one node; most on one node: 512G (n)"
 
 
 def test_memory_is_short_where_gpus_and_cores_are_not() -> None:
@@ -316,11 +316,11 @@ def test_memory_is_short_where_gpus_and_cores_are_not() -> None:
     nodes = [node("a", memory_mib=64 << 10), node("b", memory_mib=96 << 10), node("c", memory_mib=80 << 10)]
     wide = decide(snapshot(nodes, [pending("j", 1, nodes=2, memory_mib_per_node=90 << 10)]))
     assert wide.reasons["j"].code == ReasonCode.BAD_CONSTRAINTS
-    assert wide.reasons["j"].message == ("needs 90G of memory beside 1 GPU on each of 2 nodes; 1 node has that")
+    assert wide.reasons["j"].message == ("needs 90G of memory with 1 GPU on each of 2 nodes; 1 node has enough")
     busy = [running("r", {"b": (0,)}, NOW + 60)]  # 1024 MiB of it
     plan = decide(snapshot(nodes, [pending("j", 1, memory_mib_per_node=96 << 10)], busy))
     assert plan.reasons["j"].message == (
-        "waits for 96G of memory beside 1 GPU on one node; most free on one node: 95G (b); "
+        "waits for 96G of memory with 1 GPU on one node; most free on one node: 95G (b); "
         "can start within 0:01:00, by time limits"
     )
 

@@ -43,7 +43,7 @@ def test_the_issue_example() -> None:
     ]
     assert why.next_steps == (
         "wait: at most 3:20:00 (job x on dgx001 frees 3 GPUs)",
-        "ask for at most 2 GPUs per node (--gpus-per-node 2)",
+        "request at most 2 GPUs per node (--gpus-per-node 2)",
         "partition V100 could run it now",
         "resume dgx002 (drained: fan)",
     )
@@ -60,7 +60,7 @@ def test_broken_nodes_come_first_where_only_they_would_do() -> None:
         "end the foreign process on GPU 3 of a (BUSY: pid 4711 of alice)",
         "repair GPU 4 of a (LOST: fell off the bus)",
         "bring back b (down: no answer for 0:05:00)",
-        "ask for at most 6 GPUs per node (--gpus-per-node 6)",
+        "request at most 6 GPUs per node (--gpus-per-node 6)",
     )
     assert why.position is None
 
@@ -104,7 +104,7 @@ def test_a_job_too_large_for_a_node_can_be_spread() -> None:
     why = explain(snapshot([node("a"), node("b")], [pending("j", 16)]), "j")
     assert why.reason.code == ReasonCode.BAD_CONSTRAINTS
     assert why.next_steps == (
-        "ask for at most 8 GPUs per node (--gpus-per-node 8)",
+        "request at most 8 GPUs per node (--gpus-per-node 8)",
         "spread it over 2 nodes, if it supports that (-N 2 --gpus-per-node 8)",
     )
 
@@ -167,35 +167,35 @@ def test_nodes_say_cores_memory_and_what_bars_them() -> None:
         ({"gpus": 1, "nodes": 3, "exclude": ("b",)}, "needs 3 nodes it may use; 2 exist"),
         ({"gpus": 9}, "needs 9 GPUs on one node; most on one node: 8 (a)"),
         ({"gpus": 9, "exclude": ("a",)}, "needs 9 GPUs on one node; most on one node: 8 (b)"),
-        ({"gpus": 5, "nodes": 3}, "needs 5 GPUs on each of 3 nodes; 2 nodes have that"),
-        ({"gpus": 9, "nodes": 2}, "needs 9 GPUs on each of 2 nodes; no nodes have that"),
+        ({"gpus": 5, "nodes": 3}, "needs 5 GPUs on each of 3 nodes; 2 nodes have enough"),
+        ({"gpus": 9, "nodes": 2}, "needs 9 GPUs on each of 2 nodes; no nodes have enough"),
         (
             {"gpus": 8, "cores_per_node": 81, "nodes": 2},
-            "needs 81 cores beside 8 GPUs on each of 2 nodes; 1 node has that",
+            "needs 81 cores with 8 GPUs on each of 2 nodes; 1 node has enough",
         ),
-        ({"gpus": 4, "cores_per_node": 91}, "needs 91 cores beside 4 GPUs on one node; most on one node: 90 (b)"),
+        ({"gpus": 4, "cores_per_node": 91}, "needs 91 cores with 4 GPUs on one node; most on one node: 90 (b)"),
         (
             {"gpus": 0, "cores_per_node": 91, "memory_mib_per_node": 9},
             "needs 91 cores on one node; most on one node: 90 (b)",
         ),
         (
             {"gpus": 1, "cores_per_node": 1, "memory_mib_per_node": 65 << 10},
-            "needs 65G of memory beside 1 GPU on one node; most on one node: 64G (a)",
+            "needs 65G of memory with 1 GPU on one node; most on one node: 64G (a)",
         ),
         (
             {"gpus": 1, "cores_per_node": 90, "memory_mib_per_node": 33 << 10},
-            "needs 33G of memory beside 1 GPU on one node; most on one node: 32G (b)",
+            "needs 33G of memory with 1 GPU on one node; most on one node: 32G (b)",
         ),
         ({"gpus": 7, "cores_per_node": 1}, "waits for 7 GPUs on one node; most free on one node: 6 (b)"),
         (
             {"gpus": 6, "cores_per_node": 87},
-            "waits for 87 cores beside 6 GPUs on one node; most free on one node: 86 (b)",
+            "waits for 87 cores with 6 GPUs on one node; most free on one node: 86 (b)",
         ),
         (
             {"gpus": 0, "nodes": 3, "cores_per_node": 37},
-            "waits for 37 cores on each of 3 nodes; 2 nodes have that free",
+            "waits for 37 cores on each of 3 nodes; 2 nodes have enough free",
         ),
-        ({"gpus": 6, "nodes": 2, "cores_per_node": 1}, "waits for 6 GPUs on each of 2 nodes; 1 node has that free"),
+        ({"gpus": 6, "nodes": 2, "cores_per_node": 1}, "waits for 6 GPUs on each of 2 nodes; 1 node has enough free"),
     ],
 )  # fmt: skip
 def test_what_is_short_in_figures_is_the_same_wherever_it_is_said(job: dict, said: str) -> None:
@@ -308,19 +308,19 @@ def test_steps_are_exact_where_one_figure_is_in_the_way() -> None:
 
     small = node("n", cores=10, memory_mib=64 << 10)
     bad = ReasonCode.BAD_CONSTRAINTS
-    assert steps(bad, pending("j", 1, cores_per_node=11), small) == ["ask for at most 10 cores per node"]
+    assert steps(bad, pending("j", 1, cores_per_node=11), small) == ["request at most 10 cores per node"]
     assert steps(bad, pending("j", 1, memory_mib_per_node=65 << 10), small) == [
-        "ask for at most 64G of memory per node"
+        "request at most 64G of memory per node"
     ]
     assert steps(bad, pending("j", 9, cores_per_node=10), small) == [
-        "ask for at most 8 GPUs per node (--gpus-per-node 8)"
+        "request at most 8 GPUs per node (--gpus-per-node 8)"
     ]
     assert steps(bad, pending("j", 9, cores_per_node=11), small) == [], "two figures: neither alone would help"
     assert steps(bad, pending("j", 9, nodes=2), node("n"), node("m", gpus=4)) == [
-        "ask for at most 4 GPUs per node (--gpus-per-node 4)"
+        "request at most 4 GPUs per node (--gpus-per-node 4)"
     ]
     assert steps(bad, pending("j", 12), node("n", gpus=4), node("m", gpus=4), node("o", gpus=4)) == [
-        "ask for at most 4 GPUs per node (--gpus-per-node 4)", "spread it over 3 nodes, if it supports that (-N 3 "
+        "request at most 4 GPUs per node (--gpus-per-node 4)", "spread it over 3 nodes, if it supports that (-N 3 "
         "--gpus-per-node 4)",
     ]  # fmt: skip
     q = [node(name, partition="q") for name in "ab"]
@@ -334,7 +334,7 @@ def test_steps_are_exact_where_one_figure_is_in_the_way() -> None:
     ]
     first = (pending("i", 3),)
     assert steps(ReasonCode.RESOURCES, pending("j", 2), node("n"), busy=hour, ahead=first)[0].startswith(
-        "wait: at most 1:00:00 unless jobs ahead of it take the room"
+        "wait: at most 1:00:00 unless jobs ahead of it take the space"
     )
     assert steps(ReasonCode.PRIORITY, pending("j", 2), node("n"), busy=hour, ahead=first) == [
         "wait for job i, first in the queue; it can start in 1:00:00 (job r on n frees 8 GPUs)"

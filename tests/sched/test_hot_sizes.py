@@ -88,5 +88,5 @@ def test_the_check_refuses_ranks_that_cannot_join() -> None:
     assert refused(8, ("n0", (4, 5, 6, 7))) == "it has a rank on node n0"
     assert refused(8, ("n1", FOUR)) == "GPU 0 of n1 is held by job b"
     assert refused(8, ("n2", (0, 1))) == "it requests 4 GPUs per node, the plan gives 2 on n2"
-    assert refused(8) == "0 ranks do not make it 8 GPUs"
-    assert refused(8, ("n1", FOUR), ("n2", FOUR)) == "2 ranks do not make it 8 GPUs"
+    assert refused(8) == "0 ranks do not bring it to 8 GPUs"
+    assert refused(8, ("n1", FOUR), ("n2", FOUR)) == "2 ranks do not bring it to 8 GPUs"

@@ -25,7 +25,7 @@ from gpusched.sched.alone import in_order
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.limits import Rooms
-from gpusched.sched.topology.spread import SpreadRequest, splits
+from gpusched.sched.topology.spread import SpreadRequest, split_requests
 from tests.sched.limited import with_bounds
 from tests.sched.worlds import NOW, after, pending, running, snapshot, snapshots, started
 from tests.sched.worlds import node as a_node
@@ -229,7 +229,7 @@ class PlannedByHand:
         ]  # fmt: skip
         self.starts: dict[str, list[str]] = {}
         for job in in_order(snap, "p"):
-            asked = splits(job.spec)
+            asked = split_requests(job.spec)
             if self.rooms.full(job) is None and any(self.nodes(a, math.inf, 0.0) for a in asked):
                 self.plan(job, asked)
 

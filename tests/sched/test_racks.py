@@ -294,7 +294,7 @@ def test_rack_prefers_one_rack_and_rack_wait_waits_for_it() -> None:
     assert not plan.actions
     assert plan.reasons["j"].code is ReasonCode.RESOURCES
     assert plan.reasons["j"].message == (
-        f"waits for one rack until {clock} at most (rack-wait); it could start now on 2 racks"
+        f"waits for one rack until {clock} at the latest (rack-wait); it could start now on 2 racks"
         "; can start within 0:10:00, by time limits"
     )
     assert explain(waits, "j").reason == plan.reasons["j"]

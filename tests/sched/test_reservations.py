@@ -133,7 +133,7 @@ def test_what_an_agent_kept_before_it_failed_is_open_to_its_fallback(monkeypatch
     def fails(_: object, context: Context) -> None:
         queue = context.waiting.ordered("p", "fifo")
         place_queue(context._replace(policy=replace(context.policy, agent=None, backfill="easy")), queue)
-        raise ValueError("its network's answer is no number")
+        raise ValueError("its network returned NaN")
 
     live = SimpleNamespace(prepare=lambda model: None, decide_queue=fails)
     monkeypatch.setitem(AGENTS, "fails", AgentTraits())
@@ -144,7 +144,7 @@ def test_what_an_agent_kept_before_it_failed_is_open_to_its_fallback(monkeypatch
     snap = replace(snap, policies={"p": replace(skip, agent="fails", fallback=skip)})
     snap = with_reservations(snap, reservation("m", ["n1"], H, 4 * H, maintenance=True))
     plan = decide(snap, {"p": TrainedModel("fails", {}, {}, "", "<fails>")})
-    assert "no number" in plan.troubles["p"]
+    assert "returned NaN" in plan.troubles["p"]
     assert list(started(plan)) == ["long"]
 
 

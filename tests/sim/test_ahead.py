@@ -27,7 +27,7 @@ from gpusched.sched.alone import SingleJobView, in_order
 from gpusched.sched.decide import decide
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.topology.patience import PATIENCE_S
-from gpusched.sched.topology.spread import waits_until
+from gpusched.sched.topology.spread import rack_wait_until
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
 from tests.sched import slices
@@ -101,7 +101,7 @@ class Plain:
 
     def gives_up(self, job: PendingView) -> float | None:
         """When it asks for something else than now."""
-        until = waits_until(job, self.snap.policies[job.spec.partition])
+        until = rack_wait_until(job, self.snap.policies[job.spec.partition])
         if until <= self.snap.now:
             return None
         then = msgspec.structs.replace(self.snap, now=until)
@@ -377,7 +377,7 @@ class Costly(Plain):
         own, policy = job.spec.placement_wait_s, self.snap.policies[job.spec.partition]
         wait_s = policy.placement_wait_s if own is None else own
         ends = [job.submit_time + min(cost * cost * PATIENCE_S, wait_s) + 1e-3 for cost in costs]
-        ends.append(waits_until(job, policy))
+        ends.append(rack_wait_until(job, policy))
         return min((end for end in ends if end > self.snap.now), default=None)
 
 
@@ -571,7 +571,7 @@ def test_who_gives_up_waiting_for_a_rack_starts_ahead_when_and_where_it_does_liv
         found = starts(ahead, times)
         assert found == pytest.approx(expected), seed
         assert {job: ahead.nodes_of(ahead.index[job]) for job in found} == plain.nodes, seed
-        until = {j.id: waits_until(j, snap.policies["p"]) for j in snap.pending}
+        until = {j.id: rack_wait_until(j, snap.policies["p"]) for j in snap.pending}
         gave_up += sum(start == until[job] > NOW for job, start in found.items())
     assert gave_up > 60
 

@@ -157,7 +157,7 @@ def test_speeds_are_relative_to_what_was_recorded():
         ("s.json", json.dumps({"alexnet": {"tput": []}}), "found 'alexnet', expected Synergy's"),
         ("s.json", json.dumps({"a_1": {"tput": [[1, 1, 1, "x", 1]] * 9}}), "found 'x', expected a relative throughput"),
         ("s.json", json.dumps({"a_1": {"tput": [[0, 0.1, 0, 0]] * 9}}), "no figure above 0.1"),
-        ("notes.md", "x", "not known as a file of measurements"),
+        ("notes.md", "x", "not recognized as a file of measurements"),
     ],
 )
 def test_bad_files_get_one_clear_line(tmp_path: Path, name, text, words):
@@ -169,7 +169,7 @@ def test_bad_files_get_one_clear_line(tmp_path: Path, name, text, words):
 
 
 def test_folders_missing_files_and_unknown_types(tmp_path: Path):
-    with pytest.raises(UsageError, match="no file of measurements is in it"):
+    with pytest.raises(UsageError, match="contains no file of measurements"):
         read_profiles([tmp_path])
     with pytest.raises(UsageError, match="no such file"):
         read_profiles([tmp_path / "away.json"])

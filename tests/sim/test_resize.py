@@ -153,7 +153,7 @@ def test_it_goes_by_its_cores_and_memory():
     # Spread over two nodes it is half as fast.
     end, note = alone(trace, pool, TargetSize(8, 16, 400, 2), rates=rates)
     assert end == 40.0
-    assert note == "of 1 changes of size jobs then went: 1 as measured there"
+    assert note == "speeds after resizes: 1 measured"
 
 
 def test_where_no_trace_says_how_many_cores_they_are_in_proportion_to_the_nodes():
@@ -169,11 +169,11 @@ def test_where_no_trace_says_how_many_cores_they_are_in_proportion_to_the_nodes(
 def test_sizes_that_were_not_measured_go_as_the_nearest_or_in_proportion():
     trace, pool = elastic_trace([0], [40], [2]), Pool.uniform(8, 8, gpu_type="A")
     assert alone(trace, pool, 16, rates=RATES) == (
-        40.0, "of 1 changes of size jobs then went: 1 as at the nearest size that was measured",
+        40.0, "speeds after resizes: 1 from the nearest measured size",
     )  # fmt: skip
     unknown = replace(trace, models=("unheard of",))
     assert alone(unknown, pool, 16, rates=RATES) == (
-        5.0, "of 1 changes of size jobs then went: 1 in proportion to their GPUs, of which nothing was measured",
+        5.0, "speeds after resizes: 1 in proportion to GPUs (not measured)",
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gpusched.agents.base import REGISTRY, AgentParts
 from gpusched.agents.common.vector import to_arrays, vector_size
-from gpusched.agents.dl2.decide import STEP, Actor, zero_actor
+from gpusched.agents.dl2.decide import STEP_FEATURES, Actor, zero_actor
 from gpusched.agents.dl2.weights import arrays_of
 from gpusched.agents.maifs.network import SHAPES as MAIFS_WEIGHTS
 from gpusched.agents.maifs.network import untrained
@@ -196,7 +196,7 @@ def test_an_agent_chooses_in_replays_as_it_does_live(seed: int, monkeypatch: pyt
 def test_dl2_chooses_in_replays_as_it_does_live(seed: int) -> None:
     rng = np.random.default_rng(seed)
     actor = Actor(*(rng.normal(0, 0.3, part.shape).astype(np.float32) for part in zero_actor(8)))
-    actor.linear[STEP.index("done")] = -5.0  # GPUs are used
+    actor.linear[STEP_FEATURES.index("done")] = -5.0  # GPUs are used
     model = TrainedModel("dl2", arrays_of({"trained": actor}), {"slot_s": "120"}, "", f"drawn {seed}")
     fast, slow, policy = both(msgspec.structs.replace(SPECS["drf"], agent="dl2"), mixed(seed), seed, model)
     assert_same(fast, slow)

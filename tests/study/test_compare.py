@@ -21,7 +21,7 @@ def test_a_constant_gain_is_sure_whatever_the_noise() -> None:
     assert jct_change.difference == pytest.approx(-100)
     assert jct_change.difference_low == pytest.approx(-100)
     assert jct_change.difference_high == pytest.approx(-100)
-    assert jct_change.sure
+    assert jct_change.is_significant
     assert (jct_change.days, wait_change.relative) == (20, None)
 
 
@@ -48,7 +48,8 @@ def test_equal_seeds_give_equal_intervals() -> None:
 
 def test_few_days_give_no_interval() -> None:
     change = compare(_result(4, np.full(8, 50.0)), _result(4, np.full(8, 25.0)))[0]
-    assert (change.relative, change.low, change.high, change.days, change.sure) == (-0.5, None, None, 4, False)
+    assert (change.relative, change.low, change.high, change.days) == (-0.5, None, None, 4)
+    assert not change.is_significant
 
 
 def test_days_are_those_of_the_calendar() -> None:
@@ -84,7 +85,7 @@ def test_the_interval_is_that_of_means_over_the_jobs_of_days_drawn() -> None:
     assert change.difference == change.other - change.base
     assert change.days == 6
     assert (waits.relative, waits.low, waits.high, waits.difference_low) == (None, None, None, 0.0)
-    assert (slower.base, slower.relative, slower.low, slower.sure) == (1.0, 0.0, 0.0, False)
+    assert (slower.base, slower.relative, slower.low, slower.is_significant) == (1.0, 0.0, 0.0, False)
 
 
 def test_sure_is_what_leaves_out_zero_on_either_side() -> None:
@@ -92,7 +93,7 @@ def test_sure_is_what_leaves_out_zero_on_either_side() -> None:
     for low, high, sure in ((0.5, 2.0, True), (-2.0, -0.5, True), (-1.0, 1.0, False), (0.0, 1.0, False),
                             (-1.0, 0.0, False), (None, None, False)):  # fmt: skip
         change = MeanDifference(figure="jct_s", difference_low=low, difference_high=high, **fields)  # type: ignore[arg-type]
-        assert change.sure is sure, (low, high)
+        assert change.is_significant is sure, (low, high)
 
 
 def test_five_days_of_86400_seconds_are_enough_and_no_common_job_is_no_change() -> None:

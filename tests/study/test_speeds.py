@@ -44,7 +44,7 @@ def test_by_gpus_and_nodes(place: Place) -> None:
     assert near["mean_jct_s"] == 50.0
     assert elastic(place, ONE.format(2), "-N", "2", "--gpus-per-node", "4", *words)["mean_jct_s"] == 100.0
     assert "the trace has no models: each job got one of 1 measured ones at random (seed 0)" in near["notes"]
-    assert "of 3 sizes beside their own jobs go: 3 as measured there" in near["notes"]
+    assert "speeds at other sizes: 3 measured" in near["notes"]
 
 
 def test_by_workers_and_servers(place: Place) -> None:
@@ -150,4 +150,4 @@ def test_on_the_measured_profiles_themselves(place: Place) -> None:
     )  # fmt: skip
     notes = " ".join(row["notes"])
     assert "the trace has no models: each job got one of 2 measured ones" in notes
-    assert "of 6 sizes beside their own jobs go: " in notes
+    assert "speeds at other sizes: " in notes

@@ -73,7 +73,7 @@ class _Record:
         to: GPUs of the next attempt, where it was stopped for that; else 0. resumes: When that begins.
         resumed: It follows such a stop. restarts: How many of them were before.
         pace: Steps/s. after: Steps of later attempts.
-        rigid, tells, cost_s, first_policy: ``[jobs]``. last: ``float64[jobs]``: end of each.
+        rigid: ``bool[jobs]``. last: ``float64[jobs]``: end of each job.
     """
 
     trace: Trace
@@ -197,7 +197,7 @@ class _Record:
     def _fill(self, row: Records, a: int, now: float, runs: bool, changed: bool) -> None:
         """Fill what is left of a job, and whether it may be resized now."""
         progress, job = self.progress, int(self.job[a])
-        tells = bool(np.isfinite(progress.steps[job]))
+        has_progress = bool(np.isfinite(progress.steps[job]))
         before = np.minimum(self.end, now) - self.begin
         used = float(before[(self.job == job) & (self.begin < now)].sum())
         limit = self.trace.limit[job] if np.isfinite(self.trace.limit[job]) else np.inf
@@ -205,11 +205,11 @@ class _Record:
         row["left_s"] = max(limit - used, 1.0)
         if runs:
             left = max(self.end[a] - now, 0.0) * self.pace[a] + self.after[a]
-            row["left_s"] = left / self.pace[a] if tells else row["left_s"]
+            row["left_s"] = left / self.pace[a] if has_progress else row["left_s"]
             stopped = self.end[(self.job == job) & (self.to > 0) & (self.end < now)]
             rested = now >= self.begin[a] + max(self.resize.min_run_s, progress.cooldown_s[job])
             row["may"] = changed or (rested and int((stopped > now - HOUR_S).sum()) < self.resize.per_hour)
-        elif tells and self.resumed[a]:
+        elif has_progress and self.resumed[a]:
             row["work"] = (self.end[a] - self.begin[a]) * self.pace[a] + self.after[a]
 
     def _with_answer(

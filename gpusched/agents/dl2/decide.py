@@ -1,6 +1,7 @@
-"""DL2's decision: which job gets one more worker, server or both next, or none; one small network scores all steps.
+"""DL2's decision: a slot is allocated in steps, each giving one job one more worker, server or both.
 
-A job's possible gain is the best over all larger sizes that are worth it by observed speeds.
+A small network scores each possible step, and "done". A step's gain is the best over all larger sizes that it leads to,
+by observed speeds, since the next size alone may bring nothing.
 """
 
 from __future__ import annotations
@@ -16,28 +17,31 @@ from gpusched.sched.state import Floats, Ints
 
 Reals = npt.NDArray[np.float32]
 SERVER, WORKER, BOTH = 0, 1, 2
-STEP = (
-    "gain per slot, over all larger sizes", "no larger size is faster", "time left", "slots stayed", "work left",
-    "share", "servers", "workers", "speed", "speed after the step", "speed at the size looked ahead to",
-    "steps to it", "a server", "a worker", "both", "done", "had as much", "had just that", "gain per slot of the step",
-    "time left against others'",
+STEP_FEATURES = (
+    "gain per slot, over all larger sizes", "no larger size is faster", "time left", "age in slots", "work left",
+    "share", "servers", "workers", "speed", "speed gained by the step", "speed gained at the best larger size",
+    "steps to the best larger size", "a server", "a worker", "both", "done", "within the last slot's size",
+    "best larger size is the last slot's", "gain per slot of the step", "time left less the jobs' mean",
 )  # fmt: skip
-"""Inputs of one candidate step of one job."""
-CLUSTER = ("free CPU slots", "free GPU slots", "jobs", "slots a job", "wanted", "nothing yet", "time left of all")
+"""Inputs of one possible step of one job, in the order of the indices in `_step_inputs`."""
+CLUSTER_FEATURES = (
+    "free CPU slots", "free GPU slots", "jobs", "slots per job", "slots wanted", "jobs without slots", "mean time left",
+)  # fmt: skip
 """Inputs common to all steps."""
-INPUTS, SHARED = len(STEP), len(CLUSTER)
-DONE_ROW = STEP.index("done")
+INPUTS, SHARED = len(STEP_FEATURES), len(CLUSTER_FEATURES)
+DONE_INPUT = STEP_FEATURES.index("done")
 SHORT_JOB_POWER = 0.25
-"""A job's weight in the reward is its time left to the power of minus this: short jobs count more."""
+"""A job's weight in the reward is its time left to the power of minus this, so short jobs count more."""
 _MIN_GAIN = 1e-6
 
 
 class Actor(NamedTuple):
-    """The weights: a linear score plus a hidden layer, for every step; and for "done".
+    """The weights of a step's score: a linear part plus one hidden layer.
 
     Attributes:
-        linear: ``float32[INPUTS]``. done: ``float32[SHARED]``.
-        own: ``float32[INPUTS, hidden]``. shared: ``float32[SHARED, hidden]``. bias, out: ``float32[hidden]``.
+        linear: ``float32[INPUTS]``: linear part. done: ``float32[SHARED]``: the same of "done", by the common inputs.
+        own, shared: ``float32[INPUTS, hidden]``, ``float32[SHARED, hidden]``: to the hidden layer.
+        bias, out: ``float32[hidden]``: of the hidden layer, and from it to the score.
     """
 
     linear: Reals
@@ -55,13 +59,13 @@ def zero_actor(hidden: int = 1) -> Actor:
 
 
 class ActiveJobs(NamedTuple):
-    """The active jobs, by arrival.
+    """The active jobs, by arrival. A size is a pair: servers, workers.
 
     Attributes:
-        kind: ``int64[jobs]``: of `ObservedClasses`.
-        left, total: ``float64[jobs]``: work. age: ``float64[jobs]``: slots since arrival.
+        kind: ``int64[jobs]``: row of `ObservedClasses`.
+        left, total: ``float64[jobs]``: work left and in all. age: ``float64[jobs]``: slots since arrival.
         before: ``int64[jobs, 2]``: sizes in the last slot; 0: none.
-        sizes: ``int64[jobs, 2]``: in this slot, written.
+        sizes: ``int64[jobs, 2]``: sizes in this slot, written.
     """
 
     kind: Ints
@@ -76,11 +80,12 @@ class Tape(NamedTuple):
     """The observations and steps recorded for training; empty arrays outside of training.
 
     Attributes:
-        number: ``int64[3]``: steps, steps kept, rows kept.
-        state: ``float32[steps, CRITIC]``: critic's input at every step. reward: ``float32[steps]``: of every step.
-        kept: ``int64[kept, 4]``: step, first row, rows, and which of these was chosen. log_prob: ``float32[kept]``: of
-            the chosen one. shared: ``float32[kept, SHARED]``.
-        rows: ``float32[rows, INPUTS]``.
+        number: ``int64[3]``: numbers of steps, of steps kept and of rows kept so far.
+        state: ``float32[steps, CRITIC]``: the critic's input at each step. reward: ``float32[steps]``: of every step.
+        kept: ``int64[kept, 4]``: of a step kept: its number, its first row, its number of rows, and the chosen one.
+        log_prob: ``float32[kept]``: log-probability of the chosen row.
+        shared: ``float32[kept, SHARED]``: the common inputs.
+        rows: ``float32[rows, INPUTS]``: inputs of the possible steps.
     """
 
     number: Ints
@@ -106,11 +111,14 @@ def new_tape(steps: int, kept: int, rows: int) -> Tape:
 
 @jit
 def look_ahead(kinds: ObservedClasses, kind: int, a: int, b: int, free: Ints, current: Ints) -> tuple[float, int, int]:
-    """Return the most relative speed per dominant slot gained over ``current``, of sizes from (a, b) on that fit."""
+    """Return the best gain over ``current``, and the size that has it, of sizes from (a, b) up that fit.
+
+    The gain is relative speed per dominant slot (the larger of CPU and GPU slots) added; 0.0 and (-1, -1): none.
+    """
     now = kinds.relative[kind, current[0], current[1]]
     need = kinds.need[kind, current[0], current[1]]
     best, to_a, to_b = 0.0, -1, -1
-    for p in range(kinds.points[kind]):
+    for p in range(kinds.points[kind]):  # only the Pareto front: other sizes are never the best
         c, d = kinds.front[kind, p, 0], kinds.front[kind, p, 1]
         if c < a or d < b:
             continue
@@ -145,6 +153,7 @@ def _step_inputs(
     target[0], target[1] = to_a, to_b
     left = np.log(max(jobs.left[j] / kinds.best[kind], 1e-3))
     own, after = max(need[0], need[1]), max(then[0], then[1])
+    # Indices: see STEP_FEATURES. Logarithms and divisors bring the inputs to about the same range.
     if gain > _MIN_GAIN:
         x[0] = np.log(gain)
         x[10] = kinds.relative[kind, to_a, to_b] - now
@@ -184,13 +193,13 @@ def _critic_inputs(
     state: Reals, shared: Reals, kinds: ObservedClasses, jobs: ActiveJobs, coming: float, gained_sum: float,
     rows: Reals, possible: npt.NDArray[np.bool_], job_weight: Floats
 ) -> None:  # fmt: skip
-    """Write the critic's input."""
+    """Write the critic's input: the common inputs, then sums over jobs, scaled to about 1."""
     state[:SHARED] = shared
     at = SHARED
     n = jobs.kind.size
     state[at : at + 16] = 0.0
     for r in range(3 * n):
-        if possible[r] and rows[r, 1] == 0.0:
+        if possible[r] and rows[r, 1] == 0.0:  # the step leads to a faster size
             gain = rows[r, 10] * job_weight[r // 3]
             state[at + 13] += gain
             state[at + 14] = max(state[at + 14], 10.0 * gain)
@@ -200,7 +209,7 @@ def _critic_inputs(
         state[at] += left / 100.0
         state[at + 1] += np.sqrt(left) / 20.0
         state[at + 2] += jobs.left[j] / jobs.total[j] / 10.0
-        edge = 3
+        edge = 3  # 3 to 8: a histogram of the time left
         for bound in (1.0, 3.0, 6.0, 12.0, 24.0):
             if left > bound:
                 edge += 1
@@ -216,7 +225,7 @@ def allocate(
     actor: Actor, kinds: ObservedClasses, jobs: ActiveJobs, free: Ints, capacity: Ints, draw: bool, keep: float,
     tape: Tape, coming: float, teacher: Ints, restart: float, true: ObservedClasses
 ) -> bool:  # fmt: skip
-    """Choose the sizes of one slot step by step, until "done" or nothing fits. False: a score is NaN.
+    """Choose the sizes of one slot step by step, until "done" or nothing fits; return False if a score is not finite.
 
     Args:
         actor: The weights.
@@ -224,14 +233,14 @@ def allocate(
         jobs: The active jobs; ``sizes`` holds the initial sizes and is updated.
         free: ``int64[2]``: free CPU and GPU slots, updated.
         capacity: ``int64[2]``: all CPU and GPU slots.
-        draw: Whether steps are sampled (with numpy's generator of compiled code), else the best is taken.
-        keep: Fraction of steps whose rows are kept on the tape.
+        draw: Whether steps are sampled (by compiled code's own generator, see `seed_draws`); else the best is taken.
+        keep: Fraction of the steps whose rows are kept on the tape.
         tape: Records the steps if ``draw``.
         coming: Jobs yet to arrive, for the critic.
-        teacher: ``int64[jobs, 2]``: target sizes, with ``draw``, reached by steps to the smallest share first; empty:
-            the weights decide.
+        teacher: ``int64[jobs, 2]``: with ``draw``, sizes to imitate, by steps of the job with the smallest share
+            first; empty: the weights decide.
         restart: Cost of a resize as a fraction of a slot, for the reward.
-        true: The speeds that rewards are computed by: ``kinds``, or what jobs reported later.
+        true: The speeds used for rewards: ``kinds``, or what jobs reported later.
     """
     n, width = jobs.kind.size, actor.bias.size
     rows, most = np.zeros((3 * n + 1, INPUTS), np.float32), 3 * n
@@ -254,13 +263,14 @@ def allocate(
     per_job = total_slots / max(n, 1)
     shared[2], shared[3], shared[4] = np.log1p(n), np.log(per_job), np.log((wanted + 1.0) / total_slots)
     shared[6] = mean_left
+    # Row 3j + action is a step of job j; the last row is "done".
     possible[most] = True
-    rows[most, DONE_ROW] = 1.0
+    rows[most, DONE_INPUT] = 1.0
     linear[most] = _score(actor, rows[most], hidden[most])
     stale = np.ones(n, np.bool_)
     gained_sum = 0.0
     while True:
-        # A step changes the free slots: recompute rows of the job that grew and of jobs that no longer fit.
+        # A step changes the free slots. Recompute only rows of the job that grew, and of steps that no longer fit.
         shared[0], shared[1] = free[0] / max(capacity[0], 1), free[1] / max(capacity[1], 1)
         shared[5] = idle / max(n, 1)
         any_left = False
@@ -290,6 +300,7 @@ def allocate(
             base[h] = actor.bias[h]
             for i in range(SHARED):
                 base[h] += shared[i] * actor.shared[i, h]
+        # Score every possible step and "done".
         best, chosen = np.float32(-np.inf), most
         for r in range(most + 1):
             if possible[r]:
@@ -304,6 +315,7 @@ def allocate(
                     return False
                 if value > best:
                     best, chosen = value, r
+        # Take the best; in training sample, or follow the teacher, and record the step.
         if draw:
             if len(teacher) > 0:
                 chosen = _teacher_step(jobs, rows, possible, teacher)
@@ -328,6 +340,7 @@ def allocate(
             step = 0
         if chosen == most:
             return True
+        # Apply it. Its reward is the work that it adds in this slot, with short jobs counting more.
         j, action = chosen // 3, chosen % 3
         k, size = jobs.kind[j], jobs.sizes[j]
         before, need = _slot_training(true, jobs, j, restart), kinds.need[k, size[0], size[1]]
@@ -346,7 +359,7 @@ def allocate(
 
 @jit
 def _slot_training(kinds: ObservedClasses, jobs: ActiveJobs, j: int, restart: float) -> float:
-    """Return the training of a job in this slot at its size, relative to its best size."""
+    """Return the work that a job does in this slot at its size, less a restart's cost, relative to its best size."""
     size, before = jobs.sizes[j], jobs.before[j]
     resized = before[0] + before[1] > 0 and (size[0] != before[0] or size[1] != before[1])
     return float(kinds.relative[jobs.kind[j], size[0], size[1]]) * (1.0 - restart if resized else 1.0)
@@ -354,7 +367,7 @@ def _slot_training(kinds: ObservedClasses, jobs: ActiveJobs, j: int, restart: fl
 
 @jit
 def _teacher_step(jobs: ActiveJobs, rows: Reals, possible: npt.NDArray[np.bool_], teacher: Ints) -> int:
-    """Return the next step to the teacher's sizes: of the job with the smallest share, both tasks if both are due."""
+    """Return the next step towards the teacher's sizes: of the job with the smallest share, both tasks if both lack."""
     chosen, least = possible.size - 1, np.inf
     for j in range(jobs.kind.size):
         server, worker = jobs.sizes[j, 0] < teacher[j, 0], jobs.sizes[j, 1] < teacher[j, 1]

@@ -17,7 +17,7 @@ import numpy as np
 from gpusched.agents.common.checkpoint import Checkpoint, with_prefix
 from gpusched.agents.common.torch_ import pack_state, set_up, unpack_state
 from gpusched.agents.dl2.agent import PlayableWorkload, Player, prepare
-from gpusched.agents.dl2.decide import CRITIC, DONE_ROW, INPUTS, SHARED, Actor, Reals, Tape, new_tape, seed_draws
+from gpusched.agents.dl2.decide import CRITIC, DONE_INPUT, INPUTS, SHARED, Actor, Reals, Tape, new_tape, seed_draws
 from gpusched.agents.dl2.observed import new_observed
 from gpusched.agents.dl2.rules import drf
 from gpusched.agents.dl2.slots import simulate
@@ -418,7 +418,7 @@ class _Networks:
         """Return scores as in `decide.allocate`; -1e9 for padding rows."""
         linear, done, own, common, bias, out = self.actor
         hidden = (rows @ own + (shared @ common)[:, None] + bias).relu()
-        score = rows @ linear + hidden @ out + rows[..., DONE_ROW] * (shared @ done)[:, None]
+        score = rows @ linear + hidden @ out + rows[..., DONE_INPUT] * (shared @ done)[:, None]
         return score.masked_fill(~valid, -1e9)
 
 

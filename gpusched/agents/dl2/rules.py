@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.dl2.agent import PlayableWorkload, Player
-from gpusched.agents.dl2.decide import STEP, zero_actor
+from gpusched.agents.dl2.decide import STEP_FEATURES, zero_actor
 from gpusched.agents.dl2.observed import fully_observed
 from gpusched.agents.dl2.slots import Policy, SlotJobs, SlotProgress
 from gpusched.agents.dl2.workloads import SLOTS, Dl2Rival
@@ -135,5 +135,5 @@ def _by_score(score: Mapping[str, float], jobs: SlotJobs) -> Policy:
     """
     actor, names = zero_actor(), tuple(str(kind) for kind in range(len(jobs.rate)))
     for name, weight in score.items():
-        actor.linear[STEP.index(name)] = weight
+        actor.linear[STEP_FEATURES.index(name)] = weight
     return Player(actor, fully_observed(names, jobs.rate), PlayableWorkload(jobs, names, np.ones(len(names))))

@@ -82,7 +82,7 @@ def jobs_of(workload: Dl2Workload, speeds: Mapping[str, Floats]) -> SlotJobs:
     """
     ordered, kinds, tasks = _by_arrival(workload), kinds_in(workload), np.arange(workload.max_tasks + 1)[:, None]
     if unknown := {kind.model for kind in kinds} - set(speeds):
-        raise UsageError(f"nothing measured says how fast {', '.join(sorted(unknown))} is", "see --speeds")
+        raise UsageError(f"no measured speed of {', '.join(sorted(unknown))}", "see --speeds")
     number = {kind: row for row, kind in enumerate(kinds)}
     return SlotJobs(
         nodes=workload.nodes,

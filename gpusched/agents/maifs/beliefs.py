@@ -30,12 +30,12 @@ class Beliefs(NamedTuple):
 
     Attributes:
         speeds: The reports.
-        may: ``float64[kinds, points]``: 1 for possible points; known from the submission.
-        known: The resulting estimates, used by the agent.
+        possible: ``float64[kinds, points]``: 1 for points that a job of the kind may have, by its submission.
+        known: The resulting estimates, which the agent uses.
     """
 
     speeds: SpeedStore
-    may: Floats
+    possible: Floats
     known: SpeedEstimates
 
 
@@ -43,9 +43,9 @@ def new_beliefs(truth: Floats, bold: float) -> Beliefs:
     """Return beliefs without reports.
 
     Args:
-        truth: ``float64[kinds, points]``; used only for which points are possible: those that fit on a node, and a
-            job's minimum memory and maximum GPUs, known from its submission.
-        bold: Standard deviations added to the estimates (optimism).
+        truth: True speeds, ``float64[kinds, points]``. Only where they are 0 is used: a submission shows which points
+            are impossible (too large for a node, too little memory, too many GPUs).
+        bold: Optimism: how many standard deviations are added to the estimates.
     """
     beliefs = Beliefs(
         new_speeds(prior(), len(truth)), (truth > 0).astype(np.float64), exact_estimates(np.zeros_like(truth))
@@ -68,10 +68,10 @@ def prior_of(
     """Return mean and covariance of the terms, and the terms of every point (a shape, cores and memory; see `kinds`).
 
     Args:
-        shapes: GPUs and nodes.
-        cores: For each GPU, relative to a proportional share.
-        memory: Likewise.
-        level: Logarithm of the speed on one GPU.
+        shapes: (GPUs, nodes) of each shape.
+        cores: The choices of cores per GPU, relative to a proportional share.
+        memory: The same for memory.
+        level: Mean logarithm of the speed on one GPU.
     """
     gpus, nodes = (np.array(column, np.float64) for column in zip(*shapes, strict=True))
     core_logs, memory_logs, both = np.log(np.array(cores)), np.log(np.array(memory)), len(cores) * len(memory)
@@ -81,6 +81,8 @@ def prior_of(
             np.where(core_logs < 0, 0.5 * core_logs, 0.15 * core_logs), np.zeros(len(memory) + both),
         )
     )  # fmt: skip
+    # Covariance, one block per group of terms: groups are independent. Each walk begins at one GPU or at the
+    # proportional share, so that the further away a choice is, the less is known of it. 1e-6 keeps blocks invertible.
     blocks = (
         np.array([[_BASE**2]]),
         _SHAPE**2 * np.minimum.outer(np.log2(gpus), np.log2(gpus))
@@ -91,6 +93,7 @@ def prior_of(
     for block in blocks:
         spread[at : at + len(block), at : at + len(block)] = block
         at += len(block)
+    # Number the points as `kinds` does: by shape, then cores, then memory.
     shape, rest = np.divmod(np.arange(len(shapes) * both), both)
     core, mem = np.divmod(rest, len(memory))
     starts = np.cumsum([0] + [len(block) for block in blocks])
@@ -107,7 +110,7 @@ def _walk(at: Floats, deviation: float) -> Floats:
 
 @jit
 def record_speeds(world: MaifsWorld, states: JobStates, beliefs: Beliefs, job: Ints, bold: float) -> None:
-    """Record the speed of running jobs, once per allocation, after a moment of running."""
+    """Record the speed of running jobs, once per allocation, from one second after its start."""
     for j in job:
         point = states.point[j]
         if point >= 0 and not states.reported[j] and states.progress.time[NOW] > states.since[j] + 1.0:
@@ -122,8 +125,8 @@ def record_speeds(world: MaifsWorld, states: JobStates, beliefs: Beliefs, job: I
 def refresh(beliefs: Beliefs, kind: int, bold: float) -> None:
     """Update the estimates of a kind: speeds, and the points worth choosing."""
     known, total, count = beliefs.known, 0.0, 0
-    for point in range(beliefs.may.shape[1]):
-        if beliefs.may[kind, point] > 0.0:
+    for point in range(beliefs.possible.shape[1]):
+        if beliefs.possible[kind, point] > 0.0:
             value, deviation = believed(beliefs.speeds, kind, point)
             total += deviation
             count += 1

@@ -445,10 +445,10 @@ def agree(score: Floats, bidder_job: Ints, chosen: Ints) -> None:
                 for b in range(bids):
                     if bidder_job[k, a] >= 0 and bidder_job[k, a] == bidder_job[other, b]:
                         edge[k, other] = edge[other, k] = 1
-    message, told = np.zeros((agents, agents, bids)), np.zeros((agents, bids))
+    message, total = np.zeros((agents, agents, bids)), np.zeros((agents, bids))
     for _ in range(ROUNDS):
         for k in range(agents):
-            _hear(score, edge, message, told, k)
+            _sum_messages(score, edge, message, total, k)
             for other in range(agents):
                 if not edge[k, other]:
                     continue
@@ -456,23 +456,25 @@ def agree(score: Floats, bidder_job: Ints, chosen: Ints) -> None:
                 for b in range(bids):
                     top = -np.inf
                     for a in range(bids):
-                        value = told[k, a] - message[other, k, a]
+                        # All that agent k knows, less what the receiver sent itself.
+                        value = total[k, a] - message[other, k, a]
                         if bidder_job[k, a] >= 0 and bidder_job[k, a] == bidder_job[other, b]:
                             value -= min(score[k, a], score[other, b])
                         top = max(top, value)
                     message[k, other, b] = top
                     mean += top / bids
                 for b in range(bids):
-                    message[k, other, b] -= mean
+                    message[k, other, b] -= mean  # else messages grow without bound around cycles
     for k in range(agents):
-        _hear(score, edge, message, told, k)
-        chosen[k] = np.argmax(told[k])
+        _sum_messages(score, edge, message, total, k)
+        chosen[k] = np.argmax(total[k])
 
 
 @jit
-def _hear(score: Floats, edge: Flags, message: Floats, told: Floats, k: int) -> None:
+def _sum_messages(score: Floats, edge: Flags, message: Floats, total: Floats, k: int) -> None:
+    """Set ``total[k]`` to agent k's own score of each bid plus the messages that it received."""
     for a in range(score.shape[1]):
-        told[k, a] = score[k, a]
+        total[k, a] = score[k, a]
         for other in range(score.shape[0]):
             if edge[other, k]:
-                told[k, a] += message[other, k, a]
+                total[k, a] += message[other, k, a]

@@ -1,4 +1,4 @@
-"""Allocation by rules, which know the speeds of all points; only the agent does not."""
+"""Allocation by published rules, for comparison. They know the speeds of all points; the agent must learn them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gpusched.sched.state import Ints
 
 PROPORTIONAL_RULE, LAS, OPTIMUS, SYNERGY, GREEDY = 0, 1, 2, 3, 4
 RULES = {"proportional": PROPORTIONAL_RULE, "las": LAS, "optimus": OPTIMUS, "synergy": SYNERGY, "greedy": GREEDY}
-_PER = len(CORES) * len(MEMORY_GB)
-_QUEUE_S = 3600.0
+_PER = len(CORES) * len(MEMORY_GB)  # points per shape
+_QUEUE_S = 3600.0  # attained GPU seconds up to which LAS gives the highest priority
 _TINY = 1e-9
 
 
 class SizingRule(NamedTuple):
-    """A rule and its numbers.
+    """A rule and its parameters.
 
     Attributes:
         rule: `PROPORTIONAL_RULE` to `GREEDY`.
-        power: Of the time left, in a job's weight.
+        power: A job's weight is its time left to the power of minus this.
         horizon_s: Maximum period over which the cost of a restart is spread.
-        dominant: Whether a share is the largest of GPUs, cores and memory, else their sum.
+        dominant: Whether a job's share is the largest of its shares of GPUs, cores and memory, else their sum.
     """
 
     rule: int
@@ -43,6 +43,7 @@ def decide(world: MaifsWorld, states: JobStates, known: SpeedEstimates, job: Int
     plan = new_plan(problem, job)
     if rule.rule == GREEDY or rule.rule == OPTIMUS:
         for i in range(len(job)):
+            # A restart must pay off within the job's time left, at most within the horizon.
             left = max(problem.work[i], _TINY) / max(plan.best[i], _TINY)
             horizon = min(left, rule.horizon_s)
             plan.keep[i] = horizon / (horizon + problem.cost_s[i])
@@ -62,7 +63,7 @@ def decide(world: MaifsWorld, states: JobStates, known: SpeedEstimates, job: Int
 
 @jit
 def _order(states: JobStates, problem: JointProblem, job: Ints, rule: int) -> Ints:
-    """Order running jobs first, then by arrival; LAS: by attained GPU time in three classes (Tiresias)."""
+    """Order running jobs first, then by arrival; LAS: by three classes of attained GPU time first (Tiresias)."""
     key = np.zeros(len(job))
     for i in range(len(job)):
         running = problem.point[i] >= 0
@@ -76,7 +77,10 @@ def _order(states: JobStates, problem: JointProblem, job: Ints, rule: int) -> In
 
 @jit
 def _place_requested(problem: JointProblem, plan: JointDecision, i: int, shape: int, tuned: bool) -> bool:
-    """Place a job at its requested shape with proportional cores and memory; ``tuned``: with those it can use."""
+    """Place a job at its requested shape with proportional cores and memory; return whether it fits.
+
+    ``tuned``: with the cores and memory at which it is fastest (Synergy).
+    """
     kind, best, at = problem.kind[i], 0.0, -1
     if tuned:
         for c in range(problem.options[kind]):
@@ -87,14 +91,14 @@ def _place_requested(problem: JointProblem, plan: JointDecision, i: int, shape: 
         at = shape * _PER + PROPORTIONAL
     if at < 0:
         return False
-    _pick_nodes(problem, plan, i, at)
+    _pick_nodes(problem, plan, i, at)  # again: the last point tried may have left other nodes
     put(problem, plan, i, at, plan.pick)
     return True
 
 
 @jit
 def _pick_nodes(problem: JointProblem, plan: JointDecision, i: int, point: int) -> bool:
-    """Find nodes of one group that are left with the fewest free GPUs, into ``plan.pick``; return whether any fit."""
+    """Choose nodes of one group, best fit (fewest GPUs left free), into ``plan.pick``; return whether any fit."""
     low = np.inf
     for group in range(len(problem.group) - 1):
         if find(problem, plan, i, group, point):
@@ -109,7 +113,7 @@ def _pick_nodes(problem: JointProblem, plan: JointDecision, i: int, point: int) 
 
 @jit
 def _place_minimum(problem: JointProblem, plan: JointDecision) -> None:
-    """Give every job its minimum of GPUs, by arrival, before any gets more (Optimus)."""
+    """Allocate to every job its minimum of GPUs, by arrival, before any gets more (Optimus)."""
     for i in range(len(plan.job)):
         kind, low, at = problem.kind[i], 1 << 30, -1
         if may_stay(problem, plan, i):

@@ -243,8 +243,8 @@ def with_speeds(
     trace: Trace, hyper: MaifsTrainSettings, linear: bool, rng: np.random.Generator
 ) -> tuple[Trace, ResizableJobs]:
     """Return jobs with their possible sizes and the speeds there: their own, or drawn where none was reported."""
-    if (told := elastic_of(trace)) is not None:
-        return trace, told
+    if (reported := elastic_of(trace)) is not None:
+        return trace, reported
     powers = np.array([1 << k for k in range(hyper.most.bit_length()) if hyper.least <= 1 << k <= hyper.most])
     jobs = len(trace)
     power = np.where(linear | (rng.random(jobs) < 0.25), 1.0, rng.uniform(*_POWERS, jobs))

@@ -34,7 +34,7 @@ def decide_queue(prepared: TopologyWeights, context: Context) -> tuple[list[int]
     """Decide for one partition; see `gpusched.sched.agent`.
 
     Raises:
-        Unusable: Nothing was ever learned of places; a value is no number.
+        Unusable: Nothing was ever learned of places; a value is NaN.
     """
     if context.costs is None:
         raise Unusable(NOTHING_LEARNED)
@@ -77,7 +77,7 @@ def settle_offers(auction: Auction, context: Context, costs: Costs, queue: Ints)
     """Settle the offers and start the jobs.
 
     Raises:
-        Unusable: A value is no number.
+        Unusable: A value is NaN.
     """
     policy = context.policy
     head, shadow = settle(context.state, queue, BACKFILLS[policy.backfill], Priced(costs, auction))

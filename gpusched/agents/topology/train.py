@@ -83,8 +83,8 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
         numbers["the gradient"] = _by_gradient(job, hyper, tries, report)
         known["the gradient"] = float(np.mean([cost(numbers["the gradient"], within(case)) for case in held_out]))
     best = min(known, key=lambda name: known[name])
-    told = ", ".join(f"{name} {value - known['the start']:+.4f}" for name, value in known.items())
-    notes = (note, f"log of mean JCT on {len(held_out)} windows for the choice, above the start: {told}; kept: {best}")
+    text = ", ".join(f"{name} {value - known['the start']:+.4f}" for name, value in known.items())
+    notes = (note, f"log of mean JCT on {len(held_out)} windows for the choice, above the start: {text}; kept: {best}")
     return TrainerResult(
         arrays=to_arrays(numbers[best], SHAPES), about={"knows": _knows(job)}, score=-known[best],
         hyper_parameters=asdict(hyper), notes=notes, untrained=to_arrays(start(0), SHAPES),

@@ -66,8 +66,8 @@ def notes_on_steps(script: JobScript) -> list[str]:
         match = _MPI.match(text)
         if match is not None and match[1] != "none":
             found.append(
-                f"{script.where}:{number}: srun --mpi={match[1]} will be refused: srun gives no PMI here; start MPI "
-                "programs with mpirun, or say --mpi=none"
+                f"{script.where}:{number}: srun --mpi={match[1]} will be refused: srun provides no PMI here; start "
+                "MPI programs with mpirun, or use --mpi=none"
             )
     return found
 

@@ -91,7 +91,7 @@ def _no_effect(why: str, short: str = "", value: bool = True, maybe: bool = Fals
 
 
 _NOT_PLACED = "cores, sockets and threads are chosen by the node's system"
-_ON_COMMAND_LINE = "it is for the command line"
+_ON_COMMAND_LINE = "it is valid only on the command line"
 
 # fmt: off
 OPTIONS: dict[str, SupportedOption | RefusedOption] = {
@@ -115,7 +115,7 @@ OPTIONS: dict[str, SupportedOption | RefusedOption] = {
     "dependency": _ours("dependency"),
     "error": _ours("error", values.path),
     "distribution": _only(
-        "block, which is how tasks go to nodes; others are refused",
+        "block, the only distribution; others are refused",
         ("block", "block:block"), "tasks go to nodes by blocks", "leave it out", "m",
     ),
     "exclude": _ours("exclude", values.hosts),
@@ -140,7 +140,7 @@ OPTIONS: dict[str, SupportedOption | RefusedOption] = {
         ("/dev/null", "none"), "a job has no stdin", "read the file in the script", "i",
     ),
     "job-name": _ours("name"),
-    "kill-on-invalid-dep": _no_effect("a job whose dependency cannot be met stays queued and says so"),
+    "kill-on-invalid-dep": _no_effect("a job whose dependency cannot be met stays pending with that reason"),
     "mail-type": _ours(
         "notify", values.mail,
         "--notify begin, end, fail, requeue; ALL: all these; TIME_LIMIT: fail; TIME_LIMIT_90: limit; others have no "
@@ -205,9 +205,9 @@ OPTIONS: dict[str, SupportedOption | RefusedOption] = {
     "ntasks-per-socket": _no_effect(_NOT_PLACED),
     "oom-kill-step": _no_effect("the system ends processes that run out of memory", maybe=True),
     "overcommit": _no_effect("each task has a core of its own", "O", value=False),
-    "oversubscribe": _no_effect("no core is given twice; to share GPUs use --share pairs", "s", maybe=True),
+    "oversubscribe": _no_effect("cores are never shared; to share GPUs use --share pairs", "s", maybe=True),
     "power": _no_effect("power is not managed"),
-    "prefer": _no_effect("nodes have no features; to insist use --gpu-type"),
+    "prefer": _no_effect("nodes have no features; to require a GPU type use --gpu-type"),
     "profile": _no_effect("jobs are always measured; see gpusched show and gpusched power"),
     "propagate": _no_effect("limits are those of the node", maybe=True),
     "resv-ports": _no_effect("MASTER_PORT is the job's own", maybe=True),

@@ -56,7 +56,7 @@ class DeadMan:
                 start_new_session=True, cwd="/",
             )  # fmt: skip
         except OSError as error:
-            _log.error("nothing will undo starts if this controller dies: %s", error)
+            _log.error("starts will not be undone if this controller dies: %s", error)
 
 
 def undo(state: Path, slurm: Slurm, wait: Callable[[float], None] = time.sleep) -> int:

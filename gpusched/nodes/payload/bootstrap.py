@@ -1,7 +1,7 @@
-"""First contact with a node: puts the payload into the cache folder, where it can, and runs it from memory.
+"""First contact with a node: installs the payload into the cache folder, if possible, and runs it from memory.
 
-Executed as text (``python3 -I -S -c "exec(...)" LENGTH FOLDER``), before any of the payload is importable.
-stdin after this text: the request as one line, then the files as zlib-compressed JSON (path -> text).
+Executed as text (``python3 -I -S -c "exec(...)" LENGTH FOLDER``), before any of the payload can be imported.
+stdin holds, after this text, the request as one line, then the files as zlib-compressed JSON (path -> text).
 """
 # ruff: noqa: UP031
 
@@ -18,7 +18,7 @@ MONTH_S = 30 * 86400
 
 
 def write(path: str, text: str) -> None:
-    """Write a file so that it is still there after a power cut."""
+    """Write a file that survives a power cut."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         file.write(text)
         file.flush()
@@ -26,7 +26,7 @@ def write(path: str, text: str) -> None:
 
 
 def is_there(path: str, text: str) -> bool:
-    """Whether the file holds exactly this."""
+    """Return whether the file holds exactly this text."""
     try:
         with open(path, "rb") as file:
             return file.read() == text.encode()
@@ -35,24 +35,23 @@ def is_there(path: str, text: str) -> bool:
 
 
 def install(folder: str, files: "dict[str, str]") -> bool:
-    """Have ``files`` below ``folder``; False where the disk does not allow it.
+    """Install ``files`` below ``folder``; return False if the disk does not allow it.
 
-    Several nodes may share this home and do the same at this moment. A folder comes into being whole, by one rename; of
-    one that is there only files that are not as they should be are replaced, each by a rename, so that what is whole
-    stays so for all who read it.
+    Several nodes may share this home and install at the same time. A new folder appears complete, by one rename. In an
+    existing folder only wrong files are replaced, each by a rename, so that readers never see a partial file.
     """
     parent = os.path.dirname(folder)
     part = "%s.part-%s" % (folder, binascii.hexlify(os.urandom(8)).decode())
-    # The order of its names is that in which the files are summed up. It comes last: until then nothing is used.
+    # "ok" lists the files in the order of their checksum. It is written last: without it the folder is not used.
     wanted = [(path, files[path]) for path in sorted(files)] + [("ok", "\n".join(sorted(files)) + "\n")]
     try:
         os.makedirs(parent, mode=0o700, exist_ok=True)
         if not os.path.isdir(folder) and not create(folder, part, wanted):
-            remove(folder)  # a file, or a link that leads nowhere
+            remove(folder)  # a file, or a dangling link
             create(folder, part, wanted)
         try:
             repair(folder, part, wanted)
-        except OSError:  # nothing can be put into it
+        except OSError:  # the folder is not writable: replace it
             os.rename(folder, part + "-old")
             remove(part + "-old")
             create(folder, part, wanted)
@@ -65,7 +64,7 @@ def install(folder: str, files: "dict[str, str]") -> bool:
 
 
 def create(folder: str, part: str, wanted: "list[tuple[str, str]]") -> bool:
-    """Write the files beside the folder, then give them its name; False where something else has it."""
+    """Write the files into ``part``, then rename it to ``folder``; return False if something else has that name."""
     for path, text in wanted:
         target = os.path.join(part, path)
         os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
@@ -80,7 +79,7 @@ def create(folder: str, part: str, wanted: "list[tuple[str, str]]") -> bool:
 
 
 def repair(folder: str, part: str, wanted: "list[tuple[str, str]]") -> None:
-    """Replace what is not as it should be, and forget what was compiled: that may be what is spoilt."""
+    """Replace wrong files, and remove compiled ones, which may be the damaged ones."""
     for path, text in wanted:
         target = os.path.join(folder, path)
         if is_there(target, text):
@@ -95,7 +94,7 @@ def repair(folder: str, part: str, wanted: "list[tuple[str, str]]") -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file, or a folder with all that is in it."""
+    """Remove a file or a folder with its contents."""
     shutil.rmtree(path, ignore_errors=True)
     try:
         os.unlink(path)
@@ -104,18 +103,18 @@ def remove(path: str) -> None:
 
 
 def remove_old(parent: str, keep: str) -> None:
-    """Remove payloads of other versions that nobody used within a month (main.py keeps those in use fresh)."""
+    """Remove payloads of other versions unused for a month (main.py touches those in use)."""
     for name in os.listdir(parent):
         path = os.path.join(parent, name)
         try:
             if name.startswith("probe-") and name != keep and os.path.getmtime(path) < time.time() - MONTH_S:
                 shutil.rmtree(path, ignore_errors=True)
-        except OSError:  # another node has removed it by now
+        except OSError:  # another node removed it meanwhile
             pass
 
 
 class MemoryImporter:
-    """An importer of the payload's modules from the texts themselves."""
+    """Imports the payload's modules from the texts received."""
 
     def __init__(self, files: "dict[str, str]") -> None:
         self.files = files
@@ -140,12 +139,12 @@ class MemoryImporter:
 
 
 def boot() -> None:
-    """Install, then probe."""
+    """Install the payload, then run it with the request."""
     folder = sys.argv[2]
     request = json.loads(sys.stdin.buffer.readline().decode())
     files = json.loads(zlib.decompress(sys.stdin.buffer.read()).decode())
     request["cached"] = install(folder, files)
-    # From memory in any case: what is on the disk may be another's in a moment.
+    # From memory in any case: another node may replace what is on the disk at any moment.
     sys.meta_path.insert(0, MemoryImporter(files))  # type: ignore[arg-type]
     from gpusched.nodes.payload import main
 

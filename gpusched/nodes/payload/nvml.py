@@ -46,7 +46,7 @@ def load() -> "Any":
         import pynvml
     except (AttributeError, ImportError):  # another version, which wants more of them
         pynvml = None
-    finally:  # whoever else imports them needs all of them
+    finally:  # other importers need them complete
         for name in missing:
             del sys.modules[name]
     if pynvml is None:

@@ -1,7 +1,7 @@
-"""A job that people work in, on a node without a container engine. Runs on the node: stdlib, Python 3.6+.
+"""An interactive job (`gpusched run`) without a container engine. Runs on the node: stdlib, Python 3.6+.
 
-``hold`` runs the job on a terminal (or pipes) of its own, which outlives the attached client; ``attach`` is the
-client's end. They talk over a socket in the attempt's folder, which only the account may enter.
+``hold`` runs the job on a terminal (or pipes) of its own, which outlives attached clients; ``attach`` is a client's
+end. They communicate over a socket in the attempt's folder, which only the account may enter.
 """
 
 import errno
@@ -21,13 +21,14 @@ if MYPY:
     from collections.abc import Iterator, Sequence
 
 MARK = b"\036gpusched-attached\036"
-"""Printed once the job's own terminal, or its pipes, are connected: what comes before is the node's, not the job's."""
+"""Printed once the job's terminal or pipes are connected; earlier output is the node's, not the job's."""
 SOCKET = "session.sock"
 INPUT, INPUT_ENDED, RESIZED, OUTPUT, ERRORS, EXITED = b"i", b"e", b"w", b"o", b"r", b"x"
+"""Kinds of frames: three from the client, three to it."""
 _CHUNK = 1 << 16
-_MOST_UNSENT = 1 << 20  # to one who is attached; with more the job waits
-_UNREAD_S = 30.0  # and who takes nothing for so long is not attached any more
-_HEADER = struct.Struct("!cI")
+_MAX_UNSENT = 1 << 20  # bytes to one client, above which the job's output is not read
+_STALLED_S = 30.0  # a client that reads nothing for this long is detached
+_HEADER = struct.Struct("!cI")  # kind and length of a frame
 
 
 class SessionPeer:
@@ -63,12 +64,12 @@ class SessionPeer:
             yield kind, payload
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
-        """Send a frame, as far as that can be done now."""
+        """Queue a frame, and send what can be sent now."""
         self.unsent += _HEADER.pack(kind, len(payload)) + payload
         self.flush()
 
     def flush(self) -> None:
-        """Send what was not sent yet; one who is gone is found out by `receive`."""
+        """Send what is queued, as far as possible now. Ignores a closed connection, which `receive` reports."""
         try:
             sent = self.sock.send(self.unsent) if self.unsent else 0
         except BlockingIOError:
@@ -83,10 +84,11 @@ class SessionPeer:
 
 
 class AttachedJob:
-    """The job, and those who are attached to it."""
+    """The job and its attached clients."""
 
     def __init__(self, on_terminal: bool, owner: "int | None", argv: "Sequence[str]") -> None:
         self._on_terminal = on_terminal
+        # A pipe that SIGCHLD writes to, so that the job's end wakes select() in `serve`.
         self._wake, wakes = os.pipe()
         os.set_blocking(wakes, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -132,12 +134,13 @@ class AttachedJob:
             ended, now = self._code(), time.monotonic()
             if ended is not None:
                 while self._forward_output(peers, list(self._outputs)) and time.monotonic() < now + 1:
-                    pass  # its last output; for a second only, as processes it left behind may write for ever
+                    pass  # its last output, for one second only: processes left behind may write forever
                 self._send_exit_code(peers, ended)
                 return ended
-            peers = [p for p in peers if p.stuck_since is None or now - p.stuck_since < _UNREAD_S]
-            # Read from the job only as fast as the slowest peer takes it, and from peers only as fast as the job does.
-            full = any(len(p.unsent) > _MOST_UNSENT for p in peers)
+            peers = [p for p in peers if p.stuck_since is None or now - p.stuck_since < _STALLED_S]
+            # Backpressure: read the job's output only as fast as the slowest client does, and clients' input only as
+            # fast as the job does.
+            full = any(len(p.unsent) > _MAX_UNSENT for p in peers)
             reading = [listener, self._wake]  # type: list[int | socket.socket]
             reading += [p.sock for p in peers if len(self._unwritten) < _CHUNK]
             reading += [] if full else list(self._outputs)
@@ -169,14 +172,14 @@ class AttachedJob:
             except BlockingIOError:
                 continue
             except OSError as error:
-                if error.errno != errno.EIO:  # nobody has the terminal open at this moment
+                if error.errno != errno.EIO:  # EIO: no process has the terminal open
                     raise
                 data = b""
             if data:
                 has_output = True
                 try:
                     _write_all(1, data)
-                except OSError:  # the disk is full, which is no reason to end a session in use
+                except OSError:  # a full disk must not end the session
                     pass
                 for peer in peers:
                     peer.send(self._outputs[descriptor], data)
@@ -205,7 +208,7 @@ class AttachedJob:
                 self._unwritten = self._unwritten[os.write(self.stdin, self._unwritten[: select.PIPE_BUF]) :]
         except BlockingIOError:
             return
-        except OSError:  # nobody reads it any more
+        except OSError:  # the job closed its stdin
             self._unwritten = b""
         if self._input_ended:
             os.close(self.stdin)
@@ -223,9 +226,9 @@ class AttachedJob:
 
 
 def hold(on_terminal: bool, owner: "int | None", argv: "Sequence[str]") -> int:
-    """Wait for a client, start the job, and serve until it ends; returns its exit code."""
+    """Wait for a client, start the job, and serve until it ends; return its exit code."""
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(SOCKET)  # the current folder is the attempt's: a path may be too long for a socket
+    listener.bind(SOCKET)  # relative to the attempt's folder, since a full path may be too long for a socket
     listener.listen(8)
     first, _ = listener.accept()
     open("go", "w").close()
@@ -235,7 +238,7 @@ def hold(on_terminal: bool, owner: "int | None", argv: "Sequence[str]") -> int:
 
 
 def attach() -> int:
-    """Connect our stdin, stdout and stderr to the job; returns its exit code, 255 where the job goes on without us."""
+    """Connect our stdin, stdout and stderr to the job; return its exit code, or 255 if it continues without us."""
     sock = _connected()
     if sock is None:
         return 255
@@ -277,7 +280,7 @@ def attach() -> int:
 
 
 def _connected() -> "socket.socket | None":
-    """Return a connection to the job; None if it will not come or has ended."""
+    """Return a connection to the job, once it listens; None if it has ended or will not start."""
     while not (os.path.exists("exit") or os.path.exists("failed")):
         sock = socket.socket(socket.AF_UNIX)
         try:
@@ -302,7 +305,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def main(argv: "list[str]") -> int:
-    """``hold FOLDER terminal|pipes UID PROGRAM...`` (UID "": ours), or ``attach FOLDER``."""
+    """Run ``hold FOLDER terminal|pipes UID PROGRAM...`` (UID "": ours), or ``attach FOLDER``."""
     os.chdir(argv[1])
     if argv[0] == "attach":
         return attach()

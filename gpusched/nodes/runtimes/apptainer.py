@@ -1,6 +1,6 @@
-"""apptainer: a supervised process whose program is ``apptainer exec``.
+"""The apptainer runtime: a supervised process whose program is ``apptainer exec``.
 
-Not instances: those daemonize, and would need a second way to see an exit code.
+It does not use apptainer instances: these daemonize, so their exit code would have to be read in another way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from gpusched.nodes.runtimes.checks import NO_IMAGE_HINT
 from gpusched.nodes.runtimes.shell import quote_all
 from gpusched.nodes.runtimes.supervised import SupervisedRuntime, in_job
 
-# Pulled once and kept, as the engines do; the rename makes a half pulled image invisible. Nodes may share this home.
+# An image is pulled once and kept, as container engines do. It is renamed when complete, so that no job sees a partial
+# one. Nodes may share this home, so temporary names contain the host name.
 _IMAGE = """\
 image() { if as_user test -e "$source"; then echo "$source"; else echo "$home/.cache/gpusched/images/$digest.sif"; fi; }
 prepare() {
@@ -24,7 +25,7 @@ prepare() {
     ! as_user test -e "$file" || return 0
     as_user mkdir -p -- "${file%/*}" || return
     part=$file.$host.$$
-    for old in $(as_user ls -- "${file%/*}"); do # of pulls that were killed here
+    for old in $(as_user ls -- "${file%/*}"); do # left by pulls that were killed on this host
         case $old in *".sif.$host."*) [ -e "/proc/${old##*.}" ] || as_user rm -f -- "${file%/*}/$old" ;; esac
     done
     as_user env HOME="$home" apptainer pull "$part" "$uri" && as_user mv -- "$part" "$file"
@@ -35,26 +36,26 @@ prepare() {
 class Apptainer(SupervisedRuntime):
     """`gpusched.nodes.runtimes.base.Runtime` for apptainer 1.1 and later.
 
-    As sites with apptainer expect, the job sees its home and /tmp (no --containall, whose /tmp is 64 MiB), but not the
-    node's environment (--cleanenv).
+    As users of apptainer expect, the job sees its home and /tmp (without --containall, whose /tmp has 64 MiB), but not
+    the node's environment (--cleanenv).
     """
 
     name = "apptainer"
     containers = True
-    prefix = "APPTAINERENV_"  # and not its --env, which splits at commas and is seen by everybody
+    prefix = "APPTAINERENV_"  # not --env, which splits values at commas and shows them to all users
     enters_workdir = False  # it is a path inside the container
 
     def confinement(self, request: LaunchRequest) -> tuple[str, ...]:
-        """Less than of others: apptainer may be a setuid program, which itself lets nobody gain privileges inside."""
+        """Return fewer options than other runtimes: a setuid apptainer needs privileges, and drops them for the job."""
         return ("--inh-caps", "-all")
 
     def program(self, request: LaunchRequest) -> str:
-        """See `SupervisedRuntime.program`."""
+        """Return the shell code that runs the job (see `SupervisedRuntime.program`)."""
         image = request.image
         if image is None:
             raise UsageError("runtime apptainer needs an image", NO_IMAGE_HINT)
         uri = image if re.match(r"[a-z0-9-]+://", image) else f"docker://{image}"
-        # --no-eval keeps $() in variables what it is.
+        # --no-eval: $() in variables is not evaluated.
         options = ["--no-eval", "--cleanenv", *(["--nv"] if request.gpus else [])]
         options += ["--pwd", request.workdir] if request.workdir is not None else []
         if request.mps_pipe is not None:

@@ -53,7 +53,7 @@ class Pairings(NamedTuple):
         kind: ``int64[nodes]``. row: ``int64[jobs]``; -1: it shares nothing.
         beside: ``int64[n]``: the mates of those that are started, in order of their starts.
         head, fits: ``int64[1]``, ``float64[1]``: the first that does not start (-1: none), and when it fits without
-            whoever is still to be started.
+            jobs that are started later.
         failed: ``FAILED_SEARCH[MOST_IN_VAIN]``: for whom nothing was found in this pass.
         counts: ``int64[2]``: how many these are, and how many were started.
     """

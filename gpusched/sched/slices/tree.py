@@ -78,7 +78,7 @@ def _units(start: int, size: int) -> int:
 
 
 def _limited_with(profile: SliceProfile) -> str:
-    """Return the name under which a profile's number is limited: the media engines are one GPU's, whoever has them."""
+    """Return the name under which a profile's number is limited: a GPU has its media engines once."""
     return "+me" if profile.name.endswith("+me") else profile.name
 
 

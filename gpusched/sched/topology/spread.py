@@ -1,6 +1,6 @@
-"""A job's requests from preferred to acceptable: over how many nodes, in one rack or anywhere.
+"""The requests that a job accepts, best first: on how many nodes, and in one rack or anywhere.
 
-Fewest nodes first, those in one rack before others: most of what placement gains is had by that, and by waiting for it.
+Fewer nodes come first, and one rack before several. These two, and waiting for them, bring most of placement's gain.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class SpreadRequest(NamedTuple):
         return self.gpus, self.cores, self.memory_mib
 
 
-def splits(spec: JobSpec) -> tuple[SpreadRequest, ...]:
-    """Yield over how many nodes the job may be spread, the fewest first; cores and memory rounded up."""
+def split_requests(spec: JobSpec) -> tuple[SpreadRequest, ...]:
+    """Return the job's request split over each permitted number of nodes, fewest first; cores and memory rounded up."""
     if spec.max_nodes is None:
         return (SpreadRequest(spec.nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node),)
     cores, memory = spec.amounts
@@ -46,79 +46,86 @@ def _divisors(gpus: int, most: int) -> tuple[int, ...]:
     return tuple(n for n in range(1, most + 1) if gpus % n == 0)
 
 
-def knows_racks(policy: PolicySpec) -> bool:
-    """Return whether the policy can keep a job in one rack: all stages but mapping can, and few agents."""
+def supports_racks(policy: PolicySpec) -> bool:
+    """Return whether the policy can keep a job in one rack: all placements but mapping can, and few agents."""
     traits = policy.traits
     return policy.place not in MAPPING_PLACES and (policy.agent is None or traits.sizes or traits.places)
 
 
-def waits_until(job: PendingView, policy: PolicySpec) -> float:
-    """Return until when it waits for the fewest nodes in one rack (Unix seconds), from submission or begin time."""
+def rack_wait_until(job: PendingView, policy: PolicySpec) -> float:
+    """Return when the job stops waiting for the fewest nodes in one rack (Unix seconds).
+
+    The wait is counted from submission, or from the time since when the job is eligible if that is later.
+    """
     wait = job.spec.placement_wait_s
     if wait is None:
         wait = policy.placement_wait_s if policy.place == "rack-wait" else 0.0
     return max(job.submit_time, job.eligible_time or 0.0) + wait
 
 
-def asks(
+def current_requests(
     job: PendingView, policy: PolicySpec, now: float, racked: bool, possible: Callable[[SpreadRequest], bool]
 ) -> tuple[SpreadRequest, ...]:
     """Return what the job requests now, first choice first.
 
     Args:
-        job: It may start.
-        policy: Its partition's.
+        job: An eligible job.
+        policy: The policy of its partition.
         now: Unix seconds.
-        racked: Whether there is a topology.
-        possible: Whether the nodes that are well could give it, were they empty of jobs.
+        racked: Whether the cluster has a topology.
+        possible: Whether the healthy nodes could satisfy a request if no jobs ran on them.
     """
     spec = job.spec
-    if not knows_racks(policy):
-        return splits(msgspec.structs.replace(spec, max_nodes=None))
-    found = splits(spec)
+    if not supports_racks(policy):
+        return split_requests(msgspec.structs.replace(spec, max_nodes=None))
+    found = split_requests(spec)
     if len(found) == 1 and not (racked and spec.nodes > 1):
         return found
+    # Both chains have the same numbers of nodes. A job with ``--max-spread rack`` never leaves the first.
     inside = tuple(ask._replace(one_rack=racked and ask.parts > 1) for ask in found)
     chain = inside if spec.max_spread == "rack" else found
-    if now < waits_until(job, policy):
+    if now < rack_wait_until(job, policy):
+        # While it waits, the job requests only the first possible number of nodes, if that fits in one rack at all.
         at = next((i for i, ask in enumerate(chain) if possible(ask)), None)
         if at is not None and possible(inside[at]):
             return (inside[at],)
     if len(chain) == 1:
         return chain
+    # If none is possible now, the job stays pending for those of at least its usual number of nodes.
     return tuple(filter(possible, chain)) or tuple(ask for ask in chain if ask.parts >= spec.nodes)
 
 
-def gives_up(
+def wait_ends_at(
     job: PendingView, policy: PolicySpec, asked_at: Callable[[float], tuple[SpreadRequest, ...]], now: float
 ) -> float | None:
-    """Return when a job waiting for better nodes takes what is free (Unix seconds); None: it does not wait.
+    """Return when a job that waits for better nodes accepts others (Unix seconds); None: it does not wait.
 
-    ``asked_at``: what it asks for at a time, see `asks`. Where that is the same later, waiting is not what holds it.
+    ``asked_at`` returns its requests at a time (`current_requests`). If they do not change later, the wait is not why
+    the job is pending.
     """
-    until = waits_until(job, policy)
-    waits = knows_racks(policy) and now < until
+    until = rack_wait_until(job, policy)
+    waits = supports_racks(policy) and now < until
     return until if waits and asked_at(now) != asked_at(until) else None
 
 
-def waits_text(until: float, now: float, policy: PolicySpec, job: PendingView, on: int | None) -> str:
+def rack_wait_text(until: float, now: float, policy: PolicySpec, job: PendingView, on: int | None) -> str:
     """Format as ``waits for one rack until 14:20 at the latest (rack-wait); it could start now on 2 racks``."""
     option = "--placement-wait" if job.spec.placement_wait_s is not None else policy.name
     wish = "one rack" if job.spec.max_nodes is None else "fewer nodes in one rack"
-    text = f"waits for {wish} until {local_clock(until, now)} at most ({option})"
+    text = f"waits for {wish} until {local_clock(until, now)} at the latest ({option})"
     return f"{text}; it could start now on {count_of(on, 'rack')}" if on is not None else text
 
 
-def better_text(own: float, harm: float, until: float, now: float) -> str:
-    """Format as ``waits for a better place: there now it would run 18 % slower; at most until 14:20``.
+def better_place_text(own: float, harm: float, until: float, now: float) -> str:
+    """Format as ``waits for a better place until 14:20 at the latest; started now, it would run 18 % slower``.
 
     Args:
-        own: By which part its steps would be longer.
-        harm: The same of its neighbours', weighed by their GPUs.
+        own: Slowdown of the job, as a fraction of its step time.
+        harm: Slowdown of its neighbours, weighted by their GPUs.
         until: Unix seconds.
         now: Unix seconds.
     """
     would = [f"run {100 * own:.0f} % slower"] if own >= 0.005 else []
     would += ["slow down its neighbours"] if harm >= 0.005 or not would else []
     effects = " and ".join(would)
-    return f"waits for a better place until {local_clock(until, now)} at most: started now it would {effects}"
+    return f"waits for a better place until {local_clock(until, now)} at the latest; started now, it would {effects}"

@@ -1,4 +1,4 @@
-"""The waiting jobs of a replay that walks its queue: by rank, ``waiting: int64[jobs]`` with ``size[0]`` of them."""
+"""The queue of a replay that walks it: the first ``size[0]`` of ``waiting: int64[jobs]`` are pending jobs, by rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def state_of(sim: Sim, passes: Passes, outcome: PassOutcome) -> ClusterState:
 
 @jit
 def enter(sim: Sim, waiting: Ints, size: Ints, job: int) -> None:
-    """Insert a job into the waiting jobs by its rank."""
+    """Insert a job into the queue by its rank."""
+    # From the end: most jobs arrive with the highest rank so far.
     at, rank = size[0], sim.jobs[job]["rank"]
     while at > 0 and sim.jobs[waiting[at - 1]]["rank"] > rank:
         waiting[at] = waiting[at - 1]
@@ -31,7 +32,7 @@ def enter(sim: Sim, waiting: Ints, size: Ints, job: int) -> None:
 
 @jit
 def waiting_in(sim: Sim, waiting: Ints, size: Ints, partition: int) -> Ints:
-    """Return the partition's waiting jobs by rank, ``int64[waiting]``."""
+    """Return the partition's jobs in the queue by rank, ``int64[jobs]``."""
     own, count = np.empty(size[0], np.int64), 0
     for i in range(size[0]):
         job = waiting[i]
@@ -43,19 +44,19 @@ def waiting_in(sim: Sim, waiting: Ints, size: Ints, partition: int) -> Ints:
 
 @jit
 def start_granted(sim: Sim, log: EventLog, outcome: PassOutcome, restart_s: Floats | None) -> None:
-    """Start the jobs that a pass has chosen, each with the request granted.
+    """Start the jobs that a pass has chosen, each with the request that it granted.
 
-    ``restart_s: float64[jobs]``: what restarts cost; None: nothing.
+    ``restart_s: float64[jobs]``: seconds lost by each restart; None: 0.
     """
     for i in range(outcome.total[0]):
         job, shape = outcome.started[i], outcome.shape[outcome.started[i]]
         sim.jobs[job]["shape"] = shape
         gpus = sim.shapes[shape]["gpus"]
-        start_job(sim, log, job, outcome.nodes, outcome.offset[job], gpus, _restart_s(restart_s, job))
+        start_job(sim, log, job, outcome.nodes, outcome.offset[job], gpus, _restart_cost(restart_s, job))
 
 
 @jit
-def _restart_s(restart_s: Floats | None, job: int) -> float:
+def _restart_cost(restart_s: Floats | None, job: int) -> float:
     return 0.0 if restart_s is None else float(restart_s[job])
 
 

@@ -1,4 +1,4 @@
-"""Files of measurements, recognised by name; a folder stands for all such files in it."""
+"""Reads files of measurements, recognized by name; a folder means all such files in it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def read_profiles(paths: Sequence[Path | str]) -> Profiles:
     """Read the measurements of these files and folders (gzip or not) as one table.
 
     Raises:
-        FileError: A file holds something else.
-        GpuschedError: It cannot be read.
-        UsageError: No file of measurements is named.
+        FileError: A file has another format.
+        GpuschedError: A file cannot be read.
+        UsageError: A path is missing, or not a file of measurements.
     """
     files = [file for path in paths for file in _files(Path(path))]
     placements = [file for file in files if placement.is_placement(stem(file))]
@@ -38,13 +38,13 @@ def read_profiles(paths: Sequence[Path | str]) -> Profiles:
 
 
 def read_restarts(path: Path | str) -> dict[str, float]:
-    """Read the seconds that stopping and restarting a job costs, by model: a CSV with ``model,restart_s``.
+    """Read the cost of stopping and restarting a job in seconds, by model: a CSV with ``model,restart_s``.
 
     Sia's simulator has such constants (siasosp23/artifacts).
 
     Raises:
-        FileError: It is something else.
-        GpuschedError: It cannot be read.
+        FileError: The file has another format.
+        GpuschedError: The file cannot be read.
     """
     try:
         table = whole_table(Path(path), "a file of restart costs", ("model", "restart_s"))
@@ -74,11 +74,11 @@ def _files(path: Path) -> list[Path]:
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder of measurements")
         if not _known(path):
-            raise UsageError(f"{path}: not known as a file of measurements", f"known by name are {EXPECTED}")
+            raise UsageError(f"{path}: not recognized as a file of measurements", f"recognized are {EXPECTED}")
         return [path]
     found = sorted(file for file in path.rglob("*") if file.is_file() and _known(file))
     if not found:
-        raise UsageError(f"{path}: no file of measurements is in it", f"known by name are {EXPECTED}")
+        raise UsageError(f"{path}: contains no file of measurements", f"recognized are {EXPECTED}")
     return found
 
 

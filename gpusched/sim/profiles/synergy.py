@@ -1,9 +1,9 @@
 """Synergy's measured sensitivities (Mohan et al., OSDI 2022): msr-fiddle/synergy, simulator/models, as one JSON file.
 
-``{"models/MODEL_GPUS": {"tput": rows}}``: relative throughput of a job of so many GPUs by CPU cores for each GPU
-(rows) and GB of memory for each GPU (columns; without the first one for several GPUs). 1 is the fair share of its
-servers, 3 cores and 62.5 GB. 0 and 0.1 stand where nothing was measured. ``models-4/`` and the like are the same models
-on servers of more cores for each GPU; where ``models/`` has a model, they are left out.
+``{"models/MODEL_GPUS": {"tput": rows}}``: relative throughput of a job with this number of GPUs. Rows are CPU cores per
+GPU, columns GB of memory per GPU (tables for several GPUs lack the first column). 1 is the throughput with a server's
+proportional share, 3 cores and 62.5 GB. 0 and 0.1 mean not measured. ``models-4/`` and similar sets have the same
+models on servers with more cores per GPU; they are used only for models that ``models/`` lacks.
 """
 
 from __future__ import annotations
@@ -21,24 +21,28 @@ from gpusched.sim.profiles.table import Profiles, model_key
 CORES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 9.0, 12.0, 24.0)
 MEMORY_MIB = tuple(gb * 1000**3 / 2**20 for gb in (20.83, 62.5, 125.0, 187.5, 250.0))
 PLACEHOLDER = 0.1
-"""This and less is no figure."""
+"""Figures up to this one mean not measured."""
 _KEY = re.compile(r"(?:(?P<set>[^/]+)/)?(?P<model>[^/]+)_(?P<gpus>[1-9][0-9]{0,3})")
 _EXPECTED = "Synergy's sensitivities: 'models/MODEL_GPUS' -> tput, 9 rows (CPU cores) of 5 or 4 columns (memory)"
-_NOTE = "Synergy's 0 and 0.1 count as not measured; with less or more than was measured a job goes as at the nearest"
+_NOTE = "Synergy's 0 and 0.1 count as not measured; outside the measured range the nearest measurement is used"
 
 Rows = list[list[float | None]]
 
 
 @dataclass(frozen=True)
 class ModelSensitivity:
-    """One model: GPUs -> relative throughput by CPU cores and memory for each GPU; None: not measured."""
+    """One model's sensitivity.
+
+    ``tables``: GPUs -> relative throughput, rows by `CORES` and columns by `MEMORY_MIB` per GPU; None: not measured.
+    """
 
     tables: dict[int, Rows]
 
     def at(self, gpus: int, cores: float | None, memory_mib: float | None) -> float:
-        """Return relative throughput with so many cores and MiB in all (None: plenty), bilinear between measurements.
+        """Return the relative throughput with these cores and MiB in total (None: plenty).
 
-        Outside of it as at the nearest. Of several tables that of as many GPUs counts, else of the next fewer.
+        Interpolates between measurements (bilinear), and uses the nearest one outside their range. Uses the table for
+        this number of GPUs, else that for the next smaller number, else the smallest.
         """
         table = self.tables[max((g for g in self.tables if g <= gpus), default=min(self.tables))]
         found = [(c, _between(MEMORY_MIB, row, None if memory_mib is None else memory_mib / gpus))
@@ -50,7 +54,7 @@ class ModelSensitivity:
 
 
 def _between(axis: Sequence[float], values: Sequence[float | None], at: float | None) -> float | None:
-    """Interpolate linearly at ``at`` (None: the last known), the nearest value outside; None: no values."""
+    """Interpolate linearly at ``at`` (None: take the last value); outside, return the nearest; None: no values."""
     known = [(x, v) for x, v in zip(axis, values, strict=True) if v is not None]
     if not known:
         return None
@@ -64,7 +68,7 @@ def _between(axis: Sequence[float], values: Sequence[float | None], at: float | 
 
 
 def is_synergy_file(root: Any) -> bool:
-    """Return whether a JSON file is of this kind: its first value is a mapping with ``tput``."""
+    """Return whether a parsed JSON file has this format: its first value is a mapping with ``tput``."""
     return isinstance(root, dict) and any("tput" in v for v in list(root.values())[:1] if isinstance(v, dict))
 
 
@@ -72,7 +76,7 @@ def tables_of(path: Path, root: dict[str, Any]) -> Profiles:
     """Return the sensitivities in a file.
 
     Raises:
-        FileError: It is something else.
+        FileError: The file has another format, or no measurement.
     """
     found: dict[tuple[str, str], dict[int, Rows]] = {}
     for key, entry in root.items():
@@ -83,7 +87,7 @@ def tables_of(path: Path, root: dict[str, Any]) -> Profiles:
         if any(value is not None for row in rows for value in row):
             found.setdefault((model_key(match["model"]), match["set"] or ""), {})[int(match["gpus"])] = rows
     if not found:
-        raise FileError(str(path), None, "", "no figure above 0.1", _EXPECTED)
+        raise FileError(str(path), None, "", "no value above 0.1", _EXPECTED)
     sensitivity = {}
     for model in dict.fromkeys(model for model, _ in found):
         sets = {name: tables for (of, name), tables in found.items() if of == model}
@@ -94,7 +98,7 @@ def tables_of(path: Path, root: dict[str, Any]) -> Profiles:
 
 
 def _completed(tables: dict[int, Rows]) -> dict[int, Rows]:
-    """Fill in what was not measured on several GPUs from the table of one, as Synergy's own simulator does."""
+    """Fill gaps in the tables for several GPUs from the table for one, as Synergy's own simulator does."""
     one = tables.get(1)
     if one is None:
         return tables
@@ -106,7 +110,7 @@ def _completed(tables: dict[int, Rows]) -> dict[int, Rows]:
 
 def _rows(path: Path, where: str, found: Any) -> Rows:
     rows: Rows = []
-    lacking: list[float | None] = [None]
+    unmeasured: list[float | None] = [None]
     if not isinstance(found, list) or len(found) != len(CORES):
         raise FileError(str(path), None, where, "something else", _EXPECTED)
     for row in found:
@@ -116,5 +120,6 @@ def _rows(path: Path, where: str, found: Any) -> Rows:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise FileError(str(path), None, where, repr(value), "a relative throughput")
         figures = [float(v) if v > PLACEHOLDER else None for v in row]
-        rows.append(lacking * (len(MEMORY_MIB) - len(row)) + figures)
+        # Tables for several GPUs lack the smallest memory.
+        rows.append(unmeasured * (len(MEMORY_MIB) - len(row)) + figures)
     return rows

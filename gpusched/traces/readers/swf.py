@@ -1,4 +1,4 @@
-"""Standard Workload Format 2.2 (Feitelson's Parallel Workloads Archive): 18 numbers a line, ``;`` before comments.
+"""Reads Standard Workload Format 2.2 (Feitelson's Parallel Workloads Archive): 18 numbers per line, ``;`` comments.
 
 Processors count as GPUs. Fields: https://www.cs.huji.ac.il/labs/parallel/workload/swf.html
 """
@@ -27,12 +27,12 @@ _HEADER = re.compile(r";\s*(UnixStartTime|MaxNodes|MaxProcs)\s*:\s*([0-9]{1,12})
 
 
 def read(path: Path, *, strict: bool) -> Trace:
-    """Read the trace; times stay the log's own. The group is the partition where the log has any, else the queue.
+    """Read the trace; times are those of the log. The group is the partition if the log has any, else the queue.
 
-    Jobs cancelled before they ran and the parts of a job that is also there as a whole (status 2 to 4) are left out.
+    Skips jobs cancelled before they ran, and partial records (status 2 to 4), whose job has a whole record too.
 
     Raises:
-        FileError: Strict, and a row is bad.
+        FileError: ``strict`` is set and a row is invalid.
     """
     draft = Draft(read_fields(path, FIELDS, None, ";"), strict=strict)
     header = _header(path)
@@ -47,6 +47,7 @@ def read(path: Path, *, strict: bool) -> Trace:
     gpus = _processors(draft)
     limit, wait = _known(draft, "requested time", above=True), _known(draft, "wait time", above=False)
     memory_kib = _known(draft, "requested memory", above=True)
+    # Requested memory is per processor; a value that no machine can have is invalid, unknown ones are -1.
     memory_mib = np.ceil(np.where(np.isfinite(memory_kib), memory_kib * gpus, -1.0) / 1024)
     draft.reject(memory_mib > MAX_WHOLE, "requested memory", "an amount that a machine can have")
     memory_mib = np.where((memory_mib > 0) & (memory_mib <= MAX_WHOLE), memory_mib, -1)
@@ -76,13 +77,13 @@ def _header(path: Path) -> dict[str, int]:
 
 
 def _known(draft: Draft, field: str, *, above: bool) -> Floats:
-    """Return a field in which -1 (and 0 where it must be ``above`` 0) means unknown."""
+    """Return a field, NaN where unknown: -1, and with ``above`` also 0."""
     values = draft.numbers(field, "a number, or -1", minimum=-1)
     return np.where(values > 0 if above else values >= 0, values, np.nan)
 
 
 def _processors(draft: Draft) -> Ints:
-    """Return requested processors, or where unknown the allocated ones."""
+    """Return the requested processors, or the allocated ones if unknown."""
     requested = draft.whole("requested processors", "a whole number, or -1", minimum=-1)
     allocated = draft.whole("allocated processors", "a whole number, or -1", minimum=-1)
     processors = np.where(requested > 0, requested, allocated)
@@ -91,6 +92,7 @@ def _processors(draft: Draft) -> Ints:
 
 
 def _numbered(draft: Draft, field: str) -> tuple[Ints, tuple[str, ...]]:
+    """Return each row's index into the distinct numbers of a field (-1: unknown), and these numbers as names."""
     numbers = draft.whole(field, "a whole number, or -1", minimum=-1)
     distinct, index = np.unique(numbers, return_inverse=True)
     unknown = int(np.count_nonzero(distinct < 0))

@@ -372,7 +372,7 @@ def test_why_tells_of_the_better_place_that_a_job_waits_for(knowing: Path, store
         return " ".join(run("submit", "--dry-run", *wanted, *more, "--", "true").split())
 
     said = dry_run("gpt-9")
-    assert "at most: started now it would run 25 % slower" in said
+    assert "at the latest; started now, it would run 25 % slower" in said
     assert "; on 2 racks about 25 % slower than in one (" in said
     assert "accept what is free (--placement-wait 0) now" in said
     told = json.loads(run("submit", "--dry-run", "--json", *wanted, "gpt-9", "--", "true"))

@@ -1,4 +1,4 @@
-"""What srun is asked for: its options, and which tasks that makes on which nodes. Pure."""
+"""Parses srun's options and lays out a step's tasks on nodes. Pure."""
 
 import getopt
 import re
@@ -7,36 +7,37 @@ MYPY = False
 if MYPY:
     from collections.abc import Mapping, Sequence
 
-# Long name -> its letter; ":" behind the name: it has a value. The first group has a meaning here.
+# Long name -> its letter. ":" after the name: it takes a value. These options have an effect.
 _USED_OPTIONS = {
     "nodes:": "N", "ntasks:": "n", "ntasks-per-node:": "", "tasks-per-node:": "", "gpus-per-task:": "", "gpus:": "G",
     "gpus-per-node:": "", "gres:": "", "nodelist:": "w", "exclude:": "x", "chdir:": "D", "output:": "o", "error:": "e",
     "input:": "i", "label": "l", "export:": "", "time:": "t", "wait:": "W", "cpus-per-task:": "c", "quiet": "Q",
     "kill-on-bad-exit": "K", "no-kill-on-bad-exit": "",
 }  # fmt: skip
-# These change nothing: the job has its nodes, cores and memory as a whole, and its steps share them.
+# These are accepted without effect: steps share the nodes, cores and memory of their job.
 _IGNORED_OPTIONS = {
     "unbuffered": "u", "verbose": "v", "exclusive": "", "exact": "", "overlap": "", "overcommit": "O", "no-kill": "k",
     "job-name:": "J", "partition:": "p", "account:": "A", "qos:": "q", "mem:": "", "mem-per-cpu:": "", "hint:": "",
     "mem-per-gpu:": "", "mem-bind:": "", "cpu-bind:": "", "cpu_bind:": "", "cpus-per-gpu:": "", "comment:": "",
     "threads-per-core:": "", "immediate:": "I", "propagate:": "",
 }  # fmt: skip
-_ONE_VALUE = {"mpi:": ("none",), "distribution:": ("block",), "gpu-bind:": ("none", "closest")}
+# Option -> the only values accepted.
+_ALLOWED_VALUES = {"mpi:": ("none",), "distribution:": ("block",), "gpu-bind:": ("none", "closest")}
 _SHORT_OPTIONS = {"distribution:": "m"}
-_ALL_OPTIONS = {**_USED_OPTIONS, **_IGNORED_OPTIONS, **{name: _SHORT_OPTIONS.get(name, "") for name in _ONE_VALUE}}
+_ALL_OPTIONS = {**_USED_OPTIONS, **_IGNORED_OPTIONS, **{name: _SHORT_OPTIONS.get(name, "") for name in _ALLOWED_VALUES}}
 _LONG = {letter: name for name, letter in _ALL_OPTIONS.items() if letter}
 _GPUS = re.compile(r"(?:gres[/:])?(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d+)")
 
 
 class StepOptionError(Exception):
-    """One line: what cannot be."""
+    """A step cannot run as requested; the message is one line."""
 
 
 def parse(words: "Sequence[str]") -> "tuple[dict[str, str], list[str]]":
-    """Options by long name (flags: ""), and the command.
+    """Return the options by long name (value "" for flags), and the command.
 
     Raises:
-        Refused: An option is not known, or its value makes no sense.
+        StepOptionError: An option or its value is not supported, or there is no command.
     """
     short = "".join(letter + (":" if name.endswith(":") else "") for letter, name in _LONG.items())
     try:
@@ -48,24 +49,24 @@ def parse(words: "Sequence[str]") -> "tuple[dict[str, str], list[str]]":
                 f"--{error.opt}: a step runs in its job's image; see gpusched submit --image"
             ) from None
         raise StepOptionError(f"{error.msg}; not supported by srun inside a job of gpusched") from None
-    asked = {}  # type: dict[str, str]
+    given = {}  # type: dict[str, str]
     for option, value in found:
         name = option[2:] if option.startswith("--") else _LONG[option[1:]].rstrip(":")
-        allowed = _ONE_VALUE.get(name + ":")
+        allowed = _ALLOWED_VALUES.get(name + ":")
         if allowed is not None and value not in allowed:
             raise StepOptionError("--{}={}: only {} is supported here".format(name, value, " or ".join(allowed)))
-        asked[{"tasks-per-node": "ntasks-per-node"}.get(name, name)] = value
+        given[{"tasks-per-node": "ntasks-per-node"}.get(name, name)] = value
     if not command:
         raise StepOptionError("no command given")
-    return asked, command
+    return given, command
 
 
 def _without_optional(words: "Sequence[str]") -> "list[str]":
-    """Getopt knows no option whose value may be left out."""
+    """Rewrite options whose value may be omitted, which getopt does not support."""
     simple = []  # type: list[str]
     for at, word in enumerate(words):
         if word == "--" or not word.startswith("-"):
-            # The command begins here, unless this is the value of what came before; getopt finds that out.
+            # The command begins here, unless this word is the value of the option before it.
             previous = words[at - 1] if at else ""
             takes = previous[1:] in _LONG and _LONG[previous[1:]].endswith(":")
             if not takes and previous[2:] + ":" not in _ALL_OPTIONS:
@@ -82,49 +83,54 @@ def _without_optional(words: "Sequence[str]") -> "list[str]":
     return simple
 
 
-def number(asked: "Mapping[str, str]", name: str) -> "int | None":
-    """Return an option's value as a number from 1 up; None if it is not given."""
-    if name not in asked:
-        return None
-    if not re.match(r"[0-9]{1,7}$", asked[name]) or int(asked[name]) < 1:
-        raise StepOptionError(f"--{name}={asked[name]}: expected a number, at least 1")
-    return int(asked[name])
-
-
-def layout(asked: "Mapping[str, str]", names: "Sequence[str]", tasks_per_node: int) -> "list[tuple[int, list[int]]]":
-    """(index of a node, numbers of its tasks) for all nodes of the step: in blocks, as even as can be.
-
-    Args:
-        asked: Options.
-        names: The job's nodes.
-        tasks_per_node: Of each node where the step does not say.
+def number(given: "Mapping[str, str]", name: str) -> "int | None":
+    """Return an option's value as a number; None if it is not given.
 
     Raises:
-        Refused: It cannot be had on these nodes.
+        StepOptionError: It is not a number of at least 1.
+    """
+    if name not in given:
+        return None
+    if not re.match(r"[0-9]{1,7}$", given[name]) or int(given[name]) < 1:
+        raise StepOptionError(f"--{name}={given[name]}: expected a number, at least 1")
+    return int(given[name])
+
+
+def layout(given: "Mapping[str, str]", names: "Sequence[str]", tasks_per_node: int) -> "list[tuple[int, list[int]]]":
+    """Return (index into ``names``, numbers of its tasks) for each node of the step: in blocks, as even as possible.
+
+    Args:
+        given: Options as from `parse`.
+        names: The job's nodes.
+        tasks_per_node: Tasks on each node if no option sets their number.
+
+    Raises:
+        StepOptionError: The job's nodes do not allow it.
     """
     chosen = list(range(len(names)))
-    if "nodelist" in asked:
-        wanted = hostnames(asked["nodelist"])
+    if "nodelist" in given:
+        wanted = hostnames(given["nodelist"])
         strangers = [name for name in wanted if name not in names]
         if strangers:
             raise StepOptionError(f"--nodelist: {strangers[0]} is not a node of this job")
         chosen = [i for i in chosen if names[i] in wanted]
-    left_out = hostnames(asked.get("exclude", ""))
+    left_out = hostnames(given.get("exclude", ""))
     chosen = [i for i in chosen if names[i] not in left_out]
-    tasks, each = number(asked, "ntasks"), number(asked, "ntasks-per-node")
+    tasks, each = number(given, "ntasks"), number(given, "ntasks-per-node")
     count = len(chosen)
-    if "nodes" in asked:
-        least, _, most = asked["nodes"].partition("-")
+    if "nodes" in given:
+        least, _, most = given["nodes"].partition("-")
         low = number({"nodes": least}, "nodes") or 1
         high = number({"nodes": most or least}, "nodes") or 1
         if low > len(chosen):
-            raise StepOptionError("--nodes={}: this job has {} nodes for the step".format(asked["nodes"], len(chosen)))
+            raise StepOptionError("--nodes={}: the step can use {} nodes".format(given["nodes"], len(chosen)))
         count = min(high, count)
     if not count:
-        raise StepOptionError("no node left for the step")
+        raise StepOptionError("--nodelist and --exclude leave no node for the step")
     if tasks is not None:
         if each is not None and tasks > each * count:
-            raise StepOptionError(f"--ntasks={tasks}: {count} nodes with {each} each are fewer")
+            raise StepOptionError(f"--ntasks={tasks}: {count} nodes with {each} tasks each have only {each * count}")
+        # No more nodes than tasks, and with --ntasks-per-node no more than these need.
         count = min(count, tasks)
         if each is not None:
             count = min(count, -(-tasks // each))
@@ -138,35 +144,47 @@ def layout(asked: "Mapping[str, str]", names: "Sequence[str]", tasks_per_node: i
     return found
 
 
-def gpus(asked: "Mapping[str, str]", nodes: int, tasks: int, per_task: int) -> "tuple[int | None, int]":
-    """(GPUs of the step on a node with so many of its tasks, of each task); None: all; 0: not distinguished."""
-    if "gpus-per-task" in asked:
-        per_task = _gpus(asked, "gpus-per-task")
+def gpus(given: "Mapping[str, str]", nodes: int, tasks: int, per_task: int) -> "tuple[int | None, int]":
+    """Return the GPUs of a step: of all its tasks on a node, and of each task.
+
+    The first is None if the step shares all GPUs of the job, the second 0 if its tasks share those of the step.
+
+    Args:
+        given: Options as from `parse`.
+        nodes: Number of nodes of the step.
+        tasks: Number of its tasks on this node.
+        per_task: GPUs per task if no option sets them; 0: shared.
+
+    Raises:
+        StepOptionError: An option is not a number of GPUs, or cannot be divided by the nodes.
+    """
+    if "gpus-per-task" in given:
+        per_task = _gpus(given, "gpus-per-task")
     for name in ("gpus-per-node", "gres"):
-        if name in asked and (name != "gres" or "gpu" in asked[name]):
-            return _gpus(asked, name), per_task if "gpus-per-task" in asked else 0
-    if "gpus" in asked:
-        total = _gpus(asked, "gpus")
+        if name in given and (name != "gres" or "gpu" in given[name]):
+            return _gpus(given, name), per_task if "gpus-per-task" in given else 0
+    if "gpus" in given:
+        total = _gpus(given, "gpus")
         if total % nodes:
             raise StepOptionError(f"--gpus={total}: cannot be divided by {nodes} nodes; use --gpus-per-node")
-        return total // nodes, per_task if "gpus-per-task" in asked else 0
+        return total // nodes, per_task if "gpus-per-task" in given else 0
     return (per_task * tasks, per_task) if per_task else (None, 0)
 
 
-def _gpus(asked: "Mapping[str, str]", name: str) -> int:
-    found = _GPUS.match(asked[name])
-    if found is None or found.end() != len(asked[name]):
-        if asked[name] == "gpu":
+def _gpus(given: "Mapping[str, str]", name: str) -> int:
+    found = _GPUS.match(given[name])
+    if found is None or found.end() != len(given[name]):
+        if given[name] == "gpu":
             return 1
-        raise StepOptionError(f"--{name}={asked[name]}: expected a number of GPUs")
+        raise StepOptionError(f"--{name}={given[name]}: expected a number of GPUs")
     return int(found.group(1))
 
 
 def hostnames(text: str) -> "list[str]":
-    """``a[1-3],b`` as names.
+    """Expand a list such as ``a[1-3],b`` into names.
 
     Raises:
-        Refused: It is not such a list.
+        StepOptionError: It is not such a list.
     """
     found = []  # type: list[str]
     for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
@@ -189,11 +207,14 @@ def _pieces(part: str, text: str) -> "list[str]":
     return pieces
 
 
-def seconds(asked: "Mapping[str, str]", name: str, unit_s: int) -> "float | None":
-    """Return seconds: a number in its unit, ``MIN:SEC``, ``HOURS:MIN:SEC``, ``DAYS-HOURS...``; None: none, 0."""
-    if name not in asked:
+def seconds(given: "Mapping[str, str]", name: str, unit_s: int) -> "float | None":
+    """Return an option's time in seconds; None if it is not given, or 0.
+
+    Forms: a number of ``unit_s`` seconds, ``MIN:SEC``, ``HOURS:MIN:SEC``, ``DAYS-HOURS[:MIN[:SEC]]``.
+    """
+    if name not in given:
         return None
-    text = asked[name]
+    text = given[name]
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")
     if not all(p.isdigit() for p in [*parts, days or "0"]) or len(parts) > 3:
@@ -208,13 +229,13 @@ def seconds(asked: "Mapping[str, str]", name: str, unit_s: int) -> "float | None
     return float(values[0] * 3600 + values[1] * 60 + values[2]) or None
 
 
-def exported(asked: "Mapping[str, str]") -> "dict[str, str]":
-    """Variables that --export sets besides all that are there.
+def exported(given: "Mapping[str, str]") -> "dict[str, str]":
+    """Return the variables that --export sets in addition to the whole environment.
 
     Raises:
-        Refused: It asks for less than all.
+        StepOptionError: It would export only part of the environment.
     """
-    items = asked.get("export", "ALL").split(",")
+    items = given.get("export", "ALL").split(",")
     if items[0] not in ("ALL", "") and "=" not in items[0]:
-        raise StepOptionError("--export={}: only ALL[,NAME=VALUE...] is supported here".format(asked["export"]))
+        raise StepOptionError("--export={}: only ALL[,NAME=VALUE...] is supported here".format(given["export"]))
     return dict(item.split("=", 1) for item in items if "=" in item)

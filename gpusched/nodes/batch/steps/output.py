@@ -16,16 +16,16 @@ class Output:
 
     def __init__(
         self,
-        asked: "Mapping[str, str]",
+        given: "Mapping[str, str]",
         step: int,
         layout: "Sequence[tuple[int, list[int]]]",
         names: "Sequence[str]",
     ) -> None:
-        self._label = "label" in asked
+        self._label = "label" in given
         self._width = len(str(sum(len(tasks) for _, tasks in layout) - 1))
         self._where = {n: (position, names[rank]) for position, (rank, tasks) in enumerate(layout) for n in tasks}
         self._step = step
-        self._paths = {"out": _given(asked, "output"), "err": _given(asked, "error") or _given(asked, "output")}
+        self._paths = {"out": _file_of(given, "output"), "err": _file_of(given, "error") or _file_of(given, "output")}
         self._files = {}  # type: dict[str, int]
         self._rest = {}  # type: dict[tuple[str, int], bytes]
         self.captures = self._label or any(self._paths.values())
@@ -79,8 +79,8 @@ class Output:
         return _PATTERN.sub(lambda found: values[found.group(2)].zfill(int(found.group(1) or 0)), pattern)
 
 
-def _given(asked: "Mapping[str, str]", name: str) -> "str | None":
-    return asked[name] if asked.get(name, "all") != "all" else None
+def _file_of(given: "Mapping[str, str]", name: str) -> "str | None":
+    return given[name] if given.get(name, "all") != "all" else None
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -136,26 +136,26 @@ class SrunCall:
 
     def __init__(self, words: "list[str]") -> None:
         self._settings = settings = wire.settings()
-        self._asked, command = options.parse(words)
+        self._given, command = options.parse(words)
         names = [node["name"] for node in settings["nodes"]]
-        self._layout = options.layout(self._asked, names, settings["tasks_per_node"])
-        self._limit_s = options.seconds(self._asked, "time", 60)
-        self._wait_s = options.seconds(self._asked, "wait", 1)
-        options.number(self._asked, "cpus-per-task")
+        self._layout = options.layout(self._given, names, settings["tasks_per_node"])
+        self._limit_s = options.seconds(self._given, "time", 60)
+        self._wait_s = options.seconds(self._given, "wait", 1)
+        options.number(self._given, "cpus-per-task")
         changes = _changed_environment()
         self.highest, self._ending = 0, False
         self._nodes = {}  # type: dict[int, str]
         self.parts = []  # type: list[LocalTasks | RemoteTasks]
-        common = self._common(command, names, options.exported(self._asked))
+        common = self._common(command, names, options.exported(self._given))
         for position, (rank, tasks) in enumerate(self._layout):
             self._nodes.update({number: names[rank] for number in tasks})
-            gpus, each = options.gpus(self._asked, len(self._layout), len(tasks), settings["gpus_per_task"])
+            gpus, each = options.gpus(self._given, len(self._layout), len(tasks), settings["gpus_per_task"])
             step = dict(common, node=names[rank], nodeid=position, tasks=tasks, gpus=gpus, gpus_per_task=each)
             if rank == settings["rank"]:
                 self.parts.append(LocalTasks(step, {}, self._emit))
             else:
                 self.parts.append(RemoteTasks(settings, rank, step, changes, self._emit))
-        self._output = Output(self._asked, common["id"], self._layout, names)
+        self._output = Output(self._given, common["id"], self._layout, names)
 
     def _common(self, command: "list[str]", names: "list[str]", exported: "dict[str, str]") -> "dict[str, Any]":
         number, here = new_step(), [names[rank] for rank, _ in self._layout]
@@ -166,10 +166,10 @@ class SrunCall:
             "SLURM_NODELIST": ",".join(here), "SLURM_NNODES": len(here), "SLURM_TASKS_PER_NODE": per_node,
             "SLURM_STEP_TASKS_PER_NODE": per_node, "SLURM_LAUNCH_NODE_IPADDR": self._settings["nodes"][0]["address"],
         }  # fmt: skip
-        if "cpus-per-task" in self._asked:
-            env["SLURM_CPUS_PER_TASK"] = self._asked["cpus-per-task"]
+        if "cpus-per-task" in self._given:
+            env["SLURM_CPUS_PER_TASK"] = self._given["cpus-per-task"]
         env.update(exported)
-        cwd = self._asked.get("chdir", os.getcwd())
+        cwd = self._given.get("chdir", os.getcwd())
         return {
             "id": number, "argv": command, "cwd": cwd, "ntasks": count,
             "env": {name: str(value) for name, value in env.items()},
@@ -184,7 +184,7 @@ class SrunCall:
         has_printed = []  # type: list[bool]
 
         def on_wait() -> None:
-            if not has_printed and "quiet" not in self._asked:
+            if not has_printed and "quiet" not in self._given:
                 has_printed.append(True)
                 print(
                     "srun: Job step creation temporarily disabled, retrying (Requested nodes are busy)", file=sys.stderr
@@ -194,7 +194,7 @@ class SrunCall:
             await part.prepare(on_wait)
         if self._limit_s is not None:
             loop.call_later(self._limit_s, self._end, "srun: error: the step exceeded its time limit")
-        stdin = _stdin_for(self._asked.get("input"), self._layout)
+        stdin = _stdin_for(self._given.get("input"), self._layout)
         runs = [asyncio.ensure_future(part.run(self._output.captures, stdin is not None)) for part in self.parts]
         feeding = asyncio.ensure_future(self._feed(stdin)) if stdin is not None else None
         await asyncio.gather(*runs)
@@ -222,7 +222,7 @@ class SrunCall:
         self.highest = max(self.highest, code if code > 0 else 128 - code)
         how = f"Exited with exit code {code}" if code > 0 else _signal_name(-code)
         print(f"srun: error: {self._nodes[number]}: task {number}: {how}", file=sys.stderr, flush=True)
-        if "kill-on-bad-exit" in self._asked and "no-kill-on-bad-exit" not in self._asked:
+        if "kill-on-bad-exit" in self._given and "no-kill-on-bad-exit" not in self._given:
             self._end("srun: Terminating the step, as a task has failed")
 
     def _handle_signal(self, number: int) -> None:

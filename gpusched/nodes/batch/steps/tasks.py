@@ -51,7 +51,7 @@ class StepTasks:
             return ""
         has = [gpu for gpu in self.environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
         if count > len(has):
-            return "the step asks for {} GPUs on {}, where the job has {}".format(count, self.step["node"], len(has))
+            return "the step requests {} GPUs on {}, where the job has {}".format(count, self.step["node"], len(has))
         while True:
             self._gpus = []
             for gpu in has:
