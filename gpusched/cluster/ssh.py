@@ -113,6 +113,9 @@ class SshCluster:
             transport.close()
             self._links_read.pop(name, None)
             self._kernel_read.pop(name, None)
+            self._claimed.discard(name)
+        for key in [key for key in self._pools if key[0] not in self._nodes]:
+            self._pools.pop(key).shutdown(wait=False)  # its threads end with what they have begun
         self._ends.keep_only(self._nodes)
 
     def observe(

@@ -133,6 +133,30 @@ def test_nodes_that_leave_while_their_probes_wait_for_a_thread_end_no_cycle(
         cluster.close()
 
 
+def test_a_node_that_left_leaves_no_threads(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kept up to eight for ever: too many in a cluster whose nodes come and go."""
+    go_on = threading.Event()
+    cluster = ssh.SshCluster(inventory(1), "c", tmp_path)
+    monkeypatch.setattr(cluster, "_dispatch", lambda operation, node: "" if go_on.wait(300) else "late")
+    (node,) = inventory(1).nodes
+    cluster._use_nodes([node])
+    before = set(threading.enumerate())
+    try:
+        rank = RankRecord(job_id="j", attempt=1, rank=0, node=node.name, runtime="process")
+        others = (msgspec.structs.replace(rank, rank=number) for number in range(3))
+        cluster.perform(Operation(verb="remove", node=node.name, rank=one) for one in others)
+        own = set(threading.enumerate()) - before
+        assert own
+        cluster._use_nodes([])
+        go_on.set()
+        cluster.wait_for_operations(600)
+        assert len(cluster.finished()) == 3, "what was under way is finished"
+        wait_until(lambda: not any(thread.is_alive() for thread in own), what="the threads' end")
+    finally:
+        go_on.set()
+        cluster.close()
+
+
 def test_a_node_that_leaves_during_its_probe_is_connected_to_no_more(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
