@@ -56,8 +56,8 @@ def test_a_slow_node_is_heard_after_a_launch_and_an_older_answer_does_not_count(
 def test_a_job_is_not_launched_while_its_old_folder_is_removed(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that ended and was requeued at once lost its program and its progress to the removal of its folder."""
     removed, sent = threading.Event(), list[str]()
-    cluster = ssh.SshCluster(inventory(1), "c", tmp_path)
-    cluster._use_nodes(inventory(1).nodes)
+    (node, other), cluster = inventory(2).nodes, ssh.SshCluster(inventory(2), "c", tmp_path)
+    cluster._use_nodes([node, other])
 
     def dispatch(operation: Operation, node: Any) -> str:
         sent.append(operation.verb)
@@ -65,7 +65,6 @@ def test_a_job_is_not_launched_while_its_old_folder_is_removed(tmp_path, monkeyp
         return ""
 
     monkeypatch.setattr(cluster, "_dispatch", dispatch)
-    (node,) = inventory(1).nodes
     rank = RankRecord(job_id="j", attempt=2, rank=0, node=node.name, runtime="process")
     folder = msgspec.structs.replace(rank, attempt=0)
     launch = Operation(verb="launch", node=node.name, rank=rank)
@@ -79,6 +78,10 @@ def test_a_job_is_not_launched_while_its_old_folder_is_removed(tmp_path, monkeyp
         cluster.perform([launch])
         cluster.wait_for_operations(600)
         assert sent == ["forget", "launch"]
+        removed.clear()
+        cluster.finished()
+        cluster.perform([Operation(verb="forget", node=other.name, rank=folder), launch])
+        wait_until(lambda: sent.count("launch") == 2, what="the launch on another node")
     finally:
         removed.set()
         cluster.close()
