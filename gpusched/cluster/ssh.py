@@ -88,6 +88,7 @@ class SshCluster:
         self._drained: Container[str] = frozenset()
         self._probes: dict[str, Future[NodeObservation]] = {}
         self._operations: dict[RankKey, Future[OperationOutcome]] = {}
+        self._forgetting: dict[RankKey, str] = {}  # node on which a job's folder is being removed
         self._changed_at: dict[str, float] = {}  # node -> last operation not yet followed by a probe
         # Separate pools: neither nodes that do not answer nor operations that hang may keep healthy nodes' probes
         # waiting for a thread.
@@ -113,6 +114,9 @@ class SshCluster:
             transport.close()
             self._links_read.pop(name, None)
             self._kernel_read.pop(name, None)
+            self._claimed.discard(name)
+        for key in [key for key in self._pools if key[0] not in self._nodes]:
+            self._pools.pop(key).shutdown(wait=False)  # its threads end with what they have begun
         self._ends.keep_only(self._nodes)
 
     def observe(
@@ -267,8 +271,12 @@ class SshCluster:
         for operation in operations:
             # What removes the folder of an ended job must not find the files of its next attempt there. The launch
             # comes again, as its node knows nothing of it.
-            folder_goes = operation.verb == "launch" and forgetting_key(operation.rank.job_id) in self._operations
-            if operation.key not in self._operations and not folder_goes:
+            forgotten_on = self._forgetting.get(forgetting_key(operation.rank.job_id))
+            if operation.verb == "launch" and forgotten_on == operation.node:
+                continue
+            if operation.key not in self._operations:
+                if operation.verb == "forget":
+                    self._forgetting[operation.key] = operation.node
                 future = self._operations[operation.key] = self._pool_of(operation).submit(self._perform, operation)
                 future.add_done_callback(lambda _: self._wake())
 
@@ -363,6 +371,8 @@ class SshCluster:
         """See `ClusterBackend.finished`."""
         done = [key for key, future in self._operations.items() if future.done()]
         outcomes = [self._operations.pop(key).result() for key in done]
+        for key in done:
+            self._forgetting.pop(key, None)
         for outcome in outcomes:
             if outcome.operation.verb in ("launch", "start", "signal", "cut"):
                 self._changed_at[outcome.operation.node] = outcome.time

@@ -483,18 +483,20 @@ class CommandApplier:
             self._handled[caller.uid] += max(1, len(found))
             if not found:
                 problems.append(f"job {job_id}: no such job")
+            changed, events = list[JobRecord](), list[Event]()
             for job in found:
                 try:
                     if job.uid != caller.uid and not caller.admin:
                         problems.append(f"job {job.id} belongs to {job.user}")
                     elif change := act(job):
-                        if change[0] != job:  # unchanged array tasks stay in their shared row
-                            self._store.put_jobs([change[0]])
-                        self._store.append([change[1]])
+                        changed += [change[0]] if change[0] != job else []  # else array tasks stay in their shared row
+                        events.append(change[1])
                 except CommandRefused as error:
                     problems.append(str(error))
                     data: dict[str, object] = {"command": command_name, "why": str(error)}
-                    self._store.append([self._event("refused", job, caller, now, data)])
+                    events.append(self._event("refused", job, caller, now, data))
+            self._store.put_jobs(changed)  # at once: an array may have 100,000 rows
+            self._store.append(events)
         if problems:
             raise CommandRefused(
                 "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")

@@ -47,6 +47,7 @@ from gpusched.model.attemptrecords import attempt_record
 from gpusched.model.events import Event
 from gpusched.model.health import to_requeue
 from gpusched.model.jobs import JobRecord, JobState
+from gpusched.model.outputs import expand_output
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.model.slices import Cut
@@ -393,10 +394,20 @@ class Cycle:
         job = self._store.job(operation.rank.job_id)
         log = str(log_path(self._state, *operation.key)) if operation.rank.output is None else None
         left = str(result_path(self._state, *operation.key)) if job is not None and job.spec.function else None
+        if job is not None and _is_overwritten(job, operation.rank):
+            operation = msgspec.structs.replace(operation, rank=msgspec.structs.replace(operation.rank, output=None))
         if log is None and left is None:
             return operation
         readers = readers_of(job, self.inventory)
         return msgspec.structs.replace(operation, destination=log, result=left, readers=readers)
+
+
+def _is_overwritten(job: JobRecord, rank: RankRecord) -> bool:
+    """Return whether the file of a rank's output is a later attempt's by now, so that it must not be written anew."""
+    if rank.output is None or job.attempt <= rank.attempt or job.spec.append:
+        return False
+    parts = job.allocation.parts if job.allocation is not None else ()
+    return not parts or any(expand_output(job, part.rank, part.node) == rank.output for part in parts)
 
 
 def _drained(records: Mapping[str, NodeRecord]) -> Set[str]:

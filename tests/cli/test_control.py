@@ -92,6 +92,14 @@ def test_hold_release_requeue_priority(site: Site) -> None:
     assert isinstance(last(site), Requeue)
 
 
+def test_more_jobs_than_a_command_may_name_are_in_several(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, before = tuple(site.submit() for _ in range(5)), len(site.commands())
+    monkeypatch.setattr("gpusched.client.control.MAX_JOB_IDS", 2)
+    assert site.call("hold", "--json", *jobs).ok().json["ids"] == list(jobs)
+    sent = [command.job_ids for command in site.commands()[before:] if isinstance(command, Hold)]
+    assert sent == [jobs[:2], jobs[2:4], jobs[4:]]
+
+
 def test_drain_and_resume(site: Site) -> None:
     site.call("drain", "--json", "pc1", "pc2", "--reason", "fan 'loud' $(x)").ok()
     command = last(site)

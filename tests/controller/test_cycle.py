@@ -399,6 +399,37 @@ def test_a_gang_that_a_node_cannot_start_goes_elsewhere(site: Site) -> None:
     assert found.state == JobState.RUNNING
 
 
+@pytest.mark.parametrize(("output", "append", "written"), [
+    ("/data/out", False, None), ("/data/out", True, "/data/out"), ("/data/%N", False, "/data/n0"),
+])  # fmt: skip
+def test_a_node_that_comes_back_does_not_overwrite_the_output_of_the_next_attempt(
+    site: Site, output: str, append: bool, written: str | None
+) -> None:
+    """Its follower died with it, so it would write the file anew: on a shared disk, the one that is being written."""
+    collected, carry_out = list[tuple[int, str | None]](), site.world.carry_out
+
+    def noted(operation: Operation) -> str:
+        if operation.verb == "collect":
+            collected.append((operation.rank.attempt, operation.rank.output))
+        return carry_out(operation)
+
+    site.world.carry_out = noted  # type: ignore[method-assign]
+    site.submit(spec=spec(output=output, append=append))
+    site.turn(3)
+    ((host, _),) = site.world.running()
+    assert host.name == "n0"
+    host.up = False
+    site.turn(9, 30)
+    assert len(site.world.starts) == 2
+    host.up = True
+    site.turn(6)
+    assert collected == [(1, written)]
+    ((other, box),) = site.world.running()
+    site.world.end(box, 0)
+    site.turn(3)
+    assert collected[1:] == [(2, output.replace("%N", other.name))]
+
+
 def test_an_attempt_of_which_another_rank_failed_at_the_end_has_failed_as_its_job_has(site: Site) -> None:
     """Else `gpusched nodes --failures` took the node's failure for a success."""
     gang = site.submit(spec=spec(nodes=2))

@@ -82,6 +82,7 @@ def test_a_cancelled_job_is_not_brought_back_by_its_trap(world: InboxWorld) -> N
         (("squeue", "-o", "%z"), "1\nsqueue: error: %z is not filled in inside jobs"),
         (("squeue", "-u", "root2"), "1\nsqueue: error: inside a job only the jobs of {user} are shown"),
         (("scancel",), "1\nscancel: error: expected ids of jobs"),
+        (("scancel", ",".join(map(str, range(1001)))), "1\nscancel: error: at most 1000 jobs at once, found 1001"),
         (("scancel", "--user=bob"), "1\nscancel: error: expected ids of jobs, found '--user=bob'"),
         (("rm", "-rf", "/"), "1\nrm: error: not supported inside a job"),
     ],

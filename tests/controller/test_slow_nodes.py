@@ -56,8 +56,8 @@ def test_a_slow_node_is_heard_after_a_launch_and_an_older_answer_does_not_count(
 def test_a_job_is_not_launched_while_its_old_folder_is_removed(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that ended and was requeued at once lost its program and its progress to the removal of its folder."""
     removed, sent = threading.Event(), list[str]()
-    cluster = ssh.SshCluster(inventory(1), "c", tmp_path)
-    cluster._use_nodes(inventory(1).nodes)
+    (node, other), cluster = inventory(2).nodes, ssh.SshCluster(inventory(2), "c", tmp_path)
+    cluster._use_nodes([node, other])
 
     def dispatch(operation: Operation, node: Any) -> str:
         sent.append(operation.verb)
@@ -65,7 +65,6 @@ def test_a_job_is_not_launched_while_its_old_folder_is_removed(tmp_path, monkeyp
         return ""
 
     monkeypatch.setattr(cluster, "_dispatch", dispatch)
-    (node,) = inventory(1).nodes
     rank = RankRecord(job_id="j", attempt=2, rank=0, node=node.name, runtime="process")
     folder = msgspec.structs.replace(rank, attempt=0)
     launch = Operation(verb="launch", node=node.name, rank=rank)
@@ -79,6 +78,10 @@ def test_a_job_is_not_launched_while_its_old_folder_is_removed(tmp_path, monkeyp
         cluster.perform([launch])
         cluster.wait_for_operations(600)
         assert sent == ["forget", "launch"]
+        removed.clear()
+        cluster.finished()
+        cluster.perform([Operation(verb="forget", node=other.name, rank=folder), launch])
+        wait_until(lambda: sent.count("launch") == 2, what="the launch on another node")
     finally:
         removed.set()
         cluster.close()
@@ -130,6 +133,30 @@ def test_nodes_that_leave_while_their_probes_wait_for_a_thread_end_no_cycle(
         wait_until(lambda: cluster.observe(nodes[:1], 10.0).get(nodes[0].name), what="the node that stayed")
     finally:
         answers.set()
+        cluster.close()
+
+
+def test_a_node_that_left_leaves_no_threads(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kept up to eight for ever: too many in a cluster whose nodes come and go."""
+    go_on = threading.Event()
+    cluster = ssh.SshCluster(inventory(1), "c", tmp_path)
+    monkeypatch.setattr(cluster, "_dispatch", lambda operation, node: "" if go_on.wait(300) else "late")
+    (node,) = inventory(1).nodes
+    cluster._use_nodes([node])
+    before = set(threading.enumerate())
+    try:
+        rank = RankRecord(job_id="j", attempt=1, rank=0, node=node.name, runtime="process")
+        others = (msgspec.structs.replace(rank, rank=number) for number in range(3))
+        cluster.perform(Operation(verb="remove", node=node.name, rank=one) for one in others)
+        own = set(threading.enumerate()) - before
+        assert own
+        cluster._use_nodes([])
+        go_on.set()
+        cluster.wait_for_operations(600)
+        assert len(cluster.finished()) == 3, "what was under way is finished"
+        wait_until(lambda: not any(thread.is_alive() for thread in own), what="the threads' end")
+    finally:
+        go_on.set()
         cluster.close()
 
 
