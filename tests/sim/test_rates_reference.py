@@ -62,8 +62,7 @@ def test_jobs_that_share_gpus_start_and_end_as_in_the_reference(mode, share, wor
 def test_a_gpu_that_parts_share_is_held_until_the_last_of_them_ends():
     """Job 5 would be beside job 1 for longer than job 4 has the other GPU, and job 2 waits for both."""
     jobs = [
-        PacedJob(submit=at, duration=lasts, limit=limit, gpus=gpus, cores=cores, memory=memory, after=after, model=model,
-                 milli=milli)
+        PacedJob(at, lasts, limit, gpus, cores, memory, after, model=model, milli=milli)
         for at, lasts, limit, gpus, cores, memory, after, model, milli in (
             (2.5, 5.0, 10.0, 1, 5, 31, -1, 1, 400), (2.5, 5.0, 5.0, 1, 5, 23, -1, 1, 1000),
             (5.0, 2.0, 1.0, 2, 6, 10, -1, 0, 1000), (5.0, 8.0, 32.0, 1, 2, 33, -1, 0, 500),
