@@ -223,6 +223,8 @@ def _pair_up(
             count += 1
     if count == 0:
         return
+    if pace.slots.size > 0:
+        _release_slots_once(pace, passes.releases)
     pairings = pairings_of(mates[:count], sim.held, pairs.lost, pace.kind, pairs.row)
     before = outcome.total[0]
     pass_beside(state_of(sim, passes, outcome), queue, pairings)
@@ -254,6 +256,22 @@ def split_with(pace: Pace | None, job: int, starts: bool) -> int:
     if mate >= 0:
         runs[job]["split"] = runs[mate]["split"] = -1
     return int(mate)
+
+
+@jit
+def _release_slots_once(pace: Pace, releases: Releases) -> None:
+    """Release a GPU that parts share with the job on it that is expected to end last: who opened it may have ended."""
+    last = np.full(pace.slots.size, -1)
+    for at in range(releases.used[0]):
+        index = releases.order[at]
+        slot = pace.runs[releases.owner[index]]["slot"]
+        if slot >= 0 and (last[slot] < 0 or releases.end[index] >= releases.end[last[slot]]):
+            last[slot] = index
+    for at in range(releases.used[0]):
+        index = releases.order[at]
+        slot = pace.runs[releases.owner[index]]["slot"]
+        if slot >= 0:
+            releases.gpus[index] = 1 if last[slot] == index else 0
 
 
 @inlined
