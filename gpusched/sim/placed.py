@@ -91,6 +91,8 @@ def walks(world: SimWorld) -> bool:
         return True  # only the walk leaves out of a wait what is not sure
     if world.policy.kind != "static" or world.policy.backfill == "conservative":
         return True  # the index has each class in an order that stays
+    if RULES.get(world.rule) == ALIGNED and world.trace.priority is not None:
+        return True  # nor does it know priorities beside sizes
     in_turn = world.policy.order == "fifo" and world.trace.priority is None
     waits = RULES.get(world.rule) == CHEAPEST or (
         RULES.get(world.rule) == RACK_WAIT and world.policy.backfill == "skip"

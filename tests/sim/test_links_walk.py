@@ -19,8 +19,10 @@ from gpusched.model.limits import Limits, Quotas
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import Snapshot
+from gpusched.model.topology import Topology
 from gpusched.sched.decide import decide
 from gpusched.sched.state import POLICY
+from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.engine.placing_walk import Walk, run_walk
@@ -76,6 +78,15 @@ def test_the_indexed_replay_starts_whom_the_kernel_starts_where_it_does(rule: st
         np.testing.assert_allclose(fast.start, walk.start, rtol=1e-9, err_msg=f"seed {seed}")
         assert fast.part_nodes.tolist() == walk.part_nodes.tolist(), seed
         np.testing.assert_allclose(fast.end, walk.end, rtol=1e-9, err_msg=f"seed {seed}")
+
+
+def test_priorities_go_before_the_largest_of_tetris() -> None:
+    trace = replace(trace_of([0, 1, 1], [10.0] * 3, [4, 1, 4]), nodes=np.ones(3, np.int64))
+    network = World(0).network._replace(tree=tree_of(Topology(), ("n",)), kind=np.zeros(3, np.int64))
+    for priority, first in ((0, 2), (5, 1)):
+        with_priority = replace(trace, priority=np.array([0, priority, 0]))
+        result = replay(with_priority, Pool.of([NodeSpec(4)]), ordered("tetris", "fifo", "skip"), network=network)
+        assert np.argmin(result.start[1:]) + 1 == first
 
 
 def test_without_placement_costs_easy_is_the_kernel_s_too() -> None:

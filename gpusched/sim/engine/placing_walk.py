@@ -12,7 +12,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
-from gpusched.sched.sorting import stable_order
+from gpusched.sched.sorting import by_priority, stable_order
 from gpusched.sched.state import POLICY, SKIP, ClusterState, Ints, PassOutcome
 from gpusched.sched.topology.contention import set_excess
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
@@ -144,7 +144,8 @@ def _ordered(sim: Sim, walk: Walk, queue: int) -> Ints:
         if sim.jobs[job]["rank"] <= of.queues[queue]["held"]:
             own[count], keys[count] = job, -of.classes[of.of[job]]["gpus"]
             count += 1
-    return own[:count] if of.rule != ALIGNED else own[:count][stable_order(keys[:count])]
+    own = own[:count]
+    return own if of.rule != ALIGNED else by_priority(own[stable_order(keys[:count])], walk.queue.priority)
 
 
 @jit
