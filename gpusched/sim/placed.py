@@ -22,6 +22,7 @@ from gpusched.sched.state import (
     filled,
     ints,
     new_outcome,
+    new_plan,
     new_releases,
     no_calendar,
 )
@@ -32,6 +33,7 @@ from gpusched.sched.topology.queue import Costs
 from gpusched.sched.topology.slowdown import KIND, SlowdownModel
 from gpusched.sched.topology.tree import NetworkTree, new_use, tree_of
 from gpusched.sim.engine.build import SimWorld, most_parts_running
+from gpusched.sim.engine.generic import new_queue
 from gpusched.sim.engine.placing import (
     ALIGNED,
     BALANCED,
@@ -43,6 +45,7 @@ from gpusched.sim.engine.placing import (
     ONE_RACK,
     QUEUE,
     RACK_WAIT,
+    SPREAD_OUT,
     PlacementNetwork,
     PlacingState,
 )
@@ -58,6 +61,7 @@ RULES = {
     "tetris": ALIGNED,
     "first-fit": FIRST,
     "best-fit": FEWEST,
+    "spread": SPREAD_OUT,
     "rack": ONE_RACK,
     "rack-wait": RACK_WAIT,
     "contention": CHEAPEST,
@@ -65,13 +69,15 @@ RULES = {
 """Placement -> how jobs are laid out, where that matters."""
 
 
-REPLAYED = ("none", "skip", "easy")
-
-
 def takes_costs(policy: ReplayPolicy) -> bool:
     """Return whether the policy can be replayed where placement costs something."""
-    by_rule = policy.kind == "static" and policy.placement in RULES and not policy.chooses_sizes
-    return policy.places or (by_rule and policy.backfill in REPLAYED)
+    if policy.places:
+        return True
+    if policy.kind in ("preemptive", "agent") or policy.placement not in RULES or policy.chooses_sizes:
+        return False
+    if policy.placement == "random":  # is drawn by the index
+        return policy.kind == "static" and policy.backfill != "conservative"
+    return policy.placement != "contention" or policy.backfill != "conservative"
 
 
 def walks(world: SimWorld) -> bool:
@@ -83,6 +89,10 @@ def walks(world: SimWorld) -> bool:
         return False
     if world.options.network.sure is not None and RULES.get(world.rule) == CHEAPEST:
         return True  # only the walk leaves out of a wait what is not sure
+    if world.policy.kind != "static" or world.policy.backfill == "conservative":
+        return True  # the index has each class in an order that stays
+    if RULES.get(world.rule) == ALIGNED and world.trace.priority is not None:
+        return True  # nor does it know priorities beside sizes
     in_turn = world.policy.order == "fifo" and world.trace.priority is None
     waits = RULES.get(world.rule) == CHEAPEST or (
         RULES.get(world.rule) == RACK_WAIT and world.policy.backfill == "skip"
@@ -113,8 +123,8 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     if rule is None or not takes_costs(replace(world.policy, placement=world.rule)):
         raise UsageError(
             f"{world.policy.name} (placement {world.rule}) cannot be replayed with placement costs",
-            f"an order that does not change, without conservative backfill, and one of {', '.join(RULES)}: "
-            "say --policy fifo-skip --placement rack-wait",
+            f"one that stops and resizes no jobs, and one of {', '.join(RULES)}, random without an order that changes, "
+            "random and contention without conservative backfill: say --policy fifo-skip --placement rack-wait",
         )
     options = world.options
     if options.rates is not None or world.shared != "no" or options.elastic is not None:
@@ -260,11 +270,13 @@ def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
                 looser.append(key[1])
             chain[way] = known[key]
     world = _with_requests(world, sim.shapes[base], ints(looser))
-    passes, jobs = world.passes, len(sim.jobs)
+    passes, jobs, held = world.passes, len(sim.jobs), len(sim.held)
+    calendar = passes.scratch.calendar or no_calendar()
+    conservative = world.policy.backfill == "conservative"
+    plan = new_plan(len(world.pool), len(base), len(calendar.node) if conservative else 0, 3 * held * conservative)
     world = world._replace(
         passes=passes._replace(
-            scratch=passes.scratch._replace(calendar=passes.scratch.calendar or no_calendar()),
-            releases=new_releases(len(sim.held) + 1),
+            scratch=passes.scratch._replace(calendar=calendar, plan=plan), releases=new_releases(held + 1)
         )
     )
     network = world.options.network
@@ -280,10 +292,10 @@ def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
         last_pass=np.full((2, classes), -1), class_cost=np.zeros((2, classes, 2)), wait_cost=np.zeros((jobs, 2)),
         search=of.search,
     )  # fmt: skip
+    queue = new_queue(world)
     return world, Walk(
-        of._replace(ways=laid_out), costs, ways.shape, np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64),
-        new_outcome(jobs, len(sim.held)),
-    )  # fmt: skip
+        of._replace(ways=laid_out), costs, ways.shape, queue, queue.waiting, queue.size, new_outcome(jobs, held)
+    )
 
 
 def _ways(world: SimWorld, kinds: Ints, laid_out: list[list[int]], model: SlowdownModel) -> JobLayouts:

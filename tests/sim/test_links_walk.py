@@ -19,8 +19,10 @@ from gpusched.model.limits import Limits, Quotas
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import Snapshot
+from gpusched.model.topology import Topology
 from gpusched.sched.decide import decide
 from gpusched.sched.state import POLICY
+from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.engine.placing_walk import Walk, run_walk
@@ -78,6 +80,15 @@ def test_the_indexed_replay_starts_whom_the_kernel_starts_where_it_does(rule: st
         np.testing.assert_allclose(fast.end, walk.end, rtol=1e-9, err_msg=f"seed {seed}")
 
 
+def test_priorities_go_before_the_largest_of_tetris() -> None:
+    trace = replace(trace_of([0, 1, 1], [10.0] * 3, [4, 1, 4]), nodes=np.ones(3, np.int64))
+    network = World(0).network._replace(tree=tree_of(Topology(), ("n",)), kind=np.zeros(3, np.int64))
+    for priority, first in ((0, 2), (5, 1)):
+        with_priority = replace(trace, priority=np.array([0, priority, 0]))
+        result = replay(with_priority, Pool.of([NodeSpec(4)]), ordered("tetris", "fifo", "skip"), network=network)
+        assert np.argmin(result.start[1:]) + 1 == first
+
+
 def test_without_placement_costs_easy_is_the_kernel_s_too() -> None:
     """A job that outlasts the shadow makes other nodes the tightest for the first, as in 19, 165, 193 and 217."""
     for seed in (9, 19, 165, 193, 217, *range(300, 330)):
@@ -94,7 +105,8 @@ def states(draw: st.DrawFn) -> Snapshot:
     snap = draw(clusters())
     fitting = [job for job in snap.pending if job.spec.nodes <= len(snap.nodes)]
     bare = {"max_spread": "", "cores_per_node": 0, "memory_mib_per_node": 0}
-    jobs = tuple(changed(job, spec=changed(job.spec, **bare)) for job in fitting)
+    users = st.sampled_from(["alice", "bob"])
+    jobs = tuple(changed(job, spec=changed(job.spec, **bare), user=draw(users)) for job in fitting)
     busy = tuple(
         changed(job, allocation=changed(job.allocation, parts=tuple(changed(p, cores=0, memory_mib=0) for p in parts)))
         for job in snap.running
@@ -106,9 +118,12 @@ def states(draw: st.DrawFn) -> Snapshot:
     (policy,) = snap.policies.values()
     policy = changed(
         policy, place=draw(among("contention", "rack-wait")),
-        backfill=draw(among("skip", "easy")),
+        backfill=draw(among("skip", "easy")), order=draw(among("fifo", "fairshare")),
         placement_wait_s=draw(among(1800.0, 86_400.0)),
     )  # fmt: skip
+    if policy.place == "rack-wait":
+        policy = changed(policy, backfill=draw(among("skip", "easy", "conservative")))
+    snap = changed(snap, usage=draw(st.dictionaries(users, st.floats(0.0, 20.0))))
     return changed(snap, pending=jobs, running=busy, policies={"p": policy})
 
 
@@ -140,15 +155,17 @@ def first_decision(
     gpus = [v.spec.gpus for v in pending] + [r.allocation.gpus for r in running] + [0]
     limit = [float(v.spec.time_limit_s) for v in pending] + [r.expected_end - LATE for r in running] + [1.0]
     submit = np.array([v.submit_time for v in pending] + [LATE] * (len(running) + 1))
+    users = ("alice", "bob", "last")
+    user = [*(users.index(one.user) for one in (*pending, *running)), 2]
     trace = replace(
-        trace_of(submit, limit, gpus, limit=limit, user=[0] * len(pending) + [1] * (len(running) + 1)),
-        nodes=np.array(parts), users=("alice", "bob"),
+        trace_of(submit, limit, gpus, limit=limit, user=user), nodes=np.array(parts), users=users,
         ids=(*(v.id for v in pending), *(r.id for r in running), "last"),
     )  # fmt: skip
     kind = np.append(costs.load.jobs["kind"], 0)
     network = PlacementNetwork(costs.tree, costs.model, kind, hold_s=np.inf, sure=costs.sure)
     pool = Pool.of([NodeSpec(len(node.gpus), name=node.name) for node in nodes.nodes])
-    rule = ordered(policy.place, "fifo", policy.backfill, policy.placement_wait_s)
+    order_by = "fairshare" if policy.order == "fairshare" else "fifo"
+    rule = ordered(policy.place, order_by, policy.backfill, policy.placement_wait_s)
     away = [Outage(row, LATE, np.inf, drain=True) for row, one in enumerate(nodes.nodes) if not one.available]
     options = ReplayOptions(network=network, generic=True, quotas=quotas, reservations=booked, failures=away)
     world = world_of(trace, pool, rule, options)
@@ -178,7 +195,10 @@ def first_decision(
         walk.costs.load.uses["next"][-1] = -1
     walk.costs.since[-1] = 0.0  # the last waits for no better place
     size = np.array([v.spec.gpus for v in pending])
-    keys = {"fifo": 0 * size, "sjf": np.array(limit[:first]), "ljf": -size}[policy.order]
+    keys = {"sjf": np.array(limit[:first]), "ljf": -size}.get(policy.order, 0 * size)
+    for leaf, of in zip(walk.queue.leaf, user, strict=True):
+        held = sum(job.allocation.gpus for job in running if job.user == users[of])
+        walk.queue.users[leaf] = 3600.0 * snap.usage.get(users[of], 0.0), LATE, held, 0
     order = [*np.lexsort(([v.id for v in pending], submit[:first], keys)).tolist(), jobs - 1]
     order = [job for job in order if sim.state["status"][job] != NEVER]
     walk.waiting[: len(order)], walk.size[0] = order, len(order)
@@ -265,7 +285,7 @@ def test_a_job_waits_for_one_rack_that_is_reserved_for_now_live_as_in_a_replay()
 @example(beside_a_maintenance(), 1, "fifo", 0, None, True)
 @example(beside_a_node_away(), 1, "fifo", 0, None, False)
 @given(
-    states(), st.sampled_from([1, 3]), st.sampled_from(["fifo", "sjf", "ljf"]), st.integers(0, 3),
+    states(), st.sampled_from([1, 3]), st.sampled_from(["fifo", "sjf", "ljf", "fairshare"]), st.integers(0, 3),
     st.sampled_from([None, 1, 3]), st.booleans(),
 )  # fmt: skip
 def test_topology_agents_decide_live_as_in_a_replay(
@@ -279,7 +299,8 @@ def test_topology_agents_decide_live_as_in_a_replay(
     more = [changed(job, id=f"{job.id}.{i}", submit_time=job.submit_time - i) for job, i in more]
     snap = changed(snap, pending=(*snap.pending, *more))
     (behind,) = snap.policies.values()
-    asked = by_agents(changed(snap, policies={"p": changed(behind, order=order)}), schedulers)
+    behind = changed(behind, order=order, backfill=behind.backfill.replace("conservative", "easy"))
+    asked = by_agents(changed(snap, policies={"p": behind}), schedulers)
     (policy,) = asked.policies.values()
     asked = changed(asked, policies={"p": changed(policy, placement_wait_s=behind.placement_wait_s)})
     numbers = untrained(0) if seed == 0 else np.random.default_rng(seed).normal(0, 0.5, vector_size(SHAPES))

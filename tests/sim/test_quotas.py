@@ -161,11 +161,12 @@ def test_conservative_backfill_and_srtf_go_as_the_reference(kind, name, world, p
     assert_as_reference(result, reference)
 
 
-@pytest.mark.parametrize("mode", ["skip", "easy"])
-@given(bounded(), st.sampled_from(["best-fit", "rack"]))
-@settings(max_examples=25, deadline=None)
-def test_where_placement_costs_nothing_jobs_start_as_without_costs(mode, world, place):
-    """The run that knows costs has queues of its own, by request and limits."""
+@pytest.mark.parametrize("mode", ["skip", "easy", "conservative"])
+@pytest.mark.parametrize("order", ["fifo", "fairshare", "wfp3"])
+@given(bounded(), st.sampled_from(["best-fit", "rack", "spread"]))
+@settings(max_examples=15, deadline=None)
+def test_where_placement_costs_nothing_jobs_start_as_without_costs(order, mode, world, place):
+    """The run that knows costs has queues of its own, by request and limits, or walks the queue by live passes."""
     jobs, nodes, _, of = world
     trace, pool, _ = inputs(jobs, nodes, [])
     trace = replace(trace, nodes=np.array([j.parts for j in BoundedReference(jobs, nodes).jobs], np.int64))
@@ -173,7 +174,7 @@ def test_where_placement_costs_nothing_jobs_start_as_without_costs(mode, world, 
     model.kinds["compute"] = 1.0
     names = tuple(f"n{i}" for i in range(len(nodes)))
     free = PlacementNetwork(tree_of(Topology(), names), model, np.zeros(len(jobs), np.int64), hold_s=np.inf)
-    name, options = "fifo" + MODES[mode], {"placement": place, "quotas": QuotaSet(of)}
+    name, options = order + MODES.get(mode, f"+{mode}"), {"placement": place, "quotas": QuotaSet(of)}
     plain, costly = replay(trace, pool, name, **options), replay(trace, pool, name, network=free, **options)
     np.testing.assert_array_equal(plain.start, costly.start)
     np.testing.assert_array_equal(plain.end, costly.end)

@@ -70,7 +70,11 @@ def test_contention_says_where_it_can_only_be_blind(place: Place) -> None:
     ("words", "said"),
     [
         (("--placement", "naive"), "fifo-skip (placement naive) cannot be replayed with placement costs"),
-        (("-P", "fifo+conservative"), "fifo+conservative (placement best-fit) cannot be replayed with placement costs"),
+        (
+            ("-P", "fifo+conservative", "--placement", "contention"),
+            "fifo+conservative (placement contention) cannot be replayed with placement costs",
+        ),
+        (("-P", "las"), "las (placement best-fit) cannot be replayed with placement costs"),
         (("--placement", "rack", "-N", "2"), "the topology names none of the nodes"),
         (("--placement", "rack", "--share", "pairs"), "what placement costs goes with no other speeds"),
     ],

@@ -187,7 +187,7 @@ def runner(world: SimWorld, prepared: TopologyWeights) -> tuple[SimWorld, Topolo
     """Return the run of one replay.
 
     Raises:
-        UsageError: Placement costs nothing there, or is another rule's; the policy's order changes.
+        UsageError: Placement costs nothing there, or is another rule's.
     """
     policy, spec = world.policy, world.policy.spec
     if world.options.network is None:

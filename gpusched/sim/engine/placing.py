@@ -21,8 +21,8 @@ from gpusched.sched.topology.tree import NetworkTree
 from gpusched.sim.engine.ledger import exceeds_limit, usage_expired
 from gpusched.sim.engine.state import CHANGED, ENDED, Passes, Sim, shape_request
 
-DRAWN, BALANCED, ALIGNED, FEWEST, ONE_RACK, RACK_WAIT, CHEAPEST, FIRST = range(8)
-TRY = (FIRST_FIT, SPREAD, SPREAD, BEST_FIT, RACK, RACK, BEST_FIT, FIRST_FIT)
+DRAWN, BALANCED, ALIGNED, FEWEST, ONE_RACK, RACK_WAIT, CHEAPEST, FIRST, SPREAD_OUT = range(9)
+TRY = (FIRST_FIT, SPREAD, SPREAD, BEST_FIT, RACK, RACK, BEST_FIT, FIRST_FIT, SPREAD)
 # positions in Placing.at: node events so far; 1: a job that outlasts a shadow has started, beside which other nodes may
 # suit the first better
 EVENTS, MOVES = 0, 1
@@ -61,9 +61,9 @@ class PlacingState(NamedTuple):
     Attributes:
         rule: DRAWN: a way and nodes are drawn; BALANCED: the most nodes, those with the most free GPUs; ALIGNED: the
             largest job first, on the nodes with the most free GPUs; FEWEST: the fewest nodes, best fit; FIRST: these,
-            first fit; ONE_RACK: the fewest nodes, in one rack if one has room; RACK_WAIT: the same, and waits for its
-            first way; CHEAPEST: by
-            the model, see `sched.topology.contention`, and waits where that costs less than it does.
+            first fit; SPREAD_OUT: these, those with the most free GPUs; ONE_RACK: the fewest nodes, in one rack if one
+            has room; RACK_WAIT: the same, and waits for its first way; CHEAPEST: by the model, see
+            `sched.topology.contention`, and waits where that costs less than it does.
         wait_s: RACK_WAIT: a job waits for its first way no longer. most_wait_s: CHEAPEST: nor for a cheaper place.
         patience_s: CHEAPEST: a place that makes a job twice as long is taken after it has waited so long; one that
             costs half of that after a quarter of the time; any by the first of all after ``hold_s``.
@@ -73,7 +73,7 @@ class PlacingState(NamedTuple):
         classes: ``CLASS[classes]``. queues: ``QUEUE[queues]``, of every partition.
         wake: ``float64[1]``: when to look again. at: ``int64[2]``: see EVENTS, MOVES.
         order: Room for classes in order. fits: ``int64[ways]``: room.
-        backfill: SKIP or EASY; NONE where the queue is walked.
+        backfill: SKIP or EASY; NONE and CONSERVATIVE where the queue is walked.
         usable: ``int64[nodes]``: GPUs of the nodes that are well, by which ``ways`` are now.
     """
 

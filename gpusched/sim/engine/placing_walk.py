@@ -12,10 +12,11 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
-from gpusched.sched.sorting import stable_order
+from gpusched.sched.sorting import by_priority, stable_order
 from gpusched.sched.state import POLICY, SKIP, ClusterState, Ints, PassOutcome
 from gpusched.sched.topology.contention import set_excess
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
+from gpusched.sim.engine.generic import PLAIN, SimQueue, dequeue_started, ordered, update_queue
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import (
     ALIGNED,
@@ -29,8 +30,8 @@ from gpusched.sim.engine.placing import (
     recheck,
     update_ways,
 )
-from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of
-from gpusched.sim.engine.state import DECIDE, READY, RUNNING, EventLog, Passes, Sim
+from gpusched.sim.engine.queue import start_granted, state_of
+from gpusched.sim.engine.state import DECIDE, RUNNING, EventLog, Passes, Sim
 
 
 class Walk(NamedTuple):
@@ -40,13 +41,15 @@ class Walk(NamedTuple):
         placing: Rule, ways and classes. Of a class ``head`` is the first job that waits; its other lists stay empty.
         costs: Of the jobs, on the engine's own links.
         alone: ``int64[ways]``: the request of a way without the looser ones behind it.
-        waiting: ``int64[jobs]``: waiting jobs by rank; ``size[0]`` of them.
+        queue: The waiting jobs, their users, and the order.
+        waiting: ``int64[jobs]``: the queue's waiting jobs by rank; ``size[0]`` of them.
         outcome: Where the pass writes.
     """
 
     placing: PlacingState
     costs: Costs
     alone: Ints
+    queue: SimQueue
     waiting: Ints
     size: Ints
     outcome: PassOutcome
@@ -66,8 +69,7 @@ def decide_walk(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> int:
 @jit
 def begin_walk(sim: Sim, passes: Passes, walk: Walk) -> None:
     """Add arrived jobs to the waiting ones, and update what is best for them."""
-    for i in range(sim.counter[READY]):
-        enter(sim, walk.waiting, walk.size, sim.ready[i])
+    update_queue(sim, passes, walk.queue)
     _set_heads(walk)
     if update_ways(sim, passes, walk.placing):
         costs = walk.costs
@@ -81,7 +83,7 @@ def begin_walk(sim: Sim, passes: Passes, walk: Walk) -> None:
 @jit
 def end_walk(sim: Sim, walk: Walk) -> int:
     """Remove started jobs from the waiting ones."""
-    remove_running(sim, walk.waiting, walk.size)
+    dequeue_started(sim, walk.queue, walk.waiting[: walk.size[0]].copy())
     _set_heads(walk)
     end_pass(sim, walk.placing)
     return DECIDE
@@ -122,6 +124,8 @@ def jobs_behind(sim: Sim, walk: Walk, queue: int, waiting: Ints, held: int) -> I
     of = walk.placing
     rest, count = waiting[held + 1 :], 0
     if held >= 0 and sim.state[waiting[held]]["status"] != RUNNING:
+        if walk.queue.order != PLAIN:
+            return rest[:0]
         of.queues[queue]["held"] = sim.jobs[waiting[held]]["rank"]
         for job in rest:
             if sim.jobs[job]["rank"] < of.queues[queue]["held"]:
@@ -134,14 +138,14 @@ def jobs_behind(sim: Sim, walk: Walk, queue: int, waiting: Ints, held: int) -> I
 @jit
 def _ordered(sim: Sim, walk: Walk, queue: int) -> Ints:
     """Return the partition's waiting jobs, first to last."""
-    of, count = walk.placing, 0
-    own, keys = np.empty(walk.size[0], np.int64), np.empty(walk.size[0], np.int64)
-    for i in range(walk.size[0]):
-        job = walk.waiting[i]
-        if of.classes[of.of[job]]["queue"] == queue and sim.jobs[job]["rank"] <= of.queues[queue]["held"]:
+    of, count, waiting = walk.placing, 0, ordered(sim, walk.queue, queue)
+    own, keys = np.empty(waiting.size, np.int64), np.empty(waiting.size, np.int64)
+    for job in waiting:
+        if sim.jobs[job]["rank"] <= of.queues[queue]["held"]:
             own[count], keys[count] = job, -of.classes[of.of[job]]["gpus"]
             count += 1
-    return own[:count] if of.rule != ALIGNED else own[:count][stable_order(keys[:count])]
+    own = own[:count]
+    return own if of.rule != ALIGNED else by_priority(own[stable_order(keys[:count])], walk.queue.priority)
 
 
 @jit
