@@ -69,11 +69,11 @@ _I8, _F8 = np.int64, np.float64
 
 # Waiting jobs, then running, besides `sim.engine.state.JOB`. partition: index into QUEUE. rank: place in its order.
 # level: class of its priority, 0 the highest. user: index into USER. gpus: of the whole job; with MIG slices
-# in the queue their parts (`model.slicetables.GPU_PARTS`), as usage and holdings of users. settles: its request
+# in the queue their parts (`model.slicetables.GPU_PARTS`), as usage and holdings of users. relaxed: its request
 # (index into `Requests`) once it has waited for better nodes long enough. kind, settled: index into KIND, of its
 # request now, and then. next: the next of its kind that waits, or -1.
 QUEUED = np.dtype(
-    [(n, _I8) for n in ("partition", "rank", "level", "user", "gpus", "settles", "kind", "settled", "next")]
+    [(n, _I8) for n in ("partition", "rank", "level", "user", "gpus", "relaxed", "kind", "settled", "next")]
 )
 # kind, kind_stop: rows of KIND. fair: ordered by users' usage. priced: placed by placement cost.
 QUEUE = np.dtype([(n, _I8) for n in ("rule", "backfill", "fair", "priced", "kind", "kind_stop", "waiting")])
@@ -255,7 +255,7 @@ def _relax_requests(sim: Sim, jobs: QueueJobs, arrays: QueueArrays) -> None:
         of, waits = arrays.jobs[job], sim.state[job]["status"] == WAITING
         if waits:
             _leave(arrays, job)
-        jobs.shape[job], of["kind"] = of["settles"], of["settled"]
+        jobs.shape[job], of["kind"] = of["relaxed"], of["settled"]
         _relax_links(arrays.placing, job)
         if waits:
             _enter(sim, arrays, job)
