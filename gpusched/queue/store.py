@@ -247,7 +247,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over one node, job and time bucket; ``job_id`` "": unallocated GPUs.
 
     Attributes:
-        bucket: Begin of the time bucket (Unix seconds).
+        bucket: Start of the time bucket (Unix seconds).
         gpu_s: GPU seconds.
         energy_j: Measured joules. energy_unknown_s: GPU seconds without a measurement of energy.
         util_s: Integral of utilization (0..1) over the ``util_known_s`` GPU seconds with a measurement.
@@ -271,7 +271,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageSum(NamedTuple):
-    """Usage of one user on all nodes in one bin of time (its begin, Unix seconds); ``user`` "": unallocated GPUs."""
+    """Usage of one user on all nodes in one bin of time (its start, Unix seconds); ``user`` "": unallocated GPUs."""
 
     bin: int
     user: str

@@ -214,7 +214,7 @@ class Stepper:
         whose node fails, if that is not its first, it goes on as far as its least size.
 
         Raises:
-            UsageError: The job may not have that size (`ReplayOptions.elastic`), nothing says how fast it goes then, it
+            UsageError: The job may not have that size (`ReplayOptions.elastic`), its speed then is unknown, it
                 neither waits nor runs, or has only just started; or the nodes are not what it needs.
         """
         state = self._world.sim.state[job]

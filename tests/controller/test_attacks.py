@@ -252,11 +252,11 @@ COMMANDS = [
     sends("forge an audit entry", "add entries to the audit log", lambda p: c.RecordAudit(time=NOW, action="exec")),
     sends("forge one about another", "add entries", lambda p: c.RecordAudit(
         time=NOW, action="exec", uid=ALICE, user="alice")),
-    sends("pose as a job's request", "only the controller passes on", lambda p: c.RelayedCommand(
+    sends("pose as a job's request", "only the controller forwards", lambda p: c.RelayedCommand(
         time=NOW, job_id=p.runs, attempt=1, act="cancel", job_ids=(p.waits,))),
-    sends("requeue as a job", "only the controller passes on", lambda p: c.RelayedCommand(
+    sends("requeue as a job", "only the controller forwards", lambda p: c.RelayedCommand(
         time=NOW, job_id=p.runs, attempt=1, act="requeue", job_ids=(p.waits,))),
-    sends("submit as another's job, for its secrets", "only the controller passes on", lambda p: c.Submit(
+    sends("submit as another's job, for its secrets", "only the controller forwards", lambda p: c.Submit(
         time=NOW, id=fresh_id(NOW), spec=spec(secret_names=("TOKEN",)), asked_by=p.waits)),
     sends("take another's id", "already exists", lambda p: c.Submit(time=NOW, id=p.waits, spec=spec())),
     sends("a secret without its name", "secrets named and secrets passed differ", lambda p: c.Submit(

@@ -267,7 +267,7 @@ def _as_another_user(state: Path) -> int:
             Reader.open(state)
             os._exit(0)
         except GpuschedError as error:
-            os._exit(3 if "cannot be read by you" in error.line() and "settings.shared" in error.line() else 4)
+            os._exit(3 if "no permission to read" in error.line() and "settings.shared" in error.line() else 4)
         finally:
             os._exit(2)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -156,7 +156,7 @@ def test_speeds_are_relative_to_what_was_recorded():
         ("s.json", '{"alexnet_1": {"tput": [[1]]}}', "alexnet_1.tput"),
         ("s.json", json.dumps({"alexnet": {"tput": []}}), "found 'alexnet', expected Synergy's"),
         ("s.json", json.dumps({"a_1": {"tput": [[1, 1, 1, "x", 1]] * 9}}), "found 'x', expected a relative throughput"),
-        ("s.json", json.dumps({"a_1": {"tput": [[0, 0.1, 0, 0]] * 9}}), "no figure above 0.1"),
+        ("s.json", json.dumps({"a_1": {"tput": [[0, 0.1, 0, 0]] * 9}}), "no value above 0.1"),
         ("notes.md", "x", "not recognized as a file of measurements"),
     ],
 )

@@ -115,7 +115,7 @@ def test_without_figures_only_whoever_says_so_goes_in_proportion():
     assert stepper.now == 10.0
     stepper = Stepper(trace, Pool.uniform(1, 8), ReplayOptions(elastic=ResizableJobs(**bounds)))
     stepper.advance()
-    with pytest.raises(UsageError, match="nothing measured"):
+    with pytest.raises(UsageError, match="was not measured"):
         stepper.resize(0, 8)
 
 
@@ -143,7 +143,7 @@ def test_it_goes_by_its_cores_and_memory():
     rates = replace(RATES, profiles=replace(RATES.profiles, sensitivity={"m": Thirsty()}))
     as_recorded, note = alone(trace, pool, TargetSize(2, 4, 100), rates=rates)
     assert as_recorded == 40.0
-    assert "changes of size" not in note, "at its own size it goes as recorded"
+    assert "after resizes" not in note, "at its own size it goes as recorded"
     assert alone(trace, pool, TargetSize(2, 8, 100), rates=rates)[0] == 20.0
     assert alone(trace, pool, TargetSize(2, 8, 200), rates=rates)[0] == 10.0
     assert alone(trace, pool, TargetSize(2, 2, 100), rates=rates)[0] == 80.0

@@ -76,7 +76,7 @@ def test_neighbours_slow_each_other_down_while_they_are_there():
     trace = with_models(fractions([0, 4], [10, 2], [500, 500]), "mn")
     result = replay(trace, Pool.uniform(1, 1, gpu_type="A"), "fifo", share="fractions", rates=RATES)
     assert result.end.tolist() == [11, 6]  # m does 1 of its seconds of work in the two that n is there
-    assert not any("nothing measured says how" in note for note in result.notes)
+    assert not any("shared a GPU" in note for note in result.notes)
     unknown = with_models(fractions([0, 4], [10, 2], [500, 500]), "nn")
     result = replay(unknown, Pool.uniform(1, 1, gpu_type="A"), "fifo", share="fractions", rates=RATES)
     assert result.end.tolist() == [10, 6]

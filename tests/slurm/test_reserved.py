@@ -194,7 +194,7 @@ def test_with_an_account_of_its_own_the_lease_is_booked_on_nobody(beside: Beside
         load_inventory(beside.cluster.inventory), beside.cluster.state, {"A100": SlurmMode.DECIDE}, None, time.time()
     )
     (accounts,) = [f for f in found if f.check == "accounts"]
-    assert (accounts.status, "booked on account root" in accounts.message) == ("warn", True)
+    assert (accounts.status, "charged to account root" in accounts.message) == ("warn", True)
     site.run(["sacctmgr", "-i", "add", "account", "gpusched"])
     try:
         beside.run()

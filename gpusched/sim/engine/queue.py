@@ -21,7 +21,7 @@ def state_of(sim: Sim, passes: Passes, outcome: PassOutcome) -> ClusterState:
 @jit
 def enter(sim: Sim, waiting: Ints, size: Ints, job: int) -> None:
     """Insert a job into the queue by its rank."""
-    # From the end: most jobs arrive with the highest rank so far.
+    # From the end, which is where jobs belong under first come, first served.
     at, rank = size[0], sim.jobs[job]["rank"]
     while at > 0 and sim.jobs[waiting[at - 1]]["rank"] > rank:
         waiting[at] = waiting[at - 1]

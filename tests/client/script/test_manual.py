@@ -158,7 +158,7 @@ def test_mpi_that_srun_will_refuse_is_told_at_submission(site: Site) -> None:
     assert done.code == 0
     assert [line for line in done.err.splitlines() if "mpi" in line] == [
         "gpusched: train.sh:5: srun --mpi=pmix will be refused: srun provides no PMI here; start MPI "
-        "programs with mpirun, or say --mpi=none"
+        "programs with mpirun, or use --mpi=none"
     ]
 
 

@@ -380,5 +380,5 @@ def test_why_tells_of_the_better_place_that_a_job_waits_for(knowing: Path, store
         told["expected_start"]["assumptions"]
     )
     assert told["expected_start"]["nodes"] == ["n0", "n1"], "when the first job ends, not when its patience does"
-    assert "waits for a better place: " not in dry_run("never-seen")
-    assert "waits for a better place: " not in dry_run("gpt-9", "--placement-wait", "0")
+    assert "waits for a better place until" not in dry_run("never-seen")
+    assert "waits for a better place until" not in dry_run("gpt-9", "--placement-wait", "0")
