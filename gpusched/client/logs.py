@@ -206,8 +206,12 @@ class _Output:
         if path.exists() and not os.access(path, os.R_OK) and relay.is_needed(self._client):
             try:
                 kept = tempfile.TemporaryFile()
-                kept.writelines(relay.stream(self._client, KeptLog(job=self._job.id, attempt=attempt, rank=rank)))
-                kept.seek(0)
+                try:
+                    kept.writelines(relay.stream(self._client, KeptLog(job=self._job.id, attempt=attempt, rank=rank)))
+                    kept.seek(0)
+                except BaseException:
+                    kept.close()
+                    raise
             except OSError as error:
                 why = f"the output cannot be kept in a temporary file: {error.strerror or error}"
                 raise GpuschedError(why, "set TMPDIR to a folder with more space") from None

@@ -67,5 +67,10 @@ def require_input(path: Path) -> None:
     """Raise `UsageError` for what is not there, and for pipes and devices, where a file is read more than once."""
     if not path.exists():
         raise UsageError(f"{path}: No such file or directory")
-    if not (path.is_file() or path.is_dir()):
+    refuse_pipe(path)
+
+
+def refuse_pipe(path: Path) -> None:
+    """Raise `UsageError` for a pipe or device."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
         raise UsageError(f"{path}: a pipe or device, not a file", "write it to a file first")

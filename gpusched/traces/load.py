@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from gpusched.config.openers import require_input
+from gpusched.config.openers import refuse_pipe
 from gpusched.config.plugins import OURS, components
 from gpusched.errors import GpuschedError, UsageError, Warnings
 from gpusched.traces.trace import Trace
@@ -70,10 +70,12 @@ def resolve(path: Path, format: str | None = None) -> tuple[str, Path]:
 
         raise UsageError(f"no trace format '{format}'{did_you_mean(format, components('traces'))}")
     try:
-        require_input(path)
+        refuse_pipe(path)
         if path.is_dir():
             return find_in_folder(path, format)
         name = format or detect_format(path) or _claimed(path)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: No such file or directory") from None
     except (OSError, ValueError) as error:
         raise GpuschedError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if name is None:

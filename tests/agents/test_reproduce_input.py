@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("topology --topology 16x4 --nic 400G", "--nic needs a file of nodes"),
         ("topology --topology tiny.yaml --nic fast", "--nic: found 'fast', expected a rate; such as 100G"),
         ("topology --topology tiny.yaml --gpus-per-node 0", "--gpus-per-node must be at least 1, found 0"),
-        ("topology --table none.csv", "none.csv: found"),
+        ("topology --table none.csv", "none.csv: No such file"),
         ("topology --table wrong.csv", "wrong.csv:2: found"),
         ("topology --table half.csv", "half.csv: found no ('b', 2, 2) beside ('a', 2, 2)"),
     ],

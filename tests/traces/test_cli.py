@@ -76,4 +76,4 @@ def test_help_and_mistakes(run: Type) -> None:
     code, _, errors = run("improt")
     assert (code, errors.count("\n")) == (2, 1)
     code, text, _ = run("stats", "/nonexistent", "--json")
-    assert (code, list(json.loads(text))) == (1, ["error"])
+    assert (code, list(json.loads(text))) == (2, ["error"])
