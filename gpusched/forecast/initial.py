@@ -202,7 +202,8 @@ def initial_state_of(
     # Running jobs are there from the beginning; each draw sets when they end (`QueueForecast`).
     state["status"], state["start"] = RUNNING, snapshot.now  # from when on it counts for limits
     if sharers is not None:
-        sim = sim._replace(pace=pace_of(snapshot, views, world, sharers, engine, count + first))
+        pace, pairs = pace_of(snapshot, views, world, sharers, engine, count + first)
+        sim = sim._replace(pace=pace, pairs=pairs)
     sim.held[len(sim.held) - len(known) :] = known
     sim.counter[ARRIVED], sim.counter[RUNS], sim.counter[PARTS] = len(jobs), len(held), len(known)
     tree = tree_of(snapshot.groups, [*map(split_leaf, names)])

@@ -59,7 +59,6 @@ from gpusched.sim.engine.state import (
     READY,
     WAITING,
     EventLog,
-    Pace,
     Paired,
     Passes,
     Sim,
@@ -349,7 +348,7 @@ def decide_partition(sim: Sim, log: EventLog, passes: Passes, arrays: QueueArray
     arrays.counter[WORK] += _PASS_WORK
     if of["fair"] != 0:
         rank_users(arrays.tree, arrays.users, sim.clock[0], sim.clock[2])
-    release_pairs_once(sim.pace, sim, passes.releases)
+    release_pairs_once(sim.pairs, sim, passes.releases)
     if _find_candidates(arrays, passes.jobs, passes.requests, partition):
         state = state_of(sim, passes, outcome)
         outcome.total[:] = 0
@@ -364,7 +363,7 @@ def decide_partition(sim: Sim, log: EventLog, passes: Passes, arrays: QueueArray
         _mark_closed(passes.scratch.calendar, arrays)
         _leave_started(sim, arrays)
         start_granted(sim, log, outcome, None)
-    _pair_up(sim.pace, sim, log, passes, arrays, partition)
+    _pair_up(sim.pairs, sim, log, passes, arrays, partition)
 
 
 @jit
@@ -386,25 +385,25 @@ def _leave_started(sim: Sim, arrays: QueueArrays) -> None:
 
 
 @jit
-def _pair_up(pace: Pace | None, sim: Sim, log: EventLog, passes: Passes, arrays: QueueArrays, partition: int) -> None:
+def _pair_up(
+    pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, arrays: QueueArrays, partition: int
+) -> None:
     """Start jobs that the partition's own pass left waiting beside running ones."""
-    if pace is None:
+    if pairs is None:
         return
     outcome = arrays.outcome
-    queue = _pairing_candidates(pace.pairs, sim, passes, arrays, partition)
+    queue = _pairing_candidates(pairs, sim, passes, arrays, partition)
     if queue.size == 0:
         return
     outcome.total[:] = 0
-    pair_up(pace, sim, log, passes, outcome, queue)
+    pair_up(pairs, sim, log, passes, outcome, queue)
     _leave_started(sim, arrays)
     update_started_fit(arrays, sim.resources, passes.requests, passes.jobs.masks)
 
 
 @jit
-def _pairing_candidates(pairs: Paired | None, sim: Sim, passes: Passes, arrays: QueueArrays, partition: int) -> Ints:
+def _pairing_candidates(pairs: Paired, sim: Sim, passes: Passes, arrays: QueueArrays, partition: int) -> Ints:
     """Return waiting jobs that may share, and the first of each kind, which includes the head; in order."""
-    if pairs is None:
-        return np.empty(0, np.int64)
     queue, count = in_order(arrays, partition), 0
     for job in queue:
         if pairs.row[job] >= 0 or arrays.kinds[arrays.jobs[job]["kind"]]["first"] == job:

@@ -27,10 +27,10 @@ def sharers_of(snapshot: Snapshot, views: Sequence[PendingView]) -> dict[str, Sh
 def pace_of(
     snapshot: Snapshot, views: Sequence[PendingView], world: NodeArrays, sharers: Mapping[str, Sharer], jobs: Records,
     running: Ints,
-) -> Pace:  # fmt: skip
-    """Return job speeds beside others; ``running``: each running job's index in ``jobs``, after the views.
+) -> tuple[Pace, Paired]:  # fmt: skip
+    """Return job speeds beside others, and who may share.
 
-    Limits bind the time that jobs run, as live.
+    ``running``: each running job's index in ``jobs``, after the views. Limits bind the time that jobs run, as live.
     """
     parties: list[Party | None] = [None] * len(jobs)
     for at, one in parties_of(enumerate(views)).items():
@@ -47,5 +47,5 @@ def pace_of(
         if mate >= 0:
             runs[at]["mate"], runs[at]["split"], place = mate, mate, kind[world.row[sharers[name].node]]
             runs[at]["rate"] = speed[place, row[at], 1 + row[mate]]
-    pairs, none = Paired(lost, row, False, np.zeros(1, np.int64)), np.zeros(0, np.int64)
-    return Pace(runs, speed, kind, np.zeros(0, SLOT), none, none, pairs, None)
+    none = np.zeros(0, np.int64)
+    return Pace(runs, speed, kind, np.zeros(0, SLOT), none, none), Paired(lost, row, False, np.zeros(1, np.int64))

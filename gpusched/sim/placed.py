@@ -152,13 +152,11 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     world.sim.jobs["offset"] = np.cumsum(most) - most
     # Jobs of no class never run, so that their load on links stays 0.
     gpus = np.where(of >= 0, trace.gpus, 0)
-    pace = world.sim.pace
-    assert pace is not None
     load = new_load(tree, network.kind, gpus, np.append(ways.best, 1.0)[of], _uses(world, tree))
     links = Links(tree, network.model, load, new_use(tree), np.zeros(len(tree.weight)), np.zeros(len(trace), np.int64))
     passes = world.passes
     world = world._replace(
-        sim=world.sim._replace(held=np.full(int(most.sum()), -1, np.int64), pace=pace._replace(links=links)),
+        sim=world.sim._replace(held=np.full(int(most.sum()), -1, np.int64), links=links),
         passes=passes._replace(
             jobs=passes.jobs._replace(shape=demand.shape.copy()), releases=_releases(world, most) or passes.releases
         ),
@@ -258,7 +256,7 @@ def _with_requests(world: SimWorld, shapes: Records, looser: Ints | None = None)
 
 def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
     """Return the same for passes that walk the queue: the ways of each class as a chain of requests, as live."""
-    ways, pace, sim = of.ways, world.sim.pace, world.sim
+    ways, sim, links = of.ways, world.sim, world.sim.links
     looser, base, known = [-1] * len(sim.shapes), list(range(len(sim.shapes))), dict[tuple[int, int], int]()
     chain = ways.shape.copy()
     for first, last in pairwise(ways.first.tolist()):
@@ -280,9 +278,7 @@ def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
         )
     )
     network = world.options.network
-    assert pace is not None
     assert network is not None
-    links = pace.links
     assert links is not None
     classes, laid_out, sure = len(of.classes), ways._replace(shape=chain), network.sure or network.model
     sure_ways = _ways(world, ways.kind, [ways.shape[a:b].tolist() for a, b in pairwise(ways.first.tolist())], sure)

@@ -211,10 +211,8 @@ def with_lost_ranks(world: SimWorld, made: ResizedShapes) -> SimWorld:
             except UsageError:  # it cannot have this size, or its speed there is unknown
                 continue
             shape[job, count - 1], own[job, count - 1] = found, own_speed(world.trace, job, count * rank)
-    pace = world.sim.pace
-    assert pace is not None
     of = Ranks(fewest, shape, row, own, pauses(world.trace), np.full(jobs, np.inf), np.zeros(jobs, np.int64))
-    return world._replace(sim=world.sim._replace(pace=pace._replace(ranks=of)))
+    return world._replace(sim=world.sim._replace(ranks=of))
 
 
 def with_own_requests(world: SimWorld) -> tuple[SimWorld, Ints]:

@@ -30,7 +30,7 @@ from gpusched.agents.maifs.learn import learn as learn_weights
 from gpusched.agents.maifs.network import SHAPES as WEIGHTS
 from gpusched.agents.maifs.network import agent_of, untrained, with_power
 from gpusched.agents.maifs.reproduce import QUICK, result_of, weights_of
-from gpusched.agents.maifs.rules import SizingRule, decide
+from gpusched.agents.maifs.rules import decide
 from gpusched.agents.maifs.train import WeightChoice
 from gpusched.agents.maifs.workloads import WEEK_S, MaifsJobs, draw, read_arrivals
 from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, new_run, world_of
@@ -142,7 +142,7 @@ def test_first_come_first_served_is_exact() -> None:
     played = simulate(
         w := tiny((0.0, 3, 1000.0), (10.0, 3, 500.0), (20.0, 3, 100.0)),
         exact_estimates(w.truth),
-        SizingRule(rules.PROPORTIONAL_RULE),
+        rules.PROPORTIONAL_RULE,
     )
     assert played.jct == pytest.approx([1000.0, 550.0, 640.0])
     assert played.makespan == pytest.approx(1000.0)
@@ -153,7 +153,7 @@ def test_first_come_first_served_is_exact() -> None:
 def test_rules_fill_the_group_with_the_fewest_gpus_left(rule: int) -> None:
     # 4 GPUs and 1 on one of two nodes, each a group, so that 8 go on the other at once.
     world = tiny((0.0, 2, 1000.0), (10.0, 0, 1000.0), (20.0, 3, 100.0), groups=2)
-    assert simulate(world, exact_estimates(world.truth), SizingRule(rule)).jct == pytest.approx([1000.0, 1050.0, 140.0])
+    assert simulate(world, exact_estimates(world.truth), rule).jct == pytest.approx([1000.0, 1050.0, 140.0])
 
 
 def test_a_job_that_is_moved_or_resized_pays_for_its_restart() -> None:
@@ -161,7 +161,7 @@ def test_a_job_that_is_moved_or_resized_pays_for_its_restart() -> None:
     (run, course), known = new_run(world.jobs), exact_estimates(world.truth)
     progress = run.progress
     assert run.next_round()
-    plan = decide(world, course, known, run.active, SizingRule(rules.PROPORTIONAL_RULE))
+    plan = decide(world, course, known, run.active, rules.PROPORTIONAL_RULE)
     apply(world, course, plan)
     assert course.since[0] == 0.0
     assert run.next_round()
@@ -190,9 +190,9 @@ def test_nobody_gets_more_than_there_is_or_than_its_bounds(name: str) -> None:
         there = run.active
         serve(world, course)
         if mode is None:
-            plan = decide(world, course, known, there, SizingRule(rule))
+            plan = decide(world, course, known, there, rule)
         else:
-            plan = plan_of(beliefs, agent, MaifsRun(world, course, beliefs.known, SizingRule(0), beliefs, agent, mode))
+            plan = plan_of(beliefs, agent, MaifsRun(world, course, beliefs.known, 0, beliefs, agent, mode))
         used, placed = np.zeros_like(world.jobs.node), np.flatnonzero(plan.point >= 0)
         points, jobs = plan.point[placed], there[placed]
         row, place = np.nonzero(plan.node[placed] >= 0)
@@ -272,7 +272,7 @@ def test_a_running_job_tells_its_speed_once_for_what_it_has() -> None:
     (run, course), beliefs = new_run(world.jobs), new_beliefs(world.truth, 0.0)
     for times in (0, 1, 1):
         assert run.next_round()
-        plan = decide(world, course, exact_estimates(world.truth), run.active, SizingRule(rules.PROPORTIONAL_RULE))
+        plan = decide(world, course, exact_estimates(world.truth), run.active, rules.PROPORTIONAL_RULE)
         apply(world, course, plan)
         record_speeds(world, course, beliefs, run.active, 0.0)
         assert beliefs.speeds.times.sum() == times

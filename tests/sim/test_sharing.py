@@ -222,7 +222,7 @@ def first_decision(modes, has, waits, backfill):
     world = world_of(trace, pool, policy, ReplayOptions(believed=believed, generic=True))
     sim, queue, log = world.sim, new_queue(world), log_of(world)
     names = list(pool.names)
-    sim.pace.pairs.parted[0] = 1
+    sim.pairs.parted[0] = 1
     for row, one in enumerate(has):
         node, other, used = names.index(one.node), partner(has, one), world.passes.releases.used
         sim.held[sim.jobs["offset"][row]] = node

@@ -113,6 +113,9 @@ def cluster_view(sim: Sim, c: int) -> Sim:
         sim.chosen,
         sim.pace,
         sim.ledger,
+        sim.links,
+        sim.pairs,
+        sim.ranks,
     )
 
 

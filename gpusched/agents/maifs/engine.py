@@ -9,7 +9,7 @@ import numpy as np
 from gpusched.agents.maifs.beliefs import Beliefs, new_beliefs, record_speeds
 from gpusched.agents.maifs.joint import GRAPH, JointDecision, fill, new_plan, same_nodes
 from gpusched.agents.maifs.network import MaifsWeights, agent_of, set_weights
-from gpusched.agents.maifs.rules import GREEDY, SizingRule, decide
+from gpusched.agents.maifs.rules import GREEDY, decide
 from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates, new_run, problem_of
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats
@@ -29,7 +29,7 @@ class MaifsRun(NamedTuple):
     world: MaifsWorld
     states: JobStates
     known: SpeedEstimates
-    rule: SizingRule
+    rule: int
     beliefs: Beliefs | None = None
     agent: MaifsWeights | None = None
     mode: int = GRAPH
@@ -37,7 +37,7 @@ class MaifsRun(NamedTuple):
     most: int = 1 << 40
 
 
-def simulate(world: MaifsWorld, known: SpeedEstimates, rule: SizingRule) -> RoundsResult:
+def simulate(world: MaifsWorld, known: SpeedEstimates, rule: int) -> RoundsResult:
     """Run all jobs to their end, by a rule that knows the speeds ``known``."""
     run, states = new_run(world.jobs)
     run.to_end(_run, MaifsRun(world, states, known, rule))
@@ -58,7 +58,7 @@ def simulate_agent(
     """
     (run, states), agent = new_run(world.jobs), agent_of(numbers)
     beliefs = new_beliefs(world.truth, float(agent.bold[0]))
-    run.to_end(_run, MaifsRun(world, states, beliefs.known, SizingRule(GREEDY), beliefs, agent, mode, attends, most))
+    run.to_end(_run, MaifsRun(world, states, beliefs.known, GREEDY, beliefs, agent, mode, attends, most))
     return run.result
 
 
@@ -88,7 +88,7 @@ def plan_of(beliefs: Beliefs | None, agent: MaifsWeights | None, run_state: Maif
     problem = problem_of(world, states, run_state.known, active)
     plan = new_plan(problem, active)
     set_weights(problem, plan, agent, run_state.attends)
-    fill(problem, plan, run_state.mode, True)
+    fill(problem, plan, run_state.mode)
     return plan
 
 

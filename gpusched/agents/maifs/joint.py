@@ -228,11 +228,8 @@ class Bid(NamedTuple):
 
 
 @jit
-def bid(problem: JointProblem, plan: JointDecision, i: int, group: int, dominant: bool) -> Bid:
-    """Return the step with the largest weighted gain for its price, its nodes in ``plan.pick``.
-
-    ``dominant``: by dominant share.
-    """
+def bid(problem: JointProblem, plan: JointDecision, i: int, group: int) -> Bid:
+    """Return the step with the largest weighted gain for its price, its nodes in ``plan.pick``."""
     if plan.weight[i, group] <= 0.0:
         return Bid(0.0, -1, 0.0)
     kind, have, price, now = problem.kind[i], plan.point[i], plan.price[group], problem.point[i]
@@ -240,7 +237,7 @@ def bid(problem: JointProblem, plan: JointDecision, i: int, group: int, dominant
     stays = have < 0 and now >= 0 and problem.gpus[now] <= left
     if stays and problem.group_of[problem.at[i, 0]] == group and may_stay(problem, plan, i):
         worth = problem.pace[i] / plan.best[i]
-        score = worth / plan.keep[i] / _cost(problem, price, now, -1, dominant)
+        score = worth / plan.keep[i] / _cost(problem, price, now, -1)
         at = now
         plan.pick[:] = problem.at[i]
     keep = plan.keep[i] if now >= 0 else 1.0
@@ -252,7 +249,7 @@ def bid(problem: JointProblem, plan: JointDecision, i: int, group: int, dominant
         gain = value - plan.worth[i]
         if gain <= 0.0:
             continue
-        cost = _cost(problem, price, point, have, dominant)
+        cost = _cost(problem, price, point, have)
         if gain / cost > score and find(problem, plan, i, group, point):
             if point == now and not same_nodes(problem.at[i], plan.spot[: problem.spread[point]]):
                 value *= keep
@@ -276,36 +273,32 @@ def same_nodes(nodes: Ints, others: Ints) -> bool:
 
 
 @jit
-def _cost(problem: JointProblem, price: Floats, point: int, have: int, dominant: bool) -> float:
-    """Return the price of a point beyond another."""
-    cost, top, before = 0.0, 0.0, 0.0
+def _cost(problem: JointProblem, price: Floats, point: int, have: int) -> float:
+    """Return the price of a point beyond another: of its dominant share, the largest of GPUs, cores and memory."""
+    top, before = 0.0, 0.0
     for r in range(3):
-        more = price[r] * problem.share[point, r]
-        top = max(top, more)
+        top = max(top, price[r] * problem.share[point, r])
         if have >= 0:
-            less = price[r] * problem.share[have, r]
-            before = max(before, less)
-            more -= less
-        cost += more
-    return max(top - before if dominant else cost, 1e-5)
+            before = max(before, price[r] * problem.share[have, r])
+    return max(top - before, 1e-5)
 
 
 @jit
-def fill(problem: JointProblem, plan: JointDecision, mode: int, dominant: bool) -> None:
+def fill(problem: JointProblem, plan: JointDecision, mode: int) -> None:
     """Decide about all jobs."""
     if mode == ALONE:
-        _choose_jointly(problem, plan, dominant)
+        _choose_jointly(problem, plan)
     else:
-        _choose_by_agents(problem, plan, mode, dominant)
+        _choose_by_agents(problem, plan, mode)
 
 
 @jit
-def _choose_jointly(problem: JointProblem, plan: JointDecision, dominant: bool) -> None:
+def _choose_jointly(problem: JointProblem, plan: JointDecision) -> None:
     groups, n = len(problem.group) - 1, len(plan.job)
     heap = _new_heap(n * groups)
     for i in range(n):
         for group in range(groups):
-            score = bid(problem, plan, i, group, dominant).score
+            score = bid(problem, plan, i, group).score
             if score > 0.0:
                 push(heap, -score, i * groups + group)
     while heap.size[0] > 0:
@@ -313,7 +306,7 @@ def _choose_jointly(problem: JointProblem, plan: JointDecision, dominant: bool) 
         i, group = item // groups, item % groups
         if plan.group[i] >= 0 and plan.group[i] != group:
             continue
-        best = bid(problem, plan, i, group, dominant)
+        best = bid(problem, plan, i, group)
         if best.score <= 0.0:
             continue
         if heap.size[0] > 0 and -best.score > heap.key[0]:
@@ -321,18 +314,18 @@ def _choose_jointly(problem: JointProblem, plan: JointDecision, dominant: bool) 
             continue
         put(problem, plan, i, best.point, plan.pick)
         plan.worth[i] = best.worth
-        score = bid(problem, plan, i, group, dominant).score
+        score = bid(problem, plan, i, group).score
         if score > 0.0:
             push(heap, -score, item)
 
 
 @jit
-def _choose_by_agents(problem: JointProblem, plan: JointDecision, mode: int, dominant: bool) -> None:
+def _choose_by_agents(problem: JointProblem, plan: JointDecision, mode: int) -> None:
     groups, n = len(problem.group) - 1, len(plan.job)
     # One heap of bids for each group, best first. Bids fall as GPUs go, and a popped one is computed anew: if it is not
     # the best any more it goes back, so that most bids are never computed again.
     keys, items, sizes = np.zeros((groups, n)), np.zeros((groups, n), np.int64), np.zeros(groups, np.int64)
-    _bid_for_all(problem, plan, dominant, keys, items, sizes)
+    _bid_for_all(problem, plan, keys, items, sizes)
     score, bidder_job = np.zeros((groups, BIDS + 1)), np.full((groups, BIDS + 1), -1)
     chosen = np.zeros(groups, np.int64)
     while True:
@@ -346,7 +339,7 @@ def _choose_by_agents(problem: JointProblem, plan: JointDecision, mode: int, dom
                 i = pop(heap)
                 if plan.group[i] >= 0 and plan.group[i] != group:
                     continue  # another group has won it since
-                now = bid(problem, plan, i, group, dominant).score
+                now = bid(problem, plan, i, group).score
                 if now <= 0.0:
                     continue  # nothing that is left here would speed it up
                 if heap.size[0] > 0 and -now > heap.key[0]:
@@ -357,15 +350,15 @@ def _choose_by_agents(problem: JointProblem, plan: JointDecision, mode: int, dom
             any_bid |= found > 0
         if not any_bid:
             # Others may have taken the place of a running job since: now every agent may bid for it.
-            if not _bid_for_all(problem, plan, dominant, keys, items, sizes):
+            if not _bid_for_all(problem, plan, keys, items, sizes):
                 return
             continue
         chosen[:] = 0
         if mode == GRAPH:
             agree(score, bidder_job, chosen)
-        if not _commit(problem, plan, dominant, score, bidder_job, chosen):
+        if not _commit(problem, plan, score, bidder_job, chosen):
             chosen[:] = 0  # messages need not converge on graphs with cycles: no agent bid, so each makes its best bid
-            _commit(problem, plan, dominant, score, bidder_job, chosen)
+            _commit(problem, plan, score, bidder_job, chosen)
         # What was popped goes back with its new bid, the winners' too: they may grow further.
         for group in range(groups):
             heap = Heap(keys[group], items[group], sizes[group : group + 1])
@@ -374,15 +367,13 @@ def _choose_by_agents(problem: JointProblem, plan: JointDecision, mode: int, dom
                 if i >= 0:
                     now = score[group, b]
                     if plan.group[i] == group:
-                        now = bid(problem, plan, i, group, dominant).score
+                        now = bid(problem, plan, i, group).score
                     if now > 0.0:
                         push(heap, -now, i)
 
 
 @jit
-def _bid_for_all(
-    problem: JointProblem, plan: JointDecision, dominant: bool, keys: Floats, items: Ints, sizes: Ints
-) -> bool:
+def _bid_for_all(problem: JointProblem, plan: JointDecision, keys: Floats, items: Ints, sizes: Ints) -> bool:
     """Fill the heaps with all agents' bids for jobs not decided yet; return whether there are any.
 
     Only its own group bids for a running job that can stay: else two agents that act at once move jobs to and fro.
@@ -395,7 +386,7 @@ def _bid_for_all(
         for group in range(len(problem.group) - 1):
             if stays and problem.group_of[problem.at[i, 0]] != group:
                 continue
-            first = bid(problem, plan, i, group, dominant).score
+            first = bid(problem, plan, i, group).score
             if first > 0.0:
                 push(Heap(keys[group], items[group], sizes[group : group + 1]), -first, i)
                 found = True
@@ -403,9 +394,7 @@ def _bid_for_all(
 
 
 @jit
-def _commit(
-    problem: JointProblem, plan: JointDecision, dominant: bool, score: Floats, bidder_job: Ints, chosen: Ints
-) -> bool:
+def _commit(problem: JointProblem, plan: JointDecision, score: Floats, bidder_job: Ints, chosen: Ints) -> bool:
     """Apply every agent's chosen bid, the best first; return whether any was applied."""
     groups = len(chosen)
     best_first = np.zeros(groups)
@@ -418,7 +407,7 @@ def _commit(
             break  # also where nobody chose the best bid: nothing may pass it
         i = bidder_job[group, chosen[group]]
         if i >= 0 and (plan.group[i] < 0 or plan.group[i] == group):
-            best = bid(problem, plan, i, group, dominant)
+            best = bid(problem, plan, i, group)
             if best.score > 0.0:
                 put(problem, plan, i, best.point, plan.pick)
                 plan.worth[i] = best.worth

@@ -14,8 +14,8 @@ from gpusched.agents.common.evolve import Evolution, mean_costs
 from gpusched.agents.common.vector import round_to_float32
 from gpusched.agents.maifs.engine import simulate, simulate_agent
 from gpusched.agents.maifs.kinds import MaifsJobClasses, maifs
-from gpusched.agents.maifs.network import LINEAR, POWERS, SHAPES, positions, untrained, with_power
-from gpusched.agents.maifs.rules import GREEDY, SizingRule
+from gpusched.agents.maifs.network import POWERS, linear_part, untrained, with_power
+from gpusched.agents.maifs.rules import GREEDY
 from gpusched.agents.maifs.workloads import draw
 from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, world_of
 from gpusched.sched.state import Floats
@@ -24,7 +24,7 @@ from gpusched.traces.trace import Trace
 _PARTS = (0.6, 1.0)
 _NEVER = 3.0  # what it costs to move jobs about so that they need a quarter more decisions
 _CHOOSE = 500_000  # seeds to choose checkpoints with; those to learn from count up from 1
-_STEP = {"job.skip": 0.3, "bold": 0.2}  # how far first steps go; 0.1 of all others
+_SEARCHED = linear_part(job=0.3, group=0.1, bold=0.2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +73,6 @@ def learn(
 ) -> MaifsResult:  # fmt: skip
     """Train from `network.untrained`, or a simple rule if that is better; absent models and test weeks are not used."""
     start = untrained(seed)
-    scale = np.concatenate([np.full(int(np.prod(SHAPES[name])), _STEP.get(name, 0.1)) for name in LINEAR])
-    searched = positions(LINEAR)
-
-    def with_found(numbers: Floats) -> Floats:
-        found = start.copy()
-        found[searched] = numbers
-        return round_to_float32(found)
-
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
         n = settings.choose * len(arrivals) * len(maifs().loads)
         held_out = list(pool.map(lambda n: _try(arrivals, kinds, "choose", n, _CHOOSE + n, settings), range(n)))
@@ -88,14 +80,14 @@ def learn(
         begun = mean_costs(pool, _cost, starts, held_out)
         best = begin = starts[int(begun.argmin())]
         course = [(0, float(begun[0])), (0, float(begun.min()))]
-        search = Evolution(begin[searched], scale, settings.population, seed)
+        search = Evolution(begin[_SEARCHED.which], _SEARCHED.scale, settings.population, seed)
         for generation in range(settings.generations):
             first = 1 + (seed * settings.generations + generation) * settings.tries
             seeds = range(first, first + settings.tries)
             tries = list(pool.map(lambda n: _try(arrivals, kinds, "train", n, n, settings), seeds))
-            search.tell(mean_costs(pool, _cost, [with_found(x) for x in search.ask()], tries))
+            search.tell(mean_costs(pool, _cost, [_SEARCHED.put(start, x) for x in search.ask()], tries))
             if (generation + 1) % settings.choose_every == 0 or generation + 1 == settings.generations:
-                now = with_found(search.mean)
+                now = _SEARCHED.put(start, search.mean)
                 cost = float(mean_costs(pool, _cost, [now], held_out)[0])
                 if cost < min(found for _, found in course):
                     best = now
@@ -134,7 +126,7 @@ def _try(
         arrivals[trace], trace, kinds, models, weeks[turn % len(weeks)], load, seed, settings.density, settings.days
     )  # fmt: skip
     world = world_of(jobs, kinds)
-    played = simulate(world, exact_estimates(kinds.speed), SizingRule(GREEDY))
+    played = simulate(world, exact_estimates(kinds.speed), GREEDY)
     return MaifsTrainingCase(world, float(played.jct.mean()), played.decisions)
 
 

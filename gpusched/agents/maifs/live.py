@@ -58,7 +58,7 @@ def _choose(prepared: LiveAgents, problem: JointProblem, claims: Claims) -> Ints
         # What may not be resized now stays where it is: others bid for the rest.
         if problem.point[i] >= 0 and problem.options[i] == 1 and problem.option[i, 0] == problem.point[i]:
             put(problem, plan, i, problem.point[i], problem.at[i])
-    fill(problem, plan, prepared.mode, True)
+    fill(problem, plan, prepared.mode)
     for i in range(n):
         point = plan.point[i]
         answer[i, 0] = problem.gpus[point] if point >= 0 else problem.floor[i]

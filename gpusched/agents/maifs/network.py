@@ -7,15 +7,15 @@ the network's weights, so there may be any number of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from gpusched.agents.common.vector import split_vector
+from gpusched.agents.common.vector import round_to_float32, split_vector
 from gpusched.agents.maifs.joint import JointDecision, JointProblem
 from gpusched.compiled import jit
-from gpusched.sched.state import Floats, Ints
+from gpusched.sched.state import Floats
 
 JOB, GROUP, HIDDEN, WIDTH = 10, 9, 12, 4
 """Inputs of a job and of a group, hidden units, and the width of attention."""
@@ -63,17 +63,28 @@ def untrained(seed: int) -> Floats:
     return np.concatenate(parts)
 
 
-LINEAR = ("job.skip", "group.skip", "bold")
-"""The arrays of the linear rule: jobs' weights and restart costs, groups' prices, optimism."""
 POWERS = (0.25, 0.5, 1.0)
 """Of a job's time left: rules that a search may begin with."""
 
 
-def positions(names: Sequence[str]) -> Ints:
-    """Return the positions of these arrays' numbers among all."""
-    ends = np.cumsum([int(np.prod(shape)) for shape in SHAPES.values()])
-    starts = dict(zip(SHAPES, zip(ends - [int(np.prod(s)) for s in SHAPES.values()], ends, strict=True), strict=True))
-    return np.concatenate([np.arange(*starts[name]) for name in names])
+class SearchedPart(NamedTuple):
+    """What a search changes of the weights, ``bool[numbers]``, and its first steps there, ``float64[searched]``."""
+
+    which: npt.NDArray[np.bool_]
+    scale: Floats
+
+    def put(self, numbers: Floats, found: Floats) -> Floats:
+        """Return all weights with this part set, as rounded in a weights file."""
+        numbers = numbers.copy()
+        numbers[self.which] = found
+        return round_to_float32(numbers)
+
+
+def linear_part(job: float, group: float, bold: float) -> SearchedPart:
+    """Return the linear rule's part by first steps: of jobs' weights and restart costs, groups' prices, optimism."""
+    of = {"job.skip": job, "group.skip": group, "bold": bold}
+    scale = np.repeat([of.get(name, 0.0) for name in SHAPES], [int(np.prod(shape)) for shape in SHAPES.values()])
+    return SearchedPart(scale > 0.0, scale[scale > 0.0])
 
 
 def with_power(numbers: Floats, power: float) -> Floats:

@@ -16,7 +16,7 @@ from gpusched.agents.maifs.joint import MODES
 from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL, MaifsJobClasses, MaifsRival, maifs, read_kinds
 from gpusched.agents.maifs.learn import MaifsSearchSettings, learn
 from gpusched.agents.maifs.network import SHAPES, untrained
-from gpusched.agents.maifs.rules import RULES, SizingRule
+from gpusched.agents.maifs.rules import RULES
 from gpusched.agents.maifs.workloads import MaifsJobs, draw, drawn_arrivals, read_arrivals
 from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, world_of
 from gpusched.config.weights import make_writable, save_model
@@ -58,7 +58,7 @@ def result_of(rival: MaifsRival, world: MaifsWorld, kinds: MaifsJobClasses, lear
         return simulate_agent(world, learned if rival.trained else untrained(0), MODES[rival.choose], rival.attends)
     may = np.arange(kinds.speed.shape[1]) % (len(CORES) * len(MEMORY_GB)) == PROPORTIONAL
     speed = kinds.speed if rival.told == "all" else np.where(may, kinds.speed, 0.0)
-    return simulate(world, exact_estimates(speed), SizingRule(RULES[rival.rule]))
+    return simulate(world, exact_estimates(speed), RULES[rival.rule])
 
 
 def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:

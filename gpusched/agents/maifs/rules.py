@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from gpusched.agents.maifs.joint import ALONE, JointDecision, JointProblem, fill, find, may_stay, new_plan, put
 from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, PROPORTIONAL
+from gpusched.agents.maifs.network import restart_factor
 from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates, problem_of
 from gpusched.compiled import jit
 from gpusched.sched.sorting import stable_order
@@ -20,43 +19,26 @@ _QUEUE_S = 3600.0  # attained GPU seconds up to which LAS gives the highest prio
 _TINY = 1e-9
 
 
-class SizingRule(NamedTuple):
-    """A rule and its parameters.
-
-    Attributes:
-        rule: `PROPORTIONAL_RULE` to `GREEDY`.
-        power: A job's weight is its time left to the power of minus this.
-        horizon_s: Maximum period over which the cost of a restart is spread.
-        dominant: Whether a job's share is the largest of its shares of GPUs, cores and memory, else their sum.
-    """
-
-    rule: int
-    power: float = 1.0
-    horizon_s: float = 120.0
-    dominant: bool = True
-
-
 @jit
-def decide(world: MaifsWorld, states: JobStates, known: SpeedEstimates, job: Ints, rule: SizingRule) -> JointDecision:
-    """Return the allocation of all active jobs; ``job: int64[n]``, by arrival."""
+def decide(world: MaifsWorld, states: JobStates, known: SpeedEstimates, job: Ints, rule: int) -> JointDecision:
+    """Return the allocation of all active jobs; ``job: int64[n]``, by arrival. ``rule``: one of `RULES`."""
     problem = problem_of(world, states, known, job)
     plan = new_plan(problem, job)
-    if rule.rule == GREEDY or rule.rule == OPTIMUS:
+    if rule == GREEDY or rule == OPTIMUS:
         for i in range(len(job)):
             # A restart must pay off within the job's time left, at most within the horizon.
             left = max(problem.work[i], _TINY) / max(plan.best[i], _TINY)
-            horizon = min(left, rule.horizon_s)
-            plan.keep[i] = horizon / (horizon + problem.cost_s[i])
-            plan.weight[i] = left**-rule.power
-        if rule.rule == OPTIMUS:
+            plan.keep[i] = restart_factor(left, 0.0, problem.cost_s[i])
+            plan.weight[i] = 1.0 / left
+        if rule == OPTIMUS:
             _place_minimum(problem, plan)
-        fill(problem, plan, ALONE, rule.dominant)
+        fill(problem, plan, ALONE)
         return plan
-    for i in _order(states, problem, job, rule.rule):
+    for i in _order(states, problem, job, rule):
         if may_stay(problem, plan, i):
             put(problem, plan, i, problem.point[i], problem.at[i])
-        elif not _place_requested(problem, plan, i, world.jobs.requested[job[i]], rule.rule == SYNERGY):
-            if rule.rule != LAS:
+        elif not _place_requested(problem, plan, i, world.jobs.requested[job[i]], rule == SYNERGY):
+            if rule != LAS:
                 break  # first come, first served
     return plan
 

@@ -18,7 +18,7 @@ from gpusched.agents.common.evolve import Evolution, mean_costs
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, settings_of
 from gpusched.agents.common.vector import round_to_float32, to_arrays
 from gpusched.agents.maifs.joint import MODES
-from gpusched.agents.maifs.network import LINEAR, POWERS, SHAPES, positions, untrained, with_power
+from gpusched.agents.maifs.network import POWERS, SHAPES, linear_part, untrained, with_power
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
@@ -36,7 +36,7 @@ _JOBS, _MIN_JOBS = (150, 300), 40  # of a workload; fewer in all are refused
 _VALIDATION_JOBS = (800, 801)  # queues grow: what is good for some hundred jobs from empty nodes may be bad for a month
 _LOADS, _VARIED, _POWERS = (0.5, 1.1), (0.8, 1.25), (0.3, 1.0)  # the log's own load within the first, varied by that
 _VALIDATION_SEED = 1 << 20
-_STEP = {"job.skip": 0.5, "group.skip": 0.1, "bold": 0.2}  # standard deviation of the search's first steps
+_SEARCHED = linear_part(job=0.5, group=0.1, bold=0.2)
 _BASE_RULE = "drf"
 _PATH = "<in training>"
 
@@ -185,7 +185,7 @@ def _search(
     for power in POWERS:
         simple = with_power(start, power)
         choice = choice.better(simple, held_out.costs(simple))
-    search = Evolution(choice.numbers[positions(LINEAR)], _scale(), hyper.population, job.seed)
+    search = Evolution(choice.numbers[_SEARCHED.which], _SEARCHED.scale, hyper.population, job.seed)
     if (saved := job.checkpoint.load()) is not None:
         arrays, state = saved
         search.restore(arrays)
@@ -193,9 +193,9 @@ def _search(
     while search.generation < hyper.generations:
         seeds = [(job.seed, search.generation, n) for n in range(hyper.tries)]
         tries = list(held_out.pool.map(lambda seed: training.draw(seed, seed[-1] % 2 == 0), seeds))
-        search.tell(mean_costs(held_out.pool, training.cost, [_with(start, x) for x in search.ask()], tries))
+        search.tell(mean_costs(held_out.pool, training.cost, [_SEARCHED.put(start, x) for x in search.ask()], tries))
         if search.generation % hyper.choose_every == 0 or search.generation == hyper.generations:
-            now = _with(start, search.mean)
+            now = _SEARCHED.put(start, search.mean)
             choice = choice.better(now, held_out.costs(now))
         if job.checkpoint.due():
             job.checkpoint.save({**search.state(), "best": choice.numbers}, {"costs": choice.costs.tolist()})
@@ -219,17 +219,6 @@ def _note(workloads: int, begun: Floats, costs: Floats, rules: dict[str, float])
         f" at the start, {np.expm1(costs.mean()):+.1%} at the end, {np.expm1(rules[rule]):+.1%} by the best rule,"
         f" {rule}; how speed goes with GPUs was drawn there, where the log does not tell"
     )
-
-
-def _scale() -> Floats:
-    return np.concatenate([np.full(int(np.prod(SHAPES[name])), _STEP[name]) for name in LINEAR])
-
-
-def _with(start: Floats, searched: Floats) -> Floats:
-    """Return all weights with only those searched set, as rounded in a weights file."""
-    numbers = start.copy()
-    numbers[positions(LINEAR)] = searched
-    return round_to_float32(numbers)
 
 
 def _agent_policy(spec: PolicySpec) -> ReplayPolicy:

@@ -69,7 +69,7 @@ def train(request: TrainRequest, report: TrainingReport) -> list[TrainedFiles]:
     check_held_out(request, spec, found)
     folder, made = _output_folder(request, spec), []
     for material in found:
-        files = _train_partition(request, spec, material, folder, report)
+        files = _PartitionTraining(request, spec, material, folder, report).run()
         if files.weights is not None and file.resolve() != (folder / POLICY).resolve():
             shutil.copyfile(file, folder / POLICY)
         made.append(files)
@@ -151,78 +151,112 @@ def _site_folder(request: TrainRequest) -> Path:
     return inventory.absolute().parent / "policies" if first == BUILT_IN else first
 
 
-def _train_partition(
-    request: TrainRequest, spec: PolicySpec, material: TrainingData, folder: Path, report: TrainingReport
-) -> TrainedFiles:
-    """Train, make the final table, and save weights and card if the gate opens; the old ones stay if it does not."""
-    key = _checkpoint_key(spec, material, request.seeds, request.device)
-    store = Checkpoint(folder / f".{material.partition}-trained.checkpoint", key)
-    finished = load_finished(store)
-    if finished is None:
-        finished = _train_seeds(request, spec, material, folder, report)
-        save_finished(store, finished)
-        for seed in request.seeds:
-            _checkpoint(request, spec, material, folder, seed).remove()
-    else:
-        report.note(f"{material.partition}: already trained on these jobs by an earlier run")
-    decides, rows = _evaluate(spec, material, finished.result, report)
-    finished = finished._replace(result=replace(finished.result, rows=rows))
-    verdict = judge(rows, _is_start(finished.result))
-    if verdict.closed and not _saved_all_the_same(request, verdict):
-        save_finished(store, finished)
-        card = _card(request, spec, material, finished, verdict, decides, "")
-        return TrainedFiles(partition=material.partition, weights=None, card_file=None, card=card)
-    made = _save(request, spec, material, folder, finished, verdict, decides)
-    store.remove()
-    return made
+class _PartitionTraining:
+    """The training of one partition's agent; ``folder``: of its weights, card and checkpoints."""
 
+    def __init__(
+        self, request: TrainRequest, spec: PolicySpec, material: TrainingData, folder: Path, report: TrainingReport
+    ) -> None:
+        self._request, self._spec, self._agent = request, spec, spec.agent or ""
+        self._material, self._folder, self._report = material, folder, report
 
-def _saved_all_the_same(request: TrainRequest, verdict: GateVerdict) -> bool:
-    return request.keep_anyway or (request.judged_later and verdict.outcome == "not judged")
+    def run(self) -> TrainedFiles:
+        """Train, make the final table, save weights and card if the gate opens; the old ones stay if it does not."""
+        request, partition = self._request, self._material.partition
+        store = self._checkpoint("trained", request.seeds)
+        finished = load_finished(store)
+        if finished is None:
+            finished = self._train_seeds()
+            save_finished(store, finished)
+            for seed in request.seeds:
+                self._checkpoint(f"seed{seed}", (seed,)).remove()
+        else:
+            self._report.note(f"{partition}: already trained on these jobs by an earlier run")
+        decides, rows = self._evaluate(finished.result)
+        finished = finished._replace(result=replace(finished.result, rows=rows))
+        verdict = judge(rows, _is_start(finished.result))
+        judged_later = request.judged_later and verdict.outcome == "not judged"
+        if verdict.closed and not (request.keep_anyway or judged_later):
+            save_finished(store, finished)
+            card = self._card(finished, verdict, decides, "")
+            return TrainedFiles(partition=partition, weights=None, card_file=None, card=card)
+        made = self._save(finished, verdict, decides)
+        store.remove()
+        return made
 
+    def _train_seeds(self) -> FinishedTraining:
+        """Train every seed; return the best in the trainer's own validation."""
+        started, spec, material = time.monotonic(), self._spec, self._material
+        trainer = installed_parts(self._agent).train
+        if trainer is None:
+            raise UsageError(f"agent {self._agent} of {spec.name} cannot be trained here", "its package says how it is")
+        found: list[tuple[TrainerResult, int]] = []
+        for seed in dict.fromkeys(self._request.seeds):
+            checkpoint = self._checkpoint(f"seed{seed}", (seed,))
+            job = TrainJob(
+                spec=spec, seed=seed, device=self._request.device, checkpoint=checkpoint, **material._asdict()
+            )
+            report = self._report.of(f"{material.partition}, seed {seed}")
+            with component_errors(self._agent):
+                found.append((trainer().train_agent(job, report), seed))
+        best, seed = max(found, key=lambda pair: pair[0].score)
+        return FinishedTraining(best, seed, round(time.monotonic() - started, 1))
 
-def _train_seeds(
-    request: TrainRequest, spec: PolicySpec, material: TrainingData, folder: Path, report: TrainingReport
-) -> FinishedTraining:
-    """Train every seed; return the best in the trainer's own validation."""
-    started, agent = time.monotonic(), spec.agent or ""
-    trainer = installed_parts(agent).train
-    if trainer is None:
-        raise UsageError(f"agent {agent} of {spec.name} cannot be trained here", "its package says how it is")
-    found: list[tuple[TrainerResult, int]] = []
-    for seed in dict.fromkeys(request.seeds):
-        checkpoint = _checkpoint(request, spec, material, folder, seed)
-        job = TrainJob(spec=spec, seed=seed, device=request.device, checkpoint=checkpoint, **material._asdict())
-        with component_errors(agent):
-            found.append((trainer().train_agent(job, report.of(f"{material.partition}, seed {seed}")), seed))
-    best, seed = max(found, key=lambda pair: pair[0].score)
-    return FinishedTraining(best, seed, round(time.monotonic() - started, 1))
+    def _evaluate(self, result: TrainerResult) -> tuple[str, tuple[ResultRow, ...]]:
+        """Return the description of the weights, and the final table: the trainer's own, or replays of held-out jobs.
 
+        Replays load weights from a folder: here one of drafts, so that nobody uses them before the verdict.
+        """
+        material = self._material
+        with tempfile.TemporaryDirectory(prefix="gpusched-train-") as drafts:
+            file = Path(drafts) / f"{material.partition}{WEIGHTS}"
+            save_model(file, self._agent, result.arrays, result.about)
+            decides = describe_weights(load_file(file, self._agent))
+            if result.rows or not material.held_out:
+                return decides, result.rows or ()
+            spec = msgspec.structs.replace(self._spec, folder=drafts)
+            policy = policy_of_spec(spec, spec.name, material.partition)
+            step = self._report.of(f"{material.partition}, table").step
+            return decides, final_table(policy, material.held_out, step, untrained_policy(policy, result.untrained))
 
-def _checkpoint(
-    request: TrainRequest, spec: PolicySpec, material: TrainingData, folder: Path, seed: int
-) -> Checkpoint:  # fmt: skip
-    key = _checkpoint_key(spec, material, (seed,), request.device)
-    return Checkpoint(folder / f".{material.partition}-seed{seed}.checkpoint", key)
+    def _save(self, finished: FinishedTraining, verdict: GateVerdict, decides: str) -> TrainedFiles:
+        """Write weights and card; both are marked if the gate was closed."""
+        about, partition = dict(finished.result.about), self._material.partition
+        if verdict.closed and self._request.keep_anyway:
+            verdict = msgspec.structs.replace(verdict, kept_anyway=True)
+            about[KEPT_ANYWAY] = f"{verdict.outcome}: {verdict.line}"
+        weights, card_file = (self._folder / f"{partition}{kind}" for kind in (WEIGHTS, CARD))
+        save_model(weights, self._agent, finished.result.arrays, about)
+        card = self._card(finished, verdict, decides, digest_of(weights.read_bytes()))
+        write_card(card_file, card)
+        return TrainedFiles(partition=partition, weights=str(weights), card_file=str(card_file), card=card)
 
+    def _card(self, finished: FinishedTraining, verdict: GateVerdict, decides: str, weights: str) -> Card:
+        request, material, trace = self._request, self._material, self._material.scenario.trace
+        data = Data(
+            name=trace.name, jobs=len(trace), sha256=trace_sha256(trace),
+            held_out_jobs=sum(len(s.trace) for s in material.held_out),
+            last=None if trace.epoch is None else iso_utc(trace.epoch + float(trace.submit[-1])),
+        )  # fmt: skip
+        return new_card(
+            self._spec, material.partition, finished.result, data, verdict, weights=weights, decides=decides,
+            wall_time_s=finished.wall_time_s, notes=material.scenario.notes, pool=material.scenario.pool,
+            device=request.device, seed=finished.seed, seeds=request.seeds,
+        )  # fmt: skip
 
-def _evaluate(
-    spec: PolicySpec, material: TrainingData, result: TrainerResult, report: TrainingReport
-) -> tuple[str, tuple[ResultRow, ...]]:
-    """Return the description of the weights, and the final table: the trainer's own, or replays of the held-out part.
-
-    Replays load weights from a folder: here one of drafts, so that nobody uses them before the verdict.
-    """
-    agent = spec.agent or ""
-    with tempfile.TemporaryDirectory(prefix="gpusched-train-") as drafts:
-        file = Path(drafts) / f"{material.partition}{WEIGHTS}"
-        save_model(file, agent, result.arrays, result.about)
-        decides = describe_weights(load_file(file, agent))
-        if result.rows or not material.held_out:
-            return decides, result.rows or ()
-        policy = policy_of_spec(msgspec.structs.replace(spec, folder=drafts), spec.name, material.partition)
-        step = report.of(f"{material.partition}, table").step
-        return decides, final_table(policy, material.held_out, step, untrained_policy(policy, result.untrained))
+    def _checkpoint(self, name: str, seeds: Sequence[int]) -> Checkpoint:
+        """Return a checkpoint with a digest of everything that a training depends on; others are ignored."""
+        material = self._material
+        policy = msgspec.structs.replace(self._spec, name="", description="", version="", folder="")
+        workload = None if material.workload is None else asdict(material.workload)
+        traces = [trace_sha256(scenario.trace) for scenario in (material.scenario, *material.held_out)]
+        ended = None if material.ended is None else hashlib.sha256(material.ended.tobytes()).hexdigest()
+        depends = [
+            msgspec.to_builtins(policy), traces, ended, workload, msgspec.to_builtins(shape_of(material.scenario.pool)),
+            list(dict.fromkeys(seeds)), self._request.device, code_version(),
+        ]  # fmt: skip
+        key = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+        return Checkpoint(self._folder / f".{material.partition}-{name}.checkpoint", key)
 
 
 def _is_start(result: TrainerResult) -> bool:
@@ -230,52 +264,6 @@ def _is_start(result: TrainerResult) -> bool:
     start = result.untrained
     return start is not None and start.keys() == result.arrays.keys() and all(
         np.array_equal(start[name], array) for name, array in result.arrays.items()
-    )  # fmt: skip
-
-
-def _save(
-    request: TrainRequest, spec: PolicySpec, material: TrainingData, folder: Path, finished: FinishedTraining,
-    verdict: GateVerdict, decides: str,
-) -> TrainedFiles:  # fmt: skip
-    """Write weights and card; both are marked if the gate was closed."""
-    about = dict(finished.result.about)
-    if verdict.closed and request.keep_anyway:
-        verdict = msgspec.structs.replace(verdict, kept_anyway=True)
-        about[KEPT_ANYWAY] = f"{verdict.outcome}: {verdict.line}"
-    weights, card_file = (folder / f"{material.partition}{kind}" for kind in (WEIGHTS, CARD))
-    save_model(weights, spec.agent or "", finished.result.arrays, about)
-    card = _card(request, spec, material, finished, verdict, decides, digest_of(weights.read_bytes()))
-    write_card(card_file, card)
-    return TrainedFiles(partition=material.partition, weights=str(weights), card_file=str(card_file), card=card)
-
-
-def _checkpoint_key(spec: PolicySpec, material: TrainingData, seeds: Sequence[int], device: str) -> str:
-    """Return a digest of everything that a training depends on; checkpoints with another digest are ignored."""
-    policy = msgspec.structs.replace(spec, name="", description="", version="", folder="")
-    workload = None if material.workload is None else asdict(material.workload)
-    traces = [trace_sha256(scenario.trace) for scenario in (material.scenario, *material.held_out)]
-    ended = None if material.ended is None else hashlib.sha256(material.ended.tobytes()).hexdigest()
-    depends = [
-        msgspec.to_builtins(policy), traces, ended, workload, msgspec.to_builtins(shape_of(material.scenario.pool)),
-        list(dict.fromkeys(seeds)), device, code_version(),
-    ]  # fmt: skip
-    return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
-
-
-def _card(
-    request: TrainRequest, spec: PolicySpec, material: TrainingData, finished: FinishedTraining, verdict: GateVerdict,
-    decides: str, weights: str,
-) -> Card:  # fmt: skip
-    trace = material.scenario.trace
-    data = Data(
-        name=trace.name, jobs=len(trace), sha256=trace_sha256(trace),
-        held_out_jobs=sum(len(s.trace) for s in material.held_out),
-        last=None if trace.epoch is None else iso_utc(trace.epoch + float(trace.submit[-1])),
-    )  # fmt: skip
-    return new_card(
-        spec, material.partition, finished.result, data, verdict, weights=weights, decides=decides,
-        wall_time_s=finished.wall_time_s, notes=material.scenario.notes, pool=material.scenario.pool,
-        device=request.device, seed=finished.seed, seeds=request.seeds,
     )  # fmt: skip
 
 

@@ -277,12 +277,12 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         ledger=ledger,
     )  # fmt: skip
     if rates is not None or share != "no" or options.elastic is not None or options.network is not None:
-        sim = sim._replace(pace=_pace(sim, trace, pool, demand, speeds, options.limits, share))
+        sim = _with_pace(sim, trace, pool, demand, speeds, options.limits, share)
     # The installation's own estimates of slowdowns take the place of measured ones.
     if believed is not None and share == "pairs" and sim.pace is not None:
         sim.pace.runs["row"], (_, kind, lost, speed) = believed.row, believed
         pairs = Paired(lost, believed.row, False, np.zeros(1, np.int64))
-        sim = sim._replace(pace=sim.pace._replace(kind=kind, speed=speed, pairs=pairs))
+        sim = sim._replace(pace=sim.pace._replace(kind=kind, speed=speed), pairs=pairs)
     passes = _passes(demand, knowledge, scratch, slots, options.seed, ledger)
     never = int(mark_never(sim))
     return SimWorld(
@@ -323,14 +323,16 @@ def _apply_limits(
     return demand._replace(shape=shape, parts=parts, infeasible={**never, **demand.infeasible}), ledger
 
 
-def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, limits: bool, share: Share) -> Pace:
-    """Return speeds and shared GPUs; work is in recorded seconds, and time limits apply to the time that jobs run."""
+def _with_pace(
+    sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, limits: bool, share: Share
+) -> Sim:  # fmt: skip
+    """Set speeds and shared GPUs; work is in recorded seconds, and time limits apply to the time that jobs run."""
     limit = time_limits(trace) if limits else np.full(len(trace), np.inf)
     sim.jobs["duration"], sim.jobs["overlong"] = trace.duration, 0
     sim.state["left"] = trace.duration
     whole = np.where((trace.gpus == 1) & (trace.gpu_milli < WHOLE), -1, speeds.row)
     pairs = Paired(pairing_costs(speeds.table), whole, True, np.zeros(1, np.int64)) if share == "pairs" else None
-    return Pace(
+    pace = Pace(
         runs=filled(
             RUN, len(trace), rate=1.0, own=1.0, share=1.0, limit=limit, row=speeds.row, slot=-1, next=-1, mate=-1,
             split=-1,
@@ -340,9 +342,8 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
         slots=filled(SLOT, pool.total_gpus if share != "no" and fractional(trace) else 0, room=WHOLE, jobs=-1),
         first=np.cumsum(pool.gpus) - pool.gpus,
         milli=demand.milli,
-        pairs=pairs,
-        links=None,
     )
+    return sim._replace(pace=pace, pairs=pairs)
 
 
 def estimator_for(world: SimWorld) -> Estimator:

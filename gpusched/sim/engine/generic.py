@@ -175,13 +175,13 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue, partition:
     """Run one partition's pass."""
     waiting = ordered(sim, queue, partition)
     queue.outcome.total[:] = 0
-    release_pairs_once(sim.pace, sim, passes.releases)
+    release_pairs_once(sim.pairs, sim, passes.releases)
     if backfill == CONSERVATIVE or not share_gpus(
         sim.pace, sim, log, passes, queue.outcome, waiting, queue.rule, backfill, queue.backfill
     ):
         pass_by_rule(state_of(sim, passes, queue.outcome), waiting, backfill, PlacementRule(queue.rule, passes.rng))
         start_granted(sim, log, queue.outcome, None)
-    pair_up(sim.pace, sim, log, passes, queue.outcome, waiting)
+    pair_up(sim.pairs, sim, log, passes, queue.outcome, waiting)
     dequeue_started(sim, queue, waiting)
 
 

@@ -15,7 +15,7 @@ from gpusched.sched.state import Ints
 from gpusched.sim.engine.ledger import charge_limits, release_limits, set_gpus
 from gpusched.sim.engine.log import log_event, log_run
 from gpusched.sim.engine.pace import interrupt, release, schedule_end
-from gpusched.sim.engine.state import ENDED, PARTS, EventLog, Pace, Ranks, Sim, shape_request
+from gpusched.sim.engine.state import ENDED, PARTS, EventLog, Ranks, Sim, shape_request
 from gpusched.sim.result import RESIZED
 
 
@@ -67,26 +67,14 @@ def change_ranks(
 
 
 @jit
-def most_ranks(pace: Pace | None) -> int:
+def most_ranks(ranks: Ranks | None) -> int:
     """Return how many ranks a job can have that goes on without some of them; 0: none does."""
-    return 0 if pace is None else _most_ranks(pace.ranks)
+    return 0 if ranks is None else int(ranks.shape.shape[1])
 
 
 @jit
-def _most_ranks(ranks: Ranks | None) -> int:
-    if ranks is None:
-        return 0
-    return int(ranks.shape.shape[1])
-
-
-@jit
-def loses_rank(pace: Pace | None, sim: Sim, job: int, part: int) -> bool:
+def loses_rank(ranks: Ranks | None, sim: Sim, job: int, part: int) -> bool:
     """Return whether a job goes on without its rank ``part``: not without the first, nor below its least size."""
-    return False if pace is None else _loses_rank(pace.ranks, sim, job, part)
-
-
-@jit
-def _loses_rank(ranks: Ranks | None, sim: Sim, job: int, part: int) -> bool:
     if ranks is None:
         return False
     parts = sim.shapes[sim.jobs[job]["shape"]]["parts"]
@@ -94,14 +82,8 @@ def _loses_rank(ranks: Ranks | None, sim: Sim, job: int, part: int) -> bool:
 
 
 @jit
-def lose_rank(pace: Pace | None, sim: Sim, log: EventLog, job: int, part: int) -> None:
+def lose_rank(ranks: Ranks | None, sim: Sim, log: EventLog, job: int, part: int) -> None:
     """Go on without the rank ``part`` of a job; its work is kept, and its group is formed again."""
-    if pace is not None:
-        _lose_rank(pace.ranks, sim, log, job, part)
-
-
-@jit
-def _lose_rank(ranks: Ranks | None, sim: Sim, log: EventLog, job: int, part: int) -> None:
     if ranks is None:
         return
     parts, offset = sim.shapes[sim.jobs[job]["shape"]]["parts"], sim.jobs[job]["offset"]

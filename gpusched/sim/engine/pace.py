@@ -31,9 +31,9 @@ def schedule_end(pace: Pace | None, sim: Sim, job: int, since: float) -> None:
     if pace is None:
         sim.state[job]["due"] = since + sim.state[job]["left"]
         return
-    beside = join_links(pace.links, sim, job)
+    beside = join_links(sim.links, sim, job)
     _set_rate(pace, sim, job, since)
-    _update_rates_on_links(pace.links, pace, sim, beside)
+    _update_rates_on_links(sim.links, pace, sim, beside)
     run = pace.runs[job]
     if run["mate"] >= 0:
         _update_rate(pace, sim, run["mate"])
@@ -79,7 +79,7 @@ def release(pace: Pace | None, sim: Sim, job: int, request: PlacementRequest) ->
     """Return the request with the whole GPUs that a stopped job frees."""
     if pace is None:
         return request
-    _update_rates_on_links(pace.links, pace, sim, leave_links(pace.links, job))
+    _update_rates_on_links(sim.links, pace, sim, leave_links(sim.links, job))
     if pace.runs[job]["mate"] >= 0:
         return _leave_mate(pace, sim, job, request)
     if pace.runs[job]["slot"] >= 0:
@@ -131,7 +131,7 @@ def extra_events(pace: Pace | None, sim: Sim, future: int) -> int:
 @jit
 def _speed(pace: Pace, sim: Sim, job: int) -> float:
     """Return a running job's current rate."""
-    row, shared = pace.runs[job]["row"], speed_on_links(pace.links, job)
+    row, shared = pace.runs[job]["row"], speed_on_links(sim.links, job)
     if row < 0:
         return float(pace.runs[job]["own"] * shared)
     offset, rate = sim.jobs[job]["offset"], np.inf
@@ -252,7 +252,7 @@ def _leave_mate(pace: Pace, sim: Sim, job: int, request: PlacementRequest) -> Pl
     mate = pace.runs[job]["mate"]
     pace.runs[job]["mate"] = -1
     pace.runs[mate]["mate"] = -1
-    _mark_pair_ended(pace.pairs)
+    _mark_pair_ended(sim.pairs)
     _update_rate(pace, sim, mate)
     return with_gpus(request, max(0, request.gpus - sim.shapes[sim.jobs[mate]["shape"]]["gpus"]))
 
@@ -285,7 +285,7 @@ def _is_measured(pace: Pace, sim: Sim, job: int, other: int) -> bool:
     return not (np.isnan(pace.speed[kind, one, 1 + two]) or np.isnan(pace.speed[kind, two, 1 + one]))
 
 
-# Which running jobs share network links; nothing where `Pace.links` is None
+# Which running jobs share network links; nothing where `Sim.links` is None
 
 
 @jit

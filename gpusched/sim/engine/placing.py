@@ -221,9 +221,7 @@ def cheapest_way(
 
     That is noted. As long as it is worth it, and not later than now where it starts.
     """
-    pace = sim.pace
-    assert pace is not None
-    links = pace.links
+    links = sim.links
     assert links is not None
     cost, way = np.inf, -1
     for tight in (1.0, 0.0):  # as live: before it waits breaking up nodes counts for nothing

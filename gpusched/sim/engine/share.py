@@ -74,7 +74,7 @@ def share_gpus(
         return False
     if pace.slots.size == 0:
         return False
-    pairs = _has_pairs(pace.pairs)
+    pairs = _has_pairs(sim.pairs)
     for job in ordered if pairs else ordered[:0]:
         outcome.code[job] = PRIORITY  # of jobs that the pass does not reach
     shared = Shared(pace, sim, log, passes, rule, backfill)
@@ -184,27 +184,19 @@ def _fitting_slot(
 # Pairs
 
 
-@inlined
-@jit
-def pair_up(pace: Pace | None, sim: Sim, log: EventLog, passes: Passes, outcome: PassOutcome, ordered: Ints) -> None:
-    """Start jobs left waiting for room by ``outcome``'s pass beside running ones."""
-    if pace is None:
-        return
-    if outcome.total[0] < ordered.size:
-        _pair_up(pace.pairs, pace, sim, log, passes, outcome, ordered)
-
-
 @jit
 def _has_pairs(pairs: Paired | None) -> bool:
     return pairs is not None
 
 
+@inlined
 @jit
-def _pair_up(
-    pairs: Paired | None, pace: Pace, sim: Sim, log: EventLog, passes: Passes, outcome: PassOutcome, ordered: Ints
-) -> None:
-    if pairs is None:
+def pair_up(pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, outcome: PassOutcome, ordered: Ints) -> None:
+    """Start jobs left waiting for room by ``outcome``'s pass beside running ones."""
+    if pairs is None or outcome.total[0] >= ordered.size:
         return
+    pace = sim.pace
+    assert pace is not None
     queue, shares = wait_for_room(outcome, ordered), False
     for job in queue:
         shares |= pairs.row[job] >= 0
@@ -276,19 +268,12 @@ def _release_slots_once(pace: Pace, releases: Releases) -> None:
 
 @inlined
 @jit
-def release_pairs_once(pace: Pace | None, sim: Sim, releases: Releases) -> None:
+def release_pairs_once(pairs: Paired | None, sim: Sim, releases: Releases) -> None:
     """Release the GPUs of a pair when its later job is expected to end, also after a pair has ended."""
-    if pace is None:
+    if pairs is None or pairs.parted[0] == 0:
         return
-    _release_pairs_once(pace.pairs, pace, sim, releases)
-
-
-@jit
-def _release_pairs_once(pairs: Paired | None, pace: Pace, sim: Sim, releases: Releases) -> None:
-    if pairs is None:
-        return
-    if pairs.parted[0] == 0:
-        return
+    pace = sim.pace
+    assert pace is not None
     pairs.parted[0] = 0
     for at in range(releases.used[0]):
         slot = releases.order[at]

@@ -149,7 +149,7 @@ def _ask(sim: Sim, passes: Passes, sizer: Sizer, partition: int) -> None:
 @jit
 def _apply_sizes(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
     """Apply the chosen sizes: start jobs, then stop others; return the number of stops."""
-    scene, pace = _scene_now(sizer), sim.pace
+    scene = _scene_now(sizer)
     if sizer.size[0] > 0:
         queue = _sized_queue(sim, passes, sizer, scene)
         sizer.outcome.total[:] = 0
@@ -160,8 +160,7 @@ def _apply_sizes(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
         for i in range(sizer.outcome.total[0]):
             own = sizer.jobs[sizer.outcome.started[i]]
             own["resume"], own["begun"], own["changed"] = 0, sim.clock[0], sim.clock[0]
-            if pace is not None:
-                _note_limit(pace.ranks, sizer.outcome.started[i], sim.clock[0] + own["limit"])
+            _note_limit(sim.ranks, sizer.outcome.started[i], sim.clock[0] + own["limit"])
         remove_running(sim, sizer.waiting, sizer.size)
     stops = 0
     reset_plan(sizer.ledger, sim.ledger)
@@ -237,7 +236,7 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
         if pace is not None and own["reports"]:
             reported[job, k] = pace.runs[job]["rate"]
         _fill_common(row, own, job, jobs[job]["submit"])
-        if pace is not None and _losses(pace.ranks, job) > 0:
+        if _losses(sim.ranks, job) > 0:
             row["cost_s"] = own["cost_s"]
         _set_unusable(sim.ledger, sim, sizer, job, gpus)
         row["held"], row["left_s"] = gpus, ends - now

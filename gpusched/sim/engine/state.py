@@ -134,7 +134,7 @@ class Ranks(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """Job speeds, and shared GPUs and links.
+    """Job speeds, and shared GPUs.
 
     Attributes:
         runs: ``RUN[jobs]``.
@@ -143,9 +143,6 @@ class Pace(NamedTuple):
         kind: ``int64[nodes]``: GPU type.
         slots: ``SLOT[GPUs]``; empty where GPUs are not shared. first: ``int64[nodes]``: a node's first slot.
         milli: ``int64[shapes]``: thousandths of its one GPU; 1000: whole GPUs.
-        pairs: Which two jobs may take the same GPUs; None: none, and nothing of it is compiled.
-        links: None where placement and neighbours cost nothing: then nothing of it is compiled.
-        ranks: Of policies that resize jobs; None: likewise.
     """
 
     runs: Records
@@ -154,9 +151,6 @@ class Pace(NamedTuple):
     slots: Records
     first: Ints
     milli: Ints
-    pairs: Paired | None
-    links: Links | None
-    ranks: Ranks | None = None
 
 
 class Sim(NamedTuple):
@@ -177,6 +171,8 @@ class Sim(NamedTuple):
         chosen: ``int64[nodes]``: the same array as ``Scratch.chosen``.
         pace: None where every job runs its recorded duration on GPUs of its own: then nothing of it is compiled.
         ledger: None where there are no limits of users, groups, classes or arrays, likewise.
+        links: None where placement and neighbours cost nothing. pairs: Which two jobs may take the same GPUs; None:
+            none. ranks: Of policies that resize jobs. All three likewise, and only with ``pace``.
     """
 
     jobs: Records
@@ -197,6 +193,9 @@ class Sim(NamedTuple):
     chosen: Ints
     pace: Pace | None
     ledger: SimLedger | None = None
+    links: Links | None = None
+    pairs: Paired | None = None
+    ranks: Ranks | None = None
 
 
 class EventLog(NamedTuple):

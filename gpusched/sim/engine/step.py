@@ -98,7 +98,7 @@ def _short_of_room(sim: Sim, log: EventLog) -> bool:
     counter = sim.counter
     future = sim.jobs.size - counter[ARRIVED]
     most = 3 * counter[IN_SYSTEM] + 2 * future + sim.changes.size - counter[CHANGED]
-    ranks = most_ranks(sim.pace)
+    ranks = most_ranks(sim.ranks)
     lost = counter[PARTS] if ranks > 0 else 0
     most += extra_events(sim.pace, sim, future) + lost
     return bool(
@@ -267,8 +267,8 @@ def _fail_jobs(sim: Sim, log: EventLog, node: int) -> None:
         offset = sim.jobs[job]["offset"]
         for part in range(sim.shapes[sim.jobs[job]["shape"]]["parts"]):
             if sim.held[offset + part] == node:
-                if loses_rank(sim.pace, sim, job, part):
-                    lose_rank(sim.pace, sim, log, job, part)
+                if loses_rank(sim.ranks, sim, job, part):
+                    lose_rank(sim.ranks, sim, log, job, part)
                     break
                 stop_job(sim, log, job, NODE_FAIL, sim.jobs[job]["duration"])
                 make_ready(sim, job)
