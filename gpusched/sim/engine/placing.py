@@ -102,9 +102,7 @@ def update_ways(sim: Sim, passes: Passes, of: PlacingState) -> bool:
     if of.rule != CHEAPEST or sim.counter[CHANGED] == of.at[EVENTS] or np.all(of.usable == passes.usable.gpus):
         return False
     of.usable[:] = passes.usable.gpus
-    pace = sim.pace
-    assert pace is not None
-    links = pace.links
+    links = sim.links
     assert links is not None
     set_excess(
         links.tree, links.model, of.ways, passes.usable, passes.jobs.masks, passes.requests, passes.scratch, of.search
