@@ -172,7 +172,10 @@ package: install
 	@sh packaging/build.sh "$(PIP)"
 
 # It is installed on clean Debian systems (mmdebstrap, systemd-container; root).
-package-test: package
+package-test:
+	@for tool in mmdebstrap systemd-nspawn nsenter; do command -v $$tool >/dev/null || { \
+	  echo "make package-test needs $$tool: as root, apt-get install mmdebstrap systemd-container util-linux" >&2; exit 1; }; done
+	@$(MAKE) --no-print-directory package
 	@GPUSCHED_PACKAGE="$$PWD/$$(ls -t dist/*.deb | head -n 1)" $(BIN)/python -m pytest -v tests/bootstrap/test_package.py tests/nodes/runtimes/test_apptainer.py
 
 packages:

@@ -7,11 +7,18 @@ from typing import ClassVar
 
 MAX_LINE = 2000
 """Characters of an error's line: what it quotes may come from anyone."""
+_END = 400
 
 
 def printable(text: str) -> str:
     """Return text as one terminal-safe line: control characters (C0, C1, bidirectional), lone surrogates escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def bounded(text: str) -> str:
+    """Return text as one printable line of at most `MAX_LINE` characters: what is wrong stands at its end."""
+    line = printable(text if len(text) <= MAX_LINE else text[:MAX_LINE] + text[-_END:])
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - _END - 3]}...{line[-_END:]}"
 
 
 def _log(line: str) -> None:
@@ -54,8 +61,7 @@ class GpuschedError(Exception):
 
     def line(self) -> str:
         """Return the error as one line with its hint; control characters are escaped, its length is bounded."""
-        line = printable((f"{self.message}; {self.hint}" if self.hint else self.message)[: MAX_LINE + 1])
-        return line if len(line) <= MAX_LINE else line[: MAX_LINE - 3] + "..."
+        return bounded(f"{self.message}; {self.hint}" if self.hint else self.message)
 
 
 class UsageError(GpuschedError):
@@ -88,3 +94,18 @@ class FileError(UsageError):
         at = f"{shown}: " if key else ""
         super().__init__(f"{where}: {at}found {found}, expected {expected}")
         self.path, self.line_number, self.key, self.found, self.expected = path, line, key, found, expected
+
+
+class UnreadableFile(FileError):
+    """A file that cannot be read at all.
+
+    Args:
+        path: The file.
+        why: As the operating system says it.
+        expected: What the file should be.
+    """
+
+    def __init__(self, path: str, why: str, expected: str) -> None:
+        super().__init__(path, None, "", why.lower(), expected)
+        self.message = f"{path}: {self.found}; expected {expected}"
+        self.args = (self.message,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import shlex
 import threading
 import time
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Command = str | Sequence[str]
 CLIENT_LIFETIME_S = 5.0  # a changed inventory takes effect after that
+_inherited: list[Client] = []  # through a fork: SQLite's connections must then be neither used nor closed
 
 
 class NoController(UserWarning):
@@ -61,10 +63,14 @@ class Cluster:
     def _client(self) -> Client:
         """Return this thread's client, renewed every few seconds: inventory and store may change."""
         created_at = getattr(self._local, "made", 0.0)
+        if created_at and self._local.process != os.getpid():
+            _inherited.append(self._local.client)
+            created_at = 0.0
         if not 0 <= time.monotonic() - created_at < CLIENT_LIFETIME_S:
             if created_at:
                 self._local.client.reopen()
             self._local.client, self._local.made = Client(self._state, self._inventory), time.monotonic()
+            self._local.process = os.getpid()
         return self._local.client  # type: ignore[no-any-return]
 
     # -- queueing

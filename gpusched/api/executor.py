@@ -87,21 +87,28 @@ class Executor(BaseExecutor):
     def batch(self) -> Iterator[None]:
         """Queue what is submitted within the block as one array at its end, as in submitit.
 
-        Until then its jobs have no id and no state.
+        Until then its jobs have no id and no state. They are cancelled if it cannot be queued, or the block raises.
         """
         if self._batch is not None:
             raise UsageError("a batch within a batch")
         self._batch = []
+        queued = False
         try:
             yield
+            queued = True
         finally:
             with self._lock:
                 gathered, self._batch = self._batch, None
+            if not queued:
+                _drop(job for job, _, _ in gathered)
         calls = [call for _, _, call in gathered]
         jobs = [job for job, _, _ in gathered]
-        self._remember(
+        try:
             self._cluster._queue_functions([fn for _, fn, _ in gathered], calls, self._options, array=True, jobs=jobs)
-        )
+        except BaseException:
+            _drop(jobs)
+            raise
+        self._remember(jobs)
 
     def update_parameters(self, **parameters: Any) -> None:
         """Change the options of later jobs, also by submitit's names (``timeout_min``, ``mem_gb``, ``slurm_...``).
@@ -138,6 +145,12 @@ class Executor(BaseExecutor):
         with self._lock:
             self._jobs += jobs
         return jobs
+
+
+def _drop(jobs: Iterable[Job[Any]]) -> None:
+    """Cancel futures whose jobs were never queued."""
+    for job in jobs:
+        job._drop()
 
 
 def _results(jobs: list[Job[Any]], timeout: float | None) -> Iterator[Any]:

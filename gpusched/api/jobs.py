@@ -135,9 +135,13 @@ class Job(Future[T], Generic[T]):
             if all(job.state in ENDED for job in self._records()):
                 return False
             raise
-        super().cancel()  # without effect if it has ended meanwhile
-        self._notify_cancelled()
+        self._drop()  # without effect if it has ended meanwhile
         return self.cancelled()
+
+    def _drop(self) -> None:
+        """Count as cancelled, whatever the job does."""
+        super().cancel()
+        self._notify_cancelled()
 
     def _notify_cancelled(self) -> None:
         with self._condition:
@@ -215,8 +219,7 @@ class Job(Future[T], Generic[T]):
         """Set the final state, once the result has arrived. Called by the watcher."""
         self._ended = jobs
         if any(job.state is JobState.CANCELLED for job in jobs):
-            super().cancel()
-            self._notify_cancelled()
+            self._drop()
         else:
             with contextlib.suppress(InvalidStateError):  # it was cancelled
                 self.set_result(None)  # type: ignore[arg-type]

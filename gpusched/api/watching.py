@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
 import time
@@ -35,9 +36,12 @@ class Watcher:
         self._new: list[Job[Any]] = []
         self._lock = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
 
     def watch(self, jobs: Iterable[Job[Any]]) -> None:
         """Watch these jobs until they have ended."""
+        if self._process != os.getpid():  # forked, without the thread; it may have held the lock
+            self._lock, self._thread, self._process = threading.Condition(), None, os.getpid()
         with self._lock:
             self._new += jobs
             if self._thread is None:

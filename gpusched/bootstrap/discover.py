@@ -18,7 +18,7 @@ from gpusched.nodes.inspection import Inspection, RuntimeFacts
 from gpusched.nodes.opening import open_transport
 
 _THREADS = 32
-_HOST = re.compile(r"(?:([^@\s]+)@)?(\[[0-9A-Fa-f:.%]+\]|[^@\s:]+)(?::([0-9]{1,5}))?")
+_HOST = re.compile(r"(?:([^@\s]+)@)?(\[[0-9A-Fa-f:.%]+\]|[^@\s:\[\]]+)(?::([0-9]{1,5}))?")
 _RATED = (  # product name in the firmware -> watts of the data sheet
     (re.compile(r"DGX[ -]?Station"), None),
     (re.compile(r"DGX ?A100"), 6500.0),

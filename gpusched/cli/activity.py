@@ -46,7 +46,8 @@ class Activity:
         """Return the text of the line."""
         what, done, total = self._what, self._done, self._total
         columns = sys.modules.get("gpusched.traces.readers.columns")  # only if it is loaded: importing it is slow
-        if columns is not None and (file := columns.Reading.latest) is not None and (read := file.done) < file.size:
+        counted = getattr(columns, "CountedFile", None)  # not there yet while the command imports it
+        if counted is not None and (file := counted.latest) is not None and (read := file.done) < file.size:
             what, done, total = f"reading {file.path.name}", read, file.size
         percent = f" {100 * done // total} %" if total else ""
         return f"{what}{percent}, {time.monotonic() - self._began:.0f} s"

@@ -10,13 +10,16 @@ import typer
 from gpusched.cli import output
 from gpusched.client.context import Client
 from gpusched.errors import UsageError
+from gpusched.model.suggest import did_you_mean
 
 app = typer.Typer()
 
 
 @app.command("audit")
 def audit(
-    user: Annotated[str | None, typer.Option("-u", "--user", help="Only this user's (name or id).")] = None,
+    user: Annotated[
+        str | None, typer.Option("-u", "--user", metavar="USER", help="Only this user's (name or id).")
+    ] = None,
     since: Annotated[str, typer.Option("--since", help="12h, 7d, all, or a time such as 2026-11-20T18:00.")] = "7d",
     until: Annotated[str | None, typer.Option("--until", help="Like --since; exclusive.")] = None,
     command: Annotated[str | None, typer.Option("--command", help="Only this command, such as cancel.")] = None,
@@ -41,4 +44,8 @@ def audit(
         return
     wanted = log.AuditFilter(since=begin, until=end, user=user, command=command, refused=refused)
     found = log.audit_entries(client, wanted)
+    if command is not None and not found:
+        others = log.audit_entries(client, log.AuditFilter(since=begin, until=end))
+        if command not in (names := sorted({entry.command for entry in others})):
+            output.note(f"no entry of this time has the command '{command}'{did_you_mean(command, names)}")
     output.show(lambda: views.audit_json(found), lambda: views.audit_screen(found))

@@ -19,7 +19,7 @@ app = typer.Typer()
 @app.command("backup")
 def backup(
     to: Annotated[
-        Path | None, typer.Option("--to", help="Folder of the backups [default: settings.backup.to].")
+        Path | None, typer.Option("--to", metavar="DIR", help="Folder of the backups [default: settings.backup.to].")
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the backups; make none.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Open and read all backups; make none.")] = False,
@@ -49,14 +49,17 @@ def backup(
 def recover(
     context: typer.Context,
     source: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--from", metavar="PATH|HOST:PATH", help="Folder of backups, or one backup [default: settings.backup.to].",
+            "--from",
+            metavar="PATH|HOST:PATH",
+            help="Folder of backups, or one backup [default: settings.backup.to].",
             show_default=False,
         ),
-    ] = "",
+    ] = None,
     inventory: Annotated[
-        Path | None, typer.Option("--inventory", help="inventory.yaml with all nodes that may have jobs.")
+        Path | None,
+        typer.Option("--inventory", metavar="FILE", help="inventory.yaml with all nodes that may have jobs."),
     ] = None,
     cluster_id: Annotated[
         str, typer.Option("--cluster-id", help="Without a backup, if nodes have jobs of several installations.")
@@ -80,7 +83,7 @@ def recover(
     client, declared = Client(), load_inventory(inventory)
     with (
         recorded_failure(client.state, "recover") if not dry_run else contextlib.nullcontext(),
-        rebuild(client.state, declared, None if no_backup else source, cluster_id) as rebuilt,
+        rebuild(client.state, declared, None if no_backup else source or "", cluster_id) as rebuilt,
     ):
         if not json:
             output.print_rich(recovery_screen(rebuilt.report, time.time()))

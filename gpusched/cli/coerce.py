@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import typer
@@ -16,13 +17,23 @@ import typer
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,18})?")
 _INFO = ("parser", "click_type", "formats", "path_type")
+_NAMES = {
+    "FILE": "file",
+    "PATH": "file",
+    "TRACE": "file",
+    "SPEC": "file",
+    "DIR": "folder",
+    "USER": "user",
+    "POLICY": "policy",
+}
+"""Metavar -> what the value names: an empty one, of an unset variable, would mean the current folder, or nobody."""
 
 
 class _FastParameter:
     """Replaces typer's runtime parameter, of which only ``coerce`` is used."""
 
-    def __init__(self, kind: Any, low: float | None, high: float | None) -> None:
-        self._kind, self._low, self._high = kind, low, high
+    def __init__(self, kind: Any, low: float | None, high: float | None, names: str) -> None:
+        self._kind, self._low, self._high, self._names = kind, low, high, names
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         is_list = param.multiple or param.nargs == -1
@@ -33,8 +44,12 @@ class _FastParameter:
         return self._convert(value, param, ctx)
 
     def _convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value == "" and self._names:
+            raise typer.BadParameter(f"'' names no {self._names}", ctx=ctx, param=param)
         if self._kind in (str, bool) or not isinstance(value, str):
             return value
+        if self._kind is Path:
+            return Path(value)
         if issubclass(self._kind, StrEnum):
             if value not in (allowed := [member.value for member in self._kind]):
                 choices = ", ".join(map(repr, allowed))
@@ -72,6 +87,11 @@ def _replace(param: Any) -> None:
     if get_origin(kind) is list:
         (kind,) = get_args(kind) or (str,)
     info = descriptor.parameter_info
-    is_plain = kind in (str, int, float, bool) or (isinstance(kind, type) and issubclass(kind, StrEnum))
+    is_plain = kind in (str, int, float, bool, Path) or (isinstance(kind, type) and issubclass(kind, StrEnum))
     if is_plain and not any(getattr(info, name, None) for name in _INFO):
-        param._runtime_param = _FastParameter(kind, info.min, info.max)
+        param._runtime_param = _FastParameter(kind, info.min, info.max, _what_it_names(info.metavar))
+
+
+def _what_it_names(metavar: str | None) -> str:
+    """Return what a parameter's value names, such as "file"; "" if it may be empty."""
+    return _NAMES.get((metavar or "").strip("[].").partition("|")[0], "")

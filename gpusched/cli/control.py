@@ -25,7 +25,7 @@ def cancel(
     jobs: Annotated[
         list[str] | None, typer.Argument(metavar="[JOB]...", autocompletion=complete.live_jobs, show_default=False)
     ] = None,
-    user: Annotated[str | None, typer.Option("-u", "--user", help="All jobs of this user.")] = None,
+    user: Annotated[str | None, typer.Option("-u", "--user", metavar="USER", help="All jobs of this user.")] = None,
     state: Annotated[
         list[str] | None,
         typer.Option("-s", "--state", autocompletion=complete.states, help="All jobs in these states."),

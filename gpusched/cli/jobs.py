@@ -24,7 +24,7 @@ def status(
     jobs: Annotated[
         list[str] | None, typer.Argument(metavar="[JOB]...", autocompletion=complete.all_jobs, show_default=False)
     ] = None,
-    user: Annotated[str | None, typer.Option("-u", "--user", help="Only this user's.")] = None,
+    user: Annotated[str | None, typer.Option("-u", "--user", metavar="USER", help="Only this user's.")] = None,
     partition: complete.PartitionOption = None,
     state: Annotated[
         list[str] | None, typer.Option("-s", "--state", autocompletion=complete.states, help="Only in these states.")

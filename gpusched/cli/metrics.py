@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
+from gpusched.cli import output
 from gpusched.cli.logoptions import LogFormatOption
 from gpusched.cli.together import refuse_others
 from gpusched.errors import UsageError
@@ -37,22 +37,23 @@ def metrics(
 
         from gpusched.views.dashboard import dashboard as dashboard_of
 
-        sys.stdout.write(json.dumps(dashboard_of(), indent=1) + "\n")
+        output.print_text(json.dumps(dashboard_of(), indent=1) + "\n")
         return
     if alerts:
         refuse_others(context, "--alerts")
         from gpusched.config.paths import ALERT_RULES
 
-        sys.stdout.write(ALERT_RULES.read_text("utf-8"))
+        output.print_text(ALERT_RULES.read_text("utf-8"))
         return
     from gpusched.client.context import Client
 
     client = Client()
     if listen is not None:
         from gpusched.cli.logoptions import start_log
-        from gpusched.client.metricsserver import serve
+        from gpusched.client.metricsserver import parse_address, serve
 
         refuse_others(context, "--listen", "log_format")
+        parse_address(listen)  # what is wrong with the command line is no line of the log
         start_log("gpusched.client", log_format)
         serve(client, listen)
         return
@@ -63,7 +64,7 @@ def metrics(
 
     text = metrics_text(collect(client.reader), openmetrics=textfile is None)
     if textfile in (None, "-"):
-        sys.stdout.write(text)
+        output.print_text(text)
     elif textfile is not None:
         from gpusched.client.metrics import write_textfile
 

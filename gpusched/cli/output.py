@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpusched.cli import activity
-from gpusched.errors import UsageError
+from gpusched.errors import UsageError, bounded
 from gpusched.errors import printable as printable
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def emit_json(value: Any) -> None:
         import json
 
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-    sys.stdout.write(text + "\n")
+    _write(text + "\n")
 
 
 def show(data: Callable[[], Any], screen: Callable[[], RenderableType], live: bool = False) -> None:
@@ -93,14 +93,29 @@ def show(data: Callable[[], Any], screen: Callable[[], RenderableType], live: bo
 def print_line(text: str) -> None:
     """Print plain text on stdout, usually one line; no markup, no wrapping, control characters are escaped."""
     activity.erase()
-    sys.stdout.write(_printable_lines(text) + "\n")
+    _write(_printable_lines(text) + "\n")
 
 
 def print_text(text: str) -> None:
     """Print a user's text exactly; on a terminal control characters other than tabs are escaped."""
     if sys.stdout.isatty():
         text = "\t".join(map(_printable_lines, text.split("\t")))
-    sys.stdout.write(text)
+    _write(text)
+
+
+def _write(text: str) -> None:
+    with _named_stdout():
+        sys.stdout.write(text)
+
+
+@contextmanager
+def _named_stdout() -> Iterator[None]:
+    """Name stdout in errors of writing it, as files are named."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or "stdout"
+        raise
 
 
 def _printable_lines(text: str) -> str:
@@ -122,14 +137,16 @@ def warn(text: str) -> None:
 
 def write_page(path: str, page: str) -> None:
     """Write an HTML page and print its path."""
-    with open(path, "w", encoding="utf-8") as file:
+    from gpusched.config.openers import open_output
+
+    with open_output(path) as file:
         file.write(page)
     note(f"page written to {path}")
 
 
 def print_error(line: str) -> None:
     """Print an error: one line on stderr (in the log of a command that logs), or in JSON mode on stdout."""
-    line = printable(line)
+    line = bounded(line)
     if _json_mode:
         emit_json({"error": line})
     elif _log_error is not None:
@@ -170,8 +187,11 @@ def console() -> Console:
 
 def print_rich(renderable: RenderableType) -> None:
     """Print a table, a text or another Rich renderable."""
+    screen = console()
+    with _named_stdout(), screen.capture() as captured:  # the progress line may return meanwhile
+        screen.print(_SafeRenderable(renderable))
     activity.erase()
-    console().print(_SafeRenderable(renderable))
+    _write(captured.get())
 
 
 class _SafeRenderable:

@@ -53,7 +53,7 @@ def compare(
         str, typer.Argument(metavar="B", autocompletion=complete.policies, help="The policy compared with it.")
     ],
     since: Annotated[str | None, typer.Option("--since", help="This cluster's jobs since; default 30d.")] = None,
-    trace: Annotated[str | None, typer.Option("--trace", help="A trace file instead.")] = None,
+    trace: Annotated[str | None, typer.Option("--trace", metavar="FILE", help="A trace file instead.")] = None,
     partition: complete.PartitionOption = None,
     json: output.JsonOption = False,
 ) -> None:

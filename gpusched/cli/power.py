@@ -37,7 +37,9 @@ def power(
         str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="Only this partition.")
     ] = None,
     idle: Annotated[bool, typer.Option("--idle", help="Idle GPUs, by user and job that held them.")] = False,
-    user: Annotated[str | None, typer.Option("-u", "--user", help="With --idle: only this user.")] = None,
+    user: Annotated[
+        str | None, typer.Option("-u", "--user", metavar="USER", help="With --idle: only this user.")
+    ] = None,
     watch: output.WatchOption = False,
     json: output.JsonOption = False,
 ) -> None:

@@ -52,7 +52,7 @@ def predict(
     is_class = bool(gpus or nodes or racks or beside)
     if is_class and what is None:
         raise UsageError("--gpus, --nodes, --racks and --beside need a job name", "use: gpusched predict NAME")
-    if what is None:
+    if not what:
         raise UsageError("no job or trace given", "name one")
     if is_class or is_job_class(what):
         refuse_others(context, "NAME", "what", "gpus", "nodes", "racks", "beside")

@@ -21,7 +21,9 @@ app = typer.Typer()
 @app.command("quota")
 def quota(
     context: typer.Context,
-    user: Annotated[str | None, typer.Option("-u", "--user", help="This user's limits (admins).")] = None,
+    user: Annotated[
+        str | None, typer.Option("-u", "--user", metavar="USER", help="This user's limits (admins).")
+    ] = None,
     everybody: Annotated[bool, typer.Option("-a", "--all", help="All users, groups and classes (admins).")] = False,
     watch: output.WatchOption = False,
     json: output.JsonOption = False,

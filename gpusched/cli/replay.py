@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpusched.cli import activity, complete, output
-from gpusched.cli.together import refuse_others
+from gpusched.cli.together import is_given, refuse_others
 from gpusched.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def replay(
         list[str] | None, typer.Argument(metavar="[TRACE...]", help="Trace files; default: this cluster's own history.")
     ] = None,
     scenario: Annotated[
-        str | None, typer.Option("--scenario", help="YAML of all that follows; other options take precedence.")
+        str | None,
+        typer.Option("--scenario", metavar="FILE", help="YAML of all that follows; other options take precedence."),
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -44,16 +45,20 @@ def replay(
     gpus_per_node: Annotated[
         int | None, typer.Option("--gpus-per-node", min=1, help="GPUs per node; default 8.")
     ] = None,
-    inventory: Annotated[str | None, typer.Option("--inventory", help="The nodes of this inventory.yaml.")] = None,
+    inventory: Annotated[
+        str | None, typer.Option("--inventory", metavar="FILE", help="The nodes of this inventory.yaml.")
+    ] = None,
     node_list: Annotated[
-        str | None, typer.Option("--node-list", help="The nodes of this CSV: sn,cpu_milli,memory_mib,gpu,model.")
+        str | None,
+        typer.Option("--node-list", metavar="FILE", help="The nodes of this CSV: sn,cpu_milli,memory_mib,gpu,model."),
     ] = None,
     topology: Annotated[
-        str | None, typer.Option("--topology", help="YAML of switches: jobs that share links slow down.")
+        str | None,
+        typer.Option("--topology", metavar="FILE", help="YAML of switches: jobs that share links slow down."),
     ] = None,
     gpu_type: Annotated[str | None, typer.Option("--gpu-type", help="GPU type of these nodes: V100.")] = None,
     profiles: Annotated[
-        list[str] | None, typer.Option("--profiles", help="Measured speeds: a file or folder of them.")
+        list[str] | None, typer.Option("--profiles", metavar="FILE", help="Measured speeds: a file or folder of them.")
     ] = None,
     reference_gpu_type: Annotated[
         str | None,
@@ -83,15 +88,22 @@ def replay(
     limits: Annotated[bool, typer.Option("--limits", help="Jobs end at their time limits.")] = False,
     restart: Annotated[str, typer.Option("--restart", help="Cost of a job restart: 30s, 5m.")] = "0s",
     restart_costs: Annotated[
-        str | None, typer.Option("--restart-costs", help="CSV model,restart_s: restarts by model; others as --restart.")
+        str | None,
+        typer.Option(
+            "--restart-costs", metavar="FILE", help="CSV model,restart_s: restarts by model; others as --restart."
+        ),
     ] = None,
     backfill_every: Annotated[
         str, typer.Option("--backfill-every", help="Backfill interval: 30s (Slurm's bf_interval).")
     ] = "0s",
-    outages: Annotated[str | None, typer.Option("--outages", help="CSV node,start,end,drain of failing nodes.")] = None,
+    outages: Annotated[
+        str | None, typer.Option("--outages", metavar="FILE", help="CSV node,start,end,drain of failing nodes.")
+    ] = None,
     reservations: Annotated[
         str | None,
-        typer.Option("--reservations", help="CSV node,start,end of planned maintenance, replacing recorded ones."),
+        typer.Option(
+            "--reservations", metavar="FILE", help="CSV node,start,end of planned maintenance, replacing recorded ones."
+        ),
     ] = None,
     quotas: Annotated[
         bool | None,
@@ -99,17 +111,19 @@ def replay(
             "--quotas/--no-quotas", help="Apply the inventory's user, group and class limits; default: own history."
         ),
     ] = None,
-    seed: Annotated[list[int] | None, typer.Option("--seed", help="Random seed; several: one replay each.")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option("--seed", min=0, help="Random seed; several: one replay each.")
+    ] = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Worker processes; 0: automatic.")] = 0,
     backend: Annotated[str | None, typer.Option("--backend", help="A Dask or Ray cluster: dask://HOST:PORT.")] = None,
     power: Annotated[
-        str | None, typer.Option("--power", help="YAML of idle and busy watts by GPU type and node.")
+        str | None, typer.Option("--power", metavar="FILE", help="YAML of idle and busy watts by GPU type and node.")
     ] = None,
     by: Annotated[FigureGrouping | None, typer.Option("--by", help="Also show each user's or group's share.")] = None,
     schedule_out: Annotated[
-        str | None, typer.Option("--schedule-out", help="Write job,start,end,nodes as CSV.")
+        str | None, typer.Option("--schedule-out", metavar="FILE", help="Write job,start,end,nodes as CSV.")
     ] = None,
-    html: Annotated[str | None, typer.Option("--html", help="Write a page with plots.")] = None,
+    html: Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a page with plots.")] = None,
     nightly: Annotated[
         bool, typer.Option("--nightly", help="Replay every policy; report in the state folder.")
     ] = False,
@@ -135,6 +149,8 @@ def replay(
     if fail_if_worse is not None or auto_retrain:
         option = "--auto-retrain" if auto_retrain else "--fail-if-worse"
         raise UsageError(f"{option} needs --nightly", "add --nightly")
+    if schedule_out is not None and schedule_out == html:
+        raise UsageError("--schedule-out and --html name one file", "choose two")
     from gpusched.model.units import parse_duration
     from gpusched.study import request as service
 
@@ -156,7 +172,9 @@ def replay(
     if scenario is not None:
         from gpusched.study.scenario import load_scenario, with_options
 
-        request = with_options(load_scenario(scenario), request)
+        defaults = {"share": "share", "restart": "restart_s", "backfill_every": "backfill_every_s"}
+        given = [field for option, field in defaults.items() if is_given(context, option)]
+        request = with_options(load_scenario(scenario), request, given)
     with output.progress("replaying") as advance:
         outcomes = service.outcomes(request, advance)
     _show(outcomes, by.value if by else None, schedule_out, html)
@@ -164,13 +182,14 @@ def replay(
 
 
 def _show(outcomes: list[StudyOutcome], by: str | None, schedule_out: str | None, html: str | None) -> None:
+    from gpusched.config.openers import open_output
     from gpusched.study.study import changes, row_of
     from gpusched.views import replay as view
 
     changed = changes(outcomes)
     if schedule_out is not None:
         for outcome, path in zip(outcomes, view.schedule_paths(outcomes, schedule_out), strict=True):
-            with open(path, "w", encoding="utf-8", newline="") as file:
+            with open_output(path) as file:
                 view.write_schedule(outcome.result, file)
             output.note(f"schedule written to {path}")
     if html is not None:

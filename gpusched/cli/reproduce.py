@@ -36,28 +36,35 @@ def reproduce(
     seed: Annotated[list[int] | None, typer.Option("--seed", min=0, help="Random seeds; default 0, 1, 2.")] = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Processes; 0: one per core.")] = 0,
     trace: Annotated[
-        str | None, typer.Option("--trace", help="rltune: on this log; default: on generated jobs.")
+        str | None, typer.Option("--trace", metavar="FILE", help="rltune: on this log; default: on generated jobs.")
     ] = None,
     format: Annotated[str | None, typer.Option("--format", help="Its format; default: detected.")] = None,
     vc: Annotated[
         list[str] | None, typer.Option("--vc", help="rltune: only this virtual cluster; may be repeated.")
     ] = None,
     workloads: Annotated[
-        str | None, typer.Option("--workloads", help="dl2: these traces; maifs: trace folder. Default: generated.")
+        str | None,
+        typer.Option("--workloads", metavar="FILE", help="dl2: these traces; maifs: trace folder. Default: generated."),
     ] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option("--policy", help="Only this policy (not gist; rltune: with --out); may be repeated."),
     ] = None,
     speeds: Annotated[
-        str | None, typer.Option("--speeds", help="Other measurements: dl2, config_speed.txt; maifs, a folder.")
+        str | None,
+        typer.Option("--speeds", metavar="FILE", help="Other measurements: dl2, config_speed.txt; maifs, a folder."),
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option("--weights", help="dl2, maifs, topology: the agent's weights; default: trained, or shipped."),
+        typer.Option(
+            "--weights", metavar="FILE", help="dl2, maifs, topology: the agent's weights; default: trained, or shipped."
+        ),
     ] = None,
     out: Annotated[
-        str | None, typer.Option("--out", help="Write trained weights to this file; maifs, rltune, topology: train.")
+        str | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Write trained weights to this file; maifs, rltune, topology: train."
+        ),
     ] = None,
     restart: Annotated[
         str | None, typer.Option("--restart", help="dl2: cost of a resize, such as 120s; default none.")
@@ -69,7 +76,9 @@ def reproduce(
     topology: Annotated[
         str | None,
         typer.Option(
-            "--topology", help="topology: a built-in cluster, or a YAML of switches; default: all built-in ones."
+            "--topology",
+            metavar="FILE",
+            help="topology: a built-in cluster, or a YAML of switches; default: all built-in ones.",
         ),
     ] = None,
     gpus_per_node: Annotated[
@@ -80,7 +89,8 @@ def reproduce(
         str | None, typer.Option("--nic", help="topology: NIC rate of a file's nodes; default 100G.")
     ] = None,
     table: Annotated[
-        str | None, typer.Option("--table", help="topology: CSV of measured pairs, from which jobs are drawn.")
+        str | None,
+        typer.Option("--table", metavar="FILE", help="topology: CSV of measured pairs, from which jobs are drawn."),
     ] = None,
     load: Annotated[
         list[float] | None,
@@ -89,7 +99,9 @@ def reproduce(
     device: Annotated[
         str | None, typer.Option("--device", help="dl2: device to train on, cpu or cuda; default cpu.")
     ] = None,
-    html: Annotated[str | None, typer.Option("--html", help="gist, rltune: write a page with plots.")] = None,
+    html: Annotated[
+        str | None, typer.Option("--html", metavar="FILE", help="gist, rltune: write a page with plots.")
+    ] = None,
     json: output.JsonOption = False,
 ) -> None:
     """Reproduce a paper's figures: trained here, next to the paper's own and the exact ones. Takes some minutes.

@@ -24,11 +24,15 @@ def init(
         list[str] | None,
         typer.Argument(metavar="HOST", help="[user@]host[:port]; ranges such as dgx[1-4].", show_default=False),
     ] = None,
-    path: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("inventory.yaml"),
+    path: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write.")] = Path(
+        "inventory.yaml"
+    ),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     user: Annotated[str | None, typer.Option("--user", help="Login user.", show_default=False)] = None,
     port: Annotated[int | None, typer.Option("--port", min=1, max=65535, show_default=False, help="SSH port.")] = None,
-    key: Annotated[str | None, typer.Option("--key", help="Private key file.", show_default=False)] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="FILE", help="Private key file.", show_default=False)
+    ] = None,
     topology: Annotated[
         Path | None,
         typer.Option(

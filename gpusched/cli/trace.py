@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpusched.cli import output
+from gpusched.errors import UsageError
 from gpusched.model.units import count_of
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 app = output.group("trace", "Workloads to replay: import, inspect, cut, scale, generate.")
 
 _Source = Annotated[str, typer.Argument(metavar="TRACE", help="A file or folder of any known format.")]
-_Output = Annotated[str, typer.Option("-o", "--output", help="The file to write (ours: F.gpusched.npz).")]
+_Output = Annotated[
+    str, typer.Option("-o", "--output", metavar="FILE", help="The file to write (ours: F.gpusched.npz).")
+]
 _FormatOption = Annotated[
     str | None, typer.Option("--format", help="Format of the source; default: detected.", show_default=False)
 ]
@@ -36,6 +39,7 @@ def import_(
     from gpusched.traces.load import load
     from gpusched.traces.statistics import rejected_kinds, rejected_lines
 
+    _refuse_source(source, path)
     trace = load(source, format_, strict=strict)
     for line in rejected_lines(trace):
         output.note(f"{source}: {line}")
@@ -86,6 +90,7 @@ def slice_(
     from gpusched.traces.load import load
     from gpusched.traces.slicing import slice_trace
 
+    _refuse_source(source, path)
     trace = slice_trace(load(source, format_), since=since, until=until, vc=vc, user=user, jobs=jobs)
     _write_trace(path, trace)
 
@@ -95,7 +100,8 @@ def scale(
     source: _Source,
     load_: Annotated[float, typer.Option("--load", help="Offered load to reach: GPU seconds / capacity.")],
     path: Annotated[
-        str | None, typer.Option("-o", "--output", help="Write a trace with scaled times between submissions.")
+        str | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write a trace with scaled times between submissions."),
     ] = None,
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs per node.")] = 8,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes of the cluster (with -o).")] = None,
@@ -107,7 +113,6 @@ def scale(
     With --nodes and -o the times between submissions are scaled for that cluster. Without them it only
     prints the number of nodes on which the unchanged trace has that load.
     """
-    from gpusched.errors import UsageError
     from gpusched.traces.load import load
     from gpusched.traces.slicing import nodes_for_load, offered_load, scale_arrivals
 
@@ -115,6 +120,8 @@ def scale(
         raise UsageError(
             "--nodes and -o must be used together", "use both to scale arrivals, neither to choose the number of nodes"
         )
+    if path is not None:
+        _refuse_source(source, path)
     trace = load(source, format_)
     if path is not None and nodes is not None:
         scaled = scale_arrivals(trace, nodes * gpus_per_node, load_)
@@ -126,7 +133,7 @@ def scale(
         output.emit_json({"how": "nodes", "nodes": count, "gpus_per_node": gpus_per_node, "load": reached})
     else:
         nodes_of = f"{count_of(count, 'node')} with {count_of(gpus_per_node, 'GPU')} each"
-        output.print_line(f"{nodes_of}: offered load {reached:.4f}, arrivals unchanged")
+        output.print_line(f"{nodes_of}: offered load {reached:.4g}, arrivals unchanged")
 
 
 @app.command("generate")
@@ -140,28 +147,38 @@ def generate(
     from gpusched.traces.generate import generate as generated
     from gpusched.traces.workload import load_workload
 
+    _refuse_source(spec, path)
     _write_trace(path, generated(load_workload(spec), seed), seed=seed)
 
 
 @app.command("fit")
 def fit(
     source: _Source,
-    path: Annotated[str, typer.Option("-o", "--output", help="The YAML to write.")],
+    path: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="The YAML to write.")],
     vc: _VcOption = None,
     format_: _FormatOption = None,
     json: output.JsonOption = False,
 ) -> None:
     """Write a workload description fitted to this trace, for 'trace generate'."""
+    from gpusched.config.openers import open_output
     from gpusched.traces.fitting import fit as fitted
     from gpusched.traces.load import load
     from gpusched.traces.workload import workload_text
 
+    _refuse_source(source, path)
     trace = load(source, format_, vc=vc)
-    Path(path).write_text(workload_text(fitted(trace)), encoding="utf-8")
+    with open_output(path) as file:
+        file.write(workload_text(fitted(trace)))
     if json:
         output.emit_json({"path": path, "jobs": len(trace)})
     else:
         output.print_line(f"wrote {path}, fitted to {count_of(len(trace), 'job')} of {trace.name}")
+
+
+def _refuse_source(source: str, path: str) -> None:
+    """Raise `UsageError` if the output would replace what it is made from."""
+    if Path(path).exists() and Path(source).exists() and Path(path).samefile(source):
+        raise UsageError(f"--output {path} is the source", "choose another name")
 
 
 def _write_trace(path: str, trace: Trace, **more: Any) -> None:

@@ -31,10 +31,14 @@ def train(
             "-p", "--partition", autocompletion=complete.partitions, help="Only this partition; default: all."
         ),
     ] = None,
-    trace: Annotated[str | None, typer.Option("--trace", help="Train on this log.")] = None,
+    trace: Annotated[str | None, typer.Option("--trace", metavar="FILE", help="Train on this log.")] = None,
     generate: Annotated[
         str | None,
-        typer.Option("--generate", help="Train on workloads generated from this description (YAML, as 'trace fit')."),
+        typer.Option(
+            "--generate",
+            metavar="FILE",
+            help="Train on workloads generated from this description (YAML, as 'trace fit').",
+        ),
     ] = None,
     since: Annotated[str | None, typer.Option("--since", help="Jobs submitted since: 30d, 2017-10-01.")] = None,
     until: Annotated[str | None, typer.Option("--until", help="Jobs submitted before.")] = None,
@@ -45,7 +49,9 @@ def train(
     gpus_per_node: Annotated[
         int | None, typer.Option("--gpus-per-node", min=1, help="GPUs per node; default 8.")
     ] = None,
-    inventory: Annotated[str | None, typer.Option("--inventory", help="The partitions of this inventory.yaml.")] = None,
+    inventory: Annotated[
+        str | None, typer.Option("--inventory", metavar="FILE", help="The partitions of this inventory.yaml.")
+    ] = None,
     seed: Annotated[
         list[int] | None,
         typer.Option("--seed", min=0, help="Random seeds: one agent each, the best is kept; default 0."),
@@ -54,7 +60,8 @@ def train(
         float, typer.Option("--hold-out", help="Fraction of the time span held out for evaluation.")
     ] = 0.2,
     out: Annotated[
-        str | None, typer.Option("--out", help="Folder of the weights; default: beside the site's policy.")
+        str | None,
+        typer.Option("--out", metavar="DIR", help="Folder of the weights; default: beside the site's policy."),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="cpu; cuda for dl2 and the paper variants of gist.")] = "cpu",
     force: Annotated[bool, typer.Option("--force", help="Train even on too few jobs.")] = False,

@@ -15,7 +15,7 @@ from gpusched.client.jobs import Query, queried
 from gpusched.client.resolve import ResolvedJobs, Resolver
 from gpusched.config.validate import MAX_PRIORITY, check_nodes, check_text
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.model.commands import AnyCommand, Cancel, Drain, Hold, Release, Requeue, Resume, SetPriority
+from gpusched.model.commands import MAX_JOB_IDS, AnyCommand, Cancel, Drain, Hold, Release, Requeue, Resume, SetPriority
 from gpusched.model.indices import text_of
 from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 
@@ -126,7 +126,9 @@ def _on_targets(
 ) -> ControlResult:
     notes = tuple(note for target in targets if (note := _check_target(client, what, target, check)))
     ids = tuple(t.id for t in targets)
-    client.deliverable_inbox().deliver(command(time=time.time(), job_ids=ids, **fields))
+    inbox = client.deliverable_inbox()
+    for begin in range(0, len(ids), MAX_JOB_IDS):
+        inbox.deliver(command(time=time.time(), job_ids=ids[begin : begin + MAX_JOB_IDS], **fields))
     return ControlResult(what, ids, notes)
 
 

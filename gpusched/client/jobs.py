@@ -54,11 +54,11 @@ def parse_states(values: Iterable[str]) -> frozenset[JobState] | None:
     Raises:
         UsageError: No such state.
     """
-    names = [n.strip().upper() for v in values for n in v.split(",")]
+    names = [n.strip() for v in values for n in v.split(",")]
     for name in names:
-        if name not in list(JobState):
+        if name.upper() not in list(JobState):
             raise UsageError(f"--state: there is no state '{name[:40]}'{did_you_mean(name, list(JobState))}")
-    return frozenset(JobState(n) for n in names) or None
+    return frozenset(JobState(n.upper()) for n in names) or None
 
 
 def listing(client: Client, query: Query, *, for_people: bool) -> Listing:

@@ -79,7 +79,7 @@ def compare(
 
     base, other = _find(client, first).spec, _find(client, second).spec
     inventory = client.inventory
-    chosen = [known_partition(inventory, partition)] if partition else list(inventory.partitions)
+    chosen = [known_partition(inventory, partition)] if partition is not None else list(inventory.partitions)
     if trace is not None:
         if since is not None:
             raise UsageError("--since and --trace cannot be combined", "use one of them")
@@ -95,7 +95,8 @@ def compare(
     found, no_history = [], ""
     for part in chosen:
         try:
-            found.append(_compare_on_history(client, part, base, other, _parse_begin(since or SINCE), advance))
+            begin = _parse_begin(SINCE if since is None else since)
+            found.append(_compare_on_history(client, part, base, other, begin, advance))
         except NoHistory as error:  # skip partitions without jobs, unless only this one was requested
             if partition is not None:
                 raise
@@ -185,6 +186,8 @@ def promote(
         raise UsageError("--mode needs engine: slurm in inventory.yaml", "omit it")
     if force is not None:
         check_reason("--force", force)
+        if since is not None:
+            raise UsageError("--since and --force cannot be combined", "with --force nothing is proved")
     known = _find(client, text)
     chosen = _partitions(client, known.spec, partition)
     live = live_policies(client.inventory, client.reader)
@@ -203,7 +206,7 @@ def promote(
         incumbent = live[part.name]
         if client.inventory.engine == "slurm" and modes_before[part.name] is SlurmMode.OBSERVE:
             incumbent = load_policy(BUILT_IN / "easy.yaml")
-        verdicts[part.name] = proof(client, part, incumbent, known.spec, since or SINCE)
+        verdicts[part.name] = proof(client, part, incumbent, known.spec, SINCE if since is None else since)
     if failed := [v for v in verdicts.values() if not v.passed]:
         lines = "; ".join(f"{v.partition}: {v.line}" for v in failed)
         raise GpuschedError(f"not promoted: {lines}", "wait for more days of data, or use --force REASON")

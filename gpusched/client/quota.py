@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from gpusched.client.context import Client, check_admin
@@ -14,6 +15,7 @@ from gpusched.model.jobs import JobRecord
 from gpusched.model.limits import LimitRule, leaf_of, split_leaf
 from gpusched.model.reports import QosRow, QuotaReport, QuotaRow, ShareRow
 from gpusched.model.resources import Inventory
+from gpusched.model.slicetables import gpus_counted
 from gpusched.model.snapshot import RunningView, Snapshot
 
 _RESOURCES: dict[str, Literal["gpus", "jobs", "queued", "gpu_hours", "time"]]
@@ -157,8 +159,7 @@ def _shares(
 
     usage = usage_by_leaf(reader, client.inventory, now) if reader else {}
     leaf_of_job = ((leaf_of(job.user, groups.for_job(job.user, job.spec.group)), job) for job in active)
-    held = ((leaf, j.allocation.gpus, j.spec.profile) for leaf, j in leaf_of_job if j.allocation is not None)
-    usage_and_running = with_held(usage, held)
+    usage_and_running = with_held(usage, _held(leaf_of_job))
     members = (leaf_of(user, group.name) for group in groups.groups for user in group.members)
     leaves = sorted({*usage_and_running, *members})
     tree = tree_of(groups, [split_leaf(leaf) for leaf in leaves])
@@ -172,3 +173,12 @@ def _shares(
             shares = group_entry.members.get(user, 1) if group_entry is not None else 1
             rows.append(ShareRow(group=group, user=user, shares=shares, gpu_hours=usage.get(leaf, 0.0), place=rank + 1))
     return tuple(rows)
+
+
+def _held(jobs: Iterable[tuple[str, JobRecord]]) -> Iterator[tuple[str, float]]:
+    """Yield the GPUs of jobs with their leaves: a slice counts as its share, a GPU that two have as half for each."""
+    held = [(leaf, job.spec.profile, job.allocation.parts) for leaf, job in jobs if job.allocation is not None]
+    holders = Counter((part.node, profile, gpu) for _, profile, parts in held for part in parts for gpu in part.gpus)
+    for leaf, profile, parts in held:
+        shares = sum(1 / holders[part.node, profile, gpu] for part in parts for gpu in part.gpus)
+        yield leaf, shares * gpus_counted(1, profile)

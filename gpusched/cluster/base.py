@@ -24,6 +24,11 @@ REFUSED = "refused"
 """Prefix of the error of an operation that every node would reject: the job is at fault, not the node."""
 
 
+def forgetting_key(job_id: str) -> RankKey:
+    """Return the key of the operation that removes a job's own folder, on one node at a time."""
+    return job_id, 0, 0
+
+
 class NodeObservation(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one probe of a node.
 

@@ -16,7 +16,14 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from gpusched.cluster.base import REFUSED, NodeObservation, Operation, OperationOutcome, RankKey
+from gpusched.cluster.base import (
+    REFUSED,
+    NodeObservation,
+    Operation,
+    OperationOutcome,
+    RankKey,
+    forgetting_key,
+)
 from gpusched.cluster.collecting import collect_log
 from gpusched.cluster.ends import EndWatch
 from gpusched.config.plugins import OURS, components
@@ -126,7 +133,8 @@ class SshCluster:
                 self._ends.probe_started(node.name)
                 pool = self._slow_pool if node.name in self._slow else self._probe_pool
                 self._probes[node.name] = pool.submit(self._probe, node)
-        self._wait_for([name for name in self._probes if name not in self._slow], patience_s)
+        # A node that has left may still have a probe: nobody waits for it, and it has no other.
+        self._wait_for([name for name in self._probes if name in self._nodes and name not in self._slow], patience_s)
         # From here on nobody waits for these; they use the slow pool until they answer in time again.
         self._slow |= {name for name, future in self._probes.items() if future.running()}
         observations = {name: future.result() for name, future in self._probes.items() if future.done()}
@@ -257,7 +265,10 @@ class SshCluster:
     def perform(self, operations: Iterable[Operation]) -> None:
         """See `ClusterBackend.perform`."""
         for operation in operations:
-            if operation.key not in self._operations:
+            # What removes the folder of an ended job must not find the files of its next attempt there. The launch
+            # comes again, as its node knows nothing of it.
+            folder_goes = operation.verb == "launch" and forgetting_key(operation.rank.job_id) in self._operations
+            if operation.key not in self._operations and not folder_goes:
                 future = self._operations[operation.key] = self._pool_of(operation).submit(self._perform, operation)
                 future.add_done_callback(lambda _: self._wake())
 
@@ -286,7 +297,7 @@ class SshCluster:
             error, transient = problem.line(), True
             self._on_refused(problem)
         except FencingUnavailable as problem:  # the job may start on another node
-            error, transient = problem.line(), operation.verb != "launch"
+            error, transient = problem.line(), operation.verb not in ("launch", "check")
         except TransportError as problem:
             error, transient = problem.line(), True
         except UsageError as problem:

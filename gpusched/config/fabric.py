@@ -15,9 +15,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gpusched.config.fields import is_name, parse_gbps, split_hosts
+from gpusched.config.openers import open_input
 from gpusched.config.topology import read_topology, sorted_topology
 from gpusched.config.yamlfile import MAX_BYTES, Value, parse_text
-from gpusched.errors import FileError
+from gpusched.errors import FileError, UnreadableFile
 from gpusched.model.topology import Switch, Topology
 
 _LEAST_GBPS = 10.0  # a bare LinkSpeed has no unit; below this it is a weight, not a rate
@@ -57,10 +58,10 @@ def import_topology(path: Path | str, called: Callable[[str], str | None] | None
     """
     expected = "what ibnetdiscover prints, or Slurm's topology.conf or topology.yaml"
     try:
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise FileError(str(path), None, "", (error.strerror or str(error)).lower(), expected) from None
+        raise UnreadableFile(str(path), error.strerror or str(error), expected) from None
     if len(data) > MAX_BYTES:
         raise FileError(str(path), None, "", f"more than {MAX_BYTES >> 20} MiB", expected)
     text = data.decode("utf-8", "replace")

@@ -94,7 +94,14 @@ def write_atomic(path: Path, content: bytes | memoryview, mode: int | None = Non
         OSError: It cannot be written; ``filename`` is the path's.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        path.write_bytes(content)
+        from gpusched.config.openers import output_opener
+
+        try:
+            with open(path, "wb", opener=output_opener) as file:
+                file.write(content)
+        except OSError as error:
+            error.filename = str(path)
+            raise
         return
     partial = path.parent / f"{path.name}.{os.urandom(4).hex()}.partial"
     try:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import msgspec
 
 from gpusched.config.yamlfile import Value, parse_file, suggestion
-from gpusched.errors import FileError, UsageError, Warnings
+from gpusched.errors import FileError, UnreadableFile, UsageError, Warnings
 from gpusched.model.policy import (
     AGENTS,
     MAPPING_PLACES,
@@ -314,8 +314,7 @@ def _with_version(spec: PolicySpec) -> PolicySpec:
         try:
             weights = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
         except OSError as error:  # it was replaced meanwhile, say
-            why = (error.strerror or str(error)).lower()
-            raise FileError(str(error.filename), None, "", why, "weights that can be read") from None
+            raise UnreadableFile(str(error.filename), error.strerror or str(error), "weights") from None
         meaning |= {"agent": spec.agent, "fallback": spec.fallback and spec.fallback.version, "weights": weights}
         meaning |= {"budget_s": spec.budget_s, "train": spec.settings}
         if spec.traits.places:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from gpusched.config.openers import open_input
 from gpusched.config.paths import write_atomic
 from gpusched.config.weightfiles import CARD as CARD
 from gpusched.config.weightfiles import DEFAULT as DEFAULT
@@ -91,13 +92,15 @@ def load_file(path: Path, agent: str) -> TrainedModel:
             f"{path}: reading weights needs safetensors, which is not installed", "pip install safetensors"
         ) from None
     try:
-        content = path.read_bytes()  # read once: the file may be replaced, and the digest is of these arrays
+        with open_input(path) as file:
+            content = file.read()  # read once: the file may be replaced, and the digest is of these arrays
         arrays = load(content)
         about = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__") or {}
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file") from None
     except (OSError, SafetensorError, KeyError) as error:  # KeyError: a type of numbers that numpy does not have
-        raise ModelError(f"{path}: these weights cannot be read: {error}", "train them again") from None
+        why = getattr(error, "strerror", None) or error
+        raise ModelError(f"{path}: these weights cannot be read: {why}", "train them again") from None
     if about.get("agent") != agent:
         raise ModelError(f"{path}: these weights belong to {about.get('agent', 'something else')}, not to {agent}")
     for name, array in arrays.items():

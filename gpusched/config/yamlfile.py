@@ -13,7 +13,8 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import yaml
 
-from gpusched.errors import FileError
+from gpusched.config.openers import open_input
+from gpusched.errors import FileError, UnreadableFile
 
 T = TypeVar("T")
 _Kind = Literal["scalar", "list", "mapping"]
@@ -183,11 +184,10 @@ def parse_file(path: Path | str, what: str = "a YAML file") -> Value:
         FileError: It cannot be read, is too large, or is not YAML.
     """
     try:
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise FileError(str(path), None, "", why, f"{what} that can be read") from None
+        raise UnreadableFile(str(path), error.strerror or str(error), what) from None
     except ValueError:  # a NUL in the name
         raise FileError(str(path), None, "", "a name no file can have", what) from None
     if len(data) > MAX_BYTES:

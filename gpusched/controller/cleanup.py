@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 
 import msgspec
 
-from gpusched.cluster.base import NodeObservation, Operation, RankKey
+from gpusched.cluster.base import NodeObservation, Operation, RankKey, forgetting_key
 from gpusched.controller.escalating import TRIES_BEFORE_REMOVING, is_due, is_exhausted, stuck_event
 from gpusched.controller.ranks import container_of, rank_key
 from gpusched.model.events import Event
@@ -158,10 +158,12 @@ def forget_jobs(
         observation = observations.get(node.name)
         reading = observation.complete_reading if observation else None
         for job_id in reading.job_folders if reading else ():
-            key = parse_container_name(container_name(job_id, 0, 0))
-            if key is not None and key not in busy and has_ended(job_id):
+            _, attempt, rank_number = key = forgetting_key(job_id)
+            is_id = parse_container_name(container_name(job_id, attempt, rank_number)) is not None
+            if is_id and key not in busy and has_ended(job_id):
                 rank = RankRecord(
-                    job_id=job_id, attempt=0, rank=0, node=node.name, runtime=node.runtime, collected=True
-                )
+                    job_id=job_id, attempt=attempt, rank=rank_number, node=node.name, runtime=node.runtime,
+                    collected=True,
+                )  # fmt: skip
                 operations.append(Operation(verb="forget", node=node.name, rank=rank))
     return operations

@@ -14,7 +14,7 @@ import msgspec
 from gpusched.config.accounts import priority_of, with_group_and_class
 from gpusched.config.reservations import check_use
 from gpusched.config.users import user_name
-from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, check_slices_exist, validate_spec
+from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, check_slices_exist, check_text, validate_spec
 from gpusched.controller.auditing import HOST, AuditTrail, entry_of
 from gpusched.controller.health import forgiven
 from gpusched.controller.promoting import PolicyCommandHandler
@@ -42,6 +42,7 @@ REMEMBER_APPLIED_S = 86400.0
 MAX_SUBMIT_DELAY_S = 60.0
 MAX_FAILURES = 100  # per cycle: on a full disk all will fail
 DEPENDENCY_DELAY_S = 2.0
+MAX_HANDLED_JOBS = 10_000  # that a user's commands are about in a cycle; the last one begun is finished
 MAX_MALFORMED_EVENTS = 20  # events about malformed files per user and cycle
 TASK_BYTES = 300  # approximate size of a pending job besides its spec
 STORAGE_ERRORS = (sqlite3.OperationalError, OSError)  # transient, and not caused by a command
@@ -71,8 +72,10 @@ class CommandApplier:
         self._store, self._inbox, self._inventory, self._secrets = store, inbox, inventory, secrets
         self._programs = secrets.programs
         self._programs_size: dict[int, int] = {}  # per user, read on first use
+        self._secrets_size: dict[str, int] = {}  # the same
         self._waiting: dict[str, tuple[int, int]] | None = None  # per user: jobs and bytes, read on first use
         self._queued_by_jobs: dict[str, int] = {}  # per user: pending jobs that were submitted by jobs
+        self._handled = Counter[int]()  # per user: jobs that this cycle's commands are about
         self._queued_by_class = PendingJobLimits(store, inventory.quotas)
         self._audit = AuditTrail(store)
 
@@ -105,8 +108,10 @@ class CommandApplier:
         return len(applied)
 
     def _items(self, names: list[str]) -> Iterator[ReceivedCommand | MalformedCommand]:
-        """Read the files; put off those that refer to a command not applied yet."""
+        """Read the files; put off those that refer to a command not applied yet, or whose users had their part."""
         for item in self._inbox.read(names):
+            if self._handled[item.uid] >= MAX_HANDLED_JOBS:
+                continue
             if isinstance(item, ReceivedCommand) and self._must_wait(item):
                 self._inbox.postpone(item.file_name, DEPENDENCY_DELAY_S)
             else:
@@ -318,15 +323,18 @@ class CommandApplier:
             raise CommandRefused(f"secrets named and secrets passed differ: {', '.join(sorted(missing))}")
         if self._store.rows_of(command.id):
             raise CommandRefused(f"job {command.id} already exists")
+        _check_secrets(command)
         _check_program(command)
         job = self._job(_with_capped_session(command, self._inventory.settings), caller, now)
         program = len(command.program) + sum(map(len, command.task_programs))
-        queued = self._check_limits(job, caller, program)
+        secrets = len(msgspec.json.encode(command.secrets)) if command.secrets else 0
+        queued = self._check_limits(job, caller, program, secrets)
         if requester is not None:
             self._check_queued_by_jobs(job)
         self._queued_by_class.check(job.user, job.spec, job.count)
         if command.secrets:
             self._secrets.write(command.id, command.secrets)
+            self._secrets_size[job.user] += secrets
         if program:
             texts = dict(zip(map(str, sorted(set(command.array or ()))), command.task_programs, strict=False))
             self._programs.of(caller.uid).write(command.id, {"": command.program, **texts})
@@ -355,7 +363,9 @@ class CommandApplier:
     def _forget_counts(self) -> None:
         self._waiting = None
         self._audit.forget()
+        self._handled.clear()
         self._programs_size.clear()
+        self._secrets_size.clear()
         self._queued_by_jobs.clear()
         self._queued_by_class = PendingJobLimits(self._store, self._inventory.quotas)
 
@@ -365,17 +375,20 @@ class CommandApplier:
             self._waiting = self._store.waiting_of_users()
         return self._waiting
 
-    def _check_limits(self, job: JobRecord, caller: Caller, program: int) -> tuple[int, int]:
+    def _check_limits(self, job: JobRecord, caller: Caller, program: int, secrets: int) -> tuple[int, int]:
         """Return number and bytes of the caller's pending jobs including this job or array; refuse beyond the limits.
 
-        ``program``: bytes of its program, which is stored in a file.
+        ``program``, ``secrets``: bytes of its program and secrets, which are stored in files.
         """
         settings = self._inventory.settings
         count, size = self._check_count(job)
         size += len(msgspec.json.encode(job.spec)) + TASK_BYTES + len(msgspec.json.encode(job.tasks))
         if program and caller.uid not in self._programs_size:
             self._programs_size[caller.uid] = self._programs.of(caller.uid).size()
+        if secrets and job.user not in self._secrets_size:
+            self._secrets_size[job.user] = self._secrets.size_of(self._store.submissions_with_secrets(job.user))
         total = size + program + self._programs_size.get(caller.uid, 0)
+        total += secrets + self._secrets_size.get(job.user, 0)
         if total > settings.max_queued_mib_per_user << 20:
             raise CommandRefused(
                 f"the pending jobs of {caller.name} would take {total >> 20} MiB, more than the allowed "
@@ -460,10 +473,14 @@ class CommandApplier:
 
         It is also recorded with the job, so that `gpusched show` explains why nothing happened.
         """
+        if len(command.job_ids) > commands.MAX_JOB_IDS:
+            count = len(command.job_ids)
+            raise CommandRefused(f"a command names at most {commands.MAX_JOB_IDS} jobs, this one names {count}")
         problems = []
         command_name = type(command).__struct_config__.tag
-        for job_id in command.job_ids:
+        for job_id in dict.fromkeys(command.job_ids):
             found = self._store.rows_of(job_id)
+            self._handled[caller.uid] += max(1, len(found))
             if not found:
                 problems.append(f"job {job_id}: no such job")
             for job in found:
@@ -684,6 +701,12 @@ def _check_inherited_mounts(spec: JobSpec, requester: JobRecord) -> None:
     for mount in spec.mounts:
         if not any(mount.source == own.source and own.read_only <= mount.read_only for own in requester.spec.mounts):
             raise CommandRefused(f"mount of {mount.source}: a job can only pass on mounts of its own")
+
+
+def _check_secrets(command: commands.Submit) -> None:
+    """Refuse secrets that are no environment variables; what the refusal says of one is its name."""
+    for name, value in command.secrets.items():
+        check_text(f"secret {name}", value)
 
 
 def _check_program(command: commands.Submit) -> None:

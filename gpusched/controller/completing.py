@@ -161,6 +161,7 @@ def _finish(step: ReconcileResult, ranks: list[RankStatus], ending: Ending, inpu
             code = next((code for code in codes if code not in (137, 143)), 0)
         outcome = JobState.FAILED if ending.outcome is JobState.COMPLETED and code else ending.outcome
         reason = "NonZeroExitCode" if outcome is not ending.outcome else ending.reason
+        step.ended_attempt = (end, outcome) if step.ended_attempt is not None else None
         fields = {"end_time": end, "exit_code": code, "ending": None, "reason": reason}
         data = {"exit_code": code, "end": end, "message": ending.message}
         step.job, event = transition_to(job, outcome, now, event="ended", data=data, **fields)

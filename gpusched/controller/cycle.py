@@ -83,7 +83,7 @@ class Cycle:
         self._decider, self._shadowing = Decider(store, self._timings), Shadowing(store)
         self.inbox = Inbox(state)
         self._secrets = SecretFiles(state)
-        self._programs_checked_at = 0.0
+        self._programs_checked_at, self._ends_seen = 0.0, store.latest_event()
         cluster_id = store.meta("cluster_id")
         assert cluster_id is not None
         self._cluster_id = cluster_id
@@ -303,10 +303,9 @@ class Cycle:
             if step.began is not None:
                 self._store.open_run(run_of(step.began, self.inventory))
             events += self._judge_launch(step, records, now)
-            if step.span_from is not None:
+            if step.span_from is not None and step.ended_attempt is None:
                 self._store.close_run(step.job.id, step.job.attempt, step.span_from, JobState.PENDING)
-                if step.ended_attempt is None:
-                    self._store.open_run(run_of(step.job, self.inventory, step.span_from))
+                self._store.open_run(run_of(step.job, self.inventory, step.span_from))
             if step.ended_attempt is not None:
                 end, outcome = step.ended_attempt
                 self._store.close_run(step.job.id, step.job.attempt, end, outcome, step.worked_until)
@@ -336,12 +335,16 @@ class Cycle:
 
     def _remove_old_secrets(self) -> None:
         """Remove the secrets of ended jobs; only committed states count."""
-        for job_id in self._secrets.job_ids():
+        self._ends_seen, ended = self._store.ended_since(self._ends_seen)
+        now = self._clock()
+        job_ids = [name for name in {job_id.partition("_")[0] for job_id in ended} if self._secrets.has_any(name)]
+        if is_due := abs(now - self._programs_checked_at) > FORGET_PROGRAMS_S:  # there may be thousands of files
+            self._programs_checked_at = now
+            job_ids = self._secrets.job_ids()
+        for job_id in job_ids:
             if not self._store.has_unended(job_id):
                 self._secrets.delete(job_id)
-        now = self._clock()
-        if abs(now - self._programs_checked_at) > FORGET_PROGRAMS_S:  # there may be thousands of files
-            self._programs_checked_at = now
+        if is_due:
             self._secrets.programs.delete_unless(self._store.has_unended)
 
     def _clean_up(

@@ -145,7 +145,9 @@ class InJobCommandHandler:
         name = f"{job.id}-{job.attempt}-{ask.id}"
         if self._store.was_applied(f"{name}.asked"):
             return 0, ""
-        names = tuple(job_id for word in words for job_id in word.split(",") if job_id)
+        names = tuple(dict.fromkeys(job_id for word in words for job_id in word.split(",") if job_id))
+        if len(names) > MAX_JOBS:  # each is looked up in every cycle until the request is answered
+            raise UnsupportedOption(f"at most {MAX_JOBS} jobs at once, found {len(names)}")
         if not names or any(job_id.startswith("-") for job_id in names):
             raise UnsupportedOption(f"expected ids of jobs, found {' '.join(words)[:80]!r}")
         for job_id in names:

@@ -53,6 +53,7 @@ class PendingReasonWriter:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._messages_at: dict[str, float] = {}
+        self._pruned_at = float("-inf")
 
     def forget(self, job_id: str) -> None:
         """Drop a job that is no longer pending."""
@@ -62,6 +63,9 @@ class PendingReasonWriter:
         """Record changed reasons, inside the caller's transaction; array tasks in one row share the first one's."""
         changed = []
         by_array = _by_array(reasons)
+        if now - self._pruned_at >= MESSAGE_REFRESH_S:  # older ones say nothing, also of jobs that wait no more
+            self._messages_at = {key: at for key, at in self._messages_at.items() if now - at < MESSAGE_REFRESH_S}
+            self._pruned_at = now
         for job in waiting:
             reason = _row_reason(job, by_array.get(job.array_id or "", ())) if job.tasks else reasons.get(job.id)
             if reason is None or (job.reason == reason.code and job.message == reason.message):

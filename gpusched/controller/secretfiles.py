@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -98,6 +98,18 @@ class SecretFiles:
     def has(self, job_id: str) -> bool:
         """Return whether the values exist."""
         return self._path(job_id).exists()
+
+    def has_any(self, job_id: str) -> bool:
+        """Return whether the values, or the key of its steps, exist."""
+        return any(self._path(job_id).with_suffix(suffix).exists() for suffix in (".json", ".pem"))
+
+    def size_of(self, job_ids: Iterable[str]) -> int:
+        """Return the total size in bytes of the values of these submissions."""
+        found = 0
+        for job_id in job_ids:
+            with contextlib.suppress(OSError):
+                found += self._path(job_id).stat().st_size
+        return found
 
     def job_ids(self) -> list[str]:
         """Return the ids of submissions whose values exist."""

@@ -159,12 +159,14 @@ def initial_state_of(
     jobs = np.zeros(len(every), QUEUED)
     jobs["user"] = ints([index[leaf] for leaf in leaves])[every]
     jobs["partition"] = _partitions(views, running, policies, world)[every]
-    # Where there are MIG slices, usage is in parts of GPUs.
+    # Where there are MIG slices or shared GPUs, usage is in parts of GPUs.
     specs = [*(view.spec for view in views), *(job.spec for job in running)]
-    scale = GPU_PARTS if any(spec is not None and spec.profile for spec in specs) else 1
+    split = sharers is not None or any(spec is not None and spec.profile for spec in specs)
+    scale = GPU_PARTS if split else 1
     asked = zip(waiting.keys.gpus.tolist(), views, strict=True)
     jobs["gpus"][:count] = [scaled_gpus(gpus, view.spec, scale) for gpus, view in asked]
-    jobs["gpus"][count + first] = [scaled_gpus(r.allocation.gpus, r.spec, scale) for r in running]
+    whole = [_whole_gpus(job, sharers or {}) for job in running]
+    jobs["gpus"][count + first] = [scaled_gpus(gpus, r.spec, scale) for gpus, r in zip(whole, running, strict=True)]
     jobs["level"][:count], jobs["relaxed"][:count] = _ranks(-waiting.keys.priority), relaxed
     queues = _queues(jobs, waiting, {name: simulated_policy(policy) for name, policy in snapshot.policies.items()})
     queues["priced"] &= costs is not None
@@ -172,6 +174,11 @@ def initial_state_of(
     usage = [3600.0 * scale * snapshot.usage.get(name, 0.0) for name in names]
     users = filled(USER, len(names), used=usage, since=snapshot.now)
     np.add.at(users["held"], jobs["user"][count:], jobs["gpus"][count:])
+    at = dict(zip([job.id for job in running], (count + first).tolist(), strict=True))
+    for name, sharer in (sharers or {}).items():
+        if sharer.partner in at and sharer.partner in (sharers or {}):
+            both = jobs["gpus"][[at[name], at[sharer.partner]]].min()
+            users["held"][jobs["user"][at[name]]] -= both // 2
     nodes = _nodes(world, policies)
     shapes = shapes_of(waiting.requests, np.append(nodes["queue"], 0)[waiting.requests.lo])
     holds = filled(SHAPE, len(held), parts=row >= 0, mask=-1, queue=jobs["partition"][count:])
@@ -181,7 +188,7 @@ def initial_state_of(
     engine["shape"][count:] = len(shapes) + np.arange(len(held))
     engine["expected"][count:] = np.array([r.expected_end for r in running], np.float64)[owner] - snapshot.now
     needs, children = _dependents(engine, snapshot, views, own, (count + first).tolist())
-    passes = _passes(snapshot, world, waiting, first, len(held))
+    passes = _passes(snapshot, world, waiting, first, len(held), whole)
     eligible = np.array(list(map(_eligible_time, views)), np.float64)
     sim = new_sim(
         engine, np.concatenate((shapes, holds)), nodes, world.resources, needs=needs, children=children,
@@ -239,8 +246,13 @@ def _changes(now: float, eligible: Floats, wait_ends: Ints | Floats, rank: Ints,
     return filled(CHANGE, len(order), time=times[order], kind=kind[order], subject=subject[order])
 
 
-def _passes(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, first: Ints, held: int) -> Passes:
-    """Return the passes' inputs: waiting jobs, and their accounts before those of running jobs (``first`` row)."""
+def _passes(
+    snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, first: Ints, held: int, whole: Sequence[int]
+) -> Passes:  # fmt: skip
+    """Return the passes' inputs: waiting jobs, and their accounts before those of running jobs (``first`` row).
+
+    ``whole``: running jobs' GPUs, of which limits count those that two share for both.
+    """
     links, account, jobs = waiting.jobs.links.tolist(), np.zeros((held, 3), np.int64), waiting.jobs
     left = np.array([job.expected_end for job in snapshot.running], np.float64) - snapshot.now
     of_array = {
@@ -249,7 +261,7 @@ def _passes(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, first
         if view.array_room is not None
     }
     scale = gpu_scale(snapshot, waiting.views)
-    held_gpus = [scaled_gpus(job.allocation.gpus, job.spec, scale) for job in snapshot.running]
+    held_gpus = [scaled_gpus(gpus, job.spec, scale) for gpus, job in zip(whole, snapshot.running, strict=True)]
     account[:, 0], account[first, 1] = -1, held_gpus
     account[first, 2] = account[first, 1] * np.clip(left, 0.0, WEEK_S)
     for at, job in zip(first, snapshot.running, strict=True):
@@ -366,6 +378,11 @@ def _allocations(
         ]
         found += own or [(at, -1, 0, 0, 0)]
     return found
+
+
+def _whole_gpus(job: RunningView, sharers: Mapping[str, Sharer]) -> int:
+    """Return how many GPUs a job has, those that two have included."""
+    return len(sharers[job.id].gpus) if job.id in sharers and job.partner in sharers else job.allocation.gpus
 
 
 def _dependents(

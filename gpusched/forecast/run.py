@@ -49,7 +49,7 @@ from gpusched.sched.topology.load import leave
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import start_granted, state_of
-from gpusched.sim.engine.share import pair_up, release_pairs_once
+from gpusched.sim.engine.share import pair_up, release_pairs_once, split_with
 from gpusched.sim.engine.state import (
     CHANGED,
     DECIDE,
@@ -68,8 +68,8 @@ from gpusched.sim.engine.state import (
 _I8, _F8 = np.int64, np.float64
 
 # Waiting jobs, then running, besides `sim.engine.state.JOB`. partition: index into QUEUE. rank: place in its order.
-# level: class of its priority, 0 the highest. user: index into USER. gpus: of the whole job; with MIG slices
-# in the queue their parts (`model.slicetables.GPU_PARTS`), as usage and holdings of users. relaxed: its request
+# level: class of its priority, 0 the highest. user: index into USER. gpus: of the whole job, in the parts of a GPU in
+# which usage and holdings of users are counted where there are MIG slices or shared GPUs. relaxed: its request
 # (index into `Requests`) once it has waited for better nodes long enough. kind, settled: index into KIND, of its
 # request now, and then. next: the next of its kind that waits, or -1.
 QUEUED = np.dtype(
@@ -331,9 +331,15 @@ def _mark_dirty(sim: Sim, arrays: QueueArrays, partition: int) -> None:
 
 @jit
 def _count_held_gpus(sim: Sim, arrays: QueueArrays, job: int, sign: int) -> None:
-    user = arrays.jobs[job]["user"]
-    account(arrays.users, user, sim.clock[0], sim.clock[2])
-    arrays.users[user]["held"] += sign * arrays.jobs[job]["gpus"]
+    """Count a job's GPUs for its user, as `engine.generic.count_held_gpus`."""
+    of, mate, both = arrays.jobs[job], split_with(sim.pace, job, sign > 0), 0
+    if mate >= 0:
+        other = arrays.jobs[mate]
+        both = min(of["gpus"], other["gpus"]) // 2
+        account(arrays.users, other["user"], sim.clock[0], sim.clock[2])
+        arrays.users[other["user"]]["held"] -= sign * both
+    account(arrays.users, of["user"], sim.clock[0], sim.clock[2])
+    arrays.users[of["user"]]["held"] += sign * (of["gpus"] - both)
 
 
 @jit

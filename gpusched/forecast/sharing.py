@@ -39,13 +39,13 @@ def pace_of(
     for name, at in places.items():
         parties[at] = party(sharers[name].user, sharers[name].name, sharers[name].memory_mib)
     row, kind, lost, speed = sharing_beliefs(parties, world.nodes, snapshot.beliefs)
-    runs = filled(RUN, len(jobs), rate=1.0, own=1.0, share=1.0, row=row, slot=-1, next=-1, mate=-1)
+    runs = filled(RUN, len(jobs), rate=1.0, own=1.0, share=1.0, row=row, slot=-1, next=-1, mate=-1, split=-1)
     runs["limit"], runs["since"] = jobs["expected"], snapshot.now
     runs["limit"][: len(views)] *= np.array([1.0 + view.behind for view in views])
     for name, at in places.items():
         mate = places.get(sharers[name].partner, -1)
         if mate >= 0:
-            runs[at]["mate"], place = mate, kind[world.row[sharers[name].node]]
+            runs[at]["mate"], runs[at]["split"], place = mate, mate, kind[world.row[sharers[name].node]]
             runs[at]["rate"] = speed[place, row[at], 1 + row[mate]]
     pairs, none = Paired(lost, row, False, np.zeros(1, np.int64)), np.zeros(0, np.int64)
     return Pace(runs, speed, kind, np.zeros(0, SLOT), none, none, pairs, None)

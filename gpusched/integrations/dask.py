@@ -116,10 +116,12 @@ class WorkerJob(JobqueueJob):
         if job is None or cluster is None or cluster.workers.get(self.name) is not self:
             return
         if self.name in cluster.worker_spec:
-            if has_failed := job.state in _FAULTS:
-                log.warning(
-                    "worker %s: job %s ended %s (%s); scale() starts another", self.name, job.id, job.state, job.reason
-                )
+            try:
+                state, reason = str(job.state), job.reason
+            except GpuschedError as error:  # it was refused
+                state, reason = "FAILED", error.line()
+            if has_failed := state in _FAULTS:
+                log.warning("worker %s: job %s ended %s (%s); scale() starts another", self.name, job.id, state, reason)
             cluster.replace_worker(self.name, at_once=not has_failed)
 
 

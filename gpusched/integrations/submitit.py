@@ -46,7 +46,7 @@ class GpuschedJob(core.Job[R]):
     def done(self, force_check: bool = False) -> bool:
         """Return whether the job has ended, or there is none of that id; False while its state cannot be read."""
         try:
-            return str(_cluster().job(self.job_id).state) not in _ACTIVE
+            return self._own_state() not in _ACTIVE
         except UsageError:
             return True
         except GpuschedError:
@@ -56,10 +56,16 @@ class GpuschedJob(core.Job[R]):
     def state(self) -> str:
         """Return its state, in Slurm's words; ``UNKNOWN`` where there is none of that id."""
         try:
-            state = str(_cluster().job(self.job_id).state)
+            state = self._own_state()
         except GpuschedError:
             return "UNKNOWN"
         return _ACTIVE.get(state, state)
+
+    def _own_state(self) -> str:
+        """Return its state now; submitit asks often, so no future is made, which would be kept until its end."""
+        from gpusched.api import Job
+
+        return str(Job[Any](_cluster(), self.job_id).state)
 
     def get_info(self, mode: str = "force") -> dict[str, str]:
         """Return what ``gpusched show`` says, as texts, with Slurm's ``State``."""

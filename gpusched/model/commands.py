@@ -13,6 +13,9 @@ from gpusched.model.jobs import JobSpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.slurm import SlurmMode
 
+MAX_JOB_IDS = 10_000
+"""Ids that one command about jobs may name: each is looked up within one cycle."""
+
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", forbid_unknown_fields=True):
     """Base of all commands. ``time``: Unix seconds at the client. ``origin``: where it was typed, as claimed."""

@@ -1,4 +1,4 @@
-"""The report of a recovery."""
+"""The report of a recovery, and the nodes that it left unsettled."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ from gpusched.model.jobs import JobState
 
 RecoveryOutcome = Literal["recovered", "settled", "running", "unknown"]
 """``recovered``: not in the backup, known by nodes; ``settled``: changed since; ``running``: as in the backup."""
+
+
+UNSETTLED = "unsettled"
+"""Meta: `Unsettled` as JSON; "": all nodes are settled."""
+
+
+class Unsettled(msgspec.Struct, frozen=True):
+    """Nodes that did not answer when the store was recovered, ``since``; ``made``: its backup (Unix seconds)."""
+
+    nodes: frozenset[str]
+    since: float
+    made: float
 
 
 class RecoveredJob(msgspec.Struct, frozen=True, kw_only=True):

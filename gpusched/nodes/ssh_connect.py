@@ -181,7 +181,7 @@ def _addresses(target: SshHop, node: str, budget: float) -> list[Any]:
     why = problem[0].strerror if problem else f"the name servers did not answer within {budget:.0f} s"
     name = "" if target.host == node else f"{target.host} "
     raise TransportError("unreachable", f"{node}: host name {name}cannot be resolved: {why}",
-                         "check the node's address in inventory.yaml")  # fmt: skip
+                         "check the address, and the name servers")  # fmt: skip
 
 
 def _through_command(command: str, node: str) -> tuple[socket.socket, _Cleanup]:

@@ -43,6 +43,7 @@ PAGES_PER_STEP = 256
 PAUSE_S = 0.001  # between two steps: readers and the writer of the disk get their turn
 DAY_S = 86400.0
 NAME = re.compile(r"\d{8}T\d{6}Z")
+_OTHER_FOLDER = "choose another folder: --to, or settings.backup.to"
 _PART = re.compile(r"\.\d{8}T\d{6}Z\.part")
 
 
@@ -106,6 +107,10 @@ def make_backup(
             _rotate(target, settings, now, stop)
             _remove_old_logs(state / LOGS, target / LOGS, now - settings.keep_days * DAY_S)
             return Backup(path=target / name, manifest=manifest)
+    except FileExistsError as error:
+        raise GpuschedError(f"no backup in {target}: Not a directory", _OTHER_FOLDER) from error
+    except RecursionError as error:  # pathlib makes each parent in a call of its own
+        raise GpuschedError(f"no backup in {target}: File name too long", _OTHER_FOLDER) from error
     except OSError as error:
         raise GpuschedError(f"no backup in {target}: {error.strerror or error}", _hint(error)) from error
     except sqlite3.Error as error:
@@ -120,7 +125,7 @@ def refuse_as_root(state: Path) -> None:
 
 
 def _hint(error: OSError) -> str:
-    return "earlier backups are kept; free some space" if error.errno in (28, 122) else "see settings.backup.to"
+    return "earlier backups are kept; free some space" if error.errno in (28, 122) else _OTHER_FOLDER
 
 
 def backups(folder: Path) -> list[Backup]:

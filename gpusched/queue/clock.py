@@ -15,6 +15,7 @@ import msgspec
 
 from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, JobRecord, Stops
+from gpusched.model.recovery import UNSETTLED, Unsettled
 
 if TYPE_CHECKING:
     from gpusched.queue.store import NodeRecord, Store
@@ -136,6 +137,9 @@ def shift_times(store: Store, step: float, now: float) -> None:
     store.put_ranks([_with_moved(rank, step, *of_rank) for rank in store.ranks()])
     store.put_nodes([_record(record, step) for record in store.node_records().values()])
     store.shift_rows(step, now - RECENT_S)
+    if kept := store.meta(UNSETTLED):
+        moved = _with_moved(msgspec.json.decode(kept, type=Unsettled), step, "since")
+        store.set_meta(UNSETTLED, msgspec.json.encode(moved).decode())
     if heartbeat := store.number("heartbeat", 0.0):
         store.set_meta("heartbeat", str(heartbeat + step))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,9 +22,11 @@ class NoticeReads(JobReads):
 
     _db: sqlite3.Connection
 
-    def due_notices(self, now: float, limit: int) -> list[Notice]:
-        """Return notices due by now, longest due first."""
-        return self._notices("WHERE due <= ? ORDER BY due LIMIT ?", (now, limit))
+    def due_notices(self, now: float, limit: int, without: Sequence[str] = ()) -> list[Notice]:
+        """Return notices due by now, longest due first; ``without``: those to these receivers (a key's first word)."""
+        others = " AND NOT (key >= ? AND key < ?)" * len(without)
+        keys = (key for name in without for key in (f"{name} ", f"{name}!"))
+        return self._notices(f"WHERE due <= ?{others} ORDER BY due LIMIT ?", (now, *keys, limit))
 
     def failed_notices(self, limit: int = 1000) -> list[Notice]:
         """Return notices whose last attempt failed, latest first."""
@@ -61,6 +63,13 @@ class NoticeWrites(NoticeReads):
     def put_notices(self, notices: Iterable[Notice]) -> None:
         """Insert or replace notices."""
         self._db.executemany("INSERT OR REPLACE INTO notices VALUES (?, ?, ?, ?, ?)", map(_row, notices))
+
+    def shift_notices(self, step: float) -> None:
+        """Shift the times of notices that are still to be sent, after the clock was set."""
+        self.put_notices(
+            [msgspec.structs.replace(one, made=one.made + step, due=one.due + step)
+             for one in self._notices("WHERE due IS NOT NULL", ()) if one.due is not None]
+        )  # fmt: skip
 
     def forget_notices(self, before: float) -> None:
         """Delete notices created before ``before``, delivered or not."""

@@ -16,7 +16,7 @@ import msgspec
 
 from gpusched.model.arrays import indices_of, restricted_row, restricted_rows, split_task_ids, tasks_of
 from gpusched.model.indices import difference, intersection
-from gpusched.model.jobs import ENDED, JobRecord, JobSpec, JobState
+from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobSpec, JobState
 from gpusched.queue.damage import TABLE_CHECKS, TableCheck, guard
 
 SINCE_VERSION = 5  # of the schema: before it, a job's data held its spec
@@ -250,6 +250,16 @@ class JobWrites(JobReads):
         """Return how many pending jobs of a user were submitted by their own jobs."""
         query = "SELECT sum(tasks) FROM jobs WHERE user = ? AND state = 'PENDING' AND instr(data, ?)"
         return self._db.execute(query, (user, b'"asked_by":')).fetchone()[0] or 0  # in texts quotes are escaped
+
+    def submissions_with_secrets(self, user: str) -> set[str]:
+        """Return the ids of a user's jobs and arrays that have secrets and have not ended."""
+        states = (JobState.PENDING, *sorted(ACTIVE))
+        query = "SELECT coalesce(array_id, id), spec FROM jobs WHERE user = ? AND state IN (?, ?, ?, ?)"
+        rows = self._db.execute(query, (user, *states)).fetchall()
+        marked = "SELECT 1 FROM specs WHERE digest = ? AND instr(data, ?)"  # in texts quotes are escaped
+        values = {digest: (digest, b'"secret_names":["') for _, digest in rows}
+        having = {digest for digest, value in values.items() if self._db.execute(marked, value).fetchone()}
+        return {job_id for job_id, digest in rows if digest in having}
 
     def waiting_of_users(self) -> dict[str, tuple[int, int]]:
         """Return user -> number of pending jobs, and their bytes in the store."""

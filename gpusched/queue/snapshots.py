@@ -99,17 +99,19 @@ def recent_usage(
     return usage_by_leaf(reader, inventory, now)
 
 
+_HALF_LIVES = 30  # after which 1e-9 of the usage is left: as good as never forgotten, as in replays
+
+
 def usage_by_leaf(reader: Reader, inventory: Inventory, now: float) -> dict[str, float]:
     """Return decayed GPU hours by `leaf_of` user and group."""
     half_life = inventory.settings.fairshare_half_life_s
-    # After eight half-lives 0.4 % of the usage is left.
     groups = inventory.groups
 
     @cache
     def leaf(user: str, group: str) -> str:
         return leaf_of(user, groups.for_job(user, group))
 
-    seconds = reader.gpu_seconds_by_user(now - 8 * half_life, half_life, now, leaf)
+    seconds = reader.gpu_seconds_by_user(now - _HALF_LIVES * half_life, half_life, now, leaf)
     return {user: s / 3600 for user, s in seconds.items()}
 
 

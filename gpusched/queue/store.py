@@ -6,7 +6,7 @@ import math
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import groupby, islice
@@ -24,7 +24,7 @@ from gpusched.model.backups import BACKUP_META, BackupResult
 from gpusched.model.events import Event
 from gpusched.model.health import NodeHealth
 from gpusched.model.indices import Spans, intersection, parse
-from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
+from gpusched.model.jobs import ACTIVE, ENDED, HOUR_S, JobRecord, JobState
 from gpusched.model.metrics import MetricTotals
 from gpusched.model.readings import NodeReading, NodeState, Wiring
 from gpusched.model.resources import Node
@@ -304,6 +304,10 @@ def _sorted_by_id(jobs: list[JobRecord]) -> list[JobRecord]:
     return found
 
 
+_Sharing = tuple[int, tuple[str, str]]
+"""An attempt that shared GPUs: its number among such, its user and group."""
+
+
 class Reader(
     AttemptReads,
     AuditReads,
@@ -319,6 +323,11 @@ class Reader(
     ReservationReads,
 ):
     """Read-only view of the store."""
+
+    # of attempts that ended before an hour began: (hour, half-life, since), see `gpu_seconds_by_user`
+    _ended_usage: (
+        tuple[tuple[float, float, float], dict[tuple[str, str], float], dict[_Sharing, HeldGpus]] | None
+    ) = None
 
     def __init__(self, connection: sqlite3.Connection, copy_of: Path | None = None) -> None:
         self._db = connection
@@ -680,27 +689,59 @@ class Reader(
         """Return GPU seconds of started attempts by user, decayed by half in each half-life since their use.
 
         The integral is exact: an attempt's GPU seconds between two times decay continuously. Two attempts that share a
-        GPU are charged half of it each. ``leaf``: (user, the attempt's group) -> the account that is charged.
+        GPU are charged half of it each. Attempts that ended before the present hour are summed up once an hour.
+        ``leaf``: (user, the attempt's group) -> the account that is charged.
         """
+        hour, rate = now // HOUR_S * HOUR_S, math.log(2) / half_life_s
+        key = hour, half_life_s, since // HOUR_S
+        if self._ended_usage is None or self._ended_usage[0] != key:
+            ended = self._decayed("end_time > :since AND end_time <= :until", since, hour, rate, {})
+            self._ended_usage = key, *ended
+        found, older = self._ended_usage[1:]
         sums: dict[str, float] = {}
-        rate = math.log(2) / half_life_s
-        sharing: dict[tuple[int, str], HeldGpus] = {}
-
-        def weight(begin: float, end: float) -> float:  # integral of 2 ** -((now - t) / half_life_s) over t
-            return max(0.0, (math.exp(-rate * (now - end)) - math.exp(-rate * (now - begin))) / rate)
-
-        columns = f"user, {self._group_column()}, gpus, start_time, end_time, allocation"
-        for name, group, gpus, start_time, end_time, allocation in self._overlapping(columns, since, now):
-            user = leaf(name, group)
-            end = now if end_time is None else min(end_time, now)
-            begin = max(start_time, since)
-            sums[user] = sums.get(user, 0.0) + gpus * weight(begin, end)
-            if b"[" in allocation:
-                sharing[len(sharing), user] = HeldGpus(_allocation(allocation)[1], begin, end)
-        for (_, a), (_, b), gpus, begin, end in overlaps(sharing):
-            for user in (a, b):
-                sums[user] -= gpus * weight(begin, end) / 2
+        recent, _ = self._decayed(
+            "(end_time IS NULL OR (end_time > :hour AND end_time > :since)) AND start_time < :until", since, now, rate,
+            older, hour,
+        )  # fmt: skip
+        for used, kept in ((found, math.exp(-rate * (now - hour))), (recent, 1.0)):
+            for whose, gpu_s in used.items():
+                sums[leaf(*whose)] = sums.get(leaf(*whose), 0.0) + gpu_s * kept
         return sums
+
+    def _decayed(
+        self, which: str, since: float, until: float, rate: float, older: Mapping[_Sharing, HeldGpus], hour: float = 0.0
+    ) -> tuple[dict[tuple[str, str], float], dict[_Sharing, HeldGpus]]:
+        """Return GPU seconds from ``since`` to ``until`` by user and group, and those attempts that shared GPUs.
+
+        ``rate``: by which they decay until then, per second; ``older``: further attempts, for what these shared.
+        """
+        sums: dict[tuple[str, str], float] = {}
+        sharing: dict[_Sharing, HeldGpus] = {}
+
+        exp = math.exp
+
+        def weight(begin: float, end: float) -> float:  # integral of exp(-rate * (until - t)) over t
+            return (exp(rate * (end - until)) - exp(rate * (begin - until))) / rate if end > begin else 0.0
+
+        # SQLite does what it can: a large site has hundreds of thousands of attempts.
+        columns = (
+            f"user, {self._group_column()}, gpus, max(start_time, :since), min(coalesce(end_time, :until), :until), "
+            "CASE WHEN instr(allocation, '[') THEN allocation END"
+        )
+        rows = self._db.execute(
+            f"SELECT {columns} FROM runs WHERE {which}", {"since": since, "until": until, "hour": hour}
+        )
+        for name, group, gpus, begin, end, allocation in rows:
+            whose = name, group
+            sums[whose] = sums.get(whose, 0.0) + gpus * weight(begin, end)
+            if allocation is not None:
+                sharing[len(older) + len(sharing), whose] = HeldGpus(_allocation(allocation)[1], begin, end)
+        first = min((one.begin for one in sharing.values()), default=math.inf)
+        known = {key: one for key, one in older.items() if one.end > first}
+        for (i, a), (j, b), gpus, begin, end in overlaps(known | sharing):
+            for whose in (a, b) if max(i, j) >= len(older) else ():
+                sums[whose] = sums.get(whose, 0.0) - gpus * weight(begin, end) / 2
+        return sums, sharing
 
     def energy_of_jobs(self) -> dict[str, float]:
         """Return measured joules per active job."""
@@ -833,7 +874,8 @@ class Store(
             yield
             self._db.execute("COMMIT")
         except BaseException as error:
-            self._summed, self._decoded_rows = None, ({}, {})  # these caches may hold values that are rolled back
+            self._summed = self._ended_usage = None  # these caches may hold values that are rolled back
+            self._decoded_rows = {}, {}
             if self._db.in_transaction:  # SQLite rolls back by itself when the disk is full
                 self._db.execute("ROLLBACK")
             if type(error) is sqlite3.DatabaseError:
@@ -907,6 +949,8 @@ class Store(
     ) -> None:
         """Record the end of an attempt."""
         self._summed = None if self._summed is not None and end_time <= self._summed[0] else self._summed
+        ended = self._ended_usage
+        self._ended_usage = None if ended is not None and end_time <= ended[0][0] else ended
         self._db.execute(
             "UPDATE runs SET end_time = max(start_time, ?), outcome = ?, worked_until = max(start_time, ?) "
             "WHERE job_id = ? AND attempt = ? AND end_time IS NULL",
@@ -916,9 +960,9 @@ class Store(
     def shift_rows(self, step: float, since: float) -> None:
         """Shift times by ``step`` seconds, after the clock was set.
 
-        These are times of attempts that had not ended at ``since``, of forecasts for pending jobs, and of progress.
+        These are times of attempts that had not ended at ``since``, and of all else that is counted from.
         """
-        self._summed = None
+        self._summed = self._ended_usage = None
         self._db.execute(
             "UPDATE runs SET start_time = start_time + :step, end_time = end_time + :step, "
             "worked_until = worked_until + :step WHERE end_time IS NULL OR end_time >= :since",
@@ -930,8 +974,10 @@ class Store(
             "WHERE job_id IN (SELECT id FROM jobs WHERE state = :state)",
             {"step": step, "state": JobState.PENDING},
         )
+        self._db.execute("UPDATE folded SET time = time + ?", (step,))
         self.shift_progress(step)
         self.shift_checks(step)
+        self.shift_notices(step)
 
     def add_usage(self, rows: Iterable[UsageRow]) -> None:
         """Add usage to the sums of its buckets and to the totals of its partition."""

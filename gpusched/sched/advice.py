@@ -9,9 +9,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from gpusched.model.jobs import JobSpec
+from gpusched.model.limits import WEEK_S
 from gpusched.model.plan import LIMITS, ReasonCode
+from gpusched.model.slicetables import gpus_counted
 from gpusched.model.snapshot import PendingView, Snapshot
-from gpusched.model.units import count_of, format_duration, format_memory
+from gpusched.model.units import count_of, format_duration, format_memory, gpus_of
 from gpusched.sched.alone import Has, SingleJobView
 from gpusched.sched.decide import JobAnswer
 from gpusched.sched.slicenames import SEPARATOR, base_of
@@ -109,14 +112,21 @@ def _may_not_start(snapshot: Snapshot, job: PendingView, code: ReasonCode) -> It
 
 def _within_limits(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
     """Suggest a smaller request where the job exceeds a limit on its own."""
-    rules = [snapshot.bounds[at].rule for at in job.bounds if job.spec.elastic is None]
-    gpus = min([job.spec.gpus, *(rule.limit for rule in rules if rule.unit == "gpus")])
-    times = [rule.limit // gpus for rule in rules if rule.unit == "gpu_s" and gpus > 0]
-    words = [f"at most {count_of(gpus, 'GPU')} (--gpus {gpus})"] if 0 < gpus < job.spec.gpus else []
-    if times and 0 < (most := min(times)) < job.spec.time_limit_s:
+    spec, rules = job.spec, [snapshot.bounds[at].rule for at in job.bounds if job.spec.elastic is None]
+    one = gpus_counted(1, spec.profile)
+    gpus = min([spec.gpus, *(int(rule.limit / one + 1e-6) for rule in rules if rule.unit == "gpus")])
+    times = [int(rule.limit / (gpus * one)) for rule in rules if rule.unit == "gpu_s" and gpus > 0]
+    asked = f"--gpus {_counted(gpus, spec)}"
+    words = [f"at most {gpus_of(gpus, spec.profile)} ({asked})"] if 0 < gpus < spec.gpus else []
+    if times and 0 < (most := min(times)) < min(spec.time_limit_s, WEEK_S):  # a week is the most that counts
         words.append(f"a time limit of at most {format_duration(most)} (-t {format_duration(most)})")
     if words:
         yield f"cancel it and submit it with {' and '.join(words)}"
+
+
+def _counted(gpus: int, spec: JobSpec) -> str:
+    """Return so many GPUs, or slices, as an option's value."""
+    return f"{spec.profile}:{gpus}" if spec.profile else str(gpus)
 
 
 def _usable_amounts(alone: SingleJobView, job: PendingView, basis: Has) -> list[Amounts]:
@@ -132,8 +142,8 @@ def _request_less(alone: SingleJobView, job: PendingView, basis: Has) -> Iterato
         has = sorted((h[i] for h in nodes if all(h[j] >= needs[j] for j in others)), reverse=True)
         if len(has) < job.spec.nodes or not 0 < (most := has[job.spec.nodes - 1]) < needs[i]:
             continue
-        amount = (count_of(most, "GPU"), count_of(most, "core"), f"{format_memory(most)} of memory")[i]
-        asked = f" ({option} {most})" if i == 0 else ""
+        amount = (gpus_of(most, job.spec.profile), count_of(most, "core"), f"{format_memory(most)} of memory")[i]
+        asked = f" ({option} {_counted(most, job.spec)})" if i == 0 else ""
         yield f"request at most {amount} per node{asked}"
 
 
@@ -141,7 +151,7 @@ def _split(alone: SingleJobView, job: PendingView, basis: Has) -> Iterator[str]:
     nodes = _usable_amounts(alone, job, basis)
     for spec in over_more_nodes(job.spec, len(nodes)):
         if sum(covers(has, need(spec)) for has in nodes) >= spec.nodes:
-            options = f"-N {spec.nodes} --gpus-per-node {spec.gpus_per_node}"
+            options = f"-N {spec.nodes} --gpus-per-node {_counted(spec.gpus_per_node, spec)}"
             yield f"spread it over {spec.nodes} nodes, if it supports that ({options})"
             return
 

@@ -214,10 +214,11 @@ def waiting_of(
     allowed, calendar = _masks_of(list(masks), limits, world)
     # without racks and splits every job has one request, and no chains are built
     if snapshot is not None and (world.racked or any(s.max_nodes is not None for s in specs)):
-        shape, most = _chains(eligible, mask, allowed, world, snapshot, shapes)
+        open_to = calendar.base.tolist() or list(range(len(masks)))
+        shape, most = _chains(eligible, mask, open_to, allowed, world, snapshot, shapes)
     else:
         shape, most = [shapes.setdefault(key, len(shapes)) for key in columns], parts
-    limit = np.array([s.time_limit_s for s in specs], dtype=np.float64)
+    limit = np.array([_limit_of(job) for job in eligible], dtype=np.float64)
     several = ints(parts)
     whole = several * ints(gpus)
     scale = gpu_scale(snapshot, eligible)
@@ -240,7 +241,7 @@ def waiting_of(
         gpus=whole,
         cores=several * ints(cores),
         memory=several * ints(memory),
-        limit=limit,
+        limit=np.array([s.time_limit_s for s in specs], dtype=np.float64),
         expected=np.array([j.expected_s for j in eligible], dtype=np.float64),
         usage=np.array([usage.get(leaf_of(j.user, j.group), 0.0) for j in eligible], dtype=np.float64),
     )
@@ -259,12 +260,17 @@ def scratch_for(world: NodeArrays, waiting: PendingArrays, releases: Releases) -
 def _chains(
     eligible: list[PendingView],
     mask: list[int],
+    open_to: list[int],
     masks: Flags,
     world: NodeArrays,
     snapshot: Snapshot,
     shapes: dict[ShapeKey, int],
 ) -> tuple[list[int], list[int]]:
-    """Enter each job's request and its looser ones into ``shapes``; return them and the most nodes it could get."""
+    """Enter each job's request and its looser ones into ``shapes``; return them and the most nodes it could get.
+
+    ``open_to``: of each row of the masks, the row without reservations of others: these close nodes only for a time,
+    like the jobs that run there, and a job waits for the best that it can have.
+    """
     shape, most = [], []
     known: dict[tuple[object, ...], bool] = {}
     chains: dict[tuple[object, ...], tuple[int, int]] = {}  # most jobs ask for what another one asks for
@@ -285,7 +291,8 @@ def _chains(
         def possible(ask: SpreadRequest, partition: str = partition, of: int = of) -> bool:
             key = (partition, of, ask)
             if key not in known:
-                known[key] = racks_for_ask(world.usable, world, masks, of, partition, ask) is not None
+                row = open_to[of] if of >= 0 else -1
+                known[key] = racks_for_ask(world.usable, world, masks, row, partition, ask) is not None
             return known[key]
 
         asked = current_requests(job, snapshot.policies[partition], snapshot.now, world.racked, possible)
@@ -324,12 +331,17 @@ def _requests_of(shapes: list[ShapeKey], world: NodeArrays) -> Requests:
     return Requests(ints([s[0] for s in spans]), ints([s[1] for s in spans]), *(ints(list(c)) for c in columns))
 
 
+def _limit_of(job: PendingView) -> float:
+    """Return what is left of the job's time limit."""
+    return job.spec.time_limit_s if job.resizes is None else max(0.0, job.limit_s)
+
+
 def _to_reservations(eligible: list[PendingView], reserved: Reserved, by_limit: bool) -> tuple[Column, Column, Column]:
     """Return each job's reservation (-1: none), a number shared by jobs treated alike, and a limit."""
     if not reserved:
         return repeat(-1), repeat(_NO_RESERVATIONS), ()
     owns = [-1 if job.reserved is None else reserved.number.get(job.reserved.name, -1) for job in eligible]
-    lasts = [job.spec.time_limit_s if job.resizes is None else job.limit_s for job in eligible]
+    lasts = [_limit_of(job) for job in eligible]
     limits = np.array(lasts, np.float64)
     groups = grouped(limits)
     if by_limit:

@@ -97,12 +97,14 @@ def places(tree: FairShareTree, usage: Floats) -> Ints:
         for level in range(levels):
             if path[leaf, level] >= 0:
                 used[path[leaf, level]] += usage[leaf]
+    whole = 0.0
+    for node in range(parent.size):
+        whole += used[node] if parent[node] < 0 else 0.0
     key = np.zeros(parent.size)
     for node in range(parent.size):
-        key[node] = used[node] / tree.share[node]
-        above = parent[node]
-        if above >= 0 and used[above] > 0:
-            key[node] *= tree.siblings[node] / used[above]
+        of_all = used[parent[node]] if parent[node] >= 0 else whole
+        if of_all > 0:  # a part of at most 1, however little all have used: else quotients overflow
+            key[node] = used[node] / of_all * (tree.siblings[node] / tree.share[node])
         key[node] = np.float64(np.float32(key[node]))  # ties stay ties, however quotients round
     order = np.arange(leaves)
     keys = np.zeros(leaves)

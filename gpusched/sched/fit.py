@@ -106,9 +106,15 @@ def fitting(state: ClusterState, queue: Ints) -> Flags:
 @jit
 def unreserved(calendar: Calendar | None, request: PlacementRequest) -> PlacementRequest:
     """Return the request as if nothing were reserved for others."""
-    if calendar is None or request.mask < 0 or calendar.base.size == 0:
-        return request
-    return with_mask(request, calendar.base[request.mask])
+    return with_mask(request, unreserved_row(calendar, request.mask))
+
+
+@jit
+def unreserved_row(calendar: Calendar | None, row: int) -> int:
+    """Return the row of the masks for jobs of ``row`` if nothing were reserved for others."""
+    if calendar is None or row < 0 or calendar.base.size == 0:
+        return row
+    return int(calendar.base[row])
 
 
 @jit

@@ -76,7 +76,7 @@ class Rooms:
 
     def _cost(self, at: int, job: PendingView, gpus: int | None) -> float:
         counted = gpus_counted(job.spec.gpus if gpus is None else gpus, job.spec.profile)
-        return limit_units(self._bounds[at].rule.unit, counted, job.spec.time_limit_s)
+        return limit_units(self._bounds[at].rule.unit, counted, max(0.0, job.limit_s))
 
 
 class LimitReasons:

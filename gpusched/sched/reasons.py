@@ -14,7 +14,7 @@ from gpusched.model.snapshot import Snapshot
 from gpusched.sched.accounts import gpu_scale
 from gpusched.sched.arrays import NodeArrays, PendingArrays, racks_for_ask
 from gpusched.sched.eligible import ARRAY_FULL
-from gpusched.sched.fit import request_of, shortfall, unreserved
+from gpusched.sched.fit import request_of, shortfall, unreserved, unreserved_row
 from gpusched.sched.limits import LimitReasons
 from gpusched.sched.place import max_in_rack
 from gpusched.sched.reservations.rules import reserved_text
@@ -166,18 +166,20 @@ class Verdicts:
         """Return the reason for RESOURCES, NOT_AVAILABLE or BAD_CONSTRAINTS, with figures; shared except the head's."""
         shape = self._shapes[job]
         if code == BAD_CONSTRAINTS:
-            message = self._shortage("needs", "there", self._world.total, shape)
+            message = self._shortage("needs", "there", self._world.total, job)
             reason = Reason(code=ReasonCode.BAD_CONSTRAINTS, message=message)
         elif code == RESERVED:
-            return self._reserved(shape, job)
+            reason = self._reserved(shape, job)
+            waits = self._waits(job, block.policy) if patient and self.racks_now(job) is not None else ""
+            return Reason(code=reason.code, message=f"{reason.message}; {waits}") if waits else reason
         elif code == NOT_AVAILABLE:
-            message = self._shortage("needs", "usable", self._world.usable, shape)
+            message = self._shortage("needs", "usable", self._world.usable, job)
             requests = self._waiting.requests
             missing = not_available(self._world.nodes[requests.lo[shape] : requests.hi[shape]])
             reason = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=f"{message}; not available: {missing}")
         else:
             waits = self._waits(job, block.policy) if patient else ""
-            message = waits or self._shortage("waits for", "free", self._world.resources, shape)
+            message = waits or self._shortage("waits for", "free", self._world.resources, job)
             if job == block.head:
                 return Reason(code=ReasonCode.RESOURCES, message=message + starts_in(block.shadow - self._now))
             reason = Reason(code=ReasonCode.RESOURCES, message=message)
@@ -211,7 +213,7 @@ class Verdicts:
         view = self._waiting.views[job]
 
         def asked_at(at: float) -> tuple[SpreadRequest, ...]:
-            possible = partial(self._racks, self._world.usable, job)
+            possible = partial(self._racks, self._world.usable, job, reserved=False)
             return current_requests(view, policy, at, self._world.racked, lambda ask: possible(ask) is not None)
 
         return wait_ends_at(view, policy, asked_at, self._now)
@@ -221,12 +223,13 @@ class Verdicts:
         found = (self._racks(self._world.resources, job, ask) for ask in split_requests(self._waiting.views[job].spec))
         return next((racks for racks in found if racks is not None), None)
 
-    def _racks(self, resources: Resources, job: int, ask: SpreadRequest) -> int | None:
+    def _racks(self, resources: Resources, job: int, ask: SpreadRequest, reserved: bool = True) -> int | None:
         waiting, mask = self._waiting, int(self._waiting.requests.mask[self._shapes[job]])
+        mask = mask if reserved else unreserved_row(waiting.calendar, mask)
         return racks_for_ask(resources, self._world, waiting.jobs.masks, mask, waiting.views[job].spec.partition, ask)
 
-    def _shortage(self, verb: str, free: str, resources: Resources, shape: int) -> str:
-        request = request_of(self._waiting.requests, shape)
+    def _shortage(self, verb: str, free: str, resources: Resources, job: int) -> str:
+        request, profile = request_of(self._waiting.requests, self._shapes[job]), self._waiting.views[job].spec.profile
         if free != "free" and len(self._waiting.calendar.base):
             request = unreserved(self._waiting.calendar, request)
         dimension, count, nearest = shortfall(resources, self._waiting.jobs.masks, request)
@@ -235,7 +238,6 @@ class Verdicts:
         if dimension < 0:
             racks = new_scratch(len(self._world.nodes), 0, self._world.rack).racks
             most = int(max_in_rack(racks, resources, self._waiting.jobs.masks, request))
-            return scattered(verb, free, int(request.parts), needs, most)
+            return scattered(verb, free, int(request.parts), needs, most, profile)
         name = base_of(self._world.nodes[nearest].name) if nearest >= 0 else ""
-        profile = self._waiting.views[self._shapes.index(shape)].spec.profile
         return shortage(verb, free, dimension, int(request.parts), needs, int(count), name, has, profile)

@@ -11,7 +11,7 @@ from gpusched.model.jobs import JobSpec
 from gpusched.model.limits import leaf_of, split_leaf
 from gpusched.model.policy import PolicySpec
 from gpusched.model.slicetables import gpus_counted
-from gpusched.model.snapshot import NodeView, PendingView, Snapshot
+from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.units import count_of, format_memory, gpus_of
 from gpusched.sched.reservations.rules import closed_text
 from gpusched.sched.slicenames import profile_of
@@ -86,16 +86,26 @@ def closed_reason(job: PendingView, node: NodeView, now: float) -> str:
     return barred(job, node) or (closed_text(job, node, now) if node.reservations else "")
 
 
-def with_held(usage: Mapping[str, float], held: Iterable[tuple[str, int, str]]) -> dict[str, float]:
-    """Return recent GPU hours by `leaf_of` user and group, plus one for each GPU ``held``: (leaf, GPUs, profile).
+def with_held(usage: Mapping[str, float], held: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return recent GPU hours by `leaf_of` user and group, plus one for each GPU ``held``: (leaf, GPUs).
 
-    Without the second part, a user whose jobs have just begun would look idle until usage has accrued. A slice counts
-    as its share of a GPU.
+    Without the second part, a user whose jobs have just begun would look idle until usage has accrued.
     """
     found = dict(usage)
-    for leaf, gpus, profile in held:
-        found[leaf] = found.get(leaf, 0.0) + gpus_counted(gpus, profile)
+    for leaf, gpus in held:
+        found[leaf] = found.get(leaf, 0.0) + gpus
     return found
+
+
+def held_gpus(running: Iterable[RunningView]) -> Iterator[tuple[RunningView, float]]:
+    """Yield running jobs with their GPUs: a slice counts as its share, and of a GPU that two have each has half."""
+    running = list(running)
+    partners = {job.id: job for job in running if job.partner}
+    for job in running:
+        gpus, other = gpus_counted(job.allocation.gpus, job.spec.profile if job.spec else ""), partners.get(job.partner)
+        if other is not None and job.shares and other.shares:
+            gpus = len(job.shares) - len(set(job.shares) & set(other.shares)) / 2
+        yield job, gpus
 
 
 def usage_of(snapshot: Snapshot) -> dict[str, float]:
@@ -103,7 +113,7 @@ def usage_of(snapshot: Snapshot) -> dict[str, float]:
 
     With groups: `leaf_of` user and group -> place by their tree (`fairtree`).
     """
-    held = ((leaf_of(j.user, j.group), j.allocation.gpus, j.spec.profile if j.spec else "") for j in snapshot.running)
+    held = ((leaf_of(job.user, job.group), gpus) for job, gpus in held_gpus(snapshot.running))
     usage = with_held(snapshot.usage, held)
     if not snapshot.groups or not any(policy.order == "fairshare" for policy in _asked(snapshot)):
         return usage

@@ -42,7 +42,7 @@ def not_available(nodes: Iterable[NodeView]) -> str:
     words = []
     for node in nodes:
         if not node.available:
-            words.append(f"{node.name} ({node.unavailable_reason or 'not available'})")
+            words.append(f"{base_of(node.name)} ({node.unavailable_reason or 'not available'})")
         else:
             own = ((g, why) for g, why in sorted(node.blocked.items()) if g in node.gpus)
             words += [f"{called(g, node.name)} ({why})" for g, why in own]
@@ -92,9 +92,9 @@ def shortage(
     return f"{verb} {need}{gpus} on one node; most{free} on one node: {best}" + (f" ({nearest})" if nearest else "")
 
 
-def scattered(verb: str, free: str, parts: int, needs: tuple[int, int, int], most: int) -> str:
+def scattered(verb: str, free: str, parts: int, needs: tuple[int, int, int], most: int, profile: str = "") -> str:
     """Report enough nodes, but not in one rack: ``waits for 2 nodes in one rack, each with 4 GPUs; ...``."""
-    each = amount(GPUS, needs[0]) if needs[0] else amount(CORES, needs[1])
+    each = amount(GPUS, needs[0], profile) if needs[0] else amount(CORES, needs[1])
     free = "" if free == "there" else f" {free}"
     return f"{verb} {count_of(parts, 'node')} in one rack, each with {each}; most{free} in one rack: {most}"
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.errors import FileError, UsageError
+from gpusched.errors import FileError, UnreadableFile, UsageError
 from gpusched.model.interference import JobClassEstimate, job_class_of
 from gpusched.model.topology import Topology
 from gpusched.sched.state import Floats, Ints
@@ -20,6 +20,7 @@ from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.pool import Pool, demand_of, node_counts
 from gpusched.sim.profiles.measured import rows_of
+from gpusched.traces.readers.columns import open_text
 from gpusched.traces.trace import Trace
 
 
@@ -136,15 +137,15 @@ def read_pairs(path: str | Path) -> ColocationTable:
     """
     found: dict[tuple[tuple[str, int, int], tuple[str, int, int]], float] = {}
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open_text(Path(path)) as file:
             rows = csv.DictReader(file)
             for row in rows:
                 job, beside = ((row[p + "model"], int(row[p + "gpus"]), int(row[p + "nodes"])) for p in ("", "beside_"))
                 found[job, beside] = ratio = float(row["ratio"])
                 if not (0.0 < ratio <= 2.0 and all(1 <= n <= g and g % n == 0 for _, g, n in (job, beside))):
                     raise ValueError(row["ratio"])
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(str(path), None, "", str(error), "a table of pairs") from None
+    except OSError as error:
+        raise UnreadableFile(str(path), error.strerror or str(error), "a table of pairs") from None
     except (KeyError, TypeError, ValueError) as error:
         line = rows.line_num
         raise FileError(str(path), line, "", f"no pair ({error})", f"columns {','.join(_COLUMNS)}") from None

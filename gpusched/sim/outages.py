@@ -11,6 +11,7 @@ from gpusched.model.suggest import did_you_mean
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import Outage
 from gpusched.sim.reserving import Booking
+from gpusched.traces.readers.columns import open_text
 
 _COLUMNS = ("node", "start", "end", "drain")
 
@@ -28,14 +29,14 @@ def read_outages(path: Path, pool: Pool) -> tuple[Outage, ...]:
     rows = {name: row for row, name in enumerate(pool.names)}
     found = []
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open_text(Path(path)) as file:
             reader = csv.DictReader(file, restval="")
             header = reader.fieldnames or []
             if list(header) != list(_COLUMNS[: len(header)]) or len(header) < 2:
                 raise FileError(str(path), 1, "", ",".join(header) or "nothing", ",".join(_COLUMNS))
             for row in reader:
                 found.append(_outage(str(path), reader.line_num, row, rows))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, csv.Error) as error:
         raise GpuschedError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     return tuple(found)
 

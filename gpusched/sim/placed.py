@@ -25,7 +25,7 @@ from gpusched.sched.state import (
     new_releases,
     no_calendar,
 )
-from gpusched.sched.topology.contention import JobLayouts, alone_on, new_search
+from gpusched.sched.topology.contention import JobLayouts, new_search, set_excess
 from gpusched.sched.topology.live import SlowdownTable
 from gpusched.sched.topology.load import new_load
 from gpusched.sched.topology.queue import Costs
@@ -47,7 +47,7 @@ from gpusched.sim.engine.placing import (
     PlacingState,
 )
 from gpusched.sim.engine.placing_walk import Walk
-from gpusched.sim.engine.state import SHAPE, Links, shape_request
+from gpusched.sim.engine.state import SHAPE, Links
 from gpusched.sim.engine.step import mark_never
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import node_counts
@@ -165,7 +165,7 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
         queues=filled(QUEUE, queues, held=len(trace), oldest=len(trace), first=-1, shadow=np.inf),
         wake=np.full(1, np.inf), at=np.zeros(2, np.int64),
         order=new_heap(classes + 1), fits=np.zeros(len(ways.shape) + 1, np.int64), search=new_search(tree),
-        backfill=BACKFILLS[backfill],
+        backfill=BACKFILLS[backfill], usable=passes.usable.gpus.copy(),
     )  # fmt: skip
 
 
@@ -290,18 +290,9 @@ def _ways(world: SimWorld, kinds: Ints, laid_out: list[list[int]], model: Slowdo
     """Return the ways of every class, ``kinds: int64[classes]``."""
     network, passes = world.options.network, world.passes
     assert network is not None
-    tree = network.tree
-    room = new_use(tree), np.zeros(len(tree.weight))
-    best = np.ones(len(kinds))
-    excess: list[float] = []
-    for i, found in enumerate(laid_out):
-        alone = [
-            alone_on(tree, model, passes.usable, passes.jobs.masks, shape_request(world.sim.shapes, shape),
-                   int(kinds[i]), passes.scratch, *room)
-            for shape in found
-        ]  # fmt: skip
-        best[i] = min(alone, default=1.0)
-        excess += [seconds / best[i] - 1.0 for seconds in alone]
     first = np.cumsum([0, *(len(found) for found in laid_out)]).astype(np.int64)
-    assert all(a <= b for a, b in pairwise(first))
-    return JobLayouts(first, ints([s for found in laid_out for s in found]), np.array(excess, np.float64), kinds, best)
+    shapes = ints([shape for found in laid_out for shape in found])
+    ways = JobLayouts(first, shapes, np.zeros(len(shapes)), kinds, np.ones(len(kinds)))
+    tree, masks = network.tree, passes.jobs.masks
+    set_excess(tree, model, ways, passes.usable, masks, passes.requests, passes.scratch, new_search(tree))
+    return ways

@@ -117,6 +117,9 @@ def resolve(request: ReplayRequest) -> list[PlannedReplay]:
         UsageError: Something requested does not exist, or options contradict each other.
         GpuschedError: A trace cannot be read.
     """
+    for option, is_given in (("--format", request.format is not None), ("--strict", request.strict)):
+        if is_given and not request.traces:
+            raise UsageError(f"{option} is for traces, and none is named", "name one, or omit it")
     folders = folders_in_force(request.inventory)
     named = _policies(request.policies, folders)
     notes = (*request.about, *_meanings(request, named, names_in(folders[:-1])))
@@ -328,7 +331,14 @@ def _traces(
         drawn = [replace(generate(request.workload, seed), name=request.workload.name) for seed in seeds]
         return [(cut(trace), (seed,)) for trace, seed in zip(drawn, seeds, strict=True)]
     if request.is_own:
-        return [(own_history(inventory, reader, request.since or "30d", request.until, request.vc), seeds)]
+        return [
+            (
+                own_history(
+                    inventory, reader, "30d" if request.since is None else request.since, request.until, request.vc
+                ),
+                seeds,
+            )
+        ]
     return [
         (load(t, request.format, vc=request.vc, since=request.since, until=request.until, strict=request.strict), seeds)
         for t in request.traces

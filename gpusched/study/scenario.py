@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ import msgspec
 from gpusched.config import fields
 from gpusched.config.topology import load_topology, read_topology
 from gpusched.config.yamlfile import Value, parse_file
+from gpusched.errors import UsageError
 from gpusched.model.slices import PROFILE, slice_index
 from gpusched.model.slicetables import published
 from gpusched.model.snapshot import SliceView
+from gpusched.model.suggest import did_you_mean
 from gpusched.model.topology import Topology
 from gpusched.model.units import count_of
 from gpusched.sched.slices.tree import arranged
@@ -47,9 +49,13 @@ def load_scenario(path: Path | str) -> ReplayRequest:
 
     Raises:
         FileError: The first thing wrong with it (file, line, key, found and expected).
+        UsageError: There is none of this name.
     """
     file = Path(path)
-    if not file.exists() and (shipped := SHIPPED / f"{path}.yaml").exists():
+    if not file.exists() and file.parent == Path() and not file.suffix:
+        if not (shipped := SHIPPED / f"{path}.yaml").exists():
+            names = sorted(built_in.stem for built_in in SHIPPED.glob("*.yaml"))
+            raise UsageError(f"no file, and no built-in scenario, named '{path}'{did_you_mean(str(path), names)}")
         file = shipped
     root = parse_file(file, "a scenario")
     found = fields.read(root, _keys(file.parent), _EXPECTED)
@@ -62,11 +68,14 @@ def load_scenario(path: Path | str) -> ReplayRequest:
     return request
 
 
-def with_options(scenario: ReplayRequest, options: ReplayRequest) -> ReplayRequest:
-    """Return the scenario with these options replaced; traces replace a workload, too."""
+def with_options(scenario: ReplayRequest, options: ReplayRequest, given: Collection[str] = ()) -> ReplayRequest:
+    """Return the scenario with these options replaced; traces replace a workload, too.
+
+    ``given``: fields that were given, though perhaps with their default.
+    """
     plain = ReplayRequest()
     said = {name: getattr(options, name) for name in ReplayRequest.__struct_fields__}
-    said = {name: value for name, value in said.items() if value != getattr(plain, name)}
+    said = {name: value for name, value in said.items() if name in given or value != getattr(plain, name)}
     if others := [name for name in said if name not in ("policies", "seeds", "workers", "backend", "strict")]:
         said["about"] = (*scenario.about, f"not as the scenario says: {', '.join(others)}")
     if "traces" in said:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.config.paths import write_atomic
-from gpusched.errors import FileError, GpuschedError
+from gpusched.errors import FileError, GpuschedError, UnreadableFile
 from gpusched.model.slices import is_profile
 from gpusched.traces.trace import ProgressRecords, Trace
 
@@ -85,8 +85,7 @@ def read(path: Path, *, strict: bool = False) -> Trace:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             return _trace(arrays)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise FileError(str(path), None, "", why, "a file that can be read") from None
+        raise UnreadableFile(str(path), error.strerror or str(error), "a trace written by gpusched") from None
     except (
         ValueError, KeyError, TypeError, EOFError, AttributeError, RuntimeError, OverflowError, zipfile.BadZipFile,
         zlib.error, MemoryError,
@@ -149,6 +148,10 @@ def check(trace: Trace) -> None:
         rows = getattr(trace, column)
         if rows is not None and np.any((rows < -1) | (rows >= len(getattr(trace, plural)))):
             raise ValueError(f"{column} out of range")
+    if trace.array_limit is not None and (
+        trace.array is None or np.any((trace.array_limit >= 0) & (trace.array < 0))
+    ):  # replays would take such jobs for one array
+        raise ValueError("array_limit of jobs without an array")
     if not all(map(is_profile, trace.profiles)):
         raise ValueError("profiles that are not MIG profiles")
     if np.any(trace.gpu_milli > 1000) or np.any(trace.depends_on >= np.arange(count)):

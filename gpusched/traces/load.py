@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from gpusched.config.openers import require_input
 from gpusched.config.plugins import OURS, components
 from gpusched.errors import GpuschedError, UsageError, Warnings
 from gpusched.traces.trace import Trace
@@ -69,6 +70,7 @@ def resolve(path: Path, format: str | None = None) -> tuple[str, Path]:
 
         raise UsageError(f"no trace format '{format}'{did_you_mean(format, components('traces'))}")
     try:
+        require_input(path)
         if path.is_dir():
             return find_in_folder(path, format)
         name = format or detect_format(path) or _claimed(path)

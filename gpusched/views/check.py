@@ -52,7 +52,8 @@ def host_line(outcome: msgspec.Struct) -> str:
     """Return what ``init`` found out about a host, as a line."""
     host = host_json(outcome)
     if "reason" in host:
-        return f"{host['host']}: {host['reason']}{'; ' + host['hint'] if host['hint'] else ''}"
+        reason = host["reason"].removeprefix(f"{msgspec.to_builtins(outcome)['host']['address']}: ")
+        return f"{host['host']}: {reason}{'; ' + host['hint'] if host['hint'] else ''}"
     gpus = f"{host['gpus']} x {host['gpu_type'] or 'GPU'}" if host["gpus"] else "no GPUs"
     about = "about " if host["rated_power_is_estimate"] else ""
     power = "" if host["rated_power_w"] is None else f", {about}{host['rated_power_w']:.0f} W"

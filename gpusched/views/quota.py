@@ -76,4 +76,6 @@ def _figure(row: QuotaRow, amount: float | None) -> str:
         return common.UNKNOWN
     if row.resource == "time":
         return format_duration(amount)
-    return f"{amount:.1f}" if row.resource == "gpu_hours" else f"{amount:.0f}"
+    if row.resource == "gpu_hours":
+        return f"{amount:.1f}"
+    return f"{amount:.2f}" if round(amount, 2) % 1 else f"{amount:.0f}"  # MIG slices are parts of GPUs

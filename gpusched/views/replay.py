@@ -216,12 +216,17 @@ def remarks(outcomes: Sequence[StudyOutcome]) -> list[str]:
 
 
 def schedule_paths(outcomes: Sequence[StudyOutcome], path: str) -> list[str]:
-    """Return each replay's schedule file: ``path``; of several, each with its policy (and seed) in the name."""
+    """Return each replay's schedule file: ``path``; of several, each with its policy (and seed) in the name.
+
+    Equal names, as of two traces of one name, are numbered: no file is written twice.
+    """
     if len(outcomes) == 1:
         return [path]
     stem, dot, suffix = path.rpartition(".") if "." in path.rpartition("/")[2] else (path, "", "")
     names = [re.sub(r"[^\w+-]+", "-", label(o, outcomes)).strip("-") for o in outcomes]
-    return [f"{stem}.{name}{dot}{suffix}" for name in names]
+    times = [names[: i + 1].count(name) for i, name in enumerate(names)]
+    numbered = [name if count == 1 else f"{name}-{count}" for name, count in zip(names, times, strict=True)]
+    return [f"{stem}.{name}{dot}{suffix}" for name in numbered]
 
 
 def write_schedule(result: ReplayResult, file: TextIO) -> None:

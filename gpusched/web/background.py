@@ -14,6 +14,7 @@ from gpusched.web.feed import Feed, ResponseBody, SiteReader
 from gpusched.web.usage import UsageStats
 
 _PAUSE_S = {"forecast": 20.0, "usage": 60.0}
+_MAX_AGE_S = 300.0  # both go by the clock, too: a view that does not change leaves them behind
 _REST_FACTOR = 10.0  # pauses last this many times as long as the computation before them
 EMPTY: dict[str, Any] = {
     "forecast": {"now": 0, "jobs": {}, "ends": {}},
@@ -22,7 +23,7 @@ EMPTY: dict[str, Any] = {
 
 
 class BackgroundStats:
-    """Recomputes both when the view has changed, and notifies the feed."""
+    """Recomputes both when the view has changed, or after `_MAX_AGE_S`, and notifies the feed."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
@@ -40,7 +41,7 @@ class BackgroundStats:
         seen_version = dict.fromkeys(works, 0)
         while not self._stop.wait(0.2):
             for name, work in works.items():
-                if time.monotonic() < due[name] or self._feed.version == seen_version[name]:
+                if not is_due(time.monotonic() - due[name], self._feed.version, seen_version[name]):
                     continue
                 start, seen_version[name] = time.monotonic(), self._feed.version
                 self._make(name, work, site)
@@ -63,6 +64,11 @@ class BackgroundStats:
     def stop(self) -> None:
         """End `run` after the current computation."""
         self._stop.set()
+
+
+def is_due(late_s: float, version: int, seen: int) -> bool:
+    """Return whether to recompute; ``late_s``: past the pause; ``version``, ``seen``: of the view, now and then."""
+    return late_s >= 0 and version > 0 and (version != seen or late_s >= _MAX_AGE_S)
 
 
 def forecast_of(client: Client) -> Any:

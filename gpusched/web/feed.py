@@ -7,6 +7,7 @@ version or one that is too old.
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import secrets
 import socket
@@ -35,6 +36,7 @@ POLL_S = 0.5  # how often the store is checked for changes
 _REST_FACTOR = 4.0  # pauses last this many times as long as the refresh before them
 _MAX_AGE_S = 15.0  # warnings depend on the clock, too
 _KEPT_CHANGES = 64  # changes
+_MAX_CLOCK_AGE_S = 2.0  # viewers set their clocks by the time in a response
 ENDED_SHOWN, ENDED_FOR_S = 1000, 86400.0
 MAX_ROWS = 30_000
 
@@ -116,7 +118,7 @@ class Feed:
         self.extras: dict[str, int] = {}  # name -> version, of data beside the view
         self._view = View(b"{}", {}, {})
         self._changes: deque[FeedUpdate] = deque(maxlen=_KEPT_CHANGES)
-        self._packed: dict[int, ResponseBody] = {}
+        self._packed: dict[int, tuple[float, ResponseBody]] = {}  # when it was made, and what is sent
         self._stamp: object = None
         self._refreshed_at = 0.0
         self._stop = threading.Event()
@@ -189,17 +191,20 @@ class Feed:
             return self.versions()
 
     def since(self, feed: str, version: int) -> ResponseBody:
-        """Return the changes after ``version`` of this feed, or everything; built once for all viewers of a version."""
+        """Return the changes after ``version`` of this feed, or everything; built once for viewers of one moment."""
         with self.news:
             changes = [c for c in self._changes if c.version > version]
             can_use_changes = feed == self.name and len(changes) == self.version - version and version > 0
             key = version if can_use_changes else 0
-            if key not in self._packed:
+            now = self._clock()
+            built_at, found = self._packed.get(key, (-math.inf, None))
+            if found is None or not 0 <= now - built_at < _MAX_CLOCK_AGE_S:
                 parts = [b'{"v":%d,%b}' % (c.version, c.body) for c in changes]
                 content = b'"changes":[%b]' % b",".join(parts) if can_use_changes else self._view.body()
-                start = b'{"feed":"%b","v":%d,"now":%f,' % (self.name.encode(), self.version, self._clock())
-                self._packed[key] = ResponseBody.of(start + content + b"}")
-            return self._packed[key]
+                start = b'{"feed":"%b","v":%d,"now":%f,' % (self.name.encode(), self.version, now)
+                found = ResponseBody.of(start + content + b"}")
+                self._packed[key] = now, found
+            return found
 
 
 def _difference(old: View, new: View) -> bytes:
@@ -226,10 +231,11 @@ def view_of(client: Client, now: float) -> View:
     hidden = max(0, len(rows) - MAX_ROWS)
     packed = {key: msgspec.json.encode(row) for key, row in list(rows.items())[:MAX_ROWS]}
     nodes = {row.name: msgspec.json.encode(node_row(row)) for row in cluster_rows(reader, client.inventory, now)}
-    return View(msgspec.json.encode(_head(client, hidden)), nodes, packed)
+    are_cut = sum(job.state in ENDED for job in jobs) >= ENDED_SHOWN
+    return View(msgspec.json.encode(_head(client, hidden, are_cut)), nodes, packed)
 
 
-def _head(client: Client, hidden: int) -> dict[str, Any]:
+def _head(client: Client, hidden: int, are_cut: bool) -> dict[str, Any]:
     from gpusched.client import slurm
 
     inventory, reader = client.inventory, client.reader
@@ -246,6 +252,7 @@ def _head(client: Client, hidden: int) -> dict[str, Any]:
         "notes": notes,
         "engine": slurm.modes_line(client) if inventory.engine == "slurm" else client.standby_line(),
         "simulated": any(n.simulated_gpus for n in inventory.nodes),
+        "last_ended": ENDED_SHOWN if are_cut else None,  # of those that ended, only so many are shown
     }
 
 

@@ -59,8 +59,10 @@ class UsageStats:
             self._fine.update(reader, now)
         return {
             "now": round(now),
-            "hours": [_point(begin, sums, HOUR_S) for begin, sums in self._hours.sums()],
-            "fine": [_point(begin, sums, BUCKET_S) for begin, sums in self._fine.sums() if begin + BUCKET_S <= now],
+            "hours": [_point(begin, sums, HOUR_S, now) for begin, sums in self._hours.sums()],
+            "fine": [
+                _point(begin, sums, BUCKET_S, now) for begin, sums in self._fine.sums() if begin + BUCKET_S <= now
+            ],
             "idle": [] if reader is None else _idle(reader, now),
             "users": {str(days): self._users(now - days * DAY_S) for days in (1, 7, DAYS)},
         }
@@ -103,15 +105,18 @@ def _idle(reader: Reader, now: float) -> list[dict[str, Any]]:
     ]
 
 
-def _point(bin_start: int, sums: list[UsageSum], width_s: int) -> list[float | None]:
-    """Return begin, GPU hours allocated, GPU hours in total, measured utilization, kW (of what was measured)."""
-    held = sum(row.gpu_s for row in sums if row.user)
+def _point(bin_start: int, sums: list[UsageSum], width_s: int, now: float) -> list[float | None]:
+    """Return begin, GPU hours allocated, GPU hours in total, measured utilization, kW (of what was measured).
+
+    The power of a bin that has not ended is that of its time so far; None: too short to tell.
+    """
+    held, elapsed_s = sum(row.gpu_s for row in sums if row.user), min(width_s, now - bin_start)
     known_s = sum(row.util_known_s for row in sums)
-    measured = any(row.gpu_s > row.energy_unknown_s for row in sums)
+    measured = elapsed_s >= BUCKET_S and any(row.gpu_s > row.energy_unknown_s for row in sums)
     return [
         bin_start,
         round(held / 3600, 2),
         round(sum(row.gpu_s for row in sums) / 3600, 2),
         round(sum(row.util_s for row in sums) / known_s, 4) if known_s else None,
-        round(sum(row.energy_j for row in sums) / width_s / 1000, 3) if measured else None,
+        round(sum(row.energy_j for row in sums) / elapsed_s / 1000, 3) if measured else None,
     ]

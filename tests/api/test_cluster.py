@@ -14,6 +14,7 @@ import time
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -458,9 +459,7 @@ def test_cancelling_while_it_ends(cluster: Cluster, monkeypatch: pytest.MonkeyPa
     assert job.cancelled()
 
 
-def test_what_could_not_be_read_is_read_again(
-    site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_could_not_be_read_is_read_again(site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     looked, real, failed = list[str](), Reader.ended_since, list[int]()
 
     def looking(reader: Reader, job_id: str) -> list[JobRecord]:
@@ -517,9 +516,7 @@ def test_an_executor_behaves_as_others_do(site: Site, cluster: Cluster) -> None:
     assert not job.cancelled()
 
 
-def test_a_batch_that_ends_in_another_thread(
-    site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_ends_in_another_thread(site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, real = Executor(cluster, **SMALL), Job.__init__
     batch = pool.batch()
     batch.__enter__()
@@ -544,6 +541,26 @@ def test_an_exception_leaves_an_executor_at_once(site: Site, cluster: Cluster) -
     with pytest.raises(KeyError):
         leave_it()
     assert site.only_submit().spec.function == "abs"
+
+
+def test_what_a_batch_did_not_queue_is_cancelled(site: Site, cluster: Cluster) -> None:
+    """Else whoever waits for its futures, in another thread say, would wait for ever."""
+    pool, made = Executor(cluster, **SMALL), list[Job[Any]]()
+
+    def leave_it(argument: object, error: type[Exception] | None) -> None:
+        with pool.batch():
+            made.append(pool.submit(len, argument))  # type: ignore[arg-type]
+            if error is not None:
+                raise error
+
+    with pytest.raises(KeyError):
+        leave_it("a", KeyError)
+    with pytest.raises(UsageError, match="cannot be pickled"):
+        leave_it(sys.stdout, None)
+    assert wait(made, 10).not_done == set()
+    assert [job.cancelled() for job in made] == [True, True]
+    assert site.commands() == []
+    pool.shutdown()
 
 
 def test_shutdown_cancels_what_has_not_started(site: Site, cluster: Cluster) -> None:
@@ -581,12 +598,53 @@ def test_a_job_of_submitits_goes_on_while_its_state_cannot_be_read(site: Site, c
     made, missing = (plugin.GpuschedJob[int](site.state, job_id) for job_id in ids)
     assert (made.done(), missing.done()) == (False, True)
     site.fold()
+    for _ in range(20):  # as submitit does while it waits
+        assert not made.done()
+        assert made.state == "PENDING"
+    watched = plugin._cluster()._watcher._waiting
+    assert not watched  # futures would be kept until its end
     store = site.state / "gpusched.db"
     kept = store.read_bytes()
     store.write_bytes(b"no database" * 1000)
     assert not made.done()
     store.write_bytes(kept)
     plugin._cluster.cache_clear()
+
+
+def test_a_worker_of_dask_s_whose_job_was_refused_is_replaced_later(site: Site, cluster: Cluster) -> None:
+    from distributed.core import Status
+
+    from gpusched.integrations.dask import WorkerJob
+
+    job = cluster.submit("true", **SMALL)
+    site.inventory.write_text(site.inventory.read_text().replace("s-V100", "other"))
+    site.fold()
+    assert isinstance(job.exception(300), GpuschedError)
+    replaced, worker = [], object.__new__(WorkerJob)
+    worker.name, worker._job = "w-0", job
+    owner = SimpleNamespace(
+        workers={"w-0": worker}, worker_spec={"w-0": {}},
+        replace_worker=lambda name, at_once: replaced.append((name, at_once)),
+    )  # fmt: skip
+    worker._cluster = lambda: owner  # type: ignore[attr-defined]
+    worker._has_ended()
+    assert (worker.status, replaced) == (Status.closed, [("w-0", False)])
+
+
+def test_a_forked_process_has_futures_of_its_own(site: Site, cluster: Cluster) -> None:
+    job = cluster.submit(len, "a", **SMALL)
+    site.fold()  # a thread waits for it, which the other process will lack
+    if not (child := os.fork()):
+        code = 1
+        try:
+            code = int(not cluster.job(job.id).wait(120))
+        finally:
+            os._exit(code)
+    site.start(job.id)
+    leave(site, job, 1)
+    site.end(job.id)
+    assert job.result(300) == 1
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_asyncio(site: Site, cluster: Cluster) -> None:

@@ -176,7 +176,7 @@ class BesideSlurm(Tormented, SlurmCluster):
         yield from (f"doubled: {key} began {count} times" for key, count in starts.items() if count > 1)
         yield from (f"GPU shared: {line}" for line in self.ledger.lines if line.what == "clash")
         ends = {line.job: int(line.more) for line in self.ledger.lines if line.what == "end"}
-        attempts = {line.job: line.attempt for line in self.ledger.lines}
+        runs = Counter(job for job, _ in {(job, attempt) for job, attempt, _ in starts})
         mirrored = {slurm_id(job.id): job for job in self.records()}
         for task, work in self.tasks().items():
             cancelled = task.split("_")[0] in self.ordered
@@ -189,8 +189,8 @@ class BesideSlurm(Tormented, SlurmCluster):
                 yield f"lost: {task} (w{work.number}) did not run to its end; the store has {found.state}"
             if str(found.state) != wanted and not cancelled and task not in self.repeated:
                 yield f"{task} (w{work.number}) is {found.state} ({found.message}), it ended with {ends.get(task)}"
-            if attempts.get(task, 1) > 1 and task not in self.repeated:
-                yield f"{task} (w{work.number}) was run {attempts[task]} times"
+            if runs[task] > 1 and task not in self.repeated:  # an attempt whose slurmd was dead has not begun
+                yield f"{task} (w{work.number}) was run {runs[task]} times"
         if "Traceback" in self.controller_log:
             at = self.controller_log.index("Traceback")
             yield f"a traceback in the log: {self.controller_log[at:at + 1500]}"

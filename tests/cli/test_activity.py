@@ -7,8 +7,13 @@ import pty
 import re
 import subprocess
 import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from gpusched.cli import activity, output
 from gpusched.cli.activity import _cut
 from tests.cli.conftest import GPUSCHED, Site
 
@@ -83,6 +88,7 @@ def test_reading_a_file_tells_how_much_of_it(tmp_path: Path) -> None:
         assert CountedFile.latest is not None
         assert (CountedFile.latest.path, CountedFile.latest.size) == (path, 400_000)
         assert 1000 <= CountedFile.latest.done < 400_000
+        assert re.fullmatch(r"reading jobs.csv \d+ %, 0 s", _line())
         text.read()
         assert CountedFile.latest.done == 400_000
 
@@ -91,3 +97,29 @@ def test_a_line_is_no_wider_than_the_terminal() -> None:
     line = "gpusched: job 1 PENDING (Resources: needs 8 GPUs, 3 are free), 12 s ..."
     assert _cut(line, len(line)) == line
     assert _cut(line, 40) == "gpusched: job 1 PENDING (Re..., 12 s ..."
+
+
+def test_a_module_that_is_being_imported_has_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that draws the line would end with a traceback on the user's terminal."""
+    monkeypatch.setitem(sys.modules, "gpusched.traces.readers.columns", types.ModuleType("columns"))
+    assert _line() == "reading jobs, 0 s"
+
+
+def test_the_line_is_erased_once_the_screen_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rendering thousands of rows takes a second, in which it returns: the screen would begin on it."""
+    order: list[str] = []
+
+    class Screen:
+        def __rich_console__(self, console: object, options: object) -> Iterator[str]:
+            order.append("rendered")
+            yield "screen"
+
+    monkeypatch.setattr(activity, "erase", lambda: order.append("erased"))
+    output.print_rich(Screen())
+    assert order == ["rendered", "erased"]
+
+
+def _line() -> str:
+    shown = activity.Activity("reading jobs")
+    shown.stop()
+    return shown.line()

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import io
+import os
 import pwd
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from gpusched.cli import main, output
-from gpusched.config import paths
-from gpusched.errors import UsageError
+from gpusched.config import openers, paths
+from gpusched.errors import MAX_LINE, UsageError
 from gpusched.nodes.ssh_config import SshHop
 from gpusched.nodes.ssh_connect import _addresses
 from gpusched.nodes.transport import TransportError
 from tests.cli.conftest import Site
 from tests.traces.samples import PHILLY_CSV
+
+COMPILING = "gpusched: compiling the simulator (once after installation or upgrade) ...\n"
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,47 @@ from tests.traces.samples import PHILLY_CSV
          "its end (2020-01-01 01:00:00) is in the past; see --from, --to and --for"),
         ("reserve --gpus 0 --name x --for 1h",
          "invalid value for '--gpus': 0 is less than 1; see 'gpusched reserve --help'"),
-        ("trace slice t.csv --output=", ".: cannot be written: Device or resource busy"),
+        ("trace slice t.csv --output=",
+         "invalid value for '-o' / '--output': '' names no file; see 'gpusched trace slice --help'"),
+        ("backup --to=", "invalid value for '--to': '' names no folder; see 'gpusched backup --help'"),
+        ("recover --dry-run --from=", "invalid value for '--from': '' names no file; see 'gpusched recover --help'"),
+        ("replay --scenario=", "invalid value for '--scenario': '' names no file; see 'gpusched replay --help'"),
+        ("replay --power= t.csv", "invalid value for '--power': '' names no file; see 'gpusched replay --help'"),
+        ("status --user=", "invalid value for '-u' / '--user': '' names no user; see 'gpusched status --help'"),
+        ("replay --scenario phily", "no file, and no built-in scenario, named 'phily'; did you mean 'philly-like'?"),
+        ("replay --scenario none.yaml", "none.yaml: no such file or directory; expected a scenario"),
+        ("replay t.csv -P fifo -N 1 --placement=", "no placement named ''; one of first-fit, best-fit, consolidate, "
+         "worst-fit, spread, naive, random, fastest, milp, rack, rack-wait, contention, load-balancing, tetris"),
+        ("trace slice t.csv -o ./t.csv --jobs 1", "--output ./t.csv is the source; choose another name"),
+        ("trace import t.csv -o t.csv", "--output t.csv is the source; choose another name"),
+        ("trace fit t.csv -o t.csv", "--output t.csv is the source; choose another name"),
+        ("trace scale t.csv -o t.csv --nodes 1 --load 1", "--output t.csv is the source; choose another name"),
+        ("replay t.csv -P fifo -N 1 --schedule-out x --html x",
+         "--schedule-out and --html name one file; choose two"),
+        ("replay t.csv -P fifo -N 1 --seed -1",
+         "invalid value for '--seed': -1 is less than 0; see 'gpusched replay --help'"),
+        ("reproduce dl2 --quick --restart=", "--restart '' is not a duration; for example 120s"),
+        ("reproduce topology --quick --table .", ".: is a directory; expected a table of pairs"),
+        ("policy promote fifo --force now --since 7d",
+         "--since and --force cannot be combined; with --force nothing is proved"),
+        ("policy compare fifo easy --partition=", "there is no partition '' (available: A100, V100, bare)"),
+        ("train gist --trace t.csv -N 1 --out=",
+         "invalid value for '--out': '' names no folder; see 'gpusched train --help'"),
+        ("init dgx[1-", "found the host \"dgx[1-\", expected [user@]host[:port]"),
+        ("replay -P fifo --format swf", "--format is for traces, and none is named; name one, or omit it"),
+        ("replay -P fifo --strict", "--strict is for traces, and none is named; name one, or omit it"),
+        ("replay -P fifo --since=",
+         "--since '' is neither a time nor a span; for example 12h, 7d, all or 2026-11-20T18:00"),
+        ("replay t.csv -P fifo -N 1 --html /dev/full", "/dev/full: No space left on device"),
+        ("replay t.csv -P fifo -N 1 --schedule-out /dev/full", "/dev/full: No space left on device"),
+        ("metrics --textfile /dev/full", "/dev/full: No space left on device"),
+        ("metrics --listen x", "--listen x: not an address; such as 9836 or 0.0.0.0:9836"),
+        ("status -s nan", "--state: there is no state 'nan' (available: PENDING, STARTING, RUNNING, COMPLETING, "
+         "COMPLETED, FAILED, CANCELLED, TIMEOUT, OUT_OF_MEMORY, NODE_FAIL, PREEMPTED)"),
+        ("backup --to t.csv", "no backup in {folder}/t.csv: Not a directory; choose another folder: --to, or "
+         "settings.backup.to"),
+        ("replay t.csv -P fifo -N 1 --outages latin1.csv", 
+         "latin1.csv:1: found node,d\ufffdbut, expected node,start,end,drain"),
         ("metrics --textfile none/gpusched.prom", "none/gpusched.prom: No such file or directory"),
         ("status -u \udcff", "found '\\udcff', expected UTF-8"),
         ("cancel -y -u \udcff", "found '\\udcff', expected UTF-8"),
@@ -41,9 +85,11 @@ from tests.traces.samples import PHILLY_CSV
 )  # fmt: skip
 def test_it_is_said_in_one_line(site: Site, words: str, says: str) -> None:
     (site.folder / "t.csv").write_text(PHILLY_CSV)
+    (site.folder / "latin1.csv").write_bytes("node,début\n".encode("latin-1"))
     site.fold()
     done = site.call(*words.split())
-    assert (done.out, done.err.splitlines()) == ("", [f"gpusched: error: {says}"])
+    done.err = done.err.replace(COMPILING, "")
+    assert (done.out, done.err.splitlines()) == ("", [f"gpusched: error: {says.replace('{folder}', str(site.folder))}"])
     assert done.code in (1, 2)
 
 
@@ -160,3 +206,84 @@ def test_what_is_no_host_name_is_said_of_it(host: str) -> None:
     hop = SshHop(host=host, port=22, user="u", label=host, known_hosts=())
     with pytest.raises(TransportError, match="cannot be resolved: it is no host name"):
         _addresses(hop, "node", 600)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("trace stats pipe", "pipe: a pipe or device, not a file; write it to a file first"),
+        ("trace stats /dev/zero --format swf", "/dev/zero: a pipe or device, not a file; write it to a file first"),
+        ("predict pipe", "pipe: a pipe or device, not a file; write it to a file first"),
+        ("replay t.csv -P fifo -N 1 --node-list pipe", "pipe: a pipe or device, not a file; write it to a file first"),
+        ("replay t.csv -P fifo -N 1 --outages /dev/zero",
+         "/dev/zero: a pipe or device, not a file; write it to a file first"),
+        ("replay --scenario ./pipe", "pipe: a pipe that nothing writes to; expected a scenario"),
+        ("trace generate pipe -o out", "pipe: a pipe that nothing writes to; expected a workload description"),
+        ("trace import t.csv -o pipe", "pipe: cannot be written: a pipe that nothing reads"),
+        ("replay t.csv -P fifo -N 1 --html pipe", "pipe: a pipe that nothing reads"),
+        ("metrics --textfile pipe", "pipe: a pipe that nothing reads"),
+    ],
+)  # fmt: skip
+def test_a_pipe_without_another_end_is_not_waited_for(
+    site: Site, words: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openers, "PIPE_WAIT_S", 0.1)
+    (site.folder / "t.csv").write_text(PHILLY_CSV)
+    os.mkfifo(site.folder / "pipe")
+    site.fold()
+    done = site.call(*words.split())
+    assert (done.out, done.err.replace(COMPILING, "")) == ("", f"gpusched: error: {says}\n")
+
+
+def test_a_description_may_come_from_a_pipe(site: Site) -> None:
+    os.mkfifo(site.folder / "pipe")
+    writer = threading.Thread(target=lambda: (site.folder / "pipe").write_text("polices: [fifo]\n"))
+    writer.start()
+    assert "pipe:1: polices: found an unknown key" in site.call("replay", "--scenario", "./pipe").err
+    writer.join()
+
+
+def test_a_file_that_is_missing_is_an_invalid_request(site: Site) -> None:
+    for words in ("trace stats none.csv", "replay none.csv -P fifo -N 1", "replay --scenario none.yaml"):
+        done = site.call(*words.split())
+        assert (done.code, done.err.count("none.")) == (2, 1)
+
+
+def test_an_unknown_command_of_the_audit_log_is_told_from_one_without_entries(site: Site) -> None:
+    site.submit()
+    site.fold()
+    done = site.call("audit", "--command", "submti")
+    assert (done.code, done.out) == (0, "no entries\n")
+    assert done.err == "gpusched: no entry of this time has the command 'submti'; did you mean 'submit'?\n"
+    assert site.call("audit", "--command", "submit", "--refused").ok().out == "no entries\n"
+
+
+def test_an_option_overrides_a_scenario_though_it_is_the_default(site: Site) -> None:
+    (site.folder / "t.csv").write_text(PHILLY_CSV)
+    (site.folder / "s.yaml").write_text("traces: t.csv\nnodes: 1\npolicies: [fifo]\nshare: fractions\nrestart: 5m\n")
+    done = site.call("replay", "--scenario", "s.yaml", "--share", "auto", "--restart", "0s", "--json").ok()
+    assert any("not as the scenario says: restart_s, share" in note for note in done.json[0]["notes"])
+    assert done.json[0]["share"] == "no"
+
+
+def test_a_path_too_long_for_a_folder_of_backups(site: Site) -> None:
+    done = site.call("backup", "--to", "a/" * 1990)
+    assert len(done.err) < MAX_LINE + 20
+    assert done.code == 1
+    assert "internal error" not in done.err
+    assert "File name too long" in done.err
+
+
+def test_two_traces_of_one_name_have_two_schedules(site: Site) -> None:
+    for folder in ("a", "b"):
+        (site.folder / folder).mkdir()
+        (site.folder / folder / "t.csv").write_text(PHILLY_CSV)
+    site.call("replay", "a/t.csv", "b/t.csv", "-P", "fifo", "-N", "1", "--schedule-out", "s.csv")
+    assert {path.name for path in site.folder.glob("s.*")} == {"s.fifo.csv", "s.fifo-2.csv"}
+
+
+def test_init_names_a_host_once(site: Site) -> None:
+    done = site.call("init", "127.0.0.1:1", "-o", "new.yaml")
+    first = done.err.splitlines()[0]
+    assert first.startswith("gpusched: 127.0.0.1:1: nothing is listening on 127.0.0.1 port 1")
+    assert not (site.folder / "new.yaml").exists()

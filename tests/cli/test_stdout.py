@@ -54,7 +54,7 @@ def test_output_that_has_no_room_is_an_error_of_one_line(site: Site, words: list
     with open("/dev/full", "wb") as full:
         done = subprocess.run(words, env=site.env, cwd=site.folder, stdout=full, stderr=subprocess.PIPE, timeout=300)
     assert (done.returncode, done.stderr.count(b"\n")) == (1, 1), done.stderr
-    assert done.stderr.endswith(b"No space left on device\n")
+    assert done.stderr == b"gpusched: error: stdout: No space left on device\n"
 
 
 def test_a_command_without_stderr_still_prints(site: Site) -> None:

@@ -327,7 +327,8 @@ COMMANDS = [
     submits("NUL in a script", "NUL", script="#!/bin/sh\n\0"),
     submits("a script without its program", "#!", script="id"),
     submits("a script of 3 MB", "the maximum is 262144", script="#!/bin/sh\n" + "x" * 3_000_000),
-    sends("a hundred thousand ids", "no such job", lambda p: c.Cancel(time=NOW, job_ids=("x\x1b",) * 100_000)),
+    sends("ten thousand ids", "no such job", lambda p: c.Cancel(time=NOW, job_ids=("x\x1b",) * 10_000)),
+    sends("a hundred thousand ids", "at most 10000 jobs", lambda p: c.Cancel(time=NOW, job_ids=("x\x1b",) * 100_000)),
     submits("traversal in a dependency", "is not a job id", dependencies=(
         Dependency(DependencyKind.AFTER, "../../x"),)),
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpusched.model.health import Condition, NodeHealth
 from gpusched.model.jobs import Ending, JobState, Preemptions, Resizes, ResizeTo
+from gpusched.model.notices import Notice
 from gpusched.model.readings import NodeReading
 from gpusched.model.slices import Cut
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock, now_by, shift_times
@@ -121,6 +122,9 @@ def test_all_that_is_still_counted_moves_with_the_clock_and_nothing_else(tmp_pat
     )  # fmt: skip
     store.open_run(run)
     store.set_meta("heartbeat", str(now - 1))
+    notice = Notice(key="k", to="m", body={}, made=now - 8, due=now + 300)
+    store.add_notices([notice, msgspec.structs.replace(notice, key="sent", due=None)])
+    store.mark_applied("a.cancel", now)
     shift_times(store, step, now)
     waits, dated_job, ends, ended = (store.job(j.id) for j in jobs)
     assert waits is not None
@@ -149,6 +153,12 @@ def test_all_that_is_still_counted_moves_with_the_clock_and_nothing_else(tmp_pat
     assert (record.reading.time, record.reading.clock_skew_s) == (now - 1 + step, 0.5 - step)
     assert [r.start_time for r in store.runs(0, now * 2)] == [now - 60 + step]
     assert store.meta("heartbeat") == str(now - 1 + step)
+    assert store.due_notices(now + 299 + step, 9) == []
+    assert store.due_notices(now + 300 + step, 9) == [
+        msgspec.structs.replace(notice, made=now - 8 + step, due=now + 300 + step)
+    ]
+    store.forget_applied(now + step)
+    assert store.was_applied("a.cancel"), "its file may still be there"
     store.close()
 
 

@@ -30,7 +30,7 @@ from gpusched.model.jobs import JobState, Mount
 from gpusched.queue.inbox import MAX_COMMAND_BYTES
 from gpusched.queue.store import UsageRow
 from tests.builders import spec
-from tests.controller.applying import ADMIN, ALICE, BOB, ME, NOW, InboxWorld, names
+from tests.controller.applying import ADMIN, ALICE, BOB, ME, NOW, InboxWorld, fresh_id, names
 from tests.controller.rights import needs_root
 from tests.logged import messages
 
@@ -270,6 +270,27 @@ def test_secrets_named_and_given_must_agree(world: InboxWorld) -> None:
     command = Submit(time=NOW, id=ids.mint(NOW), spec=spec(secret_names=("A",)), secrets={"B": "s3cr3t"})
     assert world.say(command) == "secrets named and secrets passed differ: A, B"
     assert b"s3cr3t" not in (world.state / "gpusched.db").read_bytes()
+
+
+def test_secrets_count_in_the_size_of_a_users_pending_jobs(world: InboxWorld) -> None:
+    """They are files of the controller, of up to 4 MiB each: 100,000 jobs of one user filled its disk."""
+    settings = msgspec.structs.replace(world.inventory.settings, max_queued_mib_per_user=1)
+    world.inventory = msgspec.structs.replace(world.inventory, settings=settings)
+    given = {"A": "x" * 100_000}
+
+    def says() -> str:
+        command = Submit(time=NOW, id=fresh_id(NOW), spec=spec(secret_names=("A",)), secrets=given)
+        return world.say(command, ALICE)
+
+    assert [says() for _ in range(10)] == [""] * 10
+    assert "more than the allowed 1 MiB" in says()
+    assert world.say(Submit(time=NOW, id=fresh_id(NOW), spec=spec()), ALICE) == ""
+    world.put(world.store.pending()[0].id, JobState.FAILED)
+    assert says() == "", "the secrets of a job that has ended are about to go"
+    given["A"] = "x" * 130_000
+    assert says().startswith("secret A has 130000 bytes")
+    given["A"] = "x\0y"
+    assert says() == "secret A contains a NUL character"
 
 
 def test_an_array_is_many_jobs_and_its_id_stands_for_all(world: InboxWorld) -> None:

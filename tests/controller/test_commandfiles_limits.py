@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpusched.model.commands import Requeue, Submit
+from gpusched.controller import commandfiles
+from gpusched.model.commands import MAX_JOB_IDS, Cancel, Hold, Requeue, Submit
 from gpusched.model.jobs import JobState
 from gpusched.model.limits import Group, Groups, Limits, Qos, Quotas
 from tests.builders import spec
@@ -107,3 +108,28 @@ def test_whoever_left_a_class_does_not_come_back_into_it(world: InboxWorld) -> N
     world.put(other, JobState.FAILED, spec=spec(group="g"))
     assert world.say(Requeue(time=world.now, job_ids=(other,)), BOB) == ""
     assert world.job(other).spec.group == ""
+
+
+def test_a_users_commands_on_many_jobs_take_several_cycles(
+    world: InboxWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file of 4 MiB named a million jobs, or one job 280,000 times: it held up every cycle for a minute."""
+    monkeypatch.setattr(commandfiles, "MAX_HANDLED_JOBS", 3)
+    world.inventory = replace(world.inventory, quotas=Quotas())
+    first, second = world.submit(ALICE), world.submit(ALICE, array=(1, 2, 3))
+    others = world.submit(BOB)
+    for job_ids in ((first, first), (second, "x"), (second,)):
+        world.lay(Hold(time=world.now, job_ids=job_ids), ALICE)
+        world.now += 0.01
+    world.lay(Cancel(time=world.now, job_ids=(others,)), BOB)
+    for left in (1, 0):
+        world.fold()
+        assert len(world.refusals()) == 1
+        assert world.job(others).state is JobState.CANCELLED, "whoever comes behind does not wait"
+        assert len(list(world.inbox.new.iterdir())) == left
+    assert [e.kind for e in world.store.events(job_id=first)].count("held") == 1
+    assert [e.kind for e in world.store.events(job_id=second)].count("held") == 2
+    assert f"at most {MAX_JOB_IDS} jobs, this one names 10001" in world.say(
+        Cancel(time=world.now, job_ids=(first,) * 10_001), ALICE
+    )
+    assert world.job(first).state is JobState.PENDING

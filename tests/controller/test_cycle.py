@@ -10,7 +10,7 @@ import pytest
 
 from gpusched.cluster.base import Operation, OperationOutcome
 from gpusched.config.paths import log_path
-from gpusched.controller.cycle import Cycle
+from gpusched.controller.cycle import FORGET_PROGRAMS_S, Cycle
 from gpusched.controller.ledger import share_of
 from gpusched.controller.outputs import MAX_BACKOFF_S, MAX_FAILURES, readers_of
 from gpusched.controller.planning import PendingReasonWriter
@@ -71,6 +71,19 @@ def test_the_secrets_of_what_is_cancelled_before_it_began_go_too(site: Site, mor
     site.inbox.deliver(Cancel(time=site.world.now, job_ids=(job,)))
     site.turn()
     assert site.secrets() == []
+
+
+def test_secrets_of_jobs_that_wait_cost_no_cycle(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each was looked up in every cycle: one user's 100,000 jobs cost all others two seconds each time."""
+    job, looked = site.submit(**SECRET | {"spec": spec(secret_names=("A",), hold=True)}), list[str]()
+    site.turn()
+    has_unended = site.store.has_unended
+    monkeypatch.setattr(site.store, "has_unended", lambda name: looked.append(name) or has_unended(name))
+    site.turn(3)
+    assert looked == []
+    site.turn(1, FORGET_PROGRAMS_S)
+    assert looked == [job], "now and then all the same: a controller may have died before it removed them"
+    assert len(site.secrets()) == 1
 
 
 def test_secrets_stay_for_a_retry(site: Site) -> None:
@@ -386,6 +399,20 @@ def test_a_gang_that_a_node_cannot_start_goes_elsewhere(site: Site) -> None:
     assert found.state == JobState.RUNNING
 
 
+def test_an_attempt_of_which_another_rank_failed_at_the_end_has_failed_as_its_job_has(site: Site) -> None:
+    """Else `gpusched nodes --failures` took the node's failure for a success."""
+    gang = site.submit(spec=spec(nodes=2))
+    site.turn(5)
+    for rank, code in ((0, 0), (1, 3)):
+        (box,) = (box for _, box in site.world.running() if box.name == container_name(gang, 1, rank))
+        site.world.end(box, code)
+        site.turn()
+    found = site.store.job(gang)
+    assert found is not None
+    assert (found.state, found.exit_code) == (JobState.FAILED, 3)
+    assert [run.outcome for run in site.store.runs(0, site.world.now + 1)] == ["FAILED"]
+
+
 def test_a_collection_that_breaks_off_is_not_begun_anew_at_once_for_ever(site: Site) -> None:
     job = site.submit()
     site.turn(3)
@@ -507,6 +534,7 @@ def test_why_a_job_waits_is_written_when_it_changes_and_its_words_every_half_min
     assert other is not None
     reasons.write([other], {}, now + 999)
     assert site.store.job(job) == other, "nothing is said of it"
+    assert reasons._messages_at == {}, "of jobs and arrays that wait no more, nothing is kept"
 
 
 def test_a_jobs_part_of_its_partition_is_that_of_what_it_takes_most_of() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.cluster.base import Operation, OperationOutcome
+from gpusched.cluster.ssh import SshCluster
 from gpusched.controller.healthchecks import (
     LOOK_S,
     CheckSchedule,
     awaits_checks,
     before_job_checks,
     operation_key,
+    reasons_against_jobs,
     record_check,
 )
 from gpusched.model.healthchecks import (
@@ -270,6 +273,34 @@ def test_a_failed_check_is_noted_on_its_own_rank_and_starts_no_other(tmp_path: P
     assert errors == {"a": "", "b": "check meet failed: exit code 7"}
     assert {rank.node: rank.checks_passed for rank in site.store.ranks()} == {"a": ("meet",), "b": ()}
     assert operations(site, NOW + 2) == []
+
+
+def test_a_node_that_cannot_keep_a_term_keeps_no_job_waiting_for_its_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk is full or read-only, say: the check was asked for again and again, and the job held its GPUs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nodes"))
+    site = Site(tmp_path / "state", msgspec.structs.replace(MEET, command="true"))
+    (node, other), (partition,) = site.inventory.nodes, site.inventory.partitions
+    here = msgspec.structs.replace(node, transport="local")
+    site.inventory = msgspec.structs.replace(
+        site.inventory, partitions=(msgspec.structs.replace(partition, nodes=(here, other)),)
+    )
+    term = tmp_path / "nodes/gpusched-node/c/a/term"
+    term.parent.mkdir(parents=True)
+    term.write_text("damaged")
+    (rank,) = start_job(site, "j", "a")
+    with contextlib.closing(SshCluster(site.inventory, "c", tmp_path, term=5)) as cluster:
+        cluster.perform(operations(site, NOW))
+        cluster.wait_for_operations(600)
+        (outcome,) = cluster.finished()
+    with site.store.transaction():
+        record_check(site.store, outcome)
+    (after,) = site.store.ranks()
+    assert "is damaged" in after.check_error
+    assert after.checks_passed == rank.checks_passed == ()
+    assert "is damaged" in reasons_against_jobs(site.store, site.inventory)["a"], "and no other job comes there"
+    site.store.close()
 
 
 def test_after_a_lost_run_the_whole_gang_is_checked_again(tmp_path: Path) -> None:

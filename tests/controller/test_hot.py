@@ -160,6 +160,18 @@ def test_gpus_are_free_only_once_the_rank_is_gone(site: Site) -> None:
     assert site.job(other).state is JobState.RUNNING
 
 
+def test_a_job_that_ends_as_a_rank_leaves_has_its_outcome_in_its_last_run(site: Site) -> None:
+    job = pair(site)
+    site.submit_spec(spec(gpus_per_node=GPUS))
+    site.turn(heard=False)
+    site.end(job, 1)
+    site.end(job, 0)
+    site.turn(3)
+    assert site.job(job).state is JobState.COMPLETED
+    assert [run.outcome for run in site.runs(job)][-1] == "COMPLETED"
+    assert all(run.end_time is not None for run in site.runs(job))
+
+
 def test_what_remains_goes_on_and_grows_again_under_a_new_name(site: Site) -> None:
     job = grown(site, 2, 4, 6)
     site.end(job, 1, 137)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -11,20 +13,22 @@ import msgspec
 import pytest
 
 from gpusched.accounting.usage import BUCKET_S
+from gpusched.controller.notices import delivery
 from gpusched.controller.notices import service as notices
 from gpusched.controller.notices.delivery import OutgoingNotice, deliver, message_of
-from gpusched.controller.notices.making import NoticeMaker
+from gpusched.controller.notices.making import NoticeMaker, digest_of
 from gpusched.controller.notices.service import NotificationService
 from gpusched.model.arrays import restricted_row
 from gpusched.model.events import Event
 from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
-from gpusched.model.notices import Notices, Receiver
+from gpusched.model.notices import Notice, Notices, Receiver
 from gpusched.model.resources import Inventory
 from gpusched.queue.lease import Superseded
 from gpusched.queue.store import Store, UsageRow
 from tests import builders
 from tests.builders import spec
 from tests.controller.imagined import inventory
+from tests.testbed import wait_until
 
 T = 1_800_000_000.0
 HOOK = Receiver(webhook="http://127.0.0.1:9/token")
@@ -290,6 +294,34 @@ def test_a_receiver_that_left_the_inventory_is_told_nothing(store: Store, post: 
     assert post.sent == ["end"]
     assert store.failed_notices() == []
     assert b"token" not in Path(store._db.execute("PRAGMA database_list").fetchone()[2]).read_bytes()
+
+
+def test_a_receiver_that_hangs_keeps_no_other_waiting(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A webhook that took connections and said nothing had all threads, and all places among those that are sent."""
+    came, ends = queue.SimpleQueue[str](), threading.Event()
+
+    def deliver(sending: OutgoingNotice) -> None:
+        if sending.receiver == HOOK:
+            ends.wait(300)
+        came.put(sending.key)
+
+    monkeypatch.setattr(delivery, "deliver", deliver)
+    monkeypatch.setattr(notices, "MAX_PER_CYCLE", 20)
+    monkeypatch.setattr(notices, "MAX_IN_PROGRESS", 10)
+    site, service = msgspec.structs.replace(inventory(), notices=Notices(to=(HOOK,))), NotificationService(store)
+    hook, mail = digest_of(HOOK), "mail ada@example.org"
+    own = [Notice(key=f"{hook} end {n}", to=hook, body={}, made=T, due=T) for n in range(50)]
+    try:
+        store.add_notices([*own, Notice(key=f"{mail} end j", to=mail, body={}, made=T, due=T + 1)])
+        for later in range(3):
+            service.step(site, T + 2 + later)
+        assert came.get(timeout=60) == f"{mail} end j"
+        assert len(service._delivery.in_progress) <= 11
+        ends.set()
+        wait_until(lambda: service.step(site, T + 9) or not store.due_notices(T + 9, 100), what="the rest")
+    finally:
+        ends.set()
+    assert sorted(came.get(timeout=60) for _ in own) == sorted(notice.key for notice in own)
 
 
 def test_sendmail_gets_the_mail_and_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

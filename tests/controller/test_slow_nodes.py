@@ -6,12 +6,14 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpusched.cluster import ssh
 from gpusched.cluster.base import Operation
 from gpusched.model.readings import NodeReading
 from gpusched.nodes.transport import TransportError
+from gpusched.queue.store import RankRecord
 from tests.controller.imagined import inventory
 from tests.testbed import wait_until
 
@@ -51,6 +53,37 @@ def test_a_slow_node_is_heard_after_a_launch_and_an_older_answer_does_not_count(
         cluster.close()
 
 
+def test_a_job_is_not_launched_while_its_old_folder_is_removed(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that ended and was requeued at once lost its program and its progress to the removal of its folder."""
+    removed, sent = threading.Event(), list[str]()
+    cluster = ssh.SshCluster(inventory(1), "c", tmp_path)
+    cluster._use_nodes(inventory(1).nodes)
+
+    def dispatch(operation: Operation, node: Any) -> str:
+        sent.append(operation.verb)
+        assert operation.verb == "launch" or removed.wait(300)
+        return ""
+
+    monkeypatch.setattr(cluster, "_dispatch", dispatch)
+    (node,) = inventory(1).nodes
+    rank = RankRecord(job_id="j", attempt=2, rank=0, node=node.name, runtime="process")
+    folder = msgspec.structs.replace(rank, attempt=0)
+    launch = Operation(verb="launch", node=node.name, rank=rank)
+    try:
+        cluster.perform([Operation(verb="forget", node=node.name, rank=folder), launch])
+        wait_until(lambda: sent, what="the removal")
+        assert (sent, cluster.busy()) == (["forget"], {("j", 0, 0)})
+        removed.set()
+        cluster.wait_for_operations(600)
+        assert [outcome.error for outcome in cluster.finished()] == [""]
+        cluster.perform([launch])
+        cluster.wait_for_operations(600)
+        assert sent == ["forget", "launch"]
+    finally:
+        removed.set()
+        cluster.close()
+
+
 def test_nodes_that_hang_keep_no_others_from_being_heard(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More nodes hang at once than there are threads: the others are heard in the same cycle, and in the next ones."""
     answers = threading.Event()
@@ -71,6 +104,30 @@ def test_nodes_that_hang_keep_no_others_from_being_heard(tmp_path, monkeypatch: 
         assert cluster.observe(nodes, 10.0).keys() == others
         answers.set()
         wait_until(lambda: cluster.observe(nodes, 10.0).keys() >= hanging, what="those that hung")
+    finally:
+        answers.set()
+        cluster.close()
+
+
+def test_nodes_that_leave_while_their_probes_wait_for_a_thread_end_no_cycle(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rack that is down is removed: those of its nodes that no thread had come to yet raised KeyError."""
+    answers = threading.Event()
+
+    def probe(transport: Any, node: Any, cluster_id: str, settings: Any, now: Any, **options: Any) -> NodeReading:
+        answers.wait(300)
+        return NodeReading(node=node.name, time=now())
+
+    monkeypatch.setattr(ssh, "probe", probe)
+    monkeypatch.setattr(ssh, "open_transport", lambda node, settings: SimpleNamespace(close=lambda: None))
+    nodes = inventory(2 * ssh.PROBE_THREADS).nodes
+    cluster = ssh.SshCluster(inventory(1), "c", tmp_path)
+    try:
+        assert cluster.observe(nodes, 0.0) == {}
+        assert cluster.observe(nodes[:1], 2 * ssh.STALL_S) == {}
+        answers.set()
+        wait_until(lambda: cluster.observe(nodes[:1], 10.0).get(nodes[0].name), what="the node that stayed")
     finally:
         answers.set()
         cluster.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from gpusched.model.jobs import Allocation, Ending, JobRecord, JobState, NodeAll
 from gpusched.model.limits import WEEK_S, Bound, Group, Groups, Limits, Qos, Quotas
 from gpusched.queue.quotas import PendingJobLimits, QuotaLedger, QuotaUsage, recent_quota_usage
 from gpusched.queue.schema import MIGRATIONS, SCHEMA
-from gpusched.queue.snapshots import recent_usage, snapshot_of_store
+from gpusched.queue.snapshots import recent_usage, snapshot_of_store, usage_by_leaf
 from gpusched.queue.store import DATABASE, Reader, RunRecord, Store
 from tests.builders import spec
 from tests.controller.applying import NOW
@@ -138,6 +139,27 @@ def test_sums_that_are_kept_for_an_hour_miss_nothing(store: Store) -> None:
     with store.transaction():
         store.close_run("open", 1, now - 5 * HOUR, JobState.NODE_FAIL)
     assert total() == pytest.approx(6), "that it had ended long ago was known late"
+
+
+@pytest.mark.parametrize("half_lives", [1, 8, 12, 20])
+def test_recent_use_is_what_it_was_and_what_came_since_however_old(store: Store, half_lives: int) -> None:
+    """A replay begins with the usage of then and lets it decay, so live nothing of it may be forgotten, either."""
+    half_life = 2 * HOUR
+    begin, asked = NOW - 3 * HOUR, inventory()
+    asked = replace(asked, settings=replace(asked.settings, fairshare_half_life_s=int(half_life)))
+    old = begin - half_lives * half_life
+    entered(
+        store, (run("old", "ann", old - HOUR), old), (run("new", "ann", begin - HOUR), NOW - HOUR),
+        (run("bobs", "bob", begin - 9 * HOUR, gpus=3), None),
+    )  # fmt: skip
+    then, now = usage_by_leaf(store, asked, begin), usage_by_leaf(store, asked, NOW)
+    kept, rate = 0.5 ** (3 * HOUR / half_life), math.log(2) / half_life
+    new = {"ann": (0.5 ** (HOUR / half_life) - kept) / rate, "bob": 3 * (1 - kept) / rate}
+    assert now == {user: pytest.approx(then[user] * kept + new[user] / HOUR, rel=1e-8) for user in then}
+    assert now == pytest.approx(usage_by_leaf(store, asked, NOW)), "what is kept of ended attempts adds up to the same"
+    with store.transaction():
+        store.close_run("bobs", 1, NOW - 2 * HOUR, JobState.NODE_FAIL)
+    assert usage_by_leaf(store, asked, NOW)["bob"] < now["bob"], "that it had ended was known late"
 
 
 def test_the_snapshot_has_it_and_fair_share_goes_by_groups(store: Store) -> None:

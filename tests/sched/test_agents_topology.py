@@ -12,18 +12,20 @@ from msgspec.structs import replace
 
 from gpusched.agents.common import vector
 from gpusched.agents.common.vector import vector_size
-from gpusched.agents.topology.auction import Site, parts_of
-from gpusched.agents.topology.live import NOTHING_LEARNED, prepare
+from gpusched.agents.topology import live
+from gpusched.agents.topology.auction import Auction, Site, Workspace, parts_of
+from gpusched.agents.topology.live import NOTHING_LEARNED, prepare, workspaces_of
 from gpusched.agents.topology.network import SHAPES, untrained, weights_from
 from gpusched.config.weights import TrainedModel
 from gpusched.model.interference import JobClassEstimate
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.snapshot import Snapshot
-from gpusched.sched.agent import NAN_OUTPUT
+from gpusched.sched.agent import NAN_OUTPUT, Context
 from gpusched.sched.arrays import node_arrays_of
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.topology.patience import HARMLESS, PATIENCE_S
+from gpusched.sched.topology.queue import Costs
 from gpusched.sched.topology.tree import tree_of
 from tests.sched.contention import LATE, Plain, beliefs, clusters, named
 from tests.sched.racks import FOUR, HALF, TWO_RACKS
@@ -78,6 +80,21 @@ def test_one_scheduler_that_learned_nothing_keeps_to_the_rule(snap: Snapshot) ->
         if costs:
             assert plan.reasons[job.id].code is ReasonCode.POLICY
             assert min(costs) > HARMLESS
+
+
+def test_schedulers_have_room_for_all_neighbours_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code would write beyond it: of those that run there may be more than wait."""
+    rooms = []
+
+    def kept(auction: Auction, context: Context, costs: Costs) -> list[Workspace]:
+        rooms.append((auction.found.shape, len(costs.load.jobs)))
+        return workspaces_of(auction, context, costs)
+
+    monkeypatch.setattr(live, "workspaces_of", kept)
+    busy = [named(running(f"r{i}", {"n0": (2 * i, 2 * i + 1)}, LATE + 60.0), "calm") for i in range(3)]
+    jobs = [pending("j", 2, user="alice", name="calm")]
+    planned(snapshot([node("n0")], jobs, busy, place="contention", beliefs=beliefs(0.02, 0.02, 1.0, None)), 2)
+    assert rooms == [((2, 4), 4)]
 
 
 @QUICK

@@ -88,6 +88,14 @@ def test_it_is_what_the_recursion_says(drawn: tuple[Groups, list[Leaf], list[flo
     assert [order[place] for place in sorted(order)] == [set(one) for one in expected]
 
 
+@settings(max_examples=60, deadline=None)
+@given(trees())
+def test_usage_that_has_decayed_to_almost_nothing_counts_alike(drawn: tuple[Groups, list[Leaf], list[float]]) -> None:
+    groups, leaves, usage = drawn
+    tree = tree_of(groups, leaves)
+    assert places(tree, np.array(usage)).tolist() == places(tree, np.array(usage) * 2.0**-1070).tolist()
+
+
 def test_who_is_equal_stays_so_whatever_the_quotients_are_rounded_to() -> None:
     groups = Groups(
         groups=(

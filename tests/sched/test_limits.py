@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpusched.model.jobs import Allocation, Elastic, NodeAllocation
+from gpusched.model.jobs import Allocation, Elastic, NodeAllocation, Resizes
 from gpusched.model.limits import Bound, Group, Groups, LimitRule, Limits, Qos, Quotas
 from gpusched.model.plan import LIMITS, Plan, ReasonCode, Resize, Start
 from gpusched.model.policy import PolicySpec
@@ -217,6 +217,20 @@ def test_resizable_jobs_grow_within_their_users_limits(sizes: Literal["drf", "op
     assert all(gpus <= 4 for gpus in grown)
     _, rejections = check(Plan(actions=(Resize("r", 8),)), bounded(replace(snap, pending=(), running=(runs,))))
     assert "limit of user alice: at most 4 GPUs at once" in rejections[0].why
+
+
+def test_what_is_resized_is_charged_for_what_is_left_of_its_limit() -> None:
+    """What it ran before is charged already: charged for its whole limit again, it would not go on for days."""
+    half = replace(
+        pending("a", 1, limit=36_000), resizes=Resizes(count=1, had_s=18_000.0), resume_at=1,
+    )  # fmt: skip
+    rule = LimitRule(("alice", "", ""), "user alice", "gpu_s", 36_000, "AssocGrpGRESMinutes")
+    snap = snapshot([node("n")], [replace(half, bounds=(0,))])
+    snap = replace(snap, bounds=(Bound(rule, used=18_000, frees=((NOW + 500_000.0, 18_000),)),))
+    plan, rejections = check(decide(snap), snap)
+    assert (list(started(plan)), rejections) == (["a"], ())
+    more = replace(snap, bounds=(Bound(rule, used=18_001),))
+    assert decide(more).reasons["a"].message.endswith("this job may use 5")
 
 
 def test_a_bound_may_be_exceeded_already() -> None:

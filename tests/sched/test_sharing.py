@@ -21,6 +21,7 @@ from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
 from gpusched.sched.sharing.pairs import pairs_of
 from gpusched.sched.state import LIMIT, NOT_AVAILABLE, POLICY, RESOURCES, new_outcome
+from gpusched.sched.tally import usage_of
 from tests.sched.sharing import (
     CORES,
     GPUS,
@@ -179,6 +180,11 @@ def test_a_gpu_that_two_have_counts_once_and_comes_free_with_the_last() -> None:
     assert [(view.shares, view.partner) for view in (first, second)] == [((0, 1, 2), "late"), ((0,), "r")]
     assert not first.spec or not first.spec.preemptible  # what it has would not come free
     assert sum(len(view.allocation.parts[0].gpus) for view in snap.running) == GPUS
+
+
+def test_fair_share_counts_half_of_a_gpu_that_two_have_for_each() -> None:
+    late = Has("late", "bob", "calm", 20, (0,), "a", end=NOW + 500)
+    assert usage_of(snapshot_of({"a": TURNS}, [RUNS, late], [])) == {"ann": 2.5, "bob": 0.5}
 
 
 @pytest.mark.parametrize("change", [{"ready": False}, {"memory_mib": None}])

@@ -15,6 +15,7 @@ from gpusched.model.slicetables import GPU_PARTS, PUBLISHED, gpus_counted, parts
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
+from gpusched.sched.explain import explain
 from gpusched.sched.slices.split import joined, split
 from tests.sched.slices import MIXED, SEVEN, cut, pending, running
 from tests.sched.worlds import after, node, snapshot, started
@@ -184,6 +185,34 @@ def test_limits_count_slices_by_their_share_of_a_gpu() -> None:
     assert len(started(decided(limited(snapshot(nodes, jobs, busy), "gpus", 1, 3 / 7)))) == 4
     whole = limited(snapshot(nodes, [pending("g", 1)], busy), "gpus", 1, 3 / 7)
     assert started(decided(whole)) == {}
+
+
+def test_advice_about_limits_counts_slices_by_their_share() -> None:
+    """A job that waits for its limit alone is told to ask for less only where it exceeds the limit by itself."""
+    nodes = [cut(node("a", gpus=4), {gpu: SEVEN for gpu in range(4)})]
+
+    def steps(count: int, unit: str, limit: int, last: float = 3600) -> str:
+        job = pending("j", count, "1g.10gb", limit=last)
+        return "; ".join(explain(limited(snapshot(nodes, [job]), unit, limit, limit), "j").next_steps)
+
+    assert "cancel" not in steps(14, "gpus", 4), "14 sevenths are two GPUs"
+    assert "at most 7 slices of 1g.10gb (--gpus 1g.10gb:7)" in steps(14, "gpus", 1)
+    assert "cancel" not in steps(7, "gpu_s", 3600), "an hour of seven sevenths"
+    assert "a time limit of at most 0:30:00 (-t 0:30:00)" in steps(14, "gpu_s", 3600)
+    week = snapshot([node("a", gpus=4)], [pending("j", 1, limit=14 * 86400.0)])
+    full = explain(limited(week, "gpu_s", 7 * 86400, 7 * 86400), "j").next_steps
+    assert not any("cancel" in step for step in full), "of a longer one seven days count"
+
+
+def test_advice_to_request_less_is_in_slices() -> None:
+    nodes = [cut(node(name, gpus=1), {0: SEVEN}) for name in "ab"]
+    busy = [running("r", {"a": (1000, 1001, 1002)}, "1g.10gb"), running("s", {"b": (1000, 1001, 1002)}, "1g.10gb")]
+    found = explain(snapshot(nodes, [pending("j", 6, "1g.10gb")], busy), "j").next_steps
+    assert "ask for at most 4 slices of 1g.10gb per node (--gpus-per-node 1g.10gb:4)" in found
+    assert "spread it over 2 nodes, if it supports that (-N 2 --gpus-per-node 1g.10gb:3)" in found
+    down = [replace(one, available=False, unavailable_reason="DRAINED: fan") for one in nodes]
+    message = explain(snapshot(down, [pending("j", 1, "1g.10gb")]), "j").reason.message
+    assert message.endswith("not available: a (DRAINED: fan), b (DRAINED: fan)")
 
 
 @given(sliced(), st.sampled_from(["gpus", "jobs", "gpu_s"]), st.integers(1, 4), st.booleans())

@@ -121,14 +121,17 @@ class Plain:
     def move_to(self, time: float) -> None:
         rate = math.log(2) / HALF_LIFE_S
         kept = math.exp(-rate * (time - self.snap.now))
-        held: dict[str, int] = {}
+        held: dict[str, float] = {}
         for job in self.snap.running:
             leaf = leaf_of(job.user, job.group)
-            held[leaf] = held.get(leaf, 0) + sum(len(p.gpus) for p in job.allocation.parts)
+            held[leaf] = held.get(leaf, 0) + self.holds(job)
         users = self.used.keys() | held.keys()
         self.used = {u: self.used.get(u, 0.0) * kept + held.get(u, 0) * (1 - kept) / rate for u in users}
         usage = {u: s / 3600 for u, s in self.used.items()}
         self.snap = msgspec.structs.replace(self.snap, now=time, usage=usage)
+
+    def holds(self, job: RunningView) -> float:
+        return sum(len(p.gpus) for p in job.allocation.parts)
 
     def end_jobs(self) -> set[str]:
         over = [j for j in self.snap.running if self.ends[j.id] <= self.snap.now]
@@ -252,6 +255,11 @@ class Paired(Plain):
     def limits_now(self) -> None:
         self.snap = shown_once(self.snap, self.full)
 
+    def holds(self, job: RunningView) -> float:
+        """Of a GPU that two have, each has half."""
+        others = [self.full[other.id] for other in self.snap.running if other.id == job.partner]
+        return len(self.full[job.id]) - sum(len({*self.full[job.id]} & {*gpus}) for gpus in others) / 2
+
     def begin(self, touched: set[str]) -> None:
         super().begin(touched)
         for job in self.snap.running:
@@ -287,7 +295,8 @@ def pairing(draw: st.DrawFn) -> tuple[Snapshot, dict[str, float], dict[str, floa
     ]  # fmt: skip
     jobs = []
     for i in range(draw(st.integers(1, 9))):
-        job = pending(f"j{i}", draw(st.integers(1, 3)), submit=float(i), limit=draw(among(50, 100, 500)))
+        user = draw(among("ann", "bob"))
+        job = pending(f"j{i}", draw(st.integers(1, 3)), submit=float(i), limit=draw(among(50, 100, 500)), user=user)
         share = draw(among("", "pairs", "pairs"))
         spec = msgspec.structs.replace(
             job.spec, name=chr(ord("a") + i), cores_per_node=draw(st.integers(1, 2)), share=share,
@@ -330,6 +339,26 @@ def test_jobs_share_gpus_ahead_as_they_do_live(world: tuple[Snapshot, dict[str, 
     expected = Paired(snap, lasts, dict(ends)).run()
     assert starts(ahead, times) == pytest.approx(expected)
     assert starts(ahead, times) == pytest.approx(expected), "a second run begins where the first did"
+
+
+def test_limits_ahead_count_a_gpu_of_two_jobs_for_both_as_live() -> None:
+    shared = msgspec.structs.replace(
+        node("n", 2), sharing=SharingSettings(mode="time-slicing"), shareable=dict.fromkeys(range(2), 40)
+    )
+    spec = {"share": "pairs", "gpu_memory_mib": 10}
+    pair = [running(name, {"n": (0, 1)}, NOW + end, user="ann") for name, end in (("r", 30), ("s", 60))]
+    pair = [msgspec.structs.replace(
+        job, shares=(0, 1), partner=other, spec=msgspec.structs.replace(pending("x", 2).spec, **spec)
+    ) for job, other in zip(pair, "sr", strict=True)]  # fmt: skip
+    snap = snapshot([shared, node("m", 4)], [pending("w", 2, user="ann")], list(without_double_counting(*pair)))
+    known = Quotas(users={"ann": Limits(gpus=4)})
+    bounds = with_bounds(msgspec.structs.replace(snap, running=tuple(pair)), known, ()).bounds
+    running_ = tuple(msgspec.structs.replace(job, bounds=(0,)) for job in snap.running)
+    waits = tuple(msgspec.structs.replace(job, bounds=(0,)) for job in snap.pending)
+    snap = msgspec.structs.replace(snap, bounds=bounds, running=running_, pending=waits)
+    ahead = ahead_of(snap)
+    assert not decide(snap).actions
+    assert starts(ahead, ahead.by_limits) == {"w": NOW + 30}, "live the end of the first leaves two GPUs of the limit"
 
 
 class Costly(Plain):

@@ -100,6 +100,9 @@ def states(draw: st.DrawFn) -> Snapshot:
         for job in snap.running
         for parts in [job.allocation.parts]
     )
+    away = draw(st.sets(st.sampled_from([node.name for node in snap.nodes]), max_size=len(snap.nodes) - 1))
+    nodes = tuple(changed(node, available=node.name not in away) for node in snap.nodes)
+    snap = changed(snap, nodes=nodes)
     (policy,) = snap.policies.values()
     policy = changed(
         policy, place=draw(among("contention", "rack-wait")),
@@ -108,6 +111,9 @@ def states(draw: st.DrawFn) -> Snapshot:
     )  # fmt: skip
     return changed(snap, pending=jobs, running=busy, policies={"p": policy})
 
+
+MAINTENANCE = Reservation(name="m", nodes=("n0",), begin=LATE + 1800, end=LATE + 9000)
+BOOKED = (Booking("m", (0,), MAINTENANCE.begin, MAINTENANCE.end),)
 
 Starts = dict[str, list[tuple[str, int]]]
 """Job -> its nodes, and the GPUs of each."""
@@ -143,7 +149,8 @@ def first_decision(
     network = PlacementNetwork(costs.tree, costs.model, kind, hold_s=np.inf, sure=costs.sure)
     pool = Pool.of([NodeSpec(len(node.gpus), name=node.name) for node in nodes.nodes])
     rule = ordered(policy.place, "fifo", policy.backfill, policy.placement_wait_s)
-    options = ReplayOptions(network=network, generic=True, quotas=quotas, reservations=booked)
+    away = [Outage(row, LATE, np.inf, drain=True) for row, one in enumerate(nodes.nodes) if not one.available]
+    options = ReplayOptions(network=network, generic=True, quotas=quotas, reservations=booked, failures=away)
     world = world_of(trace, pool, rule, options)
     assert walks(world)
     if model is None:
@@ -170,7 +177,6 @@ def first_decision(
     if len(costs.load.uses) > len(walk.costs.load.uses):  # of what is unused, one after the other, live has more
         walk.costs.load.uses["next"][-1] = -1
     walk.costs.since[-1] = 0.0  # the last waits for no better place
-    walk.costs.load.jobs["best"][:first] = walk.costs.ways.best[walk.placing.of[:first]]
     size = np.array([v.spec.gpus for v in pending])
     keys = {"fifo": 0 * size, "sjf": np.array(limit[:first]), "ljf": -size}[policy.order]
     order = [*np.lexsort(([v.id for v in pending], submit[:first], keys)).tolist(), jobs - 1]
@@ -202,17 +208,25 @@ def counted(plan: Plan) -> Starts:
     return {job: [(node, len(gpus)) for node, gpus in parts] for job, parts in started(plan).items()}
 
 
+def beside_a_node_away() -> Snapshot:
+    """Without n0 no rack has room for j0: over two racks is the best that it can have."""
+    nodes = [changed(worlds.node(f"n{i}"), available=i > 0) for i in range(3)]
+    job = pending("j0", 1, nodes=2, limit=300_000, submit=LATE, name="calm")
+    return snapshot(
+        nodes, [job], place="contention", now=LATE, backfill="skip", topology=topology("r1", "r1", "r2"),
+        beliefs=beliefs(0.02, 0.02, 1.1),
+    )  # fmt: skip
+
+
 @settings(max_examples=150, deadline=None)
-@given(states())
-def test_live_decides_as_a_replay_does_from_the_same_state(snap: Snapshot) -> None:
+@example(beside_a_node_away(), False)
+@given(states(), st.booleans())
+def test_live_decides_as_a_replay_does_from_the_same_state(snap: Snapshot, reserved: bool) -> None:
+    snap = with_reservations(snap, MAINTENANCE) if reserved else snap
     plan = decide(snap)
-    starts, waits = first_decision(snap)
+    starts, waits = first_decision(snap, booked=BOOKED if reserved else ())
     assert starts == counted(plan)
     assert waits == {job for job, reason in plan.reasons.items() if reason.code is ReasonCode.POLICY}
-
-
-MAINTENANCE = Reservation(name="m", nodes=("n0",), begin=LATE + 1800, end=LATE + 9000)
-BOOKED = (Booking("m", (0,), MAINTENANCE.begin, MAINTENANCE.end),)
 
 
 def beside_a_maintenance() -> Snapshot:
@@ -236,8 +250,20 @@ def test_a_job_waits_for_a_reserved_rack_live_as_in_a_replay() -> None:
     assert waits == {job for job, reason in plan.reasons.items() if reason.code is ReasonCode.POLICY} == {"j1"}
 
 
+def test_a_job_waits_for_one_rack_that_is_reserved_for_now_live_as_in_a_replay() -> None:
+    snap = beside_a_maintenance()
+    (policy,) = snap.policies.values()
+    policy = changed(policy, place="rack-wait", placement_wait_s=86_400.0)
+    snap = with_reservations(changed(snap, policies={"p": policy}), MAINTENANCE)
+    plan = decide(snap)
+    assert first_decision(snap, booked=BOOKED)[0] == counted(plan)
+    assert counted(plan).keys() == {"j0", "j2", "j3", "j4"}
+    assert "waits for one rack" in plan.reasons["j1"].message
+
+
 @settings(max_examples=200, deadline=None)
 @example(beside_a_maintenance(), 1, "fifo", 0, None, True)
+@example(beside_a_node_away(), 1, "fifo", 0, None, False)
 @given(
     states(), st.sampled_from([1, 3]), st.sampled_from(["fifo", "sjf", "ljf"]), st.integers(0, 3),
     st.sampled_from([None, 1, 3]), st.booleans(),

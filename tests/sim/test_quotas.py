@@ -332,7 +332,7 @@ def test_the_controller_decides_under_limits_as_a_replay_does(backfill, world, o
 
 @pytest.mark.parametrize("backfill", ["none", "skip", "easy"])
 @given(
-    submitted(), st.tuples(*[st.integers(1, 4)] * 5), st.sampled_from([0.01, 0.1, 10.0]),
+    submitted(), st.tuples(*[st.integers(1, 4)] * 5), st.sampled_from([0.001, 0.01, 0.1, 10.0]),
     st.dictionaries(st.sampled_from(["ann", "physics/bob", "lasers/cat", "physics/dan", "eve"]), st.floats(0.01, 40.0)),
     st.lists(st.booleans(), min_size=2, max_size=8), st.booleans(),
 )  # fmt: skip
@@ -347,7 +347,7 @@ def test_the_controller_decides_by_the_tree_of_groups_as_a_replay_does(
     for job in jobs if at_once else ():
         job.submit = 0.0
     whole_s = max(job.submit for job in jobs) + sum(job.limit for job in jobs)
-    half_life_s = part * whole_s  # nothing decays to denormals, where quotients overflow
+    half_life_s = part * whole_s
     decided_alike(jobs, nodes, outages, of, most, spec, half_life_s, before, halves)
 
 

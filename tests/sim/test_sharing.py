@@ -170,6 +170,24 @@ def test_own_jobs_share_as_they_agreed_to_and_are_slowed_as_is_believed():
     assert "GPUs are shared: two jobs share as they agreed to" in result.notes
 
 
+def test_fair_share_counts_half_of_a_gpu_for_each_of_two_jobs():
+    """Ann's two jobs on one GPU count as one, so that she goes before Bob, who has had two."""
+    nodes, _ = nodes_of({"a": SharingSettings(mode="time-slicing", slowdown=0.5)})
+    lasts = [1000, 1000, 100, 1000, 10, 10, 1]
+    trace = trace_of([0, 0, 0, 0, 1, 2, 3], lasts, [1, 1, 1, 1, 1, 1, 0], limit=[2000] * 7)
+    trace = shared(trace, ["ann", "bob", "bob", "ann", "bob", "ann"], ["calm"] * 6, [20, -1, -1, 20, -1, -1])
+    result = replay(trace, Pool.of([NodeSpec(3)]), "fairshare", believed=beliefs_for(trace, nodes, BELIEFS))
+    assert result.start[:6].tolist() == [0, 0, 0, 0, 110, 100]
+
+
+def test_fair_share_counts_parts_of_gpus():
+    users = {"user": np.array([1, 1, 0, 0, 0, 1, 0]), "users": ("ann", "bob")}
+    lasts = [1000, 100, 1000, 1000, 1000, 10, 10]
+    trace = fractions([0, 0, 0, 0, 0, 1, 2], lasts, [1000, 1000, 250, 250, 250, 1000, 1000])
+    result = replay(replace(trace, **users), Pool.of([NodeSpec(3)]), "fairshare", share="fractions")
+    assert result.start.tolist() == [0, 0, 0, 0, 0, 110, 100]
+
+
 def test_what_a_newcomer_keeps_is_not_what_the_first_of_the_queue_waits_for():
     """The fifth gets two GPUs of the first at 100 s, so that the free one of the second node is for the sixth."""
     nodes, _ = nodes_of(dict.fromkeys("ab", SharingSettings(mode="time-slicing", slowdown=0.5)))

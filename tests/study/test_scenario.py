@@ -103,7 +103,7 @@ def test_nodes_of_a_scenario_have_slices_or_are_cut_on_demand(place: Place, mig:
          "s.yaml:1: node_list[0].slices[0]: found 3g.40gb, 4g.40gb, 1g.10gb, expected profiles that fit on one GPU"),
         ("node_list: [{gpus: 1, slices: [[], [7g.80gb]]}]\n", "node_list[0]: found of 2, expected slices of at most 1"),
         ("node_list: [{gpus: 1, gpu_type: V100, mig: on-demand}]\n", "found V100, expected a gpu_type that can be cut"),
-        ("workload: none.yaml\n", "none.yaml: found no such file or directory, expected a workload description"),
+        ("workload: none.yaml\n", "none.yaml: no such file or directory; expected a workload description"),
         ("policies: [fifo]\npublished: {sjf: {}}\n", "s.yaml:2: published: found the policy sjf, expected policies of"),
         ("policies: [fifo]\npublished: {fifo: {jct: 1}}\n", "s.yaml:2: published.fifo.jct: found an unknown key"),
         ("restart: soon\n", 's.yaml:1: restart: found "soon", expected a time'),

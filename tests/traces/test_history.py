@@ -123,6 +123,18 @@ def test_a_window_begins_with_what_ran_and_waited_then(state: Path) -> None:
     assert result.start.tolist() == [0.0, 900.0], "d has its GPUs, though ann has used more than bob, who waits"
 
 
+def test_a_job_of_a_window_that_first_started_after_it_has_its_later_run(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path)
+    store.put_jobs([job("a", 10, JobState.COMPLETED, 90), job("b", 50, JobState.COMPLETED, 400)])
+    run(store, "a", 1, 20, 90, JobState.COMPLETED)
+    run(store, "b", 1, 300, 400, JobState.COMPLETED)
+    trace, before = window_of(store, name="w", since=START, until=START + 100)
+    store.close()
+    assert (trace.ids, before) == (("a", "b"), 0)
+    assert trace.duration.tolist() == [70.0, 100.0]
+    assert trace.wait.tolist() == [10.0, 250.0]
+
+
 def test_priorities_and_limits_of_arrays_are_in_the_history_in_windows_and_in_files(tmp_path: Path) -> None:
     """A limit that no task can meet is none; what waited when a window begins comes after what ran."""
     store, done = Store.create_or_open(tmp_path), JobState.COMPLETED

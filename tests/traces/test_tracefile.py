@@ -19,6 +19,7 @@ from gpusched.traces import file as tracefile
 from gpusched.traces.load import load
 from gpusched.traces.readers import cache
 from gpusched.traces.readers import philly_csv as importer
+from gpusched.traces.trace import Ints
 from tests.traces import samples
 from tests.traces.comparing import assert_same
 
@@ -69,6 +70,14 @@ def test_lies_in_the_file_are_refused(put: Put, tmp_path: Path) -> None:
     header = np.frombuffer(bytes(good["header"]).replace(b'"version": 1', b'"version": 9'), np.uint8)
     np.savez(path, **{**good, "header": header})  # type: ignore[arg-type]
     with pytest.raises(FileError, match="version 9, this gpusched reads version 1"):
+        tracefile.read(path)
+
+
+@pytest.mark.parametrize("array", [None, np.array([-1, 0, 0])])
+def test_a_limit_on_the_tasks_of_no_array_is_refused(put: Put, tmp_path: Path, array: Ints | None) -> None:
+    trace, path = load(put("log.swf", samples.SWF)), tmp_path / "t.npz"
+    tracefile.write(path, replace(trace, array=array, array_limit=np.full(len(trace), 1)))
+    with pytest.raises(FileError, match="array_limit of jobs without an array"):
         tracefile.read(path)
 
 

@@ -366,6 +366,23 @@ def test_it_comes_back_when_the_server_does(browser: Browser, changing: Served) 
         again.stop()
 
 
+def test_one_failed_request_does_not_leave_it_offline(browser: Browser, changing: Served) -> None:
+    """Its source of news still stands: until something else changes, nothing would make the page ask again."""
+    browser.expected = ("ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_INCOMPLETE", "ERR_EMPTY")  # at the end
+    look(browser, changing.url)
+    browser.until(LIVE)
+    browser.run(
+        "const real = [fetch, EventSource]; window.opened = 0; window.back = () => { window.fetch = real[0]; };"
+        "window.fetch = () => Promise.reject(new TypeError('lost'));"
+        "window.EventSource = class extends real[1] { constructor(path) { super(path); window.opened += 1; } };"
+    )
+    made.tick(changing.folder, 5)
+    browser.until("document.querySelector('#live').innerText.startsWith('offline since')")
+    browser.run("window.back()")
+    browser.until("window.opened > 0")
+    browser.until(LIVE)
+
+
 # -- as files
 
 

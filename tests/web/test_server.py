@@ -16,9 +16,11 @@ import pytest
 
 from benchmarks import web as made
 from gpusched.cli.main import COMMANDS
+from gpusched.client.context import Client
 from gpusched.model.commands import RecordAudit
 from gpusched.queue.inbox import Inbox, ReceivedCommand
 from gpusched.queue.store import Store
+from gpusched.web import feed
 from tests.testbed.waiting import wait_until
 from tests.web.conftest import NASTY, SECRET, Served, build, move
 
@@ -247,6 +249,31 @@ def _apply(mine: dict, news: dict) -> None:  # type: ignore[type-arg]
             del jobs[key]
         jobs |= {j.get("key", j["id"]): j for j in change.get("jobs", [])}
     mine |= {"v": news["v"], "jobs": list(jobs.values()), "nodes": list(nodes.values())}
+
+
+def test_the_time_is_that_of_the_answer(changing: Served) -> None:
+    """The page sets its clock by it, however long nothing has changed."""
+    clock, client = [time.time()], Client(changing.folder / "state", changing.folder / "inventory.yaml")
+    served = feed.Feed(feed.SiteReader(client), clock=lambda: clock[0])
+    served.refresh_view(strict=True)
+    first = json.loads(served.since("", 0).plain)
+    assert served.since("", 0) is served.since("", 0)
+    clock[0] += 3600.0
+    later = json.loads(served.since("", 0).plain)
+    assert later["now"] - first["now"] == pytest.approx(3600.0)
+    assert later["v"] == first["v"]
+    assert json.loads(served.since(served.name, later["v"]).plain)["now"] == later["now"]
+
+
+def test_it_says_when_not_all_ended_jobs_of_the_day_are_shown(
+    changing: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(changing.folder / "state", changing.folder / "inventory.yaml")
+    assert json.loads(feed.view_of(client, time.time()).head)["last_ended"] is None
+    monkeypatch.setattr(feed, "ENDED_SHOWN", 1)
+    view = feed.view_of(client, time.time())
+    assert json.loads(view.head)["last_ended"] == 1
+    assert sum(json.loads(row)["state"] == "COMPLETED" for row in view.jobs.values()) == 1
 
 
 def test_news_come_as_events(changing: Served) -> None:

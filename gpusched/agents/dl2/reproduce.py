@@ -53,7 +53,8 @@ def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
     names, chosen = dl2().chosen(options.policies), _workloads(options)
     file = Path(options.speeds) if options.speeds is not None else None
     tables = {most: read_speeds(file, most) for most in {w.max_tasks for w in chosen}}
-    changes, restart_s = [_change(text) for text in options.changes], _restart_s(options.restart or "0s")
+    changes = [_change(text) for text in options.changes]
+    restart_s = 0.0 if options.restart is None else _restart_s(options.restart)
     actors: dict[str, Actor] = {}
     rivals = {name: dl2().policies[name] for name in names}
     if options.out is not None and not any(rival.stage for rival in rivals.values()):
@@ -97,7 +98,8 @@ def _actors(options: PaperOptions, file: Path | None, advance: Advance) -> dict[
     table = read_speeds(file, MAX_TASKS)
     processes = options.jobs or os.cpu_count() or 1
     learned = learn(
-        recipe, PublicSetting(recipe, table), _TRAINING_SEED, options.device or "cpu", processes,
+        recipe, PublicSetting(recipe, table), _TRAINING_SEED,
+        "cpu" if options.device is None else options.device, processes,
         lambda text, done: advance(done, 1),
     )  # fmt: skip
     stages = {"untrained": learned.untrained, "warm": learned.warm, "trained": learned.best}

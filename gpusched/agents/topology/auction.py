@@ -66,7 +66,8 @@ class Auction(NamedTuple):
         ways, sure_ways: Likewise: class c is ``number * classes + c``.
         shapes, classes: ``int64``: how many there are once.
         graph: For settling. racks: ``int64[nodes]``.
-        begun: ``int64[schedulers, jobs]``: the jobs that each would start. found: the same: room for neighbours.
+        begun: ``int64[schedulers, jobs]``: the jobs that each would start.
+        found: ``int64[schedulers, Load.jobs]``: room for neighbours, running ones too.
         again: ``int64[1]``: how many offers were made again. tape: What training records; None: it is none.
     """
 
@@ -138,7 +139,8 @@ def new_auction(
         ways=_ways_of_all(costs.ways, len(requests.lo), count + 1),
         sure_ways=_ways_of_all(costs.sure_ways, len(requests.lo), count + 1),
         shapes=len(requests.lo), classes=len(costs.ways.best), graph=_graph_of(site, costs.tree, part, count),
-        racks=site.racks, begun=np.zeros(shape, np.int64), found=np.zeros(shape, np.int64), again=np.zeros(1, np.int64),
+        racks=site.racks, begun=np.zeros(shape, np.int64), found=np.zeros((count, len(costs.load.jobs)), np.int64),
+        again=np.zeros(1, np.int64),
     )  # fmt: skip
 
 
@@ -151,6 +153,8 @@ def open_auction(
     for job in queue:
         offers.way[:, job] = NOT_ASKED if count == 1 else -1
         auction.asks[job] = 1
+    _set_best(auction.ways, costs.ways)
+    _set_best(auction.sure_ways, costs.sure_ways)
     rows = jobs.masks.shape[0] + 1
     for at in range(auction.masks.shape[0]):
         auction.masks[at] = auction.own[at // rows]
@@ -162,6 +166,15 @@ def open_auction(
         _set_speeds(costs.model, costs.load)
     pass_messages(auction.agent, costs.tree, costs.load, resources, auction.graph)
     hear(auction.tape, costs.load, resources, auction.graph)
+
+
+@jit
+def _set_best(every: JobLayouts, ways: JobLayouts) -> None:
+    """Set what is best now, once for each scheduler; see `_ways_of_all`."""
+    for at in range(every.excess.size):
+        every.excess[at] = ways.excess[at % ways.excess.size]
+    for c in range(every.best.size):
+        every.best[c] = ways.best[c % ways.best.size]
 
 
 @jit

@@ -60,7 +60,7 @@ def decide_agents(sim: Sim, log: EventLog, passes: Passes, state: TopologyReplay
     if _is_beyond(sim, state.spent):
         return OVER
     walk = state.walk
-    begin_walk(sim, walk)
+    begin_walk(sim, passes, walk)
     for queue in range(walk.placing.queues.size):
         auction = state.auctions[queue]
         waiting, held = queue_now(sim, passes, walk, queue)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,22 +41,32 @@ class OutgoingNotice(msgspec.Struct, frozen=True, kw_only=True):
     asked: Notices = Notices()
 
 
+def receiver_of(key: str) -> str:
+    """Return the receiver of a notice by its key (`Notice.key`); all mail is one: the mail server's."""
+    return key.partition(" ")[0]
+
+
 class Delivery:
-    """Sends up to `THREADS` notices at a time; `finished` returns the results."""
+    """Sends up to `THREADS` notices at a time to each receiver; `finished` returns the results.
+
+    No receiver waits for another one, which may hang.
+    """
 
     def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[OutgoingNotice] = queue.SimpleQueue()
+        self._waiting: dict[str, queue.SimpleQueue[OutgoingNotice]] = {}
         self._done: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-        self._threads = 0
+        self._threads: Counter[str] = Counter()
         self.in_progress: set[str] = set()
 
     def send(self, sending: OutgoingNotice) -> None:
         """Queue a notice."""
         self.in_progress.add(sending.key)
-        self._waiting.put(sending)
-        if self._threads < min(THREADS, len(self.in_progress)):
-            self._threads += 1
-            threading.Thread(target=self._work, name="notices", daemon=True).start()
+        receiver = receiver_of(sending.key)
+        waiting = self._waiting.setdefault(receiver, queue.SimpleQueue())
+        waiting.put(sending)
+        if self._threads[receiver] < THREADS:
+            self._threads[receiver] += 1
+            threading.Thread(target=self._work, args=(waiting,), name="notices", daemon=True).start()
 
     def finished(self, wait_s: float = 0.0) -> list[tuple[str, str]]:
         """Return key and error ("": delivered) of notices sent since the last call; wait up to ``wait_s`` for all."""
@@ -70,9 +81,9 @@ class Delivery:
             self.in_progress.discard(found[-1][0])
         return found
 
-    def _work(self) -> None:
+    def _work(self, waiting: queue.SimpleQueue[OutgoingNotice]) -> None:
         while True:
-            sending = self._waiting.get()
+            sending = waiting.get()
             try:
                 deliver(sending)
                 why = ""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 import msgspec
 
-from gpusched.controller.notices.delivery import Delivery, OutgoingNotice
+from gpusched.controller.notices.delivery import Delivery, OutgoingNotice, receiver_of
 from gpusched.controller.notices.making import EVENTS, MAIL, NoticeMaker, digest_of
 from gpusched.model.notices import Notice
 from gpusched.model.resources import Inventory
@@ -20,6 +21,7 @@ RETRIES_S = (5.0, 30.0, 300.0, 1800.0, 7200.0, 6 * 3600.0, 24 * 3600.0)
 KEEP_S = 30 * 86400.0
 CHECK_S = 30.0  # interval of checks of running jobs
 MAX_PER_CYCLE = 2000
+MAX_IN_PROGRESS = 500  # per receiver; the rest of what is due to it stays in the store, and keeps no other waiting
 _log = logging.getLogger(__name__)
 
 
@@ -79,14 +81,18 @@ class NotificationService:
     def _send(self, inventory: Inventory, now: float) -> None:
         receivers = {digest_of(receiver): receiver for receiver in inventory.notices.to}
         obsolete = []
-        for notice in self._store.due_notices(now, MAX_PER_CYCLE):
-            if notice.key in self._delivery.in_progress:
+        sending = Counter(map(receiver_of, self._delivery.in_progress))
+        full = [receiver for receiver, count in sending.items() if count >= MAX_IN_PROGRESS]
+        for notice in self._store.due_notices(now, MAX_PER_CYCLE + sending.total(), full):
+            receiver_name = receiver_of(notice.key)
+            if notice.key in self._delivery.in_progress or sending[receiver_name] >= MAX_IN_PROGRESS:
                 continue
             mail = notice.to.removeprefix(MAIL) if notice.to.startswith(MAIL) else ""
             if not mail and notice.to not in receivers:
                 obsolete.append(msgspec.structs.replace(notice, due=None, error=""))
                 continue
             self._sent[notice.key] = notice
+            sending[receiver_name] += 1
             receiver = receivers.get(notice.to)
             self._delivery.send(
                 OutgoingNotice(key=notice.key, body=notice.body, mail=mail, receiver=receiver, asked=inventory.notices)

@@ -13,25 +13,16 @@ from gpusched.controller.recovery.settling import NodeEvidence, settle
 from gpusched.model.jobs import JobRecord
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.readings import ProbeFailure
+from gpusched.model.recovery import UNSETTLED, Unsettled
 from gpusched.model.resources import Inventory, Node
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.records import NodeRecords, read_records
 from gpusched.queue.store import Store
 
-_META = "unsettled"
-
-
-class _Unsettled(msgspec.Struct, frozen=True):
-    """``since``: when the store was recovered; ``made``: when its backup was made (Unix seconds)."""
-
-    nodes: frozenset[str]
-    since: float
-    made: float
-
 
 def leave_unsettled(store: Store, nodes: Iterable[str], now: float, made: float) -> None:
     """Record which nodes did not answer at a recovery; ``made``: when its backup was made."""
-    store.set_meta(_META, msgspec.json.encode(_Unsettled(frozenset(nodes), now, made)).decode())
+    store.set_meta(UNSETTLED, msgspec.json.encode(Unsettled(frozenset(nodes), now, made)).decode())
 
 
 class UnsettledNodes:
@@ -39,8 +30,8 @@ class UnsettledNodes:
 
     def __init__(self, store: Store, cluster_id: str) -> None:
         self._store, self._cluster_id = store, cluster_id
-        kept = store.meta(_META)
-        self._left = msgspec.json.decode(kept, type=_Unsettled) if kept else _Unsettled(frozenset(), 0.0, 0.0)
+        kept = store.meta(UNSETTLED)
+        self._left = msgspec.json.decode(kept, type=Unsettled) if kept else Unsettled(frozenset(), 0.0, 0.0)
         self._asked: dict[str, Future[NodeRecords]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
@@ -94,7 +85,7 @@ class UnsettledNodes:
 
     def _forget(self, names: set[str]) -> None:
         left = msgspec.structs.replace(self._left, nodes=self._left.nodes - names)
-        self._store.set_meta(_META, msgspec.json.encode(left).decode() if left.nodes else "")
+        self._store.set_meta(UNSETTLED, msgspec.json.encode(left).decode() if left.nodes else "")
         self._left = left
 
     def reasons(self, inventory: Inventory, pending: Iterable[JobRecord]) -> Mapping[str, Reason]:

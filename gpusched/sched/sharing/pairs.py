@@ -274,6 +274,6 @@ def parties_of(jobs: Iterable[tuple[int, PendingView]]) -> dict[int, Party]:
 def _running(job: PendingView, allocation: Allocation, now: float) -> RunningView:
     """Return a job that starts now as a running one."""
     return RunningView(
-        id=job.id, user=job.user, allocation=allocation, start_time=now, expected_end=now + job.spec.time_limit_s,
+        id=job.id, user=job.user, allocation=allocation, start_time=now, expected_end=now + job.limit_s,
         array_id=job.array_id, state=JobState.STARTING, spec=job.spec,
     )  # fmt: skip

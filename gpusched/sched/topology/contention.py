@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.fit import request_of
+from gpusched.sched.fit import request_of, unreserved
 from gpusched.sched.place import choose, node_fits
 from gpusched.sched.state import RACK, Flags, Floats, Ints, PlacementRequest, Requests, Resources, Scratch
 from gpusched.sched.topology.load import FULL_STEP, MIN_SPEED, Load, new_visit, part_of, speed_of
@@ -37,8 +37,8 @@ class JobLayouts(NamedTuple):
     Attributes:
         first: ``int64[classes + 1]``: a class's ways are ``first[c] <= i < first[c + 1]``.
         shape: ``int64[ways]``: index into `Requests`.
-        excess: ``float64[ways]``: how much longer a step takes so, alone in one rack, than where it is shortest; 0.5:
-            half as long again.
+        excess: ``float64[ways]``: how much longer a step takes so, alone in one rack, than where it is shortest on the
+            nodes that are well; 0.5: half as long again.
         kind: ``int64[classes]``. best: ``float64[classes]``: seconds of a step where it is shortest.
     """
 
@@ -345,6 +345,29 @@ def _lost_beside_all(
                     more = lost_beside(model.believed, link, other["kind"], kind)
                     harm += other["gpus"] * more * other["alone"] / other["best"]
     return lost, harm
+
+
+@jit
+def set_excess(
+    tree: NetworkTree, model: SlowdownModel, ways: JobLayouts, usable: Resources, masks: Flags, requests: Requests,
+    scratch: Scratch,
+    search: PlacementSearch,
+) -> None:  # fmt: skip
+    """Set each way's excess over the shortest step on ``usable``, the nodes that are well; infinite: it fits on none.
+
+    Reservations of others close nodes only for a time, like the jobs that run there: what is best ignores both.
+    """
+    for c in range(ways.best.size):
+        least = np.inf
+        for way in range(ways.first[c], ways.first[c + 1]):
+            request = unreserved(scratch.calendar, request_of(requests, ways.shape[way]))
+            alone = alone_on(tree, model, usable, masks, request, ways.kind[c], scratch, search.use, search.needs)
+            ways.excess[way] = alone if alone > 0.0 else np.inf
+            least = min(least, ways.excess[way])
+        if least < np.inf:
+            ways.best[c] = least
+        for way in range(ways.first[c], ways.first[c + 1]):
+            ways.excess[way] = ways.excess[way] / ways.best[c] - 1.0
 
 
 @jit

@@ -16,7 +16,7 @@ from gpusched.estimation.estimators import Estimator, LastTwo
 from gpusched.estimation.last_two import time_limits
 from gpusched.model.limits import Groups, Quotas
 from gpusched.model.policy import MAPPING_PLACES
-from gpusched.model.slicetables import parts_of
+from gpusched.model.slicetables import GPU_PARTS, parts_of
 from gpusched.model.units import count_of
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.slicenames import profile_of
@@ -219,7 +219,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         UsageError: A placement or node that does not exist.
     """
     trace, pool, options, unsplit = split_replay(trace, pool, options)
-    rule = options.placement or policy.placement or "best-fit"
+    rule = (policy.placement or "best-fit") if options.placement is None else options.placement
     if rule not in PLACEMENTS and rule not in components("placements"):
         known = dict.fromkeys((*PLACEMENTS, *components("placements")))
         raise UsageError(f"no placement named {rule!r}; one of {', '.join(known)}")
@@ -268,7 +268,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     jobs = _jobs(timed, policy, knowledge, demand, options.limits, children)
     planned = slots + 2 * parts if policy.backfill == "conservative" else 0  # one version is compiled for all rules
     scratch = new_scratch(len(pool), len(demand.queue), calendar=calendar, planned=planned)
-    shapes = shapes_of(demand.requests, demand.queue, _weights(unsplit, pool, demand))
+    shapes = shapes_of(demand.requests, demand.queue, _weights(unsplit, pool, demand, share))
     sim = new_sim(
         jobs, shapes, _nodes(pool, demand), demand.resources, parts=demand.parts,
         needs=(trace.depends_on >= 0).astype(np.int64), children=children, partitions=len(pool.partitions),
@@ -298,9 +298,16 @@ def needs_snapshots(unsplit: Unsplit | None, options: ReplayOptions, policy: Rep
     return bool(unsplit.pool.cuttable) or by_other
 
 
-def _weights(unsplit: Unsplit | None, pool: Pool, demand: Demand) -> Ints | int:
+def _weights(unsplit: Unsplit | None, pool: Pool, demand: Demand, share: Share) -> Ints | int:
     """Return `SHAPE.weight` of the requests."""
-    return 1 if unsplit is None else ints([parts_of(profile_of(pool.partitions[q])) for q in demand.queue])
+    parts = 1 if unsplit is None else ints([parts_of(profile_of(pool.partitions[q])) for q in demand.queue])
+    return parts if share == "no" else 2 * parts * demand.milli
+
+
+def usage_scale(world: SimWorld) -> int:
+    """Return into how many parts a GPU is counted for users' usage; each of two jobs on one has half of it."""
+    parts = 1 if world.unsplit is None else GPU_PARTS
+    return parts if world.shared == "no" else 2 * WHOLE * parts
 
 
 def _apply_limits(
@@ -325,7 +332,8 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
     pairs = Paired(pairing_costs(speeds.table), whole, True, np.zeros(1, np.int64)) if share == "pairs" else None
     return Pace(
         runs=filled(
-            RUN, len(trace), rate=1.0, own=1.0, share=1.0, limit=limit, row=speeds.row, slot=-1, next=-1, mate=-1
+            RUN, len(trace), rate=1.0, own=1.0, share=1.0, limit=limit, row=speeds.row, slot=-1, next=-1, mate=-1,
+            split=-1,
         ),
         speed=speeds.table,
         kind=pool.gpu_type,

@@ -13,7 +13,6 @@ import numpy as np
 from gpusched.compiled import in_python, jit
 from gpusched.errors import UsageError
 from gpusched.model.limits import Groups, split_leaf
-from gpusched.model.slicetables import GPU_PARTS
 from gpusched.sched.fairtree import USER, FairShareTree, account, rank_users, tree_of
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.placement import NodeChooser, pass_by_component
@@ -33,7 +32,7 @@ from gpusched.sched.state import (
     ints,
     new_outcome,
 )
-from gpusched.sim.engine.build import SimWorld
+from gpusched.sim.engine.build import SimWorld, usage_scale
 from gpusched.sim.engine.estimates import (
     Estimates,
     new_estimates,
@@ -45,7 +44,7 @@ from gpusched.sim.engine.estimates import (
 )
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of, waiting_in
-from gpusched.sim.engine.share import pair_up, release_pairs_once, share_gpus
+from gpusched.sim.engine.share import pair_up, release_pairs_once, share_gpus, split_with
 from gpusched.sim.engine.state import DECIDE, ENDED, READY, RUNNING, RUNS, EventLog, Passes, Sim
 from gpusched.sim.knowledge import explicit_priorities
 from gpusched.sim.policies import PLACEMENTS
@@ -144,7 +143,7 @@ def update_queue(sim: Sim, passes: Passes, queue: SimQueue) -> None:
     """Record the jobs that ended and that became ready at this instant, and what the order goes by."""
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
-        count_held_gpus(sim, queue.users, queue.leaf[job], job, -1)
+        count_held_gpus(sim, queue.users, queue.leaf, job, -1)
     if queue.estimates:
         note_ages(queue.run_times.renewed, sim)
         note_ended(queue.run_times.renewed, queue.run_times.past, sim)
@@ -204,7 +203,7 @@ def dequeue_started(sim: Sim, queue: SimQueue, ordered: Ints) -> None:
     started = 0
     for job in ordered:
         if sim.state[job]["status"] == RUNNING:
-            count_held_gpus(sim, queue.users, queue.leaf[job], job, 1)
+            count_held_gpus(sim, queue.users, queue.leaf, job, 1)
             if queue.estimates:
                 note_started(queue.run_times.renewed, job)
             started += 1
@@ -247,17 +246,27 @@ def usage_leaves(world: SimWorld) -> tuple[Groups, list[tuple[str, str]], Ints, 
     before = [(split_leaf(name), gpu_hours) for name, gpu_hours in world.options.usage.items()]
     rows = [leaves.setdefault((user, group if groups else ""), len(leaves)) for (user, group), _ in before]
     users = filled(USER, len(leaves), since=float(trace.submit[0]) if len(trace) else 0.0)
-    scale = 1 if world.unsplit is None else GPU_PARTS
+    scale = usage_scale(world)
     np.add.at(users["used"], ints(rows), np.array([3600.0 * scale * gpu_hours for _, gpu_hours in before]))
     return groups, list(leaves), ints(found)[of], users
 
 
 @jit
-def count_held_gpus(sim: Sim, users: Records, user: int, job: int, sign: int) -> None:
-    """Add (sign 1) or subtract (-1) a job's GPUs, by `SHAPE.weight`, from those that its user holds."""
-    account(users, user, sim.clock[0], sim.clock[2])
+def count_held_gpus(sim: Sim, users: Records, leaf: Ints, job: int, sign: int) -> None:
+    """Add (sign 1) a job's GPUs, by `SHAPE.weight`, to those that its user holds, or subtract them (-1)."""
+    mate, both = split_with(sim.pace, job, sign > 0), 0
+    if mate >= 0:
+        both = min(_counted_gpus(sim, job), _counted_gpus(sim, mate)) // 2
+        account(users, leaf[mate], sim.clock[0], sim.clock[2])
+        users[leaf[mate]]["held"] -= sign * both
+    account(users, leaf[job], sim.clock[0], sim.clock[2])
+    users[leaf[job]]["held"] += sign * (_counted_gpus(sim, job) - both)
+
+
+@jit
+def _counted_gpus(sim: Sim, job: int) -> int:
     shape = sim.shapes[sim.jobs[job]["shape"]]
-    users[user]["held"] += sign * shape["parts"] * shape["gpus"] * shape["weight"]
+    return int(shape["parts"] * shape["gpus"] * shape["weight"])
 
 
 @jit

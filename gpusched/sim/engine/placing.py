@@ -13,8 +13,8 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap
 from gpusched.sched.place import choose, draw_fitting, next_random
-from gpusched.sched.state import BEST_FIT, FIRST_FIT, OK, RACK, SPREAD, Floats, Ints, Records, Resources
-from gpusched.sched.topology.contention import JobLayouts, PlacementSearch, cheapest
+from gpusched.sched.state import BEST_FIT, FIRST_FIT, OK, RACK, RESERVED, SPREAD, Floats, Ints, Records, Resources
+from gpusched.sched.topology.contention import JobLayouts, PlacementSearch, cheapest, set_excess
 from gpusched.sched.topology.patience import HARMLESS, HOLD_S, PATIENCE_S, WAIT_S, is_waiting, waits_until
 from gpusched.sched.topology.slowdown import SlowdownModel
 from gpusched.sched.topology.tree import NetworkTree
@@ -74,6 +74,7 @@ class PlacingState(NamedTuple):
         wake: ``float64[1]``: when to look again. at: ``int64[2]``: see EVENTS, MOVES.
         order: Room for classes in order. fits: ``int64[ways]``: room.
         backfill: SKIP or EASY; NONE where the queue is walked.
+        usable: ``int64[nodes]``: GPUs of the nodes that are well, by which ``ways`` are now.
     """
 
     rule: int
@@ -92,6 +93,23 @@ class PlacingState(NamedTuple):
     fits: Ints
     search: PlacementSearch
     backfill: int
+    usable: Ints
+
+
+@jit
+def update_ways(sim: Sim, passes: Passes, of: PlacingState) -> bool:
+    """Update what is best for jobs after nodes have come or gone, as live; return whether any has. Before `recheck`."""
+    if of.rule != CHEAPEST or sim.counter[CHANGED] == of.at[EVENTS] or np.all(of.usable == passes.usable.gpus):
+        return False
+    of.usable[:] = passes.usable.gpus
+    pace = sim.pace
+    assert pace is not None
+    links = pace.links
+    assert links is not None
+    set_excess(
+        links.tree, links.model, of.ways, passes.usable, passes.jobs.masks, passes.requests, passes.scratch, of.search
+    )
+    return True
 
 
 @jit
@@ -165,9 +183,16 @@ def ways_now(sim: Sim, passes: Passes, of: PlacingState, c: int, job: int, now: 
         return first, last
     of.wake[0] = min(of.wake[0], until)
     for way in range(first, last):  # for the first that the nodes which are not away could give it
-        if passes.jobs.feasibility[of.ways.shape[way]] == OK:
+        if is_possible(passes, of.ways.shape[way]):
             return way, way + 1
     return first, min(first + 1, last)
+
+
+@jit
+def is_possible(passes: Passes, shape: int) -> bool:
+    """Return whether the nodes that are well could give a request, now or when reservations are over."""
+    feasibility = passes.jobs.feasibility[shape]
+    return bool(feasibility == OK or feasibility == RESERVED)
 
 
 @jit

@@ -34,6 +34,7 @@ from gpusched.sim.engine.placing import (
     end_pass,
     holds,
     recheck,
+    update_ways,
     ways_now,
 )
 from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, RUNS, EventLog, Passes, Sim, shape_request
@@ -47,6 +48,7 @@ def decide_placed(sim: Sim, log: EventLog, passes: Passes, of: PlacingState) -> 
     behind = _only_behind(sim, of, now)  # before `recheck`, which marks events as seen
     for i in range(sim.counter[READY]):
         append(sim, of, sim.ready[i])
+    update_ways(sim, passes, of)
     recheck(sim, of)
     order.size[0] = 0
     if behind:

@@ -13,10 +13,22 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.sorting import stable_order
-from gpusched.sched.state import OK, POLICY, SKIP, ClusterState, Ints, PassOutcome
+from gpusched.sched.state import POLICY, SKIP, ClusterState, Ints, PassOutcome
+from gpusched.sched.topology.contention import set_excess
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.placing import ALIGNED, CHEAPEST, RACK_WAIT, TRY, PlacingState, end_pass, holds, recheck
+from gpusched.sim.engine.placing import (
+    ALIGNED,
+    CHEAPEST,
+    RACK_WAIT,
+    TRY,
+    PlacingState,
+    end_pass,
+    holds,
+    is_possible,
+    recheck,
+    update_ways,
+)
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of
 from gpusched.sim.engine.state import DECIDE, READY, RUNNING, EventLog, Passes, Sim
 
@@ -43,7 +55,7 @@ class Walk(NamedTuple):
 @jit
 def decide_walk(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> int:
     """Run every partition's pass."""
-    begin_walk(sim, walk)
+    begin_walk(sim, passes, walk)
     for queue in range(walk.placing.queues.size):
         waiting, held = queue_now(sim, passes, walk, queue)
         _pass(sim, log, passes, walk, waiting[: held + 1], SKIP)
@@ -52,11 +64,17 @@ def decide_walk(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> int:
 
 
 @jit
-def begin_walk(sim: Sim, walk: Walk) -> None:
-    """Add arrived jobs to the waiting ones."""
+def begin_walk(sim: Sim, passes: Passes, walk: Walk) -> None:
+    """Add arrived jobs to the waiting ones, and update what is best for them."""
     for i in range(sim.counter[READY]):
         enter(sim, walk.waiting, walk.size, sim.ready[i])
     _set_heads(walk)
+    if update_ways(sim, passes, walk.placing):
+        costs = walk.costs
+        set_excess(
+            costs.tree, costs.sure, costs.sure_ways, passes.usable, passes.jobs.masks, passes.requests, passes.scratch,
+            costs.search,
+        )  # fmt: skip
     recheck(sim, walk.placing)
 
 
@@ -135,7 +153,7 @@ def _asks(sim: Sim, passes: Passes, walk: Walk, job: int) -> int:
     if of.rule == RACK_WAIT and sim.clock[0] < until:
         of.wake[0] = min(of.wake[0], until)
         for way in range(first, last):
-            if passes.jobs.feasibility[walk.alone[way]] == OK:
+            if is_possible(passes, walk.alone[way]):
                 return int(walk.alone[way])
     return int(of.ways.shape[first])
 

@@ -32,8 +32,8 @@ class _Bounds:
         return [self._enter(rule) for rule in rules if user is not None or rule.key[1]]
 
     def of_array(self, number: int, limit: int) -> list[int]:
-        """Return the bound of an array that may have ``limit`` tasks running; -1: it has none."""
-        if limit < 0:
+        """Return the bound of an array that may have ``limit`` tasks running; -1: no array, no limit."""
+        if number < 0 or limit < 0:
             return []
         key = "array", str(number), str(limit)  # no other has three parts
         return [self._enter(LimitRule(key, "its array", "jobs", limit, ReasonCode.ARRAY_TASK_LIMIT))]

@@ -235,6 +235,27 @@ def _pair_up(
         start_job(sim, log, job, outcome.nodes, outcome.offset[job], 0, 0.0)
 
 
+@jit
+def split_with(pace: Pace | None, job: int, starts: bool) -> int:
+    """Return with whom a job that starts, or has stopped, shares its GPUs, which count half for each; -1: nobody.
+
+    Ends are told when both have parted already (`pace.release`), so that it is noted here.
+    """
+    if pace is None:
+        return -1
+    runs = pace.runs
+    if starts:
+        mate = runs[job]["mate"]
+        if mate < 0 or runs[job]["split"] == mate:  # of two that start at once it is noted with the first
+            return -1
+        runs[job]["split"], runs[mate]["split"] = mate, job
+        return int(mate)
+    mate = runs[job]["split"]
+    if mate >= 0:
+        runs[job]["split"] = runs[mate]["split"] = -1
+    return int(mate)
+
+
 @inlined
 @jit
 def release_pairs_once(pace: Pace | None, sim: Sim, releases: Releases) -> None:

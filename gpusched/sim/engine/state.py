@@ -60,18 +60,19 @@ STATE = np.dtype(
     [("status", _I8), ("needs", _I8), ("restarts", _I8)]
     + [(name, _F8) for name in ("first", "start", "end", "due", "until", "left")]
 )
-# A `PlacementRequest`, the partition that it queues in, and by how much each of its GPUs counts for usage: 1, or with
-# MIG slices in the replay the parts that it is of a GPU (`model.slicetables.GPU_PARTS`).
+# A `PlacementRequest`, the partition that it queues in, and by how much each of its GPUs counts for usage: 1, or where
+# jobs have slices or shares of GPUs the parts that it is of one (`build.usage_scale`).
 SHAPE = np.dtype([(name, _I8) for name in (*Requests._fields[:-1], "queue", "weight")])
 # free: GPUs not held, available or not. total: GPUs it has. queue: partition.
 NODE = np.dtype([("free", _I8), ("up", _I8), ("total", _I8), ("queue", _I8)])
 # A running job's speed: ``rate`` from ``since`` on, when `STATE.left` of its work remained. had: seconds it had run by
 # then. limit: seconds it may run in all. late: that will kill it before it is done. row: in `Pace.speed`, -1: without
 # figures, at its ``own`` speed, 1 at its recorded size. share: by which the figures change with its cores and MiB.
-# slot: the shared GPU it is on, next: the next job there; mate: the job it shares all its GPUs with; or -1.
+# slot: the shared GPU it is on, next: the next job there; mate: the job it shares all its GPUs with, split: the one
+# with which they count half for usage; or -1.
 RUN = np.dtype(
     [(name, _F8) for name in ("rate", "since", "had", "limit", "own", "share")]
-    + [(name, _I8) for name in ("late", "row", "slot", "next", "mate")]
+    + [(name, _I8) for name in ("late", "row", "slot", "next", "mate", "split")]
 )
 # A GPU that jobs may share. room: thousandths left; jobs: the first of those on it, -1: none, then it is a free GPU of
 # its node or held whole.

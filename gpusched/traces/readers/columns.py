@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
+from gpusched.config.openers import require_input
 from gpusched.errors import FileError, GpuschedError
 from gpusched.traces.trace import Ints
 
@@ -110,6 +111,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
     Raises:
         GpuschedError: It is damaged or ends early.
     """
+    require_input(path)
     with open(path, "rb") as file:
         magic, size = file.read(6), os.fstat(file.fileno()).st_size
     opener = next((o for start, o in _OPENERS.items() if magic.startswith(start)), lambda p: p)

@@ -76,22 +76,23 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
         NoHistory: No job was submitted in the window and has run and ended.
     """
     new = trace_of(reader, name=name, since=since, until=until)
-    past = _Past.of(reader, until)
+    past, first_start = _Past.of(reader, until), _Past.of(reader).first_start
     before = [job for job in reader.rows(since=since) if _submit(job) < since and job.id in past.runs]
     left = {job.id: past.work_s(job, since) for job in before}
     before = [job for job in before if left[job.id] > 0]
-    before.sort(key=lambda job: (past.first_start[job.id], id_key(job.id)))
+    before.sort(key=lambda job: (first_start[job.id], id_key(job.id)))
     known = set(new.ids)
     after = {job.id: job for job in reader.rows(states=ENDED) if job.id in known}
     jobs = [*before, *(after[job_id] for job_id in new.ids)]
     submits = [since] * len(before) + [_submit(after[job_id]) for job_id in new.ids]
     durations = [left[job.id] for job in before] + new.duration.tolist()
     notes = [note for note in new.notes if LEFT_OUT in note]
-    trace = _assembled(name, jobs, submits, durations, past.first_start, notes, reader.array_limits())
+    # The first start of a job of the window may come after it.
+    trace = _assembled(name, jobs, submits, durations, first_start, notes, reader.array_limits())
     trace = past.with_progress(trace, jobs)
     limit = trace.limit.copy()  # of the limit, too, what was left when the window began
     limit[: len(before)] -= [past.had_s(job, since) for job in before]
-    running = sum(past.first_start[job.id] < since for job in before)
+    running = sum(first_start[job.id] < since for job in before)
     return running_first(replace(trace, limit=np.maximum(limit, 1.0)), running, len(before)), len(before)
 
 

@@ -77,7 +77,12 @@ async function pull() { // one at a time; news that come meanwhile are asked for
 }
 const marks = {};
 
-function lost() { world.live = "lost"; notify("live"); setTimeout(() => { if (world.live === "lost" && !source) listen(); }, 3000); }
+let again = 0;
+function lost() { // a new source says what there is: with the old one it would stay unknown until something changes
+  world.live = "lost"; notify("live");
+  clearTimeout(again);
+  again = setTimeout(() => { if (world.live === "lost" && !document.hidden) listen(); }, 3000);
+}
 
 let source = null;
 function listen() {

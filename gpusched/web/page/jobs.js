@@ -102,9 +102,9 @@ export function jobsPage(main, _, query) {
     if (what === "live" || what === "usage") return;
     const {by, waits} = facts();
     mineTools();
-    tabs.replaceChildren(choice("which", [["now", `Now ${count(by.running.length + waits)}`], ["running", `Running ${count(by.running.length)}`], ["waiting", `Pending ${count(waits)}`], ["ended", `Ended ${count(by.ended.length)}`]], of, value => { of = value; keep(); update("view"); }));
+    tabs.replaceChildren(choice("which", [["now", `Now ${count(by.running.length + waits)}`], ["running", `Running ${count(by.running.length)}`], ["waiting", `Pending ${count(waits)}`], ["ended", `Ended ${count(by.ended.length)}${world.head.last_ended ? "+" : ""}`]], of, value => { of = value; keep(); update("view"); }));
     const jobs = chosen();
-    found.textContent = text ? `${many(jobs.length, "job")} with “${text}”` : of === "ended" ? "of the last 24 hours" : "";
+    found.textContent = text ? `${many(jobs.length, "job")} with “${text}”` : of === "ended" ? world.head.last_ended ? `the last ${count(world.head.last_ended)} of the last 24 hours` : "of the last 24 hours" : "";
     found.hidden = !found.textContent;
     for (const title of head.children) title.setAttribute("aria-sort", title.classList.contains(sort) ? turned ? "descending" : "ascending" : "none");
     list.show(jobs);

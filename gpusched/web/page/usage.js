@@ -18,7 +18,7 @@ export function usagePage(main) {
     if (points.length < 2) curves.replaceChildren(h("p", {class: "quiet"}, "No measurements in this period yet."));
     else {
       const held = points.reduce((n, p) => n + p[1], 0), all = points.reduce((n, p) => n + p[2], 0);
-      const kwh = points.reduce((n, p) => n + (p[4] ?? 0) * (days === "1" ? 1 / 12 : 1), 0);
+      const width = days === "1" ? 300 : 3600, kwh = points.reduce((n, p) => n + (p[4] ?? 0) * Math.min(width, to - p[0]) / 3600, 0); // the last hour is not over
       curves.replaceChildren(h("div", {class: "sums"}, h("p", {}, h("b", {}, percent(held / all)), " of GPU time allocated"), h("p", {}, h("b", {}, count(Math.round(held))), " GPU hours"), h("p", {}, h("b", {}, short(kwh)), " kWh")),
         h("div", {class: "charts"},
           h("figure", {}, h("figcaption", {}, "Of all GPUs: ", h("span", {class: "key t0"}, "allocated"), ", ", h("span", {class: "key t1"}, "measured as busy")),

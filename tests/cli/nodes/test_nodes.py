@@ -136,6 +136,7 @@ def test_drained_node_has_nothing_free(cluster: Cluster) -> None:
     ])  # fmt: skip
     (dgx1,) = cluster.json("nodes", "dgx1")
     assert (dgx1["gpus_free"], dgx1["reason"]) == (0, "fan")
+    assert (dgx1["cores_free"], dgx1["memory_free_mib"]) == (0, 0)
 
 
 def test_before_anything_was_read(cluster: Cluster) -> None:

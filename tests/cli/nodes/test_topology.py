@@ -109,7 +109,7 @@ def test_importing_without_hosts_prints_the_section(cluster: Cluster) -> None:
     cluster.inventory.write_text(cluster.inventory.read_text() + section)
     assert [s["name"] for s in cluster.json("nodes", "--topology")["switches"]] == ["s", "r1", "r2"]
     wrong = cluster.run("init", "--topology", str(conf.parent / "none"), code=2).stderr
-    assert "none: found no such file or directory" in wrong
+    assert "none: no such file or directory; expected what ibnetdiscover" in wrong
 
 
 def test_without_any(cluster: Cluster) -> None:

@@ -20,6 +20,7 @@ from gpusched.model.jobs import Elastic, JobRecord, JobState, container_name
 from gpusched.model.readings import ContainerReading, Gpu, NodeReading
 from gpusched.model.slices import Cut, MigSlice
 from gpusched.nodes.records import NodeRecords
+from gpusched.queue.clock import shift_times
 from gpusched.queue.snapshots import held_gpus, used_gpus
 from gpusched.queue.store import CutState, NodeRecord, RankRecord, Store
 from tests.builders import job, spec
@@ -298,6 +299,10 @@ def test_only_jobs_of_before_the_recovery_wait_for_a_silent_node(store: Store) -
     unsettled = UnsettledNodes(store, "c")
     before, after = one("b", JobState.PENDING, submit_time=4_000.0), one("n", JobState.PENDING, submit_time=6_000.0)
     assert unsettled.reasons(inventory(), [before, after]).keys() == {"b"}
+    store.put_jobs([before, after])
+    shift_times(store, 3_600.0, NOW)  # a new login node gets the time
+    unsettled = UnsettledNodes(store, "c")
+    assert unsettled.reasons(inventory(), store.pending()).keys() == {"b"}, "or it would run twice"
     without = msgspec.structs.replace(inventory(), partitions=())
     assert unsettled.withhold(without, {}, NOW) == {}
     assert UnsettledNodes(store, "c").reasons(inventory(), [before]) == {}, "a node that left is given up"
