@@ -265,7 +265,7 @@ COMMANDS = [
         time=NOW, id=fresh_id(NOW), spec=spec(secret_names=("TOKEN",)))),
     sends("a program without a function", "needs its program", lambda p: c.Submit(
         time=NOW, id=fresh_id(NOW), spec=spec(), program="x")),
-    sends("indices below zero", "indices of an array", lambda p: c.Submit(
+    sends("indices below zero", "array indices must be", lambda p: c.Submit(
         time=NOW, id=fresh_id(NOW), spec=spec(), array=(-1,))),
     sends("a million tasks", "different indices", lambda p: c.Submit(
         time=NOW, id=fresh_id(NOW), spec=spec(), array=tuple(range(300_000)))),
