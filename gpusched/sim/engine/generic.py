@@ -203,12 +203,18 @@ def dequeue_started(sim: Sim, queue: SimQueue, ordered: Ints) -> None:
     started = 0
     for job in ordered:
         if sim.state[job]["status"] == RUNNING:
-            count_held_gpus(sim, queue.users, queue.leaf, job, 1)
-            if queue.estimates:
-                note_started(queue.run_times.renewed, job)
+            note_start(sim, queue, job)
             started += 1
     if started > 0:
         remove_running(sim, queue.waiting, queue.size)
+
+
+@jit
+def note_start(sim: Sim, queue: SimQueue, job: int) -> None:
+    """Count a started job's GPUs for its user."""
+    count_held_gpus(sim, queue.users, queue.leaf, job, 1)
+    if queue.estimates:
+        note_started(queue.run_times.renewed, job)
 
 
 # Orders whose keys change while jobs wait, and users' usage, on which they depend

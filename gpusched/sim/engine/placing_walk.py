@@ -16,7 +16,7 @@ from gpusched.sched.sorting import by_priority, stable_order
 from gpusched.sched.state import POLICY, SKIP, ClusterState, Ints, PassOutcome
 from gpusched.sched.topology.contention import set_excess
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
-from gpusched.sim.engine.generic import PLAIN, SimQueue, dequeue_started, ordered, update_queue
+from gpusched.sim.engine.generic import PLAIN, SimQueue, note_start, ordered, update_queue
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import (
     ALIGNED,
@@ -30,7 +30,7 @@ from gpusched.sim.engine.placing import (
     recheck,
     update_ways,
 )
-from gpusched.sim.engine.queue import start_granted, state_of
+from gpusched.sim.engine.queue import remove_running, start_granted, state_of
 from gpusched.sim.engine.state import DECIDE, RUNNING, EventLog, Passes, Sim
 
 
@@ -83,7 +83,7 @@ def begin_walk(sim: Sim, passes: Passes, walk: Walk) -> None:
 @jit
 def end_walk(sim: Sim, walk: Walk) -> int:
     """Remove started jobs from the waiting ones."""
-    dequeue_started(sim, walk.queue, walk.waiting[: walk.size[0]].copy())
+    remove_running(sim, walk.waiting, walk.size)
     _set_heads(walk)
     end_pass(sim, walk.placing)
     return DECIDE
@@ -139,6 +139,8 @@ def jobs_behind(sim: Sim, walk: Walk, queue: int, waiting: Ints, held: int) -> I
 def _ordered(sim: Sim, walk: Walk, queue: int) -> Ints:
     """Return the partition's waiting jobs, first to last."""
     of, count, waiting = walk.placing, 0, ordered(sim, walk.queue, queue)
+    if of.rule != ALIGNED and of.queues[queue]["held"] == sim.jobs.size:
+        return waiting
     own, keys = np.empty(waiting.size, np.int64), np.empty(waiting.size, np.int64)
     for job in waiting:
         if sim.jobs[job]["rank"] <= of.queues[queue]["held"]:
@@ -192,3 +194,5 @@ def begin(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> None:
         job = outcome.started[i]
         passes.jobs.shape[job] = outcome.shape[job]
     start_granted(sim, log, outcome, None)
+    for i in range(outcome.total[0]):
+        note_start(sim, walk.queue, outcome.started[i])
