@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gpusched.agents.common import torch_
-from gpusched.agents.rltune.candidates import CandidateRule, arrays_of, odds_of, without_net
+from gpusched.agents.rltune.candidates import CandidateRule, arrays_of, without_net
 from gpusched.agents.rltune.episodes import cut_episodes
 from gpusched.agents.rltune.evaluation import TraceEvaluation
 from gpusched.agents.rltune.ppo import Learner
@@ -46,9 +46,7 @@ def main() -> None:
     settings = RltuneSettings()
     torch_.set_up(0)
     trace = generate(replace(load_workload(PHILLY_LIKE), jobs=3000), 0)
-    base = without_net(
-        CandidateRule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, odds_of(trace.gpus, trace.duration)
-    )
+    base = without_net(CandidateRule("sjf", {"estimate": -1.0}), settings)
     evaluation = TraceEvaluation(trace, Pool.uniform(4, 8), settings)
     before = evaluation.result(base)
     assert before is not None

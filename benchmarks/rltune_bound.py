@@ -25,10 +25,11 @@ from pathlib import Path
 import numpy as np
 
 import gpusched.data
-from gpusched.agents.rltune import candidates, choosing, table
+from gpusched.agents.rltune import candidates, table
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.agents.training.public import LOADS, _clusters
 from gpusched.config.weights import load_file
+from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.sched.state import Floats
 from gpusched.sim.policies import ReplayPolicy, policy_of_order
 from gpusched.sim.replay import replay
@@ -38,8 +39,7 @@ from gpusched.traces.load import load
 from gpusched.traces.slicing import of_whole_gpus
 
 SHIPPED = Path(gpusched.data.__path__[0]) / "policies" / "rltune" / "default.safetensors"
-MAYBE = ("waited", "estimate", "burst_mean", "burst_age", "burst_ahead", "burst_runs", "user_share", "kind_mean",
-         "kind_spread", "queue_mean", "hour_sin")  # fmt: skip
+MAYBE = ("waited", "burst_waiting", "burst_age", "burst_ahead", "burst_runs", "user_share", "hour_sin")
 
 
 def main() -> None:
@@ -71,7 +71,8 @@ def figures(weightings: int, scenario: Scenario) -> tuple[str, tuple[float, floa
     """Return the best rule of a cell; untrained, shipped and told relative to it; and so each weighting."""
 
     def jct(policy: ReplayPolicy) -> float:
-        return float((replay(scenario.trace, scenario.pool, policy).end - scenario.trace.submit).mean())
+        done = replay(scenario.trace, scenario.pool, policy, estimator=HistoryEstimator())  # as live
+        return float((done.end - scenario.trace.submit).mean())
 
     own, knowing = RltuneSettings(), RltuneSettings(knows="oracle")
     by_rule = {policy.name: jct(policy) for policy in table.heuristics(scenario.trace, own.knows)}
@@ -79,33 +80,29 @@ def figures(weightings: int, scenario: Scenario) -> tuple[str, tuple[float, floa
     included = table.agent_of_model("rltune", load_file(SHIPPED, "rltune"))
     weighed = [*(agent(rule, own) for rule in drawn(weightings)), included]
     ratios = np.array([jct(policy) for policy in weighed]) / by_rule[best]
-    start = next(rule for rule in candidates.rules(knowing) if rule.name == choosing.DEFAULT)
+    start = candidates.rules(knowing)[0]
     truth = min(*(jct(policy_of_order(name)) for name in ("sjf-oracle", "sjf-oracle-skip")), jct(agent(start, knowing)))
     shown = (float(ratios[0]), float(ratios[-1]), truth / by_rule[best])
     return f"{best} {by_rule[best]:,.0f} s", shown, ratios
 
 
 def agent(rule: candidates.CandidateRule, settings: RltuneSettings) -> ReplayPolicy:
-    """Return the agent with one weighting, and the prior odds."""
-    return table.agent_of(candidates.without_net(rule, settings, candidates.NO_ODDS), rule.name, settings)
+    """Return the agent with one weighting."""
+    return table.agent_of(candidates.without_net(rule, settings), rule.name, settings)
 
 
 def drawn(weightings: int) -> list[candidates.CandidateRule]:
     """Return the start, and so many of the agent's rules and of weightings drawn around what these weigh."""
-    own = candidates.rules(RltuneSettings())
-    start = next(rule for rule in own if rule.name == choosing.DEFAULT)
-    rng, holds = np.random.default_rng(0), list(candidates.HOLDS.values())
-    own = [own[i] for i in rng.permutation(len(own)) if own[i] is not start]
-    found = [start]
+    start, *others = candidates.rules(RltuneSettings())
+    rng = np.random.default_rng(0)
+    own, found = [others[i] for i in rng.permutation(len(others))], [start]
     for number in range(weightings):
         if number % 2 and own:
             found.append(own.pop())
             continue
-        order = {"worth": rng.uniform(0, 1.5), "work": -rng.uniform(0, 2), "gpus": -rng.uniform(0, 2)}
-        order |= {name: rng.normal(0, 0.5) for name in MAYBE if rng.random() < 0.25}
-        hold = dict(holds[rng.integers(len(holds))])
-        hold["one"] = hold.get("one", 0.0) + rng.normal(0, 0.7)
-        found.append(candidates.CandidateRule(f"drawn {number}", order, hold))
+        order = {"estimate": -1.0, "gpus": -rng.uniform(0, 1)}
+        order |= {name: rng.normal(0, 0.3) for name in MAYBE if rng.random() < 0.25}
+        found.append(candidates.CandidateRule(f"drawn {number}", order))
     return found
 
 
@@ -138,7 +135,7 @@ def named(number: int, count: int) -> str:
     if number == count - 1:
         return "the included weights"
     rule = drawn(count)[number]
-    weights = ", ".join(f"{name} {weight:+.2f}" for name, weight in (*rule.order.items(), *rule.hold.items()))
+    weights = ", ".join(f"{name} {weight:+.2f}" for name, weight in rule.order.items())
     return weights if rule.name.startswith("drawn") else rule.name
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.config.weights import Arrays, TrainedModel
+from gpusched.model.units import count_of
 from gpusched.sched.agent import agent_parts, component_errors
 
 _NO_NETWORK = "no neural network"
@@ -48,11 +49,13 @@ def _gist(model: TrainedModel) -> str:
 
 def _rltune(model: TrainedModel) -> str:
     arrays = model.arrays
-    odds = ", by odds of run times" if _count_used(arrays.get("prior")) else ""
     if model.preempts:
+        odds = ", by odds of run times" if _count_used(arrays.get("prior")) else ""
         return f"a rank of {_count_used(arrays.get('weights'))} weights chosen by replays{odds}, {_NO_NETWORK}"
     name = f" '{model.about['base']}'" if model.about.get("base") else ""
-    rule = f"a linear rule{name} of {_count_used(arrays.get('linear'))} weights chosen by replays{odds}"
+    estimates = ", by estimated run times" if model.knows == "estimate" else ""
+    weights = count_of(_count_used(arrays.get("linear")), "weight")
+    rule = f"a linear rule{name} of {weights} chosen by replays{estimates}"
     layers = _layers_of(arrays, "net")
     strength = float(np.abs(np.asarray(arrays.get("strength", np.zeros(1)), np.float64)).max())
     if strength == 0.0 or not _has_nonzero_output(layers):

@@ -19,9 +19,6 @@ from gpusched.compiled.arrays import Floats, Ints
 LEVELS = 20
 CLASSES = 5  # of sizes: 1, 2, 3 to 4, 5 to 8 GPUs, and more
 SLACK_S = 1e-3
-SHORTEST_S = 10.0  # shorter run times count as this much, as in bounded slowdown
-_FIRST_S = 15.0
-_GONE = 1e-6  # probability of still running below which further levels are ignored
 
 Tallies = npt.NDArray[np.float32]
 
@@ -110,26 +107,3 @@ def end_within(history: History, odds: HazardRates, job: int, level: int) -> flo
         ended = history.seen[groups[i], level, 0]
         ends = (few[i] * ends + ended) / (few[i] + ended + history.seen[groups[i], level, 1])
     return float(ends)
-
-
-@jit
-def expected(history: History, odds: HazardRates, job: int, limit_log_s: float) -> tuple[float, float]:
-    """Return log E[r] and log E[1 / max(r, 10)] of a job's run time r, in seconds; a limit (NaN: none) cuts r off.
-
-    The latter is what its bounded slowdown is expected to grow by with every second of waiting.
-    """
-    limit = np.inf if np.isnan(limit_log_s) else max(np.exp(limit_log_s), SHORTEST_S)
-    alive, worth, work = 1.0, 0.0, 0.0
-    first, last = 0.0, _FIRST_S
-    for level in range(LEVELS):
-        ends = end_within(history, odds, job, level)
-        if level == LEVELS - 1 or last >= limit:
-            ends, last = 1.0, min(last, limit)
-        # A job that ends within a level does so halfway through it, on average.
-        worth += alive * ends / max(0.5 * (first + last), SHORTEST_S)
-        work += alive * (1.0 - 0.5 * ends) * (last - first)
-        alive *= 1.0 - ends
-        if alive < _GONE:
-            break
-        first, last = last, 2.0 * last
-    return float(np.log(work)), float(np.log(worth))

@@ -20,7 +20,7 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
     """Properties of an agent that are needed without loading it.
 
     Attributes:
-        remembers: It uses recently ended jobs.
+        remembers: It uses recently ended jobs. estimates: It uses estimated run times, unless it preempts.
         holds_back: It may delay jobs that would fit now.
         sizes: It chooses sizes of resizable jobs, and nothing else: the stages of its policy's file do the rest.
         places: It chooses nodes by what places cost, and who waits for better ones: order and backfill are its policy's
@@ -30,6 +30,7 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     remembers: bool = False
+    estimates: bool = False
     holds_back: bool = False
     sizes: bool = False
     places: bool = False
@@ -43,7 +44,7 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AGENTS: dict[str, AgentTraits] = {"gist": AgentTraits(holds_back=True, slices=True),
-                                  "rltune": AgentTraits(remembers=True, slices=True),
+                                  "rltune": AgentTraits(remembers=True, estimates=True, slices=True),
                                   "dl2": AgentTraits(sizes=True, online=True), "maifs": AgentTraits(sizes=True),
                                   "topology": AgentTraits(places=True)}  # fmt: skip
 """The agents of this package, known without reading entry points; a policy's file says what another package's does."""
@@ -203,4 +204,5 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def uses_run_time_estimates(self) -> bool:
         """Return whether it, or its agent's fallback, uses estimated run times."""
-        return any(spec is not None and spec.order == "sjf-estimate" for spec in (self, self.fallback))
+        others = (spec for spec in (self, self.fallback) if spec is not None)
+        return any(spec.order == "sjf-estimate" or spec.traits.estimates for spec in others)

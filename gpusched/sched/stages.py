@@ -16,7 +16,7 @@ from gpusched.sched.agent import Context
 from gpusched.sched.arrays import NodeArrays, PendingArrays
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_for
 from gpusched.sched.mapping.learned import speeds_by_type
-from gpusched.sched.mapping.queue import MappingFacts, NodeHold, Solver, map_queue, unfit_of
+from gpusched.sched.mapping.queue import MappingFacts, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import summary
 from gpusched.sched.placement import NodeChooser, pass_by_component
 from gpusched.sched.reasons import QueueBlock
@@ -25,14 +25,11 @@ from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost
 from gpusched.sched.topology.spread import better_place_text
 
 
-def place_queue(context: Context, queue: Ints, keep: NodeHold | None = None) -> QueueBlock:
-    """Start jobs of ``queue: int64[waiting]``, first to last, by the policy's placement and backfill.
-
-    ``keep``: See `map_queue`; other places know no such thing.
-    """
+def place_queue(context: Context, queue: Ints) -> QueueBlock:
+    """Start jobs of ``queue: int64[waiting]``, first to last, by the policy's placement and backfill."""
     policy = context.policy
     if policy.place in MAPPING_PLACES:
-        return _place_by_mapping(context, queue, keep)
+        return _place_by_mapping(context, queue)
     if policy.place == "contention":
         if context.costs is not None:
             return place_by_cost(context, queue, context.costs)
@@ -76,7 +73,7 @@ def set_wait_reasons(context: Context, costs: Costs, waits: Map[int, float]) -> 
         context.reasons[context.waiting.views[job].id] = Reason(code=ReasonCode.POLICY, message=message)
 
 
-def _place_by_mapping(context: Context, queue: Ints, keep: NodeHold | None) -> QueueBlock:
+def _place_by_mapping(context: Context, queue: Ints) -> QueueBlock:
     """Place by mapping; without HiGHS, greedily, with a remark in the plan."""
     policy = context.policy
     facts = _mapping_facts(context.snapshot, context.world, context.waiting, context.partition, policy.mapping)
@@ -86,9 +83,7 @@ def _place_by_mapping(context: Context, queue: Ints, keep: NodeHold | None) -> Q
             solver = deadline(policy.mapping.budget_s)
         except UsageError as error:
             context.remarks[context.partition] = f"{error.message}; placed greedily"
-    head, shadow, reports = map_queue(
-        context.state, queue, facts, policy.mapping, BACKFILLS[policy.backfill], solver, keep
-    )
+    head, shadow, reports = map_queue(context.state, queue, facts, policy.mapping, BACKFILLS[policy.backfill], solver)
     if solver is not None and (line := summary(reports)):
         context.remarks[context.partition] = line
     return QueueBlock(policy, int(head), float(shadow))

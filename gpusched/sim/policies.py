@@ -13,7 +13,7 @@ from typing import get_args
 from gpusched.config.policies import BUILT_IN, POLICY, load_policy, policy_file
 from gpusched.config.weights import DEFAULT, ModelError, TrainedModel, load_model
 from gpusched.errors import UsageError
-from gpusched.model.policy import SIMPLE_BACKFILLS, PolicySpec
+from gpusched.model.policy import SIMPLE_BACKFILLS, PolicySpec, traits_of
 from gpusched.model.resources import Settings
 from gpusched.model.suggest import did_you_mean
 from gpusched.sched.state import (
@@ -88,8 +88,11 @@ class ReplayPolicy:
 
     @property
     def uses_run_time_estimates(self) -> bool:
-        """Whether it goes by estimates made at submission; an agent remembers by itself what has ended."""
-        return self.knows == "estimate" and not self.by_agent
+        """Whether it goes by estimated run times."""
+        if self.knows != "estimate" or self.model is None or not self.by_agent:
+            return self.knows == "estimate"
+        others = None if self.spec is None else self.spec.agent_traits
+        return traits_of(self.model.agent, others).estimates and not self.model.preempts
 
     @property
     def preempts(self) -> bool:

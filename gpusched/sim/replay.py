@@ -131,9 +131,9 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
         return
     sim, options, model = world.sim, world.options, world.policy.model
     agent = None if model is None else (model.agent, model.preempts)
-    estimator = type(estimator_for(world))
     learned = options.network is not None and options.network.model.believed is not None
-    known = kind, agent, is_mapped(world), sim.pace is None, world.shared, estimator, sim.ledger is None, learned
+    estimates = world.policy.uses_run_time_estimates, type(estimator_for(world))
+    known = kind, agent, is_mapped(world), sim.pace is None, world.shared, estimates, sim.ledger is None, learned
     if known in _warm:
         return
     _warm.add(known)

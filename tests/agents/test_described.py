@@ -13,10 +13,10 @@ from gpusched.agents.common.request import UNTRAINED
 from gpusched.agents.describe import describe_weights
 from gpusched.agents.gist.networks import STARTS, start
 from gpusched.agents.gist.scale import policy_of
-from gpusched.agents.rltune.candidates import arrays_of, odds_of, with_net
-from gpusched.agents.rltune.choosing import DEFAULT, untrained
+from gpusched.agents.rltune.candidates import arrays_of, with_net
+from gpusched.agents.rltune.choosing import untrained
+from gpusched.agents.rltune.preempting import NO_ODDS, model_of
 from gpusched.agents.rltune.preempting import RankingRule as Rank
-from gpusched.agents.rltune.preempting import model_of
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.weights import TrainedModel, load_model
@@ -57,23 +57,21 @@ def _counted(arrays: Any) -> str:
     return f"{sum(used.values())} weights ({', '.join(f'{q} {n}' for q, n in used.items())})"
 
 
-def test_rltune_is_a_rule_with_odds_and_a_network_only_with_strength() -> None:
+def test_rltune_is_a_rule_by_estimates_and_a_network_only_with_strength() -> None:
     settings = RltuneSettings()
     begun = untrained(settings)
     assert begun is not None
-    assert not np.array_equal(begun.scorer.odds.prior, odds_of(np.ones(9, np.int64), np.ones(9)).prior)
-    rule = of("rltune", arrays_of(begun), base=DEFAULT)
-    assert rule.startswith(f"a linear rule '{DEFAULT}' of ")
-    assert rule.endswith(" weights chosen by replays, by odds of run times, no neural network")
+    rule = of("rltune", arrays_of(begun), base="sjf", knows="estimate")
+    assert rule == "a linear rule 'sjf' of 1 weight chosen by replays, by estimated run times, no neural network"
     inputs = len(begun.scorer.mean)
     ones = np.ones(inputs, np.float32)
     arrays = {"net.0.weight": np.ones((4, inputs), np.float32), "net.0.bias": ones[:4],
-              "net.1.weight": np.ones((2, 4), np.float32), "net.1.bias": ones[:2]}  # fmt: skip
+              "net.1.weight": np.ones((1, 4), np.float32), "net.1.bias": ones[:1]}  # fmt: skip
     for strength, ends in ((0.5, "and a neural network of width 4 at strength 0.5"), (0.0, "no neural network")):
         assert of("rltune", arrays_of(with_net(begun, arrays, ones, ones, strength))).endswith(ends)
     blind = RltuneSettings(knows="nothing")
     assert untrained(blind) is None
-    rank = model_of(Rank("index", {"index": 1.0}), begun.scorer.odds.prior, "estimate")
+    rank = model_of(Rank("index", {"index": 1.0}), NO_ODDS.prior, "estimate")
     assert "chosen by replays, by odds of run times, no neural network" in describe_weights(rank)
 
 

@@ -12,8 +12,8 @@ import pytest
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import TrainingData, known_at, load_training_data
 from gpusched.agents.common.request import TrainingReport, TrainJob, TrainRequest
-from gpusched.agents.rltune.candidates import learned_odds, odds_of
 from gpusched.agents.rltune.evaluation import windows
+from gpusched.agents.rltune.preempting import learned_odds, odds_of
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.agents.rltune.train import train_agent
 from gpusched.estimation.estimators import ends_of

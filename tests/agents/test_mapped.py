@@ -11,7 +11,7 @@ import pytest
 
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.request import TrainingReport, TrainJob
-from gpusched.agents.rltune.candidates import NO_ODDS, rules, without_net
+from gpusched.agents.rltune.candidates import rules, without_net
 from gpusched.agents.rltune.evaluation import TraceEvaluation
 from gpusched.agents.rltune.mapped import (
     JOBS,
@@ -54,7 +54,7 @@ def test_jobs_run_at_the_speeds_of_the_policys_file() -> None:
 
 def test_a_rule_is_judged_by_where_the_mapping_puts_its_jobs() -> None:
     """Jobs that lose most get the fast type, and the mean JCT is that of such a placement."""
-    rule = without_net(rules(SETTINGS)[0], SETTINGS, NO_ODDS)
+    rule = without_net(rules(SETTINGS)[0], SETTINGS)
     plain = TraceEvaluation(trace(), POOL, SETTINGS)
     (mapped,) = mapped_evaluations([plain], SETTINGS, SPEC)
     assert isinstance(mapped, MappedEvaluation)

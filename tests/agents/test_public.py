@@ -13,7 +13,7 @@ import yaml
 from benchmarks import rltune_bound, weights
 from gpusched.agents.common.request import UNTRAINED
 from gpusched.agents.rltune import public
-from gpusched.agents.rltune.candidates import NO_ODDS, odds_of
+from gpusched.agents.rltune.preempting import NO_ODDS, odds_of
 from gpusched.agents.rltune.public import Candidate, PublicCluster, Transfer, train_public
 from gpusched.agents.training import public as command
 from gpusched.config.policies import BUILT_IN, load_policy
@@ -39,14 +39,17 @@ def cluster(name: str, seed: int, jobs: int = 120) -> PublicCluster:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Few orders to choose from: all of them take a minute."""
-    whole = public._Orders.candidates
-    monkeypatch.setattr(
-        public._Orders, "candidates", lambda self: [c for c in whole(self) if c.known or c.name == self.default]
-    )
+    for kind in (public._Orders, public._Ranks):
+        whole = kind.candidates
+        monkeypatch.setattr(
+            kind, "candidates", lambda self, whole=whole: [c for c in whole(self) if c.known or c.name == self.default]
+        )
     return monkeypatch
 
 
-def agents_of(clusters: list[PublicCluster], few: pytest.MonkeyPatch) -> tuple[Transfer, list[dict[str, bytes]]]:
+def agents_of(
+    clusters: list[PublicCluster], few: pytest.MonkeyPatch, policy: str = "rltune-preempt"
+) -> tuple[Transfer, list[dict[str, bytes]]]:
     """Train; also the weights by which each cluster was judged."""
     used: list[dict[str, bytes]] = []
     judged = public._judged
@@ -58,7 +61,7 @@ def agents_of(clusters: list[PublicCluster], few: pytest.MonkeyPatch) -> tuple[T
 
     with few.context() as patch:
         patch.setattr(public, "_judged", record)
-        return train_public(clusters, load_policy(BUILT_IN / "rltune.yaml"), lambda done, total: None), used
+        return train_public(clusters, load_policy(BUILT_IN / f"{policy}.yaml"), lambda done, total: None), used
 
 
 def test_a_cluster_is_judged_by_weights_of_the_others_only(few: pytest.MonkeyPatch) -> None:
@@ -75,6 +78,7 @@ def test_a_cluster_is_judged_by_weights_of_the_others_only(few: pytest.MonkeyPat
     everything = [one.scenarios[0].trace for one in (a, b, c)]
     counted = odds_of(*(np.concatenate([getattr(t, name) for t in everything]) for name in ("gpus", "duration")))
     assert np.array_equal(made.result.arrays["prior"], counted.prior)
+    assert "odds of run times: counted on the clusters" in made.result.notes
     assert list(made.outcomes) == [("a", 1.0), ("b", 1.0), ("c", 1.0)]
     rows = {row.policy: row for row in made.result.rows or ()}
     jct = [own[0].metrics.mean_jct_s for own in made.outcomes.values()]
@@ -89,15 +93,15 @@ def test_odds_are_counted_only_where_they_help_others(better: float, counted: bo
     """A kind of agent whose cost is known: with counted odds that much less than with the prior."""
     clusters = [cluster(name, seed, 40) for seed, name in enumerate("abc")]
 
-    class Known(public._Orders):
-        def cost(self, policy: Any, of: PublicCluster) -> tuple[float, float]:
+    class Known(public._Ranks):
+        def costs(self, policy: Any, of: PublicCluster) -> list[tuple[float, float]]:
             others = [one.scenarios[0].trace for one in clusters if one is not of]
             columns = (np.concatenate([getattr(t, name) for t in others]) for name in ("gpus", "duration"))
             assert np.array_equal(policy.prior, odds_of(*columns).prior), "its own jobs count"
-            return 1.0 - better, 1.0 - better
+            return [(1.0 - better, 1.0 - better)]
 
-    kind, found = Known(load_policy(BUILT_IN / "rltune.yaml")), [Candidate("one", True, lambda odds: odds)]  # type: ignore[arg-type, return-value]
-    chosen, odds = public._learned(kind, found, {name: {"one": (1.0, 1.0)} for name in "abc"}, clusters)
+    kind, found = Known(load_policy(BUILT_IN / "rltune-preempt.yaml")), [Candidate("one", True, lambda odds: odds)]  # type: ignore[arg-type, return-value]
+    chosen, odds = public._learned(kind, found, {name: {"one": [(1.0, 1.0)]} for name in "abc"}, clusters)
     assert (chosen.name, odds is not NO_ODDS) == ("one", counted)
 
 
@@ -114,10 +118,40 @@ def rule(name: str, known: bool = False) -> Candidate:
     ],
 )
 def test_the_rule_is_the_best_of_the_sound_ones(costs: dict[str, tuple[float, float]], chosen: str) -> None:
-    kind = public._Orders(load_policy(BUILT_IN / "rltune.yaml"))
-    kind.default = "default"  # type: ignore[misc]
+    kind = public._Ranks(load_policy(BUILT_IN / "rltune-preempt.yaml"))
+    kind.default = "default"
     found = [rule("known", True), rule("default"), rule("other")]
-    assert public._choice(kind, found, [costs, costs]).name == chosen
+    assert kind.choice(found, {name: [cost] * 2 for name, cost in costs.items()}).name == chosen
+
+
+def test_the_order_is_the_usual_one_unless_another_is_certainly_better() -> None:
+    kind = public._Orders(load_policy(BUILT_IN / "rltune.yaml"))
+    found, usual = [rule("sjf", True), rule("other")], [(1.0, 1.0)] * 4
+    assert kind.default == "sjf"
+    assert kind.choice(found, {"sjf": usual, "other": [(0.9, 0.9)] * 3 + [(1.1, 1.0)]}).name == "other"
+    assert kind.choice(found, {"sjf": usual, "other": [(0.5, 0.5)] * 2 + [(1.1, 1.1)] * 2}).name == "sjf"
+
+
+def test_costs_are_of_several_windows_by_the_estimates_that_decide_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long cluster the last jobs and those before; of a short one all."""
+    seen: list[tuple[int, str]] = []
+    real = public.replay
+
+    def record(part: Any, *given: Any, **options: Any) -> Any:
+        seen.append((part.ids[0], len(part), options["estimator"].name))
+        return real(part, *given, **options)
+
+    monkeypatch.setattr(public, "replay", record)
+    monkeypatch.setattr(public, "CHOICE_JOBS", 40)
+    kind = public._Orders(load_policy(BUILT_IN / "rltune.yaml"))
+    policy = kind.candidates()[0].policy(NO_ODDS)
+    for jobs, windows in ((30, 1), (79, 1), (100, 2)):
+        of = cluster("a", 1, jobs)
+        assert len(kind.costs(policy, of)) == windows
+        ids = of.scenarios[0].trace.ids
+        assert [seen.pop(0) for _ in range(windows)] == [
+            (ids[max(0, jobs - 40 * k)], min(jobs, 40), "history") for k in range(1, windows + 1)
+        ]
 
 
 def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
@@ -173,7 +207,7 @@ def test_weightings_are_held_against_the_best_rule_of_their_cell(capsys: pytest.
     (scenario,) = cluster("a", 1, 60).scenarios
     rule, (start, shipped, told), ratios = rltune_bound.figures(2, scenario)
     names = [one.name for one in rltune_bound.drawn(2)]
-    assert (len(ratios), names[0]) == (len(names) + 1, "index, by work, hold four times as long as waited")
+    assert (len(ratios), names[0]) == (len(names) + 1, "sjf")
     assert (start, shipped) == (ratios[0], ratios[-1])
     assert told < 1.0, "true run times help any rule by estimates"
     assert rule.endswith(" s")

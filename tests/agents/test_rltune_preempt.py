@@ -14,9 +14,8 @@ import yaml
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import known_at
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, TrainRequest
-from gpusched.agents.rltune.candidates import odds_of
 from gpusched.agents.rltune.live import prepare
-from gpusched.agents.rltune.preempting import RankingRule, model_of, policy_of, read
+from gpusched.agents.rltune.preempting import RankingRule, model_of, odds_of, policy_of, read
 from gpusched.agents.rltune.train import train_agent
 from gpusched.agents.training.train import train
 from gpusched.config.policies import load_policy

@@ -95,8 +95,13 @@ def test_other_policies_ask_nothing(site: Site) -> None:
     site.store.put_jobs([waits("new", BEGIN + 2)])
     EstimateWriter(site.store).run([PolicySpec(name="easy")], BEGIN + 3)
     assert site.store.estimates() == {}
-    EstimateWriter(site.store).run([PolicySpec(name="a", agent="rltune", fallback=POLICY)], BEGIN + 3)
+    EstimateWriter(site.store).run([PolicySpec(name="a", agent="gist", fallback=PolicySpec(name="easy"))], BEGIN + 3)
+    assert site.store.estimates() == {}
+    EstimateWriter(site.store).run([PolicySpec(name="a", agent="gist", fallback=POLICY)], BEGIN + 3)
     assert len(site.store.estimates()) == 1
+    site.store.put_jobs([waits("other", BEGIN + 3)])
+    EstimateWriter(site.store).run([PolicySpec(name="a", agent="rltune")], BEGIN + 4)
+    assert len(site.store.estimates()) == 2
 
 
 def test_only_what_has_happened_counts() -> None:

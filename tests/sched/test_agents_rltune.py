@@ -9,19 +9,23 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from gpusched.agents.rltune.history import FACTS, group_jobs, history_of
+from gpusched.agents.rltune.choosing import untrained
+from gpusched.agents.rltune.history import FACTS, group_jobs
 from gpusched.agents.rltune.live import prepare
-from gpusched.agents.rltune.table import agent_of_model
+from gpusched.agents.rltune.preempt import history_of
+from gpusched.agents.rltune.settings import RltuneSettings
+from gpusched.agents.rltune.table import agent_of, agent_of_model
 from gpusched.config.weights import TrainedModel, load_model, save_model
-from gpusched.estimation.odds import CLASSES, LEVELS, HazardRates, expected, note_passed
-from gpusched.model.plan import ReasonCode
+from gpusched.estimation.estimators import Estimator, HistoryEstimator, LastTwo
+from gpusched.estimation.odds import CLASSES, LEVELS, HazardRates, end_within, note_passed
 from gpusched.model.policy import PolicySpec
-from gpusched.model.snapshot import FinishedView, Snapshot
+from gpusched.model.snapshot import Snapshot
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.sim.replay import replay
 from tests.sched import gist_decisions as gist
-from tests.sched.reserved import FEW, H, reservation, reserved_snapshots, sound, with_reservations
+from tests.sched.reserved import FEW, reserved_snapshots, sound
 from tests.sched.rltune_decisions import (
     EASY,
     MODELS,
@@ -35,22 +39,10 @@ from tests.sched.rltune_decisions import (
     replayed,
     rule,
 )
-from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, started
+from tests.sched.worlds import NOW, node, pending, snapshot, snapshots, started
 from tests.sim.worlds import trace_of
 
 QUICK = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-def test_nodes_are_kept_for_what_waits_for_the_end_of_a_reservation() -> None:
-    """Though it goes over whoever does not fit: ``long`` would delay ``all``, which is before it."""
-    jobs = [pending("all", 8, 2, limit=24 * H), pending("long", 1, limit=5 * H, submit=1)]
-    jobs.append(pending("short", 1, submit=2))
-    snap = snapshot([node("n1"), node("n2")], jobs)
-    snap = with_reservations(snap, reservation("m", ["n1"], 0, 4 * H, maintenance=True))
-    plan = by_agent(snap, SKIP)
-    assert not plan.troubles
-    assert list(started(plan)) == ["short"]
-    assert plan.reasons["long"].message == "fits now, but would delay job all, which can start in 4:00:00"
 
 
 @QUICK
@@ -80,18 +72,18 @@ def test_in_order_of_waiting_without_holding_it_is_fifo_that_skips(snap: Snapsho
 @given(snapshots(), MODELS)
 def test_where_it_cannot_decide_the_fallback_does_and_nothing_else_changes(snap: Snapshot, wild: TrainedModel) -> None:
     plain = decide(msgspec.structs.replace(snap, policies=dict.fromkeys(snap.policies, EASY)))
-    huge = {n: np.full_like(a, 3e38) if a.dtype == np.float32 else a for n, a in wild.arrays.items()}
+    broken = {n: np.full_like(a, np.nan) if a.dtype == np.float32 else a for n, a in wild.arrays.items()}
     narrow = {**wild.arrays, "linear": wild.arrays["linear"][:, :-1]}
     lacking = {n: a for n, a in wild.arrays.items() if n != "scale"}
     queues = {j.spec.partition for j in snap.pending if not j.held_by and not j.dependency and j.eligible_time is None}
-    for bad in (None, model(narrow, "narrow"), model(lacking, "lacking"), model(huge, "huge")):
+    for bad in (None, model(narrow, "narrow"), model(lacking, "lacking"), model(broken, "broken")):
         plan = by_agent(snap, bad)
         assert plan.actions == plain.actions
         assert plan.reasons == plain.reasons
         assert set(plan.troubles) == queues
 
 
-@pytest.mark.parametrize("name", ["linear", "mean", "scale", "strength", "window", "prior", "few", "net.0.weight"])
+@pytest.mark.parametrize("name", ["linear", "mean", "scale", "strength", "window", "net.0.weight"])
 def test_weights_of_another_shape_are_refused_by_name(name: str) -> None:
     arrays = arrays_of(rule({}))
     with pytest.raises(ValueError, match=name.partition(".")[0]):
@@ -111,30 +103,68 @@ def test_operators_priorities_go_before_scores() -> None:
     assert list(started(by_agent(snapshot([node("a")], jobs), by_gpus))) == ["small"]
 
 
-def test_nodes_are_held_for_the_first_job_where_the_score_says_so() -> None:
-    """A whole-node job is first; with holding the small job must not take the node that comes free first."""
-    busy = [running("r", {"a": (0,)}, NOW + 60), running("s", {"b": (0, 1, 2, 3)}, NOW + 9000)]
-    jobs = [pending("whole", 8, submit=0.0), pending("four", 4, submit=900.0), pending("five", 5, submit=950.0)]
-    snap = snapshot([node("a"), node("b")], jobs, busy)
-    held = model(arrays_of(rule({"waited": 1.0}, {"gpus": 1.0, "one": -3.0})), "holds")
-    assert started(by_agent(snap, SKIP)).keys() == {"four", "five"}
-    plan = by_agent(snap, held)
-    assert len(started(plan)) == 1
-    assert plan.reasons["whole"].code == ReasonCode.RESOURCES
-
-
-def test_what_ended_of_the_same_user_tells_who_is_short() -> None:
-    def done(user: str, ran: float, at: float) -> FinishedView:
-        return FinishedView(user=user, partition="p", nodes=1, gpus=8, cores=8, memory_mib=8192, submit_time=at,
-                            end_time=at + ran, ran_s=ran)  # fmt: skip
-
-    past = tuple(done(user, ran, 1e5 * i) for i in range(4) for user, ran in (("slow", 5e4), ("quick", 60.0)))
-    jobs = [pending("a", 8, user="slow", limit=10**6), pending("b", 8, user="quick", limit=10**6)]
-    snap = msgspec.structs.replace(snapshot([node("n")], jobs), finished=past)
+def test_the_shortest_by_estimate_goes_first_unless_it_knows_nothing() -> None:
+    jobs = [pending("a", 8, limit=9000, estimate_s=5e3), pending("b", 8, limit=9000, estimate_s=60.0)]
     shortest = arrays_of(rule({"estimate": -1.0}))
+    snap = snapshot([node("n")], jobs)
     assert list(started(by_agent(snap, model(shortest)))) == ["b"]
     blind = by_agent(snap, model(shortest, "blind", knows="nothing"))
     assert list(started(blind)) == ["a"], "one that knows nothing does not look"
+
+
+def test_more_of_a_burst_wait_than_of_another() -> None:
+    """The larger burst goes first, each burst's jobs in order of submission."""
+    jobs = [pending("lone", 8), *(pending(f"many-{i}", 8, submit=1.0 + i, user="bob") for i in range(3))]
+    bursts = model(arrays_of(rule({"burst_waiting": 1.0})), "bursts")
+    assert list(started(by_agent(snapshot([node("n"), node("m")], jobs), bursts))) == ["many-0", "many-1"]
+
+
+def test_jobs_beyond_the_networks_window_go_by_the_rule() -> None:
+    """However long the queue, the shortest goes first: a window of two jobs bounds the network only."""
+    jobs = [pending(f"j{i}", 8, submit=float(i), user=f"u{i}", estimate_s=1000.0 - i) for i in range(9)]
+    few = model(arrays_of(rule({"estimate": -1.0}), window=2), "few")
+    assert list(started(by_agent(snapshot([node("n")], jobs), few))) == ["j8"]
+
+
+START = untrained(RltuneSettings())
+assert START is not None
+BEGUN = agent_of(START, "start", RltuneSettings())
+BY_ESTIMATE = PolicySpec(name="s", order="sjf-estimate", place="best-fit", backfill="skip")
+
+
+@QUICK
+@given(snapshots())
+def test_its_start_is_the_rule_by_estimates_live(snap: Snapshot) -> None:
+    plain = decide(msgspec.structs.replace(snap, policies=dict.fromkeys(snap.policies, BY_ESTIMATE)))
+    plan = by_agent(snap, BEGUN.model)
+    assert plan.troubles == {}
+    assert plan.actions == plain.actions
+    assert plan.reasons == plain.reasons
+
+
+@FEW
+@given(reserved_snapshots())
+def test_its_start_is_the_rule_by_estimates_beside_reservations(snap: Snapshot) -> None:
+    plain = decide(msgspec.structs.replace(snap, policies=dict.fromkeys(snap.policies, BY_ESTIMATE)))
+    assert by_agent(snap, BEGUN.model).actions == plain.actions
+
+
+@pytest.mark.parametrize("estimator", [HistoryEstimator(), LastTwo()], ids=lambda one: one.name)
+def test_its_start_is_the_rule_by_estimates_in_replays(estimator: Estimator) -> None:
+    """Start by start, with queues longer than the network's window."""
+    rng = np.random.default_rng(8)
+    jobs = 900
+    trace = trace_of(
+        np.cumsum(rng.exponential(20, jobs)), rng.lognormal(6, 2, jobs), rng.choice([1, 2, 4, 8, 16], jobs),
+        user=rng.integers(0, 5, jobs), limit=np.full(jobs, 1e5),
+    )  # fmt: skip
+    own, plain = (
+        replay(trace, Pool.uniform(5, 8), policy, estimator=estimator) for policy in (BEGUN, "sjf-estimate-skip")
+    )
+    waiting = (trace.submit[:, None] <= plain.start) & (plain.start < plain.start[:, None])
+    assert waiting.sum(0).max() > 256
+    assert own.events.tobytes() == plain.events.tobytes()
+    assert own.start.tobytes() == plain.start.tobytes()
 
 
 def test_kinds_and_bursts() -> None:
@@ -147,22 +177,15 @@ def test_kinds_and_bursts() -> None:
 def test_odds_of_run_times_follow_what_was_seen() -> None:
     """Of three bursts of one kind: one whose jobs ran 8 s, one whose first job runs for a day, and an unseen one."""
     facts = np.zeros(9, FACTS)
-    facts["share"] = 1.0
     facts["gpus"], facts["burst"] = 1.0, np.arange(9) // 3
     odds = HazardRates(np.full((CLASSES, LEVELS), 0.2), np.array([20.0, 5.0, 1.0]))
     history = history_of(facts)
-    plain = expected(history, odds, 8, np.nan)
+    assert end_within(history, odds, 8, 0) == pytest.approx(0.2)
     for job in (0, 1):
         note_passed(history, job, 8.0, True)
     note_passed(history, 3, 86400.0, False)
-    (short, worth_short), (long, worth_long), other = (expected(history, odds, j, np.nan) for j in (2, 5, 8))
-    assert short < other[0] < long
-    assert worth_short > other[1] > worth_long
-    assert np.isfinite(plain).all()
-    assert expected(history, odds, 5, np.log(600.0))[0] <= np.log(600.0)
-    # Ends are spread evenly within a level: a single level's mean is its middle.
-    sure = HazardRates(np.ones((CLASSES, LEVELS)), odds.few)
-    assert expected(history_of(facts), sure, 8, np.nan)[0] == pytest.approx(np.log(7.5))
+    short, long, other = (end_within(history, odds, job, 0) for job in (2, 5, 8))
+    assert long < other < short
 
 
 def test_the_weights_survive_their_file(tmp_path) -> None:
@@ -202,7 +225,7 @@ def test_one_that_knows_nothing_never_reads_run_times_or_limits() -> None:
     rng = np.random.default_rng(5)
     submit = np.sort(rng.uniform(0, 100, 60))
     gpus, duration = rng.choice([1, 2, 4, 8], 60), np.full(60, 500.0)
-    of = model(arrays_of(rule({"estimate": -1.0, "kind_mean": 2.0}), 1.0), "blind", knows="nothing")
+    of = model(arrays_of(rule({"estimate": -1.0}), 1.0), "blind", knows="nothing")
     plain = replayed(trace_of(submit, duration, gpus), Pool.uniform(3, 8), of)
     other = replayed(trace_of(submit, duration, gpus, limit=rng.uniform(500, 9000, 60)), Pool.uniform(3, 8), of)
     assert plain.start.tobytes() == other.start.tobytes()

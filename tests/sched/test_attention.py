@@ -26,7 +26,7 @@ INPUTS, HIDDEN = len(FEATURES), 8
 def attentive(seed: int = 0, window: int = 256) -> dict[str, np.ndarray]:
     """Wild weights with attention, which moves scores as much as the rest."""
     rng = np.random.default_rng(100 + seed)
-    arrays = plain.arrays_of(plain.rule({"estimate": -0.1}, {"one": 0.2}), 1.0, seed, window)
+    arrays = plain.arrays_of(plain.rule({"estimate": -0.1}), 1.0, seed, window)
     more = {f"attention.{part}": rng.normal(size=(HIDDEN, HIDDEN)).astype(np.float32) for part in PARTS}
     return arrays | more
 

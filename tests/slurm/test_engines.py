@@ -211,7 +211,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[PolicyS
     weights.write(folder / "gist/p.safetensors", seed=3)
     (folder / "rltune.yaml").write_text("agent: rltune\nfallback: easy\nbudget: 60s\n")
     (folder / "rltune").mkdir()
-    arrays = arrays_of(rule({"estimate": -1.0}, {"one": 0.5}), 1.0, 5)
+    arrays = arrays_of(rule({"estimate": -1.0}), 1.0, 5)
     save_model(folder / "rltune/p.safetensors", "rltune", arrays, {"knows": "estimate", "backfill": "skip"})
     (folder / "topology.yaml").write_text("agent: topology\nfallback: easy\nbudget: 60s\nplace: contention\n")
     (folder / "topology").mkdir()

@@ -16,6 +16,7 @@ from gpusched.errors import GpuschedError
 from gpusched.sched.agent import NAN_OUTPUT
 from gpusched.sched.state import ClusterState, Ints, PassOutcome, new_outcome
 from gpusched.sim.engine.build import SimWorld
+from gpusched.sim.engine.estimates import Estimates, new_estimates, note_arrivals, note_ends, note_run, renew_waiting
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import apply_outcome, enter, state_of, waiting_in
 from gpusched.sim.engine.state import DECIDE, ENDED, READY, EventLog, Passes, Sim
@@ -41,18 +42,20 @@ class AgentQueue(NamedTuple):
         waiting: ``int64[jobs + 1]``, by rank; the first ``size[0]`` are valid.
         size: ``int64[1]``.
         outcome: Written by the pass, of one partition at a time.
+        run_times: What run times are estimated by; None: the agent uses no estimates.
     """
 
     agent: Any
     waiting: Ints
     size: Ints
     outcome: PassOutcome
+    run_times: Estimates | None = None
 
 
-def new_queue(sim: Sim, agent: object) -> AgentQueue:
+def new_queue(sim: Sim, agent: object, run_times: Estimates | None = None) -> AgentQueue:
     """Return an empty queue."""
     jobs, parts = len(sim.jobs), len(sim.held)
-    return AgentQueue(agent, np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64), new_outcome(jobs, parts))
+    return AgentQueue(agent, np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64), new_outcome(jobs, parts), run_times)
 
 
 @jit
@@ -79,7 +82,8 @@ def prepare_replay(
         run: From `queue_runner`.
         agent: See `AgentQueue`.
     """
-    sim, passes, queue = world.sim, world.passes, new_queue(world.sim, agent)
+    run_times = new_estimates(world) if world.policy.uses_run_time_estimates else None
+    sim, passes, queue = world.sim, world.passes, new_queue(world.sim, agent, run_times)
 
     def to_end(log: EventLog) -> int:
         code = run(sim, log, passes, queue)
@@ -100,8 +104,11 @@ def _decide_all(sim: Sim, log: EventLog, passes: Passes, state: AgentQueue) -> i
     """Decide about every partition in which something happened; called at each such instant by `looped`."""
     for i in range(sim.counter[ENDED]):
         _ended(sim, sim.ended[i], state.agent)
+    note_ends(state.run_times, sim)
+    note_arrivals(state.run_times, sim, passes)
     for i in range(sim.counter[READY]):
         enter(sim, state.waiting, state.size, sim.ready[i])
+    renew_waiting(state.run_times, sim, passes, state.waiting[: state.size[0]])
     for partition in range(sim.dirty.size):
         if not sim.dirty[partition]:
             continue
@@ -113,4 +120,5 @@ def _decide_all(sim: Sim, log: EventLog, passes: Passes, state: AgentQueue) -> i
         apply_outcome(sim, log, state.waiting, state.size, state.outcome)
         for i in range(state.outcome.total[0]):
             _started(sim, state.outcome.started[i], state.agent)
+            note_run(state.run_times, state.outcome.started[i])
     return DECIDE

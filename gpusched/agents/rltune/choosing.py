@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.rltune.candidates import NO_ODDS, CandidateRule, heuristics, rules, without_net
+from gpusched.agents.rltune.candidates import CandidateRule, heuristics, rules, without_net
 from gpusched.agents.rltune.decide import PreparedScorer
 from gpusched.agents.rltune.evaluation import MeanFigures, TraceEvaluation, mean_cost
 from gpusched.agents.rltune.settings import RltuneSettings
-from gpusched.estimation.odds import HazardRates
 
-DEFAULT = "index, by work, hold four times as long as waited"
-_PRIOR = 0.05  # of the cost: required improvement over the default rule
+_GAIN = 0.01  # of the mean cost: required improvement over the usual rule
+_WINS = 0.75  # of the replays that differ: in which a rule must be better than the usual one
+_SAME = 1e-3  # costs that differ by less are equal
 _KEPT = 8  # rules of the quick replays that the final ones compare
-_SLACK = 0.005  # of the log of mean JCT: allowed excess over the best heuristic
+_SLACK = 0.005  # of the log of mean JCT: allowed excess by a network
 _MARGIN = 0.01  # required improvement by a network
+
+Costs = Sequence[tuple[float, float]]
+"""A rule's cost and log of mean JCT, by replay."""
 
 
 def untrained(settings: RltuneSettings) -> PreparedScorer | None:
-    """Return the untrained agent: the default rule, without a network, with prior odds.
+    """Return the untrained agent: the usual rule, ``sjf-estimate-skip``, without a network.
 
-    None if the agent lacks the information for that rule: it then starts from a heuristic, which the table has anyway.
+    None if the agent knows no run times: it then starts from a heuristic, which the table has anyway.
     """
-    defaults = next((rule for rule in rules(settings) if rule.name == DEFAULT), None)
-    return None if defaults is None else without_net(defaults, settings, NO_ODDS)
+    return without_net(rules(settings)[0], settings) if settings.knows in ("estimate", "oracle") else None
 
 
 class BaseChoice(NamedTuple):
-    """The chosen base: its rule and mean cost; the best heuristic's cost and name."""
+    """The chosen base: its rule and mean cost; the usual rule's cost and name."""
 
     rule: CandidateRule
     cost: float
-    best: float
-    heuristic: str
+    usual_cost: float
+    usual: str
 
 
 class Option(NamedTuple):
@@ -49,19 +51,16 @@ class Option(NamedTuple):
 def choose_base(
     evaluations: Sequence[TraceEvaluation],
     settings: RltuneSettings,
-    odds: HazardRates,
     advance: Callable[[int, int], None],
     finals_on: Sequence[TraceEvaluation] = (),
 ) -> BaseChoice:
-    """Return the rule with the least mean cost whose mean JCT is no worse than the best heuristic's.
+    """Return the base by `preferred`; the usual rule is the first of `rules`.
 
-    All rules run on some evaluations, the best of them and the heuristics on all (or ``finals_on``). The default rule,
-    the best over many clusters, is preferred unless another is clearly better, since a single trace is little data.
-    With limits there is no default.
+    All rules run on some evaluations, the best of them and the heuristics on all (or ``finals_on``).
     """
 
     def evaluate(rule: CandidateRule, some: Sequence[TraceEvaluation]) -> list[MeanFigures]:
-        return [one.play(without_net(rule, settings, odds)) for one in some]
+        return [one.play(without_net(rule, settings)) for one in some]
 
     limits = any(bool((np.isfinite(one.trace.limit) & (one.trace.limit > 0)).any()) for one in evaluations)
     tried, first = rules(settings, limits), evaluations[:: max(len(evaluations) // 3, 1)]
@@ -70,18 +69,26 @@ def choose_base(
         quick.append(mean_cost(evaluate(rule, first), settings.objective))
         advance(i + 1, len(tried))
     best = [tried[i] for i in np.argsort(quick, kind="stable")[:_KEPT]]
-    known = heuristics(settings, limits)
-    defaults = [rule for rule in tried if rule.name == DEFAULT and not limits]
-    finals = list({rule.name: rule for rule in (*best, *known, *defaults)}.values())
-    figures = {rule.name: evaluate(rule, finals_on or evaluations) for rule in finals}
-    cost = {name: mean_cost(results, settings.objective) for name, results in figures.items()}
-    jct = {name: mean_cost(results, "jct") for name, results in figures.items()}
-    most = min(jct[rule.name] for rule in known) + _SLACK
-    allowed = [rule for rule in finals if jct[rule.name] <= most or settings.objective != "slowdown"]
-    found = min(allowed, key=lambda rule: cost[rule.name])
-    found = next((rule for rule in defaults if cost[rule.name] <= cost[found.name] + _PRIOR), found)
-    heuristic = min(known, key=lambda rule: cost[rule.name])
-    return BaseChoice(found, cost[found.name], cost[heuristic.name], heuristic.name)
+    finals = {rule.name: rule for rule in (tried[0], *best, *heuristics(settings, limits))}
+    figures = {name: evaluate(rule, finals_on or evaluations) for name, rule in finals.items()}
+    costs = {name: [(f.cost(settings.objective), f.cost("jct")) for f in of] for name, of in figures.items()}
+    found, usual = preferred(costs, tried[0].name), tried[0].name
+    cost, usual_cost = (mean_cost(figures[name], settings.objective) for name in (found, usual))
+    return BaseChoice(finals[found], cost, usual_cost, usual)
+
+
+def preferred(costs: Mapping[str, Costs], usual: str) -> str:
+    """Return the rule with the least mean cost among those that are certainly better than the usual one, else that.
+
+    Certainly: by `_GAIN` in the mean, in `_WINS` of the replays in which they differ, and with no longer a mean JCT.
+    """
+
+    def is_better(name: str) -> bool:
+        gain, jct_gain = (np.array(costs[usual]) - np.array(costs[name])).T
+        wins, losses = int((gain > _SAME).sum()), int((gain < -_SAME).sum())
+        return bool(gain.mean() > _GAIN and jct_gain.mean() >= 0.0 and wins >= _WINS * (wins + losses))
+
+    return min(filter(is_better, costs), key=lambda name: np.mean(costs[name], axis=0)[0], default=usual)
 
 
 def choose_strength(

@@ -17,21 +17,21 @@ from gpusched.agents.common.queue_replay import new_queue, queue_runner
 from gpusched.agents.rltune.decide import (
     PreparedScorer,
     ScoringState,
-    arrange,
     new_scoring_state,
     none_fits,
     observation_of,
-    score_window,
+    scores_of,
+    window_of,
 )
 from gpusched.agents.rltune.evaluation import MeanFigures, figures, world_for
-from gpusched.agents.rltune.history import FEATURES, JobHistory, Reals, note_ended
-from gpusched.agents.rltune.known import known_of_world
+from gpusched.agents.rltune.history import FEATURES, JobHistory, Reals, new_job_history
+from gpusched.agents.rltune.known import facts_of_world
 from gpusched.agents.rltune.replay import ended, started
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.compiled import jit
-from gpusched.estimation import REMEMBERED
-from gpusched.estimation.odds import SHORTEST_S, History
+from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.sched.fit import fitting
+from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.place import next_random
 from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import ClusterState, Flags, Floats, Ints, PassOutcome, Words, seed_words
@@ -44,6 +44,7 @@ from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
 
 _WORD = 4294967296.0
+_SHORTEST_S = 10.0  # shorter run times count as this much, as in bounded slowdown
 
 
 class Trajectory(NamedTuple):
@@ -101,9 +102,10 @@ def _decide(state: ClusterState, passes: Passes, queue: Ints, drawn: SamplingSta
     by, obs = drawn.by, observation_of(state, passes.total, queue)
     if none_fits(state, obs, queue):
         return True
-    places, scores = score_window(state, obs, queue, by)
-    window = places[: scores.shape[0]].copy()
-    noisy = scores[:, 0].astype(np.float64)
+    places = window_of(by, queue)
+    scores = scores_of(state, obs, queue, places, by)[places]
+    window = places[: by.scorer.window[0]].copy()
+    noisy = scores[: window.size].copy()
     if drawn.temperature > 0.0:
         for i in range(window.size):
             uniform = (next_random(drawn.rng, 4294967295) + 0.5) / _WORD
@@ -111,7 +113,7 @@ def _decide(state: ClusterState, passes: Passes, queue: Ints, drawn: SamplingSta
     places[: window.size] = window[stable_order(-noisy)]
     jobs = queue[window]
     fits = fitting(state, jobs)[state.jobs.shape[jobs]]
-    arrange(state, queue[places], by)
+    pass_by_rule(state, queue[places], by.backfill, PlacementRule(by.rule, passes.rng))
     drawn.trajectory.used[2] += state.outcome.total[0]
     if drawn.temperature > 0.0 and np.sum(fits) > 1:
         _record_picks(drawn.trajectory, state.outcome, by.inputs, jobs, fits, scores)
@@ -123,14 +125,14 @@ play_sequence = queue_runner(_decide, _started, _ended)
 
 @jit
 def _record_picks(
-    trajectory: Trajectory, outcome: PassOutcome, inputs: Reals, window: Ints, fits: Flags, scores: Reals
+    trajectory: Trajectory, outcome: PassOutcome, inputs: Reals, window: Ints, fits: Flags, scores: Floats
 ) -> None:  # fmt: skip
     """Record the window and every start from it; a started job is masked for later picks."""
     first, size = trajectory.used[0], window.size
     if first + size > trajectory.job.size:
         return
     trajectory.rows[first : first + size] = inputs[:size]
-    trajectory.score[first : first + size] = scores[:, 0]
+    trajectory.score[first : first + size] = scores[:size]
     trajectory.job[first : first + size] = window
     trajectory.used[0] += size
     for k in range(outcome.total[0]):
@@ -170,52 +172,42 @@ class SimulatedEpisode(NamedTuple):
 
 
 def cut_episodes(before: ReplayResult, settings: RltuneSettings, count: int, rng: np.random.Generator) -> list[Episode]:
-    """Cut ``count`` sequences out of the base policy's replay, each from a random job."""
+    """Cut ``count`` sequences out of the base policy's replay, each from a random job.
+
+    Run times are estimated as at each job's submission in that replay; within a sequence they are not renewed.
+    """
     jobs = len(before.trace)
     last = max(jobs - settings.sequence, 0)
     starts = np.unique(rng.integers(0, last + 1, count)) if last else np.zeros(1, np.int64)
-    return [_episode(before, int(start), settings) for start in starts]
+    wait = np.nan_to_num(before.start - before.trace.submit, nan=np.inf)  # infinite: it never ran
+    expected = HistoryEstimator().expected(replace(before.trace, wait=wait))
+    return [_episode(before, expected, int(start), settings) for start in starts]
 
 
-def _episode(before: ReplayResult, first: int, settings: RltuneSettings) -> Episode:
+def _episode(before: ReplayResult, expected: Floats, first: int, settings: RltuneSettings) -> Episode:
+    """Return the world at the submission of job ``first``: running jobs with their remaining work, on nodes at once."""
     trace, time = before.trace, float(before.trace.submit[first])
-    past = np.flatnonzero(trace.submit < time)
-    active = past[~(before.end[past] <= time)]
-    ended = past[before.end[past] <= time][-REMEMBERED:]
+    active = np.flatnonzero((trace.submit < time) & ~(before.end <= time))
     runs = active[before.start[active] <= time]
     waits = active[~(before.start[active] <= time)][-settings.sequence :]
     coming = np.arange(first, min(first + settings.sequence, len(trace)))
-    chosen = np.unique(np.concatenate([ended, runs, waits, coming]))
-    had = np.zeros(len(chosen))
-    had[np.searchsorted(chosen, runs)] = time - before.start[runs]
-    gone = np.searchsorted(chosen, ended)
-    return _episode_at(select(trace, chosen), before.pool, settings, time, had, gone, before.end[ended])
-
-
-def _episode_at(
-    part: Trace, pool: Pool, settings: RltuneSettings, time: float, had: Floats, gone: Ints, end: Floats
-) -> Episode:  # fmt: skip
-    """Return the world at ``time``: running jobs with their remaining work; ended ones in the history only."""
-    history_state = known_of_world(world_for(part, pool, settings), settings.knows)
-    if history_state.learns[0]:
-        for i in np.argsort(end, kind="stable"):
-            note_ended(history_state, int(gone[i]), float(part.duration[gone[i]]))
-    kept = np.ones(len(part), np.bool_)
-    kept[gone] = False
-    remaining, facts = select(part, kept), history_state.facts[kept].copy()
-    facts["had"] = had[kept]
+    chosen = np.unique(np.concatenate([runs, waits, coming]))
+    had = np.zeros(len(trace))
+    had[runs] = time - before.start[runs]
+    facts = facts_of_world(world_for(select(trace, chosen), before.pool, settings), settings.knows)
+    facts["had"] = had[chosen]
     # Running jobs are submitted first, so that they start before all others, on nodes that they fit.
-    order = np.lexsort((np.arange(len(remaining)), facts["had"] <= 0, np.maximum(remaining.submit, time)))
-    remaining, facts = _reordered(remaining, order), facts[order]
-    counts, *own = history_state.history
-    history = History(counts, *(of[kept][order] for of in own))
-    truth = np.log(np.maximum(remaining.duration, SHORTEST_S))
+    order = np.lexsort((chosen, had[chosen] <= 0, np.maximum(trace.submit[chosen], time)))
+    chosen, facts = chosen[order], facts[order]
+    part = _reordered(trace, chosen)
     now = replace(
-        remaining, submit=np.maximum(remaining.submit, time),
-        duration=np.maximum(remaining.duration - facts["had"], 1.0), epoch=None,
+        part, submit=np.maximum(part.submit, time), duration=np.maximum(part.duration - facts["had"], 1.0), epoch=None
     )  # fmt: skip
-    world = world_for(now, pool, settings)
-    return Episode(remaining, pool, world, history_state._replace(facts=facts, history=history), truth)
+    world = world_for(now, before.pool, settings)
+    if settings.knows == "estimate":
+        world.sim.jobs["expected"] = world.passes.jobs.limit[:] = expected[chosen]  # equal: releases are found by it
+    truth = np.log(np.maximum(part.duration, _SHORTEST_S))
+    return Episode(part, before.pool, world, new_job_history(facts), truth)
 
 
 def _reordered(trace: Trace, order: Ints) -> Trace:
@@ -231,9 +223,8 @@ def simulate(
     world = episode.world
     sim, passes, known = deepcopy((world.sim, world.passes, episode.known))
     trajectory = new_trajectory(picks * _ROWS_PER_PICK, picks, window, len(FEATURES))
-    drawn = SamplingState(
-        new_scoring_state(prepared, known, PLACEMENTS[world.rule]), temperature, seed_words(seed), trajectory
-    )
+    by = new_scoring_state(prepared, known, PLACEMENTS[world.rule], passes.jobs.limit)
+    drawn = SamplingState(by, temperature, seed_words(seed), trajectory)
     queue, log = new_queue(sim, drawn), log_of(world)
     while play_sequence(sim, log, passes, queue) == GROW:
         log = grown(log, sim)

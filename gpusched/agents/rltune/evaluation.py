@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +12,17 @@ import numpy.typing as npt
 from gpusched.agents.common.data import known_at
 from gpusched.agents.common.queue_replay import INVALID_OUTPUT, new_queue
 from gpusched.agents.rltune.candidates import first_of_later
-from gpusched.agents.rltune.decide import PreparedScorer, new_scoring_state
-from gpusched.agents.rltune.known import known_of_world
-from gpusched.agents.rltune.replay import run_scored
+from gpusched.agents.rltune.decide import PreparedScorer
+from gpusched.agents.rltune.replay import run_scored, scoring_state_of
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.config.weights import TrainedModel
+from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.model.slicetables import GPU_PARTS
 from gpusched.sim.engine.build import ReplayOptions, SimWorld, log_of, result_of, world_of
+from gpusched.sim.engine.estimates import new_estimates
 from gpusched.sim.engine.state import GROW, grown
-from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
+from gpusched.sim.orders import Knows
+from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.result import ReplayResult
 from gpusched.sim.slicing import parts_by_job
@@ -52,12 +54,12 @@ class MeanFigures(NamedTuple):
 
 def world_for(trace: Trace, pool: Pool, settings: RltuneSettings) -> SimWorld:
     """Return a replay's world for the agent, before any event."""
-    model = TrainedModel("rltune", {}, {}, "", "")
+    model, knows = TrainedModel("rltune", {}, {}, "", ""), cast(Knows, settings.knows)
     backfill = "skip" if settings.backfill else "none"
     policy = ReplayPolicy(
-        name="rltune", order="rltune", knows="oracle", source="", backfill=backfill, placement="best-fit", model=model
+        name="rltune", order="rltune", knows=knows, source="", backfill=backfill, placement="best-fit", model=model
     )  # fmt: skip
-    return world_of(trace, pool, policy, ReplayOptions())
+    return world_of(trace, pool, policy, ReplayOptions(estimator=HistoryEstimator()))
 
 
 class TraceEvaluation:
@@ -66,7 +68,7 @@ class TraceEvaluation:
     def __init__(self, trace: Trace, pool: Pool, settings: RltuneSettings) -> None:
         self.trace, self.pool = trace, pool
         self._world = world_for(trace, pool, settings)
-        self._known = known_of_world(self._world, settings.knows)
+        self._run_times = new_estimates(self._world) if self._world.policy.uses_run_time_estimates else None
 
     def play(self, prepared: PreparedScorer) -> MeanFigures:
         """Return the results of a replay; infinite if a score is NaN."""
@@ -79,11 +81,12 @@ class TraceEvaluation:
         """Return a replay; None if a score is NaN."""
         world = self._world
         # one call, so that arrays shared by the three stay shared
-        sim, passes, known = deepcopy((world.sim, world.passes, self._known))
-        queue, log = new_queue(sim, new_scoring_state(prepared, known, PLACEMENTS[world.rule])), log_of(world)
+        sim, passes, run_times = deepcopy((world.sim, world.passes, self._run_times))
+        world = world._replace(sim=sim, passes=passes)
+        queue, log = new_queue(sim, scoring_state_of(world, prepared), run_times), log_of(world)
         while (code := run_scored(sim, log, passes, queue)) == GROW:
             log = grown(log, sim)
-        return None if code == INVALID_OUTPUT else result_of(world._replace(sim=sim, passes=passes), log, 0.0)
+        return None if code == INVALID_OUTPUT else result_of(world, log, 0.0)
 
 
 def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> MeanFigures:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.rltune.history import DAY_S, FACTS, JobHistory, group_jobs, new_job_history, note_ended, note_start
+from gpusched.agents.rltune.history import DAY_S, FACTS, JobHistory, group_jobs, new_job_history, note_start
 from gpusched.model.slicetables import GPU_PARTS, gpus_counted
 from gpusched.sched.agent import Context
 from gpusched.sched.state import Records, filled
@@ -17,25 +17,18 @@ if TYPE_CHECKING:
 
 Column = npt.NDArray[Any]
 _KNOWS_LIMITS = ("limit", "estimate")
-_LEARNS = ("estimate", "oracle")
 
 
 def known_of_snapshot(context: Context, knows: str) -> JobHistory:
     """Return the history at this decision: waiting jobs first (as in ``context.waiting``), then running, then ended."""
-    snapshot = context.snapshot
-    known = new_job_history(facts_of_snapshot(context, knows), knows in _LEARNS)
-    first = len(context.waiting.views)
-    for i, job in enumerate(snapshot.running):
-        note_start(known, first + i, job.start_time)
-    if known.learns[0]:
-        first += len(snapshot.running)
-        for i in np.argsort([done.end_time for done in snapshot.finished], kind="stable"):
-            note_ended(known, first + int(i), snapshot.finished[i].ran_s)
+    known = new_job_history(facts_of_snapshot(context, knows))
+    for i, job in enumerate(context.snapshot.running, len(context.waiting.views)):
+        note_start(known, i, job.start_time)
     return known
 
 
-def known_of_world(world: SimWorld, knows: str) -> JobHistory:
-    """Return the history of a replay's jobs before any run."""
+def facts_of_world(world: SimWorld, knows: str) -> Records:
+    """Return the facts of a replay's jobs before any run, ``FACTS[jobs]``."""
     from gpusched.sim.slicing import parts_by_job  # live decisions import nothing of replays
 
     trace, demand = world.trace, world.demand
@@ -48,9 +41,7 @@ def known_of_world(world: SimWorld, knows: str) -> JobHistory:
     share = parts_by_job(trace) / GPU_PARTS
     facts = _facts(knows, trace.submit, gpus, cores, memory, trace.limit, owner, queue, demand.parts, share)
     facts["clock"] = np.mod(trace.submit + (trace.epoch or 0.0), DAY_S)
-    if knows == "oracle":
-        facts["truth"] = np.log(np.maximum(trace.duration, 1.0))
-    return new_job_history(facts, knows in _LEARNS)
+    return facts
 
 
 def facts_of_snapshot(context: Context, knows: str) -> Records:
@@ -90,7 +81,7 @@ def _facts(
     limited = np.isfinite(limit) & (limit > 0) & (knows in _KNOWS_LIMITS)
     facts = filled(
         FACTS, len(submit), submit=submit, gpus=gpus * share, share=share, cores=cores, memory=memory,
-        user=np.maximum(user, 0), queue=queue, started=np.nan, truth=np.nan,
+        user=np.maximum(user, 0), queue=queue, started=np.nan,
         limit=np.where(limited, np.log(np.where(limited, limit, 1.0)), np.nan),
         clock=np.mod(submit, DAY_S),
     )  # fmt: skip

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.rltune.history import history_of
 from gpusched.agents.rltune.known import facts_of_snapshot
-from gpusched.agents.rltune.preempt import PreemptionModel, ranks_of
+from gpusched.agents.rltune.preempt import PreemptionModel, history_of, ranks_of
 from gpusched.compiled import jit
 from gpusched.estimation.odds import History, note_passed
 from gpusched.model.ids import id_key

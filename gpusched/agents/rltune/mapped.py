@@ -15,6 +15,7 @@ from gpusched.agents.rltune.decide import PreparedScorer
 from gpusched.agents.rltune.evaluation import TraceEvaluation
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.agents.rltune.table import agent_of
+from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.sched.stages import speeds_by_name
 from gpusched.sim.policies import ReplayPolicy
@@ -75,7 +76,7 @@ class MappedEvaluation(TraceEvaluation):
     def result(self, prepared: PreparedScorer) -> ReplayResult | None:
         """Return a mapped replay."""
         policy = mapped_policy(agent_of(prepared, "rltune", self._settings), self._spec)
-        return replay(self.trace, self.pool, policy, rates=self._rates)
+        return replay(self.trace, self.pool, policy, rates=self._rates, estimator=HistoryEstimator())
 
 
 def mapped_evaluations(

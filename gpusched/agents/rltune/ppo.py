@@ -22,7 +22,7 @@ from gpusched.agents.common.torch_ import pack_state, unpack_state
 from gpusched.agents.rltune.candidates import INPUTS, with_net
 from gpusched.agents.rltune.decide import PreparedScorer
 from gpusched.agents.rltune.episodes import Episode, SimulatedEpisode, simulate
-from gpusched.agents.rltune.history import ESTIMATE, TRUTH, WORK, WORTH
+from gpusched.agents.rltune.history import ESTIMATE
 from gpusched.agents.rltune.live import OUTPUTS
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.config.weights import Arrays
@@ -151,18 +151,12 @@ class Learner:
             return
         deviation = rows.std(axis=0)
         scale = np.where(deviation > _SPREAD, 1.0 / np.maximum(deviation, _SPREAD), 0.0).astype(np.float32)
-        if settings.knows != "oracle":
-            scale[TRUTH] = 0.0
         self.mean, self.scale = rows.mean(axis=0).astype(np.float32), scale
-        if settings.knows in ("nothing", "oracle"):
+        if settings.knows != "estimate":
             return
-        order = self._base.scorer.linear[0, :INPUTS].copy()
-        if not order[[ESTIMATE, WORK, WORTH]].any():
-            order[ESTIMATE] = -1.0
-        counts = order[ESTIMATE] + order[WORK] - order[WORTH]
+        weight = self._base.scorer.linear[0, ESTIMATE] or -1.0
         inputs = np.clip((rows - self.mean) * scale, -5, 5)
-        predicted = rows[:, (ESTIMATE, WORK, WORTH)] @ order[[ESTIMATE, WORK, WORTH]]
-        off = (counts * truth - predicted).clip(-1, 1).astype(np.float32)
+        off = (weight * (truth - rows[:, ESTIMATE])).clip(-1, 1).astype(np.float32)
         if self.net.attends:
             inputs, off, present = _windows(recorded, inputs, off, settings.train_window)
         else:

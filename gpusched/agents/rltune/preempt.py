@@ -22,6 +22,7 @@ from gpusched.estimation.odds import (
     History,
     end_within,
     level_at,
+    new_history,
     next_level_s,
     note_passed,
 )
@@ -75,6 +76,11 @@ def prepare_ranks(model: TrainedModel) -> PreemptionModel:
     if not np.all(few > 0):
         raise ValueError(f"kind and burst are {weights[KIND]:g} and {weights[BURST]:g}, expected more than 0")
     return PreemptionModel(Ranking(weights, np.sort(thresholds), HazardRates(prior, few)), model.knows)
+
+
+def history_of(facts: Records) -> History:
+    """Return empty counts for jobs with these facts, ``FACTS[jobs]``."""
+    return new_history(facts["gpus"], facts["queue"], facts["kind"], facts["burst"])
 
 
 @jit

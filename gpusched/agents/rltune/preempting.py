@@ -12,17 +12,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpusched.agents.common.data import Bools, known_at
 from gpusched.agents.common.request import UNTRAINED, TrainerResult, TrainingReport, TrainJob, settings_of
-from gpusched.agents.rltune.candidates import NO_ODDS, learned_odds
+from gpusched.agents.rltune.candidates import first_of_later
 from gpusched.agents.rltune.evaluation import evaluations, figures, mean_cost, windows
 from gpusched.agents.rltune.preempt import PARTS
 from gpusched.agents.rltune.settings import OBJECTIVES, RltuneSettings
 from gpusched.agents.rltune.table import agent_of_model, table_of
 from gpusched.config.weights import PREEMPTS, TrainedModel
 from gpusched.errors import UsageError
+from gpusched.estimation.odds import CLASSES, LEVELS, HazardRates, class_of, level_at
 from gpusched.model.policy import PolicySpec
 from gpusched.model.units import count_of
-from gpusched.sched.state import Floats
+from gpusched.sched.state import Floats, Ints
 from gpusched.sim.policies import ReplayPolicy, policy_of_order
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import replay
@@ -39,6 +41,7 @@ DEFAULT = "index, 0.5 of size, step 1, stay 1"
 _WIDEST = 0.4  # of the logarithm: how far a weight is moved in a step of the search
 _DEFAULTS = dict.fromkeys(PARTS, 0.0) | {"step": 1.0, "kind": 5.0, "burst": 2.0}
 _FOURFOLD = tuple(60.0 * 4.0**k for k in range(8))
+_FEW = (20.0, 60.0, 2.0)  # chosen on all of Philly's clusters, see the docs
 
 
 @dataclass(frozen=True)
@@ -237,3 +240,32 @@ def model_of(rule: RankingRule, prior: Floats, knows: str) -> TrainedModel:
 def policy_of(model: TrainedModel, name: str, spec: PolicySpec | None = None) -> ReplayPolicy:
     """As the engine runs it; without a file nothing is protected."""
     return replace(agent_of_model(name, model), source="rltune agent, preemptive", spec=spec)
+
+
+def odds_of(gpus: Ints, ran_s: Floats, over: Bools | None = None) -> HazardRates:
+    """Estimate the odds of run times by size class, with a prior where few jobs have ended.
+
+    ``over``: whether each has ended (None: all have). A running job counts for the levels that it has passed.
+    """
+    ended, outran = np.zeros((CLASSES, LEVELS)), np.zeros((CLASSES, LEVELS))
+    done = [True] * len(gpus) if over is None else over.tolist()
+    for count, ran, is_over in zip(gpus.tolist(), ran_s.tolist(), done, strict=True):
+        size, level = class_of(float(count)), level_at(float(ran))
+        ended[size, level] += is_over
+        outran[size, :level] += 1
+    of_all = (ended.sum(0) + 1.0) / (ended.sum(0) + outran.sum(0) + 2.0)
+    return HazardRates((_FEW[0] * of_all + ended) / (_FEW[0] + ended + outran), np.array(_FEW))
+
+
+NO_ODDS = odds_of(np.zeros(0, np.int64), np.zeros(0))
+"""The prior odds, without any data."""
+
+
+def learned_odds(job: TrainJob) -> tuple[HazardRates, HazardRates]:
+    """Return the odds for the choice and the final odds, each from the jobs ended by its cut.
+
+    The first use data known at the start of the later part, by which the choice is made; the others all training data.
+    """
+    trace = job.scenario.trace
+    early, over = known_at(trace, float(trace.submit[first_of_later(trace) - 1]))
+    return odds_of(early.gpus, early.duration, over), odds_of(trace.gpus, trace.duration, job.ended)

@@ -1,7 +1,7 @@
 """Training on public traces: one agent of many clusters, judged on each of them by one that has not seen it.
 
-What is learned is the rule, and odds of run times where they help on clusters that they were not counted on. A network
-would learn one cluster's habits, and none is trained here.
+What is learned is the rule; of agents that preempt also odds of run times, where they help on clusters that they were
+not counted on. A network would learn one cluster's habits, and none is trained here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from gpusched.agents.common.evaluate import rows_of
 from gpusched.agents.common.request import UNTRAINED, ResultRow, TrainerResult
 from gpusched.agents.rltune import candidates, choosing, preempting, settings, table
-from gpusched.agents.rltune.evaluation import figures, mean_cost
+from gpusched.agents.rltune.evaluation import figures
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.estimation.estimators import HistoryEstimator
@@ -33,10 +33,11 @@ AGENT = "trained on the other clusters"
 CHOICE_JOBS = 2000  # of a replay for the choice of a rule: the last ones of the cluster
 _MARGIN = 0.002  # of the cost: by which counted odds must be better than the prior
 _SLACK = 0.005  # of the log of mean JCT: allowed excess over the best known policy
+_WINDOWS = 2  # of a cluster's last jobs, by which rules that order a queue are compared
 _FIGURES = {"mean_jct_s": "JCT s", "mean_wait_s": "wait s", "mean_bounded_slowdown": "slowdown"}
 
-Costs = dict[str, tuple[float, float]]
-"""Rule -> its mean cost, and the mean log of its JCT."""
+Costs = dict[str, list[tuple[float, float]]]
+"""Rule -> its cost and the log of its mean JCT, by replay."""
 
 
 class PublicCluster(NamedTuple):
@@ -69,10 +70,11 @@ class _Kind(ABC):
     """What differs between agents that order a queue and agents that preempt."""
 
     default: str
-    margin: float
     objective: str
     hyper_parameters: dict[str, object]
     restart_s = 0.0
+    windows = 1
+    counts_odds = False
 
     @abstractmethod
     def candidates(self) -> list[Candidate]:
@@ -86,25 +88,33 @@ class _Kind(ABC):
     def about(self, rule: str) -> dict[str, str]:
         """Return what the weights say of themselves."""
 
-    def cost(self, policy: ReplayPolicy, cluster: PublicCluster) -> tuple[float, float]:
-        """Return a policy's mean cost and mean log of JCT over a cluster's loads, on its last jobs."""
+    @abstractmethod
+    def choice(self, found: Sequence[Candidate], costs: Costs) -> Candidate:
+        """Return the rule to use by these costs."""
+
+    def costs(self, policy: ReplayPolicy, cluster: PublicCluster) -> list[tuple[float, float]]:
+        """Return a policy's cost and log of mean JCT at each of a cluster's loads, on windows of its last jobs."""
         found = []
         for scenario in cluster.scenarios:
             trace = scenario.trace
-            part = select(trace, np.arange(max(0, len(trace) - CHOICE_JOBS), len(trace)))
-            result = replay(part, scenario.pool, policy, restart_s=self.restart_s)
-            found.append(figures(part, result.end, scenario.pool.total_gpus))
-        return mean_cost(found, self.objective), mean_cost(found, "jct")
+            for last in range(len(trace), max(0, len(trace) - self.windows * CHOICE_JOBS), -CHOICE_JOBS):
+                part = select(trace, np.arange(max(0, last - CHOICE_JOBS), last))
+                if last == len(trace) or len(part) == CHOICE_JOBS:
+                    result = replay(part, scenario.pool, policy, restart_s=self.restart_s, estimator=HistoryEstimator())
+                    seen = figures(part, result.end, scenario.pool.total_gpus)
+                    found.append((seen.cost(self.objective), seen.cost("jct")))
+        return found
 
 
 class _Orders(_Kind):
     """Agents that order the queue."""
 
-    default, margin = choosing.DEFAULT, choosing._PRIOR
+    windows = _WINDOWS
 
     def __init__(self, spec: PolicySpec) -> None:
         self._settings = settings.read(spec.settings)
         self.objective, self.hyper_parameters = self._settings.objective, asdict(self._settings)
+        self.default = candidates.rules(self._settings)[0].name if choosing.untrained(self._settings) else ""
 
     def candidates(self) -> list[Candidate]:
         """Return the rules that use no more information than the policy's file says.
@@ -114,9 +124,14 @@ class _Orders(_Kind):
         own, known = self._settings, {rule.name for rule in candidates.heuristics(self._settings)}
 
         def policy(rule: candidates.CandidateRule) -> Callable[[HazardRates], ReplayPolicy]:
-            return lambda odds: table.agent_of(candidates.without_net(rule, own, odds), AGENT, own)
+            return lambda odds: table.agent_of(candidates.without_net(rule, own), AGENT, own)
 
         return [Candidate(rule.name, rule.name in known, policy(rule)) for rule in candidates.rules(own)]
+
+    def choice(self, found: Sequence[Candidate], costs: Costs) -> Candidate:
+        """Return the usual rule, unless another is certainly better."""
+        name = choosing.preferred(costs, found[0].name)
+        return next(one for one in found if one.name == name)
 
     def rivals(self, scenario: Scenario) -> list[ReplayPolicy]:
         """Return the heuristics with the same information."""
@@ -132,7 +147,7 @@ class _Orders(_Kind):
 class _Ranks(_Kind):
     """Agents that preempt."""
 
-    default, margin = preempting.DEFAULT, preempting._PRIOR
+    default, counts_odds = preempting.DEFAULT, True
 
     def __init__(self, spec: PolicySpec) -> None:
         self._settings, self._spec = preempting.read(spec.settings), spec
@@ -147,6 +162,19 @@ class _Ranks(_Kind):
             return lambda odds: preempting.policy_of(preempting.model_of(rule, odds.prior, own.knows), AGENT, spec)
 
         return [Candidate(rule.name, rule.name == "las", policy(rule)) for rule in preempting.rules(own.knows)]
+
+    def choice(self, found: Sequence[Candidate], costs: Costs) -> Candidate:
+        """Return the rule with the least mean cost that is sound, as in the training of one cluster.
+
+        Sound: its mean JCT is no worse than the best known policy's. The default rule is preferred unless another is
+        clearly better.
+        """
+        cost, jct = ({name: float(np.mean(of, axis=0)[k]) for name, of in costs.items()} for k in (0, 1))
+        most = min(jct[one.name] for one in found if one.known) + _SLACK
+        sound = [one for one in found if jct[one.name] <= most] or [one for one in found if one.known]
+        best = min(sound, key=lambda one: cost[one.name])
+        prior = cost[best.name] + preempting._PRIOR
+        return next((one for one in sound if one.name == self.default and cost[one.name] <= prior), best)
 
     def rivals(self, scenario: Scenario) -> list[ReplayPolicy]:
         """Return LAS and the heuristics that stop no job."""
@@ -175,7 +203,7 @@ def train_public(
     found, total = kind.candidates(), 2 * len(clusters) + 1
     costs: dict[str, Costs] = {}
     for done, cluster in enumerate(clusters, 1):
-        costs[cluster.name] = {one.name: kind.cost(one.policy(candidates.NO_ODDS), cluster) for one in found}
+        costs[cluster.name] = {one.name: kind.costs(one.policy(preempting.NO_ODDS), cluster) for one in found}
         advance(done, total)
     outcomes: dict[tuple[str, float], list[StudyOutcome]] = {}
     for done, cluster in enumerate(clusters, len(clusters) + 1):
@@ -187,10 +215,9 @@ def train_public(
     model = chosen.policy(odds).model
     assert model is not None
     advance(total, total)
-    words = "counted on the clusters" if odds is not candidates.NO_ODDS else "the prior: those counted were no better"
-    return Transfer(
-        _result(kind, (f"rule: {chosen.name}", f"odds of run times: {words}"), chosen.name, model, outcomes), outcomes
-    )
+    words = "counted on the clusters" if odds is not preempting.NO_ODDS else "the prior: those counted were no better"
+    notes = (f"rule: {chosen.name}", *((f"odds of run times: {words}",) if kind.counts_odds else ()))
+    return Transfer(_result(kind, notes, chosen.name, model, outcomes), outcomes)
 
 
 def _learned(
@@ -200,14 +227,14 @@ def _learned(
 
     Counted odds replace the prior only if they are better on clusters that they were not counted on.
     """
-    chosen = _choice(kind, found, [costs[one.name] for one in clusters])
+    chosen = kind.choice(found, {of.name: [c for one in clusters for c in costs[one.name][of.name]] for of in found})
     gains = []
-    for cluster in clusters:
+    for cluster in clusters if kind.counts_odds else ():
         counted = _odds([one for one in clusters if one is not cluster])
-        with_counted, without = kind.cost(chosen.policy(counted), cluster), costs[cluster.name][chosen.name]
-        gains.append([old - new for old, new in zip(without, with_counted, strict=True)])
-    gain, jct_gain = np.mean(gains, axis=0)
-    return chosen, _odds(clusters) if _counts(gain, jct_gain) else candidates.NO_ODDS
+        with_counted, without = kind.costs(chosen.policy(counted), cluster), costs[cluster.name][chosen.name]
+        gains.append(np.mean(without, axis=0) - np.mean(with_counted, axis=0))
+    gain, jct_gain = np.mean(gains, axis=0) if gains else (0.0, 0.0)
+    return chosen, _odds(clusters) if _counts(gain, jct_gain) else preempting.NO_ODDS
 
 
 def _counts(gain: float, jct_gain: float) -> bool:
@@ -215,30 +242,16 @@ def _counts(gain: float, jct_gain: float) -> bool:
     return gain > _MARGIN and jct_gain >= 0.0
 
 
-def _choice(kind: _Kind, found: Sequence[Candidate], costs: Sequence[dict[str, tuple[float, float]]]) -> Candidate:
-    """Return the rule with the least mean cost over clusters that is sound, as in the training of one cluster.
-
-    Sound: its mean JCT is no worse than the best known policy's. The default rule is preferred unless another is
-    clearly better.
-    """
-    cost, jct = ({one.name: float(np.mean([of[one.name][k] for of in costs])) for one in found} for k in (0, 1))
-    most = min(jct[one.name] for one in found if one.known) + _SLACK
-    sound = [one for one in found if jct[one.name] <= most] or [one for one in found if one.known]
-    best = min(sound, key=lambda one: cost[one.name])
-    default = [one for one in found if one.name == kind.default and cost[one.name] <= cost[best.name] + kind.margin]
-    return default[0] if default else best
-
-
 def _odds(clusters: Sequence[PublicCluster]) -> HazardRates:
     """Count the odds of run times over all jobs of these clusters."""
     traces = [cluster.scenarios[0].trace for cluster in clusters]
     columns = (np.concatenate([getattr(trace, name) for trace in traces]) for name in ("gpus", "duration"))
-    return candidates.odds_of(*columns)
+    return preempting.odds_of(*columns)
 
 
 def _judged(kind: _Kind, found: Sequence[Candidate], agent: ReplayPolicy, scenario: Scenario) -> list[StudyOutcome]:
     """Replay the agent, its untrained start and the heuristics on a cluster of which the agent has seen nothing."""
-    start = [one.policy(candidates.NO_ODDS) for one in found if one.name == kind.default]
+    start = [one.policy(preempting.NO_ODDS) for one in found if one.name == kind.default]
     options = ReplayOptions(restart_s=kind.restart_s, estimator=HistoryEstimator())  # as live
     policies = [agent, *(replace(policy, name=UNTRAINED) for policy in start), *kind.rivals(scenario)]
     return list(run_all([PlannedReplay(scenario, policy, options) for policy in policies]))

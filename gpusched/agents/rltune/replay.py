@@ -8,27 +8,25 @@ from gpusched.agents.common.queue_replay import prepare_replay, queue_runner
 from gpusched.agents.rltune.decide import (
     PreparedScorer,
     ScoringState,
-    arrange,
     in_order,
-    keep_of,
     new_scoring_state,
     none_fits,
     observation_of,
 )
-from gpusched.agents.rltune.history import note_start, note_stop
-from gpusched.agents.rltune.known import known_of_world
+from gpusched.agents.rltune.history import new_job_history, note_start, note_stop
+from gpusched.agents.rltune.known import facts_of_world
 from gpusched.agents.rltune.preempt import PreemptionModel
 from gpusched.agents.rltune.replay_preempt import ranked_runner
 from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import GpuschedError
 from gpusched.sched.agent import NAN_OUTPUT
-from gpusched.sched.mapping.queue import NodeHold
+from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.state import ClusterState, Ints
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
 from gpusched.sim.engine.queue import waiting_in
-from gpusched.sim.engine.state import DONE, ENDED, EventLog, Passes, Sim
+from gpusched.sim.engine.state import ENDED, EventLog, Passes, Sim
 from gpusched.sim.knowledge import explicit_priorities
 from gpusched.sim.policies import PLACEMENTS
 
@@ -42,9 +40,14 @@ def runner(world: SimWorld, prepared: PreparedScorer | PreemptionModel) -> tuple
     """Return a replay's runner: it runs to the end, or until the event log is full."""
     if isinstance(prepared, PreemptionModel):
         return world, ranked_runner(world, prepared)
-    known, rule = known_of_world(world, prepared.knows), PLACEMENTS[world.rule]
-    by = new_scoring_state(prepared, known, rule, explicit_priorities(world.trace))
+    by = scoring_state_of(world, prepared)
     return (world, ScoredRun(world, by)) if is_mapped(world) else prepare_replay(world, run_scored, by)
+
+
+def scoring_state_of(world: SimWorld, prepared: PreparedScorer) -> ScoringState:
+    """Return the state of a replay's decisions before any run."""
+    known, rule = new_job_history(facts_of_world(world, prepared.knows)), PLACEMENTS[world.rule]
+    return new_scoring_state(prepared, known, rule, world.passes.jobs.limit, explicit_priorities(world.trace))
 
 
 @jit
@@ -54,7 +57,7 @@ def _decide(state: ClusterState, passes: Passes, queue: Ints, by: ScoringState) 
         return True
     order, sound = in_order(state, obs, queue, by)
     if sound:
-        arrange(state, order, by)
+        pass_by_rule(state, order, by.backfill, PlacementRule(by.rule, passes.rng))
     return sound
 
 
@@ -67,7 +70,7 @@ def started(sim: Sim, job: int, by: ScoringState) -> None:
 @jit
 def ended(sim: Sim, job: int, by: ScoringState) -> None:
     """Record that a job ended or was preempted."""
-    note_stop(by.known, job, sim.clock[0], sim.state[job]["status"] == DONE)
+    note_stop(by.known, job, sim.clock[0])
 
 
 run_scored = queue_runner(_decide, started, ended)
@@ -87,8 +90,8 @@ class ScoredRun(MappedRun):
         for job in sim.ended[: sim.counter[ENDED]].tolist():
             ended(sim, job, self._by)
 
-    def order(self, partition: int) -> tuple[Ints, NodeHold | None]:
-        """Return the partition's waiting jobs in order, and the job for which nodes are held.
+    def order(self, partition: int) -> Ints:
+        """Return the partition's waiting jobs in order; none if none can start.
 
         Raises:
             GpuschedError: A score is NaN.
@@ -96,14 +99,14 @@ class ScoredRun(MappedRun):
         world, queue, state = self._world, self._queue, self._state._replace(now=float(self._world.sim.clock[0]))
         own: Ints = waiting_in(world.sim, queue.waiting, queue.size, partition)
         if not len(own):
-            return own, None
+            return own
         obs = observation_of(state, world.passes.total, own)
         if none_fits(state, obs, own):
-            return own[:0], None
+            return own[:0]
         order, sound = in_order(state, obs, own, self._by)
         if not sound:
             raise GpuschedError(f"{world.policy.name}: {NAN_OUTPUT}", "train it again")
-        return order, keep_of(state, order, self._by)
+        return order
 
     def started(self, jobs: Ints) -> None:
         """Record that jobs started."""

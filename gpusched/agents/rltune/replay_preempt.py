@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.rltune.known import known_of_world
-from gpusched.agents.rltune.preempt import PreemptionModel, Ranking, changes_after_s, ranks_of
+from gpusched.agents.rltune.known import facts_of_world
+from gpusched.agents.rltune.preempt import PreemptionModel, Ranking, changes_after_s, history_of, ranks_of
 from gpusched.compiled import jit
 from gpusched.estimation.odds import History, note_passed
 from gpusched.model.jobs import HOUR_S
@@ -82,11 +82,11 @@ def protected_until(sim: Sim, guard: Guard, job: int) -> float:
 def ranked_runner(world: SimWorld, prepared: PreemptionModel) -> Callable[[EventLog], int]:
     """Return a replay's runner: it runs to the end, or until the event log is full."""
     sim, passes = world.sim, world.passes
-    known = known_of_world(world, prepared.knows)
+    facts = facts_of_world(world, prepared.knows)
     holders = new_holders(len(sim.ends.item), sim.held, len(sim.node))
     ranked = RankingState(
-        plan=new_plan(world, holders), holders=holders, guard=guard_of(world), history=known.history,
-        facts=known.facts, ranking=prepared.ranking, restart_s=world.restart_s,
+        plan=new_plan(world, holders), holders=holders, guard=guard_of(world), history=history_of(facts),
+        facts=facts, ranking=prepared.ranking, restart_s=world.restart_s,
     )  # fmt: skip
     return lambda log: run_ranked(sim, log, passes, ranked)
 

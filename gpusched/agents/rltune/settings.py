@@ -18,9 +18,9 @@ class RltuneSettings:
 
     Attributes:
         objective: Mean bounded slowdown (half, with mean JCT), wait, JCT, or utilization.
-        base: The reference of rewards: fcfs (strict), fifo-skip, smallest (skipping), sjf (by the agent's estimate).
+        base: The reference of rewards: fcfs (strict), fifo-skip, smallest (skipping), sjf (skipping, by estimates).
         knows: Information on run times: nothing, the limit, an estimate from ended jobs, the truth (for comparison).
-        window: Jobs scored at a decision. backfill: Whether jobs may pass one that does not fit.
+        window: Jobs that a network scores at a decision. backfill: Whether jobs may pass one that does not fit.
         hidden: Width of the network's two hidden layers.
         attention: Whether one head of self-attention relates the window's jobs before the last layer.
         sequences: Sequences of ``sequence`` jobs from the training data; rollouts: simulations of each per iteration.

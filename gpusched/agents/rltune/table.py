@@ -9,7 +9,7 @@ import numpy as np
 
 from gpusched.agents.common.evaluate import rows_of
 from gpusched.agents.common.request import UNTRAINED, ResultRow, TrainingReport, TrainJob
-from gpusched.agents.rltune.candidates import CandidateRule, arrays_of, without_net
+from gpusched.agents.rltune.candidates import arrays_of
 from gpusched.agents.rltune.choosing import untrained
 from gpusched.agents.rltune.decide import PreparedScorer
 from gpusched.agents.rltune.settings import RltuneSettings
@@ -22,7 +22,6 @@ from gpusched.study.compare import compare
 from gpusched.study.study import PlannedReplay, StudyOutcome, run_all
 from gpusched.traces.trace import Trace
 
-OWN_ESTIMATE = "sjf, agent's estimate"
 _ALWAYS = ("fifo+none", "fifo+skip", "smallest", "smallest-skip", "multifactor", "multifactor-skip")
 _BY_LIMIT = ("sjf+none", "sjf+skip", "wfp3", "wfp3-skip", "f1", "f1-skip", "fifo+easy", "smallest+easy")
 _BY_ESTIMATE = ("sjf-estimate", "sjf-estimate-skip")
@@ -66,9 +65,6 @@ def table(
     others, untrained_agent = heuristics(job.held_out[0].trace, settings.knows), untrained(settings)
     if untrained_agent is not None:
         others.insert(0, agent_of(untrained_agent, UNTRAINED, settings))
-    if settings.knows != "nothing":
-        own = without_net(CandidateRule("", {"estimate": -1.0}, {"one": -1.0}), settings, prepared.scorer.odds)
-        others.append(agent_of(own, OWN_ESTIMATE, settings))
     agent = placed(agent_of(prepared, job.spec.name, settings))
     return table_of(agent, [placed(other) for other in others], job, report, rates=rates)
 

@@ -10,15 +10,7 @@ import numpy as np
 from gpusched.agents.common import torch_
 from gpusched.agents.common.checkpoint import with_prefix
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob
-from gpusched.agents.rltune.candidates import (
-    HOLDS,
-    ORDERS,
-    CandidateRule,
-    arrays_of,
-    learned_odds,
-    with_odds,
-    without_net,
-)
+from gpusched.agents.rltune.candidates import ORDERS, CandidateRule, arrays_of, without_net
 from gpusched.agents.rltune.choosing import Option, choose_base, choose_strength
 from gpusched.agents.rltune.decide import PreparedScorer
 from gpusched.agents.rltune.episodes import Episode, cut_episodes, simulate
@@ -29,7 +21,6 @@ from gpusched.agents.rltune.preempting import train_preempting
 from gpusched.agents.rltune.settings import RltuneSettings, read
 from gpusched.agents.rltune.table import table
 from gpusched.errors import UsageError
-from gpusched.estimation.odds import HazardRates
 from gpusched.model.units import count_of
 
 STRENGTHS = (1.0, 0.5)
@@ -52,24 +43,22 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     early, last = windows(job.scenario, settings)
     learned = [one for window in early for one in evaluations(window, job.scenario, settings, declared)]
     later = evaluations(last, job.scenario, settings, declared)  # for the choice
-    odds, last_odds = learned_odds(job)
     judged, judged_later = (mapped_evaluations(of, settings, job.spec) for of in (learned, later))
     advance = report.of("base rule").step
-    choice = choose_base([*learned, *later], settings, odds, advance, [*judged, *judged_later])
-    gain = 1 - np.exp(choice.cost - choice.best)
-    report.note(f"base rule: {choice.rule.name}, {-gain:+.1%} of cost against {choice.heuristic} on the training part")
-    base = without_net(choice.rule, settings, odds)
+    choice = choose_base([*learned, *later], settings, advance, [*judged, *judged_later])
+    gain = 1 - np.exp(choice.cost - choice.usual_cost)
+    report.note(f"base rule: {choice.rule.name}, {-gain:+.1%} of cost against {choice.usual} on the training part")
+    base = without_net(choice.rule, settings)
     options, pace = _train_networks(job, settings, learned, base, report)
     found, words = choose_strength(options, base, judged, judged_later, settings)
     report.note(f"network: {found.name}" + (f" x {found.strength:g}" if found.strength else ": none was surely better"))
-    final = with_odds(found.prepared, last_odds)
     notes = (f"base rule: {choice.rule.name}", f"network: {found.name} x {found.strength:g}", *words, pace)
     about = {"knows": settings.knows, "backfill": "skip" if settings.backfill else "none", "base": choice.rule.name,
              "objective": settings.objective}  # fmt: skip
-    rows, gaps = table(final, job, settings, report, *placement_of(job.spec, job.scenario.pool))
+    rows, gaps = table(found.prepared, job, settings, report, *placement_of(job.spec, job.scenario.pool))
     cost = mean_cost([one.play(found.prepared) for one in judged_later], settings.objective)
     return TrainerResult(
-        arrays=arrays_of(final), about=about, score=-cost, hyper_parameters=asdict(settings),
+        arrays=arrays_of(found.prepared), about=about, score=-cost, hyper_parameters=asdict(settings),
         notes=(*notes, *gaps), rows=rows,
     )  # fmt: skip
 
@@ -124,14 +113,14 @@ def _episodes(
         before = evaluation.result(base)
         if before is not None:
             episodes += cut_episodes(before, settings, max(settings.sequences // len(replays), 1), rng)
-    against = _reference(settings, base.scorer.odds)
+    against = _reference(settings)
     return episodes, [
         simulate(e, against, 0.0, 1, 1, settings.train_window).figures.cost(settings.objective) for e in episodes
     ]
 
 
-def _reference(settings: RltuneSettings, odds: HazardRates) -> PreparedScorer:
+def _reference(settings: RltuneSettings) -> PreparedScorer:
     """Return the reference policy of rewards."""
     order = ORDERS["fifo" if settings.base in ("fcfs", "fifo-skip") else settings.base]
-    prepared = without_net(CandidateRule(settings.base, order, HOLDS[""]), settings, odds, settings.train_window)
+    prepared = without_net(CandidateRule(settings.base, order), settings, settings.train_window)
     return prepared._replace(backfill=0 if settings.base == "fcfs" else 1)

@@ -68,17 +68,6 @@ class MappingFacts(NamedTuple):
     lasts: Callable[[Ints], Floats] | None = None
 
 
-class NodeHold(NamedTuple):
-    """Nodes that an agent reserves for a job that does not fit: jobs behind it do not get them now.
-
-    Attributes:
-        job: Whose. rows: Says which, ``int64[...]``; asked when those ahead of it are placed.
-    """
-
-    job: int
-    rows: Callable[[], Ints]
-
-
 def map_queue(
     state: ClusterState,
     queue: Ints,
@@ -86,7 +75,6 @@ def map_queue(
     mapping: Mapping,
     backfill: int,
     solver: Solver | None,
-    keep: NodeHold | None = None,
 ) -> tuple[int, float, list[MappingReport]]:
     """Decide for one partition's jobs, ``queue: int64[waiting]`` in order of precedence; see `kernel.queue_pass`.
 
@@ -95,8 +83,7 @@ def map_queue(
     waited for a faster one (`head`). With SKIP, and behind the head with EASY, the mapping chooses among the
     window; of those the greedy one starts, the ones with more priority than others stay.
 
-    ``solver`` betters the greedy answer; None: that is the answer. ``keep``: with SKIP, nodes held for a job: those
-    ahead of it are mapped first, then the others on what is left.
+    ``solver`` betters the greedy answer; None: that is the answer.
 
     Returns:
         What the pass says (the head, and its shadow time), and the mappings that were made.
@@ -106,7 +93,7 @@ def map_queue(
         return -1, np.inf, []
     others = queue[state.outcome.code[queue] == LIMIT]
     mapper = _Mapper(state, facts, mapping, solver, window)
-    mapper.asked = mapper.around(others, keep) if backfill == SKIP else mapper.by_turns(others, backfill == EASY)
+    mapper.asked = mapper.most_valuable(others) if backfill == SKIP else mapper.by_turns(others, backfill == EASY)
     head, shadow = _mapping_pass(state, queue, backfill, mapper)
     return head, shadow, mapper.reports
 
@@ -170,20 +157,10 @@ class _Mapper:
             yield from self._best(rest[1:], self._outlasting(rest[1:], int(rest[0])))
         yield from self._staying([*rest[1:].tolist(), *others.tolist()])
 
-    def around(self, others: Ints, keep: NodeHold | None) -> Iterator[int]:
-        """Start the most valuable jobs in any order, with nodes kept from those behind a job."""
-        window, gpus = self._window.tolist(), self._state.resources.gpus
-        kept, had = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        first = window.index(keep.job) if keep is not None and keep.job in window else 0
-        if first:
-            yield from self._best(self._window[:first], None, first / len(window))
-        if keep is not None and keep.job in window:
-            kept = keep.rows()
-            had = gpus[kept].copy()
-            gpus[kept] = -1
-        yield from self._best(self._window[first:], None)
-        yield from self._staying([*window, *others.tolist()])
-        gpus[kept] = had
+    def most_valuable(self, others: Ints) -> Iterator[int]:
+        """Start the most valuable jobs in any order."""
+        yield from self._best(self._window, None)
+        yield from self._staying([*self._window.tolist(), *others.tolist()])
 
     def _staying(self, jobs: list[int]) -> Iterator[int]:
         return (job for job in jobs if job not in self.nodes)
@@ -241,18 +218,15 @@ class _Mapper:
         runs = self._holds_s(jobs) / (speed if self._facts.lasts is None else 1.0)
         return np.where(np.isnan(speed), np.inf, runs)
 
-    def _best(self, jobs: Ints, late: Bools | None, share: float = 1.0) -> list[int]:
-        """Return the most valuable of these jobs to start.
-
-        ``late``: which outlast the head's wait; ``share``: of the optimiser's time that is left.
-        """
+    def _best(self, jobs: Ints, late: Bools | None) -> list[int]:
+        """Return the most valuable of these jobs to start; ``late``: which outlast the head's wait."""
         problem = self._problem(jobs, late, self._mapping.floor)
         nodes = greedy(problem)
         priority = self._facts.priority[jobs]
         above = priority > priority.min(initial=0)
         if above.any():
             problem.must[:] = above & np.array(list(map(bool, nodes)))
-        return self._solved(jobs, problem, nodes, share)
+        return self._solved(jobs, problem, nodes, 1.0)
 
     def _solved(self, jobs: Ints, problem: Problem, nodes: tuple[Nodes, ...], share: float) -> list[int]:
         """Return which jobs start: the greedy choice, or a solver's best solution."""

@@ -9,11 +9,12 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.compiled.arrays import Floats, Ints
 from gpusched.estimation.groups import NARROW
-from gpusched.estimation.last_two import PastRunTimes, last_two_s, note_run
+from gpusched.estimation.last_two import PastRunTimes, last_two_s
+from gpusched.estimation.last_two import note_run as note_last_two
 from gpusched.estimation.quantiles import RunTimes, expected_s, note_age, note_end, note_stop, state
 from gpusched.sim.engine.build import SimWorld, estimator_for
 from gpusched.sim.engine.pace import elapsed_run_s, total_run_s
-from gpusched.sim.engine.state import DONE, ENDED, Passes, Sim
+from gpusched.sim.engine.state import DONE, ENDED, READY, Passes, Sim
 
 _STALE_S = 600.0  # after which an estimate is renewed though nothing of its user has changed
 
@@ -52,6 +53,36 @@ def new_estimates(world: SimWorld) -> Estimates:
 
 
 @jit
+def note_ends(of: Estimates | None, sim: Sim) -> None:
+    """Record how long jobs have run by now, and which ended at this instant; None: nothing is estimated."""
+    if of is not None:
+        note_ages(of.renewed, sim)
+        note_ended(of.renewed, of.past, sim)
+
+
+@jit
+def note_arrivals(of: Estimates | None, sim: Sim, passes: Passes) -> None:
+    """Estimate the jobs that came to wait at this instant."""
+    if of is not None:
+        for i in range(sim.counter[READY]):
+            note_submitted(of.renewed, of.past, sim, passes, sim.ready[i])
+
+
+@jit
+def renew_waiting(of: Estimates | None, sim: Sim, passes: Passes, waiting: Ints) -> None:
+    """Renew the estimates of waiting jobs; see `renew`."""
+    if of is not None:
+        renew(of.renewed, sim, passes, waiting)
+
+
+@jit
+def note_run(of: Estimates | None, job: int) -> None:
+    """Record that a job runs from now on."""
+    if of is not None:
+        note_started(of.renewed, job)
+
+
+@jit
 def note_ended(renewed: Renewed | None, past: PastRunTimes, sim: Sim) -> None:
     """Record the jobs that stopped running at this instant."""
     for i in range(sim.counter[ENDED]):
@@ -59,7 +90,7 @@ def note_ended(renewed: Renewed | None, past: PastRunTimes, sim: Sim) -> None:
         over = sim.state[job]["status"] == DONE
         if renewed is None:
             if over:
-                note_run(past, job, total_run_s(sim.pace, sim, job))
+                note_last_two(past, job, total_run_s(sim.pace, sim, job))
         elif over:
             note_end(renewed.known, job, total_run_s(sim.pace, sim, job))
         else:

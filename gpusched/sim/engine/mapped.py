@@ -10,7 +10,7 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPING_PLACES, Mapping
 from gpusched.sched.mapping.problem import MappingSolution, Problem
-from gpusched.sched.mapping.queue import MappingFacts, NodeHold, Solver, map_queue, unfit_of
+from gpusched.sched.mapping.queue import MappingFacts, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import MappingReport
 from gpusched.sched.stages import speeds_by_name
 from gpusched.sched.state import BACKFILLS, EASY, Floats, Ints
@@ -82,9 +82,9 @@ class MappedRun:
         sim.jobs["expected"][ready] = passes.jobs.limit[ready] = self._limit[ready]
         update_queue(sim, passes, self._queue)
 
-    def order(self, partition: int) -> tuple[Ints, NodeHold | None]:
-        """Return the partition's waiting jobs in order, and nodes kept for one of them."""
-        return ordered(self._world.sim, self._queue, partition), None
+    def order(self, partition: int) -> Ints:
+        """Return the partition's waiting jobs in order."""
+        return ordered(self._world.sim, self._queue, partition)
 
     def started(self, jobs: Ints) -> None:
         """Handle jobs that have just started."""
@@ -92,13 +92,13 @@ class MappedRun:
     def _decide(self, log: EventLog, partition: int) -> None:
         """Map one partition, and start its jobs in the engine."""
         sim, queue, outcome = self._world.sim, self._queue, self._queue.outcome
-        waiting, keep = self.order(partition)
+        waiting = self.order(partition)
         if not len(waiting):
             return
         outcome.total[:] = 0
         state = self._state._replace(now=float(sim.clock[0]))
         facts = self._facts._replace(held=self._held(partition))
-        *_, reports = map_queue(state, waiting, facts, self._mapping, self._backfill, self._solver, keep)
+        *_, reports = map_queue(state, waiting, facts, self._mapping, self._backfill, self._solver)
         self.reports += reports
         started = outcome.started[: outcome.total[0]]
         # when its end is looked for among the releases, it must be the one noted there

@@ -1,4 +1,4 @@
-"""``place: milp`` and ``fastest`` under an agent's order: sound, held nodes kept, in its budget, live as in replays."""
+"""``place: milp`` and ``fastest`` under an agent's order: sound, in its budget, live as in replays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
 from tests.logged import messages
 from tests.sched import rltune_decisions as plain
-from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, started
+from tests.sched.worlds import node, pending, snapshot, snapshots, started
 from tests.sim.worlds import trace_of
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -66,22 +66,6 @@ def test_the_order_is_the_agents_and_the_nodes_are_the_mappings() -> None:
     plan, _ = by_agent(snapshot(nodes, jobs), by_size, spec)
     assert {job: where[0][0] for job, where in started(plan).items()} == {"cnn-new": "v", "llm-new": "a"}
     assert plan.remarks["p"].startswith("2 of 3 jobs mapped, worth ")
-
-
-def test_nodes_are_held_for_the_job_that_the_agent_says_and_not_from_those_ahead_of_it() -> None:
-    busy = [running("r", {"a": (0,)}, NOW + 60), running("s", {"b": (0, 1, 2, 3)}, NOW + 9000)]
-    jobs = [pending("whole", 8, submit=10.0), pending("four", 4, submit=900.0), pending("five", 5, submit=950.0)]
-    holds = plain.model(plain.arrays_of(plain.rule({"waited": 1.0}, {"gpus": 1.0, "one": -3.0})), "holds")
-    for place in MAPPING_PLACES:
-        snap = snapshot([node("a"), node("b")], jobs, busy)
-        free, _ = by_agent(snap, plain.SKIP, spec_of(place))
-        assert started(free).keys() == {"four", "five"}
-        kept, _ = by_agent(snap, holds, spec_of(place))
-        assert {job: where[0][0] for job, where in started(kept).items()} == {"four": "b"}
-        assert kept.reasons["five"].message
-        first = snapshot([node("a"), node("b")], [*jobs, pending("first", 5, submit=0.0)], busy)
-        plan, _ = by_agent(first, holds, spec_of(place))
-        assert {job: where[0][0] for job, where in started(plan).items()} == {"first": "a", "four": "b"}
 
 
 def test_the_optimiser_has_a_part_of_the_agents_budget(monkeypatch: pytest.MonkeyPatch) -> None:
