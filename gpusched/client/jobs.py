@@ -139,7 +139,7 @@ def kept_weights(reader: Reader) -> Iterator[str]:
             from gpusched.config.weightfiles import kept_anyway  # status starts faster without it
 
             if line := kept_anyway(spec.folder, partition):
-                yield f"{partition}: {state}{spec.name} has weights that were saved anyway, {line}"
+                yield f"{partition}: {state}{spec.name} has weights that were kept anyway, {line}"
 
 
 def _suspended(client: Client) -> str:

@@ -74,11 +74,13 @@ class UsageWriter:
             return []
         read = {name: record.reading.time for name, record in before.items() if record.reading is not None}
         late = {part.node: read.get(part.node, 0.0) for part in job.allocation.parts}
-        if max(late.values(), default=0.0) <= job.end_time:
+        # Slurm's ends are whole seconds, rounded down: what was measured within that second was the job's.
+        end = job.end_time if job.slurm is None else job.end_time + 1.0
+        if max(late.values(), default=0.0) <= end:
             return []
         rows = self._store.usage_of_job(job.id)
         return [
-            over for row in rows if (over := charged_after(row, job.start_time, job.end_time, late.get(row.node, 0.0)))
+            over for row in rows if (over := charged_after(row, job.start_time, end, late.get(row.node, 0.0)))
         ]
 
     def _refresh_energy(self, job_ids: set[str]) -> None:

@@ -126,7 +126,7 @@ def test_no_proof_before_anything_was_learned(site: Site) -> None:
     site.fold()
     refused = site.call("policy", "promote", "topology", "-p", "V100")
     assert (refused.code, refused.err.count("\n")) == (1, 1)
-    assert "no placement costs have been learned costs yet, so its fallback would decide" in refused.err
+    assert "no placement costs have been learned yet, so its fallback would decide" in refused.err
     done(site.call("policy", "promote", "topology", "-p", "V100", "--force", "try"))
 
 

@@ -208,7 +208,7 @@ def test_advice_to_request_less_is_in_slices() -> None:
     nodes = [cut(node(name, gpus=1), {0: SEVEN}) for name in "ab"]
     busy = [running("r", {"a": (1000, 1001, 1002)}, "1g.10gb"), running("s", {"b": (1000, 1001, 1002)}, "1g.10gb")]
     found = explain(snapshot(nodes, [pending("j", 6, "1g.10gb")], busy), "j").next_steps
-    assert "ask for at most 4 slices of 1g.10gb per node (--gpus-per-node 1g.10gb:4)" in found
+    assert "request at most 4 slices of 1g.10gb per node (--gpus-per-node 1g.10gb:4)" in found
     assert "spread it over 2 nodes, if it supports that (-N 2 --gpus-per-node 1g.10gb:3)" in found
     down = [replace(one, available=False, unavailable_reason="DRAINED: fan") for one in nodes]
     message = explain(snapshot(down, [pending("j", 1, "1g.10gb")]), "j").reason.message

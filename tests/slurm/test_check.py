@@ -103,8 +103,8 @@ def test_an_inventory_that_is_not_as_slurm_has_it(slurm_cluster: SlurmCluster, e
     found = examined()
     assert found.wrong == {"partitions", "sizes", "overlap"}
     assert {(f.status, f.message) for f in found["partitions"]} == {
-        ("fail", "Slurm has dgx005 not in V100"),
-        ("warn", "Slurm's V100 has dgx[002,004], too"),
+        ("fail", "Slurm does not have dgx005 in V100"),
+        ("warn", "Slurm's V100 also has dgx[002,004]"),
     }
     (size,) = found["sizes"]
     assert size.message.startswith("dgx003 is declared with 4 GPUs, 128 cores")
