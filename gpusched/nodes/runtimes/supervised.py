@@ -159,7 +159,8 @@ while :; do
     last=
     if [ -z "$follow" ] || over; then last=1; fi
     end=$(size)
-    [ "$end" -le "$from" ] || as_user tail -c "+$((from + 1))" -- "$out" | head -c "$((end - from))" || exit
+    # The folder may go meanwhile; what tail says of that is no output of the job.
+    [ "$end" -le "$from" ] || as_user tail -c "+$((from + 1))" -- "$out" 2>/dev/null | head -c "$((end - from))" || exit
     [ "$end" -ge "$from" ] && from=$end
     [ -z "$last" ] || exit 0
     sleep 0.3

@@ -39,6 +39,16 @@ def test_remove_ends_a_job_without_supervisor(process: World) -> None:
     assert process.listed()[0] == {}
 
 
+def test_output_that_goes_as_it_is_read_leaves_no_error_in_it(local: World) -> None:
+    ref = local.launch("echo", "up")
+    local.await_phase(ref, "exited")
+    log = local.runtime.log(ref)
+    # It is measured twice.
+    gone_then = 'grep() { command grep "$@"; [ ! -e "$dir/measured" ] || rm -f "$out"; : >"$dir/measured"; }\n'
+    result = local.run(replace(log, argv=("sh", "-c", gone_then + log.argv[2])), 60)
+    assert (result.stdout, result.stderr) == (b"", b"")
+
+
 def test_a_removal_tells_what_cannot_be_killed_and_leaves_its_folder(local: World, tmp_path: Path) -> None:
     """As of what waits for a dead disk. Nor is a number killed that is another process's when its turn comes."""
     ref = local.launch("true")
