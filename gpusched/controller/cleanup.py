@@ -158,12 +158,10 @@ def forget_jobs(
         observation = observations.get(node.name)
         reading = observation.complete_reading if observation else None
         for job_id in reading.job_folders if reading else ():
-            _, attempt, rank_number = key = forgetting_key(job_id)
-            is_id = parse_container_name(container_name(job_id, attempt, rank_number)) is not None
-            if is_id and key not in busy and has_ended(job_id):
+            key = parse_container_name(container_name(*forgetting_key(job_id)))  # None: that is no id
+            if key is not None and key not in busy and has_ended(job_id):
                 rank = RankRecord(
-                    job_id=job_id, attempt=attempt, rank=rank_number, node=node.name, runtime=node.runtime,
-                    collected=True,
-                )  # fmt: skip
+                    job_id=key[0], attempt=key[1], rank=key[2], node=node.name, runtime=node.runtime, collected=True
+                )
                 operations.append(Operation(verb="forget", node=node.name, rank=rank))
     return operations

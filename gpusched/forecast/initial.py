@@ -148,7 +148,8 @@ def initial_state_of(
     count, running, policies = len(views), snapshot.running, list(snapshot.policies)
     waiting, relaxed, wait_ends, costs, then = pending_and_relaxed(views, world, snapshot)
     sharers = sharers_of(snapshot, views)
-    held = np.array(_allocations(running, world, sharers or {}), np.int64).reshape(-1, 5)
+    shared = sharers or {}
+    held = np.array(_allocations(running, world, shared), np.int64).reshape(-1, 5)
     owner, row = held[:, 0], held[:, 1]
     first = np.searchsorted(owner, np.arange(len(running)))
     leaves = [leaf_of(v.user, v.group) for v in views] + [leaf_of(r.user, r.group) for r in running]
@@ -165,7 +166,7 @@ def initial_state_of(
     scale = GPU_PARTS if split else 1
     asked = zip(waiting.keys.gpus.tolist(), views, strict=True)
     jobs["gpus"][:count] = [scaled_gpus(gpus, view.spec, scale) for gpus, view in asked]
-    whole = [_whole_gpus(job, sharers or {}) for job in running]
+    whole = [_whole_gpus(job, shared) for job in running]
     jobs["gpus"][count + first] = [scaled_gpus(gpus, r.spec, scale) for gpus, r in zip(whole, running, strict=True)]
     jobs["level"][:count], jobs["relaxed"][:count] = _ranks(-waiting.keys.priority), relaxed
     queues = _queues(jobs, waiting, {name: simulated_policy(policy) for name, policy in snapshot.policies.items()})
@@ -175,8 +176,8 @@ def initial_state_of(
     users = filled(USER, len(names), used=usage, since=snapshot.now)
     np.add.at(users["held"], jobs["user"][count:], jobs["gpus"][count:])
     at = dict(zip([job.id for job in running], (count + first).tolist(), strict=True))
-    for name, sharer in (sharers or {}).items():
-        if sharer.partner in at and sharer.partner in (sharers or {}):
+    for name, sharer in shared.items():
+        if sharer.partner in at and sharer.partner in shared:
             both = jobs["gpus"][[at[name], at[sharer.partner]]].min()
             users["held"][jobs["user"][at[name]]] -= both // 2
     nodes = _nodes(world, policies)

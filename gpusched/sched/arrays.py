@@ -218,7 +218,7 @@ def waiting_of(
         shape, most = _chains(eligible, mask, open_to, allowed, world, snapshot, shapes)
     else:
         shape, most = [shapes.setdefault(key, len(shapes)) for key in columns], parts
-    limit = np.array([_limit_of(job) for job in eligible], dtype=np.float64)
+    limit = np.array([max(0.0, job.limit_s) for job in eligible], dtype=np.float64)
     several = ints(parts)
     whole = several * ints(gpus)
     scale = gpu_scale(snapshot, eligible)
@@ -331,17 +331,12 @@ def _requests_of(shapes: list[ShapeKey], world: NodeArrays) -> Requests:
     return Requests(ints([s[0] for s in spans]), ints([s[1] for s in spans]), *(ints(list(c)) for c in columns))
 
 
-def _limit_of(job: PendingView) -> float:
-    """Return what is left of the job's time limit."""
-    return job.spec.time_limit_s if job.resizes is None else max(0.0, job.limit_s)
-
-
 def _to_reservations(eligible: list[PendingView], reserved: Reserved, by_limit: bool) -> tuple[Column, Column, Column]:
     """Return each job's reservation (-1: none), a number shared by jobs treated alike, and a limit."""
     if not reserved:
         return repeat(-1), repeat(_NO_RESERVATIONS), ()
     owns = [-1 if job.reserved is None else reserved.number.get(job.reserved.name, -1) for job in eligible]
-    lasts = [_limit_of(job) for job in eligible]
+    lasts = [max(0.0, job.limit_s) for job in eligible]
     limits = np.array(lasts, np.float64)
     groups = grouped(limits)
     if by_limit:

@@ -29,7 +29,7 @@ def read_outages(path: Path, pool: Pool) -> tuple[Outage, ...]:
     rows = {name: row for row, name in enumerate(pool.names)}
     found = []
     try:
-        with open_text(Path(path)) as file:
+        with open_text(path) as file:
             reader = csv.DictReader(file, restval="")
             header = reader.fieldnames or []
             if list(header) != list(_COLUMNS[: len(header)]) or len(header) < 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Container
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,17 +19,24 @@ from tests.controller.imagined import inventory
 from tests.testbed import wait_until
 
 
-def test_a_slow_node_is_heard_after_a_launch_and_an_older_answer_does_not_count(
-    tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def hung_probes(monkeypatch: pytest.MonkeyPatch, names: Container[str] | None = None) -> threading.Event:
+    """Have probes of these nodes (None: all) wait for the event that is returned."""
     answers = threading.Event()
 
     def probe(transport: Any, node: Any, cluster_id: str, settings: Any, now: Any, **options: Any) -> NodeReading:
-        answers.wait(300)
+        if names is None or node.name in names:
+            answers.wait(300)
         return NodeReading(node=node.name, time=now())
 
     monkeypatch.setattr(ssh, "probe", probe)
     monkeypatch.setattr(ssh, "open_transport", lambda node, settings: SimpleNamespace(close=lambda: None))
+    return answers
+
+
+def test_a_slow_node_is_heard_after_a_launch_and_an_older_answer_does_not_count(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = hung_probes(monkeypatch)
     clock = SimpleNamespace(time=1000.0, offset=0.0, boot=lambda: clock.time)
     cluster = ssh.SshCluster(inventory(1), "c", tmp_path, clock)  # type: ignore[arg-type]
     monkeypatch.setattr(cluster, "_dispatch", lambda operation, node: "")
@@ -89,16 +97,8 @@ def test_a_job_is_not_launched_while_its_old_folder_is_removed(tmp_path, monkeyp
 
 def test_nodes_that_hang_keep_no_others_from_being_heard(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More nodes hang at once than there are threads: the others are heard in the same cycle, and in the next ones."""
-    answers = threading.Event()
     hanging = {f"n{i}" for i in range(ssh.PROBE_THREADS + 8)}
-
-    def probe(transport: Any, node: Any, cluster_id: str, settings: Any, now: Any, **options: Any) -> NodeReading:
-        if node.name in hanging:
-            answers.wait(300)
-        return NodeReading(node=node.name, time=now())
-
-    monkeypatch.setattr(ssh, "probe", probe)
-    monkeypatch.setattr(ssh, "open_transport", lambda node, settings: SimpleNamespace(close=lambda: None))
+    answers = hung_probes(monkeypatch, hanging)
     nodes = inventory(2 * len(hanging) + 10).nodes
     cluster = ssh.SshCluster(inventory(1), "c", tmp_path)
     others = {node.name for node in nodes} - hanging
@@ -116,14 +116,7 @@ def test_nodes_that_leave_while_their_probes_wait_for_a_thread_end_no_cycle(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rack that is down is removed: those of its nodes that no thread had come to yet raised KeyError."""
-    answers = threading.Event()
-
-    def probe(transport: Any, node: Any, cluster_id: str, settings: Any, now: Any, **options: Any) -> NodeReading:
-        answers.wait(300)
-        return NodeReading(node=node.name, time=now())
-
-    monkeypatch.setattr(ssh, "probe", probe)
-    monkeypatch.setattr(ssh, "open_transport", lambda node, settings: SimpleNamespace(close=lambda: None))
+    answers = hung_probes(monkeypatch)
     nodes = inventory(2 * ssh.PROBE_THREADS).nodes
     cluster = ssh.SshCluster(inventory(1), "c", tmp_path)
     try:

@@ -16,7 +16,7 @@ from gpusched.errors import GpuschedError
 from gpusched.sched.agent import NAN_OUTPUT
 from gpusched.sched.state import ClusterState, Ints, PassOutcome, new_outcome
 from gpusched.sim.engine.build import SimWorld
-from gpusched.sim.engine.estimates import Estimates, new_estimates, note_arrivals, note_ends, note_run, renew_waiting
+from gpusched.sim.engine.estimates import Estimates, new_estimates, note_arrivals, note_begin, note_ends, renew_waiting
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import apply_outcome, enter, state_of, waiting_in
 from gpusched.sim.engine.state import DECIDE, ENDED, READY, EventLog, Passes, Sim
@@ -120,5 +120,5 @@ def _decide_all(sim: Sim, log: EventLog, passes: Passes, state: AgentQueue) -> i
         apply_outcome(sim, log, state.waiting, state.size, state.outcome)
         for i in range(state.outcome.total[0]):
             _started(sim, state.outcome.started[i], state.agent)
-            note_run(state.run_times, state.outcome.started[i])
+            note_begin(state.run_times, state.outcome.started[i])
     return DECIDE

@@ -9,8 +9,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.compiled.arrays import Floats, Ints
 from gpusched.estimation.groups import NARROW
-from gpusched.estimation.last_two import PastRunTimes, last_two_s
-from gpusched.estimation.last_two import note_run as note_last_two
+from gpusched.estimation.last_two import PastRunTimes, last_two_s, note_run
 from gpusched.estimation.quantiles import RunTimes, expected_s, note_age, note_end, note_stop, state
 from gpusched.sim.engine.build import SimWorld, estimator_for
 from gpusched.sim.engine.pace import elapsed_run_s, total_run_s
@@ -76,7 +75,7 @@ def renew_waiting(of: Estimates | None, sim: Sim, passes: Passes, waiting: Ints)
 
 
 @jit
-def note_run(of: Estimates | None, job: int) -> None:
+def note_begin(of: Estimates | None, job: int) -> None:
     """Record that a job runs from now on."""
     if of is not None:
         note_started(of.renewed, job)
@@ -90,7 +89,7 @@ def note_ended(renewed: Renewed | None, past: PastRunTimes, sim: Sim) -> None:
         over = sim.state[job]["status"] == DONE
         if renewed is None:
             if over:
-                note_last_two(past, job, total_run_s(sim.pace, sim, job))
+                note_run(past, job, total_run_s(sim.pace, sim, job))
         elif over:
             note_end(renewed.known, job, total_run_s(sim.pace, sim, job))
         else:

@@ -33,15 +33,7 @@ from gpusched.sched.state import (
     new_outcome,
 )
 from gpusched.sim.engine.build import SimWorld, usage_scale
-from gpusched.sim.engine.estimates import (
-    Estimates,
-    new_estimates,
-    note_ages,
-    note_ended,
-    note_started,
-    note_submitted,
-    renew,
-)
+from gpusched.sim.engine.estimates import Estimates, new_estimates, note_arrivals, note_begin, note_ends, renew_waiting
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of, waiting_in
 from gpusched.sim.engine.share import pair_up, release_pairs_once, share_gpus, split_with
@@ -145,15 +137,12 @@ def update_queue(sim: Sim, passes: Passes, queue: SimQueue) -> None:
         job = sim.ended[i]
         count_held_gpus(sim, queue.users, queue.leaf, job, -1)
     if queue.estimates:
-        note_ages(queue.run_times.renewed, sim)
-        note_ended(queue.run_times.renewed, queue.run_times.past, sim)
+        note_ends(queue.run_times, sim)
+        note_arrivals(queue.run_times, sim, passes)
     for i in range(sim.counter[READY]):
-        job = sim.ready[i]
-        if queue.estimates:
-            note_submitted(queue.run_times.renewed, queue.run_times.past, sim, passes, job)
-        enter(sim, queue.waiting, queue.size, job)
+        enter(sim, queue.waiting, queue.size, sim.ready[i])
     if queue.estimates:
-        renew(queue.run_times.renewed, sim, passes, queue.waiting[: queue.size[0]])
+        renew_waiting(queue.run_times, sim, passes, queue.waiting[: queue.size[0]])
     if queue.by_all:
         sim.dirty[:] = 0
         for i in range(queue.size[0]):  # the partitions where jobs wait
@@ -211,10 +200,10 @@ def dequeue_started(sim: Sim, queue: SimQueue, ordered: Ints) -> None:
 
 @jit
 def note_start(sim: Sim, queue: SimQueue, job: int) -> None:
-    """Count a started job's GPUs for its user."""
+    """Count a started job's GPUs for its user, and record that it runs."""
     count_held_gpus(sim, queue.users, queue.leaf, job, 1)
     if queue.estimates:
-        note_started(queue.run_times.renewed, job)
+        note_begin(queue.run_times, job)
 
 
 # Orders whose keys change while jobs wait, and users' usage, on which they depend
