@@ -24,7 +24,7 @@ from gpusched.agents.dl2.learn import Dl2Recipe, PublicSetting
 from gpusched.agents.dl2.live import choose_sizes
 from gpusched.agents.dl2.live import prepare as prepare_live
 from gpusched.agents.dl2.observed import fully_observed, new_observed
-from gpusched.agents.dl2.slots import SpeedChange, simulate
+from gpusched.agents.dl2.slots import SpeedChange, fastest_alone, simulate
 from gpusched.agents.dl2.train import PartitionWorld
 from gpusched.agents.dl2.weights import SHIPPED, arrays_of, read_actors
 from gpusched.agents.dl2.workloads import dl2, draw
@@ -64,6 +64,14 @@ def all_known() -> SpeedLearner:
 def test_no_slot_gives_more_than_there_is(actor: Actor) -> None:
     one = prepare(draw("12 nodes", 1), read_speeds(None, 16))
     assert_within(one.jobs, Player(actor, all_known(), one))
+
+
+def test_where_all_fit_at_their_best_sizes_they_get_these() -> None:
+    one = prepare(draw("500 nodes", 1), read_speeds(None, 16))
+    jct = simulate(one.jobs, Player(read_actors(None)["untrained"], all_known(), one, best_sizes=True)).jct
+    np.testing.assert_allclose(jct, fastest_alone(one.jobs), rtol=1e-9)
+    scarce = prepare(draw("12 nodes", 1), read_speeds(None, 16))
+    assert_within(scarce.jobs, Player(read_actors(None)["untrained"], all_known(), scarce, best_sizes=True))
 
 
 def test_it_knows_a_speed_only_when_a_job_told_it() -> None:
@@ -167,7 +175,7 @@ def test_a_change_of_speed_is_for_one_kind_from_its_slot_on() -> None:
 def test_the_public_setting_s_targets(tmp_path: Path) -> None:
     """On the workloads of the independent implementation, with the weights that come along; none was learned from."""
     file = real("dl2_workloads.json.gz")
-    policies = [f"--policy={name}" for name in ("dl2", "drf", "optimus")]
+    policies = [f"--policy={name}" for name in ("dl2", "drf", "optimus", "greedy-gain")]
     done = reproduce("--workloads", str(file), *policies, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
@@ -178,6 +186,7 @@ def test_the_public_setting_s_targets(tmp_path: Path) -> None:
 
     for setting, below_drf in (("96", 0.44), ("500", 0.44), ("24", 0.37), ("12", 0.35)):
         assert jct(setting, "dl2") <= (1 - below_drf) * jct(setting, "drf"), setting
+        assert jct(setting, "dl2") <= 1.02 * jct(setting, "greedy-gain"), setting  # which knows all speeds
     for setting in ("96", "500"):
         assert jct(setting, "dl2") <= (1 - 0.175) * jct(setting, "optimus")
         assert jct(setting, "dl2") <= 1.05 * jct(setting, "dl2", "bound_slots")

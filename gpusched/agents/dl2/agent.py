@@ -52,6 +52,7 @@ class Player:
         tape: Records sampled steps for training; None: the best step is taken.
         explore: Per job and slot, the probability of a random initial size.
         rng: For exploration. teacher: A policy to imitate: its sizes are taken and recorded as steps.
+        best_sizes: In slots in which all jobs fit at their best expected sizes, they get these, and no step is chosen.
     """
 
     def __init__(
@@ -63,10 +64,12 @@ class Player:
         explore: float = 0.0,
         rng: np.random.Generator | None = None,
         teacher: Policy | None = None,
+        best_sizes: bool = False,
     ) -> None:
         self._actor, self._observed, self._scale = actor, observed, workload.scale
         self._rows = [observed.row(name) for name in workload.names]
         self._tape, self._explore, self._teacher = tape, explore, teacher
+        self._best_sizes = best_sizes
         self._rng = rng or np.random.default_rng(0)
         self._kinds: ObservedClasses | None = None
         self._age: Ints = np.zeros(len(workload.jobs.kind), np.int64)
@@ -89,6 +92,9 @@ class Player:
             taught = slot_progress.sizes[active]
         if self._explore > 0.0:
             self._explore_sizes(kinds, present, free)
+        if self._best_sizes and _give_best_sizes(kinds, present, free):
+            slot_progress.sizes[active] = present.sizes
+            return
         if self._tape is not None:
             self.slots.append(int(self._tape.number[0]))
         allocate(
@@ -123,6 +129,21 @@ class Player:
             if (need <= free).all():
                 present.sizes[j] = size
                 free -= need
+
+
+def _give_best_sizes(kinds: ObservedClasses, present: ActiveJobs, free: Ints) -> bool:
+    """Give every job its best expected size; return False, and change nothing, if they do not fit together.
+
+    Resizing is free in this setting, so nothing else could be better, and steps that are each the best for their slots
+    may end beside the best size.
+    """
+    last = kinds.points[present.kind] - 1
+    best = kinds.front[present.kind, last]
+    need = kinds.need[present.kind, best[:, 0], best[:, 1]].sum(axis=0)
+    if (last < 0).any() or (need > free).any():
+        return False
+    present.sizes[:] = best
+    return True
 
 
 def explored_speeds(speeds: Mapping[str, Floats], most: int, seed: int, workloads: int = 20) -> SpeedLearner:

@@ -72,7 +72,7 @@ def reproduce(options: PaperOptions, advance: Advance) -> PaperFigures:
         found = []
         for name, rival in rivals.items():
             policy = (
-                Player(actors[rival.stage], seen[workload.max_tasks].copy(), one)
+                Player(actors[rival.stage], seen[workload.max_tasks].copy(), one, best_sizes=restart_s == 0)
                 if rival.stage
                 else policy_of(rival, one.jobs, np.random.default_rng(workload.seed))
             )
