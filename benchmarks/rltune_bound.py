@@ -1,6 +1,7 @@
 """Whether any weighting of RLTune's features beats the best rule: chosen in hindsight, by cluster and load.
 
     .venv/bin/python -m benchmarks.rltune_bound philly_2017.csv.gz [--weightings 30] [--vc ed69ec ...] [--workers 2]
+        [--preempt]
 
 The cells of `gpusched reproduce rltune --policy rltune --trace ... --out F`: a cluster's last jobs on nodes for a load;
 no job is stopped. Mean JCT by cell, and in percent of the best rule's that knows the same (of the agent's own table):
@@ -12,6 +13,9 @@ no job is stopped. Mean JCT by cell, and in percent of the best rule's that know
 
 Then on how many clusters weightings win, by load: the best of each cell in hindsight; the one that wins most cells, in
 hindsight; and for each cluster the one that wins most on the others (of equals, by mean JCT), as training could choose.
+
+With ``--preempt`` instead: `rltune-preempt` as included, in percent from `sjf-estimate-skip`. Mean wait (all time that
+a job does not run), bounded slowdown and JCT, by cell, and means with 95 % intervals over clusters. Restarts take 30 s.
 """
 
 from __future__ import annotations
@@ -25,13 +29,14 @@ from pathlib import Path
 import numpy as np
 
 import gpusched.data
+from benchmarks.mapping import interval
 from gpusched.agents.rltune import candidates, table
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.agents.training.public import LOADS, _clusters
 from gpusched.config.weights import load_file
 from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.sched.state import Floats
-from gpusched.sim.policies import ReplayPolicy, policy_of_order
+from gpusched.sim.policies import ReplayPolicy, policy_by_name, policy_of_order
 from gpusched.sim.replay import replay
 from gpusched.study.paper import PaperOptions
 from gpusched.study.study import Scenario
@@ -49,13 +54,22 @@ def main() -> None:
     options.add_argument("--weightings", type=int, default=30)
     options.add_argument("--vc", action="append")
     options.add_argument("--workers", type=int, default=2)
+    options.add_argument("--preempt", action="store_true")
     args = options.parse_args()
     trace = of_whole_gpus(load(args.trace, None))
     clusters = _clusters(trace, PaperOptions(vcs=tuple(args.vc or ())))
-    heads = " ".join(f"{head:>9}" for head in ("untrained", "shipped", "told", "hindsight"))
-    print(f"{'cell':>12} {'best rule, same knowledge':>34} {heads} win")
     cells = [(one.name, at, scenario) for at in LOADS for one in clusters
              for at_, scenario in zip(one.loads, one.scenarios, strict=True) if at_ == at]  # fmt: skip
+    if args.preempt:
+        with ProcessPoolExecutor(args.workers) as workers:
+            changes = np.array(list(workers.map(preempting, [scenario for *_, scenario in cells])))
+        for (name, at, _), row in zip(cells, changes, strict=True):
+            print(f"{name:>7} {at:g}: wait {row[0]:+.0%}, bounded slowdown {row[1]:+.0%}, JCT {row[2]:+.0%}")
+        for at, of in zip(LOADS, changes.reshape(len(LOADS), len(clusters), 3), strict=True):
+            print(f"mean at {at:g}:", *(interval(list(figure)) for figure in of.T))
+        return
+    heads = " ".join(f"{head:>9}" for head in ("untrained", "shipped", "told", "hindsight"))
+    print(f"{'cell':>12} {'best rule, same knowledge':>34} {heads} win")
     rows = []
     with ProcessPoolExecutor(args.workers) as workers:
         done = workers.map(partial(figures, args.weightings), [scenario for *_, scenario in cells])
@@ -65,6 +79,16 @@ def main() -> None:
             print(f"{name:>7} {at:g}: {rule:>34} {changes} {int((ratios < 1).sum())}", flush=True)
     if len(clusters) > 1:  # else there are no others to choose on
         summary(np.array(rows).reshape(len(LOADS), len(clusters), -1))
+
+
+def preempting(scenario: Scenario) -> Floats:
+    """Return the relative change of mean wait, bounded slowdown and JCT: ``float64[3]``."""
+    found, run_s = [], scenario.trace.duration
+    for policy in (policy_by_name("rltune-preempt"), policy_of_order("sjf-estimate-skip")):
+        done = replay(scenario.trace, scenario.pool, policy, estimator=HistoryEstimator(), restart_s=30.0)
+        jct = done.end - scenario.trace.submit
+        found.append([(jct - run_s).mean(), np.maximum(1.0, jct / np.maximum(run_s, 10.0)).mean(), jct.mean()])
+    return np.array(np.divide(*found) - 1.0)
 
 
 def figures(weightings: int, scenario: Scenario) -> tuple[str, tuple[float, float, float], Floats]:
