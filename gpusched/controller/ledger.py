@@ -42,13 +42,17 @@ class UsageWriter:
         holders = self._holders(active, after, now)
         touched = {job.id for job in after if job.state in ENDED}
         rows: list[UsageRow] = []
+        on_node: dict[str, list[JobRecord]] = {}  # each node goes through its own jobs only
+        for job in holders:
+            for name in {part.node for part in (job.allocation.parts if job.allocation else ())}:
+                on_node.setdefault(name, []).append(job)
         for name, observation in observations.items():
             node, record = inventory.node(name), before.get(name)
             if node is None or isinstance(observation.result, ProbeFailure) or record is None:
                 continue
             earlier = self._counters.bridged(name, record.reading, observation.result)
             rules = partition.idle if (partition := inventory.partition(node.partition)) else IdleRules()
-            rows += usage_between(node, earlier, observation.result, holdings(name, holders, now, rules))
+            rows += usage_between(node, earlier, observation.result, holdings(name, on_node.get(name, ()), now, rules))
         self._store.add_usage(rows)
         ending = [new for old, new in zip(active, after, strict=True) if old.state not in ENDED]
         self._store.move_usage([row for job in ending for row in self._charged_after_end(job, before)])
