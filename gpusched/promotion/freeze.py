@@ -75,17 +75,15 @@ def _copy(path: Path, spec: PolicySpec, target: Path, folders: tuple[Path, ...])
                     shutil.copyfile(file, folder / file.name)
         if not _whole(folder, spec):
             raise GpuschedError(f"{path} changed while it was copied", "try again")
-        draft.chmod(0o755)
         for file in folder.iterdir():  # the original may be removed later
             with file.open("rb") as copied:
                 os.fsync(copied.fileno())
         sync_folder(folder)
-        sync_folder(draft)
-        if target.parent.exists():  # a copy that is not whole any more: out of the way
-            os.replace(target.parent, draft / "old")
-        os.replace(draft, target.parent)
-        sync_folder(root)
-        sync_folder(root.parent)
-        shutil.rmtree(target.parent / "old", ignore_errors=True)
+        target.parent.mkdir(exist_ok=True)  # another policy may have the same content, and so the same version
+        if target.exists():  # a copy that is not whole any more: out of the way
+            os.replace(target, draft / "old")
+        os.replace(folder, target)
+        for changed in (target.parent, root, root.parent):
+            sync_folder(changed)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

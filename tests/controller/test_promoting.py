@@ -120,6 +120,14 @@ def test_only_the_very_same_is_in_charge_already(office: Office) -> None:
     assert office.last().override, "what the inventory names may be promoted: it stays when that changes"
 
 
+def test_a_twin_takes_no_copy_away(office: Office) -> None:
+    """Both have one version. With the first one's copy went its weights, and its fallback decided from then on."""
+    office.write("twin", "order: sjf\n")
+    for name in ("mine", "twin"):
+        office.promote(name)
+    assert {f.parent.name for f in (office.state / "policies").glob("*/*/policy.yaml")} == {"mine", "twin"}
+
+
 def test_what_is_promoted_is_a_copy_of_what_was_seen(office: Office) -> None:
     seen = load_policy(office.path("mine")).version
     office.promote("mine")
