@@ -350,6 +350,20 @@ def test_a_receiver_that_hangs_keeps_no_other_waiting(store: Store, monkeypatch:
     assert sorted(came.get(timeout=60) for _ in own) == sorted(notice.key for notice in own)
 
 
+def test_many_mails_to_one_address_keep_no_other_waiting(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mail of each of 100,000 jobs came before all that others were to be told meanwhile."""
+    sent: list[str] = []
+    monkeypatch.setattr(delivery.Delivery, "send", lambda self, one: sent.append(one.mail))
+    for name, most in (("MAX_PER_CYCLE", 20), ("MAX_IN_PROGRESS", 10), ("MAX_TO_ADDRESS", 5)):
+        monkeypatch.setattr(notices, name, most)
+    some = [("ada", n) for n in range(50)] + [("bob", 60), ("eve", 70)]
+    store.add_notices(
+        Notice(key=f"mail {to} end j{n}", to=f"mail {to}", body={}, made=T, due=T + n) for to, n in some
+    )  # fmt: skip
+    NotificationService(store).step(inventory(), T + 99)
+    assert sent == ["ada"] * 5 + ["bob", "eve"]
+
+
 def test_sendmail_gets_the_mail_and_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "sendmail"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/argv; cat > {tmp_path}/mail\n')
