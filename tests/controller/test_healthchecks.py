@@ -314,6 +314,22 @@ def test_after_a_lost_run_the_whole_gang_is_checked_again(tmp_path: Path) -> Non
     assert names(operations(site, NOW + 2)) == [("a", "meet"), ("b", "meet")], "the one finds the other only so"
 
 
+@pytest.mark.parametrize("adopt", [False, True])
+def test_a_node_that_loses_each_run_fails_the_check(tmp_path: Path, adopt: bool) -> None:
+    """Its supervisor is killed, say: the job waited for ever, with its GPUs. Adopting starts nothing to be lost."""
+    site = Site(tmp_path, MEET)
+    start_job(site, "0123456789a", "a")
+    for second in range(2):
+        (sent,) = operations(site, NOW + second)
+        assert sent.check is not None
+        sent = msgspec.structs.replace(sent, check=msgspec.structs.replace(sent.check, adopt=adopt))
+        with site.store.transaction():
+            record_check(site.store, OperationOutcome(operation=sent, time=NOW + second, result=CheckResult(lost=True)))
+        (rank,) = site.store.ranks()
+        assert ("two runs in a row" in rank.check_error) == (second == 1 and not adopt)
+    assert ("a" in reasons_against_jobs(site.store, site.inventory)) != adopt
+
+
 def test_a_run_whose_job_is_gone_is_only_asked_for_its_result(tmp_path: Path) -> None:
     site = Site(tmp_path, MEET)
     ranks = start_job(site, "0123456789a", "a")
