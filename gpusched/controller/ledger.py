@@ -110,6 +110,8 @@ def run_of(job: JobRecord, inventory: Inventory, since: float | None = None) -> 
     assert job.allocation is not None
     assert job.start_time is not None
     partition = inventory.partition(job.spec.partition)
+    # What Slurm gave is what counts; of a job that it had purged, say, it names no GPUs any more.
+    named = job.slurm is not None and bool(job.slurm.gpus)
     return RunRecord(
         job_id=job.id,
         attempt=job.attempt,
@@ -117,7 +119,7 @@ def run_of(job: JobRecord, inventory: Inventory, since: float | None = None) -> 
         partition=job.spec.partition,
         flavor=job.spec.flavor,
         share=share_of(job, partition) if partition else 0.0,
-        gpus=job.spec.gpus_counted if job.slurm is None else max(job.allocation.gpus, job.spec.gpus_per_node),
+        gpus=job.allocation.gpus if named else job.spec.gpus_counted,
         start_time=job.start_time if since is None else since,
         end_time=None,
         outcome=None,
