@@ -25,11 +25,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from gpusched.accounting.held_idle import held_idle
+from gpusched.accounting.held_idle import HELD_IDLE_AFTER_S, held_idle
 from gpusched.accounting.usage import BUCKET_S, add_usage_rows
 from gpusched.config.validate import known_partition
 from gpusched.errors import UsageError
-from gpusched.model.reports import By, PowerReport, PowerRow
+from gpusched.model.jobs import JobRecord
+from gpusched.model.reports import By, HeldIdle, PowerReport, PowerRow
 from gpusched.model.resources import Inventory, Node, Partition
 from gpusched.model.units import parse_duration, parse_time
 from gpusched.queue.overlaps import HeldGpus, overlaps
@@ -147,27 +148,36 @@ def power_report(
     firsts = reader.first_starts()
     bucket_s = BUCKET_S if until - since < _FINE_S else 3600  # old usage is kept by the hour
     first_bucket = int(since // bucket_s) * bucket_s
-    usage = [row for row in reader.usage(first_bucket) if row.bucket < until]
+    usage = reader.usage_by_job(first_bucket, until)
     if partition is not None:
         runs = [run for run in runs if run.partition == partition]
         usage = [row for row in usage if row.partition == partition]
-    since = max(since, min([_first_measured(inventory, usage, until), *firsts.values()]))
+    first = min((row.bucket for row in usage), default=first_bucket)
+    oldest = [row for row in reader.usage(first, first + 1) if partition in (None, row.partition)]
+    since = max(since, min([_first_measured(inventory, oldest, until), *firsts.values()]))
     report = summarize(inventory, chosen, runs, usage, firsts=firsts, since=since, until=until, by=by)
     active = [job for job in reader.active() if partition in (None, job.spec.partition)]
     made_up = {r.name for r in reader.node_records().values() if r.reading and r.reading.source == "simulated"}
     simulated = tuple(n.name for p in chosen for n in p.nodes if n.name in made_up)
-    return msgspec.structs.replace(report, held_idle=held_idle(active, usage, until), simulated=simulated)
+    idle = _held_idle(reader, active, first_bucket, until)
+    return msgspec.structs.replace(report, held_idle=idle, simulated=simulated)
 
 
-def _first_measured(inventory: Inventory, usage: list[UsageRow], until: float) -> float:
+def _held_idle(reader: Reader, active: list[JobRecord], first_bucket: int, until: float) -> tuple[HeldIdle, ...]:
+    """Return what `held_idle` does from ``first_bucket`` on; only of jobs that are idle now all usage is read."""
+    recent = reader.usage(max(first_bucket, until - HELD_IDLE_AFTER_S - 3 * BUCKET_S), until)
+    usage = [row for now_idle in held_idle(active, recent, until) for row in reader.usage_of_job(now_idle.job)]
+    return held_idle(active, (row for row in usage if first_bucket <= row.bucket < until), until)
+
+
+def _first_measured(inventory: Inventory, oldest: list[UsageRow], until: float) -> float:
     """Return when measuring began: the oldest bucket's end less its measured time, since it may not be full."""
-    bucket = min((row.bucket for row in usage), default=None)
-    if bucket is None:
+    if not oldest:
         return until
+    bucket = oldest[0].bucket
     seconds: dict[str, float] = defaultdict(float)
-    for row in usage:
-        if row.bucket == bucket:
-            seconds[row.node] += row.gpu_s / max(1, node.gpus if (node := inventory.node(row.node)) else 1)
+    for row in oldest:
+        seconds[row.node] += row.gpu_s / max(1, node.gpus if (node := inventory.node(row.node)) else 1)
     return max(float(bucket), min(bucket + BUCKET_S, until) - max(seconds.values()))
 
 

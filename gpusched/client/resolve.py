@@ -61,6 +61,10 @@ def excess_refusal(reader: Reader, job_id: str) -> str | None:
     return None
 
 
+class Refused(GpuschedError):
+    """The controller refused the job's submission."""
+
+
 class Resolver:
     """Resolves prefixes against one view of the inbox and the store."""
 
@@ -81,7 +85,7 @@ class Resolver:
 
         Raises:
             UsageError: No such job, or more than one.
-            GpuschedError: Its submission was refused by the controller.
+            Refused: Its submission was refused by the controller.
         """
         if ids.is_slurms(text.strip()) and (known := self._of_slurm(text.strip())) is not None:
             return known
@@ -144,7 +148,7 @@ class Resolver:
             return prefix
         if not candidates:
             if reader and ids.is_job_id(prefix) and (why := refusal(reader, prefix)) is not None:
-                raise GpuschedError(f"job {prefix} was refused: {why}")
+                raise Refused(f"job {prefix} was refused: {why}")
             if reader and ids.is_job_id(prefix) and self._comes_later(reader, prefix):
                 return self._unique(text, prefix)
             raise UsageError(f"there is no job {text[:60]!r}", self._by_name(text) or "see 'gpusched status --all'")

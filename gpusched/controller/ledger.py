@@ -42,13 +42,17 @@ class UsageWriter:
         holders = self._holders(active, after, now)
         touched = {job.id for job in after if job.state in ENDED}
         rows: list[UsageRow] = []
+        on_node: dict[str, list[JobRecord]] = {}  # each node goes through its own jobs only
+        for job in holders:
+            for name in {part.node for part in (job.allocation.parts if job.allocation else ())}:
+                on_node.setdefault(name, []).append(job)
         for name, observation in observations.items():
             node, record = inventory.node(name), before.get(name)
             if node is None or isinstance(observation.result, ProbeFailure) or record is None:
                 continue
             earlier = self._counters.bridged(name, record.reading, observation.result)
             rules = partition.idle if (partition := inventory.partition(node.partition)) else IdleRules()
-            rows += usage_between(node, earlier, observation.result, holdings(name, holders, now, rules))
+            rows += usage_between(node, earlier, observation.result, holdings(name, on_node.get(name, ()), now, rules))
         self._store.add_usage(rows)
         ending = [new for old, new in zip(active, after, strict=True) if old.state not in ENDED]
         self._store.move_usage([row for job in ending for row in self._charged_after_end(job, before)])
@@ -106,6 +110,8 @@ def run_of(job: JobRecord, inventory: Inventory, since: float | None = None) -> 
     assert job.allocation is not None
     assert job.start_time is not None
     partition = inventory.partition(job.spec.partition)
+    # What Slurm gave is what counts; of a job that it had purged, say, it names no GPUs any more.
+    named = job.slurm is not None and bool(job.slurm.gpus)
     return RunRecord(
         job_id=job.id,
         attempt=job.attempt,
@@ -113,7 +119,7 @@ def run_of(job: JobRecord, inventory: Inventory, since: float | None = None) -> 
         partition=job.spec.partition,
         flavor=job.spec.flavor,
         share=share_of(job, partition) if partition else 0.0,
-        gpus=job.spec.gpus_counted if job.slurm is None else max(job.allocation.gpus, job.spec.gpus_per_node),
+        gpus=job.allocation.gpus if named else job.spec.gpus_counted,
         start_time=job.start_time if since is None else since,
         end_time=None,
         outcome=None,

@@ -19,7 +19,7 @@ from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
 
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, UsageError
 
 if TYPE_CHECKING:  # Snakemake loads the plugin for every command, also in each job
     from gpusched.api import Cluster
@@ -123,13 +123,15 @@ class SnakemakeExecutor(RemoteExecutor):
         return Path(self.workflow.persistence.path) / "gpusched" / name if files else None
 
     def _unended(self, job: JobExecutorInterface) -> SubmittedJobInfo | None:
+        from gpusched.client.resolve import Refused
+
         note = self._note(job)
         try:
             if note is None or not note.exists():
                 return None
             found = _cluster().job(note.read_text())
             known = found.info()
-        except GpuschedError:  # so old that it is forgotten, or another cluster's
+        except (UsageError, Refused):  # so old that it is forgotten, or another cluster's
             return None
         output = known["spec"]["output"] or ""
         return None if known["end_time"] else SubmittedJobInfo(job, found.id, {"job": found, "output": output})

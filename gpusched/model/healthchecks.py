@@ -87,6 +87,7 @@ class CheckRecord(msgspec.Struct, frozen=True, kw_only=True):
         exit_code, line, value, unit: As in `CheckResult`.
         values: Latest measured values, oldest first.
         slow_since: Since when values have been below `SLOW_BELOW` of ``median``; None: the last one is not.
+        lost: The node had no trace of the last run.
     """
 
     node: str
@@ -104,6 +105,7 @@ class CheckRecord(msgspec.Struct, frozen=True, kw_only=True):
     values: tuple[float, ...] = ()
     median: float | None = None
     slow_since: float | None = None
+    lost: bool = False
 
     @property
     def is_bad(self) -> bool:
@@ -131,16 +133,18 @@ class CheckCondition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_result(record: CheckRecord, check: HealthCheck, result: CheckResult, now: float) -> CheckRecord:
-    """Return the record after a run's result."""
+    """Return the record after a run's result. One lost run, as by a reboot, says nothing; the next one is a failure."""
+    if result.lost and not record.lost:
+        return msgspec.structs.replace(record, run="", rank=None, began=None, lost=True)
     if result.lost:
-        return msgspec.structs.replace(record, run="", rank=None, began=None)
+        result = CheckResult(exit_code=1, line="the node has no trace of two runs in a row")
     state: Literal["ok", "failed", "hung"] = (
         "hung" if result.exit_code is None else "ok" if result.exit_code == 0 else "failed"
     )
     line = result.line or (f"still running after {check.timeout_s} s" if state == "hung" else "")
     record = msgspec.structs.replace(
         record, run="", rank=None, ended=now, exit_code=result.exit_code, line=line, state=state,
-        since=record.since if record.state == state else now, value=result.value, unit=result.unit,
+        since=record.since if record.state == state else now, value=result.value, unit=result.unit, lost=False,
     )  # fmt: skip
     return _with_value(record, result.value, now) if state == "ok" and result.value is not None else record
 

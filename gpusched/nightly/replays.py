@@ -19,7 +19,7 @@ import numpy as np
 from gpusched.accounting.report import parse_since
 from gpusched.config.policies import load_policy, names_in, policy_file, policy_folders
 from gpusched.config.weights import ModelError
-from gpusched.errors import GpuschedError, NoHistory
+from gpusched.errors import FileError, GpuschedError, NoHistory, Warnings
 from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
@@ -206,9 +206,13 @@ def _policies(inventory: Inventory, live: PolicySpec, scenario: Scenario, partit
     """
     folders = policy_folders(inventory.path)
     files = [policy_file(name, folders) for name in names_in(folders)]
-    others = [load_policy(file, folders) for file in files if file is not None]
     first, found = incumbent_of(live, partition, scenario), []
-    for spec in others:
+    for file in filter(None, files):
+        try:
+            spec = load_policy(file, folders)
+        except FileError as error:  # a draft, say, which must not cost the report
+            Warnings.give(f"{error.line()}; it is left out")
+            continue
         if spec.name != live.name:
             with contextlib.suppress(ModelError):
                 found.append(policy_of_spec(spec, None, partition))

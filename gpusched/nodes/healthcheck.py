@@ -6,6 +6,7 @@ request for the same run waits for its result instead of starting it again.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 
@@ -134,7 +135,7 @@ def parse_answer(text: str) -> CheckResult | None:
     line, value, unit = "", None, ""
     for candidate in output.splitlines():
         words = " ".join("".join(c if c.isprintable() else " " for c in candidate).split())
-        if found := _VALUE.fullmatch(words):
+        if (found := _VALUE.fullmatch(words)) and math.isfinite(float(found[1])):  # JSON, the store's, has no infinity
             value, unit = float(found[1]), found[2] or ""
         elif any(map(str.isalnum, words)):
             line = words[:_MAX_LINE]

@@ -71,21 +71,30 @@ def _copy(path: Path, spec: PolicySpec, target: Path, folders: tuple[Path, ...])
                     break
         if spec.agent is not None:
             for file in sorted(Path(spec.folder).iterdir()):
-                if file.name.endswith((WEIGHTS, CARD)) and file.is_file():
+                if file.name.endswith(WEIGHTS) and file.is_file():
                     shutil.copyfile(file, folder / file.name)
+                elif file.name.endswith(CARD):
+                    _copy_card(file, folder / file.name)
         if not _whole(folder, spec):
             raise GpuschedError(f"{path} changed while it was copied", "try again")
-        draft.chmod(0o755)
         for file in folder.iterdir():  # the original may be removed later
             with file.open("rb") as copied:
                 os.fsync(copied.fileno())
         sync_folder(folder)
-        sync_folder(draft)
-        if target.parent.exists():  # a copy that is not whole any more: out of the way
-            os.replace(target.parent, draft / "old")
-        os.replace(draft, target.parent)
-        sync_folder(root)
-        sync_folder(root.parent)
-        shutil.rmtree(target.parent / "old", ignore_errors=True)
+        target.parent.mkdir(exist_ok=True)  # another policy may have the same content, and so the same version
+        if target.exists():  # a copy that is not whole any more: out of the way
+            os.replace(target, draft / "old")
+        os.replace(folder, target)
+        for changed in (target.parent, root, root.parent):
+            sync_folder(changed)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _copy_card(file: Path, copy: Path) -> None:
+    """Copy a training card. The version says nothing of it: a link of its owner's may lead to a secret of ours."""
+    if file.is_symlink():
+        raise GpuschedError(f"{file} is a link", "copy the training card there")
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # it may be replaced meanwhile
+    with open(file, "rb", opener=lambda path, _: os.open(path, flags)) as card, copy.open("xb") as target:
+        shutil.copyfileobj(card, target)

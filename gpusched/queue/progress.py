@@ -22,9 +22,10 @@ class ProgressReads(JobReads):
         """Return job -> progress of its attempts, latest last, for jobs that have not ended."""
         return _by_job(self._progress("WHERE open = 1 ORDER BY attempt", ()))
 
-    def progress_of_all(self) -> dict[str, tuple[JobProgress, ...]]:
-        """Return job -> progress of its attempts, latest last, for all jobs ever."""
-        return _by_job(self._progress("ORDER BY attempt", ()))
+    def progress_since(self, since: float) -> dict[str, tuple[JobProgress, ...]]:
+        """Return job -> progress of its attempts, latest last, for jobs that ran at or after ``since``."""
+        ran = "SELECT job_id FROM runs WHERE end_time >= ? UNION SELECT job_id FROM runs WHERE end_time IS NULL"
+        return _by_job(self._progress(f"WHERE job_id IN ({ran}) ORDER BY attempt", (since,)))
 
     def progress_of_job(self, job_id: str) -> list[JobProgress]:
         """Return the progress of all attempts of a job, latest last."""

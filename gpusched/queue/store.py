@@ -6,7 +6,7 @@ import math
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import groupby, islice
@@ -658,9 +658,18 @@ class Reader(
         """Return partition -> start of its first job (Unix seconds), from which Eq. 3 of Narantuya et al. counts."""
         return dict(self._db.execute("SELECT partition, min(start_time) FROM runs GROUP BY partition").fetchall())
 
-    def usage(self, since: float) -> list[UsageRow]:
-        """Return usage rows of buckets that begin at or after ``since``."""
-        rows = self._db.execute(f"SELECT {', '.join(self._usage_columns())} FROM usage WHERE bucket >= ?", (since,))
+    def usage(self, since: float, until: float = math.inf) -> list[UsageRow]:
+        """Return usage rows of buckets that begin in [since, until)."""
+        return self._usage_rows(self._usage_columns(), "WHERE bucket >= ? AND bucket < ?", (since, until))
+
+    def usage_by_job(self, since: float, until: float) -> list[UsageRow]:
+        """Return `usage` summed by node and job, each with its first bucket; rows of a month may be millions."""
+        keys, sums = ("min(bucket)", *_USAGE[1:5]), (f"sum({column})" for column in self._usage_columns()[5:])
+        rest = "WHERE bucket >= ? AND bucket < ? GROUP BY node, job_id, user, partition"
+        return self._usage_rows((*keys, *sums), rest, (since, until))
+
+    def _usage_rows(self, columns: Sequence[str], rest: str, values: Sequence[object]) -> list[UsageRow]:
+        rows = self._db.execute(f"SELECT {', '.join(columns)} FROM usage {rest}", values)
         return [UsageRow(**dict(zip(_USAGE, r, strict=True))) for r in rows]
 
     def _usage_columns(self) -> tuple[str, ...]:
@@ -679,9 +688,7 @@ class Reader(
 
     def usage_of_job(self, job_id: str) -> list[UsageRow]:
         """Return usage rows of one job, by time."""
-        columns = ", ".join(self._usage_columns())
-        rows = self._db.execute(f"SELECT {columns} FROM usage WHERE job_id = ? ORDER BY bucket", (job_id,))
-        return [UsageRow(**dict(zip(_USAGE, r, strict=True))) for r in rows]
+        return self._usage_rows(self._usage_columns(), "WHERE job_id = ? ORDER BY bucket", (job_id,))
 
     def gpu_seconds_by_user(
         self, since: float, half_life_s: float, now: float, leaf: Callable[[str, str], str] = lambda user, group: user

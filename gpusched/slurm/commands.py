@@ -9,7 +9,6 @@ import secrets
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
 from typing import TypeVar
 
 from gpusched.errors import GpuschedError
@@ -130,14 +129,14 @@ class Slurm:
         return {message: (int(count), int(total_us) / 1e6) for message, count, total_us in found}
 
     def ended(self, since: float, until: float) -> str:
-        """Return sacct's text about jobs that existed between the two times (Unix seconds).
+        """Return sacct's text about jobs that existed between the two times (Unix seconds, at least a million).
 
         It has the columns `ENDED_FIELDS` under a header, separated by ``|``, with times in Unix seconds. A requeued job
         has one line per run.
         """
         return self._run(
             ("sacct", "--allusers", "--allocations", "--duplicates", "--parsable2", f"--format={ENDED_FIELDS}",
-             f"--starttime={_stamp(since)}", f"--endtime={_stamp(until)}"), limit_s=6 * self._limit_s,
+             f"--starttime=uts{int(since)}", f"--endtime=uts{int(until)}"), limit_s=6 * self._limit_s,
         )  # fmt: skip
 
     def update(self, lines: Sequence[str]) -> dict[int, str]:
@@ -219,10 +218,6 @@ class Slurm:
 
 def _no_answer(message: str) -> NoAnswer:
     return NoAnswer(message, "see scontrol ping and slurmctld's log")
-
-
-def _stamp(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _errors(text: str, lines: Sequence[str], mark: str) -> dict[int, str]:

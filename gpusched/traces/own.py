@@ -15,7 +15,7 @@ from gpusched.traces.readers import history, sacct
 from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
 
-_EARLIEST_S = 86400.0  # Unix seconds: a date in 1970 in every zone
+_EARLIEST_S = 1e6  # Unix seconds: sacct takes no lower ones
 
 
 def own_jobs(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpusched.accounting.usage import BUCKET_S, MAX_POWER_GAP_S, GpuHolding, holdings, usage_between
 from gpusched.cluster.base import NodeObservation
-from gpusched.controller.ledger import UsageWriter
+from gpusched.controller.ledger import UsageWriter, run_of
 from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, NodeReading, ProbeFailure
 from gpusched.model.slurm import SlurmFacts
@@ -195,6 +197,36 @@ def test_a_job_that_ended_while_its_engine_was_silent_pays_until_its_end(tmp_pat
     totals = store.usage_totals()
     assert sum(row.gpu_s for row in totals if row.held) == pytest.approx(30.0), "a total never decreases"
     store.close()
+
+
+@pytest.mark.parametrize(("named", "gpus"), [({"n0": (0, 1, 2), "n1": (4, 5)}, 5), ({"n0": (0, 1, 2)}, 3), ({}, 6)])
+def test_a_job_of_slurm_is_charged_what_it_got_or_else_what_it_asked_for(
+    named: dict[str, tuple[int, ...]], gpus: int
+) -> None:
+    """Of one that began and ended while no controller ran, only the GPUs of one node counted."""
+    facts = SlurmFacts(gpus=named)
+    nodes = {node: named.get(node, ()) for node in ("n0", "n1")}
+    job = builders.job("7", nodes=nodes, start_time=T, spec=spec(nodes=2, gpus_per_node=3), slurm=facts)
+    assert run_of(job, inventory()).gpus == gpus
+
+
+def test_a_node_is_charged_by_looking_at_its_own_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every job was looked at for every node: seconds of each cycle with a few hundred nodes."""
+    looked_at: list[tuple[str, str]] = []
+
+    def noted(node: str, jobs: Iterable[JobRecord], *rest: Any) -> dict[int, list[GpuHolding]]:
+        jobs = list(jobs)
+        looked_at.extend((node, job.id) for job in jobs)
+        return holdings(node, jobs, *rest)
+
+    monkeypatch.setattr("gpusched.controller.ledger.holdings", noted)
+    with closing(Store.create_or_open(tmp_path)) as store:
+        jobs = [builders.job(f"j{node}", nodes={node: (0,)}, start_time=T) for node in ("n0", "n1")]
+        jobs.append(builders.job("gang", nodes={"n0": (1,), "n1": (1,)}, start_time=T))
+        before = {n: NodeRecord(name=n, reading=reading(T)) for n in ("n0", "n1")}
+        news = {n: NodeObservation(began=T + 9, result=reading(T + 10)) for n in before}
+        UsageWriter(store).charge(inventory(), before, news, jobs, jobs, T + 10)
+    assert sorted(looked_at) == [("n0", "gang"), ("n0", "jn0"), ("n1", "gang"), ("n1", "jn1")]
 
 
 def test_a_job_that_had_ended_before_is_charged_as_it_was(tmp_path: Path) -> None:

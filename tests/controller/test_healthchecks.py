@@ -102,6 +102,7 @@ def test_a_lost_run_runs_again_and_changes_nothing_else() -> None:
         ("0\nvalue=12\nat value=13\n", CheckResult(exit_code=0, line="at value=13", value=12.0)),
         ("0\n\x1b[31mred\x07 text\n", CheckResult(exit_code=0, line="[31mred text")),
         ("lost\n", CheckResult(lost=True)),
+        ("0\nvalue=1e999 GB/s\n", CheckResult(exit_code=0, line="value=1e999 GB/s")),  # it damaged the database
         ("hung\nscanning\nvalue=3\n", CheckResult(line="killed after its time; last output: scanning")),
         ("stuck\n", CheckResult(line="cannot be killed after its time")),
     ],
@@ -312,6 +313,22 @@ def test_after_a_lost_run_the_whole_gang_is_checked_again(tmp_path: Path) -> Non
         lost = OperationOutcome(operation=sent[1], time=NOW + 1, result=CheckResult(lost=True))
         record_check(site.store, lost)
     assert names(operations(site, NOW + 2)) == [("a", "meet"), ("b", "meet")], "the one finds the other only so"
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_a_node_that_loses_each_run_fails_the_check(tmp_path: Path, adopt: bool) -> None:
+    """Its supervisor is killed, say: the job waited for ever, with its GPUs. Adopting starts nothing to be lost."""
+    site = Site(tmp_path, MEET)
+    start_job(site, "0123456789a", "a")
+    for second in range(2):
+        (sent,) = operations(site, NOW + second)
+        assert sent.check is not None
+        sent = msgspec.structs.replace(sent, check=msgspec.structs.replace(sent.check, adopt=adopt))
+        with site.store.transaction():
+            record_check(site.store, OperationOutcome(operation=sent, time=NOW + second, result=CheckResult(lost=True)))
+        (rank,) = site.store.ranks()
+        assert ("two runs in a row" in rank.check_error) == (second == 1 and not adopt)
+    assert ("a" in reasons_against_jobs(site.store, site.inventory)) != adopt
 
 
 def test_a_run_whose_job_is_gone_is_only_asked_for_its_result(tmp_path: Path) -> None:

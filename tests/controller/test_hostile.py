@@ -51,8 +51,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
         ("begin_time", -1e300), ("begin_time", float("nan")), ("begin_time", float("inf")), ("priority", HUGE),
         ("nice", -HUGE), ("nodelist", ("n0",) * (MAX_NAMES + 1)), ("exclude", ("n0",) * (MAX_NAMES + 1)),
         ("dependencies", (Dependency(DependencyKind.AFTER, ids.mint(NOW)),) * (MAX_DEPENDENCIES + 1)),
+        ("nodelist", ("n0", "n0")), ("exclude", ("n0", "n0")),
     ],
-    ids=map(str, range(19)),
+    ids=map(str, range(21)),
 )  # fmt: skip
 def test_a_number_beyond_reason_is_refused_in_one_line(field: str, beyond: object) -> None:
     with pytest.raises(UsageError) as caught:

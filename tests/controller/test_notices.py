@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import queue
+import socket
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import Envelope, Session
 
 from gpusched.accounting.usage import BUCKET_S
 from gpusched.controller.notices import delivery
 from gpusched.controller.notices import service as notices
-from gpusched.controller.notices.delivery import OutgoingNotice, deliver, message_of
+from gpusched.controller.notices.delivery import DeliveryFailed, OutgoingNotice, deliver, message_of
 from gpusched.controller.notices.making import NoticeMaker, digest_of
 from gpusched.controller.notices.service import NotificationService
+from gpusched.controller.stepkey import new_key
 from gpusched.model.arrays import restricted_row
 from gpusched.model.events import Event
 from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
@@ -185,6 +191,26 @@ def test_tasks_that_are_cancelled_together_are_told_as_one(store: Store) -> None
     assert told.body["text"] == "array a (j) of ada has ended: 98 CANCELLED, 1 COMPLETED"
 
 
+def test_jobs_are_read_once_for_all_that_happens_in_a_cycle(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where cooling fails, a few hundred nodes have a condition on each GPU in one cycle, which took minutes."""
+    tasks = [job(f"a_{i}", array_id="a", array_index=i, state=JobState.COMPLETED, end_time=T) for i in range(9)]
+    store.put_jobs([job(), *tasks])
+    events = [condition("xid-gpu", gpu=gpu % 2) for gpu in range(9)]
+    events += [Event(time=T, kind="ended", job_id=t.id, data={"to": "COMPLETED", "attempt": 1}) for t in tasks]
+    read: list[str] = []
+
+    def noted(name: str) -> Callable[..., list[JobRecord]]:
+        real: Callable[..., list[JobRecord]] = getattr(store, name)
+        return lambda *given: read.append(f"{name} {' '.join(given)}".strip()) or real(*given)
+
+    for name in ("active", "rows_of"):
+        monkeypatch.setattr(store, name, noted(name))
+    maker = NoticeMaker(store, Notices(), "c", T)
+    kinds = [notice.body["notice"] for event in events for notice in maker.of_event(event)]
+    assert kinds == ["node"] * 9 + ["end"]
+    assert (read.count("active"), read.count("rows_of a")) == (1, 1)
+
+
 class Post:
     """Stands for the network, to decide what becomes of each try: the test is about what the service makes of it."""
 
@@ -324,6 +350,20 @@ def test_a_receiver_that_hangs_keeps_no_other_waiting(store: Store, monkeypatch:
     assert sorted(came.get(timeout=60) for _ in own) == sorted(notice.key for notice in own)
 
 
+def test_many_mails_to_one_address_keep_no_other_waiting(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mail of each of 100,000 jobs came before all that others were to be told meanwhile."""
+    sent: list[str] = []
+    monkeypatch.setattr(delivery.Delivery, "send", lambda self, one: sent.append(one.mail))
+    for name, most in (("MAX_PER_CYCLE", 20), ("MAX_IN_PROGRESS", 10), ("MAX_TO_ADDRESS", 5)):
+        monkeypatch.setattr(notices, name, most)
+    some = [("ada", n) for n in range(50)] + [("bob", 60), ("eve", 70)]
+    store.add_notices(
+        Notice(key=f"mail {to} end j{n}", to=f"mail {to}", body={}, made=T, due=T + n) for to, n in some
+    )  # fmt: skip
+    NotificationService(store).step(inventory(), T + 99)
+    assert sent == ["ada"] * 5 + ["bob", "eve"]
+
+
 def test_sendmail_gets_the_mail_and_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "sendmail"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/argv; cat > {tmp_path}/mail\n')
@@ -336,3 +376,58 @@ def test_sendmail_gets_the_mail_and_no_option(tmp_path: Path, monkeypatch: pytes
     assert "\nBcc" not in head
     assert "name: x\\r\\ny" in rest
     assert message_of(OutgoingNotice(key="k", body=body, mail="ada"))["To"] == "ada"
+
+
+def test_mail_is_encrypted_where_the_server_can(tmp_path: Path) -> None:
+    """Many servers take none otherwise: 530 Must issue a STARTTLS command first."""
+    came: list[tuple[list[str], bool]] = []
+
+    class Mailbox:
+        async def handle_DATA(self, server: object, session: Session, envelope: Envelope) -> str:
+            came.append((envelope.rcpt_tos, session.ssl is not None))
+            return "250 OK"
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    (tmp_path / "key.pem").write_bytes(new_key())
+    context.load_cert_chain(tmp_path / "key.pem")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = Controller(Mailbox(), "127.0.0.1", port, tls_context=context, require_starttls=True)
+    server.start()
+    try:
+        body = {"id": "1", "notice": "end", "text": "job j has ended"}
+        deliver(OutgoingNotice(key="k", body=body, mail="ada", asked=Notices(smtp=f"127.0.0.1:{port}")))
+    finally:
+        server.stop()
+    assert came == [(["ada"], True)]
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_webhook_that_leads_elsewhere_has_not_got_the_notice(code: int) -> None:
+    """A GET without the notice, to which urllib turns a POST, was answered 200 there: it counted as delivered."""
+    got: list[str] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(self.command)
+            self.send_response(code)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            got.append(self.command)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Hook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        receiver = Receiver(webhook=f"http://127.0.0.1:{server.server_port}/token")
+        try:
+            with pytest.raises(DeliveryFailed, match=f"HTTP {code} "):
+                deliver(OutgoingNotice(key="k", body={}, receiver=receiver))
+        finally:
+            server.shutdown()
+    assert got == ["POST"]

@@ -21,6 +21,7 @@ from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.queue.store import Store
 from tests.controller.applying import NOW
 from tests.controller.imagined import inventory
+from tests.promotion import weights
 
 
 class Office:
@@ -118,6 +119,32 @@ def test_only_the_very_same_is_in_charge_already(office: Office) -> None:
     assert office.in_charge() == "easy"
     office.promote("easy")
     assert office.last().override, "what the inventory names may be promoted: it stays when that changes"
+
+
+def test_a_twin_takes_no_copy_away(office: Office) -> None:
+    """Both have one version. With the first one's copy went its weights, and its fallback decided from then on."""
+    office.write("twin", "order: sjf\n")
+    for name in ("mine", "twin"):
+        office.promote(name)
+    assert {f.parent.name for f in (office.state / "policies").glob("*/*/policy.yaml")} == {"mine", "twin"}
+
+
+def test_a_training_card_that_is_a_link_is_not_copied(office: Office) -> None:
+    """The copy is for everybody; what the controller can read, such as its key for the nodes, is not."""
+    own = office.folder / "policies" / "gist"
+    weights.write(own / "default.safetensors")
+    (own / "policy.yaml").write_text(weights.YAML)
+    secret = office.folder / "id_ed25519"
+    secret.write_text("secret")
+    (own / "default.card.yaml").symlink_to(secret)
+    version = load_policy(own).version
+    with pytest.raises(GpuschedError, match=r"default\.card\.yaml is a link"):
+        office.promote("gist", path=str(own), version=version)
+    assert not [f for f in (office.state / "policies").rglob("*") if f.is_file()]
+    (own / "default.card.yaml").unlink()
+    (own / "default.card.yaml").write_text("trained_at: now\n")
+    office.promote("gist", path=str(own), version=version)
+    assert (office.state / "policies" / version / "gist" / "default.card.yaml").read_text() == "trained_at: now\n"
 
 
 def test_what_is_promoted_is_a_copy_of_what_was_seen(office: Office) -> None:

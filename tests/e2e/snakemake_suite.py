@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,6 +13,8 @@ from snakemake.settings.types import ResourceSettings
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
+from gpusched.client.resolve import Refused
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.integrations import snakemake as plugin
 from gpusched.integrations.snakemake import job_options
 from snakemake_executor_plugin_gpusched import ExecutorSettings
@@ -72,3 +75,29 @@ def test_ctrl_c_cancels_what_is_being_checked(monkeypatch: pytest.MonkeyPatch) -
     assert executor.next_seconds_between_status_checks > 0, "whatever Snakemake asks for: 0 would spin"
     executor.cancel_jobs([])  # Snakemake takes jobs from its list while it checks them
     cluster.cancel.assert_called_once_with(["8"])
+
+
+@pytest.mark.parametrize(
+    ("error", "is_queued"),
+    [
+        (UsageError("there is no job 7"), True),
+        (Refused("job 7 was refused: no"), True),
+        (GpuschedError("the store cannot be read"), False),
+    ],
+)
+def test_a_job_that_cannot_be_looked_up_is_not_queued_twice(
+    error: GpuschedError, is_queued: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(plugin, "_cluster", lambda: Mock(job=Mock(side_effect=error)))
+    executor: Any = object.__new__(plugin.SnakemakeExecutor)
+    executor.workflow = Mock(persistence=Mock(path=tmp_path))
+    executor.logger, executor.report_job_submission, executor.report_job_error = Mock(), Mock(), Mock()
+    executor.__post_init__()
+    job = Mock(output=["result"])
+    note = executor._note(job)
+    note.parent.mkdir()
+    note.write_text("7")
+    queued = Mock(return_value=SubmittedJobInfo(job, "8", {}))
+    monkeypatch.setattr(executor, "_queued", queued)
+    executor.run_job(job)
+    assert (queued.called, executor.report_job_error.called) == (is_queued, not is_queued)

@@ -263,6 +263,15 @@ def test_the_end_of_a_file_is_read_and_nothing_is_waited_for(tmp_path: Path) -> 
     assert kernel.read({**own, "kernel_log": str(tmp_path / "pipe")})["source"] == ""  # and waits for nobody
 
 
+@pytest.mark.parametrize("before", ["", "Nov 26 10:00:00 dgx1 kernel: "])
+def test_of_a_file_with_several_boots_only_the_last_counts(before: str, tmp_path: Path) -> None:
+    """Else a reboot would end no Xid, and hide new ones until the machine was up for as long as it was before."""
+    boots = [("[    0.000000] Linux", "[    0.000000] BIOS", f"[{up}.000001] NVRM: Xid {up}") for up in (99999, 12345)]
+    (tmp_path / "log").write_text("".join(f"{before}{line}\n" for boot in boots for line in boot))
+    found = kernel.read({"want_kernel": True, "kernel_log": str(tmp_path / "log"), "cluster_id": "c", "node": "n"})
+    assert found["messages"] == [[12_345_000_001, "NVRM: Xid 12345"]]
+
+
 def test_the_payload_runs_alone_and_reads_this_machine_s_log() -> None:
     code = "import json, sys; sys.path.insert(0, '.'); from gpusched.nodes.payload import kernel; "
     code += "print(json.dumps(kernel.read({'cluster_id': 'c1', 'node': 'n1', 'want_kernel': True})))"

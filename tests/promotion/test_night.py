@@ -69,6 +69,17 @@ def test_retraining_leaves_a_candidate_and_promotes_nothing(proved: Site, monkey
     assert row(proved, state="shadow")["version"] != listed["version"]
 
 
+def test_a_draft_of_a_policy_costs_no_report(proved: Site) -> None:
+    record_days(proved.state, 1, until_days_ago=0.25, first=100)
+    cycle(proved)
+    (proved.folder / "policies").mkdir(exist_ok=True)
+    (proved.folder / "policies/draft.yaml").write_text("order: sjff\n")
+    found = night(proved)
+    assert "draft.yaml:1: order" in found.err
+    assert "it is left out" in found.err
+    assert "mean JCT" in found.out
+
+
 def test_a_candidate_that_proved_better_is_promoted_only_if_allowed(proved: Site) -> None:
     cycle(proved)
     good = candidate(proved, "2026-01-02", 30.0)

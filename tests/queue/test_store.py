@@ -13,10 +13,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
@@ -24,6 +27,7 @@ from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.queue.locks import lock_holders
+from gpusched.queue.overlaps import HeldGpus, overlaps
 from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.queue.rows import SINCE_VERSION
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
@@ -200,6 +204,35 @@ def test_recent_use_decays_by_half_lives(store: Store) -> None:
         "past": pytest.approx(hour * (half - 0.5) + hour * 0.5, abs=0.01),
         "both": pytest.approx(4 * hour * (1 - half), abs=0.01),
     }
+
+
+@given(
+    st.lists(st.tuples(st.sets(st.integers(0, 3), min_size=1), st.integers(0, 9), st.integers(0, 9)), max_size=12)
+)
+def test_who_shared_a_gpu_with_whom(attempts: list[tuple[set[int], int, int]]) -> None:
+    held = {n: HeldGpus({"n": gpus}, begin, end) for n, (gpus, begin, end) in enumerate(attempts)}
+    found = {frozenset((a, b)): (gpus, begin, end) for a, b, gpus, begin, end in overlaps(held)}
+    expected = {}
+    for (a, one), (b, other) in combinations(held.items(), 2):
+        gpus, begin, end = attempts[a][0] & attempts[b][0], max(one.begin, other.begin), min(one.end, other.end)
+        if gpus and begin < end:
+            expected[frozenset((a, b))] = len(gpus), begin, end
+    assert found == expected
+
+
+def test_attempts_that_were_not_there_at_once_are_not_compared() -> None:
+    """Of 100,000 short ones on a few GPUs all pairs were, in every report, and in the controller once an hour."""
+    looked_up = 0
+
+    class Counting(dict[int, HeldGpus]):
+        def __getitem__(self, key: int) -> HeldGpus:
+            nonlocal looked_up
+            looked_up += 1
+            return super().__getitem__(key)
+
+    held = Counting({n: HeldGpus({"n": (0,)}, n, n + 1.5) for n in range(2000)})
+    assert len(list(overlaps(held))) == 1999
+    assert looked_up < 20 * len(held)
 
 
 def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -170,6 +170,16 @@ def test_ended_jobs_and_what_they_had(slurm: Slurm, site: SlurmSite) -> None:
     assert int(told["Submit"]) == job.submit_time
 
 
+@pytest.mark.parametrize("time_s", [1_792_888_200, 1_792_891_800])  # 2:30, and 2:30 again
+def test_sacct_is_asked_for_the_hour_that_is_meant_when_clocks_go_back(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, time_s: int
+) -> None:
+    """In the first of the two hours it was asked for the second, which had no jobs yet: ended ones were forgotten."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    with pytest.raises(NoAnswer, match=rf"Start time \({time_s}\) requested is after end time \({time_s - 1}\)"):
+        slurm.ended(time_s, time_s - 1)
+
+
 def test_what_did_not_change_is_the_same_object(slurm: Slurm, site: SlurmSite) -> None:
     ids = [str(site.sbatch(SLEEP, "--hold")) for _ in range(3)]
     before = by_id(slurm.jobs())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -133,6 +134,30 @@ def test_a_job_of_a_window_that_first_started_after_it_has_its_later_run(tmp_pat
     assert (trace.ids, before) == (("a", "b"), 0)
     assert trace.duration.tolist() == [70.0, 100.0]
     assert trace.wait.tolist() == [10.0, 250.0]
+
+
+def test_a_window_reads_nothing_of_what_was_over_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every night all jobs that ever were took gigabytes of memory."""
+    read: set[str] = set()
+    with closing(Store.create_or_open(tmp_path)) as store:
+        store.put_jobs([
+            job("old", 0, JobState.COMPLETED, 20), job("long", 30, JobState.COMPLETED, 150),
+            job("new", 110, JobState.COMPLETED, 150),
+        ])  # fmt: skip
+        for name, start, end in (("old", 10, 20), ("long", 40, 150), ("new", 120, 150)):
+            run(store, name, 1, start, end, JobState.COMPLETED)
+            store.put_progress([JobProgress(job_id=name, attempt=1, gpus=8, step=1.0)])
+
+        def noted(name: str, key: str) -> None:
+            real = getattr(store, name)
+            monkeypatch.setattr(store, name, lambda *a: [read.add(getattr(x, key)) or x for x in real(*a)])
+
+        for query, key in (("_jobs_of", "id"), ("_runs", "job_id"), ("_progress", "job_id")):
+            noted(query, key)
+        trace, before = window_of(store, name="w", since=START + 100, until=START + 200)
+        assert (trace.ids, before, read) == (("long", "new"), 1, {"long", "new"})
+        assert trace_of(store, name="t", since=START + 100).ids == ("new",)
+        assert read == {"long", "new"}
 
 
 def test_priorities_and_limits_of_arrays_are_in_the_history_in_windows_and_in_files(tmp_path: Path) -> None:

@@ -135,11 +135,15 @@ def post_json(url: str, content: bytes) -> None:
     """
     from http.client import HTTPException
     from urllib.error import HTTPError
-    from urllib.request import Request, urlopen
+    from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+    class NoRedirects(HTTPRedirectHandler):
+        def redirect_request(self, *_: object) -> None:
+            """Follow none: urllib would ask for the new address by GET, and leave out what is posted."""
 
     headers = {"Content-Type": "application/json", "User-Agent": "gpusched"}
     try:
-        with urlopen(Request(url, content, headers), timeout=NETWORK_S) as answer:
+        with build_opener(NoRedirects).open(Request(url, content, headers), timeout=NETWORK_S) as answer:
             answer.read(1 << 16)
     except HTTPError as error:
         with error:
@@ -206,9 +210,9 @@ def _mail(sending: OutgoingNotice) -> None:
         message["From"] = f"gpusched@{host}"
     try:
         with smtplib.SMTP(host, int(port or 25), timeout=NETWORK_S) as server:
+            server.ehlo_or_helo_if_needed()  # before it, no extension is known
             if server.has_extn("starttls"):
                 server.starttls()
-                server.ehlo()
             server.send_message(message)
     except (OSError, smtplib.SMTPException) as error:
         raise DeliveryFailed(f"{host} rejected it: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -51,7 +52,7 @@ class NoticeMaker:
 
     def __init__(self, reader: Reader, asked: Notices, cluster: str, now: float) -> None:
         self._reader, self._asked, self._cluster, self._now = reader, asked, cluster, now
-        self._ended: dict[str, bool] = {}  # whether an array has ended, read once
+        self._ended: dict[str, bool] = {}  # whether an array has ended and that is still to be told, read once
 
     def of_event(self, event: Event) -> Iterator[Notice]:
         """Yield the notices of an event of a job or a node."""
@@ -83,6 +84,7 @@ class NoticeMaker:
         if failed:  # per array one notice of the first failed task, and one when all have ended
             yield from self._job_notices(job, NoticeKind.FAIL, event, attempt, text)
         if self._is_over(job.array_id):
+            self._ended[job.array_id] = False  # the text goes through all tasks, of which many may end at once
             yield from self._job_notices(job, NoticeKind.END, event, attempt, self._array_text(job))
 
     def _job_of(self, event: Event) -> JobRecord | None:
@@ -121,7 +123,7 @@ class NoticeMaker:
             return
         gpu = event.data.get("gpu")
         jobs_there = (
-            job for job in self._reader.active()
+            job for job in self._jobs_by_node.get(node, ())
             if any(
                 part.node == node and (gpu is None or gpu in map(gpu_of, part.gpus))
                 for part in (job.allocation.parts if job.allocation else ())
@@ -132,6 +134,15 @@ class NoticeMaker:
                 if NoticeKind.NODE in kinds:
                     about = f"{_job_text(job)}: {text}"
                     yield self._notice(to, NoticeKind.NODE, f"{job.id}.{mark}", about, job, event.time, node)
+
+    @cached_property
+    def _jobs_by_node(self) -> dict[str, list[JobRecord]]:
+        """Return node -> active jobs there, read once: all GPUs of all nodes may get hot at once."""
+        found: dict[str, list[JobRecord]] = {}
+        for job in self._reader.active():
+            for node in {part.node for part in (job.allocation.parts if job.allocation else ())}:
+                found.setdefault(node, []).append(job)
+        return found
 
     def _operator_notices(self, mark: str, text: str, event: Event) -> Iterator[Notice]:
         for receiver in self._asked.to:

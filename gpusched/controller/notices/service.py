@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
 
 import msgspec
 
@@ -22,6 +23,7 @@ KEEP_S = 30 * 86400.0
 CHECK_S = 30.0  # interval of checks of running jobs
 MAX_PER_CYCLE = 2000
 MAX_IN_PROGRESS = 500  # per receiver; the rest of what is due to it stays in the store, and keeps no other waiting
+MAX_TO_ADDRESS = 100  # of mail to one address: a user's thousands do not keep others' waiting
 _log = logging.getLogger(__name__)
 
 
@@ -81,18 +83,12 @@ class NotificationService:
     def _send(self, inventory: Inventory, now: float) -> None:
         receivers = {digest_of(receiver): receiver for receiver in inventory.notices.to}
         obsolete = []
-        sending = Counter(map(receiver_of, self._delivery.in_progress))
-        full = [receiver for receiver, count in sending.items() if count >= MAX_IN_PROGRESS]
-        for notice in self._store.due_notices(now, MAX_PER_CYCLE + sending.total(), full):
-            receiver_name = receiver_of(notice.key)
-            if notice.key in self._delivery.in_progress or sending[receiver_name] >= MAX_IN_PROGRESS:
-                continue
+        for notice in self._due(now):
             mail = notice.to.removeprefix(MAIL) if notice.to.startswith(MAIL) else ""
             if not mail and notice.to not in receivers:
                 obsolete.append(msgspec.structs.replace(notice, due=None, error=""))
                 continue
             self._sent[notice.key] = notice
-            sending[receiver_name] += 1
             receiver = receivers.get(notice.to)
             self._delivery.send(
                 OutgoingNotice(key=notice.key, body=notice.body, mail=mail, receiver=receiver, asked=inventory.notices)
@@ -100,6 +96,22 @@ class NotificationService:
         if obsolete:  # their receivers left the inventory
             with self._store.transaction():
                 self._store.put_notices(obsolete)
+
+    def _due(self, now: float) -> Iterator[Notice]:
+        """Yield what is to be sent now, the longest due first, within the bounds of receivers and addresses."""
+        sending = Counter(name for key in self._delivery.in_progress for name in _bounded(key))
+        full = _full(sending)
+        while True:
+            limit = MAX_PER_CYCLE + sending.total()
+            due = self._store.due_notices(now, limit, full)
+            for notice in due:
+                names = _bounded(notice.key)
+                if notice.key not in self._delivery.in_progress and all(sending[n] < _most(n) for n in names):
+                    sending.update(names)
+                    yield notice
+            before, full = full, _full(sending)
+            if len(due) < limit or full == before:  # else what is due to others may come after these
+                return
 
     def _record_results(self, now: float, wait_s: float = 0.0) -> None:
         for key, why in self._delivery.finished(wait_s):
@@ -110,6 +122,19 @@ class NotificationService:
             with self._store.transaction():
                 self._store.put_notices(self._unrecorded.values())
             self._unrecorded.clear()
+
+
+def _bounded(key: str) -> set[str]:
+    """Return what a notice counts for, by its key: its receiver and, if it is mail, its address."""
+    return {receiver_of(key), key.rsplit(" ", 2)[0]}
+
+
+def _most(name: str) -> int:
+    return MAX_TO_ADDRESS if name.startswith(MAIL) else MAX_IN_PROGRESS
+
+
+def _full(sending: Counter[str]) -> list[str]:
+    return sorted(name for name, count in sending.items() if count >= _most(name))
 
 
 def _with_result(notice: Notice, why: str, now: float) -> Notice:

@@ -64,14 +64,16 @@ def undo(state: Path, slurm: Slurm, wait: Callable[[float], None] = time.sleep) 
 
     0 too if a controller runs again, or another one holds the lease: it handles the jobs itself.
     """
-    died = time.time()
+    last_beat: str | None = None
     for _ in range(int(_PATIENCE_S / _POLL_S)):
         reader = Reader.open(state)
         if reader is None:
             return 0
         with closing(reader):
-            if float(reader.meta("heartbeat") or 0.0) > died:
+            beat = reader.meta("heartbeat") or ""  # by the controller's clock, which may be a second ahead of ours
+            if last_beat not in (None, beat):
                 return 0
+            last_beat = beat
             own_until = float(reader.meta(LEASED_UNTIL) or 0.0)
         try:
             current = next((r for r in slurm.reservations() if r.name == LEASE), None)

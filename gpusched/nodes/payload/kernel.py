@@ -82,7 +82,7 @@ def journal() -> bytes:
 
 
 def tail_of(path: str) -> bytes:
-    """Return the end of a file."""
+    """Return the end of a file, of this boot: after its last time 0, which the kernel's first lines have."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -90,7 +90,7 @@ def tail_of(path: str) -> bytes:
     try:
         length = os.fstat(fd).st_size
         os.lseek(fd, max(0, length - TAIL), os.SEEK_SET)
-        return os.read(fd, TAIL)
+        return os.read(fd, TAIL).rpartition(b"[    0.000000]")[2]
     except OSError:
         return b""
     finally:

@@ -49,8 +49,8 @@ def trace_of(reader: Reader, *, name: str, since: float | None = None, until: fl
     Raises:
         NoHistory: No such job.
     """
-    past = _Past.of(reader)
-    jobs = [j for j in reader.rows(states=ENDED) if (since is None or _submit(j) >= since)
+    past = _Past.of(reader, since or 0.0)
+    jobs = [j for j in reader.rows(states=ENDED, since=since) if (since is None or _submit(j) >= since)
             and (until is None or _submit(j) < until)]  # fmt: skip
     ran = {job.id: past.work_s(job) for job in jobs}
     kept = [j for j in jobs if ran[j.id] > 0]
@@ -76,13 +76,17 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
         NoHistory: No job was submitted in the window and has run and ended.
     """
     new = trace_of(reader, name=name, since=since, until=until)
-    past, first_start = _Past.of(reader, until), _Past.of(reader).first_start
-    before = [job for job in reader.rows(since=since) if _submit(job) < since and job.id in past.runs]
+    before = [job for job in reader.rows(since=since) if _submit(job) < since]
+    # Not of all jobs that ever were: there may be millions.
+    begin = min((job.submit_time for job in before), default=since)
+    past = _Past.of(reader, begin)
+    past, first_start = past.cut(until), past.first_start
+    before = [job for job in before if job.id in past.runs]
     left = {job.id: past.work_s(job, since) for job in before}
     before = [job for job in before if left[job.id] > 0]
     before.sort(key=lambda job: (first_start[job.id], id_key(job.id)))
     known = set(new.ids)
-    after = {job.id: job for job in reader.rows(states=ENDED) if job.id in known}
+    after = {job.id: job for job in reader.rows(states=ENDED, since=since) if job.id in known}
     jobs = [*before, *(after[job_id] for job_id in new.ids)]
     submits = [since] * len(before) + [_submit(after[job_id]) for job_id in new.ids]
     durations = [left[job.id] for job in before] + new.duration.tolist()
@@ -196,7 +200,7 @@ def _submit(job: JobRecord) -> float:
 
 
 class _Past(NamedTuple):
-    """Attempts and progress of all jobs; unended ones are taken to end at ``until``."""
+    """Attempts since a time, with their progress; unended ones are taken to end at ``until``."""
 
     runs: dict[str, list[RunRecord]]
     first_start: dict[str, float]
@@ -204,13 +208,18 @@ class _Past(NamedTuple):
     until: float | None
 
     @classmethod
-    def of(cls, reader: Reader, until: float | None = None) -> _Past:
+    def of(cls, reader: Reader, since: float) -> _Past:
         runs: dict[str, list[RunRecord]] = {}
         first: dict[str, float] = {}
-        for run in reader.runs(0.0, np.inf if until is None else until):
+        for run in reader.runs(since, np.inf):
             first.setdefault(run.job_id, run.start_time)
             runs.setdefault(run.job_id, []).append(run)
-        return cls(runs, first, reader.progress_of_all(), until)
+        return cls(runs, first, reader.progress_since(since), None)
+
+    def cut(self, until: float) -> _Past:
+        """Return what was before ``until``."""
+        before = {job_id: [run for run in runs if run.start_time < until] for job_id, runs in self.runs.items()}
+        return self._replace(runs={job_id: runs for job_id, runs in before.items() if runs}, until=until)
 
     def work_s(self, job: JobRecord, since: float = 0.0) -> float:
         """Return the seconds that a job's work after ``since`` takes at its `_size`."""
