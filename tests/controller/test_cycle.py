@@ -399,22 +399,23 @@ def test_a_gang_that_a_node_cannot_start_goes_elsewhere(site: Site) -> None:
     assert found.state == JobState.RUNNING
 
 
-@pytest.mark.parametrize(("output", "append", "written"), [
-    ("/data/out", False, None), ("/data/out", True, "/data/out"), ("/data/%N", False, "/data/n0"),
-])  # fmt: skip
+@pytest.mark.parametrize("files", [("output",), ("error",), ("output", "error")], ids="+".join)
+@pytest.mark.parametrize(
+    ("path", "append", "written"), [("/data/out", False, False), ("/data/out", True, True), ("/data/%N", False, True)]
+)
 def test_a_node_that_comes_back_does_not_overwrite_the_output_of_the_next_attempt(
-    site: Site, output: str, append: bool, written: str | None
+    site: Site, files: tuple[str, ...], path: str, append: bool, written: bool
 ) -> None:
     """Its follower died with it, so it would write the file anew: on a shared disk, the one that is being written."""
-    collected, carry_out = list[tuple[int, str | None]](), site.world.carry_out
+    collected, carry_out = list[tuple[int, bool, bool]](), site.world.carry_out
 
     def noted(operation: Operation) -> str:
         if operation.verb == "collect":
-            collected.append((operation.rank.attempt, operation.rank.output))
+            collected.append((operation.rank.attempt, operation.finish, operation.destination is not None))
         return carry_out(operation)
 
     site.world.carry_out = noted  # type: ignore[method-assign]
-    site.submit(spec=spec(output=output, append=append))
+    site.submit(spec=spec(append=append, **{name: f"{path}.{name}" for name in files}))
     site.turn(3)
     ((host, _),) = site.world.running()
     assert host.name == "n0"
@@ -423,11 +424,12 @@ def test_a_node_that_comes_back_does_not_overwrite_the_output_of_the_next_attemp
     assert len(site.world.starts) == 2
     host.up = True
     site.turn(6)
-    assert collected == [(1, written)]
-    ((other, box),) = site.world.running()
+    is_kept = "output" not in files
+    assert collected == [(1, written, is_kept)]
+    ((_, box),) = site.world.running()
     site.world.end(box, 0)
     site.turn(3)
-    assert collected[1:] == [(2, output.replace("%N", other.name))]
+    assert collected[1:] == [(2, True, is_kept)]
 
 
 def test_an_attempt_of_which_another_rank_failed_at_the_end_has_failed_as_its_job_has(site: Site) -> None:
