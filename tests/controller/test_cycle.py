@@ -379,6 +379,24 @@ def test_each_rank_of_a_gang_is_launched_with_the_gpus_of_its_own_node(site: Sit
     assert {node: next(b for b in boxes[node] if small not in b[0]) for node in given} == given
 
 
+def test_a_pull_that_hangs_is_ended_before_the_job_is_tried_elsewhere(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as hangs:
+        hangs.setattr(site.world, "progress", lambda: None)
+        job = site.submit()
+        site.turn(4, 1200)
+        assert (site.state_of(job), site.job(job).attempt) == ("STARTING", 1)
+        site.turn(1, 7200)
+        assert site.state_of(job) == "COMPLETING"
+        site.turn(2)
+    assert site.state_of(job) == "PENDING"
+    assert [box for host in site.world.hosts.values() for box in host.boxes.values()] == []
+    site.turn(4, 10)
+    ((host, _),) = site.world.running()
+    assert (host.name, site.world.starts) == ("n1", [container_name(job, 2, 0)])
+
+
 def test_a_gang_that_a_node_cannot_start_goes_elsewhere(site: Site) -> None:
     """Each try fails: not for ever, not with an event for each, and not the job's fault."""
     job = site.submit(spec=spec(nodes=2))
