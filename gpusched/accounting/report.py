@@ -38,6 +38,7 @@ from gpusched.queue.store import Reader, RunRecord, UsageRow
 
 _J_PER_KWH = 3.6e6
 _FINE_S = 86400.0
+_LATELY = "30d"
 _UNMEASURED_TOLERANCE = 0.02  # the first and last tick of a window are never whole
 
 
@@ -89,12 +90,13 @@ class _Sums(msgspec.Struct):
     idle_energy_unknown_s: float = 0.0
 
 
-def parse_since(text: str, now: float) -> float:
-    """Parse ``--since`` into Unix seconds: a duration before now (``7d``), ``all``, or a time.
+def parse_since(text: str | None, now: float) -> float:
+    """Parse ``--since`` into Unix seconds: a duration before now (``7d``), ``all``, or a time; None: `_LATELY`.
 
     Raises:
         UsageError: None of them, or in the future.
     """
+    text = _LATELY if text is None else text
     since = 0.0 if text == "all" else _parse_past("--since", text, now, "12h, 7d, all or 2026-11-20T18:00")
     if since >= now:
         raise UsageError(f"--since {text!r} is in the future", "for example 7d")

@@ -24,7 +24,13 @@ def make_now(client: Client, to: Path | None) -> Backup:
 
 
 def listed_backups(client: Client, to: Path | None, check: bool) -> list[Backup]:
-    """Return the backups, oldest first; with ``check`` their databases are read."""
+    """Return the backups, oldest first; with ``check`` their databases are read.
+
+    Raises:
+        UsageError: ``to`` is no folder.
+    """
+    if to is not None and not to.is_dir():
+        raise UsageError(f"--to {to}: there is no such folder")
     found = backups(Path(_settings(client, to).to))
     if check:
         found = [msgspec.structs.replace(one, error=check_backup(one.path)) for one in found]

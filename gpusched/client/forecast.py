@@ -49,7 +49,8 @@ def forecast_job(client: Client, snapshot: Snapshot, job: JobRecord, explanation
     expected = forecast.expected()
     if expected.median is None and expected.by_limits is None:
         expected = msgspec.structs.replace(expected, never=why_never(snapshot, pending, explanation.reason))
-    expected = msgspec.structs.replace(expected, assumptions=assumptions(snapshot, pending, run_times.count))
+    else:
+        expected = msgspec.structs.replace(expected, assumptions=assumptions(snapshot, pending, run_times.count))
     spreads = _with_costs(client, snapshot, job, forecast.by_spread())
     sooner = forecast.sooner()
     now = {s.what for s in sooner if s.now}  # a step may claim a start at once only where the run ahead has one

@@ -27,7 +27,6 @@ from gpusched.promotion.registry import RegisteredPolicy, find_policy, trained_f
 if TYPE_CHECKING:
     from gpusched.nightly.proof import ProofVerdict
 
-SINCE = "30d"
 _LEASE_ENDS = (
     "until the controller runs: the lease expires within a minute; to end it now: "
     "scontrol update ReservationName=gpusched EndTime=now+1"
@@ -95,7 +94,7 @@ def compare(
     found, no_history = [], ""
     for part in chosen:
         try:
-            begin = _parse_begin(SINCE if since is None else since)
+            begin = _parse_begin(since)
             found.append(_compare_on_history(client, part, base, other, begin, advance))
         except NoHistory as error:  # skip partitions without jobs, unless only this one was requested
             if partition is not None:
@@ -106,7 +105,7 @@ def compare(
     return found
 
 
-def _parse_begin(since: str) -> float:
+def _parse_begin(since: str | None) -> float:
     from gpusched.accounting.report import parse_since
 
     return parse_since(since, time.time())
@@ -131,7 +130,7 @@ def _compare_on_history(
 
 
 def proof(
-    client: Client, partition: Partition, incumbent: PolicySpec, candidate: PolicySpec, since: str
+    client: Client, partition: Partition, incumbent: PolicySpec, candidate: PolicySpec, since: str | None
 ) -> ProofVerdict:
     """Compare the candidate with the incumbent on days that it was not trained on.
 
@@ -206,7 +205,7 @@ def promote(
         incumbent = live[part.name]
         if client.inventory.engine == "slurm" and modes_before[part.name] is SlurmMode.OBSERVE:
             incumbent = load_policy(BUILT_IN / "easy.yaml")
-        verdicts[part.name] = proof(client, part, incumbent, known.spec, SINCE if since is None else since)
+        verdicts[part.name] = proof(client, part, incumbent, known.spec, since)
     if failed := [v for v in verdicts.values() if not v.passed]:
         lines = "; ".join(f"{v.partition}: {v.line}" for v in failed)
         raise GpuschedError(f"not promoted: {lines}", "wait for more days of data, or use --force REASON")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 from gpusched.client.context import Client, check_admin
 from gpusched.config.users import user_name
@@ -15,8 +14,10 @@ from gpusched.model.jobs import JobRecord
 from gpusched.model.limits import LimitRule, leaf_of, split_leaf
 from gpusched.model.reports import QosRow, QuotaReport, QuotaRow, ShareRow
 from gpusched.model.resources import Inventory
-from gpusched.model.slicetables import gpus_counted
 from gpusched.model.snapshot import RunningView, Snapshot
+
+if TYPE_CHECKING:
+    from gpusched.queue.quotas import QuotaLedger
 
 _RESOURCES: dict[str, Literal["gpus", "jobs", "queued", "gpu_hours", "time"]]
 _RESOURCES = {"gpus": "gpus", "jobs": "jobs", "queued": "queued", "gpu_s": "gpu_hours", "time_s": "time"}
@@ -30,6 +31,7 @@ def quota_report(client: Client, user: str | None = None, everybody: bool = Fals
         GpuschedError: The caller may not see it.
     """
     from gpusched.queue.clock import ANCHOR, now_by
+    from gpusched.queue.quotas import QuotaLedger, recent_quota_usage
 
     caller = user_name(os.getuid())
     if everybody or user not in (None, caller):
@@ -42,11 +44,14 @@ def quota_report(client: Client, user: str | None = None, everybody: bool = Fals
     if user is not None and user not in users_known and user != caller and not _user_exists(user):
         raise UsageError(f"there is no user '{user}'", "see 'gpusched quota --all'")
     users = tuple(users_known) if everybody else (user or caller,)
+    used = recent_quota_usage(reader, inventory.quotas, now) if reader else []
+    ledger = QuotaLedger(inventory.quotas, active, used, now)
+    running = _running(active, ledger, now)
     return QuotaReport(
         users=users,
-        rows=_rows(client, users, active, pending, now),
+        rows=_rows(client, users, running, pending, ledger, now),
         classes=_classes(inventory, users, everybody),
-        shares=_shares(client, users, active, everybody, now),
+        shares=_shares(client, users, running, everybody, now),
         now=now,
     )
 
@@ -68,22 +73,36 @@ def _user_exists(user: str) -> bool:
     return True
 
 
+def _running(active: list[JobRecord], ledger: QuotaLedger, now: float) -> tuple[RunningView, ...]:
+    """Return the jobs that hold resources as limits and shares count them."""
+    from gpusched.queue.snapshots import expected_end, partners_of
+
+    partners = partners_of(active)
+    return tuple(
+        RunningView(
+            id=job.id, user=job.user, allocation=job.allocation, start_time=job.start_time or job.submit_time,
+            expected_end=expected_end(job, job.start_time or now), spec=job.spec,
+            shares=job.allocation.parts[0].gpus if job.id in partners else (), partner=partners.get(job.id, ""),
+            group=ledger.group(job.user, job.spec.group), bounds=ledger.of(job.user, job.spec),
+        )
+        for job in active
+        if job.allocation is not None
+    )  # fmt: skip
+
+
 def _rows(
     client: Client,
     users: Iterable[str],
-    active: list[JobRecord],
+    running: tuple[RunningView, ...],
     pending: dict[tuple[str, str, str], int],
+    ledger: QuotaLedger,
     now: float,
 ) -> tuple[QuotaRow, ...]:
-    from gpusched.queue.quotas import QuotaLedger, recent_quota_usage
-    from gpusched.queue.snapshots import expected_end
     from gpusched.sched.limits import frees_at, releases_of_bounds
 
     inventory, quotas = client.inventory, client.inventory.quotas
-    used = recent_quota_usage(client.reader, quotas, now) if client.reader else []
-    ledger = QuotaLedger(quotas, active, used, now)
     rules: dict[tuple[tuple[str, str, str], str], LimitRule] = {}
-    in_class = {(job.user, job.spec.qos) for job in active} | {(user, qos) for user, _, qos in pending}
+    in_class = {(job.user, job.spec.qos) for job in running if job.spec} | {(user, qos) for user, _, qos in pending}
     for user in users:
         # A job keeps its class even if its user may no longer submit to it.
         usable = (cls for cls in quotas.qos if cls.may_use(user, inventory.groups) or (user, cls.name) in in_class)
@@ -94,16 +113,8 @@ def _rows(
                 for rule in quotas.rules(user, group, qos):
                     rules.setdefault((rule.key, rule.unit), rule)
     bounds = ledger.bounds()
-    running = tuple(
-        RunningView(
-            id=job.id, user=job.user, allocation=job.allocation, start_time=job.start_time or job.submit_time,
-            expected_end=expected_end(job, job.start_time or now), bounds=ledger.of(job.user, job.spec),
-        )
-        for job in active
-        if job.allocation is not None
-    )  # fmt: skip
     releases = releases_of_bounds(
-        Snapshot(now=now, nodes=(), running=running, pending=(), policies={}, bounds=ledger.bounds())
+        Snapshot(now=now, nodes=(), running=running, pending=(), policies={}, bounds=bounds)
     )
     taken = {(b.rule.key, b.rule.unit): (b, releases[i]) for i, b in enumerate(bounds)}
     queued: dict[tuple[str, str, str], int] = {}
@@ -145,7 +156,7 @@ def _classes(inventory: Inventory, users: Iterable[str], everybody: bool) -> tup
 
 
 def _shares(
-    client: Client, users: Iterable[str], active: list[JobRecord], everybody: bool, now: float
+    client: Client, users: Iterable[str], running: tuple[RunningView, ...], everybody: bool, now: float
 ) -> tuple[ShareRow, ...]:
     """Return the ranks in the fair-share tree; none without groups."""
     groups, reader = client.inventory.groups, client.reader
@@ -155,11 +166,11 @@ def _shares(
 
     from gpusched.queue.snapshots import usage_by_leaf
     from gpusched.sched.fairtree import places, tree_of
-    from gpusched.sched.tally import with_held
+    from gpusched.sched.tally import held_gpus, with_held
 
     usage = usage_by_leaf(reader, client.inventory, now) if reader else {}
-    leaf_of_job = ((leaf_of(job.user, groups.for_job(job.user, job.spec.group)), job) for job in active)
-    usage_and_running = with_held(usage, _held(leaf_of_job))
+    held = ((leaf_of(job.user, job.group), gpus) for job, gpus in held_gpus(running))
+    usage_and_running = with_held(usage, held)
     members = (leaf_of(user, group.name) for group in groups.groups for user in group.members)
     leaves = sorted({*usage_and_running, *members})
     tree = tree_of(groups, [split_leaf(leaf) for leaf in leaves])
@@ -173,12 +184,3 @@ def _shares(
             shares = group_entry.members.get(user, 1) if group_entry is not None else 1
             rows.append(ShareRow(group=group, user=user, shares=shares, gpu_hours=usage.get(leaf, 0.0), place=rank + 1))
     return tuple(rows)
-
-
-def _held(jobs: Iterable[tuple[str, JobRecord]]) -> Iterator[tuple[str, float]]:
-    """Yield the GPUs of jobs with their leaves: a slice counts as its share, a GPU that two have as half for each."""
-    held = [(leaf, job.spec.profile, job.allocation.parts) for leaf, job in jobs if job.allocation is not None]
-    holders = Counter((part.node, profile, gpu) for _, profile, parts in held for part in parts for gpu in part.gpus)
-    for leaf, profile, parts in held:
-        shares = sum(1 / holders[part.node, profile, gpu] for part in parts for gpu in part.gpus)
-        yield leaf, shares * gpus_counted(1, profile)

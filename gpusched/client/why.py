@@ -21,7 +21,7 @@ from gpusched.model import ids
 from gpusched.model.arrays import first_task_of, restricted_row, restricted_rows, split_task_ids
 from gpusched.model.indices import difference, intersection
 from gpusched.model.jobs import ENDED, JobRecord, JobSpec, JobState
-from gpusched.model.units import count_of
+from gpusched.model.units import count_of, format_duration
 from gpusched.views.jobs import idle_line, resizes_line
 from gpusched.views.why import Why
 
@@ -66,15 +66,13 @@ def _why(client: Client, job: JobRecord) -> Why:
         line = fallback.line if fallback is not None else _slice_fallback(client, job)
         return msgspec.structs.replace(explain_pending(client, job), warning=warning, fallback=line)
     partner, shared = sharing_of(client, job)
+    parts = (
+        _message(client, job), *_gpu_errors(client, job), shared and f"shares {shared}", idle_line(job, time.time())
+    )  # fmt: skip
     return Why(
         job=job,
         reason=job.reason,
-        message="; ".join(
-            filter(
-                None,
-                (_message(job), *_gpu_errors(client, job), shared and f"shares {shared}", idle_line(job, time.time())),
-            )
-        ),
+        message="; ".join(filter(None, parts)),
         partner=partner,
         next_steps=_steps(job),
         warning="" if job.state in ENDED else warning,
@@ -82,7 +80,7 @@ def _why(client: Client, job: JobRecord) -> Why:
     )
 
 
-def _message(job: JobRecord) -> str:
+def _message(client: Client, job: JobRecord) -> str:
     if job.state is JobState.COMPLETING:
         return f"ending ({job.message})" if job.message else "ending"
     if job.message:
@@ -93,11 +91,23 @@ def _message(job: JobRecord) -> str:
         return f"has {count_of(job.spec.gpus, 'GPU')}; resized {resizes_line(job)}"
     if job.state is JobState.FAILED and job.exit_code is not None:
         return f"its command exited with code {job.exit_code}"
-    return {
-        JobState.STARTING: "preparing its container (the image may still be downloading)"
-        if job.slurm is None
-        else f"{job.policy or 'its policy'} chose it; Slurm is starting it",
-    }.get(job.state, "")
+    if job.state is not JobState.STARTING:
+        return ""
+    if job.slurm is not None:
+        return f"{job.policy or 'its policy'} chose it; Slurm is starting it"
+    return _preparing(client, job)
+
+
+def _preparing(client: Client, job: JobRecord) -> str:
+    ranks = client.reader.ranks(job_id=job.id) if client.reader else []
+    since = [rank.launched_at for rank in ranks if rank.attempt == job.attempt and rank.launched_at is not None]
+    if not since:
+        return "preparing its container"
+    limit_s = client.inventory.settings.launch_timeout_s
+    return (
+        f"preparing its container for {format_duration(max(0.0, time.time() - min(since)))} (the image may still be "
+        f"downloading); given up and retried elsewhere after {format_duration(limit_s)}"
+    )
 
 
 def _gpu_errors(client: Client, job: JobRecord) -> list[str]:

@@ -55,7 +55,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     launch      create the rank's container by ``request``, and start it unless ``request.hold``
     start       start a rank that was launched with ``hold``: of a gang, when all its ranks are there
     signal      send ``signal``; before, write ``note``, if any, into its resize.json
-    collect     copy its output to ``destination`` (or finish ``rank.output``), and a function's result to ``result``
+    collect     copy its output to ``destination``, ``finish`` its own files, and copy a function's result to ``result``
     remove      remove the container and the rank's folder, and keep ``note``, if any, as the record of the attempt
     forget      remove the job's own folder
     answer      answer the request that the job made from inside, with ``note``
@@ -67,6 +67,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         node: Name of the node.
         rank: The rank's record; of a stray or a job's folder it is made up.
         destination, result: Paths on the controller's machine.
+        finish: The files that the job names for its output are made whole (`Runtime.finish_output`).
         readers: User ids that may read the collected output, the job's user first.
         check: The run of a check.
         for_idle: The signal is sent because the job's GPUs are idle; it is not one that asks the job to end.
@@ -81,6 +82,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
     destination: str | None = None
     result: str | None = None
+    finish: bool = False
     readers: tuple[int, ...] = ()
     check: CheckRun | None = None
     for_idle: bool = False

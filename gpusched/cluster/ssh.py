@@ -357,11 +357,11 @@ class SshCluster:
 
     def _collect(self, operation: Operation, runtime: Runtime, transport: Transport, ref: AttemptRef) -> str:
         caps, error = self._inventory.settings.logs, ""
-        if operation.rank.output is not None:
-            error = _run(transport, runtime.finish_output(ref), COLLECT_TIMEOUT_S)
-        elif operation.destination is not None:
+        if operation.destination is not None:
             log = Path(operation.destination)
             error = collect_log(transport, runtime.log(ref), log, caps, operation.readers)
+        if operation.finish and not error:
+            error = _run(transport, runtime.finish_output(ref), COLLECT_TIMEOUT_S)
         if operation.result is not None and not error:
             left = result(ref, operation.rank.attempt, operation.rank.rank)
             error = collect_log(transport, left, Path(operation.result), caps, operation.readers)

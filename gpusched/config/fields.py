@@ -536,6 +536,7 @@ SETTINGS: Fields = {
     "down_after_s": ("down_after_s", _number(0, _YEAR_S, "seconds")),
     "node_fail_after": ("node_fail_after_s", _seconds),
     "node_fail_after_s": ("node_fail_after_s", _number(0, _YEAR_S, "seconds")),
+    "launch_timeout": ("launch_timeout_s", whole_seconds),
     "grace": ("grace_s", whole_seconds),
     "grace_s": ("grace_s", _whole(0, _YEAR_S, "seconds")),
     "session_keep": ("session_keep_s", whole_seconds),

@@ -41,6 +41,7 @@ MAX_PRIORITY = 1_000_000_000
 MAX_COUNT = 1_000_000  # of nodes, GPUs, cores; sums over whole queues must stay within 64 bits
 MAX_MEMORY_MIB = 1 << 40
 MAX_DEPENDENCIES = 1000  # each is looked up in every cycle
+MAX_WAITING_DEPENDENCIES = 100_000  # of a user's pending jobs together
 MAX_SIZES = 1000
 MAX_NAMES = 10_000  # of nodes and GPU types
 SIGNALS = frozenset(

@@ -14,7 +14,14 @@ import msgspec
 from gpusched.config.accounts import priority_of, with_group_and_class
 from gpusched.config.reservations import check_use
 from gpusched.config.users import user_name
-from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, check_slices_exist, check_text, validate_spec
+from gpusched.config.validate import (
+    MAX_ARRAY_TASKS,
+    MAX_PRIORITY,
+    MAX_WAITING_DEPENDENCIES,
+    check_slices_exist,
+    check_text,
+    validate_spec,
+)
 from gpusched.controller.auditing import HOST, AuditTrail, entry_of
 from gpusched.controller.health import forgiven
 from gpusched.controller.promoting import PolicyCommandHandler
@@ -75,6 +82,7 @@ class CommandApplier:
         self._secrets_size: dict[str, int] = {}  # the same
         self._waiting: dict[str, tuple[int, int]] | None = None  # per user: jobs and bytes, read on first use
         self._queued_by_jobs: dict[str, int] = {}  # per user: pending jobs that were submitted by jobs
+        self._dependencies: dict[str, int] = {}  # per user: of pending jobs, read on first use
         self._handled = Counter[int]()  # per user: jobs that this cycle's commands are about
         self._queued_by_class = PendingJobLimits(store, inventory.quotas)
         self._audit = AuditTrail(store)
@@ -349,6 +357,7 @@ class CommandApplier:
         if command.array is not None and command.max_running is not None:
             self._store.set_meta(f"array_limit:{command.id}", str(command.max_running))
         self._queued[caller.name] = queued
+        self._add_dependencies(job)
         if requester is not None:
             self._queued_by_jobs[job.user] += job.count
         self._queued_by_class.add(job.user, job.spec, job.count)
@@ -367,6 +376,7 @@ class CommandApplier:
         self._programs_size.clear()
         self._secrets_size.clear()
         self._queued_by_jobs.clear()
+        self._dependencies.clear()
         self._queued_by_class = PendingJobLimits(self._store, self._inventory.quotas)
 
     @property
@@ -405,7 +415,23 @@ class CommandApplier:
                 f"{job.user} has {count} of {count_of(limit, 'pending job')}; {job.count} more exceed the limit "
                 "(settings.max_queued_jobs_per_user of inventory.yaml)"
             )
+        if job.spec.dependencies:
+            self._check_dependencies(job)
         return count + job.count, size
+
+    def _check_dependencies(self, job: JobRecord) -> None:
+        if job.user not in self._dependencies:
+            self._dependencies[job.user] = self._store.waiting_dependencies(job.user)
+        count, more = self._dependencies[job.user], len(job.spec.dependencies)
+        if count + more > MAX_WAITING_DEPENDENCIES:
+            raise CommandRefused(
+                f"{job.user}'s pending jobs have {count} of {MAX_WAITING_DEPENDENCIES} dependencies; {more} more "
+                "exceed the limit; depend on an array instead of each of its tasks"
+            )
+
+    def _add_dependencies(self, job: JobRecord) -> None:
+        if job.spec.dependencies:
+            self._dependencies[job.user] += len(job.spec.dependencies)
 
     def _check_queued_by_jobs(self, job: JobRecord) -> None:
         """Limit pending jobs submitted by jobs, so that a script that submits itself cannot fill the queue."""
@@ -533,6 +559,7 @@ class CommandApplier:
             except CommandRefused as error:
                 raise CommandRefused(f"job {job.id}: {error}") from None
             self._queued[requeued.user] = queued
+            self._add_dependencies(requeued)
             self._queued_by_class.add(requeued.user, requeued.spec, requeued.count)
             # It starts from scratch.
             fields = requeue_fields(message) | {

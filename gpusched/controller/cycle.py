@@ -47,7 +47,7 @@ from gpusched.model.attemptrecords import attempt_record
 from gpusched.model.events import Event
 from gpusched.model.health import to_requeue
 from gpusched.model.jobs import JobRecord, JobState
-from gpusched.model.outputs import expand_output
+from gpusched.model.outputs import expand_error, expand_output
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.model.slices import Cut
@@ -394,20 +394,24 @@ class Cycle:
         job = self._store.job(operation.rank.job_id)
         log = str(log_path(self._state, *operation.key)) if operation.rank.output is None else None
         left = str(result_path(self._state, *operation.key)) if job is not None and job.spec.function else None
-        if job is not None and _is_overwritten(job, operation.rank):
-            operation = msgspec.structs.replace(operation, rank=msgspec.structs.replace(operation.rank, output=None))
-        if log is None and left is None:
-            return operation
-        readers = readers_of(job, self.inventory)
-        return msgspec.structs.replace(operation, destination=log, result=left, readers=readers)
+        finish = _has_own_files(job, operation.rank)
+        readers = readers_of(job, self.inventory) if log is not None or left is not None else ()
+        return msgspec.structs.replace(operation, destination=log, result=left, finish=finish, readers=readers)
 
 
-def _is_overwritten(job: JobRecord, rank: RankRecord) -> bool:
-    """Return whether the file of a rank's output is a later attempt's by now, so that it must not be written anew."""
-    if rank.output is None or job.attempt <= rank.attempt or job.spec.append:
-        return False
+def _has_own_files(job: JobRecord | None, rank: RankRecord) -> bool:
+    """Return whether a rank's output has files of the job's which are not a later attempt's by now.
+
+    Those must not be written anew.
+    """
+    if job is None:
+        return rank.output is not None
+    files = {rank.output, expand_error(job, rank.rank, rank.node)} - {None}
+    if not files or job.attempt <= rank.attempt or job.spec.append:
+        return bool(files)
     parts = job.allocation.parts if job.allocation is not None else ()
-    return not parts or any(expand_output(job, part.rank, part.node) == rank.output for part in parts)
+    later = {expand(job, part.rank, part.node) for part in parts for expand in (expand_output, expand_error)}
+    return bool(parts) and files.isdisjoint(later)
 
 
 def _drained(records: Mapping[str, NodeRecord]) -> Set[str]:

@@ -12,7 +12,15 @@ from typing import Any
 import msgspec
 
 from gpusched.controller.escalating import TRIES_BEFORE_REMOVING, is_due, is_exhausted, stuck_event
-from gpusched.controller.ranks import RankStatus, ReconcileInput, ReconcileResult, is_idle, operation_on, update
+from gpusched.controller.ranks import (
+    RankStatus,
+    ReconcileInput,
+    ReconcileResult,
+    is_idle,
+    launch_timeout,
+    operation_on,
+    update,
+)
 from gpusched.model.events import Event
 from gpusched.model.jobs import Allocation, JobRecord, NodeAllocation, Resizes
 from gpusched.model.plan import Resize
@@ -119,11 +127,12 @@ def _join(step: ReconcileResult, s: RankStatus, inputs: ReconcileInput) -> bool:
         return False
     if s.phase == "unlaunched":
         step.to_launch += [s.rank] if is_idle(s, inputs) else []
-    if s.phase not in _ENDED:
+    late = launch_timeout(s, inputs)
+    if s.phase not in _ENDED and not late:
         return True
     size, finished = step.job.spec.gpus, s.phase == "exited" and s.rank.exit_code == 0
     error = " ".join((s.container.error or "").split()) if s.container is not None else ""
-    _drop(step, s, f"it could not join: {error or _lost(s) or s.phase}", inputs)
+    _drop(step, s, f"it could not join: {late or error or _lost(s) or s.phase}", inputs, ended=not late)
     if s.phase != "gone" and not finished:
         resizes = step.job.resizes or Resizes()
         unusable = tuple(dict.fromkeys((*resizes.unusable, size)))

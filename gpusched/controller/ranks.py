@@ -13,6 +13,7 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord, JobState, container_name
 from gpusched.model.readings import ContainerReading, NodeReading
 from gpusched.model.resources import Settings
+from gpusched.model.units import format_duration
 from gpusched.queue.store import NodeRecord, RankRecord
 
 
@@ -141,6 +142,17 @@ def _absence(rank: RankRecord, observation: NodeObservation | None, inputs: Reco
     if rank.launched_at is None:
         return "unlaunched"
     return "absent" if observation.began > rank.launched_at else "unknown"
+
+
+def launch_timeout(s: RankStatus, inputs: ReconcileInput) -> str:
+    """Return why a rank that is still being prepared, its image perhaps, is given up; "": it is waited for.
+
+    What it left behind is removed before the job may start elsewhere.
+    """
+    limit_s, since = inputs.settings.launch_timeout_s, s.rank.launched_at
+    if s.phase != "preparing" or since is None or inputs.now < since + limit_s:
+        return ""
+    return f"its container, or image, was not there within {format_duration(limit_s)} (settings.launch_timeout)"
 
 
 def update(step: ReconcileResult, rank: RankRecord, **changes: Any) -> RankRecord:

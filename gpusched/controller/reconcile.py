@@ -19,6 +19,7 @@ from gpusched.controller.ranks import (
     ReconcileInput,
     ReconcileResult,
     is_idle,
+    launch_timeout,
     operation_on,
     rank_key,
     rank_status,
@@ -50,6 +51,10 @@ def _starting(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileI
     for s in ranks:
         if s.phase == "failed":
             _launch_failed(step, s, inputs)
+            return
+        if why := launch_timeout(s, inputs):
+            # No evidence against the node, for a registry that hangs does so for all.
+            _node_fault(step, s, f"rank {s.rank.rank} on {s.rank.node} could not be launched: {why}", inputs)
             return
         if s.phase in ("lost", "absent"):
             why = "the launcher died" if s.phase == "lost" else "the node has no trace of the launch"

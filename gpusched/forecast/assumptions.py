@@ -30,11 +30,11 @@ _OUTCOME = {
 
 
 def why_never(snapshot: Snapshot, job: PendingView, reason: Reason) -> str:
-    """Return why no run starts the job."""
+    """Return why no run starts the job, as far as its ``reason`` does not say it."""
     if job.held_by:
         return "never while it is held"
     if reason.code in _NEVER:
-        return f"{_NEVER[reason.code]}: {reason.message}"
+        return _NEVER[reason.code]
     pending = {j.id: j for j in snapshot.pending}
     for dependency in job.spec.dependencies if job.dependency else ():
         other = pending.get(dependency.job_id)
@@ -43,7 +43,7 @@ def why_never(snapshot: Snapshot, job: PendingView, reason: Reason) -> str:
     if job.dependency:
         return "never unless its dependency starts"
     if job.spec.elastic is None and (limit := Rooms(snapshot).beyond(job)):
-        return f"never: {limit.message}"
+        return "never" if limit == reason else f"never: {limit.message}"
     return "too far ahead to predict"
 
 

@@ -227,6 +227,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         probe_timeout_s: A node that has not answered within it counts as not answering in this cycle.
         down_after_s: Without an answer for that long a node is DOWN (no new jobs).
         node_fail_after_s: DOWN for that long, its jobs end in NODE_FAIL (and are retried elsewhere if they may be).
+        launch_timeout_s: A launch whose container is not ready by then is given up, and the job retried elsewhere.
         grace_s: Between the first signal and the kill.
         session_keep_s: How long a job of ``gpusched run`` is kept without a terminal attached.
         max_retries: How often a job is started again after NODE_FAIL.
@@ -253,6 +254,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     probe_timeout_s: float = 20.0
     down_after_s: float = 60.0
     node_fail_after_s: float = 600.0
+    launch_timeout_s: int = 7200
     grace_s: int = 30
     session_keep_s: int = 600
     max_retries: int = 3

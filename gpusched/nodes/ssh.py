@@ -45,6 +45,7 @@ class SshTransport:
         self._settings = settings
         self._connecting = threading.Lock()
         self._connection: Connection | None = None
+        self._closed = False
 
     def run(self, script: RemoteScript, timeout_s: float) -> CommandResult:
         """See `gpusched.nodes.transport.Transport.run`; after a timeout the connection is made anew."""
@@ -65,7 +66,11 @@ class SshTransport:
                 _exit_code(connection, channel)
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Drop the connection for good; one that another thread is making is dropped by that."""
+        self._closed = True
+        self._drop()
+
+    def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.drop()
@@ -159,11 +164,14 @@ class SshTransport:
             raise TransportError("timeout", f"{self._node.name}: still connecting", "check the node")
         try:
             connection = self._connection
-            if connection is None or not connection.transport.is_active():
-                self.close()
+            if not self._closed and (connection is None or not connection.transport.is_active()):
+                self._drop()
                 target = resolve_node(self._node, self._settings)
                 connection = connect(target, self._settings, self._node.name, deadline)
                 self._connection = connection
+            if self._closed or connection is None:  # perhaps only since `connect` began
+                self._drop()
+                raise TransportError("unreachable", f"{self._node.name}: the connection was closed on this side")
             return connection
         finally:
             self._connecting.release()

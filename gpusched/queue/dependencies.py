@@ -34,6 +34,7 @@ class Dependencies:
         completed_tasks: Callable[[str, Sequence[int]], dict[int, bool]] | None = None,
     ) -> None:
         self._lookup = cache(lookup)
+        self._known: dict[tuple[str, str], Verdict] = {}  # of those that are the same for all jobs
         self._queue = queue
         self._ended_well = completed_tasks or self._ended_well_by_lookup
         self._of_name: dict[tuple[str, str], _SameName] | None = None
@@ -105,8 +106,10 @@ class Dependencies:
 
     def _evaluate_all(self, job: JobRecord, dependencies: Sequence[Dependency], index: int | None = None) -> Verdict:
         worst = ("", "")
+        index = job.array_index if index is None else index
         for dependency in dependencies:
-            verdict = self._evaluate(job, dependency, job.array_index if index is None else index)
+            key = dependency.job_id, dependency.kind._value_  # which has its hash, as the kind has not
+            verdict = self._known.get(key) or self._evaluate(job, dependency, index)
             if verdict[0] == "never":
                 return verdict
             if verdict[0]:
@@ -122,7 +125,10 @@ class Dependencies:
             return self._evaluate_jobs(dependency, f"{job.array_id}_{(index or 0) - 1}", before) if before else ("", "")
         if kind is DependencyKind.AFTERCORR and index is not None and self._partners(dependency):
             name = f"{name}_{index}"
-        return self._evaluate_jobs(dependency, name, self._lookup(name))
+        verdict = self._evaluate_jobs(dependency, name, self._lookup(name))
+        if kind is not DependencyKind.AFTERCORR:
+            self._known[name, kind._value_] = verdict
+        return verdict
 
     def _evaluate_jobs(self, dependency: Dependency, name: str, others: list[JobRecord]) -> Verdict:
         if not others:

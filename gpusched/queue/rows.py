@@ -251,6 +251,15 @@ class JobWrites(JobReads):
         query = "SELECT sum(tasks) FROM jobs WHERE user = ? AND state = 'PENDING' AND instr(data, ?)"
         return self._db.execute(query, (user, b'"asked_by":')).fetchone()[0] or 0  # in texts quotes are escaped
 
+    def waiting_dependencies(self, user: str) -> int:
+        """Return how many dependencies a user's pending jobs have; those of tasks that share a row count once."""
+        specs = "SELECT spec, count(*) AS rows FROM jobs WHERE user = :user AND state = 'PENDING' GROUP BY spec"
+        text = "cast(specs.data AS TEXT)"  # in it, quotes of values are escaped
+        count = f"(length({text}) - length(replace({text}, :key, ''))) / length(:key)"
+        query = f"SELECT sum(rows * ({count})) FROM ({specs}) JOIN specs ON digest = spec WHERE instr(specs.data, :key)"
+        values = {"user": user, "key": '"kind":"'}
+        return self._db.execute(query, values).fetchone()[0] or 0
+
     def submissions_with_secrets(self, user: str) -> set[str]:
         """Return the ids of a user's jobs and arrays that have secrets and have not ended."""
         states = (JobState.PENDING, *sorted(ACTIVE))

@@ -78,7 +78,7 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
     job = next(j for j in snapshot.pending if j.id == job_id)
     alone = SingleJobView(snapshot)
     own = ((node, free) for node, free in alone.nodes("free") if node.partition == job.spec.partition)
-    answer = ask(snapshot, job_id, job.spec.partition)
+    answer = _without_draws(snapshot, job, ask(snapshot, job_id, job.spec.partition))
     at = next((i for i, j in enumerate(answer.queue) if j.id == job_id), None)
     place = 0 if at is None else sum(1 + j.behind for j in answer.queue[:at])
     reason = ineligible(job, snapshot.now, snapshot.policies) or answer.reason or _FITS
@@ -116,6 +116,18 @@ def _by_slices(verdict: NodeVerdict, job: PendingView, snapshot: Snapshot) -> No
     units = compute_units(profile) or 1
     needs = f"a {profile} needs {units} next to each other" if units > 1 else f"there is no {profile} free"
     return replace(verdict, node=name, text=f"{there}{needs}, and a GPU is cut anew only when nothing runs on it")
+
+
+def _without_draws(snapshot: Snapshot, job: PendingView, answer: JobAnswer) -> JobAnswer:
+    """Return the answer with the limits that hold the job whatever the naive placement draws for others."""
+    drawn = {name for name, policy in snapshot.policies.items() if policy.place == "naive"}
+    if not answer.exceeded or not drawn:
+        return answer
+    others = tuple(one for one in snapshot.pending if one.id == job.id or one.spec.partition not in drawn)
+    found = ask(replace(snapshot, pending=others), job.id, job.spec.partition)
+    counted = {one.id for one in answer.queue} | ({job.id} if not found.exceeded else set())
+    queue = [one for one in answer.ordered if one.id in counted]
+    return answer._replace(reason=found.reason, exceeded=found.exceeded, queue=queue)
 
 
 _FITS = Reason(code=ReasonCode.POLICY, message="fits now; the next cycle can start it")

@@ -34,8 +34,10 @@ WITHOUT = (
 RESERVED = "the replay includes {} reservations of nodes"
 
 
-def history(since: str, until: str | None = None, *, vc: str | None = None, own: Inventory | None = None) -> Trace:
-    """Return this cluster's jobs submitted in [since, until): ``30d``, ``all``, or a time; ``own`` None: in force.
+def history(
+    since: str | None, until: str | None = None, *, vc: str | None = None, own: Inventory | None = None
+) -> Trace:
+    """Return this cluster's jobs submitted in [since, until); ``since``: as `parse_since`; ``own`` None: in force.
 
     Raises:
         NoHistory: There is no store yet, or no such job in it.
@@ -47,7 +49,9 @@ def history(since: str, until: str | None = None, *, vc: str | None = None, own:
         return own_history(own or own_inventory(), reader, since, until, vc)
 
 
-def own_history(own: Inventory | None, reader: Reader | None, since: str, until: str | None, vc: str | None) -> Trace:
+def own_history(
+    own: Inventory | None, reader: Reader | None, since: str | None, until: str | None, vc: str | None
+) -> Trace:
     """Return the same from an open inventory and store."""
     from gpusched.accounting.report import parse_since  # replays of traces start faster without these
     from gpusched.traces.own import own_jobs

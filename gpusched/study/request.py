@@ -331,8 +331,7 @@ def _traces(
         drawn = [replace(generate(request.workload, seed), name=request.workload.name) for seed in seeds]
         return [(cut(trace), (seed,)) for trace, seed in zip(drawn, seeds, strict=True)]
     if request.is_own:
-        since = "30d" if request.since is None else request.since
-        return [(own_history(inventory, reader, since, request.until, request.vc), seeds)]
+        return [(own_history(inventory, reader, request.since, request.until, request.vc), seeds)]
     return [
         (load(t, request.format, vc=request.vc, since=request.since, until=request.until, strict=request.strict), seeds)
         for t in request.traces

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.resizable import ResizableWorkload, WorkloadLog, drf_policy, run
+from gpusched.agents.common.resizable import ResizableWorkload, WorkloadLog, by_rule, run
 from gpusched.agents.describe import describe_weights
 from gpusched.agents.dl2 import learn as learning
 from gpusched.agents.dl2.agent import Player, prepare
@@ -458,7 +458,7 @@ def test_a_partition_s_workloads_end_as_their_speeds_say() -> None:
     most = [0]
 
     def policy(claims: Any, coming: int) -> Any:
-        chosen = drf_policy(claims)
+        chosen = by_rule("drf", claims)
         most[0] = max(most[0], int(chosen.sum()))
         return chosen
 

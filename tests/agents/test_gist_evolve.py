@@ -53,3 +53,17 @@ def test_candidates_come_in_mirrored_pairs_until_told() -> None:
     one = found.ask()
     assert one.tobytes() == found.ask().tobytes()
     assert np.allclose(one[:6] + one[6:], 2 * found.mean)
+
+
+def test_numbers_without_a_step_stay_and_the_others_are_searched_as_if_alone() -> None:
+    found = Evolution(np.array([1.0, 2.0, 3.0]), np.array([0.5, 0.0, 0.25]), 6, 0)
+    alone = Evolution(np.array([1.0, 3.0]), np.array([0.5, 0.25]), 6, 0)
+    for _ in range(5):
+        asked = found.ask()
+        assert (asked[:, 1] == 2.0).all()
+        assert asked[:, [0, 2]].tobytes() == alone.ask().tobytes()
+        assert found.distance(asked[0]) == alone.distance(asked[0, [0, 2]])
+        for one in (found, alone):
+            one.tell(asked[:, 0] ** 2 + asked[:, 2])
+    assert found.mean[[0, 2]].tobytes() == alone.mean.tobytes()
+    assert found.distance(np.array([2.0, 7.0, 3.0])) == 4.0

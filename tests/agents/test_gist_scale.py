@@ -10,6 +10,7 @@ import pytest
 
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.request import TrainerResult, TrainingProgress, TrainingReport, TrainJob
+from gpusched.agents.common.vector import to_arrays, to_vector
 from gpusched.agents.gist import scale
 from gpusched.agents.gist.networks import QUESTIONS, agent_of, heuristic
 from gpusched.agents.gist.train import train_agent
@@ -121,11 +122,10 @@ def test_it_trains_on_jobs_in_slices_by_their_share_of_a_gpu(tmp_path: Path) -> 
 
 def test_the_row_of_numbers_and_the_weights_are_the_same(tmp_path: Path) -> None:
     arrays = heuristic(3)
-    template = scale._Template(arrays, 3)
-    assert {n: a.tobytes() for n, a in template.arrays(template.values).items()} == {
-        n: a.tobytes() for n, a in arrays.items()
-    }
-    moved = template.arrays(template.values + 1)
+    shapes = {name: array.shape for name, array in arrays.items()}
+    begin, steps = to_vector(arrays, shapes), to_vector(scale._first_steps(arrays, 3), shapes)
+    assert {n: a.tobytes() for n, a in to_arrays(begin, shapes).items()} == {n: a.tobytes() for n, a in arrays.items()}
+    moved = to_arrays(begin + (steps > 0), shapes)
     for question, inputs in QUESTIONS.items():
         changed = moved[f"{question}.base"] != arrays[f"{question}.base"]
         assert {name for name, c in zip(inputs, changed, strict=True) if c} == set(scale.STEPS[question])

@@ -261,7 +261,7 @@ def test_usage(cli: Cli) -> None:
     assert "no job or trace given" in cli.predict(code=2)["error"]
     assert "need a job name" in cli.predict("--gpus", "2", code=2)["error"]
     tracefile.write(cli.folder / "t.gpt", habits(20))
-    refused = cli.predict(str(cli.folder / "t.gpt"), "--format", "gpusched", "--since", "2030-01-01", code=1)
+    refused = cli.predict(str(cli.folder / "t.gpt"), "--format", "gpusched", "--since", "2030-01-01", code=2)
     assert "no job was submitted since" in refused["error"]
 
 

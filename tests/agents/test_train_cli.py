@@ -209,6 +209,11 @@ def test_options_that_do_not_apply_are_refused(site: Site, words: str, said: str
     assert err.count("\n") == 1
 
 
+def test_options_are_checked_before_torch_is_loaded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpusched.agents.common.torch_.require", pytest.fail)
+    assert "none.csv" in site.call("dl2", "--trace", "none.csv", "-N", "1", code=2)
+
+
 def test_a_gpu_that_is_not_there_is_refused_before_any_work(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

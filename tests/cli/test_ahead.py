@@ -144,23 +144,23 @@ def test_held_dependent_and_drained(cluster: Cluster) -> None:
     stuck = cluster.why(cluster.wait(8, "1h", "--dependency", f"afterok:{held}"))["expected_start"]
     assert stuck["never"] == f"never while job {held}, on which it depends, is held"
     cluster.well("a1")
-    away = cluster.why(cluster.wait(16))["expected_start"]
-    assert away["never"].startswith("never unless nodes become available: ")
-    assert any("a1 (DRAINED: fan)" in a for a in away["assumptions"])
+    lost = cluster.wait(16)
+    assert cluster.why(lost)["expected_start"]["never"] == "never unless nodes become available"
+    assert cluster.site.call("why", lost).ok().out.count("a1 (DRAINED: fan)") == 1
 
 
 def test_a_job_beyond_a_limit_that_was_lowered_is_told_that_it_never_starts(cluster: Cluster) -> None:
     job = cluster.wait(8)
     cluster.site.inventory.write_text(INVENTORY + "limits: {each_user: {gpus: 4}}\n")
     answer = cluster.why(job)
-    never = f"never: limit of user {user_name(0)}: at most 4 GPUs at once; this job needs 8"
-    assert (answer["reason"], answer["expected_start"]["never"]) == ("AssocGrpGRES", never)
+    said = f"limit of user {user_name(0)}: at most 4 GPUs at once; this job needs 8"
+    assert (answer["reason"], answer["message"], answer["expected_start"]["never"]) == ("AssocGrpGRES", said, "never")
     advice = "cancel it and submit it with at most 4 GPUs (--gpus 4)"
     assert answer["next_steps"] == [advice, "check your limits: gpusched quota"]
     cluster.site.inventory.write_text(INVENTORY + "limits: {each_user: {gpus: 4, gpu_hours: 2}}\n")
     assert cluster.why(job)["next_steps"][0] == f"{advice} and a time limit of at most 0:30:00 (-t 0:30:00)"
     cluster.site.inventory.write_text(INVENTORY + "limits: {each_user: {gpus: 8, gpu_hours: 2}}\n")
-    assert cluster.why(job)["expected_start"]["never"].startswith("never: limit of user")
+    assert cluster.why(job)["expected_start"]["never"] == "never"
     assert cluster.why(job)["next_steps"][0].startswith("cancel it and submit it with a time limit of at most 0:15:00")
     assert "at the latest" not in cluster.site.call("why", job).ok().out
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -64,18 +65,40 @@ def test_what_one_has_of_ones_limits(site: Site) -> None:
     assert "theirs" in screen.out
 
 
-def test_a_slice_counts_as_its_share_of_a_gpu_in_ranks_as_it_does_live(site: Site) -> None:
-    """Three sevenths of a GPU are less than one GPU."""
-    for user, profile, gpus in ((ME, "1g.10gb", (0, 1, 2)), ("zoe", "", (7,))):
-        job = site.submit("--gpus", "1", "-p", "V100", "--", "true")
-        site.fold()
-        part = NodeAllocation(rank=0, node="dgx-1v-1", gpus=gpus, cores=1, memory_mib=1)
-        holds = {"start_time": time.time(), "allocation": Allocation(job, (part,))}
-        started = site.change(job, state=JobState.RUNNING, user=user, **holds)
-        asked = {"profile": profile, "gpus_per_node": len(gpus), "group": ""}
-        site.change(job, spec=msgspec.structs.replace(started.spec, **asked))
+def run(site: Site, user: str, gpus: tuple[int, ...], profile: str = "", limit: int = 600) -> None:
+    job = site.submit("--gpus", "1", "-p", "V100", "--", "true")
+    site.fold()
+    part = NodeAllocation(rank=0, node="dgx-1v-1", gpus=gpus, cores=1, memory_mib=1)
+    holds = {"start_time": time.time(), "allocation": Allocation(job, (part,))}
+    started = site.change(job, state=JobState.RUNNING, user=user, **holds)
+    asked = {"profile": profile, "gpus_per_node": len(gpus), "group": "", "time_limit_s": limit}
+    site.change(job, spec=msgspec.structs.replace(started.spec, **asked))
+
+
+@pytest.mark.parametrize(
+    ("own", "others"),
+    [([((0, 1, 2), "1g.10gb")], (7,)), ([((0, 1, 2), ""), ((0, 1, 2), "")], (4, 5, 6, 7))],
+    ids=["three sevenths of a GPU are less than one", "of GPUs that two share each has half"],
+)
+def test_ranks_count_parts_of_gpus_as_live(
+    site: Site, own: list[tuple[tuple[int, ...], str]], others: tuple[int, ...]
+) -> None:
+    for gpus, profile in own:
+        run(site, ME, gpus, profile)
+    run(site, "zoe", others)
     report = site.call("quota", "--all", "--json").ok().json
     assert [(one["user"], one["place"]) for one in report["shares"]] == [(ME, 1), ("zoe", 2)]
+
+
+def test_a_limit_frees_when_enough_slices_end(site: Site) -> None:
+    site.inventory.write_text(INVENTORY + LIMITS.replace("{gpus: 6,", "{gpus: 1,"))
+    for at, limit in enumerate((600, 1200)):
+        run(site, ME, (3 * at, 3 * at + 1, 3 * at + 2), "1g.10gb", limit)
+    rows = {(row["subject"], row["resource"]): row for row in site.call("quota", "--json").ok().json["rows"]}
+    row = rows[f"user {ME}", "gpus"]
+    assert row["used"] == pytest.approx(6 / 7)
+    left_s = datetime.fromisoformat(row["frees"]).timestamp() - time.time()
+    assert left_s > 600, "three slices of seven are not a GPU"
 
 
 def test_what_could_never_run_or_wait_is_refused_before_it_is_queued(site: Site) -> None:
@@ -107,7 +130,7 @@ def test_users_are_listed_only_in_classes_that_they_may_use(site: Site) -> None:
     # Who may use the class no more, but still has a job in it, is bounded by it until the job has run.
     job = site.submit("--gpus", "1", "-p", "V100", "-q", "high", "--", "true")
     site.fold()
-    site.change(job, state=JobState.RUNNING, start_time=time.time())
+    site.start(job)
     site.inventory.write_text(INVENTORY + text.replace("high: {", "high: {users: [zoe], "))
     found = [row["subject"] for row in site.call("quota", "--all", "--json").ok().json["rows"]]
     assert f"user {ME} in class high" in found

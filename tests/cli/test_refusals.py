@@ -71,6 +71,7 @@ COMPILING = "gpusched: compiling the simulator (once after installation or upgra
         ("metrics --listen x", "--listen x: not an address; such as 9836 or 0.0.0.0:9836"),
         ("status -s nan", "--state: there is no state 'nan' (available: PENDING, STARTING, RUNNING, COMPLETING, "
          "COMPLETED, FAILED, CANCELLED, TIMEOUT, OUT_OF_MEMORY, NODE_FAIL, PREEMPTED)"),
+        ("backup --list --to nowhere", "--to nowhere: there is no such folder"),
         ("backup --to t.csv", "no backup in {folder}/t.csv: Not a directory; choose another folder: --to, or "
          "settings.backup.to"),
         ("replay t.csv -P fifo -N 1 --outages latin1.csv", 
@@ -100,6 +101,7 @@ def test_a_digit_of_another_script_is_no_number_of_a_signal(site: Site) -> None:
 
 
 def test_a_check_that_finds_no_backups_fails(site: Site) -> None:
+    (site.folder / "none").mkdir()
     assert (
         site.call("backup", "--check", "--to", "none").code,
         site.call("backup", "--list", "--to", "none").code,

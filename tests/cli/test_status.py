@@ -28,7 +28,7 @@ from gpusched.queue.inbox import Inbox
 from gpusched.queue.lease import STANDBYS
 from gpusched.queue.presence import COMPILING, FILE, announce, controller_of, controller_presence
 from gpusched.queue.snapshots import _unavailable
-from gpusched.queue.store import INVENTORY_TROUBLE, NodeRecord, Reader, Store
+from gpusched.queue.store import INVENTORY_TROUBLE, NodeRecord, RankRecord, Reader, Store
 from tests.cli.conftest import GPUSCHED, INVENTORY, Site
 
 KEYS = {
@@ -474,6 +474,21 @@ def test_why_pending(site: Site) -> None:
     text = site.run("why", job_id).ok().out
     assert "ReqNodeNotAvail" in text
     assert "dgx-1v-2" in text
+
+
+def test_why_says_how_long_containers_may_still_be_prepared(site: Site) -> None:
+    job_id = site.submit()
+    site.fold()
+    site.start(job_id)
+    site.change(job_id, state=JobState.STARTING, start_time=None)
+    since = time.time() - 600
+    rank = RankRecord(job_id=job_id, attempt=1, rank=0, node="dgx-1v-1", runtime="podman", launched_at=since)
+    store = Store.create_or_open(site.state)
+    store.put_ranks([rank])
+    store.close()
+    text = " ".join(site.call("why", job_id).ok().out.split())
+    assert "is STARTING: preparing its container for 0:10:0" in text
+    assert "given up and retried elsewhere after 2:00:00" in text
 
 
 def test_why_held_and_dependent(site: Site) -> None:

@@ -94,7 +94,7 @@ BAD = {
     "unknown setting": (in_settings("tik: 5s"), ":2: settings.tik: found an unknown key, expected one of admins, "
                         "allowed_mounts, auto_promote, backup, capabilities, connect_timeout, connect_timeout_s, currency, "
                         "down_after, down_after_s, events, fairshare_half_life, fairshare_half_life_s, grace, grace_s, "
-                        "idle, image_transports, job_dirs, keep_reports, keep_reports_s, known_hosts, logs, max_queued_jobs_by_jobs, "
+                        "idle, image_transports, job_dirs, keep_reports, keep_reports_s, known_hosts, launch_timeout, logs, max_queued_jobs_by_jobs, "
                         "max_queued_jobs_per_user, max_queued_size_per_user, max_retries, network, node_fail_after, "
                         "node_fail_after_s, "
                         "power_price, power_price_per_kwh, probe_timeout, probe_timeout_s, retrain_days, root_jobs, session_keep, session_keep_s, shared, "

@@ -26,7 +26,7 @@ from gpusched.model.commands import (
     Submit,
 )
 from gpusched.model.health import Condition, NodeHealth
-from gpusched.model.jobs import JobState, Mount
+from gpusched.model.jobs import Dependency, DependencyKind, JobState, Mount
 from gpusched.queue.inbox import MAX_COMMAND_BYTES
 from gpusched.queue.store import UsageRow
 from tests.builders import spec
@@ -509,6 +509,25 @@ def test_a_users_waiting_jobs_are_bounded(world: InboxWorld) -> None:
     assert len([c for c in together if world.store.job(c.id)]) == 2, "also what is folded at once is counted"
     world.say(Cancel(time=NOW, job_ids=(first.id,)), ALICE)
     assert world.say(submission(world), ALICE) == ""
+
+
+@needs_root
+def test_the_dependencies_of_a_users_waiting_jobs_are_bounded(
+    world: InboxWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpusched.controller.commandfiles.MAX_WAITING_DEPENDENCIES", 5)
+    others = tuple(Dependency(DependencyKind.AFTEROK, world.submit()) for _ in range(2))
+    ended = world.submit(ALICE, dependencies=others)
+    world.put(ended, JobState.FAILED, end_time=NOW)
+    for fields in ({"array": (1, 2, 3)}, {"comment": '"kind":"x"'}):
+        assert world.say(submission(world, dependencies=others, **fields), ALICE) == ""
+    says = (
+        f"{ALICE}'s pending jobs have 4 of 5 dependencies; 2 more exceed the limit; depend on an array instead of each "
+        "of its tasks"
+    )
+    assert world.say(submission(world, dependencies=others), ALICE) == says
+    assert world.say(Requeue(time=NOW, job_ids=(ended,)), ALICE) == f"job {ended}: {says}"
+    assert world.say(submission(world), ALICE) == world.say(submission(world, dependencies=others), BOB) == ""
 
 
 def test_what_comes_back_counts_among_a_users_waiting_jobs(world: InboxWorld) -> None:

@@ -379,6 +379,24 @@ def test_each_rank_of_a_gang_is_launched_with_the_gpus_of_its_own_node(site: Sit
     assert {node: next(b for b in boxes[node] if small not in b[0]) for node in given} == given
 
 
+def test_a_pull_that_hangs_is_ended_before_the_job_is_tried_elsewhere(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as hangs:
+        hangs.setattr(site.world, "progress", lambda: None)
+        job = site.submit()
+        site.turn(4, 1200)
+        assert (site.state_of(job), site.job(job).attempt) == ("STARTING", 1)
+        site.turn(1, 7200)
+        assert site.state_of(job) == "COMPLETING"
+        site.turn(2)
+    assert site.state_of(job) == "PENDING"
+    assert [box for host in site.world.hosts.values() for box in host.boxes.values()] == []
+    site.turn(4, 10)
+    ((host, _),) = site.world.running()
+    assert (host.name, site.world.starts) == ("n1", [container_name(job, 2, 0)])
+
+
 def test_a_gang_that_a_node_cannot_start_goes_elsewhere(site: Site) -> None:
     """Each try fails: not for ever, not with an event for each, and not the job's fault."""
     job = site.submit(spec=spec(nodes=2))
@@ -399,22 +417,23 @@ def test_a_gang_that_a_node_cannot_start_goes_elsewhere(site: Site) -> None:
     assert found.state == JobState.RUNNING
 
 
-@pytest.mark.parametrize(("output", "append", "written"), [
-    ("/data/out", False, None), ("/data/out", True, "/data/out"), ("/data/%N", False, "/data/n0"),
-])  # fmt: skip
+@pytest.mark.parametrize("files", [("output",), ("error",), ("output", "error")], ids="+".join)
+@pytest.mark.parametrize(
+    ("path", "append", "written"), [("/data/out", False, False), ("/data/out", True, True), ("/data/%N", False, True)]
+)
 def test_a_node_that_comes_back_does_not_overwrite_the_output_of_the_next_attempt(
-    site: Site, output: str, append: bool, written: str | None
+    site: Site, files: tuple[str, ...], path: str, append: bool, written: bool
 ) -> None:
     """Its follower died with it, so it would write the file anew: on a shared disk, the one that is being written."""
-    collected, carry_out = list[tuple[int, str | None]](), site.world.carry_out
+    collected, carry_out = list[tuple[int, bool, bool]](), site.world.carry_out
 
     def noted(operation: Operation) -> str:
         if operation.verb == "collect":
-            collected.append((operation.rank.attempt, operation.rank.output))
+            collected.append((operation.rank.attempt, operation.finish, operation.destination is not None))
         return carry_out(operation)
 
     site.world.carry_out = noted  # type: ignore[method-assign]
-    site.submit(spec=spec(output=output, append=append))
+    site.submit(spec=spec(append=append, **{name: f"{path}.{name}" for name in files}))
     site.turn(3)
     ((host, _),) = site.world.running()
     assert host.name == "n0"
@@ -423,11 +442,12 @@ def test_a_node_that_comes_back_does_not_overwrite_the_output_of_the_next_attemp
     assert len(site.world.starts) == 2
     host.up = True
     site.turn(6)
-    assert collected == [(1, written)]
-    ((other, box),) = site.world.running()
+    is_kept = "output" not in files
+    assert collected == [(1, written, is_kept)]
+    ((_, box),) = site.world.running()
     site.world.end(box, 0)
     site.turn(3)
-    assert collected[1:] == [(2, output.replace("%N", other.name))]
+    assert collected[1:] == [(2, True, is_kept)]
 
 
 def test_an_attempt_of_which_another_rank_failed_at_the_end_has_failed_as_its_job_has(site: Site) -> None:

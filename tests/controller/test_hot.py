@@ -246,6 +246,23 @@ def test_a_rank_that_cannot_be_launched_leaves_the_job_as_it_was(site: Site) -> 
     assert site.events(job, "rank_left")[0]["message"].endswith("it could not join: killed")
 
 
+def test_a_rank_that_is_not_there_in_time_is_removed_and_the_job_goes_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.cycle.inventory = msgspec.structs.replace(
+        site.cycle.inventory, settings=msgspec.structs.replace(site.cycle.inventory.settings, launch_timeout_s=60)
+    )
+    job = running(site, 2, 4)
+    monkeypatch.setattr(site.world, "progress", lambda: None)
+    with_room(site, job)
+    site.turn(2)
+    assert site.ranks(job) == [0, 1]
+    site.turn(4, 31)
+    assert (site.job(job).state, site.ranks(job)) == (JobState.RUNNING, [0])
+    assert len([box for host in site.world.hosts.values() for box in host.boxes.values()]) == 1
+    assert "it could not join: its container, or image, was not there" in site.events(job, "rank_left")[0]["message"]
+
+
 def test_its_time_limit_is_that_of_rank_0(site: Site) -> None:
     job = running(site, 2, 4)
     limit = site.job(job).spec.time_limit_s

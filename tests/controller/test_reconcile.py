@@ -14,7 +14,7 @@ from gpusched.model.jobs import Ending, JobRecord, JobState, Preemptions
 from gpusched.model.readings import NodeReading
 from gpusched.queue.store import FailedLaunch, NodeRecord
 from tests.builders import spec
-from tests.controller.reconciling import ID, NOW, ending, job, ranks, says, silent, verbs, world
+from tests.controller.reconciling import ID, NOW, SETTINGS, ending, job, ranks, says, silent, verbs, world
 
 # -- STARTING
 
@@ -41,6 +41,19 @@ def test_an_answer_from_before_the_launch_says_nothing() -> None:
 def test_a_long_pull_is_waited_for() -> None:
     step = reconcile_job(job(JobState.STARTING), ranks(), world(says("preparing")))
     assert (step.job.state, step.operations) == (JobState.STARTING, [])
+
+
+def test_a_start_that_takes_too_long_is_removed_and_only_then_tried_elsewhere() -> None:
+    late = ranks(2, launched_at=NOW - SETTINGS.launch_timeout_s)
+    step = reconcile_job(job(JobState.STARTING, 2), late, world(says("ready"), says("preparing", 1)))
+    assert (step.job.state, ending(step).outcome, step.job.excluded_nodes) == (
+        JobState.COMPLETING, JobState.NODE_FAIL, ("n1",),
+    )  # fmt: skip
+    assert step.launch_failed is None, "no evidence against its node"
+    assert verbs(step) == [("remove", 0, None), ("remove", 1, None)]
+    again = reconcile_job(step.job, late, world(says(None), says(None, 1)))
+    assert (again.job.state, again.job.retries) == (JobState.PENDING, 1)
+    assert "not there within 2:00:00 (settings.launch_timeout)" in again.job.message
 
 
 @pytest.mark.parametrize("phase", ["running", "exited"])

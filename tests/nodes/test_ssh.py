@@ -272,6 +272,24 @@ def test_a_stream_that_is_lost_later_than_it_had_to_open_says_that_the_connectio
     assert caught.value.kind == "ssh"
 
 
+def test_a_connection_that_is_made_while_its_node_leaves_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped, made = list[bool](), list[bool]()
+
+    def connect(*_: object) -> SimpleNamespace:
+        made.append(True)
+        transport.close()
+        return SimpleNamespace(transport=None, drop=lambda: dropped.append(True))
+
+    node = Node(name="dgx001", partition="p", address="a", gpus=0, cores=1, memory_mib=1, runtime=RuntimeName.PROCESS)
+    transport = ssh.SshTransport(node, Settings())
+    monkeypatch.setattr(ssh, "resolve_node", lambda *_: None)
+    monkeypatch.setattr(ssh, "connect", connect)
+    for _ in range(2):
+        with pytest.raises(TransportError, match="dgx001: the connection was closed on this side"):
+            transport.run(sh("true"), 10)
+    assert (made, dropped) == ([True], [True])
+
+
 class AfterTheClose:
     """Holds messages back until paramiko's thread has sent its close and sshd has seen it; half a second at the most.
 

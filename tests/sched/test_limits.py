@@ -91,6 +91,21 @@ def test_explain_says_the_same(world: tuple[Snapshot, Quotas, Past]) -> None:
             assert found.code not in LIMITS
 
 
+def test_explain_knows_no_draws_of_the_naive_placement() -> None:
+    """By first fit `a` would start, and take what is left of the limit."""
+    busy = [running(user, {node: gpus}, NOW + 60, user=user)
+            for user, node, gpus in (("bob", "n0", tuple(range(8))), ("alice", "n1", (0,)))]  # fmt: skip
+    jobs = [pending("a", 2), pending("b", 2, submit=1.0), pending("c", 4, submit=2.0)]
+    world = snapshot([node("n0"), node("n1")], jobs, busy, place="naive", backfill="skip")
+    world = bounded(world, Quotas(each=Limits(gpus=4)))
+    unlucky = next(snap for seed in range(1000) if not decide(snap := replace(world, seed=seed)).actions)
+    plan = decide(unlucky)
+    assert plan.reasons["c"].message.startswith("limit of user alice: 1 of 4 GPUs in use; this job needs 4")
+    assert explain(unlucky, "c").reason == plan.reasons["c"]
+    found = explain(unlucky, "b")
+    assert (found.reason.code, found.position, found.beside) == (plan.reasons["b"].code, 2, "")
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(limited(), st.lists(st.integers(-3, 9), min_size=1))
 def test_what_is_left_along_a_chain_says_what_each_bound_says(

@@ -66,9 +66,13 @@ def test_the_replay_s_first_decision_is_the_live_one(snap: Snapshot, count: int,
     """Jobs that all wait for empty nodes, under any weights."""
     numbers = untrained(0) if seed == 0 else np.random.default_rng(seed).normal(0, 0.3, vector_size(SHAPES))
     numbers = numbers.astype(np.float32).astype(np.float64)
+    most = len(snap.nodes)  # a replay has a job that asks for more on fewer (`sim.pool`), the controller never
+    specs = [
+        changed(job.spec, max_spread="", placement_wait_s=None, nodes=min(job.spec.nodes, most)) for job in snap.pending
+    ]
     pending = tuple(
-        changed(job, submit_time=LATE, id=f"j{i}", spec=changed(job.spec, max_spread="", placement_wait_s=None))
-        for i, job in enumerate(snap.pending)
+        changed(job, submit_time=LATE, id=f"j{i}", spec=spec)
+        for i, (job, spec) in enumerate(zip(snap.pending, specs, strict=True))
     )
     asked = by_agents(changed(snap, running=(), pending=pending), count)
     plan = decide(asked, dict.fromkeys(asked.policies, weights(numbers)))

@@ -244,7 +244,7 @@ _WITHOUT_LIMITS = "the record was made under limits of users, groups or classes;
 def _history(request: TrainRequest, inventory: Inventory) -> Trace | None:
     """Return this cluster's own jobs; None: there are none yet."""
     try:
-        trace = _kept(request, history(request.since or "30d", request.until, own=inventory))
+        trace = _kept(request, history(request.since, request.until, own=inventory))
     except NoHistory:
         return None
     return replace(trace, notes=(_WITHOUT_LIMITS, *trace.notes)) if limited(inventory) else trace

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TypeVar
 
 import numpy as np
 
+from gpusched.agents.common.vector import Shapes
 from gpusched.config.weights import Arrays
 from gpusched.sched.state import Floats
 
@@ -22,14 +23,15 @@ class Evolution:
     state as arrays and `restore` takes it, so that a search continues after a kill bit for bit.
 
     Args:
-        mean: ``float64[n]``: the initial mean.
-        scale: ``float64[n]``: the initial standard deviation of each coordinate, in its units.
+        start: ``float64[numbers]``: the initial mean.
+        steps: ``float64[numbers]``: the initial standard deviation of each, in its units; 0: it stays as it is.
         population: Candidates per generation.
         seed: Of the random draws.
     """
 
-    def __init__(self, mean: Floats, scale: Floats, population: int, seed: int) -> None:
-        n, parents = len(mean), population // 2
+    def __init__(self, start: Floats, steps: Floats, population: int, seed: int) -> None:
+        self._start, self._searched = start.astype(np.float64), steps > 0.0
+        n, parents = int(self._searched.sum()), population // 2
         weights = np.log(population / 2 + 0.5) - np.log(np.arange(1, parents + 1))
         self._weights = weights / weights.sum()
         self._mu = 1.0 / float((self._weights**2).sum())
@@ -40,8 +42,7 @@ class Evolution:
         self._one_rate = 2 / ((n + 1.3) ** 2 + mu)
         self._rank_rate = min(1 - self._one_rate, 2 * (mu - 2 + 1 / mu) / ((n + 2) ** 2 + mu))
         self._length = np.sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n * n))
-        self._scale, self._population, self._seed = scale, population, seed
-        self._origin = mean.astype(np.float64)
+        self._scale, self._population, self._seed = steps[self._searched], population, seed
         self._mean, self._sigma = np.zeros(n), np.ones(1)
         self._covariance, self._path, self._shape_path = np.eye(n), np.zeros(n), np.zeros(n)
         self._generation = np.zeros(1, np.int64)
@@ -49,13 +50,18 @@ class Evolution:
     @property
     def mean(self) -> Floats:
         """The current mean, in the caller's units."""
-        mean: Floats = self._origin + self._scale * self._mean
+        mean: Floats = self._in_units(self._mean[None])[0]
         return mean
 
-    @property
-    def scale(self) -> Floats:
-        """The initial standard deviation of each coordinate."""
-        return self._scale
+    def _in_units(self, searched: Floats) -> Floats:
+        """Return all numbers of points in the search's coordinates, one a row."""
+        found = np.repeat(self._start[None], len(searched), axis=0)
+        found[:, self._searched] += self._scale * searched
+        return found
+
+    def distance(self, numbers: Floats) -> float:
+        """Return the squared distance from the start, in first steps."""
+        return float(np.square((numbers - self._start)[self._searched] / self._scale).sum())
 
     @property
     def generation(self) -> int:
@@ -68,9 +74,8 @@ class Evolution:
         return float(self._sigma[0])
 
     def ask(self) -> Floats:
-        """Return this generation's candidates, ``float64[population, n]``; the same until `tell`."""
-        candidates: Floats = self._origin + self._scale * (self._mean + self._sigma[0] * self._draws()[1])
-        return candidates
+        """Return this generation's candidates, ``float64[population, numbers]``; the same until `tell`."""
+        return self._in_units(self._mean + self._sigma[0] * self._draws()[1])
 
     def _draws(self) -> tuple[Floats, Floats]:
         """Return this generation's draws, before and after scaling by the root of the covariance."""
@@ -118,6 +123,11 @@ class Evolution:
         """Restore the state returned by `state`."""
         for name in self.state():
             setattr(self, name.replace("search.", "_"), np.array(state[name]))
+
+
+def first_steps(shapes: Shapes, of: Mapping[str, float]) -> Floats:
+    """Return the ``steps`` of a search over named arrays: of each one's numbers; 0 for those that stay."""
+    return np.concatenate([np.full(int(np.prod(shape)), of.get(name, 0.0)) for name, shape in shapes.items()])
 
 
 def mean_costs(

@@ -19,7 +19,7 @@ from gpusched.compiled import jit
 from gpusched.errors import UsageError
 from gpusched.model.units import count_of
 from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, OTHERS, TOTAL, Claims, new_claims
-from gpusched.sched.sizing.rules import DRF, wish
+from gpusched.sched.sizing.rules import RULES, wish
 from gpusched.sched.sizing.settle import speed_at
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.engine.state import ARRIVED
@@ -142,9 +142,9 @@ def workload_log(job: TrainJob, size_range: SizeRange) -> tuple[WorkloadLog, dic
     return log, about
 
 
-def drf_policy(claims: Claims, coming: int = 0) -> Ints:
-    """Choose sizes by DRF, the baseline of an agent during training."""
-    wish(DRF, claims)
+def by_rule(rule: str, claims: Claims) -> Ints:
+    """Choose sizes by a rule, which an agent imitates in training, or is compared with."""
+    wish(RULES[rule], claims)
     chosen: Ints = claims.jobs["wished"][: claims.number[COUNT]].copy()
     return chosen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import warnings
 from io import BytesIO
@@ -28,7 +29,17 @@ def require(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise GpuschedError(f"training needs {name}, which is not installed", EXTRA) from None
+        raise _missing(name) from None
+
+
+def check_installed(name: str) -> None:
+    """Raise the same where a module is not installed, without importing it: torch takes seconds."""
+    if importlib.util.find_spec(name) is None:
+        raise _missing(name)
+
+
+def _missing(name: str) -> GpuschedError:
+    return GpuschedError(f"training needs {name}, which is not installed", EXTRA)
 
 
 def check_device(device: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpusched.agents.common.recorded import RecordedDecision, by_policy, recorded_decisions
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, settings_of
-from gpusched.agents.common.resizable import ResizableWorkload, SizeRange, WorkloadLog, drf_policy, run, workload_log
+from gpusched.agents.common.resizable import ResizableWorkload, SizeRange, WorkloadLog, by_rule, run, workload_log
 from gpusched.agents.dl2.decide import Actor, Tape
 from gpusched.agents.dl2.history import MIN_DECISIONS, agreement, record
 from gpusched.agents.dl2.learn import Dl2Recipe, Recording, learn
@@ -20,8 +20,8 @@ from gpusched.agents.dl2.weights import arrays_of
 from gpusched.errors import UsageError
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import count_of
-from gpusched.sched.sizing.question import COUNT, Claims
-from gpusched.sched.sizing.rules import RULES, wish
+from gpusched.sched.sizing.question import Claims
+from gpusched.sched.sizing.rules import RULES
 from gpusched.sched.state import Ints
 
 
@@ -66,7 +66,7 @@ class PartitionWorld:
 
         def policy(claims: Claims, coming: int) -> Ints:
             slots.append(int(tape.number[0]))
-            teacher = _by_rule(self._warm_up.rule, claims) if imitate else NO_TEACHER
+            teacher = by_rule(self._warm_up.rule, claims) if imitate else NO_TEACHER
             return choose(prepared, claims, Learning(tape, explore, teacher, float(coming), self._log.restart))
 
         run(workload, policy, self._log.restart)
@@ -85,16 +85,9 @@ class PartitionWorld:
         prepared = LiveActor(actor, 1.0) if actor is not None else None
 
         def policy(claims: Claims, coming: int) -> Ints:
-            return choose(prepared, claims, None) if prepared is not None else drf_policy(claims)
+            return choose(prepared, claims, None) if prepared is not None else by_rule("drf", claims)
 
         return float((run(workload, policy, self._log.restart) - workload.submit).mean())
-
-
-def _by_rule(rule: str, claims: Claims) -> Ints:
-    """Return the sizes that a rule chooses."""
-    wish(RULES[rule], claims)
-    chosen: Ints = claims.jobs["wished"][: claims.number[COUNT]].copy()
-    return chosen
 
 
 def _warm_up(job: TrainJob, hyper: Dl2TrainSettings, slot_s: float) -> tuple[WarmUp, str]:

@@ -14,13 +14,12 @@ import numpy as np
 
 from gpusched.agents.common.evolve import Evolution
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, settings_of
-from gpusched.agents.common.vector import to_arrays, to_vector
+from gpusched.agents.common.vector import Shapes, to_arrays, to_vector
 from gpusched.agents.gist.networks import PATIENCE_S, QUESTIONS, STARTS, start
 from gpusched.config.weights import Arrays, TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.slicetables import GPU_PARTS
 from gpusched.model.units import count_of
-from gpusched.sched.state import Floats
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
@@ -131,17 +130,18 @@ class ScaleTraining:
         """Run the search from its start, or from its checkpoint, to its end."""
         settings = self._settings
         name, first, cost = self._best_start()
-        template = _Template(first, settings.width)
-        search = Evolution(template.values, template.steps, settings.population, self._job.seed)
-        initial_cost, best, since = cost, template.values, 0
+        shapes = {name: array.shape for name, array in first.items()}
+        begin, steps = to_vector(first, shapes), to_vector(_first_steps(first, settings.width), shapes)
+        search = Evolution(begin, steps, settings.population, self._job.seed)
+        initial_cost, best, since = cost, begin, 0
         if (saved := self._job.checkpoint.load()) is not None:
             arrays, state = saved
             search.restore(arrays)
             best, cost, since = np.asarray(arrays["best"], np.float64), state["cost"], state["since"]
         while search.generation < settings.generations and since < settings.give_up:
-            median_cost = self._generation(search, template)
+            median_cost = self._generation(search, shapes)
             if search.generation % settings.validate_every == 0:
-                now = self._cost(template.arrays(search.mean), self._validation)
+                now = self._cost(to_arrays(search.mean, shapes), self._validation)
                 best, cost, since = (search.mean, now, 0) if now < cost else (best, cost, since + 1)
             if self._job.checkpoint.due():
                 self._job.checkpoint.save({**search.state(), "best": best}, {"cost": cost, "since": since})
@@ -153,11 +153,11 @@ class ScaleTraining:
         )
         about = {"knows": "limit", "backfill": "easy", "patience_s": str(self._patience_s), "variant": "scale"}
         return TrainerResult(
-            arrays=template.arrays(best), about=about, score=-cost, hyper_parameters=asdict(settings), notes=(note,),
+            arrays=to_arrays(best, shapes), about=about, score=-cost, hyper_parameters=asdict(settings), notes=(note,),
             untrained=first,
         )  # fmt: skip
 
-    def _generation(self, search: Evolution, template: _Template) -> float:
+    def _generation(self, search: Evolution, shapes: Shapes) -> float:
         """Run one generation; return the median cost of its candidates."""
         count = self._settings.traces
         seeds = [self._job.seed * 10_007 + search.generation * count + i + 1 for i in range(count)]
@@ -166,7 +166,7 @@ class ScaleTraining:
             for seed in seeds
             for k, pool in enumerate(self._pools)
         ]
-        costs = np.array([self._cost(template.arrays(x), workloads) for x in search.ask()])
+        costs = np.array([self._cost(to_arrays(x, shapes), workloads) for x in search.ask()])
         search.tell(costs)
         return float(np.median(costs))
 
@@ -224,26 +224,13 @@ def _pools(job: TrainJob, settings: ScaleSettings) -> list[Pool]:
     return [own, *(Pool.of([like] * size) for size in sizes if size != len(own))]
 
 
-class _Template:
-    """The weights as one vector: the linear parts that have a step size and, with a width, the networks.
-
-    Attributes:
-        values: ``float64[n]``: the start. steps: ``float64[n]``: initial step sizes.
-    """
-
-    def __init__(self, arrays: Arrays, width: int) -> None:
-        self._shapes = {name: array.shape for name, array in arrays.items()}
-        step_arrays: Arrays = {}
-        for name, array in arrays.items():
-            question, _, part = name.partition(".")
-            steps = [STEPS[question].get(x, 0.0) for x in QUESTIONS[question]] if part == "base" else None
-            step_arrays[name] = np.array(steps) if steps else np.full(array.shape, _STEP_OF_NETS if width > 0 else 0.0)
-        self._start, step_vector = to_vector(arrays, self._shapes), to_vector(step_arrays, self._shapes)
-        self._learned = step_vector > 0.0
-        self.values, self.steps = self._start[self._learned], step_vector[self._learned]
-
-    def arrays(self, values: Floats) -> Arrays:
-        """Return the weights of a vector."""
-        vector = self._start.copy()
-        vector[self._learned] = values
-        return to_arrays(vector, self._shapes)
+def _first_steps(arrays: Arrays, width: int) -> Arrays:
+    """Return the initial step of every weight; 0: it is not learned. With a width all of the networks are."""
+    steps: Arrays = {}
+    for name, array in arrays.items():
+        question, _, part = name.partition(".")
+        if part == "base":
+            steps[name] = np.array([STEPS[question].get(x, 0.0) for x in QUESTIONS[question]])
+        else:
+            steps[name] = np.full(array.shape, _STEP_OF_NETS if width > 0 else 0.0)
+    return steps

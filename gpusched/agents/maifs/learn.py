@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.common.evolve import Evolution, mean_costs
+from gpusched.agents.common.evolve import Evolution, first_steps, mean_costs
 from gpusched.agents.common.vector import round_to_float32
 from gpusched.agents.maifs.engine import simulate, simulate_agent
 from gpusched.agents.maifs.kinds import MaifsJobClasses, maifs
-from gpusched.agents.maifs.network import POWERS, linear_part, untrained, with_power
+from gpusched.agents.maifs.network import POWERS, SHAPES, untrained, with_power
 from gpusched.agents.maifs.rules import GREEDY
 from gpusched.agents.maifs.workloads import draw
 from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, world_of
@@ -24,7 +24,7 @@ from gpusched.traces.trace import Trace
 _PARTS = (0.6, 1.0)
 _NEVER = 3.0  # what it costs to move jobs about so that they need a quarter more decisions
 _CHOOSE = 500_000  # seeds to choose checkpoints with; those to learn from count up from 1
-_SEARCHED = linear_part(job=0.3, group=0.1, bold=0.2)
+_FIRST_STEPS = {"job.skip": 0.3, "group.skip": 0.1, "bold": 0.2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +80,14 @@ def learn(
         begun = mean_costs(pool, _cost, starts, held_out)
         best = begin = starts[int(begun.argmin())]
         course = [(0, float(begun[0])), (0, float(begun.min()))]
-        search = Evolution(begin[_SEARCHED.which], _SEARCHED.scale, settings.population, seed)
+        search = Evolution(begin, first_steps(SHAPES, _FIRST_STEPS), settings.population, seed)
         for generation in range(settings.generations):
             first = 1 + (seed * settings.generations + generation) * settings.tries
             seeds = range(first, first + settings.tries)
             tries = list(pool.map(lambda n: _try(arrivals, kinds, "train", n, n, settings), seeds))
-            search.tell(mean_costs(pool, _cost, [_SEARCHED.put(start, x) for x in search.ask()], tries))
+            search.tell(mean_costs(pool, _cost, [round_to_float32(x) for x in search.ask()], tries))
             if (generation + 1) % settings.choose_every == 0 or generation + 1 == settings.generations:
-                now = _SEARCHED.put(start, search.mean)
+                now = round_to_float32(search.mean)
                 cost = float(mean_costs(pool, _cost, [now], held_out)[0])
                 if cost < min(found for _, found in course):
                     best = now

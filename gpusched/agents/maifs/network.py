@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from gpusched.agents.common.vector import round_to_float32, split_vector
+from gpusched.agents.common.vector import split_vector
 from gpusched.agents.maifs.joint import JointDecision, JointProblem
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats
@@ -65,26 +64,6 @@ def untrained(seed: int) -> Floats:
 
 POWERS = (0.25, 0.5, 1.0)
 """Of a job's time left: rules that a search may begin with."""
-
-
-class SearchedPart(NamedTuple):
-    """What a search changes of the weights, ``bool[numbers]``, and its first steps there, ``float64[searched]``."""
-
-    which: npt.NDArray[np.bool_]
-    scale: Floats
-
-    def put(self, numbers: Floats, found: Floats) -> Floats:
-        """Return all weights with this part set, as rounded in a weights file."""
-        numbers = numbers.copy()
-        numbers[self.which] = found
-        return round_to_float32(numbers)
-
-
-def linear_part(job: float, group: float, bold: float) -> SearchedPart:
-    """Return the linear rule's part by first steps: of jobs' weights and restart costs, groups' prices, optimism."""
-    of = {"job.skip": job, "group.skip": group, "bold": bold}
-    scale = np.repeat([of.get(name, 0.0) for name in SHAPES], [int(np.prod(shape)) for shape in SHAPES.values()])
-    return SearchedPart(scale > 0.0, scale[scale > 0.0])
 
 
 def with_power(numbers: Floats, power: float) -> Floats:

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from gpusched.agents.common.evolve import Evolution, mean_costs
+from gpusched.agents.common.evolve import Evolution, first_steps, mean_costs
 from gpusched.agents.common.request import TrainerResult, TrainingReport, TrainJob, settings_of
 from gpusched.agents.common.vector import round_to_float32, to_arrays
 from gpusched.agents.maifs.joint import MODES
-from gpusched.agents.maifs.network import POWERS, SHAPES, linear_part, untrained, with_power
+from gpusched.agents.maifs.network import POWERS, SHAPES, untrained, with_power
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
@@ -36,7 +36,7 @@ _JOBS, _MIN_JOBS = (150, 300), 40  # of a workload; fewer in all are refused
 _VALIDATION_JOBS = (800, 801)  # queues grow: what is good for some hundred jobs from empty nodes may be bad for a month
 _LOADS, _VARIED, _POWERS = (0.5, 1.1), (0.8, 1.25), (0.3, 1.0)  # the log's own load within the first, varied by that
 _VALIDATION_SEED = 1 << 20
-_SEARCHED = linear_part(job=0.5, group=0.1, bold=0.2)
+_FIRST_STEPS = {"job.skip": 0.5, "group.skip": 0.1, "bold": 0.2}
 _BASE_RULE = "drf"
 _PATH = "<in training>"
 
@@ -185,7 +185,7 @@ def _search(
     for power in POWERS:
         simple = with_power(start, power)
         choice = choice.better(simple, held_out.costs(simple))
-    search = Evolution(choice.numbers[_SEARCHED.which], _SEARCHED.scale, hyper.population, job.seed)
+    search = Evolution(choice.numbers, first_steps(SHAPES, _FIRST_STEPS), hyper.population, job.seed)
     if (saved := job.checkpoint.load()) is not None:
         arrays, state = saved
         search.restore(arrays)
@@ -193,9 +193,9 @@ def _search(
     while search.generation < hyper.generations:
         seeds = [(job.seed, search.generation, n) for n in range(hyper.tries)]
         tries = list(held_out.pool.map(lambda seed: training.draw(seed, seed[-1] % 2 == 0), seeds))
-        search.tell(mean_costs(held_out.pool, training.cost, [_SEARCHED.put(start, x) for x in search.ask()], tries))
+        search.tell(mean_costs(held_out.pool, training.cost, [round_to_float32(x) for x in search.ask()], tries))
         if search.generation % hyper.choose_every == 0 or search.generation == hyper.generations:
-            now = _SEARCHED.put(start, search.mean)
+            now = round_to_float32(search.mean)
             choice = choice.better(now, held_out.costs(now))
         if job.checkpoint.due():
             job.checkpoint.save({**search.state(), "best": choice.numbers}, {"costs": choice.costs.tolist()})

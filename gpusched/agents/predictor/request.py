@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from gpusched.errors import GpuschedError
+from gpusched.errors import UsageError
 from gpusched.estimation.estimators import followed
 from gpusched.estimation.quantiles import MIDDLE
 from gpusched.model.units import count_of
@@ -52,17 +52,19 @@ def predict_trace(
     """Predict the run time of every job of a trace; judge those submitted since, else in the second half of the time.
 
     Raises:
-        GpuschedError: The trace cannot be read, or has no job since.
+        UsageError: The trace has no job since.
+        GpuschedError: It cannot be read.
     """
     from gpusched.agents.predictor.evaluate import evaluate
     from gpusched.traces.load import load
-    from gpusched.traces.slicing import parse_trace_time
+    from gpusched.traces.slicing import parse_trace_time, span_text
 
     trace = load(file, format, vc=vc)
     edge = 0.5 * (trace.submit[0] + trace.submit[-1]) if since is None else parse_trace_time(trace, since)
     later = np.flatnonzero(trace.submit >= edge)
     if not len(later):
-        raise GpuschedError(f"{trace.name}: no job was submitted since {since}")
+        hint = f"it has jobs submitted {span_text(trace)}"
+        raise UsageError(f"{trace.name}: no job was submitted since {since}", hint)
     said, _ = followed(trace)
     jobs = tuple(_predicted_job(trace, job, row) for job, row in enumerate(said.seconds.tolist()))
     return TracePredictions(jobs=jobs, evaluation=evaluate(said, trace, later, waits), notes=_waits_note(trace))

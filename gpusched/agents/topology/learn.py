@@ -31,7 +31,6 @@ _STEPS = {
 }  # fmt: skip
 """What is learned, and how far first steps go; the layers of the graph stay as they were drawn."""
 _IDLE_STEP = 0.5  # of the one number that does not start at 0
-_LEARNED = np.concatenate([np.full(int(np.prod(shape)), name in _STEPS) for name, shape in SHAPES.items()])
 _NEAR = 1e-3
 """Penalty on the squared distance from the start: for most weights the workloads carry less information than this."""
 _VALIDATION_SEEDS = 1 << 20  # seeds of workloads to see what comes of it; those to judge by are smaller
@@ -109,7 +108,7 @@ def new_search(population: int, seed: int) -> Evolution:
     """Return the search at `network.start`."""
     steps: Arrays = {name: np.full(shape, _STEPS.get(name, 0.0)) for name, shape in SHAPES.items()}
     steps["wait.skip"][IDLE] = _IDLE_STEP
-    return Evolution(start(0)[_LEARNED], to_vector(steps, SHAPES)[_LEARNED], population, seed)
+    return Evolution(start(0), to_vector(steps, SHAPES), population, seed)
 
 
 def search(
@@ -118,7 +117,7 @@ def search(
     save: Callable[[], None] = lambda: None,
 ) -> TopologyResult:  # fmt: skip
     """Search on; ``tries``: the workloads of a generation, ``save``: called after each."""
-    begin, means = new_search(recipe.population, 0), list[Floats]()
+    means = list[Floats]()
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
 
         watched = list(pool.map(within, held_out))
@@ -129,24 +128,17 @@ def search(
         course = [(0, judged(round_to_float32(start(0))))]
         while found.generation < recipe.generations:
             cases, asked = list(pool.map(within, tries(found.generation))), found.ask()
-            far = [_NEAR * float(np.square((n - begin.mean) / begin.scale).sum()) for n in asked]
-            found.tell(mean_costs(pool, cost, [_whole(numbers) for numbers in asked], cases) + far)
+            far = [_NEAR * found.distance(numbers) for numbers in asked]
+            found.tell(mean_costs(pool, cost, [round_to_float32(numbers) for numbers in asked], cases) + far)
             save()
             if found.generation % recipe.every == 0 or found.generation == recipe.generations:
-                means.append(_whole(found.mean))
+                means.append(round_to_float32(found.mean))
                 course.append((found.generation, judged(means[-1])))
             tell(found.generation, recipe.generations)
         # Workloads are few beside how much they differ: the mean of where the search was is better than any of it.
-        best = round_to_float32(np.mean(means[1:] or means or [_whole(found.mean)], axis=0))
+        best = round_to_float32(np.mean(means[1:] or means or [round_to_float32(found.mean)], axis=0))
         course.append((recipe.generations, judged(best)))
     return TopologyResult(round_to_float32(start(0)), best, tuple(course))
-
-
-def _whole(numbers: Floats) -> Floats:
-    """Return all weights with the searched ones set, as rounded in a weights file."""
-    found = start(0)
-    found[_LEARNED] = numbers
-    return round_to_float32(found)
 
 
 def draw_case(number: int, pairs: ColocationTable | None, recipe: TopologyRecipe) -> TrainingCase:

@@ -62,7 +62,7 @@ def train(request: TrainRequest, report: TrainingReport) -> list[TrainedFiles]:
     spec, file = _load_policy(request)
     check_options(request, spec)
     if spec.agent in AGENTS:
-        torch_.require("torch")
+        torch_.check_installed("torch")
     check_device(request, spec)
     found = load_training_data(msgspec.structs.replace(request, slices=spec.traits.slices))
     _check_enough(request, found, report)

@@ -199,11 +199,11 @@ while :; do
     [ -n "$follow" ] && [ -d "$dir" ] && [ ! -e "$dir/failed" ] || exit 0
     sleep 0.3
 done
-# What --error sends elsewhere is no part of it, and nobody else asks for the file to be made whole.
-logs() { engine logs "$@" 2>&1; }
+# What --error sends elsewhere is no part of it.
 if [ -e "$dir/apart" ]; then
     logs() { engine logs "$@" 2>/dev/null; }
-    [ -n "$follow" ] || [ "$state" = running ] || sh "$dir/launch" finish </dev/null >/dev/null 2>&1
+else
+    logs() { engine logs "$@" 2>&1; }
 fi
 from=1
 if [ -n "$tail" ]; then
