@@ -89,6 +89,8 @@ def walks(world: SimWorld) -> bool:
         return False
     if world.options.network.sure is not None and RULES.get(world.rule) == CHEAPEST:
         return True  # only the walk leaves out of a wait what is not sure
+    if world.shared == "pairs":
+        return True  # nor does the index know who is left waiting
     if world.policy.kind != "static" or world.policy.backfill == "conservative":
         return True  # the index has each class in an order that stays
     if RULES.get(world.rule) == ALIGNED and world.trace.priority is not None:
@@ -126,9 +128,6 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
             f"one that stops and resizes no jobs, and one of {', '.join(RULES)}, random without an order that changes, "
             "random and contention without conservative backfill: say --policy fifo-skip --placement rack-wait",
         )
-    options = world.options
-    if options.rates is not None or world.shared != "no" or options.elastic is not None:
-        raise UsageError("what placement costs goes with no other speeds", "omit --profiles, --share, --resizable")
     demand, trace, tree = world.demand, world.trace, network.tree
     racks = filled(RACK_ROOM, len(tree.rack), number=_racks(tree))
     world = world._replace(passes=world.passes._replace(scratch=world.passes.scratch._replace(racks=racks)))
