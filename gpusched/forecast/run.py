@@ -474,8 +474,7 @@ def _leave_links(placing: PlacementCosts | None, job: int) -> None:
 def _relax_links(placing: PlacementCosts | None, job: int) -> None:
     """Use the placement costs of the request that a job now makes."""
     if placing is not None:
-        load, other = placing.costs.load, placing.settled[job]
-        placing.costs.of[job], load.jobs[job]["best"] = placing.costs.of[other], load.jobs[other]["best"]
+        placing.costs.of[job] = placing.costs.of[placing.settled[job]]
 
 
 @jit

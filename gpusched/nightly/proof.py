@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -18,12 +18,11 @@ from gpusched.model.resources import Inventory, Partition
 from gpusched.model.units import count_of, local_time_zone
 from gpusched.queue.store import Reader
 from gpusched.sim.engine.build import ReplayOptions
-from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.policies import ReplayPolicy, policy_of_spec
 from gpusched.sim.power import power_model
 from gpusched.study.compare import DAY_S, MIN_DAYS, MeanDifference
 from gpusched.study.own import seen_slices, with_run_conditions
-from gpusched.study.study import FROM_EMPTY, PlannedReplay, Scenario, changes, placement_costs, run_all, scenario_of
+from gpusched.study.study import FROM_EMPTY, PlannedReplay, Scenario, changes, costs_for, run_all, scenario_of
 from gpusched.traces.own import own_jobs
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
@@ -121,7 +120,7 @@ def judge(
         UsageError: One of them places by what places cost, and that is unknown, or the other cannot be replayed so.
     """
     policies = (incumbent_of(incumbent, partition, scenario), policy_of_spec(candidate, None, partition))
-    network = costs_for(policies, scenario)
+    network, _ = costs_for(policies, scenario)
     estimator, over = HistoryEstimator(), list[PlannedReplay]()  # as live
     runs = [
         PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, estimator=estimator, network=network))
@@ -154,11 +153,6 @@ def incumbent_of(spec: PolicySpec, partition: str, scenario: Scenario) -> Replay
         with contextlib.suppress(ModelError):
             return policy_of_spec(spec, None, partition)
     return replace(policy_of_spec(spec.effective_fallback), name=spec.name)
-
-
-def costs_for(policies: Iterable[ReplayPolicy], scenario: Scenario) -> PlacementNetwork | None:
-    """Return what placement costs if any of the policies decides by it; else None, and it costs nothing."""
-    return placement_costs(scenario)[0] if any(policy.places for policy in policies) else None
 
 
 def _line(verdict: ProofVerdict) -> str:

@@ -23,7 +23,7 @@ from gpusched.errors import FileError, GpuschedError, NoHistory, Warnings
 from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
-from gpusched.nightly.proof import costs_for, incumbent_of, scenario_for
+from gpusched.nightly.proof import incumbent_of, scenario_for
 from gpusched.nightly.scoring import Score, scores
 from gpusched.promotion.live import live_policies
 from gpusched.promotion.registry import REPORTS, ShadowComparison
@@ -31,7 +31,7 @@ from gpusched.queue.store import Reader
 from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.placed import takes_costs
 from gpusched.sim.policies import ReplayPolicy, policy_of_spec
-from gpusched.study.study import PlannedReplay, Scenario, StudyOutcome, changes, row_of, run_all
+from gpusched.study.study import PlannedReplay, Scenario, StudyOutcome, changes, costs_for, row_of, run_all
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
 from gpusched.views.replay import span
@@ -155,7 +155,7 @@ def nightly(
         notes += [f"forecasts: {s.line}" for s in predicted if s.partition == partition.name]
         scenario = scenario_for(part, inventory, partition, notes, reader)._replace(carried=carried)
         policies = _policies(inventory, live[partition.name], scenario, partition.name)
-        network, estimator = costs_for(policies, scenario), HistoryEstimator()
+        (network, _), estimator = costs_for(policies, scenario), HistoryEstimator()
         runs = [
             PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, estimator=estimator, network=network))
             for p in policies
@@ -216,7 +216,8 @@ def _policies(inventory: Inventory, live: PolicySpec, scenario: Scenario, partit
         if spec.name != live.name:
             with contextlib.suppress(ModelError):
                 found.append(policy_of_spec(spec, None, partition))
-    fits = takes_costs if first.places else lambda policy: not policy.places
+    costs = first.places or (first.by_costs and bool(scenario.learned))
+    fits = takes_costs if costs else lambda policy: not policy.places
     return [first, *filter(fits, found)]
 
 

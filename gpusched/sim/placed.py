@@ -89,6 +89,8 @@ def walks(world: SimWorld) -> bool:
         return False
     if world.options.network.sure is not None and RULES.get(world.rule) == CHEAPEST:
         return True  # only the walk leaves out of a wait what is not sure
+    if world.shared == "pairs":
+        return True  # nor does the index know who is left waiting
     if world.policy.kind != "static" or world.policy.backfill == "conservative":
         return True  # the index has each class in an order that stays
     if RULES.get(world.rule) == ALIGNED and world.trace.priority is not None:
@@ -126,9 +128,6 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
             f"one that stops and resizes no jobs, and one of {', '.join(RULES)}, random without an order that changes, "
             "random and contention without conservative backfill: say --policy fifo-skip --placement rack-wait",
         )
-    options = world.options
-    if options.rates is not None or world.shared != "no" or options.elastic is not None:
-        raise UsageError("what placement costs goes with no other speeds", "omit --profiles, --share, --resizable")
     demand, trace, tree = world.demand, world.trace, network.tree
     racks = filled(RACK_ROOM, len(tree.rack), number=_racks(tree))
     world = world._replace(passes=world.passes._replace(scratch=world.passes.scratch._replace(racks=racks)))
@@ -165,10 +164,11 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     own = [_gpus_of(world, shape) for shape in distinct[:, 0].tolist()]
     queues = len(world.sim.dirty)
     own_wait_s = world.policy.placement_wait_s
-    wait_s = network.wait_s if own_wait_s is None else own_wait_s
+    # a live policy goes by its own wait, and holds nothing up for who has waited for long
+    wait_s, hold_s = (network.wait_s, network.hold_s) if own_wait_s is None else (own_wait_s, np.inf)
     return world, PlacingState(
         rule=rule, wait_s=wait_s, most_wait_s=np.inf if own_wait_s is None else own_wait_s,
-        patience_s=network.patience_s, hold_s=network.hold_s, ways=ways, of=of, next=np.full(len(trace), -1, np.int64),
+        patience_s=network.patience_s, hold_s=hold_s, ways=ways, of=of, next=np.full(len(trace), -1, np.int64),
         classes=filled(CLASS, classes, queue=queue, gpus=own, head=-1, tail=-1, looked=-1, rests=-1, rests_late=-1),
         queues=filled(QUEUE, queues, held=len(trace), oldest=len(trace), first=-1, shadow=np.inf),
         wake=np.full(1, np.inf), at=np.zeros(2, np.int64),
@@ -182,7 +182,8 @@ def _limits(world: SimWorld) -> tuple[Ints, ...]:
     ledger = world.sim.ledger
     if ledger is None:
         return ()
-    return ledger.account[:, 0], ledger.account[:, 2] * bool((ledger.row >= 0).any())
+    account = ledger.account[: len(world.trace)]
+    return account[:, 0], account[:, 2] * bool((ledger.row >= 0).any())
 
 
 def _racks(tree: NetworkTree) -> Ints:

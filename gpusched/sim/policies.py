@@ -116,6 +116,11 @@ class ReplayPolicy:
         return self.by_agent and self.spec is not None and self.spec.traits.places
 
     @property
+    def by_costs(self) -> bool:
+        """Whether it decides by placement costs where they are known."""
+        return self.places or self.placement == "contention"
+
+    @property
     def restart_s(self) -> float:
         """Cost of a restart by its file, in seconds; 0 if it stops no jobs or has no file."""
         return self.spec.preempt.restart_s if self.preempts and self.spec is not None else 0.0

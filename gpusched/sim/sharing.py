@@ -83,13 +83,13 @@ def pairing_costs(speed: Floats) -> Floats:
 
 
 def sharing_of(
-    asked: Share, trace: Trace, policy: ReplayPolicy, rule: str, believed: SharingBeliefs | None
+    asked: Share, trace: Trace, policy: ReplayPolicy, rule: str, believed: SharingBeliefs | None, costs: bool
 ) -> tuple[Share, tuple[str, ...]]:
-    """Return how GPUs are shared under a policy with this placement, and notes on it."""
+    """Return how GPUs are shared under a policy with this placement, and notes; ``costs``: whether placement costs."""
     asked, parts = asked if believed is None else "pairs", fractional(trace)
-    whole = policy.kind in ("preemptive", "agent") or policy.chooses_sizes or rule not in PLACEMENTS
-    whole = whole or rule in MAPPING_PLACES
-    whole = whole or (policy.backfill == "conservative" and (asked == "fractions" or parts > 0))
+    whole = policy.preempts or policy.chooses_sizes or rule not in PLACEMENTS
+    by_pass = not costs and policy.kind != "agent" and rule not in MAPPING_PLACES and policy.backfill != "conservative"
+    whole = whole or (not by_pass and (asked == "fractions" or parts > 0))
     if asked != "no" and whole:
         return "no", (f"{policy.name} does not share GPUs: every job holds whole ones",)
     if asked == "no":

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from gpusched.model.snapshot import NodeView
 
 APPLIED = "the replay applies the inventory's limits of users, groups and classes"
-ALONE = "; jobs of other partitions do not count for them"
 WITHOUT = (
     "the record was made under limits of users, groups or classes; this replay applies none, so recorded and replayed "
     "waits are not comparable"
@@ -101,8 +100,7 @@ def with_run_conditions(
     if reader is not None and shares and inventory is not None and trace.share_mib is not None:
         scenario = scenario._replace(believed=_believed(scenario, inventory, reader))
     if inventory is not None and (quotas or (reader is not None and limited(inventory))):
-        alone = len(inventory.partitions) > 1 and len(scenario.pool.partitions) == 1
-        notes.append(WITHOUT if quotas is False else APPLIED + (ALONE if alone else ""))
+        notes.append(WITHOUT if quotas is False else APPLIED)
         if quotas is not False:
             used = _used_before(epoch, reader) if inventory.quotas.by_hours else ()
             scenario = scenario._replace(quotas=QuotaSet(inventory.quotas, used))

@@ -41,7 +41,7 @@ from gpusched.study.study import (
     PlannedReplay,
     Scenario,
     StudyOutcome,
-    placement_costs,
+    costs_for,
     run_all,
     scenario_of,
     workers_for,
@@ -135,12 +135,11 @@ def resolve(request: ReplayRequest) -> list[PlannedReplay]:
     for scenario, seeds in _scenarios(request, topology, common.rates):
         scenario = scenario._replace(notes=(*scenario.notes, *notes), published=request.published)
         bound = {text: _bound(text, found, scenario, request.vc) for text, found in named.items()}
-        network = None
         if topology is not None:
             scenario = scenario._replace(topology=topology, learned={})
-        if topology is not None or any(policy.places for policy in bound.values()):
-            network, note = placement_costs(scenario)
-            scenario = scenario._replace(notes=(*scenario.notes, note))
+        placed = [replace(p, placement=request.placement or p.placement) for p in bound.values()]
+        network, note = costs_for(placed, scenario, always=topology is not None)
+        scenario = scenario._replace(notes=(*scenario.notes, *note))
         per_trace = replace(
             common,
             failures=read_outages(Path(request.outages), scenario.pool) if request.outages is not None else (),

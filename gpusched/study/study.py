@@ -89,6 +89,25 @@ def placement_costs(scenario: Scenario) -> tuple[PlacementNetwork, str]:
     return network_for(scenario.topology, trace, scenario.pool)
 
 
+def costs_for(
+    policies: Sequence[ReplayPolicy], scenario: Scenario, always: bool = False
+) -> tuple[PlacementNetwork | None, tuple[str, ...]]:
+    """Return `placement_costs`, and notes, if any of the policies decides by them, or ``always``; None: they are 0.
+
+    As live, an agent cannot decide without, a rule where nothing was learned can. Policies that cannot be replayed with
+    them are compared without, as are MIG slices, whose costs are not known.
+    """
+    if not (always or any(policy.places for policy in policies)):
+        if not scenario.learned or asks_for_slices(scenario.trace) or not any(policy.by_costs for policy in policies):
+            return None, ()
+        from gpusched.sim.placed import takes_costs  # most replays start faster without
+
+        if not all(map(takes_costs, policies)):
+            return None, ()
+    network, note = placement_costs(scenario)
+    return network, (note,)
+
+
 class StudyOutcome(NamedTuple):
     """One replay with its metrics."""
 

@@ -19,7 +19,7 @@ from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import count_of, in_calendar, parse_duration
 from gpusched.traces.file import FLOATS, INTS, NAMES, SOME
 from gpusched.traces.readers.draft import moved
-from gpusched.traces.trace import Floats, Ints, ProgressRecords, Trace
+from gpusched.traces.trace import NO_RUNS, Floats, Ints, OtherRuns, ProgressRecords, Trace
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].*)?")
 
@@ -73,7 +73,7 @@ def slice_trace(
     """Select the first ``jobs`` jobs that meet all conditions. Times stay those of the whole trace.
 
     Submitted in [since, until): seconds of the trace's time, or text for `parse_trace_time`. ``vc``: the group
-    (virtual cluster, partition, queue).
+    (virtual cluster, partition, queue); what ran in others is kept in `Trace.others`.
 
     Raises:
         UsageError: No job is left; or there is no such group or user.
@@ -88,11 +88,23 @@ def slice_trace(
             names = getattr(trace, NAMES[column])
             if name not in names:
                 raise UsageError(f"{trace.name}: no {what} '{name}'{did_you_mean(name, names)}")
-            chosen &= getattr(trace, column) == names.index(name)
+            own = getattr(trace, column) == names.index(name)
+            if column == "group":
+                trace = replace(trace, others=_runs(trace, chosen & ~own))
+            chosen &= own
     if not chosen.any():
         raise UsageError(f"{trace.name}: no job left of {len(trace)}", f"it has jobs submitted {span_text(trace)}")
     rows = np.flatnonzero(chosen)
     return select(trace, rows if jobs is None else rows[:jobs])
+
+
+def _runs(trace: Trace, jobs: npt.NDArray[np.bool_]) -> OtherRuns:
+    """Return the runs of these jobs, where it is recorded when they began."""
+    rows = np.flatnonzero(jobs & np.isfinite(trace.wait))
+    account, qos = (np.full(len(rows), -1) if of is None else of[rows] for of in (trace.account, trace.qos))
+    begin, duration, limit = trace.submit[rows] + trace.wait[rows], trace.duration[rows], trace.limit[rows]
+    limit = np.where(np.isnan(limit), duration, limit)
+    return OtherRuns(trace.user[rows], account, qos, gpus_used(trace)[rows], begin, begin + duration, limit)
 
 
 def parse_trace_time(trace: Trace, text: str) -> float:
@@ -180,7 +192,7 @@ def scale_arrivals(trace: Trace, gpus: int, load: float) -> Trace:
     note = f"times between submissions x {factor:.6g}, for an offered load of {load:g} on {count_of(gpus, 'GPU')}"
     return replace(
         trace, submit=first + (trace.submit - first) * factor, wait=np.full(len(trace), np.nan), epoch=None,
-        notes=(*trace.notes, note),
+        others=NO_RUNS, notes=(*trace.notes, note),
     )  # fmt: skip
 
 

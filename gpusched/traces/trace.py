@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,28 @@ class ProgressRecords:
         return {gpus: speed for gpus, speed in self.sizes(job).items() if speed > 0}
 
 
+class OtherRuns(NamedTuple):
+    """Recorded runs of jobs outside the trace, which count for users' usage and limits; one entry per run.
+
+    Attributes:
+        user, account, qos: As in `Trace`; -1: none.
+        gpus: ``float64[runs]``: parts of shared GPUs, and of MIG slices, included.
+        begin, end, limit: Seconds; since the epoch of the trace, the limit since it began.
+    """
+
+    user: Ints
+    account: Ints
+    qos: Ints
+    gpus: Floats
+    begin: Floats
+    end: Floats
+    limit: Floats
+
+
+_NONE, _NO_TIME = np.zeros(0, np.int64), np.zeros(0)
+NO_RUNS = OtherRuns(_NONE, _NONE, _NONE, _NO_TIME, _NO_TIME, _NO_TIME, _NO_TIME)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
     """Jobs in order of (submit, id); all arrays have one entry per job. Unknown is NaN (floats) or -1 (ints).
@@ -87,6 +110,7 @@ class Trace:
         command, image: Numbers that are equal where a job runs the same script and arguments, the same image; -1
             unknown; None: of no job.
         progress: Progress and sizes, where the source has any.
+        others: What ran in other groups where one was selected (`slicing.slice_trace`).
         rejected: Rows kept out: (line number, why).
         notes: What a reader should know of how it came to be: sorted, scaled, what the source could not say.
     """
@@ -130,6 +154,7 @@ class Trace:
     command: Ints | None = None
     image: Ints | None = None
     progress: ProgressRecords | None = None
+    others: OtherRuns = NO_RUNS
     rejected: tuple[tuple[int, str], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
 

@@ -84,7 +84,7 @@ def clusters(draw: st.DrawFn) -> Snapshot:
     jobs = [
         pending(f"j{i}", draw(among(1, 2, 4, 8)), nodes=draw(st.integers(1, 2)),
                 limit=draw(among(600, 300_000)),
-                submit=LATE - draw(among(0.0, 3600.0, 86_000.0, 200_000.0)), user="alice",
+                submit=LATE - draw(among(0.0, 3600.0, 20_000.0, 86_000.0, 200_000.0)), user="alice",
                 name=draw(among(*NAMES)))
         for i in range(draw(st.integers(1, 5)))
     ]  # fmt: skip
@@ -130,7 +130,7 @@ class Plain:
     def cost(self, name: str, parts: dict[str, int]) -> tuple[float, float]:
         mine = (name, parts)
         own = self.slower(name, parts) * (1 + sum(self.lost(mine, its) for its in self.running)) - 1
-        harm = sum(self.lost(its, mine) * self.slower(*its) * sum(its[1].values()) for its in self.running)
+        harm = sum(self.lost(its, mine) * sum(its[1].values()) for its in self.running)
         return own, harm / sum(parts.values())
 
 

@@ -18,7 +18,11 @@ from gpusched.sched.decide import decide
 from gpusched.sim.network import learned_network
 from gpusched.sim.policies import policy_by_name
 from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.sim.power import power_model
+from gpusched.sim.profiles import Profiles, Series
+from gpusched.sim.rates import Rates
 from gpusched.sim.replay import replay
+from gpusched.study.study import Scenario, costs_for
 from tests.sched.contention import LATE, NAMES, beliefs, clusters
 from tests.sched.topology_decisions import by_agents, weights
 from tests.sched.worlds import started, topology
@@ -46,6 +50,16 @@ def test_a_job_over_two_racks_takes_as_much_longer_as_was_learned() -> None:
     waits = replay(jobs, FOUR, placed_by("contention"), network=network)
     assert waits.end[3] - waits.start[3] == pytest.approx(1000.0)
     assert note == "what placement costs as learned of 2 job classes: 1 of 4 jobs are of these"
+
+
+def test_measured_speeds_of_gpu_types_and_what_places_cost_go_together() -> None:
+    jobs = of_alice(trace_of([0, 0, 0, 1], [100, 900, 900, 1000], [4, 4, 4, 8]), ["new", "new", "new", "calm"])
+    pool = Pool.of([NodeSpec(4, gpu_type="B", name=f"n{i}") for i in range(4)])
+    speeds = {("calm", "A"): Series({(8, 2): 4.0}, "nodes"), ("calm", "B"): Series({(8, 2): 8.0}, "nodes")}
+    rates = Rates(profiles=Profiles(series=speeds), recorded_on="A")
+    network, _ = learned_network(topology("r1", "r1", "r2", "r2"), jobs, pool, beliefs(0.5, 0.5, 1.6))
+    found = replay(jobs, pool, placed_by("best-fit"), network=network, rates=rates)
+    assert found.end[3] - found.start[3] == pytest.approx(1600.0 / 2)
 
 
 def test_a_neighbour_on_the_nic_takes_what_was_learned_of_the_two() -> None:
@@ -96,3 +110,16 @@ def test_other_policies_are_replayed_by_what_was_learned() -> None:
     ends = [replay(jobs, FOUR, policy_by_name(name), network=network).end for name in ("fifo", "easy", "rack-wait")]
     assert all(np.isfinite(end).all() for end in ends)
     assert all((end - jobs.submit >= jobs.duration - 1e-6).all() for end in ends)
+
+
+def test_contention_goes_by_what_was_learned_of_the_history_as_live() -> None:
+    """Where all that is compared can be replayed so; agents cannot be replayed otherwise."""
+    jobs, known = of_alice(trace_of([0, 1], [9, 9], [4, 8]), ["calm", "loud"]), beliefs(0.5, 0.5, 1.6)
+    racks = topology("r1", "r1", "r2", "r2")
+    scenario = Scenario(jobs, FOUR, power_model(FOUR), topology=racks, learned=known)
+    contention, easy, srtf = map(policy_by_name, ("contention", "easy", "srtf"))
+    network, notes = costs_for([contention, easy], scenario)
+    assert network is not None
+    assert "what placement costs as learned" in notes[0]
+    for policies, of in (([easy], known), ([contention, srtf], known), ([contention], {})):
+        assert costs_for(policies, scenario._replace(learned=of)) == (None, ())

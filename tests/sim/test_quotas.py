@@ -26,14 +26,16 @@ from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.build import ResizableJobs
 from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.policies import policy_by_name, policy_of_spec
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.replay import Outage, replay
+from gpusched.traces.slicing import slice_trace
 from tests.sched.limited import with_bounds
 from tests.sched.worlds import node, pending
 from tests.sim import recorded
 from tests.sim.reference_quotas import HOUR, Bound, BoundedConservative, BoundedReference, BoundedSrtf
 from tests.sim.reference_rates import PacedJob, PacedNode, Speeds
-from tests.sim.worlds import assert_as_reference, engine_inputs, workloads
+from tests.sim.worlds import assert_as_reference, engine_inputs, trace_of, workloads
 from tests.strategies import among
 
 MODES = {"none": "", "skip": "-skip", "easy": "+easy"}
@@ -405,3 +407,24 @@ def test_a_policy_in_python_is_held_to_limits(world):
     options = {"failures": failures, "quotas": QuotaSet(of), "placement": "best-fit"}
     result, rule = replay(trace, pool, whoever_fits, **options), replay(trace, pool, "fifo-skip", **options)
     np.testing.assert_array_equal(result.start, rule.start)
+
+
+@given(draws=st.integers(0, 10_000), of=quotas(), order=among("fairshare", "fifo"))
+@settings(max_examples=40, deadline=None)
+def test_one_partition_is_replayed_as_among_all_that_ran_as_recorded(draws, of, order):
+    """What users hold and have used elsewhere counts for their order and limits, as recorded."""
+    rng, jobs = np.random.default_rng(draws), 60  # sums of whole seconds are exact
+    submit = np.append(np.zeros(2), np.sort(rng.integers(0, 10_000, jobs - 2).astype(float)))
+    lasts = rng.integers(100, 6000, jobs).astype(float)
+    trace = trace_of(submit, lasts, rng.choice([1, 1, 2, 4], jobs), limit=2 * lasts, user=rng.integers(0, 3, jobs))
+    trace = replace(
+        trace, epoch=0.0, users=USERS, group=np.append([0, 1], rng.integers(0, 2, jobs - 2)), groups=("a", "b"),
+        account=np.where(trace.user > 0, rng.integers(-1, 1, jobs), -1), accounts=GROUPS,
+        qos=rng.integers(-1, 1, jobs), classes=CLASSES,
+    )  # fmt: skip
+    options = {"quotas": QuotaSet(of), "groups": of.groups, "half_life_s": 5000.0}
+    policy = policy_of_spec(PolicySpec(name="t", order=order, backfill="skip"))
+    whole = replay(trace, Pool.of([NodeSpec(4, partition=name) for name in "ab"]), policy, **options)
+    part = slice_trace(replace(trace, wait=whole.start - trace.submit), vc="b")
+    alone = replay(part, Pool.of([NodeSpec(4, partition="b")]), policy, **options)
+    np.testing.assert_allclose(alone.start, whole.start[trace.group == 1], rtol=1e-9)

@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 
 from gpusched.errors import UsageError
 from gpusched.model.resources import SharingSettings
+from gpusched.model.topology import Topology
 from gpusched.sched.decide import decide
 from gpusched.sched.heaps import push
 from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.generic import new_queue, run_generic
+from gpusched.sim.engine.pace import join_links
+from gpusched.sim.engine.placing_walk import run_walk
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, PARTS, RUNNING, RUNS, WAITING
+from gpusched.sim.network import learned_network
+from gpusched.sim.placed import walked, with_ways
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.profiles import Profiles, Series
@@ -170,6 +175,19 @@ def test_own_jobs_share_as_they_agreed_to_and_are_slowed_as_is_believed():
     assert "GPUs are shared: two jobs share as they agreed to" in result.notes
 
 
+@pytest.mark.parametrize(
+    ("policy", "placement"), [("rltune", None), ("rltune", "fastest"), ("fifo-skip", "fastest")]
+)
+def test_what_agents_and_mappings_leave_waiting_is_put_beside_others(policy, placement):
+    nodes, _ = nodes_of({"a": SharingSettings(mode="time-slicing", slowdown=0.5)})
+    trace = trace_of([0, 1, 2, 3], [90, 40, 40, 1], [3, 1, 1, 0], limit=[100, 90, 90, 1])
+    trace = shared(trace, ["ann", "bob", "ann"], ["calm", "calm", "calm"], [20, 20, 20])
+    believed = beliefs_for(trace, nodes, BELIEFS)
+    result = replay(trace, Pool.of([NodeSpec(GPUS)]), policy, placement=placement, believed=believed)
+    assert result.start[:2].tolist() == [0, 1]
+    assert result.start[2] == result.end[1]  # of the third one there is one partner at a time
+
+
 def test_fair_share_counts_half_of_a_gpu_for_each_of_two_jobs():
     """Ann's two jobs on one GPU count as one, so that she goes before Bob, who has had two."""
     nodes, _ = nodes_of({"a": SharingSettings(mode="time-slicing", slowdown=0.5)})
@@ -199,7 +217,7 @@ def test_what_a_newcomer_keeps_is_not_what_the_first_of_the_queue_waits_for():
     assert replay(trace, pool, "fifo+easy", believed=believed).start[[3, 5]].tolist() == [0, 2]
 
 
-def first_decision(modes, has, waits, backfill):
+def first_decision(modes, has, waits, backfill, place):
     """Who starts where and with whom, in a replay that begins in this state with what is believed live of these jobs.
 
     Jobs are numbered: those that run, those that wait, and one without GPUs, the first in the queue, so that the run
@@ -210,7 +228,7 @@ def first_decision(modes, has, waits, backfill):
     gpus, cores = [*(len(one.gpus) for one in jobs), 0], [*(one.cores for one in jobs), 0]
     trace = trace_of(np.full(len(limit), NOW), limit, gpus, cores=cores, memory=[1] * len(jobs) + [0])
     pool = Pool.of([NodeSpec(GPUS, CORES, 99, name=name) for name in modes])
-    policy = ReplayPolicy(name="t", order="fifo", knows="limit", source="", backfill=backfill, placement="first-fit")
+    policy = ReplayPolicy(name="t", order="fifo", knows="limit", source="", backfill=backfill, placement=place)
     shares = [one.memory_mib is not None and (one.ready or not one.node) for one in jobs]
     trace = shared(
         trace,
@@ -218,9 +236,13 @@ def first_decision(modes, has, waits, backfill):
         [one.name for one in jobs],
         [one.memory_mib if one_shares else -1 for one, one_shares in zip(jobs, shares, strict=True)],
     )
-    believed = beliefs_for(trace, nodes_of(modes)[0], BELIEFS)
-    world = world_of(trace, pool, policy, ReplayOptions(believed=believed, generic=True))
-    sim, queue, log = world.sim, new_queue(world), log_of(world)
+    trace, believed = replace(trace, nodes=np.ones_like(trace.gpus)), beliefs_for(trace, nodes_of(modes)[0], BELIEFS)
+    network = learned_network(Topology(), trace, pool, BELIEFS)[0] if place == "contention" else None
+    world, walk = world_of(trace, pool, policy, ReplayOptions(believed=believed, generic=True, network=network)), None
+    if network is not None:
+        world, walk = walked(*with_ways(world))
+    queue = new_queue(world) if walk is None else walk.queue
+    sim, log = world.sim, log_of(world)
     names = list(pool.names)
     sim.pairs.parted[0] = 1
     for row, one in enumerate(has):
@@ -239,13 +261,16 @@ def first_decision(modes, has, waits, backfill):
         used[0] += 1
         sim.state["status"][row], sim.state["start"][row], sim.state["due"][row] = RUNNING, NOW, one.end
         push(sim.ends, one.end, row)
+        join_links(sim.links, sim, row)
     order = [len(jobs), *range(first, len(jobs))]
     queue.waiting[: len(order)], queue.size[0] = order, len(order)
     sim.jobs["rank"][order] = np.arange(len(order))
     sim.state["status"][order] = WAITING
     sim.counter[RUNS], sim.counter[PARTS], sim.counter[IN_SYSTEM] = len(has), len(has), len(limit)
     sim.counter[ARRIVED], sim.clock[1] = len(limit), NOW
-    assert run_generic(sim, log._replace(cuts=log.cuts[: len(has)]), world.passes, queue) == GROW
+    log = log._replace(cuts=log.cuts[: len(has)])
+    code = run_generic(sim, log, world.passes, queue) if walk is None else run_walk(sim, log, world.passes, walk)
+    assert code == GROW
     assert sim.clock[0] == NOW
     found = {}
     for job, one in enumerate(waits, first):
@@ -256,11 +281,16 @@ def first_decision(modes, has, waits, backfill):
 
 
 @settings(max_examples=200, deadline=None)
-@given(worlds(waits=6), st.sampled_from(["none", "skip", "easy", "conservative"]))
-def test_live_shares_as_a_replay_does_from_the_same_state(world, backfill):
-    modes, has, waits = world
+@given(
+    worlds(waits=6),
+    st.sampled_from(["none", "skip", "easy", "conservative"]).map(lambda of: (of, "first-fit"))
+    | st.sampled_from(["none", "skip", "easy"]).map(lambda of: (of, "contention")),
+)
+def test_live_shares_as_a_replay_does_from_the_same_state(world, stages):
+    """Also where places cost what was learned."""
+    (modes, has, waits), (backfill, place) = world, stages
     snap = snapshot_of(modes, has, waits)
-    policy = msgspec.structs.replace(snap.policies["p"], backfill=backfill)
+    policy = msgspec.structs.replace(snap.policies["p"], backfill=backfill, place=place)
     snap = msgspec.structs.replace(snap, policies={"p": policy})
     where = {job: parts[0] for job, parts in started(decide(snap)).items()}
     on = {(one.node, gpu): one.id for one in has for gpu in one.gpus if not partner(has, one)}
@@ -268,7 +298,7 @@ def test_live_shares_as_a_replay_does_from_the_same_state(world, backfill):
     for job, (node, gpus) in where.items():
         live[job] = node, on.get((node, gpus[0]), "")
         on[node, gpus[0]] = job
-    replayed = first_decision(modes, has, waits, backfill)
+    replayed = first_decision(modes, has, waits, backfill, place)
     assert {job: node for job, (node, _) in replayed.items()} == {job: node for job, (node, _) in live.items()}
     for job, (node, mate) in live.items():
         if mate:

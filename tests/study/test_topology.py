@@ -76,7 +76,6 @@ def test_contention_says_where_it_can_only_be_blind(place: Place) -> None:
         ),
         (("-P", "las"), "las (placement best-fit) cannot be replayed with placement costs"),
         (("--placement", "rack", "-N", "2"), "the topology names none of the nodes"),
-        (("--placement", "rack", "--share", "pairs"), "what placement costs goes with no other speeds"),
     ],
 )
 def test_what_does_not_go_is_told_in_a_line(place: Place, words: tuple[str, ...], said: str) -> None:

@@ -14,11 +14,12 @@ import numpy as np
 from gpusched.compiled import inlined, jit, specialized
 from gpusched.errors import GpuschedError
 from gpusched.sched.agent import NAN_OUTPUT
-from gpusched.sched.state import ClusterState, Ints, PassOutcome, new_outcome
+from gpusched.sched.state import PRIORITY, ClusterState, Ints, PassOutcome, new_outcome
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.estimates import Estimates, new_estimates, note_arrivals, note_begin, note_ends, renew_waiting
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.queue import apply_outcome, enter, state_of, waiting_in
+from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of, waiting_in
+from gpusched.sim.engine.share import note_unreached, pair_up, release_pairs_once
 from gpusched.sim.engine.state import DECIDE, ENDED, READY, EventLog, Passes, Sim
 
 INVALID_OUTPUT = 3
@@ -115,9 +116,14 @@ def _decide_all(sim: Sim, log: EventLog, passes: Passes, state: AgentQueue) -> i
         sim.dirty[partition] = 0
         own = waiting_in(sim, state.waiting, state.size, partition)
         state.outcome.total[:] = 0  # forgets the starts of the partition before
+        release_pairs_once(sim.pairs, sim, passes.releases)
+        note_unreached(sim.pairs, state.outcome, own, PRIORITY)
         if own.size > 0 and not _decide(state_of(sim, passes, state.outcome), passes, own, state.agent):
             return INVALID_OUTPUT
-        apply_outcome(sim, log, state.waiting, state.size, state.outcome)
+        start_granted(sim, log, state.outcome, None)
+        pair_up(sim.pairs, sim, log, passes, state.outcome, own)
+        if state.outcome.total[0] > 0:
+            remove_running(sim, state.waiting, state.size)
         for i in range(state.outcome.total[0]):
             _started(sim, state.outcome.started[i], state.agent)
             note_begin(state.run_times, state.outcome.started[i])

@@ -24,7 +24,16 @@ from gpusched.sched.topology.queue import Priced
 from gpusched.sim.engine.build import ReplayOptions, SimWorld, log_of, result_of, world_of
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import PlacementNetwork
-from gpusched.sim.engine.placing_walk import Walk, begin, begin_walk, end_walk, jobs_behind, queue_now, state_now
+from gpusched.sim.engine.placing_walk import (
+    Walk,
+    begin,
+    begin_walk,
+    end_walk,
+    jobs_behind,
+    put_beside,
+    queue_now,
+    state_now,
+)
 from gpusched.sim.engine.state import IN_SYSTEM, OVER, EventLog, Passes, Sim
 from gpusched.sim.knowledge import static_ranks
 from gpusched.sim.placed import walked, with_ways
@@ -66,6 +75,7 @@ def decide_agents(sim: Sim, log: EventLog, passes: Passes, state: TopologyReplay
         waiting, held = queue_now(sim, passes, walk, queue)
         _pass(sim, log, passes, walk, auction, waiting[: held + 1], SKIP)
         _pass(sim, log, passes, walk, auction, jobs_behind(sim, walk, queue, waiting, held), walk.placing.backfill)
+        put_beside(sim, log, passes, walk, waiting)
     return end_walk(sim, walk)
 
 

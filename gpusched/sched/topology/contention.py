@@ -151,7 +151,7 @@ def _lost_at(
             at = load.uses[at]["next"]
             more = lost_beside(model.believed, link, other["kind"], kind)
             lost += lost_beside(model.believed, link, kind, other["kind"])
-            lost += other["gpus"] * more * other["alone"] / other["best"] / gpus
+            lost += other["gpus"] * more / gpus
     return lost
 
 
@@ -292,7 +292,10 @@ def cost_of(
     tree: NetworkTree, model: SlowdownModel, load: Load, ways: JobLayouts, of: int, nodes: Ints, parts: int, gpus: int,
     search: PlacementSearch
 ) -> tuple[float, float]:  # fmt: skip
-    """Return a placement's cost to the job and to its neighbours, see `cheapest`."""
+    """Return a placement's cost to the job and to its neighbours, see `cheapest`.
+
+    Neighbours' steps grow from what they are now: what their own places cost them is not this placement's doing.
+    """
     use, needs, kind = search.use, search.needs, ways.kind[of]
     count = links_of(tree, nodes, parts, gpus, use)
     alone = needs_of(tree, model, kind, use, count, needs)
@@ -343,7 +346,7 @@ def _lost_beside_all(
                     other["seen"] = visit
                     lost += lost_beside(model.believed, link, kind, other["kind"])
                     more = lost_beside(model.believed, link, other["kind"], kind)
-                    harm += other["gpus"] * more * other["alone"] / other["best"]
+                    harm += other["gpus"] * more
     return lost, harm
 
 

@@ -74,7 +74,6 @@ def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, scra
         np.ones(jobs + len(parts)), (sum(map(len, parts)) + waiting.parts) * (2 + _depth(tree)),
     )  # fmt: skip
     load.jobs["kind"][asked], load.jobs["gpus"][asked] = kinds, waiting.keys.gpus[asked]
-    load.jobs["best"][asked] = ways.best[of[asked]]
     first = np.cumsum([0, *map(len, parts)])
     nodes, gpus = (ints([part[i] for part in chain.from_iterable(parts)]) for i in (0, 1))
     _enter_running(tree, model, load, jobs, first, nodes, gpus, search)

@@ -25,7 +25,7 @@ from gpusched.sched.topology.tree import LinkUse, NetworkTree, links_of
 USE = np.dtype([(name, np.int64) for name in ("job", "link", "next", "more", "part")] + [("need", np.float64)])
 # first: its first use; -1: none. best: seconds of a step alone where that is least. seen: number of the last look.
 # alone: seconds of a step where it is, without neighbours; 0: it does not run. gpus: of the job. speed: 1: as where it
-# is fastest; kept by the caller that runs the jobs.
+# is fastest, by what was learned as alone where it is; kept by the caller that runs the jobs.
 JOB = np.dtype([(name, np.int64) for name in ("first", "kind", "gpus", "seen")]
                + [(name, np.float64) for name in ("best", "alone", "speed")])  # fmt: skip
 FULL_STEP = 1 << 32
@@ -93,8 +93,9 @@ def enter_links(
     kind = load.jobs[slot]["kind"]
     count = links_of(tree, nodes, parts, gpus, use)
     alone = needs_of(tree, model, kind, use, count, needs)
-    set_pressure(model.believed, kind, use, count, needs, alone)
-    enter(load, slot, use, needs, count, alone)
+    step = set_pressure(model.believed, kind, use, count, needs, alone)
+    enter(load, slot, use, needs, count, step)
+    load.jobs[slot]["alone"] = alone
 
 
 @jit
@@ -127,7 +128,7 @@ def part_of(need: float, alone: float) -> int:
 
 @jit
 def speed_of(model: SlowdownModel, load: Load, job: int) -> float:
-    """Return a running job's speed, with `Load.more` on the links; 1: alone where it is fastest."""
+    """Return a running job's speed (`JOB`), with `Load.more` on the links."""
     of = load.jobs[job]
     if model.ratio.size > 0:
         return _speed_by_table(model, load, job)
@@ -142,6 +143,15 @@ def speed_of(model: SlowdownModel, load: Load, job: int) -> float:
         worst = max(worst, row["need"] * (1.0 + others / FULL_STEP))
         at = row["more"]
     return float(of["best"] / (model.kinds[of["kind"]]["compute"] + worst))
+
+
+@jit
+def rate_of(model: SlowdownModel, load: Load, job: int) -> float:
+    """Return a running job's rate by its speed; 1: alone where it is fastest."""
+    of = load.jobs[job]
+    if not learned(model.believed):
+        return float(of["speed"])
+    return float(min(1.0, of["speed"] * of["best"] / of["alone"]))
 
 
 @jit
@@ -193,7 +203,7 @@ def _speed_by_estimates(model: SlowdownModel, load: Load, job: int) -> float:
                 if neighbour["seen"] != visit:
                     neighbour["seen"] = visit
                     lost += lost_beside(model.believed, link, own["kind"], neighbour["kind"])
-    return float(min(1.0, own["best"] / (own["alone"] * (1.0 + lost))))
+    return float(1.0 / (1.0 + lost))
 
 
 @jit

@@ -117,12 +117,13 @@ def sure_only(believed: LearnedSlowdowns | None) -> bool:
 @jit
 def set_pressure(
     believed: LearnedSlowdowns | None, kind: int, use: LinkUse, count: int, needs: Floats, alone: float
-) -> None:
-    """Set ``needs``, for `load.enter`, to the pressure of a job of this kind, by its step alone."""
+) -> float:
+    """Set ``needs`` to what a job presses on its links, as learned of its kind; return the step that they are of."""
     if believed is None:
-        return
+        return alone
     for i in range(count):
-        needs[i] = believed.contention[believed.name[kind], link_kind(believed.nodes, use.link[i]), 1] * alone
+        needs[i] = believed.contention[believed.name[kind], link_kind(believed.nodes, use.link[i]), 1]
+    return 1.0
 
 
 @jit

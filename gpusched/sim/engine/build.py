@@ -223,11 +223,11 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     if rule not in PLACEMENTS and rule not in components("placements"):
         known = dict.fromkeys((*PLACEMENTS, *components("placements")))
         raise UsageError(f"no placement named {rule!r}; one of {', '.join(known)}")
-    believed = options.believed if options.network is None else None
+    believed = options.believed
     if needs_snapshots(unsplit, options, policy):  # nothing is shared beside slices that are cut on demand, nor resized
         options = replace(options, share="no", believed=None, elastic=None)
         believed = None
-    share, notes = sharing_of(options.share, trace, policy, rule, believed)
+    share, notes = sharing_of(options.share, trace, policy, rule, believed, options.network is not None)
     blind = (_NO_TOPOLOGY,) if rule == "contention" and options.network is None else ()
     rates = options.rates
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)

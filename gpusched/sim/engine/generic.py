@@ -49,6 +49,7 @@ class SimQueue(NamedTuple):
         waiting: ``int64[jobs]``: waiting jobs by rank; ``size[0]`` of them.
         users: ``USER[users]``: what each user holds and has used; with groups each user in each of its groups.
         leaf: ``int64[jobs]``: the row of ``users`` for which a job's usage counts.
+        others: ``HELD[changes]``: what runs outside the trace, by time; ``passed[0]`` of them have been.
         priority: ``int64[jobs]``: what goes before keys that change; empty: nothing does. In ranks it is anyway.
         tree: By which ``fairshare`` ranks them; empty without groups.
         outcome: Where the pass writes.
@@ -65,6 +66,8 @@ class SimQueue(NamedTuple):
     size: Ints
     users: Records
     leaf: Ints
+    others: Records
+    passed: Ints
     priority: Ints
     tree: FairShareTree
     outcome: PassOutcome
@@ -83,13 +86,15 @@ class SimQueue(NamedTuple):
 def new_queue(world: SimWorld) -> SimQueue:
     """Return an empty queue."""
     jobs, policy = len(world.sim.jobs), world.policy
-    groups, leaves, leaf, users = usage_leaves(world)
+    groups, leaves, leaf, users, others = usage_leaves(world)
     by_all = policy.kind == "changing"
     return SimQueue(
         waiting=np.zeros(jobs + 1, np.int64),
         size=np.zeros(1, np.int64),
         users=users,
         leaf=leaf,
+        others=others,
+        passed=np.zeros(1, np.int64),
         priority=explicit_priorities(world.trace),
         tree=tree_of(groups, leaves if groups else ()),
         outcome=new_outcome(jobs, len(world.sim.held)),
@@ -133,6 +138,7 @@ run_generic = looped(decide_generic)
 @jit
 def update_queue(sim: Sim, passes: Passes, queue: SimQueue) -> None:
     """Record the jobs that ended and that became ready at this instant, and what the order goes by."""
+    _count_others(sim, queue.users, queue.others, queue.passed)
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
         count_held_gpus(sim, queue.users, queue.leaf, job, -1)
@@ -148,6 +154,19 @@ def update_queue(sim: Sim, passes: Passes, queue: SimQueue) -> None:
         for i in range(queue.size[0]):  # the partitions where jobs wait
             sim.dirty[sim.shapes[sim.jobs[queue.waiting[i]]["shape"]]["queue"]] = 1
         queue.usage[:] = queue.users
+
+
+@jit
+def _count_others(sim: Sim, users: Records, others: Records, passed: Ints) -> None:
+    """Count what runs outside the trace until now for its users; starts of this instant do not count yet, as here."""
+    now = sim.clock[0]
+    while passed[0] < others.size and others[passed[0]]["time"] <= now:
+        change = others[passed[0]]
+        if change["gpus"] > 0 and change["time"] == now:
+            return
+        account(users, change["user"], change["time"], sim.clock[2])
+        users[change["user"]]["held"] += change["gpus"]
+        passed[0] += 1
 
 
 @jit
@@ -219,18 +238,23 @@ ORDER_CODES = {
 }
 
 _MAX_AGE_S = 7 * 86400.0
+# A change of the GPUs that a user holds outside the trace.
+HELD = np.dtype([("time", np.float64), ("gpus", np.int64), ("user", np.int64)])
 
 
-def usage_leaves(world: SimWorld) -> tuple[Groups, list[tuple[str, str]], Ints, Records]:
+def usage_leaves(world: SimWorld) -> tuple[Groups, list[tuple[str, str]], Ints, Records, Records]:
     """Return the tree that the policy goes by, its (user, group) for whom usage counts, each job's, and these users.
 
     As live: a job counts for the group that it names, else for its user's first one. Without groups, for its user.
-    Users without a job in the trace are there, too: what they used before counts for their groups.
+    Users without a job in the trace are there, too: what they used before counts for their groups; and what they hold
+    outside the trace meanwhile, which comes last (`SimQueue.others`).
     """
     trace, groups = world.trace, world.options.groups if world.policy.by_usage else Groups()
-    account = np.full(len(trace), -1) if trace.account is None or not groups else trace.account
+    others, user = trace.others, np.append(trace.user, trace.others.user)
+    account = np.full(len(trace), -1) if trace.account is None else trace.account
+    account = np.append(account, others.account) if groups else np.full(len(user), -1)
     width = len(trace.accounts) + 1
-    keys, of = np.unique((trace.user + 1) * width + account + 1, return_inverse=True)
+    keys, of = np.unique((user + 1) * width + account + 1, return_inverse=True)
     kinds = np.column_stack((keys // width - 1, keys % width - 1))
     leaves: dict[tuple[str, str], int] = {}
     found = []
@@ -240,10 +264,16 @@ def usage_leaves(world: SimWorld) -> tuple[Groups, list[tuple[str, str]], Ints, 
         found.append(leaves.setdefault(leaf, len(leaves)))
     before = [(split_leaf(name), gpu_hours) for name, gpu_hours in world.options.usage.items()]
     rows = [leaves.setdefault((user, group if groups else ""), len(leaves)) for (user, group), _ in before]
-    users = filled(USER, len(leaves), since=float(trace.submit[0]) if len(trace) else 0.0)
-    scale = usage_scale(world)
+    since, scale, row = float(trace.submit[0]) if len(trace) else 0.0, usage_scale(world), ints(found)[of]
+    users = filled(USER, len(leaves), since=since)
     np.add.at(users["used"], ints(rows), np.array([3600.0 * scale * gpu_hours for _, gpu_hours in before]))
-    return groups, list(leaves), ints(found)[of], users
+    held, runs = np.round(scale * others.gpus).astype(np.int64), others.end > since
+    changes = filled(
+        HELD, 2 * int(runs.sum()), time=np.append(others.end[runs], np.maximum(others.begin[runs], since)),
+        gpus=np.append(-held[runs], held[runs]), user=np.tile(row[len(trace) :][runs], 2),
+    )  # fmt: skip
+    changes = changes[np.lexsort((changes["gpus"], changes["time"]))]  # ends before starts
+    return groups, list(leaves), row[: len(trace)], users, changes
 
 
 @jit

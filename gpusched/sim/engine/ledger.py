@@ -1,7 +1,8 @@
 """What a replay's running jobs take of limits, and what has been used of those of GPU hours; as `queue.quotas` live.
 
 A pass that starts a job charges `QueueJobs.room` (`sched.bounds`); here it comes back: at once when the job ends or is
-stopped, GPU seconds that it used when they leave the seven days, hour by hour of the calendar.
+stopped, GPU seconds that it used when they leave the seven days, hour by hour of the calendar. What runs outside the
+trace takes and gives back when it did.
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ from gpusched.sched.state import Floats, Ints, QueueJobs, Records
 
 HOUR_S = 3600.0
 HOURS = WEEK_S // 3600 + 1  # that the seven days before a time within an hour touch
+# A run outside the trace begins, or is over and began then.
+OTHER = np.dtype([("time", np.float64), ("over", np.int64), ("row", np.int64), ("begin", np.float64)])
 
 
 class SimLedger(NamedTuple):
     """The limits of a replay.
 
     Attributes:
-        account, room, links: The same arrays as in `QueueJobs`.
+        account, room, links: The same arrays as in `QueueJobs`; after the jobs come the runs outside the trace.
         row: ``int64[bounds]``: row of ``used`` of a bound of GPU seconds, else -1.
         used: ``int64[rows, HOURS]``: GPU seconds of runs that are over, by hour of the calendar (modulo HOURS).
         hour: ``int64[1]``: the hour of now; ``used`` has nothing older than seven days before it began.
-        kept: ``int64[2]``: sum of ``used``; whether some of it has just left the seven days.
+        kept: ``int64[2]``: sum of ``used``; whether some of it has just left the seven days, or others gave back.
         epoch: ``float64[1]``: Unix seconds of time 0.
         limit: ``float64[jobs]``: time limits, at most seven days; seconds.
         scale: Into how many parts a GPU is counted here (`sched.accounts.gpu_scale`); sizes of jobs are in GPUs.
+        others: ``OTHER[changes]``: what runs outside the trace, by time; ``passed[0]`` of them have been.
     """
 
     account: Ints
@@ -43,6 +47,8 @@ class SimLedger(NamedTuple):
     epoch: Floats
     limit: Floats
     scale: int = 1
+    others: Records = np.zeros(0, OTHER)
+    passed: Ints = np.zeros(1, np.int64)
 
 
 def plan_copy(ledger: SimLedger | None) -> SimLedger | None:
@@ -128,15 +134,16 @@ def record_usage(ledger: SimLedger, row: int, gpus: int, begin: float, end: floa
 
 @jit
 def next_expiry(ledger: SimLedger | None, waits: bool) -> float:
-    """Return when GPU seconds that waiting jobs need may leave the seven days; infinite: never."""
-    if ledger is None:
+    """Return when limits may leave more for waiting jobs though none of them ends; infinite: never."""
+    if ledger is None or not waits:
         return np.inf
-    return float((ledger.hour[0] + 1) * HOUR_S - ledger.epoch[0]) if waits and ledger.kept[0] > 0 else np.inf
+    over = (ledger.hour[0] + 1) * HOUR_S - ledger.epoch[0] if ledger.kept[0] > 0 else np.inf
+    return float(min(over, ledger.others[ledger.passed[0]]["time"]) if ledger.passed[0] < ledger.others.size else over)
 
 
 @jit
 def expire_usage(ledger: SimLedger | None, now: float, dirty: Ints) -> None:
-    """Advance the seven days to now."""
+    """Advance the seven days, and what runs outside the trace, to now."""
     if ledger is None:
         return
     hour, gone = int((now + ledger.epoch[0]) // HOUR_S), 0
@@ -151,11 +158,19 @@ def expire_usage(ledger: SimLedger | None, now: float, dirty: Ints) -> None:
     if gone > 0:
         ledger.kept[0] -= gone
         dirty[:] = 1
+    while ledger.passed[0] < ledger.others.size and ledger.others[ledger.passed[0]]["time"] <= now:
+        change = ledger.others[ledger.passed[0]]
+        ledger.passed[0] += 1
+        if change["over"] != 0:
+            ledger.kept[1] = 1
+            release_limits(ledger, change["row"], change["begin"], change["time"], dirty)
+        else:
+            charge_limits(ledger, change["row"])
 
 
 @jit
 def usage_expired(ledger: SimLedger | None) -> bool:
-    """Return whether usage has left the seven days at this instant."""
+    """Return whether limits leave more at this instant, though no job may have ended."""
     return ledger is not None and ledger.kept[1] > 0
 
 

@@ -13,11 +13,12 @@ from gpusched.sched.mapping.problem import MappingSolution, Problem
 from gpusched.sched.mapping.queue import MappingFacts, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import MappingReport
 from gpusched.sched.stages import speeds_by_name
-from gpusched.sched.state import BACKFILLS, EASY, Floats, Ints
+from gpusched.sched.state import BACKFILLS, EASY, PRIORITY, Floats, Ints
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.generic import dequeue_started, new_queue, ordered, update_queue
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import start_granted, state_of
+from gpusched.sim.engine.share import pair_up, release_pairs_once
 from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Sim
 from gpusched.sim.knowledge import keys_of
 
@@ -91,11 +92,25 @@ class MappedRun:
 
     def _decide(self, log: EventLog, partition: int) -> None:
         """Map one partition, and start its jobs in the engine."""
-        sim, queue, outcome = self._world.sim, self._queue, self._queue.outcome
+        sim, passes, queue, outcome = self._world.sim, self._world.passes, self._queue, self._queue.outcome
         waiting = self.order(partition)
-        if not len(waiting):
+        own = waiting if sim.pairs is None else ordered(sim, queue, partition)
+        if not len(own):
             return
         outcome.total[:] = 0
+        outcome.code[own] = PRIORITY  # of jobs that are in no mapping
+        if sim.pairs is not None:
+            release_pairs_once(sim.pairs, sim, passes.releases)
+        if len(waiting):
+            self._map(log, partition, waiting)
+        if sim.pairs is not None:
+            pair_up(sim.pairs, sim, log, passes, outcome, own)
+        self.started(outcome.started[: outcome.total[0]])
+        dequeue_started(sim, queue, own)
+
+    def _map(self, log: EventLog, partition: int, waiting: Ints) -> None:
+        """Start the jobs of a queue that have a place in its mapping."""
+        sim, outcome = self._world.sim, self._queue.outcome
         state = self._state._replace(now=float(sim.clock[0]))
         facts = self._facts._replace(held=self._held(partition))
         *_, reports = map_queue(state, waiting, facts, self._mapping, self._backfill, self._solver)
@@ -104,8 +119,6 @@ class MappedRun:
         # when its end is looked for among the releases, it must be the one noted there
         sim.jobs["expected"][started] = state.jobs.limit[started]
         start_granted(sim, log, outcome, None)
-        self.started(started)
-        dequeue_started(sim, queue, waiting)
 
     def _held(self, partition: int) -> Floats:
         """Return the GPUs that each user's jobs hold in a partition, ``float64[users]``."""

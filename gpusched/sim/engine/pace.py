@@ -16,7 +16,7 @@ from gpusched.compiled import jit
 from gpusched.sched.fit import with_gpus
 from gpusched.sched.heaps import push, remove
 from gpusched.sched.state import PlacementRequest, Records
-from gpusched.sched.topology.load import enter_links, leave, neighbours, speed_of
+from gpusched.sched.topology.load import enter_links, leave, neighbours, rate_of, speed_of
 from gpusched.sim.engine.state import IN_SYSTEM, RUNNING, UNMEASURED, Links, Pace, Paired, Sim
 from gpusched.sim.result import NODE_FAIL
 
@@ -319,4 +319,4 @@ def speed_on_links(links: Links | None, job: int) -> float:
     """Return a running job's speed on its nodes and links; 1: alone on its fastest layout."""
     if links is None:
         return 1.0
-    return float(links.load.jobs[job]["speed"])
+    return rate_of(links.model, links.load, job)

@@ -13,7 +13,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.sorting import by_priority, stable_order
-from gpusched.sched.state import POLICY, SKIP, ClusterState, Ints, PassOutcome
+from gpusched.sched.state import LIMIT, POLICY, SKIP, ClusterState, Ints, PassOutcome
 from gpusched.sched.topology.contention import set_excess
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.generic import PLAIN, SimQueue, note_start, ordered, update_queue
@@ -31,6 +31,7 @@ from gpusched.sim.engine.placing import (
     update_ways,
 )
 from gpusched.sim.engine.queue import remove_running, start_granted, state_of
+from gpusched.sim.engine.share import note_unreached, pair_up, release_pairs_once
 from gpusched.sim.engine.state import DECIDE, RUNNING, EventLog, Passes, Sim
 
 
@@ -63,6 +64,7 @@ def decide_walk(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> int:
         waiting, held = queue_now(sim, passes, walk, queue)
         _pass(sim, log, passes, walk, waiting[: held + 1], SKIP)
         _pass(sim, log, passes, walk, jobs_behind(sim, walk, queue, waiting, held), walk.placing.backfill)
+        put_beside(sim, log, passes, walk, waiting)
     return end_walk(sim, walk)
 
 
@@ -105,7 +107,9 @@ def _set_heads(walk: Walk) -> None:
 def queue_now(sim: Sim, passes: Passes, walk: Walk, queue: int) -> tuple[Ints, int]:
     """Return a partition's waiting jobs, and the place of the one that must start first (-1: none)."""
     of, now = walk.placing, sim.clock[0]
+    release_pairs_once(sim.pairs, sim, passes.releases)
     waiting = _ordered(sim, walk, queue)
+    note_unreached(sim.pairs, walk.outcome, waiting, LIMIT)  # behind one that holds up all
     held = -1
     for i in range(waiting.size):
         job = waiting[i]
@@ -177,6 +181,16 @@ def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, waiting: Ints, ba
                 cost = walk.costs.wait_cost[job, 0] + walk.costs.wait_cost[job, 1]
                 of.wake[0] = min(of.wake[0], until_of(walk.costs, job, cost))
     begin(sim, log, passes, walk)
+
+
+@jit
+def put_beside(sim: Sim, log: EventLog, passes: Passes, walk: Walk, waiting: Ints) -> None:
+    """Start jobs that the passes left waiting for room beside running ones, where they share GPUs."""
+    outcome = walk.outcome
+    before = outcome.total[0]
+    pair_up(sim.pairs, sim, log, passes, outcome, waiting)
+    for i in range(before, outcome.total[0]):
+        note_start(sim, walk.queue, outcome.started[i])
 
 
 @jit

@@ -9,8 +9,8 @@ from gpusched.model.plan import ReasonCode
 from gpusched.model.slicetables import GPU_PARTS
 from gpusched.sched.accounts import COLUMNS, chain
 from gpusched.sched.limits import limit_message
-from gpusched.sched.state import LINK, Floats, Ints, ints
-from gpusched.sim.engine.ledger import HOUR_S, HOURS, SimLedger, record_usage
+from gpusched.sched.state import LINK, Floats, Ints, Records, filled, ints
+from gpusched.sim.engine.ledger import HOUR_S, HOURS, OTHER, SimLedger, record_usage
 from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.slicing import parts_by_job
 from gpusched.traces.trace import Trace
@@ -58,14 +58,18 @@ def ledger_of(
 
     ``limit: float64[jobs]``: time limits, seconds; ``least: int64[jobs]``: the fewest GPUs that each may have.
     """
-    bounds, never = _Bounds(applied.quotas), dict[int, str]()
-    unknown = np.full(len(trace), -1, np.int64)
+    bounds, never, others = _Bounds(applied.quotas), dict[int, str](), trace.others
+    unknown, outside = np.full(len(trace), -1, np.int64), np.full(len(others.user), -1, np.int64)
     some = trace.account, trace.qos, trace.array, trace.array_limit
-    columns = [unknown if column is None else column for column in some]
+    more = others.account, others.qos, outside, outside
+    columns = [np.append(unknown if own is None else own, other) for own, other in zip(some, more, strict=True)]
     # Limits are looked up once for each user, account, class and array: jobs are many, these are few.
-    kinds, of = np.unique(np.column_stack((trace.user, *columns)), axis=0, return_inverse=True)
+    users = np.append(trace.user, others.user)
+    kinds, of = np.unique(np.column_stack((users, *columns)), axis=0, return_inverse=True)
     of, first = of.reshape(-1), np.full(len(kinds), -1, np.int64)
-    rows, week = np.split(np.argsort(of, kind="stable"), np.cumsum(np.bincount(of))[:-1]), np.minimum(limit, WEEK_S)
+    own = of[: len(trace)]
+    rows = np.split(np.argsort(own, kind="stable"), np.cumsum(np.bincount(own, minlength=len(kinds)))[:-1])
+    week = np.minimum(limit, WEEK_S)
     # With slices GPUs are counted in parts, as live.
     sliced = trace.profile is not None
     scale, part = (GPU_PARTS, parts_by_job(trace)) if sliced else (1, np.ones(len(trace), np.int64))
@@ -86,7 +90,8 @@ def ledger_of(
     if not bounds.links:
         return None, never
     hourly = np.array([rule.unit == "gpu_s" for rule in bounds.rules])
-    epoch = trace.epoch or 0.0
+    epoch, week = trace.epoch or 0.0, np.append(week, np.minimum(others.limit, WEEK_S))
+    gpus = np.append(gpus, np.round(others.gpus * scale).astype(np.int64))
     ledger = SimLedger(
         account=np.column_stack((first[of], gpus, (gpus * week).astype(np.int64))),
         room=ints([rule.limit * (1 if rule.unit == "jobs" else scale) for rule in bounds.rules]),
@@ -98,6 +103,8 @@ def ledger_of(
         epoch=np.array([epoch]),
         limit=week,
         scale=scale,
+        others=_changes(trace, np.flatnonzero(first[of[len(trace) :]] >= 0)),
+        passed=np.zeros(1, np.int64),
     )
     known = len(bounds.rules)
     # Usage before the replay counts until it leaves the seven days.
@@ -107,3 +114,14 @@ def ledger_of(
                 parts = round(use.gpus * scale)
                 ledger.room[at] -= record_usage(ledger, int(ledger.row[at]), parts, use.begin, use.end)
     return ledger, never
+
+
+def _changes(trace: Trace, rows: Ints) -> Records:
+    """Return these runs outside the trace, ``int64[runs]``, as `SimLedger.others`."""
+    others = trace.others
+    begin, over = others.begin[rows], np.repeat((1, 0), len(rows))
+    changes = filled(
+        OTHER, 2 * len(rows), time=np.append(others.end[rows], begin), over=over, row=len(trace) + np.tile(rows, 2),
+        begin=np.tile(begin, 2),
+    )  # fmt: skip
+    return changes[np.lexsort((-over, changes["time"]))]  # ends before starts

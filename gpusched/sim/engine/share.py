@@ -74,9 +74,8 @@ def share_gpus(
         return False
     if pace.slots.size == 0:
         return False
+    note_unreached(sim.pairs, outcome, ordered, PRIORITY)
     pairs = _has_pairs(sim.pairs)
-    for job in ordered if pairs else ordered[:0]:
-        outcome.code[job] = PRIORITY  # of jobs that the pass does not reach
     shared = Shared(pace, sim, log, passes, rule, backfill)
     _pass_shared(state_of(sim, passes, outcome), ordered, backfill, shared)
     if policy_backfill != EASY and not pairs:
@@ -189,6 +188,14 @@ def _has_pairs(pairs: Paired | None) -> bool:
     return pairs is not None
 
 
+@jit
+def note_unreached(pairs: Paired | None, outcome: PassOutcome, ordered: Ints, code: int) -> None:
+    """Set the code of jobs that the pass to come may not reach, by which `pair_up` goes."""
+    if pairs is not None:
+        for job in ordered:
+            outcome.code[job] = code
+
+
 @inlined
 @jit
 def pair_up(pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, outcome: PassOutcome, ordered: Ints) -> None:
@@ -225,6 +232,7 @@ def pair_up(pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, outco
         job, mate = outcome.started[at], mates[pairings.beside[at - before]]["owner"]
         pace.runs[job]["mate"] = mate
         pace.runs[mate]["mate"] = job
+        sim.jobs[job]["shape"] = outcome.shape[job]
         log_event(sim, log, PAIRED, mate)
         start_job(sim, log, job, outcome.nodes, outcome.offset[job], 0, 0.0)
 
