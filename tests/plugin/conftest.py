@@ -23,9 +23,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def gpusched(
-    plugin: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Run:
+def gpusched(plugin: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """``gpusched WORDS`` with the distribution installed, in a folder of the test's own.
 
     In this process, which finds components anew each time; processes of their own: tests/e2e/test_plugins.py.
