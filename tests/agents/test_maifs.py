@@ -38,7 +38,7 @@ from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, new_run, wo
 from gpusched.config.weights import TrainedModel, load_file
 from gpusched.estimation.speeds import learn
 from gpusched.sched.sizing.question import PART, Question, SizingNodes, new_claims, question_of
-from tests import commands
+from tests.agents import inside
 from tests.traces.samples import real
 
 PER = len(CORES) * len(MEMORY_GB)
@@ -323,7 +323,7 @@ def test_training_keeps_the_start_unless_others_are_better_on_average_and_nowher
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return commands.run("reproduce", "maifs", *words, cwd=cwd, timeout=300)
+    return inside.run("reproduce", "maifs", *words, cwd=cwd)
 
 
 def test_the_table(tmp_path: Path) -> None:
