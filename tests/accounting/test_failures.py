@@ -28,13 +28,13 @@ def history(
     rng: np.random.Generator, jobs: int, rates: Sequence[float], bad: dict[tuple[str, int], float]
 ) -> list[EndedAttempt]:
     """Jobs of as many names as there are failure rates, of 1 or 2 GPUs; ``bad``: GPU -> by how much more they fail."""
+    most = (len(rates), NODES, 2, GPUS, GPUS)
+    drawn = rng.integers(0, most, (jobs, len(most))).tolist()
     found = []
-    for number in range(jobs):
-        kind = int(rng.integers(len(rates)))
-        node = f"n{rng.integers(NODES)}"
-        gpus = tuple(sorted(rng.choice(GPUS, size=int(rng.integers(1, 3)), replace=False).tolist()))
+    for number, ((kind, at, two, *gpus), luck) in enumerate(zip(drawn, rng.random(jobs).tolist(), strict=True)):
+        node, gpus = f"n{at}", tuple(sorted({*gpus[: 1 + two]}))
         rate = rates[kind] * max(bad.get((node, gpu), 1.0) for gpu in gpus)
-        outcome = "FAILED" if rng.random() < rate else "COMPLETED"
+        outcome = "FAILED" if luck < rate else "COMPLETED"
         found.append(attempt(number, {node: gpus}, outcome, user=f"u{kind % 5}", name=f"k{kind}"))
     return found
 

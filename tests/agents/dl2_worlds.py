@@ -12,11 +12,11 @@ from gpusched.agents.dl2.rules import policy_of
 from gpusched.agents.dl2.slots import Policy, SlotJobs, SlotProgress, simulate
 from gpusched.agents.dl2.workloads import SLOTS, Dl2Job, Dl2Workload, dl2
 from gpusched.sched.state import Ints
-from tests import commands
+from tests.agents import inside
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return commands.run("reproduce", "dl2", *words, cwd=cwd, timeout=300)
+    return inside.run("reproduce", "dl2", *words, cwd=cwd)
 
 
 def workload(*jobs: tuple[int, float], nodes: int = 2, most: int = 4) -> tuple[Dl2Workload, dict[str, Any]]:

@@ -27,7 +27,7 @@ from gpusched.agents.dl2.observed import fully_observed, new_observed
 from gpusched.agents.dl2.slots import SpeedChange, fastest_alone, simulate
 from gpusched.agents.dl2.train import PartitionWorld
 from gpusched.agents.dl2.weights import SHIPPED, arrays_of, read_actors
-from gpusched.agents.dl2.workloads import dl2, draw
+from gpusched.agents.dl2.workloads import draw
 from gpusched.config.weights import TrainedModel, load_file
 from gpusched.estimation.speeds import SpeedLearner
 from gpusched.sched.agent import Unusable
@@ -37,6 +37,7 @@ from tests.agents.dl2_worlds import assert_within, rule, workload
 from tests.agents.dl2_worlds import run as reproduce
 from tests.sched.sizing import One, cases, claims_of, power
 from tests.sim.worlds import trace_of
+from tests.strategies import examples
 from tests.traces.samples import real
 
 
@@ -173,8 +174,14 @@ def test_a_change_of_speed_is_for_one_kind_from_its_slot_on() -> None:
 
 
 def test_the_public_setting_s_targets(tmp_path: Path) -> None:
-    """On the workloads of the independent implementation, with the weights that come along; none was learned from."""
-    file = real("dl2_workloads.json.gz")
+    """On workloads of the independent implementation, with the weights that come along; none was learned from.
+
+    Two of each setting; of 500 nodes one. On all of them: ``gpusched reproduce dl2``.
+    """
+    drawn = json.loads(gzip.decompress(real("dl2_workloads.json.gz").read_bytes()))
+    drawn = [w for w in drawn if w["seed"] < 1000 + examples(1 if w["nodes"] == 500 else 2)]
+    file = tmp_path / "drawn.json"
+    file.write_text(json.dumps(drawn))
     policies = [f"--policy={name}" for name in ("dl2", "drf", "optimus", "greedy-gain")]
     done = reproduce("--workloads", str(file), *policies, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -190,18 +197,18 @@ def test_the_public_setting_s_targets(tmp_path: Path) -> None:
     for setting in ("96", "500"):
         assert jct(setting, "dl2") <= (1 - 0.175) * jct(setting, "optimus")
         assert jct(setting, "dl2") <= 1.05 * jct(setting, "dl2", "bound_slots")
-    few = tmp_path / "24.json"
-    two = [w for w in json.loads(gzip.decompress(file.read_bytes())) if w["nodes"] == 24][:2]
-    few.write_text(json.dumps(two))
-    rows = [row for row in rows if row["nodes"] == 24 and row["seed"] in {w["seed"] for w in two}]
-    again = reproduce("--workloads", str(few), "--policy=dl2", "--restart=120s", "--json", cwd=tmp_path)
+    actor, speeds = read_actors(None)["trained"], read_speeds(None, 16)
+    one = prepare(draw("24 nodes", 0), speeds)
+    plain, restarts = (simulate(one.jobs, Player(actor, all_known(), one), slots).jct.mean() for slots in (0.0, 0.1))
+    assert plain < restarts <= 1.02 * plain
+    again = reproduce("--workloads", str(file), "--policy=drf", "--restart=120s", "--json", cwd=tmp_path)
     rows += [row | {"policy": "restarts"} for row in json.loads(again.stdout)]
-    assert jct("24", "dl2") < jct("24", "restarts") <= 1.02 * jct("24", "dl2")
+    assert jct("24", "drf") < jct("24", "restarts")
 
 
 def test_before_it_learns_it_is_worse_and_imitation_makes_it_the_rule() -> None:
     actors, speeds = read_actors(None), read_speeds(None, 16)
-    for setting in dl2().clusters:
+    for setting in ("12 nodes", "24 nodes", "96 nodes"):
         one = prepare(draw(setting, 0), speeds)
         jct = {stage: simulate(one.jobs, Player(actors[stage], all_known(), one)).jct.mean() for stage in actors}
         assert jct["warm"] == pytest.approx(simulate(one.jobs, rule("drf", one.jobs)).jct.mean(), rel=0.08), setting
@@ -318,7 +325,7 @@ class Reversed(FewValidations):
 
 def test_the_same_seed_learns_the_same_whichever_thread_ends_first() -> None:
     pytest.importorskip("torch")
-    recipe = Dl2Recipe(nodes=(12, 24), imitated=4, imitation_steps=40, rounds=2, batch=3, kept=64)
+    recipe = Dl2Recipe(nodes=(8, 12), imitated=4, imitation_steps=20, rounds=2, batch=3, kept=64)
     speeds = read_speeds(None, 16)
     worlds = FewValidations(recipe, speeds), Reversed(recipe, speeds)
     first, again = (learning.learn(recipe, world, 5, workers=n) for world, n in zip(worlds, (1, 4), strict=True))
@@ -332,7 +339,7 @@ def test_the_same_seed_learns_the_same_whichever_thread_ends_first() -> None:
 
 def test_imitation_comes_near_what_it_imitates() -> None:
     torch = pytest.importorskip("torch")
-    recipe, speeds = Dl2Recipe(nodes=(12, 24), imitated=8, imitation_steps=400, kept=64), read_speeds(None, 16)
+    recipe, speeds = Dl2Recipe(nodes=(12, 24), imitated=6, imitation_steps=300, kept=64), read_speeds(None, 16)
     trainer = learning.Dl2Trainer(recipe, PublicSetting(recipe, speeds), 5, 1, torch.device("cpu"))
     untrained = trainer.networks.weights()
     trainer.imitate()

@@ -43,7 +43,7 @@ QUICK = {
     "gist": "generations: 1, population: 4, jobs: 60, traces: 1, validation: 6, validate_every: 1, "
     "validation_jobs: 300, use_weight: 0",
     "rltune": "iterations: 1, sequences: 4, sequence: 64, rollouts: 2, imitation: 1, knows: limit, objective: jct",
-    "dl2": "rounds: 2, batch: 4, hidden: 8, most: 4",
+    "dl2": "rounds: 1, batch: 4, hidden: 8, most: 4",
     "maifs": "generations: 1, population: 4, tries: 1, validations: 2, most: 4",
     "topology": "generations: 4, population: 4, tries: 1, watch: 2, every: 1, window: 60",
 }
@@ -55,7 +55,7 @@ partitions: {p: {nodes: [a, b, c, d], flavors: {one: {gpus: 1, cores: 1, memory:
 GANGS = WORKLOAD.replace("jobs: 300", "jobs: 150").replace(
     "[{gpus: 1, share: 1}]", "[{gpus: 1, share: 1}, {gpus: 4, share: 1}, {gpus: 8, share: 2}]"
 )
-FEW = WORKLOAD.replace("jobs: 300", "jobs: 120")
+FEW = WORKLOAD.replace("jobs: 300", "jobs: 80")
 SOURCES = {
     "topology": "--generate gangs.yaml --inventory racks.yaml -p p",
     **dict.fromkeys(("dl2", "maifs"), "--generate few.yaml --nodes 2"),

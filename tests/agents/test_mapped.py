@@ -93,7 +93,7 @@ def test_training_chooses_by_mapped_replays(tmp_path: Path, monkeypatch: pytest.
     )
     quick = {"iterations": 1, "sequences": 2, "sequence": 16, "rollouts": 2, "imitation": 1, "hidden": 4}
     spec = PolicySpec(name="m", agent="rltune", place="fastest", mapping=SPEC.mapping, settings=quick)
-    drawn = Scenario(trace(), POOL, power_model(POOL))
+    drawn = Scenario(trace(70), POOL, power_model(POOL))
     job = TrainJob(
         spec=spec, partition="p", scenario=drawn, held_out=(drawn,), workload=None, declared=None, seed=0, device="cpu",
         checkpoint=Checkpoint(tmp_path / "checkpoint", "key"),

@@ -1,4 +1,4 @@
-"""``gpusched reproduce gist --quick`` as a process of its own."""
+"""``gpusched reproduce gist --quick``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests import commands
+from tests.agents import inside
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    page = tmp_path_factory.mktemp("reproduce") / "page.html"
-    done = commands.run("reproduce", "gist", "--quick", "--json", "--html", str(page), timeout=500)
+    folder = tmp_path_factory.mktemp("reproduce")
+    done = inside.run("reproduce", "gist", "--quick", "--json", "--html", "page.html", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout), page.read_text("utf-8")
+    return json.loads(done.stdout), (folder / "page.html").read_text("utf-8")
 
 
 def test_the_keys_others_rely_on(made: tuple[dict[str, Any], str]) -> None:

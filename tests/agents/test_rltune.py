@@ -40,7 +40,7 @@ from gpusched.study.study import Scenario
 from gpusched.traces.file import FLOATS, INTS
 from gpusched.traces.generate import generate
 from gpusched.traces.workload import RunTime, SizeClass, Workload
-from tests import commands
+from tests.agents import inside
 
 WORKLOAD = Workload(
     jobs=400, start=0.0, load=1.0, load_gpus=16, name="small", users=6, burst_share=0.6, burst_size=8.0,
@@ -188,7 +188,7 @@ def test_settings_say_what_is_wrong() -> None:
 
 
 def gpusched(*words: str) -> str:
-    done = commands.run(*words, timeout=500)
+    done = inside.run(*words, cwd=Path.cwd())
     assert done.returncode == 0, done.stderr
     return done.stdout
 

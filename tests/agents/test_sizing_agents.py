@@ -20,11 +20,11 @@ from gpusched.cli import main as cli
     ("agent", "recipe", "decides"),
     [
         (
-            "dl2", "rounds: 2, batch: 2, hidden: 4",
+            "dl2", "rounds: 1, batch: 2, hidden: 4",
             "a linear score of 20 inputs, and a network of 27-4-1 beside it",
         ),
         (
-            "maifs", "generations: 2, population: 4, tries: 1, validations: 2",
+            "maifs", "generations: 1, population: 4, tries: 1, validations: 2",
             "groups of nodes that bid by a linear rule of 10 inputs of a job",
         ),
     ],

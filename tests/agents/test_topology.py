@@ -15,7 +15,7 @@ from gpusched.agents.topology.reproduce import TopologyRow, row_of, settings_of
 from gpusched.agents.topology.workloads import draw, load_scenario, settings
 from gpusched.sched.topology.tree import links_of, new_use
 from gpusched.sim.network import read_pairs
-from tests import commands
+from tests.agents import inside
 from tests.traces.samples import real
 
 SETTINGS, POLICIES = settings(), load_scenario().policies
@@ -25,7 +25,7 @@ CLUSTER = "r1: {nodes: 'a-[1-4]', uplink: 100G, parent: top}\nr2: {nodes: 'b-[1-
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return commands.run("reproduce", "topology", *words, cwd=cwd, timeout=300)
+    return inside.run("reproduce", "topology", *words, cwd=cwd)
 
 
 def test_jobs_offer_the_load_in_the_shares_of_their_mix():

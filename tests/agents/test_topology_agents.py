@@ -35,7 +35,7 @@ from gpusched.sim.network import machines, read_pairs
 from gpusched.sim.policies import policy_by_name
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
-from tests import commands
+from tests.agents import inside
 from tests.traces.samples import real
 
 DAY_S = 86_400.0
@@ -274,7 +274,7 @@ def test_weights_are_learned_written_and_taken(tmp_path: Path) -> None:
     words = ("reproduce", "topology", "--topology", "16x4", "--load", "0.9", "--quick", "--json")
 
     def gpusched(*more: str) -> subprocess.CompletedProcess[str]:
-        return commands.run(*words, *more, cwd=tmp_path)
+        return inside.run(*words, *more, cwd=tmp_path)
 
     wanted = ("--policy", "agents-4", "--policy", "untrained-4")
     learned = gpusched("--out", "w.safetensors", *wanted)

@@ -20,7 +20,7 @@ from gpusched.config.weights import load_file
 from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.power import power_model
 from gpusched.study.study import Scenario
-from tests import commands
+from tests.agents import inside
 
 RACKS = settings()["16x4-racks"]
 QUICK = {"generations": 2, "population": 4, "tries": 2, "watch": 2, "every": 1, "window": 60}
@@ -133,7 +133,7 @@ def test_a_trace_on_the_inventory_s_racks(tmp_path: Path) -> None:
     rows = [JOB.format(i, 60 * i, rng.integers(60, 4000), rng.choice([1, 2, 4, 8])) for i in range(150)]
     (tmp_path / "log.swf").write_text("".join(rows))
     words = ("--trace", "log.swf", "--inventory", "inventory.yaml", "--out", "policies/topology", "--json")
-    done = commands.run("train", "topology.yaml", *words, cwd=tmp_path)
+    done = inside.run("train", "topology.yaml", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ((made,), metrics) = (json.loads(done.stdout), json.loads(done.stdout)[0]["card"]["metrics"])
     assert made["card"]["knows"] == "nothing", "the order of submission and skipping ask for no run times"

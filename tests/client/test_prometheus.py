@@ -329,10 +329,12 @@ def test_each_alert_fires_when_it_should_and_not_else(tmp_path: Path, fires: boo
     cases = []
     for name, series in ALERTS.items():
         given = [{"series": key, "values": value} for key, value in series[0 if fires else 1].items()]
-        quiet = {"eval_time": "5h", "alertname": name, "exp_alerts": []}
+        quiet = {"eval_time": "3h", "alertname": name, "exp_alerts": []}
         cases.append({"interval": "1m", "input_series": given, "alert_rule_test": [quiet]})
     path = tmp_path / "test.yaml"
-    path.write_text(yaml.safe_dump({"rule_files": [str(ALERT_RULES)], "tests": cases}))
+    path.write_text(
+        yaml.safe_dump({"rule_files": [str(ALERT_RULES)], "evaluation_interval": "5m", "tests": cases}), "utf-8"
+    )
     done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
     quiet_failures = re.findall(r"alertname: (\w+)", done.stdout + done.stderr)
     assert quiet_failures == (list(ALERTS) if fires else [])

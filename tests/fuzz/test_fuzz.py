@@ -1,4 +1,4 @@
-"""Some hundred fuzzed inputs at each door; a million: ``make fuzz``."""
+"""A hundred fuzzed inputs at each door; a million: ``make fuzz``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pytest
 
 from tests.fuzz.running import TooSlow, run
 from tests.fuzz.targets import TARGETS, opened
+from tests.strategies import examples
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_input_is_answered(name: str, tmp_path: Path) -> None:
     with opened(name, tmp_path) as target:
-        report = run(name, target.make, target.ask, [], 500, seed=2026)
+        report = run(name, target.make, target.ask, [], examples(150), seed=2026)
     assert not report.defects, report.defects
     assert len(report.outcomes) > 1, "as many kinds of answers as kinds of inputs"
 

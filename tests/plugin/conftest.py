@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.cli import main as cli
 from gpusched.config import plugins
-from tests.plugin.building import HERE, install
+from tests.plugin.building import install
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -23,14 +23,19 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def gpusched(installed: Path, tmp_path: Path) -> Run:
-    """``gpusched WORDS`` with the distribution installed, in a folder of the test's own."""
-    paths = os.pathsep.join([str(HERE.parents[1]), str(installed)])
-    env = os.environ | {"PYTHONPATH": paths, "GPUSCHED_STATE": str(tmp_path / "state"), "COLUMNS": "200"}
+def gpusched(plugin: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """``gpusched WORDS`` with the distribution installed, in a folder of the test's own.
+
+    In this process, which finds components anew each time; processes of their own: tests/e2e/test_plugins.py.
+    """
+    monkeypatch.setenv("GPUSCHED_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gpusched", *words]
-        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+        forget()
+        capfd.readouterr()
+        return subprocess.CompletedProcess(words, cli.run(words), *capfd.readouterr())
 
     return run
 
@@ -41,6 +46,11 @@ def plugin(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(installed))
     plugins.components.cache_clear()
     yield
+    forget()
+
+
+def forget() -> None:
+    """Have this process find and load components anew."""
     plugins.components.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "gpusched_example"]:
         del sys.modules[name]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gpusched.agents.dl2.decide import STEP_FEATURES, zero_actor
+from gpusched.agents.dl2.online import OnlineRecipe, update_agent
 from gpusched.agents.dl2.weights import actor_of, arrays_of
 from gpusched.config.weights import load_model, save_model
 from tests.agents.histories import lived
@@ -39,6 +40,12 @@ def noon(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = time.time
     ahead = (clock() // DAY_S + 0.5) * DAY_S - clock()
     monkeypatch.setattr(time, "time", lambda: clock() + ahead)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates of few rounds: how good they get is another test's matter."""
+    monkeypatch.setattr(update_agent, "__defaults__", (OnlineRecipe(rounds=5),))
 
 
 @pytest.fixture
@@ -100,6 +107,7 @@ def test_a_shadow_learns_from_live_decisions_and_is_proposed_when_later_days_pro
     assert row(beside, state="live", partition="V100")["version"] == last["version"]
 
 
+@pytest.mark.usefixtures("quick")
 def test_it_goes_on_from_its_last_update_and_only_of_the_same_shadow(
     beside: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +132,7 @@ def test_it_goes_on_from_its_last_update_and_only_of_the_same_shadow(
     assert abs(int(found[1]) - sum(counts)) < 5, "another shadow begins at the beginning"
 
 
+@pytest.mark.usefixtures("quick")
 def test_an_update_that_is_not_written_whole_is_none(beside: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")

@@ -39,9 +39,15 @@ def _unfiltered(
         return np.cumsum(line.reshape(-1, step), axis=0, dtype=np.uint8).reshape(-1)
     if kind == 2:
         return line + above
-    out, up, given = [0] * (len(line) + step), [0] * step + above.tolist(), line.tolist()
-    for i, value in enumerate(given):
-        left, over, corner = out[i], up[i + step], up[i]
+    given = line.tolist()
+    up = [0] * step + above.tolist()
+    out = up.copy() if kind == 4 else [0] * len(up)
+    change = np.flatnonzero(line)
+    first, last = (0, len(line)) if kind == 3 else (int(change[0]), int(change[-1])) if change.size else (0, -1)
+    for i in range(first - first % step, len(line)):
+        if i > last and i % step == 0 and out[i : i + step] == up[i : i + step]:
+            break  # as left of `first`: without a change, next to what is as above, a pixel is as above
+        value, left, over, corner = given[i], out[i], up[i + step], up[i]
         if kind == 3:
             guess = (left + over) // 2
         else:

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from gpusched.config.inventory import load_inventory
 from gpusched.model.jobs import Allocation, JobState, NodeAllocation
 from gpusched.model.slices import MigSlice, slice_index
 from gpusched.queue.store import Store
+from tests import commands
 from tests.study.png import pixels
 from tests.web.browser import Browser
 from tests.web.conftest import NASTY, SECRET, Served, build, move
@@ -392,9 +391,8 @@ def files(built: tuple[Path, dict[str, str]], tmp_path_factory: pytest.TempPathF
     folder, out = built[0], tmp_path_factory.mktemp("files")
     env = os.environ | {"GPUSCHED_STATE": str(folder / "state")}
     for _ in range(2):  # again over the first, as cron does
-        argv = [sys.executable, "-m", "gpusched", "web", "--export", str(out / "page")]
-        done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == ""
+        done = commands.run("web", "--export", str(out / "page"), cwd=folder, env=env)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
     handler = functools.partial(_Quiet, directory=str(out))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -21,6 +21,7 @@ from gpusched.model.commands import RecordAudit
 from gpusched.queue.inbox import Inbox, ReceivedCommand
 from gpusched.queue.store import Store
 from gpusched.web import feed
+from tests import commands
 from tests.testbed.waiting import wait_until
 from tests.web.conftest import NASTY, SECRET, Served, build, move
 
@@ -191,8 +192,7 @@ def test_rows_are_what_status_shows(served: Served) -> None:
         "GPUSCHED_STATE": f"{served.folder}/state",
         "GPUSCHED_INVENTORY": f"{served.folder}/inventory.yaml",
     }
-    argv = [sys.executable, "-m", "gpusched", "status", "-s", "running,pending", "--json"]
-    said = json.loads(subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout)
+    said = json.loads(commands.run("status", "-s", "running,pending", "--json", env=env).stdout)
     rows = served.get("/api/state").json["jobs"]
     assert {
         (j["id"], j["state"], j["gpus"], j["reason"] or "", tuple(j["nodes"])) for j in said if not j["array_id"]

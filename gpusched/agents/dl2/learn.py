@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from gpusched.agents.common.checkpoint import Checkpoint, with_prefix
-from gpusched.agents.common.torch_ import pack_state, set_up, unpack_state
+from gpusched.agents.common.torch_ import Adam, pack_state, set_up, unpack_state
 from gpusched.agents.dl2.agent import PlayableWorkload, Player, prepare
 from gpusched.agents.dl2.decide import CRITIC, DONE_INPUT, INPUTS, SHARED, Actor, Reals, Tape, new_tape, seed_draws
 from gpusched.agents.dl2.observed import new_observed
@@ -232,8 +232,7 @@ class Dl2Trainer:
         self.torch, self._recipe, self._world, self._workers, self._device = torch, recipe, world, workers, device
         self.networks = _Networks(recipe.hidden, seed, device)
         self._rng = np.random.default_rng(seed)
-        critic = {"params": self.networks.critic.parameters(), "lr": 1e-3}
-        self._optimiser = torch.optim.Adam([{"params": self.networks.actor, "lr": recipe.rate}, critic])
+        self._optimiser = Adam((self.networks.actor, recipe.rate), (self.networks.critic.parameters(), 1e-3))
         self._memory: deque[tuple[_StepBatch, Reals, Reals]] = deque(maxlen=recipe.replayed)
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
@@ -266,10 +265,9 @@ class Dl2Trainer:
         imitated = self._world.recorded(networks.weights())
         imitated = imitated or self._simulate(recipe.imitated, recipe.explore[0], True)
         data = _batch_of(imitated, [np.zeros(0, np.float32)] * len(imitated))
-        optimiser = torch.optim.Adam(networks.actor, lr=0.01)
+        optimiser = Adam((networks.actor, 0.01))
         for step in range(recipe.imitation_steps):
-            for group in optimiser.param_groups:
-                group["lr"] = 0.01 * (1.0 - step / recipe.imitation_steps) + 1e-4
+            optimiser.rates[0] = 0.01 * (1.0 - step / recipe.imitation_steps) + 1e-4
             i = self._rng.integers(0, len(data.chosen), 256)
             loss = torch.nn.functional.cross_entropy(self._scores(data, i), self._tensor(data.chosen[i]))
             optimiser.zero_grad()
@@ -296,7 +294,7 @@ class Dl2Trainer:
         """Train on steps sampled with the present weights, and on earlier ones. ``part``: of the training done."""
         recipe = self._recipe
         self._memory.append(self._with_advantages(played))
-        self._optimiser.param_groups[0]["lr"] = recipe.rate * (1.0 - part) + 1e-5
+        self._optimiser.rates[0] = recipe.rate * (1.0 - part) + 1e-5
         bonus = recipe.entropy[0] + (recipe.entropy[1] - recipe.entropy[0]) * part
         for _ in range(recipe.passes):
             for batch, state, target in self._memory:

@@ -180,7 +180,7 @@ class DQNAgent:
         inputs, actions = self.clusters.batch.observation.shape[1], self.clusters.actions
         self.online = network(inputs, actions, hyper).to(self.device)
         self.target = copy.deepcopy(self.online)
-        self.optimizer = self.torch.optim.Adam(self.online.parameters(), lr=hyper.rate, eps=1e-5)
+        self.optimizer = torch_.Adam((self.online.parameters(), hyper.rate), eps=1e-5)
         self.memory = ReplayBuffer(hyper.memory, inputs, actions)
         self.episode_utilization: list[float] = []
         self.best_arrays: Arrays = {}
@@ -242,7 +242,7 @@ class DQNAgent:
             target_q = reward + hyper.gamma * (1 - done) * after.gather(1, choice).squeeze(1)
         q = q_of(self.online, observation, hyper).gather(1, action.unsqueeze(1)).squeeze(1)
         loss = torch.nn.functional.smooth_l1_loss(q, target_q)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.online.parameters(), 10.0)
         self.optimizer.step()
@@ -319,8 +319,7 @@ def train(
                 agent.update()
         done = len(agent.episode_utilization)
         if done // hyper.every > before // hyper.every or done >= hyper.episodes:
-            for group in agent.optimizer.param_groups:
-                group["lr"] = hyper.rate * max(0.1, 1 - done / hyper.episodes)
+            agent.optimizer.rates[0] = hyper.rate * max(0.1, 1 - done / hyper.episodes)
             point = agent.evaluate()
             report.step(done, hyper.episodes, float(np.mean(agent.episode_utilization[-100:])), point.utilization)
             if until(point) or _has_converged(agent.evaluations, hyper.patience):

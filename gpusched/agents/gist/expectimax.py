@@ -92,7 +92,6 @@ def never_waits_at_worst(setting: EpisodeSetting) -> float:
     return _Expectimax(setting, may_wait=False, worst=True).value()
 
 
-@cache
 def clairvoyant(setting: EpisodeSetting, since: str = "start") -> float:
     """Return the mean over sequences of the best U: every placement order, every server, each job as early as it fits.
 
@@ -100,29 +99,39 @@ def clairvoyant(setting: EpisodeSetting, since: str = "start") -> float:
     ``start`` (Eq. 3 as printed), by which it is not: a schedule could delay all jobs until the last is submitted, and
     have the U of jobs submitted at once.
     """
-    sequences = setting.sequences().tolist()
-    return sum(_best(setting, sequence, since == "start") for sequence in sequences) / len(sequences)
+    return _best_of_all(setting)[since != "start"]
 
 
-def _best(setting: EpisodeSetting, sequence: Sequence[int], from_start: bool) -> float:
+@cache
+def _best_of_all(setting: EpisodeSetting) -> tuple[float, float]:
+    """Return the means of `_best` over sequences."""
+    found = [_best(setting, sequence) for sequence in setting.sequences().tolist()]
+    since_start, since_submission = zip(*found, strict=True)
+    return sum(since_start) / len(found), sum(since_submission) / len(found)
+
+
+def _best(setting: EpisodeSetting, sequence: Sequence[int]) -> tuple[float, float]:
+    """Return the best U since the first start, and since the first submission."""
     total = sum(s.gpus for s in setting.servers)
     jobs = [(setting.kinds[k].gpus, setting.kinds[k].run_s / HOUR_S) for k in sequence]
     work = sum(gpus * hours for gpus, hours in jobs) / total
-    shortest = float("inf")
-    for order in itertools.permutations(range(len(jobs))):
-        for places in itertools.product(range(len(setting.servers)), repeat=len(jobs)):
-            if places[order[0]]:
-                continue  # servers are identical: that the first placed is on the first one leaves nothing out
-            taken: list[list[tuple[float, float, int]]] = [[] for _ in setting.servers]
-            for job in order:
-                gpus, hours = jobs[job]
-                submitted = job * setting.gap_s / HOUR_S
-                begin = _earliest(taken[places[job]], gpus, hours, submitted, setting.servers[0].gpus)
-                taken[places[job]].append((begin, begin + hours, gpus))
-            runs = [run for server in taken for run in server]
-            first = min(begin for begin, _, _ in runs) if from_start else 0.0
-            shortest = min(shortest, max(end for _, end, _ in runs) - first)
-    return work / shortest
+    taken: list[list[tuple[float, float, int]]] = [[] for _ in setting.servers]
+    shortest = [float("inf")] * 2
+
+    def place(left: tuple[int, ...], first: float, last: float) -> None:
+        if not left:
+            shortest[:] = min(shortest[0], last - first), min(shortest[1], last)
+        for job in left:
+            gpus, hours = jobs[job]
+            # Servers are identical: that the first placed is on the first one leaves nothing out.
+            for server in taken if len(left) < len(jobs) else taken[:1]:
+                begin = _earliest(server, gpus, hours, job * setting.gap_s / HOUR_S, setting.servers[0].gpus)
+                server.append((begin, begin + hours, gpus))
+                place(tuple(one for one in left if one != job), min(first, begin), max(last, begin + hours))
+                server.pop()
+
+    place(tuple(range(len(jobs))), float("inf"), 0.0)
+    return work / shortest[0], work / shortest[1]
 
 
 def _earliest(taken: list[tuple[float, float, int]], gpus: int, hours: float, from_h: float, size: int) -> float:

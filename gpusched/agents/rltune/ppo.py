@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.agents.common.attention import PARTS
-from gpusched.agents.common.torch_ import pack_state, unpack_state
+from gpusched.agents.common.torch_ import Adam, pack_state, unpack_state
 from gpusched.agents.rltune.candidates import INPUTS, with_net
 from gpusched.agents.rltune.decide import PreparedScorer
 from gpusched.agents.rltune.episodes import Episode, SimulatedEpisode, simulate
@@ -99,7 +99,7 @@ class Learner:
         self._generator = torch.Generator().manual_seed(seed)
         self._settings, self._base, self._seed = settings, base, seed
         self.net = PPONetwork(INPUTS, settings.hidden, OUTPUTS, settings.attention)
-        self.optimiser = torch.optim.Adam(self.net.parameters(), lr=settings.learning_rate)
+        self.optimiser = Adam((self.net.parameters(), settings.learning_rate))
         self.mean, self.scale = np.zeros(INPUTS, np.float32), np.full(INPUTS, _RAW, np.float32)
         self.steps = self._plays = 0
 

@@ -154,7 +154,7 @@ def learn_by_gradient(
     import torch
 
     network = TorchNetwork(start)
-    optimizer = torch.optim.Adam(network.learned, recipe.rate)
+    optimizer = torch_.Adam((network.learned, recipe.rate))
     for step in range(recipe.steps):
         optimizer.zero_grad()
         for at, case in enumerate(cases(step)):

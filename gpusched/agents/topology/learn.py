@@ -119,7 +119,6 @@ def search(
     """Search on; ``tries``: the workloads of a generation, ``save``: called after each."""
     means = list[Floats]()
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-
         watched = list(pool.map(within, held_out))
 
         def judged(numbers: Floats) -> float:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +26,7 @@ from gpusched.queue.beliefs import MAX_STORED_SPEEDS
 from gpusched.queue.snapshots import job_class_estimates
 from gpusched.queue.store import NodeRecord, RunRecord, Store
 from gpusched.sched.interference.gpus import slow_gpus
+from tests import commands
 from tests.builders import spec
 from tests.controller.imagined import GPUS, inventory
 from tests.controller.site import Site
@@ -218,7 +217,7 @@ def knowing(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def run(*argv: str, code: int = 0) -> str:
-    done = subprocess.run([sys.executable, "-m", "gpusched", *argv], text=True, capture_output=True, check=False)
+    done = commands.run(*argv)
     assert done.returncode == code, done
     return done.stdout + done.stderr
 

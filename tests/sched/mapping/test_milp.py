@@ -26,16 +26,21 @@ from gpusched.sched.mapping.problem import MappingSolution, Problem, faults, par
 from gpusched.sched.mapping.summary import MappingReport, summary
 from gpusched.sched.mapping.verify import InconsistentAnswer, check
 from tests.sched.mapping.instances import best_of_all, busy_cluster, greedily, instance
+from tests.strategies import examples
 
 AMPLE_S = 120.0  # of a busy machine's clock; it takes milliseconds
+FOOLED = [541, 849]  # instances that HiGHS 1.16.0 answers wrongly
 
 
-def test_a_thousand_instances_are_sound_and_never_below_greedy() -> None:
+def test_instances_are_solved_soundly_and_never_below_greedy() -> None:
     """Where an answer of HiGHS fails a check the greedy one counts: 1.16.0 gives two such answers, others none."""
     rng = np.random.default_rng(0)
-    better, discarded = 0, []
+    better, tried, discarded = 0, 0, []
     for number in range(1000):
         problem = instance(rng, nodes=int(rng.integers(1, 12)), jobs=int(rng.integers(1, 16)))
+        if number not in FOOLED and number % 4 >= examples(1):
+            continue
+        tried += 1
         first = greedily(problem)
         assert faults(problem, first.nodes) == [], number
         answer = solve(problem, first, budget_s=AMPLE_S)
@@ -50,8 +55,8 @@ def test_a_thousand_instances_are_sound_and_never_below_greedy() -> None:
         assert answer.gap is not None
         assert answer.gap <= 2 * GAP, number
         better += answer.value > first.value + 1e-6
-    assert better > 250  # else there was nothing to find
-    assert discarded == ([541, 849] if version("highspy") == "1.16.0" else [])
+    assert better > tried / 4  # else there was nothing to find
+    assert discarded == (FOOLED if version("highspy") == "1.16.0" else [])
 
 
 def test_small_instances_are_solved_to_the_best_there_is() -> None:
