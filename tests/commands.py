@@ -253,6 +253,11 @@ def _become(words: Sequence[str], env: Mapping[str, str], cwd: str, session: boo
 if __name__ == "__main__":
     for name in _NEEDED:
         importlib.import_module(name)
+    from gpusched.compiled import NotCached, nothing_compiled
+    from gpusched.sched.warming import warm_up
+
+    with contextlib.suppress(NotCached), nothing_compiled():  # a tenth of a second of every controller
+        warm_up()
     gc.freeze()
     if found := _serve(socket.socket(fileno=int(sys.argv[1]))):
         _become(**found[0], files=found[1])
