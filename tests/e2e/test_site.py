@@ -269,11 +269,11 @@ def test_users_reach_their_running_jobs_through_the_controller(shared: Cluster) 
         cluster, [*as_nobody, sys.executable, "-m", "gpusched", "exec", "-it", theirs, "--", "sh"], rows=31, columns=97
     )
     try:
-        screen.type("until stty size | grep 97; do :; done; echo ready-$((1 + 1))\n")
+        screen.type("until stty size | grep 97; do sleep 0.1; done; echo ready-$((1 + 1))\n")
         screen.wait_for("31 97")
         screen.wait_for("ready-2")
         screen.resize(40, 111)
-        screen.type("until stty size | grep -q 111; do :; done; stty size\n")
+        screen.type("until stty size | grep -q 111; do sleep 0.1; done; stty size\n")
         screen.wait_for("40 111")
         screen.type("sleep 9999\n")
         wait_until(lambda: _running(cluster, ["sleep", "9999"]), what="the sleeper")
