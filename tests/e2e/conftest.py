@@ -296,9 +296,9 @@ class Cluster:
         return self.testbed.node(name)
 
     def containers(self, *, running: bool = True) -> list[tuple[str, str]]:
-        """(node, name) of gpusched's podman containers on all nodes, asked without SSH."""
+        """(node, name) of gpusched's podman containers on all nodes of its partitions, asked without SSH."""
         found = []
-        for node in self.testbed.nodes:
+        for node in (node for place, node in enumerate(self.testbed.nodes) if place % 2 < len(self.partitions)):
             everything = [] if running else ["--all"]
             out = node.run(["/usr/bin/podman", "ps", *everything, "--format", "{{.Names}}"]).stdout
             found += [(node.name, name) for name in out.split() if name.startswith("gpusched-")]
