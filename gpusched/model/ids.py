@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 
 from gpusched.model.units import whole_number
 
@@ -26,20 +25,21 @@ _SLURMS = re.compile(r"[0-9]{1,10}([+_][0-9]{1,10})?(~[0-9]{1,4})?")
 
 _RANDOM_BITS = 5 * _RANDOM_CHARS
 _STEP_BACK = 1000 << _RANDOM_BITS  # a clock that is set back by up to a second
-_lock, _last = threading.Lock(), -1
+_last = -1, -1  # the process, and what it minted
 
 
 def mint(now: float) -> str:
     """Return a new job id for a submission at ``now`` (Unix seconds), above the one that this process minted before.
 
-    The inbox is applied by name: what was sent later must not come first, though it is the same millisecond.
+    The inbox is applied by name: what was sent later must not come first, though it is the same millisecond. A process
+    that was forked begins anew: it would mint what its siblings do.
     """
     global _last
     made = _ticks(now) << _RANDOM_BITS | int.from_bytes(os.urandom(4), "big") % (1 << _RANDOM_BITS)
-    with _lock:
-        if made <= _last < made + _STEP_BACK:
-            made = _last + 1
-        _last = made
+    minter, last = _last
+    if minter == os.getpid() and made <= last < made + _STEP_BACK:
+        made = last + 1
+    _last = os.getpid(), made
     return _base32(made, ID_LENGTH)
 
 
