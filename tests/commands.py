@@ -2,14 +2,15 @@
 
 Most of what a short command costs is imports, and tests run thousands of commands. A server, one for each test
 process, has imported what they need, and forks for each: the child has the command's own words, environment, folder,
-standard files, signals and exit code, and runs ``gpusched.__main__.main``. What happens before that (another user,
-Python's own switches) takes a Python of its own; tests of imports start that themselves.
+standard files, signals and exit code, or another user, and runs ``gpusched.__main__.main``. What happens before that
+(Python's own switches) takes a Python of its own; tests of imports start that themselves.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -23,19 +24,24 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 ROOT = str(Path(__file__).parents[1])
 _AT_START = ("GPUSCHED_COMPILED", "PYTHON", "LC_", "LANG", "LD_", "OPENBLAS", "OMP_")
 """Beginnings of variables that Python, or a library that the server has imported, looks at when it starts."""
 _NEEDED = (
     "gpusched.cli.main", "gpusched.cli.complete", "gpusched.cli.jobs", "gpusched.cli.nodes", "gpusched.cli.submit",
+    "gpusched.cli.control", "gpusched.cli.logs", "gpusched.cli.show", "gpusched.cli.wait", "gpusched.cli.why",
     "gpusched.client.show", "gpusched.client.overview", "gpusched.client.control", "gpusched.client.logs",
-    "gpusched.client.why", "gpusched.queue.presence", "gpusched.views.show", "gpusched.views.nodes", "rich.console",
-    "gpusched.controller.service", "numpy", "paramiko",
+    "gpusched.client.why", "gpusched.client.alternatives", "gpusched.client.script.layers", "gpusched.client.submit",
+    "gpusched.client.relay", "gpusched.queue.presence", "gpusched.views.show", "gpusched.views.nodes", "rich.console",
+    "gpusched.controller.service", "gpusched.nodes.ssh_connect", "numpy", "paramiko",
+    # Another user may not read where these lie.
+    "encodings.utf_8_sig", "encodings.idna",
 )  # fmt: skip
+_PR_SET_DUMPABLE = 4  # whether /proc/self is its own
 
 
 def run(
@@ -51,39 +57,58 @@ def run(
     """
     env, own = dict(os.environ if env is None else env), os.environ | {"PYTHONPATH": ROOT}
     differs = any(env.get(name, ROOT) != own.get(name) for name in {*env, *own} if name.startswith(_AT_START))
-    if prefix or differs:
+    user = _user_of(prefix)
+    if differs or (prefix and user is None):
         return subprocess.run(
             [*prefix, sys.executable, "-m", "gpusched", *words], env=env, cwd=cwd, input=input, text=True,
             capture_output=True, timeout=timeout, check=False,
         )  # fmt: skip
-    given, to = os.pipe()
-    said, said_end = os.pipe()
-    wrong, wrong_end = os.pipe()
-    until = time.monotonic() + timeout
-    process = start(words, env, cwd, (given, said_end, wrong_end))
-    for descriptor in (given, said_end, wrong_end):
-        os.close(descriptor)
+    process = popen(words, env, cwd, user)
     try:
-        out, err = _talk(input.encode(), to, (said, wrong), until)
-        code = process.wait(max(0.0, until - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        raise
-    return subprocess.CompletedProcess(["gpusched", *words], code, out.decode(), err.decode())
+        out, err = process.communicate(input, timeout)
+    finally:
+        process.close()
+    return subprocess.CompletedProcess(["gpusched", *words], process.wait(), out, err)
+
+
+def _user_of(prefix: Sequence[str]) -> tuple[int, int] | None:
+    """User and group that these words make a command's, if that is all that they do."""
+    match prefix:
+        case ["setpriv", "--reuid", user, "--regid", group, "--clear-groups"]:
+            return int(user), int(group)
+    return None
+
+
+def popen(
+    words: Sequence[str], env: Mapping[str, str], cwd: str | Path = "/", user: tuple[int, int] | None = None
+) -> Piped:
+    """Start ``gpusched WORDS`` with its standard files in pipes."""
+    (given, to), (said, said_end), (wrong, wrong_end) = os.pipe(), os.pipe(), os.pipe()
+    try:
+        return Piped(_start(words, env, cwd, (given, said_end, wrong_end), user=user), to, said, wrong)
+    finally:
+        for descriptor in (given, said_end, wrong_end):
+            os.close(descriptor)
 
 
 def start(
     words: Sequence[str], env: Mapping[str, str], cwd: str | Path, files: tuple[int, int, int], session: bool = False
 ) -> Process:
     """Start ``gpusched WORDS`` with these standard files; ``session``: in a session of its own."""
-    request = {"words": list(words), "env": dict(env), "cwd": str(cwd), "session": session}
+    return Process(_start(words, env, cwd, files, session))
+
+
+def _start(
+    words: Sequence[str], env: Mapping[str, str], cwd: str | Path, files: tuple[int, int, int], session: bool = False,
+    user: tuple[int, int] | None = None,
+) -> int:  # fmt: skip
+    request = {"words": list(words), "env": dict(env), "cwd": str(cwd), "session": session, "user": user}
     ended, ended_end = os.pipe()
     try:
         _send(_server(os.getpid(), env.get("NUMBA_DISABLE_JIT", ""))[0], request, (*files, ended_end))
     finally:
         os.close(ended_end)
-    return Process(ended)
+    return ended
 
 
 class Process:
@@ -133,6 +158,55 @@ class Process:
         self._said += b"" if b";" in self._said else os.read(self._ended, 64)
         number, _, self._said = self._said.partition(b";")
         return int(number)
+
+
+class Piped(Process):
+    """A command with its standard files in pipes."""
+
+    def __init__(self, ended: int, given: int, out: int, err: int) -> None:
+        super().__init__(ended)
+        self._given, self._out, self._err = self._files = [given, out, err]
+        self._texts: list[TextIO] = []
+
+    @cached_property
+    def stdout(self) -> TextIO:
+        """What it prints, to be read as it comes."""
+        return self._text(self._out)
+
+    @cached_property
+    def stderr(self) -> TextIO:
+        """What goes wrong, to be read as it comes."""
+        return self._text(self._err)
+
+    def _text(self, descriptor: int) -> TextIO:
+        self._files.remove(descriptor)
+        self._texts.append(open(descriptor))
+        return self._texts[-1]
+
+    def communicate(self, input: str = "", timeout: float = 300) -> tuple[str, str]:
+        """Give it its input, and return what it said when it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: It ran on, and was killed.
+        """
+        until = time.monotonic() + timeout
+        try:
+            self._files.clear()  # they are closed there
+            out, err = _talk(input.encode(), self._given, (self._out, self._err), until)
+            self.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.close()
+            raise
+        return out.decode(), err.decode()
+
+    def close(self) -> None:
+        """Kill it, where it still runs, and forget its files."""
+        self.kill()
+        self.wait()
+        for text in self._texts:
+            text.close()
+        while self._files:
+            os.close(self._files.pop())
 
 
 def _talk(given: bytes, to: int, sources: tuple[int, int], until: float) -> tuple[bytes, bytes]:
@@ -226,7 +300,10 @@ def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
                 selector.register(process, selectors.EVENT_READ)
 
 
-def _become(words: Sequence[str], env: Mapping[str, str], cwd: str, session: bool, files: Sequence[int]) -> None:
+def _become(
+    words: Sequence[str], env: Mapping[str, str], cwd: str, session: bool, user: Sequence[int] | None,
+    files: Sequence[int],
+) -> None:  # fmt: skip
     """Be the command in this process, to its end."""
     if session:
         os.setsid()
@@ -238,6 +315,11 @@ def _become(words: Sequence[str], env: Mapping[str, str], cwd: str, session: boo
     os.environ.clear()
     os.environ.update(env)
     time.tzset()
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(*[user[1]] * 3)
+        os.setresuid(*[user[0]] * 3)
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1)  # as whom a program is started by
     os.chdir(cwd)
     sys.argv = ["gpusched", *words]
     try:
@@ -253,6 +335,11 @@ def _become(words: Sequence[str], env: Mapping[str, str], cwd: str, session: boo
 if __name__ == "__main__":
     for name in _NEEDED:
         importlib.import_module(name)
+    from gpusched.compiled import NotCached, nothing_compiled
+    from gpusched.sched.warming import warm_up
+
+    with contextlib.suppress(NotCached), nothing_compiled():  # a tenth of a second of every controller
+        warm_up()
     gc.freeze()
     if found := _serve(socket.socket(fileno=int(sys.argv[1]))):
         _become(**found[0], files=found[1])

@@ -1,8 +1,8 @@
 """Job ids: minted by the client, sortable by time, short enough to type a prefix of.
 
 Eleven characters of Crockford's base 32 (no i, l, o, u): eight of milliseconds since 2025-01-01 (good until 2059),
-three random. Two clients that mint the same id in the same millisecond are distinguished by the inbox, whose file
-creation fails for the second, which mints again.
+three random; those of one process increase. Two clients that mint the same id in the same millisecond are distinguished
+by the inbox, whose file creation fails for the second, which mints again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,24 @@ _TASK_ID = re.compile(rf"[{ALPHABET}]{{1,{ID_LENGTH}}}(_({_INDEX}|{_INDICES}))?"
 _SLURMS = re.compile(r"[0-9]{1,10}([+_][0-9]{1,10})?(~[0-9]{1,4})?")
 
 
+_RANDOM_BITS = 5 * _RANDOM_CHARS
+_STEP_BACK = 1000 << _RANDOM_BITS  # a clock that is set back by up to a second
+_last = -1, -1  # the process, and what it minted
+
+
 def mint(now: float) -> str:
-    """Return a new job id for a submission at ``now`` (Unix seconds)."""
-    return _base32(_ticks(now), _TIME_CHARS) + _base32(int.from_bytes(os.urandom(4), "big"), _RANDOM_CHARS)
+    """Return a new job id for a submission at ``now`` (Unix seconds), above the one that this process minted before.
+
+    The inbox is applied by name: what was sent later must not come first, though it is the same millisecond. A process
+    that was forked begins anew: it would mint what its siblings do.
+    """
+    global _last
+    made = _ticks(now) << _RANDOM_BITS | int.from_bytes(os.urandom(4), "big") % (1 << _RANDOM_BITS)
+    minter, last = _last
+    if minter == os.getpid() and made <= last < made + _STEP_BACK:
+        made = last + 1
+    _last = os.getpid(), made
+    return _base32(made, ID_LENGTH)
 
 
 def of_request(name: str, second: int) -> str:

@@ -5,6 +5,7 @@ Those that reach the controller have an entry in the audit log; the kernel refus
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -116,7 +117,8 @@ class Place:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(300)
             sock.connect(str(self.state / "relay.sock"))
-            sock.sendall(request if isinstance(request, bytes) else frame(REQUEST, msgspec.json.encode(request)))
+            with contextlib.suppress(BrokenPipeError):  # a refusal that came before the request, as the client has it
+                sock.sendall(request if isinstance(request, bytes) else frame(REQUEST, msgspec.json.encode(request)))
             return answer(sock)
 
 

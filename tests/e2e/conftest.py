@@ -78,7 +78,7 @@ class Cluster:
         self.inventory = folder / "inventory.yaml"
         self.controller: subprocess.Popen[bytes] | commands.Process | None = None
         self._log = folder / "controller.log"
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[commands.Piped] = []
 
     # ---- the inventory --------------------------------------------------------------------------------------
 
@@ -197,19 +197,15 @@ class Cluster:
         assert not check or done.returncode == 0, done
         return done
 
-    def popen(self, *args: str) -> subprocess.Popen[str]:
+    def popen(self, *args: str) -> commands.Piped:
         """Start ``gpusched ARGS``, with its output in pipes; killed at the end of the cluster, if need be."""
-        process = subprocess.Popen(
-            [*GPUSCHED, *args], env=self.env(), cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self._started.append(process)
-        return process
+        self._started.append(commands.popen(args, self.env()))
+        return self._started[-1]
 
-    def finish(self, process: subprocess.Popen[str], timeout: float = 300) -> tuple[int, str, str]:
+    def finish(self, process: commands.Piped, timeout: float = 300) -> tuple[int, str, str]:
         """Exit code, stdout and stderr of what `popen` started, once it has ended."""
         out, err = process.communicate(timeout=timeout)
-        return process.returncode, out, err
+        return process.wait(), out, err
 
     def json(self, *args: str, check: bool = True) -> Any:
         """The one JSON value that ``gpusched ARGS --json`` prints."""
@@ -300,9 +296,9 @@ class Cluster:
         return self.testbed.node(name)
 
     def containers(self, *, running: bool = True) -> list[tuple[str, str]]:
-        """(node, name) of gpusched's podman containers on all nodes, asked without SSH."""
+        """(node, name) of gpusched's podman containers on all nodes of its partitions, asked without SSH."""
         found = []
-        for node in self.testbed.nodes:
+        for node in (node for place, node in enumerate(self.testbed.nodes) if place % 2 < len(self.partitions)):
             everything = [] if running else ["--all"]
             out = node.run(["/usr/bin/podman", "ps", *everything, "--format", "{{.Names}}"]).stdout
             found += [(node.name, name) for name in out.split() if name.startswith("gpusched-")]
@@ -335,8 +331,7 @@ class Cluster:
     def close(self) -> None:
         """Stop the controller; it must not have shown anybody a traceback."""
         for process in self._started:
-            process.kill()
-            process.communicate()
+            process.close()
         if self.controller is not None and self.controller.poll() is None:
             assert self.stop_controller() == 0, self.controller_log
         assert "Traceback" not in self.controller_log, self.controller_log

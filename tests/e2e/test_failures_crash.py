@@ -14,9 +14,13 @@ from tests.testbed import wait_until
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("seed", [1])
 def test_killed_at_many_moments_every_job_runs_exactly_once(stopped: Cluster, seed: int) -> None:
-    """Eight short jobs (gangs, an array, a failing one), and a controller that dies 8 times while they go by."""
+    """Eight short jobs (gangs, an array, a failing one), and a controller that dies 8 times while they go by.
+
+    Processes, whose start depends on the launcher alone; containers: `test_killed_in_each_state`.
+    """
     moments = random.Random(seed)
     stopped.write_inventory()
     stopped.start_controller()

@@ -1,4 +1,4 @@
-"""One episode of the GIST paper in each partition, with real containers, decided by its network; and simulated."""
+"""One episode of the GIST paper in each partition, on real nodes, decided by its network; and simulated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.e2e.conftest import Cluster
 from tests.e2e.decisions import TIMER
 from tests.testbed import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 HOUR_S = 1 / 24
 """Seconds that an hour takes: 3, 7 and 14 seconds for s, m and l."""
 EPISODES = {"A100": (0, 1, 0, 0), "V100": (1, 0, 1, 2)}

@@ -169,7 +169,10 @@ def settled(cluster: Cluster, job: str, size: int, who: str = "it") -> None:
 @pytest.mark.one_partition
 @pytest.mark.parametrize(
     ("trap", "within"),
-    [("trap '' TERM", "ignores the signal"), ("trap 'echo 1 >at.part; exit 5' TERM", "dies while it saves")],
+    [
+        ("trap '' TERM", "ignores the signal"),
+        pytest.param("trap 'echo 1 >at.part; exit 5' TERM", "dies while it saves", marks=pytest.mark.processes),
+    ],
 )
 def test_who_does_not_save_loses_work_once(elastic: Cluster, share: Path, trap: str, within: str) -> None:
     elastic.write_inventory({"grace": "3s"}, policies={"A100": "quick"})

@@ -102,9 +102,9 @@ class Person(Screen):
 @pytest.mark.parametrize("runtime", NODES)
 def test_a_shell_has_a_terminal_and_is_there_again_after_its_client_was_killed(site: Cluster, runtime: str) -> None:
     person = Person(site, "run", *_on(runtime), "--pty", "sh")
-    person.says("31 97", types="until stty size | grep -q 97; do :; done; stty size\n")
+    person.says("31 97", types="until stty size | grep -q 97; do sleep 0.1; done; stty size\n")
     person.resize(40, 111)
-    person.says("40 111", types="until stty size | grep -q 111; do :; done; stty size\n")
+    person.says("40 111", types="until stty size | grep -q 111; do sleep 0.1; done; stty size\n")
     person.says("job-", types="echo job-$GPUSCHED_JOB_ID; x=kept; echo $TERM; tty\n")
     job = person.job()
     person.says(f"job-{job}")
@@ -116,9 +116,8 @@ def test_a_shell_has_a_terminal_and_is_there_again_after_its_client_was_killed(s
     person.says("still-4", types="\x10\x11\x15echo still-$((2 + 2))\n")
     person.close()  # kill -9
     again = Person(site, "attach", job)
-    again.says(
-        "kept-31-97", types='\n\x15until stty size | grep -q 97; do :; done; set -- $(stty size); echo "$x-$1-$2"\n'
-    )
+    wait = "until stty size | grep -q 97; do sleep 0.1; done"
+    again.says("kept-31-97", types=f'\n\x15{wait}; set -- $(stty size); echo "$x-$1-$2"\n')
     again.says("exit", types="exit 5\n")
     assert again.end() == 5
     ended = site.wait_state(job, "FAILED")
@@ -160,7 +159,7 @@ def test_programs_that_fill_the_screen_work(site: Cluster, tmp_path: Path) -> No
     person.says("[0]")  # its status line
     person.says("cols-97", types="echo cols-$(tput cols)\n")
     person.resize(30, 90)
-    person.says("cols-90", types="until [ $(tput cols) = 90 ]; do :; done; echo cols-$(tput cols)\n")
+    person.says("cols-90", types="until [ $(tput cols) = 90 ]; do sleep 0.1; done; echo cols-$(tput cols)\n")
     job = person.job()
     person.close()
     again = Person(site, "attach", job)

@@ -269,11 +269,11 @@ def test_users_reach_their_running_jobs_through_the_controller(shared: Cluster) 
         cluster, [*as_nobody, sys.executable, "-m", "gpusched", "exec", "-it", theirs, "--", "sh"], rows=31, columns=97
     )
     try:
-        screen.type("until stty size | grep 97; do :; done; echo ready-$((1 + 1))\n")
+        screen.type("until stty size | grep 97; do sleep 0.1; done; echo ready-$((1 + 1))\n")
         screen.wait_for("31 97")
         screen.wait_for("ready-2")
         screen.resize(40, 111)
-        screen.type("until stty size | grep -q 111; do :; done; stty size\n")
+        screen.type("until stty size | grep -q 111; do sleep 0.1; done; stty size\n")
         screen.wait_for("40 111")
         screen.type("sleep 9999\n")
         wait_until(lambda: _running(cluster, ["sleep", "9999"]), what="the sleeper")
@@ -380,15 +380,16 @@ def _events(cluster: Cluster) -> list:  # type: ignore[type-arg]
         return reader.events()
 
 
+@pytest.mark.processes
 def test_inventory_and_policies_change_under_running_jobs(stopped: Cluster, share: Path) -> None:
     cluster = stopped
     cluster.settings = SETTINGS | {"tick": "1s"}  # a new inventory is looked for in each
     cluster.write_inventory(leave_out=["dgx003"], policies={"A100": "spread"})
     cluster.start_controller()
     assert set(cluster.nodes()) == {"dgx001", "dgx002", "dgx004"}
-    old = cluster.sh(WAIT, "--gpus", "8", "--mount", f"{share}:/share")
+    old = cluster.shared(WAIT, share, "--gpus", "8")
     cluster.wait_state(old, "RUNNING")
-    waits = cluster.sh(WAIT, "--gpus", "1", "--mount", f"{share}:/share")
+    waits = cluster.shared(WAIT, share, "--gpus", "1")
     wait_until(lambda: (j := cluster.job(waits)) and j.reason == "Resources", what="a reason")
     cluster.write_inventory(policies={"A100": "spread"})  # dgx003 joins
     assert cluster.wait_state(waits, "RUNNING").allocation.parts[0].node == "dgx003"  # type: ignore[union-attr]
@@ -411,10 +412,7 @@ def test_inventory_and_policies_change_under_running_jobs(stopped: Cluster, shar
     def places(*partitions: str) -> dict[str, int]:
         gate = share / f"gate{time.monotonic_ns()}"
         script = f"until [ -e /share/{gate.name} ]; do sleep 0.1; done"
-        jobs = {
-            p: [cluster.sh(script, "-p", p, "--gpus", "1", "--mount", f"{share}:/share") for _ in "12"]
-            for p in partitions
-        }
+        jobs = {p: [cluster.shared(script, share, "-p", p, "--gpus", "1") for _ in "12"] for p in partitions}
         nodes = {p: {cluster.wait_state(j, "RUNNING").allocation.parts[0].node for j in js} for p, js in jobs.items()}  # type: ignore[union-attr]
         gate.touch()
         for js in jobs.values():

@@ -21,7 +21,7 @@ COMPONENT = """
 from torchx.specs import AppDef, Resource, Role, macros
 
 MEET = '''
-import os, socket
+import os, socket, time
 rank, there = int(os.environ["TORCHX_REPLICA_ID"]), (os.environ["MASTER_ADDR"], 29511)
 if rank == 0:
     with socket.create_server(there) as server:
@@ -31,7 +31,7 @@ while rank:
         socket.create_connection(there).sendall(b"rank %d" % rank)
         break
     except ConnectionRefusedError:
-        pass
+        time.sleep(0.1)
 '''
 SMALL = Resource(cpu=1, gpu=0, memMB=100)
 

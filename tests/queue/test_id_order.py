@@ -1,6 +1,6 @@
 """Ids in the order in which they were minted."""
 
-from gpusched.model.ids import id_key
+from gpusched.model.ids import id_key, mint, minted_at
 
 
 def test_numbers_count_as_numbers_and_a_row_of_tasks_is_where_its_first_one_is() -> None:
@@ -11,3 +11,11 @@ def test_numbers_count_as_numbers_and_a_row_of_tasks_is_where_its_first_one_is()
 def test_ids_of_foreign_logs_are_ordered_whatever_they_are() -> None:
     strange = ["]", "[", ",]", "1+x", "1~y", "9" * 5000, "1_["]
     assert sorted(sorted(strange, key=id_key), key=id_key) == sorted(strange, key=id_key)
+
+
+def test_ids_of_one_process_increase_within_a_millisecond_and_when_its_clock_is_set_back_a_little() -> None:
+    now = 1_800_000_000.0
+    made = [mint(now - back / 100) for back in range(100) for _ in range(100)]
+    assert made == sorted(set(made))
+    assert 0 <= minted_at(made[-1]) - now < 1, "they tell their time"
+    assert minted_at(mint(now - 3600)) < now - 3599, "a clock that was wrong by more is right again"

@@ -27,6 +27,11 @@ def is_foreign(node: "TestNode", pid: int) -> bool:
     return "[listener]" in title and not is_listener(node, pid)
 
 
+def is_up(node: "TestNode") -> bool:
+    """Whether the node's listener is there and not stopped; one that has not bound its port yet looks like it."""
+    return any(is_listener(node, pid) and processes.state(pid) in ("S", "R") for pid in node.pids())
+
+
 def listens(node: "TestNode") -> bool:
     """Whether a socket of the node listens on sshd's port."""
     return bool(processes.listening(node.init_pid, node.port))

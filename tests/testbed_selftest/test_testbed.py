@@ -281,6 +281,7 @@ def test_reset_replaces_an_sshd_that_is_stuck(testbed: Testbed, ssh: Ssh, monkey
     node = testbed.nodes[0]
     stuck, up_since = listener(node), node.boot_id
     os.kill(stuck, signal.SIGSTOP)
+    wait_until(lambda: processes.state(stuck) == "T", what="it to stop")
     testbed.reset()
     assert ssh(node, "true").returncode == 0
     assert listener(node) != stuck

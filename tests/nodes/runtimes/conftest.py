@@ -7,6 +7,7 @@ import pytest
 
 from gpusched.model.resources import Node, RuntimeName, Settings
 from gpusched.nodes.opening import open_transport
+from gpusched.nodes.transport import Transport
 from tests.nodes.runtimes.world import World
 from tests.testbed import Testbed
 from tests.testbed import docker as docker_engine
@@ -14,7 +15,19 @@ from tests.testbed import docker as docker_engine
 NODES = {"process": 3, "podman": 0, "docker": 1}
 
 
-def make_world(kind: str, testbed: Testbed, runtime: RuntimeName | None = None) -> World:
+Connections = dict[str, Transport]
+
+
+@pytest.fixture(scope="module")
+def connections() -> Iterator[Connections]:
+    """Those of a file's worlds, by kind: each is made once."""
+    made: Connections = {}
+    yield made
+    for transport in made.values():
+        transport.close()
+
+
+def make_world(kind: str, testbed: Testbed, connections: Connections, runtime: RuntimeName | None = None) -> World:
     test_node = testbed.nodes[NODES[kind]]
     if kind == "docker":
         if reason := docker_engine.why_unavailable():
@@ -25,8 +38,9 @@ def make_world(kind: str, testbed: Testbed, runtime: RuntimeName | None = None) 
         name=test_node.name, partition="p", address=test_node.address, port=test_node.port, user="root",
         key=str(testbed.identity), gpus=8, cores=4, memory_mib=8192, runtime=runtime,
     )  # fmt: skip
-    settings = Settings(known_hosts=str(testbed.known_hosts))
-    return World(runtime, open_transport(node, settings), test_node, test_node.name)
+    if kind not in connections:
+        connections[kind] = open_transport(node, Settings(known_hosts=str(testbed.known_hosts)))
+    return World(runtime, connections[kind], test_node, test_node.name)
 
 
 @pytest.fixture
@@ -44,27 +58,24 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 @pytest.fixture(params=["local", "process", "podman", "docker"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, connections: Connections) -> Iterator[World]:
     if request.param == "local":
         yield request.getfixturevalue("local")
         return
-    made = make_world(request.param, request.getfixturevalue("testbed"))
+    made = make_world(request.param, request.getfixturevalue("testbed"), connections)
     yield made
     made.clean()
-    made.transport.close()
 
 
 @pytest.fixture(params=["podman", "docker"])
-def engine(request: pytest.FixtureRequest, testbed: Testbed) -> Iterator[World]:
-    made = make_world(request.param, testbed)
+def engine(request: pytest.FixtureRequest, testbed: Testbed, connections: Connections) -> Iterator[World]:
+    made = make_world(request.param, testbed, connections)
     yield made
     made.clean()
-    made.transport.close()
 
 
 @pytest.fixture
-def process(testbed: Testbed) -> Iterator[World]:
-    made = make_world("process", testbed)
+def process(testbed: Testbed, connections: Connections) -> Iterator[World]:
+    made = make_world("process", testbed, connections)
     yield made
     made.clean()
-    made.transport.close()

@@ -77,7 +77,7 @@ def test_the_first_who_joins_starts_it_and_hears_all(world: World) -> None:
 
 def test_who_leaves_a_terminal_finds_it_again(world: World) -> None:
     ref = made(world, "sh", session="terminal")
-    size = b"until stty size | grep %s; do :; done; echo seen-$((1 + 1))\n"
+    size = b"until stty size | grep %s; do sleep 0.1; done; echo seen-$((1 + 1))\n"
     first = Joined(world, ref, Terminal(rows=31, columns=97))
     first.type(b"x=kept; " + size % b"97")
     first.says(b"seen-2")

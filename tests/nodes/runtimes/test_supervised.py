@@ -12,7 +12,7 @@ from gpusched.errors import UsageError
 from gpusched.model.jobs import Mount
 from gpusched.model.resources import RuntimeName
 from gpusched.nodes.runtimes.apptainer import Apptainer
-from tests.nodes.runtimes.conftest import make_world
+from tests.nodes.runtimes.conftest import Connections, make_world
 from tests.nodes.runtimes.world import World
 from tests.testbed import Testbed, wait_until
 
@@ -231,13 +231,12 @@ exec "$@"
 
 
 @pytest.fixture
-def apptainer(testbed: Testbed) -> Iterator[World]:
-    world = make_world("process", testbed, RuntimeName.APPTAINER)
+def apptainer(testbed: Testbed, connections: Connections) -> Iterator[World]:
+    world = make_world("process", testbed, connections, RuntimeName.APPTAINER)
     assert world.node is not None
     world.node.install_script("apptainer", STAND_IN)
     yield world
     world.clean()
-    world.transport.close()
 
 
 def test_stand_in_for_apptainer_pulls_once_and_runs(apptainer: World) -> None:

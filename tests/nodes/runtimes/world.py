@@ -34,6 +34,17 @@ listed = attempts.list_attempts({cluster!r}, {node!r}, {runtime!r}, {version!r})
 print(json.dumps([listed, {{pid: attempts.attribute(pid, listed[0]) for pid in {pids!r}}}]))
 """
 
+COMMAND_LINES = r"""
+import os
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        with open("/proc/%s/cmdline" % pid, "rb") as file:
+            line = file.read().translate(bytes.maketrans(b"\0\n", b"  "))
+    except OSError:
+        continue
+    os.write(1, b"%s %s\n" % (pid.encode(), line))
+"""
+
 
 class World:
     """A runtime, a node, and short words for what tests do with them."""
@@ -100,7 +111,8 @@ class World:
             return attempt if attempt and attempt["phase"] in phases else None
 
         try:
-            found = wait_until(there, timeout_s, f"{ref.name} to be {phases}")
+            # To look takes a Python and an engine's client on the node, as long as a container takes to start.
+            found = wait_until(there, timeout_s, f"{ref.name} to be {phases}", interval_s=0.2)
         except TimeoutError as error:
             raise TimeoutError(f"{error}; it is {self.listed()[0].get(ref.name)}") from None
         assert found is not None
@@ -135,13 +147,10 @@ class World:
 
     def pids(self, words: str, part: bool = False) -> list[int]:
         """Processes of the node whose command line is ``words``, or holds them."""
-        script = (
-            "for p in /proc/[0-9]*; do printf '%s ' ${p#/proc/}; tr '\\0\\n' '  ' <$p/cmdline; echo; done 2>/dev/null"
-        )
         found = []
-        for line in self.sh(script).splitlines():
+        for line in self.do(RemoteScript(("python3", "-I", "-S", "-c", COMMAND_LINES))).splitlines():
             pid, _, command = line.partition(" ")
-            if pid.isdigit() and (words in command if part else words == command.strip()):
+            if words in command if part else words == command.strip():
                 found.append(int(pid))
         return found
 
