@@ -73,11 +73,11 @@ def record_check(store: Store, outcome: OperationOutcome) -> None:
     if record is None or record.run != run.id or (outcome.error and outcome.transient):
         return
     result = outcome.result or CheckResult(exit_code=1, line=outcome.error)
-    if run.adopt:  # nothing was started: a second loss proves nothing
-        record = msgspec.structs.replace(record, lost=False)
     after = with_result(record, run.check, result, outcome.time)
+    if result.lost and run.adopt:  # nothing was started, so nothing was lost
+        after = msgspec.structs.replace(record, run="", rank=None, began=None)
     store.put_check_records([after])
-    if after.lost:
+    if result.lost and (run.adopt or after.lost):
         return
     found = open_conditions([after], [(run.node, run.check)])
     store.append(_events(record, after, found, outcome.time))

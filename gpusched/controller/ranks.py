@@ -145,14 +145,14 @@ def _absence(rank: RankRecord, observation: NodeObservation | None, inputs: Reco
 
 
 def launch_timeout(s: RankStatus, inputs: ReconcileInput) -> str:
-    """Return why a rank that is still being prepared, its image perhaps, is given up; "": it is waited for.
+    """Return why a launch in progress is given up; "": it is waited for.
 
-    What it left behind is removed before the job may start elsewhere.
+    Its remains are removed before the job may start elsewhere.
     """
     limit_s, since = inputs.settings.launch_timeout_s, s.rank.launched_at
     if s.phase != "preparing" or since is None or inputs.now < since + limit_s:
         return ""
-    return f"its container, or image, was not there within {format_duration(limit_s)} (settings.launch_timeout)"
+    return f"its container was not ready within {format_duration(limit_s)} (settings.launch_timeout)"
 
 
 def update(step: ReconcileResult, rank: RankRecord, **changes: Any) -> RankRecord:

@@ -21,7 +21,6 @@ from gpusched.config.policies import load_policy, names_in, policy_file, policy_
 from gpusched.config.weights import ModelError
 from gpusched.errors import FileError, GpuschedError, NoHistory, Warnings
 from gpusched.estimation.estimators import HistoryEstimator
-from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.nightly.proof import incumbent_of, scenario_for
 from gpusched.nightly.scoring import Score, scores
@@ -31,7 +30,7 @@ from gpusched.queue.store import Reader
 from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.placed import takes_costs
 from gpusched.sim.policies import ReplayPolicy, policy_of_spec
-from gpusched.study.study import PlannedReplay, Scenario, StudyOutcome, changes, costs_for, row_of, run_all
+from gpusched.study.study import PlannedReplay, StudyOutcome, changes, costs_for, row_of, run_all
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
 from gpusched.views.replay import span
@@ -154,8 +153,9 @@ def nightly(
         notes = [CARRIED.format(carried)] if carried else []
         notes += [f"forecasts: {s.line}" for s in predicted if s.partition == partition.name]
         scenario = scenario_for(part, inventory, partition, notes, reader)._replace(carried=carried)
-        policies = _policies(inventory, live[partition.name], scenario, partition.name)
-        (network, _), estimator = costs_for(policies, scenario), HistoryEstimator()
+        first = incumbent_of(live[partition.name], partition.name, scenario)
+        (network, _), estimator = costs_for([first], scenario), HistoryEstimator()
+        policies = [first, *_others(inventory, first.name, partition.name, network is not None)]
         runs = [
             PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, estimator=estimator, network=network))
             for p in policies
@@ -198,27 +198,25 @@ def _history(inventory: Inventory, reader: Reader, since: str, now: float) -> tu
         return None, 0
 
 
-def _policies(inventory: Inventory, live: PolicySpec, scenario: Scenario, partition: str) -> list[ReplayPolicy]:
-    """Return the live policy, then the others, a site's own before built-in ones; only agents that can decide.
+def _others(inventory: Inventory, live: str, partition: str, costs: bool) -> list[ReplayPolicy]:
+    """Return all policies but the ``live`` one, a site's own before built-in ones; only agents that can decide.
 
-    Placement costs count where the live policy goes by them: then also for the others, if they can be replayed so.
-    Elsewhere policies that go by them are left out.
+    ``costs``: whether placement costs count: then only policies that can be replayed with them, else only those that
+    can be replayed without.
     """
     folders = policy_folders(inventory.path)
     files = [policy_file(name, folders) for name in names_in(folders)]
-    first, found = incumbent_of(live, partition, scenario), []
+    found = list[ReplayPolicy]()
     for file in filter(None, files):
         try:
             spec = load_policy(file, folders)
         except FileError as error:  # a draft, say, which must not cost the report
             Warnings.give(f"{error.line()}; it is left out")
             continue
-        if spec.name != live.name:
+        if spec.name != live:
             with contextlib.suppress(ModelError):
                 found.append(policy_of_spec(spec, None, partition))
-    costs = first.places or (first.by_costs and bool(scenario.learned))
-    fits = takes_costs if costs else lambda policy: not policy.places
-    return [first, *filter(fits, found)]
+    return [policy for policy in found if (takes_costs(policy) if costs else not policy.places)]
 
 
 def _verdict(partition: str, outcomes: list[StudyOutcome], page_file: Path) -> NightlyVerdict:

@@ -23,7 +23,7 @@ class NoticeReads(JobReads):
     _db: sqlite3.Connection
 
     def due_notices(self, now: float, limit: int, without: Sequence[str] = ()) -> list[Notice]:
-        """Return notices due by now, longest due first; ``without``: those to these receivers (a key's first word)."""
+        """Return notices due by now, longest due first; ``without``: those whose keys begin with these words."""
         others = " AND NOT (key >= ? AND key < ?)" * len(without)
         keys = (key for name in without for key in (f"{name} ", f"{name}!"))
         return self._notices(f"WHERE due <= ?{others} ORDER BY due LIMIT ?", (now, *keys, limit))

@@ -206,11 +206,11 @@ def _releases(world: SimWorld, most: Ints) -> Releases | None:
 
 
 def _uses(world: SimWorld, tree: NetworkTree) -> int:
-    """Return the most uses of links at once: a bus, a NIC and all uplinks for every GPU."""
+    """Return the most uses of links at once: a bus, a NIC and all uplinks for every GPU, and each job on it."""
     depth, at = 0, tree.rack.copy()
     while (at >= 0).any():
         depth, at = depth + 1, np.where(at >= 0, np.append(tree.parent, -1)[at], -1)
-    return int(world.pool.total_gpus * (2 + depth))
+    return int(world.pool.total_gpus * (2 + depth)) * (2 if world.shared == "pairs" else 1)
 
 
 def _with_shapes(world: SimWorld, distinct: Ints, rule: int) -> tuple[SimWorld, list[list[int]]]:

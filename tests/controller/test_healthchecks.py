@@ -331,6 +331,20 @@ def test_a_node_that_loses_each_run_fails_the_check(tmp_path: Path, adopt: bool)
     assert ("a" in reasons_against_jobs(site.store, site.inventory)) != adopt
 
 
+def test_a_run_that_was_never_started_is_no_first_loss(tmp_path: Path) -> None:
+    """As of a job that was cancelled before its check was sent: then one reboot failed the check."""
+    site = Site(tmp_path, MEET)
+    start_job(site, "0123456789a", "a")
+    for second, adopt in enumerate((True, False)):
+        (sent,) = operations(site, NOW + second)
+        assert sent.check is not None
+        sent = msgspec.structs.replace(sent, check=msgspec.structs.replace(sent.check, adopt=adopt))
+        with site.store.transaction():
+            record_check(site.store, OperationOutcome(operation=sent, time=NOW + second, result=CheckResult(lost=True)))
+    assert reasons_against_jobs(site.store, site.inventory) == {}
+    assert names(operations(site, NOW + 2)) == [("a", "meet")], "it is run again"
+
+
 def test_a_run_whose_job_is_gone_is_only_asked_for_its_result(tmp_path: Path) -> None:
     site = Site(tmp_path, MEET)
     ranks = start_job(site, "0123456789a", "a")

@@ -260,7 +260,7 @@ def test_a_rank_that_is_not_there_in_time_is_removed_and_the_job_goes_on(
     site.turn(4, 31)
     assert (site.job(job).state, site.ranks(job)) == (JobState.RUNNING, [0])
     assert len([box for host in site.world.hosts.values() for box in host.boxes.values()]) == 1
-    assert "it could not join: its container, or image, was not there" in site.events(job, "rank_left")[0]["message"]
+    assert "it could not join: its container was not ready within" in site.events(job, "rank_left")[0]["message"]
 
 
 def test_its_time_limit_is_that_of_rank_0(site: Site) -> None:

@@ -53,7 +53,7 @@ def test_a_start_that_takes_too_long_is_removed_and_only_then_tried_elsewhere() 
     assert verbs(step) == [("remove", 0, None), ("remove", 1, None)]
     again = reconcile_job(step.job, late, world(says(None), says(None, 1)))
     assert (again.job.state, again.job.retries) == (JobState.PENDING, 1)
-    assert "not there within 2:00:00 (settings.launch_timeout)" in again.job.message
+    assert "not ready within 2:00:00 (settings.launch_timeout)" in again.job.message
 
 
 @pytest.mark.parametrize("phase", ["running", "exited"])

@@ -38,7 +38,7 @@ SETTINGS = {
         DURATION,
         "Silence after which its jobs are requeued.",
     ),
-    "launch_timeout": (DURATION, "For a job's containers, images included, to be ready; then it is retried elsewhere."),
+    "launch_timeout": (DURATION, "Within which a job's containers must be ready, pulls included; else it is retried."),
     "max_retries": ("number", "Maximum restarts of a job after NODE_FAIL."),
     "grace": (DURATION, "Between a job's first signal and the kill."),
     "session_keep": (DURATION, "How long a detached job of `gpusched run` continues."),

@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 
 from gpusched.errors import UsageError
 from gpusched.model.resources import SharingSettings
-from gpusched.model.topology import Topology
+from gpusched.model.topology import Switch, Topology
 from gpusched.sched.decide import decide
 from gpusched.sched.heaps import push
+from gpusched.sched.topology.tree import links_of
 from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.generic import new_queue, run_generic
 from gpusched.sim.engine.pace import join_links
 from gpusched.sim.engine.placing_walk import run_walk
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, PARTS, RUNNING, RUNS, WAITING
-from gpusched.sim.network import learned_network
+from gpusched.sim.network import learned_network, network_for
 from gpusched.sim.placed import walked, with_ways
-from gpusched.sim.policies import ReplayPolicy
+from gpusched.sim.policies import ReplayPolicy, policy_by_name
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.profiles import Profiles, Series
 from gpusched.sim.rates import Rates
@@ -186,6 +187,22 @@ def test_what_agents_and_mappings_leave_waiting_is_put_beside_others(policy, pla
     result = replay(trace, Pool.of([NodeSpec(GPUS)]), policy, placement=placement, believed=believed)
     assert result.start[:2].tolist() == [0, 1]
     assert result.start[2] == result.end[1]  # of the third one there is one partner at a time
+
+
+def test_both_jobs_of_a_pair_have_room_on_all_their_links():
+    """Of four jobs, two on the same GPUs, each is on two NICs and four uplinks."""
+    trace = with_models(replace(trace_of([0] * 4, [10] * 4, [2] * 4), nodes=np.full(4, 2)), "mmmm")
+    pool = Pool.of([NodeSpec(1, name=f"n{i}") for i in range(4)])
+    above = {"top": None, "p0": "top", "p1": "top"} | {f"r{i}": f"p{i // 2}" for i in range(4)}
+    switches = [Switch(name=name, parent=parent, uplink_gbps=100.0, nodes=(f"n{name[1]}",) if name[0] == "r" else ())
+                for name, parent in above.items()]  # fmt: skip
+    network, _ = network_for(Topology(switches=tuple(switches)), trace, pool)
+    policy = replace(policy_by_name("fifo-skip"), placement="best-fit")
+    world, _ = with_ways(world_of(trace, pool, policy, ReplayOptions(rates=RATES, share="pairs", network=network)))
+    links = world.sim.links
+    assert world.shared == "pairs"
+    assert links_of(links.tree, np.array([0, 2]), 2, 1, links.use) == 6
+    assert len(links.load.uses) > 4 * 6
 
 
 def test_fair_share_counts_half_of_a_gpu_for_each_of_two_jobs():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
+import gpusched.data
 from gpusched.config.inventory import load_inventory
+from gpusched.model.interference import JobClassEstimate
 from gpusched.model.jobs import Elastic, JobRecord, JobSpec, JobState
 from gpusched.model.progress import JobProgress
 from gpusched.nightly.replays import NightlyReport, nightly
@@ -146,6 +149,24 @@ def test_taking_jobs_out_of_a_result_leaves_the_others_as_they_were() -> None:
     assert metrics_of(rest).jobs == 2
     assert rest.events.subject[rest.events.kind < 3].max() == 1
     assert result_without(whole, 0) is whole
+
+
+def test_a_live_policy_that_cannot_be_replayed_with_placement_costs_is_compared_without(site: Site) -> None:
+    """Its jobs change their sizes: others that do were left out, and an agent that goes by costs ended the report."""
+    (site.folder / "policies/rings").mkdir(parents=True)
+    (site.folder / "policies/own.yaml").write_text("place: contention\nsizes: drf\n")
+    (site.folder / "policies/rings/policy.yaml").write_text("agent: topology\n")
+    shutil.copy(Path(gpusched.data.__path__[0]) / "topology.safetensors",
+                site.folder / "policies/rings/default.safetensors")  # fmt: skip
+    inventory = site.folder / "inventory.yaml"
+    inventory.write_text(inventory.read_text().replace("policy: fifo", "policy: own"))
+    site.store.put_beliefs([JobClassEstimate(kind="ann/j")])
+    site.job("j", submit=10, start=9, end=8, gpus=2)
+    (part,) = site.report().partitions
+    assert part.runs[0]["policy"] == "own"
+    compared = {run["policy"] for run in part.runs}
+    assert {"drf", "elastic"} <= compared
+    assert "rings" not in compared
 
 
 def test_resizable_jobs_may_have_their_own_sizes_at_their_own_pace(site: Site) -> None:
