@@ -39,7 +39,7 @@ _NEEDED = (
     "gpusched.client.relay", "gpusched.queue.presence", "gpusched.views.show", "gpusched.views.nodes", "rich.console",
     "gpusched.controller.service", "gpusched.nodes.ssh_connect", "numpy", "paramiko",
     # Another user may not read where these lie.
-    "encodings.utf_8_sig", "encodings.idna",
+    "encodings.utf_8_sig", "encodings.idna", "secrets",
 )  # fmt: skip
 _PR_SET_DUMPABLE = 4  # whether /proc/self is its own
 
