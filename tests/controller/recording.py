@@ -73,7 +73,8 @@ class Story:
 
     def submit(self) -> None:
         rng = self.rng
-        job_id = ids.mint(NOW)[:8] + f"{len(self.jobs):03d}"
+        begins = self.jobs[0] if self.jobs else ids.mint(NOW)  # a later one may be of the next millisecond
+        job_id = begins[:8] + f"{len(self.jobs):03d}"
         self.jobs.append(job_id)
         wanted = spec(
             gpus_per_node=rng.randint(0, 4), nodes=rng.choice([1, 1, 1, 2]), time_limit_s=rng.choice([20, 60, 3600]),

@@ -189,6 +189,16 @@ def test_what_agents_and_mappings_leave_waiting_is_put_beside_others(policy, pla
     assert result.start[2] == result.end[1]  # of the third one there is one partner at a time
 
 
+def test_kinds_of_learned_pairs_are_no_gpu_types():
+    nodes, _ = nodes_of({"a": SharingSettings(mode="time-slicing", slowdown=0.5), "b": None})
+    trace = trace_of([0, 1, 2], [90, 40, 1], [3, 3, 0], limit=[100, 90, 1])
+    trace = shared(trace, ["ann", "bob"], ["calm", "calm"], [20, 20])
+    believed, pool = beliefs_for(trace, nodes, BELIEFS), Pool.of([NodeSpec(GPUS, name=name) for name in "ab"])
+    assert believed.speed.shape[0] > len(pool.gpu_types)
+    result = replay(trace, pool, "fifo-skip", placement="fastest", believed=believed)
+    assert result.start[:2].tolist() == [0, 1]
+
+
 def test_both_jobs_of_a_pair_have_room_on_all_their_links():
     """Of four jobs, two on the same GPUs, each is on two NICs and four uplinks."""
     trace = with_models(replace(trace_of([0] * 4, [10] * 4, [2] * 4), nodes=np.full(4, 2)), "mmmm")
