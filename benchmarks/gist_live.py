@@ -25,6 +25,7 @@ from gpusched.config.weights import Arrays
 from gpusched.model.jobs import ENDED
 from tests.e2e import gist_episodes
 from tests.e2e.conftest import SETTINGS, Cluster
+from tests.e2e.decisions import TIMER
 from tests.testbed import Testbed, wait_until
 
 DRAWS = 300
@@ -47,16 +48,18 @@ def lived(
     cluster = Cluster(testbed, folder)
     cluster.settings = {**SETTINGS, "tick": "1s"}
     gist_episodes.write_site(cluster, policy, arrays)
-    cluster.start_controller()
+    noted = folder / "decisions"
+    cluster.start_controller(program=("-c", TIMER), DECISIONS=str(noted))
     found: dict[str, list[gist_episodes.Episode]] = {name: [] for name in drawn}
     try:
         for number in range(len(drawn["A100"])):
             ids = {name: gist_episodes.submit(cluster, name, own[number], hour_s) for name, own in drawn.items()}
             for own in ids.values():
                 wait_until(lambda f=own[-1]: cluster.state_of(f) in ENDED, 600, "f to end")  # type: ignore[misc]
+            decisions = np.array([float(line) for line in noted.read_text().splitlines()])
             for name, own in ids.items():
                 assert {job.policy for i in own if (job := cluster.job(i))} == {policy}
-                found[name].append(gist_episodes.lived(cluster, own, name, hour_s))
+                found[name].append(gist_episodes.lived(cluster, own, name, hour_s, decisions))
         return found
     finally:
         cluster.close()
