@@ -301,6 +301,16 @@ def test_which_backups_are_kept(make: Callable[..., Path], tmp_path: Path) -> No
     assert names(tmp_path) == [made[4], made[5], made[-2], made[-1]]
 
 
+def test_a_backup_of_a_clock_that_was_ahead_is_not_the_newest(
+    make: Callable[..., Path], store: Store, tmp_path: Path
+) -> None:
+    ahead = make(100 * DAY)
+    store.append([Event(time=NOW, kind="clock_stepped")])
+    made = make()
+    assert find_backup(tmp_path / "backups").path == made
+    assert names(tmp_path) == [ahead.name, made.name]
+
+
 @pytest.mark.parametrize("harm", ["truncate", "overwrite", "lose rows", "no manifest", "newer"])
 def test_a_damaged_backup_is_noticed_and_the_one_before_it_found(
     make: Callable[..., Path], tmp_path: Path, harm: str
