@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -22,13 +23,14 @@ from gpusched.model.commands import Submit
 from gpusched.model.events import Event
 from gpusched.model.interference import JobClassEstimate, job_class_of
 from gpusched.model.jobs import Ending, JobSpec, JobState, Preemptions
-from gpusched.model.readings import NodeState
+from gpusched.model.readings import ContainerReading, NodeReading, NodeState
 from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lease import STANDBYS
 from gpusched.queue.presence import COMPILING, FILE, announce, controller_of, controller_presence
 from gpusched.queue.snapshots import _unavailable
 from gpusched.queue.store import INVENTORY_TROUBLE, NodeRecord, RankRecord, Reader, Store
+from tests.builders import spec
 from tests.cli.conftest import GPUSCHED, INVENTORY, Site
 
 KEYS = {
@@ -483,12 +485,26 @@ def test_why_says_how_long_containers_may_still_be_prepared(site: Site) -> None:
     site.change(job_id, state=JobState.STARTING, start_time=None)
     since = time.time() - 600
     rank = RankRecord(job_id=job_id, attempt=1, rank=0, node="dgx-1v-1", runtime="podman", launched_at=since)
-    store = Store.create_or_open(site.state)
-    store.put_ranks([rank])
-    store.close()
+    with contextlib.closing(Store.create_or_open(site.state)) as store:
+        store.put_ranks([rank])
     text = " ".join(site.call("why", job_id).ok().out.split())
     assert "is STARTING: preparing its container for 0:10:0" in text
     assert "given up and retried elsewhere after 2:00:00" in text
+
+
+def test_why_says_that_a_job_waits_for_its_client(site: Site) -> None:
+    job_id = site.submit()
+    site.fold()
+    site.start(job_id)
+    site.change(job_id, state=JobState.STARTING, start_time=None, spec=spec(session=600))
+    rank = RankRecord(job_id=job_id, attempt=1, rank=0, node="dgx-1v-1", runtime="podman", launched_at=time.time())
+    container = ContainerReading(name=f"gpusched-{job_id}-1-0", phase="ready")
+    reading = NodeReading(node="dgx-1v-1", time=time.time(), gpus=(), containers=(container,))
+    with contextlib.closing(Store.create_or_open(site.state)) as store:
+        store.put_ranks([rank])
+        store.put_nodes([NodeRecord(name="dgx-1v-1", reading=reading)])
+    text = " ".join(site.call("why", job_id).ok().out.split())
+    assert f"is STARTING: waits for a client: gpusched attach {job_id}; ended after 0:10:00 without one" in text
 
 
 def test_why_held_and_dependent(site: Site) -> None:

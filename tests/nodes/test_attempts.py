@@ -30,6 +30,7 @@ def phase(**changes: Any) -> str:
         ({"new": True, "files": ["meta"]}, "preparing"),
         ({"new": False, "files": ["meta"]}, "lost"),
         ({"launcher": True, "files": [*STAMPED, "ready"]}, "ready"),
+        ({"launcher": True, "files": [*STAMPED, "ready", "go"]}, "ready"),  # its process is about to begin
         ({"launcher": True, "pid": 9, "pid_alive": True}, "running"),
         ({"pid": 9, "pid_alive": True}, "running"),
         ({"launcher": True, "pid": 9}, "running"),  # the launcher is about to write the exit code
