@@ -178,12 +178,9 @@ def _speeds(world: SimWorld, mapping: Mapping) -> Floats:
 
 
 def _set_measured(speeds: Floats, world: SimWorld) -> None:
-    """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``.
-
-    What was learned of pairs on shared GPUs (not `Paired.equal`) has kinds of its own, and no speeds of GPU types.
-    """
-    pace, pairs = world.sim.pace, world.sim.pairs
-    if pace is not None and (pairs is None or pairs.equal):
+    """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``."""
+    pace = world.sim.pace
+    if pace is not None and pace.by_type:
         measured = pace.runs["row"] >= 0
         speeds[measured] = pace.speed[:, pace.runs["row"][measured], 0].T
 
