@@ -19,7 +19,7 @@ from gpusched.agents.maifs.network import untrained
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.weights import TrainedModel
 from gpusched.model.plan import Resize, Start
-from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec, Resizing
+from gpusched.model.policy import AGENTS, AgentTraits, Mapping, PolicySpec, Resizing
 from gpusched.sched.check import check
 from gpusched.sched.sizing.question import Claims, Question
 from gpusched.sim.engine.build import Outage, ReplayOptions, ResizableJobs
@@ -139,6 +139,19 @@ def test_the_fast_replay_decides_as_the_controller_does_on_snapshots(name: str, 
     assert sum(isinstance(a, Resize) for _, plan in policy.seen for a in plan.actions) > 10
     for snapshot, plan in policy.seen:
         assert check(plan, snapshot)[1] == ()
+
+
+TYPES = Pool.of([NodeSpec(8, 64, 1 << 16, kind, "p") for kind in "BABA"])
+
+
+@pytest.mark.parametrize(("seed", "backfill"), [(1, "skip"), (2, "easy"), (3, "none")])
+def test_resizable_jobs_are_mapped_to_gpu_types_in_replays_as_live(seed: int, backfill: str) -> None:
+    """By the speeds in the policy's file."""
+    mapping = Mapping(fragment_cost=0.0, speeds={"*": {"A": 1.0, "B": 0.6}})
+    spec = msgspec.structs.replace(SPECS["elastic"], place="fastest", backfill=backfill, mapping=mapping)
+    fast, slow, policy = both(spec, mixed(seed), seed, pool=TYPES)
+    assert_same(fast, slow)
+    assert sum(isinstance(a, Resize) for _, plan in policy.seen for a in plan.actions) > 10
 
 
 @pytest.mark.parametrize("name", SPECS)
