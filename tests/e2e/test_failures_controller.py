@@ -45,7 +45,7 @@ def fill_up(path: Path) -> None:
         fill(path.with_name(f"filler{number}"))
 
 
-def test_a_full_disk_loses_nothing_and_is_told_of(small: Cluster) -> None:
+def test_a_full_disk_loses_nothing_and_is_reported(small: Cluster) -> None:
     small.start_controller()
     traces = Traces(small)
     running = traces.until("go")

@@ -98,8 +98,8 @@ def test_it_grows_shrinks_and_survives_the_loss_of_a_rank(hot: Cluster, share: P
     node.run(["kill", "-KILL", pid])
     wait_until(lambda: "rank_left" in [e.kind for e in hot.events(job)][-9:], 30, "the loss")
     wait_ranks(hot, job, 0, 3)
-    told = story(share)
-    assert [line[0] for line in told if "leaves" not in line] == ["0", "1", "2", "3"], "rank 0 began once"
+    starts = story(share)
+    assert [line[0] for line in starts if "leaves" not in line] == ["0", "1", "2", "3"], "rank 0 began once"
     page = hot.json("show", job)
     assert page["attempt"] == 1
     assert page["gpus"] == 16

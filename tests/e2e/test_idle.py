@@ -98,9 +98,9 @@ def test_a_job_is_warned_in_every_place_and_cancelled_once(site: Cluster) -> Non
     declare(site, {"then": "cancel", "after": "601s", "warn_before": "10m"})
     job = start(site)
     wait_event(site, job, "idle_warned")
-    (told,) = site.json("status", job)
-    assert told["idle"]["then"] == "cancel"
-    assert told["idle"]["below"] == 0.05
+    (row,) = site.json("status", job)
+    assert row["idle"]["then"] == "cancel"
+    assert row["idle"]["below"] == 0.05
     assert "to be cancelled at" in re.sub(r"\s+", " ", site.cli("status", job, env={"COLUMNS": "200"}).stdout)
     assert "GPUs below 5% for" in site.cli("why", job).stdout
     shown = site.cli("show", job).stdout

@@ -12,7 +12,7 @@ from tests.testbed import wait_until
 
 pytestmark = pytest.mark.slow
 
-# What it has done it saves, and the next attempt goes on from there; saving takes as long as the test wants.
+# It saves its work, and the next attempt goes on from there; saving lasts until the test ends it.
 SAVES = (
     "echo attempt $GPUSCHED_ATTEMPT;"
     " trap 'until [ -e /share/saves ]; do sleep 0.1; done;"

@@ -66,7 +66,7 @@ def test_a_chain_goes_on_at_its_limit_and_tasks_follow_their_partners(house: Clu
     house.wait_state(f"{after}_0", "COMPLETED")
     house.wait_state(f"{after}_2", "COMPLETED")
     wait_until(
-        lambda: reason(house, f"{after}_1") == "DependencyNeverSatisfied", what="the partner's failure to be told"
+        lambda: reason(house, f"{after}_1") == "DependencyNeverSatisfied", what="the partner's failure to be seen"
     )
     order = (share / "order").read_text().split()
     assert sorted(order) == ["a0", "a1", "a2", "b0", "b2"]
