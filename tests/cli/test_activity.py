@@ -78,7 +78,7 @@ def test_what_comes_through_a_pipe_is_the_same_and_a_quick_one_says_nothing(site
     assert shown == ""
 
 
-def test_reading_a_file_tells_how_much_of_it(tmp_path: Path) -> None:
+def test_reading_a_file_shows_how_much_was_read(tmp_path: Path) -> None:
     from gpusched.traces.readers.columns import CountedFile, open_text
 
     path = tmp_path / "jobs.csv"

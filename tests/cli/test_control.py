@@ -172,7 +172,7 @@ def test_a_job_that_starts_while_jobs_are_read_is_in_one_list(site: Site, monkey
 
 
 def test_of_several_jobs_those_that_have_not_ended_are_cancelled(site: Site) -> None:
-    """As scancel does it; what has ended is told, each in a line. One that never was is a wrong request."""
+    """As scancel does; a line names each job that has ended already. An unknown job is an error."""
     ended, runs, waits = site.submit(), site.submit(), site.submit()
     site.fold()
     for job in (ended, runs):

@@ -1,4 +1,4 @@
-"""The log of controller and tick, as whoever reads it sees it: on stderr, in three forms."""
+"""The log of controller and tick as its readers see it: on stderr, in three forms."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def test_a_file_that_is_missing_is_an_invalid_request(site: Site) -> None:
         assert (done.code, done.err.count("none.")) == (2, 1)
 
 
-def test_an_unknown_command_of_the_audit_log_is_told_from_one_without_entries(site: Site) -> None:
+def test_an_unknown_command_of_the_audit_log_differs_from_one_without_entries(site: Site) -> None:
     site.submit()
     site.fold()
     done = site.call("audit", "--command", "submti")

@@ -82,7 +82,7 @@ def test_a_terminal_is_asked_for_in_a_terminal_only(site: Site) -> None:
     assert site.commands() == []
 
 
-def test_who_works_in_a_terminal_is_told_of_its_end_by_hup(site: Site) -> None:
+def test_a_terminal_session_gets_sighup_at_its_end(site: Site) -> None:
     ours, theirs = os.openpty()
     argv = ["setsid", "--ctty", sys.executable, "-m", "gpusched", "run", "-F", "s-V100", "--pty", "sh"]
     with subprocess.Popen(

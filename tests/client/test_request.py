@@ -77,12 +77,12 @@ def test_slices_are_a_number_and_a_profile(words: list[str], given: dict[str, ob
         (["--gpus-per-node", "a100:2"], "--gpus-per-node: found 'a100:2', expected a number, or slices"),
     ],
 )
-def test_what_are_no_slices_is_told(words: list[str], why: str) -> None:
+def test_invalid_slices_are_rejected(words: list[str], why: str) -> None:
     with pytest.raises(UsageError) as error:
         options.parse(words)
     assert error.value.message.startswith(why)
 
 
-def test_the_first_wrong_value_in_the_tables_order_is_told() -> None:
+def test_the_error_is_of_the_first_wrong_value_in_the_tables_order() -> None:
     with pytest.raises(UsageError, match="--gpus: found 'x'"):
         values_of({"sizes": "y", "time": "soon", "gpus": "x"})

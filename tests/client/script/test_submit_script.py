@@ -138,7 +138,7 @@ def refused_after(site: Site, script: str) -> str:
         (["--mail-user=a@b.org"], ("--mail", "c@d.org"), "c@d.org", ()),
     ],
 )
-def test_who_is_told_of_what(site: Site, lines: list[str], words: tuple[str, ...], mail: str, kinds: list[str]) -> None:
+def test_mail_and_its_events(site: Site, lines: list[str], words: tuple[str, ...], mail: str, kinds: list[str]) -> None:
     text = "".join(f"#SBATCH {line}\n" for line in ["-G 1", *lines])
     spec = submitted(site, f"#!/bin/sh\n{text}", "-p", "gpu", *words)
     assert (spec.mail, spec.notify) == (mail, kinds)
@@ -254,7 +254,7 @@ def test_of_several_partitions_the_first_that_can_hold_it(
     assert submitted(site, "#!/bin/sh\n", "-p", partitions, *size).partition == chosen
 
 
-def test_if_none_can_hold_it_the_first_ones_error_is_told(site: Site) -> None:
+def test_if_no_partition_can_hold_it_the_error_is_of_the_first(site: Site) -> None:
     said = refused(site, "#!/bin/sh\n", "-p", "old,gpu", "-G", "16", "-N", "1")
     assert said == "partition old has no 1 nodes that can hold the job"
     assert refused(site, "#!/bin/sh\n", "-p", "gpu,nowhere", "-G", "1").startswith("there is no partition 'nowhere'")
@@ -318,8 +318,8 @@ def test_the_controller_takes_no_script_that_the_client_would_refuse(site: Site)
 def test_a_dry_run_says_what_it_would_be(site: Site) -> None:
     (site.folder / "train.sh").write_text("#!/bin/sh\n#SBATCH -N 2 --gpus-per-node=4 --ntasks-per-node=4 -c 8 -t 60\n")
     site.fold()
-    told = site.call("submit", "-p", "gpu", "--mem-per-gpu", "16G", "--dry-run", "train.sh").ok().out
-    assert "would request: 2 nodes, each 4 GPUs, 32 cores, 64G, 4 tasks, 1:00:00, in gpu" in told
+    text = site.call("submit", "-p", "gpu", "--mem-per-gpu", "16G", "--dry-run", "train.sh").ok().out
+    assert "would request: 2 nodes, each 4 GPUs, 32 cores, 64G, 4 tasks, 1:00:00, in gpu" in text
 
 
 def test_lines_behind_the_first_command_count_for_nothing_and_it_is_said(site: Site) -> None:
@@ -332,8 +332,8 @@ def test_lines_behind_the_first_command_count_for_nothing_and_it_is_said(site: S
     ]
     spec = site.only_submit().spec
     assert (spec.gpus, spec.hold) == (1, False)
-    told = site.call("submit", "--json", "-p", "gpu", "train.sh").ok().json
-    assert [note.partition(": ")[0] for note in told["notes"]] == ["train.sh:4", "train.sh:5"]
+    answer = site.call("submit", "--json", "-p", "gpu", "train.sh").ok().json
+    assert [note.partition(": ")[0] for note in answer["notes"]] == ["train.sh:4", "train.sh:5"]
 
 
 # -- what is a script
