@@ -351,7 +351,7 @@ def test_whose_request_agreed_shares() -> None:
     ends=st.lists(st.tuples(st.integers(0, 700), st.booleans()), max_size=5), joules=st.integers(0, 10**6),
     use=st.integers(0, 100),
 )  # fmt: skip
-def test_what_a_gpu_did_is_charged_once_whoever_shared_it(ends: list[tuple[int, bool]], joules: int, use: int) -> None:
+def test_what_a_shared_gpu_did_is_charged_once(ends: list[tuple[int, bool]], joules: int, use: int) -> None:
     held = [GpuHolding(f"j{i}", "u", T + end, shares) for i, (end, shares) in enumerate(sorted(ends))]
     before = reading(T, energy_j=0.0, utilization_pct=float(use))
     rows = usage_between(NODE, before, reading(T + 600, energy_j=float(joules), utilization_pct=float(use)), {0: held})

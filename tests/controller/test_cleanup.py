@@ -40,7 +40,7 @@ def verbs(tidy: Cleanup) -> list[tuple[str, str | None]]:
 
 
 @pytest.mark.parametrize("phase", ["running", "preparing", "ready"])
-def test_what_still_lives_is_fenced_and_told_of_once(phase: str) -> None:
+def test_a_rank_that_still_lives_is_fenced_and_reported_once(phase: str) -> None:
     end = [("signal", "KILL")] if phase == "running" else [("remove", None)]  # a kill does not end what has not begun
     first = leftovers(rank(gone=True), says(phase))
     assert verbs(first) == end
@@ -51,7 +51,7 @@ def test_what_still_lives_is_fenced_and_told_of_once(phase: str) -> None:
     assert (verbs(second), second.events) == (end, [])
 
 
-def test_one_that_resists_is_killed_then_removed_at_growing_pauses_then_told_of_once() -> None:
+def test_a_rank_that_resists_is_killed_then_removed_at_growing_pauses_then_reported_once() -> None:
     record, story, at = rank(gone=True), [], NOW
     while at < NOW + 600:
         tidy = leftovers(record, says("running"), now=at)
@@ -128,8 +128,8 @@ def test_an_unknown_container_of_ours_is_reaped() -> None:
     tidy = strays(says("running"))
     assert verbs(tidy) == [("remove", None)]
     assert [(e.kind, e.node, e.job_id) for e in tidy.events] == [("reaped", "n0", ID)]
-    told: set[RankKey] = set()
-    assert [len(strays(says("running"), seen=told).events) for _ in range(3)] == [1, 0, 0]
+    reported: set[RankKey] = set()
+    assert [len(strays(says("running"), seen=reported).events) for _ in range(3)] == [1, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["theirs", "gpusched-x", "gpusched-a-b-c", "gpusched-a-1-0-x", "xgpusched-a-1-0"])

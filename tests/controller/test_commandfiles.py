@@ -318,7 +318,7 @@ def test_an_id_that_is_none_is_refused(world: InboxWorld, bad: str) -> None:
     assert not list(world.state.rglob("*.json"))
 
 
-def test_of_a_long_id_its_beginning_is_told(world: InboxWorld) -> None:
+def test_the_error_shows_the_beginning_of_a_long_id(world: InboxWorld) -> None:
     long = "x" * 39 + "yz"
     (world.inbox.new / "evil.submit").write_bytes(msgspec.json.encode(Submit(time=NOW, id=long, spec=spec())))
     world.fold()
@@ -451,7 +451,7 @@ def test_what_is_no_file_of_its_own_is_set_aside(world: InboxWorld) -> None:
     assert world.fold() == 0
 
 
-def test_what_cannot_be_moved_away_is_told_of_once(world: InboxWorld) -> None:
+def test_a_file_that_cannot_be_moved_away_is_logged_once(world: InboxWorld) -> None:
     for place in (world.inbox.new, world.inbox.refused):
         (place / "same.cancel").mkdir()
         (place / "same.cancel" / "x").touch()
@@ -585,7 +585,7 @@ def test_what_does_not_fit_on_the_disk_waits_and_the_others_go_on(
     assert len(messages(caplog)) == 1
 
 
-def test_of_many_problems_the_first_five_are_told(world: InboxWorld) -> None:
+def test_the_first_five_of_many_problems_are_listed(world: InboxWorld) -> None:
     ids = tuple(f"nobody{n}" for n in range(8))
     for count, more in ((5, ""), (6, "; and 1 more"), (8, "; and 3 more")):
         why = world.say(Cancel(time=world.now, job_ids=ids[:count]))

@@ -99,7 +99,7 @@ def test_two_in_one_round_are_counted_together(world: InboxWorld) -> None:
     assert len(world.refusals()) == 1
 
 
-def test_whoever_left_a_class_does_not_come_back_into_it(world: InboxWorld) -> None:
+def test_a_user_who_left_a_class_cannot_requeue_into_it(world: InboxWorld) -> None:
     job = world.submit(ALICE, qos="high")
     world.put(job, JobState.FAILED)
     world.inventory = replace(world.inventory, quotas=replace(QUOTAS, groups=Groups()))
@@ -125,7 +125,7 @@ def test_a_users_commands_on_many_jobs_take_several_cycles(
     for left in (1, 0):
         world.fold()
         assert len(world.refusals()) == 1
-        assert world.job(others).state is JobState.CANCELLED, "whoever comes behind does not wait"
+        assert world.job(others).state is JobState.CANCELLED, "the next user's command does not wait"
         assert len(list(world.inbox.new.iterdir())) == left
     assert [e.kind for e in world.store.events(job_id=first)].count("held") == 1
     assert [e.kind for e in world.store.events(job_id=second)].count("held") == 2

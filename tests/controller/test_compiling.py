@@ -99,16 +99,16 @@ def test_new_policies_are_tried_though_nobody_waits_for_them(
     assert len(messages(caplog)) == 1
 
 
-def tells(snapshot: Snapshot) -> None:
-    """Leave a file that says what it was given."""
+def write_policies(snapshot: Snapshot) -> None:
+    """Write the names of the snapshot's policies to a file."""
     Path(snapshot.pending[0].id).write_text(",".join(snapshot.policies))
 
 
 def test_the_other_process_has_the_snapshot(tmp_path: Path) -> None:
     snapshot = small_snapshot(PolicySpec(name="x"))
     (job, *_) = trial_of(snapshot).pending
-    told = tmp_path / "told"
-    process = compiler_of(tells, replace(snapshot, pending=(replace(job, id=str(told)),)))
+    written = tmp_path / "written"
+    process = compiler_of(write_policies, replace(snapshot, pending=(replace(job, id=str(written)),)))
     assert process is not None
     assert process.wait(timeout=300) == 0
-    assert told.read_text() == "p"
+    assert written.read_text() == "p"

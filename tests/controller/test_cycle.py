@@ -232,7 +232,7 @@ def site_events(site: Site, kind: str) -> list[Event]:
     return [e for e in site.store.events() if e.kind == kind]
 
 
-def test_what_cannot_be_ended_keeps_its_gpus_lets_its_job_go_and_is_told_of_once(site: Site) -> None:
+def test_a_rank_that_cannot_be_ended_keeps_its_gpus_lets_its_job_go_and_is_reported_once(site: Site) -> None:
     job = site.submit(spec=spec(nodes=2, gpus_per_node=2))
     site.turn(4)
     boxes = [box for _, box in site.world.running()]
@@ -245,7 +245,7 @@ def test_what_cannot_be_ended_keeps_its_gpus_lets_its_job_go_and_is_told_of_once
         ended = site.store.job(job)
         assert ended is not None
     assert ended.state == JobState.CANCELLED
-    # A gang of two, 400 cycles: told once each.
+    # A gang of two, 400 cycles: reported once each.
     assert [e.data["gpus"] for e in site_events(site, "stuck")] == [[0, 1], [0, 1]]
     assert len(site_events(site, "work_failed")) == 2
     assert len(site_events(site, "fenced")) == 2
@@ -476,8 +476,8 @@ def test_a_collection_that_breaks_off_is_not_begun_anew_at_once_for_ever(site: S
         asked += len(site.cluster._pending)
         site.cluster.deliver(lambda _: "lost")
     assert 5 < asked < 15
-    told = [e for e in site.store.events(job_id=job) if e.kind == "work_failed"]
-    assert len(told) == 1
+    failures = [e for e in site.store.events(job_id=job) if e.kind == "work_failed"]
+    assert len(failures) == 1
     site.turn(3, MAX_BACKOFF_S)  # the connection is well again
     assert not site.store.ranks()
 

@@ -196,7 +196,7 @@ def test_an_error_of_the_gpu_stays_until_the_node_is_resumed_or_booted_or_the_gp
         assert probes.probe(**({"energy_j": 12.0} if end == "reset" else {})) == set(), end
 
 
-def test_a_program_s_error_is_told_with_its_job_and_takes_nothing_out() -> None:
+def test_a_program_s_error_is_reported_with_its_job_and_disables_nothing() -> None:
     probes = Probes(held={3: ("j1",), 4: ("j2",)})
     probes.probe()
     probes.probe(probes.xid(31, pid=77, process="python"))
@@ -274,7 +274,7 @@ def test_an_unknown_address_or_number_takes_nothing_out() -> None:
     probes.probe((*probes.xid(79, bus="0000:ff:00"), *probes.xid(9999)))
     assert probes.kinds() == {"xid-other"}
     assert out_of_service(probes.health.conditions, {}, NODE.indices()) == {}
-    assert probes.probe(probes.xid(63)) == {"xid-other"}  # told better by NVML's own values
+    assert probes.probe(probes.xid(63)) == {"xid-other"}  # NVML's own values say more
 
 
 def test_a_fatal_error_of_a_switch_is_the_node_s() -> None:

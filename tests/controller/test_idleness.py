@@ -102,7 +102,7 @@ def test_a_requeue_counts_as_a_preemption_and_keeps_the_work_of_a_job_that_saves
             assert again.preemptions is not None
             assert (again.preemptions.count, again.retries, again.preemptions.policy) == (1, 0, "idle")
             assert (again.preemptions.kept_s >= AFTER_S) is saves
-            assert again.attempt == 2, "it starts again as soon as there is room"
+            assert again.attempt == 2, "it starts again as soon as it fits"
             assert again.idle is None
             outcomes = [run.outcome for run in site.store.runs(0, site.clock() * 2)]
             assert outcomes[0] == "PREEMPTED"

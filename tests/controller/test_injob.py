@@ -90,8 +90,8 @@ def test_a_cancelled_job_is_not_brought_back_by_its_trap(world: InboxWorld) -> N
 def test_what_slurms_commands_say(world: InboxWorld, words: tuple[str, ...], expected: str) -> None:
     job = running(world, ALICE)
     world.now = NOW + 100
-    told = ask(world, job, *(word.replace("{job}", job) for word in words))
-    assert (told or "").startswith(expected.replace("{job}", job).replace("{user}", world.job(job).user)), told
+    answer = ask(world, job, *(word.replace("{job}", job) for word in words))
+    assert (answer or "").startswith(expected.replace("{job}", job).replace("{user}", world.job(job).user)), answer
 
 
 def test_their_tables_have_heads(world: InboxWorld) -> None:

@@ -248,7 +248,7 @@ def test_dependencies_are_on_jobs_of_its_user(world: InboxWorld) -> None:
         ("#!/bin/sh\n#SBATCH -a " + 300 * "0-99999," + "1\n", "x.sh:2: #SBATCH -a"),
     ],
 )
-def test_what_is_wrong_with_the_script_is_told(world: InboxWorld, script: str, why: str) -> None:
+def test_a_wrong_script_is_an_error_with_its_line(world: InboxWorld, script: str, why: str) -> None:
     said = sbatch(world, running(world, ALICE), "x.sh", script=script)
     assert said.startswith(f"1\nsbatch: error: {why}")
     assert said.count("\n") == 2

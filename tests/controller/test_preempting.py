@@ -1,4 +1,4 @@
-"""Jobs that a policy stops for others: nothing is lost, nothing runs twice, and it is told what happened to them."""
+"""Jobs that a policy preempts: nothing is lost, nothing runs twice, and the record says what happened to them."""
 
 from __future__ import annotations
 

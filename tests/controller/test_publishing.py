@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 class Site:
-    """A publisher that copies when it is told to: its thread looks once an hour."""
+    """A publisher that copies on request: its thread polls once an hour."""
 
     def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         monkeypatch.setattr(publishing, "POLL_S", 3600.0)

@@ -100,7 +100,7 @@ def test_the_signal_before_the_limit_goes_by_it_too() -> None:
     assert verbs(reconcile_job(warned, ranks(), world(says("running", ran_s=500.0)))) == [("signal", 0, "USR1")]
 
 
-def test_a_start_is_by_the_nodes_boot_clock_where_it_tells() -> None:
+def test_a_start_is_by_the_nodes_boot_clock_if_reported() -> None:
     answer = says("running", skew=900.0, started_at=NOW - 20, ran_s=5.0)  # its clock was set in between
     step = reconcile_job(job(JobState.STARTING), ranks(), world(answer))
     assert step.job.start_time == NOW - 5
@@ -332,8 +332,8 @@ def test_a_signal_for_the_script_alone_is_sent_to_its_node_alone() -> None:
     warned = job(JobState.RUNNING, nodes=2, start_time=NOW - 580, spec=wanted)
     answers = world(says("running"), says("running", 1))
     assert verbs(reconcile_job(warned, ranks(2), answers)) == [("signal", 0, "TERM")]
-    told = msgspec.structs.replace(warned, spec=msgspec.structs.replace(wanted, signal_batch=False))
-    assert verbs(reconcile_job(told, ranks(2), answers)) == [("signal", 0, "TERM"), ("signal", 1, "TERM")]
+    to_all = msgspec.structs.replace(warned, spec=msgspec.structs.replace(wanted, signal_batch=False))
+    assert verbs(reconcile_job(to_all, ranks(2), answers)) == [("signal", 0, "TERM"), ("signal", 1, "TERM")]
 
 
 def test_a_gang_ends_when_rank_0_is_done_and_the_others_may_follow() -> None:
@@ -345,7 +345,7 @@ def test_a_gang_ends_when_rank_0_is_done_and_the_others_may_follow() -> None:
     assert alone.job.state == JobState.RUNNING
 
 
-def test_nodes_that_only_wait_for_a_scripts_steps_are_told_that_it_has_ended() -> None:
+def test_nodes_that_only_wait_for_a_scripts_steps_get_sigterm_when_it_has_ended() -> None:
     running = job(JobState.RUNNING, nodes=2, spec=spec(nodes=2, script="#!/bin/sh"))
     step = reconcile_job(running, ranks(2), world(says("exited", exit_code=0), says("running", 1)))
     assert (ending(step).outcome, verbs(step)) == (JobState.COMPLETED, [("signal", 1, "TERM")])
@@ -506,7 +506,7 @@ def test_only_nodes_whose_rank_had_not_ended_are_blamed() -> None:
     assert verbs(step) == [("signal", 2, "TERM")]
 
 
-def test_of_several_that_failed_the_first_rank_is_told_of() -> None:
+def test_of_several_failed_ranks_the_first_is_reported() -> None:
     gang = job(JobState.RUNNING, 3)
     answers = [says("running"), says("exited", 1, exit_code=4), says("exited", 2, exit_code=5)]
     step = reconcile_job(gang, ranks(3), world(*answers))
@@ -534,7 +534,7 @@ def test_how_one_that_does_not_end_is_pressed() -> None:
     assert verbs(reconcile_job(before, ranks(), world(says("running")))) == [("signal", 0, "TERM")]
 
 
-def test_one_that_cannot_be_ended_is_told_of_and_the_job_does_not_wait_for_it() -> None:
+def test_a_rank_that_cannot_be_ended_is_reported_and_its_job_does_not_wait() -> None:
     cancelled = completing(JobState.CANCELLED, kill_at=NOW - 99)
     step = reconcile_job(cancelled, ranks(tries=5, tried_at=NOW - 60), world(says("running")))
     assert (step.job.state, [e.kind for e in step.events]) == (JobState.CANCELLED, ["stuck", "ended"])

@@ -250,7 +250,7 @@ def test_a_client_that_goes_ends_its_session(
     if fields.get("stdin"):
         caller.send(*[frame(INPUT, b"x" * 65536)] * 3)  # that nobody reads
     caller.hang_up()
-    if not fields.get("stdin"):  # the end of its input is all that this one can be told
+    if not fields.get("stdin"):  # only the end of its input can reach this one
         wait_until(lambda: not pids("sleep", "7002"), 30, "the command's end")
     assert messages(caplog) == []
 
@@ -617,11 +617,11 @@ def test_a_connection_that_cannot_be_taken_now_is_taken_later(monkeypatch: pytes
 def test_the_process_may_open_many_files_and_ends_with_its_stdin(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, most: int, allowed: int
 ) -> None:
-    told: dict[str, Any] = {}
+    calls: dict[str, Any] = {}
     accepting = threading.Event()
 
     def accept(listener: socket.socket, door: relay.ConnectionLimiter) -> None:
-        told["door"] = door
+        calls["door"] = door
         listener.close()
         accepting.set()
 
@@ -629,19 +629,19 @@ def test_the_process_may_open_many_files_and_ends_with_its_stdin(
         raise SystemExit(code)
 
     monkeypatch.setattr(relay, "_accept", accept)
-    monkeypatch.setattr(relay.os, "nice", lambda by: told.setdefault("nice", by))
+    monkeypatch.setattr(relay.os, "nice", lambda by: calls.setdefault("nice", by))
     monkeypatch.setattr(relay.os, "_exit", leave)
     monkeypatch.setattr(relay.resource, "getrlimit", lambda _: (64, most))
-    monkeypatch.setattr(relay.resource, "setrlimit", lambda _, limits: told.setdefault("files", limits))
+    monkeypatch.setattr(relay.resource, "setrlimit", lambda _, limits: calls.setdefault("files", limits))
     monkeypatch.setattr(sys, "argv", ["relay", str(cluster.state), str(cluster.inventory)])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     with pytest.raises(SystemExit) as left:
         relay.main()
     assert left.value.code == 0
     assert accepting.wait(300)
-    assert (told["nice"], told["files"]) == (5, (allowed, most))
-    assert {node.name for node in told["door"]._context.inventory().nodes} >= {"dgx1", "here"}
-    assert told["door"]._context.state == cluster.state
+    assert (calls["nice"], calls["files"]) == (5, (allowed, most))
+    assert {node.name for node in calls["door"]._context.inventory().nodes} >= {"dgx1", "here"}
+    assert calls["door"]._context.state == cluster.state
 
 
 def reported(cluster: Cluster) -> list[tuple[str, int | None, str]]:

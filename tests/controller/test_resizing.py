@@ -38,7 +38,7 @@ def saved(age_s: float) -> dict[str, Any]:
     return {"saved": SavedReading(step=7, age_s=age_s)}
 
 
-def told(step: float, age_s: float) -> dict[str, Any]:
+def progress(step: float, age_s: float) -> dict[str, Any]:
     return {"progress": ProgressReading(step=step, of=10, age_s=age_s)}
 
 
@@ -92,11 +92,11 @@ def test_a_node_that_died_is_not_the_jobs_fault() -> None:
 
 
 def test_one_that_made_its_last_step_is_completed() -> None:
-    done = says("exited", exit_code=0, finished_at=NOW - 1, **told(10, 2.0))
+    done = says("exited", exit_code=0, finished_at=NOW - 1, **progress(10, 2.0))
     assert step_of(asked(), done, signalled="TERM").job.state is JobState.COMPLETED
-    failed = says("exited", exit_code=1, finished_at=NOW - 1, **told(10, 2.0))
+    failed = says("exited", exit_code=1, finished_at=NOW - 1, **progress(10, 2.0))
     assert step_of(asked(), failed, signalled="TERM").job.state is JobState.PENDING
-    half = says("exited", exit_code=0, finished_at=NOW - 1, **told(9, 2.0), **saved(2.0))
+    half = says("exited", exit_code=0, finished_at=NOW - 1, **progress(9, 2.0), **saved(2.0))
     assert step_of(asked(), half, signalled="TERM").job.state is JobState.PENDING
 
 
@@ -123,15 +123,15 @@ def up(**changes: Any) -> JobRecord:
 
 
 def test_it_has_come_up_once_it_makes_a_step_and_the_cost_is_known() -> None:
-    assert step_of(up(), says("running", **told(5, 101.0))).job == up(), "that was an earlier attempt's"
-    step = step_of(up(), says("running", **told(5, 1.0)))
+    assert step_of(up(), says("running", **progress(5, 101.0))).job == up(), "that was an earlier attempt's"
+    step = step_of(up(), says("running", **progress(5, 1.0)))
     assert step.job.resizes is not None
     assert (step.job.resizes.before, step.job.resizes.cost_s) == (None, 8.0)
     assert [event.kind for event in step.events] == ["resized"]
 
 
 def test_without_a_step_within_the_timeout_it_goes_back_once() -> None:
-    step = step_of(up(start_timeout_s=100.0), says("running", **told(5, 101.0)))
+    step = step_of(up(start_timeout_s=100.0), says("running", **progress(5, 101.0)))
     assert step.job.resizes is not None
     assert (step.job.resizes.unusable, step.job.resizes.before, step.job.resizes.count) == ((1,), None, 2)
     assert step.job.ending is not None
@@ -144,16 +144,16 @@ def test_without_a_step_within_the_timeout_it_goes_back_once() -> None:
 
 
 def test_one_that_fails_before_its_first_step_goes_back_and_one_after_it_has_failed() -> None:
-    back = step_of(up(), says("exited", exit_code=3, finished_at=NOW - 1, **told(5, 101.0)))
+    back = step_of(up(), says("exited", exit_code=3, finished_at=NOW - 1, **progress(5, 101.0)))
     assert (back.job.state, back.began) == (JobState.PENDING, None)
     assert back.job.resizes is not None
     assert back.job.resizes.unusable == (1,)
-    assert step_of(up(), says("exited", exit_code=3, finished_at=NOW, **told(5, 1.0))).job.state is JobState.FAILED
+    assert step_of(up(), says("exited", exit_code=3, finished_at=NOW, **progress(5, 1.0))).job.state is JobState.FAILED
     never = elastic(JobState.RUNNING, resizes=Resizes(count=1))
     assert step_of(never, says("exited", exit_code=3, finished_at=NOW)).job.state is JobState.FAILED
 
 
-def test_one_that_tells_nothing_has_come_up_after_a_while() -> None:
+def test_a_job_without_progress_counts_as_started_after_a_while() -> None:
     young = msgspec.structs.replace(up(), start_time=NOW - 30.0)
     assert step_of(young, says("running")).job == young
     step = step_of(msgspec.structs.replace(up(), start_time=NOW - 31.0), says("running"))

@@ -247,7 +247,7 @@ def test_a_changed_inventory_is_taken_up_and_a_broken_one_is_not(site: Installat
     assert [n.name for n in service.cycle.inventory.nodes] == ["n0", "n1", "n2"]
     assert site.nodes.declared is service.cycle.inventory
     assert (service.store.meta("tick_s"), site.said[-1]) == ("9.0", f"reloaded {site.path}")
-    for text in ("partitions: [", "partitions: [ "):  # the same mistake, and told of once
+    for text in ("partitions: [", "partitions: [ "):  # the same mistake, reported once
         site.change(text)
         service.run(0.0)
         service.run(0.0)
@@ -419,7 +419,7 @@ def test_a_prediction_that_fails_stops_nothing_but_itself(site: Installation) ->
     assert site.kinds()[-1] == "start_prediction_failed"
 
 
-def test_a_pause_ends_with_the_tick_with_news_or_when_it_is_told_to(site: Installation) -> None:
+def test_a_pause_ends_with_the_tick_with_news_or_on_request(site: Installation) -> None:
     service, news, waits = site.start(), [False], list[float]()
 
     class Stop(threading.Event):
@@ -476,7 +476,7 @@ def test_a_wait_ends_when_it_is_woken() -> None:
     assert stop.wait(300.0), "the pipe is full"
 
 
-def test_logs_that_cannot_be_taken_back_are_told_of(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_that_cannot_be_reclaimed_are_reported(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(state: Path, *_: object) -> None:
         raise OSError(f"{state} is read-only")
 
@@ -547,7 +547,7 @@ def test_a_tick_ends_while_works_go_on(started: Installation, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_cycles_go_on_through_trouble_until_it_is_told_to_end(
+def test_cycles_go_on_through_trouble_until_it_is_stopped(
     started: Installation, monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
     site, relays = started, list[str]()
