@@ -68,7 +68,7 @@ def test_a_decision_is_rebuilt_with_what_was_known_then(tmp_path: Path) -> None:
     assert shrunk.claims.number[[COUNT, CAPACITY, FREE]].tolist() == [3, 16, 0]
     assert shrunk.claims.allowed[0].tolist() == [1, 1, 1, 1]
     assert shrunk.claims.jobs["age_s"].tolist() == pytest.approx([1000, 990, 100])
-    assert shrunk.claims.reported[0].tolist() == [0, 0, 0, 1], "it has told at 8 only, and at 4 later"
+    assert shrunk.claims.reported[0].tolist() == [0, 0, 0, 1], "it has reported at 8 only, and at 4 later"
     pace = trace.progress and trace.progress.speeds(0)
     assert pace
     assert shrunk.claims.pace[0, 2] == pytest.approx(pace[8] * 0.5**0.8)

@@ -31,7 +31,7 @@ QUICK: dict[str, Any] = {"iterations": 1, "sequences": 2, "sequence": 16, "rollo
 
 
 def log(long_s: float) -> Trace:
-    """A job an hour, of five minutes; every tenth runs for ``long_s``. No limits: these would tell."""
+    """A job an hour, of five minutes; every tenth runs for ``long_s``. No limits: these would give it away."""
     submit = np.arange(JOBS) * HOUR_S
     ran = np.where(np.arange(JOBS) % 10 == 3, long_s, 300.0)
     return trace_of(submit.tolist(), ran.tolist(), [1, 2] * (JOBS // 2), limit=[np.nan] * JOBS)

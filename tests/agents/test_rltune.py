@@ -149,7 +149,7 @@ def test_a_network_that_harms_is_not_believed() -> None:
     assert "later" in words[0]
 
 
-class Told:
+class KnownFigures:
     """A replay whose figures are known: policy -> mean JCT, which is all that counts here."""
 
     def __init__(self, **jct: float) -> None:
@@ -171,8 +171,8 @@ class Told:
 )
 def test_a_network_must_be_better_later_and_no_worse_before(before: float, later: float, chosen: str) -> None:
     options: Any = [Option("net", 1.0, "net")]  # type: ignore[arg-type]
-    early: Any = [Told(none=100.0, net=before)]
-    late: Any = [Told(none=100.0, net=later)]
+    early: Any = [KnownFigures(none=100.0, net=before)]
+    late: Any = [KnownFigures(none=100.0, net=later)]
     found, words = choose_strength(options, "none", early, late, RltuneSettings(objective="jct"))  # type: ignore[arg-type]
     assert found.prepared == chosen
     assert words == [f"net x 1: {1 - later / 100:+.1%} later, {1 - before / 100:+.1%} before"]

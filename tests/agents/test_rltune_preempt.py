@@ -1,4 +1,4 @@
-"""RLTune with preemption: repeatable, never told the future, LAS where it ranks so."""
+"""RLTune with preemption: repeatable, without knowledge of the future, LAS where it ranks so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpusched reproduce topology``: the setting, its rows, and what is told of bad input."""
+"""``gpusched reproduce topology``: the setting, its rows, and errors of bad input."""
 
 from __future__ import annotations
 

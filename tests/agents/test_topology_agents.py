@@ -125,7 +125,7 @@ def test_messages_are_as_written_down_in_plain_numpy(parts: int) -> None:
     )
 
 
-def test_weights_of_another_shape_are_told() -> None:
+def test_weights_of_another_shape_are_rejected() -> None:
     arrays = to_arrays(untrained(0), SHAPES)
     assert np.allclose(to_vector(arrays, SHAPES), untrained(0), atol=1e-6)
     with pytest.raises(ValueError, match=r"wait\.in is missing or not of shape"):
@@ -166,7 +166,7 @@ def test_four_schedulers_that_hand_jobs_on_do_about_what_one_does() -> None:
         ])  # fmt: skip
     one, four, alone = np.log(jct).mean(0)
     assert four < one + 0.05
-    assert alone > one + 0.05, "where each keeps to its own nodes as long as they have room"
+    assert alone > one + 0.05, "where each keeps to its own nodes while they have free GPUs"
 
 
 @pytest.mark.parametrize("parts", [1, 4])

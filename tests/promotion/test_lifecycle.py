@@ -307,7 +307,7 @@ def test_a_mode_is_for_slurm(proved: Site) -> None:
 
 
 def test_slurm_is_advised_and_decided_for_by_proof_only(proved: Site) -> None:
-    """What a mode is promoted over is Slurm itself as long as it decides, which `easy` stands for."""
+    """A mode is compared with Slurm itself while Slurm decides; `easy` stands for it."""
     proved.inventory.write_text("engine: slurm\n" + proved.inventory.read_text())
     cycle(proved)
     refused = proved.call("policy", "promote", "fifo", "-p", "V100", "--mode", "decide")

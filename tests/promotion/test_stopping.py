@@ -71,7 +71,7 @@ def test_promoted_it_stops_the_last_of_those_that_have_had_their_part(place: Pla
     assert place.store.fallbacks() == {}
 
 
-def test_in_the_shadow_it_stops_nobody_and_is_told_what_it_would_have(place: Place) -> None:
+def test_a_shadow_stops_no_jobs_and_records_what_it_would_have_stopped(place: Place) -> None:
     place.open(EASY)
     version = load_policy(place.policy).version
     assert place.say(ShadowOn(time=0.0, partition="p", path=str(place.policy), version=version)) == []

@@ -108,7 +108,7 @@ def test_trained_on_own_jobs_replayed_shadowed_promoted(racks: Site) -> None:
     assert {"fifo", "easy", "rack-wait", "contention", "spread", "fairshare"} < set(compared)
 
 
-def test_nothing_learned_and_no_switches_is_told(site: Site) -> None:
+def test_nothing_learned_and_no_switches_are_reported(site: Site) -> None:
     record_days(site.state, 3)
     site.fold()
     refused = site.call("train", "topology", "-p", "V100", "--force")

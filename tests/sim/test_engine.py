@@ -108,7 +108,7 @@ def test_fifo_starts_in_order_and_wastes_nothing(world):
     start = result.start[np.isfinite(result.start)]
     assert (np.diff(start) >= 0).all()
     skip = replay(trace_of(trace.submit, trace.duration, np.ones(len(trace))), pool, "fifo-skip")
-    for j in range(len(trace)):  # work conservation: whoever waits does so because all GPUs are taken
+    for j in range(len(trace)):  # work conservation: jobs wait only while all GPUs are held
         if skip.start[j] > trace.submit[j]:
             busy = ((skip.start < skip.start[j]) & (skip.end >= skip.start[j])).sum()
             assert busy >= pool.total_gpus
@@ -392,18 +392,18 @@ def test_drf_shares_between_users():
     assert result.start[5] == 0.0
 
 
-def test_progress_is_told_while_it_runs(monkeypatch):
+def test_progress_is_reported_during_a_replay(monkeypatch):
     """From another thread, so the run must be one that lets others go on: a queue of thousands, walked every time."""
     monkeypatch.setattr("gpusched.sim.replay.WATCH_S", 0.002)
     jobs = 3000
     trace = trace_of(np.arange(jobs) * 0.01, np.full(jobs, 1.0), np.ones(jobs, int), limit=np.full(jobs, 2.0))
-    told = []
+    shares = []
     plain = replay(trace, Pool.uniform(1, 4), "wfp3")
-    watched = replay(trace, Pool.uniform(1, 4), "wfp3", progress=told.append)
+    watched = replay(trace, Pool.uniform(1, 4), "wfp3", progress=shares.append)
     assert events_of(plain) == events_of(watched)
-    assert any(0 < share < 1 for share in told)
-    assert told == sorted(told)
-    assert 0 <= told[0] <= told[-1] <= 1
+    assert any(0 < share < 1 for share in shares)
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] <= shares[-1] <= 1
 
 
 def test_of_outages_that_overlap_the_last_to_end_brings_the_node_back() -> None:

@@ -9,7 +9,7 @@ from gpusched.sim.rounds import NOW, SLOT_BY_SLOT, EngineRun, Rounds, set_rate
 
 
 def decisions(arrival: list[float], work: float, rounds: Rounds) -> tuple[list[float], list[float]]:
-    """The times of all decisions, each of which lets whoever is there go on at rate 1, and the ends."""
+    """The times of all decisions, each of which lets all active jobs go on at rate 1, and the ends."""
     run, times = EngineRun(np.array(arrival), np.full(len(arrival), work), rounds), []
     while run.next_round():
         times.append(float(run.progress.time[NOW]))
