@@ -43,7 +43,7 @@ def test_one_job_after_the_other_on_a_slice_are_not_charged_twice() -> None:
     assert found["b"] == (6.0, 60.0)
 
 
-def test_who_let_go_of_a_slice_before_has_no_part_of_a_gpu_that_is_whole_or_cut_anew() -> None:
+def test_a_job_that_released_its_slice_has_no_share_of_the_gpu_when_whole_or_cut_again() -> None:
     before = job("a", (1000,), "3g.40gb", end=-5.0)
     assert charged(before, job("c", (0,)))["c"] == (70.0, 700.0)
     found = charged(before, job("b", (1000,), "1g.10gb"))

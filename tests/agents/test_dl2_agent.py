@@ -244,7 +244,7 @@ def test_it_recovers_when_a_model_s_speed_is_halved(seed: int) -> None:
 # How it learns
 
 
-def test_what_is_written_down_has_the_chance_that_torch_gives_it() -> None:
+def test_recorded_choices_have_torch_s_probabilities() -> None:
     torch = pytest.importorskip("torch")
     recipe = Dl2Recipe(nodes=(12,), kept=64)
     school = learning.Dl2Trainer(recipe, PublicSetting(recipe, read_speeds(None, 16)), 3, 1, torch.device("cpu"))
@@ -483,7 +483,7 @@ def drawn_trace() -> Any:
     )  # fmt: skip
 
 
-def test_what_decides_is_said() -> None:
+def test_describe_weights_names_what_decides() -> None:
     assert (
         describe_weights(load_file(SHIPPED, "dl2")) == "a linear score of 20 inputs, and a network of 27-32-1 beside it"
     )

@@ -180,7 +180,7 @@ def test_a_job_that_is_moved_or_resized_pays_for_its_restart() -> None:
 
 
 @pytest.mark.parametrize("name", ["las", "synergy", "greedy", "alone", "uncoordinated", "graph"])
-def test_nobody_gets_more_than_there_is_or_than_its_bounds(name: str) -> None:
+def test_sizes_stay_within_capacity_and_the_job_s_bounds(name: str) -> None:
     world, full = day("philly", 1, 1.1), 0
     (run, course), known = new_run(world.jobs), exact_estimates(world.truth)
     agent = agent_of(untrained(0) + np.random.default_rng(0).normal(0, 0.1, vector_size(WEIGHTS)))

@@ -100,7 +100,7 @@ def test_a_job_says_nothing_of_itself() -> None:
     assert float(known.mass[int(q.place_of(1000.0)) :].sum()) == pytest.approx(before, abs=1e-6)
 
 
-def test_what_has_stopped_leaves_no_trace() -> None:
+def test_a_stopped_job_leaves_no_trace() -> None:
     known = one_group(3)
     q.note_age(known, 0, 0.0)
     q.note_end(known, 0, 300.0)

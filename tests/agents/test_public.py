@@ -154,7 +154,7 @@ def test_costs_are_of_several_windows_by_the_estimates_that_decide_live(monkeypa
         ]
 
 
-def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
+def test_policies_that_cannot_be_trained_are_refused(tmp_path: Path) -> None:
     few = [cluster("a", 1), cluster("b", 2)]
     with pytest.raises(UsageError, match="at least three"):
         train_public(few, load_policy(BUILT_IN / "rltune.yaml"), lambda done, total: None)

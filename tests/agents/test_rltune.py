@@ -125,7 +125,7 @@ def test_another_rule_must_be_certainly_better(other: list[tuple[float, float]],
     assert preferred({"usual": [(1.0, 1.0)] * 4, "other": other, "worst": [(2.0, 2.0)] * 4}, "usual") == chosen
 
 
-def test_what_it_knows_decides_what_it_can_choose() -> None:
+def test_the_rules_to_choose_from_depend_on_the_known_run_times() -> None:
     names = {knows: [rule.name for rule in rules(RltuneSettings(knows=knows), True)] for knows in KNOWS}
     assert {knows: of[0] for knows, of in names.items()} == {
         "nothing": "fifo", "limit": "by limit", "estimate": "sjf", "oracle": "sjf"}  # fmt: skip

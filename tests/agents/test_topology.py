@@ -130,7 +130,7 @@ def test_every_tier_costs_a_job_that_goes_over_it(tmp_path):
     assert [slowest("a", "b"), slowest("a", "c"), slowest("a", "d"), slowest("a", "e")] == [1.0, 2.0, 4.0, 10.0]
 
 
-def test_what_nodes_have_is_said_by_options_or_an_inventory(tmp_path):
+def test_node_resources_come_from_options_or_an_inventory(tmp_path):
     ours = tmp_path / "ours.yaml"
     ours.write_text(CLUSTER)
     (setting,) = settings_of(str(ours), None, 4, "2x200G")

@@ -459,7 +459,7 @@ def test_cancelling_while_it_ends(cluster: Cluster, monkeypatch: pytest.MonkeyPa
     assert job.cancelled()
 
 
-def test_what_could_not_be_read_is_read_again(site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_result_is_read_again(site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     looked, real, failed = list[str](), Reader.ended_since, list[int]()
 
     def looking(reader: Reader, job_id: str) -> list[JobRecord]:
@@ -543,7 +543,7 @@ def test_an_exception_leaves_an_executor_at_once(site: Site, cluster: Cluster) -
     assert site.only_submit().spec.function == "abs"
 
 
-def test_what_a_batch_did_not_queue_is_cancelled(site: Site, cluster: Cluster) -> None:
+def test_jobs_that_a_failed_batch_did_not_queue_are_cancelled(site: Site, cluster: Cluster) -> None:
     """Otherwise another thread that waits for its futures would wait for ever."""
     pool, made = Executor(cluster, **SMALL), list[Job[Any]]()
 
@@ -726,7 +726,7 @@ def test_only_what_changed_is_looked_at(site: Site, cluster: Cluster, monkeypatc
     assert not any(job.done() for job in jobs[3:])
 
 
-def test_what_ended_between_two_looks_is_done_in_the_order_in_which_it_ended(site: Site, cluster: Cluster) -> None:
+def test_jobs_that_ended_between_two_polls_complete_in_order_of_their_ends(site: Site, cluster: Cluster) -> None:
     jobs = [cluster.submit("true", **SMALL) for _ in range(8)]
     done: list[str] = []
     for job in jobs:

@@ -86,7 +86,7 @@ def test_it_runs_where_nothing_is_installed(tmp_path: Path) -> None:
     assert done.left == []
 
 
-def test_what_is_raised_comes_back_with_its_lines(tmp_path: Path) -> None:
+def test_an_exception_comes_back_with_its_traceback(tmp_path: Path) -> None:
     def divide(by: int) -> float:
         return 1 / by  # the line that fails
 
@@ -202,7 +202,7 @@ def test_the_functions_own_package_goes_along(tmp_path: Path, own: ModuleType) -
 @pytest.mark.parametrize(
     "way", [["main.py"], ["-m", "main"], ["-m", "app.main"], ["-c", "exec(open('main.py').read())"]]
 )
-def test_what_lies_beside_a_program_goes_along(tmp_path: Path, way: list[str]) -> None:
+def test_modules_beside_a_program_are_sent(tmp_path: Path, way: list[str]) -> None:
     source = tmp_path / "src"
     (source / "spaces").mkdir(parents=True)
     (source / "app").mkdir()
@@ -222,7 +222,7 @@ def test_what_lies_beside_a_program_goes_along(tmp_path: Path, way: list[str]) -
     assert run(text, tmp_path, *BARE).value == (42, "1")
 
 
-def test_what_is_installed_does_not(tmp_path: Path, own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_modules_are_not_sent(tmp_path: Path, own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = tmp_path / "src" / ".venv" / "lib" / "site-packages"
     installed.mkdir(parents=True)
     (installed / "theirs.py").write_text("def name():\n    return __name__\n")

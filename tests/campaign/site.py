@@ -194,7 +194,7 @@ class Site(Tormented):
             if "suspended: " in str(node["reason"]):
                 self.resumed.append(name)
                 self.cli("resume", name, check=False)
-        for job in self.records():  # whoever was told that it failed wants it no more
+        for job in self.records():  # reported as failed: its submitter no longer wants it
             if job.spec.name in self.perhaps and job.state not in ENDED and job.id not in self.ordered:
                 self.ordered.add(job.id)
                 self.cli("cancel", job.id, check=False)

@@ -63,7 +63,7 @@ def test_a_slow_command_says_what_it_is_at_and_takes_that_away(site: Site) -> No
     assert shown[last:].index("\r\x1b[2K") < shown[last:].lower().index("flavor")
 
 
-def test_what_comes_through_a_pipe_is_the_same_and_a_quick_one_says_nothing(site: Site) -> None:
+def test_piped_data_is_unchanged_and_a_quick_one_shows_nothing(site: Site) -> None:
     quick, _ = on_terminal(site, [sys.executable, "-c", SLOW, "0", "flavors"])
     assert "reading the nodes" not in quick
     shown, piped = on_terminal(site, [sys.executable, "-c", SLOW, "1.6", "flavors"], subprocess.PIPE)

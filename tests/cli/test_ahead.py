@@ -86,7 +86,7 @@ def test_a_job_that_has_run_longer_than_most_is_not_expected_to_end_at_once(clus
     assert hours_from_now(expected["low"]) > 1.0
 
 
-def test_what_would_start_it_sooner_is_checked(cluster: Cluster) -> None:
+def test_suggestions_for_a_sooner_start_are_checked(cluster: Cluster) -> None:
     cluster.run("a1", 4, 1.0, "5h")
     blocking = cluster.run("a2", 8, 1.0, "6h")
     head = cluster.wait(16, "1h")

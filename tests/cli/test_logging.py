@@ -119,7 +119,7 @@ def test_journald_gets_priorities_where_stderr_is_its_stream(here: OneNode, tmp_
 
 
 @pytest.mark.parametrize("log_format", ["text", "journal", "json"])
-def test_what_a_user_wrote_neither_ends_a_line_nor_begins_one(here: OneNode, log_format: str) -> None:
+def test_text_of_users_neither_ends_nor_begins_a_log_line(here: OneNode, log_format: str) -> None:
     here.drain(FORGED)
     log = here.log("tick", "--log-format", log_format)
     assert (log.count("\n"), log[-1]) == (1, "\n")

@@ -145,7 +145,7 @@ def test_without_a_home_the_inventory_of_the_system_is_found(site: Site, monkeyp
         (FileNotFoundError(2, "No such file or directory", ""), "'': No such file or directory"),
     ],
 )
-def test_what_the_system_refuses(site: Site, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str) -> None:
+def test_system_errors_are_one_line(site: Site, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str) -> None:
     def fails(argv: list[str]) -> int:
         raise error
 
@@ -204,7 +204,7 @@ def test_a_terminal_that_cannot_move_its_cursor_shows_no_live_screen(monkeypatch
 
 
 @pytest.mark.parametrize("host", ["a" * 64, "a..b"])
-def test_what_is_no_host_name_is_said_of_it(host: str) -> None:
+def test_an_invalid_host_name_is_reported(host: str) -> None:
     hop = SshHop(host=host, port=22, user="u", label=host, known_hosts=())
     with pytest.raises(TransportError, match="cannot be resolved: it is no host name"):
         _addresses(hop, "node", 600)

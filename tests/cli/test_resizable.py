@@ -165,7 +165,7 @@ def test_a_partition_fills_in_what_is_left_out(site: Site) -> None:
     assert (spec.elastic.cooldown_s, spec.elastic.batch) == (1200, "scale")
 
 
-def test_what_is_said_goes_before_what_a_partition_fills_in(site: Site) -> None:
+def test_options_override_defaults_of_the_partition(site: Site) -> None:
     with_rules(site, "{min: 2, max: 6, cooldown: 20m, batch: scale, default: yes}")
     site.submit("-p", "V100", "--resizable", "--sizes", "2,4", "--cooldown", "1m", "--batch", "fixed", "--", "r")
     elastic = site.only_submit().spec.elastic
@@ -372,7 +372,7 @@ def test_a_hot_job_is_made_of_whole_ranks(
         ),
     ],
 )
-def test_what_a_hot_job_cannot_be_is_said(site: Site, options: tuple[str, ...], error: str) -> None:
+def test_invalid_options_of_a_hot_job_are_reported(site: Site, options: tuple[str, ...], error: str) -> None:
     done = site.call("submit", "-p", "A100", "--image", "x", *options, "--", "run")
     assert done.code == 2
     assert error in done.err

@@ -20,7 +20,7 @@ def test_every_name_is_one_options_and_every_completion_exists() -> None:
     assert [o.complete for o in OPTIONS.values() if o.complete and not callable(getattr(complete, o.complete))] == []
 
 
-def test_what_is_left_out_is_what_a_spec_has_by_default() -> None:
+def test_omitted_values_are_the_defaults_of_a_spec() -> None:
     spec = JobSpec(name="n", partition="p", gpus_per_node=0, cores_per_node=1, memory_mib_per_node=1, time_limit_s=1)
     left_out = SubmitRequest()
     assert {name: getattr(left_out, name) for name in _AS_REQUESTED} == {n: getattr(spec, n) for n in _AS_REQUESTED}

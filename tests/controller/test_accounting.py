@@ -95,7 +95,7 @@ def test_slices_are_charged_their_share_of_the_gpu() -> None:
     assert all(row.util_known_s == 0 for row in rows.values()), "nobody knows how busy a slice was"
 
 
-def test_one_after_the_other_shares_nothing() -> None:
+def test_jobs_one_after_the_other_share_nothing() -> None:
     """Where one of two did not agree they were never there together."""
     for shares in ((True, False), (False, True)):
         rows = between(
@@ -335,7 +335,7 @@ def test_slurms_jobs_begin_when_it_says() -> None:
     assert drawn == {True: {"j": 1000.0}, False: {"": pytest.approx(600.0), "j": pytest.approx(400.0)}}
 
 
-def test_whose_request_agreed_shares() -> None:
+def test_only_requests_that_agree_share() -> None:
     part = NodeAllocation(rank=0, node="n0", gpus=(0,), cores=1, memory_mib=1)
     pair = [
         JobRecord(

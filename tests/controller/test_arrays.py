@@ -188,7 +188,7 @@ def test_of_an_array_on_slices_as_many_tasks_are_considered_as_gpus_have_slices(
     assert limit.for_tasks(row, NOW) == 10 * 7 + SPARE_TASKS
 
 
-def test_what_is_set_apart_is_its_own_row_and_the_rest_stays_one(site: Site) -> None:
+def test_changed_tasks_get_their_own_row_and_the_rest_stays_one(site: Site) -> None:
     submit(site, tasks=1000, gpus_per_node=GPUS, nodes=2)
     site.turn(2)
     for command in (
@@ -230,7 +230,7 @@ def test_an_array_in_too_many_pieces_is_a_row_for_each_task(inbox_world: InboxWo
     assert len(inbox_world.store.jobs_of_array(some)) == 2000
 
 
-def test_who_asks_for_anothers_tasks_changes_nothing(inbox_world: InboxWorld) -> None:
+def test_commands_on_anothers_tasks_change_nothing(inbox_world: InboxWorld) -> None:
     array = inbox_world.submit(array=tuple(range(100)))
     before = inbox_world.store.rows()
     assert "belongs to" in inbox_world.say(Cancel(time=NOW, job_ids=(f"{array}_[3-9]",)), ALICE)
@@ -312,7 +312,7 @@ def test_aftercorr_of_one_task_is_of_that_task_for_all(site: Site, code: int, ve
     assert verdicts() == [(index, verdict) for index in range(3)]
 
 
-def test_what_is_known_of_each_task_before_a_decision_or_a_forecast(site: Site) -> None:
+def test_dependencies_of_each_task_for_decisions_and_forecasts(site: Site) -> None:
     submit(site, ARRAY, tasks=12, gpus_per_node=3)
     corr = (Dependency(DependencyKind.AFTERCORR, ARRAY),)
     submit(site, OTHER, tasks=14, dependencies=corr, max_running=1)

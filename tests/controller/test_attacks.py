@@ -578,7 +578,7 @@ def test_too_many_sessions_of_one_leave_room_for_others(place: Place, monkeypatc
     assert place.ask(AuditQuery()).count("\n") > 10, "root still has a session"
 
 
-def test_one_reads_ones_own_entries_only(place: Place) -> None:
+def test_users_read_only_their_own_audit_entries(place: Place) -> None:
     read = as_mallory(lambda: place.ask(AuditQuery())).splitlines()
     assert read
     assert {msgspec.json.decode(line, type=AuditEntry).uid for line in read} == {MALLORY}

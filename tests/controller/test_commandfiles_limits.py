@@ -61,7 +61,7 @@ def test_a_class_gives_its_priority_to_whom_it_is_open(world: InboxWorld) -> Non
     assert "is not a valid name" in refused(world, group="a\nb")
 
 
-def test_nobody_makes_his_own_priority(world: InboxWorld) -> None:
+def test_users_cannot_raise_their_own_priority(world: InboxWorld) -> None:
     assert "needs an admin" in refused(world, priority=1)
     assert "needs an admin" in refused(world, nice=-1)
     assert world.job(world.submit(ADMIN, nice=-1)).priority == 1
@@ -75,7 +75,7 @@ def test_nobody_makes_his_own_priority(world: InboxWorld) -> None:
         ({"gpus_per_node": 4, "time_limit_s": 1800}, "may use 2.0 GPU hours"),
     ],
 )
-def test_what_could_never_run_is_refused(world: InboxWorld, asked: dict[str, Any], says: str) -> None:
+def test_a_job_that_could_never_run_is_refused(world: InboxWorld, asked: dict[str, Any], says: str) -> None:
     assert says in refused(world, **asked)
     assert refused(world, BOB, **asked) == "", "who has a limit of his own has only that"
 

@@ -326,7 +326,7 @@ def test_output_is_collected_to_its_attempts_own_place_or_left_where_the_job_wan
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_what_a_node_keeps_of_an_attempt_has_its_run_though_the_job_begins_again(site: Site, is_full: bool) -> None:
+def test_an_attempt_still_on_a_node_keeps_its_run_after_a_requeue(site: Site, is_full: bool) -> None:
     """``is_full``: the job still waits when its first attempt is removed, as nodes are drained."""
     kept, carry_out = list[bytes](), site.world.carry_out
 
@@ -523,7 +523,7 @@ def test_between_two_ticks_only_nodes_that_matter_are_asked(site: Site) -> None:
     assert asked(site, 0.1) == ["n0", "n1", "n2"], "a controller that begins knows nothing"
 
 
-def test_what_has_failed_to_answer_is_asked_in_every_cycle(site: Site) -> None:
+def test_nodes_that_did_not_answer_are_probed_in_every_cycle(site: Site) -> None:
     site.world.hosts["n1"].up = False
     site.turn()
     site.world.hosts["n2"].engine = False

@@ -33,7 +33,7 @@ def assert_given_up(found: ReconcileResult) -> None:
     assert found.job.message == "nobody attached for 600 s (settings.session_keep)"
 
 
-def test_what_is_ready_is_left_to_the_first_who_attaches() -> None:
+def test_a_ready_session_waits_for_the_first_client() -> None:
     found = step(JobState.STARTING, says("ready"))
     assert (found.job.state, verbs(found)) == (JobState.STARTING, [])
     # The others of its gang are made to wait with it, and started with it.
@@ -44,7 +44,7 @@ def test_what_is_ready_is_left_to_the_first_who_attaches() -> None:
 
 
 @pytest.mark.parametrize(("ago", "ends"), [(KEPT - 1.0, False), (KEPT, True)])
-def test_nobody_came(ago: float, ends: bool) -> None:
+def test_a_session_that_nobody_attached_to_ends_in_time(ago: float, ends: bool) -> None:
     found = step(JobState.STARTING, says("ready"), launched_at=NOW - ago)
     assert (found.job.state is not JobState.STARTING) is ends
     if ends:
@@ -78,7 +78,7 @@ def test_a_node_that_does_not_answer_ends_nobodys_work() -> None:
         assert step(JobState.RUNNING, answer, launched_at=NOW - 1e6).job.state is JobState.RUNNING
 
 
-def test_who_is_attached_to_the_first_rank_is_with_all() -> None:
+def test_attaching_to_the_first_rank_counts_for_all_ranks() -> None:
     found = step(JobState.RUNNING, says("running", attached_s=1.0), says("running", 1, ran_s=9e3), nodes=2)
     assert found.job.state is JobState.RUNNING
     found = step(JobState.RUNNING, {}, says("running", 1, ran_s=9e3), nodes=2)

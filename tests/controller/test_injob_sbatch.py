@@ -106,14 +106,14 @@ def test_it_is_queued_once_though_the_controller_dies_at_any_moment(world: Inbox
     assert sbatch(world, job, "x.sh", number=2) != f"0\nSubmitted batch job {new.id}\n", "another request, another job"
 
 
-def test_what_nobody_waits_for_any_more_is_not_done(world: InboxWorld) -> None:
+def test_requests_that_no_process_waits_for_are_not_executed(world: InboxWorld) -> None:
     job = running(world, ALICE)
     assert ask(world, job, "sbatch", "--wrap", "true", age_s=injob.STALE_S + 1) is None
     assert ask(world, job, "scancel", job, number=2, age_s=injob.STALE_S + 1) is None
     assert world.fold() == 0
 
 
-def test_nobody_but_the_controller_queues_jobs_in_the_name_of_one(world: InboxWorld) -> None:
+def test_only_the_controller_submits_on_behalf_of_a_job(world: InboxWorld) -> None:
     job = running(world, ALICE)
     for uid in (ALICE, BOB, ADMIN):
         command = Submit(time=NOW, id=fresh_id(NOW), spec=spec(), asked_by=job)

@@ -286,7 +286,7 @@ def test_a_controller_that_dies_loses_no_notice_and_repeats_none_that_arrived(st
     assert post.sent == ["end", "end", "end"]
 
 
-def test_what_is_under_way_is_not_sent_again(store: Store, post: Post) -> None:
+def test_a_notice_being_sent_is_not_sent_again(store: Store, post: Post) -> None:
     step, post.hangs = start_service(store), True
     store.put_jobs([job(state=JobState.FAILED, end_time=T)])
     store.append([Event(time=T, kind="ended", job_id="j", data={"to": "FAILED", "attempt": 1})])

@@ -39,7 +39,7 @@ class Disk:
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_what_a_command_brings_is_on_the_disk_before_its_file_is_removed(
+def test_a_command_is_on_the_disk_before_its_file_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_by_one: bool
 ) -> None:
     disk, world, sjf = Disk(monkeypatch), InboxWorld(tmp_path), BUILT_IN / "sjf.yaml"

@@ -193,7 +193,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
     return started
 
 
-def test_what_is_not_compiled_is_by_another_process(site: Site, compiling: list[list[Any]]) -> None:
+def test_passes_are_compiled_by_another_process(site: Site, compiling: list[list[Any]]) -> None:
     """For the queue as it is. Once: then it goes on, whether that was of use or not."""
     waiting = full(site)[-2]
     site.turn()
@@ -214,7 +214,7 @@ def test_what_is_not_compiled_is_by_another_process(site: Site, compiling: list[
     predictor.close()
 
 
-def test_who_compiles_for_it_ends_with_it(site: Site, compiling: list[list[Any]]) -> None:
+def test_the_compiler_process_ends_with_the_predictor(site: Site, compiling: list[list[Any]]) -> None:
     full(site)
     site.turn()
     predictor = StartPredictor(site.store)

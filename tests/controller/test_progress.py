@@ -43,7 +43,7 @@ def test_pace_and_what_is_left() -> None:
     assert (progress.first_step, progress.first_at) == (10, 100)
 
 
-def test_one_look_says_no_pace() -> None:
+def test_a_single_report_gives_no_speed() -> None:
     assert progress_of((10, 100)).steps_per_s is None
     assert progress_of((10, 100)).left_s(100) is None
     assert progress_of((10, 100), (10, 200)).steps_per_s is None
@@ -143,7 +143,7 @@ def test_the_store_moves_with_the_clock(store: Store) -> None:
     assert (found.at, found.since, found.first_at, found.saved_at) == (120.0, 110.0, 110.0, 105.0)
 
 
-def test_what_an_earlier_attempt_wrote_is_not_this_ones(store: Store) -> None:
+def test_files_of_an_earlier_attempt_do_not_count(store: Store) -> None:
     store.put_jobs([_job(attempt=2)])
     old, new = (ProgressReading(step=5, of=10, age_s=age) for age in (11.0, 9.0))
     record_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=old))

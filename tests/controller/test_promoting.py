@@ -147,7 +147,7 @@ def test_a_training_card_that_is_a_link_is_not_copied(office: Office) -> None:
     assert (office.state / "policies" / version / "gist" / "default.card.yaml").read_text() == "trained_at: now\n"
 
 
-def test_what_is_promoted_is_a_copy_of_what_was_seen(office: Office) -> None:
+def test_a_promoted_policy_is_a_copy_of_the_evaluated_one(office: Office) -> None:
     seen = load_policy(office.path("mine")).version
     office.promote("mine")
     office.write("mine", "order: ljf\n")
@@ -196,7 +196,7 @@ def test_rollbacks_go_back_step_by_step_to_what_was_promoted(office: Office) -> 
     assert (office.in_charge(), office.last().override) == ("easy", False)
 
 
-def test_what_files_have_changed_is_recorded_first(office: Office) -> None:
+def test_changes_of_files_are_recorded_first(office: Office) -> None:
     office.in_charge()
     (partition,) = office.inventory.partitions
     named = msgspec.structs.replace(partition, policy="mine")

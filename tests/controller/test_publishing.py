@@ -120,7 +120,7 @@ def test_a_copy_that_breaks_off_leaves_nothing(store: Store, site: Site, monkeyp
     assert (site.folder / CURRENT).readlink() != Path("1.db")
 
 
-def test_nobody_fills_the_disk_by_holding_old_copies(store: Store, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_old_copies_do_not_fill_the_disk(store: Store, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "MAX_HELD", 2)
     held = []
     for number in range(6):

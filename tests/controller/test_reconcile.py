@@ -297,7 +297,7 @@ def test_in_the_grace_term_is_sent_once_whatever_the_warning_was(
 
 
 @pytest.mark.parametrize("warning", ["TERM", "USR1"])
-def test_who_was_warned_is_asked_to_end_all_the_same_and_once(warning: str) -> None:
+def test_a_warned_job_still_gets_its_signal_to_end_once(warning: str) -> None:
     wanted = spec(signal=warning, signal_before_s=30)
     end = Ending(outcome=JobState.CANCELLED, reason="x", kill_at=NOW + 5)
     stop = Preemptions().once_more(NOW - 1, "stopper", "7", "other")
@@ -419,7 +419,7 @@ def test_cancelled_on_a_silent_node_it_waits_until_the_node_answers_or_is_given_
 # -- borders
 
 
-def test_what_an_answer_teaches_of_a_rank() -> None:
+def test_answers_update_the_record_of_a_rank() -> None:
     step = reconcile_job(job(JobState.STARTING), ranks(boot_id=None, launched_at=None), world(says("preparing")))
     assert (step.ranks[0].boot_id, step.ranks[0].launched_at) == ("b", NOW)
     kept = reconcile_job(job(JobState.STARTING), ranks(), world(says("preparing", boot="other")))
@@ -462,7 +462,7 @@ def test_a_gang_of_which_a_node_dies_or_is_missing_does_not_start() -> None:
     assert (unknown.job.state, unknown.operations, unknown.to_launch) == (JobState.STARTING, [], [])
 
 
-def test_what_is_ready_is_started_at_growing_pauses_and_given_up_after_five() -> None:
+def test_a_ready_rank_is_started_at_growing_pauses_and_given_up_after_five() -> None:
     starting = job(JobState.STARTING)
     for tries, tried_at, does in ((0, None, True), (1, NOW - 0.9, False), (1, NOW - 1, True), (4, NOW - 99, True)):
         step = reconcile_job(starting, ranks(tries=tries, tried_at=tried_at), world(says("ready")))

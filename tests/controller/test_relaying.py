@@ -67,7 +67,7 @@ def test_it_is_started_once_with_code_of_this_installation(place: Place, monkeyp
     assert place.pid() == pid
 
 
-def test_one_that_ended_is_logged_and_started_again_after_a_while(place: Place) -> None:
+def test_a_relay_that_ended_is_logged_and_restarted_after_a_while(place: Place) -> None:
     place.relaying.watch()
     process = place.relaying._process
     assert process is not None
@@ -81,7 +81,7 @@ def test_one_that_ended_is_logged_and_started_again_after_a_while(place: Place) 
     assert process.stdin.closed
 
 
-def test_one_that_cannot_be_started_is_tried_again_later(place: Place) -> None:
+def test_a_relay_that_cannot_be_started_is_tried_again_later(place: Place) -> None:
     place.script.rename(place.script.with_name("away"))
     for place.now in (5.0, 6.0, 5.0 + RELAY_RESTART_S):
         place.relaying.watch()
@@ -90,7 +90,7 @@ def test_one_that_cannot_be_started_is_tried_again_later(place: Place) -> None:
     place.relaying.close()
 
 
-def test_its_end_takes_the_socket_away(place: Place) -> None:
+def test_the_end_of_the_relay_removes_the_socket(place: Place) -> None:
     for _ in range(2):
         place.relaying.watch()
         process = place.relaying._process

@@ -60,7 +60,7 @@ def test_it_is_asked_with_a_note_and_given_the_grace() -> None:
     assert msgspec.json.decode(step.operations[0].note or "") == {"from": 1, "to": 2, "deadline": NOW + 10.0}
 
 
-def test_one_that_saved_is_killed_at_once_and_one_that_did_not_when_the_grace_is_over() -> None:
+def test_a_job_that_saved_is_killed_at_once_and_another_after_the_grace() -> None:
     assert verbs(step_of(asked(), says("running", **saved(6.0)), signalled="TERM")) == [], "saved before it was asked"
     step = step_of(asked(), says("running", **saved(4.0)), signalled="TERM")
     assert verbs(step) == [("signal", 0, "KILL")]
@@ -77,7 +77,7 @@ def test_once_gone_it_waits_for_its_start_at_the_other_size() -> None:
 
 
 @pytest.mark.parametrize(("kept", "lost"), [({}, 99.0), (saved(40.0), 39.0)])
-def test_what_was_not_saved_is_counted_and_it_is_not_resized_again(kept: dict[str, Any], lost: float) -> None:
+def test_unsaved_work_is_counted_and_the_job_is_not_resized_again(kept: dict[str, Any], lost: float) -> None:
     step = step_of(asked(), says("exited", exit_code=0, finished_at=NOW - 1, **kept), signalled="TERM")
     assert step.job.resizes is not None
     assert (step.job.resizes.frozen, step.job.resizes.lost_s, step.job.resizes.resume_at) == (NOT_SAVED, lost, 2)
@@ -91,7 +91,7 @@ def test_a_node_that_died_is_not_the_jobs_fault() -> None:
     assert step.job.resizes.frozen == ""
 
 
-def test_one_that_made_its_last_step_is_completed() -> None:
+def test_a_resizing_job_that_made_its_last_step_is_completed() -> None:
     done = says("exited", exit_code=0, finished_at=NOW - 1, **progress(10, 2.0))
     assert step_of(asked(), done, signalled="TERM").job.state is JobState.COMPLETED
     failed = says("exited", exit_code=1, finished_at=NOW - 1, **progress(10, 2.0))
@@ -100,14 +100,14 @@ def test_one_that_made_its_last_step_is_completed() -> None:
     assert step_of(asked(), half, signalled="TERM").job.state is JobState.PENDING
 
 
-def test_one_that_had_ended_before_it_was_asked_has_ended() -> None:
+def test_a_job_that_ended_before_the_resize_has_ended() -> None:
     assert step_of(asked(), says("exited", exit_code=0, finished_at=ASKED - 1)).job.state is JobState.COMPLETED
     assert step_of(asked(), says("exited", exit_code=4, finished_at=ASKED - 1)).job.state is JobState.FAILED
     saves = says("exited", exit_code=0, finished_at=ASKED - 1, **saved(6.0))
     assert step_of(asked(), saves, signalled="TERM").job.state is JobState.PENDING, "it was sent a signal"
 
 
-def test_what_it_said_is_remembered_where_its_ranks_end_one_after_the_other() -> None:
+def test_saved_work_is_remembered_if_ranks_end_one_after_the_other() -> None:
     of = msgspec.structs.replace(asked(saved=True), spec=msgspec.structs.replace(spec(nodes=2), elastic=SIZES))
     of = msgspec.structs.replace(of, allocation=job(JobState.RUNNING, nodes=2).allocation)
     both = [r if r.rank else msgspec.structs.replace(r, gone=True, finished_at=NOW - 3, exit_code=0) for r in ranks(2)]
@@ -143,7 +143,7 @@ def test_without_a_step_within_the_timeout_it_goes_back_once() -> None:
     assert gone.worked_until == NOW - 100, "it did nothing there"
 
 
-def test_one_that_fails_before_its_first_step_goes_back_and_one_after_it_has_failed() -> None:
+def test_a_failure_before_the_first_step_reverts_the_size_and_a_later_one_fails_the_job() -> None:
     back = step_of(up(), says("exited", exit_code=3, finished_at=NOW - 1, **progress(5, 101.0)))
     assert (back.job.state, back.began) == (JobState.PENDING, None)
     assert back.job.resizes is not None

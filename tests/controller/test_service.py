@@ -133,7 +133,7 @@ def row(bucket: float) -> UsageRow:
     return UsageRow(bucket=int(bucket), node="n0", job_id="a", user="u", partition="p", gpu_s=1.0)
 
 
-def test_what_it_leaves_in_the_store_for_everybody(site: Installation) -> None:
+def test_the_controller_records_its_state_in_the_store(site: Installation) -> None:
     service = site.start()
     meta = service.store.meta
     assert (meta("controller_pid"), meta("tick_s"), meta("inventory")) == (str(os.getpid()), "7.0", str(site.path))
@@ -230,7 +230,7 @@ def test_once_an_hour_it_tidies_up(site: Installation) -> None:
         assert left() == expected
 
 
-def test_what_was_set_aside_is_tidied_too(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_drafts_are_removed(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     service = site.start()
     (site.state / "inbox/tmp/draft").touch()
     monkeypatch.setattr("gpusched.queue.inbox.KEEP_DRAFTS_S", -1.0)
@@ -264,7 +264,7 @@ def test_a_changed_inventory_is_taken_up_and_a_broken_one_is_not(site: Installat
     assert (len(again.cycle.inventory.nodes), again.store.meta(INVENTORY_TROUBLE)) == (2, "")
 
 
-def test_what_is_half_saved_is_not_refused(site: Installation) -> None:
+def test_a_half_saved_inventory_is_not_refused(site: Installation) -> None:
     service = site.start()
     site.change("")  # an editor's first step
     service.run(0.0)
@@ -355,7 +355,7 @@ def test_a_policy_of_ones_own_is_looked_at_as_well(site: Installation) -> None:
     assert service.cycle.policies["p"].backfill == "easy"
 
 
-def test_what_goes_on_is_as_it_was_after_the_clock_was_set(site: Installation) -> None:
+def test_running_jobs_are_unaffected_by_a_clock_step(site: Installation) -> None:
     service = site.start()
     command = Submit(time=site.world.now, id=ids.mint(site.world.now), spec=spec(time_limit_s=600))
     service.cycle.inbox.deliver(command)

@@ -86,7 +86,7 @@ def test_a_shadow_shares_too(site: Site) -> None:
     assert shadow.same == shadow.decisions
 
 
-def test_one_shares_pays_half_and_its_end_leaves_the_other_alone(site: Site) -> None:
+def test_a_sharing_job_pays_half_and_its_end_leaves_the_other_running(site: Site) -> None:
     first = site.submit(GPUS)
     site.turn(3)
     second, third = site.submit(2), site.submit(1)
@@ -135,7 +135,7 @@ def test_one_shares_pays_half_and_its_end_leaves_the_other_alone(site: Site) -> 
     assert seconds == pytest.approx(alone, rel=0.01), "of one user, each GPU once while two of his jobs had it"
 
 
-def test_who_was_launched_before_gpus_were_shared_is_alone(site: Site) -> None:
+def test_jobs_launched_before_sharing_stay_alone(site: Site) -> None:
     site.start_controller(inventory(1))
     first = site.submit(GPUS)
     site.turn(3)
@@ -156,7 +156,7 @@ def report_pace(site: Site, job: str, pace: float) -> None:
         site.store.put_progress([progress.with_step(60 * pace, None, None, now)])
 
 
-def test_what_sharing_costs_is_learned_from_those_that_did(site: Site) -> None:
+def test_the_cost_of_sharing_is_learned_from_shared_runs(site: Site) -> None:
     for _ in range(2):
         alone = site.submit(GPUS, "a")
         site.turn(3)

@@ -1,6 +1,6 @@
 """Fills the generated parts of docs/ from the code: ``python -m tests.docs.generate``.
 
-A generated part stands between two marker lines. All else in the files is written by hand. `check` tells which parts
+A generated part stands between two marker lines. All else in the files is written by hand. `check` lists which parts
 differ from what the code says now; tests/docs/test_docs.py calls it.
 """
 

@@ -173,7 +173,7 @@ def test_every_command_of_a_guide_runs(reader: Reader, page: Path) -> None:
         real("../profiles")
 
 
-def test_what_runs_elsewhere_runs_there() -> None:
+def test_examples_run_elsewhere_are_in_those_files() -> None:
     root = Path(__file__).parents[2]
     for beginning, file in ELSEWHERE.items():
         words = [w for w in beginning.split()[1:] if w.islower() and not w.endswith(".swf")]

@@ -80,7 +80,7 @@ def test_a_node_whose_check_fails_takes_no_new_jobs_until_it_passes(stopped: Clu
     assert events_of(stopped) == [("check_failed", "disk"), ("check_passed", "disk")]
 
 
-def test_what_hangs_is_killed_on_the_node_and_others_go_on(stopped: Cluster, share: Path) -> None:
+def test_a_hanging_check_is_killed_on_the_node_and_others_go_on(stopped: Cluster, share: Path) -> None:
     hangs = "trap '' TERM; echo scanning; setsid sleep 4321 & sleep 4321"
     declare(
         stopped,

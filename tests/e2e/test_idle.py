@@ -115,7 +115,7 @@ def test_a_job_is_warned_in_every_place_and_cancelled_once(site: Cluster) -> Non
     assert acted.time - warned.time >= 3.9
 
 
-def test_what_works_and_what_is_unknown_is_left_alone(site: Cluster) -> None:
+def test_busy_gpus_and_unknown_utilization_are_left_alone(site: Cluster) -> None:
     use(site, None)
     declare(site, {"then": "cancel", "after": "10m", "warn_before": "595s"})
     job = start(site)

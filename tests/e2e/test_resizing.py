@@ -174,7 +174,7 @@ def settled(cluster: Cluster, job: str, size: int, who: str = "it") -> None:
         pytest.param("trap 'echo 1 >at.part; exit 5' TERM", "dies while it saves", marks=pytest.mark.processes),
     ],
 )
-def test_who_does_not_save_loses_work_once(elastic: Cluster, share: Path, trap: str, within: str) -> None:
+def test_a_job_that_does_not_save_loses_work_once(elastic: Cluster, share: Path, trap: str, within: str) -> None:
     elastic.write_inventory({"grace": "3s"}, policies={"A100": "quick"})
     script = TRAIN.replace("trap 'cp resize.json /share/resize.$GPUSCHED_ATTEMPT; save; exit 0' TERM", trap)
     job = resizable(elastic, share, "--sizes", "8,16", script=script)
@@ -194,7 +194,7 @@ def test_who_does_not_save_loses_work_once(elastic: Cluster, share: Path, trap: 
 
 @pytest.mark.one_partition
 @pytest.mark.processes
-def test_what_does_not_come_up_at_a_size_goes_back_and_never_there_again(elastic: Cluster, share: Path) -> None:
+def test_a_job_that_does_not_start_at_a_size_goes_back_and_never_tries_it_again(elastic: Cluster, share: Path) -> None:
     job = resizable(elastic, share, "--sizes", "4,8,16", script='[ "$GPUSCHED_GPUS_TOTAL" != 8 ] || exit 3\n' + TRAIN)
     settled(elastic, job, 16)
     other = crowd(elastic, share)
@@ -210,7 +210,7 @@ def test_what_does_not_come_up_at_a_size_goes_back_and_never_there_again(elastic
 
 @pytest.mark.one_partition
 @pytest.mark.processes
-def test_one_that_is_cancelled_in_the_middle_of_a_resize_is_over(elastic: Cluster, share: Path) -> None:
+def test_a_job_cancelled_during_a_resize_ends(elastic: Cluster, share: Path) -> None:
     script = TRAIN.replace("save; exit 0", "touch /share/asked; sleep 5; save; exit 0")
     job = resizable(elastic, share, "--sizes", "8,16", script=script)
     settled(elastic, job, 16)

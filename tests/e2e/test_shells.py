@@ -193,7 +193,7 @@ def test_run_shows_why_the_job_is_pending_and_ctrl_c_cancels_it(site: Cluster) -
     assert site.wait_state(second, "CANCELLED").attempt == 0
 
 
-def test_what_ends_a_session_from_outside_is_said(site: Cluster) -> None:
+def test_the_client_shows_why_its_session_was_ended(site: Cluster) -> None:
     person = Person(site, "run", *_on("podman"), "--pty", "sh")
     person.says("ready-2", types="echo ready-$((1 + 1))\n")
     job = person.job()
@@ -291,7 +291,7 @@ def test_users_without_an_account_on_the_nodes_have_all_of_it(site: Cluster) -> 
 
 
 @pytest.mark.parametrize("runtime", NODES)
-def test_who_stops_reading_ends_the_job(site: Cluster, runtime: str) -> None:
+def test_a_client_that_stops_reading_ends_the_job(site: Cluster, runtime: str) -> None:
     """``run ... | head -1``: as soon as the reader has gone, whether or not the job goes on talking."""
     process = site.popen("run", *_on(runtime), "--", "sh", "-c", "echo first; exec sleep 7004")
     assert process.stdout is not None

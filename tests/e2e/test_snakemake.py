@@ -140,7 +140,7 @@ rule a:
     assert re.findall(r"gpusched job (\w+)", said) == [(workflow.folder / "b").read_text().strip()]
 
 
-def test_what_failed_says_why(workflow: Workflow) -> None:
+def test_a_failed_job_shows_its_error(workflow: Workflow) -> None:
     snakefile = """
 rule fails:
     output: "never"

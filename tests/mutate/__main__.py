@@ -301,7 +301,7 @@ def main() -> int:
     sample = random.Random(args.seed).sample(everything, min(args.sample or len(everything), len(everything)))
     print(f"{len(everything)} mutants in {len(paths)} files; trying {len(sample)} of them", flush=True)
     tried: dict[Mutant, str] = {}
-    for ending in (signal.SIGINT, signal.SIGTERM):  # what was found so far is told, and the copies go
+    for ending in (signal.SIGINT, signal.SIGTERM):  # the results so far are printed, and the copies removed
         signal.signal(ending, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         workers = [Worker(Path(folder), number) for number in range(args.jobs)]

@@ -98,7 +98,7 @@ def test_a_term_that_cannot_be_kept_is_said_and_nothing_is_done(here: Transport,
     assert not (tmp_path / "done").exists()
 
 
-def test_what_is_of_the_term_that_was_seen_runs_on_a_disk_that_turned_read_only(
+def test_commands_of_the_seen_term_run_on_a_read_only_disk(
     here: Transport, tmp_path: Path
 ) -> None:
     """Jobs there can still be killed. A folder, too, can be read and not written, by whomever."""

@@ -190,7 +190,7 @@ def test_a_partition_s_agent_changes_nothing_for_the_others(place: Place, tmp_pa
 # -- promoted
 
 
-def test_what_is_promoted_is_a_copy_that_training_cannot_change(place: Place) -> None:
+def test_training_cannot_change_a_promoted_copy(place: Place) -> None:
     place.open(EASY)
     assert place.decided_by() == "easy"
     assert place.promote() == []

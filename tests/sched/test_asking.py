@@ -57,12 +57,12 @@ def test_each_reason_goes_with_what_it_names(snap: Snapshot) -> None:
         return
     for job in snap.pending:
         said = plan.reasons[job.id]
-        told = explain(snap, job.id)
-        assert told.reason == said, "why and the plan"
-        assert bool(told.nodes) == any(node.partition == job.spec.partition for node in snap.nodes)
+        explanation = explain(snap, job.id)
+        assert explanation.reason == said, "why and the plan"
+        assert bool(explanation.nodes) == any(node.partition == job.spec.partition for node in snap.nodes)
         if said.code in LIMITS:
             free = replace(job, bounds=())
-            assert alone(snap, job) == said.code, "a limit holds whoever else waits"
+            assert alone(snap, job) == said.code, "a limit holds whatever else is pending"
             assert alone(snap, free) not in LIMITS
             assert alone(snap, free, running=()) is None, "nothing but the limit and what others have"
         elif said.code in IN_THE_WAY:
@@ -72,4 +72,4 @@ def test_each_reason_goes_with_what_it_names(snap: Snapshot) -> None:
                 assert alone(snap, job) is ReasonCode.RESOURCES
         elif said.code in IMPOSSIBLE:
             assert alone(snap, job, running=()) is said.code, "whatever is free"
-        assert (told.position is None) == (said.code not in IN_THE_WAY | {ReasonCode.POLICY})
+        assert (explanation.position is None) == (said.code not in IN_THE_WAY | {ReasonCode.POLICY})

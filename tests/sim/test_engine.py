@@ -351,7 +351,7 @@ def test_explicit_priorities_go_before_every_order_that_stops_jobs(name):
     assert replay(trace, Pool.uniform(1, 2), name).end[[3, 1]].tolist() == [11, 108]
 
 
-def test_what_users_had_is_forgotten_by_the_sites_half_life():
+def test_past_usage_decays_by_the_sites_half_life():
     """Ann had 8 GPUs for an hour, long ago; Bob had one lately. Who goes first depends on the half-life."""
     hour = 3600.0
     trace = trace_of(

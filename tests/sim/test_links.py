@@ -100,7 +100,7 @@ def test_contention_waits_for_a_better_place_and_goes_at_the_bound():
 
 
 @pytest.mark.parametrize(("backfill", "waits", "short", "long"), [("skip", 50.0, 2.0, 3.0), ("easy", 31.0, 2.0, 50.0)])
-def test_who_waits_for_a_better_place_has_his_nodes_kept_by_easy(backfill, waits, short, long):
+def test_easy_reserves_nodes_of_a_job_that_waits_for_a_better_place(backfill, waits, short, long):
     """As above, with patience until 31; behind it a job of 1 GPU that has ended by then, and one that has not."""
     names = ("a", "b")
     kinds = np.zeros(2, KIND)

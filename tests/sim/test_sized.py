@@ -45,7 +45,7 @@ def elastic(trace: Trace, pool: Pool, **options: Any) -> Any:
     return replay(trace, pool, "elastic", elastic=any_size(trace), **options)
 
 
-def test_one_alone_has_all_it_may_have_from_the_beginning() -> None:
+def test_a_single_job_has_its_maximum_from_the_start() -> None:
     result = elastic(trace_of([0], [80], [1], limit=[1000]), Pool.uniform(2, 8))
     assert result.end.tolist() == [10.0]
 

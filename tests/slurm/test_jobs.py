@@ -122,7 +122,7 @@ def test_tasks_that_wait_together_share_nothing_that_differs():
     assert [(job.reason, job.restarts) for job in read(*wait)] == [("Priority", 0), ("BeginTime", 1), ("Priority", 0)]
 
 
-def test_what_did_not_change_is_the_same_object_and_what_changed_is_not():
+def test_only_unchanged_jobs_are_the_same_object():
     reader = JobReader()
     jobs = [{"JobID": "1"}, {"JobID": "2"}, {"JobID": "3"}, {"JobID": "4"}]
     before = reader.read(printed(reader.format, jobs), "4 4 N/A dgx1\n", {}, True)
@@ -151,6 +151,6 @@ def test_memory_is_unknown_where_slurm_does_not_count_it():
 
 
 @pytest.mark.parametrize("field", ["PriorityLong", "TimeLimit", "NodeList", "SubmitTime", "tres-alloc"])
-def test_what_cannot_be_read_names_the_job(field):
+def test_the_error_of_an_unreadable_job_names_it(field):
     with pytest.raises(ValueError, match="job 12: "):
         read({field: "mem=b-["})

@@ -54,9 +54,9 @@ def test_jobs_keep_clear_of_a_maintenance_to_come_and_why_says_so(beside: Beside
     why = beside.cluster.cli("why", named).stdout
     said = r"ReqNodeNotAvail: Reserved for maintenance: maint in 0:0[12]:\d\d, for 0:10:00; its time limit"
     assert re.search(said, why)
-    told = beside.cluster.json("why", named)
+    answer = beside.cluster.json("why", named)
     over = next(one.end_time for one in beside.slurm.reservations() if one.name == "maint")
-    expected = told["expected_start"]["median"]
+    expected = answer["expected_start"]["median"]
     assert expected[:19] >= time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(over - 1)), "not before it is over"
     assert "maint" in beside.cluster.cli("nodes").stdout
     site.run(["scontrol", "delete", "ReservationName=maint"])
@@ -100,7 +100,7 @@ def race(beside: Beside, monkeypatch: pytest.MonkeyPatch, event: Callable[[], No
 
 
 @pytest.mark.parametrize("left", ["in the lease", "by a controller that died", "by Slurm, when the lease was over"])
-def test_what_slurm_holds_in_the_lease_is_let_go_at_once(
+def test_jobs_that_slurm_holds_in_the_lease_are_released_at_once(
     beside: Beside, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
     """A maintenance that is made between a decision and its start: Slurm takes the job's priority for ever."""

@@ -176,7 +176,7 @@ SACCT = """JobID|Partition|Submit|Eligible|Start|End|TimelimitRaw|AllocTRES|Stat
 """
 
 
-def test_what_slurm_recorded_stands_beside_what_a_replay_says(place: Place) -> None:
+def test_recorded_figures_of_slurm_are_shown_beside_a_replay(place: Place) -> None:
     log = place.folder / "jobs.txt"
     log.write_text(SACCT)
     words = [str(log), "-N", "1", "-P", "easy", "-P", "fifo+none"]
@@ -315,7 +315,7 @@ def test_fair_shares_go_by_the_inventory_s_groups(place: Place) -> None:
 
 
 @pytest.mark.parametrize("groups", [None, "{physics: {members: {cat: 1, zoe: 1}}, chemistry: {members: {bob: 1}}}"])
-def test_what_users_had_before_the_replay_counts_for_their_fair_shares(place: Place, groups: str | None) -> None:
+def test_usage_before_the_replay_counts_for_fair_shares(place: Place, groups: str | None) -> None:
     """Zoe, or cat of her group, had GPUs before the window: bob's job goes first when ann's ends, as it would live."""
     jobs = [("a", 9000.0, 9000.0, 8000.0, 8), ("b", 8990.0, 8000.0, 7000.0, 8), ("c", 8980.0, 7000.0, 6900.0, 8)]
     before = ("z", 60_000.0, 60_000.0, 50_000.0, 8)

@@ -267,7 +267,7 @@ def test_real_traces(name: str, jobs: int, kept_out: int) -> None:
     tracefile.check(trace)
 
 
-def test_swf_tells_zero_from_unknown(put: Put) -> None:
+def test_swf_distinguishes_zero_from_unknown(put: Put) -> None:
     """A wait of 0 is known; a memory or a limit of 0 is not."""
     lines = ["1 0 0 9 1 -1 1 1 1 0 1 -1 -1 -1 -1 -1 -1 -1", "2 1 0.5 9 0 -1 -1 3 0.5 -1 1 -1 -1 -1 -1 -1 -1 -1"]
     trace = load(put("log.swf", "\n".join(lines)))

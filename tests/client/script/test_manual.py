@@ -103,7 +103,7 @@ def test_sbatchs_options_are_taken_as_typed(site: Site, words: list[str], expect
             assert f"gpusched: {word}" in done.err
 
 
-def test_what_is_typed_and_cannot_be_is_refused_with_its_option(site: Site) -> None:
+def test_an_unsupported_option_is_refused_by_name(site: Site) -> None:
     site.inventory.write_text(INVENTORY)
     for words, says in (
         (["--gres=shard:2"], "--gres=shard:2: the only generic resource is GPUs"),

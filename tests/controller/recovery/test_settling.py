@@ -90,7 +90,7 @@ def test_a_launch_since_the_backup_is_adopted_and_its_command_file_not_applied_a
     assert settled(store, evidence(live=(record(one()),))).strays == []
 
 
-def test_what_was_pending_and_ended_meanwhile_is_not_started_again(store: Store) -> None:
+def test_a_job_that_ended_during_recovery_is_not_started_again(store: Store) -> None:
     store.put_jobs([one(state=JobState.PENDING, attempt=0)])
     done = one(state=JobState.FAILED, exit_code=3, start_time=9_100.0, end_time=9_200.0)
     assert outcome(settled(store, evidence(ended=(record(done),)))) == [("j", "settled")]
