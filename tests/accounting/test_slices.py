@@ -29,7 +29,7 @@ def charged(*jobs: JobRecord) -> dict[str, tuple[float, float]]:
     return {row.job_id: (pytest.approx(row.gpu_s), pytest.approx(row.energy_j)) for row in rows}
 
 
-def test_a_slice_has_its_share_of_its_gpu_and_the_rest_is_nobodys() -> None:
+def test_a_slice_has_its_share_of_its_gpu_and_the_rest_is_unallocated() -> None:
     found = charged(job("a", (1000, 1001), "1g.10gb"), job("b", (1004,), "3g.40gb"), job("c", (1,)))
     assert found["a"] == (20.0, 200.0)
     assert found["b"] == (35.0, 350.0)

@@ -146,7 +146,7 @@ def test_a_size_at_which_nothing_is_trained_is_known_as_such() -> None:
 # The setting, with restarts and changes
 
 
-def test_a_restart_costs_a_part_of_a_slot_and_only_who_goes_on_at_another_size() -> None:
+def test_a_restart_costs_part_of_a_slot_of_resized_jobs_only() -> None:
     jobs = prepare(*workload((0, 5.0), nodes=2)).jobs
 
     def sizes(*workers: int) -> Any:

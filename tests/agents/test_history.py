@@ -48,7 +48,7 @@ def torn(state: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [garbage, torn])
-def test_a_store_that_cannot_be_read_is_said_and_not_taken_for_an_empty_one(
+def test_an_unreadable_store_is_an_error_and_not_an_empty_history(
     state: Path, spoil: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     spoil(state)

@@ -389,7 +389,7 @@ def sizes(agent: live.LiveAgents, asked: Question) -> list[int]:
 
 
 @pytest.mark.parametrize("choose", MODES)
-def test_sizes_live_are_allowed_within_capacity_and_for_those_who_gain(choose: str) -> None:
+def test_live_sizes_are_allowed_within_capacity_and_given_to_jobs_that_gain(choose: str) -> None:
     agent = shipped(coordination=choose)
     assert sizes(agent, question([(0, 600.0, 1.0), (0, 600.0, 0.1)], 9)) == [8, 1]  # the second is not faster with more
     assert sizes(agent, question([(0, 600.0, 1.0)] * 3, 3)) == [1, 1, 1]

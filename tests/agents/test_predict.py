@@ -188,7 +188,7 @@ def test_a_policy_is_proved_by_the_estimates_that_it_has_live(monkeypatch: pytes
     assert final_table(policy_of_spec(short), [scenario])[0].value == mean_jct_s, "so is a trained one's"
 
 
-def test_of_equals_the_last_submitted_goes_first_where_the_policy_says_so() -> None:
+def test_a_policy_may_order_equal_jobs_last_submitted_first() -> None:
     trace = habits(6)
     trace = replace(trace, submit=np.arange(6.0), user=np.zeros(6, np.int64), gpus=np.ones(6, np.int64),
                     duration=np.full(6, 100.0), model=np.zeros(6, np.int64))  # fmt: skip

@@ -74,7 +74,7 @@ def test_contention_does_no_harm_on_a_dgx():
         assert contention <= 1.02 * rack
 
 
-def test_by_a_table_of_pairs_who_knows_it_is_a_fifth_below_the_best_blind_rule():
+def test_contention_with_a_table_of_pairs_is_a_fifth_below_the_best_blind_rule():
     pairs = real("../profiles/contention/deepshare_pairs.csv")
     for setting in settings_of(None, str(pairs)):
         rows = {name: row_of(setting, 0.9, 1, name, 800) for name in RULES}

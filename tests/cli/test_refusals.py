@@ -84,7 +84,7 @@ COMPILING = "gpusched: compiling the simulator (once after installation or upgra
         ("replay t.csv -P fifo --load 0.0000000001", "a load of 1e-10 needs more than 1000000 nodes; for example 0.9"),
     ],
 )  # fmt: skip
-def test_it_is_said_in_one_line(site: Site, words: str, says: str) -> None:
+def test_an_error_is_one_line(site: Site, words: str, says: str) -> None:
     (site.folder / "t.csv").write_text(PHILLY_CSV)
     (site.folder / "latin1.csv").write_bytes("node,début\n".encode("latin-1"))
     site.fold()

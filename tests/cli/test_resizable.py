@@ -38,7 +38,7 @@ RANGE = ("--resizable", "--gpus", "1-8")
         ),
     ],
 )
-def test_what_is_asked_for(site: Site, options: tuple[str, ...], expected: Elastic) -> None:
+def test_options_of_a_resizable_job(site: Site, options: tuple[str, ...], expected: Elastic) -> None:
     site.submit("-p", "A100", "--image", "x", "--resizable", *options, "--", "run")
     spec = site.only_submit().spec
     assert spec.elastic == expected
@@ -98,7 +98,7 @@ def test_cores_and_memory_go_with_the_gpus(site: Site) -> None:
         (("--gpus", "-1"), "--gpus must not be negative, found -1"),
     ],
 )
-def test_what_is_refused(site: Site, options: tuple[str, ...], error: str) -> None:
+def test_wrong_options_of_a_resizable_job_are_refused(site: Site, options: tuple[str, ...], error: str) -> None:
     done = site.call("submit", "-p", "A100", "--image", "x", *options, "--", "run")
     assert done.code == 2
     assert error in done.err

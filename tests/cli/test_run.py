@@ -29,7 +29,7 @@ def begin(site: Site, *words: str, **more: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_what_is_asked_for_is_queued_and_taken_away_by_who_does_not_wait(
+def test_run_submits_the_request_and_a_signal_cancels_it(
     site: Site, number: signal.Signals, code: int
 ) -> None:
     process = begin(site, "run", "-F", "s-V100", "--env", "A=1", "-t", "90", "prog", "--pty", "it's")

@@ -585,7 +585,7 @@ def test_a_broken_store_is_one_line(site: Site, content: bytes) -> None:
         assert "Traceback" not in done.out + done.err
 
 
-def test_a_foreign_file_in_the_inbox_disturbs_nobody(site: Site) -> None:
+def test_a_foreign_file_in_the_inbox_is_ignored(site: Site) -> None:
     new = site.state / "inbox/new"
     (new / "x.submit").write_text("{")
     (new / "dir").mkdir()

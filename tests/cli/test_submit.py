@@ -108,7 +108,7 @@ def test_all_options(site: Site) -> None:
         ("    preemptible: true\n", ("--no-preemptible",), False),
     ],
 )
-def test_whether_it_may_be_stopped_is_said_by_the_job_else_by_its_partition(
+def test_preemptible_is_set_by_the_job_else_by_its_partition(
     site: Site, partition: str, options: tuple[str, ...], expected: bool
 ) -> None:
     text = site.inventory.read_text()

@@ -481,7 +481,7 @@ def test_the_kernel_refuses(place: Place, attack: Attack) -> None:
         path.unlink()
 
 
-def test_a_file_that_its_owner_has_leased_keeps_nobody_waiting(place: Place) -> None:
+def test_a_file_leased_by_its_owner_blocks_nothing(place: Place) -> None:
     """Who opens such a file waits until its owner, or 45 s later the kernel, gives it up (fcntl's F_SETLEASE)."""
     held, go = os.pipe(), os.pipe()
     if not (pid := os.fork()):
@@ -539,7 +539,7 @@ def test_an_early_date_does_not_jump_the_queue(place: Place) -> None:
     assert place.world.job(submit.id).submit_time > 1e9
 
 
-def test_a_flood_delays_nobody_and_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_is_refused_and_delays_no_other_user(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpusched.queue.arrivals.MAX_WAITING", 50)
 
     def flood(place: Place) -> None:

@@ -159,7 +159,7 @@ def test_tries_are_due_at_once_then_after_pauses_that_double_up_to_a_minute() ->
     assert (again.tries, again.tried_at) == (3, NOW)
 
 
-def test_five_tries_in_vain_are_enough_and_stuck_is_said_once() -> None:
+def test_after_five_tries_a_rank_is_stuck_and_reported_once() -> None:
     for tries, more, gives in ((4, {}, False), (5, {}, True), (6, {}, True), (5, {"stuck": True}, False)):
         assert is_exhausted(rank(tries=tries, tried_at=NOW, **more), NOW + 60) is gives
     assert not is_exhausted(rank(tries=5, tried_at=NOW), NOW + 15.9)

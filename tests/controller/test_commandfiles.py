@@ -460,7 +460,7 @@ def test_a_file_that_cannot_be_moved_away_is_logged_once(world: InboxWorld) -> N
     assert len(world.refusals()) == 1
 
 
-def test_a_command_nobody_foresaw_stops_nothing(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_command_stops_nothing(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     job = world.submit()
     world.lay(Hold(time=NOW, job_ids=(job,)))
     submitted = Submit(time=NOW, id=ids.mint(NOW), spec=spec())

@@ -50,7 +50,7 @@ def test_a_job_counts_for_the_first_group_of_its_user(world: InboxWorld) -> None
     assert refused(world, group="gg").startswith("there is no group 'gg'")
 
 
-def test_a_class_gives_its_priority_to_whom_it_is_open(world: InboxWorld) -> None:
+def test_a_class_gives_its_priority_only_to_its_users(world: InboxWorld) -> None:
     job = world.job(world.submit(ALICE, qos="high", nice=5, preemptible=True))
     assert (job.priority, job.spec.preemptible) == (45, False), "members of a group below count, too"
     assert refused(world, BOB, qos="high") == f"--qos high: {B} may not use it; {B} may use: spare"

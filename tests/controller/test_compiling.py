@@ -82,7 +82,7 @@ def test_a_cycle_never_compiles_for_new_policies(
     assert len(begun) == len(messages(caplog)) == 1
 
 
-def test_new_policies_are_tried_though_nobody_waits_for_them(
+def test_new_policies_are_tried_without_pending_jobs(
     site: Site, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the first job that comes would find them uncompiled."""

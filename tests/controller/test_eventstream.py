@@ -142,7 +142,7 @@ def test_earlier_events_are_not_sent_and_missed_ones_are(store: Store, streams: 
     wait_until(lambda: seqs(file) == [2, 3, 5])
 
 
-def test_positions_that_nobody_has_looked_at_yet_stay(store: Store, tmp_path: Path) -> None:
+def test_unseen_positions_are_kept(store: Store, tmp_path: Path) -> None:
     """A controller that ends before its first cycle forgets nothing."""
     store.put_event_position("file", 7)
     Reporting(store, tmp_path / "state").close()

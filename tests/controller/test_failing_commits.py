@@ -211,7 +211,7 @@ def world(tmp_path: Path) -> Iterator[InboxWorld]:
     world.store.close()
 
 
-def test_a_notice_that_arrived_is_not_sent_again_as_long_as_that_cannot_be_recorded(
+def test_a_delivered_notice_is_not_sent_again_while_that_cannot_be_recorded(
     world: InboxWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []

@@ -82,7 +82,7 @@ def test_a_condition_keeps_the_time_at_which_it_opened() -> None:
 @pytest.mark.parametrize(
     ("then", "held"), [("warn", {}), ("no-new-jobs", {"n": "check c failed: exit code 1"}), ("drain", {})]
 )
-def test_only_what_says_so_holds_its_node(then: str, held: dict[str, str]) -> None:
+def test_only_checks_declared_so_hold_their_node(then: str, held: dict[str, str]) -> None:
     record = with_result(CheckRecord(node="n", check="c"), CHECK, CheckResult(exit_code=1), NOW)
     check = msgspec.structs.replace(CHECK, then=then)
     assert holding_reasons(open_conditions([record], [("n", check)])) == held

@@ -64,7 +64,7 @@ def test_a_session_that_nobody_attached_to_ends_in_time(ago: float, ends: bool) 
         ({"attached_s": 0.0}, False),
     ],
 )
-def test_it_goes_by_what_the_node_says_of_who_is_attached(more: dict[str, float], ends: bool) -> None:
+def test_inactivity_goes_by_the_attached_time_that_the_node_reports(more: dict[str, float], ends: bool) -> None:
     found = step(JobState.RUNNING, says("running", **more), launched_at=NOW - 100)
     assert (found.job.state is JobState.COMPLETING) is ends
     if ends:
@@ -73,7 +73,7 @@ def test_it_goes_by_what_the_node_says_of_who_is_attached(more: dict[str, float]
         assert found.job.ending.kill_at == NOW + SETTINGS.grace_s
 
 
-def test_a_node_that_does_not_answer_ends_nobodys_work() -> None:
+def test_a_node_that_does_not_answer_ends_no_session() -> None:
     for answer in ({}, silent()):
         assert step(JobState.RUNNING, answer, launched_at=NOW - 1e6).job.state is JobState.RUNNING
 
@@ -85,7 +85,7 @@ def test_attaching_to_the_first_rank_counts_for_all_ranks() -> None:
     assert found.job.state is JobState.RUNNING, "nobody knows"
 
 
-def test_other_jobs_need_nobody() -> None:
+def test_other_jobs_need_no_attached_client() -> None:
     other = job(JobState.RUNNING, spec=spec(time_limit_s=86400))
     assert reconcile_job(other, ranks(), world(says("running", ran_s=9e3))).job.state is JobState.RUNNING
     ready = reconcile_job(job(JobState.STARTING), ranks(), world(says("ready")))

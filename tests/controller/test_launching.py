@@ -268,7 +268,7 @@ def test_each_rank_is_launched_as_its_user(launcher: Launcher, monkeypatch: pyte
     assert launcher.errors == {(ID, 2, 0): "refused: user id 64077 has no name here, so its group is unknown"}
 
 
-def test_in_a_shared_installation_no_job_is_roots_unless_the_inventory_says_so(
+def test_in_a_shared_installation_jobs_run_as_root_only_if_the_inventory_allows_it(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = pwd.getpwnam("daemon")
@@ -310,7 +310,7 @@ def test_the_nodes_of_a_script_have_one_key_and_one_node_has_none(launcher: Laun
     assert all(o.request is not None and o.request.spool == {} for o in launches(launcher, job(2)))
 
 
-def test_only_those_who_are_trusted_now_mount_anything(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_presently_trusted_users_mount_anything(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 2)
     of = job(mounts=(Mount("/etc", "/mnt"),))
     admins = msgspec.structs.replace(inventory().settings, admins=("alice",))

@@ -150,7 +150,7 @@ def test_the_borders_of_silence_are_where_the_settings_say() -> None:
     assert update(never, bare, NOW + 9)[0].down_since == NOW, "silent since it was first missed"
 
 
-def test_a_node_that_nobody_declares_is_forgotten_after_a_week() -> None:
+def test_an_undeclared_node_is_forgotten_after_a_week() -> None:
     gone = removed_record(SEEN, NOW)
     assert (gone.state, gone.down_since, gone.left) == (NodeState.UNKNOWN, NOW, False)
     assert removed_record(gone, NOW + 9).down_since == NOW

@@ -249,7 +249,7 @@ def test_a_policy_that_cannot_be_read_is_one_line(office: Office, monkeypatch: p
         office.promote("mine", version=version)
 
 
-def test_files_that_are_gone_keep_nobody_from_a_rollback(office: Office) -> None:
+def test_missing_files_do_not_prevent_a_rollback(office: Office) -> None:
     (partition,) = office.inventory.partitions
     named = msgspec.structs.replace(partition, policy="mine")
     office.inventory = msgspec.structs.replace(office.inventory, partitions=(named,))

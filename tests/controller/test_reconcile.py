@@ -157,7 +157,7 @@ def test_a_launch_that_fails_over_the_jobs_own_words_twice_is_its_fault_and_says
     assert reconcile_job(again, ranks(), world(answer, failed_launches=others)).job.state == JobState.PENDING
 
 
-def test_cancelled_while_it_pulls_it_is_taken_away_and_nobody_waits_for_the_pull() -> None:
+def test_a_job_cancelled_during_its_pull_ends_without_waiting_for_it() -> None:
     cancelled = Ending(outcome=JobState.CANCELLED, reason="Cancelled", kill_at=NOW + 10)
     completing = job(JobState.COMPLETING, ending=cancelled, start_time=None)
     first = reconcile_job(completing, ranks(), world(says("preparing")))

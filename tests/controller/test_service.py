@@ -441,7 +441,7 @@ def test_a_pause_ends_with_the_tick_with_news_or_on_request(site: Installation) 
     assert len(waits) == 9
 
 
-def test_news_end_a_pause_at_once_but_not_before_it_was_as_long_as_the_cycle(
+def test_news_end_a_pause_no_sooner_than_after_the_duration_of_a_cycle(
     site: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ends that come one after another leave the controller time for nothing else otherwise."""

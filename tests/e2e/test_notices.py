@@ -161,7 +161,7 @@ def test_a_receiver_that_fails_or_hangs_delays_nothing_and_gets_the_notice_again
     assert finding() is None, "check is content"
 
 
-def test_what_is_wrong_is_one_line(house: Cluster) -> None:
+def test_wrong_options_of_notices_are_one_line_errors(house: Cluster) -> None:
     for words, said in (
         (("--mail", "a b"), "--mail: found 'a b', expected an address such as ada@example.org, or a user"),
         (("--mail", "-oQ/tmp"), "--mail: found '-oQ/tmp', expected an address such as ada@example.org, or a user"),

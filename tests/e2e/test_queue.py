@@ -132,7 +132,7 @@ def test_hold_and_release_requeue_and_the_log_of_each_attempt(house: Cluster, sh
     assert house.cli("hold", job, check=False).returncode == 1
 
 
-def test_priority_and_nice_decide_who_goes_first(house: Cluster, share: Path) -> None:
+def test_priority_and_nice_decide_which_job_goes_first(house: Cluster, share: Path) -> None:
     blockers = [held(house, share, "-p", "V100", "--gpus", "8", "--nodelist", n) for n in ("dgx002", "dgx004")]
     option = (share, "-p", "V100", "--gpus", "8", "--nodelist", "dgx002")
     nice = house.shared("echo nice >>/share/order", *option, "--nice", "10")

@@ -294,7 +294,7 @@ def test_a_node_killed_at_any_step_of_a_resize(elastic: Cluster, share: Path, mo
 @pytest.mark.one_partition
 @pytest.mark.processes
 @pytest.mark.parametrize("write", ["echo '{\"step\": 7, ' >p", "dd if=/dev/null of=p bs=1 seek=1073741824 2>/dev/null"])
-def test_garbage_or_a_gigabyte_in_progress_json_keeps_nobody_from_being_resized(
+def test_garbage_or_a_gigabyte_in_progress_json_prevents_no_resize(
     elastic: Cluster, share: Path, write: str
 ) -> None:
     begin, end = TRAIN.index('echo "{\\"step\\": $i, \\"of'), TRAIN.index(" && mv p progress.json")

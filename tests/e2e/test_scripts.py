@@ -85,7 +85,7 @@ def test_a_cancelled_step_saves_its_work_on_all_nodes(house: Cluster, share: Pat
     house.wait_clean()
 
 
-def test_an_image_without_python_serves_no_steps_and_says_so(house: Cluster, share: Path) -> None:
+def test_an_image_without_python_serves_no_steps_with_an_error(house: Cluster, share: Path) -> None:
     job = submit(house, share, "srun true; echo $?; exit 3\n", "-N", "2", "--gpus-per-node", "1")
     found = house.wait_state(job)
     assert (found.state, found.exit_code) == ("FAILED", 3)

@@ -84,7 +84,7 @@ echo "|$NVIDIA_VISIBLE_DEVICES|$GPUSCHED_GPUS"; until [ -e {share}/go ]; do slee
     wait_until(lambda: not list(kept(".local/state/gpusched-node/*/*/jobs/*")), 30, "the jobs' own folders to be gone")
 
 
-def test_an_image_that_takes_long_delays_nobody_else(house: Cluster, share: Path) -> None:
+def test_a_slow_image_delays_no_other_job(house: Cluster, share: Path) -> None:
     gate = share / "gate"
     wrapper = f"""#!/bin/sh
 case "$*" in *localhost/slow:1*) ;; *) exec /usr/bin/podman "$@" ;; esac
@@ -142,7 +142,7 @@ for _ in range(1200):
 """
 
 
-def test_a_users_thousands_of_files_keep_nobody_else_waiting(shared: Cluster) -> None:
+def test_a_users_thousands_of_files_delay_no_other_user(shared: Cluster) -> None:
     cluster, inbox, many = shared, Inbox(shared.state), 3 * FILES_OF_USER
     kept = inbox.refused / "0first.cancel"
     (inbox.new / kept.name).write_text("{")

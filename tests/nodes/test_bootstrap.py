@@ -95,7 +95,7 @@ def test_nodes_that_mend_the_same_folder_never_take_it_from_a_reader(tmp_path: P
         assert is_whole(folder)
 
 
-def test_versions_lie_beside_each_other_until_nobody_uses_them(tmp_path: Path) -> None:
+def test_versions_lie_beside_each_other_until_unused(tmp_path: Path) -> None:
     from gpusched.nodes.payload import main
 
     for name, age_days in (("probe-old", 31), ("probe-used", 31), ("probe-fresh", 29), ("other", 99)):

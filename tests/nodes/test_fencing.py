@@ -82,7 +82,7 @@ def test_a_higher_term_waits_for_the_scripts_of_a_lower_one(here: Transport, tmp
     assert (tmp_path / "said").read_text() == "old\nnew\n"
 
 
-def test_a_term_that_cannot_be_kept_is_said_and_nothing_is_done(here: Transport, tmp_path: Path) -> None:
+def test_a_term_that_cannot_be_stored_is_an_error_and_nothing_runs(here: Transport, tmp_path: Path) -> None:
     fenced(here, 5).claim(600)
     kept(tmp_path).write_text("5x\n")
     with pytest.raises(FencingUnavailable, match="term is damaged; remove it"):

@@ -309,7 +309,7 @@ def test_other_users_cannot_start_steps(nodes: Nodes, spool: dict[str, str]) -> 
     assert not (nodes.folder / "started").exists()
 
 
-def test_a_stranger_who_connects_is_not_served(nodes: Nodes) -> None:
+def test_a_connection_with_garbage_is_not_served(nodes: Nodes) -> None:
     nodes.serve()
     wait_until(lambda: nodes.run("srun true; echo $?")[-1] == "0")
     for port in nodes.settings["ports"][:2]:

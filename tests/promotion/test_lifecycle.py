@@ -170,7 +170,7 @@ def test_policies_are_compared_on_history_and_on_a_trace(proved: Site) -> None:
     assert proved.call("policy", "compare", "fifo", "easy", "-p", "A100").code == 1
 
 
-def test_only_admins_change_who_decides(site: Site) -> None:
+def test_only_admins_change_the_active_policy(site: Site) -> None:
     cycle(site)
     command = Promote(
         time=0.0, partition="V100", path=str(site.folder / "p.yaml"), version="x", reason="me", forced=True

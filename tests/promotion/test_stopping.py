@@ -86,7 +86,7 @@ def test_a_shadow_stops_no_jobs_and_records_what_it_would_have_stopped(place: Pl
     assert shadow.shadow_starts == shadow.live_starts, "what it stops is no start"
 
 
-def test_where_its_weights_are_gone_the_fallback_stops_nobody(place: Place) -> None:
+def test_without_its_weights_the_fallback_preempts_no_job(place: Place) -> None:
     place.open(load_policy(place.policy))
     jobs = filled(place)
     (place.folder / "policies/stopper/p.safetensors").unlink()

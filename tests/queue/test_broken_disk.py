@@ -80,7 +80,7 @@ def test_after_a_kill_amid_a_commit_readers_see_what_was_before(amid_commit: Cal
     assert kinds(Reader.open(state)) == BEFORE
 
 
-def test_amid_a_commit_nobody_reads_half_of_it(
+def test_no_reader_sees_half_of_a_commit(
     amid_commit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, connect = amid_commit(killed=False), sqlite3.connect

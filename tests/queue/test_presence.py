@@ -12,7 +12,7 @@ from gpusched.queue.clock import boot_id
 from gpusched.queue.presence import FILE, announce, controller_of, controller_presence
 
 
-def test_it_is_there_while_it_says_so(tmp_path: Path) -> None:
+def test_a_controller_is_present_while_it_holds_the_file(tmp_path: Path) -> None:
     assert controller_of(tmp_path) is None
     with controller_presence(tmp_path):
         found = controller_of(tmp_path)

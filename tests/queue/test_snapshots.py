@@ -90,7 +90,7 @@ def test_after_is_met_by_a_start_and_by_what_will_never_start() -> None:
     assert verdict("after", _S.FAILED)[0] == "never", "its launch failed"
 
 
-def test_of_an_array_all_tasks_count_and_what_they_do_is_said() -> None:
+def test_all_tasks_of_an_array_count_as_dependencies_and_their_states_are_named() -> None:
     assert verdict("afterok", _S.COMPLETED, _S.COMPLETED) == ("", "")
     one = verdict("afterok", _S.COMPLETED, _S.RUNNING)
     assert one == ("waiting", "afterok: waits for job x_1 (RUNNING)")
@@ -269,7 +269,7 @@ def test_nodes_where_it_failed_are_avoided_while_enough_others_are_left(
     assert seen(waits, inventory=declared)["w"].excluded_nodes == avoided
 
 
-def test_a_resizable_job_that_waits_again_starts_at_its_base_size_where_nobody_chooses_sizes() -> None:
+def test_a_requeued_resizable_job_starts_at_its_base_size_without_a_sizing_rule() -> None:
     sizes = Elastic(sizes=(2, 4, 8), base_gpus=2, base_cores=2, base_memory_mib=2048)
     last = spec(nodes=2, gpus_per_node=4, cores_per_node=4, memory_mib_per_node=4096, elastic=sizes)
     waits, rigid = job("w", spec=last), job("r", spec=spec(gpus_per_node=4))

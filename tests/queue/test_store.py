@@ -135,7 +135,7 @@ def test_all_or_nothing(store: Store) -> None:
     assert [j.id for j in store.active()] == ["0123456789b", "0123456789c"]
 
 
-def test_a_full_disk_in_the_middle_of_a_transaction_says_so(store: Store) -> None:
+def test_a_full_disk_in_the_middle_of_a_transaction_is_reported(store: Store) -> None:
     (pages,) = store._db.execute("PRAGMA page_count").fetchone()
     store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
     with pytest.raises(sqlite3.OperationalError, match="full"), store.transaction():

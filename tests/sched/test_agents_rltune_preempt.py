@@ -204,7 +204,7 @@ def test_live_and_replay_stop_and_start_the_same(
 
 @pytest.mark.parametrize("rules", LIMITS)
 @pytest.mark.parametrize("seed", range(6))
-def test_live_and_replay_keep_the_same_nodes_for_whom_a_reservations_end_lets_start(
+def test_live_and_replay_keep_the_same_nodes_for_a_job_that_waits_for_the_end_of_a_reservation(
     seed: int, rules: PreemptionSettings
 ) -> None:
     """At every instant the same jobs are stopped and start, and nothing breaks a reservation."""
@@ -379,7 +379,7 @@ def test_arrays_and_constraints_hold_here_too() -> None:
     assert codes["elsewhere"] == codes["huge"] == ReasonCode.BAD_CONSTRAINTS
 
 
-def test_the_fallback_stops_nobody() -> None:
+def test_the_fallback_preempts_no_job() -> None:
     snap = snapshot([node("a")], [pending("new", 1, submit=NOW)], [runs("long", LONG, 0.0)])
     plan = decide(msgspec.structs.replace(snap, policies={"p": policy(RULES)}), {})
     assert plan.troubles

@@ -123,7 +123,7 @@ def test_why_says_what_the_plan_says(snap: Snapshot) -> None:
     agree_on_who_waits(snap, decide(snap))
 
 
-def test_a_job_waits_for_its_rack_as_long_as_that_pays_and_says_so() -> None:
+def test_a_job_waits_for_its_rack_while_that_pays_and_its_reason_says_so() -> None:
     job = pending("j", 8, nodes=2, submit=NOW, name="calm")
     known = beliefs(0.02, 0.02, 1.18)
     snap = snapshot(FOUR, [job], HALF, place="contention", backfill="easy", topology=TWO_RACKS, beliefs=known)

@@ -53,7 +53,7 @@ def test_starts_of_the_same_plan_get_their_place_first() -> None:
     assert resizes(plan) == []
 
 
-def test_it_shrinks_only_for_who_can_use_what_its_last_ranks_hold() -> None:
+def test_a_hot_job_shrinks_only_for_jobs_that_fit_on_its_last_ranks() -> None:
     busy = [hot("a", {"n0": EIGHT, "n1": EIGHT}, 8, 16)]
     snapshot = world([pending("w", 8)], busy)
     assert resizes(decide(snapshot)) == [("a", 8, [])]

@@ -371,7 +371,7 @@ def test_an_exclusive_job_has_nodes_of_its_size_to_itself() -> None:
         (0, "waits for fewer nodes in one rack until "),
     ],
 )
-def test_plan_and_why_agree_on_who_waits_for_better_nodes(drained: int, says: str) -> None:
+def test_plan_and_why_agree_on_jobs_that_wait_for_better_nodes(drained: int, says: str) -> None:
     """Found by property: of jobs that ask for the same now, what was said of one was said of the other."""
     nodes = [node(f"n{i}", 2, available=i < 5 - drained, unavailable_reason="DRAINED: fan") for i in range(5)]
     busy = [running(f"r{i}", {f"n{i}": (0,) if i == 0 else (0, 1)}, NOW + 500) for i in range(5)]

@@ -76,7 +76,7 @@ def test_jobs_of_a_reservation_wait_for_it_and_end_with_it() -> None:
     assert started(decide(with_reservations(replace(snap, now=NOW + 3 * H), one)))
 
 
-def test_a_job_as_long_as_its_reservation_runs_in_it() -> None:
+def test_a_job_with_the_duration_of_its_reservation_runs_in_it() -> None:
     """Though nothing is decided in the very second in which it begins; not where the node is another's then."""
     one = reservation("class", ["n1"], -5, H - 5)
     snap = snapshot([node("n1")], [of("class", pending("own", 1, limit=H))])
@@ -297,7 +297,7 @@ def test_a_forecast_runs_over_reservations() -> None:
             assert found == {"all": 7.0, "own": 4.0, "short": 0.0, "after": 2.0}, backfill
 
 
-def test_in_a_forecast_nodes_are_kept_for_who_waits_for_the_end_of_a_reservation() -> None:
+def test_in_a_forecast_nodes_are_kept_for_a_job_that_waits_for_the_end_of_a_reservation() -> None:
     """``long`` would delay it, ``short`` does not."""
     jobs = [
         pending("all", 8, 2, limit=24 * H), pending("long", 1, limit=5 * H, submit=1),
@@ -341,7 +341,7 @@ def test_a_forecast_is_what_happens(seed: int, backfill: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_conservative_delays_nobody_around_reservations(seed: int) -> None:
+def test_conservative_delays_no_job_around_reservations(seed: int) -> None:
     """Jobs behind one leave it its start, also where it waits for the end of a reservation."""
     snap, ones = drawn(random.Random(seed), "conservative")
     whole = {job: now for now, begun, _ in driven(snap, ones) for job in begun}

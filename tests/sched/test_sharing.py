@@ -336,7 +336,7 @@ def test_of_a_jobs_gpus_it_shares_those_that_are_well() -> None:
     assert explain(snap, "w").sharing.endswith("job r has 0 GPUs to share; it requests 1")
 
 
-def test_the_first_of_the_queue_holds_up_nobody_by_sharing() -> None:
+def test_the_head_delays_no_job_by_sharing() -> None:
     jobs = [Has("w", "ann", "calm", 10, (0,), limit=500), Has("second", "bob", "calm", None, (0, 1, 2))]
     snap = snapshot_of({"a": TURNS}, [RUNS], jobs)
     assert started(decide(snap)) == {"w": [("a", (0,))]}

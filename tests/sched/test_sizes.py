@@ -62,7 +62,7 @@ def test_it_starts_on_what_is_free() -> None:
     assert started(world([waits("a", 1, 2, 4, 8)], [rigid])) == {"a": 4}
 
 
-def test_two_share_and_who_gains_more_gets_more() -> None:
+def test_two_jobs_share_and_the_one_that_gains_more_gets_more() -> None:
     flat = {1: 1.0, 2: 1.05, 4: 1.06, 8: 1.07}
     assert started(world([waits("a", 1, 2, 4, 8), waits("b", 1, 2, 4, 8)], [], nodes=1)) == {"a": 4, "b": 4}
     jobs = [waits("a", 1, 2, 4, 8, speeds=flat), waits("b", 1, 2, 4, speeds=PERFECT)]
@@ -422,7 +422,7 @@ def test_a_controller_that_has_warmed_up_compiles_nothing_more() -> None:
     assert [len(one.signatures) for one in passes] == before  # type: ignore[attr-defined]
 
 
-def test_a_rule_moves_gpus_between_jobs_only_where_nobody_ends_soon() -> None:
+def test_a_rule_moves_gpus_between_jobs_only_if_no_job_ends_soon() -> None:
     costs = Resizes(count=1, costs_s=30.0, measured=1)
     rigid = running("r", {"n1": (1, 2, 3, 4, 5, 6, 7)}, NOW + 90000)
     for ends_in, expected in ((299.0, {}), (6000.0, {"a": 4})):

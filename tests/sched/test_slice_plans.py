@@ -177,7 +177,7 @@ class Lab:
         return sum(len(view.gpus) - len({gpu_of(one.number) for one in view.slices}) for view in self.nodes.values())
 
 
-def test_a_gpu_is_cut_for_a_job_and_whole_again_when_nobody_asks_for_slices() -> None:
+def test_a_gpu_is_cut_for_a_job_and_whole_again_when_no_job_requests_slices() -> None:
     lab = Lab([on_demand("a")], [pending("j", 2, "1g.10gb", limit=600)])
     (cut,) = lab.cycle()
     assert cut == Cut("a", 3, tuple(("1g.10gb", start) for start in range(7)))

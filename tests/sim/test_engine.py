@@ -225,7 +225,7 @@ def small(policy):
     return replay(trace, Pool.uniform(4, 4), policy, failures=failures, placement="random", restart_s=0.5)
 
 
-def test_conservative_delays_nobody_that_came_before():
+def test_conservative_delays_no_earlier_job():
     """With exact run times on one node, later jobs change no start of earlier ones."""
     rng = np.random.default_rng(11)
     jobs = 120
@@ -363,7 +363,7 @@ def test_past_usage_decays_by_the_sites_half_life():
     assert fast[4] < fast[3]
 
 
-def test_a_trace_without_limits_makes_backfill_an_oracle_and_says_so():
+def test_a_trace_without_limits_makes_backfill_an_oracle_with_a_note():
     trace = trace_of([0], [5], [1], limit=[np.nan])
     result = replay(trace, Pool.uniform(1, 8), "fifo+easy")
     assert result.knows == "oracle"
@@ -379,7 +379,7 @@ def test_srtf_beats_sjf_and_restarts_cost():
     assert replay(trace, pool, "srtf", restart_s=10.0).end.tolist() == [111, 2]
 
 
-def test_las_demotes_who_has_had_its_share():
+def test_las_demotes_jobs_that_have_had_their_share():
     trace = trace_of([0, 1], [100, 10], [8, 8])
     result = replay(trace, Pool.uniform(1, 8), "las", las_thresholds_gpu_s=[80.0])
     assert result.end.tolist() == [110, 20]

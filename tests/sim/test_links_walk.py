@@ -64,7 +64,7 @@ def both(world: World, policy: ReplayPolicy, outages: tuple[Outage, ...]):
 
 @pytest.mark.parametrize("backfill", ["skip", "easy"])
 @pytest.mark.parametrize("rule", [*BLIND, "contention"])
-def test_the_indexed_replay_starts_whom_the_kernel_starts_where_it_does(rule: str, backfill: str) -> None:
+def test_the_indexed_replay_starts_the_jobs_and_nodes_of_the_kernel(rule: str, backfill: str) -> None:
     """Also where jobs outlast limits, nodes go away, jobs have priorities, and the order is not that of submission.
 
     In 165 and 188 a limit is over before a wait for a rack is, and the next decision depends on when that is made.

@@ -72,7 +72,7 @@ def test_a_tick_mirrors_what_slurm_has(slurm_cluster: SlurmCluster) -> None:
     assert kinds(slurm_cluster, held) == ["submitted", "held", "running", "ended"]
 
 
-def test_energy_is_charged_to_who_had_the_gpus_whatever_their_order(slurm_cluster: SlurmCluster) -> None:
+def test_energy_is_charged_to_the_holders_of_the_gpus_in_any_order(slurm_cluster: SlurmCluster) -> None:
     """Positions in gres.conf, minor numbers and NVML's indices are three orders; what each job drew is known."""
     site, node = slurm_cluster.site, slurm_cluster.testbed.node("dgx001")
     site.configure(orders={"dgx001": ORDER})

@@ -250,7 +250,7 @@ def test_gpusched_may_do_what_its_user_may(slurm_cluster: SlurmCluster, who: str
     assert slurm_cluster.state_of(str(job)) == "RUNNING"
 
 
-def test_users_who_name_the_lease_get_nothing_by_it(slurm_cluster: SlurmCluster) -> None:
+def test_naming_the_lease_gives_users_no_advantage(slurm_cluster: SlurmCluster) -> None:
     """Without the guard of job_submit.lua too, once gpusched has seen it; with it they are refused."""
     site, user = slurm_cluster.site, USERS[0]
     decided = Decided(slurm_cluster)

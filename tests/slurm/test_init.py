@@ -95,7 +95,7 @@ def test_nodes_that_do_not_answer_are_not_read(slurm_cluster: SlurmCluster, home
         ([], 1, "is not on PATH; run gpusched where Slurm's commands are installed"),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path: Path, words: list[str], code: int, error: str) -> None:
+def test_errors_of_init_are_one_line(tmp_path: Path, words: list[str], code: int, error: str) -> None:
     argv = [sys.executable, "-m", "gpusched", "init", "--slurm", "-o", str(tmp_path / "i.yaml"), *words]
     env = os.environ | {"PATH": str(tmp_path)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)

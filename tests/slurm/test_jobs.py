@@ -37,7 +37,7 @@ def test_a_name_may_hold_anything(names):
 
 
 @pytest.mark.parametrize("begin", ["", "x\x1e\n", "\x1f", "\n"])
-def test_no_name_is_taken_for_a_job_by_who_knows_what_another_reader_writes(begin):
+def test_names_are_not_taken_for_job_ids(begin):
     name = begin + printed(JobReader().format, [{"JobID": "99"}])
     assert [(job.id, job.name) for job in read({"Name": name}, {"JobID": "13"})] == [("12", name), ("13", "train")]
 

@@ -230,7 +230,7 @@ def test_a_requeue_is_another_attempt_of_the_same_job() -> None:
     assert kept.runs["7", 2] == [T + 200, T + 220, JobState.COMPLETED]
 
 
-def test_a_requeue_that_nobody_saw_ended_an_attempt_all_the_same() -> None:
+def test_an_unseen_requeue_still_ended_an_attempt() -> None:
     for then in (
         job(state="CANCELLED", restarts=1, submit_time=T + 50, start_time=T + 60, end_time=T + 60),
         running(restarts=1, submit_time=T + 50, start_time=T + 70),
@@ -339,7 +339,7 @@ def test_positions_become_nvmls_indices_and_are_kept_when_slurm_says_them_no_mor
     assert parts(kept.jobs["7"]) == {"a1": (1, 5)}
 
 
-def test_a_pinned_job_counts_with_the_lowest_gpus_that_nobody_has() -> None:
+def test_a_pinned_job_counts_with_the_lowest_free_gpus() -> None:
     kept = Kept()
     pin = job(id="8", reservation=LEASE, req_nodes=("a1",), reason="Resources")
     kept.look(running(), pin, positions={"7": {"a1": (0, 2)}})

@@ -36,7 +36,7 @@ def submitted(site: SlurmSite, *options: str, gpus: int = 8, limit: int = 10) ->
     return str(site.sbatch("sleep 1000", "-p", "A100", f"--gpus-per-node={gpus}", f"--time={limit}", *options))
 
 
-def test_jobs_keep_clear_of_a_maintenance_to_come_and_why_says_so(beside: Beside) -> None:
+def test_jobs_keep_clear_of_a_coming_maintenance_and_why_names_it(beside: Beside) -> None:
     site = beside.site
     maintenance(site, "dgx003", 170)
     beside.run()
@@ -187,7 +187,7 @@ def test_an_admins_reservation_that_begins_now_is_made_by_the_command_that_is_pr
         site.run(["sh", "-c", command])
 
 
-def test_with_an_account_of_its_own_the_lease_is_booked_on_nobody(beside: Beside) -> None:
+def test_with_its_own_account_the_lease_is_charged_to_no_user(beside: Beside) -> None:
     site = beside.site
     site.configure(AccountingStorageEnforce="associations")
     found, _ = examine_slurm(

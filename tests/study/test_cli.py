@@ -121,7 +121,7 @@ def test_a_job_that_never_runs_has_an_empty_line_and_a_reason(place: Place) -> N
     assert "3,,,\n" in (place.folder / "s.csv").read_text()
 
 
-def test_load_chooses_the_nodes_and_says_so(place: Place) -> None:
+def test_load_chooses_the_nodes_with_a_note(place: Place) -> None:
     (light,) = place.rows("log.swf", "--load", "5", "--gpus-per-node", "8", "-P", "fifo")
     (heavy,) = place.rows("log.swf", "--load", "10", "--gpus-per-node", "8", "-P", "fifo")
     assert light["nodes"] == round(4440 / (5 * 8 * 30))
@@ -201,7 +201,7 @@ def test_nodes_fail_and_drain_as_listed(place: Place) -> None:
     assert "o.csv:3: node: found 'n1'" in err
 
 
-def test_a_restart_costs_what_is_said(place: Place) -> None:
+def test_a_restart_costs_the_given_time(place: Place) -> None:
     free, dear = (place.rows(*ONE, "-P", "srtf", "--restart", cost)[0] for cost in ("0s", "100s"))
     if free["restarts"]:
         assert dear["mean_jct_s"] > free["mean_jct_s"]
@@ -381,7 +381,7 @@ def test_a_trace_is_replayed_under_limits_where_that_is_asked_for(place: Place) 
     assert any("limit of user" in note and "at most 4 GPUs at once; this job needs 8" in note for note in row["notes"])
 
 
-def test_no_history_is_said(place: Place) -> None:
+def test_no_history_is_an_error(place: Place) -> None:
     _, err = place.run("--since", "30d", "-P", "fifo", code=1)
     assert "no history yet" in err
 

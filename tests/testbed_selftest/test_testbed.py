@@ -134,7 +134,7 @@ out = [[i, index[nvmlDeviceGetNvLinkRemotePciInfo(g, k).busId]] for i, g in enum
     assert {(a, b): sum(x == [a, b] for x in found) for a, b in found if a < b} == DGX1_LINKS
 
 
-def test_a_v100_has_no_mig_and_a_lost_gpu_says_so(testbed: Testbed) -> None:
+def test_a_v100_has_no_mig_and_a_lost_gpu_reports_it(testbed: Testbed) -> None:
     body = """
 out = []
 for i in (0, 3):

@@ -266,7 +266,7 @@ def test_pointing_says_what_is_there(browser: Browser, served: Served) -> None:
     browser.until("document.querySelector('#tip').hidden")
 
 
-def test_output_is_shown_to_whom_the_proxy_names(browser: Browser, behind: Served, named: dict[str, str]) -> None:
+def test_output_is_shown_to_users_named_by_the_proxy(browser: Browser, behind: Served, named: dict[str, str]) -> None:
     for user, sees in (("amira", True), ("chen", False)):
         browser.call("Network.setExtraHTTPHeaders", headers={"X-Remote-User": user})
         look(browser, behind.url, f"job/{named['own']}")

@@ -227,7 +227,7 @@ def test_a_directive_that_is_not_understood_is_reported_with_its_line(site: Site
     assert "\n" not in said
 
 
-def test_a_wrong_value_is_said_even_if_the_command_line_has_another(site: Site) -> None:
+def test_a_wrong_value_is_an_error_even_if_the_command_line_overrides_it(site: Site) -> None:
     said = refused(site, "#!/bin/sh\n#SBATCH --time=soon\ntrue\n", "-p", "gpu", "-t", "1h", "-G", "1")
     assert said.startswith("train.sh:2: #SBATCH --time=soon: --time: found 'soon', expected a time such as")
 
@@ -322,7 +322,7 @@ def test_a_dry_run_says_what_it_would_be(site: Site) -> None:
     assert "would request: 2 nodes, each 4 GPUs, 32 cores, 64G, 4 tasks, 1:00:00, in gpu" in text
 
 
-def test_lines_behind_the_first_command_count_for_nothing_and_it_is_said(site: Site) -> None:
+def test_directives_after_the_first_command_are_ignored_with_a_note(site: Site) -> None:
     (site.folder / "train.sh").write_text("#!/bin/sh\n#SBATCH -G 1\nset -e\n#SBATCH -G 8\n#GPUSCHED --hold\n")
     done = site.call("submit", "-p", "gpu", "train.sh")
     assert done.code == 0

@@ -150,7 +150,7 @@ def test_a_gangs_missing_rank_is_launched_only_if_the_gang_has_not_begun(store: 
     assert {rank.node: rank.launched_at for rank in store.ranks()} == {A: 9_000.0, B: 9_000.0}
 
 
-def test_energy_of_the_lost_time_is_of_those_who_had_the_gpu(store: Store) -> None:
+def test_energy_of_the_lost_time_is_charged_to_the_holders_of_the_gpu(store: Store) -> None:
     """Backup at 8,000 s; one job from 8,200 to 8,400, another since 8,600 s."""
     store.put_nodes([NodeRecord(name=A, reading=reading(A, joules=1000.0, time=8_000.0))])
     done = one("d", JobState.COMPLETED, start_time=8_250.0, end_time=8_400.0)

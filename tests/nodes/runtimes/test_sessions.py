@@ -57,7 +57,7 @@ def made(world: World, *command: str, **changes: Any) -> AttemptRef:
     return ref
 
 
-def test_the_first_who_joins_starts_it_and_hears_all(world: World) -> None:
+def test_the_first_client_starts_the_session_and_gets_all_output(world: World) -> None:
     ref = made(world, "sh", "-c", "echo first; echo other >&2; cat; exit 3", session="pipes")
     assert world.do(sessions.ended(ref)) == ""
     world.do(sessions.note_attached(ref))

@@ -166,7 +166,7 @@ def test_the_job_that_loses_least_gets_the_slower_gpus() -> None:
     assert plan.remarks["p"].startswith("2 of 2 jobs mapped, worth 0.8 GPUs more than greedily")
 
 
-def test_a_job_waits_for_gpus_it_is_not_crippled_on_and_says_so() -> None:
+def test_a_job_waits_for_gpus_that_do_not_cripple_it_and_its_reason_says_so() -> None:
     jobs = [pending("j1", 2, name="llm"), pending("j2", 2, name="cnn", submit=2.0)]
     nodes = [*NODES[:2], node("k", gpus=4, gpu_type="K80")]
     snap = mapped(snapshot(nodes, jobs, [running("r", {"a": (0, 1), "v": (0, 1)}, NOW + 60)], backfill="skip"))
@@ -311,7 +311,7 @@ def test_default_settings_need_no_section() -> None:
     assert PolicySpec(name="x", place="milp").mapping.window == 256
 
 
-def test_how_fast_a_job_goes_that_nothing_is_said_of() -> None:
+def test_the_speed_of_a_job_without_measurements() -> None:
     assert speeds_by_name({}, "cnn", ("A100", "K80")) == [1.0, 1.0]
     assert speeds_by_name({"cnn": {}}, "cnn", ("A100",)) == [1.0]
     assert speeds_by_name(SPEEDS, "cnn-1", ("K80", "H100", "A100")) == [0.5, 0.5, 1.0], "as on the slowest named"

@@ -262,7 +262,7 @@ def test_an_answer_that_cannot_be_true_is_doubted(
         ("mip_dual_bound", -5.0, "its solution is worth .*, over its own bound of -5"),
     ],
 )
-def test_after_a_false_answer_the_greedy_one_counts_and_the_remark_says_so(
+def test_after_a_false_answer_the_greedy_one_counts_with_a_remark(
     monkeypatch: pytest.MonkeyPatch, field: str, lie: float, said: str
 ) -> None:
     """As HiGHS 1.16.0 does: the last search's solution is sound, and the value that it states is not its own."""
