@@ -42,7 +42,7 @@ class InterferenceTable(NamedTuple):
 
 
 class PairFit(NamedTuple):
-    """What was fitted.
+    """The result of a fit.
 
     Attributes:
         kinds: By number, as in the pairs. prior: A kind of which nothing was measured.

@@ -1,4 +1,4 @@
-"""What the probe reads of a real GPU's health, what that costs, and what it makes of an illegal address (Xid 31).
+"""Show what the probe reads of a real GPU's health, at what cost, and how it reports an illegal address (Xid 31).
 
 `python -m benchmarks.real_gpu --health` runs it. Values that the GPU, its driver or this account does not give are
 printed with the reason.

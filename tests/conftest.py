@@ -126,7 +126,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What tests record stands in the log, however many processes ran.
+    """Write what tests record to the log, however many processes ran.
 
     Figures come with the test (``record_property("figure", text)``), nodes that had to be healed with its teardown.
     A test that passed at its second try stands with what it failed of.

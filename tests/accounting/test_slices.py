@@ -1,4 +1,4 @@
-"""What MIG slices are charged: their share of their GPU's time and energy."""
+"""Charges of MIG slices: their share of their GPU's time and energy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DL2's agent takes from a site's history: past decisions, and a warm-up that imitates them."""
+"""DL2's agent and a site's history: past decisions, and a warm-up that imitates them."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ SOURCES = {
 
 
 class Trained(NamedTuple):
-    """What ``gpusched train`` left: exit code, output, the last line of stderr."""
+    """The result of ``gpusched train``: exit code, output, the last line of stderr."""
 
     code: int
     out: str

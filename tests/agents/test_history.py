@@ -1,4 +1,4 @@
-"""What a training makes of this cluster's own history: none yet is no error, one that cannot be read is."""
+"""Training on this cluster's own history: none yet is no error, an unreadable one is."""
 
 from __future__ import annotations
 

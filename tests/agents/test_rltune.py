@@ -293,7 +293,7 @@ def test_attention_learns_the_same_from_the_same_seed_and_goes_on_where_it_was()
 
 
 def test_windows_of_recorded_picks_keep_their_jobs_together() -> None:
-    """What attention learns from: every window once, its rows side by side with what is off of each."""
+    """The training data of attention: every window once, its rows side by side with what is off of each."""
     learner, episodes = attentive(0)
     recorded = learner.plays(episodes, 1)
     trajectories = [p.trajectory for mine in recorded for p in mine]

@@ -52,7 +52,7 @@ def cluster(site: Site) -> Cluster:
 
 
 def leave(site: Site, job: Job[Any], value: object, outcome: str = "returned", rank: int = 0, **header: Any) -> None:
-    """What the controller would have brought home."""
+    """Write the result file that the controller would have collected."""
     data = pickle.dumps(value) if value is not None else b""
     path = result_path(site.state, job.id, 1, rank)
     path.parent.mkdir(parents=True, exist_ok=True)

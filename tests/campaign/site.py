@@ -208,7 +208,7 @@ class Site(Tormented):
         return self.unfinished() == 0
 
     def violations(self) -> Iterator[str]:
-        """What waits for a person at the end."""
+        """Yield what needs an operator at the end."""
         if self._other and not any("gpusched.controller.relay" in processes.command_line(p) for p in self.children()):
             yield "the relay did not come back"
         for name, node in self.nodes().items():

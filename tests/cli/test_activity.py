@@ -1,4 +1,4 @@
-"""What takes long says how far it is, on a terminal and nowhere else."""
+"""Long commands show their progress, on a terminal only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ sys.exit(main.run(sys.argv[2:]))
 
 
 def on_terminal(site: Site, program: list[str], stdout: int | None = None) -> tuple[str, str]:
-    """What the terminal got from stderr (and stdout, unless it is a pipe), and what the pipe got."""
+    """Return the output to the terminal (stderr, and stdout unless it is a pipe) and to the pipe."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         program, env=site.env | {"TERM": "xterm"}, stdin=theirs, stderr=theirs, stdout=stdout or theirs

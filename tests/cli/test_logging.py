@@ -45,7 +45,7 @@ class OneNode:
         return os.environ | {"GPUSCHED_STATE": str(self.state), "GPUSCHED_INVENTORY": str(self.inventory)} | zone
 
     def log(self, *words: str, code: int = 0) -> str:
-        """What a command wrote to stderr; nothing else was written."""
+        """Return a command's stderr; it wrote nothing else."""
         done = commands.run(*words, env=self.env)
         assert (done.returncode, done.stdout) == (code, ""), done.stderr
         return done.stderr

@@ -1,4 +1,4 @@
-"""What is odd or cannot be is refused in one line that says where, what, and what to do."""
+"""Wrong input is refused in one line that says where, what, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a controller records in some hours full of faults; `python -m tests.controller.recording` rewrites it.
+"""The record of a controller over some hours full of faults; `python -m tests.controller.recording` rewrites it.
 
 It says nothing about what is right; other tests do. It notices what changes without being meant to, and what is meant
 to change shows as a diff that can be read.

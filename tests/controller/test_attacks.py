@@ -176,7 +176,7 @@ def fresh_id(now: float) -> str:
 
 
 class Attack(NamedTuple):
-    """What is done, and the line that refuses it. ``entry``: command of the audit entry; "": the kernel refuses."""
+    """An attack, and the line that refuses it. ``entry``: command of the audit entry; "": the kernel refuses."""
 
     name: str
     act: Callable[[Place], object]
@@ -482,7 +482,7 @@ def test_the_kernel_refuses(place: Place, attack: Attack) -> None:
 
 
 def test_a_file_leased_by_its_owner_blocks_nothing(place: Place) -> None:
-    """Who opens such a file waits until its owner, or 45 s later the kernel, gives it up (fcntl's F_SETLEASE)."""
+    """A reader of such a file waits until its owner, or 45 s later the kernel, gives it up (fcntl's F_SETLEASE)."""
     held, go = os.pipe(), os.pipe()
     if not (pid := os.fork()):
         try:

@@ -1,4 +1,4 @@
-"""What new policies need is compiled by another process; the cycles before that are decided by the old ones."""
+"""New policies are compiled by another process; the cycles before that are decided by the old ones."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_cycle_never_compiles_for_new_policies(
 def test_new_policies_are_tried_without_pending_jobs(
     site: Site, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the first job that comes would find them uncompiled."""
+    """Otherwise the first job would find them uncompiled."""
     site.submit(spec=spec(gpus_per_node=0))
     site.turn()
     site.submit(spec=spec(hold=True))

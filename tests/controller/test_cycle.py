@@ -451,7 +451,7 @@ def test_a_node_that_comes_back_does_not_overwrite_the_output_of_the_next_attemp
 
 
 def test_an_attempt_of_which_another_rank_failed_at_the_end_has_failed_as_its_job_has(site: Site) -> None:
-    """Else `gpusched nodes --failures` took the node's failure for a success."""
+    """Otherwise `gpusched nodes --failures` took the node's failure for a success."""
     gang = site.submit(spec=spec(nodes=2))
     site.turn(5)
     for rank, code in ((0, 0), (1, 3)):

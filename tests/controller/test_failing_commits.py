@@ -240,7 +240,7 @@ class Stub(SshCluster):
 
 
 def test_how_an_operation_ended_is_not_forgotten_with_the_commit(world: InboxWorld) -> None:
-    """Else the signal is sent again in every cycle: many a program that gets a second one ends at once."""
+    """Otherwise the signal is sent again in every cycle: many a program that gets a second one ends at once."""
     rank = RankRecord(job_id=job_id(0), attempt=1, rank=0, node="n0", runtime="podman")
     world.store.put_ranks([rank])
     done = Operation(verb="signal", node="n0", rank=rank, signal="TERM")

@@ -1,4 +1,4 @@
-"""What follows from a GPU's condition in the controller's cycles: no new jobs, requeue, drain, resume."""
+"""Consequences of a GPU's condition in the controller's cycles: no new jobs, requeue, drain, resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running job asks is done for its own user's jobs, once, and by nobody else's word."""
+"""Requests of a running job are done once, for its own user's jobs, and only if they are its own."""
 
 from __future__ import annotations
 

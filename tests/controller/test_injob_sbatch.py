@@ -29,7 +29,7 @@ SCRIPT = '#!/bin/sh\n#SBATCH -n 2 -t 5\necho "$1"\n'
 
 
 def sbatch(world: InboxWorld, job: str, *words: str, number: int = 1, **more: Any) -> str:
-    """What sbatch prints in the end, with its code before it; a script is one of two lines."""
+    """Return sbatch's output, with its exit code before it; a script is one of two lines."""
     more.setdefault("script", SCRIPT)
     for _ in range(3):
         if (said := ask(world, job, "sbatch", *words, number=number, **more)) is not None:

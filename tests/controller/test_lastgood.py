@@ -1,4 +1,4 @@
-"""What a controller goes on with beside files that are not in order, and what it keeps of secrets."""
+"""The last good files that a controller uses beside invalid ones, and what it keeps of secrets."""
 
 from __future__ import annotations
 

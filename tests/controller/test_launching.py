@@ -1,4 +1,4 @@
-"""What each rank is launched with."""
+"""The launch of each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is put in charge of a partition, of what that is remembered, and what takes it back."""
+"""Promotion of policies in a partition, its record, and rollbacks."""
 
 from __future__ import annotations
 

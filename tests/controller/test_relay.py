@@ -645,7 +645,7 @@ def test_the_process_may_open_many_files_and_ends_with_its_stdin(
 
 
 def reported(cluster: Cluster) -> list[tuple[str, int | None, str]]:
-    """What the relay reported for the audit log: action, user id, why it was refused."""
+    """Return the relay's entries for the audit log: action, user id, why it was refused."""
     found = [item.command for item in Inbox(cluster.state).waiting() if isinstance(item, ReceivedCommand)]
     return [(c.action, c.uid, c.refused) for c in found if isinstance(c, RecordAudit)]
 

@@ -45,7 +45,7 @@ from tests.logged import messages
 
 
 class Nodes(ImaginedCluster):
-    """What the service asks besides. ``asked``: the patience of each cycle; ``trouble``: what the next one meets."""
+    """The service's nodes. ``asked``: the patience of each cycle; ``trouble``: what the next one meets."""
 
     def __init__(self, world: World, dates: Clock) -> None:
         super().__init__(world, dates)
@@ -494,7 +494,7 @@ def test_without_any_inventory_that_was_ever_right_there_is_no_start(site: Insta
 
 @pytest.fixture
 def started(site: Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
-    """What runs the service starts it on the imagined nodes."""
+    """Start the service on the imagined nodes."""
     monkeypatch.setattr(module, "Service", lambda *_: site.start())
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield site

@@ -626,7 +626,7 @@ def sample_job() -> JobRecord:
 
 
 def job_variables() -> dict[str, str]:
-    """What rank 1 of `sample_job` finds in its environment."""
+    """Return the environment of rank 1 of `sample_job`."""
     nodes = tuple(
         Node(name=f"dgx{n}", partition="A100", address=f"dgx{n}", gpus=8, cores=256, memory_mib=1 << 20,
              runtime=RuntimeName.PODMAN) for n in (1, 2)

@@ -33,11 +33,11 @@ ELSEWHERE = {
     "gpusched train topology": "tests/agents/test_topology_train.py",
     "gpusched reproduce gist": "tests/agents/test_reproduce_cli.py",
 }
-"""What begins so takes minutes, two people or GPUs that are cut: the file of tests that runs it."""
+"""Commands with this beginning take minutes, two people or GPUs that are cut: the test file that runs them."""
 
 
 class Reader(Cluster):
-    """Who follows the guides: a cluster of four servers dgx1 to dgx4, some history, a folder of files."""
+    """A reader of the guides: a cluster of four servers dgx1 to dgx4, some history, a folder of files."""
 
     runtime = "process"
     mixed = False

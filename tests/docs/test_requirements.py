@@ -1,4 +1,4 @@
-"""What `make` installs is locked: every version pinned, with hashes, within the package's own ranges."""
+"""The requirements of `make` are locked: every version pinned, with hashes, within the package's own ranges."""
 
 from __future__ import annotations
 

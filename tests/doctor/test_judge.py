@@ -1,4 +1,4 @@
-"""What the examination thinks of what a node said, without a node."""
+"""The findings of the examination on a node's answers, without a node."""
 
 import subprocess
 from pathlib import Path

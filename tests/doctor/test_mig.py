@@ -1,4 +1,4 @@
-"""What `check` says of GPUs in MIG mode, and of what cutting needs."""
+"""Findings of `check` on GPUs in MIG mode, and on the needs of cutting."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What policies need that is not installed: one finding that says what happens without it."""
+"""Missing packages of policies: one finding that says what happens without them."""
 
 from __future__ import annotations
 

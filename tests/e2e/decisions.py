@@ -125,7 +125,7 @@ Done = list[tuple[str, str, int, tuple[str, ...]]]
 
 
 def done(plan: Plan, ids: Sequence[str] = ()) -> Done:
-    """What a plan does: (what, job, GPUs, nodes); ``ids``: of jobs that are called by their row."""
+    """Return the actions of a plan: (what, job, GPUs, nodes); ``ids``: of jobs that are called by their row."""
     found: Done = []
     for action in plan.actions:
         name = ids[int(action.job_id)] if ids else action.job_id
@@ -138,7 +138,7 @@ def done(plan: Plan, ids: Sequence[str] = ()) -> Done:
 
 
 def replayed(snapshot: Snapshot) -> Done:
-    """What the replay's policy decides where the replay has come to what a snapshot of one partition shows."""
+    """Return the decision of a replay's policy in the state of a snapshot of one partition."""
     (policy,) = snapshot.policies.values()
     jobs = _in_order(snapshot)
     epoch = min([snapshot.now, *(job.submit_time or 0.0 for job in jobs)])

@@ -137,7 +137,7 @@ def test_a_controller_killed_right_after_the_intent(hot: Cluster, share: Path, c
 
 
 def kept(cluster: Cluster, job: str, name: str) -> dict[str, float]:
-    """What the job wrote last into saved.json or progress.json; whatever is there is whole."""
+    """Return what the job wrote last into saved.json or progress.json; the file is always whole."""
     paths = list(cluster.folder.glob(f"jobs/*/{job}/{name}.json"))
     return dict(json.loads(paths[0].read_text())) if paths else {}
 

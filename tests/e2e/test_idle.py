@@ -64,7 +64,7 @@ def declare(cluster: Cluster, rule: dict[str, Any] | None) -> None:
 
 
 def use(cluster: Cluster, percent: int | None, node: str = "dgx001") -> None:
-    """What NVML says of all GPUs of a node; None: nothing."""
+    """Set what NVML reports of all GPUs of a node; None: nothing."""
     cluster.node(node).nvml_set({f"gpu{g}.util_gpu": "" if percent is None else percent for g in range(8)})
 
 

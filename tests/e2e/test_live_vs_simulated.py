@@ -97,7 +97,7 @@ def submit(cluster: Cluster, jobs: list[Submission], ids: dict[str, list[str]]) 
 
 
 class Lived(NamedTuple):
-    """What became of the workload, by the controller's clock (Unix seconds).
+    """The outcome of the workload, by the controller's clock (Unix seconds).
 
     Attributes:
         jobs: By id. queued, started, ended: When a cycle took it up, decided to start it, found it ended.

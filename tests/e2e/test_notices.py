@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.one_partition, pytest.mark.processes
 
 
 class Site:
-    """What the operator has: a mail server, a webhook that can be out of order, a program."""
+    """The operator's receivers: a mail server, a webhook that can be out of order, a program."""
 
     def __init__(self, folder: Path) -> None:
         self.mails: list[Envelope] = []

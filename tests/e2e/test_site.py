@@ -1,4 +1,4 @@
-"""What differs from site to site: runtimes, slow registries, several users, an inventory that changes, policies."""
+"""Differences between sites: runtimes, slow registries, several users, an inventory that changes, policies."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def _running(cluster: Cluster, words: list[str]) -> bool:
 
 
 def _shout_at(path: Path) -> None:
-    """What no client would say; it must bring nothing down, and every connection must end."""
+    """Send what no client would; it must bring nothing down, and every connection must end."""
     header = struct.Struct("!BI")
     shouts = [
         b"", b"\0" * 100, b"GET / HTTP/1.0\r\n\r\n", header.pack(ord("q"), 1 << 31), header.pack(ord("q"), 2) + b"[]",

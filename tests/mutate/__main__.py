@@ -216,7 +216,7 @@ def _digest(common: bytes, file: str) -> str:
 
 
 def _of_file(survey: Survey, file: str) -> Survey:
-    """What the tests of one file reach, and what runs as modules are loaded ("")."""
+    """Return the functions that the tests of one file reach, and those run as modules load ("")."""
     seconds = {test: s for test, s in survey["seconds"].items() if test.startswith(f"{file}::")}
     lines = {
         path: {line: [t for t in tests if not t or t in seconds] for line, tests in of.items()}

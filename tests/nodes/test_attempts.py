@@ -1,4 +1,4 @@
-"""What is concluded from an attempt's folder, above all between two moments of writing it."""
+"""Conclusions from an attempt's folder, above all between two moments of writing it."""
 
 from __future__ import annotations
 

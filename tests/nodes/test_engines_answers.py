@@ -1,4 +1,4 @@
-"""What podman and docker print, as containers; in the forms of podman 3 and 4 and docker 20 and later."""
+"""The output of podman and docker, as containers; in the forms of podman 3 and 4 and docker 20 and later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job may write into its folder, and what the probe makes of it: by python3, and by sh where there is none."""
+"""The files that a job may write into its folder, and how the probe reads them: by python3, else by sh."""
 
 from __future__ import annotations
 

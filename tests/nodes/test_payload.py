@@ -1,4 +1,4 @@
-"""What runs on nodes must run on old ones, and the rest must start fast."""
+"""Programs for nodes must run on old ones, and the rest must start fast."""
 
 import ast
 import json

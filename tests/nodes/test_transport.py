@@ -1,4 +1,4 @@
-"""What every transport promises, asked of the local one and of real sshd."""
+"""The contract of every transport, tested on the local one and on real sshd."""
 
 import threading
 import time

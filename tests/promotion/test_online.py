@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def night(site: Site, *words: str) -> tuple[list[str], list[dict[str, object]]]:
-    """What was trained, and what was judged."""
+    """Return the trained policies and the evaluations."""
     report = json.loads(done(site.call("replay", "--nightly", "--since", "1d", "--json", *words)).out)
     return report["trained"], report["judged"]
 

@@ -1,4 +1,4 @@
-"""Who decides about MIG slices under an agent's policy: agent, its policy's stages, or its fallback, which is said."""
+"""Decisions on MIG slices under an agent's policy: by the agent, its policy's stages, or its fallback, with a note."""
 
 from __future__ import annotations
 

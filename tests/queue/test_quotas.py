@@ -1,4 +1,4 @@
-"""What is counted of limits: from the store, and from the jobs that hold something."""
+"""Counts against limits: from the store, and from the jobs that hold something."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def seen(
 
 
 def verdict(kind: str, *states: JobState, **changes: Any) -> tuple[str, str]:
-    """What is said of a job that depends on others, the tasks of one array, in these states."""
+    """Return the verdict on a job that depends on others, the tasks of one array, in these states."""
     others = tuple(job(f"x_{i}", state, array_id="x", **changes) for i, state in enumerate(states))
     waits = job("w", spec=spec(dependencies=(Dependency(DependencyKind(kind), "x"),)))
     view: PendingView = seen(waits, others=others)["w"]

@@ -97,7 +97,7 @@ def clusters(draw: st.DrawFn) -> Snapshot:
 
 
 class Plain:
-    """What a place costs, one job and one neighbour after the other."""
+    """The cost of a place, one job and one neighbour after the other."""
 
     def __init__(self, snap: Snapshot) -> None:
         self.beliefs, self.racks = snap.beliefs, snap.topology.racks()

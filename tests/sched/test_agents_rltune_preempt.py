@@ -64,7 +64,7 @@ def by_agent(snap: Snapshot, spec: PolicySpec, of: TrainedModel) -> Plan:
 
 
 def stopped(plan: Plan) -> dict[str, str]:
-    """Who is stopped: for whom."""
+    """Return the preempted jobs: for which job each."""
     return {a.job_id: a.for_job for a in plan.actions if isinstance(a, Preempt)}
 
 
@@ -92,7 +92,7 @@ def runs_of(result: ReplayResult) -> list[Run]:
 
 
 class Film:
-    """What the controller would have seen of a replay, just before it decided; or once what it stopped is gone."""
+    """A replay as the controller would have seen it, just before it decided; or once what it stopped is gone."""
 
     def __init__(self, result: ReplayResult, ones: Sequence[Reservation] = ()) -> None:
         self.result, self.runs, self.ones = result, runs_of(result), ones

@@ -1,5 +1,5 @@
-"""What a plan says of a waiting job is what the passes answer when that job is asked for alone, and what was in its way
-is gone: limits, GPUs that others have, reservations, racks.
+"""The reason of a pending job in a plan is what the passes answer for that job alone, and without what was in its way:
+limits, GPUs that others have, reservations, racks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ IN_THE_WAY = {ReasonCode.RESOURCES, ReasonCode.PRIORITY, ReasonCode.BACKFILL}
 
 
 def alone(snap: Snapshot, job: PendingView, **more: object) -> ReasonCode | None:
-    """What the passes say of the job where nobody else waits; None: it starts."""
+    """Return the reason of the job if no other is pending; None: it starts."""
     reason = ask(replace(snap, pending=(job,), **more), job.id, job.spec.partition).reason
     return None if reason is None else reason.code
 

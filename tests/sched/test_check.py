@@ -1,4 +1,4 @@
-"""What the plan's check refuses, and what it says."""
+"""Refusals of the plan's check, and their text."""
 
 from __future__ import annotations
 

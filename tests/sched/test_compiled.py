@@ -81,7 +81,7 @@ print(gpusched.__file__, *map(class_of, values), "numba" in sys.modules)
 
 
 def python(tmp_path: Path, *words: str, package: Path = PACKAGE, full: bool = False) -> list[str]:
-    """What a process of its own prints, with the cache in ``tmp_path``."""
+    """Return the output of a process of its own, with the cache in ``tmp_path``."""
     env = os.environ | {"PYTHONPATH": str(package.parent), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     for name in ("NUMBA_DISABLE_JIT", "NUMBA_CACHE_DIR"):
         env.pop(name, None)
@@ -93,7 +93,7 @@ def python(tmp_path: Path, *words: str, package: Path = PACKAGE, full: bool = Fa
 
 
 def class_of(tmp_path: Path, package: Path = PACKAGE, values: str = "float", full: bool = False) -> list[str]:
-    """What a process says that calls one compiled function: file, answers, and whether numba was imported."""
+    """Return the report of a process that calls a compiled function: file, answers, and whether numba was imported."""
     return python(tmp_path, "-c", CLASS_OF, values, package=package, full=full)
 
 

@@ -1,4 +1,4 @@
-"""What reservations of nodes mean to a decision, against a slow reference that counts minute by minute."""
+"""Reservations of nodes in decisions, against a slow reference that counts minute by minute."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def policy_s(snap: Snapshot) -> Plan:
 
 
 def after(snap: Snapshot, *actions: Action, code: int = RESOURCES) -> list[Start]:
-    """Who shares once a policy has done that, and left the others waiting for that reason."""
+    """Apply the sharing pass after a policy that started these and left the others for that reason."""
     world = node_arrays_of(snap)
     waiting = waiting_of(list(snap.pending), world, {}, snap)
     outcome = new_outcome(len(waiting.views), waiting.parts)

@@ -1,4 +1,4 @@
-"""Who gets how many GPUs: sizes of resizable jobs that wait, and resizes of those that run."""
+"""Sizes of pending resizable jobs, and resizes of running ones."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.strategies import among
 
 
 def decided(snap: Snapshot) -> Plan:
-    """What is decided, of which the check refuses nothing."""
+    """Return the decision, of which the check refuses nothing."""
     plan, rejections = check(decide(snap), snap)
     assert rejections == ()
     return plan

@@ -103,7 +103,7 @@ def ends(cluster: Cluster, kinds: Kinds, starts, places, work, best) -> list[flo
 
 
 class Decider:
-    """Who starts where, by rules that know nothing of slowdown: jobs of G GPUs in equal parts; any that fits starts."""
+    """Starts by rules that know nothing of slowdown: jobs of G GPUs in equal parts; any that fits starts."""
 
     def __init__(
         self, cluster: Cluster, rule: str, wait: float, hold: float, limits: list[float] | None = None

@@ -171,7 +171,7 @@ class SizedPolicy:
         )  # fmt: skip
 
     def _spec(self, stepper: Stepper, job: int) -> JobSpec:
-        """What the job asks for at its present size."""
+        """Return the request of the job at its present size."""
         if job not in self._specs:
             parts, gpus = stepper.parts(job)
             cores, memory = stepper.cores_and_memory(job)

@@ -138,7 +138,7 @@ Starts = dict[str, list[tuple[str, int]]]
 def first_decision(
     snap: Snapshot, model: TrainedModel | None = None, quotas: QuotaSet | None = None, booked: tuple[Booking, ...] = ()
 ) -> tuple[Starts, set[str]]:
-    """Who starts where in a replay that begins in the snapshot's state, and who waits for a better place.
+    """Return starts in a replay that begins in the snapshot's state, and jobs that wait for a better place.
 
     Who runs might have had other numbers of nodes. Jobs are numbered as live: those that wait, then those that run; the
     last, without GPUs, starts at once, so that the run ends for want of room in its log. ``model``: of topology agents,
@@ -222,7 +222,7 @@ def _found(walk: Walk, world, names: list[str]) -> tuple[Starts, set[str]]:
 
 
 def counted(plan: Plan) -> Starts:
-    """What a plan starts."""
+    """Return the starts of a plan."""
     return {job: [(node, len(gpus)) for node, gpus in parts] for job, parts in started(plan).items()}
 
 

@@ -89,7 +89,7 @@ def submitted(draw):
 
 
 def bounds_of(of: Quotas):
-    """Who counts for what, said once more."""
+    """Return which job counts for which limit, by a second implementation."""
     members = {"ann": "", "bob": "physics", "cat": "lasers"}
     rush = of.qos[0]
 

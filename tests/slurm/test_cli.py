@@ -283,7 +283,7 @@ SPEC = JobSpec(
 
 
 def store(site: Path, *jobs: JobRecord, **meta: str) -> None:
-    """What the controller has put there."""
+    """Write what the controller would have stored."""
     with closing(Store.create_or_open(site / "state")) as opened, opened.transaction():
         opened.put_jobs(jobs)
         for key, value in meta.items():

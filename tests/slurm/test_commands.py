@@ -1,4 +1,4 @@
-"""What the commands of a real Slurm say, and what is asked of it."""
+"""The output of a real Slurm's commands, and the requests to it."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What decides does not know who starts jobs: an equal situation over SSH and beside Slurm gives the same plan."""
+"""Decisions do not depend on the engine: an equal situation over SSH and beside Slurm gives the same plan."""
 
 from __future__ import annotations
 

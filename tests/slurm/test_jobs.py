@@ -20,7 +20,7 @@ PLAIN = {
 
 
 def printed(format_: str, jobs: list[dict[str, str]]) -> str:
-    """What squeue prints: each field, then what the format has behind its colon; a newline after each job."""
+    """Return squeue's output: each field, then what the format has behind its colon; a newline after each job."""
     wanted = [item.split(":", 1) for item in format_.split(",")]
     return "".join("".join(({**PLAIN, **job})[field] + end for field, end in wanted) + "\n" for job in jobs)
 

@@ -1,4 +1,4 @@
-"""What is asked of Slurm: no text of a user's gets into a line, and real Slurm takes the lines as they are meant."""
+"""Requests to Slurm: no text of a user gets into a line, and real Slurm takes the lines as they are meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gpusched does to real Slurm in each mode of a partition, and what is left of it afterwards."""
+"""The effects of gpusched on real Slurm in each mode of a partition, and what is left of them afterwards."""
 
 from __future__ import annotations
 

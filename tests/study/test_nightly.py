@@ -1,4 +1,4 @@
-"""What the nightly report begins with, how it judges forecasts, and what it removes."""
+"""The nightly report: its start, how it judges forecasts, and what it removes."""
 
 from __future__ import annotations
 

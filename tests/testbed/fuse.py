@@ -23,7 +23,7 @@ _ENTRY, _OPEN, _HANDLE = struct.Struct("=QQQQII"), struct.Struct("=QII"), struct
 _VALID_S = 1
 _MAX_WRITE = 1 << 17
 READS, WRITES, SYNCS, CHANGES = 1, 2, 4, 8
-"""What `FuseMount.fail` names: sums of these. Changes: files that are made, removed, renamed or truncated."""
+"""Operations for `FuseMount.fail`: sums of these. Changes: files that are made, removed, renamed or truncated."""
 
 
 class FuseMount:

@@ -1,4 +1,4 @@
-"""What the page computes itself: sums of usage, and the plan of the next hours."""
+"""Figures that the page computes itself: sums of usage, and the plan of the next hours."""
 
 from __future__ import annotations
 

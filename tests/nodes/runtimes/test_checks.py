@@ -1,4 +1,4 @@
-"""What a launch refuses, and what no value can do to the scripts: no node needed."""
+"""Refused launches, and values that must not affect the scripts: no node needed."""
 
 import shlex
 import subprocess

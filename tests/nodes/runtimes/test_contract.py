@@ -1,4 +1,4 @@
-"""What every runtime must do, on real nodes: a local process, processes over SSH, podman, docker."""
+"""The contract of every runtime, on real nodes: a local process, processes over SSH, podman, docker."""
 
 import json
 import shlex

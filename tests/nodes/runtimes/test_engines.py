@@ -1,4 +1,4 @@
-"""What only containers have: limits, GPUs, images, users, and the engine's own ways to fail. podman and docker."""
+"""Features of containers only: limits, GPUs, images, users, and the engine's own ways to fail. podman and docker."""
 
 import os
 from pathlib import Path

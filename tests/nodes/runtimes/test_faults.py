@@ -1,4 +1,4 @@
-"""What engines say of things that a job names itself, by which nobody may take a node out of service."""
+"""Engines' errors about names that a job chose itself: these must not take a node out of service."""
 
 from __future__ import annotations
 

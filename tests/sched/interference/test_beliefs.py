@@ -1,4 +1,4 @@
-"""What is learned from ended attempts, in an imagined world whose truth is known; and slow GPUs."""
+"""Learning from ended attempts, in an imagined world whose truth is known; and slow GPUs."""
 
 from __future__ import annotations
 
