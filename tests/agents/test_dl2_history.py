@@ -104,7 +104,7 @@ def test_only_what_was_known_at_the_cut_is_taken(tmp_path: Path) -> None:
     early = recorded_decisions(known_at(trace, cut)[0], 16, Resizing())
     before = [one for one in found if one.at < cut]
     assert 50 < len(before) < len(found)
-    # Around the cut, who was shrunk for whom shows later only.
+    # Around the cut, which job was shrunk for which shows later only.
     assert [one.at for one in early][:-2] == [one.at for one in before][: len(early) - 2]
     for one, whole in zip(early[:-20], before, strict=False):
         assert one.chosen.tolist() == whole.chosen.tolist()

@@ -1,4 +1,4 @@
-"""Training of the topology agent by gradient: what is recorded, whom jobs are compared with, what it changes."""
+"""Training of the topology agent by gradient: the recording, the jobs compared with, and the changes."""
 
 from __future__ import annotations
 

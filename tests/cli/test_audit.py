@@ -1,4 +1,4 @@
-"""``gpusched audit``: what was done, by whom, and what a policy decided."""
+"""``gpusched audit``: actions, their users, and decisions of policies."""
 
 from __future__ import annotations
 

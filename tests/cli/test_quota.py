@@ -127,7 +127,7 @@ def test_users_are_listed_only_in_classes_that_they_may_use(site: Site) -> None:
     assert {subject for subject in found if "class" in subject} == {
         f"user {ME} in class high", "user zoe in class high", "user zoe in class theirs", "class theirs",
     }  # fmt: skip
-    # Who may use the class no more, but still has a job in it, is bounded by it until the job has run.
+    # A user who may no longer use the class, but has a job in it, is bounded by it until the job has run.
     job = site.submit("--gpus", "1", "-p", "V100", "-q", "high", "--", "true")
     site.fold()
     site.start(job)

@@ -366,7 +366,7 @@ def test_a_client_has_ten_seconds_to_ask(site: relay.RelayContext, ends: tuple[s
     ours.sendall(frame(REQUEST, b"{}")[:3])
     relay.serve(theirs, OWNER, site)
     assert [9 < (asked or 0.0) <= 10 for asked in theirs.asked] == [True, True]
-    assert ours.recv(1) == b"", "hung up, without a word to whom it would be"
+    assert ours.recv(1) == b"", "hung up, without an error"
 
 
 def test_a_client_that_asks_bit_by_bit_has_no_longer(

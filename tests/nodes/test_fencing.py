@@ -101,7 +101,7 @@ def test_a_term_that_cannot_be_stored_is_an_error_and_nothing_runs(here: Transpo
 def test_commands_of_the_seen_term_run_on_a_read_only_disk(
     here: Transport, tmp_path: Path
 ) -> None:
-    """Jobs there can still be killed. A folder, too, can be read and not written, by whomever."""
+    """Jobs there can still be killed. A folder, too, can be read and not written, by any user."""
     fenced(here, 5).claim(600)
     lock = kept(tmp_path).with_name("term.lock")
     lock.unlink()

@@ -244,7 +244,7 @@ def test_max_spread_rack_is_respected() -> None:
 
 
 def test_of_more_nodes_and_declared_ways_up_counts_what_was_measured() -> None:
-    """Nobody waits for fewer nodes where nothing says what more cost; narrow ways up are in what was measured."""
+    """No job waits for fewer nodes without a measurement of more; narrow uplinks are part of the measurements."""
     job = pending("j", 8, submit=NOW, name="new", user="alice")
     job = replace(job, spec=replace(job.spec, max_nodes=2))
     half = [running(f"r{i}", {f"n{i}": (0, 1, 2, 3)}, NOW + 900) for i in range(4)]

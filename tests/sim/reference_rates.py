@@ -252,7 +252,7 @@ class PacedReference(Reference):
         return math.inf, set()
 
     def mates(self, job, alone):
-        """Those of ``alone`` beside whom it may be, the best first."""
+        """Return the jobs of ``alone`` that it may share with, the best first."""
         if self.part(job) or job.model < 0:
             return []
         free, _ = self.state()

@@ -245,7 +245,7 @@ def test_gpus_held_by_a_sharing_job_are_not_what_the_head_waits_for():
 
 
 def first_decision(modes, has, waits, backfill, place):
-    """Who starts where and with whom, in a replay that begins in this state with what is believed live of these jobs.
+    """Return starts, nodes and partners in a replay that begins in this state with the live estimates of these jobs.
 
     Jobs are numbered: those that run, those that wait, and one without GPUs, the first in the queue, so that the run
     ends for want of room in its log.

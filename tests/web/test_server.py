@@ -1,4 +1,4 @@
-"""The page's server by plain HTTP: what it gives to whom, and what it refuses."""
+"""The page's server by plain HTTP: permissions and refusals."""
 
 from __future__ import annotations
 
