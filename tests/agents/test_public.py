@@ -154,7 +154,7 @@ def test_costs_are_of_several_windows_by_the_estimates_that_decide_live(monkeypa
         ]
 
 
-def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
+def test_policies_that_cannot_be_trained_are_refused(tmp_path: Path) -> None:
     few = [cluster("a", 1), cluster("b", 2)]
     with pytest.raises(UsageError, match="at least three"):
         train_public(few, load_policy(BUILT_IN / "rltune.yaml"), lambda done, total: None)
@@ -205,11 +205,11 @@ def test_shipped_files_say_what_made_them(row: weights.ShippedWeights) -> None:
 
 def test_weightings_are_held_against_the_best_rule_of_their_cell(capsys: pytest.CaptureFixture[str]) -> None:
     (scenario,) = cluster("a", 1, 60).scenarios
-    rule, (start, shipped, told), ratios = rltune_bound.figures(2, scenario)
+    rule, (start, shipped, oracle), ratios = rltune_bound.figures(2, scenario)
     names = [one.name for one in rltune_bound.drawn(2)]
     assert (len(ratios), names[0]) == (len(names) + 1, "sjf")
     assert (start, shipped) == (ratios[0], ratios[-1])
-    assert told < 1.0, "true run times help any rule by estimates"
+    assert oracle < 1.0, "true run times help any rule by estimates"
     assert rule.endswith(" s")
     assert min(ratios) > 0.0
 

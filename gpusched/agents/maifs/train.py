@@ -217,7 +217,7 @@ def _note(workloads: int, begun: Floats, costs: Floats, rules: dict[str, float])
     return (
         f"mean JCT on {workloads} workloads drawn for the choice of weights, against DRF: {np.expm1(begun.mean()):+.1%}"
         f" at the start, {np.expm1(costs.mean()):+.1%} at the end, {np.expm1(rules[rule]):+.1%} by the best rule,"
-        f" {rule}; how speed goes with GPUs was drawn there, where the log does not tell"
+        f" {rule}; where the log does not record how speed scales with GPUs, that was drawn"
     )
 
 
