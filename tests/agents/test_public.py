@@ -190,6 +190,17 @@ def test_tiny_versions_are_made_twice_alike_and_say_how(tmp_path: Path) -> None:
     assert weights.comparison(changed, tmp_path / "first" / weights.WEIGHTS).startswith("differs: ")
 
 
+def test_a_file_that_is_not_made_is_told_and_the_others_follow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = weights.ShippedWeights("bad", "", ("gpusched train",), {}, True)
+    monkeypatch.setattr(weights, "SHIPPED", (bad, bad._replace(file="no short", short=())))
+    assert weights.main(["--short"]) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("bad: not made: exit code 2, ")
+    assert second.startswith("no short: no short version, ")
+
+
 @pytest.mark.parametrize("row", SHIPPED, ids=lambda row: Path(row.file).parent.name)
 def test_shipped_files_say_what_made_them(row: weights.ShippedWeights) -> None:
     """The table's command and data, in the file's own metadata; and the card beside it is this file's."""
