@@ -16,7 +16,7 @@ from gpusched.agents.common.vector import to_arrays, to_vector, vector_size
 from gpusched.agents.maifs import live, rules
 from gpusched.agents.maifs.beliefs import new_beliefs, record_speeds, refresh
 from gpusched.agents.maifs.engine import MaifsRun, apply, best_alone_jct, plan_of, serve, simulate, simulate_agent
-from gpusched.agents.maifs.joint import ALONE, GRAPH, MODES, UNCOORDINATED, agree, assign
+from gpusched.agents.maifs.joint import GRAPH, MODES, agree, assign
 from gpusched.agents.maifs.kinds import (
     CORES,
     MEMORY_GB,
@@ -179,7 +179,7 @@ def test_a_job_that_is_moved_or_resized_pays_for_its_restart() -> None:
     assert (course.served[0], progress.restarts[0]) == (600.0, 1)
 
 
-@pytest.mark.parametrize("name", ["las", "synergy", "greedy", "alone", "uncoordinated", "graph"])
+@pytest.mark.parametrize("name", ["las", "synergy", "greedy", *MODES])
 def test_sizes_stay_within_capacity_and_the_job_s_bounds(name: str) -> None:
     world, full = day("philly", 1, 1.1), 0
     (run, course), known = new_run(world.jobs), exact_estimates(world.truth)
@@ -263,9 +263,20 @@ def worth(score: Any, who: Any, chosen: Any) -> float:
 def test_agents_do_not_take_running_jobs_from_each_other() -> None:
     """Every move costs a restart; one chooser keeps jobs where they are, and so do agents that act at once."""
     world, weights = day("openb", 11, density=0.3), with_power(untrained(0), 1.0)
-    alone, *agents = (simulate_agent(world, weights, mode).restarts for mode in (ALONE, UNCOORDINATED, GRAPH))
+    alone, *agents = (simulate_agent(world, weights, mode).restarts for mode in MODES.values())
     assert alone > 100
     assert max(agents) < 1.2 * alone
+
+
+def test_when_queues_are_long_an_auction_is_better_than_agents_that_act_at_once() -> None:
+    """A bid of one agent passes better ones of others, and takes their jobs' places."""
+    world, kinds = day("openb", 1, 1.1, "test", 1.0), measured()
+    jct = {
+        name: float(result_of((maifs().policies | maifs().ablations)[name], world, kinds, weights_of()).jct.mean())
+        for name in ("greedy-true", "maifs", "maifs-graph")
+    }
+    assert jct["maifs"] < 0.97 * jct["maifs-graph"]
+    assert jct["maifs"] < 1.02 * jct["greedy-true"]
 
 
 def test_beliefs_come_from_reports_of_jobs_only() -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.maifs.beliefs import Beliefs, new_beliefs, record_speeds
-from gpusched.agents.maifs.joint import GRAPH, JointDecision, fill, new_plan, same_nodes
+from gpusched.agents.maifs.joint import AUCTION, JointDecision, fill, new_plan, same_nodes
 from gpusched.agents.maifs.network import MaifsWeights, agent_of, set_weights
 from gpusched.agents.maifs.rules import GREEDY, decide
 from gpusched.agents.maifs.world import JobStates, MaifsWorld, SpeedEstimates, new_run, problem_of
@@ -32,7 +32,7 @@ class MaifsRun(NamedTuple):
     rule: int
     beliefs: Beliefs | None = None
     agent: MaifsWeights | None = None
-    mode: int = GRAPH
+    mode: int = AUCTION
     attends: bool = True
     most: int = 1 << 40
 
@@ -45,7 +45,7 @@ def simulate(world: MaifsWorld, known: SpeedEstimates, rule: int) -> RoundsResul
 
 
 def simulate_agent(
-    world: MaifsWorld, numbers: Floats, mode: int = GRAPH, attends: bool = True, most: int = 1 << 40
+    world: MaifsWorld, numbers: Floats, mode: int = AUCTION, attends: bool = True, most: int = 1 << 40
 ) -> RoundsResult:  # fmt: skip
     """Run all jobs to their end, by the agents, which know only reported speeds.
 

@@ -1,8 +1,9 @@
 """The joint step: nodes, GPUs, cores and GB of all jobs, chosen anew from an empty cluster.
 
-Every agent (a group of nodes) bids for jobs and for more resources of its jobs, by the gain relative to its price. Two
-agents that bid for the same job are joined by an edge of the coordination graph; messages along the edges (max-plus:
-Kok and Vlassis, JMLR 7, 2006) decide which agent takes which job. This repeats until no bid has a gain.
+Every agent (a group of nodes) bids for jobs and for more resources of its jobs, by the gain relative to its price. In
+an auction the best bid of all is applied; else agents act at once: two that bid for the same job are joined by an edge
+of the coordination graph, and messages along the edges (max-plus: Kok and Vlassis, JMLR 7, 2006) decide which of them
+takes it. This repeats until no bid has a gain.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap, new_heap, pop, push
 from gpusched.sched.state import Flags, Floats, Ints
 
-ALONE, UNCOORDINATED, GRAPH, EXACT = 0, 1, 2, 3
-MODES = {"alone": ALONE, "uncoordinated": UNCOORDINATED, "graph": GRAPH, "exact": EXACT}
-"""Coordination: one chooser for all groups, the best bid first; each agent its best bid; agents joined by the
-graph; the bids of the largest sum, which messages approximate."""
+ALONE, UNCOORDINATED, GRAPH, EXACT, AUCTION = 0, 1, 2, 3, 4
+MODES = {"alone": ALONE, "uncoordinated": UNCOORDINATED, "graph": GRAPH, "exact": EXACT, "auction": AUCTION}
+"""Coordination: one chooser for all groups, the best bid first; each agent its best bid; agents joined by the graph;
+the bids of the largest sum, which messages approximate; an auction, the best bid of all agents first."""
 PER_GROUP = 4
 """Maximum of nodes in a group, that is, per agent, where nothing else groups them."""
 BIDS = 3
@@ -287,21 +288,41 @@ def _cost(problem: JointProblem, price: Floats, point: int, have: int) -> float:
 @jit
 def fill(problem: JointProblem, plan: JointDecision, mode: int) -> None:
     """Decide about all jobs."""
-    if mode == ALONE:
-        _choose_jointly(problem, plan)
+    if mode == ALONE or mode == AUCTION:
+        _choose_jointly(problem, plan, mode)
     else:
         _choose_by_agents(problem, plan, mode)
 
 
 @jit
-def _choose_jointly(problem: JointProblem, plan: JointDecision) -> None:
+def _choose_jointly(problem: JointProblem, plan: JointDecision, mode: int) -> None:
+    """Apply the best bid of all, until none has a gain.
+
+    In an auction only its own group bids for a running job that can stay; the others bid at last, if it could not.
+    """
     groups, n = len(problem.group) - 1, len(plan.job)
     heap = _new_heap(n * groups)
-    for i in range(n):
-        for group in range(groups):
-            score = bid(problem, plan, i, group).score
-            if score > 0.0:
-                push(heap, -score, i * groups + group)
+    while True:
+        for i in range(n):
+            if plan.group[i] >= 0:
+                continue
+            stays = mode == AUCTION and may_stay(problem, plan, i)
+            for group in range(groups):
+                if stays and problem.group_of[problem.at[i, 0]] != group:
+                    continue
+                score = bid(problem, plan, i, group).score
+                if score > 0.0:
+                    push(heap, -score, i * groups + group)
+        if heap.size[0] == 0:
+            return
+        _apply_best_first(problem, plan, heap)
+        if mode == ALONE:
+            return  # all groups have bid for all jobs
+
+
+@jit
+def _apply_best_first(problem: JointProblem, plan: JointDecision, heap: Heap) -> None:
+    groups = len(problem.group) - 1
     while heap.size[0] > 0:
         item = pop(heap)
         i, group = item // groups, item % groups

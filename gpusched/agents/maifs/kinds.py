@@ -61,7 +61,7 @@ class MaifsRival(msgspec.Struct, frozen=True, kw_only=True):
     rule: str = ""
     speeds: str = "all"
     trained: bool = True
-    choose: str = "graph"
+    choose: str = "auction"
     attends: bool = True
 
 
