@@ -48,7 +48,7 @@ class MaifsTrainSettings:
     Attributes:
         least, most: Smallest and largest number of GPUs of a job; sizes are its own, and the powers of two between.
         restart_s: Cost of a resize.
-        choose: Coordination of the agents: graph, exact, auction, uncoordinated or alone (one chooser for all groups).
+        choose: Coordination of the agents: graph, auction, uncoordinated or alone (one chooser for all groups).
         attends: Whether the agents attend to each other.
         generations, population: Of the search. tries: Workloads per generation.
         choose_every: Generations between validations. validations: Workloads of each.
