@@ -147,7 +147,7 @@ TYPES = Pool.of([NodeSpec(8, 64, 1 << 16, kind, "p") for kind in "BABA"])
 @pytest.mark.parametrize(("seed", "backfill"), [(1, "skip"), (2, "easy"), (3, "none")])
 def test_resizable_jobs_are_mapped_to_gpu_types_in_replays_as_live(seed: int, backfill: str) -> None:
     """By the speeds in the policy's file."""
-    mapping = Mapping(fragment_cost=0.0, speeds={"*": {"A": 1.0, "B": 0.6}})
+    mapping = Mapping(fragment_cost=0.5, speeds={"*": {"A": 1.0, "B": 0.9}})
     spec = msgspec.structs.replace(SPECS["elastic"], place="fastest", backfill=backfill, mapping=mapping)
     fast, slow, policy = both(spec, mixed(seed), seed, pool=TYPES)
     assert_same(fast, slow)
