@@ -46,7 +46,7 @@ from gpusched.traces.trace import Trace
 from tests.sched.contention import NAMES, beliefs
 from tests.sched.worlds import topology
 from tests.sim.reference_sized import SizedPolicy
-from tests.sim.test_sized import (
+from tests.sim.sized_worlds import (
     AWAY,
     FAILING,
     SPECS,
