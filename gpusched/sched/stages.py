@@ -106,6 +106,7 @@ def _mapping_facts(
     kinds = {name: i for i, name in enumerate(dict.fromkeys(node.gpu_type for node in world.nodes))}
     users = {name: i for i, name in enumerate(dict.fromkeys(view.user for view in waiting.views))}
     own = {node.name for node in world.nodes if node.partition == partition}
+    own_jobs = waiting.queues[partition]
     held = np.zeros(len(users))
     for job in snapshot.running:
         if job.user in users:
@@ -131,7 +132,7 @@ def _mapping_facts(
         user=np.array([users[view.user] for view in waiting.views], np.int64),
         held=held,
         priority=waiting.keys.priority,
-        unfit=unfit_of(waiting.requests.gpus[waiting.jobs.shape], int(world.total.gpus.max(initial=0))),
+        unfit=unfit_of(waiting.requests.gpus[waiting.jobs.shape[own_jobs]], int(world.total.gpus.max(initial=0))),
     )
 
 

@@ -16,7 +16,6 @@ from gpusched.agents.dl2.decide import STEP_FEATURES, Actor, zero_actor
 from gpusched.agents.dl2.weights import arrays_of
 from gpusched.agents.maifs.network import SHAPES as MAIFS_WEIGHTS
 from gpusched.agents.maifs.network import untrained
-from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.weights import TrainedModel
 from gpusched.model.plan import Resize, Start
 from gpusched.model.policy import AGENTS, AgentTraits, Mapping, PolicySpec, Resizing
@@ -34,6 +33,20 @@ from gpusched.study.timeline import parts_of
 from gpusched.traces.trace import ProgressRecords, Trace
 from tests.plugin.building import registered
 from tests.sim.reference_sized import SizedPolicy
+from tests.sim.sized_worlds import (
+    AWAY,
+    FAILING,
+    POOL,
+    SPECS,
+    Moody,
+    Thrifty,
+    assert_same,
+    mixed,
+    some_sizes,
+    with_progress,
+    with_ranges,
+    with_ranks,
+)
 from tests.sim.worlds import trace_of
 
 
@@ -77,31 +90,6 @@ def test_without_elastic_jobs_it_is_easy() -> None:
     assert plain.end.tolist() == same.end.tolist()
 
 
-def mixed(seed: int, jobs: int = 60) -> Trace:
-    """Jobs of all sizes, some after others, some at one instant; cores and memory bind."""
-    rng = np.random.default_rng(seed)
-    sizes, lasts = rng.choice([1, 2, 4, 6, 16], jobs), np.round(rng.lognormal(6, 1, jobs), 1)
-    submit = np.sort(np.round(rng.uniform(0, 40 * jobs, jobs), -1))
-    after = np.where(rng.random(jobs) < 0.1, np.arange(jobs) - 1, -1)
-    return trace_of(
-        submit, lasts, sizes, limit=np.ceil(lasts * 3), cores=sizes * rng.choice([2, 6], jobs), memory=sizes * 1000,
-        depends_on=after,
-    )  # fmt: skip
-
-
-POOL = Pool.of(
-    [NodeSpec(8, 64, 1 << 16, "A", "p"), NodeSpec(8, 40, 1 << 15, "A", "p"), NodeSpec(4, 32, 1 << 15, "A", "p")]
-)
-AWAY = (Outage(1, 500.0, 900.0), Outage(0, 1000.0, 1400.0, drain=True))
-
-
-def some_sizes(trace: Trace, seed: int) -> ResizableJobs:
-    """A quarter of the jobs are rigid."""
-    rigid = np.random.default_rng(seed).random(len(trace)) < 0.25
-    least, most = np.where(trace.gpus == 6, 2, 1), np.maximum(trace.gpus, 8)
-    return ResizableJobs(least=np.where(rigid, trace.gpus, least), most=np.where(rigid, trace.gpus, most), linear=True)
-
-
 def both(
     spec: PolicySpec, trace: Trace, seed: int, model: TrainedModel | None = None, pool: Pool = POOL
 ) -> tuple[Any, Any, Any]:
@@ -110,19 +98,6 @@ def both(
     slow = SizedPolicy(spec, trace, pool, ReplayOptions(**options), model)
     policy = replace(policy_of_spec(msgspec.structs.replace(spec, agent=None)), model=model, spec=spec)
     return replay(trace, pool, policy, **options), replay(trace, pool, slow, placement=spec.place, **options), slow
-
-
-def assert_same(fast: Any, slow: Any) -> None:
-    assert fast.events.time.tolist() == slow.events.time.tolist()
-    assert fast.events.kind.tolist() == slow.events.kind.tolist()
-    assert fast.events.subject.tolist() == slow.events.subject.tolist()
-    for name in ("start", "end", "restarts", "part_nodes", "part_gpus"):
-        np.testing.assert_array_equal(getattr(fast, name), getattr(slow, name), name)
-    for name in ("job", "start", "end", "part_nodes", "part_gpus"):
-        np.testing.assert_array_equal(getattr(fast.cut, name), getattr(slow.cut, name), name)
-
-
-SPECS = {name: load_policy(BUILT_IN / f"{name}.yaml") for name in ("elastic", "drf", "optimus", "proportional", "sia")}
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -147,7 +122,7 @@ TYPES = Pool.of([NodeSpec(8, 64, 1 << 16, kind, "p") for kind in "BABA"])
 @pytest.mark.parametrize(("seed", "backfill"), [(1, "skip"), (2, "easy"), (3, "none")])
 def test_resizable_jobs_are_mapped_to_gpu_types_in_replays_as_live(seed: int, backfill: str) -> None:
     """By the speeds in the policy's file."""
-    mapping = Mapping(fragment_cost=0.0, speeds={"*": {"A": 1.0, "B": 0.6}})
+    mapping = Mapping(fragment_cost=0.5, speeds={"*": {"A": 1.0, "B": 0.9}})
     spec = msgspec.structs.replace(SPECS["elastic"], place="fastest", backfill=backfill, mapping=mapping)
     fast, slow, policy = both(spec, mixed(seed), seed, pool=TYPES)
     assert_same(fast, slow)
@@ -165,29 +140,6 @@ def test_a_rule_that_is_a_component_sizes_as_the_compiled_one_live_and_in_replay
     assert_same(fast, compiled)
     assert_same(slow, compiled)
     assert sum(isinstance(a, Resize) for _, plan in policy.seen for a in plan.actions) > 10
-
-
-class Moody:
-    """An agent: sizes by the jobs' names and reports; now and then it cannot choose, or wishes too much."""
-
-    @staticmethod
-    def prepare(model: TrainedModel) -> Any:
-        return model.arrays["mood"]
-
-    @staticmethod
-    def choose_sizes(prepared: Any, question: Question) -> Any:
-        if question.others == 2:
-            raise ValueError("a score of its network is no number")
-        claims = question.claims
-        mood = int(prepared[0]) + sum(len(name) for name in question.names) + int(claims.reported.sum())
-        sizes = [int(row[allowed != 0][0]) for row, allowed in zip(claims.sizes, claims.allowed, strict=True)]
-        for j in range(mood % len(sizes), len(sizes)):
-            more = int(claims.sizes[j][claims.allowed[j] != 0][-1])
-            left = question.capacity - sum(sizes) + sizes[j]
-            sizes[j] = more if more <= left or mood % 11 == 0 else sizes[j]
-            if mood % 5 == 0 and claims.jobs["held"][j] == 0 and question.free < question.total // 2:
-                sizes[j] = 0
-        return np.array(sizes)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -291,46 +243,6 @@ def test_no_work_is_lost_and_none_is_made(name: str) -> None:
     assert held == pytest.approx((trace.duration * trace.gpus).sum() + 20.0 * again, rel=1e-9)
 
 
-def with_progress(trace: Trace, seed: int) -> Trace:
-    """Add progress as own history has it: sizes of each job, speed at some, cost of a stop, cool-down."""
-    rng, jobs = np.random.default_rng(seed), len(trace)
-    sizes = [(int(own),) if rng.random() < 0.3 else tuple(sorted({int(own), 1, 3, 8})) for own in trace.gpus]
-    reports = rng.random(jobs) < 0.7
-    return replace(
-        trace,
-        progress=ProgressRecords(
-            steps=np.where(reports, 100.0, np.nan),
-            cost_s=np.where(rng.random(jobs) < 0.5, rng.integers(5, 60, jobs), np.nan),
-            cooldown_s=rng.choice([0.0, 100.0], jobs),
-            size_job=np.array([job for job, own in enumerate(sizes) for _ in own]),
-            size_gpus=np.array([gpus for own in sizes for gpus in own]),
-            steps_per_s=np.array([
-                gpus ** rng.uniform(0.3, 1.0) if reports[job] and rng.random() < 0.6 else np.nan
-                for job, own in enumerate(sizes) for gpus in own
-            ]),
-            run_job=np.zeros(0, np.int64), run_gpus=np.zeros(0, np.int64), run_after_s=np.zeros(0), run_s=np.zeros(0),
-        ),
-    )  # fmt: skip
-
-
-def with_ranks(trace: Trace, seed: int, counts: tuple[int, ...] = (1, 2, 3)) -> Trace:
-    """The same with hot jobs: many of those with one or two GPUs, in ranks of one or two."""
-    trace = with_progress(trace, seed)
-    assert trace.progress is not None
-    rng, known = np.random.default_rng(seed), trace.progress
-    ranks = np.where((trace.gpus <= 2) & (rng.random(len(trace)) < 0.7), trace.gpus, 0)
-    ranks = np.where(rng.random(len(trace)) < 0.5, np.minimum(ranks, 1), ranks)
-    each = [{n * int(rank) for n in counts} if rank else known.sizes(job) for job, rank in enumerate(ranks)]
-    sizes = [tuple(sorted({int(gpus), *found})) for gpus, found in zip(trace.gpus, each, strict=True)]
-    known = replace(
-        known, rank_gpus=ranks,
-        size_job=np.array([job for job, found in enumerate(sizes) for _ in found]),
-        size_gpus=np.array([gpus for found in sizes for gpus in found]),
-        steps_per_s=np.array([gpus ** rng.uniform(0.3, 1.0) for found in sizes for gpus in found]),
-    )  # fmt: skip
-    return replace(trace, progress=known, nodes=np.where(ranks > 0, trace.gpus // np.maximum(ranks, 1), 0))
-
-
 SMALL_NODES = Pool.of([NodeSpec(4, 32, 1 << 15, "A", "p")] * 5 + [NodeSpec(2, 8, 1 << 13, "A", "p")])
 
 
@@ -348,12 +260,6 @@ def test_ranks_join_and_leave_in_replays_as_they_do_live(name: str, seed: int) -
     assert any(action.joins for action in actions)
     for snapshot, plan in slow.seen:
         assert check(plan, snapshot)[1] == ()
-
-
-FAILING = (
-    *(Outage(n % 6, 300.0 * n, 300.0 * n + 400.0, drain=n % 5 == 0) for n in range(1, 14)),
-    *(Outage(n, 1500.0, 1600.0) for n in (2, 3, 4)),
-)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -378,20 +284,6 @@ def test_a_hot_job_without_listed_sizes_comes_to_any_number_of_ranks() -> None:
     assert found.start.tolist() == [0.0]
     assert 4000.0 < found.end[0] < 4200.0
     assert PREEMPTED not in found.events.kind
-
-
-class Thrifty(Moody):
-    """An agent that also limits cores and memory, of some jobs."""
-
-    @classmethod
-    def choose_sizes(cls, prepared: Any, question: Question) -> Any:
-        sizes = super().choose_sizes(prepared, question)
-        by = np.arange(len(sizes)) % 3
-        return np.column_stack((sizes, np.where(by > 0, 3 * sizes, 0), np.where(by > 1, 1500 * sizes, 0)))
-
-
-def with_ranges(trace: Trace, seed: int) -> ResizableJobs:
-    return replace(some_sizes(trace, seed), cores=(2, 40), memory_mib=(500, 24_000))
 
 
 @pytest.mark.parametrize("seed", [1, 2])

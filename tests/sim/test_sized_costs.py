@@ -46,7 +46,7 @@ from gpusched.traces.trace import Trace
 from tests.sched.contention import NAMES, beliefs
 from tests.sched.worlds import topology
 from tests.sim.reference_sized import SizedPolicy
-from tests.sim.test_sized import (
+from tests.sim.sized_worlds import (
     AWAY,
     FAILING,
     SPECS,
@@ -182,10 +182,10 @@ def resizes(slow: CostlySized) -> list[Resize]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "backfill", "wait_s"), [(1, "easy", 600.0), (2, "skip", 3000.0), (3, "none", 86_400.0)]
+    ("name", "seed", "backfill", "wait_s"),
+    [("elastic", 1, "easy", 600.0), ("drf", 2, "skip", 3000.0), ("elastic", 3, "none", 86_400.0)],
 )
 @pytest.mark.parametrize("place", ["contention", "rack-wait", "rack", "best-fit"])
-@pytest.mark.parametrize("name", ["elastic", "drf"])
 def test_the_fast_replay_decides_as_the_controller_does_on_snapshots(
     name: str, place: str, seed: int, backfill: str, wait_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,8 +214,7 @@ def test_ranks_join_and_leave_and_are_lost_where_neighbours_cost(
     assert slow.lost > 0
 
 
-@pytest.mark.parametrize("place", ["contention", "rack-wait", "rack"])
-@pytest.mark.parametrize("agent", ["thrifty", ""])
+@pytest.mark.parametrize(("agent", "place"), [("thrifty", "contention"), ("thrifty", "rack"), ("", "rack-wait")])
 def test_cores_and_memory_within_ranges_are_granted_where_places_cost(
     agent: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,6 @@ class QueueMapper:
         by_type = sim.pace is not None and not agent and not sized and self._backfill == EASY
         self._rate = _with_measured(np.ones((jobs, len(pool.gpu_types))), world, np.arange(jobs))
         self._kill = np.full(jobs, np.inf) if sim.pace is None else sim.pace.runs["limit"]
-        shape = world.demand.shape[world.demand.shape >= 0]
         by_name = _speeds_by_name(world, self._mapping)
         self._facts = MappingFacts(
             usable=world.passes.usable,
@@ -59,7 +58,7 @@ class QueueMapper:
             user=sim.jobs["user"] % (world.users + 1),
             held=np.zeros(0),
             priority=keys_of(world.trace, world.knowledge.expected).priority,
-            unfit=unfit_of(world.demand.requests.gpus[shape], int(pool.gpus.max(initial=0))),
+            unfit=np.zeros(0),
             lasts=self._lasts if by_type else None,
         )
         self.reports: list[MappingReport] = []
@@ -67,7 +66,9 @@ class QueueMapper:
     def __call__(self, partition: int, waiting: Ints) -> None:
         """Decide which jobs of a queue start where, in the state's outcome."""
         state = self._state._replace(now=float(self._world.sim.clock[0]))
-        facts = self._facts._replace(held=self._held(partition))
+        gpus = state.requests.gpus[state.jobs.shape[waiting]]
+        unfit = unfit_of(gpus, int(self._world.pool.gpus.max(initial=0)))
+        facts = self._facts._replace(held=self._held(partition), unfit=unfit)
         *_, reports = map_queue(state, waiting, facts, self._mapping, self._backfill, self._solver)
         self.reports += reports
 
