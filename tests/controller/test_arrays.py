@@ -313,7 +313,7 @@ def test_aftercorr_of_one_task_is_of_that_task_for_all(site: Site, code: int, ve
     assert verdicts() == [(index, verdict) for index in range(3)]
 
 
-def test_aftercorr_of_a_job_that_is_no_array_is_of_all_tasks_and_decides_for_no_array(site: Site) -> None:
+def test_a_single_job_with_aftercorr_waits_for_all_tasks_and_tasks_for_theirs(site: Site) -> None:
     submit(site, ARRAY, tasks=2)
     corr = (Dependency(DependencyKind.AFTERCORR, ARRAY),)
     submit(site, LAST, array=None, dependencies=corr)

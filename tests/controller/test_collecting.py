@@ -75,7 +75,7 @@ def files(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("output", [None, "/data/out"])
 @pytest.mark.parametrize("finish", [False, True])
-def test_the_jobs_own_files_are_made_whole_where_that_is_asked(
+def test_collecting_completes_the_jobs_own_files_if_asked(
     tmp_path: Path, finish: bool, output: str | None
 ) -> None:
     """Of a job with --error alone its output is collected, too."""
