@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpusched.controller.estimating import EstimateWriter
 from gpusched.controller.predicting import StartPredictor, compile_for
+from gpusched.model.arrays import task_of
 from gpusched.model.commands import AnyCommand, Cancel, Hold, Release, Requeue, SetPriority, Submit
 from gpusched.model.jobs import Dependency, DependencyKind, JobState
 from gpusched.model.policy import PolicySpec
@@ -310,6 +311,21 @@ def test_aftercorr_of_one_task_is_of_that_task_for_all(site: Site, code: int, ve
     end(site, f"{ARRAY}_1", code)
     site.turn(3)
     assert verdicts() == [(index, verdict) for index in range(3)]
+
+
+def test_a_single_job_with_aftercorr_waits_for_all_tasks_and_tasks_for_theirs(site: Site) -> None:
+    submit(site, ARRAY, tasks=2)
+    corr = (Dependency(DependencyKind.AFTERCORR, ARRAY),)
+    submit(site, LAST, array=None, dependencies=corr)
+    submit(site, OTHER, tasks=2, dependencies=corr)
+    site.turn(3)
+    end(site, f"{ARRAY}_1")
+    site.cycle.inventory = msgspec.structs.replace(site.cycle.inventory, partitions=())  # nothing starts
+    site.turn(1)
+    rows = {job.array_id or job.id: job for job in site.store.pending_rows()}
+    asked = Dependencies(site.store.dependency_rows, [])
+    found = [asked.of(job)[0] for job in (rows[LAST], task_of(rows[OTHER], 1), task_of(rows[OTHER], 0))]
+    assert found == ["waiting", "", "waiting"]
 
 
 def test_dependencies_of_each_task_for_decisions_and_forecasts(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pwd
@@ -13,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -69,6 +71,25 @@ def test_outputs_that_take_long_delay_nothing_else_on_their_node(tmp_path: Path)
 
 def files(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.rglob("*") if not p.is_dir())
+
+
+@pytest.mark.parametrize("output", [None, "/data/out"])
+@pytest.mark.parametrize("finish", [False, True])
+def test_collecting_completes_the_jobs_own_files_if_asked(
+    tmp_path: Path, finish: bool, output: str | None
+) -> None:
+    """Of a job with --error alone its output is collected, too."""
+    log, whole, site = tmp_path / "log", tmp_path / "whole", inventory(1)
+    runtime = Mock()
+    runtime.log.return_value = RemoteScript(("echo", "out"))
+    runtime.finish_output.return_value = RemoteScript(("touch", str(whole)))
+    rank = RankRecord(job_id="j", attempt=1, rank=0, node=site.nodes[0].name, runtime="process", output=output)
+    operation = Operation(
+        verb="collect", node=rank.node, rank=rank, destination=str(log) if output is None else None, finish=finish
+    )
+    with contextlib.closing(SshCluster(site, "c", tmp_path)) as cluster:
+        assert cluster._collect(operation, runtime, LocalTransport("here"), Mock()) == ""
+    assert (log.exists(), whole.exists()) == (output is None, finish)
 
 
 @pytest.mark.parametrize("text", ["", "x", "no end of line", "two\nlines\n", "\\0gpusched-output-ended 0\\n", "é" * 99])

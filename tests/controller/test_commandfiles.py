@@ -515,19 +515,34 @@ def test_a_users_waiting_jobs_are_bounded(world: InboxWorld) -> None:
 def test_the_dependencies_of_a_users_waiting_jobs_are_bounded(
     world: InboxWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpusched.controller.commandfiles.MAX_WAITING_DEPENDENCIES", 5)
+    """Of those applied together, too, also if that fails at first; tasks in one row count once, equal jobs each."""
+    monkeypatch.setattr("gpusched.controller.commandfiles.MAX_WAITING_DEPENDENCIES", 7)
     others = tuple(Dependency(DependencyKind.AFTEROK, world.submit()) for _ in range(2))
-    ended = world.submit(ALICE, dependencies=others)
-    world.put(ended, JobState.FAILED, end_time=NOW)
-    for fields in ({"array": (1, 2, 3)}, {"comment": '"kind":"x"'}):
-        assert world.say(submission(world, dependencies=others, **fields), ALICE) == ""
+    ended = tuple(world.submit(ALICE, dependencies=others) for _ in range(2))
+    for job in ended:
+        world.put(job, JobState.FAILED, end_time=NOW)
+    odd = {"dependencies": others, "comment": '"kind":"x"'}
+    for fields in ({"dependencies": others, "array": (1, 2, 3)}, odd):
+        assert world.say(submission(world, **fields), ALICE) == ""
+    together, faults = [submission(world, **odd) for _ in range(2)], [OSError(errno.EIO, "bad disk")]
+    for command in together:
+        world.lay(command, ALICE)
+    monkeypatch.setattr(world.secrets, "sync", lambda: raise_first(faults))
+    world.fold()
+    assert [world.store.job(command.id) is not None for command in together] == [True, False]
     says = (
-        f"{ALICE}'s pending jobs have 4 of 5 dependencies; 2 more exceed the limit; depend on an array instead of each "
+        f"{ALICE}'s pending jobs have 6 of 7 dependencies; 2 more exceed the limit; depend on an array instead of each "
         "of its tasks"
     )
     assert world.say(submission(world, dependencies=others), ALICE) == says
-    assert world.say(Requeue(time=NOW, job_ids=(ended,)), ALICE) == f"job {ended}: {says}"
     assert world.say(submission(world), ALICE) == world.say(submission(world, dependencies=others), BOB) == ""
+    world.say(Cancel(time=NOW, job_ids=(together[0].id,)), ALICE)
+    assert world.say(Requeue(time=NOW, job_ids=ended), ALICE) == f"job {ended[1]}: {says}"
+
+
+def raise_first(faults: list[OSError]) -> None:
+    if faults:
+        raise faults.pop()
 
 
 def test_requeued_jobs_count_among_a_users_pending_jobs(world: InboxWorld) -> None:

@@ -84,7 +84,7 @@ def test_the_newest_sound_backup_is_restored(lost: Path, remote: None, source: s
 
 
 @pytest.mark.parametrize("source", ["{0}/backups", "safe:{0}/backups"])
-def test_of_backups_of_a_clock_that_was_ahead_the_one_with_the_latest_events_is_restored(
+def test_recovery_takes_the_backup_with_the_latest_events_whatever_the_clock_was(
     lost: Path, remote: None, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     """And whatever the clock said, the nodes are asked for all that they keep."""

@@ -105,7 +105,7 @@ def test_a_job_that_cannot_be_looked_up_is_not_queued_twice(
     assert (queued.called, executor.report_job_error.called) == (is_queued, not is_queued)
 
 
-def test_a_snakemake_that_was_killed_as_it_queued_a_job_finds_it(
+def test_a_job_queued_as_snakemake_was_killed_is_not_queued_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The job is on disk, and nothing after that is done."""

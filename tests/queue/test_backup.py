@@ -301,7 +301,7 @@ def test_which_backups_are_kept(make: Callable[..., Path], tmp_path: Path) -> No
     assert names(tmp_path) == [made[4], made[5], made[-2], made[-1]]
 
 
-def test_a_backup_of_a_clock_that_was_ahead_is_not_the_newest(
+def test_backups_are_ordered_by_events_not_by_a_clock_that_was_ahead(
     make: Callable[..., Path], store: Store, tmp_path: Path
 ) -> None:
     ahead = make(100 * DAY)

@@ -430,7 +430,7 @@ def test_one_partition_is_replayed_as_among_all_that_ran_as_recorded(draws, of, 
     np.testing.assert_allclose(alone.start, whole.start[trace.group == 1], rtol=1e-9)
 
 
-def test_a_run_elsewhere_that_ends_as_it_begins_counts_for_nothing():
+def test_runs_of_zero_seconds_in_other_partitions_do_not_count():
     """Its duration is below what seconds can tell apart there."""
     trace = trace_of([0, 1, 2, 100], [100, 10, 10, 1e-30], [1, 1, 1, 4], user=[0, 1, 0, 0])
     trace = replace(trace, users=USERS, group=np.array([0, 0, 0, 1]), groups=("a", "b"), wait=np.zeros(4))

@@ -107,7 +107,7 @@ def test_a_replay_starts_each_job_as_live_decisions_do(policy: str, monkeypatch:
         assert [fast.infeasible_why[0]] == ["no node has MIG slices of 7g.80gb"]
 
 
-def test_what_users_hold_in_other_partitions_counts_for_live_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_held_in_other_partitions_count_for_live_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = replace(drawn(5, 400), wait=np.zeros(400), group=np.arange(400) % 2, groups=("a", "b"))
     trace = slice_trace(replace(whole, gpus=np.where(whole.group == 0, 4 * whole.gpus, whole.gpus)), vc="b")
     options = {"placement": "first-fit", "half_life_s": 36000.0}

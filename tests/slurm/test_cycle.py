@@ -227,10 +227,10 @@ def test_jobs_that_slurmctld_has_forgotten_come_from_its_accounting(slurm_cluste
 
 
 @pytest.mark.parametrize("has_accounting", [True, False])
-def test_what_slurmctld_has_forgotten_is_waited_for_as_long_as_its_accounting_is_silent(
+def test_purged_jobs_wait_while_slurmdbd_does_not_answer(
     slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch, has_accounting: bool
 ) -> None:
-    """Through restarts of the controller. Where there is none, it is forgotten."""
+    """Also across restarts of the controller. Without an accounting database they are forgotten."""
     site = slurm_cluster.site
     monkeypatch.setenv("SLURM_CONF", site.env["SLURM_CONF"])
     beside = Beside(slurm_cluster)
