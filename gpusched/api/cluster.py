@@ -140,17 +140,21 @@ class Cluster:
             job._id = its_id
         return self._watch(jobs or [Job[Any](self, its_id) for its_id in ids])
 
-    def _command(self, command: Command, given: dict[str, Any]) -> Job[int]:
+    def _command(self, command: Command, given: dict[str, Any], note: Callable[[str], object] = str) -> Job[int]:
+        """Queue a command with `Options`, checked; ``note`` is called with its id before it is queued."""
         words = shlex.split(command) if isinstance(command, str) else list(command)
         if not all(isinstance(word, str) for word in words):
             raise TypeError(f"a command is a list of strings, found {words!r}"[:200])
         if wrong := given.keys() & options.FUNCTION_ONLY.keys():
             raise UsageError(f"{min(wrong)} is for functions, not commands")
-        return self._watch([Job[int](self, self._queue(*options.request(given, words)))])[0]
+        return self._watch([Job[int](self, self._queue(*options.request(given, words), note=note))])[0]
 
-    def _queue(self, request: Any, environ: dict[str, str], program: FunctionProgram | None = None) -> str:
+    def _queue(
+        self, request: Any, environ: dict[str, str], program: FunctionProgram | None = None,
+        note: Callable[[str], object] = str,
+    ) -> str:  # fmt: skip
         client = self._own_client()
-        job_id = submit(client, prepare(client, request, program, environ))
+        job_id = submit(client, prepare(client, request, program, environ), note)
         if warning := client.controller_warning():
             warnings.warn(warning, NoController, stacklevel=4)
         return job_id

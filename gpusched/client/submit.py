@@ -162,13 +162,21 @@ def build_submission(
     return prepared
 
 
-def submit(client: Client, prepared: Submit) -> str:
-    """Queue the job durably (it is on disk on return); return its id (the array's, for an array)."""
+def submit(client: Client, prepared: Submit, note: Callable[[str], object] = str) -> str:
+    """Queue the job durably (it is on disk on return); return its id (the array's, for an array).
+
+    ``note``: called with the id before the job is queued: who keeps it finds the job after a crash.
+    """
     now = time.time()
+
+    def mint() -> str:
+        note(job_id := ids.mint(time.time()))
+        return job_id
+
     return deliver_submit(
         client.deliverable_inbox(),
         lambda job_id: msgspec.structs.replace(prepared, id=job_id, time=now),
-        lambda: ids.mint(time.time()),
+        mint,
     )
 
 

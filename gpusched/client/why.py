@@ -99,8 +99,19 @@ def _message(client: Client, job: JobRecord) -> str:
 
 
 def _preparing(client: Client, job: JobRecord) -> str:
-    ranks = client.reader.ranks(job_id=job.id) if client.reader else []
-    since = [rank.launched_at for rank in ranks if rank.attempt == job.attempt and rank.launched_at is not None]
+    from gpusched.controller.ranks import container_of
+
+    assert client.reader is not None  # only a stored job is starting
+    ranks, ready = [rank for rank in client.reader.ranks(job_id=job.id) if rank.attempt == job.attempt], set()
+    for rank in ranks:
+        record = client.reader.node_record(rank.node)
+        found = container_of(rank, record.reading) if record is not None and record.reading is not None else None
+        if found is not None and found.phase == "ready":
+            ready.add(rank.rank)
+    if job.spec.session is not None and 0 in ready:
+        kept = format_duration(job.spec.session)
+        return f"waits for a client: gpusched attach {job.id}; ended after {kept} without one"
+    since = [rank.launched_at for rank in ranks if rank.rank not in ready and rank.launched_at is not None]
     if not since:
         return "preparing its container"
     limit_s = client.inventory.settings.launch_timeout_s

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from gpusched.errors import GpuschedError
 from gpusched.model.units import format_memory
+from gpusched.queue.lastgood import LAST_GOOD
 from gpusched.queue.private import create_private
 from gpusched.queue.reading import COPY_EVERY, CURRENT, DATABASE, PUBLISHED
 
@@ -26,6 +27,10 @@ PAUSE_FACTOR = 5.0  # pause before the next copy, as a multiple of the time that
 RETRY_S = 5.0
 RESERVED_BYTES = 16 << 20  # disk space left to the writer of the store
 MAX_HELD = 64  # old copies that readers still have open
+# Their URLs and options are secrets.
+_WITHOUT_RECEIVERS = """\
+UPDATE meta SET value = CASE WHEN json_valid(value)
+    THEN json_remove(value, '$.inventory.notices.to', '$.inventory.settings.events') ELSE '' END WHERE key = ?"""
 _log = logging.getLogger(__name__)
 
 
@@ -141,6 +146,7 @@ class Publisher:
             copy.execute("PRAGMA journal_mode=DELETE")  # no WAL, which needs more files
             copy.execute("PRAGMA secure_delete=ON")
             copy.execute("DELETE FROM audit")  # everyone may read their own entries only
+            copy.execute(_WITHOUT_RECEIVERS, (LAST_GOOD,))
             copy.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (COPY_EVERY, str(1.2 * self._every_s)))
 
     def _link_current(self, name: str) -> None:

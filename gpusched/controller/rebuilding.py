@@ -33,7 +33,7 @@ from gpusched.nodes.opening import open_transport
 from gpusched.nodes.records import find_clusters, read_records
 from gpusched.nodes.transport import TransportError
 from gpusched.queue.audit import FOLDER as AUDIT
-from gpusched.queue.backup import LOGS, MANIFEST, NAME, TREES, copy_tree, find_backup, refuse_as_root
+from gpusched.queue.backup import LOGS, MANIFEST, NAME, TREES, copy_tree, find_backup, parse_backup, refuse_as_root
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
 from gpusched.queue.damage import disk_error
 from gpusched.queue.inbox import Inbox
@@ -173,7 +173,11 @@ def _fetch(host: str, path: str, target: Path) -> Backup:
     names = _command("ssh", "-o", "BatchMode=yes", host, f"cd -- {shlex.quote(path)} && ls").split()
     folder, names = (path, names) if MANIFEST not in names else (os.path.dirname(path), [os.path.basename(path)])
     target.mkdir()
-    for name in sorted((name for name in names if NAME.fullmatch(name)), reverse=True):
+    files = [f"{name}/{MANIFEST}" for name in names if NAME.fullmatch(name)]
+    shown = f"cd -- {shlex.quote(folder)} && grep -Hs '' {' '.join(files)}; true"  # FILE:MANIFEST; some may lack one
+    lines = [line.partition(":") for line in _command("ssh", "-o", "BatchMode=yes", host, shown).splitlines()]
+    oldest_first = sorted((parse_backup(Path(file).parent, text) for file, _, text in lines), key=lambda one: one.order)
+    for name in [one.name for one in reversed(oldest_first)]:
         _command("scp", "-o", "BatchMode=yes", "-rpq", f"{host}:{folder}/{name}", str(target))
         with contextlib.suppress(GpuschedError):
             found = find_backup(target / name)
@@ -226,8 +230,9 @@ def _settled(
     assert cluster_id is not None
     # Slurm's jobs are as Slurm says; the controller reads them anew.
     made = backup.manifest.made if backup is not None and backup.manifest is not None else None
+    since = made if made is not None and made <= now else 0.0  # a clock that was ahead does not tell when it was made
     asked = inventory.engine == "ssh"
-    nodes, silent = ask_nodes(inventory, cluster_id, state / WORK, made or 0.0) if asked else ({}, {})
+    nodes, silent = ask_nodes(inventory, cluster_id, state / WORK, since) if asked else ({}, {})
     with store.transaction():
         event = Event(time=now, kind="store_recovered", data={"backup": made, "silent": sorted(silent)})
         store.append_after_gap(event, SKIPPED_EVENT_NUMBERS)
@@ -235,7 +240,7 @@ def _settled(
         seen = max((evidence.records.term for evidence in nodes.values()), default=0)
         store.set_meta(TERM, str(seen))
         found = settle(store, inventory, nodes, silent.keys(), now)
-        leave_unsettled(store, silent, now, made or 0.0)
+        leave_unsettled(store, silent, now, since)
     inboxes = [Inbox(state).new, *([backup.path / "inbox" / "new"] if backup is not None else [])]
     return RecoveryReport(
         backup=str(backup.path) if backup is not None else "",

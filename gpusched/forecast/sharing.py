@@ -48,4 +48,5 @@ def pace_of(
             runs[at]["mate"], runs[at]["split"], place = mate, mate, kind[world.row[sharers[name].node]]
             runs[at]["rate"] = speed[place, row[at], 1 + row[mate]]
     none = np.zeros(0, np.int64)
-    return Pace(runs, speed, kind, np.zeros(0, SLOT), none, none), Paired(lost, row, False, np.zeros(1, np.int64))
+    pace = Pace(runs, speed, kind, False, np.zeros(0, SLOT), none, none)
+    return pace, Paired(lost, row, False, np.zeros(1, np.int64))

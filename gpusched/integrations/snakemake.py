@@ -19,6 +19,7 @@ from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
 
+from gpusched.config.paths import write_atomic
 from gpusched.errors import GpuschedError, UsageError
 
 if TYPE_CHECKING:  # Snakemake loads the plugin for every command, also in each job
@@ -96,6 +97,8 @@ class SnakemakeExecutor(RemoteExecutor):
         self.report_job_submission(found)
 
     def _queued(self, job: JobExecutorInterface) -> SubmittedJobInfo:
+        from gpusched.api.options import checked
+
         path = self.get_jobscript(job)
         self.write_jobscript(job, path)
         options = {"name": self.get_jobname(job)} | job_options(job.resources, job.threads)
@@ -107,10 +110,8 @@ class SnakemakeExecutor(RemoteExecutor):
             log = log.with_name(f"{log.stem}.%j.log")
             log.parent.mkdir(parents=True, exist_ok=True)
             options = {"workdir": str(folder), "output": str(log), "open_mode": "append"} | options
-        made = _cluster().submit("", script=Path(path).read_text(), **options)
-        if note := self._note(job):
-            note.parent.mkdir(exist_ok=True)
-            note.write_text(made.id)
+        given = checked(options | {"script": Path(path).read_text()})
+        made = _cluster()._command("", given, lambda job_id: self._keep(job, job_id))
         return SubmittedJobInfo(job, made.id, {"job": made, "output": options.get("output", "")})
 
     def _note(self, job: JobExecutorInterface) -> Path | None:
@@ -121,6 +122,11 @@ class SnakemakeExecutor(RemoteExecutor):
         files = "\n".join(sorted(map(str, job.output)))
         name = hashlib.sha256(files.encode()).hexdigest()[:32]
         return Path(self.workflow.persistence.path) / "gpusched" / name if files else None
+
+    def _keep(self, job: JobExecutorInterface, job_id: str) -> None:
+        if note := self._note(job):
+            note.parent.mkdir(exist_ok=True)
+            write_atomic(note, job_id.encode())
 
     def _unended(self, job: JobExecutorInterface) -> SubmittedJobInfo | None:
         from gpusched.client.resolve import Refused

@@ -22,6 +22,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
         cluster_id: The installation's.
         schema: The database's version. rows: Table -> number of its rows.
         size_bytes: The database's.
+        latest_event: Number of the store's latest event; 0: made before manifests had it.
     """
 
     made: float
@@ -31,6 +32,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     version: str = ""
     host: str = ""
+    latest_event: int = 0
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +44,13 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return its name, which sorts by time."""
+        """Return its name: when it was made, by the controller's clock."""
         return self.path.name
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Return what sorts backups by age of their store: a clock that was set has no say in the numbers of events."""
+        return self.manifest.latest_event if self.manifest is not None else -1, self.name
 
 
 class BackupResult(msgspec.Struct, frozen=True, kw_only=True):

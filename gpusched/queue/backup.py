@@ -131,14 +131,23 @@ def _hint(error: OSError) -> str:
 def backups(folder: Path) -> list[Backup]:
     """Return the finished backups in a folder, oldest first, without opening their databases."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return [_read(folder / name) for name in sorted(os.listdir(folder)) if NAME.fullmatch(name)]
+        found = [_read(folder / name) for name in os.listdir(folder) if NAME.fullmatch(name)]
+        return sorted(found, key=lambda one: one.order)
     return []
 
 
 def _read(path: Path) -> Backup:
     try:
-        return Backup(path=path, manifest=msgspec.json.decode((path / MANIFEST).read_bytes(), type=BackupManifest))
-    except (OSError, msgspec.MsgspecError) as error:
+        return parse_backup(path, (path / MANIFEST).read_bytes())
+    except OSError as error:
+        return Backup(path=path, manifest=None, error=f"{MANIFEST}: {error}")
+
+
+def parse_backup(path: Path, manifest: bytes | str) -> Backup:
+    """Return the backup that has this manifest."""
+    try:
+        return Backup(path=path, manifest=msgspec.json.decode(manifest, type=BackupManifest))
+    except msgspec.MsgspecError as error:
         return Backup(path=path, manifest=None, error=f"{MANIFEST}: {error}")
 
 
@@ -206,11 +215,13 @@ def _copy_database(source: Path, copy: Path, now: float, stop: Callable[[], bool
         db.backup(part, pages=PAGES_PER_STEP if journal == "wal" else -1, progress=step)
         cluster = db.execute("SELECT value FROM meta WHERE key = 'cluster_id'").fetchone()
         (schema,) = db.execute("PRAGMA user_version").fetchone()
+        (latest,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
         db.execute("ROLLBACK")
         part.execute("PRAGMA journal_mode=DELETE")  # no WAL, which needs more files
     return BackupManifest(
         made=now, cluster_id=cluster[0] if cluster else "", schema=schema, rows=rows,
         size_bytes=copy.stat().st_size, version=__version__, host=socket.gethostname(),
+        latest_event=latest,
     )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from gpusched.model.resources import Inventory
 if TYPE_CHECKING:
     from gpusched.queue.store import Reader, Store
 
-_KEY = "last_good"
+LAST_GOOD = "last_good"
+"""Meta of the store: `Declared` as JSON; the copy that other users read lacks receivers of notices and events."""
 
 
 class Declared(msgspec.Struct, frozen=True):
@@ -132,7 +133,7 @@ def _read_kept(reader: Reader, path: Path) -> Declared | None:
 def kept_declarations(reader: Reader) -> Declared | None:
     """Return the declarations that the controller uses; None: none are kept, or by another version."""
     with contextlib.suppress(msgspec.MsgspecError):
-        return msgspec.json.decode(reader.meta(_KEY) or "null", type=Declared | None)
+        return msgspec.json.decode(reader.meta(LAST_GOOD) or "null", type=Declared | None)
     return None
 
 
@@ -143,5 +144,5 @@ def store_declared(store: Store, declared: Declared) -> None:
     if not declared.trouble:
         absolute = msgspec.structs.replace(declared.inventory, path=str(Path(declared.inventory.path).absolute()))
         kept = msgspec.structs.replace(declared, inventory=absolute, read_at=time.time())
-        store.set_meta(_KEY, msgspec.json.encode(kept).decode())
+        store.set_meta(LAST_GOOD, msgspec.json.encode(kept).decode())
     store.set_meta(INVENTORY_TROUBLE, declared.trouble)

@@ -204,14 +204,19 @@ class SnapshotRun:
         )  # fmt: skip
 
     def _usage(self) -> dict[str, float]:
-        """Return users' decayed GPU hours, as in `Snapshot.usage`."""
-        users, (now, _, half_life_s) = self._queue.users, self._world.sim.clock
+        """Return users' decayed GPU hours, as in `Snapshot.usage`, and one for each GPU held outside the trace.
+
+        Those held in it come with its running jobs.
+        """
+        queue, users, (now, _, half_life_s) = self._queue, self._queue.users, self._world.sim.clock
         if not self._world.policy.by_usage:
             return {}
         for user in range(len(users)):
             account(users, user, now, half_life_s)
-        used = zip(self._leaves, users["used"].tolist(), strict=True)
-        return {leaf_of(*leaf): gpu_s / (3600 * GPU_PARTS) for leaf, gpu_s in used if gpu_s > 0}
+        past, held = queue.others[: queue.passed[0]], np.zeros(len(users), np.int64)
+        np.add.at(held, queue.leaf[past["row"]], np.where(past["over"], -past["gpus"], past["gpus"]))
+        hours = users["used"] / (3600 * GPU_PARTS) + held / GPU_PARTS
+        return {leaf_of(*leaf): used for leaf, used in zip(self._leaves, hours.tolist(), strict=True) if used > 0}
 
     def _bounds(self) -> tuple[Bound, ...]:
         """Return what is left of the limits, as limits of which nothing is used."""

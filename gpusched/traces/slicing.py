@@ -100,9 +100,10 @@ def slice_trace(
 
 def _runs(trace: Trace, jobs: npt.NDArray[np.bool_]) -> OtherRuns:
     """Return the runs of these jobs, where it is recorded when they began."""
-    rows = np.flatnonzero(jobs & np.isfinite(trace.wait))
+    begin = trace.submit + trace.wait
+    rows = np.flatnonzero(jobs & (begin + trace.duration > begin))  # no end goes before its own beginning
     account, qos = (np.full(len(rows), -1) if of is None else of[rows] for of in (trace.account, trace.qos))
-    begin, duration, limit = trace.submit[rows] + trace.wait[rows], trace.duration[rows], trace.limit[rows]
+    begin, duration, limit = begin[rows], trace.duration[rows], trace.limit[rows]
     limit = np.where(np.isnan(limit), duration, limit)
     return OtherRuns(trace.user[rows], account, qos, gpus_used(trace)[rows], begin, begin + duration, limit)
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpusched.controller import publishing
 from gpusched.controller.publishing import Publisher
+from gpusched.model.notices import Notices, Receiver
+from gpusched.model.resources import EventSettings
 from gpusched.queue import reading
-from gpusched.queue.reading import CURRENT, PUBLISHED
+from gpusched.queue.lastgood import LAST_GOOD, Declared, kept_declarations, store_declared
+from gpusched.queue.reading import CURRENT, DATABASE, PUBLISHED
 from gpusched.queue.store import Reader, Store
+from tests.controller.imagined import inventory
 from tests.logged import messages
 
 
@@ -25,7 +31,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 class Site:
-    """A publisher that copies when it is told to: its thread looks once an hour."""
+    """A publisher that copies on request: its thread polls once an hour."""
 
     def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         monkeypatch.setattr(publishing, "POLL_S", 3600.0)
@@ -74,6 +80,25 @@ def test_a_copy_is_made_only_of_what_changed_and_readers_go_on_with_it(
     assert sorted(os.listdir(site.folder)) == ["3.db", "4.db", CURRENT]
 
 
+def test_no_copy_has_the_urls_of_receivers(store: Store, site: Site, tmp_path: Path) -> None:
+    """Nor what they were before: they are secrets, and everybody reads the copies."""
+    url = "https://chat.example.org/T0K3N"
+    receivers = Receiver(webhook=url), Receiver(notifier="pager", options={"key": "T0K3N"})
+    events = msgspec.structs.replace(inventory().settings, events=EventSettings(webhook=url))
+    declared = msgspec.structs.replace(inventory(), notices=Notices(to=receivers, smtp="mail"), settings=events)
+    for kept in (Declared(declared, {}), Declared(msgspec.structs.replace(declared, notices=Notices(smtp="mail")), {})):
+        store_declared(store, kept)
+        site.publisher.publish()
+        assert b"T0K3N" not in (site.folder / CURRENT).read_bytes()
+        with contextlib.closing(Reader.open(tmp_path) or pytest.fail("none is there")) as reader:
+            found = kept_declarations(reader)
+        assert found is not None
+        assert (found.inventory.notices, found.inventory.partitions) == (Notices(smtp="mail"), inventory().partitions)
+    store.set_meta(LAST_GOOD, "garbled")
+    site.publisher.publish()
+    assert (tmp_path / DATABASE).stat().st_mode & 0o777 == 0o600
+
+
 def test_a_start_removes_what_a_killed_one_left(store: Store, site: Site, tmp_path: Path) -> None:
     site.publisher.stop()
     for name in ("7.db", "9.part", "9.part-journal", "link.part"):
@@ -120,7 +145,7 @@ def test_a_copy_that_breaks_off_leaves_nothing(store: Store, site: Site, monkeyp
     assert (site.folder / CURRENT).readlink() != Path("1.db")
 
 
-def test_nobody_fills_the_disk_by_holding_old_copies(store: Store, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_old_copies_do_not_fill_the_disk(store: Store, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "MAX_HELD", 2)
     held = []
     for number in range(6):

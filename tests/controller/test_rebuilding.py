@@ -18,6 +18,7 @@ from gpusched.controller.rebuilding import rebuild
 from gpusched.controller.recovery.settling import NodeEvidence
 from gpusched.errors import GpuschedError
 from gpusched.model.audit import audit_entry
+from gpusched.model.events import Event
 from gpusched.model.resources import BackupSettings, Inventory
 from gpusched.nodes.records import NodeRecords
 from gpusched.queue.audit import entries, last_number
@@ -48,18 +49,23 @@ def lost(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def remote(lost: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this machine the host "safe"."""
+    (lost / "bin").mkdir()
+    for name, text in (("ssh", SSH), ("scp", SCP)):
+        (lost / "bin" / name).write_text(text)
+        (lost / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{lost / 'bin'}:{os.environ['PATH']}")
+
+
 def no_nodes(to: str = "") -> Inventory:
     settings = msgspec.structs.replace(inventory().settings, backup=BackupSettings(to=to))
     return msgspec.structs.replace(inventory(), partitions=(), settings=settings)
 
 
 @pytest.mark.parametrize("source", ["{0}/backups", "safe:{0}/backups", "safe:{0}/backups/20270115T080000Z", ""])
-def test_the_newest_sound_backup_is_restored(lost: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (lost / "bin").mkdir()
-    for name, text in (("ssh", SSH), ("scp", SCP)):
-        (lost / "bin" / name).write_text(text)
-        (lost / "bin" / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{lost / 'bin'}:{os.environ['PATH']}")
+def test_the_newest_sound_backup_is_restored(lost: Path, remote: None, source: str) -> None:
     state = lost / "state"
     with rebuild(state, no_nodes(str(lost / "backups")), source.format(lost)) as rebuilt:
         assert (rebuilt.report.made, (state / "gpusched.db").exists()) == (NOW, False)
@@ -75,6 +81,21 @@ def test_the_newest_sound_backup_is_restored(lost: Path, source: str, monkeypatc
     after.close()
     with pytest.raises(GpuschedError, match="nothing to recover"), rebuild(state, no_nodes(), source.format(lost)):
         pass
+
+
+@pytest.mark.parametrize("source", ["{0}/backups", "safe:{0}/backups"])
+def test_of_backups_of_a_clock_that_was_ahead_the_one_with_the_latest_events_is_restored(
+    lost: Path, remote: None, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """And whatever the clock said, the nodes are asked for all that they keep."""
+    settings, asked = BackupSettings(to=str(lost / "backups")), list[float]()
+    make_backup(lost / "lost", settings, NOW + 7200)
+    with contextlib.closing(Store.create_or_open(lost / "lost")) as store:
+        store.append([Event(time=NOW, kind="clock_stepped")])
+    make_backup(lost / "lost", settings, NOW + 3600)
+    monkeypatch.setattr(rebuilding, "ask_nodes", lambda *given: asked.append(given[-1]) or ({}, {}))
+    with rebuild(lost / "state", no_nodes(), source.format(lost)) as rebuilt:
+        assert (rebuilt.report.made, asked) == (NOW + 3600, [0.0])
 
 
 def test_the_next_controller_has_a_higher_term_than_any_node_has_seen(

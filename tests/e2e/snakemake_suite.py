@@ -13,10 +13,12 @@ from snakemake.settings.types import ResourceSettings
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
+from gpusched.api import Cluster
 from gpusched.client.resolve import Refused
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.integrations import snakemake as plugin
 from gpusched.integrations.snakemake import job_options
+from gpusched.queue.inbox import Inbox
 from snakemake_executor_plugin_gpusched import ExecutorSettings
 
 
@@ -56,7 +58,7 @@ def test_resources_are_options(given: dict[str, Any], options: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("name", ["slurm_extra", "constraint"])
-def test_what_would_be_ignored_is_refused(name: str) -> None:
+def test_options_that_would_be_ignored_are_refused(name: str) -> None:
     with pytest.raises(WorkflowError, match=name):
         job_options({name: "x"}, 1)
 
@@ -101,3 +103,34 @@ def test_a_job_that_cannot_be_looked_up_is_not_queued_twice(
     monkeypatch.setattr(executor, "_queued", queued)
     executor.run_job(job)
     assert (queued.called, executor.report_job_error.called) == (is_queued, not is_queued)
+
+
+def test_a_snakemake_that_was_killed_as_it_queued_a_job_finds_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The job is on disk, and nothing after that is done."""
+    executor: Any = object.__new__(plugin.SnakemakeExecutor)
+    settings = Mock(assume_common_workdir=False)
+    executor.workflow = Mock(persistence=Mock(path=tmp_path), storage_settings=settings)
+    for name in ("logger", "report_job_submission", "report_job_error", "write_jobscript"):
+        setattr(executor, name, Mock())
+    executor.envvars, executor.get_jobname = dict, lambda _: "killed"
+    executor.get_jobscript = lambda _: tmp_path / "script"
+    (tmp_path / "script").write_text("#!/bin/sh\nsleep 600\n")
+    executor.__post_init__()
+    job = Mock(output=["result"], threads=1, resources={"gpusched_partition": "A100", "gpusched_hold": True})
+    deliver = Inbox.deliver
+
+    def killed(inbox: Inbox, command: Any, name: str | None = None) -> None:
+        deliver(inbox, command, name)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Inbox, "deliver", killed)
+        with pytest.raises(KeyboardInterrupt):
+            executor.run_job(job)
+    executor.run_job(job)
+    queued = [found["id"] for found in Cluster().jobs() if found["name"] == "killed"]
+    Cluster().cancel(queued)
+    assert [info.external_jobid for info in executor._submitted.values()] == queued
+    executor.report_job_error.assert_not_called()

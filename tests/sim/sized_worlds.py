@@ -55,7 +55,7 @@ SPECS = {name: load_policy(BUILT_IN / f"{name}.yaml") for name in ("elastic", "d
 
 
 class Moody:
-    """An agent: sizes by the jobs' names and what they told; now and then it cannot choose, or wishes too much."""
+    """An agent: sizes by the jobs' names and reports; now and then it cannot choose, or wishes too much."""
 
     @staticmethod
     def prepare(model: TrainedModel) -> Any:
@@ -77,21 +77,21 @@ class Moody:
         return np.array(sizes)
 
 
-def with_told(trace: Trace, seed: int) -> Trace:
-    """As own history has it: sizes of each job, its pace at some, what a stop takes it, its cool-down."""
+def with_progress(trace: Trace, seed: int) -> Trace:
+    """Add progress as own history has it: sizes of each job, speed at some, cost of a stop, cool-down."""
     rng, jobs = np.random.default_rng(seed), len(trace)
     sizes = [(int(own),) if rng.random() < 0.3 else tuple(sorted({int(own), 1, 3, 8})) for own in trace.gpus]
-    tells = rng.random(jobs) < 0.7
+    reports = rng.random(jobs) < 0.7
     return replace(
         trace,
         progress=ProgressRecords(
-            steps=np.where(tells, 100.0, np.nan),
+            steps=np.where(reports, 100.0, np.nan),
             cost_s=np.where(rng.random(jobs) < 0.5, rng.integers(5, 60, jobs), np.nan),
             cooldown_s=rng.choice([0.0, 100.0], jobs),
             size_job=np.array([job for job, own in enumerate(sizes) for _ in own]),
             size_gpus=np.array([gpus for own in sizes for gpus in own]),
             steps_per_s=np.array([
-                gpus ** rng.uniform(0.3, 1.0) if tells[job] and rng.random() < 0.6 else np.nan
+                gpus ** rng.uniform(0.3, 1.0) if reports[job] and rng.random() < 0.6 else np.nan
                 for job, own in enumerate(sizes) for gpus in own
             ]),
             run_job=np.zeros(0, np.int64), run_gpus=np.zeros(0, np.int64), run_after_s=np.zeros(0), run_s=np.zeros(0),
@@ -101,7 +101,7 @@ def with_told(trace: Trace, seed: int) -> Trace:
 
 def with_ranks(trace: Trace, seed: int, counts: tuple[int, ...] = (1, 2, 3)) -> Trace:
     """The same with hot jobs: many of those with one or two GPUs, in ranks of one or two."""
-    trace = with_told(trace, seed)
+    trace = with_progress(trace, seed)
     assert trace.progress is not None
     rng, known = np.random.default_rng(seed), trace.progress
     ranks = np.where((trace.gpus <= 2) & (rng.random(len(trace)) < 0.7), trace.gpus, 0)

@@ -59,7 +59,7 @@ def test_a_mapping_goes_by_the_speeds_and_the_floor_in_the_policy_s_file(tmp_pat
 
 
 @pytest.mark.parametrize("policy", ["srtf", "fifo+conservative"])
-def test_what_has_a_placement_of_its_own_refuses_another(policy):
+def test_a_policy_with_its_own_placement_refuses_another(policy):
     jobs = trace_of([0, 1], [5, 5], [1, 1])
     with pytest.raises(UsageError, match="cannot be combined with placement acme-spread"):
         replay(jobs, POOL, policy, placement="acme-spread")

@@ -89,7 +89,7 @@ def submitted(draw):
 
 
 def bounds_of(of: Quotas):
-    """Who counts for what, said once more."""
+    """Return which job counts for which limit, by a second implementation."""
     members = {"ann": "", "bob": "physics", "cat": "lasers"}
     rush = of.qos[0]
 
@@ -400,12 +400,12 @@ def test_a_policy_in_python_is_held_to_limits(world):
     jobs, nodes, outages, of = world
     trace, pool, failures = inputs(jobs, nodes, outages)
 
-    def whoever_fits(stepper):
+    def start_any(stepper):
         for job in stepper.waiting():
             stepper.start(job)
 
     options = {"failures": failures, "quotas": QuotaSet(of), "placement": "best-fit"}
-    result, rule = replay(trace, pool, whoever_fits, **options), replay(trace, pool, "fifo-skip", **options)
+    result, rule = replay(trace, pool, start_any, **options), replay(trace, pool, "fifo-skip", **options)
     np.testing.assert_array_equal(result.start, rule.start)
 
 
@@ -428,3 +428,12 @@ def test_one_partition_is_replayed_as_among_all_that_ran_as_recorded(draws, of, 
     part = slice_trace(replace(trace, wait=whole.start - trace.submit), vc="b")
     alone = replay(part, Pool.of([NodeSpec(4, partition="b")]), policy, **options)
     np.testing.assert_allclose(alone.start, whole.start[trace.group == 1], rtol=1e-9)
+
+
+def test_a_run_elsewhere_that_ends_as_it_begins_counts_for_nothing():
+    """Its duration is below what seconds can tell apart there."""
+    trace = trace_of([0, 1, 2, 100], [100, 10, 10, 1e-30], [1, 1, 1, 4], user=[0, 1, 0, 0])
+    trace = replace(trace, users=USERS, group=np.array([0, 0, 0, 1]), groups=("a", "b"), wait=np.zeros(4))
+    part = slice_trace(trace, vc="a")
+    result = replay(part, Pool.of([NodeSpec(1, partition="a")]), "fairshare", half_life_s=5000.0)
+    assert result.start.tolist() == [0, 100, 110]

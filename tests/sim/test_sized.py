@@ -43,9 +43,9 @@ from tests.sim.sized_worlds import (
     assert_same,
     mixed,
     some_sizes,
+    with_progress,
     with_ranges,
     with_ranks,
-    with_told,
 )
 from tests.sim.worlds import trace_of
 
@@ -58,7 +58,7 @@ def elastic(trace: Trace, pool: Pool, **options: Any) -> Any:
     return replay(trace, pool, "elastic", elastic=any_size(trace), **options)
 
 
-def test_one_alone_has_all_it_may_have_from_the_beginning() -> None:
+def test_a_single_job_has_its_maximum_from_the_start() -> None:
     result = elastic(trace_of([0], [80], [1], limit=[1000]), Pool.uniform(2, 8))
     assert result.end.tolist() == [10.0]
 
@@ -171,20 +171,20 @@ def test_dl2_chooses_in_replays_as_it_does_live(seed: int) -> None:
     assert not [trouble for _, plan in policy.seen for trouble in plan.troubles.values()]
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_maifs_agents_choose_in_replays_as_they_do_live(told: bool) -> None:
+@pytest.mark.parametrize("reports", [False, True])
+def test_maifs_agents_choose_in_replays_as_they_do_live(reports: bool) -> None:
     """The joint step itself, with all parts of its network in use."""
     numbers = untrained(1) + np.random.default_rng(1).normal(0, 0.3, vector_size(MAIFS_WEIGHTS))
-    model = TrainedModel("maifs", to_arrays(numbers, MAIFS_WEIGHTS), {}, "", f"maifs {told}")
+    model = TrainedModel("maifs", to_arrays(numbers, MAIFS_WEIGHTS), {}, "", f"maifs {reports}")
     spec, trace = msgspec.structs.replace(SPECS["drf"], agent="maifs"), mixed(2)
-    fast, slow, policy = both(spec, with_told(trace, 2) if told else trace, 2, model)
+    fast, slow, policy = both(spec, with_progress(trace, 2) if reports else trace, 2, model)
     assert_same(fast, slow)
     assert not any(plan.troubles for _, plan in policy.seen)
     assert sum(isinstance(a, Resize) for _, plan in policy.seen for a in plan.actions) > 10
 
 
 class Listening(Moody):
-    """An agent that notes what it is told, and leaves the sizes as they are."""
+    """An agent that records its input and leaves the sizes as they are."""
 
     heard: ClassVar[list[tuple[float, Claims]]] = []
 
@@ -208,7 +208,7 @@ def test_a_policy_knows_a_job_s_pace_only_at_the_sizes_that_it_had(monkeypatch: 
     Listening.heard.clear()
     result = replay(trace, Pool.uniform(1, 8), policy, elastic=any_size(trace), rates=rates)
     first = [(at, claims.reported[0].tolist(), claims.pace[0]) for at, claims in Listening.heard]
-    assert [(at, told) for at, told, _ in first[:2]] == [(0.0, [0, 0, 0, 0]), (100.0, [0, 1, 0, 0])]
+    assert [(at, reported) for at, reported, _ in first[:2]] == [(0.0, [0, 0, 0, 0]), (100.0, [0, 1, 0, 0])]
     assert first[0][2] == pytest.approx([1.0, 2**0.8, 4**0.8, 8**0.8])
     assert first[1][2] == pytest.approx([1.2 / 2**0.8, 1.2, 1.2 * 2**0.8, 1.2 * 4**0.8]), "the profile has 0.2, 1.2, 10"
     assert result.knows == "oracle"
@@ -316,13 +316,13 @@ def two_hot(cost_s: float) -> Trace:
     """A hot job of ranks of 4 GPUs, 4000 s with one of them, and one of 8 GPUs that comes after 100 s for 500 s."""
     trace = trace_of([0, 100], [4000, 500], [4, 8], limit=[9000, 900])
     none = np.zeros(0, np.int64)
-    told = ProgressRecords(
+    progress = ProgressRecords(
         steps=np.array([100.0, np.nan]), cost_s=np.array([cost_s, np.nan]), cooldown_s=np.zeros(2),
         size_job=np.array([0, 0, 0, 1]), size_gpus=np.array([4, 8, 12, 8]),
         steps_per_s=np.array([1.0, 2.0, 3.0, np.nan]), rank_gpus=np.array([4, 0]),
         run_job=none, run_gpus=none, run_after_s=np.zeros(0), run_s=np.zeros(0),
     )  # fmt: skip
-    return replace(trace, progress=told, nodes=np.array([1, 2]))
+    return replace(trace, progress=progress, nodes=np.array([1, 2]))
 
 
 @pytest.mark.parametrize(("cost_s", "pause_s"), [(np.nan, 0.0), (0.0, 0.0), (25.0, 25.0)])
@@ -346,8 +346,8 @@ def test_a_hot_job_whose_ranks_find_no_nodes_keeps_to_what_it_can_have() -> None
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_so_it_does_where_jobs_told_of_their_sizes_and_pace(seed: int) -> None:
-    trace, options = with_told(mixed(seed), seed), {"restart_s": 20.0, "failures": AWAY}
+def test_so_it_does_with_reported_sizes_and_speeds(seed: int) -> None:
+    trace, options = with_progress(mixed(seed), seed), {"restart_s": 20.0, "failures": AWAY}
     slow = SizedPolicy(SPECS["elastic"], trace, POOL, ReplayOptions(elastic=elastic_of(trace), **options))
     fast = replay(trace, POOL, "elastic", **options)
     assert_same(fast, replay(trace, POOL, slow, elastic=elastic_of(trace), **options))

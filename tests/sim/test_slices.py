@@ -32,8 +32,8 @@ from gpusched.sim.result import EVENT_KINDS, ReplayResult
 from gpusched.sim.snapshots import SnapshotRun
 from gpusched.study.bounds import bounds_of
 from gpusched.study.metrics import metrics_of
-from gpusched.traces.slicing import select
-from gpusched.traces.trace import Trace
+from gpusched.traces.slicing import select, slice_trace
+from gpusched.traces.trace import NO_RUNS, Trace
 from tests.sched.gist_decisions import GIST
 from tests.sched.rltune_decisions import RLTUNE, WILD
 from tests.sched.worlds import topology
@@ -105,6 +105,17 @@ def test_a_replay_starts_each_job_as_live_decisions_do(policy: str, monkeypatch:
         assert fast.events.tobytes() == live.events.tobytes()
         assert fast.ran.sum() > 80
         assert [fast.infeasible_why[0]] == ["no node has MIG slices of 7g.80gb"]
+
+
+def test_what_users_hold_in_other_partitions_counts_for_live_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = replace(drawn(5, 400), wait=np.zeros(400), group=np.arange(400) % 2, groups=("a", "b"))
+    trace = slice_trace(replace(whole, gpus=np.where(whole.group == 0, 4 * whole.gpus, whole.gpus)), vc="b")
+    options = {"placement": "first-fit", "half_life_s": 36000.0}
+    fast = replay(trace, POOL, policy_by_name("fairshare"), **options)
+    live = by_live_decisions(monkeypatch, trace, POOL, policy_by_name("fairshare"), **options)
+    np.testing.assert_array_equal(fast.start, live.start)
+    alone = replay(replace(trace, others=NO_RUNS), POOL, policy_by_name("fairshare"), **options)
+    assert not np.array_equal(alone.start, fast.start, equal_nan=True)
 
 
 def wild(seed: int) -> TrainedModel:

@@ -1,4 +1,4 @@
-"""What the nightly report begins with, how it judges forecasts, and what it removes."""
+"""The nightly report: its start, how it judges forecasts, and what it removes."""
 
 from __future__ import annotations
 
@@ -183,9 +183,9 @@ def test_resizable_jobs_may_have_their_own_sizes_at_their_own_pace(site: Site) -
         assert found is not None
         site.store.put_jobs([msgspec.structs.replace(found, spec=msgspec.structs.replace(found.spec, elastic=sizes))])
         for attempt, gpus, step in ((1, 2, 10.0), (2, 8, 40.0)):  # in ten seconds; once it was tried at 8, too
-            told = JobProgress(job_id=name, attempt=attempt, gpus=gpus)
-            told = told.with_step(10.0 * (attempt - 1), 100, None, NOW - begins * HOUR)
-            site.store.put_progress([told.with_step(step, 100, None, NOW - begins * HOUR + 10)])
+            progress = JobProgress(job_id=name, attempt=attempt, gpus=gpus)
+            progress = progress.with_step(10.0 * (attempt - 1), 100, None, NOW - begins * HOUR)
+            site.store.put_progress([progress.with_step(step, 100, None, NOW - begins * HOUR + 10)])
     (part,) = site.report().partitions
     rows = {row["policy"]: row for row in part.runs}
     assert rows["easy"]["mean_jct_s"] == pytest.approx(4 * HOUR)

@@ -74,8 +74,8 @@ def test_contention_says_where_it_can_only_be_blind(place: Place) -> None:
     (blind,), (rack,) = (place.rows(*words, policy) for policy in ("contention", "rack"))
     assert blind["mean_jct_s"] == rack["mean_jct_s"]
     assert "contention: without --topology placement costs are unknown" in str(blind["notes"])
-    (told,) = place.rows(*WORDS, "--topology", "racks.yaml", "--placement", "contention")
-    assert "contention: without --topology" not in str(told["notes"])
+    (row,) = place.rows(*WORDS, "--topology", "racks.yaml", "--placement", "contention")
+    assert "contention: without --topology" not in str(row["notes"])
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_contention_says_where_it_can_only_be_blind(place: Place) -> None:
         (("--placement", "rack", "-N", "2"), "the topology names none of the nodes"),
     ],
 )
-def test_what_does_not_go_is_told_in_a_line(place: Place, words: tuple[str, ...], said: str) -> None:
+def test_unsupported_options_are_a_one_line_error(place: Place, words: tuple[str, ...], said: str) -> None:
     _, error = place.run(*WORDS, "--topology", "racks.yaml", *words, code=2)
     assert said in error
     assert len(error.strip().splitlines()) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,14 @@ from gpusched.controller.slurm.advised import all_advised_jobs, without_advice
 from gpusched.controller.slurm.devices import devices_of
 from gpusched.controller.slurm.following import JobMirror, Missing
 from gpusched.controller.slurm.guesses import with_guesses
-from gpusched.controller.slurm.mirror import MirrorContext, MirrorResult, ended_in_accounting, ended_unknown
+from gpusched.controller.slurm.mirror import (
+    UNACCOUNTED,
+    MirrorContext,
+    MirrorResult,
+    ended_in_accounting,
+    ended_unknown,
+    ends_unaccounted,
+)
 from gpusched.controller.slurm.nodes import (
     reading_beside_slurm,
     record_beside_slurm,
@@ -188,7 +196,7 @@ class SlurmCycle:
     def _record(self, reading: SlurmReading | None, observations: dict[str, NodeObservation], now: float) -> None:
         """Record this cycle's readings in jobs, nodes and usage, in one transaction."""
         before = self._store.node_records()
-        active = {job.id: job for job in self._store.active()}
+        active = {job.id: job for job in self._active()}
         observed = self._observed(observations, before, now)
         context, steps = None, list[MirrorResult]()
         if reading is not None:
@@ -200,7 +208,7 @@ class SlurmCycle:
             steps = self._mirror.steps(reading.jobs, context) + self._disappeared(reading, now)
         with self._store.transaction():
             self._write(steps)
-            after = {job.id: job for job in self._store.active()}
+            after = {job.id: job for job in self._active()}
             if context is not None and reading is not None:
                 guesses = with_guesses(after.values(), context.site)
                 self._store.put_jobs(guesses)
@@ -239,21 +247,16 @@ class SlurmCycle:
     def _disappeared(self, reading: SlurmReading, now: float) -> list[MirrorResult]:
         """Return what happened to jobs that had not ended at the last reading, and that Slurm no longer lists."""
         missing = self._mirror.missing(reading.jobs, self._store.number(READ_AT, now), now)
+        jobs = [job for name in missing if (job := self._store.job(name)) is not None]
+        text = self._ends_since(min(missing[job.id].named_at for job in jobs), now) if jobs else ""
+        if text is None:
+            missing = self._mirror.note_silence(now)
         noted = msgspec.json.encode(missing).decode()
         if noted != (self._store.meta(MISSING) or "{}"):
             self._store.set_meta(MISSING, noted)
-        jobs = [job for name in missing if (job := self._store.job(name)) is not None]
-        if not jobs:
-            return []
-        rows = {}
-        try:
-            last = min(missing[job.id].named_at for job in jobs)
-            rows = ended_jobs(self._slurm.ended(last - ACCOUNTING_DELAY_S, now))
-        except NoAnswer as error:
-            if error.line() not in self._logged:
-                self._logged.add(error.line())
-                _log.warning("cannot query the end of jobs that slurmctld has purged: %s", error.line())
-        steps = []
+        if text is None:
+            return [step for job in jobs if (step := ends_unaccounted(job, now)) is not None]
+        rows, steps = ended_jobs(text), []
         for job in jobs:
             facts, found = job.slurm, rows.get(slurm_id(job.id), [])
             ended = [row for submit, row in found if facts is not None and submit >= facts.submit_time]
@@ -262,6 +265,22 @@ class SlurmCycle:
             elif now - missing[job.id].since >= ACCOUNTING_DELAY_S:
                 steps.append(ended_unknown(job, now))
         return steps
+
+    def _ends_since(self, named_at: float, now: float) -> str | None:
+        """Return what Slurm's accounting says of jobs since then; "": there is none; None: it does not answer."""
+        try:
+            return self._slurm.ended(named_at - ACCOUNTING_DELAY_S, now)
+        except NoAnswer as error:
+            if error.line() not in self._logged:
+                self._logged.add(error.line())
+                _log.warning("cannot query the end of jobs that slurmctld has purged: %s", error.line())
+        with contextlib.suppress(NoAnswer):
+            return None if "slurmdbd" in self._slurm.config().get("AccountingStorageType", "") else ""
+        return None
+
+    def _active(self) -> list[JobRecord]:
+        """Return the active jobs; those that Slurm no longer lists hold nothing."""
+        return [job for job in self._store.active() if job.reason != UNACCOUNTED]
 
     def _write(self, steps: list[MirrorResult]) -> None:
         self._store.put_jobs(step.job for step in steps)
@@ -350,7 +369,7 @@ class SlurmCycle:
     def _decide(self, live: LivePolicies, modes: Mapping[str, SlurmMode], now: float) -> SlurmDecision | None:
         """Return the checked plan; None if no job is pending, or deciding failed."""
         waiting = [job for job in self._store.pending() if job.id not in self._undecidable and job.slurm is not None]
-        active = self._store.active()
+        active = self._active()
         if not waiting:
             return None
         shadows = [shadow.spec for shadow in self._store.shadows().values() if shadow.until is None]

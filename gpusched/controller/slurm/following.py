@@ -140,6 +140,12 @@ class JobMirror:
         return dict(self._missing)
 
 
+    def note_silence(self, now: float) -> dict[str, Missing]:
+        """Count from now how long jobs are missing, since ends reach the accounting after its silence; return them."""
+        self._missing = {name: one._replace(since=now) for name, one in self._missing.items()}
+        return dict(self._missing)
+
+
 def _only_drifts(old: SlurmJob, new: SlurmJob) -> bool:
     """Return whether a pending job changed only in priority, which rises with its age, or in its reason."""
     if (

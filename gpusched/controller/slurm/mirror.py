@@ -19,6 +19,9 @@ from gpusched.model.slurm import LEASE, SlurmFacts, SlurmJob, is_held_by_slurm, 
 FORGOTTEN = "SlurmForgot"
 """`JobRecord.reason` of a job whose end state is unknown even to Slurm's accounting."""
 
+UNACCOUNTED = "AccountingDown"
+"""`JobRecord.reason` of a job that Slurm no longer lists while its accounting does not answer how it ended."""
+
 COMPLETING_S = 60.0
 """Assumed duration of a job's last processes and its epilog, by which waiting times are estimated."""
 
@@ -163,7 +166,7 @@ def mirrored(job: SlurmJob, stored: JobRecord | None, store_id: str, context: Mi
         "ending": _ending(job, context.now) if state is JobState.COMPLETING else None,
         "slurm": slurm,
     }
-    if stored is None or stored.state is not state:
+    if stored is None or stored.state is not state or stored.reason == UNACCOUNTED:
         # Within a state, reason and message are those of our decisions, which must stay.
         changes |= {"reason": "" if _is_pending(state) else slurm.reason, "message": ""}
     if state is JobState.PENDING:
@@ -314,6 +317,18 @@ def ended_in_accounting(stored: JobRecord, state: str, start: float | None, end:
     step = step_of(stored, job, end)
     assert step is not None
     return step
+
+
+def ends_unaccounted(stored: JobRecord, now: float) -> MirrorResult | None:
+    """Return that a job that Slurm no longer has waits for its accounting to answer how it ended; None: no change."""
+    if stored.reason == UNACCOUNTED:
+        return None
+    job = msgspec.structs.replace(
+        stored, state=JobState.COMPLETING, reason=UNACCOUNTED, held_by="",
+        message="Slurm no longer lists it, and slurmdbd, which knows how it ended, does not answer",
+        ending=Ending(outcome=JobState.COMPLETED, reason="", kill_at=now),
+    )  # fmt: skip
+    return step_of(stored, job, now)
 
 
 def ended_unknown(stored: JobRecord, now: float) -> MirrorResult:

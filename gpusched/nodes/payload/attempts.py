@@ -256,7 +256,8 @@ def _supervised(fact: "dict[str, Any]") -> "dict[str, Any]":
         return dict(times, phase="running", pid=fact["pid"])
     if fact["failed"] is None and not fact["launcher"] and fact["pid"]:
         return dict(times, phase="lost", error=_why_lost(fact, "its supervisor was killed: the exit code is unknown"))
-    if fact["launcher"] and "ready" in fact["files"] and "go" not in fact["files"]:
+    # Until it has a process: one that was ready for hours is no launch that takes too long.
+    if fact["launcher"] and "ready" in fact["files"]:
         return {"phase": "ready"}
     return _without_container(fact)
 

@@ -282,7 +282,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     if believed is not None and share == "pairs" and sim.pace is not None:
         sim.pace.runs["row"], (_, kind, lost, speed) = believed.row, believed
         pairs = Paired(lost, believed.row, False, np.zeros(1, np.int64))
-        sim = sim._replace(pace=sim.pace._replace(kind=kind, speed=speed), pairs=pairs)
+        sim = sim._replace(pace=sim.pace._replace(kind=kind, by_type=False, speed=speed), pairs=pairs)
     passes = _passes(demand, knowledge, scratch, slots, options.seed, ledger)
     never = int(mark_never(sim))
     return SimWorld(
@@ -339,6 +339,7 @@ def _with_pace(
         ),
         speed=speeds.table,
         kind=pool.gpu_type,
+        by_type=True,
         slots=filled(SLOT, pool.total_gpus if share != "no" and fractional(trace) else 0, room=WHOLE, jobs=-1),
         first=np.cumsum(pool.gpus) - pool.gpus,
         milli=demand.milli,

@@ -34,6 +34,7 @@ from gpusched.sched.state import (
 )
 from gpusched.sim.engine.build import SimWorld, usage_scale
 from gpusched.sim.engine.estimates import Estimates, new_estimates, note_arrivals, note_begin, note_ends, renew_waiting
+from gpusched.sim.engine.ledger import other_changes
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of, waiting_in
 from gpusched.sim.engine.share import pair_up, release_pairs_once, share_gpus, split_with
@@ -48,8 +49,8 @@ class SimQueue(NamedTuple):
     Attributes:
         waiting: ``int64[jobs]``: waiting jobs by rank; ``size[0]`` of them.
         users: ``USER[users]``: what each user holds and has used; with groups each user in each of its groups.
-        leaf: ``int64[jobs]``: the row of ``users`` for which a job's usage counts.
-        others: ``HELD[changes]``: what runs outside the trace, by time; ``passed[0]`` of them have been.
+        leaf: ``int64[jobs + others]``: the row of ``users`` for which a run's usage counts.
+        others, passed: As in `SimLedger`.
         priority: ``int64[jobs]``: what goes before keys that change; empty: nothing does. In ranks it is anyway.
         tree: By which ``fairshare`` ranks them; empty without groups.
         outcome: Where the pass writes.
@@ -138,7 +139,7 @@ run_generic = looped(decide_generic)
 @jit
 def update_queue(sim: Sim, passes: Passes, queue: SimQueue) -> None:
     """Record the jobs that ended and that became ready at this instant, and what the order goes by."""
-    _count_others(sim, queue.users, queue.others, queue.passed)
+    _count_others(sim, queue)
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
         count_held_gpus(sim, queue.users, queue.leaf, job, -1)
@@ -157,15 +158,16 @@ def update_queue(sim: Sim, passes: Passes, queue: SimQueue) -> None:
 
 
 @jit
-def _count_others(sim: Sim, users: Records, others: Records, passed: Ints) -> None:
+def _count_others(sim: Sim, queue: SimQueue) -> None:
     """Count what runs outside the trace until now for its users; starts of this instant do not count yet, as here."""
-    now = sim.clock[0]
+    others, passed, now = queue.others, queue.passed, sim.clock[0]
     while passed[0] < others.size and others[passed[0]]["time"] <= now:
         change = others[passed[0]]
-        if change["gpus"] > 0 and change["time"] == now:
+        if change["over"] == 0 and change["time"] == now:
             return
-        account(users, change["user"], change["time"], sim.clock[2])
-        users[change["user"]]["held"] += change["gpus"]
+        user = queue.leaf[change["row"]]
+        account(queue.users, user, change["time"], sim.clock[2])
+        queue.users[user]["held"] += -change["gpus"] if change["over"] != 0 else change["gpus"]
         passed[0] += 1
 
 
@@ -238,12 +240,10 @@ ORDER_CODES = {
 }
 
 _MAX_AGE_S = 7 * 86400.0
-# A change of the GPUs that a user holds outside the trace.
-HELD = np.dtype([("time", np.float64), ("gpus", np.int64), ("user", np.int64)])
 
 
 def usage_leaves(world: SimWorld) -> tuple[Groups, list[tuple[str, str]], Ints, Records, Records]:
-    """Return the tree that the policy goes by, its (user, group) for whom usage counts, each job's, and these users.
+    """Return the tree that the policy goes by, its (user, group) for whom usage counts, each run's, and these users.
 
     As live: a job counts for the group that it names, else for its user's first one. Without groups, for its user.
     Users without a job in the trace are there, too: what they used before counts for their groups; and what they hold
@@ -267,13 +267,9 @@ def usage_leaves(world: SimWorld) -> tuple[Groups, list[tuple[str, str]], Ints, 
     since, scale, row = float(trace.submit[0]) if len(trace) else 0.0, usage_scale(world), ints(found)[of]
     users = filled(USER, len(leaves), since=since)
     np.add.at(users["used"], ints(rows), np.array([3600.0 * scale * gpu_hours for _, gpu_hours in before]))
-    held, runs = np.round(scale * others.gpus).astype(np.int64), others.end > since
-    changes = filled(
-        HELD, 2 * int(runs.sum()), time=np.append(others.end[runs], np.maximum(others.begin[runs], since)),
-        gpus=np.append(-held[runs], held[runs]), user=np.tile(row[len(trace) :][runs], 2),
-    )  # fmt: skip
-    changes = changes[np.lexsort((changes["gpus"], changes["time"]))]  # ends before starts
-    return groups, list(leaves), row[: len(trace)], users, changes
+    changes = other_changes(trace, np.flatnonzero(others.end > since), scale)
+    np.maximum(changes["time"], since, out=changes["time"])
+    return groups, list(leaves), row, users, changes
 
 
 @jit

@@ -14,12 +14,15 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.model.limits import WEEK_S
 from gpusched.sched import bounds
-from gpusched.sched.state import Floats, Ints, QueueJobs, Records
+from gpusched.sched.state import Floats, Ints, QueueJobs, Records, filled
+from gpusched.traces.trace import Trace
 
 HOUR_S = 3600.0
 HOURS = WEEK_S // 3600 + 1  # that the seven days before a time within an hour touch
-# A run outside the trace begins, or is over and began then.
-OTHER = np.dtype([("time", np.float64), ("over", np.int64), ("row", np.int64), ("begin", np.float64)])
+# A run outside the trace begins, or is over and began then; ``row``: as if they came after the trace's jobs.
+OTHER = np.dtype(
+    [("time", np.float64), ("over", np.int64), ("row", np.int64), ("begin", np.float64), ("gpus", np.int64)]
+)
 
 
 class SimLedger(NamedTuple):
@@ -49,6 +52,20 @@ class SimLedger(NamedTuple):
     scale: int = 1
     others: Records = np.zeros(0, OTHER)
     passed: Ints = np.zeros(1, np.int64)
+
+
+def other_changes(trace: Trace, rows: Ints, scale: int) -> Records:
+    """Return when these runs of `Trace.others` begin and end, ``OTHER[changes]`` by time, ends first.
+
+    ``scale``: into how many parts a GPU is counted.
+    """
+    others = trace.others
+    begin, over = others.begin[rows], np.repeat((1, 0), len(rows))
+    changes = filled(
+        OTHER, 2 * len(rows), time=np.append(others.end[rows], begin), over=over, row=len(trace) + np.tile(rows, 2),
+        begin=np.tile(begin, 2), gpus=np.tile(np.round(scale * others.gpus[rows]), 2),
+    )  # fmt: skip
+    return changes[np.lexsort((-over, changes["time"]))]
 
 
 def plan_copy(ledger: SimLedger | None) -> SimLedger | None:

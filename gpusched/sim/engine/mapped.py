@@ -202,12 +202,9 @@ def _speeds_by_name(world: SimWorld, mapping: Mapping) -> Floats:
 
 
 def _with_measured(speeds: Floats, world: SimWorld, jobs: Ints) -> Floats:
-    """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``: at the sizes that jobs have.
-
-    What was learned of pairs on shared GPUs (not `Paired.equal`) has kinds of its own, and no speeds of GPU types.
-    """
-    pace, pairs = world.sim.pace, world.sim.pairs
-    if pace is not None and world.options.rates is not None and (pairs is None or pairs.equal):
+    """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``: at the sizes that jobs have."""
+    pace = world.sim.pace
+    if pace is not None and pace.by_type and world.options.rates is not None:  # else sizes alone have speeds
         row = pace.runs["row"][jobs]
         speeds[row >= 0] = pace.speed[:, row[row >= 0], 0].T
     return speeds

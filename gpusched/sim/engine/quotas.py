@@ -9,8 +9,8 @@ from gpusched.model.plan import ReasonCode
 from gpusched.model.slicetables import GPU_PARTS
 from gpusched.sched.accounts import COLUMNS, chain
 from gpusched.sched.limits import limit_message
-from gpusched.sched.state import LINK, Floats, Ints, Records, filled, ints
-from gpusched.sim.engine.ledger import HOUR_S, HOURS, OTHER, SimLedger, record_usage
+from gpusched.sched.state import LINK, Floats, Ints, ints
+from gpusched.sim.engine.ledger import HOUR_S, HOURS, SimLedger, other_changes, record_usage
 from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.slicing import parts_by_job
 from gpusched.traces.trace import Trace
@@ -103,7 +103,7 @@ def ledger_of(
         epoch=np.array([epoch]),
         limit=week,
         scale=scale,
-        others=_changes(trace, np.flatnonzero(first[of[len(trace) :]] >= 0)),
+        others=other_changes(trace, np.flatnonzero(first[of[len(trace) :]] >= 0), scale),
         passed=np.zeros(1, np.int64),
     )
     known = len(bounds.rules)
@@ -114,14 +114,3 @@ def ledger_of(
                 parts = round(use.gpus * scale)
                 ledger.room[at] -= record_usage(ledger, int(ledger.row[at]), parts, use.begin, use.end)
     return ledger, never
-
-
-def _changes(trace: Trace, rows: Ints) -> Records:
-    """Return these runs outside the trace, ``int64[runs]``, as `SimLedger.others`."""
-    others = trace.others
-    begin, over = others.begin[rows], np.repeat((1, 0), len(rows))
-    changes = filled(
-        OTHER, 2 * len(rows), time=np.append(others.end[rows], begin), over=over, row=len(trace) + np.tile(rows, 2),
-        begin=np.tile(begin, 2),
-    )  # fmt: skip
-    return changes[np.lexsort((-over, changes["time"]))]  # ends before starts

@@ -158,7 +158,7 @@ class Pace(NamedTuple):
         runs: ``RUN[jobs]``.
         speed: ``float64[kinds, rows, rows + 1]``: of a row of jobs on a GPU type, alone (0) and beside a job of row r
             (r + 1; NaN: not measured); 1: as recorded.
-        kind: ``int64[nodes]``: GPU type.
+        kind: ``int64[nodes]``: GPU type; where not ``by_type``, a kind of what was learned of pairs.
         slots: ``SLOT[GPUs]``; empty where GPUs are not shared. first: ``int64[nodes]``: a node's first slot.
         milli: ``int64[shapes]``: thousandths of its one GPU; 1000: whole GPUs.
     """
@@ -166,6 +166,7 @@ class Pace(NamedTuple):
     runs: Records
     speed: Floats
     kind: Ints
+    by_type: bool
     slots: Records
     first: Ints
     milli: Ints
