@@ -204,7 +204,7 @@ def _speeds_by_name(world: SimWorld, mapping: Mapping) -> Floats:
 def _with_measured(speeds: Floats, world: SimWorld, jobs: Ints) -> Floats:
     """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``: at the sizes that jobs have."""
     pace = world.sim.pace
-    if pace is not None and pace.by_type:
+    if pace is not None and pace.by_type and world.options.rates is not None:  # else sizes alone have speeds
         row = pace.runs["row"][jobs]
         speeds[row >= 0] = pace.speed[:, row[row >= 0], 0].T
     return speeds
