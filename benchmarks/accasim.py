@@ -102,11 +102,11 @@ def compare(log: Path, jobs: int, nodes: int, accasim: str, folder: Path, rounds
         for _ in range(rounds):
             begin = time.perf_counter()
             child = [accasim, __file__, "--child", policy, str(nodes), str(log), str(folder)]
-            told = json.loads(subprocess.run(child, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-            rows["accasim"].append(told | {"whole_s": time.perf_counter() - begin})
+            row = json.loads(subprocess.run(child, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+            rows["accasim"].append(row | {"whole_s": time.perf_counter() - begin})
             begin = time.perf_counter()
-            told = run_gpusched(log, policy, nodes)
-            rows["gpusched"].append(told | {"whole_s": time.perf_counter() - begin})
+            row = run_gpusched(log, policy, nodes)
+            rows["gpusched"].append(row | {"whole_s": time.perf_counter() - begin})
         middle = {name: sorted(found, key=lambda r: r["inside_s"])[rounds // 2] for name, found in rows.items()}
         for name, row in middle.items():
             inside, whole = row["inside_s"], row["whole_s"]

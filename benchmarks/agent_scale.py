@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.common.evaluate import heuristics
+from gpusched.agents.common.evaluate import heuristics, interval
 from gpusched.agents.gist.scale import STARTS, figures, policy_of, start
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.sim.policies import ReplayPolicy, policy_of_spec
@@ -71,14 +71,18 @@ def compare(agent: ReplayPolicy, servers: int, seeds: int, jobs: int, first_seed
     for name, row in rows:
         change = 100 * (row[:, 0] / top[:, 0] - 1)
         print(f"{name:36}{row[:, 0].mean():8.3f}{row[:, 1].mean():8.2f}{change.mean():+8.1f}")
-    against("the best heuristic", agent_figures, top[:, 0], top[:, 1])
+    untrained = min(begun, key=lambda row: row[:, 0].mean())
+    for what, row in (("the best heuristic", top), ("the best untrained start", untrained)):
+        against(what, agent_figures, row[:, 0], row[:, 1])
     against("the best heuristic of each seed", agent_figures, found[:, :, 0].min(0), found[:, :, 1].max(0))
 
 
 def against(what: str, agent_figures: Figures, jct: Figures, use: Figures) -> None:
-    """Print the agent's results relative to these, over the seeds."""
+    """Print the agent's results relative to these, over the seeds, with Student's 95 % interval."""
     change, points = 100 * (agent_figures[:, 0] / jct - 1), agent_figures[:, 1] - use
-    print(f"against {what}: JCT {change.mean():+.1f} % on the mean, {change.max():+.1f} % on the worst seed; "
+    low, high = interval(change.tolist())
+    between = "" if low is None else f" ({low:+.1f} to {high:+.1f})"
+    print(f"against {what}: JCT {change.mean():+.1f} %{between} on the mean, {change.max():+.1f} % on the worst seed; "
           f"utilization {points.mean():+.2f} points on the mean, {points.min():+.2f} on the worst")  # fmt: skip
     print("  JCT % by seed:      ", " ".join(f"{x:+6.1f}" for x in change))
     print("  utilization by seed:", " ".join(f"{x:+6.2f}" for x in points))

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/cli_startup.py [--jobs 100000] [--rounds 30] [--waiting]
 
-``--waiting``: these jobs of 100 users wait; ``status --json``, which then tells of all of them, is left out.
+``--waiting``: these jobs of 100 users wait; ``status --json``, which then lists them all, is left out.
 
 Prints medians and ratios; the goal is a ratio of at most 2.
 """

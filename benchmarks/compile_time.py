@@ -1,4 +1,4 @@
-"""What compiling costs on first use: everything that live decisions and plain replays run, in an empty cache folder.
+"""Measure compilation on first use: everything that live decisions and plain replays run, in an empty cache folder.
 
 python -m benchmarks.compile_time
 """

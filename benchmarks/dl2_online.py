@@ -48,7 +48,7 @@ def night(folder: Path, policy: str, seed: int) -> dict[str, Any]:
     now = time.time()
     lived(folder / "state", policy, jobs=560, days=27.5, seed=seed, start=now - 28 * DAY)
     until = time.strftime("%Y-%m-%dT00:00", time.gmtime(now - 15 * DAY))
-    gpusched(folder, "train", "dl2", "--hold-out", "0", "--until", until, "--out", "policies/dl2")
+    gpusched(folder, "train", "dl2", "--hold-out", "0", "--keep-anyway", "--until", until, "--out", "policies/dl2")
     gpusched(folder, "policy", "shadow", "dl2", "-p", "p")
     store = Store.create_or_open(folder / "state")
     inventory = load_inventory(folder / "inventory.yaml")

@@ -103,8 +103,8 @@ class Day:
             self.service.predict_starts(0.02)
         self.world.now += self._tick_s
         self.world.progress()
-        for told in (self.world.starts, self.world.signals, self.cluster.asked):
-            told.clear()
+        for history in (self.world.starts, self.world.signals, self.cluster.asked):
+            history.clear()
 
     def close(self) -> None:
         """End the service."""

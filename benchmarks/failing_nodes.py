@@ -114,8 +114,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Testbed(Path(folder) / "bed", count=given.nodes) as testbed:
         path, state = Path(folder) / "inventory.yaml", Path(folder) / "state"
         nodes = ", ".join(f"{{name: {n.name}, address: {n.address}}}" for n in testbed.nodes)
-        # Between ticks a quiet node is not probed again: here each cycle begins a new tick, as long as this machine,
-        # which is all of the nodes, takes to answer for them.
+        # Between ticks a quiet node is not probed again: here each cycle begins a new tick, which lasts until this
+        # machine has answered for all nodes.
         pause_s = max(1.0, given.nodes / 20)
         path.write_text(
             f"settings: {{known_hosts: {testbed.known_hosts}, tick: {pause_s}s}}\n"

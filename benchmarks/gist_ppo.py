@@ -37,7 +37,7 @@ MOST, HOUR = 16, 3600.0  # jobs of an order that count for its probability
 
 
 class Record(NamedTuple):
-    """What was seen and done: ``seen: float32[n, MOST, inputs]`` in the order drawn, ``count``, ``area`` until then.
+    """Observations and actions: ``seen: float32[n, MOST, inputs]`` in the order drawn, ``count``, ``area`` until then.
 
     ``area``: job seconds in the system since the first submission; ``total[0]``: decisions, ``total[1]``: area.
     """

@@ -55,18 +55,18 @@ def placements(folder: Path) -> None:
                 out, rest = np.flatnonzero(where == place), np.flatnonzero(where != place)
                 part = by_placement.StepTimes(times.placed.only(rest), times.batch[rest], times.step_s[rest])
                 fit = by_placement.fit(part, bus=one.bus)
-                told, real = fit.step_s(times.placed.only(out), times.batch[out]), times.step_s[out]
-                low, high = pair_fit.steps_between(fit, told, COVER)
-                mine += list(np.abs(told / real - 1)[np.isfinite(told)])
-                held += list(((low <= real) & (real <= high))[np.isfinite(told)])
-                blind += list(np.abs(_fewest(part, times.batch[out]) / real - 1)[np.isfinite(told)])
+                estimate, real = fit.step_s(times.placed.only(out), times.batch[out]), times.step_s[out]
+                low, high = pair_fit.steps_between(fit, estimate, COVER)
+                mine += list(np.abs(estimate / real - 1)[np.isfinite(estimate)])
+                held += list(((low <= real) & (real <= high))[np.isfinite(estimate)])
+                blind += list(np.abs(_fewest(part, times.batch[out]) / real - 1)[np.isfinite(estimate)])
             off += mine
             by_model.append(f"{one.model} {np.mean(mine):.3f}")
             if (other := path.with_name(path.name.replace("-placements-", "-scalability-"))).exists():
                 more = read_steps(other).times
                 formula = by_placement.fit(times, bus=one.bus)._replace(measured={})
-                told = formula.step_s(more.placed, more.batch)
-                larger += list(np.abs(told / more.step_s - 1)[np.isfinite(told)])
+                estimate = formula.step_s(more.placed, more.batch)
+                larger += list(np.abs(estimate / more.step_s - 1)[np.isfinite(estimate)])
         print(f"{machine:22}{len(off):6}{np.mean(off):8.3f}{np.nanmean(blind):9.3f}{np.mean(larger):8.3f}"
               f"{np.mean(held):11.1%}  {', '.join(by_model)}")  # fmt: skip
 
@@ -95,10 +95,10 @@ def pairs(tables: dict[str, InterferenceTable], seeds: int) -> None:
             for one in range(FOLDS):
                 out, rest = np.flatnonzero(fold == one), np.flatnonzero(fold != one)
                 fit, real = pair_fit.fit(table.only(rest)), table.ratio[out]
-                told = fit.ratio(table.job[out], table.beside[out])
-                low, high = fit.interval(told, COVER)
+                estimate = fit.ratio(table.job[out], table.beside[out])
+                low, high = fit.interval(estimate, COVER)
                 plain = fit._replace(offsets=np.zeros_like(fit.offsets)).ratio(table.job[out], table.beside[out])
-                off += list(np.abs(told - real))
+                off += list(np.abs(estimate - real))
                 formula += list(np.abs(plain - real))
                 blind += list(np.abs(np.median(table.ratio[rest]) - real))
                 held += list((low <= real) & (real <= high))
@@ -125,12 +125,14 @@ def probes(tables: dict[str, InterferenceTable], seeds: int) -> None:
                 rng = np.random.default_rng(seed)
                 known, probed = _probed(table, fit, kinds, with_others, rng, apart=True)
                 rest = np.setdiff1d(with_others, probed)
-                told = [by_pairs.expected(known[table.job[r]], [known[table.beside[r]]], noise=fit.noise) for r in rest]
+                estimates = [
+                    by_pairs.expected(known[table.job[r]], [known[table.beside[r]]], noise=fit.noise) for r in rest
+                ]
                 real = table.ratio[rest]
-                errors = np.abs(np.array([one.ratio for one in told]) - real)
+                errors = np.abs(np.array([one.ratio for one in estimates]) - real)
                 off += list(errors)
                 each.setdefault(label, []).extend(errors)
-                held += [one.low <= r <= one.high for one, r in zip(told, real, strict=True)]
+                held += [one.low <= r <= one.high for one, r in zip(estimates, real, strict=True)]
                 blind += list(np.abs(np.median(table.ratio[inside]) - real))
                 for row in np.flatnonzero((family[table.job] == new) & (family[table.beside] == new)):
                     one = by_pairs.expected(known[table.job[row]], [known[table.beside[row]]])

@@ -1,4 +1,4 @@
-"""What mapping jobs to GPU types gains, and how long a live decision takes.
+"""Measure the gain of mapping jobs to GPU types, and the time of a live decision.
 
     .venv/bin/python -m benchmarks.mapping DATA              # the folder with traces/ and profiles/
     .venv/bin/python -m benchmarks.mapping DATA --decision   # only the live decision

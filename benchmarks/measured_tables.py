@@ -34,7 +34,7 @@ _WITHOUT_BUS = ("dgx",)  # NVSwitch: GPUs of one server do not share one
 _FILE = "a file of measured contention"
 
 _Row = tuple[tuple[str, str], tuple[str, str], float]
-"""What a job is and its model, the same of its neighbour, and what is left of its speed."""
+"""Columns: a job and its model, the same of its neighbour, and the part of its speed that remains."""
 
 
 def read_pairs(path: Path | str) -> InterferenceTable:

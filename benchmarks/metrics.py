@@ -1,4 +1,4 @@
-"""What metrics take: to make them, and of the controller's cycle while they are scraped.
+"""Measure the cost of metrics: of making them, and for the controller's cycle during scrapes.
 
     python -m benchmarks.metrics [--nodes 1000] [--minutes 10]
 

@@ -16,7 +16,7 @@ from gpusched.sched.state import Floats, Ints
 FOLDS = 5  # of the pairs, for the interval
 LEAST_NOISE = 0.02
 NEAR = 0.06  # errors of the ratio far below it count by their squares, far above by their size
-BETWEEN = 1.0  # standard deviation between kinds, in logarithms, as long as nothing is known of it
+BETWEEN = 1.0  # standard deviation between kinds, in logarithms, until something is known of it
 ROUNDS = 25
 FAMILY = 2.0  # a family counts as much as that many pairs where its own formula is off
 
@@ -42,7 +42,7 @@ class InterferenceTable(NamedTuple):
 
 
 class PairFit(NamedTuple):
-    """What was fitted.
+    """The result of a fit.
 
     Attributes:
         kinds: By number, as in the pairs. prior: A kind of which nothing was measured.
@@ -97,9 +97,9 @@ def fit(pairs: InterferenceTable) -> PairFit:
     for one in range(FOLDS):
         rest, out = np.flatnonzero(fold != one), np.flatnonzero(fold == one)
         if len(rest) and len(out):
-            told, job, beside = _solved(pairs.only(rest)), pairs.job[out], pairs.beside[out]
-            errors.append(pairs.ratio[out] - told.ratio(job, beside))
-            means = np.array([kind.mean for kind in told.kinds])
+            fitted, job, beside = _solved(pairs.only(rest)), pairs.job[out], pairs.beside[out]
+            errors.append(pairs.ratio[out] - fitted.ratio(job, beside))
+            means = np.array([kind.mean for kind in fitted.kinds])
             logs.append(np.abs(np.log(pairs.ratio[out] / left(means[job, 0] + means[beside, 1]))))
     off = np.concatenate(logs)
     noise = max(float(np.quantile(off, 0.8)) / USUAL, LEAST_NOISE) if len(off) >= 2 * FOLDS else NOISE
@@ -114,8 +114,8 @@ def _solved(pairs: InterferenceTable) -> PairFit:
     weights, table = np.ones(len(rows)), np.zeros((len(rows), 2 * n))
     curve = np.eye(2 * n)
     for _ in range(ROUNDS):
-        told = left(x[pairs.job] + x[n + pairs.beside])
-        off, slope = pairs.ratio - told, -told * (1 - told)
+        ratio = left(x[pairs.job] + x[n + pairs.beside])
+        off, slope = pairs.ratio - ratio, -ratio * (1 - ratio)
         weights = 1 / np.sqrt(1 + (off / NEAR) ** 2) / NEAR**2
         table[:] = 0.0
         table[rows, pairs.job] = slope

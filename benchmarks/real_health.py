@@ -1,4 +1,4 @@
-"""What the probe reads of a real GPU's health, what that costs, and what it makes of an illegal address (Xid 31).
+"""Show what the probe reads of a real GPU's health, at what cost, and how it reports an illegal address (Xid 31).
 
 `python -m benchmarks.real_gpu --health` runs it. Values that the GPU, its driver or this account does not give are
 printed with the reason.
@@ -106,7 +106,7 @@ def probes(count: int = 10) -> None:
 
 
 def events(library: str) -> None:
-    """Print what NVML tells a process that waits for events, and what the next probes find."""
+    """Print the NVML events that a process receives, and what the next probes find."""
     import pynvml as nvml
 
     nvml.nvmlInit()
@@ -134,8 +134,8 @@ def job(site: Installation, library: str) -> None:
     job = site.submit("--", sys.executable, str(program))
     site.gpusched("wait", job, check=False)
     time.sleep(5)  # some ticks more, for its message
-    told = [line for line in site.gpusched("show", job).splitlines() if "condition" in line]
-    print(f"\ngpusched show says of such a job: {told or 'nothing of a condition'}")
+    lines = [line for line in site.gpusched("show", job).splitlines() if "condition" in line]
+    print(f"\ngpusched show says of such a job: {lines or 'nothing of a condition'}")
     print(site.gpusched("nodes"))
 
 

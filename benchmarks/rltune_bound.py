@@ -7,7 +7,7 @@ The cells of `gpusched reproduce rltune --policy rltune --trace ... --out F`: a 
 no job is stopped. Mean JCT by cell, and in percent of the best rule's that knows the same (of the agent's own table):
 
 - ``untrained``, ``shipped``: the agent's start, and the included weights, which are trained on all of these clusters
-- ``told``: the best of the rules, and of the start, with true run times: what better estimates could give
+- ``oracle``: the best of the rules, and of the start, with true run times: what better estimates could give
 - ``hindsight``: the best weighting of this very cell: of the start, the included one, and so many more, every second
   drawn and every second a rule that training could choose; ``win``: how many are better than the best rule
 
@@ -68,7 +68,7 @@ def main() -> None:
         for at, of in zip(LOADS, changes.reshape(len(LOADS), len(clusters), 3), strict=True):
             print(f"mean at {at:g}:", *(interval(list(figure)) for figure in of.T))
         return
-    heads = " ".join(f"{head:>9}" for head in ("untrained", "shipped", "told", "hindsight"))
+    heads = " ".join(f"{head:>9}" for head in ("untrained", "shipped", "oracle", "hindsight"))
     print(f"{'cell':>12} {'best rule, same knowledge':>34} {heads} win")
     rows = []
     with ProcessPoolExecutor(args.workers) as workers:
@@ -92,7 +92,7 @@ def preempting(scenario: Scenario) -> Floats:
 
 
 def figures(weightings: int, scenario: Scenario) -> tuple[str, tuple[float, float, float], Floats]:
-    """Return the best rule of a cell; untrained, shipped and told relative to it; and so each weighting."""
+    """Return the best rule of a cell; untrained, shipped and oracle relative to it; and so each weighting."""
 
     def jct(policy: ReplayPolicy) -> float:
         done = replay(scenario.trace, scenario.pool, policy, estimator=HistoryEstimator())  # as live

@@ -1,4 +1,4 @@
-"""What the queue's order costs where GPUs are cut on demand: the planner's cuts against exact packings.
+"""Measure what the queue's order costs where GPUs are cut on demand: the planner's cuts against exact packings.
 
 `.venv/bin/python -m benchmarks.slice_packing [--queues 2000]`: percent of the GPUs' parts that requests get, over drawn
 queues of up to ten requests on one to three empty A100s. An exact packing knows all requests and tries every

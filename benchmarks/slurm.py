@@ -1,4 +1,4 @@
-"""What gpusched costs beside Slurm with a long queue, and how soon a decided job runs.
+"""Measure the cost of gpusched beside Slurm with a long queue, and how soon a decided job runs.
 
     python -m benchmarks.slurm [--pending 10000] [--rounds 9] [--seconds 60]
 

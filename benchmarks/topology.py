@@ -7,7 +7,7 @@
 The setting of `gpusched reproduce topology`. A line a policy: jobs a second (the best of ``--repeat`` runs, compiled
 before) and mean JCT. Placements once more with EASY backfill, by limits of one to five times the run time alone.
 ``--live``: CPU time of one decision with EASY backfill on nodes of 8 GPUs in four racks, nearly full and empty, jobs of
-40 kinds of which half have told of their pace; `anew`: the first after something was learned.
+40 kinds of which half have reported their speed; `anew`: the first after something was learned.
 ``--agents``: the same in racks of neighbouring nodes by untrained topology agents, CPU time: what one scheduler takes
 for dealing out and settling; of four also the longest of their offers, as on four cores; and all of the decision's
 elapsed time here.

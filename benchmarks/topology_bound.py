@@ -1,4 +1,4 @@
-"""What knowing everything could gain where topology agents decide: bounds beside the policies of the setting.
+"""Bound the gain of full knowledge where topology agents decide: bounds beside the policies of the setting.
 
     .venv/bin/python -m benchmarks.topology_bound [--seed 401 --seed 402 ...] [--load 0.9] [--topology 16x4-racks]
         [--jobs 800] [--tries 200] [--workers 2]

@@ -154,7 +154,7 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
     def _number(self) -> int:
-        """What the server says next: the process, then its exit code."""
+        """Return the server's next number: its process id, then its exit code."""
         self._said += b"" if b";" in self._said else os.read(self._ended, 64)
         number, _, self._said = self._said.partition(b";")
         return int(number)
@@ -170,12 +170,12 @@ class Piped(Process):
 
     @cached_property
     def stdout(self) -> TextIO:
-        """What it prints, to be read as it comes."""
+        """Return its stdout as a stream."""
         return self._text(self._out)
 
     @cached_property
     def stderr(self) -> TextIO:
-        """What goes wrong, to be read as it comes."""
+        """Return its stderr as a stream."""
         return self._text(self._err)
 
     def _text(self, descriptor: int) -> TextIO:

@@ -21,14 +21,14 @@ gc.disable()  # until tests run: nothing that imports make is garbage
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 # What happens is logged as by a controller; pytest shows the log of a test that failed.
 logging.getLogger("gpusched").setLevel(logging.INFO)
-# Whoever started the tests may ignore these (nohup, `&`), and what tests start would, too.
+# The caller may ignore these (nohup, `&`), and processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "gpusched" / "numba"))
 os.environ.setdefault("DASK_CONFIG", str(_CACHE / "gpusched" / "dask"))  # where dask-jobqueue writes an example
 
-# The same examples each time: whoever runs the tests is not the one who looks for more. Others:
+# The same examples each time: a normal run does not search for new ones. To search:
 # ARGS="--hypothesis-profile=default --hypothesis-seed=1"
 settings.register_profile("same", derandomize=True, database=None, deadline=None, print_blob=True)
 settings.load_profile("same")
@@ -98,7 +98,7 @@ def _no_watcher_is_left() -> Iterator[None]:
 
 WITHOUT_TORCH = ""
 _SIGNS = ("training needs torch, which is not installed", "No module named 'torch'")
-if find_spec("torch") is None:  # `make test` fetches no CUDA (decision 0045); whoever asks for torch here is skipped
+if find_spec("torch") is None:  # `make test` fetches no CUDA (decision 0045); tests that need torch are skipped
     from gpusched.agents.common import torch_
 
     WITHOUT_TORCH = "needs torch, of which pip found no build without CUDA (requirements/torch.in)"
@@ -126,7 +126,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What tests record stands in the log, however many processes ran.
+    """Write what tests record to the log, however many processes ran.
 
     Figures come with the test (``record_property("figure", text)``), nodes that had to be healed with its teardown.
     A test that passed at its second try stands with what it failed of.

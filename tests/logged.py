@@ -1,4 +1,4 @@
-"""What gpusched logs in this process (see `conftest.py` for the level)."""
+"""The log of gpusched in this process (see `conftest.py` for the level)."""
 
 from __future__ import annotations
 

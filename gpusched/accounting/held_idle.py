@@ -19,7 +19,7 @@ _ALMOST = 0.9  # of one GPU: readings and bucket borders are never quite whole
 def held_idle(active: Iterable[JobRecord], usage: Iterable[UsageRow], now: float) -> tuple[HeldIdle, ...]:
     """Return jobs with at least one GPU idle for `HELD_IDLE_AFTER_S` or longer, longest first.
 
-    Buckets are looked at from now backwards as long as, on average, at least one of the job's GPUs was idle in each.
+    Buckets are read from now backwards while, on average, at least one of the job's GPUs was idle in each.
     Time whose utilization is unknown is not called idle.
     """
     jobs = {job.id: job for job in active if job.spec.gpus > 0 and job.start_time is not None}

@@ -122,7 +122,7 @@ class _Session:
     def __init__(self, client: Client, job_id: str, forwards: Forwards, screen: Screen, cancels: bool) -> None:
         self._client, self._id, self._forwards, self._screen = client, job_id, forwards, screen
         self._cancel_on_exit, self._has_output, self._reopened_at, self._unreachable_since = cancels, False, 0.0, 0.0
-        self._told_of_idle: float | None = None
+        self._shown_idle_warning: float | None = None
         self._signals: list[int] = []  # that came while the job was being queued
 
     def until_end(self, queue: Callable[[], str] | None = None) -> int:
@@ -250,21 +250,21 @@ class _Session:
             self._screen.note(line)
         if not job.spec.pty:
             with self._cancel_on_interrupt():
-                return relay.copy_streams(sock, True, None, frames, watch=(IDLE_POLL_S, self._tell_of_idle))
+                return relay.copy_streams(sock, True, None, frames, watch=(IDLE_POLL_S, self._show_idle_warning))
         with relay.raw_terminal(), relay.window_changes() as resized:
             return relay.copy_streams(
                 sock, True, resized, frames, (_REDRAW_S, lambda: size_frame(*relay.window_size())),
-                keep_input_open=True, watch=(IDLE_POLL_S, self._tell_of_idle),
+                keep_input_open=True, watch=(IDLE_POLL_S, self._show_idle_warning),
             )  # fmt: skip
 
-    def _tell_of_idle(self) -> None:
+    def _show_idle_warning(self) -> None:
         """Show once what happens to the job as its GPUs are idle, beside its output."""
         with contextlib.suppress(GpuschedError):  # what is wrong with the store is said elsewhere
             job = self._read_job()
             idle = idle_of(job) if job is not None else None
-            if job is None or idle is None or idle.warned_at in (None, self._told_of_idle):
+            if job is None or idle is None or idle.warned_at in (None, self._shown_idle_warning):
                 return
-            self._told_of_idle = idle.warned_at
+            self._shown_idle_warning = idle.warned_at
             line = f"job {job.id}: {idle_line(job, time.time())}"
             if job.spec.pty:  # the terminal is raw
                 relay.show_line(line)

@@ -336,7 +336,7 @@ def _number(text: str | None, otherwise: int) -> int:
 
 
 def _before(by: SlurmMode, mode: SlurmMode, check: str, status: Status, message: str, hint: str) -> Finding:
-    """Nothing is wrong with it as long as no partition is in a mode that needs it."""
+    """Return the finding if a partition is in a mode that needs it, else OK."""
     if _ORDER.index(mode) >= _ORDER.index(by):
         return _finding(check, status, message, hint)
     return _finding(check, "ok", f"before mode {by}: {message}", hint)

@@ -113,10 +113,10 @@ def _of_arrays(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _of_progress(snapshot: Snapshot) -> Iterator[str]:
-    telling = sum(1 for job in snapshot.running if job.own_end is not None)
-    if telling:
-        end, their = ("ends", "its") if telling == 1 else ("end", "their")
-        yield f"{count_of(telling, 'running job')} {end} at {their} reported pace"
+    reporting = sum(1 for job in snapshot.running if job.own_end is not None)
+    if reporting:
+        end, their = ("ends", "its") if reporting == 1 else ("end", "their")
+        yield f"{count_of(reporting, 'running job')} {end} at {their} reported pace"
 
 
 def _of_times(past_runs: int) -> str:

@@ -25,7 +25,7 @@ class RunTimeSampler:
     """Draws run times from their distributions (`estimation.quantiles`), known from jobs that have ended.
 
     Attributes:
-        count: How many have ended. Without any, jobs are taken to run as long as they may.
+        count: How many have ended. Without any, jobs are taken to run until their limits.
 
     ``shared``: how often a job has the draw of all jobs like it.
     """

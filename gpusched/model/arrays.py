@@ -1,6 +1,6 @@
 """Rows that hold several tasks of an array: a `JobRecord` whose ``tasks`` are their indices; other fields are shared.
 
-Tasks share a row as long as they differ in nothing. One that starts, or that is held, cancelled or given another
+Tasks share a row while they are alike. One that starts, or that is held, cancelled or given another
 priority apart from the others, gets a row of its own, or a smaller one with those it was changed with.
 """
 

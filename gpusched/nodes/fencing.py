@@ -17,7 +17,7 @@ LOCK_WAIT_S = 10
 _REFUSED_EXIT_CODE = 76
 _MARK = b"gpusched-term "
 
-# The command and what it detaches must not inherit the lock, or the lock would last as long as they do.
+# The command and what it detaches must not inherit the lock, or they would hold it until they end.
 _FENCE = f"""\
 folder="{STATE_ON_NODE}/$1" term=$2 patience=$3
 shift 3

@@ -71,21 +71,29 @@ def set_feasibility(total: Resources, usable: Resources, requests: Requests, job
     ``usable``, without those that are not available and without blocked GPUs, empty of jobs. RESERVED: only when
     reservations are over. Else OK. Of a request with looser ones: whether any of them can.
     """
+    for shape in range(jobs.feasibility.size):
+        set_feasibility_of(shape, total, usable, requests, jobs, scratch)
+
+
+@jit
+def set_feasibility_of(
+    shape: int, total: Resources, usable: Resources, requests: Requests, jobs: QueueJobs, scratch: Scratch
+) -> None:
+    """Do so for one request, whose looser ones have theirs."""
     masks, feasibility = jobs.masks, jobs.feasibility
-    for shape in range(feasibility.size):
-        request, looser = request_of(requests, shape), entry(requests.looser, shape, -1)
-        if (looser >= 0 and feasibility[looser] == OK) or choose(usable, masks, request, FIRST_FIT, scratch):
-            feasibility[shape] = OK
-        elif looser >= 0 and feasibility[looser] == RESERVED:
-            feasibility[shape] = RESERVED
-        elif choose(usable, masks, unreserved(scratch.calendar, request), FIRST_FIT, scratch):
-            feasibility[shape] = RESERVED
-        elif looser >= 0 and feasibility[looser] == NOT_AVAILABLE:
-            feasibility[shape] = NOT_AVAILABLE
-        elif choose(total, masks, unreserved(scratch.calendar, request), FIRST_FIT, scratch):
-            feasibility[shape] = NOT_AVAILABLE
-        else:
-            feasibility[shape] = BAD_CONSTRAINTS
+    request, looser = request_of(requests, shape), entry(requests.looser, shape, -1)
+    if (looser >= 0 and feasibility[looser] == OK) or choose(usable, masks, request, FIRST_FIT, scratch):
+        feasibility[shape] = OK
+    elif looser >= 0 and feasibility[looser] == RESERVED:
+        feasibility[shape] = RESERVED
+    elif choose(usable, masks, unreserved(scratch.calendar, request), FIRST_FIT, scratch):
+        feasibility[shape] = RESERVED
+    elif looser >= 0 and feasibility[looser] == NOT_AVAILABLE:
+        feasibility[shape] = NOT_AVAILABLE
+    elif choose(total, masks, unreserved(scratch.calendar, request), FIRST_FIT, scratch):
+        feasibility[shape] = NOT_AVAILABLE
+    else:
+        feasibility[shape] = BAD_CONSTRAINTS
 
 
 @jit

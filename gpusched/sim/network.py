@@ -17,7 +17,7 @@ from gpusched.sched.state import Floats, Ints
 from gpusched.sched.topology.live import SlowdownTable, learned_tree
 from gpusched.sched.topology.slowdown import KIND, SlowdownModel
 from gpusched.sched.topology.tree import tree_of
-from gpusched.sim.engine.placing import PlacementNetwork
+from gpusched.sim.engine.placing import LearnedClasses, PlacementNetwork
 from gpusched.sim.pool import Pool, demand_of, node_counts
 from gpusched.sim.profiles.measured import rows_of
 from gpusched.traces.readers.columns import open_text
@@ -95,15 +95,18 @@ def learned_network(
     columns = np.column_stack((trace.user, trace.model, trace.gpus, trace.nodes > 0, demand.shape))
     distinct, index = np.unique(columns, axis=0, return_inverse=True)
     rows, measured = np.zeros(len(distinct), np.int64), np.zeros(len(distinct), np.bool_)
+    classes, of = dict[str, int](), np.zeros(len(distinct), np.int64)
     for i, (user, model, gpus, fixed, shape) in enumerate(distinct.tolist()):
         name = job_class_of(trace.users[user] if user >= 0 else "", trace.models[model] if model >= 0 else "")
         counts = tuple(node_counts(pool, demand, shape, bool(fixed))) if shape >= 0 else ()
         rows[i], measured[i] = table.row(name, gpus, counts or (1,)), name in known
+        of[i] = classes.setdefault(name, len(classes))
     tree = learned_tree(topology, pool.names, table)
     model, sure = (table.model(len(pool), unknown) for unknown in (True, False))
-    count = int(measured[index.reshape(-1)].sum())
+    index = index.reshape(-1)
+    count, learned = int(measured[index].sum()), LearnedClasses(table, tuple(classes), of[index])
     note = f"what placement costs as learned of {len(known)} job classes: {count} of {len(trace)} jobs are of these"
-    return PlacementNetwork(tree, model, rows[index.reshape(-1)], sure=sure), note
+    return PlacementNetwork(tree, model, rows[index], sure=sure, learned=learned), note
 
 
 class ColocationTable(NamedTuple):

@@ -11,6 +11,7 @@ from gpusched.errors import UsageError
 from gpusched.model.topology import Topology
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.heaps import new_heap
+from gpusched.sched.sizing.question import Menus
 from gpusched.sched.state import (
     BACKFILLS,
     OK,
@@ -46,11 +47,12 @@ from gpusched.sim.engine.placing import (
     QUEUE,
     RACK_WAIT,
     SPREAD_OUT,
+    LearnedClasses,
     PlacementNetwork,
     PlacingState,
 )
 from gpusched.sim.engine.placing_walk import Walk
-from gpusched.sim.engine.state import SHAPE, Links
+from gpusched.sim.engine.state import SHAPE, Links, SizeClasses
 from gpusched.sim.engine.step import mark_never
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import node_counts
@@ -69,11 +71,16 @@ RULES = {
 """Placement -> how jobs are laid out, where that matters."""
 
 
+_NOT_LIVE = ("random", "load-balancing", "tetris")  # sizes are for what is placed as live
+
+
 def takes_costs(policy: ReplayPolicy) -> bool:
     """Return whether the policy can be replayed where placement costs something."""
     if policy.places:
         return True
-    if policy.kind in ("preemptive", "agent") or policy.placement not in RULES or policy.chooses_sizes:
+    if policy.kind in ("preemptive", "agent") or policy.placement not in RULES:
+        return False
+    if policy.chooses_sizes and policy.placement in _NOT_LIVE:
         return False
     if policy.placement == "random":  # is drawn by the index
         return policy.kind == "static" and policy.backfill != "conservative"
@@ -106,11 +113,13 @@ def walks(world: SimWorld) -> bool:
 
 def one_node_network(like: PlacementNetwork) -> PlacementNetwork:
     """Return a network for a pool of one node and one job, to compile ahead of a replay with one like this."""
-    model = SlowdownModel(np.zeros(1, KIND), np.zeros((0, 0)), False)
+    model, table = SlowdownModel(np.zeros(1, KIND), np.zeros((0, 0)), False), SlowdownTable({})
     if like.model.believed is not None:
-        model = SlowdownTable({}).model_of_one()
+        model = table.model_of_one()
     model.kinds["compute"] = 1.0
-    return PlacementNetwork(tree_of(Topology(), ("n",)), model, np.zeros(1, np.int64), sure=like.sure and model)
+    learned = like.learned and LearnedClasses(table, ("",), np.zeros(1, np.int64))
+    tree = tree_of(Topology(), ("n",))
+    return PlacementNetwork(tree, model, np.zeros(1, np.int64), sure=like.sure and model, learned=learned)
 
 
 def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
@@ -119,39 +128,99 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     Raises:
         UsageError: The policy's order, backfill or placement means nothing here.
     """
+    network = world.options.network
+    assert network is not None
+    fixed = np.where(world.trace.nodes > 0, KEPT, FREE)
+    world, placing, _ = _with_classes(world, np.stack((world.demand.shape, network.kind, fixed), axis=-1)[:, None])
+    return world, placing
+
+
+def with_ways_at_sizes(world: SimWorld, menus: Menus, menu: Ints, request: Ints) -> tuple[SimWorld, PlacingState]:
+    """Do the same for jobs at each of their sizes.
+
+    As live, a resizable job is over as many nodes as its request at a size says.
+
+    Args:
+        world: The world.
+        menus: Sizes of the kinds of requests.
+        menu: ``int64[jobs]``: their rows.
+        request: ``int64[jobs]``: the requests that are resizable jobs' own; -1: none is.
+    """
+    network, sizes = world.options.network, menus.sizes[menu]
+    assert network is not None
+    resizable = (sizes >= 0).sum(axis=1) > 1
+    # First the request that each job is submitted with, last the one that is its own at all sizes.
+    submitted = world.demand.shape
+    shape = np.column_stack((submitted, menus.shape[menu], np.where(resizable & (submitted >= 0), request, -1)))
+    fixed = np.where(resizable | (world.trace.nodes > 0), KEPT, FREE)
+    fixed = np.column_stack((*[fixed] * (1 + sizes.shape[1]), np.full(len(sizes), OWN)))
+    kind = np.repeat(network.kind[:, None], shape.shape[1], axis=1)
+    if (learned := network.learned) is not None:
+        at = np.nonzero(resizable[:, None] & (shape >= 0))
+        found, index = np.unique(np.column_stack((learned.of[at[0]], shape[at])), axis=0, return_inverse=True)
+        rows = [
+            learned.table.row(learned.names[name], _gpus_of(world, one), (int(world.sim.shapes["parts"][one]),))
+            for name, one in found.tolist()
+        ]
+        kind[at] = ints(rows)[index.reshape(-1)]
+        model, sure = (learned.table.model(len(world.pool), unknown) for unknown in (True, False))
+        options = replace(world.options, network=network._replace(model=model, sure=sure))
+        world = world._replace(options=options)
+    world, placing, classes = _with_classes(world, np.stack((shape, kind, fixed), axis=-1))
+    links, ways = world.sim.links, placing.ways
+    assert links is not None
+    gpus: Ints = placing.classes["gpus"]
+    own = classes[:, -1].copy() if (request >= 0).any() else np.zeros(0, np.int64)
+    at_sizes = SizeClasses(classes[:, 1:-1].copy(), ways.kind.copy(), gpus.copy(), ways.best.copy(), own)
+    return world._replace(sim=world.sim._replace(links=links._replace(sizes=at_sizes))), placing
+
+
+FREE, KEPT, OWN = range(3)
+"""A request may be over other numbers of nodes; it keeps its own; no job has an equal one, either."""
+
+
+def _with_classes(world: SimWorld, asked: Ints) -> tuple[SimWorld, PlacingState, Ints]:
+    """Do so for ``int64[jobs, n, 3]``: request (-1: none), kind, and FREE, KEPT or OWN; also return their classes.
+
+    A job's first request is the one that it has in the beginning.
+    """
     network, rule = world.options.network, RULES.get(world.rule)
     assert network is not None
     backfill = world.policy.backfill
     if rule is None or not takes_costs(replace(world.policy, placement=world.rule)):
         raise UsageError(
             f"{world.policy.name} (placement {world.rule}) cannot be replayed with placement costs",
-            f"one that stops and resizes no jobs, and one of {', '.join(RULES)}, random without an order that changes, "
-            "random and contention without conservative backfill: say --policy fifo-skip --placement rack-wait",
+            f"one that stops no jobs, and one of {', '.join(rule for rule in RULES if rule not in _NOT_LIVE)}, "
+            "contention without conservative backfill; without sizes also load-balancing, tetris, random without an "
+            "order that changes or conservative backfill: say --policy fifo-skip --placement rack-wait",
         )
     demand, trace, tree = world.demand, world.trace, network.tree
     racks = filled(RACK_ROOM, len(tree.rack), number=_racks(tree))
     world = world._replace(passes=world.passes._replace(scratch=world.passes.scratch._replace(racks=racks)))
-    runs = np.flatnonzero(demand.shape >= 0)
+    runs = np.nonzero(asked[..., 0] >= 0)
     # Jobs that differ in nothing that placement looks at are one class: the queue is decided class by class.
-    columns = np.column_stack((demand.shape, network.kind, trace.nodes > 0, *_limits(world)))[runs]
+    columns = np.column_stack((asked[runs], *(own[runs[0]] for own in _limits(world))))
     found, index = np.unique(columns, axis=0, return_inverse=True)
     distinct: Ints = found[:, :3].astype(np.int64)
-    of = np.full(len(trace), -1, np.int64)
-    of[runs] = index.reshape(-1)
     world, laid_out = _with_shapes(world, distinct, rule)
     # Whose reservation is too small has no layout, and never runs.
-    nowhere = np.array([not found for found in laid_out], np.bool_)[index.reshape(-1)]
-    world.sim.jobs["shape"][runs[nowhere]] = of[runs[nowhere]] = -1
+    nowhere = np.array([not found for found in laid_out], np.bool_)
+    at_size = np.full(asked.shape[:2], -1, np.int64)
+    at_size[runs] = np.where(nowhere, -1, np.arange(len(found)))[index.reshape(-1)]
+    of: Ints = at_size[:, 0].copy()
+    world.sim.jobs["shape"][of < 0] = -1
     world = world._replace(never=world.never + int(mark_never(world.sim)))
     ways = _ways(world, distinct[:, 1].astype(np.int64), laid_out, network.model)
     shapes, classes = world.sim.shapes, len(distinct)
     # A job's nodes are written at its offset; its largest layout bounds how many they can be.
     most = np.array([max((int(shapes["parts"][s]) for s in found), default=0) for found in laid_out], np.int64)
-    most = np.append(most, 0)[of]
+    most = np.append(most, 0)[at_size].max(axis=1)
     world.sim.jobs["offset"] = np.cumsum(most) - most
     # Jobs of no class never run, so that their load on links stays 0.
-    gpus = np.where(of >= 0, trace.gpus, 0)
-    load = new_load(tree, network.kind, gpus, np.append(ways.best, 1.0)[of], _uses(world, tree))
+    gpus = ints([_gpus_of(world, shape) for shape in distinct[:, 0].tolist()])
+    load = new_load(
+        tree, np.append(ways.kind, 0)[of], np.append(gpus, 0)[of], np.append(ways.best, 1.0)[of], _uses(world, tree)
+    )  # fmt: skip
     links = Links(tree, network.model, load, new_use(tree), np.zeros(len(tree.weight)), np.zeros(len(trace), np.int64))
     passes = world.passes
     world = world._replace(
@@ -161,7 +230,6 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
         ),
     )
     queue = world.sim.shapes["queue"][distinct[:, 0]]
-    own = [_gpus_of(world, shape) for shape in distinct[:, 0].tolist()]
     queues = len(world.sim.dirty)
     own_wait_s = world.policy.placement_wait_s
     # a live policy goes by its own wait, and holds nothing up for who has waited for long
@@ -169,12 +237,12 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     return world, PlacingState(
         rule=rule, wait_s=wait_s, most_wait_s=np.inf if own_wait_s is None else own_wait_s,
         patience_s=network.patience_s, hold_s=hold_s, ways=ways, of=of, next=np.full(len(trace), -1, np.int64),
-        classes=filled(CLASS, classes, queue=queue, gpus=own, head=-1, tail=-1, looked=-1, rests=-1, rests_late=-1),
+        classes=filled(CLASS, classes, queue=queue, gpus=gpus, head=-1, tail=-1, looked=-1, rests=-1, rests_late=-1),
         queues=filled(QUEUE, queues, held=len(trace), oldest=len(trace), first=-1, shadow=np.inf),
         wake=np.full(1, np.inf), at=np.zeros(2, np.int64),
         order=new_heap(classes + 1), fits=np.zeros(len(ways.shape) + 1, np.int64), search=new_search(tree),
         backfill=BACKFILLS[backfill], usable=passes.usable.gpus.copy(),
-    )  # fmt: skip
+    ), at_size  # fmt: skip
 
 
 def _limits(world: SimWorld) -> tuple[Ints, ...]:
@@ -195,6 +263,7 @@ def _racks(tree: NetworkTree) -> Ints:
 
 
 def _gpus_of(world: SimWorld, shape: int) -> int:
+    """Return the GPUs of a request."""
     return int(world.sim.shapes["parts"][shape] * world.sim.shapes["gpus"][shape])
 
 
@@ -217,21 +286,25 @@ def _with_shapes(world: SimWorld, distinct: Ints, rule: int) -> tuple[SimWorld, 
     """Return the world with every request that a class may have, and those in the rule's order."""
     sim, pool = world.sim, world.pool
     rows = [{name: int(row[name]) for name in SHAPE.names or ()} for row in sim.shapes]
-    known = {tuple(row.values()): i for i, row in enumerate(rows)}
+    known = {tuple(row.values()): i for i, row in reversed([*enumerate(rows)])}
+    demand = world.demand._replace(requests=world.passes.requests)
     laid_out: list[list[int]] = []
     for shape, _, fixed in distinct.tolist():
         base = rows[shape]
         parts, gpus = base["parts"], base["parts"] * base["gpus"]
         found: list[int] = []
-        counts = node_counts(pool, world.demand, shape, bool(fixed))
+        counts = node_counts(pool, demand, shape, bool(fixed))
         for count in counts[::-1] if rule == BALANCED else counts:
             for spread in (1, 0) if rule in (ONE_RACK, RACK_WAIT) else (0,):
                 row = base | {"parts": count, "gpus": gpus // count, "spread": spread}
                 row |= {name: -(-base[name] * parts // count) for name in ("cores", "memory")}
-                if tuple(row.values()) not in known:
-                    known[tuple(row.values())] = len(rows)
+                at = shape if row == base else -1 if fixed == OWN else known.get(tuple(row.values()), -1)
+                if at < 0:
+                    at = len(rows)
                     rows.append(row)
-                found.append(known[tuple(row.values())])
+                if fixed != OWN:
+                    known.setdefault(tuple(row.values()), at)
+                found.append(at)
         laid_out.append(found)
     columns = {name: ints([row[name] for row in rows]) for name in SHAPE.names or ()}
     world = _with_requests(world, filled(SHAPE, len(rows), **columns))

@@ -194,7 +194,7 @@ def policy_of_spec(spec: PolicySpec, name: str | None = None, partition: str = D
     policy = ReplayPolicy(
         name=name or spec.name, order=spec.order, knows=rule.knows, source=source, placement=spec.place,
         placement_wait_s=float(spec.placement_wait_s) if spec.place in ("rack-wait", "contention") else None,
-        ties=spec.ties, spec=spec if spec.sizes != "base" else None, model=model,
+        ties=spec.ties, spec=spec, model=model,
     )  # fmt: skip
     return _with_backfill(policy, spec.backfill)
 

@@ -45,7 +45,7 @@ from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.rates import Rates
 from gpusched.sim.resizing import elastic_of
 from gpusched.sim.result import ReplayResult
-from gpusched.sim.sized import sized_run, with_sizes
+from gpusched.sim.sized import SizedRun, with_sizes
 from gpusched.sim.stepper import PolicyFunction, run_function
 from gpusched.traces.trace import Trace
 
@@ -193,9 +193,14 @@ def _by(run: Loop[State], world: SimWorld, state: State) -> tuple[SimWorld, Runn
     return world, lambda log: run(sim, log, passes, state)
 
 
+def _is_sized(world: SimWorld) -> bool:
+    """Return whether the policy chooses the sizes of some jobs."""
+    return world.policy.chooses_sizes and world.options.elastic is not None
+
+
 def _sized(world: SimWorld) -> tuple[SimWorld, Runner]:
     world, sizer = with_sizes(world)
-    return world, sized_run(world, sizer)
+    return world, SizedRun(world, sizer)
 
 
 def _by_snapshot(world: SimWorld) -> tuple[SimWorld, Runner]:
@@ -255,9 +260,10 @@ KINDS = (
     RunKind("by snapshot", lambda w: w.by_snapshot, _by_snapshot),
     RunKind("placed by a component", is_by_component, lambda w: (w, component_run(w))),
     RunKind("placing agent", lambda w: w.policy.places, _by_agent),
+    RunKind("sized by cost", lambda w: _is_sized(w) and w.options.network is not None, _sized, run_sized, 1),
     RunKind("placed walk", walks, lambda w: _by(run_walk, *walked(*with_ways(w))), run_walk, 1),
     RunKind("placed", lambda w: w.options.network is not None, lambda w: _by(run_placed, *with_ways(w)), run_placed, 1),
-    RunKind("sized", lambda w: w.policy.chooses_sizes and w.options.elastic is not None, _sized, run_sized, 1),
+    RunKind("sized", _is_sized, _sized, run_sized, 1),
     RunKind("agent", lambda w: w.policy.by_agent, _by_agent),
     RunKind("mapped", is_mapped, lambda w: (w, MappedRun(w))),
     RunKind("preemptive", lambda w: w.policy.kind == "preemptive", _preemptive, run_preemptive),

@@ -36,10 +36,14 @@ from gpusched.sched.sizing.rules import RULES
 from gpusched.sched.state import BACKFILLS, Flags, Floats, Ints, filled, new_outcome, new_plan, new_releases
 from gpusched.sim.engine.build import ResizableJobs, SimWorld, most_parts_running
 from gpusched.sim.engine.ledger import plan_copy
-from gpusched.sim.engine.sized import ASK, AT, GRANT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized
+from gpusched.sim.engine.mapped import QueueMapper, is_mapped
+from gpusched.sim.engine.placing_walk import Walk
+from gpusched.sim.engine.queue import state_of
+from gpusched.sim.engine.sized import ASK, AT, GRANT, MAP, OF_JOB, PARTITION, QUEUED, UNSOUND, Sizer, run_sized
 from gpusched.sim.engine.state import EventLog
 from gpusched.sim.granting import Grants, asks_for
 from gpusched.sim.orders import Knows
+from gpusched.sim.placed import walked, with_ways_at_sizes
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.resizing import (
     ResizedShapes,
@@ -66,27 +70,17 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
     if elastic.cores is not None or elastic.memory_mib is not None:
         world, request = with_own_requests(world)
     jobs, most = len(world.trace), menus.sizes.shape[1]
-    # A job's nodes must have room for its widest size.
-    parts = np.append(world.sim.shapes["parts"], 0)[menus.shape].max(axis=1)[menu]
-    world.sim.jobs["offset"] = np.cumsum(parts) - parts
-    slots = most_parts_running(world.demand, int(parts.sum()))
-    passes, shapes = world.passes, len(world.sim.shapes)
-    failed, failed_late = (np.zeros(shapes, np.int64) for _ in range(2))
-    plan = passes.scratch.plan and new_plan(len(world.pool), shapes, 0, slots + 2 * int(parts.sum()))
-    passes = passes._replace(
-        jobs=passes.jobs._replace(shape=world.demand.shape.copy()),  # it changes; the demand does not
-        scratch=passes.scratch._replace(failed=failed, failed_late=failed_late, plan=plan),
-        releases=new_releases(slots + 1),
-    )
+    if world.options.network is None:
+        world, walk = _with_room(world, menus, menu), None
+    else:
+        world, walk = _with_costs(world, menus, menu, request)
     world = world._replace(
-        sim=world.sim._replace(held=np.full(int(parts.sum()), -1, np.int64)),
-        passes=passes,
         knowledge=world.knowledge._replace(knows=KNOWS, notes=(*world.knowledge.notes, *notes)),
         policy=replace(world.policy, knows=KNOWS),
     )
     scene = Scene(
         rows=np.zeros(jobs, ROW),
-        parts=np.zeros(slots + 1, PART),
+        parts=np.zeros(most_parts_running(world.demand, len(world.sim.held)) + 1, PART),
         unusable=between[menu],
         reported=np.full((jobs, most), np.nan),
         menus=menus,
@@ -103,9 +97,11 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
         size=np.zeros(1, np.int64),
         scene=scene,
         claims=new_claims(jobs + 1, most),
-        outcome=new_outcome(jobs, int(parts.sum())),
+        outcome=new_outcome(jobs, len(world.sim.held)) if walk is None else walk.outcome,
         at=at,
+        queue=np.zeros(jobs + 1, np.int64),
         asks=world.policy.model is not None or spec.sizes not in RULES,
+        maps=is_mapped(world),
         request=request,
         rule=RULES.get(spec.sizes, RULES[INSTEAD]),
         place=PLACEMENTS[world.rule],
@@ -114,8 +110,43 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
         gain=spec.resize.gain,
         restart_s=world.restart_s,
         ledger=plan_copy(world.sim.ledger),
+        walk=walk,
     )
     return world, sizer
+
+
+def _with_room(world: SimWorld, menus: Menus, menu: Ints) -> SimWorld:
+    """Return the world with room for each job's nodes at its widest size."""
+    parts = np.append(world.sim.shapes["parts"], 0)[menus.shape].max(axis=1)[menu]
+    world.sim.jobs["offset"] = np.cumsum(parts) - parts
+    slots = most_parts_running(world.demand, int(parts.sum()))
+    passes, shapes = world.passes, len(world.sim.shapes)
+    failed, failed_late = (np.zeros(shapes, np.int64) for _ in range(2))
+    calendar = passes.scratch.calendar
+    entries = 0 if calendar is None else len(calendar.node)
+    plan = passes.scratch.plan and new_plan(len(world.pool), shapes, entries, slots + 2 * int(parts.sum()))
+    passes = passes._replace(
+        jobs=passes.jobs._replace(shape=world.demand.shape.copy()),  # it changes; the demand does not
+        scratch=passes.scratch._replace(failed=failed, failed_late=failed_late, plan=plan),
+        releases=new_releases(slots + 1),
+    )
+    sim = world.sim._replace(held=np.full(int(parts.sum()), -1, np.int64))
+    return world._replace(sim=sim, passes=passes)
+
+
+def _with_costs(world: SimWorld, menus: Menus, menu: Ints, request: Ints) -> tuple[SimWorld, Walk]:
+    """Return the world with the possible layouts of each job at each of its sizes, and the state of passes by cost.
+
+    Raises:
+        UsageError: The policy cannot be replayed with placement costs.
+    """
+    spec = world.policy.spec
+    assert spec is not None
+    policy = world.policy
+    if policy.placement_wait_s is None:  # of another placement than its own
+        world = world._replace(policy=replace(policy, placement_wait_s=spec.placement_wait_s))
+    own = request if request.size else np.full(len(menu), -1)
+    return walked(*with_ways_at_sizes(world, menus, menu, own))
 
 
 def _jobs(
@@ -246,15 +277,20 @@ def _with_rows(world: SimWorld, menus: Menus, menu: Ints) -> tuple[SimWorld, Int
     return world, rows, index, made.notes(+used, "at other sizes")
 
 
-class AskingRun:
-    """A replay whose sizes an agent chooses, or another package's component; called as the compiled runs are.
+class SizedRun:
+    """A replay whose sizes a rule, an agent or another package's component chooses; called as the compiled runs are.
 
     Attributes:
-        notes: For the result: how often it could not choose, and why.
+        notes: For the result: how often it could not choose, and why; how good the mappings were.
+
+    Raises:
+        UsageError: An agent's weights are of another shape, or its jobs cannot be mapped.
     """
 
     def __init__(self, world: SimWorld, sizer: Sizer) -> None:
         self._world, self._sizer, self._grant = world, sizer, Grants(world, sizer)
+        state = state_of(world.sim, world.passes, sizer.outcome)
+        self._map = QueueMapper(world, state, sized=True) if sizer.maps else None
         assert world.policy.spec is not None
         self._rule, model = world.policy.spec.sizes, world.policy.model
         try:
@@ -267,14 +303,16 @@ class AskingRun:
             self._choose = partial(ask_agent, model.agent, weights)
         self._partitions = [name or "p" for name in world.pool.partitions]
         self._troubles: Counter[str] = Counter()
-        racks = world.passes.scratch.racks
-        self._racks = np.zeros(0, np.int64) if racks is None else racks["number"].copy()
+        racks, network = world.passes.scratch.racks, world.options.network
+        switches = network is not None and network.tree.parent.size > 0
+        self._racks = racks["number"].copy() if racks is not None and switches else np.zeros(0, np.int64)
         self._span = [world.pool.span(partition) for partition in range(len(world.pool.partitions))]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One note for each reason."""
-        return tuple(f"{count} times {self._rule} chose sizes: {why}" for why, count in self._troubles.items())
+        """One note for each reason, and one on the mappings."""
+        troubles = (f"{count} times {self._rule} chose sizes: {why}" for why, count in self._troubles.items())
+        return (*troubles, *(() if self._map is None else self._map.notes))
 
     def __call__(self, log: EventLog) -> int:
         """Run to the end, or until the log must grow.
@@ -292,14 +330,19 @@ class AskingRun:
             code = run()
             return code != UNSOUND
 
-        while code in (ASK, GRANT):
+        while code in (ASK, GRANT, MAP):
+            if code == ASK:
+                if why := decide_sizes(sizer.claims, sizer.rule, self._ask, settled):
+                    if self._rule not in RULES:
+                        raise component_error(self._rule, why)
+                    self._troubles[why] += 1
+                continue
             if code == GRANT:
                 self._grant()
-                code = run()
-            elif why := decide_sizes(sizer.claims, sizer.rule, self._ask, settled):
-                if self._rule not in RULES:
-                    raise component_error(self._rule, why)
-                self._troubles[why] += 1
+            elif self._map is not None:
+                self._map(int(sizer.at[PARTITION]), sizer.queue[: sizer.at[QUEUED]])
+            code = run()
+        assert code != UNSOUND, f"{self._world.policy.name} chose sizes that are not allowed"
         return code
 
     def _ask(self) -> Ints:
@@ -314,24 +357,3 @@ class AskingRun:
             world.passes.jobs.masks, self._racks, *self._span[partition],
         )  # fmt: skip
         return self._choose(question_of(claims, self._partitions[partition], float(world.sim.clock[0]), names, nodes))
-
-
-def sized_run(world: SimWorld, sizer: Sizer) -> Callable[[EventLog], int]:
-    """Return the function that replays to the end.
-
-    Raises:
-        UsageError: An agent's weights are of another shape.
-    """
-    if sizer.asks:
-        return AskingRun(world, sizer)
-
-    grant = Grants(world, sizer)
-
-    def run(log: EventLog) -> int:
-        again = bound(run_sized, world.sim, log, world.passes, sizer)
-        while (code := again()) == GRANT:
-            grant()
-        assert code != UNSOUND, f"{world.policy.name} chose sizes that are not allowed"
-        return code
-
-    return run

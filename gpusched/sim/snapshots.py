@@ -257,7 +257,8 @@ def policy_of(world: SimWorld) -> PolicySpec:
         if name not in components(group):
             problem = f"{policy.name}: {name} does not exist live; GPUs are cut on demand for live policies only"
             raise UsageError(problem, f"one of {', '.join(components(group))}, or fixed slices")
-    return PolicySpec(name=policy.name, order=policy.order, ties=policy.ties, place=place, backfill=policy.backfill)  # type: ignore[arg-type]
+    spec = replace(policy.spec or PolicySpec(name=policy.name), sizes="base")  # nothing is resized
+    return replace(spec, order=policy.order, ties=policy.ties, place=place, backfill=policy.backfill)
 
 
 def _spec_of(world: SimWorld, job: int) -> JobSpec:

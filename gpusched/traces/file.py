@@ -60,8 +60,8 @@ def write(path: Path, trace: Trace) -> None:
             if column in _SOME_NAMES:
                 _put_texts(arrays, _SOME_NAMES[column], getattr(trace, _SOME_NAMES[column]))
     if trace.progress is not None:
-        told = {f"{_PROGRESS}{f.name}": getattr(trace.progress, f.name) for f in fields(ProgressRecords)}
-        arrays |= {name: rows for name, rows in told.items() if rows is not None}
+        progress = {f"{_PROGRESS}{f.name}": getattr(trace.progress, f.name) for f in fields(ProgressRecords)}
+        arrays |= {name: rows for name, rows in progress.items() if rows is not None}
     for column in ("ids", *NAMES.values()):
         _put_texts(arrays, column, getattr(trace, column))
     arrays["rejected.lines"] = np.array([line for line, _ in trace.rejected], np.int64)

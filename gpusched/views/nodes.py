@@ -177,8 +177,8 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
         grouped: dict[tuple[GpuState, str], list[int]] = {}
         details = {c.detail for c in row.conditions}  # listed below, with the time and what to do
         for gpu in row.gpus:
-            is_told = bool(gpu.reason) and set(gpu.reason.split("; ")) <= details
-            if (gpu.reason or gpu.state not in _HEALTHY) and not is_told:
+            is_listed = bool(gpu.reason) and set(gpu.reason.split("; ")) <= details
+            if (gpu.reason or gpu.state not in _HEALTHY) and not is_listed:
                 grouped.setdefault((gpu.state, gpu.reason), []).append(gpu.index)
         for (state, reason), indices in grouped.items():
             notes.append((row.name, Text(f"GPU {common.ranges(indices)} {state}", bars.GLYPHS[state][1]), reason))

@@ -108,7 +108,7 @@ def _idle(reader: Reader, now: float) -> list[dict[str, Any]]:
 def _point(bin_start: int, sums: list[UsageSum], width_s: int, now: float) -> list[float | None]:
     """Return begin, GPU hours allocated, GPU hours in total, measured utilization, kW (of what was measured).
 
-    The power of a bin that has not ended is that of its time so far; None: too short to tell.
+    The power of a bin that has not ended is that of its time so far; None: too short to measure.
     """
     held, elapsed_s = sum(row.gpu_s for row in sums if row.user), min(width_s, now - bin_start)
     known_s = sum(row.util_known_s for row in sums)

@@ -174,7 +174,7 @@ def test_whole_measurement_is_not_marked() -> None:
     assert row(report([run("f", {"dgx1": 8}, 0, None)], usage, until=HOUR), "A100").energy_unknown_share == 0
 
 
-def test_job_is_charged_its_own_gpus_and_the_rest_is_nobodys() -> None:
+def test_a_job_is_charged_its_own_gpus_and_the_rest_is_unallocated() -> None:
     usage = [
         use("dgx1", "j1", gpu_s=HOUR, energy_j=3.6e6, util_s=HOUR * 0.8, util_known_s=HOUR),
         use("dgx1", gpu_s=7 * HOUR, energy_j=7.2e6, util_known_s=7 * HOUR, idle_s=7 * HOUR),

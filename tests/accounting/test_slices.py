@@ -1,4 +1,4 @@
-"""What MIG slices are charged: their share of their GPU's time and energy."""
+"""Charges of MIG slices: their share of their GPU's time and energy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def charged(*jobs: JobRecord) -> dict[str, tuple[float, float]]:
     return {row.job_id: (pytest.approx(row.gpu_s), pytest.approx(row.energy_j)) for row in rows}
 
 
-def test_a_slice_has_its_share_of_its_gpu_and_the_rest_is_nobodys() -> None:
+def test_a_slice_has_its_share_of_its_gpu_and_the_rest_is_unallocated() -> None:
     found = charged(job("a", (1000, 1001), "1g.10gb"), job("b", (1004,), "3g.40gb"), job("c", (1,)))
     assert found["a"] == (20.0, 200.0)
     assert found["b"] == (35.0, 350.0)
@@ -43,7 +43,7 @@ def test_one_job_after_the_other_on_a_slice_are_not_charged_twice() -> None:
     assert found["b"] == (6.0, 60.0)
 
 
-def test_who_let_go_of_a_slice_before_has_no_part_of_a_gpu_that_is_whole_or_cut_anew() -> None:
+def test_a_job_that_released_its_slice_has_no_share_of_the_gpu_when_whole_or_cut_again() -> None:
     before = job("a", (1000,), "3g.40gb", end=-5.0)
     assert charged(before, job("c", (0,)))["c"] == (70.0, 700.0)
     found = charged(before, job("b", (1000,), "1g.10gb"))

@@ -20,7 +20,7 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def workload(*jobs: tuple[int, float], nodes: int = 2, most: int = 4) -> tuple[Dl2Workload, dict[str, Any]]:
-    """Jobs (arrival slot, epochs) of one model: an epoch a slot for each worker, as long as there is a server."""
+    """Jobs (arrival slot, epochs) of one model: an epoch a slot for each worker while a server is free."""
     listed = tuple(
         Dl2Job(arrival_slot=at, model="m", epochs=epochs, steps_per_epoch=1200.0, worker=(2, 4), server=(2, 0))
         for at, epochs in jobs

@@ -23,7 +23,7 @@ DAY = 86400.0
 
 
 def drawn(jobs: int, gpus: int, seed: int, days: float) -> Trace:
-    """Jobs of all kinds of speed, each of which tells how far it is; every sixth is rigid."""
+    """Jobs of all kinds of speed, each of which reports its progress; every sixth is rigid."""
     rng = np.random.default_rng(seed)
     submit = np.sort(rng.uniform(0, days * DAY, jobs))
     power, most, base = rng.choice([0.2, 0.6, 1.0], jobs), rng.choice(SIZES, jobs), rng.choice(SIZES[:3], jobs)
@@ -88,11 +88,11 @@ def with_store(
                 outcome = JobState.COMPLETED if last else JobState.PENDING
                 store.close_run(name, n, start + end, outcome, None if last else start + end)
                 works = begin + (restart_s if n > 1 else 0.0)
-                told = JobProgress(job_id=name, attempt=n, gpus=gpus).with_step(step, 1e9, None, start + works)
+                progress = JobProgress(job_id=name, attempt=n, gpus=gpus).with_step(step, 1e9, None, start + works)
                 if end - works > 1e-3:
                     step += speeds[gpus] * (end - works)
-                    told = told.with_step(step, 1e9, None, start + end)
-                store.put_progress([told])
+                    progress = progress.with_step(step, 1e9, None, start + end)
+                store.put_progress([progress])
             spec = JobSpec(
                 name=f"kind{job % 5}", partition=partition, gpus_per_node=tried[-1][2], cores_per_node=1,
                 memory_mib_per_node=1, time_limit_s=int(trace.limit[job]),

@@ -1,4 +1,4 @@
-"""What decides is said by the weights themselves: no rule is called a network, and nothing untrained trained."""
+"""Descriptions of weights: no rule is called a network, and nothing untrained trained."""
 
 from __future__ import annotations
 

@@ -75,19 +75,19 @@ def test_where_all_fit_at_their_best_sizes_they_get_these() -> None:
     assert_within(scarce.jobs, Player(read_actors(None)["untrained"], all_known(), scarce, best_sizes=True))
 
 
-def test_it_knows_a_speed_only_when_a_job_told_it() -> None:
+def test_it_knows_only_speeds_that_a_job_reported() -> None:
     one = prepare(draw("24 nodes", 1), read_speeds(None, 16))
     observed = new_observed(16)
     simulate(one.jobs, Player(read_actors(None)["warm"], observed, one))
     truth = {name: one.jobs.rate[k] * one.scale[k] for k, name in enumerate(one.names)}
     for row, name in enumerate(observed.names):
-        told = observed.speeds.times[row].reshape(16, 16) > 0
-        assert 0 < told.sum() < 128  # by far not all of them: 256
-        trained = told & (truth[name][1:, 1:] > 0)
+        reported = observed.speeds.times[row].reshape(16, 16) > 0
+        assert 0 < reported.sum() < 128  # by far not all of them: 256
+        trained = reported & (truth[name][1:, 1:] > 0)
         np.testing.assert_allclose(observed.expected(row)[trained], truth[name][1:, 1:][trained], rtol=1e-9)
 
 
-def test_what_was_never_told_is_guessed_by_what_was_and_by_other_kinds() -> None:
+def test_unreported_speeds_are_estimated_by_reported_ones_and_by_other_kinds() -> None:
     other = np.sqrt(np.arange(1, 17))[:, None] * np.ones(16)
     observed = new_observed(16)
     for at, speed in np.ndenumerate(other):
@@ -97,13 +97,13 @@ def test_what_was_never_told_is_guessed_by_what_was_and_by_other_kinds() -> None
     assert observed.expected(observed.row("b")) == pytest.approx(other / 4.0, rel=0.02)
     observed.add_report(1, (0, 0), 6.0)
     assert observed.expected(1)[0, 0] == pytest.approx(6.0)
-    assert observed.expected(1)[3, 8] == pytest.approx(12.0, rel=0.05)  # the likeness, at the level that it told
+    assert observed.expected(1)[3, 8] == pytest.approx(12.0, rel=0.05)  # like the other, at its own reported level
     observed.add_report(1, (3, 8), 3.0)
     assert observed.expected(1)[3, 8] == pytest.approx(3.0)
     assert 3.0 < observed.expected(1)[1, 2] < 6.0 * math.sqrt(2)  # between the two
 
 
-def test_what_one_learner_was_told_another_takes_up_where_it_knows_nothing() -> None:
+def test_a_learner_takes_over_reports_of_another_where_it_has_none() -> None:
     one, other = new_observed(4), new_observed(4)
     one.add_report(one.row("a"), (0, 0), 2.0)
     other.add_report(other.row("b"), (1, 1), 5.0)
@@ -146,7 +146,7 @@ def test_a_size_at_which_nothing_is_trained_is_known_as_such() -> None:
 # The setting, with restarts and changes
 
 
-def test_a_restart_costs_a_part_of_a_slot_and_only_who_goes_on_at_another_size() -> None:
+def test_a_restart_costs_part_of_a_slot_of_resized_jobs_only() -> None:
     jobs = prepare(*workload((0, 5.0), nodes=2)).jobs
 
     def sizes(*workers: int) -> Any:
@@ -217,19 +217,19 @@ def test_before_it_learns_it_is_worse_and_imitation_makes_it_the_rule() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_it_recovers_when_a_model_s_speed_is_halved(seed: int) -> None:
-    """From ten slots after it on, it gives what one would give that was told all speeds as they are now."""
+    """From ten slots after it on, it gives what one would give that knows all present speeds."""
     one = prepare(draw("24 nodes", seed), read_speeds(None, 16))
     halved, truth, calls = one.names.index("resnet-50"), all_known(), 0
     actor = read_actors(None)["trained"]
-    learns, is_told = Player(actor, all_known(), one), Player(actor, truth, one)
+    learns, oracle = Player(actor, all_known(), one), Player(actor, truth, one)
 
     def policy(jobs: Any, course: Any, there: Any) -> None:
         nonlocal calls
-        told = np.full(len(course.speed), np.nan)
+        unknown = np.full(len(course.speed), np.nan)
         if calls == 20:
             truth.speeds.total[truth.names.index("resnet-50")] += math.log(0.5)
-            is_told._kinds = None
-        is_told(jobs, course._replace(speed=told), there)
+            oracle._kinds = None
+        oracle(jobs, course._replace(speed=unknown), there)
         known = course.sizes.copy()
         course.sizes[:] = 0
         learns(jobs, course, there)
@@ -244,7 +244,7 @@ def test_it_recovers_when_a_model_s_speed_is_halved(seed: int) -> None:
 # How it learns
 
 
-def test_what_is_written_down_has_the_chance_that_torch_gives_it() -> None:
+def test_recorded_choices_have_torch_s_probabilities() -> None:
     torch = pytest.importorskip("torch")
     recipe = Dl2Recipe(nodes=(12,), kept=64)
     school = learning.Dl2Trainer(recipe, PublicSetting(recipe, read_speeds(None, 16)), 3, 1, torch.device("cpu"))
@@ -483,7 +483,7 @@ def drawn_trace() -> Any:
     )  # fmt: skip
 
 
-def test_what_decides_is_said() -> None:
+def test_describe_weights_names_what_decides() -> None:
     assert (
         describe_weights(load_file(SHIPPED, "dl2")) == "a linear score of 20 inputs, and a network of 27-32-1 beside it"
     )

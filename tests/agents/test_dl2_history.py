@@ -1,4 +1,4 @@
-"""What DL2's agent takes from a site's history: past decisions, and a warm-up that imitates them."""
+"""DL2's agent and a site's history: past decisions, and a warm-up that imitates them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_decision_is_rebuilt_with_what_was_known_then(tmp_path: Path) -> None:
     assert shrunk.claims.number[[COUNT, CAPACITY, FREE]].tolist() == [3, 16, 0]
     assert shrunk.claims.allowed[0].tolist() == [1, 1, 1, 1]
     assert shrunk.claims.jobs["age_s"].tolist() == pytest.approx([1000, 990, 100])
-    assert shrunk.claims.reported[0].tolist() == [0, 0, 0, 1], "it has told at 8 only, and at 4 later"
+    assert shrunk.claims.reported[0].tolist() == [0, 0, 0, 1], "it has reported at 8 only, and at 4 later"
     pace = trace.progress and trace.progress.speeds(0)
     assert pace
     assert shrunk.claims.pace[0, 2] == pytest.approx(pace[8] * 0.5**0.8)
@@ -104,7 +104,7 @@ def test_only_what_was_known_at_the_cut_is_taken(tmp_path: Path) -> None:
     early = recorded_decisions(known_at(trace, cut)[0], 16, Resizing())
     before = [one for one in found if one.at < cut]
     assert 50 < len(before) < len(found)
-    # Around the cut, who was shrunk for whom shows later only.
+    # Around the cut, which job was shrunk for which shows later only.
     assert [one.at for one in early][:-2] == [one.at for one in before][: len(early) - 2]
     for one, whole in zip(early[:-20], before, strict=False):
         assert one.chosen.tolist() == whole.chosen.tolist()

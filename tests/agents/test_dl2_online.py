@@ -33,7 +33,7 @@ def brought(decisions: list[RecordedDecision], chosen: list[Any]) -> float:
     return progress(decisions, chosen, SLOT_S, RESTART)
 
 
-def test_progress_is_one_at_the_best_sizes_and_less_for_who_was_resized(tmp_path: Path) -> None:
+def test_progress_is_one_at_the_best_sizes_and_less_for_resized_jobs(tmp_path: Path) -> None:
     lived(tmp_path, "drf", jobs=60)
     found = recorded_decisions(load(tmp_path), 16, Resizing())
     best = [

@@ -55,7 +55,7 @@ def start(folder: Path, processes: int, pause: float) -> list[BaseProcess]:
 
 
 def said(folder: Path, name: str) -> dict[str, Any]:
-    """What the job wrote last; whatever is there is whole."""
+    """Return what the job wrote last; the file is always whole."""
     path = folder / f"{name}.json"
     return dict(json.loads(path.read_text())) if path.exists() else {"step": 0}
 

@@ -71,7 +71,7 @@ def test_gymnasiums_checker_passes(variant):
         check_env(ClusterEnv(paper("A100", 24), variant), skip_render_check=True)
 
 
-def test_what_is_impossible_is_masked_or_punished():
+def test_impossible_actions_are_masked_or_penalized():
     setting = paper("A100")
     masked, free = ClusterEnv(setting, "masked"), ClusterEnv(setting, "paper")
     for env in (masked, free):
@@ -94,7 +94,7 @@ def test_what_is_impossible_is_masked_or_punished():
 
 
 def test_an_agent_that_never_starts_anything_is_overruled():
-    """Else an episode of the paper's variant might never end."""
+    """Otherwise an episode of the paper's variant might never end."""
     env = ClusterEnv(paper("A100"), "paper")
     _, info = env.reset(options={"sequence": [0, 1, 2, 0]})
     for _ in range(400):

@@ -64,7 +64,7 @@ SOURCES = {
 
 
 class Trained(NamedTuple):
-    """What ``gpusched train`` left: exit code, output, the last line of stderr."""
+    """The result of ``gpusched train``: exit code, output, the last line of stderr."""
 
     code: int
     out: str
@@ -218,7 +218,7 @@ def test_partitions_that_pass_are_saved(site: Site, monkeypatch: pytest.MonkeyPa
     assert gate["start"]["high"] < 0 == round(gate["rule"]["change"], 3)
 
 
-def test_what_nothing_could_judge_is_not_trained(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_held_out_jobs_nothing_is_trained(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = learns(monkeypatch)
     done = site.train("gist", "--hold-out", "0")
     assert (done.code, trained) == (2, [])

@@ -48,7 +48,7 @@ def test_it_goes_on_from_its_state_bit_for_bit() -> None:
     assert second.ask().tobytes() == whole.ask().tobytes()
 
 
-def test_candidates_come_in_mirrored_pairs_until_told() -> None:
+def test_candidates_come_in_mirrored_pairs_until_costs_are_given() -> None:
     found = search()
     one = found.ask()
     assert one.tobytes() == found.ask().tobytes()

@@ -62,7 +62,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: 
     assert one.about["knows"] == "limit"
 
 
-def test_what_is_kept_is_never_worse_on_the_validation_workloads_than_any_start(tmp_path: Path) -> None:
+def test_kept_weights_are_never_worse_on_validation_than_any_start(tmp_path: Path) -> None:
     trained = train_agent(job(tmp_path, generations=6, use_weight=0.0), TrainingReport())
     pool = Pool.uniform(2, 8)
     workloads = [generate(scale.replace(WORKLOAD, jobs=100), 500_009 + i) for i in range(2)]

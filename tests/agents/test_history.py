@@ -1,4 +1,4 @@
-"""What a training makes of this cluster's own history: none yet is no error, one that cannot be read is."""
+"""Training on this cluster's own history: none yet is no error, an unreadable one is."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def torn(state: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [garbage, torn])
-def test_a_store_that_cannot_be_read_is_said_and_not_taken_for_an_empty_one(
+def test_an_unreadable_store_is_an_error_and_not_an_empty_history(
     state: Path, spoil: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     spoil(state)

@@ -31,7 +31,7 @@ QUICK: dict[str, Any] = {"iterations": 1, "sequences": 2, "sequence": 16, "rollo
 
 
 def log(long_s: float) -> Trace:
-    """A job an hour, of five minutes; every tenth runs for ``long_s``. No limits: these would tell."""
+    """A job an hour, of five minutes; every tenth runs for ``long_s``. No limits: these would give it away."""
     submit = np.arange(JOBS) * HOUR_S
     ran = np.where(np.arange(JOBS) % 10 == 3, long_s, 300.0)
     return trace_of(submit.tolist(), ran.tolist(), [1, 2] * (JOBS // 2), limit=[np.nan] * JOBS)
@@ -52,7 +52,7 @@ def job(folder: Path, trace: Trace, **settings: object) -> TrainJob:
     )  # fmt: skip
 
 
-def test_what_ended_later_had_run_so_long_and_had_not_ended() -> None:
+def test_jobs_that_end_after_the_cut_count_as_running() -> None:
     trace = trace_of([0.0, 10.0, 20.0, 30.0], [5.0, 500.0, 80.0, 1.0], [1, 2, 4, 8])
     seen, ended = known_at(trace, 100.0)
     assert seen.duration.tolist() == [5.0, 90.0, 80.0, 1.0]
@@ -92,7 +92,7 @@ def test_run_times_that_came_to_light_after_the_cut_change_no_training(tmp_path:
             np.testing.assert_array_equal(array, two.arrays[name], err_msg=name)
 
 
-def test_what_is_learned_before_choosing_knows_nothing_of_the_part_that_is_chosen_by(tmp_path: Path) -> None:
+def test_learning_before_the_choice_knows_nothing_of_the_validation_part(tmp_path: Path) -> None:
     trace = log(60.0)
     longer = trace.duration.copy()
     longer[[40, 50]] = [30 * HOUR_S, 25 * HOUR_S]  # both end within the last three tenths of what is learned from

@@ -1,4 +1,4 @@
-"""MAIFS' setting of our own: what is measured, what is told, the joint step, and what the agents are worth."""
+"""MAIFS' setting of our own: measurements, known speeds, the joint step, and the value of the agents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpusched.agents.common.vector import to_arrays, to_vector, vector_size
 from gpusched.agents.maifs import live, rules
 from gpusched.agents.maifs.beliefs import new_beliefs, record_speeds, refresh
 from gpusched.agents.maifs.engine import MaifsRun, apply, best_alone_jct, plan_of, serve, simulate, simulate_agent
-from gpusched.agents.maifs.joint import ALONE, GRAPH, MODES, UNCOORDINATED, agree
+from gpusched.agents.maifs.joint import ALONE, GRAPH, MODES, UNCOORDINATED, agree, assign
 from gpusched.agents.maifs.kinds import (
     CORES,
     MEMORY_GB,
@@ -180,12 +180,12 @@ def test_a_job_that_is_moved_or_resized_pays_for_its_restart() -> None:
 
 
 @pytest.mark.parametrize("name", ["las", "synergy", "greedy", "alone", "uncoordinated", "graph"])
-def test_nobody_gets_more_than_there_is_or_than_its_bounds(name: str) -> None:
+def test_sizes_stay_within_capacity_and_the_job_s_bounds(name: str) -> None:
     world, full = day("philly", 1, 1.1), 0
     (run, course), known = new_run(world.jobs), exact_estimates(world.truth)
     agent = agent_of(untrained(0) + np.random.default_rng(0).normal(0, 0.1, vector_size(WEIGHTS)))
     beliefs = new_beliefs(world.truth, 0.0)
-    mode = {"alone": ALONE, "uncoordinated": UNCOORDINATED, "graph": GRAPH}.get(name)
+    mode = MODES.get(name)
     rule = {"las": rules.LAS, "synergy": rules.SYNERGY, "greedy": rules.GREEDY}.get(name, 0)
     while run.next_round():
         there = run.active
@@ -231,6 +231,27 @@ def test_messages_find_the_best_joint_choice_of_two_agents_and_of_a_chain() -> N
     assert better > 40  # often, to take one's own best is not best for all
 
 
+def test_the_exact_choice_is_the_best_one_also_where_messages_go_round() -> None:
+    """Every agent may bid for every job, so that the graph has cycles; some bid for fewer."""
+    rng, better = np.random.default_rng(1), 0
+    for _ in range(100):
+        score, who = np.zeros((4, 4)), np.full((4, 4), -1)
+        for k in range(4):
+            bids = rng.integers(0, 4)
+            score[k, :bids] = np.sort(rng.uniform(1, 10, bids))[::-1]
+            who[k, :bids] = rng.permutation([3, 5, 8, 9])[:bids]
+        exact, messages = np.zeros((2, 4), np.int64)
+        assign(score, who, exact)
+        agree(score, who, messages)
+        assert worth(score, who, exact) == pytest.approx(
+            max(worth(score, who, c) for c in itertools.product(range(4), repeat=4))
+        )
+        won = [who[k, c] for k, c in enumerate(exact) if who[k, c] >= 0]
+        assert len(set(won)) == len(won), "no job twice"
+        better += worth(score, who, exact) > worth(score, who, messages) + 1e-9
+    assert better > 3
+
+
 def worth(score: Any, who: Any, chosen: Any) -> float:
     """What a joint choice brings: of bids for the same job the larger."""
     best: dict[int, float] = {}
@@ -247,11 +268,11 @@ def test_agents_do_not_take_running_jobs_from_each_other() -> None:
     assert max(agents) < 1.2 * alone
 
 
-def test_beliefs_come_from_what_jobs_told_and_from_nothing_else() -> None:
+def test_beliefs_come_from_reports_of_jobs_only() -> None:
     truth = measured().speed
     beliefs = new_beliefs(truth, 0.0)
     other = new_beliefs(np.where(truth > 0, np.random.default_rng(0).uniform(1, 9, truth.shape), 0.0), 0.0)
-    assert np.array_equal(beliefs.known.speed, other.known.speed)  # only what is possible is told
+    assert np.array_equal(beliefs.known.speed, other.known.speed)  # only possible sizes are known
     before = beliefs.known.speed.copy()
     row, here, more, far = truth[0], point(0, 2, 1), point(0, 3, 1), point(1, 2, 1)
     assert learn(beliefs.speeds, 0, here, float(np.log(row[here])), 0.0)
@@ -259,7 +280,7 @@ def test_beliefs_come_from_what_jobs_told_and_from_nothing_else() -> None:
     speed = beliefs.known.speed
     assert speed[0, here] == pytest.approx(row[here])
     assert speed[0, far] == pytest.approx(row[here] * 2**0.8, rel=0.05)  # by the prior, from what is known now
-    assert np.array_equal(speed[1:], before[1:])  # other models tell nothing of it
+    assert np.array_equal(speed[1:], before[1:])  # other models do not change
     learn(beliefs.speeds, 0, more, float(np.log(row[more])), 0.0)
     refresh(beliefs, 0, 0.0)
     assert speed[0, more] == pytest.approx(row[more])
@@ -268,7 +289,7 @@ def test_beliefs_come_from_what_jobs_told_and_from_nothing_else() -> None:
     assert beliefs.known.uncertainty[0] < beliefs.known.uncertainty[1]
 
 
-def test_a_running_job_tells_its_speed_once_for_what_it_has() -> None:
+def test_a_running_job_reports_its_speed_once_for_its_size() -> None:
     world = tiny((0.0, 0, 1000.0))
     (run, course), beliefs = new_run(world.jobs), new_beliefs(world.truth, 0.0)
     for times in (0, 1, 1):
@@ -298,7 +319,7 @@ def test_training_is_the_same_every_time_and_never_keeps_what_is_worse_than_the_
 
 
 @pytest.mark.parametrize("trace", FILES)
-def test_the_trained_agents_are_nearly_as_good_as_if_they_were_told_every_speed(trace: str) -> None:
+def test_the_trained_agents_are_nearly_as_good_as_with_every_speed_known(trace: str) -> None:
     jct: dict[str, list[float]] = {}
     for seed in (901, 902, 903):
         world = day(trace, seed, purpose="test", density=0.3)
@@ -389,7 +410,7 @@ def sizes(agent: live.LiveAgents, asked: Question) -> list[int]:
 
 
 @pytest.mark.parametrize("choose", MODES)
-def test_sizes_live_are_allowed_within_capacity_and_for_those_who_gain(choose: str) -> None:
+def test_live_sizes_are_allowed_within_capacity_and_given_to_jobs_that_gain(choose: str) -> None:
     agent = shipped(coordination=choose)
     assert sizes(agent, question([(0, 600.0, 1.0), (0, 600.0, 0.1)], 9)) == [8, 1]  # the second is not faster with more
     assert sizes(agent, question([(0, 600.0, 1.0)] * 3, 3)) == [1, 1, 1]

@@ -100,7 +100,7 @@ def test_a_job_says_nothing_of_itself() -> None:
     assert float(known.mass[int(q.place_of(1000.0)) :].sum()) == pytest.approx(before, abs=1e-6)
 
 
-def test_what_has_stopped_leaves_no_trace() -> None:
+def test_a_stopped_job_leaves_no_trace() -> None:
     known = one_group(3)
     q.note_age(known, 0, 0.0)
     q.note_end(known, 0, 300.0)
@@ -188,7 +188,7 @@ def test_a_policy_is_proved_by_the_estimates_that_it_has_live(monkeypatch: pytes
     assert final_table(policy_of_spec(short), [scenario])[0].value == mean_jct_s, "so is a trained one's"
 
 
-def test_of_equals_the_last_submitted_goes_first_where_the_policy_says_so() -> None:
+def test_a_policy_may_order_equal_jobs_last_submitted_first() -> None:
     trace = habits(6)
     trace = replace(trace, submit=np.arange(6.0), user=np.zeros(6, np.int64), gpus=np.ones(6, np.int64),
                     duration=np.full(6, 100.0), model=np.zeros(6, np.int64))  # fmt: skip
@@ -228,17 +228,17 @@ def history(folder: Path, trace: Trace) -> None:
 
 def test_from_history_to_a_job(cli: Cli) -> None:
     history(cli.folder / "state", habits(300))
-    (told,) = cli.predict(WAITS, **FAST)
-    assert (told["id"], told["run_s"]) == (WAITS, None)
+    (row,) = cli.predict(WAITS, **FAST)
+    assert (row["id"], row["run_s"]) == (WAITS, None)
     names = ("p5_s", "p25_s", "p50_s", "p75_s", "p95_s")
-    assert [told[name] for name in names] == sorted(told[name] for name in names)
-    assert 0 < told["p5_s"] < told["p95_s"] <= 86400
+    assert [row[name] for name in names] == sorted(row[name] for name in names)
+    assert 0 < row["p5_s"] < row["p95_s"] <= 86400
     judged = cli.predict(str(cli.folder / "state"), **FAST)["evaluation"]  # its own history is a trace, too
     assert 100 < judged["jobs"] < 200
     assert judged["rows"][0]["log_error"] < judged["rows"][1]["log_error"]
 
 
-def test_a_job_of_the_past_is_told_as_of_its_submission() -> None:
+def test_a_past_job_is_predicted_as_of_its_submission() -> None:
     spec = JobSpec(
         name="run-7", partition="p", gpus_per_node=1, cores_per_node=1, memory_mib_per_node=1, time_limit_s=9999
     )
@@ -252,9 +252,9 @@ def test_a_job_of_the_past_is_told_as_of_its_submission() -> None:
     before, job, after = ended(0.0, 100.0), ended(1000.0, 50.0), ended(900.0, 5000.0)
     waits = replace_fields(job, state=JobState.PENDING, start_time=None, end_time=None)
     runs = replace_fields(after, state=JobState.RUNNING, end_time=None)
-    (told,), (then,) = predict_jobs([before, job, after], [job]), predict_jobs([before, runs], [waits])
-    assert (told.run_s, then.run_s) == (50.0, None)
-    assert replace_fields(told, run_s=None) == then != replace_fields(predict_jobs([], [waits])[0], run_s=None)
+    (past,), (then,) = predict_jobs([before, job, after], [job]), predict_jobs([before, runs], [waits])
+    assert (past.run_s, then.run_s) == (50.0, None)
+    assert replace_fields(past, run_s=None) == then != replace_fields(predict_jobs([], [waits])[0], run_s=None)
 
 
 def test_usage(cli: Cli) -> None:

@@ -17,7 +17,7 @@ from gpusched.agents.rltune.preempting import NO_ODDS, odds_of
 from gpusched.agents.rltune.public import Candidate, PublicCluster, Transfer, train_public
 from gpusched.agents.training import public as command
 from gpusched.config.policies import BUILT_IN, load_policy
-from gpusched.config.weights import load_file, load_model
+from gpusched.config.weights import load_file
 from gpusched.errors import UsageError
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import Pool
@@ -28,7 +28,7 @@ from gpusched.traces.generate import generate
 from gpusched.traces.workload import load_workload
 
 DRAWN = load_workload("benchmarks/weights_workload.yaml")
-SHIPPED = [row for row in weights.SHIPPED if "policies" in row.file]
+SHIPPED = [row for row in weights.SHIPPED if row.remade]
 
 
 def cluster(name: str, seed: int, jobs: int = 120) -> PublicCluster:
@@ -154,7 +154,7 @@ def test_costs_are_of_several_windows_by_the_estimates_that_decide_live(monkeypa
         ]
 
 
-def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
+def test_policies_that_cannot_be_trained_are_refused(tmp_path: Path) -> None:
     few = [cluster("a", 1), cluster("b", 2)]
     with pytest.raises(UsageError, match="at least three"):
         train_public(few, load_policy(BUILT_IN / "rltune.yaml"), lambda done, total: None)
@@ -190,26 +190,39 @@ def test_tiny_versions_are_made_twice_alike_and_say_how(tmp_path: Path) -> None:
     assert weights.comparison(changed, tmp_path / "first" / weights.WEIGHTS).startswith("differs: ")
 
 
-@pytest.mark.parametrize("row", SHIPPED, ids=lambda row: Path(row.file).parent.name)
+def test_a_file_that_is_not_made_is_told_and_the_others_follow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = weights.ShippedWeights("bad", "", ("gpusched train",), {}, True)
+    monkeypatch.setattr(weights, "SHIPPED", (bad, bad._replace(file="no short", short=())))
+    assert weights.main(["--short"]) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("bad: not made: exit code 2, ")
+    assert second.startswith("no short: no short version, ")
+
+
+@pytest.mark.parametrize("row", SHIPPED, ids=lambda row: row.file.split("/", 2)[2])
 def test_shipped_files_say_what_made_them(row: weights.ShippedWeights) -> None:
-    """The table's command and data, in the file's own metadata; and the card beside it is this file's."""
-    folder = (weights.ROOT / row.file).parent
-    model = load_model(folder, "any partition", "rltune")
-    command_of_table = row.command.replace("{data}/", "").partition(" --out")[0]
+    """The table's command and data, in the file's own metadata; and the card beside it, if any, is this file's."""
+    file = weights.ROOT / row.file
+    model = load_file(file, "maifs" if "maifs" in row.file else "rltune")
+    command_of_table = row.command.replace("{data}/", "").replace("{data}", "traces").partition(" --out")[0]
     assert model.about["command"].startswith(command_of_table)
     assert model.about["data"] == "; ".join(f"{name} sha256 {digest}" for name, digest in row.data.items())
-    card = yaml.safe_load((folder / "default.card.yaml").read_text())
-    assert card["weights"] == model.digest
-    assert card["trace"]["public"] is True
+    assert {"seed", "gpusched"} <= model.about.keys()
+    if "policies" in row.file:
+        card = yaml.safe_load(file.with_name("default.card.yaml").read_text())
+        assert card["weights"] == model.digest
+        assert card["trace"]["public"] is True
 
 
 def test_weightings_are_held_against_the_best_rule_of_their_cell(capsys: pytest.CaptureFixture[str]) -> None:
     (scenario,) = cluster("a", 1, 60).scenarios
-    rule, (start, shipped, told), ratios = rltune_bound.figures(2, scenario)
+    rule, (start, shipped, oracle), ratios = rltune_bound.figures(2, scenario)
     names = [one.name for one in rltune_bound.drawn(2)]
     assert (len(ratios), names[0]) == (len(names) + 1, "sjf")
     assert (start, shipped) == (ratios[0], ratios[-1])
-    assert told < 1.0, "true run times help any rule by estimates"
+    assert oracle < 1.0, "true run times help any rule by estimates"
     assert rule.endswith(" s")
     assert min(ratios) > 0.0
 

@@ -85,11 +85,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("topology --table half.csv", "half.csv: found no ('b', 2, 2) beside ('a', 2, 2)"),
     ],
 )
-def test_bad_input_is_told_in_a_line(
+def test_bad_input_is_a_one_line_error(
     folder: Path, words: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    _told(words, said, capfd)
+    _check_error(words, said, capfd)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_bad_input_is_told_in_a_line(
         ("{}", "bad/synergy_sensitivity.json: models/alexnet_1: found something else"),
     ],
 )
-def test_bad_measurements_are_told_in_a_line(
+def test_bad_measurements_are_a_one_line_error(
     tmp_path: Path, content: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source = real("../profiles/synergy_sensitivity.json").parent
@@ -108,10 +108,10 @@ def test_bad_measurements_are_told_in_a_line(
     for name in ("restart_seconds.csv", "placement"):
         (tmp_path / "bad" / name).symlink_to(source / name)
     monkeypatch.chdir(tmp_path)
-    _told("maifs --speeds bad", said, capfd)
+    _check_error("maifs --speeds bad", said, capfd)
 
 
-def _told(words: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+def _check_error(words: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
     code = cli.run(["reproduce", *words.split()])
     err = capfd.readouterr().err
     assert code != 0

@@ -51,11 +51,11 @@ def test_a_scenario_says_what_the_table_shows() -> None:
         {"head": "PAPER", "published": {"b": "claim"}},
         {"head": "RESTARTS", "of": "restarts", "per": "jobs", "format": "{:.1f} a job"},
     ]  # fmt: skip
-    told = {"words": "It claims {claim:+.0%}.", "published": {"claim": -0.25}, "bound": {"jct": "bound"}}
+    fields = {"words": "It claims {claim:+.0%}.", "published": {"claim": -0.25}, "bound": {"jct": "bound"}}
     draws = {"a": (120.0, 240.0, 120.0), "b": (60.0, 120.0, 60.0), "best": (60.0, 60.0, 60.0)}
     rows = [Row(load, policy, jct[i], 40.0, 5) for load in (0.7, 1) for i in range(3) for policy, jct in draws.items()]
     shown = StringIO()
-    paper = msgspec.convert(told | {"table": columns}, Paper)
+    paper = msgspec.convert(fields | {"table": columns}, Paper)
     Console(file=shown, width=200).print(reproduction.screen(paper, rows))
     head, *lines = (re.split(" {2,}", line.strip()) for line in shown.getvalue().splitlines())
     assert head == [column["head"] for column in columns]
@@ -143,9 +143,9 @@ def test_the_page_says_what_was_computed_and_what_the_paper_printed() -> None:
 def test_no_result_is_a_literal(module: ModuleType) -> None:
     """In what reproduces, a text with decimals or per cent in it would be a figure that nobody computed."""
     tree = ast.parse(inspect.getsource(module))
-    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings may
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # these may
     texts = {n.value for n in ast.walk(tree)
-             if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in told}  # fmt: skip
+             if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in docstrings}  # fmt: skip
     of_formats = {t for t in texts if re.fullmatch("[+,]*[.][0-9][f%g]", t)}
     assert of_formats < texts
     assert not {t for t in texts - of_formats if re.search("[0-9][.][0-9]|[0-9] ?%", t)}

@@ -125,7 +125,7 @@ def test_another_rule_must_be_certainly_better(other: list[tuple[float, float]],
     assert preferred({"usual": [(1.0, 1.0)] * 4, "other": other, "worst": [(2.0, 2.0)] * 4}, "usual") == chosen
 
 
-def test_what_it_knows_decides_what_it_can_choose() -> None:
+def test_the_rules_to_choose_from_depend_on_the_known_run_times() -> None:
     names = {knows: [rule.name for rule in rules(RltuneSettings(knows=knows), True)] for knows in KNOWS}
     assert {knows: of[0] for knows, of in names.items()} == {
         "nothing": "fifo", "limit": "by limit", "estimate": "sjf", "oracle": "sjf"}  # fmt: skip
@@ -149,7 +149,7 @@ def test_a_network_that_harms_is_not_believed() -> None:
     assert "later" in words[0]
 
 
-class Told:
+class KnownFigures:
     """A replay whose figures are known: policy -> mean JCT, which is all that counts here."""
 
     def __init__(self, **jct: float) -> None:
@@ -171,8 +171,8 @@ class Told:
 )
 def test_a_network_must_be_better_later_and_no_worse_before(before: float, later: float, chosen: str) -> None:
     options: Any = [Option("net", 1.0, "net")]  # type: ignore[arg-type]
-    early: Any = [Told(none=100.0, net=before)]
-    late: Any = [Told(none=100.0, net=later)]
+    early: Any = [KnownFigures(none=100.0, net=before)]
+    late: Any = [KnownFigures(none=100.0, net=later)]
     found, words = choose_strength(options, "none", early, late, RltuneSettings(objective="jct"))  # type: ignore[arg-type]
     assert found.prepared == chosen
     assert words == [f"net x 1: {1 - later / 100:+.1%} later, {1 - before / 100:+.1%} before"]
@@ -293,7 +293,7 @@ def test_attention_learns_the_same_from_the_same_seed_and_goes_on_where_it_was()
 
 
 def test_windows_of_recorded_picks_keep_their_jobs_together() -> None:
-    """What attention learns from: every window once, its rows side by side with what is off of each."""
+    """The training data of attention: every window once, its rows side by side with what is off of each."""
     learner, episodes = attentive(0)
     recorded = learner.plays(episodes, 1)
     trajectories = [p.trajectory for mine in recorded for p in mine]

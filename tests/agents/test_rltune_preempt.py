@@ -1,4 +1,4 @@
-"""RLTune with preemption: repeatable, never told the future, LAS where it ranks so."""
+"""RLTune with preemption: repeatable, without knowledge of the future, LAS where it ranks so."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_nothing_is_known_of_what_has_not_ended() -> None:
         )
 
 
-def test_who_ran_short_before_goes_before_who_ran_long() -> None:
+def test_jobs_whose_predecessors_ran_short_go_first() -> None:
     """Two users; the last two jobs come at once, the one of the user with long jobs first. LAS takes that one."""
     submit, ran = [0.0, 0.0, 5.0, 5.0, 10000.0, 10000.0], [9000.0, 100.0, 9000.0, 100.0, 9000.0, 100.0]
     trace = trace_of(submit, ran, [1] * 6, user=[0, 1] * 3)
@@ -113,7 +113,7 @@ def test_who_ran_short_before_goes_before_who_ran_long() -> None:
     assert replay(trace, Pool.uniform(1, 1), "las").end[5] > 13000.0
 
 
-def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
+def test_the_choice_on_the_later_part_knows_only_the_earlier_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []

@@ -1,4 +1,4 @@
-"""``gpusched reproduce topology``: the setting, its rows, and what is told of bad input."""
+"""``gpusched reproduce topology``: the setting, its rows, and errors of bad input."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_contention_does_no_harm_on_a_dgx():
         assert contention <= 1.02 * rack
 
 
-def test_by_a_table_of_pairs_who_knows_it_is_a_fifth_below_the_best_blind_rule():
+def test_contention_with_a_table_of_pairs_is_a_fifth_below_the_best_blind_rule():
     pairs = real("../profiles/contention/deepshare_pairs.csv")
     for setting in settings_of(None, str(pairs)):
         rows = {name: row_of(setting, 0.9, 1, name, 800) for name in RULES}
@@ -130,7 +130,7 @@ def test_every_tier_costs_a_job_that_goes_over_it(tmp_path):
     assert [slowest("a", "b"), slowest("a", "c"), slowest("a", "d"), slowest("a", "e")] == [1.0, 2.0, 4.0, 10.0]
 
 
-def test_what_nodes_have_is_said_by_options_or_an_inventory(tmp_path):
+def test_node_resources_come_from_options_or_an_inventory(tmp_path):
     ours = tmp_path / "ours.yaml"
     ours.write_text(CLUSTER)
     (setting,) = settings_of(str(ours), None, 4, "2x200G")

@@ -125,7 +125,7 @@ def test_messages_are_as_written_down_in_plain_numpy(parts: int) -> None:
     )
 
 
-def test_weights_of_another_shape_are_told() -> None:
+def test_weights_of_another_shape_are_rejected() -> None:
     arrays = to_arrays(untrained(0), SHAPES)
     assert np.allclose(to_vector(arrays, SHAPES), untrained(0), atol=1e-6)
     with pytest.raises(ValueError, match=r"wait\.in is missing or not of shape"):
@@ -166,7 +166,7 @@ def test_four_schedulers_that_hand_jobs_on_do_about_what_one_does() -> None:
         ])  # fmt: skip
     one, four, alone = np.log(jct).mean(0)
     assert four < one + 0.05
-    assert alone > one + 0.05, "where each keeps to its own nodes as long as they have room"
+    assert alone > one + 0.05, "where each keeps to its own nodes while they have free GPUs"
 
 
 @pytest.mark.parametrize("parts", [1, 4])
@@ -239,7 +239,7 @@ def test_they_are_replayed_as_any_policy_by_what_their_file_says(tmp_path: Path)
         replay(trace, RACKS.pool, policy, network=here, placement="rack")
 
 
-def test_what_the_network_adds_nothing_to_is_about_the_rule() -> None:
+def test_the_untrained_network_is_about_as_good_as_the_rule() -> None:
     jct = {}
     for name in ("untrained", "contention"):
         drawn_jobs = [draw(RACKS, 0.9, seed, 1500) for seed in range(4)]
@@ -247,7 +247,7 @@ def test_what_the_network_adds_nothing_to_is_about_the_rule() -> None:
     assert jct["untrained"] == pytest.approx(jct["contention"], rel=0.1)
 
 
-def test_what_was_learned_is_better_than_its_start_on_jobs_never_seen() -> None:
+def test_trained_weights_beat_their_start_on_unseen_jobs() -> None:
     """Where links are shared, in the mean over loads and seeds; by a table of pairs `contention` is far off."""
     lost = []
     for name in ("16x4", "16x4-racks", "8x8-racks"):

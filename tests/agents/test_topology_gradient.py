@@ -1,4 +1,4 @@
-"""Training of the topology agent by gradient: what is recorded, whom jobs are compared with, what it changes."""
+"""Training of the topology agent by gradient: the recording, the jobs compared with, and the changes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_job_is_judged_by_the_jobs_submitted_near_it() -> None:
 
 @pytest.mark.parametrize("imitates", [True, False])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_what_did_better_is_done_more(imitates: bool, sign: float) -> None:
+def test_better_rollouts_are_reinforced(imitates: bool, sign: float) -> None:
     """Rollouts in which jobs waited longer (or shorter) were better: waiting comes to be worth more (or less)."""
     one, numbers = case(5), wild(1)
     up = np.abs(np.random.default_rng(2).normal(0, NOISE, len(one.trace)))

@@ -86,7 +86,7 @@ def test_it_starts_with_the_number_set_by_hand_and_resumes(tmp_path: Path) -> No
 
 
 def test_a_replay_that_cannot_be_among_the_best_ends_early_and_costs_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With these weights every job waits for a better place as long as it may."""
+    """With these weights every job waits for a better place for its longest time."""
     trace, kind = draw(RACKS, 1.0, 4, 300)
     case = learn.TrainingCase(trace, RACKS.pool, PlacementNetwork(RACKS.tree, RACKS.model, kind), agents_spec(1))
     waits = dict(zip(SHAPES, split_vector(start(0).copy(), SHAPES), strict=True))

@@ -51,12 +51,12 @@ def cluster(site: Site) -> Cluster:
     return Cluster()
 
 
-def leave(site: Site, job: Job[Any], value: object, outcome: str = "returned", rank: int = 0, **told: Any) -> None:
-    """What the controller would have brought home."""
+def leave(site: Site, job: Job[Any], value: object, outcome: str = "returned", rank: int = 0, **header: Any) -> None:
+    """Write the result file that the controller would have collected."""
     data = pickle.dumps(value) if value is not None else b""
     path = result_path(site.state, job.id, 1, rank)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(MAGIC + json.dumps({"outcome": outcome, "size": len(data), **told}).encode() + b"\n" + data)
+    path.write_bytes(MAGIC + json.dumps({"outcome": outcome, "size": len(data), **header}).encode() + b"\n" + data)
 
 
 def submitted(site: Site) -> Submit:
@@ -114,7 +114,7 @@ def test_every_option_of_submit_can_be_given() -> None:
     assert [name for name in Options.__annotations__ if f"\n    {name}: " not in documented] == []
 
 
-def test_what_is_wrong_is_told_before_anything_is_queued(site: Site, cluster: Cluster) -> None:
+def test_wrong_options_are_rejected_before_anything_is_queued(site: Site, cluster: Cluster) -> None:
     with pytest.raises(TypeError, match="no option 'gpu'; did you mean 'gpus'"):
         cluster.submit("true", gpu=1)  # type: ignore[call-overload]
     for options, said in (
@@ -159,7 +159,7 @@ def test_what_is_wrong_is_told_before_anything_is_queued(site: Site, cluster: Cl
         ({"script": 5}, TypeError, "script: expected its text, found 5"),
     ],
 )
-def test_a_value_that_no_option_has_is_told_in_a_line(
+def test_a_wrong_value_of_an_option_is_a_one_line_error(
     site: Site, cluster: Cluster, options: Options, error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error) as raised:
@@ -325,7 +325,7 @@ def test_a_result_that_is_on_its_way_is_waited_for(site: Site, cluster: Cluster)
         (MAGIC + b'{"outcome": "not run", "error": "too old", "size": 0}\n', "ended COMPLETED .too old."),
     ],
 )
-def test_what_is_no_result_is_told_in_a_line(site: Site, cluster: Cluster, content: bytes, said: str) -> None:
+def test_an_invalid_result_is_a_one_line_error(site: Site, cluster: Cluster, content: bytes, said: str) -> None:
     job = cluster.submit(len, "four", **SMALL)
     site.fold()
     site.start(job.id)
@@ -357,8 +357,8 @@ def test_a_larger_result_is_read_from_its_folder_checked_and_removed(site: Site,
     shared = site.folder / "shared"
     site.inventory.write_text(f"settings: {{job_dirs: {shared}}}\n" + site.inventory.read_text())
     data = pickle.dumps("whole")
-    told = {"outcome": "returned", "file": "result.1.0.data", "bytes": len(data),
-            "sha256": hashlib.sha256(data).hexdigest()}  # fmt: skip
+    header = {"outcome": "returned", "file": "result.1.0.data", "bytes": len(data),
+              "sha256": hashlib.sha256(data).hexdigest()}  # fmt: skip
     for folder, content, expected in (
         ("", data, "whole"),
         (str(site.folder / "own"), data, "whole"),
@@ -368,7 +368,7 @@ def test_a_larger_result_is_read_from_its_folder_checked_and_removed(site: Site,
         job = cluster.submit(len, "four", **SMALL)
         site.fold()
         site.start(job.id)
-        leave(site, job, None, folder=folder, **told)
+        leave(site, job, None, folder=folder, **header)
         store = Store.create_or_open(site.state)
         place = Path(folder) if folder else shared / (store.meta("cluster_id") or "") / job.id
         store.close()
@@ -459,7 +459,7 @@ def test_cancelling_while_it_ends(cluster: Cluster, monkeypatch: pytest.MonkeyPa
     assert job.cancelled()
 
 
-def test_what_could_not_be_read_is_read_again(site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_result_is_read_again(site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     looked, real, failed = list[str](), Reader.ended_since, list[int]()
 
     def looking(reader: Reader, job_id: str) -> list[JobRecord]:
@@ -543,8 +543,8 @@ def test_an_exception_leaves_an_executor_at_once(site: Site, cluster: Cluster) -
     assert site.only_submit().spec.function == "abs"
 
 
-def test_what_a_batch_did_not_queue_is_cancelled(site: Site, cluster: Cluster) -> None:
-    """Else whoever waits for its futures, in another thread say, would wait for ever."""
+def test_jobs_that_a_failed_batch_did_not_queue_are_cancelled(site: Site, cluster: Cluster) -> None:
+    """Otherwise another thread that waits for its futures would wait for ever."""
     pool, made = Executor(cluster, **SMALL), list[Job[Any]]()
 
     def leave_it(argument: object, error: type[Exception] | None) -> None:
@@ -672,7 +672,7 @@ def test_asyncio(site: Site, cluster: Cluster) -> None:
     value, ticks = asyncio.run(main())
     assert value == 4
     assert len(ticks) > 1
-    assert (slow.done(), slow.state) == (False, "PENDING")  # whoever gives up waiting does not end it
+    assert (slow.done(), slow.state) == (False, "PENDING")  # giving up the wait does not end the job
 
 
 def test_no_controller_is_a_warning(site: Site) -> None:
@@ -726,7 +726,7 @@ def test_only_what_changed_is_looked_at(site: Site, cluster: Cluster, monkeypatc
     assert not any(job.done() for job in jobs[3:])
 
 
-def test_what_ended_between_two_looks_is_done_in_the_order_in_which_it_ended(site: Site, cluster: Cluster) -> None:
+def test_jobs_that_ended_between_two_polls_complete_in_order_of_their_ends(site: Site, cluster: Cluster) -> None:
     jobs = [cluster.submit("true", **SMALL) for _ in range(8)]
     done: list[str] = []
     for job in jobs:

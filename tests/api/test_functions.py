@@ -38,12 +38,12 @@ BARE = ("-I", "-S")
 
 
 class Ran(NamedTuple):
-    """How a program ended; ``told`` and ``value`` of its result, {} and None where there is none."""
+    """How a program ended; ``header`` and ``value`` of its result, {} and None where there is none."""
 
     code: int
     out: str
     err: str
-    told: dict[str, Any]
+    header: dict[str, Any]
     value: Any
     left: list[str]
     data: bytes
@@ -59,14 +59,14 @@ def run(text: str, folder: Path, *flags: str, cwd: Path | None = None, keep: boo
         [sys.executable, *flags, "-u", str(job_dir / "program.1.0.py")], env=env, cwd=cwd or folder, text=True,
         capture_output=True, timeout=300, check=False,
     )  # fmt: skip
-    result, told, value, data = job_dir / "result.1.0", dict[str, Any](), None, b""
+    result, header, value, data = job_dir / "result.1.0", dict[str, Any](), None, b""
     if result.exists():
         line, _, data = result.read_bytes().removeprefix(MAGIC).partition(b"\n")
-        told = json.loads(line)
-        assert len(data) == told["size"]
+        header = json.loads(line)
+        assert len(data) == header["size"]
         value = pickle.loads(data) if data and not keep else None
         result.unlink()
-    return Ran(done.returncode, done.stdout, done.stderr, told, value, os.listdir(job_dir), data)
+    return Ran(done.returncode, done.stdout, done.stderr, header, value, os.listdir(job_dir), data)
 
 
 def sent(function: Callable[..., Any], *args: Any, modules: list[str] | None = None, **kwargs: Any) -> str:
@@ -82,19 +82,20 @@ def test_it_runs_where_nothing_is_installed(tmp_path: Path) -> None:
 
     done = run(sent(add, 1, more=1), tmp_path, *BARE)
     assert (done.code, done.out, done.err, done.value) == (0, "adding\n", "", 42)
-    assert done.told["outcome"] == "returned"
+    assert done.header["outcome"] == "returned"
     assert done.left == []
 
 
-def test_what_is_raised_comes_back_with_its_lines(tmp_path: Path) -> None:
+def test_an_exception_comes_back_with_its_traceback(tmp_path: Path) -> None:
     def divide(by: int) -> float:
         return 1 / by  # the line that fails
 
     done = run(sent(divide, 0), tmp_path, *BARE)
-    assert (done.code, done.told["outcome"], done.told["error"]) == (1, "raised", "ZeroDivisionError: division by zero")
+    assert (done.code, done.header["outcome"]) == (1, "raised")
+    assert done.header["error"] == "ZeroDivisionError: division by zero"
     assert isinstance(done.value, ZeroDivisionError)
     assert "1 / by" in done.err
-    assert done.err == done.told["traceback"]
+    assert done.err == done.header["traceback"]
     assert "call.py" not in done.err
 
     def unlike() -> None:
@@ -105,7 +106,7 @@ def test_what_is_raised_comes_back_with_its_lines(tmp_path: Path) -> None:
         raise Own("there")
 
     done = run(sent(unlike), tmp_path, *BARE)
-    assert (done.code, done.value, done.told["error"].endswith("Own: there")) == (1, None, True)
+    assert (done.code, done.value, done.header["error"].endswith("Own: there")) == (1, None, True)
 
     def one_way() -> None:
         class Own(Exception):
@@ -115,7 +116,7 @@ def test_what_is_raised_comes_back_with_its_lines(tmp_path: Path) -> None:
         raise Own("there", 3)
 
     done = run(sent(one_way), tmp_path, *BARE)
-    assert (done.code, done.value, done.told["error"].endswith("Own: there")) == (1, None, True)
+    assert (done.code, done.value, done.header["error"].endswith("Own: there")) == (1, None, True)
     # The lines of a file that is not here, as the client's seldom is.
     away = tmp_path / "away.py"
     away.write_text("def fail():\n    raise KeyError('k')  # in away.py\n")
@@ -132,7 +133,7 @@ def test_what_is_raised_comes_back_with_its_lines(tmp_path: Path) -> None:
 )
 def test_sys_exit_ends_the_job(tmp_path: Path, code: object, ends: int, outcome: str) -> None:
     done = run(sent(sys.exit, code), tmp_path)
-    assert (done.code, done.told["outcome"], done.value) == (ends, outcome, None)
+    assert (done.code, done.header["outcome"], done.value) == (ends, outcome, None)
 
 
 def test_a_process_that_it_forks_leaves_no_result(tmp_path: Path) -> None:
@@ -148,15 +149,15 @@ def test_a_process_that_it_forks_leaves_no_result(tmp_path: Path) -> None:
     done = run(sent(fork, False), tmp_path)
     assert (done.code, done.value, done.left) == (0, 5, [])
     done = run(sent(fork, True), tmp_path)
-    assert (done.code, done.told, done.left) == (7, {}, ["program.1.0.py"])
+    assert (done.code, done.header, done.left) == (7, {}, ["program.1.0.py"])
 
 
-def test_code_of_another_version_is_told_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_another_python_is_rejected_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "VERSION", [3, 99, 1])
     done = run(sent(lambda: 1), tmp_path, *BARE)
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert (done.code, done.told["outcome"]) == (1, "not run")
-    assert f"was sent by Python 3.99, and Python {here}, which is here, cannot run its code" in done.told["error"]
+    assert (done.code, done.header["outcome"]) == (1, "not run")
+    assert f"was sent by Python 3.99, and Python {here}, which is here, cannot run its code" in done.header["error"]
     assert 'python="python3.99"' in done.err
     assert done.err.count("\n") == 1
     # What every Python has by name needs no code.
@@ -188,7 +189,7 @@ def test_the_functions_own_package_goes_along(tmp_path: Path, own: ModuleType) -
     assert run(sent(own.double, 21), tmp_path, *BARE).value == 42
     assert run(sent(lambda: own.double(3), modules=["mine"]), tmp_path, *BARE).value == 6
     done = run(sent(own.double, 21, modules=[]), tmp_path, *BARE)
-    assert done.told["outcome"] == "not run"
+    assert done.header["outcome"] == "not run"
     assert "mine.work.double needs mine, which cannot be imported here (No module named 'mine')" in done.err
     assert 'modules=["mine"]' in done.err
     # An array's functions are all looked at, and the list of modules is as it was.
@@ -201,7 +202,7 @@ def test_the_functions_own_package_goes_along(tmp_path: Path, own: ModuleType) -
 @pytest.mark.parametrize(
     "way", [["main.py"], ["-m", "main"], ["-m", "app.main"], ["-c", "exec(open('main.py').read())"]]
 )
-def test_what_lies_beside_a_program_goes_along(tmp_path: Path, way: list[str]) -> None:
+def test_modules_beside_a_program_are_sent(tmp_path: Path, way: list[str]) -> None:
     source = tmp_path / "src"
     (source / "spaces").mkdir(parents=True)
     (source / "app").mkdir()
@@ -221,7 +222,7 @@ def test_what_lies_beside_a_program_goes_along(tmp_path: Path, way: list[str]) -
     assert run(text, tmp_path, *BARE).value == (42, "1")
 
 
-def test_what_is_installed_does_not(tmp_path: Path, own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_modules_are_not_sent(tmp_path: Path, own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = tmp_path / "src" / ".venv" / "lib" / "site-packages"
     installed.mkdir(parents=True)
     (installed / "theirs.py").write_text("def name():\n    return __name__\n")
@@ -248,7 +249,7 @@ def test_modules_of_the_folder_it_starts_in_can_be_imported(tmp_path: Path) -> N
     assert run(sent(look), tmp_path, cwd=tmp_path).value == 42
 
 
-def test_it_tells_how_far_it_is(tmp_path: Path) -> None:
+def test_a_function_reports_its_progress(tmp_path: Path) -> None:
     from gpusched.job import asked_to_stop, progress, stop_when_asked
 
     def work() -> bool:
@@ -288,25 +289,25 @@ def test_tasks_have_what_is_theirs(tmp_path: Path) -> None:
     assert run(chunks.text + chunks.of_tasks[0], tmp_path, *BARE).value == [6, 20]
 
 
-def test_a_result_that_cannot_travel_is_told(tmp_path: Path) -> None:
+def test_a_result_that_cannot_be_returned_is_an_error(tmp_path: Path) -> None:
     done = run(sent(threading.Lock), tmp_path, *BARE)
-    assert "what _thread.lock returned cannot be pickled" in done.told["error"] or "lock" in done.told["error"]
-    assert done.told["outcome"] == "not run"
+    assert "what _thread.lock returned cannot be pickled" in done.header["error"] or "lock" in done.header["error"]
+    assert done.header["outcome"] == "not run"
     small = Settings(logs=LogSettings(max_mib_per_job=1))
     text = functions.program([bytes], [((2 << 20,), {})], small).text
     done = run(text, tmp_path, *BARE)
-    assert "what bytes returned takes 2.0 MiB; at most 0.8 MiB can be returned" in done.told["error"]
+    assert "what bytes returned takes 2.0 MiB; at most 0.8 MiB can be returned" in done.header["error"]
     shared = Settings(logs=LogSettings(max_mib_per_job=1), job_dirs="/shared")  # the client finds it there
     done = run(functions.program([bytes], [((2 << 20,), {})], shared).text, tmp_path)
-    assert (done.told["file"], done.told["size"], done.left) == ("result.1.0.data", 0, ["result.1.0.data"])
+    assert (done.header["file"], done.header["size"], done.left) == ("result.1.0.data", 0, ["result.1.0.data"])
     data = (tmp_path / "job/result.1.0.data").read_bytes()
-    assert hashlib.sha256(data).hexdigest() == done.told["sha256"]
+    assert hashlib.sha256(data).hexdigest() == done.header["sha256"]
     assert len(pickle.loads(data)) == 2 << 20
     folder = tmp_path / "own"
     text = functions.program([bytes], [((2 << 20,), {})], small, {"result_dir": folder}).text
-    assert f"cannot be written to {folder}: No such file" in run(text, tmp_path).told["error"]
+    assert f"cannot be written to {folder}: No such file" in run(text, tmp_path).header["error"]
     folder.mkdir()
-    assert run(text, tmp_path).told["file"] == "gpusched-j.result.1.0.data"
+    assert run(text, tmp_path).header["file"] == "gpusched-j.result.1.0.data"
     assert os.listdir(folder) == ["gpusched-j.result.1.0.data"]
 
 
@@ -318,13 +319,13 @@ def test_each_task_is_called_with_its_rank(tmp_path: Path) -> None:
     given = {"ntasks_per_node": 2, "gpus_per_task": 2}
     done = run(functions.program([ranks], [((), {})], Settings(), given).text, tmp_path, *BARE, keep=True)
     assert (done.code, done.err, done.left) == (0, "", [])
-    left = StoredResult(done.told, done.data).tasks()
+    left = StoredResult(done.header, done.data).tasks()
     assert [pickle.loads(one.data) for one in left] == [
         ("0", "0", "4", "2", "0", "4,5"), ("1", "1", "4", "2", "1", "6,7"),
     ]  # fmt: skip
 
 
-def test_a_task_that_fails_ends_the_others_and_is_the_one_told_of(tmp_path: Path) -> None:
+def test_a_task_that_fails_ends_the_others_and_is_the_one_reported(tmp_path: Path) -> None:
     def fail() -> None:
         if os.environ["RANK"] == "1":
             raise KeyError("mine")
@@ -332,13 +333,13 @@ def test_a_task_that_fails_ends_the_others_and_is_the_one_told_of(tmp_path: Path
 
     text = functions.program([fail], [((), {})], Settings(), {"ntasks_per_node": 2}).text
     done = run(text, tmp_path, *BARE, keep=True)
-    assert (done.code, done.told["outcome"]) == (143, "raised")
-    assert [part["outcome"] for part in done.told["tasks"]] == ["not run", "raised"]
-    assert "task 0 ended with exit code 143 and left no result" in done.told["tasks"][0]["error"]
+    assert (done.code, done.header["outcome"]) == (143, "raised")
+    assert [part["outcome"] for part in done.header["tasks"]] == ["not run", "raised"]
+    assert "task 0 ended with exit code 143 and left no result" in done.header["tasks"][0]["error"]
 
 
 class Count:
-    """Counts on from what its checkpoint says, and says so when it waits to be told."""
+    """Count on from its checkpoint; the first call signals that it runs and waits for the checkpoint request."""
 
     def __init__(self, start: int = 0) -> None:
         self.start = start
@@ -373,12 +374,12 @@ def test_a_checkpoint_says_what_is_called_when_the_job_starts_again(tmp_path: Pa
         (tmp_path / "job/answer.part").write_text(f"{asked['id']} {code}\nwhy\n")
         (tmp_path / "job/answer.part").rename(tmp_path / "job/answer")
         done = first.result(300)
-    assert (done.code, done.told, done.left) == (0 if code == 0 else 128 + signal.SIGUSR1, {}, ["answer"])
+    assert (done.code, done.header, done.left) == (0 if code == 0 else 128 + signal.SIGUSR1, {}, ["answer"])
     assert run(text, tmp_path, *BARE).value == 41
     assert not (tmp_path / "gpusched-again.j").exists()
 
 
-def test_what_cannot_be_sent_is_told_at_once() -> None:
+def test_a_function_that_cannot_be_sent_is_rejected_at_once() -> None:
     lock = threading.Lock()
     with pytest.raises(
         UsageError, match=r"<lambda>, or what it is called with, cannot be pickled: TypeError: cannot pi"

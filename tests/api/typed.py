@@ -1,4 +1,4 @@
-"""What checkers make of `gpusched`'s public names: read by mypy --strict, run by nobody."""
+"""The types of `gpusched`'s public names: read by mypy --strict, never run."""
 
 from __future__ import annotations
 

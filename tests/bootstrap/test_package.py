@@ -94,7 +94,7 @@ def machine(system: str, tmp_path: Path) -> Iterator[Machine]:
     options = f"lowerdir={lower},upperdir={upper},workdir={tmp_path / 'work'}"
     subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", str(root)], check=True)
     shutil.copy(PACKAGE, root / "root/gpusched.deb")
-    environment = {"SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE": "1"}  # cgroup v1 outside: newer systemd boots if told so
+    environment = {"SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE": "1"}  # cgroup v1 outside: newer systemd boots only with this
     words = ["systemd-nspawn", "-q", "-D", str(root), "--register=no", "--keep-unit", "--private-network"]
     words += [f"--setenv={name}={value}" for name, value in environment.items()]
     with (tmp_path / "console").open("wb") as console:

@@ -166,7 +166,7 @@ def test_removal_keeps_the_data_and_refuses_while_jobs_run(image: Path) -> None:
     assert "gpusched" not in (image / "etc/passwd").read_text()
 
 
-def test_what_changes_it_or_is_refused_is_for_the_audit_log(image: Path) -> None:
+def test_changes_and_refusals_are_in_the_audit_log(image: Path) -> None:
     def recorded() -> list[tuple[str, str]]:
         found = [one.command for one in Inbox(image / "srv/queue").waiting() if isinstance(one, ReceivedCommand)]
         return [(one.action, one.refused) for one in found if isinstance(one, RecordAudit)]

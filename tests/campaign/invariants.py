@@ -1,4 +1,4 @@
-"""What must hold when everything is over: the jobs' ledger and the nodes against gpusched's records."""
+"""Invariants at the end of a campaign: the jobs' ledger and the nodes against gpusched's records."""
 
 from __future__ import annotations
 

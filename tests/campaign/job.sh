@@ -1,5 +1,5 @@
 # What jobs of the campaign run: sh job.sh SECONDS CODE [FILE, read into memory]. Lines go to the ledger beside it, one write each; each GPU's
-# file is locked as long as a process of the attempt lives, so that two jobs on one GPU prove themselves.
+# file is locked while a process of the attempt lives, so that two jobs on one GPU prove themselves.
 here=${0%/*}
 if [ -z "${GPUSCHED_JOB_ID:-}" ]; then # Slurm's own
     GPUSCHED_JOB_ID=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}

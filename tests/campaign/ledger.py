@@ -1,4 +1,4 @@
-"""What jobs wrote of themselves."""
+"""The ledger that jobs write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/* `lock FD`: lock an open file for as long as anybody holds it open; 1 where another has it. For jobs in containers. */
+/* `lock FD`: lock an open file while any process holds it open; 1 where another has it. For jobs in containers. */
 #include <stdlib.h>
 #include <sys/file.h>
 

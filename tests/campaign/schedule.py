@@ -1,4 +1,4 @@
-"""What happens, in which order: drawn from the seed before anything runs, so that a failure replays."""
+"""The schedule of a campaign: drawn from the seed before anything runs, so that a failure replays."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CACHE = _HERE.parents[1] / "build" / "testbed"
 
 
 def built(cache: Path, source: Path, *flags: str) -> Path:
-    """What a C file of this folder compiles to; made once."""
+    """Return the compiled form of a C file of this folder; compiled once."""
     made = cache / f"{source.stem}-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
     if not made.exists():
         part = made.with_suffix(f".{os.getpid()}.part")

@@ -194,7 +194,7 @@ class Site(Tormented):
             if "suspended: " in str(node["reason"]):
                 self.resumed.append(name)
                 self.cli("resume", name, check=False)
-        for job in self.records():  # whoever was told that it failed wants it no more
+        for job in self.records():  # reported as failed: its submitter no longer wants it
             if job.spec.name in self.perhaps and job.state not in ENDED and job.id not in self.ordered:
                 self.ordered.add(job.id)
                 self.cli("cancel", job.id, check=False)
@@ -208,7 +208,7 @@ class Site(Tormented):
         return self.unfinished() == 0
 
     def violations(self) -> Iterator[str]:
-        """What waits for a person at the end."""
+        """Yield what needs an operator at the end."""
         if self._other and not any("gpusched.controller.relay" in processes.command_line(p) for p in self.children()):
             yield "the relay did not come back"
         for name, node in self.nodes().items():

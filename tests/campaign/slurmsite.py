@@ -120,7 +120,7 @@ class BesideSlurm(Tormented, SlurmCluster):
         return len(self._waiting) + (len(done.stdout.split()) if done.returncode == 0 else 1)
 
     def people(self) -> None:
-        """What was submitted or ordered while Slurm did not answer is now."""
+        """Submit and order again what Slurm did not answer."""
         unordered, self.unordered = self.unordered, []
         while self._waiting and self.is_answering():
             self._sbatch(self._waiting.pop(0))
@@ -162,7 +162,7 @@ class BesideSlurm(Tormented, SlurmCluster):
     # ---- what must hold -------------------------------------------------------------------------------------
 
     def tasks(self) -> dict[str, Work]:
-        """What runs: jobs, and tasks of arrays."""
+        """Return the running jobs and tasks of arrays."""
         return {
             task: work
             for job, work in self.accepted.items()

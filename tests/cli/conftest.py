@@ -52,7 +52,7 @@ partitions:
 
 
 class Result:
-    """What one command line printed and how it ended."""
+    """The output of a command and its exit code."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
@@ -98,7 +98,7 @@ class Site:
         return str(self.call("submit", "--json", *options).ok().json["id"])
 
     def commands(self) -> list[AnyCommand]:
-        """What lies in the inbox."""
+        """Return the commands in the inbox."""
         found = list(Inbox(self.state).waiting())
         assert all(isinstance(f, ReceivedCommand) for f in found), found
         return [f.command for f in found if isinstance(f, ReceivedCommand)]
@@ -109,7 +109,7 @@ class Site:
         return command
 
     def fold(self, *, alive: bool = True) -> None:
-        """What the controller does with the inbox, and its sign of life."""
+        """Apply the inbox as the controller does, with its heartbeat."""
         store = Store.create_or_open(self.state)
         CommandApplier(store, Inbox(self.state), load_inventory(self.inventory), SecretFiles(self.state)).apply_inbox(
             time.time()

@@ -1,4 +1,4 @@
-"""What takes long says how far it is, on a terminal and nowhere else."""
+"""Long commands show their progress, on a terminal only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ sys.exit(main.run(sys.argv[2:]))
 
 
 def on_terminal(site: Site, program: list[str], stdout: int | None = None) -> tuple[str, str]:
-    """What the terminal got from stderr (and stdout, unless it is a pipe), and what the pipe got."""
+    """Return the output to the terminal (stderr, and stdout unless it is a pipe) and to the pipe."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         program, env=site.env | {"TERM": "xterm"}, stdin=theirs, stderr=theirs, stdout=stdout or theirs
@@ -63,7 +63,7 @@ def test_a_slow_command_says_what_it_is_at_and_takes_that_away(site: Site) -> No
     assert shown[last:].index("\r\x1b[2K") < shown[last:].lower().index("flavor")
 
 
-def test_what_comes_through_a_pipe_is_the_same_and_a_quick_one_says_nothing(site: Site) -> None:
+def test_piped_data_is_unchanged_and_a_quick_one_shows_nothing(site: Site) -> None:
     quick, _ = on_terminal(site, [sys.executable, "-c", SLOW, "0", "flavors"])
     assert "reading the nodes" not in quick
     shown, piped = on_terminal(site, [sys.executable, "-c", SLOW, "1.6", "flavors"], subprocess.PIPE)
@@ -78,7 +78,7 @@ def test_what_comes_through_a_pipe_is_the_same_and_a_quick_one_says_nothing(site
     assert shown == ""
 
 
-def test_reading_a_file_tells_how_much_of_it(tmp_path: Path) -> None:
+def test_reading_a_file_shows_how_much_was_read(tmp_path: Path) -> None:
     from gpusched.traces.readers.columns import CountedFile, open_text
 
     path = tmp_path / "jobs.csv"

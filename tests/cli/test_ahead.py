@@ -86,7 +86,7 @@ def test_a_job_that_has_run_longer_than_most_is_not_expected_to_end_at_once(clus
     assert hours_from_now(expected["low"]) > 1.0
 
 
-def test_what_would_start_it_sooner_is_checked(cluster: Cluster) -> None:
+def test_suggestions_for_a_sooner_start_are_checked(cluster: Cluster) -> None:
     cluster.run("a1", 4, 1.0, "5h")
     blocking = cluster.run("a2", 8, 1.0, "6h")
     head = cluster.wait(16, "1h")
@@ -98,7 +98,7 @@ def test_what_would_start_it_sooner_is_checked(cluster: Cluster) -> None:
     there = sooner["in V100"]
     assert (there["now"], there["nodes"], there["how"]) == (True, ["v1"], "-p V100 --gpus 8")
     assert any("partition V100 could run it now" in s for s in answer["next_steps"]) or answer["reason"] == "Priority"
-    assert not any(w.startswith("after job") for w in sooner), "whoever ends, the head goes first"
+    assert not any(w.startswith("after job") for w in sooner), "whichever job ends, the head goes first"
     cluster.site.call("cancel", head).ok()
     cluster.site.fold()
     sooner = {s["what"]: s for s in cluster.why(job)["sooner"]}
@@ -149,7 +149,7 @@ def test_held_dependent_and_drained(cluster: Cluster) -> None:
     assert cluster.site.call("why", lost).ok().out.count("a1 (DRAINED: fan)") == 1
 
 
-def test_a_job_beyond_a_limit_that_was_lowered_is_told_that_it_never_starts(cluster: Cluster) -> None:
+def test_why_says_that_a_job_beyond_a_lowered_limit_never_starts(cluster: Cluster) -> None:
     job = cluster.wait(8)
     cluster.site.inventory.write_text(INVENTORY + "limits: {each_user: {gpus: 4}}\n")
     answer = cluster.why(job)
@@ -247,7 +247,7 @@ def test_the_forecast_gives_up_waiting_when_the_job_does(racks: Cluster) -> None
     assert not any("rack" in assumed for assumed in expected["assumptions"])
 
 
-def test_a_job_that_may_be_spread_is_told_of_one_server_too(racks: Cluster) -> None:
+def test_why_of_a_job_that_may_be_spread_shows_one_server_too(racks: Cluster) -> None:
     for node, gpus, limit in (("a1", 8, "3h"), ("a2", 4, "9h"), ("a3", 4, "6h"), ("a4", 8, "6h")):
         racks.run(node, gpus, 1.0, limit)
     answer = racks.why(racks.wait(8, "1h", "--max-spread", "any", "--placement-wait", "0"))
@@ -255,9 +255,9 @@ def test_a_job_that_may_be_spread_is_told_of_one_server_too(racks: Cluster) -> N
     racks.run("a2", 4, 1.0, "4h")
     job = racks.wait(8, "1h", "--max-spread", "rack")
     assert spreads_of(racks.why(job)) == {"server": 3.0, "rack": 3.0, "any": 3.0}
-    told = [line for line in racks.site.call("why", job).ok().out.splitlines() if "--max-spread" in line]
-    assert len(told) == 1, "further apart only where that is sooner"
-    assert told[0].startswith("in one server from ")
+    lines = [line for line in racks.site.call("why", job).ok().out.splitlines() if "--max-spread" in line]
+    assert len(lines) == 1, "further apart only where that is sooner"
+    assert lines[0].startswith("in one server from ")
     assert racks.why(racks.wait(8))["spreads"] == []
     held = racks.why(racks.wait(16, "1h", "--hold"))
     assert held["spreads"] == []

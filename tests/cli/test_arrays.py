@@ -11,8 +11,8 @@ from tests.cli.conftest import Site
 ASKED = ("-F", "one", "--", "x")
 
 
-def told(site: Site, *words: str) -> dict[str, str]:
-    """Id -> state, or who holds it, of what ``status`` lists."""
+def listed(site: Site, *words: str) -> dict[str, str]:
+    """Return id -> state, or who holds it, of the jobs that ``status`` lists."""
     return {j["id"]: j["held_by"] or j["state"] for j in site.call("status", *words, "--json").ok().json}
 
 
@@ -28,10 +28,10 @@ def test_a_hundred_thousand_tasks_are_one_line(site: Site) -> None:
     events = site.call("show", "--json", f"{array}_77777").json["events"]
     assert [event["kind"] for event in events] == ["submitted"]
     site.start(f"{array}_0")
-    assert told(site) == {f"{array}_0": "RUNNING", f"{array}_[1-99999]": "PENDING"}
+    assert listed(site) == {f"{array}_0": "RUNNING", f"{array}_[1-99999]": "PENDING"}
     site.call("cancel", array).ok()
     site.fold()
-    assert told(site) == {f"{array}_0": "COMPLETING", f"{array}_[1-99999]": "CANCELLED"}
+    assert listed(site) == {f"{array}_0": "COMPLETING", f"{array}_[1-99999]": "CANCELLED"}
     assert "99999 CANCELLED" in site.call("status").out
 
 
@@ -41,15 +41,15 @@ def test_commands_take_some_of_the_tasks(site: Site) -> None:
     site.call("hold", f"{array[:9]}_[10-12,20]").ok()
     assert [c.job_ids for c in site.commands() if isinstance(c, Hold)] == [(f"{array}_[10-12,20]",)]
     site.fold()
-    assert told(site) == {f"{array}_[0-9,13-19,21-99]": "PENDING", f"{array}_[10-12,20]": "user"}
-    assert told(site, f"{array}_[9-10]") == {f"{array}_9": "PENDING", f"{array}_10": "user"}
+    assert listed(site) == {f"{array}_[0-9,13-19,21-99]": "PENDING", f"{array}_[10-12,20]": "user"}
+    assert listed(site, f"{array}_[9-10]") == {f"{array}_9": "PENDING", f"{array}_10": "user"}
     half = site.call("release", f"{array}_[5-11]").err
     assert "skipped 5 of 7 tasks" in half
     assert "is not held" in half
     site.call("priority", f"{array}_[90-99]", "-3").ok()
     site.call("cancel", f"{array}_[0-4]", f"{array}_50").ok()
     site.fold()
-    assert told(site) == {
+    assert listed(site) == {
         f"{array}_[0-4]": "CANCELLED",
         f"{array}_50": "CANCELLED",
         f"{array}_[5-9,13-19,21-49,51-89]": "PENDING",
@@ -59,7 +59,7 @@ def test_commands_take_some_of_the_tasks(site: Site) -> None:
     }
     site.call("requeue", f"{array}_[3-4]").ok()
     site.fold()
-    assert told(site, f"{array}_[2-4]") == {f"{array}_2": "CANCELLED", f"{array}_[3-4]": "PENDING"}
+    assert listed(site, f"{array}_[2-4]") == {f"{array}_2": "CANCELLED", f"{array}_[3-4]": "PENDING"}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_chain_is_links_one_after_the_other(site: Site) -> None:
     assert (asked.array, asked.max_running) == ((1, 2, 3, 4), 1)
     assert asked.spec.dependencies == (Dependency(DependencyKind.CHAIN),)
     site.fold()
-    assert told(site) == {f"{chain}_[1-4]": "PENDING"}
+    assert listed(site) == {f"{chain}_[1-4]": "PENDING"}
     site.start(f"{chain}_1")
     why = site.call("why", "--json", f"{chain}_2").ok().json
     assert (why["reason"], f"{chain}_1 (RUNNING)" in why["message"]) == ("Dependency", True)
@@ -140,7 +140,7 @@ def test_a_chain_is_links_one_after_the_other(site: Site) -> None:
     assert f"waits for job {chain}_3" in site.call("why", "--json", f"{chain}_4").ok().json["message"]
     assert "skipped 1 of 4 tasks" in site.call("cancel", chain).err
     site.fold()
-    assert told(site)[f"{chain}_[2-4]"] == "CANCELLED"
+    assert listed(site)[f"{chain}_[2-4]"] == "CANCELLED"
 
 
 @pytest.mark.parametrize(

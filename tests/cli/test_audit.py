@@ -1,4 +1,4 @@
-"""``gpusched audit``: what was done, by whom, and what a policy decided."""
+"""``gpusched audit``: actions, their users, and decisions of policies."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_recover_records_itself_in_the_folder_that_it_recovered(
     (("--policy", "x", "--refused"), 2, "--policy goes with --since and --until only"),
     (("--policy", "x"), 1, "policy 'x' was never active here"),
 ])  # fmt: skip
-def test_what_it_cannot_say(site: Site, words: tuple[str, ...], code: int, says: str) -> None:
+def test_errors_of_the_audit_command(site: Site, words: tuple[str, ...], code: int, says: str) -> None:
     site.fold()
     done = site.call("audit", *words)
     assert done.code == code

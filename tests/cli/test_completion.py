@@ -95,7 +95,7 @@ def test_silent_whatever_is_wrong(site: Site) -> None:
 
 
 def zsh(site: Site, *words: str) -> str:
-    """What the completion function hands to zsh's _arguments; by the same protocol without zsh where there is none."""
+    """Return the arguments of the completion function to zsh's _arguments; without zsh by the same protocol."""
     if shutil.which("zsh") is None:
         env = {"_GPUSCHED_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": " ".join(("gpusched", *words))}
         return site.run(env=env).ok().out

@@ -172,7 +172,7 @@ def test_a_job_that_starts_while_jobs_are_read_is_in_one_list(site: Site, monkey
 
 
 def test_of_several_jobs_those_that_have_not_ended_are_cancelled(site: Site) -> None:
-    """As scancel does it; what has ended is told, each in a line. One that never was is a wrong request."""
+    """As scancel does; a line names each job that has ended already. An unknown job is an error."""
     ended, runs, waits = site.submit(), site.submit(), site.submit()
     site.fold()
     for job in (ended, runs):
@@ -404,7 +404,7 @@ def test_requeue_of_an_ended_job_with_secrets_says_why_it_cannot_be(
     assert f"skipped 1 of 2 tasks: job {array}_1 is already PENDING" in done.err
 
 
-def test_what_would_be_dropped_in_silence_is_said_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_without_effect_are_reported_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id, array = site.submit(), site.submit("-F", "one", "--array", "0-2", "--", "x")
     site.fold()
     site.start(f"{array}_1", node="pc1")

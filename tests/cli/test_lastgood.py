@@ -106,7 +106,7 @@ def test_a_policy_whose_file_was_broken_is_the_last_good_one(misspelt: Site, wor
     assert "; using the last good copy, of 20" in done.err
 
 
-def test_what_a_controller_predicts_goes_by_the_last_good_policy(misspelt: Site) -> None:
+def test_predictions_use_the_last_good_policy(misspelt: Site) -> None:
     with closing(Store.create_or_open(misspelt.state)) as store:
         live = live_policies(load_inventory(misspelt.inventory), store)
         assert live["bare"].order == "sjf"
@@ -123,7 +123,7 @@ def test_a_training_beside_a_broken_inventory(broken: Site) -> None:
     assert "none.csv" in error
 
 
-def test_whose_the_jobs_are_is_known_without_the_file(broken: Site) -> None:
+def test_owners_of_jobs_are_known_without_the_inventory(broken: Site) -> None:
     waiting = len(broken.commands())
     assert not slurm.manages_jobs()
     kept = declared_or_kept(broken.inventory, broken.state)

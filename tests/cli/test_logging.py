@@ -1,4 +1,4 @@
-"""The log of controller and tick, as whoever reads it sees it: on stderr, in three forms."""
+"""The log of controller and tick as its readers see it: on stderr, in three forms."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class OneNode:
         return os.environ | {"GPUSCHED_STATE": str(self.state), "GPUSCHED_INVENTORY": str(self.inventory)} | zone
 
     def log(self, *words: str, code: int = 0) -> str:
-        """What a command wrote to stderr; nothing else was written."""
+        """Return a command's stderr; it wrote nothing else."""
         done = commands.run(*words, env=self.env)
         assert (done.returncode, done.stdout) == (code, ""), done.stderr
         return done.stderr
@@ -119,7 +119,7 @@ def test_journald_gets_priorities_where_stderr_is_its_stream(here: OneNode, tmp_
 
 
 @pytest.mark.parametrize("log_format", ["text", "journal", "json"])
-def test_what_a_user_wrote_neither_ends_a_line_nor_begins_one(here: OneNode, log_format: str) -> None:
+def test_text_of_users_neither_ends_nor_begins_a_log_line(here: OneNode, log_format: str) -> None:
     here.drain(FORGED)
     log = here.log("tick", "--log-format", log_format)
     assert (log.count("\n"), log[-1]) == (1, "\n")

@@ -44,7 +44,7 @@ def test_a_log_that_is_rotated_away_while_it_is_opened_is_none(site: Site, monke
     assert logs.open_log(site.state / "logs/j/1.0.log") is None
 
 
-def test_without_space_for_a_temporary_file_it_is_said_where(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_for_lack_of_temporary_space_names_the_folder(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = site.submit()
     site.fold()
     site.start(job_id)

@@ -48,7 +48,7 @@ def test_dashboard_and_alerts_are_printed(site: Site) -> None:
         (("--textfile", "none/x.prom"), 1, "No such file or directory"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(site: Site, words: tuple[str, ...], code: int, message: str) -> None:
+def test_wrong_options_are_one_line_errors(site: Site, words: tuple[str, ...], code: int, message: str) -> None:
     result = site.call("metrics", *words)
     assert (result.code, result.out) == (code, "")
     assert message in result.err.splitlines()[-1]

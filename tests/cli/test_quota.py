@@ -38,7 +38,7 @@ def site(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.
     return site
 
 
-def test_what_one_has_of_ones_limits(site: Site) -> None:
+def test_quota_shows_use_of_limits(site: Site) -> None:
     job = site.submit("--gpus", "2", "-p", "V100", "-q", "high", "--", "true")
     site.fold()
     part = NodeAllocation(rank=0, node="dgx-1v-1", gpus=(0, 1), cores=1, memory_mib=1)
@@ -101,7 +101,7 @@ def test_a_limit_frees_when_enough_slices_end(site: Site) -> None:
     assert left_s > 600, "three slices of seven are not a GPU"
 
 
-def test_what_could_never_run_or_wait_is_refused_before_it_is_queued(site: Site) -> None:
+def test_a_job_that_could_never_run_or_wait_is_refused_before_it_is_queued(site: Site) -> None:
     asked = ("-p", "bare", "--gpus")
     for words, says in (
         ((*asked, "8"), "8 GPUs exceed the limit of"),
@@ -127,7 +127,7 @@ def test_users_are_listed_only_in_classes_that_they_may_use(site: Site) -> None:
     assert {subject for subject in found if "class" in subject} == {
         f"user {ME} in class high", "user zoe in class high", "user zoe in class theirs", "class theirs",
     }  # fmt: skip
-    # Who may use the class no more, but still has a job in it, is bounded by it until the job has run.
+    # A user who may no longer use the class, but has a job in it, is bounded by it until the job has run.
     job = site.submit("--gpus", "1", "-p", "V100", "-q", "high", "--", "true")
     site.fold()
     site.start(job)

@@ -1,4 +1,4 @@
-"""What is odd or cannot be is refused in one line that says where, what, and what to do."""
+"""Wrong input is refused in one line that says where, what, and what to do."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ COMPILING = "gpusched: compiling the simulator (once after installation or upgra
         ("replay t.csv -P fifo --load 0.0000000001", "a load of 1e-10 needs more than 1000000 nodes; for example 0.9"),
     ],
 )  # fmt: skip
-def test_it_is_said_in_one_line(site: Site, words: str, says: str) -> None:
+def test_an_error_is_one_line(site: Site, words: str, says: str) -> None:
     (site.folder / "t.csv").write_text(PHILLY_CSV)
     (site.folder / "latin1.csv").write_bytes("node,début\n".encode("latin-1"))
     site.fold()
@@ -145,7 +145,7 @@ def test_without_a_home_the_inventory_of_the_system_is_found(site: Site, monkeyp
         (FileNotFoundError(2, "No such file or directory", ""), "'': No such file or directory"),
     ],
 )
-def test_what_the_system_refuses(site: Site, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str) -> None:
+def test_system_errors_are_one_line(site: Site, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str) -> None:
     def fails(argv: list[str]) -> int:
         raise error
 
@@ -204,7 +204,7 @@ def test_a_terminal_that_cannot_move_its_cursor_shows_no_live_screen(monkeypatch
 
 
 @pytest.mark.parametrize("host", ["a" * 64, "a..b"])
-def test_what_is_no_host_name_is_said_of_it(host: str) -> None:
+def test_an_invalid_host_name_is_reported(host: str) -> None:
     hop = SshHop(host=host, port=22, user="u", label=host, known_hosts=())
     with pytest.raises(TransportError, match="cannot be resolved: it is no host name"):
         _addresses(hop, "node", 600)
@@ -251,7 +251,7 @@ def test_a_file_that_is_missing_is_an_invalid_request(site: Site) -> None:
         assert (done.code, done.err.count("none.")) == (2, 1)
 
 
-def test_an_unknown_command_of_the_audit_log_is_told_from_one_without_entries(site: Site) -> None:
+def test_an_unknown_command_of_the_audit_log_differs_from_one_without_entries(site: Site) -> None:
     site.submit()
     site.fold()
     done = site.call("audit", "--command", "submti")

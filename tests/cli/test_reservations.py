@@ -51,7 +51,7 @@ def test_overlaps_are_refused_with_the_name(site: Site) -> None:
     assert "already reserved" in site.call("reservations", "change", "class", "--for", "3h").err
 
 
-def test_what_is_asked_wrong_is_one_line(site: Site) -> None:
+def test_a_wrong_reservation_is_a_one_line_error(site: Site) -> None:
     """Each with what to do."""
     site.fold()
     for words, said in {
@@ -141,7 +141,7 @@ def test_a_job_asks_for_a_reservation_and_is_refused_where_it_could_never_run(si
     assert site.call("show", job, "--json").ok().json["state"] == JobState.PENDING
 
 
-def test_one_that_has_begun_ends_when_it_is_cancelled_and_keeps_its_begin(site: Site) -> None:
+def test_a_begun_reservation_ends_when_cancelled_and_keeps_its_begin(site: Site) -> None:
     """What was stays on record, for replays."""
     site.fold()
     site.call("reserve", "pc1", "--for", "2h", "--users", "alice", "--name", "now").ok()

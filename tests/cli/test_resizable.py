@@ -38,7 +38,7 @@ RANGE = ("--resizable", "--gpus", "1-8")
         ),
     ],
 )
-def test_what_is_asked_for(site: Site, options: tuple[str, ...], expected: Elastic) -> None:
+def test_options_of_a_resizable_job(site: Site, options: tuple[str, ...], expected: Elastic) -> None:
     site.submit("-p", "A100", "--image", "x", "--resizable", *options, "--", "run")
     spec = site.only_submit().spec
     assert spec.elastic == expected
@@ -98,7 +98,7 @@ def test_cores_and_memory_go_with_the_gpus(site: Site) -> None:
         (("--gpus", "-1"), "--gpus must not be negative, found -1"),
     ],
 )
-def test_what_is_refused(site: Site, options: tuple[str, ...], error: str) -> None:
+def test_wrong_options_of_a_resizable_job_are_refused(site: Site, options: tuple[str, ...], error: str) -> None:
     done = site.call("submit", "-p", "A100", "--image", "x", *options, "--", "run")
     assert done.code == 2
     assert error in done.err
@@ -106,7 +106,7 @@ def test_what_is_refused(site: Site, options: tuple[str, ...], error: str) -> No
     assert len(done.err.strip().splitlines()) == 1
 
 
-def test_it_is_told_where_its_folder_lies(site: Site) -> None:
+def test_submit_shows_where_its_job_folder_lies(site: Site) -> None:
     command = ("submit", "-p", "A100", "--image", "x", "--resizable", "--gpus", "1-4", "--", "run")
     assert "keep checkpoints where all nodes see them" in site.call(*command).err
     site.inventory.write_text("settings: {job_dirs: /shared/jobs}\n" + site.inventory.read_text())
@@ -165,7 +165,7 @@ def test_a_partition_fills_in_what_is_left_out(site: Site) -> None:
     assert (spec.elastic.cooldown_s, spec.elastic.batch) == (1200, "scale")
 
 
-def test_what_is_said_goes_before_what_a_partition_fills_in(site: Site) -> None:
+def test_options_override_defaults_of_the_partition(site: Site) -> None:
     with_rules(site, "{min: 2, max: 6, cooldown: 20m, batch: scale, default: yes}")
     site.submit("-p", "V100", "--resizable", "--sizes", "2,4", "--cooldown", "1m", "--batch", "fixed", "--", "r")
     elastic = site.only_submit().spec.elastic
@@ -268,7 +268,7 @@ def plain(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_one_that_waits_is_told_what_its_policy_would_give_it(elastics: Elastics) -> None:
+def test_why_of_a_pending_job_shows_the_size_its_policy_would_give(elastics: Elastics) -> None:
     site, job = elastics.site, elastics.queue(2, 4, 8, 16)
     says = "fits now on 2, 4, 8, 16 GPUs; elastic would start it with 16"
     assert f"sizes: {says}" in plain(site.call("why", job).ok().out)
@@ -282,7 +282,7 @@ def test_one_that_waits_is_told_what_its_policy_would_give_it(elastics: Elastics
     assert site.call("why", "--json", rigid).ok().json["sizes_now"] is None
 
 
-def test_it_is_told_who_shrinks_for_it(elastics: Elastics) -> None:
+def test_why_shows_which_jobs_shrink_for_it(elastics: Elastics) -> None:
     site = elastics.site
     first, second = elastics.queue(6, 8), elastics.queue(4, 8)
     elastics.runs(first, "a1", 8)
@@ -297,7 +297,7 @@ def test_it_is_told_who_shrinks_for_it(elastics: Elastics) -> None:
     assert plain(f"sizes: {says}") in plain(site.call("why", job).ok().out)
 
 
-def test_it_is_told_what_it_waits_for_where_nobody_shrinks(elastics: Elastics) -> None:
+def test_why_shows_what_it_waits_for_if_no_job_shrinks(elastics: Elastics) -> None:
     site = elastics.site
     first, second = elastics.queue(4, 8), elastics.queue(8)
     elastics.runs(second, "a2", 8)
@@ -314,7 +314,7 @@ def test_it_is_told_what_it_waits_for_where_nobody_shrinks(elastics: Elastics) -
     )
 
 
-def test_where_an_agent_chooses_it_is_told_what_the_agent_would_give(
+def test_why_shows_the_size_that_an_agent_would_give(
     elastics: Elastics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, job = elastics.site, elastics.queue(2, 4, 8, 16)
@@ -372,7 +372,7 @@ def test_a_hot_job_is_made_of_whole_ranks(
         ),
     ],
 )
-def test_what_a_hot_job_cannot_be_is_said(site: Site, options: tuple[str, ...], error: str) -> None:
+def test_invalid_options_of_a_hot_job_are_reported(site: Site, options: tuple[str, ...], error: str) -> None:
     done = site.call("submit", "-p", "A100", "--image", "x", *options, "--", "run")
     assert done.code == 2
     assert error in done.err

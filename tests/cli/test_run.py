@@ -29,7 +29,7 @@ def begin(site: Site, *words: str, **more: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_what_is_asked_for_is_queued_and_taken_away_by_who_does_not_wait(
+def test_run_submits_the_request_and_a_signal_cancels_it(
     site: Site, number: signal.Signals, code: int
 ) -> None:
     process = begin(site, "run", "-F", "s-V100", "--env", "A=1", "-t", "90", "prog", "--pty", "it's")
@@ -82,7 +82,7 @@ def test_a_terminal_is_asked_for_in_a_terminal_only(site: Site) -> None:
     assert site.commands() == []
 
 
-def test_who_works_in_a_terminal_is_told_of_its_end_by_hup(site: Site) -> None:
+def test_a_terminal_session_gets_sighup_at_its_end(site: Site) -> None:
     ours, theirs = os.openpty()
     argv = ["setsid", "--ctty", sys.executable, "-m", "gpusched", "run", "-F", "s-V100", "--pty", "sh"]
     with subprocess.Popen(
@@ -99,7 +99,7 @@ def test_who_works_in_a_terminal_is_told_of_its_end_by_hup(site: Site) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "65536", "8888:", ":8888", "a", "1:2:3", "-1", "8888:0", "8888/tcp", "١"])
-def test_what_is_no_port_is_refused_before_anything_is_queued(site: Site, text: str) -> None:
+def test_an_invalid_port_is_refused_before_anything_is_queued(site: Site, text: str) -> None:
     done = site.call("run", "-F", "s-V100", f"--forward={text}", "--", "true")
     assert done.code == 2
     assert done.err == f"gpusched: error: --forward: expected PORT or LOCAL:REMOTE, found '{text}'; 8888, 9000:8888\n"
@@ -163,7 +163,7 @@ def test_options_of_jobs_without_anybody_are_none_of_its(site: Site, option: str
     assert "no such option" in done.err.lower()
 
 
-def test_who_can_be_attached_to_what(site: Site) -> None:
+def test_attach_accepts_only_sessions_of_gpusched_run(site: Site) -> None:
     other = site.submit()
     site.fold()
     done = site.call("attach", other)
@@ -193,7 +193,7 @@ def test_who_can_be_attached_to_what(site: Site) -> None:
     )
 
 
-def test_one_that_is_refused_ends_with_the_reason(site: Site) -> None:
+def test_a_refused_session_ends_with_the_reason(site: Site) -> None:
     process = begin(site, "run", "-F", "s-V100", "--mount", "/nowhere:/x", "--", "true")
     wait_until(lambda: bool(site.commands()), 30)
     command = site.only_submit()

@@ -80,7 +80,7 @@ def test_slurms_words_mean_the_same(site: Site, gres: str, asked: tuple[int, str
         (("-F", "one", "--mig", "1g.10gb"), "--flavor one and --mig cannot be combined", ""),
     ],
 )
-def test_what_can_never_be_is_refused(sliced: Site, words: tuple[str, ...], why: str, hint: str) -> None:
+def test_slices_that_can_never_fit_are_refused(sliced: Site, words: tuple[str, ...], why: str, hint: str) -> None:
     refused = sliced.call("submit", "-p", "bare", *words, "--", "x")
     assert refused.code != 0
     assert why in refused.err

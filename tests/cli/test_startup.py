@@ -1,4 +1,4 @@
-"""What a command imports once all is compiled: neither numba's front end nor what only other commands need."""
+"""Imports of a command once all is compiled: neither numba's front end nor what only other commands need."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_new_job_of_another_user_is_waited_for_by_the_time_in_its_id(
     assert 5.0 < now[0] < 9.0
 
 
-def test_who_was_stopped_for_others_is_told(site: Site) -> None:
+def test_status_and_why_show_preempted_jobs(site: Site) -> None:
     waits = site.submit("-F", "s-V100", "--preemptible", "--", "true")
     runs, never = site.submit(), site.submit()
     site.fold()
@@ -132,9 +132,9 @@ def test_while_it_is_stopped_why_says_for_whom(site: Site) -> None:
         outcome=JobState.PENDING, reason="Preempted", message=message, kill_at=time.time(), preemptions=stops
     )
     site.change(job.id, state=JobState.COMPLETING, ending=ending, reason="Preempted", message=message)
-    told = site.call("why", runs, "--json").ok().json
-    assert told["message"] == f"ending ({message})"
-    assert told["next_steps"] == [f"'gpusched show {runs}' shows what was tried and what is still running"]
+    answer = site.call("why", runs, "--json").ok().json
+    assert answer["message"] == f"ending ({message})"
+    assert answer["next_steps"] == [f"'gpusched show {runs}' shows what was tried and what is still running"]
     assert "preempted: once, " in site.call("why", runs).ok().out
     assert f"job {runs} is being stopped for it" in site.call("why", waits, "--json").ok().json["message"]
 
@@ -234,8 +234,8 @@ def test_big_arrays_share_a_row(site: Site) -> None:
     job_id = site.submit("-F", "one", "--array", "0-99", "--", "x")
     for _ in range(2):  # in the inbox, then in the store
         (row,) = site.call("status", "--json").json
-        told = (row["id"], row["array_id"], row["array_index"], row["array_tasks"], row["array_count"])
-        assert told == (f"{job_id}_[0-99]", job_id, None, "0-99", 100)
+        identity = (row["id"], row["array_id"], row["array_index"], row["array_tasks"], row["array_count"])
+        assert identity == (f"{job_id}_[0-99]", job_id, None, "0-99", 100)
         assert site.call("status").out.startswith("100 PENDING\n")
         lines = [line for line in site.call("status").out.splitlines() if line.startswith(job_id)]
         assert len(lines) == 1
@@ -250,7 +250,7 @@ def test_big_arrays_share_a_row(site: Site) -> None:
     assert [line.split()[0] for line in lines] == [f"{job_id}_[0-99]"], "one that waits again is among the others"
 
 
-def test_a_controller_before_its_first_cycle_is_told_from_none(site: Site) -> None:
+def test_status_distinguishes_a_starting_controller_from_none(site: Site) -> None:
     pid = os.getpid()
     with controller_presence(site.state):
         assert f"the controller (pid {pid}) is starting\n" in site.call("status").ok().out
@@ -282,7 +282,7 @@ def test_a_real_controller_on_its_way_to_its_first_cycle(site: Site) -> None:
     assert (site.state / FILE).exists()
 
 
-def test_a_slow_controller_is_told_from_a_dead_one(site: Site) -> None:
+def test_status_distinguishes_a_slow_controller_from_a_dead_one(site: Site) -> None:
     site.submit()
     site.fold(alive=False)
     with controller_presence(site.state):
@@ -306,7 +306,7 @@ def test_a_set_clock_makes_no_dead_controller(site: Site) -> None:
     assert "warning" not in site.call("status").ok().out
 
 
-def test_status_and_nodes_tell_of_nodes_that_left_the_inventory_and_of_one_not_in_force(site: Site) -> None:
+def test_status_and_nodes_show_nodes_that_left_the_inventory_and_of_one_not_in_force(site: Site) -> None:
     site.fold()
     store = Store.create_or_open(site.state)
     node = load_inventory(site.inventory).node("pc1")
@@ -374,7 +374,7 @@ def test_show(site: Site) -> None:
         assert part in text
 
 
-def test_who_shares_gpus_with_whom_is_told(site: Site) -> None:
+def test_jobs_that_share_gpus_are_shown_with_their_partner(site: Site) -> None:
     asked = ("-p", "V100", "--gpus", "2", "--share", "pairs", "--gpu-mem", "8G", "-J")
     jobs = [site.submit(*asked, name, "--", "x") for name in ("first", "second", "third")]
     site.fold()
@@ -388,10 +388,10 @@ def test_who_shares_gpus_with_whom_is_told(site: Site) -> None:
     page = site.call("show", "--json", jobs[0]).ok().json
     assert (page["shared_with"], page["spec"]["share"], page["spec"]["gpu_memory_mib"]) == (jobs[1], "pairs", 8192)
     line = f"GPUs 0-1 of dgx-1v-1 with job {jobs[1]} (second of "
-    told = "expected about 61 % slower than alone ("
+    slowdown = "expected about 61 % slower than alone ("
     text = " ".join(site.call("show", jobs[0]).ok().out.split())
     assert line in text
-    assert told in text
+    assert slowdown in text
     assert "may share: pairs, 8G of each GPU" in text
     assert f"is RUNNING: shares {line}" in " ".join(site.call("why", jobs[0]).ok().out.split())
     assert site.call("why", "--json", jobs[0]).ok().json["job"]["shared_with"] == jobs[1]
@@ -403,7 +403,7 @@ def test_who_shares_gpus_with_whom_is_told(site: Site) -> None:
     assert (gpus[2]["job"], gpus[2]["shared_with"]) == (None, None)
 
 
-def test_a_story_is_told_in_local_time_and_round_memory(site: Site) -> None:
+def test_show_prints_events_in_local_time_and_round_memory(site: Site) -> None:
     job_id = site.submit()
     site.fold()
     moment = 1_795_000_000.25
@@ -417,9 +417,9 @@ def test_a_story_is_told_in_local_time_and_round_memory(site: Site) -> None:
     assert line.startswith(f"  {local}  requeued eligible_time={local} memory_mib=6.2T attempt=2")
     assert "1795000000" not in line
     assert "'grace_s': 30" in line
-    (told,) = [e for e in site.call("show", "--json", job_id).json["events"] if e["kind"] == "requeued"]
-    assert told["time"] == "2026-11-18T11:06:40.250Z"
-    assert told["data"] == facts
+    (event,) = [e for e in site.call("show", "--json", job_id).json["events"] if e["kind"] == "requeued"]
+    assert event["time"] == "2026-11-18T11:06:40.250Z"
+    assert event["data"] == facts
 
 
 def test_a_nodes_name_stands_once_before_its_trouble() -> None:
@@ -601,7 +601,7 @@ def test_a_broken_store_is_one_line(site: Site, content: bytes) -> None:
         assert "Traceback" not in done.out + done.err
 
 
-def test_a_foreign_file_in_the_inbox_disturbs_nobody(site: Site) -> None:
+def test_a_foreign_file_in_the_inbox_is_ignored(site: Site) -> None:
     new = site.state / "inbox/new"
     (new / "x.submit").write_text("{")
     (new / "dir").mkdir()

@@ -39,7 +39,7 @@ def test_json_is_one_value_whatever_a_library_prints(site: Site) -> None:
 
 
 @pytest.mark.parametrize("words", [["--json"], [], ["--json", "-p", "none"]], ids=["json", "table", "error"])
-def test_output_that_nobody_reads_ends_the_command_quietly(site: Site, words: list[str]) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(site: Site, words: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
     words = [sys.executable, "-m", "gpusched", "flavors", *words]

@@ -108,7 +108,7 @@ def test_all_options(site: Site) -> None:
         ("    preemptible: true\n", ("--no-preemptible",), False),
     ],
 )
-def test_whether_it_may_be_stopped_is_said_by_the_job_else_by_its_partition(
+def test_preemptible_is_set_by_the_job_else_by_its_partition(
     site: Site, partition: str, options: tuple[str, ...], expected: bool
 ) -> None:
     text = site.inventory.read_text()
@@ -175,7 +175,7 @@ def test_how_far_apart_by_the_partition(site: Site) -> None:
         (("--max-spread", "any", "--resizable", "--gpus", "2-4"), "--max-spread and --resizable cannot be combined"),
     ],
 )
-def test_what_no_placement_can_be(site: Site, options: tuple[str, ...], error: str) -> None:
+def test_impossible_placements_are_refused(site: Site, options: tuple[str, ...], error: str) -> None:
     done = site.call("submit", "-p", "A100", "--image", "x", *options, "--", "run")
     assert (done.code, site.commands()) == (2, [])
     assert error in done.err
@@ -205,7 +205,7 @@ ALONE = "no node it may use shares GPUs (sharing: in the inventory), so the job 
         ),
     ],
 )
-def test_what_cannot_share(site: Site, options: tuple[str, ...], error: str) -> None:
+def test_invalid_sharing_is_refused(site: Site, options: tuple[str, ...], error: str) -> None:
     done = site.call("submit", "-p", "A100", "--image", "x", *options, "--", "run")
     assert (done.code, site.commands()) == (2, [])
     assert error in done.err

@@ -228,7 +228,7 @@ def test_every_panel_has_data_of_a_real_prometheus(site: Site, prometheus: Prome
     assert prometheus.values("gpusched_job_wait_seconds_sum")[0] > 7
 
 
-def test_one_scrape_says_what_the_command_says(site: Site) -> None:
+def test_a_scrape_equals_the_output_of_the_command(site: Site) -> None:
     parser = pytest.importorskip("prometheus_client.openmetrics.parser")
     server, _ = start(Client(site.state), "127.0.0.1:0")
     try:

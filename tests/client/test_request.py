@@ -20,7 +20,7 @@ def test_every_name_is_one_options_and_every_completion_exists() -> None:
     assert [o.complete for o in OPTIONS.values() if o.complete and not callable(getattr(complete, o.complete))] == []
 
 
-def test_what_is_left_out_is_what_a_spec_has_by_default() -> None:
+def test_omitted_values_are_the_defaults_of_a_spec() -> None:
     spec = JobSpec(name="n", partition="p", gpus_per_node=0, cores_per_node=1, memory_mib_per_node=1, time_limit_s=1)
     left_out = SubmitRequest()
     assert {name: getattr(left_out, name) for name in _AS_REQUESTED} == {n: getattr(spec, n) for n in _AS_REQUESTED}
@@ -77,12 +77,12 @@ def test_slices_are_a_number_and_a_profile(words: list[str], given: dict[str, ob
         (["--gpus-per-node", "a100:2"], "--gpus-per-node: found 'a100:2', expected a number, or slices"),
     ],
 )
-def test_what_are_no_slices_is_told(words: list[str], why: str) -> None:
+def test_invalid_slices_are_rejected(words: list[str], why: str) -> None:
     with pytest.raises(UsageError) as error:
         options.parse(words)
     assert error.value.message.startswith(why)
 
 
-def test_the_first_wrong_value_in_the_tables_order_is_told() -> None:
+def test_the_error_is_of_the_first_wrong_value_in_the_tables_order() -> None:
     with pytest.raises(UsageError, match="--gpus: found 'x'"):
         values_of({"sizes": "y", "time": "soon", "gpus": "x"})

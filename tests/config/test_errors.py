@@ -325,7 +325,7 @@ BAD = {
     "events to a relative file": (in_settings("events: {file: x}"), ':2: settings.events.file: found "x", expected an absolute path'),
     "events to a secret": (in_settings("events: {webhook: T0K3N}"), ":2: settings.events.webhook: found another text, "
                            "expected a URL such as https://chat.example.org/hooks/gpusched"),
-    "nobody is told": (with_notices("{on: [end]}"), ":6: notices.to[0]: found none of them, expected a webhook, a command or a notifier"),
+    "no recipient": (with_notices("{on: [end]}"), ":6: notices.to[0]: found none of them, expected a webhook, a command or a notifier"),
     "relative command": (with_notices("{command: [page, me]}"), ":6: notices.to[0].command: found page me, expected a command "
                          "whose first word is an absolute path"),
     "notice mistyped": (with_notices("{command: [/x], on: [ends]}"), ':6: notices.to[0].on[0]: found "ends", expected one of '

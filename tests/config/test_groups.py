@@ -52,7 +52,7 @@ def test_a_job_counts_for_the_group_it_names_else_for_the_first_of_its_user(tmp_
         ("  a: {member: [bob]}", "did you mean members?"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+def test_errors_of_groups_name_their_place(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "inventory.yaml"
     path.write_text(f"{HEAD}groups:\n{text}\n")
     assert any(says in str(error) for error in inventory_errors(path)), [str(e) for e in inventory_errors(path)]

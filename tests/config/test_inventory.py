@@ -168,7 +168,7 @@ partitions:
     assert found == {"a": mps, "b": None, "c1": turns, "c2": turns, "d": None}
 
 
-def test_gpus_are_cut_on_demand_where_a_node_or_its_partition_says_so(tmp_path: Path) -> None:
+def test_gpus_are_cut_on_demand_if_declared_for_the_node_or_partition(tmp_path: Path) -> None:
     text = """\
 partitions:
   A:

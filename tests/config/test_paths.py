@@ -96,7 +96,7 @@ def test_each_of_two_writers_of_a_file_has_a_draft_of_its_own(
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("weights", b"ours")]
 
 
-def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+def test_special_files_are_written_to_and_not_replaced(tmp_path: Path) -> None:
     """Run by root, with /dev/null, it would leave a machine without one."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -252,7 +252,7 @@ def test_weights_of_numbers_that_numpy_lacks(site: Path) -> None:
         load_file(site / "w", "rltune")
 
 
-def test_what_an_agent_must_leave_alone(site: Path) -> None:
+def test_preemption_settings_bound_an_agent(site: Path) -> None:
     (site / "p.yaml").write_text("agent: rltune\n")
     plain = load_policy("p.yaml")
     assert plain.preempt == PreemptionSettings(min_run_s=600.0, per_hour=2, restart_s=30.0)

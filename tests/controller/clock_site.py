@@ -26,7 +26,7 @@ LIMIT_S = 60
 
 
 class ClockSite:
-    """A controller beside a wall clock that is ``ahead`` of the boot clock's count; nothing else is told of it."""
+    """A controller beside a wall clock that is ``ahead`` of the boot clock; nothing else sees the difference."""
 
     def __init__(self, state: Path, declared: Inventory | None = None) -> None:
         self.state, self.ahead, self.inventory = state, 0.0, declared or inventory()

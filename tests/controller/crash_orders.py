@@ -79,7 +79,7 @@ class CrashOrders(RuleBasedStateMachine):
         self.jobs.append(job_id)
 
     def _share(self, gpus: int, nodes: int) -> dict[str, Any]:
-        """What a job says otherwise."""
+        """Return the changes to a job's request."""
         return {}
 
     @rule(data=st.data(), again=st.booleans(), now=st.booleans())

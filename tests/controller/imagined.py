@@ -46,7 +46,7 @@ class Host:
     up: bool = True
     boot: int = 0
     ahead: float = 0.0  # its wall clock, against the world's
-    tells: bool = True  # whether it says how long containers have run
+    reports_run_time: bool = True  # whether it says how long containers have run
     engine: bool = True  # whether its container engine answers
     use: float | None = None  # utilization of its GPUs in percent
     own_use: dict[int, float | None] = field(default_factory=dict)  # of some of them
@@ -193,7 +193,7 @@ class ImaginedCluster:
         return {name: self._dated(observation) for name, observation in news.items()}
 
     def _dated(self, observation: NodeObservation) -> NodeObservation:
-        """As in `SshCluster`: what happened is dated when it is told of."""
+        """As in `SshCluster`: an event is dated when it is reported."""
         if self._dates is None:
             return observation
         offset, result = self._dates.offset, observation.result
@@ -258,7 +258,7 @@ def reading_of(host: Host, now: float) -> NodeReading:
                 exit_code=box.exit_code,
                 started_at=box.started_at,
                 finished_at=box.finished_at,
-                ran_s=now - box.began if box.phase == "running" and host.tells else None,
+                ran_s=now - box.began if box.phase == "running" and host.reports_run_time else None,
                 error="killed" if box.phase == "failed" else None,
             )
             for box in boxes

@@ -36,7 +36,7 @@ def running(world: InboxWorld, uid: int, **changes: Any) -> str:
 def ask(
     world: InboxWorld, job: str, *words: str, number: int = 1, attempt: int = 1, node: str = "n0", **more: Any
 ) -> str | None:
-    """What the controller answers when it sees that on the node; None: nothing yet."""
+    """Return the controller's answer to that request on the node; None: nothing yet."""
     asked = AskReading(id=f"1-{number}", attempt=attempt, words=words, **more)
     container = ContainerReading(name=f"gpusched-{job}-1-0", phase="running", ask=asked)
     reading = NodeReading(node=node, time=NOW, containers=(container,))

@@ -1,4 +1,4 @@
-"""What a controller tells of some hours full of mishaps; `python -m tests.controller.recording` writes it anew.
+"""The record of a controller over some hours full of faults; `python -m tests.controller.recording` rewrites it.
 
 It says nothing about what is right; other tests do. It notices what changes without being meant to, and what is meant
 to change shows as a diff that can be read.
@@ -59,7 +59,7 @@ class Story:
                 for host in self.world.hosts.values():
                     host.up = True
             self.turn(self.rng.choice([1, 1, 5, 20]), "ok" if turn > TURNS * 2 // 3 else "")
-        return self.told()
+        return self.record()
 
     def turn(self, seconds: float, fate: str) -> None:
         self.world.now += seconds
@@ -121,8 +121,8 @@ class Story:
         self.store.close()
         self._start_controller()
 
-    def told(self) -> list[str]:
-        """A line for each event, then one for each job as it is in the end, then what each used."""
+    def record(self) -> list[str]:
+        """Return a line for each event, then one for each job as it is in the end, then what each used."""
         with closing(self.store) as store:
             lines = [
                 " ".join(filter(None, [f"{e.time - NOW:.3f}", e.kind, e.job_id, e.node, self._plain(e.data)]))

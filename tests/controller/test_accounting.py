@@ -95,7 +95,7 @@ def test_slices_are_charged_their_share_of_the_gpu() -> None:
     assert all(row.util_known_s == 0 for row in rows.values()), "nobody knows how busy a slice was"
 
 
-def test_one_after_the_other_shares_nothing() -> None:
+def test_jobs_one_after_the_other_share_nothing() -> None:
     """Where one of two did not agree they were never there together."""
     for shares in ((True, False), (False, True)):
         rows = between(
@@ -335,7 +335,7 @@ def test_slurms_jobs_begin_when_it_says() -> None:
     assert drawn == {True: {"j": 1000.0}, False: {"": pytest.approx(600.0), "j": pytest.approx(400.0)}}
 
 
-def test_whose_request_agreed_shares() -> None:
+def test_only_requests_that_agree_share() -> None:
     part = NodeAllocation(rank=0, node="n0", gpus=(0,), cores=1, memory_mib=1)
     pair = [
         JobRecord(
@@ -351,7 +351,7 @@ def test_whose_request_agreed_shares() -> None:
     ends=st.lists(st.tuples(st.integers(0, 700), st.booleans()), max_size=5), joules=st.integers(0, 10**6),
     use=st.integers(0, 100),
 )  # fmt: skip
-def test_what_a_gpu_did_is_charged_once_whoever_shared_it(ends: list[tuple[int, bool]], joules: int, use: int) -> None:
+def test_what_a_shared_gpu_did_is_charged_once(ends: list[tuple[int, bool]], joules: int, use: int) -> None:
     held = [GpuHolding(f"j{i}", "u", T + end, shares) for i, (end, shares) in enumerate(sorted(ends))]
     before = reading(T, energy_j=0.0, utilization_pct=float(use))
     rows = usage_between(NODE, before, reading(T + 600, energy_j=float(joules), utilization_pct=float(use)), {0: held})

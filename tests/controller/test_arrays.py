@@ -116,8 +116,8 @@ def played(folder: Path, first: dict[str, Any], second: dict[str, Any], needs: s
                 lay(site, step)
             site.turn()
         site.turn(2)
-        told = ("reason", "message")
-        jobs = [msgspec.structs.replace(job, **dict.fromkeys(told, "")) for job in site.store.jobs()]
+        shown = ("reason", "message")
+        jobs = [msgspec.structs.replace(job, **dict.fromkeys(shown, "")) for job in site.store.jobs()]
         known = {job.id for job in site.store.jobs()}
         stories = {name: [(e.kind, e.time, e.user) for e in site.store.events(job_id=name)] for name in known}
         assert len(jobs) == len(known) == sum(site.store.counts().values())
@@ -189,7 +189,7 @@ def test_of_an_array_on_slices_as_many_tasks_are_considered_as_gpus_have_slices(
     assert limit.for_tasks(row, NOW) == 10 * 7 + SPARE_TASKS
 
 
-def test_what_is_set_apart_is_its_own_row_and_the_rest_stays_one(site: Site) -> None:
+def test_changed_tasks_get_their_own_row_and_the_rest_stays_one(site: Site) -> None:
     submit(site, tasks=1000, gpus_per_node=GPUS, nodes=2)
     site.turn(2)
     for command in (
@@ -231,7 +231,7 @@ def test_an_array_in_too_many_pieces_is_a_row_for_each_task(inbox_world: InboxWo
     assert len(inbox_world.store.jobs_of_array(some)) == 2000
 
 
-def test_who_asks_for_anothers_tasks_changes_nothing(inbox_world: InboxWorld) -> None:
+def test_commands_on_anothers_tasks_change_nothing(inbox_world: InboxWorld) -> None:
     array = inbox_world.submit(array=tuple(range(100)))
     before = inbox_world.store.rows()
     assert "belongs to" in inbox_world.say(Cancel(time=NOW, job_ids=(f"{array}_[3-9]",)), ALICE)
@@ -328,7 +328,7 @@ def test_a_single_job_with_aftercorr_waits_for_all_tasks_and_tasks_for_theirs(si
     assert found == ["waiting", "", "waiting"]
 
 
-def test_what_is_known_of_each_task_before_a_decision_or_a_forecast(site: Site) -> None:
+def test_dependencies_of_each_task_for_decisions_and_forecasts(site: Site) -> None:
     submit(site, ARRAY, tasks=12, gpus_per_node=3)
     corr = (Dependency(DependencyKind.AFTERCORR, ARRAY),)
     submit(site, OTHER, tasks=14, dependencies=corr, max_running=1)
@@ -342,8 +342,8 @@ def test_what_is_known_of_each_task_before_a_decision_or_a_forecast(site: Site) 
     asked = Dependencies(site.store.dependency_rows, [], site.store.completed_tasks)
     assert asked.of_tasks(row, 5) == [(2, ("", ""))], "as many as could start"
     assert len(asked.of_tasks(row, None)) == row.count, "each once"
-    told = {index: verdict for index, (verdict, _) in asked.of_tasks(row, None)}
-    assert told == {1: "never", 2: "", **dict.fromkeys(range(3, 12), "waiting"), 12: "never", 13: "never"}
+    verdicts = {index: verdict for index, (verdict, _) in asked.of_tasks(row, None)}
+    assert verdicts == {1: "never", 2: "", **dict.fromkeys(range(3, 12), "waiting"), 12: "never", 13: "never"}
     snapshot = snapshot_of_store(site.store, inventory(), {"p": PolicySpec(name="f")}, NOW)
     assert [view.id for view in snapshot.pending if view.array_id == OTHER] == [f"{OTHER}_2"]
 
@@ -492,13 +492,13 @@ def test_why_knows_where_a_task_stands_and_when_it_starts(site: Site, monkeypatc
     site.turn(3)
     waves = {f"{ARRAY}_12": 1, f"{ARRAY}_600": 50, f"{ARRAY}_60000": 5000, OTHER: 7500}
     for job_id, wave in waves.items():
-        told = why(Client(), job_id)
+        answer = why(Client(), job_id)
         index = 90_000 if job_id == OTHER else int(job_id.partition("_")[2])
-        assert (told.position, told.queue_length) == (index - 11, 90_000 - 12 + 1)
-        assert told.expected is not None
-        assert told.expected.by_limits is not None
-        assert (told.expected.by_limits - site.world.now) / 600 == pytest.approx(wave, rel=0.05), job_id
-    assert "tasks of large arrays are projected in groups" in told.expected.assumptions
+        assert (answer.position, answer.queue_length) == (index - 11, 90_000 - 12 + 1)
+        assert answer.expected is not None
+        assert answer.expected.by_limits is not None
+        assert (answer.expected.by_limits - site.world.now) / 600 == pytest.approx(wave, rel=0.05), job_id
+    assert "tasks of large arrays are projected in groups" in answer.expected.assumptions
     assert "at least 89000 jobs" in site.store.job(OTHER).message  # type: ignore[union-attr]
 
 

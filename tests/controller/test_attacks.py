@@ -176,7 +176,7 @@ def fresh_id(now: float) -> str:
 
 
 class Attack(NamedTuple):
-    """What is done, and the line that refuses it. ``entry``: command of the audit entry; "": the kernel refuses."""
+    """An attack, and the line that refuses it. ``entry``: command of the audit entry; "": the kernel refuses."""
 
     name: str
     act: Callable[[Place], object]
@@ -481,8 +481,8 @@ def test_the_kernel_refuses(place: Place, attack: Attack) -> None:
         path.unlink()
 
 
-def test_a_file_that_its_owner_has_leased_keeps_nobody_waiting(place: Place) -> None:
-    """Who opens such a file waits until its owner, or 45 s later the kernel, gives it up (fcntl's F_SETLEASE)."""
+def test_a_file_leased_by_its_owner_blocks_nothing(place: Place) -> None:
+    """A reader of such a file waits until its owner, or 45 s later the kernel, gives it up (fcntl's F_SETLEASE)."""
     held, go = os.pipe(), os.pipe()
     if not (pid := os.fork()):
         try:
@@ -539,7 +539,7 @@ def test_an_early_date_does_not_jump_the_queue(place: Place) -> None:
     assert place.world.job(submit.id).submit_time > 1e9
 
 
-def test_a_flood_delays_nobody_and_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_is_refused_and_delays_no_other_user(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpusched.queue.arrivals.MAX_WAITING", 50)
 
     def flood(place: Place) -> None:
@@ -578,7 +578,7 @@ def test_too_many_sessions_of_one_leave_room_for_others(place: Place, monkeypatc
     assert place.ask(AuditQuery()).count("\n") > 10, "root still has a session"
 
 
-def test_one_reads_ones_own_entries_only(place: Place) -> None:
+def test_users_read_only_their_own_audit_entries(place: Place) -> None:
     read = as_mallory(lambda: place.ask(AuditQuery())).splitlines()
     assert read
     assert {msgspec.json.decode(line, type=AuditEntry).uid for line in read} == {MALLORY}

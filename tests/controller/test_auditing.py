@@ -214,7 +214,7 @@ def test_a_command_from_inside_a_job_is_its_users(world: InboxWorld) -> None:
     (ADMIN, {}, ""),
     (ME, {"uid": ALICE, "user": "alice", "via": "relay"}, ""),
 ])  # fmt: skip
-def test_who_may_add_an_entry(world: InboxWorld, uid: int, fields: dict[str, Any], why: str) -> None:
+def test_only_permitted_users_add_audit_entries(world: InboxWorld, uid: int, fields: dict[str, Any], why: str) -> None:
     assert world.say(RecordAudit(time=NOW, action="exec", subject=("j",), **fields), uid) == why
     (entry,) = recorded(world)
     expected = ("audit", uid, ("exec", "j"), why) if why else ("exec", fields.get("uid", uid), ("j",), "")

@@ -55,7 +55,7 @@ def site(tmp_path: Path) -> Iterator[Runner]:
     site.store.close()
 
 
-def test_one_per_interval_also_after_a_restart(site: Runner) -> None:
+def test_one_backup_per_interval_also_after_a_restart(site: Runner) -> None:
     assert site.step(NOW) == 1
     assert site.step(NOW + HOUR - 1) == 1
     site.restart()
@@ -110,7 +110,7 @@ def test_check_reports_it(site: Runner) -> None:
     assert findings() == []
 
 
-def test_one_that_is_rotated_away_while_it_is_checked_is_not_bad(
+def test_a_backup_rotated_away_during_its_check_is_not_bad(
     site: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.step(NOW)

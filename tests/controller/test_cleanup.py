@@ -40,7 +40,7 @@ def verbs(tidy: Cleanup) -> list[tuple[str, str | None]]:
 
 
 @pytest.mark.parametrize("phase", ["running", "preparing", "ready"])
-def test_what_still_lives_is_fenced_and_told_of_once(phase: str) -> None:
+def test_a_rank_that_still_lives_is_fenced_and_reported_once(phase: str) -> None:
     end = [("signal", "KILL")] if phase == "running" else [("remove", None)]  # a kill does not end what has not begun
     first = leftovers(rank(gone=True), says(phase))
     assert verbs(first) == end
@@ -51,7 +51,7 @@ def test_what_still_lives_is_fenced_and_told_of_once(phase: str) -> None:
     assert (verbs(second), second.events) == (end, [])
 
 
-def test_one_that_resists_is_killed_then_removed_at_growing_pauses_then_told_of_once() -> None:
+def test_a_rank_that_resists_is_killed_then_removed_at_growing_pauses_then_reported_once() -> None:
     record, story, at = rank(gone=True), [], NOW
     while at < NOW + 600:
         tidy = leftovers(record, says("running"), now=at)
@@ -78,7 +78,7 @@ def test_its_gpus_are_not_free_even_while_another_work_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("phase", ["running", "preparing"])
-def test_what_ended_holds_no_gpus_while_it_is_being_removed(phase: str) -> None:
+def test_an_ended_rank_holds_no_gpus_during_its_removal(phase: str) -> None:
     ended = rank(gone=True, finished_at=NOW - 5)
     assert leftovers(ended, says(phase), busy=True) == Cleanup()
     assert [r.gone for r in leftovers(ended, says(phase)).changed] == [False], "alive though nobody is at it"
@@ -91,11 +91,11 @@ def test_the_output_first_then_away_with_it(phase: str) -> None:
     assert leftovers(rank(), says(phase), busy=True).operations == []
 
 
-def test_what_was_never_started_has_no_output_to_wait_for() -> None:
+def test_a_rank_that_never_started_has_no_output_to_wait_for() -> None:
     assert verbs(leftovers(rank(), says("failed"))) == [("remove", None)]
 
 
-def test_what_is_not_there_any_more_is_settled() -> None:
+def test_a_rank_that_is_gone_is_settled() -> None:
     assert leftovers(rank(), says(None)).settled == [rank()]
     assert leftovers(rank(collected=True), says(None)).settled != []
     assert leftovers(rank(launched_at=None), says(None)).settled != []
@@ -128,8 +128,8 @@ def test_an_unknown_container_of_ours_is_reaped() -> None:
     tidy = strays(says("running"))
     assert verbs(tidy) == [("remove", None)]
     assert [(e.kind, e.node, e.job_id) for e in tidy.events] == [("reaped", "n0", ID)]
-    told: set[RankKey] = set()
-    assert [len(strays(says("running"), seen=told).events) for _ in range(3)] == [1, 0, 0]
+    reported: set[RankKey] = set()
+    assert [len(strays(says("running"), seen=reported).events) for _ in range(3)] == [1, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["theirs", "gpusched-x", "gpusched-a-b-c", "gpusched-a-1-0-x", "xgpusched-a-1-0"])
@@ -137,7 +137,7 @@ def test_other_names_are_not_ours(name: str) -> None:
     assert strays(says("running", name=name)).operations == []
 
 
-def test_what_is_known_or_anothers_or_under_way_is_left_alone() -> None:
+def test_known_foreign_or_busy_containers_are_left_alone() -> None:
     assert strays(says("running"), known=True).operations == []
     assert strays(says("running"), busy=True).operations == []
     assert strays(says("running", cluster="d")).operations == []
@@ -159,7 +159,7 @@ def test_tries_are_due_at_once_then_after_pauses_that_double_up_to_a_minute() ->
     assert (again.tries, again.tried_at) == (3, NOW)
 
 
-def test_five_tries_in_vain_are_enough_and_stuck_is_said_once() -> None:
+def test_after_five_tries_a_rank_is_stuck_and_reported_once() -> None:
     for tries, more, gives in ((4, {}, False), (5, {}, True), (6, {}, True), (5, {"stuck": True}, False)):
         assert is_exhausted(rank(tries=tries, tried_at=NOW, **more), NOW + 60) is gives
     assert not is_exhausted(rank(tries=5, tried_at=NOW), NOW + 15.9)
@@ -169,7 +169,7 @@ def test_five_tries_in_vain_are_enough_and_stuck_is_said_once() -> None:
     assert event.data == {"attempt": 1, "rank": 0, "gpus": [2, 3], "error": "no"}
 
 
-def test_what_is_stuck_on_a_node_in_a_sentence() -> None:
+def test_the_message_about_stuck_ranks_of_a_node() -> None:
     one = rank(stuck=True, gpus=(3, 1), trouble="busy")
     assert stuck_message("n0", [one]) == f"GPU 1, 3 not allocated: attempt 1 of job {ID} cannot be killed (busy)"
     plain = rank(stuck=True, attempt=2)
@@ -183,7 +183,7 @@ def test_what_is_stuck_on_a_node_in_a_sentence() -> None:
     assert stuck_message("n0", [*others, plain]) == stuck_message("n0", [plain])
 
 
-def test_one_that_gave_up_stays_stuck_and_what_ended_is_tried_afresh() -> None:
+def test_a_stuck_rank_stays_stuck_and_an_ended_one_is_tried_afresh() -> None:
     stuck = rank(signalled="FENCE", stuck=True, gone=True, tries=9, tried_at=NOW - 1)
     (changed,) = leftovers(stuck, says("running")).changed
     assert (changed.stuck, changed.gone, changed.tries) == (True, False, 9)

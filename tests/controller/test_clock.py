@@ -35,16 +35,16 @@ CYCLES = st.lists(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(cycles=CYCLES, fate=st.sampled_from(["limit", "silent", "vanished"]), tells=st.booleans())
+@given(cycles=CYCLES, fate=st.sampled_from(["limit", "silent", "vanished"]), reports_run_time=st.booleans())
 def test_no_setting_of_a_clock_ends_a_job_early_or_keeps_one_waiting(
-    cycles: list[tuple[float, float, float, bool]], fate: str, tells: bool
+    cycles: list[tuple[float, float, float, bool]], fate: str, reports_run_time: bool
 ) -> None:
     with clock_site() as site:
         job = site.submit()
         site.turn()
         site.world.now += PULL_S
         for host in site.world.hosts.values():
-            host.tells = tells
+            host.reports_run_time = reports_run_time
         site.world.progress()
         site.turn()
         ((host, box),) = site.world.running()
@@ -60,7 +60,7 @@ def test_no_setting_of_a_clock_ends_a_job_early_or_keeps_one_waiting(
         for number in range(1000):
             seconds, wall, node, again = cycles[number % len(cycles)]
             site.ahead += wall
-            host.ahead += node if tells else 0.0  # without the boot clock's word a node's own clock is believed
+            host.ahead += node if reports_run_time else 0.0  # else the node's own clock counts
             if again:
                 site.restart()
             site.turn(seconds)
@@ -171,7 +171,7 @@ def test_after_a_reboot_it_is_never_earlier_than_the_last_sign_of_life(wall: flo
     assert clock.stepped() == wall - expected, "and follows a clock that lost its time"
 
 
-def test_a_small_difference_is_nobodys_affair_and_slow_drift_is_followed_in_the_end() -> None:
+def test_a_small_clock_difference_is_ignored_and_slow_drift_is_followed() -> None:
     ahead = [0.0]
     clock = Clock(lambda: 4000.0 + ahead[0], lambda: 0.0, "x")
     for ahead[0] in (0.5, 1.0, 1.5):
@@ -182,7 +182,7 @@ def test_a_small_difference_is_nobodys_affair_and_slow_drift_is_followed_in_the_
     assert (clock.stepped(), clock()) == (0.0, 3997.5)
 
 
-def test_a_step_is_told_of_by_the_new_time(tmp_path: Path) -> None:
+def test_a_step_of_the_wall_clock_is_logged_with_the_new_time(tmp_path: Path) -> None:
     store, ahead = Store.create_or_open(tmp_path), [0.0]
     clock = Clock(lambda: 4000.0 + ahead[0], lambda: 100.0, "x")
     assert follow_wall_clock(store, clock) == 0.0

@@ -147,7 +147,7 @@ class Broken:
     def close(self) -> None: ...
 
 
-def test_what_broke_off_is_not_taken_for_the_whole_and_the_old_file_stays(tmp_path: Path) -> None:
+def test_an_interrupted_transfer_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "logs" / "job" / "1.0.log"
     target.parent.mkdir(parents=True)
     target.write_text("before")
@@ -196,7 +196,7 @@ def test_a_node_that_sends_too_much_is_cut_to_the_limit_here(tmp_path: Path) -> 
     assert target.read_bytes() == b"".join(blocks[:4]) + line + b"".join(blocks[-12:])
 
 
-def test_what_is_left_out_does_not_travel(tmp_path: Path) -> None:
+def test_omitted_output_is_not_transferred(tmp_path: Path) -> None:
     target, node = tmp_path / "logs" / "job" / "1.0.log", Counting("here")
     assert collect_log(node, RemoteScript(("sh", "-c", "head -c 200000001 /dev/zero")), target, CAPS) == ""
     assert node.travelled < MIB + 200
@@ -244,7 +244,7 @@ def test_output_is_private_to_its_owner_and_the_operators(state: Path) -> None:
     assert folders == {"job": 0o711, "logs": 0o711}
 
 
-def test_who_may_read_and_see_a_jobs_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permissions_of_a_jobs_output(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = msgspec.structs.replace(inventory().settings, admins=("daemon", "nobody-of-that-name", "sys"))
     declared = msgspec.structs.replace(inventory(), settings=settings)
     daemon, sys_ = (pwd.getpwnam(name).pw_uid for name in ("daemon", "sys"))

@@ -193,7 +193,7 @@ def test_images_that_name_files_of_the_nodes_are_refused_from_everybody(world: I
 
 
 @needs_root
-def test_nobody_gets_ahead_by_an_early_date(world: InboxWorld) -> None:
+def test_an_early_date_in_a_command_gains_no_priority(world: InboxWorld) -> None:
     command = Submit(time=5.0, id=ids.mint(NOW), spec=spec())
     path = world.lay(command, ALICE)
     written = path.stat().st_ctime
@@ -318,7 +318,7 @@ def test_an_id_that_is_none_is_refused(world: InboxWorld, bad: str) -> None:
     assert not list(world.state.rglob("*.json"))
 
 
-def test_of_a_long_id_its_beginning_is_told(world: InboxWorld) -> None:
+def test_the_error_shows_the_beginning_of_a_long_id(world: InboxWorld) -> None:
     long = "x" * 39 + "yz"
     (world.inbox.new / "evil.submit").write_bytes(msgspec.json.encode(Submit(time=NOW, id=long, spec=spec())))
     world.fold()
@@ -433,7 +433,7 @@ def test_malformed_files_are_set_aside(world: InboxWorld, content: bytes) -> Non
     assert "\n" not in event.data["why"]
 
 
-def test_what_is_no_file_of_its_own_is_set_aside(world: InboxWorld) -> None:
+def test_links_pipes_folders_and_oversized_files_are_set_aside(world: InboxWorld) -> None:
     new, secret = world.inbox.new, world.state / "secret"
     secret.write_bytes(msgspec.json.encode(Drain(time=NOW, nodes=("n0",), reason="x")))
     os.symlink(secret, new / "link.drain")
@@ -451,7 +451,7 @@ def test_what_is_no_file_of_its_own_is_set_aside(world: InboxWorld) -> None:
     assert world.fold() == 0
 
 
-def test_what_cannot_be_moved_away_is_told_of_once(world: InboxWorld) -> None:
+def test_a_file_that_cannot_be_moved_away_is_logged_once(world: InboxWorld) -> None:
     for place in (world.inbox.new, world.inbox.refused):
         (place / "same.cancel").mkdir()
         (place / "same.cancel" / "x").touch()
@@ -460,7 +460,7 @@ def test_what_cannot_be_moved_away_is_told_of_once(world: InboxWorld) -> None:
     assert len(world.refusals()) == 1
 
 
-def test_a_command_nobody_foresaw_stops_nothing(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_command_stops_nothing(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     job = world.submit()
     world.lay(Hold(time=NOW, job_ids=(job,)))
     submitted = Submit(time=NOW, id=ids.mint(NOW), spec=spec())
@@ -545,7 +545,7 @@ def raise_first(faults: list[OSError]) -> None:
         raise faults.pop()
 
 
-def test_what_comes_back_counts_among_a_users_waiting_jobs(world: InboxWorld) -> None:
+def test_requeued_jobs_count_among_a_users_pending_jobs(world: InboxWorld) -> None:
     ended = [world.submit() for _ in range(3)]
     for job in ended:
         world.put(job, JobState.FAILED, end_time=NOW)
@@ -570,7 +570,7 @@ def test_a_users_waiting_bytes_are_bounded_and_an_array_counts_once(world: Inbox
     assert world.say(submission(world, env=large | {"other": "y"}), BOB) == ""
 
 
-def test_what_does_not_fit_on_the_disk_waits_and_the_others_go_on(
+def test_a_command_that_does_not_fit_on_the_disk_waits_and_others_go_on(
     world: InboxWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     (pages,) = world.store._db.execute("PRAGMA page_count").fetchone()
@@ -600,7 +600,7 @@ def test_what_does_not_fit_on_the_disk_waits_and_the_others_go_on(
     assert len(messages(caplog)) == 1
 
 
-def test_of_many_problems_the_first_five_are_told(world: InboxWorld) -> None:
+def test_the_first_five_of_many_problems_are_listed(world: InboxWorld) -> None:
     ids = tuple(f"nobody{n}" for n in range(8))
     for count, more in ((5, ""), (6, "; and 1 more"), (8, "; and 3 more")):
         why = world.say(Cancel(time=world.now, job_ids=ids[:count]))
@@ -608,7 +608,7 @@ def test_of_many_problems_the_first_five_are_told(world: InboxWorld) -> None:
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(1, 1), (600, 600), (601, 600), (1 << 60, 600)])
-def test_nobody_has_a_session_kept_for_longer_than_the_site_says(world: InboxWorld, asked: int, kept: int) -> None:
+def test_a_session_is_kept_no_longer_than_the_site_allows(world: InboxWorld, asked: int, kept: int) -> None:
     assert world.job(world.submit(session=asked)).spec.session == kept
 
 

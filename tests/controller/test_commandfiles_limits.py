@@ -50,7 +50,7 @@ def test_a_job_counts_for_the_first_group_of_its_user(world: InboxWorld) -> None
     assert refused(world, group="gg").startswith("there is no group 'gg'")
 
 
-def test_a_class_gives_its_priority_to_whom_it_is_open(world: InboxWorld) -> None:
+def test_a_class_gives_its_priority_only_to_its_users(world: InboxWorld) -> None:
     job = world.job(world.submit(ALICE, qos="high", nice=5, preemptible=True))
     assert (job.priority, job.spec.preemptible) == (45, False), "members of a group below count, too"
     assert refused(world, BOB, qos="high") == f"--qos high: {B} may not use it; {B} may use: spare"
@@ -61,7 +61,7 @@ def test_a_class_gives_its_priority_to_whom_it_is_open(world: InboxWorld) -> Non
     assert "is not a valid name" in refused(world, group="a\nb")
 
 
-def test_nobody_makes_his_own_priority(world: InboxWorld) -> None:
+def test_users_cannot_raise_their_own_priority(world: InboxWorld) -> None:
     assert "needs an admin" in refused(world, priority=1)
     assert "needs an admin" in refused(world, nice=-1)
     assert world.job(world.submit(ADMIN, nice=-1)).priority == 1
@@ -75,7 +75,7 @@ def test_nobody_makes_his_own_priority(world: InboxWorld) -> None:
         ({"gpus_per_node": 4, "time_limit_s": 1800}, "may use 2.0 GPU hours"),
     ],
 )
-def test_what_could_never_run_is_refused(world: InboxWorld, asked: dict[str, Any], says: str) -> None:
+def test_a_job_that_could_never_run_is_refused(world: InboxWorld, asked: dict[str, Any], says: str) -> None:
     assert says in refused(world, **asked)
     assert refused(world, BOB, **asked) == "", "who has a limit of his own has only that"
 
@@ -99,7 +99,7 @@ def test_two_in_one_round_are_counted_together(world: InboxWorld) -> None:
     assert len(world.refusals()) == 1
 
 
-def test_whoever_left_a_class_does_not_come_back_into_it(world: InboxWorld) -> None:
+def test_a_user_who_left_a_class_cannot_requeue_into_it(world: InboxWorld) -> None:
     job = world.submit(ALICE, qos="high")
     world.put(job, JobState.FAILED)
     world.inventory = replace(world.inventory, quotas=replace(QUOTAS, groups=Groups()))
@@ -125,7 +125,7 @@ def test_a_users_commands_on_many_jobs_take_several_cycles(
     for left in (1, 0):
         world.fold()
         assert len(world.refusals()) == 1
-        assert world.job(others).state is JobState.CANCELLED, "whoever comes behind does not wait"
+        assert world.job(others).state is JobState.CANCELLED, "the next user's command does not wait"
         assert len(list(world.inbox.new.iterdir())) == left
     assert [e.kind for e in world.store.events(job_id=first)].count("held") == 1
     assert [e.kind for e in world.store.events(job_id=second)].count("held") == 2

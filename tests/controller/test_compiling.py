@@ -1,4 +1,4 @@
-"""What new policies need is compiled by another process; the cycles before that are decided by the old ones."""
+"""New policies are compiled by another process; the cycles before that are decided by the old ones."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def test_a_cycle_never_compiles_for_new_policies(
     assert len(begun) == len(messages(caplog)) == 1
 
 
-def test_new_policies_are_tried_though_nobody_waits_for_them(
+def test_new_policies_are_tried_without_pending_jobs(
     site: Site, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the first job that comes would find them uncompiled."""
+    """Otherwise the first job would find them uncompiled."""
     site.submit(spec=spec(gpus_per_node=0))
     site.turn()
     site.submit(spec=spec(hold=True))
@@ -99,16 +99,16 @@ def test_new_policies_are_tried_though_nobody_waits_for_them(
     assert len(messages(caplog)) == 1
 
 
-def tells(snapshot: Snapshot) -> None:
-    """Leave a file that says what it was given."""
+def write_policies(snapshot: Snapshot) -> None:
+    """Write the names of the snapshot's policies to a file."""
     Path(snapshot.pending[0].id).write_text(",".join(snapshot.policies))
 
 
 def test_the_other_process_has_the_snapshot(tmp_path: Path) -> None:
     snapshot = small_snapshot(PolicySpec(name="x"))
     (job, *_) = trial_of(snapshot).pending
-    told = tmp_path / "told"
-    process = compiler_of(tells, replace(snapshot, pending=(replace(job, id=str(told)),)))
+    written = tmp_path / "written"
+    process = compiler_of(write_policies, replace(snapshot, pending=(replace(job, id=str(written)),)))
     assert process is not None
     assert process.wait(timeout=300) == 0
-    assert told.read_text() == "p"
+    assert written.read_text() == "p"

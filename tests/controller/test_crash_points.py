@@ -146,7 +146,7 @@ class Story(Site):
             self.state, self.inbox = copy, Inbox(copy)
             self.store = Store.create_or_open(copy)
             self.begin(self.cycle.inventory)
-            self.tell()
+            self.play()
             self.check()
             self.store.close()
             shutil.rmtree(copy)
@@ -166,8 +166,8 @@ class Story(Site):
             "limit": self.submit(spec=spec(time_limit_s=20)),
         }
 
-    def tell(self) -> None:
-        """What is left of the story, from the present turn on."""
+    def play(self) -> None:
+        """Play what is left of the story, from the present turn on."""
         while self.turns < 40 and not (self.turns > 8 and self._is_over()):
             self.turns += 1
             mortal, self._is_mortal = self._is_mortal, False
@@ -212,7 +212,7 @@ def test_killed_between_every_two_operations(
     story.write_orders()
     gc.freeze()  # or each child would look at, and so copy, all of this process
     story.watch(monkeypatch)
-    story.tell()
+    story.play()
     story._is_mortal = False
     story.check()
     gc.unfreeze()

@@ -233,7 +233,7 @@ def test_a_refused_cut_is_tried_again_ever_more_seldom(site: CutSite) -> None:
 
 
 @pytest.mark.parametrize("fate", ["lost", "unheard", "half"])
-def test_what_was_not_heard_of_is_looked_at_when_the_node_must_be_done(site: CutSite, fate: str) -> None:
+def test_a_cut_without_answer_is_read_when_the_node_must_be_done(site: CutSite, fate: str) -> None:
     site.wanted = (Cut("n0", 0, SEVEN),)
     site.turn(heard=False)
     site.cluster.deliver(answer(fate))

@@ -232,7 +232,7 @@ def site_events(site: Site, kind: str) -> list[Event]:
     return [e for e in site.store.events() if e.kind == kind]
 
 
-def test_what_cannot_be_ended_keeps_its_gpus_lets_its_job_go_and_is_told_of_once(site: Site) -> None:
+def test_a_rank_that_cannot_be_ended_keeps_its_gpus_lets_its_job_go_and_is_reported_once(site: Site) -> None:
     job = site.submit(spec=spec(nodes=2, gpus_per_node=2))
     site.turn(4)
     boxes = [box for _, box in site.world.running()]
@@ -245,7 +245,7 @@ def test_what_cannot_be_ended_keeps_its_gpus_lets_its_job_go_and_is_told_of_once
         ended = site.store.job(job)
         assert ended is not None
     assert ended.state == JobState.CANCELLED
-    # A gang of two, 400 cycles: told once each.
+    # A gang of two, 400 cycles: reported once each.
     assert [e.data["gpus"] for e in site_events(site, "stuck")] == [[0, 1], [0, 1]]
     assert len(site_events(site, "work_failed")) == 2
     assert len(site_events(site, "fenced")) == 2
@@ -326,7 +326,7 @@ def test_output_is_collected_to_its_attempts_own_place_or_left_where_the_job_wan
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_what_a_node_keeps_of_an_attempt_has_its_run_though_the_job_begins_again(site: Site, is_full: bool) -> None:
+def test_an_attempt_still_on_a_node_keeps_its_run_after_a_requeue(site: Site, is_full: bool) -> None:
     """``is_full``: the job still waits when its first attempt is removed, as nodes are drained."""
     kept, carry_out = list[bytes](), site.world.carry_out
 
@@ -451,7 +451,7 @@ def test_a_node_that_comes_back_does_not_overwrite_the_output_of_the_next_attemp
 
 
 def test_an_attempt_of_which_another_rank_failed_at_the_end_has_failed_as_its_job_has(site: Site) -> None:
-    """Else `gpusched nodes --failures` took the node's failure for a success."""
+    """Otherwise `gpusched nodes --failures` took the node's failure for a success."""
     gang = site.submit(spec=spec(nodes=2))
     site.turn(5)
     for rank, code in ((0, 0), (1, 3)):
@@ -476,8 +476,8 @@ def test_a_collection_that_breaks_off_is_not_begun_anew_at_once_for_ever(site: S
         asked += len(site.cluster._pending)
         site.cluster.deliver(lambda _: "lost")
     assert 5 < asked < 15
-    told = [e for e in site.store.events(job_id=job) if e.kind == "work_failed"]
-    assert len(told) == 1
+    failures = [e for e in site.store.events(job_id=job) if e.kind == "work_failed"]
+    assert len(failures) == 1
     site.turn(3, MAX_BACKOFF_S)  # the connection is well again
     assert not site.store.ranks()
 
@@ -523,7 +523,7 @@ def test_between_two_ticks_only_nodes_that_matter_are_asked(site: Site) -> None:
     assert asked(site, 0.1) == ["n0", "n1", "n2"], "a controller that begins knows nothing"
 
 
-def test_what_has_failed_to_answer_is_asked_in_every_cycle(site: Site) -> None:
+def test_nodes_that_did_not_answer_are_probed_in_every_cycle(site: Site) -> None:
     site.world.hosts["n1"].up = False
     site.turn()
     site.world.hosts["n2"].engine = False

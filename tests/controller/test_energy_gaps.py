@@ -51,7 +51,7 @@ def test_without_a_gap_nothing_changes(energy_j: float) -> None:
     assert joules(reading(1, 100.0), reading(2, 100.0 + energy_j)) == pytest.approx(energy_j)
 
 
-def test_what_was_never_known_fills_no_gap() -> None:
+def test_unknown_counters_fill_no_gap() -> None:
     counters = Counters()
     nameless = NodeReading(node="n", time=1, gpus=(Gpu(index=0),))  # of no known boot either
     assert counters.bridged("n", nameless, reading(2, 5.0)) == nameless

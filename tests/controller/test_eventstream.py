@@ -121,7 +121,7 @@ def test_only_what_is_committed_is_sent(store: Store, streams: Streams, tmp_path
     assert [json.loads(line)["kind"] for line in file.read_text().splitlines()] == ["true"]
 
 
-def test_what_was_before_is_not_sent_and_what_was_missed_is(store: Store, streams: Streams, tmp_path: Path) -> None:
+def test_earlier_events_are_not_sent_and_missed_ones_are(store: Store, streams: Streams, tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     happen(store, "before")
     first = streams.begin(file=str(file))
@@ -142,7 +142,7 @@ def test_what_was_before_is_not_sent_and_what_was_missed_is(store: Store, stream
     wait_until(lambda: seqs(file) == [2, 3, 5])
 
 
-def test_positions_that_nobody_has_looked_at_yet_stay(store: Store, tmp_path: Path) -> None:
+def test_unseen_positions_are_kept(store: Store, tmp_path: Path) -> None:
     """A controller that ends before its first cycle forgets nothing."""
     store.put_event_position("file", 7)
     Reporting(store, tmp_path / "state").close()

@@ -121,8 +121,8 @@ def story(policy: Path) -> list[list[AnyCommand]]:
     ]
 
 
-class Teller:
-    """Tells the story to a world, with a look after every fold."""
+class Player:
+    """Play the story in a world and check it after every fold."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -134,7 +134,7 @@ class Teller:
         path = str(folder.parent / "inventory.yaml")
         self.world.inventory = msgspec.structs.replace(inventory(), settings=settings, path=path)
 
-    def tell(self, message: str = "", fails: Callable[[int], bool] = lambda number: False) -> dict[str, Any]:
+    def play(self, message: str = "", fails: Callable[[int], bool] = lambda number: False) -> dict[str, Any]:
         world = self.world
         failing = fail(world.store, message, fails) if message else None
         for number, commands in enumerate(story(BUILT_IN / "sjf.yaml")):
@@ -181,14 +181,14 @@ class Teller:
 
 
 def test_the_story_has_all_kinds_of_commands() -> None:
-    told = {type(command) for commands in story(BUILT_IN / "sjf.yaml") for command in commands}
-    assert told == set(get_args(AnyCommand))
+    kinds = {type(command) for commands in story(BUILT_IN / "sjf.yaml") for command in commands}
+    assert kinds == set(get_args(AnyCommand))
 
 
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What comes of it where no commit fails."""
-    return Teller(tmp_path_factory.mktemp("whole") / "world").tell()
+    """Return the outcome if no commit fails."""
+    return Player(tmp_path_factory.mktemp("whole") / "world").play()
 
 
 @pytest.mark.parametrize("odd", [True, False], ids=["odd", "even"])
@@ -197,8 +197,8 @@ def test_every_command_is_done_exactly_once(
     tmp_path: Path, without: dict[str, Any], message: str, odd: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert {job.state for job in without["jobs"].values()} == {JobState.PENDING, JobState.CANCELLED}
-    teller = Teller(tmp_path / "world")
-    assert teller.tell(message, lambda number: number % 2 == odd) == without
+    player = Player(tmp_path / "world")
+    assert player.play(message, lambda number: number % 2 == odd) == without
     assert KINDS[message] == "done" or any(
         "in the inbox cannot be recorded: " in line for line in messages(caplog)
     )
@@ -211,7 +211,7 @@ def world(tmp_path: Path) -> Iterator[InboxWorld]:
     world.store.close()
 
 
-def test_a_notice_that_arrived_is_not_sent_again_as_long_as_that_cannot_be_recorded(
+def test_a_delivered_notice_is_not_sent_again_while_that_cannot_be_recorded(
     world: InboxWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
@@ -240,7 +240,7 @@ class Stub(SshCluster):
 
 
 def test_how_an_operation_ended_is_not_forgotten_with_the_commit(world: InboxWorld) -> None:
-    """Else the signal is sent again in every cycle: many a program that gets a second one ends at once."""
+    """Otherwise the signal is sent again in every cycle: many a program that gets a second one ends at once."""
     rank = RankRecord(job_id=job_id(0), attempt=1, rank=0, node="n0", runtime="podman")
     world.store.put_ranks([rank])
     done = Operation(verb="signal", node="n0", rank=rank, signal="TERM")
@@ -325,8 +325,8 @@ def test_many_files_that_are_no_commands_are_one_line(world: InboxWorld, monkeyp
     for number in range(50):
         (world.inbox.new / f"{number}.cancel").write_text("{")
     assert world.fold() == 50
-    told = [event.data["file"] for event in world.refusals()]
-    assert (len(told), told[-1]) == (MAX_MALFORMED_EVENTS + 1, "30 more files")
+    files = [event.data["file"] for event in world.refusals()]
+    assert (len(files), files[-1]) == (MAX_MALFORMED_EVENTS + 1, "30 more files")
     assert not list(world.inbox.new.iterdir())
 
 

@@ -94,7 +94,7 @@ RISES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "changes"), LEVELS + RISES, ids=lambda v: v if isinstance(v, str) else "")
-def test_what_nvml_says_is_a_condition_within_two_probes(kind: str, changes: dict[str, Any]) -> None:
+def test_nvml_readings_become_conditions_within_two_probes(kind: str, changes: dict[str, Any]) -> None:
     probes = Probes()
     assert probes.probe() == set()
     first = probes.probe(**changes)
@@ -106,7 +106,7 @@ def test_what_nvml_says_is_a_condition_within_two_probes(kind: str, changes: dic
 
 
 @pytest.mark.parametrize(("kind", "changes"), LEVELS, ids=lambda v: v if isinstance(v, str) else "")
-def test_what_is_fine_again_is_over_after_a_while_and_not_at_once(kind: str, changes: dict[str, Any]) -> None:
+def test_a_condition_ends_some_time_after_it_clears(kind: str, changes: dict[str, Any]) -> None:
     probes = Probes()
     for _ in range(4):
         probes.probe(**changes)
@@ -120,7 +120,7 @@ def test_what_is_fine_again_is_over_after_a_while_and_not_at_once(kind: str, cha
     assert probes.events[-1] == ("condition_over", kind, 3)
 
 
-def test_one_odd_reading_of_a_wavering_value_is_none() -> None:
+def test_a_single_odd_reading_is_no_condition() -> None:
     twice = [(kind, changes) for kind, changes in LEVELS if next(k for k in KINDS if k.name == kind).needs_two]
     assert len(twice) == 7
     probes = Probes()
@@ -133,7 +133,7 @@ def test_one_odd_reading_of_a_wavering_value_is_none() -> None:
     assert probes.probe(lost="NVML did not answer in 4 s") == {"off-bus"}
 
 
-def test_what_nvml_does_not_support_is_unknown() -> None:
+def test_values_that_nvml_does_not_support_are_unknown() -> None:
     probes = Probes()
     assert probes.probe(health=None, ecc_errors=None, temperature_c=None) == set()
     probes.probe(pcie_width=8, pcie_width_max=16)
@@ -196,7 +196,7 @@ def test_an_error_of_the_gpu_stays_until_the_node_is_resumed_or_booted_or_the_gp
         assert probes.probe(**({"energy_j": 12.0} if end == "reset" else {})) == set(), end
 
 
-def test_a_program_s_error_is_told_with_its_job_and_takes_nothing_out() -> None:
+def test_a_program_s_error_is_reported_with_its_job_and_disables_nothing() -> None:
     probes = Probes(held={3: ("j1",), 4: ("j2",)})
     probes.probe()
     probes.probe(probes.xid(31, pid=77, process="python"))
@@ -274,7 +274,7 @@ def test_an_unknown_address_or_number_takes_nothing_out() -> None:
     probes.probe((*probes.xid(79, bus="0000:ff:00"), *probes.xid(9999)))
     assert probes.kinds() == {"xid-other"}
     assert out_of_service(probes.health.conditions, {}, NODE.indices()) == {}
-    assert probes.probe(probes.xid(63)) == {"xid-other"}  # told better by NVML's own values
+    assert probes.probe(probes.xid(63)) == {"xid-other"}  # NVML's own values say more
 
 
 def test_a_fatal_error_of_a_switch_is_the_node_s() -> None:
@@ -300,7 +300,7 @@ def test_a_gpu_that_is_out_leaves_the_other_seven() -> None:
     [("warn", False, False, False), ("no-new-jobs", True, False, False), ("drain", False, False, True),
      ("requeue", True, True, False)],
 )  # fmt: skip
-def test_what_follows_is_the_operator_s(action: str, out: bool, requeued: bool, drained: bool) -> None:
+def test_the_operator_chooses_the_action_on_a_condition(action: str, out: bool, requeued: bool, drained: bool) -> None:
     asked = {"remap-pending": HealthAction(action)}
     probes = Probes(msgspec.structs.replace(NODE, health=asked))
     probes.probe()

@@ -1,4 +1,4 @@
-"""What follows from a GPU's condition in the controller's cycles: no new jobs, requeue, drain, resume."""
+"""Consequences of a GPU's condition in the controller's cycles: no new jobs, requeue, drain, resume."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_node_is_drained_once_until_it_is_resumed(sick: Sick) -> None:
     assert [e.user for e in drained] == [DRAINED_BY_HEALTH]
 
 
-def test_beside_slurm_conditions_are_told_and_nodes_are_slurm_s() -> None:
+def test_under_slurm_conditions_are_reported_and_nodes_are_left_to_slurm() -> None:
     node = declared(HealthAction.DRAIN).nodes[0]
     slurm_node = SlurmNode(name="n0", address="n0", states=("IDLE",), cpus=16, memory_mib=65536)
     host = Host("n0", health={2: FAILED})

@@ -82,7 +82,7 @@ def test_a_condition_keeps_the_time_at_which_it_opened() -> None:
 @pytest.mark.parametrize(
     ("then", "held"), [("warn", {}), ("no-new-jobs", {"n": "check c failed: exit code 1"}), ("drain", {})]
 )
-def test_only_what_says_so_holds_its_node(then: str, held: dict[str, str]) -> None:
+def test_only_checks_declared_so_hold_their_node(then: str, held: dict[str, str]) -> None:
     record = with_result(CheckRecord(node="n", check="c"), CHECK, CheckResult(exit_code=1), NOW)
     check = msgspec.structs.replace(CHECK, then=then)
     assert holding_reasons(open_conditions([record], [("n", check)])) == held
@@ -176,7 +176,7 @@ def test_a_check_before_jobs_runs_by_itself_only_while_it_holds_its_node(tmp_pat
     assert set(site.due(NOW + RECHECK_S)) == {"a"}
 
 
-def test_what_is_not_declared_any_more_is_forgotten(tmp_path: Path) -> None:
+def test_checks_no_longer_declared_are_forgotten(tmp_path: Path) -> None:
     site = Site(tmp_path, CHECK)
     site.due(NOW)
     site.inventory = Site(tmp_path / "other").inventory
@@ -362,7 +362,7 @@ def test_a_rank_that_joins_a_running_job_is_not_kept_from_starting() -> None:
     assert not awaits_checks([rank], {"a": ("meet",)})
 
 
-def test_what_drains_a_node_keeps_it_so(tmp_path: Path) -> None:
+def test_a_failing_check_keeps_its_node_drained(tmp_path: Path) -> None:
     check = HealthCheck(name="c", command="x", every_s=60, then="drain")
     site = Site(tmp_path, check)
     answer(site, NOW + 1, operations(site, NOW)[:1], code=1)
@@ -416,7 +416,7 @@ def test_a_check_sees_the_slices_of_its_job_as_the_job_does_and_alone_whole_gpus
     assert (alone.rank, alone.env["GPUSCHED_GPUS"], alone.env["CUDA_VISIBLE_DEVICES"]) == (None, "1", "1")
 
 
-def test_what_still_uses_a_gpu_keeps_checks_from_it(tmp_path: Path) -> None:
+def test_checks_do_not_run_on_gpus_in_use(tmp_path: Path) -> None:
     site = Site(tmp_path, CHECK)
     site.store.put_ranks([RankRecord(job_id="0123456789a", attempt=1, rank=0, node="a", runtime="process", gpus=(1,))])
     assert [o.check.env["GPUSCHED_GPUS"] for o in operations(site, NOW) if o.check] == ["0", "0,1"]

@@ -141,7 +141,7 @@ def test_a_running_job_that_keeps_others_from_being_decided_about_is_set_aside(
     assert [box.name.split("-")[1] for _, box in site.world.running()] == [good]
 
 
-def test_a_job_that_cannot_be_launched_for_reasons_nobody_foresaw_fails(
+def test_a_job_whose_launch_raises_an_unexpected_error_fails(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = site.submit(spec=spec(name="bad"))
@@ -162,7 +162,7 @@ def test_a_job_that_cannot_be_launched_for_reasons_nobody_foresaw_fails(
     assert [box.name.split("-")[1] for _, box in site.world.running()] == [good]
 
 
-def test_a_decision_that_nobody_is_to_blame_for_is_left_out(
+def test_a_decision_that_fails_without_a_culprit_is_skipped(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = site.submit()

@@ -172,7 +172,7 @@ def test_a_job_that_ends_as_a_rank_leaves_has_its_outcome_in_its_last_run(site: 
     assert all(run.end_time is not None for run in site.runs(job))
 
 
-def test_what_remains_goes_on_and_grows_again_under_a_new_name(site: Site) -> None:
+def test_remaining_ranks_go_on_and_a_new_rank_has_a_new_number(site: Site) -> None:
     job = grown(site, 2, 4, 6)
     site.end(job, 1, 137)
     site.turn()
@@ -199,7 +199,7 @@ def test_a_program_that_fails_on_all_ranks_has_failed(site: Site) -> None:
     assert (site.job(job).state, site.job(job).exit_code) == (JobState.FAILED, 3)
 
 
-def test_one_that_has_too_few_left_ends_as_others_do(site: Site) -> None:
+def test_a_hot_job_with_too_few_ranks_left_ends_like_others(site: Site) -> None:
     asked = hot_spec(2, ranks=2)
     elastic = msgspec.structs.replace(asked.elastic, sizes=(4, 6)) if asked.elastic else None
     job = site.submit_spec(msgspec.structs.replace(asked, elastic=elastic))
@@ -274,7 +274,7 @@ def test_its_time_limit_is_that_of_rank_0(site: Site) -> None:
     assert site.job(job).state is JobState.TIMEOUT
 
 
-def test_what_it_held_is_charged(site: Site) -> None:
+def test_a_hot_job_is_charged_for_what_it_held(site: Site) -> None:
     job = pair(site)
     other = site.submit_spec(spec(gpus_per_node=GPUS))
     site.turn(8, 5)

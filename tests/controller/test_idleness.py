@@ -102,7 +102,7 @@ def test_a_requeue_counts_as_a_preemption_and_keeps_the_work_of_a_job_that_saves
             assert again.preemptions is not None
             assert (again.preemptions.count, again.retries, again.preemptions.policy) == (1, 0, "idle")
             assert (again.preemptions.kept_s >= AFTER_S) is saves
-            assert again.attempt == 2, "it starts again as soon as there is room"
+            assert again.attempt == 2, "it starts again as soon as it fits"
             assert again.idle is None
             outcomes = [run.outcome for run in site.store.runs(0, site.clock() * 2)]
             assert outcomes[0] == "PREEMPTED"
@@ -160,7 +160,7 @@ def test_work_resets_the_time() -> None:
         assert happened(site, job)[-1] == "idle_warned"
 
 
-def test_without_measurements_nobody_is_idle() -> None:
+def test_without_measurements_no_job_is_idle() -> None:
     with running(declared(), use=None) as (site, job):
         pass_time(site, 2 * AFTER_S)
         assert site.job(job).idle is None
@@ -244,7 +244,7 @@ def test_a_restart_in_the_middle_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0])
-def test_a_clock_that_jumps_by_an_hour_makes_nobody_idle(step: float) -> None:
+def test_a_clock_step_of_an_hour_makes_no_job_idle(step: float) -> None:
     with running(declared()) as (site, job):
         pass_time(site, AFTER_S / 2)
         site.ahead += step

@@ -33,7 +33,7 @@ def assert_given_up(found: ReconcileResult) -> None:
     assert found.job.message == "nobody attached for 600 s (settings.session_keep)"
 
 
-def test_what_is_ready_is_left_to_the_first_who_attaches() -> None:
+def test_a_ready_session_waits_for_the_first_client() -> None:
     found = step(JobState.STARTING, says("ready"))
     assert (found.job.state, verbs(found)) == (JobState.STARTING, [])
     # The others of its gang are made to wait with it, and started with it.
@@ -44,7 +44,7 @@ def test_what_is_ready_is_left_to_the_first_who_attaches() -> None:
 
 
 @pytest.mark.parametrize(("ago", "ends"), [(KEPT - 1.0, False), (KEPT, True)])
-def test_nobody_came(ago: float, ends: bool) -> None:
+def test_a_session_that_nobody_attached_to_ends_in_time(ago: float, ends: bool) -> None:
     found = step(JobState.STARTING, says("ready"), launched_at=NOW - ago)
     assert (found.job.state is not JobState.STARTING) is ends
     if ends:
@@ -64,7 +64,7 @@ def test_nobody_came(ago: float, ends: bool) -> None:
         ({"attached_s": 0.0}, False),
     ],
 )
-def test_it_goes_by_what_the_node_says_of_who_is_attached(more: dict[str, float], ends: bool) -> None:
+def test_inactivity_goes_by_the_attached_time_that_the_node_reports(more: dict[str, float], ends: bool) -> None:
     found = step(JobState.RUNNING, says("running", **more), launched_at=NOW - 100)
     assert (found.job.state is JobState.COMPLETING) is ends
     if ends:
@@ -73,19 +73,19 @@ def test_it_goes_by_what_the_node_says_of_who_is_attached(more: dict[str, float]
         assert found.job.ending.kill_at == NOW + SETTINGS.grace_s
 
 
-def test_a_node_that_does_not_answer_ends_nobodys_work() -> None:
+def test_a_node_that_does_not_answer_ends_no_session() -> None:
     for answer in ({}, silent()):
         assert step(JobState.RUNNING, answer, launched_at=NOW - 1e6).job.state is JobState.RUNNING
 
 
-def test_who_is_attached_to_the_first_rank_is_with_all() -> None:
+def test_attaching_to_the_first_rank_counts_for_all_ranks() -> None:
     found = step(JobState.RUNNING, says("running", attached_s=1.0), says("running", 1, ran_s=9e3), nodes=2)
     assert found.job.state is JobState.RUNNING
     found = step(JobState.RUNNING, {}, says("running", 1, ran_s=9e3), nodes=2)
     assert found.job.state is JobState.RUNNING, "nobody knows"
 
 
-def test_other_jobs_need_nobody() -> None:
+def test_other_jobs_need_no_attached_client() -> None:
     other = job(JobState.RUNNING, spec=spec(time_limit_s=86400))
     assert reconcile_job(other, ranks(), world(says("running", ran_s=9e3))).job.state is JobState.RUNNING
     ready = reconcile_job(job(JobState.STARTING), ranks(), world(says("ready")))

@@ -1,4 +1,4 @@
-"""What a running job asks is done for its own user's jobs, once, and by nobody else's word."""
+"""Requests of a running job are done once, for its own user's jobs, and only if they are its own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_its_user_has_no_power_over_others_jobs_there_even_as_an_admin(world: In
         assert world.job(theirs).state is JobState.PENDING
 
 
-def test_nobody_but_the_controller_passes_on_what_jobs_ask(world: InboxWorld) -> None:
+def test_only_the_controller_relays_commands_of_jobs(world: InboxWorld) -> None:
     job = running(world, ALICE)
     for uid in (ALICE, BOB, ADMIN):
         why = world.say(RelayedCommand(time=NOW, job_id=job, attempt=1, act="cancel", job_ids=(job,)), uid)
@@ -44,7 +44,7 @@ def test_nobody_but_the_controller_passes_on_what_jobs_ask(world: InboxWorld) ->
     assert world.job(job).state is JobState.RUNNING
 
 
-def test_what_an_earlier_attempt_or_another_node_asked_counts_for_nothing(world: InboxWorld) -> None:
+def test_requests_of_an_earlier_attempt_or_another_node_are_ignored(world: InboxWorld) -> None:
     job = running(world, ALICE)
     assert ask(world, job, "scancel", job, attempt=2) is None
     assert ask(world, job, "scancel", job, node="n1") is None
@@ -87,11 +87,11 @@ def test_a_cancelled_job_is_not_brought_back_by_its_trap(world: InboxWorld) -> N
         (("rm", "-rf", "/"), "1\nrm: error: not supported inside a job"),
     ],
 )  # fmt: skip
-def test_what_slurms_commands_say(world: InboxWorld, words: tuple[str, ...], expected: str) -> None:
+def test_output_of_slurms_commands_in_a_job(world: InboxWorld, words: tuple[str, ...], expected: str) -> None:
     job = running(world, ALICE)
     world.now = NOW + 100
-    told = ask(world, job, *(word.replace("{job}", job) for word in words))
-    assert (told or "").startswith(expected.replace("{job}", job).replace("{user}", world.job(job).user)), told
+    answer = ask(world, job, *(word.replace("{job}", job) for word in words))
+    assert (answer or "").startswith(expected.replace("{job}", job).replace("{user}", world.job(job).user)), answer
 
 
 def test_their_tables_have_heads(world: InboxWorld) -> None:

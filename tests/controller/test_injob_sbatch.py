@@ -29,7 +29,7 @@ SCRIPT = '#!/bin/sh\n#SBATCH -n 2 -t 5\necho "$1"\n'
 
 
 def sbatch(world: InboxWorld, job: str, *words: str, number: int = 1, **more: Any) -> str:
-    """What sbatch prints in the end, with its code before it; a script is one of two lines."""
+    """Return sbatch's output, with its exit code before it; a script is one of two lines."""
     more.setdefault("script", SCRIPT)
     for _ in range(3):
         if (said := ask(world, job, "sbatch", *words, number=number, **more)) is not None:
@@ -106,14 +106,14 @@ def test_it_is_queued_once_though_the_controller_dies_at_any_moment(world: Inbox
     assert sbatch(world, job, "x.sh", number=2) != f"0\nSubmitted batch job {new.id}\n", "another request, another job"
 
 
-def test_what_nobody_waits_for_any_more_is_not_done(world: InboxWorld) -> None:
+def test_requests_that_no_process_waits_for_are_not_executed(world: InboxWorld) -> None:
     job = running(world, ALICE)
     assert ask(world, job, "sbatch", "--wrap", "true", age_s=injob.STALE_S + 1) is None
     assert ask(world, job, "scancel", job, number=2, age_s=injob.STALE_S + 1) is None
     assert world.fold() == 0
 
 
-def test_nobody_but_the_controller_queues_jobs_in_the_name_of_one(world: InboxWorld) -> None:
+def test_only_the_controller_submits_on_behalf_of_a_job(world: InboxWorld) -> None:
     job = running(world, ALICE)
     for uid in (ALICE, BOB, ADMIN):
         command = Submit(time=NOW, id=fresh_id(NOW), spec=spec(), asked_by=job)
@@ -248,7 +248,7 @@ def test_dependencies_are_on_jobs_of_its_user(world: InboxWorld) -> None:
         ("#!/bin/sh\n#SBATCH -a " + 300 * "0-99999," + "1\n", "x.sh:2: #SBATCH -a"),
     ],
 )
-def test_what_is_wrong_with_the_script_is_told(world: InboxWorld, script: str, why: str) -> None:
+def test_a_wrong_script_is_an_error_with_its_line(world: InboxWorld, script: str, why: str) -> None:
     said = sbatch(world, running(world, ALICE), "x.sh", script=script)
     assert said.startswith(f"1\nsbatch: error: {why}")
     assert said.count("\n") == 2

@@ -1,4 +1,4 @@
-"""What a controller goes on with beside files that are not in order, and what it keeps of secrets."""
+"""The last good files that a controller uses beside invalid ones, and what it keeps of secrets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kept(path: Path, state: Path) -> None:
     store.close()
 
 
-def test_what_was_in_order_last_is_in_force(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_good_inventory_is_in_force(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = tmp_path / "state"
     monkeypatch.chdir(tmp_path)
     kept(Path("inventory.yaml"), state)
@@ -41,7 +41,7 @@ def test_what_was_in_order_last_is_in_force(path: Path, tmp_path: Path, monkeypa
         declared_or_kept(tmp_path / "another.yaml", state)
 
 
-def test_what_another_version_kept_is_not_taken(path: Path, tmp_path: Path) -> None:
+def test_a_last_good_inventory_of_another_version_is_ignored(path: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     kept(path, state)
     path.write_text("partitions: [")

@@ -82,7 +82,7 @@ def test_words(error: str, fault: Fault) -> None:
     assert fault_of(error, OWN) == fault
 
 
-def test_what_a_user_wrote_is_not_the_engines_word() -> None:
+def test_text_of_users_is_not_taken_for_the_engines_message() -> None:
     wrote = "/a: no space left on device"
     assert (
         fault_of(f"Error: statfs {wrote}: no such file or directory", spec(mounts=(Mount(wrote, "/b"),))) == Fault.OWN
@@ -121,7 +121,7 @@ def test_a_job_that_fails_on_several_nodes_is_at_fault(
     assert is_jobs_fault(fault, job(*before), "n0", failures) is jobs
 
 
-def test_what_may_not_be_tried_again_ends_at_once_as_its_own_fault_over_its_own_words() -> None:
+def test_a_job_without_requeue_fails_at_once_only_by_its_own_fault() -> None:
     assert is_jobs_fault(Fault.OWN, job(requeue=False), "n0", {})
     assert not is_jobs_fault(Fault.NODE, job(requeue=False), "n0", {})
 
@@ -212,7 +212,7 @@ def test_a_job_without_gpus_says_nothing_about_those_with() -> None:
     assert site.records["n0"].failed_launches == ()
 
 
-def test_who_drained_it_by_hand_is_not_overruled() -> None:
+def test_a_manual_drain_is_not_overruled() -> None:
     site = Site()
     site.records["n0"] = NodeRecord(name="n0", drain_reason="fan", drained_by="root")
     for name, user in (("a", "ann"), ("b", "bob"), ("c", "eve")):
@@ -294,7 +294,7 @@ def test_a_success_clears_its_node_and_says_whose_fault_the_like_was() -> None:
     assert known["n0"] == (a, b)
 
 
-def test_what_fails_alike_elsewhere_is_judged_the_jobs_but_not_what_had_proved_its_node() -> None:
+def test_equal_failures_elsewhere_are_the_jobs_unless_the_node_is_proved_bad() -> None:
     proved = failed("a", "ann", verdict="node")
     known = {"n0": (proved, failed("b", "bob", "z"))}
     after = with_failure(known, "n1", failed("c"))

@@ -1,4 +1,4 @@
-"""What each rank is launched with."""
+"""The launch of each rank."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_master_ports_are_steady_and_not_shared() -> None:
     assert master_port(ID, set(MASTER_PORTS)) == first  # better than none
 
 
-def test_what_the_inventory_forbids_by_now_is_not_launched() -> None:
+def test_a_launch_that_the_inventory_now_forbids_is_not_made() -> None:
     settings = msgspec.structs.replace(inventory().settings, allowed_mounts=("/data",), capabilities=("IPC_LOCK",))
     of = job(image="oci-archive:/data/x.tar")
     assert of.allocation is not None
@@ -232,7 +232,7 @@ def test_names_in_registries_are_images(image: str) -> None:
 
 
 @pytest.mark.parametrize("image", BAD_IMAGES)
-def test_what_would_open_files_of_the_node_is_no_image(image: str) -> None:
+def test_an_image_that_would_open_files_of_the_node_is_refused(image: str) -> None:
     for runtimes in ([RuntimeName.PODMAN], [RuntimeName.DOCKER, RuntimeName.APPTAINER]):
         assert image_error(image, runtimes, ("atomic",))
     assert image_error(image, [RuntimeName.APPTAINER], ()) is None, "apptainer opens it with the user's rights"
@@ -268,7 +268,7 @@ def test_each_rank_is_launched_as_its_user(launcher: Launcher, monkeypatch: pyte
     assert launcher.errors == {(ID, 2, 0): "refused: user id 64077 has no name here, so its group is unknown"}
 
 
-def test_in_a_shared_installation_no_job_is_roots_unless_the_inventory_says_so(
+def test_in_a_shared_installation_jobs_run_as_root_only_if_the_inventory_allows_it(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = pwd.getpwnam("daemon")
@@ -310,7 +310,7 @@ def test_the_nodes_of_a_script_have_one_key_and_one_node_has_none(launcher: Laun
     assert all(o.request is not None and o.request.spool == {} for o in launches(launcher, job(2)))
 
 
-def test_only_those_who_are_trusted_now_mount_anything(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_presently_trusted_users_mount_anything(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 2)
     of = job(mounts=(Mount("/etc", "/mnt"),))
     admins = msgspec.structs.replace(inventory().settings, admins=("alice",))
@@ -321,7 +321,7 @@ def test_only_those_who_are_trusted_now_mount_anything(launcher: Launcher, monke
         assert operation.request.mounts_beneath == beneath
 
 
-def test_what_cannot_be_launched_says_why_until_its_attempt_is_over(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_failed_launch_shows_its_error_until_its_attempt_is_over(launcher: Launcher, tmp_path: Path) -> None:
     secret = job(secret_names=("A",))
     assert launches(launcher, secret) == []
     assert launcher.errors == {(ID, 2, 0): "refused: its secrets are no longer stored"}

@@ -1,4 +1,4 @@
-"""Who is the controller: the folder's lock, the lease, and standbys that wait for its end; on clocks of the test's."""
+"""Leadership: the folder's lock, the lease, and standbys that wait for its end; on clocks of the test."""
 
 from __future__ import annotations
 

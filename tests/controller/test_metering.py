@@ -140,7 +140,7 @@ def test_durations_are_counted_once(store: Store) -> None:
     assert (found.late, found.phases) == ({"p": 1}, {"observe": 1.5})
 
 
-def test_what_is_rolled_back_is_in_no_total(store: Store) -> None:
+def test_rolled_back_usage_is_in_no_total(store: Store) -> None:
     row = UsageRow(bucket=0, node="n", job_id="j", user="u", partition="p", gpu_s=2.0)
 
     def fails() -> None:

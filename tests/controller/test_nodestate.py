@@ -70,7 +70,7 @@ def test_silence_is_unknown_then_down_then_up_by_itself() -> None:
 
 
 @pytest.mark.parametrize("kind", ["auth", "host-key-unknown", "host-key-changed"])
-def test_what_does_not_pass_by_waiting_is_down_at_once(kind: str) -> None:
+def test_a_permanent_error_makes_a_node_down_at_once(kind: str) -> None:
     record, events = update(SEEN, failure(kind))
     assert (record.state, events) == (NodeState.DOWN, ["node_down"])
 
@@ -133,7 +133,7 @@ def test_dead_is_down_for_long_enough() -> None:
     assert not is_dead(None, SETTINGS, NOW)
 
 
-def test_what_is_stuck_there_stands_in_the_reason() -> None:
+def test_stuck_ranks_are_in_the_reason_of_the_node() -> None:
     observation = NodeObservation(began=NOW - 1, result=reading())
     record, _ = update_record(SEEN, NODE, observation, {}, False, SETTINGS, NOW, "GPU 1 not allocated: x")
     assert (record.state, record.reason) == (NodeState.IDLE, "GPU 1 not allocated: x")
@@ -150,7 +150,7 @@ def test_the_borders_of_silence_are_where_the_settings_say() -> None:
     assert update(never, bare, NOW + 9)[0].down_since == NOW, "silent since it was first missed"
 
 
-def test_a_node_that_nobody_declares_is_forgotten_after_a_week() -> None:
+def test_an_undeclared_node_is_forgotten_after_a_week() -> None:
     gone = removed_record(SEEN, NOW)
     assert (gone.state, gone.down_since, gone.left) == (NodeState.UNKNOWN, NOW, False)
     assert removed_record(gone, NOW + 9).down_since == NOW
@@ -203,7 +203,7 @@ def test_nodes_that_left_stand_apart_while_something_is_on_them() -> None:
     assert with_removed(declared, records, (), NOW) == declared
 
 
-def test_what_is_said_of_a_node_that_left() -> None:
+def test_state_and_reason_of_a_node_that_left_the_inventory() -> None:
     def said(
         record: NodeRecord, result: NodeReading | ProbeFailure, has_jobs: bool, stuck: str = ""
     ) -> tuple[str, str]:

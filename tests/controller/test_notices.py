@@ -52,7 +52,7 @@ def job(name: str = "j", mail: str = "ada@example.org", notify: tuple[str, ...] 
 
 
 def made(store: Store, asked: Notices, event: Event | None = None, now: float = T) -> list[tuple[str, str]]:
-    """Who is told what: of an event, else of what runs."""
+    """Return (recipient, notice) of an event, else of the running jobs."""
     maker = NoticeMaker(store, asked, "c", now)
     notices = maker.of_event(event) if event is not None else maker.of_running(store.active())
     return [(n.to.removeprefix("mail ").split("@")[0], n.body["notice"]) for n in notices]
@@ -78,15 +78,15 @@ def test_near_its_limit_and_not_before(store: Store) -> None:
     assert made(store, Notices(), now=T + 3241) == []
 
 
-@pytest.mark.parametrize(("idle_part", "told"), [(0.4, []), (0.5, [("ada", "idle")]), (1.0, [("ada", "idle")])])
-def test_gpus_that_are_idle_for_half_an_hour(store: Store, idle_part: float, told: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize(("idle_part", "expected"), [(0.4, []), (0.5, [("ada", "idle")]), (1.0, [("ada", "idle")])])
+def test_gpus_that_are_idle_for_half_an_hour(store: Store, idle_part: float, expected: list[tuple[str, str]]) -> None:
     store.put_jobs([job(notify=("idle",))])
     buckets = range(int(T), int(T) + 1830, BUCKET_S)
     some = {"node": "n0", "job_id": "j", "user": "ada", "partition": "P", "util_known_s": 2.0 * BUCKET_S}
     gpu_s = 2.0 * BUCKET_S
     store.add_usage(UsageRow(bucket=b, gpu_s=gpu_s, idle_s=gpu_s * idle_part, **some) for b in buckets)  # type: ignore[arg-type]
     assert made(store, Notices(), now=T + 1799) == []
-    assert made(store, Notices(), now=T + 1830) == told
+    assert made(store, Notices(), now=T + 1830) == expected
 
 
 def test_each_warning_and_each_action_of_an_idle_rule_is_a_notice_of_its_own(store: Store) -> None:
@@ -106,15 +106,15 @@ def test_each_warning_and_each_action_of_an_idle_rule_is_a_notice_of_its_own(sto
     assert again == [notice.key for notice in found[:2]], "a notice that is made again is the same"
 
 
-def test_a_lost_node_is_told_to_the_operator_and_to_those_on_it(store: Store) -> None:
+def test_a_lost_node_notifies_the_operator_and_the_users_of_its_jobs(store: Store) -> None:
     elsewhere = NodeAllocation(rank=0, node="n1", gpus=(0,), cores=1, memory_mib=1)
     store.put_jobs([job(), job("k", mail="bob@example.org", allocation=Allocation("k", (elsewhere,)))])
     event = Event(time=T, kind="node_down", node="n0", data={"reason": "no answer"})
     whose = Notices(to=(Receiver(command=("/x",), users=("ada",)), Receiver(command=("/y",), users=("bob",))))
     assert made(store, Notices(), event) == [("ada", "node")]
     assert len(made(store, whose, event)) == 2, "mail, and the receiver of her jobs"
-    (told,) = NoticeMaker(store, Notices(to=(HOOK,)), "c", T).of_event(Event(time=T, kind="node_down", node="n9"))
-    assert (told.body["text"], told.body["job"]) == ("node n9 is lost: it does not respond", None)
+    (notice,) = NoticeMaker(store, Notices(to=(HOOK,)), "c", T).of_event(Event(time=T, kind="node_down", node="n9"))
+    assert (notice.body["text"], notice.body["job"]) == ("node n9 is lost: it does not respond", None)
 
 
 def condition(kind: str, **data: Any) -> Event:
@@ -122,49 +122,49 @@ def condition(kind: str, **data: Any) -> Event:
     return Event(time=T, kind="condition", node="n0", job_id=fields.pop("job", None), data=fields)
 
 
-def test_a_gpu_s_condition_is_told_to_the_operator_and_to_the_job_on_it(store: Store) -> None:
+def test_a_gpu_s_condition_notifies_the_operator_and_the_user_of_its_job(store: Store) -> None:
     store.put_jobs([job(), job("k", mail="bob@example.org", nodes={"n0": (2, 3)})])
-    told = NoticeMaker(store, Notices(to=(HOOK,)), "c", T).of_event(condition("xid-gpu"))
-    texts = [notice.body["text"] for notice in told]
+    notices = NoticeMaker(store, Notices(to=(HOOK,)), "c", T).of_event(condition("xid-gpu"))
+    texts = [notice.body["text"] for notice in notices]
     assert len(texts) == 2
     assert texts[0].startswith("GPU 1 of node n0: Xid 48 (x) (no-new-jobs); drain the node, and reset the GPU")
     assert texts[1] == f"job j (j) of ada: {texts[0]}"
-    assert made(store, Notices(to=(HOOK,)), condition("off-bus")) == []  # gpu_lost tells that
+    assert made(store, Notices(to=(HOOK,)), condition("off-bus")) == []  # gpu_lost reports that
     machine = condition("xid-machine", gpu=None, action="warn")
     assert sorted(to for to, _ in made(store, Notices(), machine)) == ["ada", "bob"]
 
 
 @pytest.mark.parametrize("kind", ["gpu_lost", "condition"])
-def test_what_a_gpu_has_is_told_to_the_jobs_on_it_and_on_its_slices(store: Store, kind: str) -> None:
+def test_a_condition_notifies_jobs_on_the_gpu_and_on_its_slices(store: Store, kind: str) -> None:
     store.put_jobs([job(), job("k", mail="bob@x", nodes={"n0": (2,)}), job("l", mail="eve@x", nodes={"n0": (3004,)})])
     event = msgspec.structs.replace(condition("xid-gpu", gpu=2), kind=kind)
     assert sorted(to for to, _ in made(store, Notices(), event)) == ["bob", "eve"]
 
 
-def test_a_program_s_error_is_told_to_its_user_alone(store: Store) -> None:
+def test_a_program_s_error_notifies_its_user_only(store: Store) -> None:
     store.put_jobs([job(), job("k", mail="bob@example.org", nodes={"n0": (0, 1)})])
     error = condition("xid-program", job="j", detail="Xid 31 (memory page fault)", action="warn")
-    (told,) = NoticeMaker(store, Notices(to=(HOOK,)), "c", T).of_event(error)
-    assert told.to == "mail ada@example.org"
-    assert told.body["text"] == "job j (j) of ada: GPU 1 of node n0: Xid 31 (memory page fault)"
+    (notice,) = NoticeMaker(store, Notices(to=(HOOK,)), "c", T).of_event(error)
+    assert notice.to == "mail ada@example.org"
+    assert notice.body["text"] == "job j (j) of ada: GPU 1 of node n0: Xid 31 (memory page fault)"
     assert made(store, Notices(to=(HOOK,)), condition("xid-program", action="warn")) == []
 
 
 @pytest.mark.parametrize(
-    ("state", "on", "told"),
+    ("state", "on", "kinds"),
     [
         ("COMPLETED", ("end", "fail"), ["end"]), ("FAILED", ("end", "fail"), ["end"]), ("TIMEOUT", ("fail",), ["fail"]),
         ("NODE_FAIL", ("fail",), ["fail"]), ("CANCELLED", ("fail",), []), ("COMPLETED", ("fail", "begin"), []),
     ],
 )  # fmt: skip
-def test_an_end_is_told_once(store: Store, state: str, on: tuple[str, ...], told: list[str]) -> None:
+def test_an_end_is_one_notice(store: Store, state: str, on: tuple[str, ...], kinds: list[str]) -> None:
     store.put_jobs([job(notify=on, state=JobState(state), end_time=T + 9)])
     event = Event(time=T + 9, kind="ended", job_id="j", data={"to": state, "attempt": 1})
-    assert [kind for _, kind in made(store, Notices(), event)] == told
+    assert [kind for _, kind in made(store, Notices(), event)] == kinds
 
 
 def test_of_an_array_the_begin_the_first_failure_and_the_end(store: Store, post: Post) -> None:
-    step, on = told(store), ("begin", "end", "fail")
+    step, on = start_service(store), ("begin", "end", "fail")
     states = [JobState.COMPLETED, JobState.FAILED, JobState.FAILED, JobState.RUNNING]
     tasks = [job(f"a_{i}", notify=on, array_id="a", array_index=i, state=state) for i, state in enumerate(states)]
     store.put_jobs(tasks)
@@ -182,13 +182,13 @@ def test_of_an_array_the_begin_the_first_failure_and_the_end(store: Store, post:
     assert post.sent == ["begin", "fail", "end"]
 
 
-def test_tasks_that_are_cancelled_together_are_told_as_one(store: Store) -> None:
+def test_tasks_that_are_cancelled_together_are_one_notice(store: Store) -> None:
     waits = {"state": JobState.CANCELLED, "allocation": None, "start_time": None, "end_time": T, "attempt": 0}
     row = restricted_row(job("a", array_id="a", **waits), ((0, 4), (7, 99)))
     store.put_jobs([row, job("a_5", array_id="a", array_index=5, state=JobState.COMPLETED, end_time=T)])
     event = Event(time=T, kind="ended", job_id="a", data={"to": "CANCELLED", "attempt": 0, "tasks": "0-4,7-99"})
-    (told,) = NoticeMaker(store, Notices(), "c", T).of_event(event)
-    assert told.body["text"] == "array a (j) of ada has ended: 98 CANCELLED, 1 COMPLETED"
+    (notice,) = NoticeMaker(store, Notices(), "c", T).of_event(event)
+    assert notice.body["text"] == "array a (j) of ada has ended: 98 CANCELLED, 1 COMPLETED"
 
 
 def test_jobs_are_read_once_for_all_that_happens_in_a_cycle(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,13 +242,13 @@ def post(monkeypatch: pytest.MonkeyPatch) -> Post:
     return Post(monkeypatch)
 
 
-def told(of: Store) -> Callable[[Inventory, float], None]:
-    told = NotificationService(of)
-    return lambda inventory, now: told.step(inventory, now)
+def start_service(of: Store) -> Callable[[Inventory, float], None]:
+    service = NotificationService(of)
+    return lambda inventory, now: service.step(inventory, now)
 
 
 def test_tried_again_ever_more_slowly_and_given_up_in_the_end(store: Store, post: Post) -> None:
-    step, post.answer = told(store), "it answered 503"
+    step, post.answer = start_service(store), "it answered 503"
     store.put_jobs([job(state=JobState.FAILED, end_time=T)])
     store.append([Event(time=T, kind="ended", job_id="j", data={"to": "FAILED", "attempt": 1})])
     times = [T]
@@ -270,24 +270,24 @@ def test_tried_again_ever_more_slowly_and_given_up_in_the_end(store: Store, post
 
 
 def test_a_controller_that_dies_loses_no_notice_and_repeats_none_that_arrived(store: Store, post: Post) -> None:
-    told(store)  # what was before it is told to nobody
+    start_service(store)  # earlier events give no notices
     store.put_jobs([job(), job("k")])
     store.append([Event(time=T, kind="ended", job_id="j", data={"to": "FAILED", "attempt": 1})])
-    told(store)(inventory(), T)
+    start_service(store)(inventory(), T)
     assert post.sent == ["end"]
-    again = told(store)  # it died before it knew what became of it
+    again = start_service(store)  # it died before it knew what became of it
     again(inventory(), T + 1)
     again(inventory(), T + 2)
     assert post.sent == ["end", "end"]
     store.append([Event(time=T, kind="ended", job_id="k", data={"to": "FAILED", "attempt": 1})])
-    third = told(store)
+    third = start_service(store)
     third(inventory(), T + 3)
     third(inventory(), T + 4)
     assert post.sent == ["end", "end", "end"]
 
 
-def test_what_is_under_way_is_not_sent_again(store: Store, post: Post) -> None:
-    step, post.hangs = told(store), True
+def test_a_notice_being_sent_is_not_sent_again(store: Store, post: Post) -> None:
+    step, post.hangs = start_service(store), True
     store.put_jobs([job(state=JobState.FAILED, end_time=T)])
     store.append([Event(time=T, kind="ended", job_id="j", data={"to": "FAILED", "attempt": 1})])
     for later in range(3):
@@ -296,7 +296,7 @@ def test_what_is_under_way_is_not_sent_again(store: Store, post: Post) -> None:
 
 
 def test_events_of_no_interest_are_looked_through_once(store: Store, post: Post) -> None:
-    step, seen = told(store), []
+    step, seen = start_service(store), []
     look = store.events_after
     store.events_after = lambda seq, *more: seen.append(seq) or look(seq, *more)  # type: ignore[func-returns-value,method-assign,misc]
     store.append(Event(time=T, kind="submitted", job_id=f"j{n}") for n in range(2 * notices.MAX_PER_CYCLE))
@@ -309,8 +309,8 @@ def test_events_of_no_interest_are_looked_through_once(store: Store, post: Post)
     assert (len(seen), post.sent) == (2, ["end"])
 
 
-def test_a_receiver_that_left_the_inventory_is_told_nothing(store: Store, post: Post) -> None:
-    step = told(store)
+def test_a_receiver_that_left_the_inventory_gets_nothing(store: Store, post: Post) -> None:
+    step = start_service(store)
     store.put_jobs([job(mail="")])
     store.append([Event(time=T, kind="ended", job_id="j", data={"to": "FAILED", "attempt": 1})])
     post.answer = "no"
@@ -351,7 +351,7 @@ def test_a_receiver_that_hangs_keeps_no_other_waiting(store: Store, monkeypatch:
 
 
 def test_many_mails_to_one_address_keep_no_other_waiting(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mail of each of 100,000 jobs came before all that others were to be told meanwhile."""
+    """The mails of 100,000 jobs delayed all later notices to others."""
     sent: list[str] = []
     monkeypatch.setattr(delivery.Delivery, "send", lambda self, one: sent.append(one.mail))
     for name, most in (("MAX_PER_CYCLE", 20), ("MAX_IN_PROGRESS", 10), ("MAX_TO_ADDRESS", 5)):

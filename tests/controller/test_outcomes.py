@@ -68,7 +68,7 @@ def test_a_warning_of_the_limit_does_not_count_as_asked_to_end(ended: Ended) -> 
     assert (rank.signalled, rank.warned_at, ended.kinds()) == (None, 101.0, ["signalled"])
 
 
-def test_a_rejected_launch_is_told_to_the_launcher_but_not_a_lost_one(ended: Ended) -> None:
+def test_a_rejected_launch_is_reported_to_the_launcher_but_not_a_lost_one(ended: Ended) -> None:
     ended.record("launch", "lost", transient=True)
     assert ended.launch_errors == {}
     ended.record("launch", "no such image")

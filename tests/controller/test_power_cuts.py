@@ -1,4 +1,4 @@
-"""What a power cut would take: files that the controller counts on must be on the disk before their originals go."""
+"""Losses by a power cut: files that the controller counts on must be on the disk before their originals go."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Disk:
         monkeypatch.setattr(os, "fsync", fsync)
 
     def lost(self, folder: Path, name: str) -> list[str]:
-        """What is below ``folder/name`` and would not be after a power cut."""
+        """Return the files below ``folder/name`` that a power cut would take."""
         path = folder / name
         found = [] if name in self._synced.get(folder.stat().st_ino, ()) else [str(path)]
         if path.is_dir():
@@ -39,7 +39,7 @@ class Disk:
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_what_a_command_brings_is_on_the_disk_before_its_file_is_removed(
+def test_a_command_is_on_the_disk_before_its_file_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_by_one: bool
 ) -> None:
     disk, world, sjf = Disk(monkeypatch), InboxWorld(tmp_path), BUILT_IN / "sjf.yaml"

@@ -72,15 +72,15 @@ def full(site: Site) -> list[str]:
 def test_waiting_jobs_are_predicted_once(site: Site) -> None:
     *_, waits, held = full(site)
     site.turn()
-    teller = StartPredictor(site.store)
-    teller.step(inventory(), site.world.now, budget_s=60.0)
+    predictor = StartPredictor(site.store)
+    predictor.step(inventory(), site.world.now, budget_s=60.0)
     found = predicted_starts(site)
     assert list(found) == [waits], "not what runs, and not what is held"
     made = found[waits].prediction
     assert made.partition == "p"
     assert made.low <= made.median <= (made.high or 0) <= (made.by_limits or 0)
     assert made.by_limits == pytest.approx(site.world.now + LIMIT_S, abs=10)
-    teller.step(inventory(), site.world.now + 100, budget_s=60.0)
+    predictor.step(inventory(), site.world.now + 100, budget_s=60.0)
     assert predicted_starts(site)[waits].prediction == made
     assert site.store.job(held) is not None
 
@@ -89,25 +89,25 @@ def test_a_step_keeps_to_its_budget_and_the_next_one_goes_on(site: Site) -> None
     *_, waits, _ = full(site)
     site.turn()
     watch = Watch()
-    teller = StartPredictor(site.store, watch)
+    predictor = StartPredictor(site.store, watch)
     steps = 0
     while not predicted_starts(site):
         before = watch.now
-        teller.step(inventory(), site.world.now, budget_s=2.0)
+        predictor.step(inventory(), site.world.now, budget_s=2.0)
         assert watch.now - before <= 5.0
         steps += 1
     assert steps > 5
     assert list(predicted_starts(site)) == [waits]
     later = site.submit(spec=spec(gpus_per_node=GPUS))
     site.turn()
-    teller.step(inventory(), site.world.now, budget_s=1e9)
+    predictor.step(inventory(), site.world.now, budget_s=1e9)
     assert later not in predicted_starts(site), f"at most every {PAUSE_S} s"
     watch.now += 1e4
-    teller.step(inventory(), site.world.now, budget_s=1e9)
+    predictor.step(inventory(), site.world.now, budget_s=1e9)
     assert later in predicted_starts(site)
 
 
-def test_what_comes_of_it_is_known_later(site: Site) -> None:
+def test_the_outcome_of_a_prediction_is_known_later(site: Site) -> None:
     *_, waits, _ = full(site)
     site.turn()
     StartPredictor(site.store).step(inventory(), site.world.now, budget_s=60.0)
@@ -143,16 +143,16 @@ def test_of_what_nothing_can_be_predicted_it_is_asked_again_after_ten_minutes(si
     wants = msgspec.structs.replace(job, held_by="", spec=spec(nodes=4))
     site.store.put_jobs([wants])
     watch, now = Watch(), site.world.now
-    teller = StartPredictor(site.store, watch)
+    predictor = StartPredictor(site.store, watch)
     for seconds in (0, 1, 599, 600, 1199, 1200):
         watch.now += 1e6
-        teller.step(inventory(), now + seconds, budget_s=1e9)
+        predictor.step(inventory(), now + seconds, budget_s=1e9)
     assert predicted_starts(site) == {}
     assert batches == [now, now + 600, now + 1200]
     site.submit(spec=spec(hold=True))
     site.turn()
     watch.now += 1e6
-    teller.step(inventory(), now + 1201, budget_s=1e9)
+    predictor.step(inventory(), now + 1201, budget_s=1e9)
     assert batches[3:] == [now + 1201], "another's turn comes at once"
 
 
@@ -193,36 +193,36 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
     return started
 
 
-def test_what_is_not_compiled_is_by_another_process(site: Site, compiling: list[list[Any]]) -> None:
+def test_passes_are_compiled_by_another_process(site: Site, compiling: list[list[Any]]) -> None:
     """For the queue as it is. Once: then it goes on, whether that was of use or not."""
     waiting = full(site)[-2]
     site.turn()
     clock = Watch()
-    teller = StartPredictor(site.store, clock)
+    predictor = StartPredictor(site.store, clock)
     for _ in range(3):
-        teller.step(inventory(), site.world.now, budget_s=60.0)
+        predictor.step(inventory(), site.world.now, budget_s=60.0)
     assert len(compiling) == 1, "it has not ended"
     assert waiting in {job.id for job in compiling[0][1].pending}
     assert not predicted_starts(site)
-    assert teller._compiler is not None
-    teller._compiler.kill()
-    teller._compiler.wait()
+    assert predictor._compiler is not None
+    predictor._compiler.kill()
+    predictor._compiler.wait()
     clock.now += PAUSE_S
-    teller.step(inventory(), site.world.now, budget_s=60.0)
+    predictor.step(inventory(), site.world.now, budget_s=60.0)
     assert waiting in predicted_starts(site)
     assert len(compiling) == 1
-    teller.close()
+    predictor.close()
 
 
-def test_who_compiles_for_it_ends_with_it(site: Site, compiling: list[list[Any]]) -> None:
+def test_the_compiler_process_ends_with_the_predictor(site: Site, compiling: list[list[Any]]) -> None:
     full(site)
     site.turn()
-    teller = StartPredictor(site.store)
-    teller.step(inventory(), site.world.now)
-    compiler = teller._compiler
+    predictor = StartPredictor(site.store)
+    predictor.step(inventory(), site.world.now)
+    compiler = predictor._compiler
     assert compiler is not None
     assert compiler.returncode is None
-    teller.close()
+    predictor.close()
     assert compiler.returncode is not None
 
 

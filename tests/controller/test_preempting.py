@@ -1,4 +1,4 @@
-"""Jobs that a policy stops for others: nothing is lost, nothing runs twice, and it is told what happened to them."""
+"""Jobs that a policy preempts: nothing is lost, nothing runs twice, and the record says what happened to them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def spec_without(job: JobRecord) -> Any:
     return msgspec.structs.replace(job.spec, preemptible=False)
 
 
-def test_what_may_not_be_stopped_is_not_whatever_the_policy_wants(site: Site) -> None:
+def test_a_nonpreemptible_job_is_not_stopped_by_any_policy(site: Site) -> None:
     site.cycle._decider.decide = lambda snapshot, digests: Decision(  # type: ignore[method-assign]
         Plan(actions=tuple(Preempt(j.id) for j in snapshot.running)), dict(snapshot.policies)
     )
@@ -221,7 +221,7 @@ def test_it_is_asked_to_end_then_made_to() -> None:
     assert verbs(step) == [("signal", 0, "KILL")]
 
 
-def test_nobody_is_killed_who_was_not_asked() -> None:
+def test_no_job_is_killed_without_a_signal_first() -> None:
     """The controller was down for longer than the grace: the job is still to save its work."""
     step = reconcile_job(stopping(NOW - 900), ranks(), sees(says("running")))
     assert verbs(step) == [("signal", 0, "TERM")]
@@ -249,7 +249,7 @@ def test_after_a_signal_every_exit_is_a_stop(code: int) -> None:
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, JobState.COMPLETED), (3, JobState.FAILED)])
-def test_what_had_ended_before_the_decision_has_ended(code: int, state: JobState) -> None:
+def test_a_job_that_ended_before_the_decision_has_ended(code: int, state: JobState) -> None:
     step = reconcile_job(stopping(), ranks(), sees(says("exited", exit_code=code, finished_at=NOW - 6)))
     assert step.job.state == state
     assert step.job.exit_code == code

@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 EMPTY = JobProgress(job_id="j", attempt=1, gpus=4)
 
 
-def told(*steps: tuple[float, float], of: float | None = 100.0) -> JobProgress:
+def progress_of(*steps: tuple[float, float], of: float | None = 100.0) -> JobProgress:
     progress = EMPTY
     for step, at in steps:
         progress = progress.with_step(step, of, None, at)
@@ -34,7 +34,7 @@ def told(*steps: tuple[float, float], of: float | None = 100.0) -> JobProgress:
 
 
 def test_pace_and_what_is_left() -> None:
-    progress = told((10, 100), (20, 105), (20, 107), (30, 110))
+    progress = progress_of((10, 100), (20, 105), (20, 107), (30, 110))
     assert progress.steps_per_s == 2.0
     assert progress.fraction == 0.3
     assert progress.end() == 110 + 70 / 2
@@ -43,34 +43,34 @@ def test_pace_and_what_is_left() -> None:
     assert (progress.first_step, progress.first_at) == (10, 100)
 
 
-def test_one_look_says_no_pace() -> None:
-    assert told((10, 100)).steps_per_s is None
-    assert told((10, 100)).left_s(100) is None
-    assert told((10, 100), (10, 200)).steps_per_s is None
-    assert told((10, 100), (20, 110), of=None).left_s(100) is None
+def test_a_single_report_gives_no_speed() -> None:
+    assert progress_of((10, 100)).steps_per_s is None
+    assert progress_of((10, 100)).left_s(100) is None
+    assert progress_of((10, 100), (10, 200)).steps_per_s is None
+    assert progress_of((10, 100), (20, 110), of=None).left_s(100) is None
 
 
 def test_pace_is_that_of_late() -> None:
     slow = [(float(i), 100.0 * i) for i in range(20)]  # 0.01 steps a second for 1900 s
     fast = [(19.0 + i, 1900.0 + i) for i in range(1, 1300)]
-    assert told(*slow).steps_per_s == pytest.approx(0.01, abs=1e-12)
-    assert told(*slow, *fast, of=1e6).steps_per_s == pytest.approx(1.0, abs=1e-12)
+    assert progress_of(*slow).steps_per_s == pytest.approx(0.01, abs=1e-12)
+    assert progress_of(*slow, *fast, of=1e6).steps_per_s == pytest.approx(1.0, abs=1e-12)
 
 
 def test_a_job_that_goes_back_to_what_it_saved_is_measured_anew() -> None:
-    progress = told((10, 100), (50, 110), (20, 120))
+    progress = progress_of((10, 100), (50, 110), (20, 120))
     assert (progress.step, progress.steps_per_s) == (20, None)
     assert progress.with_step(30, 100, None, 130).steps_per_s == 1.0
 
 
 def test_a_file_older_than_the_last_does_not_turn_time_back() -> None:
-    progress = told((10, 100), (20, 110), (30, 105))
+    progress = progress_of((10, 100), (20, 110), (30, 105))
     assert progress.at == 110
     assert progress.steps_per_s == 2.0
 
 
 def test_a_clock_that_was_set_changes_no_pace() -> None:
-    progress = told((10, 100), (20, 110))
+    progress = progress_of((10, 100), (20, 110))
     later = progress.shifted(3600).with_step(30, 100, None, 3720)
     assert later.steps_per_s == 1.0
     assert later.saved_at is None
@@ -113,7 +113,7 @@ def test_attempts_have_rows_of_their_own(store: Store) -> None:
     ]
 
 
-def test_trouble_is_told_of_until_it_is_over(store: Store) -> None:
+def test_a_bad_progress_file_is_reported_until_it_is_good_again(store: Store) -> None:
     store.put_jobs([_job()])
     look = ["x: bad", None]
     for error in look:
@@ -137,13 +137,13 @@ def test_the_last_words_of_a_job_that_has_just_ended_go_on_with_its_earlier_ones
 
 def test_the_store_moves_with_the_clock(store: Store) -> None:
     store.put_jobs([_job()])
-    store.put_progress([msgspec.structs.replace(told((1, 10), (2, 20)), saved_at=5.0)])
+    store.put_progress([msgspec.structs.replace(progress_of((1, 10), (2, 20)), saved_at=5.0)])
     store.shift_rows(100.0, 0.0)
     found = store.progress_of_unended()["j"][-1]
     assert (found.at, found.since, found.first_at, found.saved_at) == (120.0, 110.0, 110.0, 105.0)
 
 
-def test_what_an_earlier_attempt_wrote_is_not_this_ones(store: Store) -> None:
+def test_files_of_an_earlier_attempt_do_not_count(store: Store) -> None:
     store.put_jobs([_job(attempt=2)])
     old, new = (ProgressReading(step=5, of=10, age_s=age) for age in (11.0, 9.0))
     record_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=old))

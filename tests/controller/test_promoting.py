@@ -1,4 +1,4 @@
-"""Who is put in charge of a partition, of what that is remembered, and what takes it back."""
+"""Promotion of policies in a partition, its record, and rollbacks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Office:
     def last(self) -> PolicyChange:
         return self.store.live_changes()["p"]
 
-    def told(self, kind: str) -> list[Event]:
+    def events(self, kind: str) -> list[Event]:
         return [event for event in self.store.events() if event.kind == kind]
 
 
@@ -82,7 +82,7 @@ def office(tmp_path: Path) -> Iterator[Office]:
 def test_a_promotion_is_remembered_with_what_it_replaced(office: Office) -> None:
     assert office.in_charge() == "easy"
     first = office.last()
-    assert (first.act, first.user, first.override, office.told("policy_changed")) == ("inventory", "", False, [])
+    assert (first.act, first.user, first.override, office.events("policy_changed")) == ("inventory", "", False, [])
     office.promote("mine", forced=True, evidence={"days": 8})
     assert office.in_charge() == "mine"
     made, easy = office.last(), load_policy(BUILT_IN / "easy.yaml")
@@ -95,7 +95,7 @@ def test_a_promotion_is_remembered_with_what_it_replaced(office: Office) -> None
     )
     assert (made.from_name, made.from_version, made.back_to) == ("easy", easy.version, first.seq)
     assert (made.override, made.forced, made.evidence, made.digest) == (True, True, {"days": 8}, "")
-    (event,) = office.told("policy_changed")
+    (event,) = office.events("policy_changed")
     assert (event.user, event.time) == ("ann", office.now)
     assert event.data == {
         "partition": "p", "act": "promote", "reason": "better", "from": "easy", "from_version": easy.version,
@@ -147,7 +147,7 @@ def test_a_training_card_that_is_a_link_is_not_copied(office: Office) -> None:
     assert (office.state / "policies" / version / "gist" / "default.card.yaml").read_text() == "trained_at: now\n"
 
 
-def test_what_is_promoted_is_a_copy_of_what_was_seen(office: Office) -> None:
+def test_a_promoted_policy_is_a_copy_of_the_evaluated_one(office: Office) -> None:
     seen = load_policy(office.path("mine")).version
     office.promote("mine")
     office.write("mine", "order: ljf\n")
@@ -196,13 +196,13 @@ def test_rollbacks_go_back_step_by_step_to_what_was_promoted(office: Office) -> 
     assert (office.in_charge(), office.last().override) == ("easy", False)
 
 
-def test_what_files_have_changed_is_recorded_first(office: Office) -> None:
+def test_changes_of_files_are_recorded_first(office: Office) -> None:
     office.in_charge()
     (partition,) = office.inventory.partitions
     named = msgspec.structs.replace(partition, policy="mine")
     office.inventory = msgspec.structs.replace(office.inventory, partitions=(named,))
     office.promote("easy")
-    assert [e.data["act"] for e in office.told("policy_changed")] == ["inventory", "promote"]
+    assert [e.data["act"] for e in office.events("policy_changed")] == ["inventory", "promote"]
     assert (office.last().from_name, office.last().declared) == ("mine", "mine")
     office.rollback()
     assert office.in_charge() == "mine"
@@ -249,7 +249,7 @@ def test_a_policy_that_cannot_be_read_is_one_line(office: Office, monkeypatch: p
         office.promote("mine", version=version)
 
 
-def test_files_that_are_gone_keep_nobody_from_a_rollback(office: Office) -> None:
+def test_missing_files_do_not_prevent_a_rollback(office: Office) -> None:
     (partition,) = office.inventory.partitions
     named = msgspec.structs.replace(partition, policy="mine")
     office.inventory = msgspec.structs.replace(office.inventory, partitions=(named,))
@@ -271,7 +271,7 @@ def test_a_promotion_ends_the_shadow_of_the_same(office: Office) -> None:
     begun = office.store.shadows()["p"]
     office.promote("mine")
     assert office.store.shadows()["p"].until == office.now
-    (ended,) = office.told("shadow_ended")
+    (ended,) = office.events("shadow_ended")
     assert (ended.user, ended.data) == ("ann", {"partition": "p", "policy": "mine", "version": begun.spec.version})
     ended_at = office.now
     office.rollback()
@@ -313,7 +313,7 @@ def test_modes_are_of_slurm_and_go_with_the_change(office: Office) -> None:
     assert mode() is SlurmMode.OBSERVE
     office.promote("mine", mode=SlurmMode.ADVISE)
     office.promote("mine", mode=SlurmMode.DECIDE)
-    assert (mode(), office.told("policy_changed")[-1].data["mode"]) == (SlurmMode.DECIDE, "decide")
+    assert (mode(), office.events("policy_changed")[-1].data["mode"]) == (SlurmMode.DECIDE, "decide")
     with pytest.raises(GpuschedError, match="is already live in p"):
         office.promote("mine", mode=SlurmMode.DECIDE)
     with pytest.raises(GpuschedError, match="is already live in p"):

@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 class Site:
-    """A publisher that copies when it is told to: its thread looks once an hour."""
+    """A publisher that copies on request: its thread polls once an hour."""
 
     def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         monkeypatch.setattr(publishing, "POLL_S", 3600.0)
@@ -145,7 +145,7 @@ def test_a_copy_that_breaks_off_leaves_nothing(store: Store, site: Site, monkeyp
     assert (site.folder / CURRENT).readlink() != Path("1.db")
 
 
-def test_nobody_fills_the_disk_by_holding_old_copies(store: Store, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_old_copies_do_not_fill_the_disk(store: Store, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "MAX_HELD", 2)
     held = []
     for number in range(6):

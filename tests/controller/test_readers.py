@@ -202,7 +202,7 @@ def test_locks_of_another_user_stop_nothing(site: Installation) -> None:
     assert not site.said("locked")
 
 
-def test_what_locks_the_store_is_named_and_delays_no_end(site: Installation) -> None:
+def test_a_process_that_locks_the_store_is_named_and_delays_no_end(site: Installation) -> None:
     """Its own user, and root, can still lock it."""
     site.start()
     assert site.hold(LOCK_SHM, site.state / f"{DATABASE}-shm") == "held\n"
@@ -222,7 +222,7 @@ def test_what_locks_the_store_is_named_and_delays_no_end(site: Installation) -> 
 
 
 @pytest.mark.parametrize(("program", "file"), [(LOCK_SHM, f"{DATABASE}-shm"), (WRITE, DATABASE)])
-def test_what_is_waited_for_is_named_within_a_second(
+def test_the_holder_of_a_lock_is_named_within_a_second(
     tmp_path: Path, program: str, file: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting = LockWait(tmp_path, patience_s=0.99)
@@ -241,7 +241,7 @@ def test_what_is_waited_for_is_named_within_a_second(
         store.set_meta("a", "3")
 
 
-def test_who_reads_the_copy_sees_every_change(site: Installation) -> None:
+def test_readers_of_the_copy_see_every_change(site: Installation) -> None:
     other = nobody()
     site.start()
     job = site.submit("sh", "-c", "exit 3")

@@ -100,7 +100,7 @@ def test_the_signal_before_the_limit_goes_by_it_too() -> None:
     assert verbs(reconcile_job(warned, ranks(), world(says("running", ran_s=500.0)))) == [("signal", 0, "USR1")]
 
 
-def test_a_start_is_by_the_nodes_boot_clock_where_it_tells() -> None:
+def test_a_start_is_by_the_nodes_boot_clock_if_reported() -> None:
     answer = says("running", skew=900.0, started_at=NOW - 20, ran_s=5.0)  # its clock was set in between
     step = reconcile_job(job(JobState.STARTING), ranks(), world(answer))
     assert step.job.start_time == NOW - 5
@@ -157,7 +157,7 @@ def test_a_launch_that_fails_over_the_jobs_own_words_twice_is_its_fault_and_says
     assert reconcile_job(again, ranks(), world(answer, failed_launches=others)).job.state == JobState.PENDING
 
 
-def test_cancelled_while_it_pulls_it_is_taken_away_and_nobody_waits_for_the_pull() -> None:
+def test_a_job_cancelled_during_its_pull_ends_without_waiting_for_it() -> None:
     cancelled = Ending(outcome=JobState.CANCELLED, reason="Cancelled", kill_at=NOW + 10)
     completing = job(JobState.COMPLETING, ending=cancelled, start_time=None)
     first = reconcile_job(completing, ranks(), world(says("preparing")))
@@ -297,7 +297,7 @@ def test_in_the_grace_term_is_sent_once_whatever_the_warning_was(
 
 
 @pytest.mark.parametrize("warning", ["TERM", "USR1"])
-def test_who_was_warned_is_asked_to_end_all_the_same_and_once(warning: str) -> None:
+def test_a_warned_job_still_gets_its_signal_to_end_once(warning: str) -> None:
     wanted = spec(signal=warning, signal_before_s=30)
     end = Ending(outcome=JobState.CANCELLED, reason="x", kill_at=NOW + 5)
     stop = Preemptions().once_more(NOW - 1, "stopper", "7", "other")
@@ -332,8 +332,8 @@ def test_a_signal_for_the_script_alone_is_sent_to_its_node_alone() -> None:
     warned = job(JobState.RUNNING, nodes=2, start_time=NOW - 580, spec=wanted)
     answers = world(says("running"), says("running", 1))
     assert verbs(reconcile_job(warned, ranks(2), answers)) == [("signal", 0, "TERM")]
-    told = msgspec.structs.replace(warned, spec=msgspec.structs.replace(wanted, signal_batch=False))
-    assert verbs(reconcile_job(told, ranks(2), answers)) == [("signal", 0, "TERM"), ("signal", 1, "TERM")]
+    to_all = msgspec.structs.replace(warned, spec=msgspec.structs.replace(wanted, signal_batch=False))
+    assert verbs(reconcile_job(to_all, ranks(2), answers)) == [("signal", 0, "TERM"), ("signal", 1, "TERM")]
 
 
 def test_a_gang_ends_when_rank_0_is_done_and_the_others_may_follow() -> None:
@@ -345,7 +345,7 @@ def test_a_gang_ends_when_rank_0_is_done_and_the_others_may_follow() -> None:
     assert alone.job.state == JobState.RUNNING
 
 
-def test_nodes_that_only_wait_for_a_scripts_steps_are_told_that_it_has_ended() -> None:
+def test_nodes_that_only_wait_for_a_scripts_steps_get_sigterm_when_it_has_ended() -> None:
     running = job(JobState.RUNNING, nodes=2, spec=spec(nodes=2, script="#!/bin/sh"))
     step = reconcile_job(running, ranks(2), world(says("exited", exit_code=0), says("running", 1)))
     assert (ending(step).outcome, verbs(step)) == (JobState.COMPLETED, [("signal", 1, "TERM")])
@@ -419,7 +419,7 @@ def test_cancelled_on_a_silent_node_it_waits_until_the_node_answers_or_is_given_
 # -- borders
 
 
-def test_what_an_answer_teaches_of_a_rank() -> None:
+def test_answers_update_the_record_of_a_rank() -> None:
     step = reconcile_job(job(JobState.STARTING), ranks(boot_id=None, launched_at=None), world(says("preparing")))
     assert (step.ranks[0].boot_id, step.ranks[0].launched_at) == ("b", NOW)
     kept = reconcile_job(job(JobState.STARTING), ranks(), world(says("preparing", boot="other")))
@@ -462,7 +462,7 @@ def test_a_gang_of_which_a_node_dies_or_is_missing_does_not_start() -> None:
     assert (unknown.job.state, unknown.operations, unknown.to_launch) == (JobState.STARTING, [], [])
 
 
-def test_what_is_ready_is_started_at_growing_pauses_and_given_up_after_five() -> None:
+def test_a_ready_rank_is_started_at_growing_pauses_and_given_up_after_five() -> None:
     starting = job(JobState.STARTING)
     for tries, tried_at, does in ((0, None, True), (1, NOW - 0.9, False), (1, NOW - 1, True), (4, NOW - 99, True)):
         step = reconcile_job(starting, ranks(tries=tries, tried_at=tried_at), world(says("ready")))
@@ -506,7 +506,7 @@ def test_only_nodes_whose_rank_had_not_ended_are_blamed() -> None:
     assert verbs(step) == [("signal", 2, "TERM")]
 
 
-def test_of_several_that_failed_the_first_rank_is_told_of() -> None:
+def test_of_several_failed_ranks_the_first_is_reported() -> None:
     gang = job(JobState.RUNNING, 3)
     answers = [says("running"), says("exited", 1, exit_code=4), says("exited", 2, exit_code=5)]
     step = reconcile_job(gang, ranks(3), world(*answers))
@@ -534,7 +534,7 @@ def test_how_one_that_does_not_end_is_pressed() -> None:
     assert verbs(reconcile_job(before, ranks(), world(says("running")))) == [("signal", 0, "TERM")]
 
 
-def test_one_that_cannot_be_ended_is_told_of_and_the_job_does_not_wait_for_it() -> None:
+def test_a_rank_that_cannot_be_ended_is_reported_and_its_job_does_not_wait() -> None:
     cancelled = completing(JobState.CANCELLED, kill_at=NOW - 99)
     step = reconcile_job(cancelled, ranks(tries=5, tried_at=NOW - 60), world(says("running")))
     assert (step.job.state, [e.kind for e in step.events]) == (JobState.CANCELLED, ["stuck", "ended"])

@@ -1,4 +1,4 @@
-"""What the controller tells of hours full of mishaps is what it was; `recording` says how to write it anew."""
+"""The controller's record of hours full of faults is unchanged; `recording` says how to rewrite it."""
 
 import pytest
 

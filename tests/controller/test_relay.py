@@ -148,7 +148,7 @@ def pids(*words: str) -> list[int]:
     return [int(p) for p in os.listdir("/proc") if p.isdigit() and command_line(int(p)) == list(words)]
 
 
-def test_who_may(call: Callable[..., Caller], site: relay.RelayContext, cluster: Cluster) -> None:
+def test_permissions_of_exec(call: Callable[..., Caller], site: relay.RelayContext, cluster: Cluster) -> None:
     for uid in (OWNER, ADMIN, 0):
         heard = call("sh", "-c", "echo out; echo err >&2; exit 9", uid=uid).hear()
         assert (heard.output, heard.errors, heard.code, heard.failure) == (b"out\n", b"err\n", 9, "")
@@ -181,7 +181,7 @@ def test_what_is_not_there(call: Callable[..., Caller], site: relay.RelayContext
     assert "is COMPLETED" in refusal(Exec(job=ID, rank=0, argv=("id",)))
 
 
-def test_who_may_be_attached(call: Callable[..., Caller], site: relay.RelayContext, cluster: Cluster) -> None:
+def test_permissions_of_attach(call: Callable[..., Caller], site: relay.RelayContext, cluster: Cluster) -> None:
     asked = Attach(job=ID, attempt=1), Forward(job=ID, attempt=1, port=22)
     for request in asked:
         assert "belongs to ann" in Caller(site, OTHER, request).hear().failure
@@ -250,7 +250,7 @@ def test_a_client_that_goes_ends_its_session(
     if fields.get("stdin"):
         caller.send(*[frame(INPUT, b"x" * 65536)] * 3)  # that nobody reads
     caller.hang_up()
-    if not fields.get("stdin"):  # the end of its input is all that this one can be told
+    if not fields.get("stdin"):  # only the end of its input can reach this one
         wait_until(lambda: not pids("sleep", "7002"), 30, "the command's end")
     assert messages(caplog) == []
 
@@ -284,7 +284,7 @@ def test_a_relay_that_starts_beside_a_garbled_inventory_goes_by_the_last_good_on
     assert [node.name for node in begun.inventory().nodes] == names
 
 
-def test_so_many_sessions_of_a_user(site: relay.RelayContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sessions_of_a_user_are_limited(site: relay.RelayContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "MAX_SESSIONS_PER_USER", 2)
     monkeypatch.setattr(peers, "REQUEST_S", 600.0)  # for which a session is held
     door, callers = relay.ConnectionLimiter(site), []
@@ -366,7 +366,7 @@ def test_a_client_has_ten_seconds_to_ask(site: relay.RelayContext, ends: tuple[s
     ours.sendall(frame(REQUEST, b"{}")[:3])
     relay.serve(theirs, OWNER, site)
     assert [9 < (asked or 0.0) <= 10 for asked in theirs.asked] == [True, True]
-    assert ours.recv(1) == b"", "hung up, without a word to whom it would be"
+    assert ours.recv(1) == b"", "hung up, without an error"
 
 
 def test_a_client_that_asks_bit_by_bit_has_no_longer(
@@ -401,7 +401,7 @@ def test_the_first_frame_is_the_request(ends: tuple[socket.socket, Timed]) -> No
     ("since", "limit_s", "ends_at"),
     [(None, 20.0, 122.0), (110.0, None, 116.0), (110.0, 20.0, 116.0), (119.0, 20.0, 122.0)],
 )
-def test_one_that_says_nothing_or_reads_nothing_for_long_is_hung_up(
+def test_a_client_silent_or_not_reading_for_long_is_disconnected(
     ends: tuple[socket.socket, Timed], monkeypatch: pytest.MonkeyPatch, since: float | None, limit_s: float | None,
     ends_at: float,
 ) -> None:  # fmt: skip
@@ -455,7 +455,7 @@ class Heard:
         ([b"garbage!", frame(INPUT, b"x")], True, []),
     ],
 )
-def test_what_a_client_says_is_done_until_it_says_what_has_no_place(
+def test_frames_of_a_client_are_handled_until_an_invalid_one(
     ends: tuple[socket.socket, Timed], frames: list[bytes], with_input: bool, did: list[object], at_once: bool
 ) -> None:
     ours, theirs = ends
@@ -472,7 +472,7 @@ def test_what_a_client_says_is_done_until_it_says_what_has_no_place(
         assert ours.recv(1) == b"", "both ways"
 
 
-def test_what_one_that_is_gone_has_said_is_not_waited_for(ends: tuple[socket.socket, Timed]) -> None:
+def test_frames_of_a_closed_client_are_read_without_waiting(ends: tuple[socket.socket, Timed]) -> None:
     peer, session = peers.RelayPeer(ends[1]), Heard()
     ends[0].sendall(frame(INPUT, b"abc"))
     ends[0].close()
@@ -494,7 +494,7 @@ def test_a_session_ends_with_its_listener_and_a_socket_that_was_closed_is_no_err
         peer._has_disconnected()
 
 
-def test_what_is_sent_counts_as_a_sign_of_life(
+def test_sent_data_counts_as_a_sign_of_life(
     ends: tuple[socket.socket, Timed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = peers.RelayPeer(ends[1])
@@ -617,11 +617,11 @@ def test_a_connection_that_cannot_be_taken_now_is_taken_later(monkeypatch: pytes
 def test_the_process_may_open_many_files_and_ends_with_its_stdin(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, most: int, allowed: int
 ) -> None:
-    told: dict[str, Any] = {}
+    calls: dict[str, Any] = {}
     accepting = threading.Event()
 
     def accept(listener: socket.socket, door: relay.ConnectionLimiter) -> None:
-        told["door"] = door
+        calls["door"] = door
         listener.close()
         accepting.set()
 
@@ -629,23 +629,23 @@ def test_the_process_may_open_many_files_and_ends_with_its_stdin(
         raise SystemExit(code)
 
     monkeypatch.setattr(relay, "_accept", accept)
-    monkeypatch.setattr(relay.os, "nice", lambda by: told.setdefault("nice", by))
+    monkeypatch.setattr(relay.os, "nice", lambda by: calls.setdefault("nice", by))
     monkeypatch.setattr(relay.os, "_exit", leave)
     monkeypatch.setattr(relay.resource, "getrlimit", lambda _: (64, most))
-    monkeypatch.setattr(relay.resource, "setrlimit", lambda _, limits: told.setdefault("files", limits))
+    monkeypatch.setattr(relay.resource, "setrlimit", lambda _, limits: calls.setdefault("files", limits))
     monkeypatch.setattr(sys, "argv", ["relay", str(cluster.state), str(cluster.inventory)])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     with pytest.raises(SystemExit) as left:
         relay.main()
     assert left.value.code == 0
     assert accepting.wait(300)
-    assert (told["nice"], told["files"]) == (5, (allowed, most))
-    assert {node.name for node in told["door"]._context.inventory().nodes} >= {"dgx1", "here"}
-    assert told["door"]._context.state == cluster.state
+    assert (calls["nice"], calls["files"]) == (5, (allowed, most))
+    assert {node.name for node in calls["door"]._context.inventory().nodes} >= {"dgx1", "here"}
+    assert calls["door"]._context.state == cluster.state
 
 
 def reported(cluster: Cluster) -> list[tuple[str, int | None, str]]:
-    """What the relay reported for the audit log: action, user id, why it was refused."""
+    """Return the relay's entries for the audit log: action, user id, why it was refused."""
     found = [item.command for item in Inbox(cluster.state).waiting() if isinstance(item, ReceivedCommand)]
     return [(c.action, c.uid, c.refused) for c in found if isinstance(c, RecordAudit)]
 
@@ -669,7 +669,7 @@ def test_sessions_and_refusals_are_recorded(
     assert "belongs to ann" in actions[2][2]
 
 
-def test_what_cannot_be_recorded_is_not_done(call: Callable[..., Caller], cluster: Cluster) -> None:
+def test_a_session_that_cannot_be_recorded_is_refused(call: Callable[..., Caller], cluster: Cluster) -> None:
     inbox = Inbox(cluster.state)
     inbox.new.rename(inbox.new.with_name("gone"))
     assert "nothing can be queued" in call("true").hear().failure

@@ -16,13 +16,13 @@ from gpusched.queue.lease import Superseded
 from tests.logged import messages
 from tests.testbed.waiting import wait_until
 
-SCRIPT = '#!/bin/sh\necho "$PYTHONPATH" "$@" > {told}.part\nmv {told}.part {told}\nexec cat > /dev/null\n'
+SCRIPT = '#!/bin/sh\necho "$PYTHONPATH" "$@" > {args}.part\nmv {args}.part {args}\nexec cat > /dev/null\n'
 
 
 class Place:
     def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-        self.state, self.told, self.script = folder, folder / "told", folder / "python"
-        self.script.write_text(SCRIPT.format(told=self.told))
+        self.state, self.args, self.script = folder, folder / "args", folder / "python"
+        self.script.write_text(SCRIPT.format(args=self.args))
         self.script.chmod(0o755)
         self.now = 5.0
         self.relaying = RelayProcess(folder, folder / "inventory.yaml", self._check)
@@ -54,9 +54,9 @@ def test_it_is_started_once_with_code_of_this_installation(place: Place, monkeyp
     monkeypatch.setenv("PYTHONPATH", "/more")
     place.relaying.watch()
     monkeypatch.undo()  # waiting needs the clock
-    wait_until(place.told.exists, 60, "its start")
+    wait_until(place.args.exists, 60, "its start")
     here = Path(gpusched.__file__).parents[1]
-    assert place.told.read_text().split() == [
+    assert place.args.read_text().split() == [
         f"{here}{os.pathsep}/more", "-P", "-m", "gpusched.controller.relay", str(place.state),
         str(place.state / "inventory.yaml"), "0", "text",
     ]  # fmt: skip
@@ -67,7 +67,7 @@ def test_it_is_started_once_with_code_of_this_installation(place: Place, monkeyp
     assert place.pid() == pid
 
 
-def test_one_that_ended_is_told_of_and_started_again_after_a_while(place: Place) -> None:
+def test_a_relay_that_ended_is_logged_and_restarted_after_a_while(place: Place) -> None:
     place.relaying.watch()
     process = place.relaying._process
     assert process is not None
@@ -81,7 +81,7 @@ def test_one_that_ended_is_told_of_and_started_again_after_a_while(place: Place)
     assert process.stdin.closed
 
 
-def test_one_that_cannot_be_started_is_tried_again_later(place: Place) -> None:
+def test_a_relay_that_cannot_be_started_is_tried_again_later(place: Place) -> None:
     place.script.rename(place.script.with_name("away"))
     for place.now in (5.0, 6.0, 5.0 + RELAY_RESTART_S):
         place.relaying.watch()
@@ -90,7 +90,7 @@ def test_one_that_cannot_be_started_is_tried_again_later(place: Place) -> None:
     place.relaying.close()
 
 
-def test_its_end_takes_the_socket_away(place: Place) -> None:
+def test_the_end_of_the_relay_removes_the_socket(place: Place) -> None:
     for _ in range(2):
         place.relaying.watch()
         process = place.relaying._process

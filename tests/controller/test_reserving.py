@@ -1,4 +1,4 @@
-"""Reservations as the controller takes them up: from whom, what is refused, and what comes of jobs in them."""
+"""Reservations in the controller: permissions, refusals, and the jobs in them."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def saved(age_s: float) -> dict[str, Any]:
     return {"saved": SavedReading(step=7, age_s=age_s)}
 
 
-def told(step: float, age_s: float) -> dict[str, Any]:
+def progress(step: float, age_s: float) -> dict[str, Any]:
     return {"progress": ProgressReading(step=step, of=10, age_s=age_s)}
 
 
@@ -60,7 +60,7 @@ def test_it_is_asked_with_a_note_and_given_the_grace() -> None:
     assert msgspec.json.decode(step.operations[0].note or "") == {"from": 1, "to": 2, "deadline": NOW + 10.0}
 
 
-def test_one_that_saved_is_killed_at_once_and_one_that_did_not_when_the_grace_is_over() -> None:
+def test_a_job_that_saved_is_killed_at_once_and_another_after_the_grace() -> None:
     assert verbs(step_of(asked(), says("running", **saved(6.0)), signalled="TERM")) == [], "saved before it was asked"
     step = step_of(asked(), says("running", **saved(4.0)), signalled="TERM")
     assert verbs(step) == [("signal", 0, "KILL")]
@@ -77,7 +77,7 @@ def test_once_gone_it_waits_for_its_start_at_the_other_size() -> None:
 
 
 @pytest.mark.parametrize(("kept", "lost"), [({}, 99.0), (saved(40.0), 39.0)])
-def test_what_was_not_saved_is_counted_and_it_is_not_resized_again(kept: dict[str, Any], lost: float) -> None:
+def test_unsaved_work_is_counted_and_the_job_is_not_resized_again(kept: dict[str, Any], lost: float) -> None:
     step = step_of(asked(), says("exited", exit_code=0, finished_at=NOW - 1, **kept), signalled="TERM")
     assert step.job.resizes is not None
     assert (step.job.resizes.frozen, step.job.resizes.lost_s, step.job.resizes.resume_at) == (NOT_SAVED, lost, 2)
@@ -91,23 +91,23 @@ def test_a_node_that_died_is_not_the_jobs_fault() -> None:
     assert step.job.resizes.frozen == ""
 
 
-def test_one_that_made_its_last_step_is_completed() -> None:
-    done = says("exited", exit_code=0, finished_at=NOW - 1, **told(10, 2.0))
+def test_a_resizing_job_that_made_its_last_step_is_completed() -> None:
+    done = says("exited", exit_code=0, finished_at=NOW - 1, **progress(10, 2.0))
     assert step_of(asked(), done, signalled="TERM").job.state is JobState.COMPLETED
-    failed = says("exited", exit_code=1, finished_at=NOW - 1, **told(10, 2.0))
+    failed = says("exited", exit_code=1, finished_at=NOW - 1, **progress(10, 2.0))
     assert step_of(asked(), failed, signalled="TERM").job.state is JobState.PENDING
-    half = says("exited", exit_code=0, finished_at=NOW - 1, **told(9, 2.0), **saved(2.0))
+    half = says("exited", exit_code=0, finished_at=NOW - 1, **progress(9, 2.0), **saved(2.0))
     assert step_of(asked(), half, signalled="TERM").job.state is JobState.PENDING
 
 
-def test_one_that_had_ended_before_it_was_asked_has_ended() -> None:
+def test_a_job_that_ended_before_the_resize_has_ended() -> None:
     assert step_of(asked(), says("exited", exit_code=0, finished_at=ASKED - 1)).job.state is JobState.COMPLETED
     assert step_of(asked(), says("exited", exit_code=4, finished_at=ASKED - 1)).job.state is JobState.FAILED
     saves = says("exited", exit_code=0, finished_at=ASKED - 1, **saved(6.0))
     assert step_of(asked(), saves, signalled="TERM").job.state is JobState.PENDING, "it was sent a signal"
 
 
-def test_what_it_said_is_remembered_where_its_ranks_end_one_after_the_other() -> None:
+def test_saved_work_is_remembered_if_ranks_end_one_after_the_other() -> None:
     of = msgspec.structs.replace(asked(saved=True), spec=msgspec.structs.replace(spec(nodes=2), elastic=SIZES))
     of = msgspec.structs.replace(of, allocation=job(JobState.RUNNING, nodes=2).allocation)
     both = [r if r.rank else msgspec.structs.replace(r, gone=True, finished_at=NOW - 3, exit_code=0) for r in ranks(2)]
@@ -123,15 +123,15 @@ def up(**changes: Any) -> JobRecord:
 
 
 def test_it_has_come_up_once_it_makes_a_step_and_the_cost_is_known() -> None:
-    assert step_of(up(), says("running", **told(5, 101.0))).job == up(), "that was an earlier attempt's"
-    step = step_of(up(), says("running", **told(5, 1.0)))
+    assert step_of(up(), says("running", **progress(5, 101.0))).job == up(), "that was an earlier attempt's"
+    step = step_of(up(), says("running", **progress(5, 1.0)))
     assert step.job.resizes is not None
     assert (step.job.resizes.before, step.job.resizes.cost_s) == (None, 8.0)
     assert [event.kind for event in step.events] == ["resized"]
 
 
 def test_without_a_step_within_the_timeout_it_goes_back_once() -> None:
-    step = step_of(up(start_timeout_s=100.0), says("running", **told(5, 101.0)))
+    step = step_of(up(start_timeout_s=100.0), says("running", **progress(5, 101.0)))
     assert step.job.resizes is not None
     assert (step.job.resizes.unusable, step.job.resizes.before, step.job.resizes.count) == ((1,), None, 2)
     assert step.job.ending is not None
@@ -143,17 +143,17 @@ def test_without_a_step_within_the_timeout_it_goes_back_once() -> None:
     assert gone.worked_until == NOW - 100, "it did nothing there"
 
 
-def test_one_that_fails_before_its_first_step_goes_back_and_one_after_it_has_failed() -> None:
-    back = step_of(up(), says("exited", exit_code=3, finished_at=NOW - 1, **told(5, 101.0)))
+def test_a_failure_before_the_first_step_reverts_the_size_and_a_later_one_fails_the_job() -> None:
+    back = step_of(up(), says("exited", exit_code=3, finished_at=NOW - 1, **progress(5, 101.0)))
     assert (back.job.state, back.began) == (JobState.PENDING, None)
     assert back.job.resizes is not None
     assert back.job.resizes.unusable == (1,)
-    assert step_of(up(), says("exited", exit_code=3, finished_at=NOW, **told(5, 1.0))).job.state is JobState.FAILED
+    assert step_of(up(), says("exited", exit_code=3, finished_at=NOW, **progress(5, 1.0))).job.state is JobState.FAILED
     never = elastic(JobState.RUNNING, resizes=Resizes(count=1))
     assert step_of(never, says("exited", exit_code=3, finished_at=NOW)).job.state is JobState.FAILED
 
 
-def test_one_that_tells_nothing_has_come_up_after_a_while() -> None:
+def test_a_job_without_progress_counts_as_started_after_a_while() -> None:
     young = msgspec.structs.replace(up(), start_time=NOW - 30.0)
     assert step_of(young, says("running")).job == young
     step = step_of(msgspec.structs.replace(up(), start_time=NOW - 31.0), says("running"))

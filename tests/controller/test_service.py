@@ -45,7 +45,7 @@ from tests.logged import messages
 
 
 class Nodes(ImaginedCluster):
-    """What the service asks besides. ``asked``: the patience of each cycle; ``trouble``: what the next one meets."""
+    """The service's nodes. ``asked``: the patience of each cycle; ``trouble``: what the next one meets."""
 
     def __init__(self, world: World, dates: Clock) -> None:
         super().__init__(world, dates)
@@ -133,7 +133,7 @@ def row(bucket: float) -> UsageRow:
     return UsageRow(bucket=int(bucket), node="n0", job_id="a", user="u", partition="p", gpu_s=1.0)
 
 
-def test_what_it_leaves_in_the_store_for_everybody(site: Installation) -> None:
+def test_the_controller_records_its_state_in_the_store(site: Installation) -> None:
     service = site.start()
     meta = service.store.meta
     assert (meta("controller_pid"), meta("tick_s"), meta("inventory")) == (str(os.getpid()), "7.0", str(site.path))
@@ -230,7 +230,7 @@ def test_once_an_hour_it_tidies_up(site: Installation) -> None:
         assert left() == expected
 
 
-def test_what_was_set_aside_is_tidied_too(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_drafts_are_removed(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     service = site.start()
     (site.state / "inbox/tmp/draft").touch()
     monkeypatch.setattr("gpusched.queue.inbox.KEEP_DRAFTS_S", -1.0)
@@ -247,7 +247,7 @@ def test_a_changed_inventory_is_taken_up_and_a_broken_one_is_not(site: Installat
     assert [n.name for n in service.cycle.inventory.nodes] == ["n0", "n1", "n2"]
     assert site.nodes.declared is service.cycle.inventory
     assert (service.store.meta("tick_s"), site.said[-1]) == ("9.0", f"reloaded {site.path}")
-    for text in ("partitions: [", "partitions: [ "):  # the same mistake, and told of once
+    for text in ("partitions: [", "partitions: [ "):  # the same mistake, reported once
         site.change(text)
         service.run(0.0)
         service.run(0.0)
@@ -264,7 +264,7 @@ def test_a_changed_inventory_is_taken_up_and_a_broken_one_is_not(site: Installat
     assert (len(again.cycle.inventory.nodes), again.store.meta(INVENTORY_TROUBLE)) == (2, "")
 
 
-def test_what_is_half_saved_is_not_refused(site: Installation) -> None:
+def test_a_half_saved_inventory_is_not_refused(site: Installation) -> None:
     service = site.start()
     site.change("")  # an editor's first step
     service.run(0.0)
@@ -355,7 +355,7 @@ def test_a_policy_of_ones_own_is_looked_at_as_well(site: Installation) -> None:
     assert service.cycle.policies["p"].backfill == "easy"
 
 
-def test_what_goes_on_is_as_it_was_after_the_clock_was_set(site: Installation) -> None:
+def test_running_jobs_are_unaffected_by_a_clock_step(site: Installation) -> None:
     service = site.start()
     command = Submit(time=site.world.now, id=ids.mint(site.world.now), spec=spec(time_limit_s=600))
     service.cycle.inbox.deliver(command)
@@ -419,7 +419,7 @@ def test_a_prediction_that_fails_stops_nothing_but_itself(site: Installation) ->
     assert site.kinds()[-1] == "start_prediction_failed"
 
 
-def test_a_pause_ends_with_the_tick_with_news_or_when_it_is_told_to(site: Installation) -> None:
+def test_a_pause_ends_with_the_tick_with_news_or_on_request(site: Installation) -> None:
     service, news, waits = site.start(), [False], list[float]()
 
     class Stop(threading.Event):
@@ -441,7 +441,7 @@ def test_a_pause_ends_with_the_tick_with_news_or_when_it_is_told_to(site: Instal
     assert len(waits) == 9
 
 
-def test_news_end_a_pause_at_once_but_not_before_it_was_as_long_as_the_cycle(
+def test_news_end_a_pause_no_sooner_than_after_the_duration_of_a_cycle(
     site: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ends that come one after another leave the controller time for nothing else otherwise."""
@@ -476,7 +476,7 @@ def test_a_wait_ends_when_it_is_woken() -> None:
     assert stop.wait(300.0), "the pipe is full"
 
 
-def test_logs_that_cannot_be_taken_back_are_told_of(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_that_cannot_be_reclaimed_are_reported(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(state: Path, *_: object) -> None:
         raise OSError(f"{state} is read-only")
 
@@ -494,7 +494,7 @@ def test_without_any_inventory_that_was_ever_right_there_is_no_start(site: Insta
 
 @pytest.fixture
 def started(site: Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
-    """What runs the service starts it on the imagined nodes."""
+    """Start the service on the imagined nodes."""
     monkeypatch.setattr(module, "Service", lambda *_: site.start())
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield site
@@ -547,7 +547,7 @@ def test_a_tick_ends_while_works_go_on(started: Installation, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_cycles_go_on_through_trouble_until_it_is_told_to_end(
+def test_cycles_go_on_through_trouble_until_it_is_stopped(
     started: Installation, monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
     site, relays = started, list[str]()

@@ -85,7 +85,7 @@ def test_which_rank_is_where_makes_no_difference(world: ShadowWorld) -> None:
     assert counts(world.ask(gang, start("j", "b", "a"))) == (1, 1, 1, 1, 0, 0)
 
 
-def test_what_is_stopped_counts_but_not_as_a_start(world: ShadowWorld) -> None:
+def test_preempted_jobs_count_but_not_as_starts(world: ShadowWorld) -> None:
     found = world.ask(BLOCKED, Preempt("r", "large"), start("small", "a"))
     assert counts(found) == (1, 0, 1, 1, 0, 0)
     assert world.differences()[0].live == {"r": ()}
@@ -102,7 +102,7 @@ def test_other_partitions_are_none_of_its_business(world: ShadowWorld) -> None:
     assert counts(world.ask(quiet)) == (1, 1, 1, 1, 0, 0), "it is not asked where nobody waits"
 
 
-def test_one_that_was_taken_out_is_asked_no_more(world: ShadowWorld) -> None:
+def test_a_disabled_shadow_is_not_evaluated(world: ShadowWorld) -> None:
     world.put(SKIPS, until=5.0, partition="p")
     assert counts(world.ask(BLOCKED)) == (0,) * 6
     world.put(SKIPS, partition="q")

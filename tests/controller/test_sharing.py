@@ -86,7 +86,7 @@ def test_a_shadow_shares_too(site: Site) -> None:
     assert shadow.same == shadow.decisions
 
 
-def test_one_shares_pays_half_and_its_end_leaves_the_other_alone(site: Site) -> None:
+def test_a_sharing_job_pays_half_and_its_end_leaves_the_other_running(site: Site) -> None:
     first = site.submit(GPUS)
     site.turn(3)
     second, third = site.submit(2), site.submit(1)
@@ -135,7 +135,7 @@ def test_one_shares_pays_half_and_its_end_leaves_the_other_alone(site: Site) -> 
     assert seconds == pytest.approx(alone, rel=0.01), "of one user, each GPU once while two of his jobs had it"
 
 
-def test_who_was_launched_before_gpus_were_shared_is_alone(site: Site) -> None:
+def test_jobs_launched_before_sharing_stay_alone(site: Site) -> None:
     site.start_controller(inventory(1))
     first = site.submit(GPUS)
     site.turn(3)
@@ -149,26 +149,26 @@ def test_who_was_launched_before_gpus_were_shared_is_alone(site: Site) -> None:
     assert site.job(second).state is JobState.RUNNING
 
 
-def tell(site: Site, job: str, pace: float) -> None:
+def report_pace(site: Site, job: str, pace: float) -> None:
     now = site.world.now
-    told = JobProgress(job_id=job, attempt=1, gpus=GPUS).with_step(0.0, None, None, now - 60)
+    progress = JobProgress(job_id=job, attempt=1, gpus=GPUS).with_step(0.0, None, None, now - 60)
     with site.store.transaction():
-        site.store.put_progress([told.with_step(60 * pace, None, None, now)])
+        site.store.put_progress([progress.with_step(60 * pace, None, None, now)])
 
 
-def test_what_sharing_costs_is_learned_from_those_that_did(site: Site) -> None:
+def test_the_cost_of_sharing_is_learned_from_shared_runs(site: Site) -> None:
     for _ in range(2):
         alone = site.submit(GPUS, "a")
         site.turn(3)
         site.turn(7, 10)
-        tell(site, alone, 10.0)
+        report_pace(site, alone, 10.0)
         site.end(alone)
         site.turn(4)
     pair = [site.submit(GPUS, "a"), site.submit(GPUS, "b")]
     site.turn(5)
     assert [site.gpus(job) for job in pair] == [tuple(range(GPUS))] * 2
     site.turn(7, 10)
-    tell(site, pair[0], 5.0)
+    report_pace(site, pair[0], 5.0)
     for job in pair:
         site.end(job)
     site.turn(4)
@@ -179,9 +179,9 @@ def test_what_sharing_costs_is_learned_from_those_that_did(site: Site) -> None:
     assert [link.link for belief in beliefs.values() for link in belief.links] == ["gpu", "gpu"]
 
 
-def test_mps_is_told_to_jobs_that_may_share_and_no_others() -> None:
+def test_only_jobs_that_may_share_get_the_mps_variables() -> None:
     part = NodeAllocation(rank=0, node="n0", gpus=(2, 3), cores=1, memory_mib=1)
-    for sharing, share, told in (
+    for sharing, share, uses_mps in (
         (SharingSettings(mode="mps", pipe="/run/mps"), "pairs", True),
         (SharingSettings(mode="mps"), "", False),
         (TURNS, "pairs", False),
@@ -193,7 +193,7 @@ def test_mps_is_told_to_jobs_that_may_share_and_no_others() -> None:
         env = environment(job, part, inventory(1, sharing))
         mps = {name: value for name, value in env.items() if name.startswith("CUDA_MPS")}
         limits = {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=20480M,1=20480M"}
-        assert mps == (limits if told else {})
+        assert mps == (limits if uses_mps else {})
 
 
 @pytest.mark.parametrize("runtime", [Podman(), Docker(), Apptainer()])

@@ -1,4 +1,4 @@
-"""What a cluster of SSH nodes waits for: a slow node whose job has just been launched is heard without a tick."""
+"""Waits of a cluster of SSH nodes: a slow node whose job has just been launched is heard without a tick."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Fills the generated parts of docs/ from the code: ``python -m tests.docs.generate``.
 
-A generated part stands between two marker lines. All else in the files is written by hand. `check` tells which parts
+A generated part stands between two marker lines. All else in the files is written by hand. `check` lists which parts
 differ from what the code says now; tests/docs/test_docs.py calls it.
 """
 
@@ -626,7 +626,7 @@ def sample_job() -> JobRecord:
 
 
 def job_variables() -> dict[str, str]:
-    """What rank 1 of `sample_job` finds in its environment."""
+    """Return the environment of rank 1 of `sample_job`."""
     nodes = tuple(
         Node(name=f"dgx{n}", partition="A100", address=f"dgx{n}", gpus=8, cores=256, memory_mib=1 << 20,
              runtime=RuntimeName.PODMAN) for n in (1, 2)

@@ -76,9 +76,9 @@ AT_A_TERMINAL = {
     "gpusched logs -f": ("line", CTRL_C),
     "gpusched (run|exec) .*(--pty|-it)": ("#", "exit\n"),
 }
-"""What people do not leave to itself: what it shows, and what they type then."""
+"""Interactive commands: what they show, and what is typed then."""
 FIRST = ("gpusched init ", "gpusched check", "gpusched controller")
-"""What is done before there is a cluster."""
+"""Commands before there is a cluster."""
 
 
 def follow(cluster: Cluster, line: str, folder: Path, code: int = 0) -> str:

@@ -72,16 +72,16 @@ def _options(submit: dict[str, str]) -> Iterator[str]:
     section = _doc(api.Options).partition("Attributes:\n")[2]
     meanings = dict(re.findall(r"^    (\w+): (.+(?:\n        .+)*)", section, re.MULTILINE))
     there = {
-        name.replace("-", "_"): told for names, told in submit.items() for name in re.findall(r"--([a-z-]+)", names)
+        name.replace("-", "_"): text for names, text in submit.items() for name in re.findall(r"--([a-z-]+)", names)
     }
     same: dict[str, list[str]] = {}
     for name, kind in api.Options.__annotations__.items():
-        told = str(getattr(kind, "__forward_arg__", kind)).removesuffix(" | None")
-        told = told.replace("os.PathLike[str]", "Path").replace("Job[Any]", "Job")
+        kind = str(getattr(kind, "__forward_arg__", kind)).removesuffix(" | None")
+        kind = kind.replace("os.PathLike[str]", "Path").replace("Job[Any]", "Job")
         if name in there and _words(there[name]).startswith(_words(meanings[name])):
-            same.setdefault(_kind(told), []).append(f"`{name}`")
+            same.setdefault(_kind(kind), []).append(f"`{name}`")
         else:
-            yield f"- `{name}` ({_kind(told)}): {_flat(meanings[name])}"
+            yield f"- `{name}` ({_kind(kind)}): {_flat(meanings[name])}"
     yield "\nAs the options of [submit](cli.md#gpusched-submit):\n"
     yield from (f"- {kind}: {', '.join(names)}" for kind, names in same.items())
 
@@ -91,9 +91,9 @@ def _words(text: str) -> str:
     return re.sub(r"[^a-z0-9 ]", "", text.partition(" Default:")[0].lower()).strip()
 
 
-def _kind(told: str) -> str:
-    told = told.replace("Names", "str | Sequence[str]")
-    return ", ".join(f"`{part}`" for part in re.split(r" \| (?![^\[]*\])", told))
+def _kind(kind: str) -> str:
+    kind = kind.replace("Names", "str | Sequence[str]")
+    return ", ".join(f"`{part}`" for part in re.split(r" \| (?![^\[]*\])", kind))
 
 
 def _doc(what: Any) -> str:
@@ -122,8 +122,8 @@ def _text(doc: str) -> str:
         title, _, rest = block.partition(":\n")
         if title in ("Args", "Raises", "Attributes"):
             entries = re.findall(r"^    ([\w.*, ]+): (.+(?:\n        .+)*)", rest, re.MULTILINE)
-            named = [("options" if name == "asked" else name, told) for name, told in entries]
-            lines += [f"- {'raises ' * (title == 'Raises')}`{name}`: {_flat(told)}" for name, told in named] + [""]
+            named = [("options" if name == "asked" else name, text) for name, text in entries]
+            lines += [f"- {'raises ' * (title == 'Raises')}`{name}`: {_flat(text)}" for name, text in named] + [""]
         else:
             lines += [_flat(block), ""]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What ``replay``, ``trace``, ``predict`` and ``reproduce`` print as JSON: the keys, and what they mean."""
+"""The JSON keys of ``replay``, ``trace``, ``predict`` and ``reproduce``, and their meaning."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def _policies(line: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if any(_commands(p)) and p.name != "cli.md"], ids=_name)
 def test_examples_name_policies_that_exist(page: Path) -> None:
-    """As a name that replays take; a file that is there or that the page tells to write; what an example trains."""
+    """As a name that replays take; a file that is there or that the page says to write; what an example trains."""
     text = page.read_text("utf-8")
     made = set(re.findall(r"--out (\S+)", text))
     for line in _commands(page):

@@ -33,11 +33,11 @@ ELSEWHERE = {
     "gpusched train topology": "tests/agents/test_topology_train.py",
     "gpusched reproduce gist": "tests/agents/test_reproduce_cli.py",
 }
-"""What begins so takes minutes, two people or GPUs that are cut: the file of tests that runs it."""
+"""Commands with this beginning take minutes, two people or GPUs that are cut: the test file that runs them."""
 
 
 class Reader(Cluster):
-    """Who follows the guides: a cluster of four servers dgx1 to dgx4, some history, a folder of files."""
+    """A reader of the guides: a cluster of four servers dgx1 to dgx4, some history, a folder of files."""
 
     runtime = "process"
     mixed = False
@@ -173,7 +173,7 @@ def test_every_command_of_a_guide_runs(reader: Reader, page: Path) -> None:
         real("../profiles")
 
 
-def test_what_runs_elsewhere_runs_there() -> None:
+def test_examples_run_elsewhere_are_in_those_files() -> None:
     root = Path(__file__).parents[2]
     for beginning, file in ELSEWHERE.items():
         words = [w for w in beginning.split()[1:] if w.islower() and not w.endswith(".swf")]

@@ -35,9 +35,9 @@ def test_the_reference_has_every_key_of_a_policys_file() -> None:
 
 
 def test_the_reference_has_the_defaults() -> None:
-    usual, told = PolicySpec(name="p"), rows("reference/policies.md")
+    usual, table = PolicySpec(name="p"), rows("reference/policies.md")
     for key in ("order", "place", "backfill", "sizes"):
-        assert told[key][1].strip(" |").strip("`") == getattr(usual, key)
+        assert table[key][1].strip(" |").strip("`") == getattr(usual, key)
 
 
 def test_the_guide_has_every_agent() -> None:

@@ -1,4 +1,4 @@
-"""What `make` installs is locked: every version pinned, with hashes, within the package's own ranges."""
+"""The requirements of `make` are locked: every version pinned, with hashes, within the package's own ranges."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_each_line_is_a_pin_with_hashes_and_names_no_place(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "extras"), [("base", ()), ("test", ("test", "milp")), ("workflows", ("snakemake", "torchx"))]
 )
-def test_what_the_package_asks_for_is_locked_within_its_ranges(name: str, extras: tuple[str, ...]) -> None:
+def test_locked_requirements_are_within_the_declared_ranges(name: str, extras: tuple[str, ...]) -> None:
     requirements = pytest.importorskip("packaging.requirements")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     own = project["dependencies"] if name != "workflows" else []  # which are in the environment that it lies beside

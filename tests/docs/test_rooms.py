@@ -104,7 +104,7 @@ def test_every_agent_is_registered_and_offers_what_its_traits_say(agent: str) ->
             assert callable(getattr(module, offered)), (agent, name, offered)
 
 
-def test_what_mutants_are_tried_on_and_left_out_is_there() -> None:
+def test_paths_of_the_mutation_config_exist() -> None:
     known = tomllib.loads((generate.DOCS.parent / "tests" / "mutate" / "config.toml").read_text("utf-8"))
     assert all(list(PACKAGE.parent.glob(path)) for path in [*known["paths"], *known["only"]])
     for one in known["harmless"]:

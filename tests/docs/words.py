@@ -1,4 +1,4 @@
-"""What generated tables say of each key, state, reason and variable; the generator fails where one is missing."""
+"""The texts of generated tables on each key, state, reason and variable; the generator fails if one is missing."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_sizes_of_one_type_are_partitions_of_their_own(tmp_path: Path) -> None:
     }
 
 
-def test_one_user_for_all_is_said_once(tmp_path: Path) -> None:
+def test_one_user_for_all_nodes_is_written_once(tmp_path: Path) -> None:
     servers = [Discovered(host=Host(n, n, "hpc"), **{**_fields(server(n)), "name": n}) for n in ("a", "b")]
     text = inventory_text(servers)
     assert text.count("hpc") == 1
@@ -160,7 +160,7 @@ def _fields(one: Discovered) -> dict[str, object]:
     return {k: v for k, v in msgspec.structs.asdict(one).items() if k != "host"}
 
 
-def test_nobody_answered(tmp_path: Path) -> None:
+def test_no_host_answered(tmp_path: Path) -> None:
     with pytest.raises(GpuschedError, match="no host responded; nothing was written: h: no route"):
         inventory_text([NotDiscovered(Host("h", "h"), "h: no route", "look")])
 

@@ -1,4 +1,4 @@
-"""What the examination thinks of what a node said, without a node."""
+"""The findings of the examination on a node's answers, without a node."""
 
 import subprocess
 from pathlib import Path
@@ -193,7 +193,7 @@ def test_conditions_and_a_log_that_cannot_be_read() -> None:
     assert judge_health(NODE, (), reading(kernel=KernelLog(source="kernel"))) == []
 
 
-def test_what_one_reading_proves_is_found_without_a_controller() -> None:
+def test_check_finds_what_one_reading_proves_without_a_controller() -> None:
     health = GpuHealth(remap_failed=True, pcie_width=8, pcie_width_max=16)
     sick = with_gpu(health=health, ecc_errors=1)
     assert [(f.check, f.status) for f in judge_health(NODE, (), sick)] == [("health", "fail")]  # lanes may waver

@@ -1,4 +1,4 @@
-"""What `check` says of GPUs in MIG mode, and of what cutting needs."""
+"""Findings of `check` on GPUs in MIG mode, and on the needs of cutting."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_slices_are_counted() -> None:
     assert judge(cut(uuid="MIG-b")) == [("ok", "GPU 0 cut into 2 1g.10gb; ")]
 
 
-def test_what_jobs_cannot_get_is_named() -> None:
+def test_instances_that_jobs_cannot_get_are_named() -> None:
     (ok, part) = judge(cut())
     assert ok[0] == "ok"
     assert part[0] == "warn"

@@ -1,4 +1,4 @@
-"""What policies need that is not installed: one finding that says what happens without it."""
+"""Missing packages of policies: one finding that says what happens without them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_weights_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found(EASY) == []
 
 
-def test_nobody_to_train_what_is_to_be_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promotion_without_a_trainer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "find_spec", lambda name: None)
     assert found(AGENT) == []  # deciding needs no torch
     eager = inventory()

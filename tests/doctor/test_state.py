@@ -76,7 +76,7 @@ def test_open_to_others(state: Path, folder: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["secrets", "secrets/j.json", f"{DATABASE}-wal", "inbox/tmp"])
-def test_what_vanishes_meanwhile_hides_no_finding(
+def test_files_that_vanish_meanwhile_hide_no_finding(
     state: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job with secrets ends, say, between the listing of their folder and its look at the file."""
@@ -88,7 +88,7 @@ def test_what_vanishes_meanwhile_hides_no_finding(
         seen = list[Path]()
 
         def vanish(path: Path, **how: bool) -> os.stat_result:
-            if path == gone:  # whoever looks whether it is there has seen it
+            if path == gone:  # a check for existence has seen it
                 seen.append(path)
                 if len(seen) > (path.name != "j.json"):
                     raise FileNotFoundError(2, "No such file or directory", str(path))

@@ -16,9 +16,9 @@ from tests.testbed import Testbed
 
 
 def test_a_healthy_cluster(testbed: Testbed, write_inventory: WriteInventory, tmp_path: Path) -> None:
-    told: list[Finding] = []
-    findings = examine(write_inventory(), tmp_path / "state", on_findings=told.extend)
-    assert sorted(told, key=repr) == sorted(findings, key=repr)
+    reported: list[Finding] = []
+    findings = examine(write_inventory(), tmp_path / "state", on_findings=reported.extend)
+    assert sorted(reported, key=repr) == sorted(findings, key=repr)
     for node in testbed.nodes:
         found = of(findings, node.name)
         assert not of(findings, node.name, "fail", "warn"), found
@@ -165,9 +165,9 @@ def test_init_round_trip(testbed: Testbed, tmp_path: Path) -> None:
     key, user = str(testbed.identity), "root"
     typed = [testbed.nodes[0].address, f"root@{testbed.nodes[1].address}", f"{testbed.nodes[2].address}:22"]
     hosts = parse_hosts([*typed, testbed.nodes[3].address])
-    told = []
-    outcomes = discover(hosts, settings_of(testbed), user=user, key=key, on_progress=lambda h, o: told.append(h))
-    assert {h.typed for h in told} == {h.typed for h in hosts}
+    reported = []
+    outcomes = discover(hosts, settings_of(testbed), user=user, key=key, on_progress=lambda h, o: reported.append(h))
+    assert {h.typed for h in reported} == {h.typed for h in hosts}
     assert isinstance(outcomes[3], NotDiscovered)
     path = tmp_path / "inventory.yaml"
     write_file(path, inventory_text(outcomes, user=user, key=key))

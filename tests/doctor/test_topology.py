@@ -1,4 +1,4 @@
-"""What is declared of the network against what the nodes tell of it."""
+"""The declared network against the nodes' reports."""
 
 from __future__ import annotations
 

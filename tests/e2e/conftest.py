@@ -168,7 +168,7 @@ class Cluster:
 
     @property
     def controller_log(self) -> str:
-        """What all controllers of this cluster said."""
+        """Return the log of all controllers of this cluster."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     # ---- the command line -----------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ _NEVER_S = 1e9
 class Agreement(NamedTuple):
     """Of recorded decisions: how many there were, did anything, came out the same from their snapshot, and in a replay.
 
-    ``overdue``: otherwise in a replay, where a job was past the end that it told, or had told no speed yet: no job is
+    ``overdue``: otherwise in a replay, where a job was past its reported end, or had reported no speed: no job is
     in a replay. ``others``: all that came out otherwise.
     """
 
@@ -94,7 +94,7 @@ class Agreement(NamedTuple):
         return (
             f"{self.decisions} decisions, {self.acting} with actions: {self.again} the same again from their snapshot, "
             f"{self.replayed} the same in a replay"
-            + (f", {self.overdue} otherwise where a job was past its end, or had told no speed" if self.overdue else "")
+            + (f", {self.overdue} otherwise: a job was past its end, or had reported no speed" if self.overdue else "")
         )
 
 
@@ -116,8 +116,8 @@ def agreement(file: Path) -> Agreement:
         excused = (late and (vague or found == fast)) or (vague and found == live)
         overdue += excused and not found == fast == live
         if not (found == fast == live) or once_more != plan:
-            told = f"live {live}, again {done(once_more)}, replayed {found}, compiled {fast}"
-            others.append(f"at {snapshot.now:.3f}: {told}")
+            results = f"live {live}, again {done(once_more)}, replayed {found}, compiled {fast}"
+            others.append(f"at {snapshot.now:.3f}: {results}")
     return Agreement(len(file.read_bytes().splitlines()), acting, again, same, overdue, others)
 
 
@@ -125,7 +125,7 @@ Done = list[tuple[str, str, int, tuple[str, ...]]]
 
 
 def done(plan: Plan, ids: Sequence[str] = ()) -> Done:
-    """What a plan does: (what, job, GPUs, nodes); ``ids``: of jobs that are called by their row."""
+    """Return the actions of a plan: (what, job, GPUs, nodes); ``ids``: of jobs that are called by their row."""
     found: Done = []
     for action in plan.actions:
         name = ids[int(action.job_id)] if ids else action.job_id
@@ -138,7 +138,7 @@ def done(plan: Plan, ids: Sequence[str] = ()) -> Done:
 
 
 def replayed(snapshot: Snapshot) -> Done:
-    """What the replay's policy decides where the replay has come to what a snapshot of one partition shows."""
+    """Return the decision of a replay's policy in the state of a snapshot of one partition."""
     (policy,) = snapshot.policies.values()
     jobs = _in_order(snapshot)
     epoch = min([snapshot.now, *(job.submit_time or 0.0 for job in jobs)])
@@ -241,7 +241,7 @@ def _pool(snapshot: Snapshot) -> Pool:
 
 
 def _trace(jobs: Sequence[RunningView | PendingView], epoch: float, now: float) -> Trace:
-    """Jobs that ask for, tell and have to do what the views say; those that are being stopped are rigid till then."""
+    """Return the jobs of the views with their requests, progress and work left; jobs being stopped are rigid."""
     specs = [job.spec for job in jobs]
     sizes = [_sizes(job) for job in jobs]
     bases = [_base(spec, len(own)) for spec, own in zip(specs, sizes, strict=True)]
@@ -249,8 +249,8 @@ def _trace(jobs: Sequence[RunningView | PendingView], epoch: float, now: float) 
     def column(values: Sequence[float], kind: type = np.int64) -> np.ndarray:
         return np.array(values, kind)
 
-    told = ProgressRecords(
-        steps=column([1.0 if _tells(job) else np.nan for job in jobs], np.float64),
+    progress = ProgressRecords(
+        steps=column([1.0 if _reports_progress(job) else np.nan for job in jobs], np.float64),
         cost_s=column([np.nan] * len(jobs), np.float64),
         cooldown_s=column([s.elastic.cooldown_s if s and s.elastic else 0 for s in specs], np.float64),
         size_job=column([n for n, own in enumerate(sizes) for _ in own]),
@@ -270,7 +270,7 @@ def _trace(jobs: Sequence[RunningView | PendingView], epoch: float, now: float) 
             "cores": column([b[1] for b in bases]), "memory_mib": column([b[2] for b in bases]),
         },
     )  # fmt: skip
-    trace = replace(trace, progress=told)
+    trace = replace(trace, progress=progress)
     return replace(trace, duration=column([_work(trace, n, job, now) for n, job in enumerate(jobs)], np.float64))
 
 
@@ -288,7 +288,7 @@ def _base(spec: JobSpec | None, sizes: int) -> tuple[int, int, int, int]:
     return spec.gpus, spec.nodes * spec.cores_per_node, spec.nodes * spec.memory_mib_per_node, spec.nodes
 
 
-def _tells(job: RunningView | PendingView) -> bool:
+def _reports_progress(job: RunningView | PendingView) -> bool:
     return isinstance(job, RunningView) and job.own_end is not None
 
 

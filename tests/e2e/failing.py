@@ -1,4 +1,4 @@
-"""What the failure tests share: jobs that leave a trace on the nodes' common /tmp each time they begin."""
+"""Shared parts of the failure tests: jobs that leave a trace on the nodes' common /tmp each time they begin."""
 
 from __future__ import annotations
 

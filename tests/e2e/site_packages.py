@@ -1,4 +1,4 @@
-"""What an image would have: installed distributions, and Python, where the nodes see them."""
+"""The contents of an image: installed distributions, and Python, where the nodes see them."""
 
 from __future__ import annotations
 

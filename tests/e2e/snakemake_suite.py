@@ -58,7 +58,7 @@ def test_resources_are_options(given: dict[str, Any], options: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("name", ["slurm_extra", "constraint"])
-def test_what_would_be_ignored_is_refused(name: str) -> None:
+def test_options_that_would_be_ignored_are_refused(name: str) -> None:
     with pytest.raises(WorkflowError, match=name):
         job_options({name: "x"}, 1)
 

@@ -24,7 +24,7 @@ def _compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def live(cluster: Cluster) -> str:
-    """Who is in charge of A100, as the controller has it."""
+    """Return the active policy of A100, as the controller has it."""
     with cluster.reader() as reader:
         change = reader.live_changes().get("A100") if reader else None
     return change.spec.name if change is not None else ""

@@ -1,4 +1,4 @@
-"""When a job starts, as its user is told beforehand, and as the nightly report judges it afterwards."""
+"""When a job starts: as predicted for its user, and as the nightly report judges it afterwards."""
 
 from __future__ import annotations
 

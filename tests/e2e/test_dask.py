@@ -30,7 +30,7 @@ def gpus_and_job() -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def site_of_nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an image would have: Dask, and nothing of ours."""
+    """The contents of an image: Dask, and nothing of ours."""
     return install(tmp_path_factory.mktemp("site"), "distributed")
 
 

@@ -45,7 +45,7 @@ def fill_up(path: Path) -> None:
         fill(path.with_name(f"filler{number}"))
 
 
-def test_a_full_disk_loses_nothing_and_is_told_of(small: Cluster) -> None:
+def test_a_full_disk_loses_nothing_and_is_reported(small: Cluster) -> None:
     small.start_controller()
     traces = Traces(small)
     running = traces.until("go")
@@ -172,7 +172,7 @@ def test_garbage_in_the_inbox_of_a_running_controller(cluster: Cluster) -> None:
 LOOKS = ("status", "nodes", "why {job}", "show {job}", "wait {job}", "cancel {job}", "quota", "power", "logs {job}")
 
 
-def test_a_damaged_row_is_set_aside_and_stops_nobody_elses_jobs(cluster: Cluster) -> None:
+def test_a_damaged_row_is_set_aside_and_stops_no_other_jobs(cluster: Cluster) -> None:
     traces = Traces(cluster)
     running = traces.until("go")
     cluster.wait_state(running, "RUNNING")

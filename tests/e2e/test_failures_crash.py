@@ -66,7 +66,7 @@ def test_killed_in_each_state(cluster: Cluster) -> None:
 
 
 @pytest.mark.one_partition
-def test_what_ends_while_no_controller_runs_is_found_and_its_output_brought_home(cluster: Cluster) -> None:
+def test_jobs_that_end_without_a_controller_are_found_and_their_output_collected(cluster: Cluster) -> None:
     traces = Traces(cluster)
     good, bad = traces.submit(f"{WAIT}; echo fine"), traces.submit(f"{WAIT}; echo bad; exit 7")
     for job in (good, bad):

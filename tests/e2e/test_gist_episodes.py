@@ -27,7 +27,7 @@ def second_server_first() -> Arrays:
 
 
 def test_live_utilization_is_the_simulated_one_where_starts_are_alike(stopped: Cluster, tmp_path: Path) -> None:
-    """The simulator is told for how long each job had its GPUs, its start and the noticing of its end included."""
+    """The simulator gets how long each job held its GPUs, from its start until its end was noticed."""
     arrays = second_server_first()
     stopped.settings = {**stopped.settings, "tick": "1s"}
     gist_episodes.write_site(stopped, "agent", arrays)
@@ -42,8 +42,8 @@ def test_live_utilization_is_the_simulated_one_where_starts_are_alike(stopped: C
         setting = gist_episodes.on_nodes(name)
         planned = gist_episodes.simulated(setting, jobs, "agent", arrays)
         other = gist_episodes.simulated(setting, jobs, "first-fit", arrays)
-        assert planned.servers != other.servers, "this episode does not tell the network from first fit"
-        told = gist_episodes.simulated(setting, jobs, "agent", arrays, live.held)
-        assert told.servers == live.servers
-        assert live.starts == pytest.approx(told.starts, abs=24)  # a second
-        assert live.utilization == pytest.approx(told.utilization, abs=0.02)
+        assert planned.servers != other.servers, "in this episode the network decides as first fit does"
+        simulated = gist_episodes.simulated(setting, jobs, "agent", arrays, live.held)
+        assert simulated.servers == live.servers
+        assert live.starts == pytest.approx(simulated.starts, abs=24)  # a second
+        assert live.utilization == pytest.approx(simulated.utilization, abs=0.02)

@@ -31,7 +31,7 @@ def gpu(cluster: Cluster, node: str, index: int) -> dict[str, Any]:
     return dict(cluster.nodes()[node]["gpus"][index])
 
 
-def wait_told(cluster: Cluster, node: str, look: Callable[[], T], what: str) -> T:
+def wait_for_reading(cluster: Cluster, node: str, look: Callable[[], T], what: str) -> T:
     """Wait for something that only a reading of the node can bring; a command line for each reading is enough."""
     read: list[float | None] = []
 
@@ -54,7 +54,7 @@ def wait_gpu(cluster: Cluster, node: str, index: int, state: str) -> dict[str, A
         found = gpu(cluster, node, index)
         return found if found["state"] == state else None
 
-    found = wait_told(cluster, node, there, f"GPU {index} to be {state}")
+    found = wait_for_reading(cluster, node, there, f"GPU {index} to be {state}")
     assert found is not None
     return found
 
@@ -112,7 +112,7 @@ def test_a_job_is_charged_its_own_gpus_energy_and_no_others(cluster: Cluster, sh
             wait_gpu(cluster, "dgx001", own, "LOST")
             node.nvml_set({f"gpu{own}.error": 0})
         joules = 1000.0 * (own + 1) + 2500 * step
-        wait_told(
+        wait_for_reading(
             cluster, "dgx001", lambda joules=joules: gpu(cluster, "dgx001", own)["energy_j"] == joules, "the counter"
         )
     mine = gpu(cluster, "dgx001", own)
@@ -159,8 +159,8 @@ def test_two_jobs_share_gpus_and_the_end_of_one_leaves_the_other_alone(stopped: 
     assert held is not None
     assert beside is not None
     assert (held.parts[0].gpus, beside.parts[0].gpus) == (tuple(range(8)), (0, 1))
-    told = wait_until(lambda: (p := share / "env").exists() and p, 20, "its environment").read_text()
-    env = dict(line.split("=", 1) for line in told.splitlines())
+    text = wait_until(lambda: (p := share / "env").exists() and p, 20, "its environment").read_text()
+    env = dict(line.split("=", 1) for line in text.splitlines())
     assert env["CUDA_MPS_PIPE_DIRECTORY"] == str(pipe)
     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M,1=20480M"
     assert stopped.wait_state(alone, "PENDING").allocation is None
@@ -168,7 +168,7 @@ def test_two_jobs_share_gpus_and_the_end_of_one_leaves_the_other_alone(stopped: 
     form = ["/usr/bin/podman", "inspect", "--format", "{{.State.Pid}}"]
     pids = [int(node.run([*form, f"gpusched-{job}-1-0"]).stdout) for job in (first, second)]
     node.nvml_set({"gpu1.procs": ",".join(f"{pid}:{1 << 30}" for pid in pids)})
-    wait_told(stopped, "dgx001", lambda: len(gpu(stopped, "dgx001", 1)["processes"]) == 2, "both processes")
+    wait_for_reading(stopped, "dgx001", lambda: len(gpu(stopped, "dgx001", 1)["processes"]) == 2, "both processes")
     both = gpu(stopped, "dgx001", 1)
     assert (both["state"], both["reason"], {both["job"], both["shared_with"]}) == ("ALLOCATED", "", {first, second})
     assert gpu(stopped, "dgx001", 2)["shared_with"] is None
@@ -179,7 +179,7 @@ def test_two_jobs_share_gpus_and_the_end_of_one_leaves_the_other_alone(stopped: 
     assert [stopped.state_of(job) for job in (first, second, alone)] == ["RUNNING", "RUNNING", "PENDING"]
     before = gpu(stopped, "dgx001", 1)["energy_j"]
     node.nvml_set({"gpu1.energy_mj": int(1000 * before) + 8_000_000})
-    wait_told(stopped, "dgx001", lambda: gpu(stopped, "dgx001", 1)["energy_j"] == before + 8000, "the counter")
+    wait_for_reading(stopped, "dgx001", lambda: gpu(stopped, "dgx001", 1)["energy_j"] == before + 8000, "the counter")
 
     node.run(["/usr/bin/podman", "kill", f"gpusched-{second}-1-0"])
     stopped.wait_state(second, "FAILED")

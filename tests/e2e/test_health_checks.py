@@ -80,7 +80,7 @@ def test_a_node_whose_check_fails_takes_no_new_jobs_until_it_passes(stopped: Clu
     assert events_of(stopped) == [("check_failed", "disk"), ("check_passed", "disk")]
 
 
-def test_what_hangs_is_killed_on_the_node_and_others_go_on(stopped: Cluster, share: Path) -> None:
+def test_a_hanging_check_is_killed_on_the_node_and_others_go_on(stopped: Cluster, share: Path) -> None:
     hangs = "trap '' TERM; echo scanning; setsid sleep 4321 & sleep 4321"
     declare(
         stopped,
@@ -161,8 +161,8 @@ def test_a_controller_that_is_killed_amid_a_check_takes_its_result_later(
 
 def test_a_node_below_its_own_median_is_named(stopped: Cluster, share: Path) -> None:
     (share / "speed").write_text("100")
-    told = share / "told"
-    notices = {"to": [{"command": ["/bin/sh", "-c", f"cat >>{told}"], "on": ["node"]}]}
+    sent = share / "sent"
+    notices = {"to": [{"command": ["/bin/sh", "-c", f"cat >>{sent}"], "on": ["node"]}]}
     declare(stopped, [{"name": "speed", "command": f"echo value=$(cat {share}/speed) GB/s", "every": "1s"}])
     text = stopped.inventory.read_text()
     stopped.inventory.write_text('{"notices": ' + json.dumps(notices) + ", " + text.removeprefix("{"))
@@ -184,7 +184,7 @@ def test_a_node_below_its_own_median_is_named(stopped: Cluster, share: Path) -> 
     condition = stopped.nodes()["dgx001"]["conditions"][0]
     assert (condition["condition"], condition["gpu"], condition["action"]) == ("check-slow", None, "warn")
     assert stopped.nodes()["dgx001"]["state"] == "IDLE"  # a warning only
-    wait_until(lambda: told.exists() and "its median is 100 GB/s" in told.read_text(), 60, "the notice")
+    wait_until(lambda: sent.exists() and "its median is 100 GB/s" in sent.read_text(), 60, "the notice")
     assert [kind for kind, _ in events_of(stopped)] == ["check_slow"]
     (share / "speed").write_text("81")
     wait_until(lambda: not stopped.nodes()["dgx001"]["conditions"], 60, "the condition to close")

@@ -98,8 +98,8 @@ def test_it_grows_shrinks_and_survives_the_loss_of_a_rank(hot: Cluster, share: P
     node.run(["kill", "-KILL", pid])
     wait_until(lambda: "rank_left" in [e.kind for e in hot.events(job)][-9:], 30, "the loss")
     wait_ranks(hot, job, 0, 3)
-    told = story(share)
-    assert [line[0] for line in told if "leaves" not in line] == ["0", "1", "2", "3"], "rank 0 began once"
+    starts = story(share)
+    assert [line[0] for line in starts if "leaves" not in line] == ["0", "1", "2", "3"], "rank 0 began once"
     page = hot.json("show", job)
     assert page["attempt"] == 1
     assert page["gpus"] == 16
@@ -137,7 +137,7 @@ def test_a_controller_killed_right_after_the_intent(hot: Cluster, share: Path, c
 
 
 def kept(cluster: Cluster, job: str, name: str) -> dict[str, float]:
-    """What the job wrote last into saved.json or progress.json; whatever is there is whole."""
+    """Return what the job wrote last into saved.json or progress.json; the file is always whole."""
     paths = list(cluster.folder.glob(f"jobs/*/{job}/{name}.json"))
     return dict(json.loads(paths[0].read_text())) if paths else {}
 

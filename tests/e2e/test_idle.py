@@ -64,7 +64,7 @@ def declare(cluster: Cluster, rule: dict[str, Any] | None) -> None:
 
 
 def use(cluster: Cluster, percent: int | None, node: str = "dgx001") -> None:
-    """What NVML says of all GPUs of a node; None: nothing."""
+    """Set what NVML reports of all GPUs of a node; None: nothing."""
     cluster.node(node).nvml_set({f"gpu{g}.util_gpu": "" if percent is None else percent for g in range(8)})
 
 
@@ -98,9 +98,9 @@ def test_a_job_is_warned_in_every_place_and_cancelled_once(site: Cluster) -> Non
     declare(site, {"then": "cancel", "after": "601s", "warn_before": "10m"})
     job = start(site)
     wait_event(site, job, "idle_warned")
-    (told,) = site.json("status", job)
-    assert told["idle"]["then"] == "cancel"
-    assert told["idle"]["below"] == 0.05
+    (row,) = site.json("status", job)
+    assert row["idle"]["then"] == "cancel"
+    assert row["idle"]["below"] == 0.05
     assert "to be cancelled at" in re.sub(r"\s+", " ", site.cli("status", job, env={"COLUMNS": "200"}).stdout)
     assert "GPUs below 5% for" in site.cli("why", job).stdout
     shown = site.cli("show", job).stdout
@@ -115,7 +115,7 @@ def test_a_job_is_warned_in_every_place_and_cancelled_once(site: Cluster) -> Non
     assert acted.time - warned.time >= 3.9
 
 
-def test_what_works_and_what_is_unknown_is_left_alone(site: Cluster) -> None:
+def test_busy_gpus_and_unknown_utilization_are_left_alone(site: Cluster) -> None:
     use(site, None)
     declare(site, {"then": "cancel", "after": "10m", "warn_before": "595s"})
     job = start(site)

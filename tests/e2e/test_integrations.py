@@ -51,7 +51,7 @@ def failing() -> None:
 
 @pytest.fixture(scope="module")
 def site_of_nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an image would have: submitit, and this package, by which it finds its environment."""
+    """The contents of an image: submitit, and this package, by which it finds its environment."""
     return install_plugins(install(tmp_path_factory.mktemp("site"), "submitit"))
 
 

@@ -205,7 +205,7 @@ HOLDERS = frozenset("sh busybox podman podman-init sleep runc conmon tini catato
 """Programs of the launcher, the engine and the job on a node."""
 
 
-def test_a_secret_is_seen_by_the_job_and_by_nobody_else(house: Cluster, share: Path) -> None:
+def test_a_secret_is_seen_only_by_its_job(house: Cluster, share: Path) -> None:
     mark = uuid.uuid4().hex
     value = f"{mark}'\"$(id)\nsecond line,x=y"
     (share / "file").write_text(f"{mark}-of-a-file\n")

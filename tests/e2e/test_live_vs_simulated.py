@@ -97,7 +97,7 @@ def submit(cluster: Cluster, jobs: list[Submission], ids: dict[str, list[str]]) 
 
 
 class Lived(NamedTuple):
-    """What became of the workload, by the controller's clock (Unix seconds).
+    """The outcome of the workload, by the controller's clock (Unix seconds).
 
     Attributes:
         jobs: By id. queued, started, ended: When a cycle took it up, decided to start it, found it ended.
@@ -169,9 +169,9 @@ def jct_error(cluster: Cluster, live: Lived, folder: Path) -> float:
             ends = {line["job"]: float(line["end"]) + first for line in csv.DictReader(file)}
         assert row["jobs"] == len(ends)
         for job, end in ends.items():
-            told = live.jobs[job]
-            assert told.end_time is not None
-            errors.append(abs(end - told.end_time) / (told.end_time - told.submit_time))
+            measured = live.jobs[job]
+            assert measured.end_time is not None
+            errors.append(abs(end - measured.end_time) / (measured.end_time - measured.submit_time))
     assert len(errors) == len(live.jobs)
     return sum(errors) / len(errors)
 
@@ -179,7 +179,7 @@ def jct_error(cluster: Cluster, live: Lived, folder: Path) -> float:
 def in_words(live: Lived, moved: dict[str, float], error: float) -> str:
     """The figures, for the log.
 
-    The relative JCT error of the simulator that is told how long jobs hold their nodes; and that of a replay of the
+    The relative JCT error of the simulator that gets how long jobs hold their nodes; and that of a replay of the
     store, which knows how long they ran: of jobs this short, starting and noticing their ends is a large part.
     """
     jct = {job: live.ended[job] - live.jobs[job].submit_time for job in live.order}
@@ -229,7 +229,7 @@ def test_the_simulator_decides_as_the_controller_did(
             assert (job, placed(result, row)) == (job, live.nodes[job])
             moved[job] = abs(float(result.start[row]) + float(trace.epoch or 0) - live.started[job])
             assert moved[job] <= CLOSE_S, job
-        # The workload can tell policies and placements apart.
+        # The workload distinguishes policies and placements.
         assert simulated_order(replay(trace, pool, "fifo")) != simulated_order(result)
         for place in ("first-fit", "spread"):
             assert replay(trace, pool, own, placement=place).part_nodes.tolist() != result.part_nodes.tolist()

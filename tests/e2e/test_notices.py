@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.one_partition, pytest.mark.processes
 
 
 class Site:
-    """What the operator has: a mail server, a webhook that can be out of order, a program."""
+    """The operator's receivers: a mail server, a webhook that can be out of order, a program."""
 
     def __init__(self, folder: Path) -> None:
         self.mails: list[Envelope] = []
@@ -31,7 +31,7 @@ class Site:
         self.tries, self.broken, self.release = 0, False, threading.Event()
         self.release.set()
         self.written = folder / "written"
-        self.program = folder / "told.sh"
+        self.program = folder / "notify.sh"
         self.program.write_text(f'#!/bin/sh\n{{ cat; echo; }} >> "{self.written}"\n')
         self.program.chmod(0o755)
         site = self
@@ -66,9 +66,9 @@ class Site:
         return f"http://127.0.0.1:{self.hook.server_port}/hooks/secret-token"
 
     def of(self, job: str) -> list[tuple[str, str]]:
-        """What the webhook was told of a job (or array): kind and text."""
-        told = [post for post in self.posts if post["job"] and job in (post["job"]["id"], post["job"]["array"])]
-        return [(post["notice"], post["text"]) for post in told]
+        """Return (kind, text) of each notice to the webhook of a job or array."""
+        posts = [post for post in self.posts if post["job"] and job in (post["job"]["id"], post["job"]["array"])]
+        return [(post["notice"], post["text"]) for post in posts]
 
     def close(self) -> None:
         self.release.set()
@@ -101,7 +101,7 @@ def site(house: Cluster, tmp_path: Path) -> Iterator[Site]:
     site.close()
 
 
-def test_who_asked_is_told_what_they_asked_for(house: Cluster, site: Site, share: Path) -> None:
+def test_users_and_receivers_get_the_notices_they_asked_for(house: Cluster, site: Site, share: Path) -> None:
     good = house.sh("true", "--gpus", "1", "-J", "good", "--mail", "ada@example.org", "--notify", "begin,end")
     bad = house.sh("exit 3", "--gpus", "1", "-J", "bad", "--mail", "ada@example.org", "--notify", "begin")
     plain = house.sh("true", "--gpus", "1", "-J", "plain")
@@ -110,26 +110,26 @@ def test_who_asked_is_told_what_they_asked_for(house: Cluster, site: Site, share
     subjects = [str(message_from_bytes(m.content, policy=default)["Subject"]).strip() for m in site.mails]
     happened = ((bad, "bad", "started"), (good, "good", "started"), (good, "good", "ended"))
     about = [f"{job} ({name}) of root has {what} " for job, name, what in happened]
-    assert all(any(told.startswith(f"gpusched: job {what}") for told in subjects) for what in about), subjects
+    assert all(any(subject.startswith(f"gpusched: job {what}") for subject in subjects) for what in about), subjects
     assert {tuple(m.rcpt_tos) for m in site.mails} == {("ada@example.org",)}
     assert {m.mail_from for m in site.mails} == {"gpusched@example.org"}
     ends = [text for kind, text in site.of(good) if kind == "end"]
     assert ends[0].startswith(f"job {good} (good) of root has ended COMPLETED")
     wait_until(site.written.exists, 30, "the program")
-    (told,) = [json.loads(line) for line in site.written.read_text().splitlines() if line]
-    assert (told["notice"], told["job"]["id"], told["job"]["exit_code"]) == ("fail", bad, 3)
-    assert told["text"].startswith(f"job {bad} (bad) of root has ended FAILED")
+    (notice,) = [json.loads(line) for line in site.written.read_text().splitlines() if line]
+    assert (notice["notice"], notice["job"]["id"], notice["job"]["exit_code"]) == ("fail", bad, 3)
+    assert notice["text"].startswith(f"job {bad} (bad) of root has ended FAILED")
 
 
-def test_an_array_is_told_once(house: Cluster, site: Site) -> None:
+def test_an_array_gives_each_notice_once(house: Cluster, site: Site) -> None:
     array = house.sh('[ "$SLURM_ARRAY_TASK_ID" != 1 ]', "--gpus", "1", "--array", "0-2", "-J", "many")
     wait_until(lambda: {"end", "fail"} <= {kind for kind, _ in site.of(array)}, 40, "the end of the array")
-    told = site.of(array)
-    assert sorted(kind for kind, _ in told) == ["begin", "end", "fail"], "not of each task"
-    assert ("end", f"array {array} (many) of root has ended: 2 COMPLETED, 1 FAILED") in told
+    sent = site.of(array)
+    assert sorted(kind for kind, _ in sent) == ["begin", "end", "fail"], "not of each task"
+    assert ("end", f"array {array} (many) of root has ended: 2 COMPLETED, 1 FAILED") in sent
 
 
-def test_a_receiver_that_fails_or_hangs_holds_up_nothing_and_is_told_again(
+def test_a_receiver_that_fails_or_hangs_delays_nothing_and_gets_the_notice_again(
     house: Cluster, site: Site, share: Path
 ) -> None:
     site.release.clear()  # it takes what is said and answers nothing
@@ -150,18 +150,18 @@ def test_a_receiver_that_fails_or_hangs_holds_up_nothing_and_is_told_again(
 
     wait_until(lambda: unsent("503"), 30, "a failed delivery")  # before, one that hung may have been given up
     house.stop_controller()  # before the second try, after which it pauses for longer
-    told = finding()
-    assert told is not None
-    assert "503" in told["message"]
-    assert "secret-token" not in json.dumps(told)
+    found = finding()
+    assert found is not None
+    assert "503" in found["message"]
+    assert "secret-token" not in json.dumps(found)
     site.broken = False
     house.start_controller()
-    wait_until(lambda: {"begin", "end"} <= {kind for kind, _ in site.of(first)}, 60, "what was not told before")
+    wait_until(lambda: {"begin", "end"} <= {kind for kind, _ in site.of(first)}, 60, "what was not delivered before")
     wait_until(lambda: not unsent(), 30, "the rest")
     assert finding() is None, "check is content"
 
 
-def test_what_is_wrong_is_one_line(house: Cluster) -> None:
+def test_wrong_options_of_notices_are_one_line_errors(house: Cluster) -> None:
     for words, said in (
         (("--mail", "a b"), "--mail: found 'a b', expected an address such as ada@example.org, or a user"),
         (("--mail", "-oQ/tmp"), "--mail: found '-oQ/tmp', expected an address such as ada@example.org, or a user"),

@@ -64,7 +64,7 @@ def test_without_its_package_the_runtime_is_one_line_and_jobs_go_on(cluster: Clu
     cluster.wait_state(running)
 
 
-def test_an_order_of_another_package_decides_who_starts(cluster: Cluster) -> None:
+def test_an_order_of_another_package_decides_which_job_starts(cluster: Cluster) -> None:
     all_gpus = ["--nodes", "2", "--gpus-per-node", "8"]
     first = cluster.submit(*all_gpus, command=("sleep", "1000"))
     cluster.wait_state(first, "RUNNING")
@@ -126,7 +126,7 @@ def test_a_sizing_rule_of_another_package_gives_gpus(cluster: Cluster) -> None:
         cluster.wait_state(job)
 
 
-def test_an_agent_of_another_package_decides_who_starts(cluster: Cluster) -> None:
+def test_an_agent_of_another_package_decides_which_job_starts(cluster: Cluster) -> None:
     """The small job starts before the large one; an agent that fails leaves it to its fallback, as status says."""
     for agent in ("trusting", "wrong-key"):
         folder = cluster.folder / "policies" / f"by-{agent}"

@@ -12,7 +12,7 @@ from tests.testbed import wait_until
 
 pytestmark = pytest.mark.slow
 
-# What it has done it saves, and the next attempt goes on from there; saving takes as long as the test wants.
+# It saves its work, and the next attempt goes on from there; saving lasts until the test ends it.
 SAVES = (
     "echo attempt $GPUSCHED_ATTEMPT;"
     " trap 'until [ -e /share/saves ]; do sleep 0.1; done;"
@@ -38,7 +38,7 @@ def preempting(stopped: Cluster) -> Cluster:
 
 
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.processes)])
-def test_one_of_two_long_jobs_makes_room_and_goes_on_later(preempting: Cluster, killed: bool) -> None:
+def test_one_of_two_long_jobs_is_preempted_and_goes_on_later(preempting: Cluster, killed: bool) -> None:
     cluster, traces = preempting, Traces(preempting)
     solid = traces.until("long", "--gpus", "1", "-p", "V100", "--no-preemptible")
     longs = [traces.submit(SAVES, "--gpus", "8", "--preemptible") for _ in range(2)]
@@ -91,7 +91,7 @@ def test_one_of_two_long_jobs_makes_room_and_goes_on_later(preempting: Cluster, 
 
 @pytest.mark.one_partition
 @pytest.mark.processes
-def test_what_does_not_say_that_it_may_be_stopped_is_never_stopped(preempting: Cluster) -> None:
+def test_a_job_without_preemptible_is_never_preempted(preempting: Cluster) -> None:
     cluster, traces = preempting, Traces(preempting)
     longs = [traces.until("long", "--gpus", "8") for _ in range(2)]
     for job in longs:

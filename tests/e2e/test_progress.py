@@ -1,4 +1,4 @@
-"""Jobs that tell how far they are: what status, show and why make of it, and that their folder survives attempts."""
+"""Jobs that report progress: status, show and why use it, and the job folder survives attempts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ STEPS = (
 )  # fmt: skip
 
 
-def told(cluster: Cluster, job: str) -> list[JobProgress]:
-    """What its attempts told, as the store has it."""
+def progress_of(cluster: Cluster, job: str) -> list[JobProgress]:
+    """Return the reported progress of its attempts from the store."""
     with cluster.reader() as reader:
         assert reader is not None
         return reader.progress_of_job(job)
@@ -50,7 +50,7 @@ def test_the_folder_survives_attempts_and_goes_with_the_job(house: Cluster) -> N
     before = wait_until(lambda: (house.json("show", job)["progress"] or {}).get("saved_step"), 30, "saved work")
     house.cli("requeue", job)
     second = wait_until(
-        lambda: next((p for p in told(house, job) if p.attempt == 2 and p.first_step), None), 60, "more"
+        lambda: next((p for p in progress_of(house, job) if p.attempt == 2 and p.first_step), None), 60, "more"
     )
     assert second.first_step is not None
     assert second.first_step >= before
@@ -61,7 +61,7 @@ def test_the_folder_survives_attempts_and_goes_with_the_job(house: Cluster) -> N
     wait_until(lambda: not house.node("dgx001").run(["/bin/sh", "-c", folders]).stdout, 30, "the folder to be removed")
 
 
-def test_a_gigabyte_in_progress_json_is_told_of_and_harms_nothing(house: Cluster) -> None:
+def test_a_gigabyte_in_progress_json_is_reported_and_harms_nothing(house: Cluster) -> None:
     job = house.sh(
         "cd $GPUSCHED_JOB_DIR; truncate -s 1G p 2>/dev/null || dd if=/dev/null of=p bs=1 seek=1073741824;"
         " mv p progress.json; sleep 5000",

@@ -99,7 +99,7 @@ def test_functions_in_containers(
         slow.result(0)
     wait_until(lambda: slow.state == "CANCELLED", PATIENCE_S, "its end")
     assert not slow.cancel() or slow.cancelled()
-    # Whoever knows the id has the same result, in another program, too; the command line shows the same job.
+    # By the id another program gets the same result; the command line shows the same job.
     program = f"from gpusched import Cluster; print(Cluster().job({answer.id!r}).result(9))"
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -101,7 +101,7 @@ def test_commands(python: gpusched.Cluster) -> None:
 
 
 class Training:
-    """Goes on where its checkpoint says; the first start waits to be told."""
+    """Go on from its checkpoint; the first start waits for the checkpoint request."""
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch

@@ -66,7 +66,7 @@ def test_a_chain_goes_on_at_its_limit_and_tasks_follow_their_partners(house: Clu
     house.wait_state(f"{after}_0", "COMPLETED")
     house.wait_state(f"{after}_2", "COMPLETED")
     wait_until(
-        lambda: reason(house, f"{after}_1") == "DependencyNeverSatisfied", what="the partner's failure to be told"
+        lambda: reason(house, f"{after}_1") == "DependencyNeverSatisfied", what="the partner's failure to be seen"
     )
     order = (share / "order").read_text().split()
     assert sorted(order) == ["a0", "a1", "a2", "b0", "b2"]
@@ -132,7 +132,7 @@ def test_hold_and_release_requeue_and_the_log_of_each_attempt(house: Cluster, sh
     assert house.cli("hold", job, check=False).returncode == 1
 
 
-def test_priority_and_nice_decide_who_goes_first(house: Cluster, share: Path) -> None:
+def test_priority_and_nice_decide_which_job_goes_first(house: Cluster, share: Path) -> None:
     blockers = [held(house, share, "-p", "V100", "--gpus", "8", "--nodelist", n) for n in ("dgx002", "dgx004")]
     option = (share, "-p", "V100", "--gpus", "8", "--nodelist", "dgx002")
     nice = house.shared("echo nice >>/share/order", *option, "--nice", "10")

@@ -85,7 +85,7 @@ def test_a_job_waits_for_one_rack_and_another_gives_up(racks: Cluster) -> None:
     assert racks.logs(spread.id, "--rank", "0").strip() == "2 nodes, 8 GPUs"
 
 
-def test_a_job_waits_for_the_place_that_costs_least_and_tells_what_its_own_costs(stopped: Cluster) -> None:
+def test_a_job_waits_for_the_cheapest_place_and_shows_what_its_own_costs(stopped: Cluster) -> None:
     def paces(gpus: int, racks: int, pace: float) -> SpeedSamples:
         shape = JobShape(gpu_type="A100", unit="steps", gpus=gpus, max_gpus_per_node=gpus // 2, nodes=2, racks=racks)
         return SpeedSamples(shape=shape, logs=((log(pace), 1.0),) * 5, count=5, best=log(pace))

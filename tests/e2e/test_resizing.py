@@ -90,9 +90,9 @@ def test_it_starts_on_what_is_free_shrinks_for_others_and_grows_again(elastic: C
     settled(elastic, job, 8)
     (share / "solid").write_text("")
     settled(elastic, job, 16)
-    told = story(share)
-    assert [line[1] for line in told] == [8, 4, 8, 16], elastic.cli("show", job).stdout
-    assert all(before[2] < after[2] for before, after in pairwise(told)), told
+    starts = story(share)
+    assert [line[1] for line in starts] == [8, 4, 8, 16], elastic.cli("show", job).stdout
+    assert all(before[2] < after[2] for before, after in pairwise(starts)), starts
     asked = json.loads((share / "resize.1").read_text())
     assert (asked["from"], asked["to"]) == (8, 4)
     page = elastic.json("show", job)
@@ -160,8 +160,8 @@ def settled(cluster: Cluster, job: str, size: int, who: str = "it") -> None:
     def steps() -> bool:  # of its present attempt
         now = cluster.job(job)
         with cluster.reader() as reader:
-            told = reader.progress_of_job(job) if reader is not None else []
-        return bool(now is not None and told and told[-1].attempt == now.attempt and told[-1].step)
+            reported = reader.progress_of_job(job) if reader is not None else []
+        return bool(now is not None and reported and reported[-1].attempt == now.attempt and reported[-1].step)
 
     wait_until(steps, 30, "a step")
 
@@ -174,7 +174,7 @@ def settled(cluster: Cluster, job: str, size: int, who: str = "it") -> None:
         pytest.param("trap 'echo 1 >at.part; exit 5' TERM", "dies while it saves", marks=pytest.mark.processes),
     ],
 )
-def test_who_does_not_save_loses_work_once(elastic: Cluster, share: Path, trap: str, within: str) -> None:
+def test_a_job_that_does_not_save_loses_work_once(elastic: Cluster, share: Path, trap: str, within: str) -> None:
     elastic.write_inventory({"grace": "3s"}, policies={"A100": "quick"})
     script = TRAIN.replace("trap 'cp resize.json /share/resize.$GPUSCHED_ATTEMPT; save; exit 0' TERM", trap)
     job = resizable(elastic, share, "--sizes", "8,16", script=script)
@@ -194,23 +194,23 @@ def test_who_does_not_save_loses_work_once(elastic: Cluster, share: Path, trap: 
 
 @pytest.mark.one_partition
 @pytest.mark.processes
-def test_what_does_not_come_up_at_a_size_goes_back_and_never_there_again(elastic: Cluster, share: Path) -> None:
+def test_a_job_that_does_not_start_at_a_size_goes_back_and_never_tries_it_again(elastic: Cluster, share: Path) -> None:
     job = resizable(elastic, share, "--sizes", "4,8,16", script='[ "$GPUSCHED_GPUS_TOTAL" != 8 ] || exit 3\n' + TRAIN)
     settled(elastic, job, 16)
     other = crowd(elastic, share)
     settled(elastic, job, 4)
     assert elastic.json("show", job)["resizes"]["unusable"] == [8]
     elastic.wait_state(other, "RUNNING")
-    told = story(share)
-    assert [line[1] for line in told] == [16, 4]
-    assert told[1][2] > 0, "nothing was lost"
+    starts = story(share)
+    assert [line[1] for line in starts] == [16, 4]
+    assert starts[1][2] > 0, "nothing was lost"
     page = elastic.cli("show", job).stdout
     assert "failed to start with 8 GPUs" in page
 
 
 @pytest.mark.one_partition
 @pytest.mark.processes
-def test_one_that_is_cancelled_in_the_middle_of_a_resize_is_over(elastic: Cluster, share: Path) -> None:
+def test_a_job_cancelled_during_a_resize_ends(elastic: Cluster, share: Path) -> None:
     script = TRAIN.replace("save; exit 0", "touch /share/asked; sleep 5; save; exit 0")
     job = resizable(elastic, share, "--sizes", "8,16", script=script)
     settled(elastic, job, 16)
@@ -237,10 +237,10 @@ def test_a_controller_killed_at_any_step_of_a_resize(elastic: Cluster, share: Pa
     saved = [line[2] for line in story(share)]
     elastic.start_controller()
     settled(elastic, job, 8)
-    told = story(share)
-    assert [line[:2] for line in told] == [[1, 16], [2, 8]], "no two attempts, and none twice"
-    assert told[1][2] > 0
-    assert told[1][2] >= max(saved)
+    starts = story(share)
+    assert [line[:2] for line in starts] == [[1, 16], [2, 8]], "no two attempts, and none twice"
+    assert starts[1][2] > 0
+    assert starts[1][2] >= max(saved)
 
 
 def kinds(cluster: Cluster, job: str) -> list[str]:
@@ -273,10 +273,10 @@ def test_a_node_killed_at_any_step_of_a_resize(elastic: Cluster, share: Path, mo
     # Where it had come down to the dead node, it has its 8 GPUs there until that one is given up.
     wait_until(lambda: nodes() == alive, 60, f"it to be on {alive}")
     settled(elastic, job, 8)
-    told = story(share)
-    attempts = [line[0] for line in told]
+    starts = story(share)
+    attempts = [line[0] for line in starts]
     assert attempts == sorted(set(attempts)), "no attempt began twice"
-    steps = [line[2] for line in told]
+    steps = [line[2] for line in starts]
     assert steps == sorted(steps), "what was saved is not done again"
     assert steps[-1] >= saved
     assert nodes() == alive
@@ -294,7 +294,7 @@ def test_a_node_killed_at_any_step_of_a_resize(elastic: Cluster, share: Path, mo
 @pytest.mark.one_partition
 @pytest.mark.processes
 @pytest.mark.parametrize("write", ["echo '{\"step\": 7, ' >p", "dd if=/dev/null of=p bs=1 seek=1073741824 2>/dev/null"])
-def test_garbage_or_a_gigabyte_in_progress_json_keeps_nobody_from_being_resized(
+def test_garbage_or_a_gigabyte_in_progress_json_prevents_no_resize(
     elastic: Cluster, share: Path, write: str
 ) -> None:
     begin, end = TRAIN.index('echo "{\\"step\\": $i, \\"of'), TRAIN.index(" && mv p progress.json")
@@ -304,9 +304,9 @@ def test_garbage_or_a_gigabyte_in_progress_json_keeps_nobody_from_being_resized(
     other = crowd(elastic, share)
     wait_until(lambda: gpus(elastic, job) == 8, 60, "8 GPUs")
     elastic.wait_state(other, "RUNNING")
-    told = wait_until(lambda: len(now := story(share)) > 1 and now, what="its second attempt to begin")
-    assert [line[:2] for line in told] == [[1, 16], [2, 8]]
-    assert told[1][2] > 0, "it saved, and went on from there"
+    starts = wait_until(lambda: len(now := story(share)) > 1 and now, what="its second attempt to begin")
+    assert [line[:2] for line in starts] == [[1, 16], [2, 8]]
+    assert starts[1][2] > 0, "it saved, and went on from there"
     assert elastic.json("show", job)["resizes"]["frozen"] is None
 
 
@@ -338,9 +338,9 @@ def test_a_size_that_fits_nowhere_any_more_is_given_up_for_one_that_does(
         )
         elastic.cli("resume", "dgx001")
     settled(elastic, job, 8)
-    told = story(share)
-    assert [line[:2] for line in told] == [[1, 8], [2, 8]]
-    assert told[1][2] > 0
+    starts = story(share)
+    assert [line[:2] for line in starts] == [[1, 8], [2, 8]]
+    assert starts[1][2] > 0
 
 
 # GPUs that it may have, its steps at two a second with one, and seconds until the next one comes.
@@ -418,23 +418,23 @@ def history_is_what_was_lived(cluster: Cluster) -> None:
     with cluster.reader() as reader:
         assert reader is not None
         trace, jobs = trace_of(reader, name="own"), {job.id: job for job in reader.jobs()}
-    told, checked = trace.progress, 0
-    assert told is not None
-    assert np.isfinite(told.steps).all(), "each told its progress"
+    progress, checked = trace.progress, 0
+    assert progress is not None
+    assert np.isfinite(progress.steps).all(), "each reported its progress"
     for row, job in enumerate(jobs[name] for name in trace.ids):
-        own = told.run_job == row
+        own = progress.run_job == row
         if job.resizes is not None:
             assert job.spec.elastic is not None
-            assert (trace.gpus[row], tuple(told.sizes(row))) == (job.spec.elastic.base_gpus, job.spec.elastic.sizes)
-            passed = (job.end_time or 0.0) - job.submit_time - float(told.run_after_s[own][0])
-            lived = float(told.run_s[own].sum())
+            assert (trace.gpus[row], tuple(progress.sizes(row))) == (job.spec.elastic.base_gpus, job.spec.elastic.sizes)
+            passed = (job.end_time or 0.0) - job.submit_time - float(progress.run_after_s[own][0])
+            lived = float(progress.run_s[own].sum())
             if job.resizes.measured == job.resizes.count:
-                assert lived + told.cost_s[row] * job.resizes.count == pytest.approx(passed, abs=1e-3)
-            else:  # it ended before it told a step at some size, as on a busy machine: nobody knows what that took
+                assert lived + progress.cost_s[row] * job.resizes.count == pytest.approx(passed, abs=1e-3)
+            else:  # on a busy machine it may end before it reports a step at some size: that cost is unknown
                 assert 0.0 < lived <= passed + 1e-3
             checked += 1
         else:
-            assert told.run_s[own].sum() == pytest.approx((job.end_time or 0.0) - (job.start_time or 0.0), abs=1e-3)
+            assert progress.run_s[own].sum() == pytest.approx((job.end_time or 0.0) - (job.start_time or 0.0), abs=1e-3)
     assert checked
     found = recorded_decisions(stretched(trace, 30.0), 16, Resizing(min_run_s=0.0, per_hour=60))
     assert {name for name, _ in by_policy(found, trace)} == {"quick"}

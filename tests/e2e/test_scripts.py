@@ -85,7 +85,7 @@ def test_a_cancelled_step_saves_its_work_on_all_nodes(house: Cluster, share: Pat
     house.wait_clean()
 
 
-def test_an_image_without_python_serves_no_steps_and_says_so(house: Cluster, share: Path) -> None:
+def test_an_image_without_python_serves_no_steps_with_an_error(house: Cluster, share: Path) -> None:
     job = submit(house, share, "srun true; echo $?; exit 3\n", "-N", "2", "--gpus-per-node", "1")
     found = house.wait_state(job)
     assert (found.state, found.exit_code) == ("FAILED", 3)
@@ -100,7 +100,7 @@ def test_slurms_commands_inside_a_job_act_on_its_users_jobs(house: Cluster, shar
     script = f"""
     #SBATCH --open-mode=append --gpus=1
     exec 2>&1  # an engine reads two pipes, in any order
-    trap 'echo told to end; exit 0' TERM
+    trap 'echo got TERM; exit 0' TERM
     echo "start $SLURM_RESTART_COUNT"
     [ "$SLURM_RESTART_COUNT" = 0 ] || exit 0
     squeue -h -j "$SLURM_JOB_ID" -o '%i %T "%j" %D'
@@ -129,7 +129,7 @@ def test_slurms_commands_inside_a_job_act_on_its_users_jobs(house: Cluster, shar
         "scontrol: error: there is no job nothere",
         "scontrol 1",
         "scancel 0",
-        "told to end",
+        "got TERM",
         "start 1",
     ]
     cancelled = house.wait_state(waiting)
@@ -181,7 +181,7 @@ def test_a_cancelled_job_does_not_bring_itself_back(house: Cluster, share: Path)
     assert house.cli("cancel", job).returncode == 0
     found = house.wait_state(job)
     assert (found.state, found.attempt) == ("CANCELLED", 1)
-    wait_until(lambda: "said" in (share / "out").read_text(), what="what it was told")
-    told = (share / "out").read_text().splitlines()
-    assert told[-2:] == [f"scontrol: error: job {job} was cancelled", "said 1"]  # sh tells of its sleep's end before
+    wait_until(lambda: "said" in (share / "out").read_text(), what="the answer to its requeue")
+    lines = (share / "out").read_text().splitlines()
+    assert lines[-2:] == [f"scontrol: error: job {job} was cancelled", "said 1"]  # sh reports its sleep's end before
     house.wait_clean()

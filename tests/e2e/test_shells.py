@@ -131,14 +131,14 @@ def _runs(cluster: Cluster, *words: str) -> bool:
 
 def test_without_a_terminal_input_and_outputs_are_as_they_are(site: Cluster) -> None:
     given = os.urandom(1 << 20) + b"\x1egpusched-attached\x1e\x04\x03" + os.urandom(1 << 20)
-    script = "cat; echo told >&2; exit 7"
+    script = "cat; echo warning >&2; exit 7"
     done = subprocess.run(
         [*GPUSCHED, "run", *_on("podman"), "--", "sh", "-c", script], env=site.env(), input=given, capture_output=True,
         timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 7
     assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(given).digest()
-    assert b"told\n" in done.stderr
+    assert b"warning\n" in done.stderr
     # Nothing is lost of what has ended before anybody could look.
     assert site.cli("run", *_on("podman"), "--", "echo", "it's").stdout == "it's\n"
 
@@ -170,7 +170,7 @@ def test_programs_that_fill_the_screen_work(site: Cluster, tmp_path: Path) -> No
     assert again.end() == server_was_first
 
 
-def test_one_who_waits_is_told_why_and_ctrl_c_takes_the_job_away(site: Cluster) -> None:
+def test_run_shows_why_the_job_is_pending_and_ctrl_c_cancels_it(site: Cluster) -> None:
     blocker = site.sh("sleep 1000", "--gpus", "8", "--nodelist", "dgx001")
     site.wait_state(blocker, "RUNNING")
     person = Person(site, "run", *_on("podman"), "--pty", "sh")
@@ -193,7 +193,7 @@ def test_one_who_waits_is_told_why_and_ctrl_c_takes_the_job_away(site: Cluster) 
     assert site.wait_state(second, "CANCELLED").attempt == 0
 
 
-def test_what_ends_a_session_from_outside_is_said(site: Cluster) -> None:
+def test_the_client_shows_why_its_session_was_ended(site: Cluster) -> None:
     person = Person(site, "run", *_on("podman"), "--pty", "sh")
     person.says("ready-2", types="echo ready-$((1 + 1))\n")
     job = person.job()
@@ -211,7 +211,7 @@ def test_what_ends_a_session_from_outside_is_said(site: Cluster) -> None:
     assert "goes on" not in person.shown
 
 
-def test_nobody_attached_for_so_long_ends_it_whoever_was_away_meanwhile(site: Cluster) -> None:
+def test_a_session_ends_when_nobody_was_attached_for_so_long(site: Cluster) -> None:
     _declare(site, session_keep="15s")
     wait_until(lambda: "reloaded" in site.controller_log, what="the new setting")
     people = {runtime: Person(site, "run", *_on(runtime), "--pty", "sh") for runtime in ("podman", "process")}
@@ -291,7 +291,7 @@ def test_users_without_an_account_on_the_nodes_have_all_of_it(site: Cluster) -> 
 
 
 @pytest.mark.parametrize("runtime", NODES)
-def test_who_stops_reading_ends_the_job(site: Cluster, runtime: str) -> None:
+def test_a_client_that_stops_reading_ends_the_job(site: Cluster, runtime: str) -> None:
     """``run ... | head -1``: as soon as the reader has gone, whether or not the job goes on talking."""
     process = site.popen("run", *_on(runtime), "--", "sh", "-c", "echo first; exec sleep 7004")
     assert process.stdout is not None

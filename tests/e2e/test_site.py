@@ -1,4 +1,4 @@
-"""What differs from site to site: runtimes, slow registries, several users, an inventory that changes, policies."""
+"""Differences between sites: runtimes, slow registries, several users, an inventory that changes, policies."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ echo "|$NVIDIA_VISIBLE_DEVICES|$GPUSCHED_GPUS"; until [ -e {share}/go ]; do slee
     wait_until(lambda: not list(kept(".local/state/gpusched-node/*/*/jobs/*")), 30, "the jobs' own folders to be gone")
 
 
-def test_an_image_that_takes_long_delays_nobody_else(house: Cluster, share: Path) -> None:
+def test_a_slow_image_delays_no_other_job(house: Cluster, share: Path) -> None:
     gate = share / "gate"
     wrapper = f"""#!/bin/sh
 case "$*" in *localhost/slow:1*) ;; *) exec /usr/bin/podman "$@" ;; esac
@@ -142,7 +142,7 @@ for _ in range(1200):
 """
 
 
-def test_a_users_thousands_of_files_keep_nobody_else_waiting(shared: Cluster) -> None:
+def test_a_users_thousands_of_files_delay_no_other_user(shared: Cluster) -> None:
     cluster, inbox, many = shared, Inbox(shared.state), 3 * FILES_OF_USER
     kept = inbox.refused / "0first.cancel"
     (inbox.new / kept.name).write_text("{")
@@ -314,7 +314,7 @@ def _running(cluster: Cluster, words: list[str]) -> bool:
 
 
 def _shout_at(path: Path) -> None:
-    """What no client would say; it must bring nothing down, and every connection must end."""
+    """Send what no client would; it must bring nothing down, and every connection must end."""
     header = struct.Struct("!BI")
     shouts = [
         b"", b"\0" * 100, b"GET / HTTP/1.0\r\n\r\n", header.pack(ord("q"), 1 << 31), header.pack(ord("q"), 2) + b"[]",

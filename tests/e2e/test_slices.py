@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.one_partition]
 
 CORES = {"dgx001": {"cores": 64}}
 """A slice has a seventh of its GPU's cores."""
-TELL = "echo $CUDA_VISIBLE_DEVICES $GPUSCHED_GPUS; until [ -e /share/$GPUSCHED_JOB_NAME ]; do sleep 0.1; done"
+SHOW_GPUS = "echo $CUDA_VISIBLE_DEVICES $GPUSCHED_GPUS; until [ -e /share/$GPUSCHED_JOB_NAME ]; do sleep 0.1; done"
 
 
 def uuids(cluster: Cluster, node: str, gpu: int) -> dict[int, str]:
@@ -56,7 +56,7 @@ def test_jobs_have_slices_of_their_own(stopped: Cluster, share: Path) -> None:
     stopped.write_inventory(nodes=CORES)
     stopped.start_controller()
     names = ("a", "b", "c")
-    jobs = [stopped.shared(TELL, share, "--gpus", "1g.10gb", "-J", name) for name in names]
+    jobs = [stopped.shared(SHOW_GPUS, share, "--gpus", "1g.10gb", "-J", name) for name in names]
     for job in jobs[:2]:
         stopped.wait_state(job, "RUNNING")
     there = uuids(stopped, "dgx001", 3)
@@ -65,8 +65,8 @@ def test_jobs_have_slices_of_their_own(stopped: Cluster, share: Path) -> None:
     assert sorted(said) == sorted([there[start], f"3:1g.10gb@{start}"] for start in (0, 1))
     wait_until(lambda: (found := stopped.job(jobs[2])) and found.reason, what="why the third waits")
     assert stopped.state_of(jobs[2]) == "PENDING"
-    big = stopped.shared(TELL, share, "--gpus", "3g.40gb", "-J", "big")
-    whole = stopped.shared(TELL, share, "--gpus", "8", "--nodelist", "dgx003", "-J", "whole")
+    big = stopped.shared(SHOW_GPUS, share, "--gpus", "3g.40gb", "-J", "big")
+    whole = stopped.shared(SHOW_GPUS, share, "--gpus", "8", "--nodelist", "dgx003", "-J", "whole")
     for job in (big, whole):
         stopped.wait_state(job, "RUNNING")
     assert wait_until(lambda: stopped.logs(big).split(), what="its output")[0] == there[4]
@@ -118,14 +118,14 @@ def test_gpus_are_cut_for_jobs_and_whole_again_for_others(stopped: Cluster, shar
     on_demand(stopped)
     stopped.start_controller()
     names = [f"j{i}" for i in range(3)]
-    jobs = [stopped.shared(TELL, share, "--gpus", "3g.40gb", "-J", name) for name in names]
+    jobs = [stopped.shared(SHOW_GPUS, share, "--gpus", "3g.40gb", "-J", name) for name in names]
     for job in jobs:
         stopped.wait_state(job, "RUNNING", timeout=60)
     said = [wait_until(lambda job=job: stopped.logs(job).split(), what="its output") for job in jobs]
     assert len({uuid for uuid, _ in said}) == 3
     assert all(uuid.startswith("MIG-") for uuid, _ in said)
     assert modes(stopped) == [True, True, False]
-    whole = stopped.shared(TELL, share, "--gpus", "8", "-J", "whole")
+    whole = stopped.shared(SHOW_GPUS, share, "--gpus", "8", "-J", "whole")
     wait_until(lambda: (found := stopped.job(whole)) and found.reason, what="why it waits")
     assert stopped.state_of(whole) == "PENDING"
     for name in names:
@@ -144,7 +144,7 @@ def test_a_controller_killed_in_the_middle_of_a_cut(stopped: Cluster, share: Pat
     node = stopped.node("dgx001")
     node.nvml_set({"gpu*.smi_delay_ms": delay_ms})
     stopped.start_controller()
-    jobs = [stopped.shared(TELL, share, "--gpus", "1g.10gb", "-J", f"j{i}") for i in range(2)]
+    jobs = [stopped.shared(SHOW_GPUS, share, "--gpus", "1g.10gb", "-J", f"j{i}") for i in range(2)]
 
     def half_cut() -> bool:
         return ".gis=" in (node.disk / "nvml" / "nvml.conf").read_text()

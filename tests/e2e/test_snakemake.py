@@ -24,7 +24,7 @@ pytestmark = MARKS
 
 @pytest.fixture(scope="module")
 def site_of_nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an image would have: a copy, for nodes have another /root; compiled, or each job would compile it."""
+    """The contents of an image: a copy, for nodes have another /root; compiled, or each job would compile it."""
     site = tmp_path_factory.mktemp("site") / "packages"
     env = os.environ | {"PYTHONPATH": f"{PACKAGES}:{ROOT}", "PYTHONDONTWRITEBYTECODE": ""}
     subprocess.run([NODES_PYTHON, "-m", "snakemake", "--version"], env=env, stdout=subprocess.DEVNULL, check=True)
@@ -140,7 +140,7 @@ rule a:
     assert re.findall(r"gpusched job (\w+)", said) == [(workflow.folder / "b").read_text().strip()]
 
 
-def test_what_failed_says_why(workflow: Workflow) -> None:
+def test_a_failed_job_shows_its_error(workflow: Workflow) -> None:
     snakefile = """
 rule fails:
     output: "never"

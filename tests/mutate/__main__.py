@@ -216,7 +216,7 @@ def _digest(common: bytes, file: str) -> str:
 
 
 def _of_file(survey: Survey, file: str) -> Survey:
-    """What the tests of one file reach, and what runs as modules are loaded ("")."""
+    """Return the functions that the tests of one file reach, and those run as modules load ("")."""
     seconds = {test: s for test, s in survey["seconds"].items() if test.startswith(f"{file}::")}
     lines = {
         path: {line: [t for t in tests if not t or t in seconds] for line, tests in of.items()}
@@ -301,7 +301,7 @@ def main() -> int:
     sample = random.Random(args.seed).sample(everything, min(args.sample or len(everything), len(everything)))
     print(f"{len(everything)} mutants in {len(paths)} files; trying {len(sample)} of them", flush=True)
     tried: dict[Mutant, str] = {}
-    for ending in (signal.SIGINT, signal.SIGTERM):  # what was found so far is told, and the copies go
+    for ending in (signal.SIGINT, signal.SIGTERM):  # the results so far are printed, and the copies removed
         signal.signal(ending, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         workers = [Worker(Path(folder), number) for number in range(args.jobs)]

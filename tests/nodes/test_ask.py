@@ -65,7 +65,7 @@ def job(tmp_path: Path) -> Job:
 
 
 def after(word: int) -> Answer:
-    """Ask for the script that this word names, then tell an id."""
+    """Ask for the script that this word names, then answer with an id."""
     return lambda asked: f"3\n{word}\n" if asked["script"] is None else "0\nSubmitted batch job 7\n"
 
 
@@ -93,7 +93,7 @@ def test_without_a_word_it_comes_from_stdin(job: Job) -> None:
     [("gone.sh", "Unable to open file gone.sh"), ("own", "Unable to open file own"),
      ("large.sh", "the script has more than 64 KiB; put data into separate files")],
 )  # fmt: skip
-def test_what_cannot_be_sent_is_said_and_leaves_nothing(job: Job, tmp_path: Path, name: str, why: str) -> None:
+def test_an_unsendable_request_is_an_error_and_leaves_nothing(job: Job, tmp_path: Path, name: str, why: str) -> None:
     (tmp_path / "large.sh").write_bytes(b"x" * 65537)
     assert job.ask(after(1), "sbatch", name) == (1, "", f"sbatch: error: {why}\n")
     assert [path.name for path in job.own.iterdir()] == ["answer"]
@@ -102,7 +102,7 @@ def test_what_cannot_be_sent_is_said_and_leaves_nothing(job: Job, tmp_path: Path
 
 
 @pytest.mark.parametrize("reaped", [True, False])
-def test_one_that_was_killed_keeps_nobody_waiting(job: Job, reaped: bool) -> None:
+def test_a_killed_request_blocks_no_other(job: Job, reaped: bool) -> None:
     with subprocess.Popen(["sleep", "600"]) as dead:
         (job.own / ".asking.1").symlink_to(str(dead.pid))
         (job.own / ".asking.1.script").write_text("half a scr")
@@ -113,7 +113,7 @@ def test_one_that_was_killed_keeps_nobody_waiting(job: Job, reaped: bool) -> Non
     assert [path.name for path in job.own.iterdir()] == ["answer"]
 
 
-def test_several_ask_one_after_the_other_whoever_was_killed_before(job: Job) -> None:
+def test_several_ask_one_after_the_other_even_after_one_was_killed(job: Job) -> None:
     with subprocess.Popen(["true"]) as dead:
         dead.wait()
     (job.own / ".asking.1").symlink_to(str(dead.pid))

@@ -1,4 +1,4 @@
-"""What is concluded from an attempt's folder, above all between two moments of writing it."""
+"""Conclusions from an attempt's folder, above all between two moments of writing it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_phases_of_a_process(changes: dict[str, Any], expected: str) -> None:
 def test_what_is_written_between_the_look_and_the_engines_answer_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """conmon writes `oom` just before the end that podman then tells of: the first look at the folder has missed it."""
+    """conmon writes `oom` just before the end that podman then reports: the first look at the folder has missed it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     folder = tmp_path / "gpusched-node" / "c" / "n" / NAME
     folder.mkdir(parents=True)
@@ -65,7 +65,7 @@ def test_what_is_written_between_the_look_and_the_engines_answer_counts(
     assert (attempt["phase"], attempt["oom_killed"]) == ("exited", True)
 
 
-def test_a_launch_that_fails_while_its_folder_is_read_tells_why(
+def test_a_launch_that_fails_while_its_folder_is_read_reports_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "meta").touch()

@@ -27,7 +27,7 @@ def test_files_are_put_in_place_and_private(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_whole_is_the_same_one_afterwards(tmp_path: Path) -> None:
-    """Whoever reads it, or has come as far as half of it, goes on."""
+    """A process that reads it, even half-way, goes on."""
     folder = tmp_path / "probe-1"
     bootstrap.install(str(folder), FILES)
     before = [(p, p.stat().st_ino) for p in sorted(folder.rglob("*"))]
@@ -37,7 +37,7 @@ def test_a_folder_that_is_whole_is_the_same_one_afterwards(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("spoil", ["file", "emptied", "folder", "no ok", "link"])
-def test_what_is_spoilt_is_replaced_and_nothing_else(tmp_path: Path, spoil: str) -> None:
+def test_only_damaged_files_are_replaced(tmp_path: Path, spoil: str) -> None:
     folder = tmp_path / "probe-1"
     if spoil == "file":
         folder.write_text("")
@@ -95,7 +95,7 @@ def test_nodes_that_mend_the_same_folder_never_take_it_from_a_reader(tmp_path: P
         assert is_whole(folder)
 
 
-def test_versions_lie_beside_each_other_until_nobody_uses_them(tmp_path: Path) -> None:
+def test_versions_lie_beside_each_other_until_unused(tmp_path: Path) -> None:
     from gpusched.nodes.payload import main
 
     for name, age_days in (("probe-old", 31), ("probe-used", 31), ("probe-fresh", 29), ("other", 99)):

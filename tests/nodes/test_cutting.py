@@ -1,4 +1,4 @@
-"""Cutting GPUs on real nodes: what nvidia-smi is told, and what is left when it refuses or is killed."""
+"""Cutting GPUs on real nodes: the commands to nvidia-smi, and what is left when it refuses or is killed."""
 
 import signal
 import time
@@ -74,7 +74,7 @@ def test_nothing_is_done_while_a_process_is_on_the_gpu(
     assert cutter.gpu(2).mig_mode is bool(was)
 
 
-def test_nvidia_smis_refusal_is_told(cutter: Cutter) -> None:
+def test_nvidia_smis_refusal_is_reported(cutter: Cutter) -> None:
     done = cutter.cut(0, ("3g.40gb", 0), ("4g.40gb", 0))
     assert (done.exit_code, done.complaint) == (1, "Failed to create GPU instances: Insufficient Resources")
     cutter.node.nvml_set(smi_denied=1)
@@ -111,7 +111,7 @@ def test_podmans_devices_are_those_after_the_cut(cutter: Cutter) -> None:
     assert '"0"' not in written
 
 
-def test_what_is_not_permitted_is_named_without_changing_anything(cutter: Cutter) -> None:
+def test_missing_permissions_are_named_without_changes(cutter: Cutter) -> None:
     assert cutter.transport.run(permission_script(SMI, "podman"), 30).exit_code == 0
     assert not cutter.gpu(0).mig_mode
     cutter.node.install_script(

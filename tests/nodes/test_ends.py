@@ -1,4 +1,4 @@
-"""The channel over which a node tells that jobs have ended: processes of this machine, with python3 and without."""
+"""The channel over which a node reports ends of jobs: processes of this machine, with python3 and without."""
 
 from __future__ import annotations
 
@@ -117,14 +117,14 @@ def reading(*jobs: Job) -> NodeReading:
 
 
 @pytest.mark.parametrize("launcher", [True, False])
-def test_an_end_is_told_and_seen_by_the_next_probe(
+def test_an_end_is_reported_and_seen_by_the_next_probe(
     watch: EndWatch, transport: Counting, jobs: Callable[..., Job], python: bool, launcher: bool
 ) -> None:
     first, second = jobs(launcher), jobs(launcher)
     watch.update(NODE, transport, reading(first, second))
     assert not watch.is_due(())
     second.end()
-    wait_until(lambda: watch.is_due(()), what="the end to be told")
+    wait_until(lambda: watch.is_due(()), what="the end to be reported")
     assert not watch.is_due({NODE}), "it is being asked"
     watch.probe_started(NODE)
     watch.update(NODE, transport, reading(first))
@@ -139,7 +139,7 @@ def test_an_end_is_told_and_seen_by_the_next_probe(
     assert len(transport.sessions) == 1, "one channel for all"
 
 
-def test_who_waits_for_news_is_woken(transport: Counting, jobs: Callable[..., Job], python: bool) -> None:
+def test_a_reported_end_wakes_the_controller(transport: Counting, jobs: Callable[..., Job], python: bool) -> None:
     woken, job = threading.Event(), jobs()
     watch = EndWatch(CLUSTER)
     watch.begin(woken.set)
@@ -163,17 +163,17 @@ def test_launchers_on_nodes_without_python3_say_it_themselves(
     watch.update(NODE, transport, reading(first, second))
     wait_until(pipe.is_fifo, what="the pipe")
 
-    def told() -> bool:  # again: what comes before the reader has opened the pipe is lost
+    def reported() -> bool:  # again: what comes before the reader has opened the pipe is lost
         subprocess.run(["sh", "-c", f"echo nobody: 1<>{pipe}; echo {second.name}: 1<>{pipe}"], check=True, timeout=300)
         return watch.is_due(())
 
-    wait_until(told, what="the launcher's word")
+    wait_until(reported, what="the launcher's word")
     assert {name for name, _ in watch._nodes[NODE]._reported} == {second.name}
     watch.close()
     wait_until(lambda: not pipe.exists(), what="its removal")
 
 
-def test_what_has_ended_but_is_not_written_down_is_looked_at_a_few_times(
+def test_an_unrecorded_end_is_probed_a_few_times(
     watch: EndWatch, transport: Counting, jobs: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ends, "RECHECK_S", 0.0)
@@ -181,7 +181,7 @@ def test_what_has_ended_but_is_not_written_down_is_looked_at_a_few_times(
     watch.update(NODE, transport, reading(job))
     job.end()
     looks = 0
-    wait_until(lambda: watch.is_due(()), what="the end to be told")
+    wait_until(lambda: watch.is_due(()), what="the end to be reported")
     while watch.is_due(()):
         looks += 1
         watch.probe_started(NODE)
@@ -203,7 +203,7 @@ def test_a_channel_ends_with_its_connection_and_is_opened_again_later(
     watch.update(NODE, transport, reading(job))
     assert len(transport.sessions) == 2
     job.end()
-    wait_until(lambda: watch.is_due(()), what="the end to be told")
+    wait_until(lambda: watch.is_due(()), what="the end to be reported")
 
 
 def test_without_jobs_there_is_no_channel(
@@ -219,7 +219,7 @@ def test_without_jobs_there_is_no_channel(
     wait_until(lambda: not transport.left, what="the channel to end")
 
 
-def test_one_that_is_refused_is_not_asked_for_all_the_time(
+def test_a_refused_channel_is_not_retried_all_the_time(
     watch: EndWatch, transport: Counting, jobs: Callable[..., Job]
 ) -> None:
     transport.refuses = SessionRefused("ssh", "no")
@@ -241,7 +241,7 @@ def test_it_makes_room_for_others(watch: EndWatch, transport: Counting, jobs: Ca
     assert len(transport.sessions) == 1
 
 
-def test_what_waits_for_its_start_is_told_of_only_when_its_launcher_ends(
+def test_a_rank_waiting_for_its_start_is_reported_only_when_its_launcher_ends(
     watch: EndWatch, transport: Counting, jobs: Callable[..., Job], python: bool
 ) -> None:
     held, created = jobs(True), jobs()
@@ -343,7 +343,7 @@ def test_a_process_that_the_kernel_gives_no_descriptor_for_is_looked_at(
     job = jobs()
     watch.update(NODE, transport, reading(job))
     job.end()
-    wait_until(lambda: watch.is_due(()), what="the end to be told")
+    wait_until(lambda: watch.is_due(()), what="the end to be reported")
 
 
 def soon(ask: Callable[[], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What podman and docker print, as containers; in the forms of podman 3 and 4 and docker 20 and later."""
+"""The output of podman and docker, as containers; in the forms of podman 3 and 4 and docker 20 and later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpusched.nodes.payload.engines import EngineError, parse_docker, parse_podm
 from gpusched.nodes.runtimes.listing import parse_listing
 from gpusched.nodes.runtimes.shell import BOUNDED
 
-# The payload forks, here beside the threads of whoever runs tests.
+# The payload forks, here beside the threads of the test runner.
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 NAME = "gpusched-0123456789a-1-0"
 
@@ -92,7 +92,7 @@ def test_times(said: Any, seconds: float | None) -> None:
     assert found == (None if seconds is None else pytest.approx(seconds, abs=1e-6))
 
 
-def test_what_is_not_json_is_said_and_whose_it_is() -> None:
+def test_output_that_is_not_json_is_reported_with_its_engine() -> None:
     with pytest.raises(EngineError, match="podman answered something that is not JSON: 'Error: x'"):
         parse_podman("Error: x")
     with pytest.raises(EngineError, match="docker answered"):

@@ -82,7 +82,7 @@ def test_a_higher_term_waits_for_the_scripts_of_a_lower_one(here: Transport, tmp
     assert (tmp_path / "said").read_text() == "old\nnew\n"
 
 
-def test_a_term_that_cannot_be_kept_is_said_and_nothing_is_done(here: Transport, tmp_path: Path) -> None:
+def test_a_term_that_cannot_be_stored_is_an_error_and_nothing_runs(here: Transport, tmp_path: Path) -> None:
     fenced(here, 5).claim(600)
     kept(tmp_path).write_text("5x\n")
     with pytest.raises(FencingUnavailable, match="term is damaged; remove it"):
@@ -98,10 +98,10 @@ def test_a_term_that_cannot_be_kept_is_said_and_nothing_is_done(here: Transport,
     assert not (tmp_path / "done").exists()
 
 
-def test_what_is_of_the_term_that_was_seen_runs_on_a_disk_that_turned_read_only(
+def test_commands_of_the_seen_term_run_on_a_read_only_disk(
     here: Transport, tmp_path: Path
 ) -> None:
-    """Jobs there can still be killed. A folder, too, can be read and not written, by whomever."""
+    """Jobs there can still be killed. A folder, too, can be read and not written, by any user."""
     fenced(here, 5).claim(600)
     lock = kept(tmp_path).with_name("term.lock")
     lock.unlink()

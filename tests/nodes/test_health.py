@@ -199,7 +199,7 @@ def test_no_listener_has_gpus_open_that_are_cut_on_demand(testbed: Testbed) -> N
         assert not watched.lock.exists()
 
 
-def test_what_a_listener_wrote_counts_in_its_boot_only(tmp_path: Path) -> None:
+def test_events_of_a_listener_count_in_its_boot_only(tmp_path: Path) -> None:
     file, lines = tmp_path / events.EVENTS, [b"[   20.000001] NVRM: Xid (PCI:0000:07:00): 31"]
     assert events.heard(str(tmp_path)) == b""
     events.write(str(tmp_path), lines)
@@ -265,7 +265,7 @@ def test_the_end_of_a_file_is_read_and_nothing_is_waited_for(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("before", ["", "Nov 26 10:00:00 dgx1 kernel: "])
 def test_of_a_file_with_several_boots_only_the_last_counts(before: str, tmp_path: Path) -> None:
-    """Else a reboot would end no Xid, and hide new ones until the machine was up for as long as it was before."""
+    """Otherwise a reboot would end no Xid, and hide new ones until the machine has its former uptime."""
     boots = [("[    0.000000] Linux", "[    0.000000] BIOS", f"[{up}.000001] NVRM: Xid {up}") for up in (99999, 12345)]
     (tmp_path / "log").write_text("".join(f"{before}{line}\n" for boot in boots for line in boot))
     found = kernel.read({"want_kernel": True, "kernel_log": str(tmp_path / "log"), "cluster_id": "c", "node": "n"})
@@ -282,7 +282,7 @@ def test_the_payload_runs_alone_and_reads_this_machine_s_log() -> None:
 
 
 @pytest.mark.parametrize("missing", ["counters", "width"])
-def test_what_a_board_does_not_support_costs_that_value_alone(missing: str, testbed: Testbed) -> None:
+def test_a_value_that_a_board_does_not_support_affects_no_other(missing: str, testbed: Testbed) -> None:
     node = testbed.nodes[0]
     conf = node.disk / "nvml" / "nvml.conf"
     keys = ("gpu*.field.", "gpu*.remapped", "gpu*.nvlinks") if missing == "counters" else ("gpu*.pcie_width",)

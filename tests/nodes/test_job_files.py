@@ -1,4 +1,4 @@
-"""What a job may write into its folder, and what the probe makes of it: by python3, and by sh where there is none."""
+"""The files that a job may write into its folder, and how the probe reads them: by python3, else by sh."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("read", [by_python, by_sh])
-def test_what_is_said_is_read(folder: Path, read: Callable[[Path], dict[str, Any]]) -> None:
+def test_progress_and_saved_files_are_read(folder: Path, read: Callable[[Path], dict[str, Any]]) -> None:
     (folder / "progress.json").write_text('{"step": 7,\n "of": 10, "samples_per_s": 2.5, "nodes": 2, "more": [1]}\n')
     (folder / "saved.json").write_text('{"step": 5, "gpus": 8, "time": 1}')
     os.utime(folder / "saved.json", (1, 1))
@@ -103,7 +103,7 @@ def _gigabyte(path: Path) -> None:
         (lambda p: p.mkdir(), "it is not a regular file"),
     ],
 )
-def test_anything_else_is_told_of_and_not_believed(
+def test_anything_else_is_reported_and_ignored(
     folder: Path, write: Callable[[Path], object], error: str, read: Callable[[Path], dict[str, Any]]
 ) -> None:
     (folder / "saved.json").write_text('{"step": 5}')
@@ -228,7 +228,7 @@ def test_a_launcher_that_has_no_group_of_its_own_yet_has_not_died(
         ("[]", "ask.json: it is not a JSON object"),
     ],
 )
-def test_what_a_job_asks_is_read(
+def test_requests_of_a_job_are_read(
     folder: Path, read: Callable[[Path], dict[str, Any]], text: str, expected: list[str] | str
 ) -> None:
     (folder / "ask.json").write_text(text)

@@ -1,4 +1,4 @@
-"""What runs on nodes must run on old ones, and the rest must start fast."""
+"""Programs for nodes must run on old ones, and the rest must start fast."""
 
 import ast
 import json
@@ -60,7 +60,7 @@ print(*sys.modules)
 """
 
 
-def test_what_takes_a_probe_longest_is_not_imported() -> None:
+def test_slow_modules_are_not_imported_by_a_probe() -> None:
     """Each costs as much CPU as Python's own start or half of it, on every node at every tick."""
     pynvml = find_spec("pynvml")
     assert pynvml is not None
@@ -110,7 +110,7 @@ assert "json" not in sys.modules or sys.version_info >= (3, 12)
 """
 
 
-def test_text_that_is_no_json_is_told_by_a_process_that_has_not_imported_json() -> None:
+def test_text_that_is_no_json_is_detected_without_importing_json() -> None:
     command = [sys.executable, "-I", "-S", "-c", ALONE, str(PAYLOAD[0].parents[3])]
     done = subprocess.run([*command, *TEXTS, '{"step": 1, '], check=True, capture_output=True, text=True)
     assert done.stdout.splitlines() == [*(decoded(json.loads, text, True) for text in TEXTS), "no JSON"]

@@ -255,7 +255,7 @@ SPOILT = {
     "all at once": ": >main.py; rm $top/pynvml.py facts.py; for f in __pycache__/*; do truncate -s 20 $f; done",
     "cannot be written": ": >gpus.py; mount --bind $top/.. $top/..; mount -o remount,ro,bind $top/..",
 }  # fmt: skip
-"""What a disk, or a power cut, may do to the cached payload."""
+"""Damage by a disk, or a power cut, to the cached payload."""
 
 
 @pytest.mark.parametrize("how", SPOILT)

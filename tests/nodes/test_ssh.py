@@ -242,7 +242,7 @@ class LostWhileRead:
 
 
 def test_a_connection_lost_as_output_is_read_is_an_error_of_the_connection() -> None:
-    """Else the thread that waits for a node's ends dies of it, and the channel still counts as open."""
+    """Otherwise the thread that waits for a node's ends dies of it, and the channel still counts as open."""
     session = _SshSession("dgx001", cast(Any, None), cast(Any, LostWhileRead()))
     with pytest.raises(TransportError, match="dgx001"):
         session.pump(lambda stream, data: None)

@@ -131,7 +131,7 @@ def test_tasks_their_numbers_and_their_environment(nodes: Nodes) -> None:
     ]
 
 
-def test_what_the_script_exports_goes_before_the_ranks_that_srun_gives(nodes: Nodes) -> None:
+def test_exports_of_the_script_override_ranks_of_srun(nodes: Nodes) -> None:
     nodes.serve()
     lines = nodes.run(
         "WORLD_SIZE=99 srun -w n2 --export=ALL,MORE=1 sh -c 'echo $SLURMD_NODENAME $WORLD_SIZE $RANK $MORE'"
@@ -202,41 +202,41 @@ def test_gpus_are_given_to_tasks_and_steps(nodes: Nodes) -> None:
 
 
 def test_a_signal_reaches_the_tasks_of_all_nodes(nodes: Nodes) -> None:
-    """Once each: srun passes on what it gets itself, each node what its runtime tells it."""
+    """Once each: srun forwards what it gets itself, each node what its runtime sends."""
     nodes.settings["warning"] = "USR1"
     nodes.serve()
     (nodes.folder / "task").write_text(
-        """trap 'echo usr1 $SLURM_PROCID >>told' USR1
-        trap 'echo term $SLURM_PROCID >>told; ending=1' TERM
-        echo up >>told
+        """trap 'echo usr1 $SLURM_PROCID >>signals' USR1
+        trap 'echo term $SLURM_PROCID >>signals; ending=1' TERM
+        echo up >>signals
         until [ -n "$ending" ]; do sleep 0.05; done
         for i in 1 2 3 4 5 6 7 8; do sleep 0.05; done"""
     )
     job = nodes.script("srun sh task 2>/dev/null & echo $! >pid; wait; echo never")
-    wait_until(lambda: nodes.lines("told").count("up") == 3)
+    wait_until(lambda: nodes.lines("signals").count("up") == 3)
     os.kill(int(nodes.lines("pid")[0]), signal.SIGUSR1)
-    wait_until(lambda: len(nodes.lines("told")) == 6)
+    wait_until(lambda: len(nodes.lines("signals")) == 6)
     for process in nodes.servers:  # as the controller does
         process.send_signal(signal.SIGUSR1)
-    wait_until(lambda: len(nodes.lines("told")) == 9)
+    wait_until(lambda: len(nodes.lines("signals")) == 9)
     for process in nodes.servers:
         process.send_signal(signal.SIGTERM)
     assert job.communicate(timeout=300)[0] == ""
     assert [p.wait(timeout=300) for p in nodes.servers] == [0, 0, 143]
-    assert sorted(nodes.lines("told")[3:]) == sorted([f"{s} {t}" for s in ("usr1", "usr1", "term") for t in range(3)])
+    assert sorted(nodes.lines("signals")[3:]) == sorted(f"{s} {t}" for s in ("usr1", "usr1", "term") for t in range(3))
 
 
 def test_a_warning_ends_no_node_even_by_a_signal_that_otherwise_does(nodes: Nodes) -> None:
     nodes.settings |= {"warning": "INT", "connect_s": 600.0}
     nodes.serve()
-    script = """trap 'echo told >>told' INT
-        echo up >>told
+    script = """trap 'echo got >>signals' INT
+        echo up >>signals
         until [ -e go ]; do sleep 0.05; done"""
     (nodes.folder / "task").write_text(script)
     job = nodes.script("srun -w n1 sh task; srun -w n1 echo second")
-    wait_until(lambda: nodes.lines("told") == ["up"])
+    wait_until(lambda: nodes.lines("signals") == ["up"])
     nodes.servers[0].send_signal(signal.SIGINT)
-    wait_until(lambda: nodes.lines("told") == ["up", "told"])
+    wait_until(lambda: nodes.lines("signals") == ["up", "got"])
     (nodes.folder / "go").touch()
     assert job.communicate(timeout=600)[0] == "second\n"
 
@@ -282,12 +282,12 @@ def test_a_signal_before_the_tasks_are_there_reaches_them() -> None:
 
 def test_a_step_ends_with_its_srun(nodes: Nodes) -> None:
     nodes.serve()
-    task = 'trap "echo told >>told" TERM; echo $$ >>pids; while :; do sleep 0.1; done'
+    task = 'trap "echo got >>signals" TERM; echo $$ >>pids; while :; do sleep 0.1; done'
     job = nodes.script(f"srun -w n1,n2 sh -c '{task}' & echo $! >srun; wait")
     wait_until(lambda: len(nodes.lines("pids")) == 2)
     os.kill(int(nodes.lines("srun")[0]), signal.SIGKILL)
     assert job.wait(timeout=300) == 0
-    wait_until(lambda: nodes.lines("told") == ["told"] * 2)
+    wait_until(lambda: nodes.lines("signals") == ["got"] * 2)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in nodes.lines("pids")))
 
 
@@ -300,7 +300,7 @@ def test_a_lost_node_fails_its_tasks(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("spool", [{"key": new_key().decode()}, {"attempt": "job-2"}])
-def test_nobody_else_may_start_anything(nodes: Nodes, spool: dict[str, str]) -> None:
+def test_other_users_cannot_start_steps(nodes: Nodes, spool: dict[str, str]) -> None:
     nodes.settings["connect_s"] = 1.0
     nodes.serve(**spool)
     lines = nodes.run("srun touch started; echo $?")
@@ -309,7 +309,7 @@ def test_nobody_else_may_start_anything(nodes: Nodes, spool: dict[str, str]) -> 
     assert not (nodes.folder / "started").exists()
 
 
-def test_a_stranger_who_connects_is_not_served(nodes: Nodes) -> None:
+def test_a_connection_with_garbage_is_not_served(nodes: Nodes) -> None:
     nodes.serve()
     wait_until(lambda: nodes.run("srun true; echo $?")[-1] == "0")
     for port in nodes.settings["ports"][:2]:
@@ -343,12 +343,12 @@ REFUSED = {
 }
 
 
-def test_what_is_refused_starts_nothing(nodes: Nodes) -> None:
+def test_a_refused_step_starts_nothing(nodes: Nodes) -> None:
     lines = nodes.run("".join(f"srun {words}; echo $?\n" for words in REFUSED))
     assert lines[1::2] == ["2"] * len(REFUSED)
-    for line, told in zip(lines[::2], REFUSED.values(), strict=True):
+    for line, error in zip(lines[::2], REFUSED.values(), strict=True):
         assert line.startswith("srun: error: ")
-        assert told in line
+        assert error in line
         assert line.endswith("nothing was started")
 
 
@@ -389,7 +389,7 @@ def test_scontrol_says_what_it_cannot(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("own_key", [False, True])
-def test_who_trusts_everybody_is_not_trusted_for_that(nodes: Nodes, own_key: bool, tmp_path: Path) -> None:
+def test_a_request_without_the_key_of_the_job_starts_nothing(nodes: Nodes, own_key: bool, tmp_path: Path) -> None:
     """A whole request by TLS, from somebody with no key or one of his own, starts nothing."""
     nodes.serve()
     wait_until(lambda: nodes.run("srun true; echo $?")[-1] == "0")

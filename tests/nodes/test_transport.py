@@ -1,4 +1,4 @@
-"""What every transport promises, asked of the local one and of real sshd."""
+"""The contract of every transport, tested on the local one and on real sshd."""
 
 import threading
 import time
@@ -121,7 +121,7 @@ def test_a_streamed_command_that_ignores_term_is_killed(transport: Transport) ->
     assert next(stream).startswith(b"begun")
     stream.close()  # type: ignore[attr-defined]
     count = sh("grep -lsx -a 'sleep.4711.5.' /proc/[0-9]*/cmdline | wc -l")
-    wait_until(lambda: transport.run(count, 10).stdout.strip() == b"0", what="the end of the stubborn command")
+    wait_until(lambda: transport.run(count, 10).stdout.strip() == b"0", what="the end of the command that ignores TERM")
 
 
 def test_nothing_is_connected_before_the_first_command(tmp_path: Path) -> None:

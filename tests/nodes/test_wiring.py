@@ -1,4 +1,4 @@
-"""What sysfs, lldpctl and NVML's fabric calls say, as wiring; and what is odd there costs nothing else."""
+"""The wiring from sysfs, lldpctl and NVML's fabric calls; an odd value affects nothing else."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def test_a_receiver_that_cannot_be_is_one_line(plugin: None, tmp_path: Path, rec
 
 
 def test_an_order_is_a_policy_of_replays_and_of_files(gpusched: Run, tmp_path: Path) -> None:
-    """Of three jobs on one node the one that takes least GPU time by its limit starts first, whoever was first."""
+    """Of three jobs on one node the one that takes least GPU time by its limit starts first."""
     jobs = [(0, 50, 8, 50), (1, 400, 8, 500), (2, 90, 8, 100), (3, 200, 4, 150)]  # submit, run, GPUs, limit
     rows = [f"{n} {t} -1 {s} {g} -1 -1 {g} {most} -1 1 1 1 -1 1 -1 -1 -1" for n, (t, s, g, most) in enumerate(jobs)]
     (tmp_path / "day.swf").write_text("\n".join(rows) + "\n")
@@ -337,7 +337,7 @@ AGENT = "agent: {}\nfallback: easy\nplace: best-fit\n"
 
 
 def test_an_agent_is_trained_and_decides_in_replays(gpusched: Run, tmp_path: Path) -> None:
-    """Limits tell nothing here, which it learns: then it goes by GPUs, as smallest does."""
+    """Limits carry no information here, which it learns: then it goes by GPUs, as smallest does."""
     rng = np.random.default_rng(1)
     jobs = [(n * 10, int(rng.integers(50, 500)), int(rng.choice([1, 2, 4, 8]))) for n in range(150)]
     rows = [f"{n} {t} -1 {s} {g} -1 -1 {g} 600 -1 1 1 1 -1 1 -1 -1 -1" for n, (t, s, g) in enumerate(jobs)]
@@ -519,7 +519,7 @@ def test_an_order_that_fails_live_is_fifo_with_one_line(plugin: None, monkeypatc
     assert [line.rpartition("; ")[2] for line in lines] == ["fifo is used"] * 2
 
 
-def test_what_this_package_knows_without_looking_is_what_it_registers() -> None:
+def test_built_in_parts_are_those_that_the_package_registers() -> None:
     """Names that commands accept without reading entry points are those of the entry points."""
     for group, known in (
         ("orders", ORDERS), ("runtimes", tuple(RuntimeName)), ("notifiers", ("webhook", "command")),

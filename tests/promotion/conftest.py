@@ -51,7 +51,7 @@ def _ended(store: Store, name: str, partition: str, submit: float, seconds: floa
 
 @pytest.fixture(scope="session")
 def compiled() -> None:
-    """What says once on stderr that it is compiled is compiled before."""
+    """Compile beforehand what would report its compilation on stderr."""
     for policy in ("fifo", "fifo+easy"):
         replay(one_job(), Pool.uniform(1, 1), policy)
 

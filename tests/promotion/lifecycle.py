@@ -10,7 +10,7 @@ from tests.cli.conftest import Result, Site
 
 
 def cycle(site: Site) -> dict[str, str]:
-    """What a controller does with policies in a cycle; partition -> who decides."""
+    """Handle policies as a controller does in a cycle; partition -> active policy."""
     site.fold()
     inventory = load_inventory(site.inventory)
     store = Store.create_or_open(site.state)

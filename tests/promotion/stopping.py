@@ -16,7 +16,7 @@ YAML = "agent: rltune\nfallback: easy\nbudget: 10m\npreempt: {min_run: 3s, per_h
 
 
 def write(file: Path, threshold_gpu_s: float = 24.0) -> Path:
-    """Who has had so many GPU seconds goes behind all who have not."""
+    """Write weights that order jobs with so many GPU seconds behind all others."""
     file.parent.mkdir(parents=True, exist_ok=True)
     rule = RankingRule("las", {"served": 1.0}, (threshold_gpu_s,))
     model = model_of(rule, np.full((CLASSES, LEVELS), 0.3), "nothing")

@@ -83,7 +83,7 @@ def test_bad_weights_stop_nothing_are_seen_once_and_heal(
     assert place.kinds("agent_disabled", "agent_enabled") == ["agent_disabled", "agent_enabled"]
 
 
-def test_a_broken_file_is_seen_while_nobody_waits_and_across_restarts(place: Place) -> None:
+def test_a_broken_file_is_reported_without_pending_jobs_and_across_restarts(place: Place) -> None:
     place.turn()
     good = place.file.read_bytes()
     weights.break_file(place.file, "truncated")
@@ -190,7 +190,7 @@ def test_a_partition_s_agent_changes_nothing_for_the_others(place: Place, tmp_pa
 # -- promoted
 
 
-def test_what_is_promoted_is_a_copy_that_training_cannot_change(place: Place) -> None:
+def test_training_cannot_change_a_promoted_copy(place: Place) -> None:
     place.open(EASY)
     assert place.decided_by() == "easy"
     assert place.promote() == []
@@ -342,7 +342,7 @@ def test_differences_are_bounded(place: Place) -> None:
     assert len(place.store.differences("q", 10)) == 3
 
 
-def test_an_agent_that_chooses_sizes_is_asked_also_where_nobody_waits(
+def test_an_agent_that_chooses_sizes_is_asked_also_without_pending_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = SimpleNamespace(prepare=lambda model: model.arrays["sizes"], choose_sizes=lambda weights, question: weights)

@@ -170,7 +170,7 @@ def test_policies_are_compared_on_history_and_on_a_trace(proved: Site) -> None:
     assert proved.call("policy", "compare", "fifo", "easy", "-p", "A100").code == 1
 
 
-def test_only_admins_change_who_decides(site: Site) -> None:
+def test_only_admins_change_the_active_policy(site: Site) -> None:
     cycle(site)
     command = Promote(
         time=0.0, partition="V100", path=str(site.folder / "p.yaml"), version="x", reason="me", forced=True
@@ -307,7 +307,7 @@ def test_a_mode_is_for_slurm(proved: Site) -> None:
 
 
 def test_slurm_is_advised_and_decided_for_by_proof_only(proved: Site) -> None:
-    """What a mode is promoted over is Slurm itself as long as it decides, which `easy` stands for."""
+    """A mode is compared with Slurm itself while Slurm decides; `easy` stands for it."""
     proved.inventory.write_text("engine: slurm\n" + proved.inventory.read_text())
     cycle(proved)
     refused = proved.call("policy", "promote", "fifo", "-p", "V100", "--mode", "decide")

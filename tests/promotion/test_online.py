@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def night(site: Site, *words: str) -> tuple[list[str], list[dict[str, object]]]:
-    """What was trained, and what was judged."""
+    """Return the trained policies and the evaluations."""
     report = json.loads(done(site.call("replay", "--nightly", "--since", "1d", "--json", *words)).out)
     return report["trained"], report["judged"]
 
@@ -119,8 +119,8 @@ def test_it_goes_on_from_its_last_update_and_only_of_the_same_shadow(
     counts = [int(m[1]) for m in (re.search(r"from (\d+) new", line) for line in (*first, *second)) if m]
     assert len(candidates(beside)) == 2, (first, second)
     assert counts[0] > counts[1] > 40, "the second one learned from three more days"
-    told = [json.dumps(load_model(file.parent, "V100", "dl2").about) for file in candidates(beside)]
-    assert len(set(told)) == 2
+    cards = [json.dumps(load_model(file.parent, "V100", "dl2").about) for file in candidates(beside)]
+    assert len(set(cards)) == 2
     other = load_model(beside.folder / "policies/dl2", "V100", "dl2")
     other.arrays["trained.out"] *= 2.0  # type: ignore[misc]
     save_model(beside.folder / "policies/dl2/V100.safetensors", "dl2", other.arrays, other.about)

@@ -1,4 +1,4 @@
-"""Who decides about MIG slices under an agent's policy: agent, its policy's stages, or its fallback, which is said."""
+"""Decisions on MIG slices under an agent's policy: by the agent, its policy's stages, or its fallback, with a note."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.sched.worlds import node, snapshot, started
 
 
 @pytest.mark.parametrize("agent", [*AGENTS, "orders"])
-def test_whose_fallback_decides_about_slices_says_so(
+def test_an_agent_whose_fallback_decides_about_slices_says_so(
     tmp_path: Path, agent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "policies").mkdir()

@@ -71,7 +71,7 @@ def test_promoted_it_stops_the_last_of_those_that_have_had_their_part(place: Pla
     assert place.store.fallbacks() == {}
 
 
-def test_in_the_shadow_it_stops_nobody_and_is_told_what_it_would_have(place: Place) -> None:
+def test_a_shadow_stops_no_jobs_and_records_what_it_would_have_stopped(place: Place) -> None:
     place.open(EASY)
     version = load_policy(place.policy).version
     assert place.say(ShadowOn(time=0.0, partition="p", path=str(place.policy), version=version)) == []
@@ -86,7 +86,7 @@ def test_in_the_shadow_it_stops_nobody_and_is_told_what_it_would_have(place: Pla
     assert shadow.shadow_starts == shadow.live_starts, "what it stops is no start"
 
 
-def test_where_its_weights_are_gone_the_fallback_stops_nobody(place: Place) -> None:
+def test_without_its_weights_the_fallback_preempts_no_job(place: Place) -> None:
     place.open(load_policy(place.policy))
     jobs = filled(place)
     (place.folder / "policies/stopper/p.safetensors").unlink()

@@ -25,7 +25,7 @@ RACKS = "topology: {r1: {nodes: [dgx-1v-1], uplink: 100G}, r2: {nodes: [dgx-1v-2
 
 
 def learn(site: Site, spread: float) -> None:
-    """What controllers learn of jobs: those called a and b are so many times as long over two racks."""
+    """Write what controllers learn of jobs: those called a and b are so many times as long over two racks."""
     known = beliefs(0.5, 0.5, spread)
     names = {job_class_of("ann", name): known["alice/calm"] for name in ("a000", "b000")}
     store = Store.create_or_open(site.state)
@@ -108,7 +108,7 @@ def test_trained_on_own_jobs_replayed_shadowed_promoted(racks: Site) -> None:
     assert {"fifo", "easy", "rack-wait", "contention", "spread", "fairshare"} < set(compared)
 
 
-def test_nothing_learned_and_no_switches_is_told(site: Site) -> None:
+def test_nothing_learned_and_no_switches_are_reported(site: Site) -> None:
     record_days(site.state, 3)
     site.fold()
     refused = site.call("train", "topology", "-p", "V100", "--force")

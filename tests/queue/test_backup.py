@@ -251,7 +251,7 @@ def test_output_that_is_added_during_a_copy_is_in_the_next_one(
 def test_without_wal_the_writer_is_not_kept_waiting_between_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a network filesystem the store has a rollback journal: whoever reads keeps its writer out."""
+    """On a network filesystem the store has a rollback journal: a reader keeps its writer out."""
     monkeypatch.setattr(private, "lacks_shared_memory", lambda _: True)
     with closing(Store.create_or_open(tmp_path / "state")) as store:
         store.append(Event(time=NOW, kind="noise", data={"text": "x" * 500}) for _ in range(400))
@@ -263,7 +263,7 @@ def test_without_wal_the_writer_is_not_kept_waiting_between_steps(
     assert check_backup(made.path) == ""
 
 
-def test_nobody_else_reads_or_plants_a_backup(make: Callable[..., Path], store: Store, tmp_path: Path) -> None:
+def test_other_users_cannot_read_or_plant_a_backup(make: Callable[..., Path], store: Store, tmp_path: Path) -> None:
     """In a folder that all can read; backups have secrets and entries of the audit log."""
     folder = tmp_path / "backups"
     folder.mkdir(mode=0o755)
@@ -282,7 +282,7 @@ def test_root_does_not_leave_files_that_the_controller_cannot_use(make: Callable
     assert not (tmp_path / "backups").exists()
 
 
-def test_what_was_stopped_removes_no_backup(make: Callable[..., Path], store: Store, tmp_path: Path) -> None:
+def test_an_interrupted_backup_removes_no_other(make: Callable[..., Path], store: Store, tmp_path: Path) -> None:
     """A superseded controller leaves them to the other one."""
     kept = [make(), make(HOUR)]
     settings = BackupSettings(to=str(tmp_path / "backups"), keep=1, keep_days=0)

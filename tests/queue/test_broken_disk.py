@@ -80,7 +80,7 @@ def test_after_a_kill_amid_a_commit_readers_see_what_was_before(amid_commit: Cal
     assert kinds(Reader.open(state)) == BEFORE
 
 
-def test_amid_a_commit_nobody_reads_half_of_it(
+def test_no_reader_sees_half_of_a_commit(
     amid_commit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, connect = amid_commit(killed=False), sqlite3.connect
@@ -154,7 +154,7 @@ def test_what_was_accepted_stays_whatever_a_fuse_fails_to_read_write_or_sync(fus
         tried.add(number)
         try:
             store = store or Store.create_or_open(state)
-            store.append([Event(time=number, kind="told", data={"pad": "x" * rng.randrange(9000)})])
+            store.append([Event(time=number, kind="noted", data={"pad": "x" * rng.randrange(9000)})])
             accepted.append(number)
         except (sqlite3.Error, OSError, GpuschedError):
             failed += 1
@@ -188,7 +188,7 @@ def test_each_operation_of_a_commit_may_fail(fuse: FuseMount, what: int, times: 
         fuse.fail(what, after, times)
         try:
             with store.transaction():
-                store.append(Event(time=after, kind="told", data={"pad": "x" * 3000}) for _ in range(4))
+                store.append(Event(time=after, kind="noted", data={"pad": "x" * 3000}) for _ in range(4))
             accepted.add(after)
         except sqlite3.OperationalError:
             pass
@@ -233,7 +233,7 @@ def test_a_page_that_the_disk_does_not_give_is_not_called_damage(fuse: FuseMount
     """SQLite calls it malformed, and a controller ended by that."""
     state = fuse.mountpoint / "state"
     with contextlib.closing(Store.create_or_open(state)) as store:
-        store.append(Event(time=NOW, kind="told", data={"pad": "x" * 3000}) for _ in range(300))
+        store.append(Event(time=NOW, kind="noted", data={"pad": "x" * 3000}) for _ in range(300))
         store._db.execute("PRAGMA shrink_memory")
         os.close(os.open(state / DATABASE, os.O_RDONLY))  # by this the kernel forgets what it has of it
         fuse.fail(READS, 0, ALWAYS)

@@ -86,9 +86,9 @@ def test_garbage_in_any_row_is_one_clear_error_and_is_set_aside(world: InboxWorl
     assert {row.table for row in found} == ({"jobs", "specs"} if table == "specs" else {table})
     READS[table](store)
     assert set_aside_damaged(store, NOW) == [], "all of it"
-    told = [event for event in store.events() if event.kind == "row_set_aside"]
-    assert len(told) == len(found)
-    assert all(event.data["was"] for event in told)
+    events = [event for event in store.events() if event.kind == "row_set_aside"]
+    assert len(events) == len(found)
+    assert all(event.data["was"] for event in events)
     if table in ("jobs", "specs"):
         jobs = store.jobs()
         assert sorted(job.state for job in jobs) == ["COMPLETED", *["FAILED"] * 11]

@@ -17,5 +17,5 @@ def test_ids_of_one_process_increase_within_a_millisecond_and_when_its_clock_is_
     now = 1_800_000_000.0
     made = [mint(now - back / 100) for back in range(100) for _ in range(100)]
     assert made == sorted(set(made))
-    assert 0 <= minted_at(made[-1]) - now < 1, "they tell their time"
+    assert 0 <= minted_at(made[-1]) - now < 1, "they contain their time"
     assert minted_at(mint(now - 3600)) < now - 3599, "a clock that was wrong by more is right again"

@@ -196,7 +196,7 @@ def test_a_draft_is_closed_before_it_is_removed(tmp_path: Path, monkeypatch: pyt
     assert opened
 
 
-def test_what_was_set_aside_is_kept_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_set_aside_are_kept_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inbox = Inbox(tmp_path)
     inbox.create()
     for name, size in (("old", 1), ("large", 600), ("folder", 0), ("newer", 600), ("newest", 10)):
@@ -259,7 +259,7 @@ def test_how_much_of_what_was_set_aside_is_kept(tmp_path: Path, monkeypatch: pyt
         assert (len(left()), len(list(inbox.tmp.iterdir()))) == (refused, drafts), days
 
 
-def test_nobody_else_can_take_the_controllers_lock(tmp_path: Path) -> None:
+def test_other_users_cannot_take_the_controllers_lock(tmp_path: Path) -> None:
     (tmp_path / "controller.lock").touch(mode=0o644)  # as earlier versions made it
     with controller_lock(tmp_path) as still_held:
         still_held()
@@ -280,7 +280,7 @@ def test_nobody_else_can_take_the_controllers_lock(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_what_is_no_command_says_why_and_stands_in_nobodys_way(tmp_path: Path) -> None:
+def test_an_invalid_command_gives_a_reason_and_blocks_no_other(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path)
     inbox.create()
     (inbox.new / ".hidden").write_text("{}")
@@ -347,7 +347,7 @@ def test_a_submission_is_found_by_its_id(tmp_path: Path, monkeypatch: pytest.Mon
     assert inbox.submission(one.id) is None
 
 
-def test_what_cannot_be_set_aside_is_passed_over(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_set_aside_is_skipped(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path)
     inbox.create()
     (inbox.new / "odd").write_text("{")
@@ -441,7 +441,7 @@ def test_a_folder_that_cannot_be_read_at_once_is_read_on(tmp_path: Path, monkeyp
 
 
 @needs_root
-def test_one_users_odd_files_push_nobody_elses_out_of_what_was_set_aside(tmp_path: Path) -> None:
+def test_one_users_bad_files_do_not_displace_those_of_others(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path)
     inbox.create()
 

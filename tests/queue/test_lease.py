@@ -89,7 +89,7 @@ def test_a_superseded_holder_notices_and_does_not_renew(tmp_path: Path) -> None:
     assert (again.term, read_lease(tmp_path)) == (6, msgspec.structs.replace(found, beat=1))
 
 
-def test_the_holder_sees_who_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_holder_of_the_lease_sees_the_standby(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("gpusched.queue.lease.RenewalWatch", lambda s: RenewalWatch(s, lambda: clock[0]))
     holder = claimed(tmp_path, 1)

@@ -43,7 +43,7 @@ def test_the_first_prediction_of_a_job_counts_and_meets_its_start(tmp_path: Path
     store.close()
 
 
-def test_ended_jobs_tell_how_long_they_ran_unless_a_node_or_the_scheduler_cut_them_short(tmp_path: Path) -> None:
+def test_run_times_are_learned_of_ended_jobs_unless_a_node_or_the_scheduler_cut_them_short(tmp_path: Path) -> None:
     store = Store.create_or_open(tmp_path)
     wide = spec(nodes=3, gpus_per_node=2, cores_per_node=5, memory_mib_per_node=70)
     ends = (JobState.COMPLETED, JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY, JobState.CANCELLED,

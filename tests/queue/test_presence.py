@@ -12,7 +12,7 @@ from gpusched.queue.clock import boot_id
 from gpusched.queue.presence import FILE, announce, controller_of, controller_presence
 
 
-def test_it_is_there_while_it_says_so(tmp_path: Path) -> None:
+def test_a_controller_is_present_while_it_holds_the_file(tmp_path: Path) -> None:
     assert controller_of(tmp_path) is None
     with controller_presence(tmp_path):
         found = controller_of(tmp_path)
@@ -26,7 +26,7 @@ def test_it_is_there_while_it_says_so(tmp_path: Path) -> None:
     assert controller_of(tmp_path) is None
 
 
-def test_one_that_has_ended_or_whose_number_is_anothers_is_not_there(tmp_path: Path) -> None:
+def test_an_ended_or_reused_pid_is_no_controller(tmp_path: Path) -> None:
     with controller_presence(tmp_path):
         own = controller_of(tmp_path)
     assert own is not None

@@ -1,4 +1,4 @@
-"""What is counted of limits: from the store, and from the jobs that hold something."""
+"""Counts against limits: from the store, and from the jobs that hold something."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_waiting_jobs_are_counted_by_all_their_limits(store: Store) -> None:
     queued.check("ann", spec(qos="spare"), 9)
 
 
-def test_a_store_of_before_counts_everything_for_nobodys_group(tmp_path: Path) -> None:
+def test_an_old_store_counts_all_usage_for_no_group(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / DATABASE)
     db.executescript(SCHEMA)
     for script in MIGRATIONS[:7]:

@@ -62,7 +62,7 @@ def seen(
 
 
 def verdict(kind: str, *states: JobState, **changes: Any) -> tuple[str, str]:
-    """What is said of a job that depends on others, the tasks of one array, in these states."""
+    """Return the verdict on a job that depends on others, the tasks of one array, in these states."""
     others = tuple(job(f"x_{i}", state, array_id="x", **changes) for i, state in enumerate(states))
     waits = job("w", spec=spec(dependencies=(Dependency(DependencyKind(kind), "x"),)))
     view: PendingView = seen(waits, others=others)["w"]
@@ -90,7 +90,7 @@ def test_after_is_met_by_a_start_and_by_what_will_never_start() -> None:
     assert verdict("after", _S.FAILED)[0] == "never", "its launch failed"
 
 
-def test_of_an_array_all_tasks_count_and_what_they_do_is_said() -> None:
+def test_all_tasks_of_an_array_count_as_dependencies_and_their_states_are_named() -> None:
     assert verdict("afterok", _S.COMPLETED, _S.COMPLETED) == ("", "")
     one = verdict("afterok", _S.COMPLETED, _S.RUNNING)
     assert one == ("waiting", "afterok: waits for job x_1 (RUNNING)")
@@ -103,7 +103,7 @@ def test_of_an_array_all_tasks_count_and_what_they_do_is_said() -> None:
     assert verdict("afterok") == ("never", "afterok:x: no such job")
 
 
-def test_of_several_dependencies_the_worst_is_told_and_the_first_of_those_alike() -> None:
+def test_the_reason_is_of_the_worst_dependency_and_the_first_of_equal_ones() -> None:
     ok, any_ = DependencyKind.AFTEROK, DependencyKind.AFTERANY
     others = (job("a", _S.RUNNING), job("b", _S.COMPLETED), job("c", _S.RUNNING), job("d", _S.FAILED))
     asked: list[str] = []
@@ -131,8 +131,8 @@ def test_gpus_of_earlier_attempts_stay_taken_until_they_are_known_to_be_gone() -
     assert left(attempt=2) == {}, "the present one holds them itself"
     assert left(job_id="b", attempt=2) == {"n0": dict.fromkeys((1, 2), why.replace("1 of job a", "2 of job b"))}
     assert left(gone=True) == {}
-    told = left(stuck=True, trouble="busy")["n0"][1]
-    assert told == "attempt 1 of job a cannot be killed (busy); kill it there, or reboot"
+    message = left(stuck=True, trouble="busy")["n0"][1]
+    assert message == "attempt 1 of job a cannot be killed (busy); kill it there, or reboot"
     assert left(stuck=True)["n0"][2] == "attempt 1 of job a cannot be killed; kill it there, or reboot"
 
 
@@ -213,7 +213,7 @@ def test_slices_of_a_reading_and_which_of_them_cannot_be_had() -> None:
     assert view.blocked.keys() == {2, 3, 2000, 2002, 2003}, "it may be in any that no job has"
 
 
-def test_what_runs_lets_go_at_its_limit_or_when_it_is_killed() -> None:
+def test_running_jobs_release_at_their_limit_or_kill_time() -> None:
     timed = spec(time_limit_s=500)
     views = seen(
         job("a", _S.RUNNING, spec=timed, allocation=on("a", "n0", "gone"), start_time=NOW + 5),
@@ -269,7 +269,7 @@ def test_nodes_where_it_failed_are_avoided_while_enough_others_are_left(
     assert seen(waits, inventory=declared)["w"].excluded_nodes == avoided
 
 
-def test_a_resizable_job_that_waits_again_starts_at_its_base_size_where_nobody_chooses_sizes() -> None:
+def test_a_requeued_resizable_job_starts_at_its_base_size_without_a_sizing_rule() -> None:
     sizes = Elastic(sizes=(2, 4, 8), base_gpus=2, base_cores=2, base_memory_mib=2048)
     last = spec(nodes=2, gpus_per_node=4, cores_per_node=4, memory_mib_per_node=4096, elastic=sizes)
     waits, rigid = job("w", spec=last), job("r", spec=spec(gpus_per_node=4))
@@ -282,7 +282,7 @@ def test_a_resizable_job_that_waits_again_starts_at_its_base_size_where_nobody_c
     assert seen(wide, policies={"p": PolicySpec(name="easy")})["w"].spec.nodes == 2, "four on each node"
 
 
-def test_what_a_resized_job_ran_before_is_taken_off_its_limit() -> None:
+def test_earlier_run_time_of_a_resized_job_is_subtracted_from_its_limit() -> None:
     resizes = Resizes(count=1, had_s=500.0)
     runs = job("j", _S.RUNNING, start_time=NOW - 10, allocation=on("j", "n0"), resizes=resizes)
     view = seen(runs)["j"]

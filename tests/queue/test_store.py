@@ -135,7 +135,7 @@ def test_all_or_nothing(store: Store) -> None:
     assert [j.id for j in store.active()] == ["0123456789b", "0123456789c"]
 
 
-def test_a_full_disk_in_the_middle_of_a_transaction_says_so(store: Store) -> None:
+def test_a_full_disk_in_the_middle_of_a_transaction_is_reported(store: Store) -> None:
     (pages,) = store._db.execute("PRAGMA page_count").fetchone()
     store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
     with pytest.raises(sqlite3.OperationalError, match="full"), store.transaction():
@@ -345,7 +345,7 @@ def test_a_lock_is_waited_for_in_slices_and_its_holder_named(tmp_path: Path) -> 
     )
     assert holder.stdout is not None
     holder.stdout.readline()
-    store.append(Event(time=n, kind="told") for n in range(3))
+    store.append(Event(time=n, kind="noted") for n in range(3))
     assert holder.wait() == 0
     holder.stdout.close()
     assert waited[-1] == -1.0
@@ -356,8 +356,8 @@ def test_a_lock_is_waited_for_in_slices_and_its_holder_named(tmp_path: Path) -> 
     store.close()
 
 
-def test_one_who_may_not_write_reads_what_nobody_has_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite opens a WAL database without a right to write only where it is told that nobody else writes."""
+def test_a_read_only_user_reads_a_store_that_nobody_has_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite opens a WAL database without a right to write only if it may assume that nobody else writes."""
     state, asked = tmp_path / "50%?#", list[str]()
     store = Store.create_or_open(state)
     store.put_jobs([job()])

@@ -34,7 +34,7 @@ def paces(nodes: int, racks: int, pace: float, gpus: int = 16) -> SpeedSamples:
     return SpeedSamples(shape=shape, logs=((float(np.log(pace)), 1.0),) * 5, count=5, best=float(np.log(pace)))
 
 
-def sway(link: str, sensitivity: float, pressure: float, count: int = 5) -> ContentionEstimate:
+def estimate(link: str, sensitivity: float, pressure: float, count: int = 5) -> ContentionEstimate:
     mine, its = float(np.log(sensitivity)), float(np.log(pressure))
     return ContentionEstimate(link=link, sensitivity=mine, pressure=its, cov=(0.01, 0.01, 0.0), count=count)  # type: ignore[arg-type]
 
@@ -46,8 +46,8 @@ def beliefs(calm: float, loud: float, spread: float, pair: float | None = None) 
     beside = (ColocationSamples(link="nic", kind="alice/loud", logs=(-pair,) * 5, count=5),) if pair is not None else ()
     return {
         "alice/calm": JobClassEstimate(kind="alice/calm", shapes=shapes, beside=beside,
-                                 links=tuple(sway(link, calm, 0.01) for link in LINKS)),
-        "alice/loud": JobClassEstimate(kind="alice/loud", shapes=shapes, links=tuple(sway(n, 0.01,
+                                 links=tuple(estimate(link, calm, 0.01) for link in LINKS)),
+        "alice/loud": JobClassEstimate(kind="alice/loud", shapes=shapes, links=tuple(estimate(n, 0.01,
         loud) for n in LINKS)),
     }  # fmt: skip
 
@@ -97,7 +97,7 @@ def clusters(draw: st.DrawFn) -> Snapshot:
 
 
 class Plain:
-    """What a place costs, one job and one neighbour after the other."""
+    """The cost of a place, one job and one neighbour after the other."""
 
     def __init__(self, snap: Snapshot) -> None:
         self.beliefs, self.racks = snap.beliefs, snap.topology.racks()

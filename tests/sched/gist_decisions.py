@@ -44,7 +44,7 @@ def workloads(draw: st.DrawFn, alike: bool = False):
 
 
 def live_at(result: ReplayResult, now: float) -> Snapshot:
-    """What the controller would have seen at an instant of the replay, just before it decided."""
+    """Return what the controller would have seen at an instant of the replay, just before it decided."""
     trace, pool = result.trace, result.pool
     demand = demand_of(trace, pool)
     asked = demand.requests

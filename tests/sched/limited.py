@@ -74,7 +74,7 @@ def rules_of(job: PendingView | RunningView, known: Quotas) -> list[LimitRule]:
 def taken(
     known: Quotas, jobs: Iterable[tuple[PendingView | RunningView, int, float]], past: Past, now: float
 ) -> Counter:
-    """What of each limit is taken: by jobs (with GPUs and seconds they may still run), and in the last seven days."""
+    """Return the use of each limit: by jobs (with GPUs and seconds they may still run), and in the last seven days."""
     found: Counter = Counter()
     for job, gpus, left in jobs:
         for rule in rules_of(job, known):

@@ -26,7 +26,7 @@ TYPES = ("A100", "V100", "K80")
 
 
 def world(seed: str, order: str, place: str, backfill: str) -> Snapshot:
-    """Two partitions, partly busy, partly broken, with more jobs than there is room for."""
+    """Two partitions, partly busy, partly broken, with more jobs than fit."""
     rng = random.Random(seed)
     nodes = [_node(rng, f"n{i}", "q" if i == 5 else "p") for i in range(6)]
     busy = [r for i, n in enumerate(nodes) for r in _running(rng, i, n)]
@@ -88,13 +88,13 @@ def decided(snapshot: Snapshot) -> list[str]:
         assert isinstance(action, Start)
         parts = (f"{p.node}{list(p.gpus)} {p.cores}c {p.memory_mib}M" for p in action.allocation.parts)
         lines.append(f"  {action.job_id} starts on {', '.join(parts)}")
-    left, told = after(snapshot, plan), set()
+    left, seen = after(snapshot, plan), set()
     for job_id, reason in sorted(plan.reasons.items()):
         found = explain(left, job_id)
         why = [f"  {job_id} {reason.code}: {reason.message}", f"({found.position} of {found.queue_length})"]
         lines.append(" ".join([*why, "; ".join(found.next_steps)]))
-        if reason.code not in told:
-            told.add(reason.code)
+        if reason.code not in seen:
+            seen.add(reason.code)
             lines += [f"    {n.node} {n.dimension or n.fits}: {n.text}" for n in found.nodes]
     return lines + [f"  {name}: {text}" for name, text in sorted((plan.troubles | plan.remarks).items())]
 

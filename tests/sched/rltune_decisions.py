@@ -68,7 +68,7 @@ def replayed(trace, pool, of: TrainedModel) -> ReplayResult:
 
 
 def live_at(result: ReplayResult, now: float) -> Snapshot:
-    """What the controller would have seen, with what has ended until then, and estimates as in the replay."""
+    """Return what the controller would have seen, with what has ended until then, and estimates as in the replay."""
     snap = gist.live_at(result, now)
     trace, demand = result.trace, demand_of(result.trace, result.pool)
     said = LastTwo().expected(replace(trace, wait=np.nan_to_num(result.start - trace.submit, nan=np.inf)))

@@ -174,17 +174,17 @@ def test_kinds_and_bursts() -> None:
     assert burst.tolist() == [0, 2, 0, 1, 1, 3]
 
 
-def test_odds_of_run_times_follow_what_was_seen() -> None:
+def test_hazard_rates_follow_the_observed_run_times() -> None:
     """Of three bursts of one kind: one whose jobs ran 8 s, one whose first job runs for a day, and an unseen one."""
     facts = np.zeros(9, FACTS)
     facts["gpus"], facts["burst"] = 1.0, np.arange(9) // 3
-    odds = HazardRates(np.full((CLASSES, LEVELS), 0.2), np.array([20.0, 5.0, 1.0]))
+    rates = HazardRates(np.full((CLASSES, LEVELS), 0.2), np.array([20.0, 5.0, 1.0]))
     history = history_of(facts)
-    assert end_within(history, odds, 8, 0) == pytest.approx(0.2)
+    assert end_within(history, rates, 8, 0) == pytest.approx(0.2)
     for job in (0, 1):
         note_passed(history, job, 8.0, True)
     note_passed(history, 3, 86400.0, False)
-    short, long, other = (end_within(history, odds, job, 0) for job in (2, 5, 8))
+    short, long, other = (end_within(history, rates, job, 0) for job in (2, 5, 8))
     assert long < other < short
 
 
@@ -220,7 +220,7 @@ def test_the_same_replay_twice_is_the_same_and_every_job_ends() -> None:
     assert one.ran.all()
 
 
-def test_one_that_knows_nothing_never_reads_run_times_or_limits() -> None:
+def test_an_agent_that_knows_nothing_reads_no_run_times_or_limits() -> None:
     """Other run times of jobs that end after the last start, and other limits, change nothing."""
     rng = np.random.default_rng(5)
     submit = np.sort(rng.uniform(0, 100, 60))

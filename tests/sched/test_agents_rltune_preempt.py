@@ -64,7 +64,7 @@ def by_agent(snap: Snapshot, spec: PolicySpec, of: TrainedModel) -> Plan:
 
 
 def stopped(plan: Plan) -> dict[str, str]:
-    """Who is stopped: for whom."""
+    """Return the preempted jobs: for which job each."""
     return {a.job_id: a.for_job for a in plan.actions if isinstance(a, Preempt)}
 
 
@@ -92,7 +92,7 @@ def runs_of(result: ReplayResult) -> list[Run]:
 
 
 class Film:
-    """What the controller would have seen of a replay, just before it decided; or once what it stopped is gone."""
+    """A replay as the controller would have seen it, just before it decided; or once what it stopped is gone."""
 
     def __init__(self, result: ReplayResult, ones: Sequence[Reservation] = ()) -> None:
         self.result, self.runs, self.ones = result, runs_of(result), ones
@@ -197,14 +197,14 @@ def test_live_and_replay_stop_and_start_the_same(
         elif place == "first-fit" and rule is not STAYS:
             later = by_agent(film.at(now, gone=True, begun=first), spec, of)
             assert stopped(later) == {}
-            # What was stopped counts in the odds of run times by then, so that jobs may change places in the order; it
+            # What was stopped counts in the hazard rates by then, so that jobs may change places in the order; it
             # may itself go on at once where it fits beside those it was stopped for, in a replay at the next instant.
             assert begin.keys() <= first.keys() | started(later).keys() <= begin.keys() | cut
 
 
 @pytest.mark.parametrize("rules", LIMITS)
 @pytest.mark.parametrize("seed", range(6))
-def test_live_and_replay_keep_the_same_nodes_for_whom_a_reservations_end_lets_start(
+def test_live_and_replay_keep_the_same_nodes_for_a_job_that_waits_for_the_end_of_a_reservation(
     seed: int, rules: PreemptionSettings
 ) -> None:
     """At every instant the same jobs are stopped and start, and nothing breaks a reservation."""
@@ -239,7 +239,7 @@ def test_live_and_replay_keep_the_same_nodes_for_whom_a_reservations_end_lets_st
         assert check(plan, msgspec.structs.replace(film.at(now), policies={"p": spec}))[1] == ()
 
 
-def test_who_must_not_be_stopped_does_not_start_where_nodes_are_kept() -> None:
+def test_nonpreemptible_jobs_do_not_start_on_reserved_nodes() -> None:
     """`all` waits for the end of a maintenance of n1: `long` would delay it on n2, `short` would not."""
     jobs = [
         pending("all", 8, 2, limit=24 * H), pending("long", 1, limit=5 * H, submit=1),
@@ -320,7 +320,7 @@ def test_a_long_job_is_stopped_for_a_new_one_which_waits_until_it_is_gone() -> N
         ("is COMPLETING", {"state": JobState.COMPLETING}),
     ],
 )
-def test_what_must_not_be_stopped_is_not_and_the_check_refuses_it(why: str, changes: dict[str, Any]) -> None:
+def test_nonpreemptible_jobs_are_not_stopped_and_the_check_refuses_it(why: str, changes: dict[str, Any]) -> None:
     since = changes.pop("start_time", 0.0)
     busy, new = [runs("long", LONG, since, **changes)], [pending("new", 1, submit=NOW)]
     assert stopped(plan_of(busy, new)) == {}
@@ -335,7 +335,7 @@ def test_an_hour_after_it_may_be_stopped_again() -> None:
     assert stopped(plan_of([runs("long", LONG, 0.0, preemptions=often)], [pending("new", 1, submit=NOW)])) != {}
 
 
-def test_nobody_is_stopped_for_nobody() -> None:
+def test_no_job_is_preempted_unless_another_needs_its_nodes() -> None:
     """A GPU of it is lost: it could not be started there again, which is no reason to stop it."""
     lame = node("a", blocked={3: "LOST: fell off the bus"})
     snap = snapshot([lame, node("b")], [pending("new", 1, submit=NOW)], [runs("long", LONG, 0.0)])
@@ -354,7 +354,7 @@ def test_operators_priorities_go_before_ranks() -> None:
     assert stopped(plan_of(young, high)) == {"young": "high"}
 
 
-def test_nobody_is_stopped_for_an_equal() -> None:
+def test_no_job_is_preempted_for_one_of_equal_rank() -> None:
     """Both have had as much; the one that waits was there before."""
     had = Preemptions(count=1, times=(1.0,), kept_s=9000.0)
     plan = plan_of([runs("runs", LONG, 100.0)], [pending("waits", 8, submit=0.0, preemptions=had)])
@@ -362,7 +362,7 @@ def test_nobody_is_stopped_for_an_equal() -> None:
     assert stopped(plan_of([runs("runs", LONG, 100.0)], [pending("new", 8, submit=0.0)])) == {"runs": "new"}
 
 
-def test_what_was_run_before_a_stop_counts() -> None:
+def test_run_time_before_a_preemption_counts() -> None:
     """Both wait; the one that has run for long in earlier attempts goes after the one that has not."""
     had = Preemptions(count=1, times=(1.0,), kept_s=9000.0)
     jobs = [pending("old", 8, submit=0.0, preemptions=had), pending("new", 8, submit=NOW)]
@@ -379,7 +379,7 @@ def test_arrays_and_constraints_hold_here_too() -> None:
     assert codes["elsewhere"] == codes["huge"] == ReasonCode.BAD_CONSTRAINTS
 
 
-def test_the_fallback_stops_nobody() -> None:
+def test_the_fallback_preempts_no_job() -> None:
     snap = snapshot([node("a")], [pending("new", 1, submit=NOW)], [runs("long", LONG, 0.0)])
     plan = decide(msgspec.structs.replace(snap, policies={"p": policy(RULES)}), {})
     assert plan.troubles

@@ -163,7 +163,7 @@ def test_who_waits_for_room_has_none_on_any_scheduler_s_nodes(gpus: list[int], t
 
 
 @pytest.mark.parametrize("backfill", ["none", "skip", "easy"])
-def test_who_is_first_in_the_queue_gets_a_place_that_two_want(backfill: str) -> None:
+def test_the_first_in_the_queue_gets_a_place_that_two_want(backfill: str) -> None:
     """Whichever schedulers the two are of: only one node of the four has room for either."""
     nodes = [node(f"n{i}") for i in range(4)]
     busy = [running(f"r{i}", {f"n{i}": tuple(range(8))}, NOW + 900) for i in range(4) if i != 2]
@@ -200,7 +200,7 @@ def test_a_head_that_no_scheduler_has_room_for_starts_on_all_nodes() -> None:
 
 @QUICK
 @given(clusters(), st.sampled_from([1, 4]))
-def test_as_long_as_nothing_was_learned_contention_decides_and_that_is_told(snap: Snapshot, count: int) -> None:
+def test_until_something_is_learned_contention_decides_and_the_plan_says_so(snap: Snapshot, count: int) -> None:
     bare = replace(snap, beliefs={})
     plan, rule = planned(bare, count), decide(replace(bare, policies={"p": by_agents(bare).policies["p"].fallback}))
     assert plan.troubles == {"p": NOTHING_LEARNED}
@@ -243,7 +243,7 @@ def test_rather_than_wait_a_job_breaks_up_a_node(count: int) -> None:
     assert [n for n, _ in started(plan)["j"]] == ["n1"]
 
 
-def test_what_it_learned_counts() -> None:
+def test_learned_weights_decide() -> None:
     """Weights for which waiting is worth much hold a job back on free nodes, and not for longer than its wait."""
     numbers = weights_from(untrained(0))
     numbers.wait_skip[0] = 10.0

@@ -1,5 +1,5 @@
-"""What a plan says of a waiting job is what the passes answer when that job is asked for alone, and what was in its way
-is gone: limits, GPUs that others have, reservations, racks.
+"""The reason of a pending job in a plan is what the passes answer for that job alone, and without what was in its way:
+limits, GPUs that others have, reservations, racks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ IN_THE_WAY = {ReasonCode.RESOURCES, ReasonCode.PRIORITY, ReasonCode.BACKFILL}
 
 
 def alone(snap: Snapshot, job: PendingView, **more: object) -> ReasonCode | None:
-    """What the passes say of the job where nobody else waits; None: it starts."""
+    """Return the reason of the job if no other is pending; None: it starts."""
     reason = ask(replace(snap, pending=(job,), **more), job.id, job.spec.partition).reason
     return None if reason is None else reason.code
 
@@ -57,12 +57,12 @@ def test_each_reason_goes_with_what_it_names(snap: Snapshot) -> None:
         return
     for job in snap.pending:
         said = plan.reasons[job.id]
-        told = explain(snap, job.id)
-        assert told.reason == said, "why and the plan"
-        assert bool(told.nodes) == any(node.partition == job.spec.partition for node in snap.nodes)
+        explanation = explain(snap, job.id)
+        assert explanation.reason == said, "why and the plan"
+        assert bool(explanation.nodes) == any(node.partition == job.spec.partition for node in snap.nodes)
         if said.code in LIMITS:
             free = replace(job, bounds=())
-            assert alone(snap, job) == said.code, "a limit holds whoever else waits"
+            assert alone(snap, job) == said.code, "a limit holds whatever else is pending"
             assert alone(snap, free) not in LIMITS
             assert alone(snap, free, running=()) is None, "nothing but the limit and what others have"
         elif said.code in IN_THE_WAY:
@@ -72,4 +72,4 @@ def test_each_reason_goes_with_what_it_names(snap: Snapshot) -> None:
                 assert alone(snap, job) is ReasonCode.RESOURCES
         elif said.code in IMPOSSIBLE:
             assert alone(snap, job, running=()) is said.code, "whatever is free"
-        assert (told.position is None) == (said.code not in IN_THE_WAY | {ReasonCode.POLICY})
+        assert (explanation.position is None) == (said.code not in IN_THE_WAY | {ReasonCode.POLICY})

@@ -47,8 +47,8 @@ def test_the_compiled_pass_computes_what_torch_does_whatever_stands_beside_the_w
     found = np.empty((jobs, OUTPUTS), np.float32)
     apply_attention(net, attention_of(network.arrays(), net), rows[:jobs], found)
     with torch.no_grad():
-        told = network(torch.from_numpy(rows)[None], torch.arange(48)[None] < jobs)[0, :jobs].numpy()
-    assert np.abs(found - told).max() <= 1e-4
+        expected = network(torch.from_numpy(rows)[None], torch.arange(48)[None] < jobs)[0, :jobs].numpy()
+    assert np.abs(found - expected).max() <= 1e-4
     alone = np.empty((jobs, OUTPUTS), np.float32)
     apply_attention(net, np.zeros((3, 16, 16), np.float32), rows[:jobs], alone)
     assert np.abs(alone - found).max() > 1e-2, "the matrices are read"
@@ -75,7 +75,7 @@ def test_weights_of_another_shape_are_refused_by_name(part: str) -> None:
         prepare(plain.model(flat))
 
 
-def test_what_is_no_number_is_the_fallbacks() -> None:
+def test_nan_scores_use_the_fallback() -> None:
     huge = {n: np.full_like(a, 3e38) if n.startswith("attention.") else a for n, a in MODEL.arrays.items()}
     plan = plain.by_agent(snapshot([node("a")], [pending("x", 1), pending("y", 8)]), plain.model(huge, "huge"))
     assert "returned NaN" in plan.troubles["p"]

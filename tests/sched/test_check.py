@@ -1,4 +1,4 @@
-"""What the plan's check refuses, and what it says."""
+"""Refusals of the plan's check, and their text."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_sound_actions_pass_in_order() -> None:
     assert not {"g", "none", "held", "t_2"} & plan.reasons.keys()
 
 
-def test_what_a_resized_job_holds_is_not_free_before_it_is_gone() -> None:
+def test_gpus_of_a_resizing_job_are_not_free_before_it_ends() -> None:
     actions = (Resize("e", 1), start("j", part("q", 0, 2)))
     _, rejections = check(Plan(actions=actions), snapshot(NODES, JOBS, BUSY))
     assert [r.why for r in rejections] == ["node q is in partition q, not p"]

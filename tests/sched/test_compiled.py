@@ -43,7 +43,7 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("changed", "stale"), [("a", "a"), ("b", "abd"), ("c.d", "abd"), ("e", "e"), ("f", "")])
-def test_what_a_change_makes_stale(sources: dict[str, bytes], changed: str, stale: str) -> None:
+def test_which_caches_a_change_makes_stale(sources: dict[str, bytes], changed: str, stale: str) -> None:
     modules = {"a": "a", "b": "b", "d": "c.d", "e": "e"}
     before = {letter: folders._digest(name) for letter, name in modules.items()}
     sources[changed] = sources.get(changed, b"") + b"# changed\n"
@@ -63,8 +63,8 @@ def test_real_imports_are_found() -> None:
     assert {".compiled", ".sched.place", ".sched.state", ".sched.releases", ".sched.fit"} <= found
 
 
-def test_what_others_call_of_a_pass_is_kept_by_whoever_filled_it_in() -> None:
-    """Else a change of its hooks would leave forecasts and replays with the old ones."""
+def test_the_inner_pass_is_cached_by_the_module_that_completed_it() -> None:
+    """Otherwise a change of its hooks would leave forecasts and replays with the old ones."""
     for filled in (pass_by_cost, pass_by_rule):
         kept = filled.inner._cache.cache_path  # type: ignore[attr-defined]
         assert Path(kept) == folders.cache_folder(filled.__module__)
@@ -81,7 +81,7 @@ print(gpusched.__file__, *map(class_of, values), "numba" in sys.modules)
 
 
 def python(tmp_path: Path, *words: str, package: Path = PACKAGE, full: bool = False) -> list[str]:
-    """What a process of its own prints, with the cache in ``tmp_path``."""
+    """Return the output of a process of its own, with the cache in ``tmp_path``."""
     env = os.environ | {"PYTHONPATH": str(package.parent), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     for name in ("NUMBA_DISABLE_JIT", "NUMBA_CACHE_DIR"):
         env.pop(name, None)
@@ -93,7 +93,7 @@ def python(tmp_path: Path, *words: str, package: Path = PACKAGE, full: bool = Fa
 
 
 def class_of(tmp_path: Path, package: Path = PACKAGE, values: str = "float", full: bool = False) -> list[str]:
-    """What a process says that calls one compiled function: file, answers, and whether numba was imported."""
+    """Return the report of a process that calls a compiled function: file, answers, and whether numba was imported."""
     return python(tmp_path, "-c", CLASS_OF, values, package=package, full=full)
 
 
@@ -127,13 +127,13 @@ def test_which_numba_is_unknown(version: str, left: bool, monkeypatch: pytest.Mo
     assert compiled.left_to_numba.__wrapped__()
 
 
-def test_numba_tells_its_version_without_being_imported() -> None:
+def test_the_version_of_numba_is_read_without_importing_it() -> None:
     import numba
 
     assert numba_version() == numba.__version__
 
 
-def test_what_is_compiled_once_is_loaded_wherever_the_same_code_lies(tmp_path: Path) -> None:
+def test_compiled_code_is_loaded_wherever_the_same_code_lies(tmp_path: Path) -> None:
     """A copy of the package finds what another one compiled, and compiles nothing: most of a short command's time."""
     said = []
     for place in ("here", "there"):
@@ -298,7 +298,7 @@ def test_arrays_of_every_kind_are_read_for_what_they_are() -> None:
     assert first_of(base.view(np.recarray), 1) == 1.0  # of a class that only numba knows
 
 
-def test_kinds_tell_apart_what_numba_compiles_differently_and_nothing_else() -> None:
+def test_kinds_differ_exactly_where_numba_compiles_differently() -> None:
     base = np.zeros((4, 4))
     readonly = base.copy()
     readonly.flags.writeable = False
@@ -312,13 +312,13 @@ def test_kinds_tell_apart_what_numba_compiles_differently_and_nothing_else() -> 
     for one, other in combinations(values, 2):
         alike = types_of((one,)) == types_of((other,))
         assert (kind_of(one) == kind_of(other)) is alike
-        assert (str(kind_of(one)) == str(kind_of(other))) is alike  # as files are told apart
+        assert (str(kind_of(one)) == str(kind_of(other))) is alike  # as names of files
     for foreign in ("text", [1], {1: 1}, 2**63, 1j, object, np.void(b"1"), base.view(np.matrix), np.str_("x")):
         with pytest.raises(Foreign):
             kind_of(foreign)
 
 
-def test_what_allocates_still_counts_its_references() -> None:
+def test_allocating_functions_count_references() -> None:
     values = np.array([3.0, 1.0, 2.0])
     expected = whole.__wrapped__(values)  # type: ignore[attr-defined]
     two = Two(values, values * 2)
@@ -416,7 +416,7 @@ def test_exceptions_come_through_with_what_they_say() -> None:
     assert refuse(4.0) == 2.0
 
 
-def test_what_does_not_fit_a_slice_is_refused() -> None:
+def test_values_that_do_not_fit_a_slice_are_refused() -> None:
     target = np.zeros(3)
     assigned(target, np.ones(2))
     assert target.tolist() == [0.0, 1.0, 1.0]
@@ -438,7 +438,7 @@ def test_of_processes_that_need_the_same_at_once_one_compiles_it(tmp_path: Path)
     assert [file.suffix for file in kept(tmp_path)[0].parent.iterdir() if file.name.startswith("tmp")] == []
 
 
-def test_who_waits_too_long_for_another_compiles_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_waiting_too_long_a_process_compiles_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_PATIENCE_S", 0.0)
     with compiled._one_at_a_time(tmp_path), compiled._one_at_a_time(tmp_path):
         pass

@@ -1,4 +1,4 @@
-"""Placing by what was learned of jobs and their neighbours, against the same said in plain Python; and what is told."""
+"""Placement by what was learned of jobs and their neighbours, against plain Python; and its explanation."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_who_starts_has_a_place_worth_its_wait_and_who_waits_has_none(snap: Snap
 @QUICK
 @given(clusters())
 def test_the_head_can_start_when_its_wait_is_over(snap: Snapshot) -> None:
-    """Whoever is started behind it: at the end of its wait it starts at once, by the time limits of all that runs."""
+    """Jobs started behind it do not delay it: at the end of its wait it starts at once, by all time limits."""
     policies = {name: replace(policy, backfill="easy") for name, policy in snap.policies.items()}
     snap = replace(snap, policies=policies)
     plan = decide(snap)
@@ -123,7 +123,7 @@ def test_why_says_what_the_plan_says(snap: Snapshot) -> None:
     agree_on_who_waits(snap, decide(snap))
 
 
-def test_a_job_waits_for_its_rack_as_long_as_that_pays_and_says_so() -> None:
+def test_a_job_waits_for_its_rack_while_that_pays_and_its_reason_says_so() -> None:
     job = pending("j", 8, nodes=2, submit=NOW, name="calm")
     known = beliefs(0.02, 0.02, 1.18)
     snap = snapshot(FOUR, [job], HALF, place="contention", backfill="easy", topology=TWO_RACKS, beliefs=known)
@@ -132,10 +132,10 @@ def test_a_job_waits_for_its_rack_as_long_as_that_pays_and_says_so() -> None:
     clock = local_clock(until, NOW)
     message = f"waits for a better place until {clock} at the latest; started now, it would run 18 % slower"
     assert (plan.actions, plan.reasons["j"].message) == ((), message)
-    told = explain(snap, "j")
-    assert told.reason == plan.reasons["j"]
-    assert told.racks == 2
-    assert told.next_steps[0] == "accept what is free (--placement-wait 0) now"
+    explanation = explain(snap, "j")
+    assert explanation.reason == plan.reasons["j"]
+    assert explanation.racks == 2
+    assert explanation.next_steps[0] == "accept what is free (--placement-wait 0) now"
     assert [n for n, _ in started(decide(replace(snap, running=(HALF[1],))))["j"]] == ["n0", "n1"]
     assert [n for n, _ in started(decide(replace(snap, now=until + 1)))["j"]] == ["n1", "n3"]
     capped = with_place(snap, "contention", placement_wait_s=3600.0)
@@ -165,7 +165,7 @@ def test_neighbours_are_kept_apart_and_waited_for() -> None:
     assert "at the latest; started now, it would slow down its neighbours" in decide(harmed).reasons["k"].message
 
 
-def test_nobody_waits_for_what_only_public_tables_say() -> None:
+def test_placement_waits_only_for_measured_benefits() -> None:
     unknown = [named(running("l", {"n0": (0, 1), "n1": (0, 1)}, NOW + 900), "other")]
     job = pending("j", 6, nodes=2, submit=NOW, name="new", user="alice")
     racks = topology("r1", "r1")
@@ -177,7 +177,7 @@ def test_nobody_waits_for_what_only_public_tables_say() -> None:
     assert {n for n, _ in started(decide(free))["k"]} == {"n2", "n3"}, "but it keeps away where it can"
 
 
-def test_who_waits_keeps_its_room_under_easy_and_no_more() -> None:
+def test_a_job_that_waits_for_a_place_reserves_only_under_easy() -> None:
     """The head could start on n1 and n3: who outlasts its wait may not have both and n4, who ends before may."""
     own = {"limit": 90_000, "user": "alice"}
     jobs = [pending("head", 8, nodes=2, submit=NOW - 9, name="calm", user="alice"),
@@ -220,7 +220,7 @@ def test_nobody_waits_where_a_good_place_is_free(snap: Snapshot) -> None:
             assert min(costs) > HARMLESS
 
 
-def test_who_starts_first_counts_for_those_behind_it() -> None:
+def test_earlier_starts_count_as_neighbours_of_later_ones() -> None:
     """The second would be beside the first, were that not on its links yet."""
     two = [replace(pending(name, 2, nodes=2, submit=NOW, name=name, user="alice"), id=f"j{i}")
            for i, name in enumerate(("loud", "calm"))]  # fmt: skip
@@ -232,7 +232,7 @@ def test_who_starts_first_counts_for_those_behind_it() -> None:
     assert list(decide(few).reasons) == ["j1"]
 
 
-def test_who_must_be_in_one_rack_is() -> None:
+def test_max_spread_rack_is_respected() -> None:
     """Nodes on no switch are each a rack of their own."""
     job = pending("j", 8, nodes=2, submit=NOW - 90_000, name="calm", user="alice")
     job = replace(job, spec=replace(job.spec, max_spread="rack"))
@@ -244,7 +244,7 @@ def test_who_must_be_in_one_rack_is() -> None:
 
 
 def test_of_more_nodes_and_declared_ways_up_counts_what_was_measured() -> None:
-    """Nobody waits for fewer nodes where nothing says what more cost; narrow ways up are in what was measured."""
+    """No job waits for fewer nodes without a measurement of more; narrow uplinks are part of the measurements."""
     job = pending("j", 8, submit=NOW, name="new", user="alice")
     job = replace(job, spec=replace(job.spec, max_nodes=2))
     half = [running(f"r{i}", {f"n{i}": (0, 1, 2, 3)}, NOW + 900) for i in range(4)]

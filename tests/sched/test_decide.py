@@ -222,7 +222,7 @@ def test_each_array_has_its_own_bound() -> None:
 
 
 @pytest.mark.parametrize("names", ["pqr", "rqp"])
-def test_what_ends_in_other_partitions_or_on_broken_nodes_helps_no_head(names: str) -> None:
+def test_ends_in_other_partitions_or_on_broken_nodes_help_no_head(names: str) -> None:
     """Of three partitions the middle one's head waits for its own node's job alone."""
     nodes = [node(f"n{p}", partition=p) for p in names]
     nodes.append(node("bad", partition="q", available=False, unavailable_reason="DOWN"))
@@ -261,7 +261,7 @@ def test_an_overrunning_job_is_expected_to_end_now() -> None:
     assert plan.reasons["head"].message.endswith("within 0:00:00, by time limits")
 
 
-def test_what_cannot_run_now_blocks_nobody() -> None:
+def test_a_job_that_cannot_run_now_blocks_no_other() -> None:
     nodes = [
         node("a"),
         node("b", available=False, unavailable_reason="DRAINED: fan"),
@@ -326,7 +326,7 @@ def test_memory_is_short_where_gpus_and_cores_are_not() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_who_would_be_delayed_is_named_wherever_it_stands(first: bool) -> None:
+def test_the_job_that_would_be_delayed_is_named_at_any_position(first: bool) -> None:
     head = [pending("head", 6)]
     others = [pending("starts", 1, limit=60, submit=0.5), pending("waits", 3, limit=9 * HOUR, submit=1.0)]
     jobs = head + others if first else others + head

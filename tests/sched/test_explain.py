@@ -1,4 +1,4 @@
-"""What `why` tells people."""
+"""The answers of `why`."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_nodes_say_cores_memory_and_what_bars_them() -> None:
         ({"gpus": 6, "nodes": 2, "cores_per_node": 1}, "waits for 6 GPUs on each of 2 nodes; 1 node has enough free"),
     ],
 )  # fmt: skip
-def test_what_is_short_in_figures_is_the_same_wherever_it_is_said(job: dict, said: str) -> None:
+def test_missing_resources_are_the_same_in_every_message(job: dict, said: str) -> None:
     nodes = [
         node("a", memory_mib=64 << 10), node("b", cores=90, memory_mib=32 << 10),
         node("c", gpus=4, cores=40, memory_mib=16 << 10),
@@ -232,7 +232,7 @@ def test_an_unknown_job_is_a_key_error() -> None:
         explain(snapshot([node("a")], []), "j")
 
 
-def test_what_of_a_node_is_there_well_and_free_and_who_has_the_rest() -> None:
+def test_total_healthy_and_free_resources_of_a_node_and_their_holders() -> None:
     broken = {1: "LOST", 2: "BUSY: pid 4 of al", 3: "BUSY: pid 4 of al", 9: "OLD"}
     nodes = [node("n", blocked=broken), node("m", available=False)]
     busy = [running("r", {"n": (0, 1)}, NOW + 1, cores=77), running("s", {"m": ()}, NOW + 1, cores=2)]
@@ -281,7 +281,7 @@ def test_when_a_job_alone_would_fit_and_thanks_to_whom() -> None:
     assert found(1, nodelist=("x",)) is None
 
 
-def test_who_counts_in_a_queue() -> None:
+def test_which_jobs_count_in_queue_positions() -> None:
     jobs = [
         pending("none", 9),
         pending("full", 1, array_id="a", array_room=0),
@@ -347,7 +347,7 @@ def test_steps_are_exact_where_one_figure_is_in_the_way() -> None:
     assert steps(ReasonCode.BACKFILL, pending("j", 2), node("n"), busy=over, ahead=first) == []
 
 
-def test_what_would_bring_room_back_is_named_only_where_it_would() -> None:
+def test_next_steps_name_only_effective_actions() -> None:
     def steps(*nodes: NodeView, gpus: int = 4) -> list[str]:
         snap = snapshot(list(nodes), [job := pending("j", gpus)])
         return next_steps(SingleJobView(snap), job, ReasonCode.REQ_NODE_NOT_AVAIL, ask(snap, "j", "p"))
@@ -372,6 +372,6 @@ def test_what_would_bring_room_back_is_named_only_where_it_would() -> None:
         (1000, "at least 1000 jobs of"), (12345, "at least 12000 jobs of"),
     ],
 )  # fmt: skip
-def test_many_jobs_before_it_are_told_roughly(ahead: int, said: str) -> None:
+def test_the_number_of_jobs_ahead_is_rounded(ahead: int, said: str) -> None:
     """So that many jobs share few sentences, which do not change with every job that ends."""
     assert jobs_ahead(ahead).startswith(said)

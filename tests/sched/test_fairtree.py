@@ -96,7 +96,7 @@ def test_usage_that_has_decayed_to_almost_nothing_counts_alike(drawn: tuple[Grou
     assert places(tree, np.array(usage)).tolist() == places(tree, np.array(usage) * 2.0**-1070).tolist()
 
 
-def test_who_is_equal_stays_so_whatever_the_quotients_are_rounded_to() -> None:
+def test_equal_users_stay_equal_in_spite_of_rounding() -> None:
     groups = Groups(
         groups=(
             Group(name="g0", shares=2, members={"a": 1, "b": 3}), Group(name="g1", shares=2),

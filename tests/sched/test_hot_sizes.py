@@ -45,7 +45,7 @@ def test_it_does_not_grow_where_only_its_own_node_has_room() -> None:
     assert resizes(decide(world([], busy))) == []
 
 
-def test_what_starts_in_the_same_plan_has_its_place_first() -> None:
+def test_starts_of_the_same_plan_get_their_place_first() -> None:
     busy = [hot("a", {"n0": EIGHT}, 8, 16)]
     snapshot = world([pending("w", 8)], busy)
     plan = decide(snapshot)
@@ -53,7 +53,7 @@ def test_what_starts_in_the_same_plan_has_its_place_first() -> None:
     assert resizes(plan) == []
 
 
-def test_it_shrinks_only_for_who_can_use_what_its_last_ranks_hold() -> None:
+def test_a_hot_job_shrinks_only_for_jobs_that_fit_on_its_last_ranks() -> None:
     busy = [hot("a", {"n0": EIGHT, "n1": EIGHT}, 8, 16)]
     snapshot = world([pending("w", 8)], busy)
     assert resizes(decide(snapshot)) == [("a", 8, [])]
@@ -62,7 +62,7 @@ def test_it_shrinks_only_for_who_can_use_what_its_last_ranks_hold() -> None:
     assert resizes(decide(world([pinned], busy))) == [], "rank 0 stays on n0"
 
 
-def test_one_that_waits_starts_with_as_many_ranks_as_find_a_node() -> None:
+def test_a_pending_hot_job_starts_with_as_many_ranks_as_fit() -> None:
     asked = waits("w", 4, 8)
     assert asked.spec.elastic is not None
     spec = msgspec.structs.replace(asked.spec, elastic=msgspec.structs.replace(asked.spec.elastic, rank_gpus=4))

@@ -143,7 +143,7 @@ def test_the_reason_says_when_there_is_room() -> None:
     assert explain(fewer, "a").next_steps == ("check your limits: gpusched quota",)
 
 
-def test_who_goes_first_once_the_limit_frees_is_said_beside_it() -> None:
+def test_the_reason_names_the_jobs_ahead_once_the_limit_frees() -> None:
     """So that "quota frees within two minutes" does not contradict a start expected days later."""
     busy = [running(f"r{i}", {"n": (i,)}, NOW + 60 * (i + 1), user="alice") for i in range(4)]
     jobs = [pending(f"a{i}", 2, submit=float(i)) for i in range(4)] + [pending("b", 8, user="bob", submit=2.5)]
@@ -187,7 +187,7 @@ def test_a_class_has_its_own_limits_and_an_exempt_one_nothing_else() -> None:
     assert plan.reasons["plain"].code is ReasonCode.ASSOC_GRP_GRES
 
 
-def test_who_is_held_by_a_limit_reserves_nothing_and_blocks_nobody() -> None:
+def test_a_job_held_by_a_limit_reserves_and_blocks_nothing() -> None:
     busy = [running("r", {"n": (0, 1, 2, 3)}, NOW + 60, user="alice")]
     jobs = [pending("first", 4, limit=60), pending("long", 4, limit=10**6, user="bob", submit=1.0)]
     for backfill in ("none", "easy"):
@@ -234,7 +234,7 @@ def test_resizable_jobs_grow_within_their_users_limits(sizes: Literal["drf", "op
     assert "limit of user alice: at most 4 GPUs at once" in rejections[0].why
 
 
-def test_what_is_resized_is_charged_for_what_is_left_of_its_limit() -> None:
+def test_a_resized_job_is_charged_for_the_rest_of_its_limit() -> None:
     """What it ran before is charged already: charged for its whole limit again, it would not go on for days."""
     half = replace(
         pending("a", 1, limit=36_000), resizes=Resizes(count=1, had_s=18_000.0), resume_at=1,

@@ -68,7 +68,7 @@ def test_a_job_for_one_rack_gets_the_rack_that_has_enough_nodes_first() -> None:
     assert [where for where, _ in started(placed(snap, "acme-best-fit", "none"))["j"]] == ["n3", "n4"]
 
 
-def test_what_is_kept_for_the_head_are_the_components_nodes() -> None:
+def test_nodes_reserved_for_the_head_are_chosen_by_the_placement() -> None:
     """Spread keeps the node that will be emptier; best-fit the other, where the long job is in its way."""
     busy = [
         running("r0", {"n0": (0, 1, 2, 3, 4)}, NOW + 100),

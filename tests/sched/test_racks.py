@@ -231,7 +231,7 @@ def test_a_job_is_given_the_first_of_its_requests_that_fits(drawn: object, backf
 @QUICK
 @given(queues())
 def test_the_head_starts_no_later_for_those_behind_it(drawn: object) -> None:
-    """It is promised the first moment at which any of its requests fits, and then one does, whoever was started."""
+    """It is promised the first moment at which any of its requests fits, and then one does, whatever was started."""
     alone, world = World(drawn), World(drawn)  # type: ignore[arg-type]
     head, shadow = alone.decide(NONE)
     assert (head, shadow) == world.decide(EASY)
@@ -307,7 +307,7 @@ def test_rack_prefers_one_rack_and_rack_wait_waits_for_it() -> None:
     assert decide(replace(waits, pending=tuple(patient))).actions, "its own word goes before the policy's"
 
 
-def test_nobody_waits_for_a_rack_that_cannot_hold_it() -> None:
+def test_no_job_waits_for_a_rack_that_cannot_hold_it() -> None:
     snap = snapshot(FOUR, [pending("j", 8, nodes=3)], place="rack-wait", topology=TWO_RACKS)
     assert len(started(decide(snap))["j"]) == 3
     down = [replace(FOUR[0], available=False), *FOUR[1:]]
@@ -371,7 +371,7 @@ def test_an_exclusive_job_has_nodes_of_its_size_to_itself() -> None:
         (0, "waits for fewer nodes in one rack until "),
     ],
 )
-def test_plan_and_why_agree_on_who_waits_for_better_nodes(drained: int, says: str) -> None:
+def test_plan_and_why_agree_on_jobs_that_wait_for_better_nodes(drained: int, says: str) -> None:
     """Found by property: of jobs that ask for the same now, what was said of one was said of the other."""
     nodes = [node(f"n{i}", 2, available=i < 5 - drained, unavailable_reason="DRAINED: fan") for i in range(5)]
     busy = [running(f"r{i}", {f"n{i}": (0,) if i == 0 else (0, 1)}, NOW + 500) for i in range(5)]

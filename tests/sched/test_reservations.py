@@ -1,4 +1,4 @@
-"""What reservations of nodes mean to a decision, against a slow reference that counts minute by minute."""
+"""Reservations of nodes in decisions, against a slow reference that counts minute by minute."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.sched.worlds import NOW, node, pending, running, snapshot, started
 QUICK = settings(max_examples=60)
 
 
-def test_what_ends_before_a_maintenance_starts_and_nothing_else() -> None:
+def test_only_jobs_that_end_before_a_maintenance_start() -> None:
     """By its limit; to end just as it begins is soon enough."""
     jobs = [pending("fits", 1, limit=2 * H), pending("not", 1, limit=2 * H + 1, submit=1)]
     snap = with_reservations(snapshot([node("n1")], jobs), reservation("m", ["n1"], 2 * H, 4 * H, maintenance=True))
@@ -63,7 +63,7 @@ def test_while_it_lasts_only_its_own_run_there() -> None:
     assert plan.reasons["big"].code is ReasonCode.BAD_CONSTRAINTS
 
 
-def test_its_own_wait_for_it_and_must_end_with_it() -> None:
+def test_jobs_of_a_reservation_wait_for_it_and_end_with_it() -> None:
     """The reason is Slurm's, and says when."""
     one = reservation("class", ["n1"], 2 * H, 4 * H)
     snap = with_reservations(snapshot([node("n1")], [of("class", pending("own", 1))]), one)
@@ -76,7 +76,7 @@ def test_its_own_wait_for_it_and_must_end_with_it() -> None:
     assert started(decide(with_reservations(replace(snap, now=NOW + 3 * H), one)))
 
 
-def test_a_job_as_long_as_its_reservation_runs_in_it() -> None:
+def test_a_job_with_the_duration_of_its_reservation_runs_in_it() -> None:
     """Though nothing is decided in the very second in which it begins; not where the node is another's then."""
     one = reservation("class", ["n1"], -5, H - 5)
     snap = snapshot([node("n1")], [of("class", pending("own", 1, limit=H))])
@@ -117,9 +117,9 @@ def test_nodes_are_kept_for_what_waits_for_the_end_of_a_reservation() -> None:
         assert plan.reasons["long"].code is ReasonCode.BACKFILL
         assert plan.reasons["long"].message == "fits now, but would delay job all, which can start in 4:00:00"
         taken = with_reservations(snap, reservation("m", ["n1"], H, 4 * H, maintenance=True))
-        told = explain(worlds.after(taken, plan), "long")
-        assert told.reason == plan.reasons["long"]
-        assert told.next_steps == ("a time limit of at most 4:00:00 would let it start now (-t 4:00:00)",)
+        explanation = explain(worlds.after(taken, plan), "long")
+        assert explanation.reason == plan.reasons["long"]
+        assert explanation.next_steps == ("a time limit of at most 4:00:00 would let it start now (-t 4:00:00)",)
     skip = replace(snap.policies["p"], backfill="skip")
     for agent in (None, "dl2", "topology", "rltune"):
         policy = replace(skip, agent=agent, fallback=skip)
@@ -127,7 +127,7 @@ def test_nodes_are_kept_for_what_waits_for_the_end_of_a_reservation() -> None:
         assert "long" in starts, f"{agent}: stages that skip keep nothing"
 
 
-def test_what_an_agent_kept_before_it_failed_is_open_to_its_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_reserved_by_a_failed_agent_are_free_for_its_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps nodes as EASY does, its fallback keeps none."""
 
     def fails(_: object, context: Context) -> None:
@@ -167,7 +167,7 @@ def test_the_head_has_no_place_where_nodes_are_kept_for_another() -> None:
 
 
 def test_the_heads_time_is_one_at_which_its_nodes_are_not_reserved() -> None:
-    """It fits when the running job ends, but not for as long as it may last; nor before the maintenance is over."""
+    """It fits when the running job ends, but not for its whole time limit; nor before the maintenance is over."""
     busy = [running("r", {"n1": tuple(range(8))}, end=NOW + 2 * H)]
     jobs = [pending("head", 8, limit=3 * H, nodelist=("n1",)), pending("later", 1, limit=5 * H, submit=1)]
     snap = snapshot([node("n1"), node("n2")], jobs, busy, backfill="easy")
@@ -179,7 +179,7 @@ def test_the_heads_time_is_one_at_which_its_nodes_are_not_reserved() -> None:
 
 
 def test_the_check_refuses_what_breaks_a_reservation() -> None:
-    """Whoever planned it."""
+    """Of any plan."""
     free = snapshot([node("n1"), node("n2")], [pending("a", 1, limit=2 * H), of("class", pending("b", 1))])
     plan = decide(replace(free, pending=tuple(replace(j, spec=replace(j.spec, reservation="")) for j in free.pending)))
     taken = with_reservations(free, reservation("class", ["n1"], H, 5 * H))
@@ -297,7 +297,7 @@ def test_a_forecast_runs_over_reservations() -> None:
             assert found == {"all": 7.0, "own": 4.0, "short": 0.0, "after": 2.0}, backfill
 
 
-def test_in_a_forecast_nodes_are_kept_for_who_waits_for_the_end_of_a_reservation() -> None:
+def test_in_a_forecast_nodes_are_kept_for_a_job_that_waits_for_the_end_of_a_reservation() -> None:
     """``long`` would delay it, ``short`` does not."""
     jobs = [
         pending("all", 8, 2, limit=24 * H), pending("long", 1, limit=5 * H, submit=1),
@@ -341,7 +341,7 @@ def test_a_forecast_is_what_happens(seed: int, backfill: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_conservative_delays_nobody_around_reservations(seed: int) -> None:
+def test_conservative_delays_no_job_around_reservations(seed: int) -> None:
     """Jobs behind one leave it its start, also where it waits for the end of a reservation."""
     snap, ones = drawn(random.Random(seed), "conservative")
     whole = {job: now for now, begun, _ in driven(snap, ones) for job in begun}

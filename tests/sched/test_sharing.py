@@ -1,4 +1,4 @@
-"""Two jobs on the same GPUs: the check and the pass against a plain count of who has what, and what `why` says."""
+"""Two jobs on the same GPUs: the check and the pass against a plain count of the GPUs in use, and what `why` says."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def policy_s(snap: Snapshot) -> Plan:
 
 
 def after(snap: Snapshot, *actions: Action, code: int = RESOURCES) -> list[Start]:
-    """Who shares once a policy has done that, and left the others waiting for that reason."""
+    """Apply the sharing pass after a policy that started these and left the others for that reason."""
     world = node_arrays_of(snap)
     waiting = waiting_of(list(snap.pending), world, {}, snap)
     outcome = new_outcome(len(waiting.views), waiting.parts)
@@ -188,7 +188,7 @@ def test_fair_share_counts_half_of_a_gpu_that_two_have_for_each() -> None:
 
 
 @pytest.mark.parametrize("change", [{"ready": False}, {"memory_mib": None}])
-def test_who_did_not_agree_or_was_launched_otherwise_is_alone(change: dict[str, object]) -> None:
+def test_jobs_that_did_not_agree_or_were_launched_otherwise_do_not_share(change: dict[str, object]) -> None:
     alone = Has(**{**vars(RUNS), **change})  # type: ignore[arg-type]
     snap = one_waits(Has("w", "ann", "calm", 10, (0,)), has=[alone])
     assert not decide(snap).actions
@@ -241,7 +241,7 @@ def test_two_on_a_gpu_and_one_partner_for_each() -> None:
     ("limit", "cores", "shares"), [(90, 1, True), (110, 1, False), (90, 4, True), (90, 5, True), (110, 0, False)]
 )
 def test_the_first_of_the_queue_is_not_held_up(limit: int, cores: int, shares: bool) -> None:
-    """It needs all GPUs, which r gives back at 100 s; whoever goes beside r has let go of them by then."""
+    """It needs all GPUs, which r gives back at 100 s; a job beside r has released them by then."""
     first = Has("first", "bob", "calm", None, (0, 1, 2))
     job = Has("w", "ann", "calm", 10, (0,), cores=cores, limit=limit)
     snap = snapshot_of({"a": TURNS}, [RUNS], [first, job])
@@ -275,7 +275,7 @@ def test_it_shares_on_no_node_that_it_may_not_use() -> None:
     assert explain(failed, "w").sharing.endswith("node a: an earlier attempt failed here")
 
 
-def test_what_starts_takes_cores_from_those_behind_it() -> None:
+def test_a_start_takes_cores_from_later_jobs() -> None:
     has = [Has(f"r{gpu}", "ann", "calm", 20, (gpu,), "a", end=NOW + 100) for gpu in range(3)]
     jobs = [Has(f"w{n}", "ann", "calm", 10, (0,), cores=cores) for n, cores in enumerate((2, 2, 1))]
     snap = snapshot_of({"a": TURNS}, has, jobs)
@@ -284,7 +284,7 @@ def test_what_starts_takes_cores_from_those_behind_it() -> None:
     assert started(wider) == {"w0": [("a", (0,))], "w2": [("a", (1,))]}
 
 
-def test_who_has_started_is_no_longer_the_first_of_the_queue() -> None:
+def test_a_started_job_is_no_longer_the_head() -> None:
     has = [Has(f"r{gpu}", "ann", "calm", 20, (gpu,), "a", end=NOW + 100) for gpu in range(3)]
     jobs = [Has(f"w{n}", "ann", "calm", 10, (0,), limit=limit) for n, limit in enumerate((500, 150, 150))]
     snap = snapshot_of({"a": TURNS}, has, jobs)
@@ -298,7 +298,7 @@ def test_it_goes_where_the_slower_of_the_two_loses_least() -> None:
     assert started(decide(snap)) == {"w": [("a", (1,))]}
 
 
-def test_one_that_would_hold_up_the_first_goes_elsewhere() -> None:
+def test_a_job_that_would_delay_the_head_goes_elsewhere() -> None:
     """Beside short it would lose less; but the first of the queue waits for what short gives back."""
     has = [
         Has("short", "ann", "calm", 20, (0, 1, 2), "a", end=NOW + 100),
@@ -336,13 +336,13 @@ def test_of_a_jobs_gpus_it_shares_those_that_are_well() -> None:
     assert explain(snap, "w").sharing.endswith("job r has 0 GPUs to share; it requests 1")
 
 
-def test_the_first_of_the_queue_holds_up_nobody_by_sharing() -> None:
+def test_the_head_delays_no_job_by_sharing() -> None:
     jobs = [Has("w", "ann", "calm", 10, (0,), limit=500), Has("second", "bob", "calm", None, (0, 1, 2))]
     snap = snapshot_of({"a": TURNS}, [RUNS], jobs)
     assert started(decide(snap)) == {"w": [("a", (0,))]}
 
 
-def test_nobody_is_put_beside_one_that_is_being_ended_or_stopped() -> None:
+def test_no_job_shares_with_one_that_is_ending_or_being_preempted() -> None:
     snap = one_waits(Has("w", "ann", "calm", 10, (0,)))
     assert started(decide(snap)) == {"w": [("a", (0,))]}
     ending = msgspec.structs.replace(snap.running[0], state=JobState.COMPLETING)

@@ -1,4 +1,4 @@
-"""Who gets how many GPUs: sizes of resizable jobs that wait, and resizes of those that run."""
+"""Sizes of pending resizable jobs, and resizes of running ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def resized(snapshot: Snapshot) -> dict[str, int]:
     return {a.job_id: a.gpus for a in plan.actions if isinstance(a, Resize)}
 
 
-def test_one_that_is_alone_starts_with_all_that_it_may_have() -> None:
+def test_a_single_job_starts_with_its_maximum() -> None:
     assert started(world([waits("a", 1, 2, 4, 8)], [])) == {"a": 8}
     assert started(world([waits("a", 1, 2, 4, 8, 16)], [])) == {"a": 16}
     assert started(world([waits("a", 1, 2, 4, 8, 32)], [])) == {"a": 8}, "32 fit nowhere"
@@ -62,7 +62,7 @@ def test_it_starts_on_what_is_free() -> None:
     assert started(world([waits("a", 1, 2, 4, 8)], [rigid])) == {"a": 4}
 
 
-def test_two_share_and_who_gains_more_gets_more() -> None:
+def test_two_jobs_share_and_the_one_that_gains_more_gets_more() -> None:
     flat = {1: 1.0, 2: 1.05, 4: 1.06, 8: 1.07}
     assert started(world([waits("a", 1, 2, 4, 8), waits("b", 1, 2, 4, 8)], [], nodes=1)) == {"a": 4, "b": 4}
     jobs = [waits("a", 1, 2, 4, 8, speeds=flat), waits("b", 1, 2, 4, speeds=PERFECT)]
@@ -105,14 +105,14 @@ def test_it_does_not_grow_for_a_moment() -> None:
     assert resized(world([], [runs("a", {"n0": (0, 1)}, 2, 4, resizes=costs, own_end=NOW + 50.0)])) == {}, "nearly done"
 
 
-def test_nobody_is_stopped_for_what_then_still_has_no_place() -> None:
+def test_no_job_is_shrunk_for_one_that_still_would_not_fit() -> None:
     ends = [running(f"r{n}", {f"n{n}": (7,)}, NOW + 9000) for n in range(2)]
     busy = [*ends, runs("a", {"n1": tuple(range(7))}, 6, 7)]
     assert resized(world([pending("j", 8)], busy)) == {}, "eight GPUs in all, but on no node"
     assert resized(world([pending("j", 4, nodes=2)], [*ends, runs("a", {"n1": tuple(range(7))}, 3, 7)])) == {"a": 3}
 
 
-def test_who_gains_least_shrinks_first() -> None:
+def test_the_job_that_gains_least_shrinks_first() -> None:
     flat = {1: 1.0, 2: 1.9, 4: 1.95}
     busy = [runs("a", {"n0": (0, 1, 2, 3)}, 1, 2, 4), runs("b", {"n0": (4, 5, 6, 7)}, 1, 2, 4, speeds=flat)]
     assert resized(world([pending("j", 2)], busy, nodes=1)) == {"b": 2}
@@ -123,7 +123,7 @@ def test_a_job_that_cannot_use_more_does_not_grow() -> None:
     assert resized(world([], [runs("a", {"n0": (0, 1)}, 1, 2, 4, 8, speeds=flat)])) == {}
 
 
-def test_what_a_stop_costs_is_weighed() -> None:
+def test_the_cost_of_a_stop_is_weighed() -> None:
     costly = Resizes(count=3, costs_s=5400.0, measured=3)  # half an hour each, of an hour and a half that it is old
     snapshot = world([], [runs("a", {"n0": (0, 1, 2, 3)}, 4, 5, resizes=costly, speeds={4: 4.0, 5: 5.0})])
     assert resized(snapshot) == {}
@@ -152,12 +152,12 @@ def test_a_size_at_which_it_did_not_come_up_is_not_tried_again() -> None:
     assert resized(world([], [runs("a", {"n0": (0, 1)}, 1, 2, 4, 8, resizes=bad)])) == {"a": 4}
 
 
-def test_one_that_came_up_at_no_size_is_tried_at_its_own_again() -> None:
+def test_a_job_that_failed_at_every_size_is_tried_at_its_base_size_again() -> None:
     job = msgspec.structs.replace(waits("w", 1), spec=spec(1, 2, 4, base=2), resizes=Resizes(unusable=(1, 2, 4)))
     assert sized(world([job], [])).given == started(world([job], [])) == {"w": 2}
 
 
-def test_one_that_was_stopped_to_be_resized_goes_before_all_others() -> None:
+def test_a_job_stopped_for_a_resize_goes_before_all_others() -> None:
     stopped = msgspec.structs.replace(waits("z", 1, 2, 4, 8, submit=900.0), resume_at=4)
     jobs = [pending("a", 8, priority=1000), pending("b", 8), stopped]
     assert started(world(jobs, [], nodes=1)) == {"z": 4}
@@ -260,7 +260,7 @@ def test_with_fewer_cores_free_it_takes_fewer_down_to_the_least() -> None:
     assert sizes_of(none, node_arrays_of(none)).snapshot.pending[0].spec.cores_per_node == 4, "for which it waits"
 
 
-def test_one_that_runs_grows_where_the_least_of_its_range_has_room() -> None:
+def test_a_running_job_grows_where_its_minimum_fits() -> None:
     """Of 80 cores another job holds 74 and this one 4: of the 7 that go with 7 GPUs, 6 are there."""
     other = running("r", {"n0": (7,)}, NOW + 9000, cores=74)
     small = runs("e", {"n0": (0, 1, 2, 3)}, 1, 2, 4, 7)
@@ -282,7 +282,7 @@ def test_a_plan_that_gives_other_cores_than_the_range_allows_is_refused() -> Non
         assert (rejections == ()) is right, cores
 
 
-def test_one_whose_size_is_out_of_the_bounds_by_now_may_start_at_it() -> None:
+def test_a_job_whose_size_is_now_out_of_bounds_may_start_at_it() -> None:
     """Its partition's bounds came after it; where its policy chooses no sizes it waits at its base."""
     job = waits("a", 1, 2)
     job = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, elastic=msgspec.structs.replace(
@@ -354,8 +354,8 @@ def test_an_agent_chooses_sizes(counting: type[Counting]) -> None:
     assert claims.pace[0] == pytest.approx([3 / 2**0.8, 3, 3 * 2**0.8, 3 * 4**0.8])
 
 
-def test_what_an_agent_is_told_of_age_time_left_and_shares(counting: type[Counting]) -> None:
-    """Who tells by its progress, at its least size; who does not by its limit, an hour at most; of what is scarcest."""
+def test_the_age_time_left_and_shares_that_an_agent_gets(counting: type[Counting]) -> None:
+    """Time left: by progress at the least size, else by the limit, an hour at most. Share: of the scarcest resource."""
     busy = [runs("r", {"n0": (0, 1)}, 1, 2, own_end=NOW + 100), runs("s", {"n0": (2,)}, 1, 2, submit_time=None)]
     large = spec(1, 2)
     assert large.elastic is not None
@@ -364,13 +364,13 @@ def test_what_an_agent_is_told_of_age_time_left_and_shares(counting: type[Counti
             msgspec.structs.replace(waits("v", 1, submit=NOW - 50), spec=large, estimate_s=300.0)]  # fmt: skip
     decide(world(jobs, busy, nodes=1, agent="counting"), says(2, 1, 1, 1, 1))
     (question,) = counting.asked
-    told = question.claims.jobs
-    assert told["left_s"] == pytest.approx([100, 7200, 6000 / (4 / 2**0.8), 3600, 300])
-    assert told["age_s"].tolist() == [3600, 3600, 70, 60, 50]
-    assert told["share"].tolist() == [1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 2]
+    rows = question.claims.jobs
+    assert rows["left_s"] == pytest.approx([100, 7200, 6000 / (4 / 2**0.8), 3600, 300])
+    assert rows["age_s"].tolist() == [3600, 3600, 70, 60, 50]
+    assert rows["share"].tolist() == [1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 2]
 
 
-def test_one_that_it_gives_nothing_waits_and_is_told_so(counting: type[Counting]) -> None:
+def test_a_job_that_gets_no_gpus_waits_and_its_reason_says_so(counting: type[Counting]) -> None:
     plan = decide(two(), says(2, 0))
     assert plan.actions == ()
     assert plan.reasons["w"].message == "the policy gives it no GPUs now"
@@ -422,7 +422,7 @@ def test_a_controller_that_has_warmed_up_compiles_nothing_more() -> None:
     assert [len(one.signatures) for one in passes] == before  # type: ignore[attr-defined]
 
 
-def test_a_rule_moves_gpus_between_jobs_only_where_nobody_ends_soon() -> None:
+def test_a_rule_moves_gpus_between_jobs_only_if_no_job_ends_soon() -> None:
     costs = Resizes(count=1, costs_s=30.0, measured=1)
     rigid = running("r", {"n1": (1, 2, 3, 4, 5, 6, 7)}, NOW + 90000)
     for ends_in, expected in ((299.0, {}), (6000.0, {"a": 4})):
@@ -434,7 +434,7 @@ def test_a_rule_moves_gpus_between_jobs_only_where_nobody_ends_soon() -> None:
     assert resized(world([], [after, b, rigid], sizes="drf", resize=Resizing(min_run_s=60.0))) == {"b": 4}
 
 
-def test_nobody_grows_where_no_node_has_room_for_it() -> None:
+def test_no_job_grows_without_a_node_that_can_hold_it() -> None:
     ends = [running(f"r{n}", {f"n{n}": (7,)}, NOW + 9000) for n in range(2)]
     assert resized(world([], [*ends, runs("a", {"n0": (0, 1)}, 2, 8)])) == {}
     assert resized(world([], [*ends, runs("a", {"n0": (0, 1)}, 2, 7)])) == {"a": 7}
@@ -445,7 +445,7 @@ def test_tasks_beyond_their_array_s_bound_take_no_gpus() -> None:
     assert started(world(tasks, [], nodes=1)) == {"a_0": 8}
 
 
-def test_who_would_give_nothing_back_is_left_alone() -> None:
+def test_a_job_that_would_release_nothing_is_not_shrunk() -> None:
     a, b = (runs(name, {where: tuple(range(8))}, 4, 8) for name, where in (("a", "n1"), ("b", "n0")))
     snapshot = world([pending("j", 4)], [a, b])
     assert resized(snapshot) == {"a": 4}

@@ -89,7 +89,7 @@ def test_optimus_takes_the_step_that_saves_most(case: tuple[list[One], int]) -> 
     assert wished("optimus", *case) == steps(*case)
 
 
-def test_optimus_prefers_who_has_much_left_and_scales() -> None:
+def test_optimus_prefers_jobs_with_much_work_left_that_scale() -> None:
     even = [One(power(1, 2, 4), left_s=100.0), One(power(1, 2, 4), left_s=1000.0)]
     assert wished("optimus", even, 5) == [1, 4]
     flat = even[1]._replace(paces={1: 1.0, 2: 1.01, 4: 1.02})

@@ -100,7 +100,7 @@ def test_slices_fit_together_if_any_geometry_has_them(model: str, data: st.DataO
     assert not any(units(table, one) is not None for one in more), "there was room for more of them"
 
 
-def test_what_is_left_is_as_large_as_can_be() -> None:
+def test_the_remaining_slice_is_as_large_as_possible() -> None:
     assert arranged(A100, ("2g.20gb",)) in ((("2g.20gb", 0),), (("2g.20gb", 2),), (("2g.20gb", 4),))
     for wanted, largest in ((("1g.10gb",), 4), (("2g.20gb", "1g.10gb"), 4), (("1g.10gb",) * 4, 4), (("3g.40gb",), 4)):
         found = arranged(A100, wanted)
@@ -177,7 +177,7 @@ class Lab:
         return sum(len(view.gpus) - len({gpu_of(one.number) for one in view.slices}) for view in self.nodes.values())
 
 
-def test_a_gpu_is_cut_for_a_job_and_whole_again_when_nobody_asks_for_slices() -> None:
+def test_a_gpu_is_cut_for_a_job_and_whole_again_when_no_job_requests_slices() -> None:
     lab = Lab([on_demand("a")], [pending("j", 2, "1g.10gb", limit=600)])
     (cut,) = lab.cycle()
     assert cut == Cut("a", 3, tuple(("1g.10gb", start) for start in range(7)))
@@ -202,7 +202,7 @@ def test_slices_fill_a_gpu_that_is_cut_before_another_is_cut() -> None:
     assert lab.cuts == 3, "no 1g.10gb is on these two"
 
 
-def test_what_is_being_cut_counts_as_cut() -> None:
+def test_gpus_being_cut_count_as_cut() -> None:
     geometry = most_of(A100, "1g.10gb")
     busy = on_demand("n", gpus=3, cutting={2: geometry}, blocked={2: "BUSY: it is being cut"})
     jobs = [pending(f"j{i}", 1, "1g.10gb") for i in range(8)]
@@ -270,7 +270,7 @@ def test_a_job_with_many_cores_gets_as_many_gpus_as_bring_them() -> None:
     assert lab.began == {"j": NOW}
 
 
-def test_what_a_cut_that_was_broken_off_left_is_put_right() -> None:
+def test_the_remains_of_an_interrupted_cut_are_repaired() -> None:
     raw = replace(on_demand("n", gpus=2), blocked={0: "SLICED: MIG is on, without slices"})
     lab = Lab([raw], [])
     assert lab.cycle() == (Cut("n", 0),)
@@ -389,7 +389,7 @@ def draws(count: int) -> Iterator[tuple[int, list[str]]]:
         yield generator.randint(1, 3), [generator.choice(kinds) for _ in range(generator.randint(1, 10))]
 
 
-def test_what_is_cut_serves_as_much_as_an_exact_packing() -> None:
+def test_cuts_serve_as_much_as_an_exact_packing() -> None:
     ours, exact, states = 0.0, 0.0, examples(400)
     for gpus, wanted in draws(states):
         jobs = [pending(f"j{i:02}", 1, name, submit=float(i)) for i, name in enumerate(wanted)]

@@ -23,7 +23,7 @@ from tests.strategies import among
 
 
 def decided(snap: Snapshot) -> Plan:
-    """What is decided, of which the check refuses nothing."""
+    """Return the decision, of which the check refuses nothing."""
     plan, rejections = check(decide(snap), snap)
     assert rejections == ()
     return plan
@@ -63,7 +63,7 @@ def test_a_job_names_nodes_as_they_are_called() -> None:
         "c": "c", "b": "b", "d": "c"}  # fmt: skip
 
 
-def test_what_cannot_be_used_is_not_given() -> None:
+def test_unusable_slices_are_not_allocated() -> None:
     blocked = {slice_index(0, start): "BUSY: pid 1" for start in range(6)}
     nodes = [replace(cut(node("a", gpus=1), {0: SEVEN}), blocked=blocked)]
     plan = decided(snapshot(nodes, [pending("x", 1, "1g.10gb"), pending("y", 1, "1g.10gb")], backfill="easy"))
@@ -188,7 +188,7 @@ def test_limits_count_slices_by_their_share_of_a_gpu() -> None:
 
 
 def test_advice_about_limits_counts_slices_by_their_share() -> None:
-    """A job that waits for its limit alone is told to ask for less only where it exceeds the limit by itself."""
+    """A job that waits for its limit alone is advised to request less only if it exceeds the limit by itself."""
     nodes = [cut(node("a", gpus=4), {gpu: SEVEN for gpu in range(4)})]
 
     def steps(count: int, unit: str, limit: int, last: float = 3600) -> str:

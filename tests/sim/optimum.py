@@ -91,5 +91,5 @@ class _Search:
         return all(sum(h[kind] for h in held) + self._needs[job][kind] <= self._whole[node][kind] for kind in range(3))
 
     def _state(self, node: int, placed: list[Placed], time: float) -> tuple[object, ...]:
-        """What tells a node from another from ``time`` on: its size and what still runs on it."""
+        """Return what distinguishes nodes from ``time`` on: the size, and what still runs there."""
         return (self._whole[node], tuple(j for j, s, nodes in placed if node in nodes and s + self._duration[j] > time))

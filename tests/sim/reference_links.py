@@ -103,13 +103,13 @@ def ends(cluster: Cluster, kinds: Kinds, starts, places, work, best) -> list[flo
 
 
 class Decider:
-    """Who starts where, by rules that know nothing of slowdown: jobs of G GPUs in equal parts, whoever fits goes."""
+    """Starts by rules that know nothing of slowdown: jobs of G GPUs in equal parts; any that fits starts."""
 
     def __init__(
         self, cluster: Cluster, rule: str, wait: float, hold: float, limits: list[float] | None = None
     ) -> None:
         self.cluster, self.rule, self.wait, self.hold = cluster, rule, wait, hold
-        self.limits = limits  # by job: EASY backfill; None: whoever fits goes
+        self.limits = limits  # by job: EASY backfill; None: any that fits starts
 
     def ways(self, gpus: int) -> list[tuple[int, bool]]:
         """(nodes, whether in one rack), as they are tried; those that do not fit the empty cluster are none."""

@@ -57,14 +57,14 @@ class PacedReference(Reference):
         for job in jobs:
             job.left = job.duration
             slowest = min(speeds.on(job, kind) for kind in {n.kind for n in nodes})
-            job.told = job.duration / slowest
+            job.estimate = job.duration / slowest
             if order == "sjf":
-                job.limit_believed = job.told
+                job.limit_believed = job.estimate
             else:
                 job.limit_believed = job.limit
 
     def key(self, job):
-        return {"fifo": 0, "sjf": job.told, "smallest": job.gpus}[self.order]
+        return {"fifo": 0, "sjf": job.estimate, "smallest": job.gpus}[self.order]
 
     def part(self, job):
         return self.share != "no" and job.gpus == 1 and job.milli < 1000
@@ -252,7 +252,7 @@ class PacedReference(Reference):
         return math.inf, set()
 
     def mates(self, job, alone):
-        """Those of ``alone`` beside whom it may be, the best first."""
+        """Return the jobs of ``alone`` that it may share with, the best first."""
         if self.part(job) or job.model < 0:
             return []
         free, _ = self.state()

@@ -112,7 +112,7 @@ class SizedPolicy:
             self._resizes[job] = msgspec.structs.replace(self._resizes[job], resume_at=None)
 
     def _change_ranks(self, stepper: Stepper, job: int, resize: Resize) -> None:
-        """Ranks join where the plan says, or the last leave; then the group forms for as long as was measured."""
+        """Ranks join where the plan says, or the last leave; then the group forms for the measured time."""
         resizes, spec, pause_s = self._resizes.get(job, Resizes()), self._specs[job], self._pause_s(job)
         assert spec.elastic is not None
         self._resizes[job] = resizes.again(
@@ -152,13 +152,13 @@ class SizedPolicy:
             formed = resizes.formed_since < stepper.now >= resizes.formed_since + self._pause_s(job)
             resizes = msgspec.structs.replace(resizes, before=None if formed else resizes.before)
         spec = _with_present_size(self._spec(stepper, job))
-        tells = self._trace.progress is None or not math.isnan(self._trace.progress.steps[job])
+        reports_progress = self._trace.progress is None or not math.isnan(self._trace.progress.steps[job])
         speeds = self._speeds.setdefault(job, {})
-        if tells:
+        if reports_progress:
             speeds[spec.gpus] = rate
         return RunningView(
             id=f"{job:06}", user="", allocation=self._held[job], start_time=start,
-            expected_end=start + spec.time_limit_s, own_end=due if tells else None,
+            expected_end=start + spec.time_limit_s, own_end=due if reports_progress else None,
             submit_time=float(self._trace.submit[job]), spec=spec, resizes=resizes, speeds=speeds,
         )  # fmt: skip
 
@@ -171,7 +171,7 @@ class SizedPolicy:
         )  # fmt: skip
 
     def _spec(self, stepper: Stepper, job: int) -> JobSpec:
-        """What the job asks for at its present size."""
+        """Return the request of the job at its present size."""
         if job not in self._specs:
             parts, gpus = stepper.parts(job)
             cores, memory = stepper.cores_and_memory(job)

@@ -15,7 +15,7 @@ POOL = Pool.uniform(4, 4)
 
 
 def trace_of(snap: Snapshot, epoch: float | None = None) -> Trace:
-    """The jobs of a snapshot, submitted one second after the other, which run as long as they may."""
+    """The jobs of a snapshot, submitted one second after the other, which run until their time limit."""
     jobs, count = snap.pending, len(snap.pending)
     unknown, limit = np.full(count, -1, np.int64), np.array([j.spec.time_limit_s for j in jobs], np.float64)
     gpus, nodes = (np.array(c, np.int64) for c in zip(*((j.spec.gpus, j.spec.nodes) for j in jobs), strict=True))

@@ -406,7 +406,7 @@ def test_jobs_wait_for_better_places_ahead_as_they_do_live(
         assert all(abs(found[name] - expected[name]) < 0.1 for name in found), (found, expected)
 
 
-def test_whose_wait_for_one_rack_is_over_goes_ahead_to_two() -> None:
+def test_a_job_whose_wait_for_one_rack_is_over_is_projected_onto_two() -> None:
     """What places cost is that of what it asks for then, also where it asked for one rack before."""
     job = pending("j", 8, nodes=2, submit=NOW - 30.0, user="alice", name="calm", limit=300_000)
     job = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, placement_wait_s=50.0))
@@ -421,7 +421,7 @@ def limited_to(gpus: int, snap: Snapshot) -> tuple[Snapshot, Quotas, Past]:
     return with_bounds(snap, known, ()), known, ()
 
 
-def test_whom_a_limit_will_hold_is_not_the_head_ahead_either() -> None:
+def test_a_job_that_a_limit_will_hold_is_not_the_projected_head() -> None:
     """The first starts and leaves alice nothing; so her second is not the head, but bob's, who is not to be delayed."""
     busy = [running("r", {"n": tuple(range(4))}, NOW + 100)]
     jobs = [
@@ -557,7 +557,7 @@ def racked(seed: int) -> Snapshot:
     return msgspec.structs.replace(snap, policies={"p": policy})
 
 
-def test_who_gives_up_waiting_for_a_rack_starts_ahead_when_and_where_it_does_live() -> None:
+def test_the_projected_start_of_a_job_that_stops_waiting_for_a_rack_is_the_live_one() -> None:
     gave_up, seeds = 0, examples(60)
     for seed in range(seeds):
         snap = racked(seed)

@@ -108,7 +108,7 @@ def test_fifo_starts_in_order_and_wastes_nothing(world):
     start = result.start[np.isfinite(result.start)]
     assert (np.diff(start) >= 0).all()
     skip = replay(trace_of(trace.submit, trace.duration, np.ones(len(trace))), pool, "fifo-skip")
-    for j in range(len(trace)):  # work conservation: whoever waits does so because all GPUs are taken
+    for j in range(len(trace)):  # work conservation: jobs wait only while all GPUs are held
         if skip.start[j] > trace.submit[j]:
             busy = ((skip.start < skip.start[j]) & (skip.end >= skip.start[j])).sum()
             assert busy >= pool.total_gpus
@@ -225,7 +225,7 @@ def small(policy):
     return replay(trace, Pool.uniform(4, 4), policy, failures=failures, placement="random", restart_s=0.5)
 
 
-def test_conservative_delays_nobody_that_came_before():
+def test_conservative_delays_no_earlier_job():
     """With exact run times on one node, later jobs change no start of earlier ones."""
     rng = np.random.default_rng(11)
     jobs = 120
@@ -351,7 +351,7 @@ def test_explicit_priorities_go_before_every_order_that_stops_jobs(name):
     assert replay(trace, Pool.uniform(1, 2), name).end[[3, 1]].tolist() == [11, 108]
 
 
-def test_what_users_had_is_forgotten_by_the_sites_half_life():
+def test_past_usage_decays_by_the_sites_half_life():
     """Ann had 8 GPUs for an hour, long ago; Bob had one lately. Who goes first depends on the half-life."""
     hour = 3600.0
     trace = trace_of(
@@ -363,7 +363,7 @@ def test_what_users_had_is_forgotten_by_the_sites_half_life():
     assert fast[4] < fast[3]
 
 
-def test_a_trace_without_limits_makes_backfill_an_oracle_and_says_so():
+def test_a_trace_without_limits_makes_backfill_an_oracle_with_a_note():
     trace = trace_of([0], [5], [1], limit=[np.nan])
     result = replay(trace, Pool.uniform(1, 8), "fifo+easy")
     assert result.knows == "oracle"
@@ -379,7 +379,7 @@ def test_srtf_beats_sjf_and_restarts_cost():
     assert replay(trace, pool, "srtf", restart_s=10.0).end.tolist() == [111, 2]
 
 
-def test_las_demotes_who_has_had_its_share():
+def test_las_demotes_jobs_that_have_had_their_share():
     trace = trace_of([0, 1], [100, 10], [8, 8])
     result = replay(trace, Pool.uniform(1, 8), "las", las_thresholds_gpu_s=[80.0])
     assert result.end.tolist() == [110, 20]
@@ -392,18 +392,18 @@ def test_drf_shares_between_users():
     assert result.start[5] == 0.0
 
 
-def test_progress_is_told_while_it_runs(monkeypatch):
+def test_progress_is_reported_during_a_replay(monkeypatch):
     """From another thread, so the run must be one that lets others go on: a queue of thousands, walked every time."""
     monkeypatch.setattr("gpusched.sim.replay.WATCH_S", 0.002)
     jobs = 3000
     trace = trace_of(np.arange(jobs) * 0.01, np.full(jobs, 1.0), np.ones(jobs, int), limit=np.full(jobs, 2.0))
-    told = []
+    shares = []
     plain = replay(trace, Pool.uniform(1, 4), "wfp3")
-    watched = replay(trace, Pool.uniform(1, 4), "wfp3", progress=told.append)
+    watched = replay(trace, Pool.uniform(1, 4), "wfp3", progress=shares.append)
     assert events_of(plain) == events_of(watched)
-    assert any(0 < share < 1 for share in told)
-    assert told == sorted(told)
-    assert 0 <= told[0] <= told[-1] <= 1
+    assert any(0 < share < 1 for share in shares)
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] <= shares[-1] <= 1
 
 
 def test_of_outages_that_overlap_the_last_to_end_brings_the_node_back() -> None:

@@ -15,6 +15,7 @@ from gpusched.agents.topology.network import SHAPES, untrained, weights_from
 from gpusched.agents.topology.replay import placed_by, replayed
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.decide import decide
+from gpusched.sim.engine.build import Outage
 from gpusched.sim.network import learned_network
 from gpusched.sim.policies import policy_by_name
 from gpusched.sim.pool import NodeSpec, Pool
@@ -22,6 +23,7 @@ from gpusched.sim.power import power_model
 from gpusched.sim.profiles import Profiles, Series
 from gpusched.sim.rates import Rates
 from gpusched.sim.replay import replay
+from gpusched.sim.result import END
 from gpusched.study.study import Scenario, costs_for
 from tests.sched.contention import LATE, NAMES, beliefs, clusters
 from tests.sched.topology_decisions import by_agents, weights
@@ -30,6 +32,7 @@ from tests.sim.reserved import trace_of as trace_of_snapshot
 from tests.sim.worlds import trace_of
 
 FOUR = Pool.of([NodeSpec(4, name=f"n{i}") for i in range(4)])
+TWO = Pool.of([NodeSpec(4, name=f"n{i}") for i in range(2)])
 
 
 def of_alice(trace, names):
@@ -65,13 +68,25 @@ def test_measured_speeds_of_gpu_types_and_what_places_cost_go_together() -> None
 def test_a_neighbour_on_the_nic_takes_what_was_learned_of_the_two() -> None:
     jobs = of_alice(trace_of([0, 0], [1000, 3000], [4, 4]), ["calm", "loud"])
     jobs = replace(jobs, nodes=np.full(2, 2, np.int64))
-    two = Pool.of([NodeSpec(4, name=f"n{i}") for i in range(2)])
-    network, _ = learned_network(topology("r1", "r1"), jobs, two, beliefs(0.6, 0.5, 1.0))
-    found = replay(jobs, two, placed_by("best-fit"), network=network)
+    network, _ = learned_network(topology("r1", "r1"), jobs, TWO, beliefs(0.6, 0.5, 1.0))
+    found = replay(jobs, TWO, placed_by("best-fit"), network=network)
     assert found.end[0] == pytest.approx(1000 * (1 + 0.6 * 0.5))
-    pair, _ = learned_network(topology("r1", "r1"), jobs, two, beliefs(0.6, 0.5, 1.0, pair=0.9))
-    measured = replay(jobs, two, placed_by("best-fit"), network=pair)
+    pair, _ = learned_network(topology("r1", "r1"), jobs, TWO, beliefs(0.6, 0.5, 1.0, pair=0.9))
+    measured = replay(jobs, TWO, placed_by("best-fit"), network=pair)
     assert measured.end[0] > 1.5 * 1000, "what was measured of a pair goes before its parts"
+
+
+def test_a_job_that_starts_again_beside_another_one_of_the_same_pass_ends_once() -> None:
+    """Its node was away; the other one is before it in the queue, and slows it down."""
+    jobs = of_alice(trace_of([0, 1, 15], [900, 100, 100], [4, 2, 2]), ["new", "calm", "loud"])
+    jobs = replace(jobs, priority=np.array([0, 0, 1]))
+    network, _ = learned_network(topology("r1", "r1"), jobs, TWO, beliefs(0.5, 0.5, 1.0))
+    at_once = replace(placed_by("contention"), placement_wait_s=0.0)
+    found = replay(jobs, TWO, at_once, network=network, failures=(Outage(1, 10.0, 20.0),))
+    assert found.start.tolist() == [0.0, 1.0, 20.0]
+    assert (found.events.kind == END).sum() == 3
+    assert found.last_start.tolist() == [0.0, 20.0, 20.0]
+    assert found.end[2] < found.end[1] <= 20.0 + 100 * (1 + 0.5 * 0.5)
 
 
 @given(clusters(), st.sampled_from([1, 4]), st.integers(0, 3))

@@ -40,7 +40,7 @@ def test_rates_are_those_of_the_reference_and_nothing_is_given_twice(seed):
 
 
 @pytest.mark.parametrize("seed", range(30, 50))
-def test_blind_rules_start_whom_the_reference_starts_where_it_does(seed):
+def test_blind_rules_start_the_jobs_and_nodes_of_the_reference(seed):
     world = World(seed, table=seed % 4 == 0)
     rule = BLIND[seed % len(BLIND)]
     result, places = world.play(rule)
@@ -53,7 +53,7 @@ def test_blind_rules_start_whom_the_reference_starts_where_it_does(seed):
 
 
 @pytest.mark.parametrize("seed", range(60, 100))
-def test_with_backfill_the_blind_rules_start_whom_the_reference_starts_where_it_does(seed):
+def test_with_backfill_the_blind_rules_start_the_jobs_and_nodes_of_the_reference(seed):
     world = World(seed, table=seed % 4 == 0)
     rule = BLIND[seed % len(BLIND)]
     result, places = world.play(rule, backfill="easy")
@@ -66,7 +66,7 @@ def test_with_backfill_the_blind_rules_start_whom_the_reference_starts_where_it_
     assert [sorted(place[1]) for place in places] == [sorted(n) for n in nodes]
 
 
-def test_with_links_that_take_no_time_nobody_is_slower_and_the_rules_that_pack_are_the_ideal():
+def test_with_instant_links_no_job_is_slower_and_packing_rules_are_ideal():
     world = World(4)
     tree = world.network.tree
     free = world.network._replace(tree=tree._replace(weight=np.zeros_like(tree.weight)))
@@ -100,7 +100,7 @@ def test_contention_waits_for_a_better_place_and_goes_at_the_bound():
 
 
 @pytest.mark.parametrize(("backfill", "waits", "short", "long"), [("skip", 50.0, 2.0, 3.0), ("easy", 31.0, 2.0, 50.0)])
-def test_who_waits_for_a_better_place_has_his_nodes_kept_by_easy(backfill, waits, short, long):
+def test_easy_reserves_nodes_of_a_job_that_waits_for_a_better_place(backfill, waits, short, long):
     """As above, with patience until 31; behind it a job of 1 GPU that has ended by then, and one that has not."""
     names = ("a", "b")
     kinds = np.zeros(2, KIND)
@@ -115,7 +115,7 @@ def test_who_waits_for_a_better_place_has_his_nodes_kept_by_easy(backfill, waits
     assert result.start[2:].tolist() == pytest.approx([waits, short, long])
 
 
-def test_with_easy_a_job_that_needs_a_node_that_is_away_blocks_nobody_and_the_next_has_its_nodes_kept():
+def test_with_easy_a_job_that_needs_an_unavailable_node_blocks_no_job_and_nodes_are_reserved_for_the_next():
     names = ("a", "b")
     kinds = np.zeros(1, KIND)
     kinds["compute"] = 1.0

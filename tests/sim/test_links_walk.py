@@ -64,7 +64,7 @@ def both(world: World, policy: ReplayPolicy, outages: tuple[Outage, ...]):
 
 @pytest.mark.parametrize("backfill", ["skip", "easy"])
 @pytest.mark.parametrize("rule", [*BLIND, "contention"])
-def test_the_indexed_replay_starts_whom_the_kernel_starts_where_it_does(rule: str, backfill: str) -> None:
+def test_the_indexed_replay_starts_the_jobs_and_nodes_of_the_kernel(rule: str, backfill: str) -> None:
     """Also where jobs outlast limits, nodes go away, jobs have priorities, and the order is not that of submission.
 
     In 165 and 188 a limit is over before a wait for a rack is, and the next decision depends on when that is made.
@@ -138,7 +138,7 @@ Starts = dict[str, list[tuple[str, int]]]
 def first_decision(
     snap: Snapshot, model: TrainedModel | None = None, quotas: QuotaSet | None = None, booked: tuple[Booking, ...] = ()
 ) -> tuple[Starts, set[str]]:
-    """Who starts where in a replay that begins in the snapshot's state, and who waits for a better place.
+    """Return starts in a replay that begins in the snapshot's state, and jobs that wait for a better place.
 
     Who runs might have had other numbers of nodes. Jobs are numbered as live: those that wait, then those that run; the
     last, without GPUs, starts at once, so that the run ends for want of room in its log. ``model``: of topology agents,
@@ -222,7 +222,7 @@ def _found(walk: Walk, world, names: list[str]) -> tuple[Starts, set[str]]:
 
 
 def counted(plan: Plan) -> Starts:
-    """What a plan starts."""
+    """Return the starts of a plan."""
     return {job: [(node, len(gpus)) for node, gpus in parts] for job, parts in started(plan).items()}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,8 +47,19 @@ def test_a_component_places_as_the_compiled_replay(world, rule, policy, every_s)
     assert np.array_equal(found[0].part_nodes, found[1].part_nodes)
 
 
+def test_a_mapping_goes_by_the_speeds_and_the_floor_in_the_policy_s_file(tmp_path: Path) -> None:
+    """As live: the second job waits for the GPU type on which it is fast, without measured speeds, too."""
+    file = tmp_path / "mixed.yaml"
+    file.write_text('place: fastest\nbackfill: skip\nmapping: {floor: 0.5, speeds: {"n*": {A: 1.0, B: 0.4}}}\n')
+    trace = replace(trace_of([0, 0], [5, 5], [1, 1]), model=np.zeros(2, np.int64), models=("net",))
+    pool = Pool.of([NodeSpec(1, gpu_type="B"), NodeSpec(1, gpu_type="A")])
+    result = replay(trace, pool, str(file))
+    assert result.start.tolist() == [0.0, 5.0]
+    assert result.part_nodes.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("policy", ["srtf", "fifo+conservative"])
-def test_what_has_a_placement_of_its_own_refuses_another(policy):
+def test_a_policy_with_its_own_placement_refuses_another(policy):
     jobs = trace_of([0, 1], [5, 5], [1, 1])
     with pytest.raises(UsageError, match="cannot be combined with placement acme-spread"):
         replay(jobs, POOL, policy, placement="acme-spread")

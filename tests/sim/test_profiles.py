@@ -179,7 +179,7 @@ def test_folders_missing_files_and_unknown_types(tmp_path: Path):
         read_rates([tmp_path], "V10")
 
 
-def test_a_gavel_trace_runs_slower_on_k80_and_says_so():
+def test_a_gavel_trace_runs_slower_on_k80_with_a_note():
     trace = load(real("gavel_msr_seed0_103959.trace.gz"))
     rates = read_rates([profiles_of("gavel_throughputs.json.gz")])
     fast = replay(trace, Pool.uniform(300, 8, gpu_type="V100"), "fifo", rates=rates)

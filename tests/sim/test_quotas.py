@@ -89,7 +89,7 @@ def submitted(draw):
 
 
 def bounds_of(of: Quotas):
-    """Who counts for what, said once more."""
+    """Return which job counts for which limit, by a second implementation."""
     members = {"ann": "", "bob": "physics", "cat": "lasers"}
     rush = of.qos[0]
 
@@ -400,12 +400,12 @@ def test_a_policy_in_python_is_held_to_limits(world):
     jobs, nodes, outages, of = world
     trace, pool, failures = inputs(jobs, nodes, outages)
 
-    def whoever_fits(stepper):
+    def start_any(stepper):
         for job in stepper.waiting():
             stepper.start(job)
 
     options = {"failures": failures, "quotas": QuotaSet(of), "placement": "best-fit"}
-    result, rule = replay(trace, pool, whoever_fits, **options), replay(trace, pool, "fifo-skip", **options)
+    result, rule = replay(trace, pool, start_any, **options), replay(trace, pool, "fifo-skip", **options)
     np.testing.assert_array_equal(result.start, rule.start)
 
 

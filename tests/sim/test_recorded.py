@@ -1,4 +1,4 @@
-"""What replays said before passes were brought together they say still, and none writes to what it is given."""
+"""Replays give the recorded results, and none writes to its input."""
 
 from __future__ import annotations
 

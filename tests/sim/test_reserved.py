@@ -77,7 +77,7 @@ def test_a_row_that_turns_is_an_instant_for_every_engine(policy: str | PolicyFun
 @pytest.mark.parametrize("policy", ["fifo", "easy", "fairshare", "fifo+conservative"])
 @pytest.mark.parametrize("seed", range(2))
 def test_nothing_starts_that_cannot_end_before(policy: str, seed: int) -> None:
-    """Whoever decides; and all jobs run in the end."""
+    """Of any policy; and all jobs run in the end."""
     snap, ones = drawn(random.Random(seed), "easy")
     trace, kept = trace_of(snap), bookings(ones, snap)
     result = replay(trace, POOL, policy, reservations=kept)

@@ -104,7 +104,7 @@ def test_a_job_that_does_not_fit_goes_on_and_a_wrong_size_is_refused():
         rigid.resize(0, 2)
 
 
-def test_without_figures_only_whoever_says_so_goes_in_proportion():
+def test_without_figures_speed_is_linear_only_if_declared():
     trace = trace_of([0], [40], [2])
     bounds = {"least": np.array([1]), "most": np.array([8])}
     stepper = Stepper(trace, Pool.uniform(1, 8), ReplayOptions(elastic=ResizableJobs(**bounds, linear=True)))
@@ -186,7 +186,7 @@ def test_a_job_that_asked_for_more_nodes_may_go_on_on_fewer():
     assert stepper.parts(0) == (1, 4)
 
 
-def test_whoever_is_told_speeds_is_told_those_of_the_slowest_gpus():
+def test_speeds_shown_to_a_policy_are_those_of_the_slowest_gpus():
     stepper = stepper_of(elastic_trace([0], [40], [1]), Pool.of([NodeSpec(8, gpu_type=t) for t in "AB"]))
     stepper.advance()
     assert [stepper.rate_at(0, gpus) for gpus in (1, 2, 8)] == [0.5, 1.0, 2.0]

@@ -9,7 +9,7 @@ from gpusched.sim.rounds import NOW, SLOT_BY_SLOT, EngineRun, Rounds, set_rate
 
 
 def decisions(arrival: list[float], work: float, rounds: Rounds) -> tuple[list[float], list[float]]:
-    """The times of all decisions, each of which lets whoever is there go on at rate 1, and the ends."""
+    """The times of all decisions, each of which lets all active jobs go on at rate 1, and the ends."""
     run, times = EngineRun(np.array(arrival), np.full(len(arrival), work), rounds), []
     while run.next_round():
         times.append(float(run.progress.time[NOW]))
@@ -36,7 +36,7 @@ def test_slots_begin_at_whole_numbers_and_a_job_ends_within_its_last() -> None:
     assert ends == [2.5, 6.5]
 
 
-def test_a_restart_may_outlast_a_round_and_who_stopped_goes_on_later() -> None:
+def test_a_restart_may_outlast_a_round_and_a_stopped_job_goes_on_later() -> None:
     run = EngineRun(np.zeros(1), np.full(1, 4.0), SLOT_BY_SLOT)
     progress = run.progress
 

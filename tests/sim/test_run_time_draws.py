@@ -53,7 +53,7 @@ def test_a_level_s_draw_is_its_calibrated_quantile(ran: list[float], had_s: floa
     assert many[-1] <= 1e5
 
 
-def test_what_is_left_is_drawn_given_the_age() -> None:
+def test_remaining_run_time_is_drawn_given_the_age() -> None:
     """Half of the past jobs ran for one hour, half for eight: after five hours it is one of the latter."""
     job, busy = pending("w", 1, limit=36_000), []
     for gpu, age in enumerate((60.0, 5 * HOUR)):

@@ -179,7 +179,7 @@ def test_own_jobs_share_as_they_agreed_to_and_are_slowed_as_is_believed():
 @pytest.mark.parametrize(
     ("policy", "placement"), [("rltune", None), ("rltune", "fastest"), ("fifo-skip", "fastest")]
 )
-def test_what_agents_and_mappings_leave_waiting_is_put_beside_others(policy, placement):
+def test_jobs_left_pending_by_agents_and_mappings_may_share(policy, placement):
     nodes, _ = nodes_of({"a": SharingSettings(mode="time-slicing", slowdown=0.5)})
     trace = trace_of([0, 1, 2, 3], [90, 40, 40, 1], [3, 1, 1, 0], limit=[100, 90, 90, 1])
     trace = shared(trace, ["ann", "bob", "ann"], ["calm", "calm", "calm"], [20, 20, 20])
@@ -233,7 +233,7 @@ def test_fair_share_counts_parts_of_gpus():
     assert result.start.tolist() == [0, 0, 0, 0, 0, 110, 100]
 
 
-def test_what_a_newcomer_keeps_is_not_what_the_first_of_the_queue_waits_for():
+def test_gpus_held_by_a_sharing_job_are_not_what_the_head_waits_for():
     """The fifth gets two GPUs of the first at 100 s, so that the free one of the second node is for the sixth."""
     nodes, _ = nodes_of(dict.fromkeys("ab", SharingSettings(mode="time-slicing", slowdown=0.5)))
     limit = [100, 150, 1, 200, 50, 200, 1]
@@ -245,7 +245,7 @@ def test_what_a_newcomer_keeps_is_not_what_the_first_of_the_queue_waits_for():
 
 
 def first_decision(modes, has, waits, backfill, place):
-    """Who starts where and with whom, in a replay that begins in this state with what is believed live of these jobs.
+    """Return starts, nodes and partners in a replay that begins in this state with the live estimates of these jobs.
 
     Jobs are numbered: those that run, those that wait, and one without GPUs, the first in the queue, so that the run
     ends for want of room in its log.

@@ -19,7 +19,7 @@ from gpusched.agents.maifs.network import untrained
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.weights import TrainedModel
 from gpusched.model.plan import Resize, Start
-from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec, Resizing
+from gpusched.model.policy import AGENTS, AgentTraits, Mapping, PolicySpec, Resizing
 from gpusched.sched.check import check
 from gpusched.sched.sizing.question import Claims, Question
 from gpusched.sim.engine.build import Outage, ReplayOptions, ResizableJobs
@@ -45,7 +45,7 @@ def elastic(trace: Trace, pool: Pool, **options: Any) -> Any:
     return replay(trace, pool, "elastic", elastic=any_size(trace), **options)
 
 
-def test_one_alone_has_all_it_may_have_from_the_beginning() -> None:
+def test_a_single_job_has_its_maximum_from_the_start() -> None:
     result = elastic(trace_of([0], [80], [1], limit=[1000]), Pool.uniform(2, 8))
     assert result.end.tolist() == [10.0]
 
@@ -141,6 +141,19 @@ def test_the_fast_replay_decides_as_the_controller_does_on_snapshots(name: str, 
         assert check(plan, snapshot)[1] == ()
 
 
+TYPES = Pool.of([NodeSpec(8, 64, 1 << 16, kind, "p") for kind in "BABA"])
+
+
+@pytest.mark.parametrize(("seed", "backfill"), [(1, "skip"), (2, "easy"), (3, "none")])
+def test_resizable_jobs_are_mapped_to_gpu_types_in_replays_as_live(seed: int, backfill: str) -> None:
+    """By the speeds in the policy's file."""
+    mapping = Mapping(fragment_cost=0.0, speeds={"*": {"A": 1.0, "B": 0.6}})
+    spec = msgspec.structs.replace(SPECS["elastic"], place="fastest", backfill=backfill, mapping=mapping)
+    fast, slow, policy = both(spec, mixed(seed), seed, pool=TYPES)
+    assert_same(fast, slow)
+    assert sum(isinstance(a, Resize) for _, plan in policy.seen for a in plan.actions) > 10
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_a_rule_that_is_a_component_sizes_as_the_compiled_one_live_and_in_replays(name: str, tmp_path: Path) -> None:
     """Each of the package's own as another package would have it, asked in Python."""
@@ -155,7 +168,7 @@ def test_a_rule_that_is_a_component_sizes_as_the_compiled_one_live_and_in_replay
 
 
 class Moody:
-    """An agent: sizes by the jobs' names and what they told; now and then it cannot choose, or wishes too much."""
+    """An agent: sizes by the jobs' names and reports; now and then it cannot choose, or wishes too much."""
 
     @staticmethod
     def prepare(model: TrainedModel) -> Any:
@@ -206,20 +219,20 @@ def test_dl2_chooses_in_replays_as_it_does_live(seed: int) -> None:
     assert not [trouble for _, plan in policy.seen for trouble in plan.troubles.values()]
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_maifs_agents_choose_in_replays_as_they_do_live(told: bool) -> None:
+@pytest.mark.parametrize("reports", [False, True])
+def test_maifs_agents_choose_in_replays_as_they_do_live(reports: bool) -> None:
     """The joint step itself, with all parts of its network in use."""
     numbers = untrained(1) + np.random.default_rng(1).normal(0, 0.3, vector_size(MAIFS_WEIGHTS))
-    model = TrainedModel("maifs", to_arrays(numbers, MAIFS_WEIGHTS), {}, "", f"maifs {told}")
+    model = TrainedModel("maifs", to_arrays(numbers, MAIFS_WEIGHTS), {}, "", f"maifs {reports}")
     spec, trace = msgspec.structs.replace(SPECS["drf"], agent="maifs"), mixed(2)
-    fast, slow, policy = both(spec, with_told(trace, 2) if told else trace, 2, model)
+    fast, slow, policy = both(spec, with_progress(trace, 2) if reports else trace, 2, model)
     assert_same(fast, slow)
     assert not any(plan.troubles for _, plan in policy.seen)
     assert sum(isinstance(a, Resize) for _, plan in policy.seen for a in plan.actions) > 10
 
 
 class Listening(Moody):
-    """An agent that notes what it is told, and leaves the sizes as they are."""
+    """An agent that records its input and leaves the sizes as they are."""
 
     heard: ClassVar[list[tuple[float, Claims]]] = []
 
@@ -243,7 +256,7 @@ def test_a_policy_knows_a_job_s_pace_only_at_the_sizes_that_it_had(monkeypatch: 
     Listening.heard.clear()
     result = replay(trace, Pool.uniform(1, 8), policy, elastic=any_size(trace), rates=rates)
     first = [(at, claims.reported[0].tolist(), claims.pace[0]) for at, claims in Listening.heard]
-    assert [(at, told) for at, told, _ in first[:2]] == [(0.0, [0, 0, 0, 0]), (100.0, [0, 1, 0, 0])]
+    assert [(at, reported) for at, reported, _ in first[:2]] == [(0.0, [0, 0, 0, 0]), (100.0, [0, 1, 0, 0])]
     assert first[0][2] == pytest.approx([1.0, 2**0.8, 4**0.8, 8**0.8])
     assert first[1][2] == pytest.approx([1.2 / 2**0.8, 1.2, 1.2 * 2**0.8, 1.2 * 4**0.8]), "the profile has 0.2, 1.2, 10"
     assert result.knows == "oracle"
@@ -278,21 +291,21 @@ def test_no_work_is_lost_and_none_is_made(name: str) -> None:
     assert held == pytest.approx((trace.duration * trace.gpus).sum() + 20.0 * again, rel=1e-9)
 
 
-def with_told(trace: Trace, seed: int) -> Trace:
-    """As own history has it: sizes of each job, its pace at some, what a stop takes it, its cool-down."""
+def with_progress(trace: Trace, seed: int) -> Trace:
+    """Add progress as own history has it: sizes of each job, speed at some, cost of a stop, cool-down."""
     rng, jobs = np.random.default_rng(seed), len(trace)
     sizes = [(int(own),) if rng.random() < 0.3 else tuple(sorted({int(own), 1, 3, 8})) for own in trace.gpus]
-    tells = rng.random(jobs) < 0.7
+    reports = rng.random(jobs) < 0.7
     return replace(
         trace,
         progress=ProgressRecords(
-            steps=np.where(tells, 100.0, np.nan),
+            steps=np.where(reports, 100.0, np.nan),
             cost_s=np.where(rng.random(jobs) < 0.5, rng.integers(5, 60, jobs), np.nan),
             cooldown_s=rng.choice([0.0, 100.0], jobs),
             size_job=np.array([job for job, own in enumerate(sizes) for _ in own]),
             size_gpus=np.array([gpus for own in sizes for gpus in own]),
             steps_per_s=np.array([
-                gpus ** rng.uniform(0.3, 1.0) if tells[job] and rng.random() < 0.6 else np.nan
+                gpus ** rng.uniform(0.3, 1.0) if reports[job] and rng.random() < 0.6 else np.nan
                 for job, own in enumerate(sizes) for gpus in own
             ]),
             run_job=np.zeros(0, np.int64), run_gpus=np.zeros(0, np.int64), run_after_s=np.zeros(0), run_s=np.zeros(0),
@@ -302,7 +315,7 @@ def with_told(trace: Trace, seed: int) -> Trace:
 
 def with_ranks(trace: Trace, seed: int, counts: tuple[int, ...] = (1, 2, 3)) -> Trace:
     """The same with hot jobs: many of those with one or two GPUs, in ranks of one or two."""
-    trace = with_told(trace, seed)
+    trace = with_progress(trace, seed)
     assert trace.progress is not None
     rng, known = np.random.default_rng(seed), trace.progress
     ranks = np.where((trace.gpus <= 2) & (rng.random(len(trace)) < 0.7), trace.gpus, 0)
@@ -411,13 +424,13 @@ def two_hot(cost_s: float) -> Trace:
     """A hot job of ranks of 4 GPUs, 4000 s with one of them, and one of 8 GPUs that comes after 100 s for 500 s."""
     trace = trace_of([0, 100], [4000, 500], [4, 8], limit=[9000, 900])
     none = np.zeros(0, np.int64)
-    told = ProgressRecords(
+    progress = ProgressRecords(
         steps=np.array([100.0, np.nan]), cost_s=np.array([cost_s, np.nan]), cooldown_s=np.zeros(2),
         size_job=np.array([0, 0, 0, 1]), size_gpus=np.array([4, 8, 12, 8]),
         steps_per_s=np.array([1.0, 2.0, 3.0, np.nan]), rank_gpus=np.array([4, 0]),
         run_job=none, run_gpus=none, run_after_s=np.zeros(0), run_s=np.zeros(0),
     )  # fmt: skip
-    return replace(trace, progress=told, nodes=np.array([1, 2]))
+    return replace(trace, progress=progress, nodes=np.array([1, 2]))
 
 
 @pytest.mark.parametrize(("cost_s", "pause_s"), [(np.nan, 0.0), (0.0, 0.0), (25.0, 25.0)])
@@ -441,8 +454,8 @@ def test_a_hot_job_whose_ranks_find_no_nodes_keeps_to_what_it_can_have() -> None
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_so_it_does_where_jobs_told_of_their_sizes_and_pace(seed: int) -> None:
-    trace, options = with_told(mixed(seed), seed), {"restart_s": 20.0, "failures": AWAY}
+def test_so_it_does_with_reported_sizes_and_speeds(seed: int) -> None:
+    trace, options = with_progress(mixed(seed), seed), {"restart_s": 20.0, "failures": AWAY}
     slow = SizedPolicy(SPECS["elastic"], trace, POOL, ReplayOptions(elastic=elastic_of(trace), **options))
     fast = replay(trace, POOL, "elastic", **options)
     assert_same(fast, replay(trace, POOL, slow, elastic=elastic_of(trace), **options))

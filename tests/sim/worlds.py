@@ -81,7 +81,7 @@ def engine_inputs(jobs, nodes) -> tuple[Trace, Pool]:
 
 
 def assert_as_reference(result, reference):
-    """Who never ran, every start and end to the bit, and the nodes of what ended."""
+    """Compare which jobs never ran, every start and end to the bit, and the nodes of ended jobs."""
     assert result.infeasible.tolist() == reference.never
     np.testing.assert_array_equal(result.start, [j.start for j in reference.jobs])
     np.testing.assert_array_equal(result.end, [j.end for j in reference.jobs])

@@ -37,10 +37,10 @@ class Wanting(LeaseApplier):
 
     plan: tuple[Action, ...] | None = None
 
-    def apply(self, inventory: Any, modes: Any, told: SlurmReading, decided: SlurmDecision | None, now: float) -> None:
+    def apply(self, inventory: Any, modes: Any, seen: SlurmReading, decided: SlurmDecision | None, now: float) -> None:
         if self.plan is not None and decided is not None:
             decided = decided._replace(plan=Plan(actions=self.plan, reasons=decided.plan.reasons))
-        super().apply(inventory, modes, told, decided, now)
+        super().apply(inventory, modes, seen, decided, now)
 
 
 class NoNodes:

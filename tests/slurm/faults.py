@@ -17,7 +17,7 @@ from tests.testbed.slurm import SlurmSite
 
 
 class Line(NamedTuple):
-    """What a job wrote of itself as it began: Slurm's id (``12_3``: a task), where it ran, when."""
+    """The line that a job wrote as it began: Slurm's id (``12_3``: a task), where it ran, when."""
 
     job: str
     host: str
@@ -26,7 +26,7 @@ class Line(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a controller decided, or was about to ask of Slurm: a job, and the nodes it should start on."""
+    """A decision of a controller, or what it was about to ask of Slurm: a job, and the nodes it should start on."""
 
     time: float
     job: str

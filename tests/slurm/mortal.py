@@ -162,7 +162,7 @@ def serve() -> None:
         if not child:
             import ctypes
 
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: whoever kills the parent means us
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the parent
             main()
             return
         signal.signal(signal.SIGTERM, forward)

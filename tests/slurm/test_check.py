@@ -66,7 +66,7 @@ def test_a_well_kept_site(slurm_cluster: SlurmCluster, examined: Examine) -> Non
     assert {f["check"] for f in whole if f["subject"] == "dgx003"} == {"ssh", "disk", "nvml", "gpus", "clock"}
 
 
-def test_who_may_do_what(slurm_cluster: SlurmCluster, examined: Examine) -> None:
+def test_rights_of_the_user_that_runs_gpusched_are_checked(slurm_cluster: SlurmCluster, examined: Examine) -> None:
     assert examined(SlurmMode.DECIDE, OPERATOR).one("rights").status == "ok"
     user = USERS[0]
     looks_on = examined(SlurmMode.OBSERVE, user).one("rights")
@@ -120,8 +120,8 @@ def test_slurm_that_does_not_answer(slurm_cluster: SlurmCluster) -> None:
     assert checked.returncode == 1
     assert "squeue is not on PATH" in checked.stdout or "scontrol is not on PATH" in checked.stdout
     slurm_cluster.cli("tick", env=nowhere)
-    told = [f for f in slurm_cluster.json("check", check=False) if f["check"] == "controller"]
-    assert any(f["message"].startswith("Slurm has not responded since") for f in told)
+    findings = [f for f in slurm_cluster.json("check", check=False) if f["check"] == "controller"]
+    assert any(f["message"].startswith("Slurm has not responded since") for f in findings)
     status = slurm_cluster.cli("status").stdout
     assert "warning: Slurm has not responded since" in status
     assert "no decisions are made" in status

@@ -114,8 +114,8 @@ SUBMITTED = [
 ]
 
 
-def told(words: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Slurm's command, as the error line of this command line of ours says it."""
+def slurm_command(words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return Slurm's command as named in the error of this gpusched command."""
     assert gpusched(shlex.split(words)) == 2, words
     out, err = capsys.readouterr()
     head = "gpusched: error: use Slurm's command: "
@@ -126,16 +126,16 @@ def told(words: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize(("words", "slurms"), SAID, ids=[words for words, _ in SAID])
-def test_what_is_slurms_business_says_its_command(
+def test_commands_left_to_slurm_name_its_command(
     site: Path, capsys: pytest.CaptureFixture[str], words: str, slurms: str
 ) -> None:
-    assert told(words, capsys) == slurms
+    assert slurm_command(words, capsys) == slurms
     assert not (site / "state").exists()
 
 
 @pytest.mark.parametrize(("words", "slurms"), SUBMITTED, ids=[words for words, _ in SUBMITTED])
 def test_submit_says_sbatch(site: Path, capsys: pytest.CaptureFixture[str], words: str, slurms: str) -> None:
-    assert told(f"submit {words}", capsys) == f"sbatch {slurms}"
+    assert slurm_command(f"submit {words}", capsys) == f"sbatch {slurms}"
     assert not (site / "state").exists()
 
 
@@ -158,7 +158,7 @@ def test_scripts_are_sbatchs(
 ) -> None:
     monkeypatch.chdir(site)
     (site / "train.sh").write_text("#!/bin/sh\n")
-    assert told(f"submit {words}", capsys) == f"sbatch {slurms}"
+    assert slurm_command(f"submit {words}", capsys) == f"sbatch {slurms}"
 
 
 def test_every_command_that_acts_on_jobs_has_one_of_slurms() -> None:
@@ -166,7 +166,7 @@ def test_every_command_that_acts_on_jobs_has_one_of_slurms() -> None:
     assert {words.split()[0] for words, _ in SAID} | {"submit", "logs"} == SLURM_COMMANDS
 
 
-def test_what_slurm_has_nothing_like_is_named(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_without_equivalent_in_slurm_are_named(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert gpusched(shlex.split("submit -p A100 --gpus 1 --image x --share pairs --env A=1 --env 'B=a b' -- a")) == 2
     assert capsys.readouterr().err == (
         "gpusched: error: use Slurm's command, which has no equivalent of --image, --share: "
@@ -176,7 +176,7 @@ def test_what_slurm_has_nothing_like_is_named(site: Path, capsys: pytest.Capture
     assert capsys.readouterr().out == '{"error":"use Slurm\'s command: scancel 7"}\n'
 
 
-def test_what_is_wrong_with_a_request_comes_first(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_a_request_come_first(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, error in (
         ("submit -p B200 --gpus 1 -- a", "there is no partition 'B200'"),
         ("submit -p A100 --gpus 64 -- a", "64 GPUs"),
@@ -198,7 +198,7 @@ def test_what_is_wrong_with_a_request_comes_first(site: Path, capsys: pytest.Cap
         ("", False),
     ],
 )  # fmt: skip
-def test_who_has_the_jobs_is_seen_in_any_inventory(site: Path, text: str, is_slurm: bool) -> None:
+def test_the_engine_is_read_from_any_inventory(site: Path, text: str, is_slurm: bool) -> None:
     (site / "inventory.yaml").write_text(text)
     assert manages_jobs() is is_slurm
 
@@ -240,9 +240,9 @@ def test_why_has_slurms_reason_beside_ours(slurm_cluster: SlurmCluster) -> None:
     assert "gpusched says: Resources: waits for 8 GPUs on each of 2 nodes" in why
     assert "6 of 8 GPUs free, needs 8 (2 held by jobs)" in why
     assert "expected to start about" in why
-    told = slurm_cluster.json("why", str(waits))
-    assert (told["reason"], told["job"]["slurm"]["account"]) == ("Resources", "lab")
-    assert told["job"]["slurm"]["reason"] == "Resources"
+    answer = slurm_cluster.json("why", str(waits))
+    assert (answer["reason"], answer["job"]["slurm"]["account"]) == ("Resources", "lab")
+    assert answer["job"]["slurm"]["reason"] == "Resources"
     why = slurm_cluster.cli("why", str(held)).stdout
     assert "Slurm says:    PENDING (JobHeldUser), priority 0" in why
     assert f"-> release the hold: scontrol release {held}" in why
@@ -283,7 +283,7 @@ SPEC = JobSpec(
 
 
 def store(site: Path, *jobs: JobRecord, **meta: str) -> None:
-    """What the controller has put there."""
+    """Write what the controller would have stored."""
     with closing(Store.create_or_open(site / "state")) as opened, opened.transaction():
         opened.put_jobs(jobs)
         for key, value in meta.items():
@@ -300,7 +300,7 @@ def test_an_id_that_slurm_used_again_means_its_latest_job(site: Path, capsys: py
         assert json.loads(capsys.readouterr().out)["id"] == meant
 
 
-def test_a_job_on_its_way_and_slurms_silence_are_told(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_being_started_and_slurms_silence_are_shown(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = SlurmFacts(
         state="PENDING", reason="Reservation", priority=9, site_factor=2, account="lab", qos="normal", restarts=1,
         partitions=("A100", "mixed"), reservation=LEASE, pinned=("n1", "n2"), pinned_at=0.0,
@@ -324,5 +324,5 @@ def test_a_job_on_its_way_and_slurms_silence_are_told(site: Path, capsys: pytest
     assert "gpusched says: sjf chose it; Slurm is starting it" in why
     assert "warning: Slurm has not responded since" in why
     assert gpusched(["status", "7", "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert (told["slurm"]["pinned"], told["slurm"]["site_factor"]) == (["n1", "n2"], 2)
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["slurm"]["pinned"], row["slurm"]["site_factor"]) == (["n1", "n2"], 2)

@@ -1,4 +1,4 @@
-"""What the commands of a real Slurm say, and what is asked of it."""
+"""The output of a real Slurm's commands, and the requests to it."""
 
 import os
 import subprocess
@@ -64,7 +64,7 @@ def test_texts_of_users_break_nothing(slurm: Slurm, site: SlurmSite) -> None:
     assert sorted(n for held in positions.values() for n in held["dgx001"]) == list(range(8))
 
 
-def test_what_users_wish_of_their_own_commands_does_not_count(
+def test_users_environment_settings_for_slurms_commands_are_ignored(
     slurm: Slurm, site: SlurmSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = str(site.sbatch(SLEEP, "--hold", user=ANN))
@@ -162,12 +162,12 @@ def test_ended_jobs_and_what_they_had(slurm: Slurm, site: SlurmSite) -> None:
 
     def row() -> dict[str, str]:
         head, *rows = [line.split("|") for line in slurm.ended(begin - 60, time.time() + 60).splitlines()]
-        told = {row[0]: dict(zip(head, row, strict=True)) for row in rows}.get(ok, {})
-        return told if told.get("State") == "COMPLETED" else {}
+        fields = {row[0]: dict(zip(head, row, strict=True)) for row in rows}.get(ok, {})
+        return fields if fields.get("State") == "COMPLETED" else {}
 
-    told = wait_until(row, what="sacct")
-    assert (told["User"], told["NodeList"]) == (ANN, "dgx001")
-    assert int(told["Submit"]) == job.submit_time
+    fields = wait_until(row, what="sacct")
+    assert (fields["User"], fields["NodeList"]) == (ANN, "dgx001")
+    assert int(fields["Submit"]) == job.submit_time
 
 
 @pytest.mark.parametrize("time_s", [1_792_888_200, 1_792_891_800])  # 2:30, and 2:30 again
@@ -180,7 +180,7 @@ def test_sacct_is_asked_for_the_hour_that_is_meant_when_clocks_go_back(
         slurm.ended(time_s, time_s - 1)
 
 
-def test_what_did_not_change_is_the_same_object(slurm: Slurm, site: SlurmSite) -> None:
+def test_unchanged_jobs_are_the_same_object(slurm: Slurm, site: SlurmSite) -> None:
     ids = [str(site.sbatch(SLEEP, "--hold")) for _ in range(3)]
     before = by_id(slurm.jobs())
     site.run(["scontrol", "update", f"JobId={ids[1]}", "Name=new"])
@@ -284,7 +284,7 @@ def test_a_frozen_and_a_dead_slurmctld_give_no_answer(slurm: Slurm, site: SlurmS
     assert slurm.update(update) == {}
 
 
-def test_what_a_command_complains_of_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_of_a_command_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     conf = tmp_path / "slurm.conf"
     conf.write_text("Nonsense=1\n")
     monkeypatch.setenv("SLURM_CONF", str(conf))
@@ -293,7 +293,7 @@ def test_what_a_command_complains_of_is_said(monkeypatch: pytest.MonkeyPatch, tm
     assert "failed (exit 1): scontrol: fatal: Unable to process configuration file" in error.value.line()
 
 
-def test_a_machine_without_slurm_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_slurm_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoAnswer, match="scontrol is not on PATH") as error:
         Slurm().jobs()

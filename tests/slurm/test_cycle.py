@@ -74,7 +74,7 @@ def test_a_tick_mirrors_what_slurm_has(slurm_cluster: SlurmCluster) -> None:
     assert kinds(slurm_cluster, held) == ["submitted", "held", "running", "ended"]
 
 
-def test_energy_is_charged_to_who_had_the_gpus_whatever_their_order(slurm_cluster: SlurmCluster) -> None:
+def test_energy_is_charged_to_the_holders_of_the_gpus_in_any_order(slurm_cluster: SlurmCluster) -> None:
     """Positions in gres.conf, minor numbers and NVML's indices are three orders; what each job drew is known."""
     site, node = slurm_cluster.site, slurm_cluster.testbed.node("dgx001")
     site.configure(orders={"dgx001": ORDER})
@@ -162,7 +162,7 @@ def _text(path: Path) -> str:
     return path.read_text().strip() if path.exists() else ""
 
 
-def test_who_is_to_start_counts_and_pays_nothing(slurm_cluster: SlurmCluster) -> None:
+def test_a_job_chosen_to_start_counts_and_is_not_charged(slurm_cluster: SlurmCluster) -> None:
     """A pin holds GPUs that a plan must not give away, and that it does not have yet."""
     site, node = slurm_cluster.site, slurm_cluster.testbed.node("dgx001")
     site.wait(runs := site.sbatch("sleep 1000", "--gpus=4", "-w", "dgx001"), "RUNNING")
@@ -191,8 +191,8 @@ def test_where_slurm_does_not_answer_nothing_is_decided_and_time_goes_on(slurm_c
     site.wait(job, "RUNNING")
     slurm_cluster.cli("tick")
     node.nvml_set({"gpu5.energy_mj": 6_000_000 + 7_000})
-    told = slurm_cluster.cli("tick", env={"PATH": "/nonexistent"}).stderr
-    assert "no decisions until Slurm responds" in told
+    errors = slurm_cluster.cli("tick", env={"PATH": "/nonexistent"}).stderr
+    assert "no decisions until Slurm responds" in errors
     with slurm_cluster.reader() as reader:
         assert reader is not None
         assert "not on PATH" in str(reader.meta(TROUBLE))
@@ -204,14 +204,14 @@ def test_where_slurm_does_not_answer_nothing_is_decided_and_time_goes_on(slurm_c
         assert reader.meta(TROUBLE) == ""
 
 
-def test_what_slurmctld_has_forgotten_its_accounting_tells(slurm_cluster: SlurmCluster) -> None:
+def test_jobs_that_slurmctld_has_forgotten_come_from_its_accounting(slurm_cluster: SlurmCluster) -> None:
     site = slurm_cluster.site
     ran, waits = (site.sbatch("sleep 1000", "--gpus=8", "-w", "dgx001") for _ in range(2))
     site.wait(ran, "RUNNING")
     slurm_cluster.cli("tick")
     before = job_of(slurm_cluster, ran)
-    told = ["sacct", "-n", "-X", "-o", "JobID,State", "-j", f"{ran},{waits}"]
-    wait_until(lambda: "RUNNING" in (out := site.run(told).stdout) and "PENDING" in out, 30, "slurmdbd to know them")
+    command = ["sacct", "-n", "-X", "-o", "JobID,State", "-j", f"{ran},{waits}"]
+    wait_until(lambda: "RUNNING" in (out := site.run(command).stdout) and "PENDING" in out, 30, "slurmdbd to know them")
     site.reset()
 
     def ended_after_a_tick() -> bool:

@@ -1,4 +1,4 @@
-"""What decides does not know who starts jobs: an equal situation over SSH and beside Slurm gives the same plan."""
+"""Decisions do not depend on the engine: an equal situation over SSH and beside Slurm gives the same plan."""
 
 from __future__ import annotations
 
@@ -126,14 +126,14 @@ def over_ssh(jobs: list[JobRecord], down: str, store: Store) -> None:
 
 def beside_slurm(jobs: list[JobRecord], down: str, store: Store) -> None:
     """By Slurm's words alone: nothing of ours comes along."""
-    told = [in_slurm(job) for job in jobs]
+    seen = [in_slurm(job) for job in jobs]
     positions = {
         job.id: {part.node: part.gpus for part in job.allocation.parts}
         for job in jobs
         if job.allocation is not None and job.state in ACTIVE
     }
     steps = JobMirror(lambda name: None, ()).steps(
-        told, MirrorContext(site=SlurmContext(inventory=SLURM), positions=positions, now=NOW)
+        seen, MirrorContext(site=SlurmContext(inventory=SLURM), positions=positions, now=NOW)
     )
     nodes = []
     for node in SLURM.nodes:
@@ -237,7 +237,7 @@ def test_a_trained_policys_folder_decides_the_same(
     same()
 
 
-def test_what_is_compared_starts_jobs_and_says_why_others_wait(
+def test_the_compared_plans_contain_starts_and_reasons(
     trained: dict[str, tuple[PolicySpec, TrainedModel]],
 ) -> None:
     asked = [Asked(4, 1, 1, 1024, 5, "alice", 900 - n, 1 if n == 0 else 0) for n in range(5)]

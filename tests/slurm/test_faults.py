@@ -106,7 +106,7 @@ def test_200_jobs_run_once_each_where_and_in_the_order_that_was_decided(slurm_cl
     for job in held:
         site.run(["scontrol", "release", job], user)
     wait_until(lambda: not _unanswered(slurm_cluster), 60, "answers")
-    with decided.paused():  # what slurmctld has not saved it forgets, whoever decides
+    with decided.paused():  # slurmctld forgets what it has not saved, in any mode
         wait_until(lambda: decided.going() == [long[0]], 60, "the end of short jobs")
         site.wait_saved(long[0])
         over = len(proofs.lines()) - 1
@@ -231,26 +231,26 @@ def test_an_id_that_slurm_gives_twice_is_two_jobs(slurm_cluster: SlurmCluster) -
 
 @pytest.mark.parametrize(("who", "may"), [(OPERATOR, True), (USERS[0], False)])
 def test_gpusched_may_do_what_its_user_may(slurm_cluster: SlurmCluster, who: str, may: bool) -> None:
-    """An Operator suffices for mode decide; whoever is none does no harm: Slurm starts its jobs as ever."""
+    """An Operator suffices for mode decide; another user does no harm: Slurm starts its jobs as ever."""
     site, env = slurm_cluster.site, as_user(slurm_cluster, who)
     slurm_cluster.write_inventory(nodes={n.name: {"transport": "none"} for n in site.testbed.nodes})
     slurm_cluster.cli("tick", env=env)
     slurm_cluster.cli("policy", "promote", "easy", "-p", "A100", "--mode", "decide", "--force", "a test", env=env)
-    told = slurm_cluster.cli("tick", env=env).stderr
+    errors = slurm_cluster.cli("tick", env=env).stderr
     assert ("gpusched" in site.run(["scontrol", "show", "reservation"]).stdout) == may
     job = site.sbatch("sleep 1000", "-p", "A100", "--gpus-per-node=2", user=USERS[1])
     if may:
         wait_until(lambda: site.run(["squeue", "-h", "-o", "%r"]).stdout.startswith("ReqNodeNotAvail"), 20, "the lease")
         slurm_cluster.cli("tick", env=env)
     else:
-        assert "Slurm rejects the lease and decides itself: " in told
+        assert "Slurm rejects the lease and decides itself: " in errors
     site.wait(job, "RUNNING")
     tick = slurm_cluster.cli("tick", env=env)
     assert "Traceback" not in tick.stderr
     assert slurm_cluster.state_of(str(job)) == "RUNNING"
 
 
-def test_users_who_name_the_lease_get_nothing_by_it(slurm_cluster: SlurmCluster) -> None:
+def test_naming_the_lease_gives_users_no_advantage(slurm_cluster: SlurmCluster) -> None:
     """Without the guard of job_submit.lua too, once gpusched has seen it; with it they are refused."""
     site, user = slurm_cluster.site, USERS[0]
     decided = Decided(slurm_cluster)

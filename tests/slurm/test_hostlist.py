@@ -27,7 +27,7 @@ def test_lists_as_slurm_prints_them(text, names):
 
 
 @pytest.mark.parametrize("text", ["dgx[1-3", "dgx1]", "dgx[]", "dgx[a]", "a,,b", "dgx[3-]", "x[[1]]"])
-def test_what_is_no_list_is_said_so(text):
+def test_an_invalid_list_is_an_error(text):
     with pytest.raises(ValueError, match=r".+"):
         expand(text)
 

@@ -52,8 +52,8 @@ def test_a_site_is_observed_from_its_slurm_alone(slurm_cluster: SlurmCluster, ho
     assert {p.name: p.max_time_s for p in inventory.partitions} == {"A100": 2 * 86400, "V100": None}
     for node, real in zip(sorted(inventory.nodes, key=lambda n: n.name), slurm_cluster.testbed.nodes, strict=True):
         model = real.model.key
-        told = (node.name, node.address, node.partition, node.gpus, node.gpu_type, node.cores, node.memory_mib)
-        assert told == (real.name, real.address, model.upper(), 8, model, CPUS[model], MEMORY_MIB[model])
+        fields = (node.name, node.address, node.partition, node.gpus, node.gpu_type, node.cores, node.memory_mib)
+        assert fields == (real.name, real.address, model.upper(), 8, model, CPUS[model], MEMORY_MIB[model])
         assert (node.transport, node.rated_power_w is not None) == ("ssh", True)
     checked = slurm_cluster.cli("check", env=home).stdout
     assert "0 warnings, 0 failures" in checked
@@ -84,8 +84,8 @@ def test_nodes_that_do_not_answer_are_not_read(slurm_cluster: SlurmCluster, home
     config = slurm_cluster.folder / ".ssh" / "config"
     config.write_text(f"Host {one.address}\n  Port 1\n" + config.read_text())
     slurm_cluster.cli("init", "--slurm", "-o", path, env=home)
-    told = {node.name: node.transport for node in load_inventory(path).nodes}
-    assert told == {"dgx001": "ssh", "dgx002": "ssh", "dgx003": "none", "dgx004": "ssh"}
+    transports = {node.name: node.transport for node in load_inventory(path).nodes}
+    assert transports == {"dgx001": "ssh", "dgx002": "ssh", "dgx003": "none", "dgx004": "ssh"}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_nodes_that_do_not_answer_are_not_read(slurm_cluster: SlurmCluster, home
         ([], 1, "is not on PATH; run gpusched where Slurm's commands are installed"),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path: Path, words: list[str], code: int, error: str) -> None:
+def test_errors_of_init_are_one_line(tmp_path: Path, words: list[str], code: int, error: str) -> None:
     argv = [sys.executable, "-m", "gpusched", "init", "--slurm", "-o", str(tmp_path / "i.yaml"), *words]
     env = os.environ | {"PATH": str(tmp_path)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)

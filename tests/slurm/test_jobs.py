@@ -20,7 +20,7 @@ PLAIN = {
 
 
 def printed(format_: str, jobs: list[dict[str, str]]) -> str:
-    """What squeue prints: each field, then what the format has behind its colon; a newline after each job."""
+    """Return squeue's output: each field, then what the format has behind its colon; a newline after each job."""
     wanted = [item.split(":", 1) for item in format_.split(",")]
     return "".join("".join(({**PLAIN, **job})[field] + end for field, end in wanted) + "\n" for job in jobs)
 
@@ -37,7 +37,7 @@ def test_a_name_may_hold_anything(names):
 
 
 @pytest.mark.parametrize("begin", ["", "x\x1e\n", "\x1f", "\n"])
-def test_no_name_is_taken_for_a_job_by_who_knows_what_another_reader_writes(begin):
+def test_names_are_not_taken_for_job_ids(begin):
     name = begin + printed(JobReader().format, [{"JobID": "99"}])
     assert [(job.id, job.name) for job in read({"Name": name}, {"JobID": "13"})] == [("12", name), ("13", "train")]
 
@@ -122,7 +122,7 @@ def test_tasks_that_wait_together_share_nothing_that_differs():
     assert [(job.reason, job.restarts) for job in read(*wait)] == [("Priority", 0), ("BeginTime", 1), ("Priority", 0)]
 
 
-def test_what_did_not_change_is_the_same_object_and_what_changed_is_not():
+def test_only_unchanged_jobs_are_the_same_object():
     reader = JobReader()
     jobs = [{"JobID": "1"}, {"JobID": "2"}, {"JobID": "3"}, {"JobID": "4"}]
     before = reader.read(printed(reader.format, jobs), "4 4 N/A dgx1\n", {}, True)
@@ -151,6 +151,6 @@ def test_memory_is_unknown_where_slurm_does_not_count_it():
 
 
 @pytest.mark.parametrize("field", ["PriorityLong", "TimeLimit", "NodeList", "SubmitTime", "tres-alloc"])
-def test_what_cannot_be_read_names_the_job(field):
+def test_the_error_of_an_unreadable_job_names_it(field):
     with pytest.raises(ValueError, match="job 12: "):
         read({field: "mem=b-["})

@@ -1,4 +1,4 @@
-"""What is asked of Slurm: no text of a user's gets into a line, and real Slurm takes the lines as they are meant."""
+"""Requests to Slurm: no text of a user gets into a line, and real Slurm takes the lines as they are meant."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ ABOUT_NODES: list[Callable[[list[str]], str]] = [
 
 @pytest.mark.parametrize("line", ABOUT_JOBS)
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_is_no_job_id_gets_into_no_line(line: Callable[[str], str], text: str) -> None:
+def test_an_invalid_job_id_gets_into_no_command(line: Callable[[str], str], text: str) -> None:
     with pytest.raises(ValueError, match="no id of a job"):
         line(text)
 
 
 @pytest.mark.parametrize("line", ABOUT_NODES)
 @pytest.mark.parametrize("node", ["", "n 1", "n1,n2", "n[1-2]", "n1\nrequeue 2", "n=1", "-n", "ALL\x1f", "n1\n"])
-def test_what_is_no_node_gets_into_no_line(line: Callable[[list[str]], str], node: str) -> None:
+def test_an_invalid_node_gets_into_no_command(line: Callable[[list[str]], str], node: str) -> None:
     with pytest.raises(ValueError, match="no name of a node"):
         line(["n1", node])
 
@@ -57,7 +57,7 @@ def test_a_line_is_a_line(text: str) -> None:
     queue=st.lists(st.tuples(st.integers(-5, 5), st.integers(0, 4)), max_size=12),
     first=st.lists(st.integers(0, 14), max_size=8),
 )
-def test_the_wanted_jobs_go_first_and_nothing_is_told_twice(queue: list[tuple[int, int]], first: list[int]) -> None:
+def test_the_wanted_jobs_go_first_and_no_update_is_sent_twice(queue: list[tuple[int, int]], first: list[int]) -> None:
     jobs = [PendingSlurmJob(str(i), max(1, base + added), base, added) for i, (base, added) in enumerate(queue)]
     names = [str(i) for i in first]
     added = priority_additions(jobs, names)

@@ -164,7 +164,7 @@ def test_states_in_our_words(state: str, expected: str) -> None:
     assert kept.jobs["7"].state == expected
 
 
-def test_what_never_started_has_no_attempt_and_no_run() -> None:
+def test_a_job_that_never_started_has_no_attempt_and_no_run() -> None:
     kept = Kept()
     kept.look(job(state="CANCELLED", start_time=T + 20, end_time=T + 20))
     assert (kept.jobs["7"].attempt, kept.jobs["7"].start_time, kept.runs) == (0, None, {})
@@ -207,7 +207,7 @@ def test_a_begin_time_and_a_dependency_keep_a_job_waiting() -> None:
         ("QOSMaxGRESPerUser", "", "QOSMaxGRESPerUser"), ("JobArrayTaskLimit", "", "JobArrayTaskLimit"),
     ],
 )  # fmt: skip
-def test_what_slurm_does_not_let_start_is_left_to_it(reason: str, reservation: str, why: str) -> None:
+def test_jobs_that_slurm_holds_are_left_to_it(reason: str, reservation: str, why: str) -> None:
     facts = SlurmFacts(reason=reason, reservation=reservation)
     assert why in slurm_block_reason(facts)
     assert bool(slurm_block_reason(facts)) == bool(why)
@@ -230,7 +230,7 @@ def test_a_requeue_is_another_attempt_of_the_same_job() -> None:
     assert kept.runs["7", 2] == [T + 200, T + 220, JobState.COMPLETED]
 
 
-def test_a_requeue_that_nobody_saw_ended_an_attempt_all_the_same() -> None:
+def test_an_unseen_requeue_still_ended_an_attempt() -> None:
     for then in (
         job(state="CANCELLED", restarts=1, submit_time=T + 50, start_time=T + 60, end_time=T + 60),
         running(restarts=1, submit_time=T + 50, start_time=T + 70),
@@ -295,7 +295,7 @@ def test_jobs_elsewhere_are_not_mirrored_unless_they_hold_our_nodes() -> None:
     assert kept.jobs["9"].allocation is not None
 
 
-def test_one_odd_job_does_not_hold_up_the_others() -> None:
+def test_one_unreadable_job_does_not_affect_the_others() -> None:
     kept = Kept()
     odd = job(id="8")
     msgspec.structs.force_setattr(odd, "gpus", None)
@@ -339,7 +339,7 @@ def test_positions_become_nvmls_indices_and_are_kept_when_slurm_says_them_no_mor
     assert parts(kept.jobs["7"]) == {"a1": (1, 5)}
 
 
-def test_a_pinned_job_counts_with_the_lowest_gpus_that_nobody_has() -> None:
+def test_a_pinned_job_counts_with_the_lowest_free_gpus() -> None:
     kept = Kept()
     pin = job(id="8", reservation=LEASE, req_nodes=("a1",), reason="Resources")
     kept.look(running(), pin, positions={"7": {"a1": (0, 2)}})
@@ -352,7 +352,7 @@ def test_a_pinned_job_counts_with_the_lowest_gpus_that_nobody_has() -> None:
     assert kept.runs.keys() == {("7", 1), ("9", 1)}, "a pin is no attempt"
 
 
-def test_what_a_user_named_outlives_a_pin() -> None:
+def test_nodes_named_by_a_user_outlive_a_pin() -> None:
     kept = Kept()
     kept.look(job(req_nodes=("a1", "a2")))
     kept.look(job(req_nodes=("a2",), reservation=LEASE), now=T + 105)
@@ -413,7 +413,7 @@ def test_positions_lead_to_the_gpu_whose_device_file_stands_there(order: list[in
 # -- cost --------------------------------------------------------------------------------------------------------
 
 
-def test_what_slurm_says_again_is_not_looked_at() -> None:
+def test_repeated_answers_of_slurm_are_skipped() -> None:
     kept = Kept()
     jobs = [job(id=str(n), raw_id=str(n)) for n in range(2500)]
     assert len(kept.look(*jobs)) == 2500
@@ -477,7 +477,7 @@ def story(draw: Any) -> Iterator[Story]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_any_story_seen_at_any_times_is_told_right(data: st.DataObject) -> None:
+def test_any_story_seen_at_any_times_is_recorded_correctly(data: st.DataObject) -> None:
     """Looks and restarts of the controller at any time: the state, the attempts seen and their times are Slurm's."""
     kept = Kept()
     for one in story(data.draw):

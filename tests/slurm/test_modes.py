@@ -1,4 +1,4 @@
-"""What gpusched does to real Slurm in each mode of a partition, and what is left of it afterwards."""
+"""The effects of gpusched on real Slurm in each mode of a partition, and what is left of them afterwards."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_a_job_that_is_requeued_after_the_lease_is_not_bound_to_our_nodes(beside
         site.wait(job, "PENDING")
     for job in jobs:  # as Slurm itself does, half a minute after the lease
         site.run(["scontrol", "update", f"JobId={job}", "ReservationName="])
-    assert queue(site, "ReqNodes")[jobs[0]] == "dgx001", "it keeps what it was told"
+    assert queue(site, "ReqNodes")[jobs[0]] == "dgx001", "it keeps its node"
     assert beside.run() == [f"update JobId={jobs[0]} ReservationName= ReqNodeList="]
     assert {job: queue(site, "ReqNodes")[job] for job in jobs} == {jobs[0]: "", jobs[1]: "dgx003"}
     assert beside.run() == []
@@ -191,7 +191,7 @@ def test_a_start_that_does_not_come_about_is_withdrawn_then_left_to_slurm(beside
     site.wait(job, "RUNNING")
 
 
-def test_nobody_is_stuck_on_leased_nodes(beside: Beside) -> None:
+def test_no_job_is_stuck_on_leased_nodes(beside: Beside) -> None:
     """Jobs that no policy can place are let in: of several parts, with some nodes named, of another partition."""
     site = beside.site
     site.run(["scontrol", "create", "PartitionName=other", "Nodes=dgx001,dgx003"])
@@ -214,7 +214,7 @@ def test_nobody_is_stuck_on_leased_nodes(beside: Beside) -> None:
     assert queue(site, "NodeList")[str(some)] == "dgx[001,003]"
 
 
-def test_what_gpusched_could_not_place_slurm_may(beside: Beside) -> None:
+def test_slurm_may_place_what_gpusched_could_not(beside: Beside) -> None:
     site = beside.site
     nodes = {n.name: {"transport": "none"} for n in site.testbed.nodes}
     beside.cluster.write_inventory(nodes=nodes, leave_out=["dgx003"])
@@ -282,7 +282,7 @@ def test_advice_is_an_order_that_rollback_takes_back(beside: Beside, kind: str) 
     beside.run()
     assert order(site) == jobs[::-1]
     assert "No reservations" in leases(site), "Slurm itself places"
-    assert beside.run() == [], "nothing is told twice"
+    assert beside.run() == [], "nothing is sent twice"
     new = str(site.sbatch("sleep 1000", "--gpus-per-node=8", "--time=35"))
     assert len(beside.run()) <= 3
     assert order(site) == [jobs[3], jobs[2], new, jobs[1], jobs[0]]

@@ -102,7 +102,7 @@ def another(slurm_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_of_two_controllers_one_decides_and_the_other_says_so(
+def test_of_two_controllers_one_decides_and_the_other_reports_it(
     slurm_cluster: SlurmCluster, another: SlurmCluster
 ) -> None:
     site, first = slurm_cluster.site, slurm_cluster

@@ -12,10 +12,10 @@ from tests.testbed.slurm import SlurmSite
 class Priced(Slurm):
     """Real Slurm, whose figures of its own work are those of the test."""
 
-    told: tuple[int, float] = (0, 0.0)
+    costs: tuple[int, float] = (0, 0.0)
 
     def rpc_costs(self) -> dict[str, tuple[int, float]]:
-        return {"REQUEST_JOB_INFO": self.told}
+        return {"REQUEST_JOB_INFO": self.costs}
 
 
 @pytest.fixture
@@ -36,18 +36,18 @@ def test_slurm_says_what_its_work_was(slurm: Priced) -> None:
 def test_reading_takes_its_share_of_slurmctld_at_the_most(slurm: Priced) -> None:
     reader = SlurmReader(slurm)
     assert reader.is_due(1000.0)
-    slurm.told = (100, 2.0)
+    slurm.costs = (100, 2.0)
     reader.read(1000.0, site_factors=False)
     rest = 2 * 0.02 / LOAD_SHARE
     assert not reader.is_due(1000.0 + rest - 0.01)
     assert reader.is_due(1000.0 + rest)
     assert reader.is_due(900.0)  # the clock was set back
-    slurm.told = (110, 2.0 + 10 * 0.06)  # the queue has grown since: what came before does not count
+    slurm.costs = (110, 2.0 + 10 * 0.06)  # the queue has grown since: what came before does not count
     reader.read(1100.0, site_factors=False)
     rest = 2 * 0.06 / LOAD_SHARE
     assert not reader.is_due(1100.0 + rest - 0.01)
     assert reader.is_due(1100.0 + rest)
-    slurm.told = (3, 9.0)  # slurmctld began anew, and is far too busy
+    slurm.costs = (3, 9.0)  # slurmctld began anew, and is far too busy
     reader.read(1200.0, site_factors=False)
     assert not reader.is_due(1200.0 + MAX_REST_S - 0.01)
     assert reader.is_due(1200.0 + MAX_REST_S)
@@ -55,16 +55,16 @@ def test_reading_takes_its_share_of_slurmctld_at_the_most(slurm: Priced) -> None
 
 def test_the_time_in_which_slurm_was_silent_is_no_work_of_its(slurm: Priced, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = SlurmReader(slurm)
-    slurm.told = (100, 2.0)
+    slurm.costs = (100, 2.0)
     reader.read(1000.0, site_factors=False)
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "/nonexistent")
         with pytest.raises(NoAnswer):
             reader.read(1010.0, site_factors=False)
-    slurm.told = (102, 22.0)  # two questions that it took up when it was frozen
+    slurm.costs = (102, 22.0)  # two questions that it took up when it was frozen
     reader.read(1100.0, site_factors=False)
     assert reader.is_due(1100.0 + 2 * 0.02 / LOAD_SHARE), "as before"
-    slurm.told = (112, 22.5)
+    slurm.costs = (112, 22.5)
     reader.read(1200.0, site_factors=False)
     assert not reader.is_due(1200.0 + 2 * 0.05 / LOAD_SHARE - 0.01)
 

@@ -1,4 +1,4 @@
-"""What scontrol of Slurm 22.05.8 printed, and how newer versions are known to differ."""
+"""The output of scontrol of Slurm 22.05.8, and how newer versions are known to differ."""
 
 import pytest
 

@@ -45,7 +45,7 @@ def test_a_replay_foretells_slurms_own_starts(slurm_cluster: SlurmCluster, tmp_p
 
 
 def test_the_own_history_is_slurms(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Also of jobs that ended before gpusched was there; and what no store and no slurmdbd tell is one line."""
+    """Also of jobs that ended before gpusched was there; and neither a store nor slurmdbd is a one-line error."""
     site, begin = slurm_cluster.site, time.time()
     jobs = [site.sbatch("sleep 1.1", f"--gpus-per-node={n}", "--time=5", user="games") for n in (1, 2, 8)]
     other = site.sbatch("sleep 1.1", "--gpus-per-node=4", "--time=5", "--partition=V100", "--hold")
@@ -81,7 +81,7 @@ def test_the_own_history_is_slurms(slurm_cluster: SlurmCluster, tmp_path: Path) 
     assert "using the jobs that the controller has seen" in " ".join(seen.split())
 
 
-def test_a_site_that_does_not_count_gpus_is_told_how(slurm_cluster: SlurmCluster) -> None:
+def test_a_site_that_does_not_count_gpus_is_advised(slurm_cluster: SlurmCluster) -> None:
     site, begin = slurm_cluster.site, time.time()
     site.configure(AccountingStorageTRES="")
     job = site.sbatch("sleep 1.1", "--gpus-per-node=1", "--time=5")

@@ -36,7 +36,7 @@ def submitted(site: SlurmSite, *options: str, gpus: int = 8, limit: int = 10) ->
     return str(site.sbatch("sleep 1000", "-p", "A100", f"--gpus-per-node={gpus}", f"--time={limit}", *options))
 
 
-def test_jobs_keep_clear_of_a_maintenance_to_come_and_why_says_so(beside: Beside) -> None:
+def test_jobs_keep_clear_of_a_coming_maintenance_and_why_names_it(beside: Beside) -> None:
     site = beside.site
     maintenance(site, "dgx003", 170)
     beside.run()
@@ -54,9 +54,9 @@ def test_jobs_keep_clear_of_a_maintenance_to_come_and_why_says_so(beside: Beside
     why = beside.cluster.cli("why", named).stdout
     said = r"ReqNodeNotAvail: Reserved for maintenance: maint in 0:0[12]:\d\d, for 0:10:00; its time limit"
     assert re.search(said, why)
-    told = beside.cluster.json("why", named)
+    answer = beside.cluster.json("why", named)
     over = next(one.end_time for one in beside.slurm.reservations() if one.name == "maint")
-    expected = told["expected_start"]["median"]
+    expected = answer["expected_start"]["median"]
     assert expected[:19] >= time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(over - 1)), "not before it is over"
     assert "maint" in beside.cluster.cli("nodes").stdout
     site.run(["scontrol", "delete", "ReservationName=maint"])
@@ -100,7 +100,7 @@ def race(beside: Beside, monkeypatch: pytest.MonkeyPatch, event: Callable[[], No
 
 
 @pytest.mark.parametrize("left", ["in the lease", "by a controller that died", "by Slurm, when the lease was over"])
-def test_what_slurm_holds_in_the_lease_is_let_go_at_once(
+def test_jobs_that_slurm_holds_in_the_lease_are_released_at_once(
     beside: Beside, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
     """A maintenance that is made between a decision and its start: Slurm takes the job's priority for ever."""
@@ -187,7 +187,7 @@ def test_an_admins_reservation_that_begins_now_is_made_by_the_command_that_is_pr
         site.run(["sh", "-c", command])
 
 
-def test_with_an_account_of_its_own_the_lease_is_booked_on_nobody(beside: Beside) -> None:
+def test_with_its_own_account_the_lease_is_charged_to_no_user(beside: Beside) -> None:
     site = beside.site
     site.configure(AccountingStorageEnforce="associations")
     found, _ = examine_slurm(

@@ -121,7 +121,7 @@ def test_a_job_that_never_runs_has_an_empty_line_and_a_reason(place: Place) -> N
     assert "3,,,\n" in (place.folder / "s.csv").read_text()
 
 
-def test_load_chooses_the_nodes_and_says_so(place: Place) -> None:
+def test_load_chooses_the_nodes_with_a_note(place: Place) -> None:
     (light,) = place.rows("log.swf", "--load", "5", "--gpus-per-node", "8", "-P", "fifo")
     (heavy,) = place.rows("log.swf", "--load", "10", "--gpus-per-node", "8", "-P", "fifo")
     assert light["nodes"] == round(4440 / (5 * 8 * 30))
@@ -176,7 +176,7 @@ SACCT = """JobID|Partition|Submit|Eligible|Start|End|TimelimitRaw|AllocTRES|Stat
 """
 
 
-def test_what_slurm_recorded_stands_beside_what_a_replay_says(place: Place) -> None:
+def test_recorded_figures_of_slurm_are_shown_beside_a_replay(place: Place) -> None:
     log = place.folder / "jobs.txt"
     log.write_text(SACCT)
     words = [str(log), "-N", "1", "-P", "easy", "-P", "fifo+none"]
@@ -201,7 +201,7 @@ def test_nodes_fail_and_drain_as_listed(place: Place) -> None:
     assert "o.csv:3: node: found 'n1'" in err
 
 
-def test_a_restart_costs_what_is_said(place: Place) -> None:
+def test_a_restart_costs_the_given_time(place: Place) -> None:
     free, dear = (place.rows(*ONE, "-P", "srtf", "--restart", cost)[0] for cost in ("0s", "100s"))
     if free["restarts"]:
         assert dear["mean_jct_s"] > free["mean_jct_s"]
@@ -315,7 +315,7 @@ def test_fair_shares_go_by_the_inventory_s_groups(place: Place) -> None:
 
 
 @pytest.mark.parametrize("groups", [None, "{physics: {members: {cat: 1, zoe: 1}}, chemistry: {members: {bob: 1}}}"])
-def test_what_users_had_before_the_replay_counts_for_their_fair_shares(place: Place, groups: str | None) -> None:
+def test_usage_before_the_replay_counts_for_fair_shares(place: Place, groups: str | None) -> None:
     """Zoe, or cat of her group, had GPUs before the window: bob's job goes first when ann's ends, as it would live."""
     jobs = [("a", 9000.0, 9000.0, 8000.0, 8), ("b", 8990.0, 8000.0, 7000.0, 8), ("c", 8980.0, 7000.0, 6900.0, 8)]
     before = ("z", 60_000.0, 60_000.0, 50_000.0, 8)
@@ -381,7 +381,7 @@ def test_a_trace_is_replayed_under_limits_where_that_is_asked_for(place: Place) 
     assert any("limit of user" in note and "at most 4 GPUs at once; this job needs 8" in note for note in row["notes"])
 
 
-def test_no_history_is_said(place: Place) -> None:
+def test_no_history_is_an_error(place: Place) -> None:
     _, err = place.run("--since", "30d", "-P", "fifo", code=1)
     assert "no history yet" in err
 

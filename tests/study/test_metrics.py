@@ -94,7 +94,7 @@ def test_of_a_job_that_held_fewer_gpus_than_it_asked_for_the_rest_counts_likewis
     assert shares(result) == [1.0]
 
 
-def test_what_the_pool_does_not_say_is_nobodys_dominant_resource() -> None:
+def test_resources_unknown_to_the_pool_are_never_dominant() -> None:
     def share(*nodes: NodeSpec, gpus: int = 1, **trace: int) -> float:
         result = result_of([Job(0, 0, 10, gpus=gpus)], Pool.of(list(nodes)))
         (found,) = shares(result, **{k: np.array([v]) for k, v in trace.items()})
@@ -133,7 +133,7 @@ def test_pairs_on_the_same_gpus_count_once_while_they_are_together() -> None:
     assert [u.gpu_hours for u in metrics_of(pairs).users] == [pytest.approx(80 / 3600)]
 
 
-def test_who_shared_with_a_job_that_counts_in_no_figure_counts_alone() -> None:
+def test_a_job_that_shared_with_an_excluded_job_counts_alone() -> None:
     """The first job waited when the replay began; it joined the other one's GPUs from 4 to 8."""
     result = result_of([Job(0, 4, 8, gpus=8), Job(0, 0, 10, gpus=8)], Pool.uniform(1, 8))
     events = Events(

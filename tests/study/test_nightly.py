@@ -1,4 +1,4 @@
-"""What the nightly report begins with, how it judges forecasts, and what it removes."""
+"""The nightly report: its start, how it judges forecasts, and what it removes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from gpusched.sim.pool import Pool
 from gpusched.sim.replay import Outage, replay
 from gpusched.study.metrics import job_times, metrics_of
 from gpusched.study.study import result_without
+from tests.promotion import weights
 from tests.sim.worlds import trace_of
 
 NOW = 1_800_000_000.0
@@ -151,10 +152,15 @@ def test_taking_jobs_out_of_a_result_leaves_the_others_as_they_were() -> None:
     assert result_without(whole, 0) is whole
 
 
-def test_a_live_policy_that_cannot_be_replayed_with_placement_costs_is_compared_without(site: Site) -> None:
-    """Its jobs change their sizes: others that do were left out, and an agent that goes by costs ended the report."""
+@pytest.mark.parametrize("agent", [False, True])
+def test_a_live_policy_is_compared_with_placement_costs_where_it_can_be_replayed_so(site: Site, agent: bool) -> None:
+    """Its agent cannot, and one that goes by costs ended the report; where it only chooses sizes all can."""
     (site.folder / "policies/rings").mkdir(parents=True)
-    (site.folder / "policies/own.yaml").write_text("place: contention\nsizes: drf\n")
+    if agent:
+        (site.folder / "policies/own.yaml").write_text(f"{weights.YAML}place: contention\n")
+        weights.write(site.folder / "policies/own/default.safetensors")
+    else:
+        (site.folder / "policies/own.yaml").write_text("place: contention\nsizes: drf\n")
     (site.folder / "policies/rings/policy.yaml").write_text("agent: topology\n")
     shutil.copy(Path(gpusched.data.__path__[0]) / "topology.safetensors",
                 site.folder / "policies/rings/default.safetensors")  # fmt: skip
@@ -166,7 +172,7 @@ def test_a_live_policy_that_cannot_be_replayed_with_placement_costs_is_compared_
     assert part.runs[0]["policy"] == "own"
     compared = {run["policy"] for run in part.runs}
     assert {"drf", "elastic"} <= compared
-    assert "rings" not in compared
+    assert ("rings" in compared) != agent
 
 
 def test_resizable_jobs_may_have_their_own_sizes_at_their_own_pace(site: Site) -> None:
@@ -177,9 +183,9 @@ def test_resizable_jobs_may_have_their_own_sizes_at_their_own_pace(site: Site) -
         assert found is not None
         site.store.put_jobs([msgspec.structs.replace(found, spec=msgspec.structs.replace(found.spec, elastic=sizes))])
         for attempt, gpus, step in ((1, 2, 10.0), (2, 8, 40.0)):  # in ten seconds; once it was tried at 8, too
-            told = JobProgress(job_id=name, attempt=attempt, gpus=gpus)
-            told = told.with_step(10.0 * (attempt - 1), 100, None, NOW - begins * HOUR)
-            site.store.put_progress([told.with_step(step, 100, None, NOW - begins * HOUR + 10)])
+            progress = JobProgress(job_id=name, attempt=attempt, gpus=gpus)
+            progress = progress.with_step(10.0 * (attempt - 1), 100, None, NOW - begins * HOUR)
+            site.store.put_progress([progress.with_step(step, 100, None, NOW - begins * HOUR + 10)])
     (part,) = site.report().partitions
     rows = {row["policy"]: row for row in part.runs}
     assert rows["easy"]["mean_jct_s"] == pytest.approx(4 * HOUR)

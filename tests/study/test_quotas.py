@@ -42,7 +42,7 @@ COUNT = 100
 
 
 class Work(NamedTuple):
-    """Hours after the beginning, GPUs, hours it runs, its limit, for whom it counts."""
+    """Hours after the beginning, GPUs, hours it runs, its limit, and the user it counts for."""
 
     at: float
     gpus: int

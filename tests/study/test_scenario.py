@@ -49,7 +49,7 @@ def test_a_file_is_another_way_to_write_the_options(place: Place) -> None:
     assert set(filed[0]["notes"]) - set(said[0]["notes"]) == {"by hand"}
 
 
-def test_options_take_precedence_and_a_note_says_so(place: Place) -> None:
+def test_options_take_precedence_with_a_note(place: Place) -> None:
     _write(place, LOG + "seeds: [3]\n")
     (row,) = place.rows("--scenario", "s.yaml", "-P", "sjf", "--seed", "5")
     assert (row["policy"], row["seed"], row["nodes"]) == ("sjf", 5, 1)
@@ -110,7 +110,7 @@ def test_nodes_of_a_scenario_have_slices_or_are_cut_on_demand(place: Place, mig:
         (LOG + JOBS, "a scenario's workload is drawn; it cannot be combined with traces"),
     ],
 )
-def test_what_is_wrong_is_one_line(place: Place, text: str, error: str) -> None:
+def test_errors_of_a_scenario_are_one_line(place: Place, text: str, error: str) -> None:
     _write(place, text)
     out, err = place.run("--scenario", "s.yaml", code=2)
     assert out == ""
@@ -152,7 +152,7 @@ def test_those_that_come_along_are_found_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", [file.stem for file in SHIPPED.glob("*.yaml") if "\npaper:" in file.read_text()])
-def test_a_papers_setting_is_replayed_or_says_who_plays_it(name: str) -> None:
+def test_a_papers_setting_is_replayed_or_names_its_command(name: str) -> None:
     if name == "rltune":
         assert load_scenario(name).policies
     else:

@@ -47,6 +47,18 @@ def test_live_policies_are_replayed_with_their_backfill_and_their_wait(place: Pl
     assert cheap["placement"] == "contention"
 
 
+def test_resizable_jobs_are_slowed_down_by_those_beside_them(place: Place) -> None:
+    """Two of two GPUs on a node share its bus."""
+    place.trace.write_text("".join(JOB.format(n, 50 * n, 900 + 100 * (n % 3)) for n in range(1, 13)))
+    words = ("log.swf", "--gpus-per-node", "4", "-P", "elastic", "--resizable", "1-4", "--restart", "10s")
+    (free,) = place.rows(*words, "-N", "2", "--placement", "best-fit")
+    for rule in ("best-fit", "rack-wait", "contention"):
+        (slowed,) = place.rows(*words, "--topology", "racks.yaml", "--placement", rule)
+        assert slowed["placement"] == rule
+        assert slowed["restarts"] > 5
+        assert slowed["mean_jct_s"] > free["mean_jct_s"]
+
+
 def test_first_fit_without_backfill_is_replayed_as_live(place: Place) -> None:
     """The third job needs both nodes, which the second frees last; a fourth of one GPU waits for its end."""
     more = JOB.format(4, 2, 500).replace(" 2 -1 -1 2 ", " 1 -1 -1 1 ")
@@ -62,8 +74,8 @@ def test_contention_says_where_it_can_only_be_blind(place: Place) -> None:
     (blind,), (rack,) = (place.rows(*words, policy) for policy in ("contention", "rack"))
     assert blind["mean_jct_s"] == rack["mean_jct_s"]
     assert "contention: without --topology placement costs are unknown" in str(blind["notes"])
-    (told,) = place.rows(*WORDS, "--topology", "racks.yaml", "--placement", "contention")
-    assert "contention: without --topology" not in str(told["notes"])
+    (row,) = place.rows(*WORDS, "--topology", "racks.yaml", "--placement", "contention")
+    assert "contention: without --topology" not in str(row["notes"])
 
 
 @pytest.mark.parametrize(
@@ -74,11 +86,15 @@ def test_contention_says_where_it_can_only_be_blind(place: Place) -> None:
             ("-P", "fifo+conservative", "--placement", "contention"),
             "fifo+conservative (placement contention) cannot be replayed with placement costs",
         ),
+        (
+            ("-P", "elastic", "--placement", "tetris"),
+            "elastic (placement tetris) cannot be replayed with placement costs; one that stops no jobs",
+        ),
         (("-P", "las"), "las (placement best-fit) cannot be replayed with placement costs"),
         (("--placement", "rack", "-N", "2"), "the topology names none of the nodes"),
     ],
 )
-def test_what_does_not_go_is_told_in_a_line(place: Place, words: tuple[str, ...], said: str) -> None:
+def test_unsupported_options_are_a_one_line_error(place: Place, words: tuple[str, ...], said: str) -> None:
     _, error = place.run(*WORDS, "--topology", "racks.yaml", *words, code=2)
     assert said in error
     assert len(error.strip().splitlines()) == 1

@@ -1,4 +1,4 @@
-"""What is built once and shared by every testbed of this checkout: the NVML stub and the container image.
+"""Files built once and shared by every testbed of this checkout: the NVML stub and the container image.
 
 The folder is `build/testbed/` of the checkout, or `$GPUSCHED_TESTBED_CACHE`.
 """

@@ -58,7 +58,7 @@ HOOK = "#!/bin/sh\nexit 0\n"
 
 @cache
 def library_folder() -> str:
-    """The folder the dynamic linker searches without being told."""
+    """Return the folder that the dynamic linker searches by default."""
     multiarch = sysconfig.get_config_var("MULTIARCH")
     folder = f"/usr/lib/{multiarch}"
     return folder if multiarch and Path(folder).is_dir() else "/usr/lib64"

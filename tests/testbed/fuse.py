@@ -1,6 +1,6 @@
-"""A FUSE file system that passes everything on to a folder, and fails what it is told to: `FuseMount`.
+"""A FUSE file system that passes everything on to a folder, with errors on demand: `FuseMount`.
 
-Speaks FUSE's protocol (linux/fuse.h, 7.31) itself, in a process of its own; no library is needed. As with every FUSE,
+It implements FUSE's protocol (linux/fuse.h, 7.31), in a process of its own, without a library. As with every FUSE,
 the kernel drops pages that cannot be written back.
 """
 
@@ -23,7 +23,7 @@ _ENTRY, _OPEN, _HANDLE = struct.Struct("=QQQQII"), struct.Struct("=QII"), struct
 _VALID_S = 1
 _MAX_WRITE = 1 << 17
 READS, WRITES, SYNCS, CHANGES = 1, 2, 4, 8
-"""What `FuseMount.fail` names: sums of these. Changes: files that are made, removed, renamed or truncated."""
+"""Operations for `FuseMount.fail`: sums of these. Changes: files that are made, removed, renamed or truncated."""
 
 
 class FuseMount:
@@ -92,7 +92,7 @@ class _Server:
                     result, failed = b"", -(error.errno or errno.EIO)
             try:
                 os.write(self._device, _OUT.pack(16 + len(result), failed, unique) + result)
-            except OSError as error:  # whoever asked was killed
+            except OSError as error:  # the caller was killed
                 if error.errno != errno.ENOENT:
                     raise
 

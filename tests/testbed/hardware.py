@@ -105,7 +105,7 @@ def _topology(gpus: int) -> list[str]:
 
 
 def _nvlinks(model: Model, gpus: int) -> list[str]:
-    """Who is at the far end of every NVLink: six switches on an A100 server, other GPUs on a V100 server."""
+    """Return the far end of every NVLink: six switches on an A100 server, other GPUs on a V100 server."""
     if model.nvlinks == 12:
         peers = [f"gpu*.nvlink{link}.peer=00000000:{0xC4 + link // 2:02X}:00.0" for link in range(12)]
         return [*peers, *(f"gpu*.nvlink{link}.peer_type=2" for link in range(12))]

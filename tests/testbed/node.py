@@ -146,7 +146,7 @@ class TestNode:
 
     @property
     def boot_id(self) -> str:
-        """What /proc/sys/kernel/random/boot_id says on the node."""
+        """Return /proc/sys/kernel/random/boot_id of the node."""
         return (self.disk / "boot_id").read_text().strip()
 
     # ---- inside ---------------------------------------------------------------------------------------------

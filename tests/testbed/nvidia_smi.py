@@ -25,7 +25,7 @@ NONE_FOUND, DENIED, FAILED = 6, 4, 3
 
 
 class Refused(Exception):
-    """What nvidia-smi prints last, and its exit code."""
+    """The last line of nvidia-smi, and its exit code."""
 
     def __init__(self, text: str, code: int = FAILED) -> None:
         super().__init__(text)

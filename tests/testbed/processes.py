@@ -48,13 +48,13 @@ def stop_tree(pid: int, timeout_s: float = 300.0) -> None:
         TimeoutError: Some could not be stopped.
     """
     deadline = time.monotonic() + timeout_s
-    told: set[int] = set()
+    sent: set[int] = set()
     while running := [
-        p for p in tree(pid) if (now := state(p)) not in ("T", "t", "Z", "X", "") and not (now == "D" and p in told)
+        p for p in tree(pid) if (now := state(p)) not in ("T", "t", "Z", "X", "") and not (now == "D" and p in sent)
     ]:
         for process in running:
             send(process, signal.SIGSTOP)
-        told.update(running)
+        sent.update(running)
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {running} would not stop")
         time.sleep(0.001)

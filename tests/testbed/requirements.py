@@ -1,4 +1,4 @@
-"""What the machine must have to run the testbed."""
+"""Requirements of the testbed on the machine."""
 
 import os
 import shutil

@@ -44,7 +44,7 @@ MARIADBD = [
     "--innodb-buffer-pool-size=64M", "--innodb-flush-log-at-trx-commit=0", "--innodb-lock-wait-timeout=900",
 ]  # fmt: skip
 
-# What sites are told to use (docs), but for the time after which a silent node counts as down.
+# The settings that the docs recommend, except the time after which a silent node counts as down.
 SETTINGS = {
     "ClusterName": CLUSTER,
     "SlurmUser": "root",

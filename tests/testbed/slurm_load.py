@@ -68,7 +68,7 @@ SACCT = (
 
 
 def sacct(site: SlurmSite, begin: float) -> str:
-    """What was there since then, as the guide says."""
+    """Return what was there since then, as the guide says."""
     since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(begin))
     return site.run(["env", "SLURM_TIME_FORMAT=%s", "sacct", "-a", "-X", "-P", "-D", "-S", since, "-o", SACCT]).stdout
 

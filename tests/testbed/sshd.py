@@ -38,7 +38,7 @@ def listens(node: "TestNode") -> bool:
 
 
 def _listeners(node: "TestNode") -> list[int]:
-    """sshd and what it has forked, as long as that bears its title or holds its socket."""
+    """Return sshd and its children that have its title or hold its socket."""
     inodes = processes.listening(node.init_pid, node.port)
     return [p for p in node.pids() if is_listener(node, p) or processes.holds(p, inodes)]
 
@@ -76,7 +76,7 @@ def start(node: "TestNode") -> None:
         if not listens(node):
             node.run([which("sshd") or "sshd", "-f", node.disk / "ssh" / "sshd_config", "-E", _log(node)])
         try:
-            # sshd returns before it binds: only its port tells. A node that is cut off can still be looked into.
+            # sshd returns before it binds: only its port shows it. A node that is cut off can still be looked into.
             there = partial(listens, node) if node.is_cut else partial(node.answers, patience_s)
             wait_until(there, patience_s, "its greeting", least_s=0.0)
             return

@@ -8,7 +8,7 @@ T = TypeVar("T")
 PATIENCE = 4.0
 """As many times the seconds that a condition takes at most here, as other machines are slower, or do other things."""
 LEAST_S = 300.0
-"""Nobody waits longer for what comes in time; less fails on machines that stand still for a while."""
+"""Seconds. Long, as it costs nothing in a test that passes; less fails on machines that stand still for a while."""
 
 
 def wait_until(

@@ -84,9 +84,9 @@ def test_a_detached_site_ends_without_a_trace(tmp_path: Path) -> None:
     up = subprocess.run(
         [*command, "up", "1", "--slurm", "--root", tmp_path / "t"], env=environment, check=True, capture_output=True
     )
-    told = json.loads(up.stdout)
-    folder = Path(told["slurm_conf"]).parent
-    sinfo = subprocess.run(["sinfo", "-h", "-o", "%N %T"], env={**os.environ, "SLURM_CONF": told["slurm_conf"]},
+    site = json.loads(up.stdout)
+    folder = Path(site["slurm_conf"]).parent
+    sinfo = subprocess.run(["sinfo", "-h", "-o", "%N %T"], env={**os.environ, "SLURM_CONF": site["slurm_conf"]},
                             check=True, capture_output=True, text=True)  # fmt: skip
     assert sinfo.stdout == "dgx001 idle\n"
     assert len(_daemons(folder)) >= 4

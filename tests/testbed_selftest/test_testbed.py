@@ -134,7 +134,7 @@ out = [[i, index[nvmlDeviceGetNvLinkRemotePciInfo(g, k).busId]] for i, g in enum
     assert {(a, b): sum(x == [a, b] for x in found) for a, b in found if a < b} == DGX1_LINKS
 
 
-def test_a_v100_has_no_mig_and_a_lost_gpu_says_so(testbed: Testbed) -> None:
+def test_a_v100_has_no_mig_and_a_lost_gpu_reports_it(testbed: Testbed) -> None:
     body = """
 out = []
 for i in (0, 3):
@@ -199,7 +199,7 @@ def half_removed(node: TestNode, name: str) -> None:
     assert name in node.run(["podman", "ps", "-a", "--format", "{{.Names}}"]).stdout.split()
 
 
-def test_what_a_killed_removal_left_does_not_survive_the_reset(testbed: Testbed, ssh: Ssh) -> None:
+def test_remains_of_a_killed_removal_do_not_survive_the_reset(testbed: Testbed, ssh: Ssh) -> None:
     node = testbed.nodes[1]
     half_removed(node, "gpusched-w")
     ssh(node, "setsid bash -c 'exec -a podman sleep 1004' >/dev/null 2>&1 </dev/null &")
@@ -315,7 +315,7 @@ def test_a_second_sshd_is_not_taken_for_the_node_s_own(testbed: Testbed, ssh: Ss
     assert ssh(node, "true").returncode == 0
 
 
-def test_what_is_known_of_an_sshd_that_does_not_start(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_sshd_that_does_not_start_shows_its_log(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sshd, "PATIENCE_S", (0.2, 0.2))
     node = testbed.nodes[0]
     node.stop_sshd()

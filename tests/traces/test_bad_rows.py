@@ -129,20 +129,20 @@ def test_times_may_touch_but_not_overlap_helios(put: Put) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "notes"), [(35, 0), (36, 0), (34, 0), (37, 1), (33, 1)])
-def test_a_duration_that_differs_by_more_than_a_second_is_told_of(put: Put, seconds: int, notes: int) -> None:
+def test_a_duration_that_differs_by_more_than_a_second_gives_a_note(put: Put, seconds: int, notes: int) -> None:
     row = f"1,u,v,1,1,1,COMPLETED,2020-06-09 18:41:00,2020-06-09 18:41:00,2020-06-09 18:41:35,{seconds},0"
     trace = load(put("cluster_log.csv", samples.HELIOS.splitlines()[0] + "\n" + row))
     assert (len(trace.notes), trace.duration.tolist()) == (notes, [35.0])
 
 
-def test_who_and_what_for_may_be_unknown(put: Put) -> None:
+def test_user_and_group_may_be_unknown(put: Put) -> None:
     row = "1,,,1,,,COMPLETED,2020-06-09 18:41:00,2020-06-09 18:41:00,2020-06-09 18:41:35,,"
     trace = load(put("cluster_log.csv", samples.HELIOS.splitlines()[0] + "\n" + row), strict=True)
     assert (trace.user.tolist(), trace.group.tolist(), trace.notes) == ([-1], [-1], ())
     assert (trace.cores.tolist(), trace.nodes.tolist()) == ([-1], [0])
 
 
-def test_what_is_no_csv_is_named_by_its_line(put: Put) -> None:
+def test_invalid_csv_is_reported_with_its_line(put: Put) -> None:
     head = "submit_time,duration_s,num_gpus"
     with pytest.raises(UsageError, match=r"p\.csv:3: found a CSV error \(.*\), expected valid CSV"):
         load(put("p.csv", f'{head}\n2017-09-04 10:30:41,60,1\n"x"y,60,1\n'), "philly-csv")
@@ -154,7 +154,7 @@ def test_a_list_of_no_jobs(put: Put, text: str) -> None:
         load(put("cluster_job_log", text), "philly")
 
 
-def test_what_cannot_be_looked_at_is_kept_nowhere(tmp_path: Path) -> None:
+def test_unreadable_files_are_not_cached(tmp_path: Path) -> None:
     assert cache.place([tmp_path / "absent"], "swf") is None
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert cache.place([tmp_path / "loop"], "swf") is None

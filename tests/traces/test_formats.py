@@ -194,12 +194,12 @@ def test_swf_waits_for_no_later_job(put: Put) -> None:
     assert load(put("log.swf", "\n".join(lines))).depends_on.tolist() == [-1, 0]
 
 
-def test_swf_waits_for_nobody_that_is_not_in_the_file(put: Put) -> None:
+def test_swf_dependencies_on_jobs_outside_the_file_are_ignored(put: Put) -> None:
     lines = [f"{job} 0 -1 9 1 -1 -1 1 -1 -1 1 -1 -1 -1 -1 -1 {before} -1" for job, before in ((1, 9), (2, 9), (3, 1))]
     assert load(put("log.swf", "\n".join(lines))).depends_on.tolist() == [-1, -1, 0]
 
 
-def test_swf_job_0_is_nobody_to_wait_for(put: Put) -> None:
+def test_swf_dependencies_on_job_0_are_ignored(put: Put) -> None:
     lines = [f"{job} 0 -1 9 1 -1 -1 1 -1 -1 1 -1 -1 -1 -1 -1 {before} -1" for job, before in ((0, -1), (1, 0), (2, 1))]
     assert load(put("log.swf", "\n".join(lines))).depends_on.tolist() == [-1, -1, 1]
 
@@ -267,7 +267,7 @@ def test_real_traces(name: str, jobs: int, kept_out: int) -> None:
     tracefile.check(trace)
 
 
-def test_swf_tells_zero_from_unknown(put: Put) -> None:
+def test_swf_distinguishes_zero_from_unknown(put: Put) -> None:
     """A wait of 0 is known; a memory or a limit of 0 is not."""
     lines = ["1 0 0 9 1 -1 1 1 1 0 1 -1 -1 -1 -1 -1 -1 -1", "2 1 0.5 9 0 -1 -1 3 0.5 -1 1 -1 -1 -1 -1 -1 -1 -1"]
     trace = load(put("log.swf", "\n".join(lines)))

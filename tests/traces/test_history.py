@@ -238,7 +238,7 @@ def test_of_several_that_a_job_waits_for_the_last_to_end_is_kept(tmp_path: Path)
     assert trace.notes == ("4 jobs' dependencies were simplified or dropped",)
 
 
-def test_what_waits_now_ran_as_long_as_its_last_attempt_or_not_yet() -> None:
+def test_a_pending_job_has_the_run_time_of_its_last_attempt_or_none() -> None:
     jobs = [
         msgspec.structs.replace(job("b", 5, JobState.COMPLETED, 60), start_time=START + 50),
         job("a", 5, JobState.PENDING, None, memory_mib_per_node=1024, gpus_per_node=3),
@@ -260,7 +260,7 @@ def test_no_store_and_no_jobs(tmp_path: Path) -> None:
         load(tmp_path / "empty")
 
 
-# What jobs told, and the sizes that they had
+# Reported progress, and the sizes that jobs had
 
 SIZES = Elastic(sizes=(2, 4, 8), base_gpus=2, base_cores=4, base_memory_mib=512)
 
@@ -277,12 +277,12 @@ def resized(
                 start_time=START + start, end_time=None, outcome=None, nodes={"n1": gpus})
         )  # fmt: skip
         store.close_run(job_id, n, START + end, outcome, None if until is None else START + until)
-        told = JobProgress(job_id=job_id, attempt=n, gpus=gpus)
+        seen = JobProgress(job_id=job_id, attempt=n, gpus=gpus)
         if pace:
-            told = told.with_step(step, 1000.0, None, START + start + 1)
+            seen = seen.with_step(step, 1000.0, None, START + start + 1)
             step += pace[gpus] * ((end if until is None else until) - start)
-            told = told.with_step(step, 1000.0, None, told.first_at + (step - told.first_step) / pace[gpus])  # type: ignore[operator]
-            store.put_progress([told])
+            seen = seen.with_step(step, 1000.0, None, seen.first_at + (step - seen.first_step) / pace[gpus])  # type: ignore[operator]
+            store.put_progress([seen])
         if n < last:
             cost, ran = cost + attempts[n][1] - (end if until is None else until), ran + end - start
     resizes = Resizes(count=last - 1, costs_s=cost, measured=last - 1, had_s=ran) if last > 1 else None
@@ -315,17 +315,17 @@ def test_a_job_that_had_several_sizes_has_its_work_at_its_base_size_by_its_own_p
     )
     work = 94 + 56 * 1.8 + 60 * 1.5
     assert trace.duration.tolist() == pytest.approx([work, 60 * 2**0.8, 100.0], rel=1e-12)
-    told = trace.progress
-    assert told is not None
-    np.testing.assert_allclose(told.steps, [work, np.nan, np.nan])
-    np.testing.assert_array_equal(told.cost_s, [(16 + 14) / 2, np.nan, np.nan])
-    assert told.cooldown_s.tolist() == [600.0, 600.0, 0.0]
-    assert told.sizes(0) == pytest.approx(PACE)
-    assert list(told.sizes(1)) == [2, 4, 8]
-    assert (told.speeds(1), list(told.sizes(2))) == ({}, [8])
-    assert (told.run_job.tolist(), told.run_gpus.tolist()) == ([0, 0, 0, 1, 2], [2, 8, 4, 4, 8])
-    assert told.run_after_s.tolist() == [10.0, 120.0, 190.0, 20.0, 0.0]
-    assert told.run_s.tolist() == [94.0, 56.0, 60.0, 60.0, 100.0]
+    progress = trace.progress
+    assert progress is not None
+    np.testing.assert_allclose(progress.steps, [work, np.nan, np.nan])
+    np.testing.assert_array_equal(progress.cost_s, [(16 + 14) / 2, np.nan, np.nan])
+    assert progress.cooldown_s.tolist() == [600.0, 600.0, 0.0]
+    assert progress.sizes(0) == pytest.approx(PACE)
+    assert list(progress.sizes(1)) == [2, 4, 8]
+    assert (progress.speeds(1), list(progress.sizes(2))) == ({}, [8])
+    assert (progress.run_job.tolist(), progress.run_gpus.tolist()) == ([0, 0, 0, 1, 2], [2, 8, 4, 4, 8])
+    assert progress.run_after_s.tolist() == [10.0, 120.0, 190.0, 20.0, 0.0]
+    assert progress.run_s.tolist() == [94.0, 56.0, 60.0, 60.0, 100.0]
     assert "1 job reported progress; 2 resizable" in trace.notes[-1]
 
 
@@ -342,7 +342,7 @@ def test_work_that_was_not_saved_or_was_made_twice_counts_once(tmp_path: Path) -
     store.put_progress([first, again.with_step(280, 280, None, START + 300)])
     trace = trace_of(store, name="w")
     store.close()
-    assert trace.duration.tolist() == [280.0, 290.0], "what tells nothing has all that it ran"
+    assert trace.duration.tolist() == [280.0, 290.0], "a job without reports has all that it ran"
 
 
 def test_a_window_takes_what_is_left_of_the_work(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_window_takes_what_is_left_of_the_work(tmp_path: Path) -> None:
     assert list(trace.progress.sizes(0)) == [2, 4, 8]
 
 
-def test_what_was_told_goes_with_its_job_and_into_files(tmp_path: Path) -> None:
+def test_reported_progress_goes_with_its_job_and_into_files(tmp_path: Path) -> None:
     store = Store.create_or_open(tmp_path / "state")
     resized(store, "r", *LIFE, pace=PACE)
     store.put_jobs([job("x", 1, JobState.COMPLETED, 101)])
@@ -419,14 +419,14 @@ def test_a_replay_at_the_recorded_sizes_takes_what_was_recorded(tmp_path: Path) 
     pool = Pool.uniform(1, 8)
     stepper = Stepper(trace, pool, ReplayOptions(elastic=elastic_of(trace)))
     stepper.advance()
-    told = trace.progress
-    assert told is not None
-    for gpus, seconds in zip(told.run_gpus.tolist(), told.run_s.tolist(), strict=True):
+    progress = trace.progress
+    assert progress is not None
+    for gpus, seconds in zip(progress.run_gpus.tolist(), progress.run_s.tolist(), strict=True):
         if stepper.waiting():
             stepper.start(0)
         else:
             stepper.resize(0, gpus)
-            seconds += told.cost_s[0]
+            seconds += progress.cost_s[0]
         if gpus != 4:
             assert stepper.advance(stepper.now + seconds)
     while stepper.advance():

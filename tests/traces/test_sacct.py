@@ -181,7 +181,7 @@ def test_bad_rows(put: Put, changes: dict[str, str], why: str) -> None:
         {"End": "2026-11-23T03:50:28"},
     ],
 )
-def test_what_never_ran_or_has_not_ended_is_no_mistake(put: Put, changes: dict[str, str]) -> None:
+def test_jobs_that_never_ran_or_have_not_ended_are_no_error(put: Put, changes: dict[str, str]) -> None:
     path = put("f", text(row(JobID="4"), row(**changes)))
     assert load(path, strict=True).ids == ("4",)
     with pytest.raises(GpuschedError, match=r"no job in it can be replayed \(1 row rejected; line 2"):

@@ -140,7 +140,7 @@ def _replay() -> RenderableType:
 
 
 def _learned() -> RenderableType:
-    told = PredictedJob(id="1qm1fn93mee_99999", p5_s=1e3, p25_s=2e3, p50_s=1e4, p75_s=1e5, p95_s=1e6,
+    predicted = PredictedJob(id="1qm1fn93mee_99999", p5_s=1e3, p25_s=2e3, p50_s=1e4, p75_s=1e5, p95_s=1e6,
                         limit_s=1e6, run_s=1e5)  # fmt: skip
     evaluation = Some(rows=[Some(estimate="the limit asked for", jobs=123_456, log_error=0.123, low=0.1, high=0.2,
                                  bias=-0.05, under=0.5, over=0.2, within_2=0.8, wait_s=1e5)], jobs=123_456,
@@ -148,7 +148,7 @@ def _learned() -> RenderableType:
     rows = [TrainedRow(policy="rltune-with-preemption", knows="estimate", figure="mean_jct_s", value=5e5, low=4e5,
                        high=6e5, mean_wait_s=1e5, utilization=0.987, change=-0.123, change_low=-0.2,
                        change_high=-0.05)]  # fmt: skip
-    return Group(predict.jobs_table([told]), *predict._evaluation(evaluation), training._table(rows))  # type: ignore[arg-type]
+    return Group(predict.jobs_table([predicted]), *predict._evaluation(evaluation), training._table(rows))  # type: ignore[arg-type]
 
 
 def _found() -> RenderableType:

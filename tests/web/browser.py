@@ -162,7 +162,7 @@ class Browser:
             time.sleep(0.03)
 
     def text(self) -> str:
-        """What the page says."""
+        """Return the text of the page."""
         return str(self.run("document.body.innerText"))
 
     def press(self, key: str) -> None:

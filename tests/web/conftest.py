@@ -29,7 +29,7 @@ OUTPUT = b"epoch 1\r\nstep 1\rstep 2\rstep 3\n\x1b[31mloss\x1b[0m 0.25 <b>&\n"
 
 
 class Answer(NamedTuple):
-    """What the server answered."""
+    """An answer of the server."""
 
     status: int
     headers: dict[str, str]

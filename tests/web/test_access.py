@@ -1,4 +1,4 @@
-"""Who is told apart from whom, by real sockets."""
+"""How clients are distinguished, by real sockets."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
 
 
 def _status(port: int, held: ExitStack, user: str = "") -> int:
-    """The status of one answer, 0: the connection was closed instead; it stays open as long as ``held``."""
+    """The status of one answer, 0: the connection was closed instead; it stays open while ``held``."""
     connection = held.enter_context(closing(HTTPConnection("127.0.0.1", port, timeout=300)))
     try:
         connection.request("GET", "/app.js", headers={"X-User": user} if user else {})

@@ -1,4 +1,4 @@
-"""What the page computes itself: sums of usage, and the plan of the next hours."""
+"""Figures that the page computes itself: sums of usage, and the plan of the next hours."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_nothing_measured_is_not_zero(tmp_path: Path) -> None:
     assert point == [bucket, 0.08, 0.08, None, None]
 
 
-def test_who_holds_idle_gpus_now_and_what_is_done_about_it(tmp_path: Path) -> None:
+def test_idle_gpus_held_now_and_the_action_on_them(tmp_path: Path) -> None:
     store = Store.create_or_open(tmp_path)
     rule = IdleState(since=NOW - 1800, below=0.05, then="cancel", at=NOW + 600, warned_at=NOW - 60)
     held = {"start_time": NOW - 3600, "nodes": {"n": (0,)}}

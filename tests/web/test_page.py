@@ -227,7 +227,7 @@ def test_a_gpu_that_is_cut_has_its_slices_and_their_jobs(browser: Browser, tmp_p
         served.stop()
 
 
-def test_who_holds_idle_gpus_is_named(browser: Browser, served: Served) -> None:
+def test_holders_of_idle_gpus_are_named(browser: Browser, served: Served) -> None:
     look(browser, served.url, "usage")
     panel = "[...document.querySelectorAll('section')].find(s => s.innerText.startsWith('Idle GPUs held now'))"
     browser.until(f"{panel}?.querySelector('tbody tr')")
@@ -266,7 +266,7 @@ def test_pointing_says_what_is_there(browser: Browser, served: Served) -> None:
     browser.until("document.querySelector('#tip').hidden")
 
 
-def test_output_is_shown_to_whom_the_proxy_names(browser: Browser, behind: Served, named: dict[str, str]) -> None:
+def test_output_is_shown_to_users_named_by_the_proxy(browser: Browser, behind: Served, named: dict[str, str]) -> None:
     for user, sees in (("amira", True), ("chen", False)):
         browser.call("Network.setExtraHTTPHeaders", headers={"X-Remote-User": user})
         look(browser, behind.url, f"job/{named['own']}")
@@ -283,10 +283,10 @@ def test_output_is_shown_to_whom_the_proxy_names(browser: Browser, behind: Serve
 def test_a_node_s_conditions_are_listed_with_what_to_do(browser: Browser, served: Served) -> None:
     look(browser, served.url, "node/gpu0005")
     browser.until("[...document.querySelectorAll('h2')].some(h => h.innerText === 'Conditions')")
-    (told,) = browser.run("[...document.querySelectorAll('main ul.rows li')].map(e => e.innerText)")
-    assert told.startswith("GPU 2")
-    assert f"8 lanes {NASTY}, since " in told
-    assert told.endswith("reseat the GPU or the riser")
+    (text,) = browser.run("[...document.querySelectorAll('main ul.rows li')].map(e => e.innerText)")
+    assert text.startswith("GPU 2")
+    assert f"8 lanes {NASTY}, since " in text
+    assert text.endswith("reseat the GPU or the riser")
     browser.go(f"{served.url}#/nodes?of=odd")
     browser.until("document.querySelector('main').innerText.includes('gpu0005')")
 
@@ -319,7 +319,7 @@ def changing(tmp_path: Path) -> Iterator[Served]:
     found.stop()
 
 
-def test_what_changes_is_seen_at_once(browser: Browser, changing: Served) -> None:
+def test_changes_are_shown_at_once(browser: Browser, changing: Served) -> None:
     """After changes the page holds what it would hold had it begun anew, and only the rows in sight are drawn."""
     look(browser, changing.url, "jobs?of=waiting")
     browser.until(LIVE)
@@ -433,8 +433,8 @@ def test_the_files_show_the_same(
 def test_old_files_say_so(browser: Browser, files: tuple[Path, str], tmp_path: Path) -> None:
     shutil.copytree(files[0], tmp_path / "page")
     state = tmp_path / "page" / "data" / "state.json"
-    told = json.loads(state.read_bytes())
-    state.write_text(json.dumps(told | {"now": time.time() - 7262}))
+    content = json.loads(state.read_bytes())
+    state.write_text(json.dumps(content | {"now": time.time() - 7262}))
     handler = functools.partial(_Quiet, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -444,7 +444,7 @@ def test_old_files_say_so(browser: Browser, files: tuple[Path, str], tmp_path: P
 
 
 def test_a_users_colour_follows_from_the_name_alone(browser: Browser, served: Served) -> None:
-    """The same in every view and after a reload, whoever else is there; who shares it has another fill or a name."""
+    """The same in every view and after a reload, whatever else is there; who shares it has another fill or a name."""
     look(browser, served.url)
     words = "import('./words.js').then(m => ['giulia', 'ines', 'daria'].map(n => JSON.stringify(m.look(n))).join())"
     first = browser.run(words)

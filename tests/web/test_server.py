@@ -1,4 +1,4 @@
-"""The page's server by plain HTTP: what it gives to whom, and what it refuses."""
+"""The page's server by plain HTTP: permissions and refusals."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def everything(page: Served, jobs: list[str], **headers: str) -> str:
     return "\n".join(page.get(path, **headers).body.decode() for path in paths)
 
 
-def test_who_is_not_named_sees_what_status_shows(served: Served, named: dict[str, str]) -> None:
+def test_an_anonymous_client_sees_what_status_shows(served: Served, named: dict[str, str]) -> None:
     jobs = [row["id"] for row in served.get("/api/state").json["jobs"]]
     assert named["own"] in jobs
     assert SECRET not in everything(served, [*jobs[:20], named["own"]])
     assert served.get(f"/api/job/{named['own']}/log").status == 403
-    told = served.get(f"/api/job/{named['own']}").json
-    assert told["private"] is None
-    assert told["job"]["state"] == "COMPLETED"
+    page = served.get(f"/api/job/{named['own']}").json
+    assert page["private"] is None
+    assert page["job"]["state"] == "COMPLETED"
 
 
 def test_a_header_counts_only_from_the_proxy(served: Served, behind: Served, named: dict[str, str]) -> None:
@@ -73,14 +73,14 @@ def _as_nobody(page: Served, path: str, user: str) -> int:
 def test_only_its_user_and_admins_see_what_a_job_prints(
     behind: Served, named: dict[str, str], user: str, sees: bool
 ) -> None:
-    told = behind.get(f"/api/job/{named['own']}", X_Remote_User=user).json
-    assert (SECRET in json.dumps(told)) is sees
+    page = behind.get(f"/api/job/{named['own']}", X_Remote_User=user).json
+    assert (SECRET in json.dumps(page)) is sees
     log = behind.get(f"/api/job/{named['own']}/log", X_Remote_User=user)
     assert (log.status == 200) is sees
     assert SECRET not in behind.get("/api/state", X_Remote_User=user).body.decode()
 
 
-def test_a_header_that_comes_twice_names_nobody(behind: Served, named: dict[str, str]) -> None:
+def test_a_header_that_comes_twice_names_no_user(behind: Served, named: dict[str, str]) -> None:
     with socket.create_connection(("127.0.0.1", behind.port)) as sock:
         sock.sendall(
             f"GET /api/job/{named['own']}/log HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
@@ -89,17 +89,17 @@ def test_a_header_that_comes_twice_names_nobody(behind: Served, named: dict[str,
         assert sock.makefile("rb").readline().split()[1] == b"403"
 
 
-def test_environment_values_are_shown_to_nobody(behind: Served, named: dict[str, str]) -> None:
-    told = dict(behind.get(f"/api/job/{named['own']}", X_Remote_User="amira").json["private"])
-    assert told["env"] == f"TOKEN_{SECRET}"
-    assert SECRET in told["command"]
+def test_environment_values_are_never_shown(behind: Served, named: dict[str, str]) -> None:
+    private = dict(behind.get(f"/api/job/{named['own']}", X_Remote_User="amira").json["private"])
+    assert private["env"] == f"TOKEN_{SECRET}"
+    assert SECRET in private["command"]
 
 
 def test_no_file_is_read_with_the_servers_rights(behind: Served, named: dict[str, str]) -> None:
     """A job's ``-o`` may name, or link to, what its user must not read and the server's account may."""
-    told = behind.get(f"/api/job/{named['reaching']}/log", X_Remote_User="amira").json
-    assert told["text"] == ""
-    assert "cannot be read from here" in told["note"]
+    log = behind.get(f"/api/job/{named['reaching']}/log", X_Remote_User="amira").json
+    assert log["text"] == ""
+    assert "cannot be read from here" in log["note"]
 
 
 def test_output_is_plain_text(behind: Served, named: dict[str, str]) -> None:
@@ -138,7 +138,7 @@ def test_requests_of_other_sites_pages_are_refused(served: Served) -> None:
     assert served.get("/", Sec_Fetch_Site="cross-site").status == 200  # a link to us
 
 
-def test_what_it_refuses_is_reported_for_the_audit_log(served: Served) -> None:
+def test_refusals_are_recorded_in_the_audit_log(served: Served) -> None:
     inbox = Inbox(served.folder / "state")
     inbox.create()
 
@@ -169,7 +169,7 @@ def test_wrong_jobs_are_one_line(served: Served) -> None:
         assert "\n" not in answer.json["error"]
 
 
-def test_what_is_sent_is_compressed_and_kept(served: Served) -> None:
+def test_responses_are_compressed_and_cached(served: Served) -> None:
     plain, packed = served.get("/style.css"), served.get("/style.css", Accept_Encoding="gzip")
     assert gzip.decompress(packed.body) == plain.body
     assert served.get("/style.css", If_None_Match=plain.headers["etag"]).status == 304
@@ -218,7 +218,7 @@ def changing(tmp_path: Path) -> Served:
 
 
 def test_changes_lead_to_the_same_as_everything(changing: Served) -> None:
-    """Whoever applies the changes has what one who begins anew has; who comes from elsewhere gets everything."""
+    """A client that applies the changes has what a new client gets; one from elsewhere gets everything."""
     mine = changing.get("/api/state").json
     for seed in range(3):
         move(changing.folder, seed)
@@ -312,14 +312,14 @@ def test_before_there_is_a_store(tmp_path: Path) -> None:
     )
     page = Served(tmp_path, *made.serving(tmp_path))
     try:
-        told = page.get("/api/state").json
-        assert [n["gpus"] for n in told["nodes"]] == ["UU"]
-        assert told["jobs"] == []
-        assert "gpusched controller" in told["head"]["warning"]
+        state = page.get("/api/state").json
+        assert [n["gpus"] for n in state["nodes"]] == ["UU"]
+        assert state["jobs"] == []
+        assert "gpusched controller" in state["head"]["warning"]
         store = Store.create_or_open(tmp_path / "state")
         store.set_meta("heartbeat", str(time.time()))
         store.close()
-        _until_newer(page, told)
+        _until_newer(page, state)
     finally:
         page.stop()
 

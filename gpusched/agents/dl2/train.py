@@ -133,7 +133,7 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
         )
     note = (
         f"mean JCT on {len(log.validation_workloads())} workloads drawn for the choice of weights, against DRF: "
-        f"{-learned.score - 1:+.1%}; how speed goes with GPUs was drawn there, for the log does not tell"
+        f"{-learned.score - 1:+.1%}; the log does not record how speed scales with GPUs: that was drawn"
     )
     return TrainerResult(
         arrays=arrays_of({"trained": learned.best}), about=about, score=learned.score, hyper_parameters=asdict(hyper),

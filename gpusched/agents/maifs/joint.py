@@ -15,9 +15,10 @@ from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap, new_heap, pop, push
 from gpusched.sched.state import Flags, Floats, Ints
 
-ALONE, UNCOORDINATED, GRAPH = 0, 1, 2
-MODES = {"alone": ALONE, "uncoordinated": UNCOORDINATED, "graph": GRAPH}
-"""Coordination: one chooser for all groups, the best bid first; each agent its best bid; agents joined by the graph."""
+ALONE, UNCOORDINATED, GRAPH, EXACT = 0, 1, 2, 3
+MODES = {"alone": ALONE, "uncoordinated": UNCOORDINATED, "graph": GRAPH, "exact": EXACT}
+"""Coordination: one chooser for all groups, the best bid first; each agent its best bid; agents joined by the
+graph; the bids of the largest sum, which messages approximate."""
 PER_GROUP = 4
 """Maximum of nodes in a group, that is, per agent, where nothing else groups them."""
 BIDS = 3
@@ -356,6 +357,8 @@ def _choose_by_agents(problem: JointProblem, plan: JointDecision, mode: int) -> 
         chosen[:] = 0
         if mode == GRAPH:
             agree(score, bidder_job, chosen)
+        elif mode == EXACT:
+            assign(score, bidder_job, chosen)
         if not _commit(problem, plan, score, bidder_job, chosen):
             chosen[:] = 0  # messages need not converge on graphs with cycles: no agent bid, so each makes its best bid
             _commit(problem, plan, score, bidder_job, chosen)
@@ -457,6 +460,52 @@ def agree(score: Floats, bidder_job: Ints, chosen: Ints) -> None:
     for k in range(agents):
         _sum_messages(score, edge, message, total, k)
         chosen[k] = np.argmax(total[k])
+
+
+@jit
+def assign(score: Floats, bidder_job: Ints, chosen: Ints) -> None:
+    """Choose the bids of the largest sum, each job by one agent at most; arguments as of `agree`.
+
+    The Hungarian method (Kuhn, Naval Research Logistics Quarterly 2, 1955), with as many columns without a job.
+    """
+    agents, bids = score.shape
+    columns = np.unique(bidder_job)  # -1, no bid, is the first
+    jobs = len(columns) - 1
+    cost = np.zeros((agents + 1, jobs + agents + 1))
+    for k in range(agents):
+        for b in range(bids):
+            if bidder_job[k, b] >= 0:
+                cost[k + 1, np.searchsorted(columns, bidder_job[k, b])] = -score[k, b]
+    size = jobs + agents + 1
+    row, column, taken, way = np.zeros(agents + 1), np.zeros(size), np.zeros(size, np.int64), np.zeros(size, np.int64)
+    for k in range(1, agents + 1):
+        taken[0], at, least, used = k, 0, np.full(size, np.inf), np.zeros(size, np.uint8)
+        while taken[at] > 0:  # the cheapest path that ends at a free column
+            used[at] = 1
+            step, after = np.inf, 0
+            for j in range(1, size):
+                if used[j]:
+                    continue
+                now = cost[taken[at], j] - row[taken[at]] - column[j]
+                if now < least[j]:
+                    least[j], way[j] = now, at
+                if least[j] < step:
+                    step, after = least[j], j
+            for j in range(size):
+                if used[j]:
+                    row[taken[j]] += step
+                    column[j] -= step
+                else:
+                    least[j] -= step
+            at = after
+        while at > 0:
+            taken[at] = taken[way[at]]
+            at = way[at]
+    chosen[:] = bids - 1
+    for j in range(1, jobs + 1):
+        for b in range(bids):
+            if taken[j] > 0 and bidder_job[taken[j] - 1, b] == columns[j]:
+                chosen[taken[j] - 1] = b
 
 
 @jit

@@ -53,13 +53,13 @@ class MaifsRival(msgspec.Struct, frozen=True, kw_only=True):
     """A policy of the scenario.
 
     Attributes:
-        rule: One of `rules.RULES`; "": the agents. told: Known speeds: all, or those with proportional resources.
+        rule: One of `rules.RULES`; "": the agents. speeds: Known: all, or those with proportional resources.
         trained: Whether the agents' weights are trained. choose: Coordination of agents, one of `joint.MODES`.
         attends: Whether the agents attend to each other.
     """
 
     rule: str = ""
-    told: str = "all"
+    speeds: str = "all"
     trained: bool = True
     choose: str = "graph"
     attends: bool = True

@@ -57,7 +57,7 @@ def result_of(rival: MaifsRival, world: MaifsWorld, kinds: MaifsJobClasses, lear
     if not rival.rule:
         return simulate_agent(world, learned if rival.trained else untrained(0), MODES[rival.choose], rival.attends)
     may = np.arange(kinds.speed.shape[1]) % (len(CORES) * len(MEMORY_GB)) == PROPORTIONAL
-    speed = kinds.speed if rival.told == "all" else np.where(may, kinds.speed, 0.0)
+    speed = kinds.speed if rival.speeds == "all" else np.where(may, kinds.speed, 0.0)
     return simulate(world, exact_estimates(speed), RULES[rival.rule])
 
 

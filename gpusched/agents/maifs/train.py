@@ -48,7 +48,7 @@ class MaifsTrainSettings:
     Attributes:
         least, most: Smallest and largest number of GPUs of a job; sizes are its own, and the powers of two between.
         restart_s: Cost of a resize.
-        choose: Coordination of the agents: graph, uncoordinated or alone (one chooser for all groups).
+        choose: Coordination of the agents: graph, exact, uncoordinated or alone (one chooser for all groups).
         attends: Whether the agents attend to each other.
         generations, population: Of the search. tries: Workloads per generation.
         choose_every: Generations between validations. validations: Workloads of each.
@@ -217,7 +217,7 @@ def _note(workloads: int, begun: Floats, costs: Floats, rules: dict[str, float])
     return (
         f"mean JCT on {workloads} workloads drawn for the choice of weights, against DRF: {np.expm1(begun.mean()):+.1%}"
         f" at the start, {np.expm1(costs.mean()):+.1%} at the end, {np.expm1(rules[rule]):+.1%} by the best rule,"
-        f" {rule}; how speed goes with GPUs was drawn there, where the log does not tell"
+        f" {rule}; where the log does not record how speed scales with GPUs, that was drawn"
     )
 
 

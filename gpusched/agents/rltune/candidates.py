@@ -41,7 +41,7 @@ _BY_LIMIT: dict[str, Weights] = {
     "by limit and size": {"limit": -1.0, "gpus": -0.7},
     "wfp3": {"waited": 3.0, "limit": -3.0, "gpus": 0.7},
 }
-# Added to the order by estimates, alone and in pairs. Of a burst's jobs the first ones tell how long the others run.
+# Added to the order by estimates, alone and in pairs. The first jobs of a burst show how long the others run.
 _CHANGES: dict[str, Weights] = {
     "small first": {"gpus": -0.7},
     "aged": {"waited": 0.1},

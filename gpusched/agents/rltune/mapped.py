@@ -6,7 +6,7 @@ them, networks and heuristics by short mapped replays. The sequences of PPO are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +16,9 @@ from gpusched.agents.rltune.evaluation import TraceEvaluation
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.agents.rltune.table import agent_of
 from gpusched.estimation.estimators import HistoryEstimator
+from gpusched.model.interference import JobClassEstimate, name_pattern
 from gpusched.model.policy import MAPPING_PLACES, PolicySpec
+from gpusched.sched.mapping.learned import speeds_by_type
 from gpusched.sched.stages import speeds_by_name
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import Pool
@@ -24,6 +26,7 @@ from gpusched.sim.profiles import Profiles
 from gpusched.sim.rates import Rates
 from gpusched.sim.replay import replay
 from gpusched.sim.result import ReplayResult
+from gpusched.study.study import Scenario
 from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
 
@@ -31,15 +34,20 @@ JOBS = 300  # of a mapped replay: the last ones of a window
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PatternProfiles(Profiles):
-    """Speeds by the patterns of a policy's file, the same for any number of GPUs; "" is a model's fastest type."""
+class MappingProfiles(Profiles):
+    """Speeds as the mapping has them live: as jobs reported, else by the patterns of a policy's file.
+
+    "" is a model's fastest type. ``learned``: name pattern -> the estimate, of all users who run such jobs.
+    """
 
     speeds: dict[str, dict[str, float]] = field(default_factory=dict)
     kinds: tuple[str, ...] = ()
+    learned: Mapping[str, JobClassEstimate] = field(default_factory=dict)
 
     def per_s(self, model: str, gpu_type: str, gpus: int, nodes: int | None = 1) -> float | None:
         """Return a model's speed on a GPU type; a speed of 0 is no figure."""
-        of = speeds_by_name(self.speeds, model, self.kinds)
+        typed = speeds_by_name(self.speeds, model, self.kinds)
+        of = speeds_by_type(self.learned.get(name_pattern(model)), gpus, typed, self.kinds)
         return (dict(zip(self.kinds, of, strict=True)).get(gpu_type, max(of)) if of else None) or None
 
 
@@ -54,24 +62,30 @@ def mapped_policy(policy: ReplayPolicy, spec: PolicySpec) -> ReplayPolicy:
     return replace(policy, placement=spec.place, spec=own)
 
 
-def rates_of(spec: PolicySpec, pool: Pool) -> Rates:
+def rates_of(spec: PolicySpec, scenario: Scenario) -> Rates:
     """Return the speeds at which jobs run in these replays: those by which the policy maps."""
-    return Rates(profiles=PatternProfiles(series={}, speeds=dict(spec.mapping.speeds), kinds=tuple(pool.gpu_types)))
+    learned: dict[str, JobClassEstimate] = {}
+    for job_class, one in scenario.learned.items():
+        name = job_class.partition("/")[2]
+        shapes = learned[name].shapes if name in learned else ()
+        learned[name] = JobClassEstimate(kind=name, shapes=shapes + one.shapes)
+    kinds = tuple(scenario.pool.gpu_types)
+    return Rates(profiles=MappingProfiles(series={}, speeds=dict(spec.mapping.speeds), kinds=kinds, learned=learned))
 
 
-def placement_of(spec: PolicySpec, pool: Pool) -> tuple[Callable[[ReplayPolicy], ReplayPolicy], Rates | None]:
+def placement_of(spec: PolicySpec, scenario: Scenario) -> tuple[Callable[[ReplayPolicy], ReplayPolicy], Rates | None]:
     """Return what places the policies of a table, and the speeds at which its jobs run."""
-    if not is_mapped(spec, pool):
+    if not is_mapped(spec, scenario.pool):
         return lambda policy: policy, None
-    return lambda policy: mapped_policy(policy, spec), rates_of(spec, pool)
+    return lambda policy: mapped_policy(policy, spec), rates_of(spec, scenario)
 
 
 class MappedEvaluation(TraceEvaluation):
-    """A trace on its nodes, placed by the policy's mapping, at the speeds of its file."""
+    """A trace on its nodes, placed by the policy's mapping, at the speeds by which it maps."""
 
-    def __init__(self, trace: Trace, pool: Pool, settings: RltuneSettings, spec: PolicySpec) -> None:
+    def __init__(self, trace: Trace, pool: Pool, settings: RltuneSettings, spec: PolicySpec, rates: Rates) -> None:
         super().__init__(trace, pool, settings)
-        self._settings, self._spec, self._rates = settings, spec, rates_of(spec, pool)
+        self._settings, self._spec, self._rates = settings, spec, rates
 
     def result(self, prepared: PreparedScorer) -> ReplayResult | None:
         """Return a mapped replay."""
@@ -80,12 +94,13 @@ class MappedEvaluation(TraceEvaluation):
 
 
 def mapped_evaluations(
-    evaluations: Sequence[TraceEvaluation], settings: RltuneSettings, spec: PolicySpec
+    evaluations: Sequence[TraceEvaluation], settings: RltuneSettings, spec: PolicySpec, scenario: Scenario
 ) -> list[TraceEvaluation]:
     """Return the same evaluations with the mapping where it has GPU types to choose from, of their last jobs."""
     found: list[TraceEvaluation] = []
+    rates = rates_of(spec, scenario)
     for one in evaluations:
         jobs = len(one.trace)
         part = select(one.trace, np.arange(max(0, jobs - JOBS), jobs))
-        found.append(MappedEvaluation(part, one.pool, settings, spec) if is_mapped(spec, one.pool) else one)
+        found.append(MappedEvaluation(part, one.pool, settings, spec, rates) if is_mapped(spec, one.pool) else one)
     return found

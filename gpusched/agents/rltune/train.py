@@ -43,7 +43,7 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     early, last = windows(job.scenario, settings)
     learned = [one for window in early for one in evaluations(window, job.scenario, settings, declared)]
     later = evaluations(last, job.scenario, settings, declared)  # for the choice
-    judged, judged_later = (mapped_evaluations(of, settings, job.spec) for of in (learned, later))
+    judged, judged_later = (mapped_evaluations(of, settings, job.spec, job.scenario) for of in (learned, later))
     advance = report.of("base rule").step
     choice = choose_base([*learned, *later], settings, advance, [*judged, *judged_later])
     gain = 1 - np.exp(choice.cost - choice.usual_cost)
@@ -55,7 +55,7 @@ def train_agent(job: TrainJob, report: TrainingReport) -> TrainerResult:
     notes = (f"base rule: {choice.rule.name}", f"network: {found.name} x {found.strength:g}", *words, pace)
     about = {"knows": settings.knows, "backfill": "skip" if settings.backfill else "none", "base": choice.rule.name,
              "objective": settings.objective}  # fmt: skip
-    rows, gaps = table(found.prepared, job, settings, report, *placement_of(job.spec, job.scenario.pool))
+    rows, gaps = table(found.prepared, job, settings, report, *placement_of(job.spec, job.scenario))
     cost = mean_cost([one.play(found.prepared) for one in judged_later], settings.objective)
     return TrainerResult(
         arrays=arrays_of(found.prepared), about=about, score=-cost, hyper_parameters=asdict(settings),

@@ -179,7 +179,7 @@ def _set_best(every: JobLayouts, ways: JobLayouts) -> None:
 
 @jit
 def workspace_of(auction: Auction, costs: Costs, jobs: QueueJobs, resources: Resources) -> Workspace:
-    """Return a scheduler's desk; ``costs`` are its own, unless schedulers offer in turn."""
+    """Return a scheduler's workspace; ``costs`` are its own, unless schedulers offer in turn."""
     of = auction.graph
     graph = Graph(
         of.server, of.rack, of.whole, of.of, of.part, of.node_part, of.total, of.up, of.free, of.most, of.has,

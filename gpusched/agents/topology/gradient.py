@@ -147,9 +147,9 @@ class TorchNetwork:
 
 def learn_by_gradient(
     start: Floats, recipe: GradientRecipe, cases: Callable[[int], Sequence[TrainingCase]], seed: int, pool: Executor,
-    tell: Callable[[int, Floats], None],
+    on_step: Callable[[int, Floats], None],
 ) -> Floats:  # fmt: skip
-    """Train from ``start``; ``cases``: the workloads of a step. ``tell`` is called with (step, weights)."""
+    """Train from ``start``; ``cases``: the workloads of a step. ``on_step`` is called with (step, weights)."""
     torch_.set_up(seed)
     import torch
 
@@ -169,7 +169,7 @@ def learn_by_gradient(
                 loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(network.learned, 1.0)
         optimizer.step()
-        tell(step + 1, network.numbers())
+        on_step(step + 1, network.numbers())
     return network.numbers()
 
 

@@ -92,7 +92,7 @@ class TopologyResult(NamedTuple):
 
 
 def learn(
-    recipe: TopologyRecipe, pairs: ColocationTable | None, seed: int, workers: int, tell: Callable[[int, int], None]
+    recipe: TopologyRecipe, pairs: ColocationTable | None, seed: int, workers: int, on_step: Callable[[int, int], None]
 ) -> TopologyResult:
     """Train on drawn clusters; ``pairs``: a table of pairs, used by a fifth of the workloads."""
     held_out = [draw_case(_VALIDATION_SEEDS + k, pairs, recipe) for k in range(recipe.watch)]
@@ -101,7 +101,7 @@ def learn(
         first = _TRAINING_SEEDS + (seed * 100_000 + generation) * recipe.tries
         return [draw_case(k, pairs, recipe) for k in range(first, first + recipe.tries)]
 
-    return search(new_search(recipe.population, seed), recipe, tries, held_out, workers, tell)
+    return search(new_search(recipe.population, seed), recipe, tries, held_out, workers, on_step)
 
 
 def new_search(population: int, seed: int) -> Evolution:
@@ -113,7 +113,7 @@ def new_search(population: int, seed: int) -> Evolution:
 
 def search(
     found: Evolution, recipe: TopologyRecipe, tries: Callable[[int], list[TrainingCase]],
-    held_out: Sequence[TrainingCase], workers: int, tell: Callable[[int, int], None],
+    held_out: Sequence[TrainingCase], workers: int, on_step: Callable[[int, int], None],
     save: Callable[[], None] = lambda: None,
 ) -> TopologyResult:  # fmt: skip
     """Search on; ``tries``: the workloads of a generation, ``save``: called after each."""
@@ -133,7 +133,7 @@ def search(
             if found.generation % recipe.every == 0 or found.generation == recipe.generations:
                 means.append(round_to_float32(found.mean))
                 course.append((found.generation, judged(means[-1])))
-            tell(found.generation, recipe.generations)
+            on_step(found.generation, recipe.generations)
         # Workloads are few beside how much they differ: the mean of where the search was is better than any of it.
         best = round_to_float32(np.mean(means[1:] or means or [round_to_float32(found.mean)], axis=0))
         course.append((recipe.generations, judged(best)))

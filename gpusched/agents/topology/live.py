@@ -63,7 +63,7 @@ def auction_of(agent: TopologyWeights, context: Context, costs: Costs, queue: In
 
 
 def workspaces_of(auction: Auction, context: Context, costs: Costs) -> list[Workspace]:
-    """Return every scheduler's desk, with costs of its own."""
+    """Return every scheduler's workspace, with costs of its own."""
     jobs, resources = context.waiting.jobs, context.world.resources
     return [workspace_of(auction, copy_costs(costs), jobs, resources) for _ in range(context.policy.schedulers)]
 

@@ -52,7 +52,7 @@ class NoticeMaker:
 
     def __init__(self, reader: Reader, asked: Notices, cluster: str, now: float) -> None:
         self._reader, self._asked, self._cluster, self._now = reader, asked, cluster, now
-        self._ended: dict[str, bool] = {}  # whether an array has ended and that is still to be told, read once
+        self._ended: dict[str, bool] = {}  # whether an array has ended without a notice of it so far, read once
 
     def of_event(self, event: Event) -> Iterator[Notice]:
         """Yield the notices of an event of a job or a node."""

@@ -111,7 +111,7 @@ def turn(calendar: Calendar, masks: Flags, row: int, now: float) -> float:
     """Update a row to a time; return when it changes next, seconds, infinite: never.
 
     It leaves a node out from then on that a job would still be on when a reservation begins, until that is over. What
-    is of a reservation has its nodes from its begin on, as long as it ends with it, or little later.
+    is of a reservation has its nodes from its begin on, if it ends with it, or little later.
     """
     base, own, limit = calendar.base[row], calendar.own[row], calendar.limit[row]
     after, begun, over = np.inf, True, np.inf

@@ -361,16 +361,25 @@ def set_excess(
     Reservations of others close nodes only for a time, like the jobs that run there: what is best ignores both.
     """
     for c in range(ways.best.size):
-        least = np.inf
-        for way in range(ways.first[c], ways.first[c + 1]):
-            request = unreserved(scratch.calendar, request_of(requests, ways.shape[way]))
-            alone = alone_on(tree, model, usable, masks, request, ways.kind[c], scratch, search.use, search.needs)
-            ways.excess[way] = alone if alone > 0.0 else np.inf
-            least = min(least, ways.excess[way])
-        if least < np.inf:
-            ways.best[c] = least
-        for way in range(ways.first[c], ways.first[c + 1]):
-            ways.excess[way] = ways.excess[way] / ways.best[c] - 1.0
+        set_excess_of(c, tree, model, ways, usable, masks, requests, scratch, search)
+
+
+@jit
+def set_excess_of(
+    c: int, tree: NetworkTree, model: SlowdownModel, ways: JobLayouts, usable: Resources, masks: Flags,
+    requests: Requests, scratch: Scratch, search: PlacementSearch,
+) -> None:  # fmt: skip
+    """Do so for one class."""
+    least = np.inf
+    for way in range(ways.first[c], ways.first[c + 1]):
+        request = unreserved(scratch.calendar, request_of(requests, ways.shape[way]))
+        alone = alone_on(tree, model, usable, masks, request, ways.kind[c], scratch, search.use, search.needs)
+        ways.excess[way] = alone if alone > 0.0 else np.inf
+        least = min(least, ways.excess[way])
+    if least < np.inf:
+        ways.best[c] = least
+    for way in range(ways.first[c], ways.first[c + 1]):
+        ways.excess[way] = ways.excess[way] / ways.best[c] - 1.0
 
 
 @jit

@@ -13,7 +13,7 @@ from gpusched.sched.mapping.problem import MappingSolution, Problem
 from gpusched.sched.mapping.queue import MappingFacts, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import MappingReport
 from gpusched.sched.stages import speeds_by_name
-from gpusched.sched.state import BACKFILLS, EASY, PRIORITY, Floats, Ints
+from gpusched.sched.state import BACKFILLS, EASY, PRIORITY, ClusterState, Floats, Ints
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.generic import dequeue_started, new_queue, ordered, update_queue
 from gpusched.sim.engine.loop import looped
@@ -26,34 +26,36 @@ SEARCH_NODES = 100  # of HiGHS's tree: a bound that does not depend on the machi
 AMPLE_S = 30.0
 
 
-class MappedRun:
-    """One replay; call it until it says OVER (see `state`). An agent orders the queue in its own way (`order`).
+class QueueMapper:
+    """Maps the queues of one replay.
+
+    Attributes:
+        reports: The mappings so far.
 
     Raises:
         UsageError: The optimiser is not installed, or the policy cannot be mapped.
     """
 
-    def __init__(self, world: SimWorld) -> None:
+    def __init__(self, world: SimWorld, state: ClusterState, sized: bool = False) -> None:
+        """Prepare them; ``sized``: the policy chooses sizes."""
         policy, agent = world.policy, world.policy.kind == "agent"
         if policy.kind == "preemptive" or policy.backfill not in ("none", "skip", "easy"):
             raise UsageError(f"{policy.name} cannot be combined with --placement {world.rule}", "use another placement")
-        self._world, self._queue = world, new_queue(world)
+        self._world, self._state = world, state
         self._mapping = policy.spec.mapping if policy.spec is not None else Mapping()
         self._backfill = BACKFILLS[policy.backfill]
         self._solver: Solver | None = _solver() if world.rule == "milp" else None
         # what jobs go by is known of what runs, too, where it is measured; an agent predicts it in its own way
         sim, pool, jobs = world.sim, world.pool, len(world.sim.jobs)
-        by_type = sim.pace is not None and not agent and self._backfill == EASY
-        self._limit = world.passes.jobs.limit.copy()
-        self._rate = np.ones((jobs, len(pool.gpu_types)))
-        _set_measured(self._rate, world)
+        by_type = sim.pace is not None and not agent and not sized and self._backfill == EASY
+        self._rate = _with_measured(np.ones((jobs, len(pool.gpu_types))), world, np.arange(jobs))
         self._kill = np.full(jobs, np.inf) if sim.pace is None else sim.pace.runs["limit"]
-        self._state = state_of(sim, world.passes, self._queue.outcome)
-        shape, speed = world.demand.shape[world.demand.shape >= 0], _speeds(world, self._mapping)
+        shape = world.demand.shape[world.demand.shape >= 0]
+        by_name = _speeds_by_name(world, self._mapping)
         self._facts = MappingFacts(
             usable=world.passes.usable,
             kind=pool.gpu_type,
-            speed=lambda jobs: speed[jobs],
+            speed=lambda jobs: _with_measured(by_name[jobs], world, jobs),
             user=sim.jobs["user"] % (world.users + 1),
             held=np.zeros(0),
             priority=keys_of(world.trace, world.knowledge.expected).priority,
@@ -61,6 +63,54 @@ class MappedRun:
             lasts=self._lasts if by_type else None,
         )
         self.reports: list[MappingReport] = []
+
+    def __call__(self, partition: int, waiting: Ints) -> None:
+        """Decide which jobs of a queue start where, in the state's outcome."""
+        state = self._state._replace(now=float(self._world.sim.clock[0]))
+        facts = self._facts._replace(held=self._held(partition))
+        *_, reports = map_queue(state, waiting, facts, self._mapping, self._backfill, self._solver)
+        self.reports += reports
+
+    def _held(self, partition: int) -> Floats:
+        """Return the GPUs that each user's jobs hold in a partition, ``float64[users]``."""
+        sim = self._world.sim
+        running = sim.ends.item[: sim.ends.size[0]]
+        of = sim.shapes[sim.jobs["shape"][running]]
+        gpus = of["parts"] * of["gpus"] * (of["queue"] == partition)
+        return np.bincount(self._facts.user[running], gpus, self._world.users + 1).astype(np.float64)
+
+    def _lasts(self, jobs: Ints) -> Floats:
+        """Return expected run times, ``float64[jobs, kinds]``, at measured speeds, at most limits that kill."""
+        lasts: Floats = self._world.passes.jobs.limit[jobs][:, None] / self._rate[jobs]
+        bound: Floats = np.minimum(lasts, self._kill[jobs][:, None])
+        return bound
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return notes for the result: how often the mapping could be improved, and the remaining gap."""
+        if self._solver is None or not self.reports:
+            return ()
+        better = [r for r in self.reports if r.solver == "milp"]
+        gaps = np.array([r.gap for r in self.reports])
+        stopped = sum(bool(r.note) for r in self.reports)
+        return (
+            f"{len(self.reports)} mappings, {len(better)} of them better than the greedy one; at most {gaps.max():.2%} "
+            f"below the best, {gaps.mean():.3%} in the mean; {stopped} ended by the search's bound",
+        )
+
+
+class MappedRun:
+    """One replay; call it until it says OVER (see `state`). An agent orders the queue in its own way (`order`).
+
+    Raises:
+        UsageError: As `QueueMapper`.
+    """
+
+    def __init__(self, world: SimWorld) -> None:
+        self._world, self._queue = world, new_queue(world)
+        self._limit = world.passes.jobs.limit.copy()
+        self._state = state_of(world.sim, world.passes, self._queue.outcome)
+        self._map_queue = QueueMapper(world, self._state)
 
     def __call__(self, log: EventLog) -> int:
         """Replay to the end; return OVER, or GROW (call again)."""
@@ -111,41 +161,16 @@ class MappedRun:
     def _map(self, log: EventLog, partition: int, waiting: Ints) -> None:
         """Start the jobs of a queue that have a place in its mapping."""
         sim, outcome = self._world.sim, self._queue.outcome
-        state = self._state._replace(now=float(sim.clock[0]))
-        facts = self._facts._replace(held=self._held(partition))
-        *_, reports = map_queue(state, waiting, facts, self._mapping, self._backfill, self._solver)
-        self.reports += reports
+        self._map_queue(partition, waiting)
         started = outcome.started[: outcome.total[0]]
         # when its end is looked for among the releases, it must be the one noted there
-        sim.jobs["expected"][started] = state.jobs.limit[started]
+        sim.jobs["expected"][started] = self._world.passes.jobs.limit[started]
         start_granted(sim, log, outcome, None)
-
-    def _held(self, partition: int) -> Floats:
-        """Return the GPUs that each user's jobs hold in a partition, ``float64[users]``."""
-        sim = self._world.sim
-        running = sim.ends.item[: sim.ends.size[0]]
-        of = sim.shapes[sim.jobs["shape"][running]]
-        gpus = of["parts"] * of["gpus"] * (of["queue"] == partition)
-        return np.bincount(self._facts.user[running], gpus, self._world.users + 1).astype(np.float64)
-
-    def _lasts(self, jobs: Ints) -> Floats:
-        """Return expected run times, ``float64[jobs, kinds]``, at measured speeds, at most limits that kill."""
-        lasts: Floats = self._world.passes.jobs.limit[jobs][:, None] / self._rate[jobs]
-        bound: Floats = np.minimum(lasts, self._kill[jobs][:, None])
-        return bound
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return notes for the result: how often the mapping could be improved, and the remaining gap."""
-        if self._solver is None or not self.reports:
-            return ()
-        better = [r for r in self.reports if r.solver == "milp"]
-        gaps = np.array([r.gap for r in self.reports])
-        stopped = sum(bool(r.note) for r in self.reports)
-        return (
-            f"{len(self.reports)} mappings, {len(better)} of them better than the greedy one; at most {gaps.max():.2%} "
-            f"below the best, {gaps.mean():.3%} in the mean; {stopped} ended by the search's bound",
-        )
+        """Return notes for the result."""
+        return self._map_queue.notes
 
 
 def _decide_mapped(sim: Sim, log: EventLog, passes: Passes, run: MappedRun) -> int:
@@ -167,22 +192,21 @@ def _solver() -> Solver:
     return solver
 
 
-def _speeds(world: SimWorld, mapping: Mapping) -> Floats:
-    """Return ``float64[jobs, kinds]``: measured speeds, else those of the policy's model name patterns."""
-    trace, pool = world.trace, world.pool
-    names = (*trace.models, "")
-    by_name = np.array([speeds_by_name(mapping.speeds, name, pool.gpu_types) for name in names])
-    speeds: Floats = by_name[trace.model]
-    _set_measured(speeds, world)
-    return speeds
+def _speeds_by_name(world: SimWorld, mapping: Mapping) -> Floats:
+    """Return the speeds of the policy's model name patterns, ``float64[jobs, kinds]``."""
+    names = (*world.trace.models, "")
+    by_name = np.array([speeds_by_name(mapping.speeds, name, world.pool.gpu_types) for name in names])
+    found: Floats = by_name[world.trace.model]
+    return found
 
 
-def _set_measured(speeds: Floats, world: SimWorld) -> None:
-    """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``."""
+def _with_measured(speeds: Floats, world: SimWorld, jobs: Ints) -> Floats:
+    """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``: at the sizes that jobs have."""
     pace = world.sim.pace
     if pace is not None and pace.by_type:
-        measured = pace.runs["row"] >= 0
-        speeds[measured] = pace.speed[:, pace.runs["row"][measured], 0].T
+        row = pace.runs["row"][jobs]
+        speeds[row >= 0] = pace.speed[:, row[row >= 0], 0].T
+    return speeds
 
 
 def is_mapped(world: SimWorld) -> bool:

@@ -16,8 +16,8 @@ from gpusched.compiled import jit
 from gpusched.sched.fit import with_gpus
 from gpusched.sched.heaps import push, remove
 from gpusched.sched.state import PlacementRequest, Records
-from gpusched.sched.topology.load import enter_links, leave, neighbours, rate_of, speed_of
-from gpusched.sim.engine.state import IN_SYSTEM, RUNNING, UNMEASURED, Links, Pace, Paired, Sim
+from gpusched.sched.topology.load import Load, enter_links, leave, neighbours, rate_of, speed_of
+from gpusched.sim.engine.state import IN_SYSTEM, RUNNING, UNMEASURED, Links, Pace, Paired, Sim, SizeClasses
 from gpusched.sim.result import NODE_FAIL
 
 WHOLE = 1000
@@ -179,8 +179,12 @@ def _account(pace: Pace, sim: Sim, job: int) -> None:
 
 @jit
 def _update_rate(pace: Pace, sim: Sim, job: int) -> None:
-    """Update a running job's rate if it changed; a job that ends at this instant has no work left."""
-    if sim.state[job]["due"] <= sim.clock[0] or _speed(pace, sim, job) == pace.runs[job]["rate"]:
+    """Update a running job's rate if it changed; a job that ends at this instant has no work left.
+
+    One that a pass has put on its links starts after others of the pass.
+    """
+    state = sim.state[job]
+    if state["status"] != RUNNING or state["due"] <= sim.clock[0] or _speed(pace, sim, job) == pace.runs[job]["rate"]:
         return
     _account(pace, sim, job)
     remove(sim.ends, job)
@@ -299,9 +303,23 @@ def join_links(links: Links | None, sim: Sim, job: int) -> int:
     load, shape, offset = links.load, sim.shapes[sim.jobs[job]["shape"]], sim.jobs[job]["offset"]
     nodes = sim.held[offset : offset + shape["parts"]]
     if load.jobs[job]["alone"] == 0.0:
+        set_class(links.sizes, load, job, shape["parts"] * shape["gpus"])
         enter_links(links.tree, links.model, load, job, nodes, shape["parts"], shape["gpus"], links.use, links.needs)
     load.jobs[job]["speed"] = speed_of(links.model, load, job)
     return neighbours(load, job, links.found)
+
+
+@jit
+def set_class(sizes: SizeClasses | None, load: Load, job: int, gpus: int) -> int:
+    """Set what a job that is not on its links is at a size, and return its class; -1: no job changes size."""
+    if sizes is None:
+        return -1
+    k = 0
+    while sizes.of[job, k] < 0 or sizes.gpus[sizes.of[job, k]] != gpus:
+        k += 1
+    of, own = sizes.of[job, k], load.jobs[job]
+    own["kind"], own["gpus"], own["best"] = sizes.kind[of], gpus, sizes.best[of]
+    return int(of)
 
 
 @jit

@@ -6,7 +6,7 @@ Jobs of one class ask for the same, are of one kind and take as much of the same
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from gpusched.sched.topology.slowdown import SlowdownModel
 from gpusched.sched.topology.tree import NetworkTree
 from gpusched.sim.engine.ledger import exceeds_limit, usage_expired
 from gpusched.sim.engine.state import CHANGED, ENDED, Passes, Sim, shape_request
+
+if TYPE_CHECKING:
+    from gpusched.sched.topology.live import SlowdownTable
 
 DRAWN, BALANCED, ALIGNED, FEWEST, ONE_RACK, RACK_WAIT, CHEAPEST, FIRST, SPREAD_OUT = range(9)
 TRY = (FIRST_FIT, SPREAD, SPREAD, BEST_FIT, RACK, RACK, BEST_FIT, FIRST_FIT, SPREAD)
@@ -37,6 +40,18 @@ QUEUE = np.dtype(
 )
 
 
+class LearnedClasses(NamedTuple):
+    """The job classes of a trace, for sizes at which its jobs did not run.
+
+    Attributes:
+        table: What is known of them. names: Theirs. of: ``int64[jobs]``: index into these.
+    """
+
+    table: SlowdownTable
+    names: tuple[str, ...]
+    of: Ints
+
+
 class PlacementNetwork(NamedTuple):
     """The links in a replay, and how long jobs wait for a better place.
 
@@ -44,6 +59,7 @@ class PlacementNetwork(NamedTuple):
         tree: Of the pool's nodes. model: Of kinds of jobs. kind: ``int64[jobs]``: row of ``model.kinds``.
         wait_s, patience_s, hold_s: See `PlacingState`.
         sure: What of the model counts for waiting (`sched.topology.queue.Costs`); None: all of it.
+        learned: Whose kinds depend on the size; None: a job's kind is the same at all sizes.
     """
 
     tree: NetworkTree
@@ -53,6 +69,7 @@ class PlacementNetwork(NamedTuple):
     patience_s: float = PATIENCE_S
     hold_s: float = HOLD_S
     sure: SlowdownModel | None = None
+    learned: LearnedClasses | None = None
 
 
 class PlacingState(NamedTuple):

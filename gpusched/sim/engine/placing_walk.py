@@ -11,16 +11,19 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
+from gpusched.sched.fit import set_feasibility_of
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.sorting import by_priority, stable_order
 from gpusched.sched.state import LIMIT, POLICY, SKIP, ClusterState, Ints, PassOutcome
-from gpusched.sched.topology.contention import set_excess
+from gpusched.sched.topology.contention import set_excess, set_excess_of
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.generic import PLAIN, SimQueue, note_start, ordered, update_queue
 from gpusched.sim.engine.loop import looped
+from gpusched.sim.engine.pace import set_class
 from gpusched.sim.engine.placing import (
     ALIGNED,
     CHEAPEST,
+    EVENTS,
     RACK_WAIT,
     TRY,
     PlacingState,
@@ -32,7 +35,7 @@ from gpusched.sim.engine.placing import (
 )
 from gpusched.sim.engine.queue import remove_running, start_granted, state_of
 from gpusched.sim.engine.share import note_unreached, pair_up, release_pairs_once
-from gpusched.sim.engine.state import DECIDE, RUNNING, EventLog, Passes, Sim
+from gpusched.sim.engine.state import CHANGED, DECIDE, RUNNING, EventLog, Passes, Sim
 
 
 class Walk(NamedTuple):
@@ -73,13 +76,19 @@ def begin_walk(sim: Sim, passes: Passes, walk: Walk) -> None:
     """Add arrived jobs to the waiting ones, and update what is best for them."""
     update_queue(sim, passes, walk.queue)
     _set_heads(walk)
+    update_costs(sim, passes, walk)
+    recheck(sim, walk.placing)
+
+
+@jit
+def update_costs(sim: Sim, passes: Passes, walk: Walk) -> None:
+    """Update what is best for jobs after nodes have come or gone."""
     if update_ways(sim, passes, walk.placing):
         costs = walk.costs
         set_excess(
             costs.tree, costs.sure, costs.sure_ways, passes.usable, passes.jobs.masks, passes.requests, passes.scratch,
             costs.search,
         )  # fmt: skip
-    recheck(sim, walk.placing)
 
 
 @jit
@@ -116,7 +125,7 @@ def queue_now(sim: Sim, passes: Passes, walk: Walk, queue: int) -> tuple[Ints, i
         rank = sim.jobs[job]["rank"]
         first = holds(sim, of, of.of[job], job, now)
         walk.costs.wait_s[job] = 0.0 if first else of.most_wait_s
-        passes.jobs.shape[job] = _asks(sim, passes, walk, job)
+        passes.jobs.shape[job] = request_now(sim, passes, walk, job)
         if (first or rank == of.queues[queue]["held"]) and of.backfill == SKIP:
             held = i
     return waiting, held
@@ -155,7 +164,7 @@ def _ordered(sim: Sim, walk: Walk, queue: int) -> Ints:
 
 
 @jit
-def _asks(sim: Sim, passes: Passes, walk: Walk, job: int) -> int:
+def request_now(sim: Sim, passes: Passes, walk: Walk, job: int) -> int:
     """Return the request of a job now; record when it requests more."""
     of = walk.placing
     first, last = of.ways.first[of.of[job]], of.ways.first[of.of[job] + 1]
@@ -171,6 +180,13 @@ def _asks(sim: Sim, passes: Passes, walk: Walk, job: int) -> int:
 @jit
 def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, waiting: Ints, backfill: int) -> None:
     """Start these jobs where possible."""
+    place(sim, passes, walk, waiting, backfill)
+    begin(sim, log, passes, walk)
+
+
+@jit
+def place(sim: Sim, passes: Passes, walk: Walk, waiting: Ints, backfill: int) -> None:
+    """Decide in ``walk.outcome`` which of these jobs start where, and when to look at the others again."""
     of, outcome, state = walk.placing, walk.outcome, state_now(sim, passes, walk)
     if of.rule != CHEAPEST:
         pass_by_rule(state, waiting, backfill, PlacementRule(TRY[of.rule], passes.rng))
@@ -180,7 +196,6 @@ def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, waiting: Ints, ba
             if outcome.code[job] == POLICY:
                 cost = walk.costs.wait_cost[job, 0] + walk.costs.wait_cost[job, 1]
                 of.wake[0] = min(of.wake[0], until_of(walk.costs, job, cost))
-    begin(sim, log, passes, walk)
 
 
 @jit
@@ -210,3 +225,56 @@ def begin(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> None:
     start_granted(sim, log, outcome, None)
     for i in range(outcome.total[0]):
         note_start(sim, walk.queue, outcome.started[i])
+
+
+# Of replays in which jobs are given sizes (`sized`); nothing where places cost nothing
+
+
+@jit
+def set_wake(walk: Walk | None, sim: Sim) -> None:
+    """Set when to look again at who waits for a better place."""
+    if walk is not None:
+        sim.clock[1] = walk.placing.wake[0]
+
+
+@jit
+def begin_round(walk: Walk | None, sim: Sim, passes: Passes) -> None:
+    """Update what is best for jobs; all partitions are decided anew."""
+    if walk is None:
+        return
+    update_costs(sim, passes, walk)
+    walk.placing.at[EVENTS], walk.placing.wake[0] = sim.counter[CHANGED], np.inf
+
+
+@jit
+def set_layouts(walk: Walk | None, sim: Sim, passes: Passes, job: int, gpus: int, shape: int) -> None:
+    """Set the layouts of a waiting job at a size, by its request, and what it is on its links then."""
+    if walk is None:
+        return
+    links, costs, scratch = sim.links, walk.costs, passes.scratch
+    assert links is not None
+    sizes = links.sizes
+    assert sizes is not None
+    of = set_class(sizes, links.load, job, gpus)
+    if sizes.own.size > 0 and sizes.own[job] >= 0:
+        costs.ways.kind[sizes.own[job]], of = sizes.kind[of], sizes.own[job]
+        for way in range(costs.ways.first[of + 1] - 1, costs.ways.first[of] - 1, -1):  # looser ones first
+            _copy_request(sim, passes, walk.alone[way], shape)
+            _copy_request(sim, passes, costs.ways.shape[way], shape)
+        masks, requests, search = passes.jobs.masks, passes.requests, costs.search
+        set_excess_of(of, costs.tree, costs.model, costs.ways, passes.usable, masks, requests, scratch, search)
+        set_excess_of(of, costs.tree, costs.sure, costs.sure_ways, passes.usable, masks, requests, scratch, search)
+    walk.placing.of[job] = of
+
+
+@jit
+def _copy_request(sim: Sim, passes: Passes, way: int, shape: int) -> None:
+    """Set a way of a request that has changed."""
+    if way == shape:
+        return
+    requests, of = passes.requests, sim.shapes[shape]
+    requests.parts[way] = sim.shapes[way]["parts"] = of["parts"]
+    requests.gpus[way] = sim.shapes[way]["gpus"] = of["gpus"]
+    requests.cores[way] = sim.shapes[way]["cores"] = of["cores"]
+    requests.memory[way] = sim.shapes[way]["memory"] = of["memory"]
+    set_feasibility_of(way, passes.total, passes.usable, requests, passes.jobs, passes.scratch)

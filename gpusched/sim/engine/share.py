@@ -241,7 +241,7 @@ def pair_up(pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, outco
 def split_with(pace: Pace | None, job: int, starts: bool) -> int:
     """Return with whom a job that starts, or has stopped, shares its GPUs, which count half for each; -1: nobody.
 
-    Ends are told when both have parted already (`pace.release`), so that it is noted here.
+    Ends are handled after both have parted (`pace.release`), so that it is noted here.
     """
     if pace is None:
         return -1

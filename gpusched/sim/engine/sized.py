@@ -27,16 +27,17 @@ from gpusched.sim.engine.hot import change_ranks
 from gpusched.sim.engine.ledger import SimLedger, charge_at, exceeds_at, reset_plan, set_gpus
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import work_left
+from gpusched.sim.engine.placing_walk import Walk, begin_round, place, request_now, set_layouts, set_wake
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of
 from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Ranks, Sim, shape_request
 from gpusched.sim.engine.step import stop_job
 from gpusched.sim.result import PREEMPTED
 
-ASK, UNSOUND, GRANT = -1, -2, -3  # why a run stops, beside OVER and GROW
+ASK, UNSOUND, GRANT, MAP = -1, -2, -3, -4  # why a run stops, beside OVER and GROW
 # positions in Sizer.at: rows of the scene in use, how many of these run; the partition that is next, stops so far at
-# this round of all partitions, and how far the decision about it is (NEW, SIZED, SETTLED)
-ROWS, RUN, PARTITION, STOPS, STAGE, AT = range(6)
-NEW, SIZED, SETTLED = range(3)
+# this round of all partitions, how far the decision about it is (NEW, SIZED, SETTLED, PLACED), and the queue's length
+ROWS, RUN, PARTITION, STOPS, STAGE, QUEUED, AT = range(7)
+NEW, SIZED, SETTLED, PLACED = range(4)
 
 Record = Any  # one entry of a record array
 _I8, _F8 = np.int64, np.float64
@@ -63,12 +64,14 @@ class Sizer(NamedTuple):
         scene, claims, outcome: Room to work in; ``scene.menus`` and ``scene.reported`` (speeds at the sizes that jobs
             had) are kept for the whole replay.
         at: ``int64[AT]``: the state of the run, see above.
-        asks: Whether an agent chooses.
+        queue: ``int64[jobs]``: the partition's jobs in order; ``at[QUEUED]`` of them. outcome: Who of these starts.
+        asks: Whether an agent chooses. maps: Whether a mapping places jobs.
         request: ``int64[jobs]``: row of the request that is a job's own, with the cores and MiB that it is granted
             when it starts; empty: these go with the GPUs.
         rule, place, backfill: Codes. min_run_s, gain: see `Resizing`.
         restart_s: ``float64[jobs]``: what a restart costs.
         ledger: What is left of limits while sizes and stops are planned.
+        walk: Its passes by placement costs; of its queue only the layouts count. None: places cost nothing.
     """
 
     jobs: Records
@@ -82,7 +85,9 @@ class Sizer(NamedTuple):
     claims: Claims
     outcome: PassOutcome
     at: Ints
+    queue: Ints
     asks: bool
+    maps: bool
     request: Ints
     rule: int
     place: int
@@ -91,6 +96,7 @@ class Sizer(NamedTuple):
     gain: float
     restart_s: Floats
     ledger: SimLedger | None
+    walk: Walk | None
 
 
 @jit
@@ -100,16 +106,18 @@ def run_sized(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
     Returns:
         OVER; GROW: call it again with more room in ``log``; ASK: call it again with sizes in ``sizer.claims``; UNSOUND:
         they are not allowed, call it again with others; GRANT: call it again with the requests of the jobs that are to
-        start (``sizer.request``).
+        start (``sizer.request``); MAP: call it again with who of ``sizer.queue`` starts where in ``sizer.outcome``.
     """
     at = sizer.at
     while True:
         if at[PARTITION] == sim.dirty.size:
             if at[STOPS] == 0:
+                set_wake(sizer.walk, sim)
                 code = next_decision(sim, log, passes)
                 if code != DECIDE:
                     return code
                 _arrive(sim, sizer)
+            begin_round(sizer.walk, sim, passes)
             at[PARTITION] = at[STOPS] = 0
         if at[STAGE] == NEW:
             _ask(sim, passes, sizer, at[PARTITION])
@@ -125,6 +133,14 @@ def run_sized(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
             at[STAGE] = SETTLED
             if sizer.request.size > 0 and sizer.size[0] > 0:
                 return GRANT
+        if at[STAGE] == SETTLED:
+            at[STAGE] = PLACED
+            sizer.outcome.total[:] = 0
+            if sizer.size[0] > 0:
+                at[QUEUED] = _set_queue(sim, passes, sizer, _scene_now(sizer))
+                if sizer.maps and at[QUEUED] > 0:
+                    return MAP
+                _place(sizer.walk, sim, passes, sizer, sizer.queue[: at[QUEUED]])
         at[STOPS] += _apply_sizes(sim, log, passes, sizer)
         at[PARTITION] += 1
         at[STAGE] = NEW
@@ -148,14 +164,9 @@ def _ask(sim: Sim, passes: Passes, sizer: Sizer, partition: int) -> None:
 
 @jit
 def _apply_sizes(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
-    """Apply the chosen sizes: start jobs, then stop others; return the number of stops."""
+    """Start the jobs of the outcome, then stop those that change size; return the number of stops."""
     scene = _scene_now(sizer)
     if sizer.size[0] > 0:
-        queue = _sized_queue(sim, passes, sizer, scene)
-        sizer.outcome.total[:] = 0
-        pass_by_rule(
-            state_of(sim, passes, sizer.outcome), queue, sizer.backfill, PlacementRule(sizer.place, passes.rng)
-        )
         start_granted(sim, log, sizer.outcome, sizer.restart_s)
         for i in range(sizer.outcome.total[0]):
             own = sizer.jobs[sizer.outcome.started[i]]
@@ -179,6 +190,19 @@ def _apply_sizes(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
             charge_at(sizer.ledger, job, claim["wished"], claim["held"], left_s)
             stops += 1
     return stops
+
+
+@jit
+def _place(walk: Walk | None, sim: Sim, passes: Passes, sizer: Sizer, queue: Ints) -> None:
+    """Decide in ``sizer.outcome`` which of these jobs start where, each at the size that it has been given."""
+    if walk is None:
+        pass_by_rule(
+            state_of(sim, passes, sizer.outcome), queue, sizer.backfill, PlacementRule(sizer.place, passes.rng)
+        )
+        return
+    for job in queue:
+        passes.jobs.shape[job] = request_now(sim, passes, walk, job)
+    place(sim, passes, walk, queue, sizer.backfill)
 
 
 @jit
@@ -316,9 +340,9 @@ def _fill_common(row: Record, own: Record, job: int, submit: float) -> None:
 
 
 @jit
-def _sized_queue(sim: Sim, passes: Passes, sizer: Sizer, scene: Scene) -> Ints:
-    """Return the queue in order, with resizable jobs at their chosen sizes; without those that get none."""
-    queue, count, claim = np.empty(scene.rows.size, np.int64), 0, sizer.at[RUN]
+def _set_queue(sim: Sim, passes: Passes, sizer: Sizer, scene: Scene) -> int:
+    """Set the queue in order, with resizable jobs at their chosen sizes; without those that get none. Its length."""
+    count, claim = 0, sizer.at[RUN]
     for i in range(sizer.at[RUN], scene.rows.size):
         row = scene.rows[i]
         gpus = row["least"]
@@ -326,11 +350,11 @@ def _sized_queue(sim: Sim, passes: Passes, sizer: Sizer, scene: Scene) -> Ints:
             gpus = sizer.claims.jobs[claim]["wished"]
             claim += 1
         if row["least"] == 0 or row["rigid"] or gpus > 0:
-            queue[count] = row["job"]
+            sizer.queue[count] = row["job"]
             count += 1
         if gpus > 0 and not row["rigid"]:
             _set_size(sim, passes, sizer, row["job"], gpus)
-    return queue[:count]
+    return count
 
 
 @jit
@@ -343,6 +367,7 @@ def _set_size(sim: Sim, passes: Passes, sizer: Sizer, job: int, gpus: int) -> No
     sim.jobs[job]["shape"] = shape
     passes.jobs.shape[job] = shape
     set_gpus(sim.ledger, job, gpus, np.inf)
+    set_layouts(sizer.walk, sim, passes, job, gpus, shape)
     pace = sim.pace
     if pace is not None:
         pace.runs[job]["row"] = sizer.rows[own["kind"], k]

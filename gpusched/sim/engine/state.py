@@ -82,11 +82,28 @@ EVENT = np.dtype([("time", _F8), ("kind", np.int32), ("subject", np.int32)])
 CUT = np.dtype([("job", _I8), ("start", _F8), ("end", _F8), ("stop", _I8), ("gpus", _I8)])
 
 
+class SizeClasses(NamedTuple):
+    """Resizable jobs at each of their sizes.
+
+    Attributes:
+        of: ``int64[jobs, most]``: the class (`PlacingState.classes`) at a column of the job's menu; -1: none.
+        kind, gpus, best: Of each class, as in `Load.jobs`.
+        own: ``int64[jobs]``: the class of a request that is the job's own at all sizes; -1: none. Empty: nobody's is.
+    """
+
+    of: Ints
+    kind: Ints
+    gpus: Ints
+    best: Floats
+    own: Ints
+
+
 class Links(NamedTuple):
     """What running jobs share besides GPUs.
 
     Attributes:
         use, needs: Room for the links of one job. found: ``int64[jobs]``: room for its neighbours.
+        sizes: Where jobs change size; else None.
     """
 
     tree: NetworkTree
@@ -95,6 +112,7 @@ class Links(NamedTuple):
     use: LinkUse
     needs: Floats
     found: Ints
+    sizes: SizeClasses | None = None
 
 
 class Paired(NamedTuple):

@@ -1,4 +1,4 @@
-// The first page: how full, who waits, what happens next, who has what.
+// The first page: utilization, pending jobs, what happens next, usage.
 
 import {world, facts, asks, expected, gpusOf, now, OUT} from "./data.js";
 import {h, count, many, percent, power, span, clock, choice, names, short, recall, remember} from "./words.js";

@@ -63,7 +63,7 @@ export function names(list) { // gpu[0001-0004,0007]
 }
 
 // A user's look follows from the name alone: the same in every view, on every machine, after every reload. Ten hues that
-// stay apart in light and dark, and three fills; whoever shares both is distinguished by the name beside it.
+// stay apart in light and dark, and three fills; users who share both are distinguished by the name beside it.
 const HUES = 10, MARKS = ["", "stripes", "dots"], looks = new Map();
 export function look(name) {
   if (!looks.has(name)) {

@@ -1,4 +1,4 @@
-"""What the operator declares: inventory.yaml becomes garbage, loses a node, and is put right."""
+"""Faults of the declaration: inventory.yaml becomes garbage, loses a node, and is put right."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ class _Slurm(Fault):
     lasts = False
     site: BesideSlurm  # type: ignore[assignment]
 
-    def tell(self, *words: str) -> None:
-        """Give an order as root, where slurmctld answers; refused or not."""
+    def run_as_root(self, *words: str) -> None:
+        """Run a command as root if slurmctld answers; it may be refused."""
         if self.site.is_answering():
             self.site.site.run(words, check=False)
 
 
 class Ctld(_Slurm):
-    """``kill -9`` of slurmctld, once it has saved what it was told; started again later."""
+    """``kill -9`` of slurmctld, once it has saved its state; started again later."""
 
     lasts = True
 
@@ -86,7 +86,7 @@ class Drain(_Slurm):
     lasts, nodes = True, NODES
 
     def inject(self) -> None:
-        self.tell("scontrol", "update", f"NodeName={self.node_name}", "State=DRAIN", "Reason=by hand")
+        self.run_as_root("scontrol", "update", f"NodeName={self.node_name}", "State=DRAIN", "Reason=by hand")
 
     def heal(self) -> None:
         self.site.resume.add(self.node_name)
@@ -98,18 +98,18 @@ class Reserve(_Slurm):
     lasts, nodes = True, NODES
 
     def inject(self) -> None:
-        self.tell("scontrol", "create", "reservation", "ReservationName=theirs", f"Nodes={self.node_name}",
+        self.run_as_root("scontrol", "create", "reservation", "ReservationName=theirs", f"Nodes={self.node_name}",
                   "StartTime=now+60minutes", "Duration=60", "Users=root")  # fmt: skip
 
     def heal(self) -> None:
-        self.tell("scontrol", "delete", "ReservationName=theirs")
+        self.run_as_root("scontrol", "delete", "ReservationName=theirs")
 
 
 class LeaseDeleted(_Slurm):
     """A person deletes gpusched's reservation."""
 
     def inject(self) -> None:
-        self.tell("scontrol", "delete", f"ReservationName={LEASE}")
+        self.run_as_root("scontrol", "delete", f"ReservationName={LEASE}")
 
 
 class Changed(_Slurm):
@@ -122,12 +122,12 @@ class Changed(_Slurm):
         job = waiting[self.pick(len(waiting))]
         how = self.pick(97) % 3
         if how == 0:
-            self.tell("scontrol", "hold", job)
-            self.tell("scontrol", "release", job)
+            self.run_as_root("scontrol", "hold", job)
+            self.run_as_root("scontrol", "release", job)
         elif how == 1:
-            self.tell("scontrol", "update", f"JobId={job}", "TimeLimit=20")
+            self.run_as_root("scontrol", "update", f"JobId={job}", "TimeLimit=20")
         else:
-            self.tell("scontrol", "update", f"JobId={job}", "Nice=-100")
+            self.run_as_root("scontrol", "update", f"JobId={job}", "Nice=-100")
 
 
 class Withdrawn(_Slurm):
@@ -136,4 +136,4 @@ class Withdrawn(_Slurm):
     def inject(self) -> None:
         if waiting := self.site.pending():
             job = waiting[self.pick(len(waiting))]
-            self.tell("scontrol", "update", f"JobId={job}", "ReservationName=", "ReqNodeList=")
+            self.run_as_root("scontrol", "update", f"JobId={job}", "ReservationName=", "ReqNodeList=")

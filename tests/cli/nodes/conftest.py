@@ -65,7 +65,7 @@ class Cluster:
         return done
 
     def screen(self, *argv: str, columns: int) -> str:
-        """What a terminal that wide shows, without its colours."""
+        """Return the screen of a terminal of that width, without colours."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
         environment = {k: v for k, v in self.env(TERM="xterm").items() if k not in ("COLUMNS", "LINES")}

@@ -73,7 +73,7 @@ def test_attempts(cluster: Cluster) -> None:
     assert "has attempts 1 to 2" in cluster.run("logs", ID, "--attempt", "3", code=2).stderr
 
 
-def test_ranks_of_a_gang_are_told_apart(cluster: Cluster) -> None:
+def test_lines_of_a_gang_are_prefixed_with_their_rank(cluster: Cluster) -> None:
     cluster.store.put_jobs([job(ID, JobState.COMPLETED, {"dgx1": (0,), "dgx2": (0,)}, end_time=time.time())])
     keep(cluster, b"a\nb\n", rank=0)
     keep(cluster, b"c\nd", rank=1)

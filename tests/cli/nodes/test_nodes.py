@@ -85,7 +85,7 @@ def test_table_says_what_is_wrong(living: Cluster) -> None:
     assert "warning" not in shown
 
 
-def test_conditions_are_told_with_since_when_and_what_to_do(cluster: Cluster) -> None:
+def test_conditions_are_shown_with_their_start_and_remedy(cluster: Cluster) -> None:
     now = time.time()
     seen = {"since": now - 60, "last_seen": now}
     conditions = (

@@ -88,7 +88,7 @@ def test_ended_job_is_not_idle(used: Cluster) -> None:
     assert used.json("power")["held_idle"] == []
 
 
-def test_who_held_idle_gpus_for_how_long(used: Cluster) -> None:
+def test_gpus_held_idle_are_listed_by_duration(used: Cluster) -> None:
     report = used.json("power", "--idle")
     (held,) = report["jobs"]
     assert (held["job"], held["user"], held["running"]) == (JOB_B, "bob", True)

@@ -1,4 +1,4 @@
-"""Every option that sbatch's manual has is taken, told or refused as the guide's table says."""
+"""Every option of sbatch's manual is supported, warned about or refused as the guide's table says."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ VALUES = {
     "workdir": "run", "oversubscribe": None, "get-user-env": None, "parsable": None, "propagate": None,
     "oom-kill-step": None, "resv-ports": None, "account": "lab",
 }  # fmt: skip
-NOTED = {"account", "qos", "nodes", "export"}  # different, and this value is told of
+NOTED = {"account", "qos", "nodes", "export"}  # different from sbatch: this value gives a note
 
 
 @pytest.mark.parametrize("name", sorted(sbatch.OPTIONS))
@@ -56,8 +56,8 @@ def test_each_option_does_what_its_row_says(name: str, tmp_path: Path) -> None:
     try:
         read = layers.read_options(script, options.parse, load_inventory(tmp_path / "inventory.yaml"), "/cwd", "ada")
     except ScriptError as error:
-        result, told = "refused", error.message
-        assert isinstance(option, sbatch.RefusedOption), told
+        result, message = "refused", error.message
+        assert isinstance(option, sbatch.RefusedOption), message
     else:
         assert isinstance(option, sbatch.SupportedOption)
         warned = [note for note in read.notes if "no effect" in note]
@@ -103,7 +103,7 @@ def test_sbatchs_options_are_taken_as_typed(site: Site, words: list[str], expect
             assert f"gpusched: {word}" in done.err
 
 
-def test_what_is_typed_and_cannot_be_is_refused_with_its_option(site: Site) -> None:
+def test_an_unsupported_option_is_refused_by_name(site: Site) -> None:
     site.inventory.write_text(INVENTORY)
     for words, says in (
         (["--gres=shard:2"], "--gres=shard:2: the only generic resource is GPUs"),
@@ -150,7 +150,7 @@ def test_a_job_that_names_no_partition_goes_to_the_default(site: Site) -> None:
     assert "expected one default partition" in done.err
 
 
-def test_mpi_that_srun_will_refuse_is_told_at_submission(site: Site) -> None:
+def test_submit_warns_of_mpi_that_srun_will_refuse(site: Site) -> None:
     site.inventory.write_text(INVENTORY)
     script = "#!/bin/sh\n#SBATCH -p gpu -G 1\nsrun --mpi=none a\n# srun --mpi=pmix b\nsrun -n 2 --mpi=pmix c | tee d\n"
     (site.folder / "train.sh").write_text(script)
@@ -166,9 +166,9 @@ def test_show_fills_in_the_output_files(site: Site) -> None:
     site.inventory.write_text(INVENTORY)
     job = site.submit("-p", "gpu", "-G", "1", "-J", "ddp", "-o", "/o/%x-%j-%N", "-e", "/o/%a%%", "--", "true")
     site.fold()
-    told = site.call("show", job).ok().out
-    assert f"/o/ddp-{job}-%N" in told
-    assert "/o/0%" in told
+    text = site.call("show", job).ok().out
+    assert f"/o/ddp-{job}-%N" in text
+    assert "/o/0%" in text
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ true
         (["#GPUSCHED --mem-per-gpu 3G", "#SBATCH --mem=64G", "#SBATCH -G 2"], [], 2, None, 6),
     ],
 )
-def test_who_says_it_otherwise_replaces_it(
+def test_the_command_line_overrides_equivalent_options_of_the_script(
     site: Site, lines: list[str], words: list[str], gpus: int, cores: int | None, gib: int | None
 ) -> None:
     spec = submitted(site, "\n".join(["#!/bin/sh", *lines, "true"]), "-p", "gpu", *words)
@@ -138,7 +138,7 @@ def refused_after(site: Site, script: str) -> str:
         (["--mail-user=a@b.org"], ("--mail", "c@d.org"), "c@d.org", ()),
     ],
 )
-def test_who_is_told_of_what(site: Site, lines: list[str], words: tuple[str, ...], mail: str, kinds: list[str]) -> None:
+def test_mail_and_its_events(site: Site, lines: list[str], words: tuple[str, ...], mail: str, kinds: list[str]) -> None:
     text = "".join(f"#SBATCH {line}\n" for line in ["-G 1", *lines])
     spec = submitted(site, f"#!/bin/sh\n{text}", "-p", "gpu", *words)
     assert (spec.mail, spec.notify) == (mail, kinds)
@@ -221,13 +221,13 @@ def test_a_nodelist_that_is_typed_names_all_nodes(site: Site) -> None:
         ("#GPUSCHED --env NOT_THERE_AT_ALL", "#GPUSCHED --env NOT_THERE_AT_ALL: --env NOT_THERE_AT_ALL: no such"),
     ],
 )
-def test_what_is_not_understood_is_said_with_its_line(site: Site, line: str, says: str) -> None:
+def test_a_directive_that_is_not_understood_is_reported_with_its_line(site: Site, line: str, says: str) -> None:
     said = refused(site, f"#!/bin/sh\n# a comment\n\n{line}\n#SBATCH --ntasks=1\ntrue\n", "-p", "gpu")
     assert said.startswith(f"train.sh:4: {says}"), said
     assert "\n" not in said
 
 
-def test_a_wrong_value_is_said_even_if_the_command_line_has_another(site: Site) -> None:
+def test_a_wrong_value_is_an_error_even_if_the_command_line_overrides_it(site: Site) -> None:
     said = refused(site, "#!/bin/sh\n#SBATCH --time=soon\ntrue\n", "-p", "gpu", "-t", "1h", "-G", "1")
     assert said.startswith("train.sh:2: #SBATCH --time=soon: --time: found 'soon', expected a time such as")
 
@@ -254,13 +254,13 @@ def test_of_several_partitions_the_first_that_can_hold_it(
     assert submitted(site, "#!/bin/sh\n", "-p", partitions, *size).partition == chosen
 
 
-def test_if_none_can_hold_it_the_first_ones_error_is_told(site: Site) -> None:
+def test_if_no_partition_can_hold_it_the_error_is_of_the_first(site: Site) -> None:
     said = refused(site, "#!/bin/sh\n", "-p", "old,gpu", "-G", "16", "-N", "1")
     assert said == "partition old has no 1 nodes that can hold the job"
     assert refused(site, "#!/bin/sh\n", "-p", "gpu,nowhere", "-G", "1").startswith("there is no partition 'nowhere'")
 
 
-def test_what_comes_of_several_lines_is_said_with_them(site: Site) -> None:
+def test_an_error_of_several_lines_names_them(site: Site) -> None:
     script = "#!/bin/sh\n#SBATCH --nodes=3\n#SBATCH --gpus=8\n#SBATCH -J x\ntrue\n"
     said = refused(site, script, "-p", "gpu")
     assert (
@@ -286,7 +286,7 @@ def test_a_hostile_script_cannot_draw_on_the_screen(site: Site) -> None:
         (b"#!/bin/sh\n" + b"#" * MAX_SCRIPT_BYTES, f"train.sh:1: the script has more than {MAX_SCRIPT_BYTES} bytes"),
     ],
 )
-def test_what_no_script_can_be_is_refused(site: Site, content: bytes, says: str) -> None:
+def test_files_that_are_no_scripts_are_refused(site: Site, content: bytes, says: str) -> None:
     (site.folder / "train.sh").write_bytes(content)
     done = site.call("submit", "-p", "gpu", "--gpus", "1", "train.sh")
     assert (done.code, done.err.startswith(f"gpusched: error: {says}")) == (2, True), done.err
@@ -318,11 +318,11 @@ def test_the_controller_takes_no_script_that_the_client_would_refuse(site: Site)
 def test_a_dry_run_says_what_it_would_be(site: Site) -> None:
     (site.folder / "train.sh").write_text("#!/bin/sh\n#SBATCH -N 2 --gpus-per-node=4 --ntasks-per-node=4 -c 8 -t 60\n")
     site.fold()
-    told = site.call("submit", "-p", "gpu", "--mem-per-gpu", "16G", "--dry-run", "train.sh").ok().out
-    assert "would request: 2 nodes, each 4 GPUs, 32 cores, 64G, 4 tasks, 1:00:00, in gpu" in told
+    text = site.call("submit", "-p", "gpu", "--mem-per-gpu", "16G", "--dry-run", "train.sh").ok().out
+    assert "would request: 2 nodes, each 4 GPUs, 32 cores, 64G, 4 tasks, 1:00:00, in gpu" in text
 
 
-def test_lines_behind_the_first_command_count_for_nothing_and_it_is_said(site: Site) -> None:
+def test_directives_after_the_first_command_are_ignored_with_a_note(site: Site) -> None:
     (site.folder / "train.sh").write_text("#!/bin/sh\n#SBATCH -G 1\nset -e\n#SBATCH -G 8\n#GPUSCHED --hold\n")
     done = site.call("submit", "-p", "gpu", "train.sh")
     assert done.code == 0
@@ -332,8 +332,8 @@ def test_lines_behind_the_first_command_count_for_nothing_and_it_is_said(site: S
     ]
     spec = site.only_submit().spec
     assert (spec.gpus, spec.hold) == (1, False)
-    told = site.call("submit", "--json", "-p", "gpu", "train.sh").ok().json
-    assert [note.partition(": ")[0] for note in told["notes"]] == ["train.sh:4", "train.sh:5"]
+    answer = site.call("submit", "--json", "-p", "gpu", "train.sh").ok().json
+    assert [note.partition(": ")[0] for note in answer["notes"]] == ["train.sh:4", "train.sh:5"]
 
 
 # -- what is a script
@@ -443,7 +443,7 @@ def test_it_starts_where_it_is_submitted_if_the_job_has_that_folder(site: Site) 
         ("    slurm_env: true\n", "#GPUSCHED --gpus 1", ("--no-slurm-env",), False),
     ],
 )
-def test_who_has_slurms_variables(
+def test_which_jobs_get_slurms_variables(
     site: Site, partition: str, line: str, options: tuple[str, ...], expected: bool
 ) -> None:
     site.inventory.write_text(INVENTORY.replace("  gpu:\n", f"  gpu:\n{partition}"))
@@ -483,7 +483,7 @@ def test_on_a_terminal_its_controls_are_escaped(site: Site) -> None:
         ("# SBATCH --signal=USR2\n##SBATCH --signal=INT\n#SBATCHES\n #SBATCH --signal=HUP", ("TERM", None, False)),
     ],
 )
-def test_whom_a_signal_is_for_and_when(site: Site, lines: str, signal: tuple[str, int | None, bool]) -> None:
+def test_recipient_and_time_of_a_signal(site: Site, lines: str, signal: tuple[str, int | None, bool]) -> None:
     spec = submitted(site, f"#!/bin/sh\n{lines}\n", "-p", "gpu", "--gpus", "1")
     assert (spec.signal, spec.signal_before_s, spec.signal_batch) == signal
     done = site.call("submit", "-p", "gpu", "--gpus", "1", "--signal", "B:USR1@3", "--", "true")

@@ -131,7 +131,7 @@ def test_all_that_was_asked_for_on_the_fewest_nodes(
         (ResourceRequest(nodes=2, gpus=4, gpus_per_node=1), TaskRequest(ntasks_per_node=1), "need -N 4, not -N 2"),
     ],
 )
-def test_what_contradicts_itself_is_refused(asked: ResourceRequest, tasks: TaskRequest, says: str) -> None:
+def test_contradictory_options_are_refused(asked: ResourceRequest, tasks: TaskRequest, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         size_by_tasks(asked, tasks, inventory((4, 16, 64_000), (4, 16, 64_000)))
     assert says in caught.value.line()

@@ -90,7 +90,7 @@ def test_a_launch_since_the_backup_is_adopted_and_its_command_file_not_applied_a
     assert settled(store, evidence(live=(record(one()),))).strays == []
 
 
-def test_what_was_pending_and_ended_meanwhile_is_not_started_again(store: Store) -> None:
+def test_a_job_that_ended_during_recovery_is_not_started_again(store: Store) -> None:
     store.put_jobs([one(state=JobState.PENDING, attempt=0)])
     done = one(state=JobState.FAILED, exit_code=3, start_time=9_100.0, end_time=9_200.0)
     assert outcome(settled(store, evidence(ended=(record(done),)))) == [("j", "settled")]
@@ -150,7 +150,7 @@ def test_a_gangs_missing_rank_is_launched_only_if_the_gang_has_not_begun(store: 
     assert {rank.node: rank.launched_at for rank in store.ranks()} == {A: 9_000.0, B: 9_000.0}
 
 
-def test_energy_of_the_lost_time_is_of_those_who_had_the_gpu(store: Store) -> None:
+def test_energy_of_the_lost_time_is_charged_to_the_holders_of_the_gpu(store: Store) -> None:
     """Backup at 8,000 s; one job from 8,200 to 8,400, another since 8,600 s."""
     store.put_nodes([NodeRecord(name=A, reading=reading(A, joules=1000.0, time=8_000.0))])
     done = one("d", JobState.COMPLETED, start_time=8_250.0, end_time=8_400.0)

@@ -1,4 +1,4 @@
-"""Whom a job runs as: by sudo where nobody may log in as root, by rootless podman, and as root only if allowed."""
+"""The user of a job: by sudo where root logins are not allowed, by rootless podman, and as root only if allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launch refuses, and what no value can do to the scripts: no node needed."""
+"""Refused launches, and values that must not affect the scripts: no node needed."""
 
 import shlex
 import subprocess
@@ -51,7 +51,7 @@ def request(**changes: object) -> LaunchRequest:
         ({"cluster_id": ".."}, "cluster id '..'"),
     ],
 )
-def test_what_cannot_be_passed_on_is_refused(runtime: object, changes: dict[str, object], words: str) -> None:
+def test_requests_a_runtime_cannot_take_are_refused(runtime: object, changes: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=r".") as error:
         runtime.launch(request(**changes))  # type: ignore[attr-defined]
     assert words in error.value.line()
@@ -125,7 +125,7 @@ def test_words_in_files_are_not_taken_for_others() -> None:
 
 
 @pytest.mark.parametrize("name", [RuntimeName.PODMAN, RuntimeName.DOCKER])
-def test_what_would_steer_an_engine_is_one_line_or_refused(name: RuntimeName) -> None:
+def test_multiline_values_of_engine_variables_are_refused(name: RuntimeName) -> None:
     for value in ("a\nb", "a\r", "x" * 70_000):
         with pytest.raises(UsageError, match="environment variable TMPDIR cannot be passed"):
             runtime_for(name).launch(request(env={"TMPDIR": value}))

@@ -24,7 +24,7 @@ int main(int n, char **words) { setgid(getegid()); setuid(geteuid()); return n >
 """
 STATUS = "grep -E '^(CapEff|CapPrm|CapBnd|CapAmb|NoNewPrivs|Groups|Uid):' /proc/self/status | tr -s '\\t ' '  '"
 LEFT = f"grep gpusched-node/{CLUSTER} /proc/mounts; find /run/gpusched-node/{CLUSTER} -mindepth 2; :"
-"""What is left of attempts' mounts."""
+"""The remains of attempts' mounts."""
 LOGGING = """#!/bin/sh
 printf '%s\\n' "$*" >>/tmp/{words}
 exec {program} "$@"

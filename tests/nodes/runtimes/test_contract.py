@@ -1,4 +1,4 @@
-"""What every runtime must do, on real nodes: a local process, processes over SSH, podman, docker."""
+"""The contract of every runtime, on real nodes: a local process, processes over SSH, podman, docker."""
 
 import json
 import shlex
@@ -264,7 +264,7 @@ def test_output_of_a_gang_goes_to_its_file(world: World) -> None:
     assert world.sh(f"cat {path}; rm {path}") == "out\n"
 
 
-def test_nobody_waits_for_the_reader_of_an_output_that_is_a_pipe(world: World) -> None:
+def test_an_output_that_is_a_pipe_without_reader_blocks_nothing(world: World) -> None:
     """Its user would keep a GPU without a limit, or the node's few threads for operations for minutes."""
     path = f"/tmp/gpusched-output-{world.tag}"
     world.sh(f"mkfifo {path}")
@@ -284,7 +284,7 @@ def test_nobody_waits_for_the_reader_of_an_output_that_is_a_pipe(world: World) -
     assert output in ("", "out\n"), "engines keep it besides"
 
 
-def test_nobody_waits_for_pipes_that_a_job_has_in_its_own_folder(world: World) -> None:
+def test_pipes_in_a_job_s_folder_block_nothing(world: World) -> None:
     script = 'cd "$GPUSCHED_JOB_DIR" && mkfifo answer.part resize.json.part && echo made; exec sleep 4246'
     ref = world.launch("sh", "-c", script)
     wait_until(lambda: world.output(ref) == "made\n")
@@ -360,7 +360,7 @@ def test_the_two_listers_agree(world: World) -> None:
     assert json.dumps(world.listed()[0])
 
 
-def test_the_processes_of_a_job_are_told_from_strangers(world: World) -> None:
+def test_the_processes_of_a_job_are_distinguished_from_others(world: World) -> None:
     ref = world.launch("sh", "-c", "setsid sleep 4245 & env -i sleep 4246 & sleep 4247 & wait")
     names = ("sleep 4245", "sleep 4246", "sleep 4247")
     wait_until(lambda: all(world.pids(n) for n in names))
@@ -371,7 +371,7 @@ def test_the_processes_of_a_job_are_told_from_strangers(world: World) -> None:
     world.sh(f"kill {stranger}")
 
 
-def test_the_version_is_told_when_asked_for(world: World) -> None:
+def test_the_version_is_reported_on_request(world: World) -> None:
     version = world.listed(version=True)[2]
     assert (version is None) == (world.name is RuntimeName.PROCESS)
 

@@ -1,4 +1,4 @@
-"""What only containers have: limits, GPUs, images, users, and the engine's own ways to fail. podman and docker."""
+"""Features of containers only: limits, GPUs, images, users, and the engine's own ways to fail. podman and docker."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_cores_memory_and_shared_memory_are_limited(engine: World) -> None:
     assert inspect(engine, name, "{{.HostConfig.NetworkMode}}") == "host"
 
 
-def test_a_job_over_its_memory_is_told_from_a_killed_one(engine: World) -> None:
+def test_a_job_over_its_memory_is_distinguished_from_a_killed_one(engine: World) -> None:
     attempt, _ = engine.finish("sh", "-c", "exec tail /dev/zero", memory_mib=32)
     assert (attempt["phase"], attempt["exit_code"], attempt["oom_killed"]) == ("exited", 137, True)
     assert engine.listed_sh()[0] == {attempt["name"]: attempt}
@@ -80,7 +80,7 @@ def test_a_container_whose_supervisor_was_killed_comes_to_an_end(engine: World, 
     assert engine.listed()[0] == {}
 
 
-def test_what_the_engine_cannot_kill_or_remove_is_ended_by_the_kernel(engine: World) -> None:
+def test_a_container_that_the_engine_cannot_kill_is_killed_by_the_kernel(engine: World) -> None:
     assert engine.node is not None
     ref = engine.launch("sh", "-c", "setsid env -i sleep 4251 & exec sleep 4252")
     wait_until(lambda: engine.pids("sleep 4251"))
@@ -247,7 +247,7 @@ def test_a_launcher_killed_before_there_is_a_container_is_lost(engine: World) ->
     assert engine.listed_sh()[0][ref.name] == attempt
 
 
-def test_a_hung_engine_is_told_in_time(engine: World) -> None:
+def test_a_hung_engine_is_reported_in_time(engine: World) -> None:
     assert engine.node is not None
     engine.node.hang_runtime(str(engine.name))
     found, error, _, _ = engine.listed()
@@ -257,7 +257,7 @@ def test_a_hung_engine_is_told_in_time(engine: World) -> None:
 
 
 @pytest.mark.parametrize("name", [RuntimeName.PODMAN, RuntimeName.DOCKER])
-def test_what_an_engine_that_hangs_is_to_do_fails_with_a_line(
+def test_a_command_to_a_hung_engine_fails_with_a_line(
     name: RuntimeName, local: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A command that waited for ever would keep the next controller from the node."""
@@ -272,7 +272,7 @@ def test_what_an_engine_that_hangs_is_to_do_fails_with_a_line(
         assert (result.exit_code, result.stderr) == (1, f"{name} did not answer within 45 s\n".encode())
 
 
-def test_an_engine_that_is_not_installed_is_told(engine: World) -> None:
+def test_an_engine_that_is_not_installed_is_reported(engine: World) -> None:
     assert engine.node is not None
     engine.node.hide(str(engine.name))
     engine.node.remove_script(str(engine.name))

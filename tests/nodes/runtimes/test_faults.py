@@ -1,4 +1,4 @@
-"""What engines say of things that a job names itself, by which nobody may take a node out of service."""
+"""Engines' errors about names that a job chose itself: these must not take a node out of service."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_what_a_job_names_itself_is_no_evidence_against_its_node(engine: World) -> None:
+def test_names_chosen_by_a_job_are_no_evidence_against_its_node(engine: World) -> None:
     refs = {
         name: engine.launch("true", job=f"job{number}", **case) for number, (name, case) in enumerate(CASES.items())
     }

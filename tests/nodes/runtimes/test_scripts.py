@@ -29,7 +29,7 @@ def test_the_script_runs_with_its_arguments(world: World) -> None:
 SAVES = """trap 'echo saved; exit 0' {signal}
 echo up
 while :; do sleep 0.05; done"""
-"""sh: a task that saves its work when it is told to."""
+"""sh: a task that saves its work on the signal."""
 
 
 def started(world: World, script: str, *lines: str, **settings: Any) -> Any:
@@ -39,7 +39,7 @@ def started(world: World, script: str, *lines: str, **settings: Any) -> Any:
     return ref
 
 
-def test_what_ends_the_job_reaches_all_of_the_script_and_is_waited_for(world: World) -> None:
+def test_the_signal_to_end_reaches_all_of_the_script_and_is_waited_for(world: World) -> None:
     slow = SAVES.format(signal="TERM").replace("echo saved", "sleep 0.5; echo saved")
     ref = started(world, f"sh -c '{slow.replace(chr(39), chr(34))}'\necho never", "up")
     world.do(world.runtime.signal(ref, "TERM"))

@@ -57,7 +57,7 @@ def made(world: World, *command: str, **changes: Any) -> AttemptRef:
     return ref
 
 
-def test_the_first_who_joins_starts_it_and_hears_all(world: World) -> None:
+def test_the_first_client_starts_the_session_and_gets_all_output(world: World) -> None:
     ref = made(world, "sh", "-c", "echo first; echo other >&2; cat; exit 3", session="pipes")
     assert world.do(sessions.ended(ref)) == ""
     world.do(sessions.note_attached(ref))
@@ -75,7 +75,7 @@ def test_the_first_who_joins_starts_it_and_hears_all(world: World) -> None:
     assert world.do(sessions.address(ref)) == "127.0.0.1\n"
 
 
-def test_who_leaves_a_terminal_finds_it_again(world: World) -> None:
+def test_a_detached_terminal_can_be_attached_again(world: World) -> None:
     ref = made(world, "sh", session="terminal")
     size = b"until stty size | grep %s; do sleep 0.1; done; echo seen-$((1 + 1))\n"
     first = Joined(world, ref, Terminal(rows=31, columns=97))
@@ -112,7 +112,7 @@ def test_the_terminal_is_its_users(process: World) -> None:
     assert joined.said.split() == [b"65534", b"65534", b"opened"]
 
 
-def test_what_a_job_leaves_behind_does_not_keep_it(process: World) -> None:
+def test_processes_left_behind_do_not_keep_a_session(process: World) -> None:
     ref = made(
         process, "sh", "-c", "setsid sh -c 'while :; do echo noise; done' & sleep 0.2; exit 4", session="terminal"
     )

@@ -49,7 +49,7 @@ def test_output_that_goes_as_it_is_read_leaves_no_error_in_it(local: World) -> N
     assert (result.stdout, result.stderr) == (b"", b"")
 
 
-def test_a_removal_tells_what_cannot_be_killed_and_leaves_its_folder(local: World, tmp_path: Path) -> None:
+def test_a_removal_reports_what_cannot_be_killed_and_leaves_its_folder(local: World, tmp_path: Path) -> None:
     """As of what waits for a dead disk. Nor is a number killed that is another process's when its turn comes."""
     ref = local.launch("true")
     local.await_phase(ref, "exited")
@@ -177,7 +177,7 @@ def test_a_reboot_loses_what_ran(process: World) -> None:
     assert process.listed_sh()[0][ref.name] == attempt
 
 
-def test_what_the_process_runtime_cannot_do_is_refused(process: World) -> None:
+def test_options_that_the_process_runtime_lacks_are_refused(process: World) -> None:
     with pytest.raises(UsageError, match="needs a command"):
         process.runtime.launch(process.request())
     with pytest.raises(UsageError, match="cannot mount"):

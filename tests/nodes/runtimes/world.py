@@ -92,11 +92,11 @@ class World:
         return {a["name"]: a for a in found}, error, engine_version, {int(k): v for k, v in owners.items()}
 
     def listed_sh(self) -> tuple[dict[str, dict[str, Any]], str | None]:
-        """The same by attempts.sh."""
+        """Return the same by attempts.sh."""
         variables = f"CLUSTER_ID={CLUSTER} NODE={self.node_name} RUNTIME={self.name} ROOT=\n"
         text = self.do(RemoteScript(("sh", "-s"), (variables + LISTER_SH).encode()))
         found, error = parse_listing(text, CLUSTER, str(self.name))
-        assert all(a.pop("ran_s") is None for a in found), "it does not tell"
+        assert all(a.pop("ran_s") is None for a in found), "attempts.sh does not report it"
         return {a["name"]: a for a in found}, error
 
     def read(self, ref: AttemptRef) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class World:
             return attempt if attempt and attempt["phase"] in phases else None
 
         try:
-            # To look takes a Python and an engine's client on the node, as long as a container takes to start.
+            # A look runs Python and an engine's client on the node: it takes about the time of a container's start.
             found = wait_until(there, timeout_s, f"{ref.name} to be {phases}", interval_s=0.2)
         except TimeoutError as error:
             raise TimeoutError(f"{error}; it is {self.listed()[0].get(ref.name)}") from None

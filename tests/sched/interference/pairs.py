@@ -28,8 +28,8 @@ def paces_on(
         size = int(rng.choice([1, 2, 8]))
         gpus = tuple((node, int(i)) for i in sorted(rng.permutation(8)[:size]))
         worst = max(slow.get(gpu, 0.0) for gpu in gpus)
-        told = 5.0 + kind - log(1 + worst) + rng.normal(0, noise)
+        log_pace = 5.0 + kind - log(1 + worst) + rng.normal(0, noise)
         found.append(
-            AttemptSpeed(job_id=f"j{job}", kind=f"u/k{kind}", shape=shape(1, 1, size), log_pace=told, gpus=gpus)
+            AttemptSpeed(job_id=f"j{job}", kind=f"u/k{kind}", shape=shape(1, 1, size), log_pace=log_pace, gpus=gpus)
         )
     return found

@@ -1,4 +1,4 @@
-"""What is learned from ended attempts, in an imagined world whose truth is known; and slow GPUs."""
+"""Learning from ended attempts, in an imagined world whose truth is known; and slow GPUs."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def after(attempts: Iterator[SpeedSample] | list[SpeedSample]) -> dict[str, JobC
 def off(world: World, known: dict[str, JobClassEstimate]) -> float:
     """Mean absolute error of what is left of the speed, over all pairs."""
     pairs = [(i, j) for i in range(len(KINDS)) for j in range(len(KINDS))]
-    told = [1 / (1 + cost_of_neighbour(known[KINDS[i]], known[KINDS[j]], "nic").slower) for i, j in pairs]
-    return float(np.mean([abs(t - world.ratio(*pair)) for t, pair in zip(told, pairs, strict=True)]))
+    estimates = [1 / (1 + cost_of_neighbour(known[KINDS[i]], known[KINDS[j]], "nic").slower) for i, j in pairs]
+    return float(np.mean([abs(t - world.ratio(*pair)) for t, pair in zip(estimates, pairs, strict=True)]))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -98,7 +98,7 @@ GARBAGE = (0.0, -5.0, nan, inf, -inf, 1e300, 5e-324, 1e-8, 1e14)
 
 
 def test_garbage_does_no_harm():
-    """Also what could be a pace: one attempt in ten tells a millionth or a million times its own."""
+    """Also what could be a pace: one attempt in ten reports a millionth or a million times its own."""
     world, clean = World(1), World(1)
     rng, dirty = np.random.default_rng(9), []
     for seen in world.attempts(500):
@@ -113,7 +113,7 @@ def test_garbage_does_no_harm():
 
 
 @pytest.mark.parametrize("pace", [0.0, -1.0, nan, inf, -inf, 1e300, 5e-324])
-def test_what_can_be_no_pace_changes_nothing(pace: float):
+def test_an_impossible_pace_changes_nothing(pace: float):
     seen = SpeedSample(kind="u/a", shape=shape(), pace=pace, seconds=600.0)
     assert learn_attempt({}, seen) == ((), None)
     for seconds in (0.0, 29.0, nan, inf, -1.0):
@@ -129,7 +129,7 @@ def test_odd_shares_count_as_none_or_all():
         assert learn_attempt(known, odd) == learn_attempt(known, like)
 
 
-def test_what_is_kept_is_bounded():
+def test_kept_measurements_are_bounded():
     seen = [
         SpeedSample(kind="u/a", shape=shape(gpus=2 * g), pace=10.0, seconds=600.0, neighbours=(
             (Neighbour(f"u/{g}", "nic", 1.0),) if again else ()))
@@ -189,7 +189,7 @@ def test_a_measured_pair_goes_before_the_formula_and_the_worst_is_noted():
     assert "more than its highest measured slowdown, 2%" in worse.note
 
 
-def test_what_was_measured_of_a_pair_outweighs_the_formula():
+def test_measurements_of_a_pair_outweigh_the_formula():
     pair = ColocationSamples(link="nic", kind="u/b", logs=(-1.0,) * 10, count=10)
     cost = cost_of_neighbour(JobClassEstimate(kind="u/a", beside=(pair,)), JobClassEstimate(kind="u/b"), "nic")
     assert cost.slower == pytest.approx(1.718, abs=0.15)
@@ -233,7 +233,7 @@ def test_slow_gpus_are_found_and_those_beside_them_are_not_blamed():
     assert np.mean(held) > 0.8
 
 
-def test_gpus_that_were_always_together_are_told_together():
+def test_gpus_that_were_always_used_together_are_reported_together():
     slow = {("n7", i): 0.12 for i in range(8)}
     whole = [p for p in paces_on(1, slow, jobs=1500, noise=0.03) if len(p.gpus) == 8]
     found = slow_gpus(whole)

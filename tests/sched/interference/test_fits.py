@@ -54,9 +54,9 @@ def test_a_placement_that_was_not_measured_is_predicted_by_the_links_it_crosses(
 
 def test_a_link_that_nothing_crossed_is_not_guessed():
     inside = by_placement.fit(steps(ALL.only(np.flatnonzero(ALL.racks == 1)), 8.0))
-    told = inside.step_s(placed((2, 4, 2, 1), (2, 4, 2, 2)), np.full(2, 8.0))
-    assert told[0] > 0
-    assert np.isnan(told[1])
+    estimate = inside.step_s(placed((2, 4, 2, 1), (2, 4, 2, 2)), np.full(2, 8.0))
+    assert estimate[0] > 0
+    assert np.isnan(estimate[1])
     without_bus = by_placement.fit(steps(ALL, 8.0), bus=False)
     assert without_bus.step_s(placed((3, 3, 1, 1)), np.array([8.0])) == pytest.approx(without_bus.compute_s)
 
@@ -70,15 +70,15 @@ def test_any_few_measurements_in_any_unit_have_a_fit(unit: float):
         rows = rng.permutation(len(both.step_s))[: rng.integers(1, 9)]
         noisy = both.step_s[rows] * rng.lognormal(0, 0.3, len(rows)) * unit
         fit = by_placement.fit(StepTimes(both.placed.only(rows), both.batch[rows], noisy))
-        told = fit._replace(measured={}).step_s(both.placed, both.batch)
-        low, high = pair_fit.steps_between(fit, told)
-        sure = np.isfinite(told)
-        assert (told[sure] > 0).all()
-        assert (low[sure] <= told[sure]).all()
-        assert (told[sure] <= high[sure]).all()
+        estimate = fit._replace(measured={}).step_s(both.placed, both.batch)
+        low, high = pair_fit.steps_between(fit, estimate)
+        sure = np.isfinite(estimate)
+        assert (estimate[sure] > 0).all()
+        assert (low[sure] <= estimate[sure]).all()
+        assert (estimate[sure] <= high[sure]).all()
 
 
-def test_what_was_measured_goes_before_the_formula_and_faster_than_the_fastest_is_noted():
+def test_measurements_override_the_formula_and_impossible_speeds_are_noted():
     times = steps(ALL, 8.0)
     odd = times._replace(step_s=np.where(ALL.servers == 4, 9.0, times.step_s))
     fit = by_placement.fit(odd)
@@ -129,10 +129,10 @@ def test_sensitivity_and_pressure_are_found_and_the_interval_holds():
     table, means = imagined(1)
     out = np.flatnonzero((table.job + 3 * table.beside) % 4 == 0)
     fit = pair_fit.fit(table.only(np.setdiff1d(np.arange(len(table.ratio)), out)))
-    told = fit.ratio(table.job[out], table.beside[out])
+    estimate = fit.ratio(table.job[out], table.beside[out])
     real_ratio = pair_fit.left(means[table.job[out], 0] + means[table.beside[out], 1])
-    assert np.abs(told - real_ratio).mean() < 0.02
-    low, high = fit.interval(told)
+    assert np.abs(estimate - real_ratio).mean() < 0.02
+    low, high = fit.interval(estimate)
     assert np.mean((low <= table.ratio[out]) & (table.ratio[out] <= high)) == pytest.approx(0.8, abs=0.1)
     assert 0.03 < fit.noise < 0.08
 
@@ -144,10 +144,10 @@ def test_a_measured_pair_goes_before_the_formula_and_one_odd_pair_does_not_spoil
     fit = pair_fit.fit(table._replace(ratio=odd))
     assert fit.ratio(table.job[5:6], table.beside[5:6]) == 0.02
     lone = fit._replace(measured=np.full_like(fit.measured, np.nan))
-    told = lone.ratio(table.job[:12], table.beside[:12])
+    estimate = lone.ratio(table.job[:12], table.beside[:12])
     others = [j for j in range(12) if j != 5]
-    assert np.abs(told - pair_fit.left(means[0, 0] + means[:, 1]))[others].max() < 0.06
-    assert told[5] > 0.02
+    assert np.abs(estimate - pair_fit.left(means[0, 0] + means[:, 1]))[others].max() < 0.06
+    assert estimate[5] > 0.02
     assert list(fit.below_least(np.array([0.019, 0.03]), np.array([0, 0]))) == [True, False]
 
 

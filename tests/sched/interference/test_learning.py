@@ -50,7 +50,7 @@ def ran(
     store: Store, job_id: str, name: str, nodes: tuple[str, ...], *, begin: float = 0.0, end: float | None = 1000.0,
     pace: float | None = None, samples: float | None = None, user: str = ME, gpus: int = 4,
 ) -> JobRecord:  # fmt: skip
-    """A job in the store with its run; with a pace it told that many steps a second 100 to 700 s after its begin."""
+    """A job in the store with its run; with a pace it reported that many steps a second from 100 to 700 s."""
     part = NodeAllocation(rank=0, node="", gpus=tuple(range(gpus)), cores=1, memory_mib=1)
     parts = tuple(msgspec.structs.replace(part, rank=rank, node=node) for rank, node in enumerate(nodes))
     job = JobRecord(
@@ -66,14 +66,14 @@ def ran(
     if end is not None:
         store.close_run(job_id, 1, end, JobState.COMPLETED)
     if pace is not None or samples is not None:
-        told = JobProgress(job_id=job_id, attempt=1, gpus=job.spec.gpus)
+        progress = JobProgress(job_id=job_id, attempt=1, gpus=job.spec.gpus)
         for at in (100.0, 700.0):
-            told = told.with_step((pace or 1.0) * at, None, samples, begin + at)
-        store.put_progress([told])
+            progress = progress.with_step((pace or 1.0) * at, None, samples, begin + at)
+        store.put_progress([progress])
     return job
 
 
-def test_an_attempt_tells_of_its_kind_and_of_those_beside_it(store: Store):
+def test_an_attempt_teaches_about_its_class_and_its_neighbours(store: Store):
     job = ran(store, "a1", "train-17", ("n0", "n2"), pace=2.0)
     ran(store, "a2", "train-18", ("n0", "n1"), begin=400.0)  # shares n0's NIC for half of the time
     ran(store, "b", "other", ("n1", "n3"), user="bob")  # the uplinks of both racks
@@ -88,7 +88,7 @@ def test_an_attempt_tells_of_its_kind_and_of_those_beside_it(store: Store):
     assert paces.shape == shape(2, 2, 8, unit="steps", gpu_type="")
     assert paces.count == 2
     assert paces.logs[0][1] < 0.5  # it was never alone: it weighs less
-    seen = {(belief.kind, sway.link): sway.count for belief in store.beliefs().values() for sway in belief.links}
+    seen = {(belief.kind, link.link): link.count for belief in store.beliefs().values() for link in belief.links}
     assert seen == {(kind, "nic"): 1, (kind, "uplink"): 1, (kind, "server"): 1, ("bob/other", "uplink"): 1,
                     (f"{ME}/small", "server"): 1}  # fmt: skip
     (first, _) = store.paces()
@@ -105,7 +105,7 @@ def test_a_snapshot_has_what_was_learned_where_a_policy_places_by_it(store: Stor
 
 
 def test_neighbours_count_for_the_time_that_they_were_there(store: Store, monkeypatch: pytest.MonkeyPatch):
-    job = ran(store, "a", "a", ("n0", "n1"), pace=2.0)  # told of [100, 700]
+    job = ran(store, "a", "a", ("n0", "n1"), pace=2.0)  # reported in [100, 700]
     ran(store, "b", "b", ("n0", "n2"), begin=400.0)
     ran(store, "c", "c", ("n1", "n2"), end=250.0)
     ran(store, "d", "d", ("n1",), begin=699.0)
@@ -120,7 +120,7 @@ def test_neighbours_count_for_the_time_that_they_were_there(store: Store, monkey
     assert seen[0].seconds == 600.0
 
 
-def test_jobs_that_told_nothing_or_nonsense_leave_no_trace(store: Store):
+def test_jobs_that_reported_nothing_or_nonsense_leave_no_trace(store: Store):
     jobs = [
         ran(store, "a", "silent", ("n0",)),
         ran(store, "b", "none", ("n0",), samples=0.0),
@@ -151,7 +151,7 @@ def test_samples_go_before_steps_and_very_many_at_once_are_cut(store: Store):
         ("n0 n2", "n1 n3", "uplink"), ("n0 n1", "n2 n3", None), ("n0 n1", "n2", None), ("n0 n9", "n1 n8", None),
     ],
 )  # fmt: skip
-def test_what_two_jobs_share(mine: str, its: str, link: str | None):
+def test_the_link_that_two_jobs_share(mine: str, its: str, link: str | None):
     assert shared_link(set(mine.split()), set(its.split()), TOPOLOGY.racks()) == link
 
 
@@ -169,8 +169,8 @@ def test_a_controller_that_is_killed_has_learned_once_or_not_at_all(tmp_path: Pa
     job_id = site.submit(spec=spec(name="train-1", gpus_per_node=GPUS))
     site.turn(3)
     now = site.world.now
-    told = JobProgress(job_id=job_id, attempt=1, gpus=GPUS)
-    site.store.put_progress([told.with_step(0, None, 50.0, now - 100).with_step(10, None, 50.0, now)])
+    progress = JobProgress(job_id=job_id, attempt=1, gpus=GPUS)
+    site.store.put_progress([progress.with_step(0, None, 50.0, now - 100).with_step(10, None, 50.0, now)])
     site.turn(2)
     assert site.store.beliefs() == {}  # it goes on
     ((_, box),) = site.world.running()
@@ -225,14 +225,14 @@ def run(*argv: str, code: int = 0) -> str:
 def test_predict_says_what_racks_and_neighbours_cost(knowing: Path):
     from gpusched.client.predict import describe_class, is_job_class
 
-    told = describe_class("gpt-7", None, 2, 2, ["gpt-1"])
-    assert told.kind == f"{ME}/gpt-#"
-    assert (told.costs[0].source, told.costs[0].measurements) == ("measured", 10)
-    assert told.costs[0].slower == pytest.approx(0.25, abs=0.01)
-    assert told.lines[0].startswith("on 2 racks about 25 % slower than in one (")
-    assert told.lines[0].endswith(" %, 10 measurements)")
-    assert told.costs[0].low < 0.25 < told.costs[0].high
-    assert "sharing NICs with it" in told.lines[1]
+    described = describe_class("gpt-7", None, 2, 2, ["gpt-1"])
+    assert described.kind == f"{ME}/gpt-#"
+    assert (described.costs[0].source, described.costs[0].measurements) == ("measured", 10)
+    assert described.costs[0].slower == pytest.approx(0.25, abs=0.01)
+    assert described.lines[0].startswith("on 2 racks about 25 % slower than in one (")
+    assert described.lines[0].endswith(" %, 10 measurements)")
+    assert described.costs[0].low < 0.25 < described.costs[0].high
+    assert "sharing NICs with it" in described.lines[1]
     assert describe_class("gpt-7", None, 4, 4, []).lines == ("on 4 racks no measured speed",)
     assert is_job_class("gpt-99")
     assert not is_job_class("nothing")
@@ -247,9 +247,9 @@ def test_where_gpus_are_shared_predict_says_what_that_costs(knowing: Path):
     assert len(describe_class("gpt-7", None, 1, None, ["gpt-1"]).lines) == 1
     declared = knowing / "inventory.yaml"
     declared.write_text(declared.read_text().replace("gpus: 8,", "gpus: 8, sharing: {mode: time-slicing},"))
-    told = describe_class("gpt-7", None, 1, None, ["gpt-1"])
-    assert told.lines[1].startswith(f"beside {ME}/gpt-# (on the same GPUs) about 61 % slower than alone (")
-    assert len(told.costs) == len(told.lines) == 2
+    described = describe_class("gpt-7", None, 1, None, ["gpt-1"])
+    assert described.lines[1].startswith(f"beside {ME}/gpt-# (on the same GPUs) about 61 % slower than alone (")
+    assert len(described.costs) == len(described.lines) == 2
 
 
 def test_predict_says_what_is_wrong_with_a_question(knowing: Path):
@@ -319,13 +319,13 @@ def test_why_says_what_it_would_cost_not_to_wait_for_one_rack(knowing: Path, sto
     near, far = re.findall(r"in one rack from \S+|on 2 racks at once, about 25 % slower than in one \([^)]*\)", said)
     assert near.startswith("in one rack from ")
     assert far.endswith(" %, 10 measurements)")
-    told = json.loads(
+    spreads = json.loads(
         run("submit", "--dry-run", "--json", "-N", "2", "--gpus", "8", "-t", "1h", "--job-name", "gpt-9", "--", "true")
     )["spreads"]
-    assert [(s["spread"], s["racks"], len(s["nodes"])) for s in told] == [("rack", 1, 2), ("any", 2, 2)]
-    assert (told[0]["cost"], told[0]["message"]) == (None, None)
-    assert told[1]["cost"]["slower"] == pytest.approx(0.25, abs=0.01)
-    assert far == f"on 2 racks at once, {told[1]['message'].removeprefix('on 2 racks ')}"
+    assert [(s["spread"], s["racks"], len(s["nodes"])) for s in spreads] == [("rack", 1, 2), ("any", 2, 2)]
+    assert (spreads[0]["cost"], spreads[0]["message"]) == (None, None)
+    assert spreads[1]["cost"]["slower"] == pytest.approx(0.25, abs=0.01)
+    assert far == f"on 2 racks at once, {spreads[1]['message'].removeprefix('on 2 racks ')}"
     assert "slower than in one" not in dry_run("never-seen")
 
 
@@ -361,7 +361,7 @@ def test_show_and_status_say_what_a_place_costs(knowing: Path, store: Store):
     assert "SLOWER" not in run("status")
 
 
-def test_why_tells_of_the_better_place_that_a_job_waits_for(knowing: Path, store: Store):
+def test_why_shows_the_better_place_that_a_job_waits_for(knowing: Path, store: Store):
     in_racks(knowing, "contention")
     one_node_free_in_each_rack(store)
 
@@ -374,10 +374,10 @@ def test_why_tells_of_the_better_place_that_a_job_waits_for(knowing: Path, store
     assert "at the latest; started now, it would run 25 % slower" in said
     assert "; on 2 racks about 25 % slower than in one (" in said
     assert "accept what is free (--placement-wait 0) now" in said
-    told = json.loads(run("submit", "--dry-run", "--json", *wanted, "gpt-9", "--", "true"))
+    answer = json.loads(run("submit", "--dry-run", "--json", *wanted, "gpt-9", "--", "true"))
     assert "jobs are placed, and wait for better places, by placement costs" in str(
-        told["expected_start"]["assumptions"]
+        answer["expected_start"]["assumptions"]
     )
-    assert told["expected_start"]["nodes"] == ["n0", "n1"], "when the first job ends, not when its patience does"
+    assert answer["expected_start"]["nodes"] == ["n0", "n1"], "when the first job ends, not when its patience does"
     assert "waits for a better place until" not in dry_run("never-seen")
     assert "waits for a better place until" not in dry_run("gpt-9", "--placement-wait", "0")

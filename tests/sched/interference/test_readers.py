@@ -64,7 +64,7 @@ HEAD = "model,gpus,nodes,beside_model,beside_gpus,beside_nodes,ratio\n"
         (HEAD + "a,1,1,b,1,1\n", 2, "7 fields"),
     ],
 )
-def test_bad_files_are_told_by_their_line(tmp_path, text: str, line: int, says: str):
+def test_errors_in_files_name_the_line(tmp_path, text: str, line: int, says: str):
     (tmp_path / "bad.csv").write_text(text)
     with pytest.raises(FileError, match=says) as error:
         read_pairs(tmp_path / "bad.csv")

@@ -115,7 +115,7 @@ def blocked(
     return run
 
 
-def test_nobody_waits_for_a_search_that_is_late(
+def test_a_late_search_delays_no_decision(
     problem: Problem, release: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MilpSearch, "run", blocked(release))
@@ -129,7 +129,7 @@ def test_nobody_waits_for_a_search_that_is_late(
     assert Deadline(LONG_S)(problem, first).value > first.value
 
 
-def test_what_a_late_search_has_found_by_then_is_the_answer(
+def test_a_late_search_answers_with_its_best_so_far(
     problem: Problem, release: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = greedily(problem)

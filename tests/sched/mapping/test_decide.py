@@ -107,8 +107,8 @@ def test_explain_agrees(snap: Snapshot) -> None:
     # under EASY it knows of the head's wait on any GPU type only, not of that for the type that the head waits for
     either = {ReasonCode.BACKFILL, ReasonCode.POLICY} if snap.policies["p"].backfill == "easy" else set()
     for job, reason in plan.reasons.items():
-        told = explain(snap, job).reason.code
-        assert told == reason.code or {told, reason.code} == either, job
+        code = explain(snap, job).reason.code
+        assert code == reason.code or {code, reason.code} == either, job
 
 
 def test_under_easy_the_head_waits_for_a_faster_type_where_it_ends_sooner() -> None:
@@ -156,7 +156,7 @@ def test_the_wait_for_the_faster_type_counts_what_starts_ahead(limit: int, where
     assert {j: w[0][0] for j, w in started(plan).items()} == where
 
 
-def test_who_loses_least_goes_to_the_slower_gpus() -> None:
+def test_the_job_that_loses_least_gets_the_slower_gpus() -> None:
     """The first in the queue would be taken by the A100 greedily; the second loses far more without it."""
     jobs = [pending("j1", 2, submit=1.0, name="cnn-1"), pending("j2", 2, submit=2.0, name="llm-1")]
     snap = snapshot(NODES[:2], jobs, backfill="skip")
@@ -166,7 +166,7 @@ def test_who_loses_least_goes_to_the_slower_gpus() -> None:
     assert plan.remarks["p"].startswith("2 of 2 jobs mapped, worth 0.8 GPUs more than greedily")
 
 
-def test_a_job_waits_for_gpus_it_is_not_crippled_on_and_says_so() -> None:
+def test_a_job_waits_for_gpus_that_do_not_cripple_it_and_its_reason_says_so() -> None:
     jobs = [pending("j1", 2, name="llm"), pending("j2", 2, name="cnn", submit=2.0)]
     nodes = [*NODES[:2], node("k", gpus=4, gpu_type="K80")]
     snap = mapped(snapshot(nodes, jobs, [running("r", {"a": (0, 1), "v": (0, 1)}, NOW + 60)], backfill="skip"))
@@ -194,9 +194,9 @@ def test_gpu_types_that_a_job_names_bind_it() -> None:
         assert list(started(plan)) == ["j1"]
         assert started(plan)["j1"][0][0] in ("v", "k")
         assert plan.reasons["j2"].code == ReasonCode.BAD_CONSTRAINTS
-        told = explain(snap, "j2")
-        assert told.nodes[0].text == "has A100 GPUs, not P100"
-        assert "accept other GPU types besides P100 (--gpu-type)" in told.next_steps
+        explanation = explain(snap, "j2")
+        assert explanation.nodes[0].text == "has A100 GPUs, not P100"
+        assert "accept other GPU types besides P100 (--gpu-type)" in explanation.next_steps
 
 
 def test_a_users_share_binds_only_while_others_wait() -> None:
@@ -280,7 +280,7 @@ def test_without_highs_there_is_one_line(tmp_path: Path) -> None:
     assert json.loads(done.stdout)[0]["placement"] == "fastest"
 
 
-def test_what_highs_prints_does_not_reach_stdout(tmp_path: Path) -> None:
+def test_output_of_highs_does_not_reach_stdout(tmp_path: Path) -> None:
     """HiGHS 1.16.0 prints its name in C, whatever its options say; so does this one, of any version."""
     (tmp_path / "highspy.py").write_text(
         "import os, sys\n"
@@ -311,7 +311,7 @@ def test_default_settings_need_no_section() -> None:
     assert PolicySpec(name="x", place="milp").mapping.window == 256
 
 
-def test_how_fast_a_job_goes_that_nothing_is_said_of() -> None:
+def test_the_speed_of_a_job_without_measurements() -> None:
     assert speeds_by_name({}, "cnn", ("A100", "K80")) == [1.0, 1.0]
     assert speeds_by_name({"cnn": {}}, "cnn", ("A100",)) == [1.0]
     assert speeds_by_name(SPEEDS, "cnn-1", ("K80", "H100", "A100")) == [0.5, 0.5, 1.0], "as on the slowest named"

@@ -73,7 +73,7 @@ def test_small_instances_are_solved_to_the_best_there_is() -> None:
         assert answer.bound >= best - 1e-6, number
 
 
-def test_what_must_start_starts() -> None:
+def test_jobs_that_must_start_start() -> None:
     """One node; the first job must stay though the second would be worth more."""
     problem = instance(np.random.default_rng(2), nodes=1, jobs=2, kinds=1)
     room = np.array([[2, 99, 999]])
@@ -114,7 +114,7 @@ def test_cores_are_left_out_only_where_they_cannot_bind() -> None:
 
 
 @pytest.mark.parametrize("budget_s", [0.001, 0.02])
-def test_out_of_time_the_best_so_far_counts_and_the_gap_is_told(budget_s: float) -> None:
+def test_out_of_time_the_best_so_far_counts_and_the_gap_is_reported(budget_s: float) -> None:
     problem = busy_cluster(np.random.default_rng(5))
     first = greedily(problem)
     answer = solve(problem, first, budget_s=budget_s)
@@ -221,7 +221,7 @@ STATUS = highspy.HighsModelStatus
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("wrong", "said"),
     [
         ({"status": STATUS.kInfeasible}, "status 'Infeasible' of a program that has a solution"),
         ({"primal_solution_status": 0}, "optimal, but without a solution"),
@@ -237,18 +237,18 @@ STATUS = highspy.HighsModelStatus
     ],
 )
 def test_an_answer_that_cannot_be_true_is_doubted(
-    solved: tuple[object, highspy.Highs], told: dict[str, object], said: str
+    solved: tuple[object, highspy.Highs], wrong: dict[str, object], said: str
 ) -> None:
     model, solver = solved
     check(highspy, model, solver, GAP)
     info, solution = solver.getInfo(), solver.getSolution()
-    for name, value in told.items():
+    for name, value in wrong.items():
         if name == "column":
             solution.col_value = value
         elif name != "status":
             setattr(info, name, value)
     lying = SimpleNamespace(
-        getModelStatus=lambda: told.get("status", STATUS.kOptimal), getInfo=lambda: info, getSolution=lambda: solution,
+        getModelStatus=lambda: wrong.get("status", STATUS.kOptimal), getInfo=lambda: info, getSolution=lambda: solution,
         modelStatusToString=solver.modelStatusToString,
     )  # fmt: skip
     with pytest.raises(InconsistentAnswer, match=f"^{re.escape(said)}$"):
@@ -262,7 +262,7 @@ def test_an_answer_that_cannot_be_true_is_doubted(
         ("mip_dual_bound", -5.0, "its solution is worth .*, over its own bound of -5"),
     ],
 )
-def test_after_a_false_answer_the_greedy_one_counts_and_the_remark_says_so(
+def test_after_a_false_answer_the_greedy_one_counts_with_a_remark(
     monkeypatch: pytest.MonkeyPatch, field: str, lie: float, said: str
 ) -> None:
     """As HiGHS 1.16.0 does: the last search's solution is sound, and the value that it states is not its own."""

@@ -141,7 +141,7 @@ def test_an_agent_that_chooses_nodes_itself_is_not_mapped() -> None:
         replay(trace, pool, policy)
 
 
-def test_the_controller_s_log_tells_of_mappings_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_controller_logs_each_mapping_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A policy of a file with weights beside it, asked as the controller asks: gain and gap, said when they change."""
     (tmp_path / "learned").mkdir()
     save_model(tmp_path / "learned/p.safetensors", "rltune", plain.WILD[0].arrays, plain.WILD[0].about)

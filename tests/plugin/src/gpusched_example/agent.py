@@ -1,4 +1,4 @@
-"""An agent: jobs with the least GPU time go first; how far limits tell that it learns from past jobs."""
+"""An agent: jobs with the least GPU time go first; how much limits count is learned from past jobs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Trusting(OrderingAgent):
     def train_agent(self, job: TrainJob, report: TrainingReport) -> TrainerResult:
         """Return the weights that were learned from one partition's jobs (``gpusched train``)."""
         trace = job.scenario.trace
-        told = np.isfinite(trace.limit) & (trace.duration > 0)
-        limit, lasted = np.log(trace.limit[told]), np.log(trace.duration[told])
+        known = np.isfinite(trace.limit) & (trace.duration > 0)
+        limit, lasted = np.log(trace.limit[known]), np.log(trace.duration[known])
         varies = len(limit) > 1 and limit.std() > 0 and lasted.std() > 0
         trust = max(0.0, float(np.corrcoef(limit, lasted)[0, 1])) if varies else 0.0
         report.note(f"limits are trusted to {trust:.2f}")
