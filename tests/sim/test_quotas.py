@@ -437,3 +437,11 @@ def test_runs_of_zero_seconds_in_other_partitions_do_not_count():
     part = slice_trace(trace, vc="a")
     result = replay(part, Pool.of([NodeSpec(1, partition="a")]), "fairshare", half_life_s=5000.0)
     assert result.start.tolist() == [0, 100, 110]
+
+
+def test_runs_in_other_partitions_that_began_before_the_replay_hold_gpus():
+    trace = trace_of([0, 50, 51, 52], [1000, 100, 10, 10], [4, 1, 1, 1], user=[0, 1, 0, 1])
+    trace = replace(trace, users=USERS, group=np.array([1, 0, 0, 0]), groups=("a", "b"), wait=np.zeros(4))
+    part = slice_trace(trace, vc="a")
+    result = replay(part, Pool.of([NodeSpec(1, partition="a")]), "fairshare", half_life_s=5000.0)
+    assert result.start.tolist() == [50, 160, 150]
