@@ -21,6 +21,7 @@ from gpusched.sim.engine.queue import start_granted, state_of
 from gpusched.sim.engine.share import pair_up, release_pairs_once
 from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Sim
 from gpusched.sim.knowledge import keys_of
+from gpusched.sim.rates import speeds_of
 
 SEARCH_NODES = 100  # of HiGHS's tree: a bound that does not depend on the machine, so that equal replays are equal
 AMPLE_S = 30.0
@@ -94,19 +95,17 @@ class MappedRun:
         """Map one partition, and start its jobs in the engine."""
         sim, passes, queue, outcome = self._world.sim, self._world.passes, self._queue, self._queue.outcome
         waiting = self.order(partition)
-        own = waiting if sim.pairs is None else ordered(sim, queue, partition)
-        if not len(own):
+        if not len(waiting):
             return
         outcome.total[:] = 0
-        outcome.code[own] = PRIORITY  # of jobs that are in no mapping
+        outcome.code[waiting] = PRIORITY  # of jobs that are in no mapping
         if sim.pairs is not None:
             release_pairs_once(sim.pairs, sim, passes.releases)
-        if len(waiting):
-            self._map(log, partition, waiting)
+        self._map(log, partition, waiting)
         if sim.pairs is not None:
-            pair_up(sim.pairs, sim, log, passes, outcome, own)
+            pair_up(sim.pairs, sim, log, passes, outcome, waiting)
         self.started(outcome.started[: outcome.total[0]])
-        dequeue_started(sim, queue, own)
+        dequeue_started(sim, queue, waiting)
 
     def _map(self, log: EventLog, partition: int, waiting: Ints) -> None:
         """Start the jobs of a queue that have a place in its mapping."""
@@ -178,14 +177,11 @@ def _speeds(world: SimWorld, mapping: Mapping) -> Floats:
 
 
 def _set_measured(speeds: Floats, world: SimWorld) -> None:
-    """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``.
-
-    What was learned of pairs on shared GPUs (not `Paired.equal`) has kinds of its own, and no speeds of GPU types.
-    """
-    pace, pairs = world.sim.pace, world.sim.pairs
-    if pace is not None and (pairs is None or pairs.equal):
-        measured = pace.runs["row"] >= 0
-        speeds[measured] = pace.speed[:, pace.runs["row"][measured], 0].T
+    """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``."""
+    if world.options.rates is not None:
+        of = speeds_of(world.options.rates, world.trace, world.pool, world.demand)
+        measured = of.row >= 0
+        speeds[measured] = of.table[:, of.row[measured], 0].T
 
 
 def is_mapped(world: SimWorld) -> bool:
