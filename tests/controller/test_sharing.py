@@ -26,6 +26,8 @@ from gpusched.nodes.runtimes.engine import Docker, Podman
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.promotions import Shadow
 from gpusched.queue.store import Store
+from gpusched.sim.profiles import Profiles
+from gpusched.sim.rates import Rates
 from gpusched.study.request import ReplayRequest, resolve
 from gpusched.traces.readers.history import trace_of
 from tests.builders import spec
@@ -135,9 +137,10 @@ def test_one_shares_pays_half_and_its_end_leaves_the_other_alone(
     assert np.isfinite(scenario.believed.lost).all()  # a site that allows much
     monkeypatch.setenv("GPUSCHED_STATE", str(site.state))
     monkeypatch.setattr("gpusched.study.request.own_inventory", lambda: declared)
+    monkeypatch.setattr("gpusched.study.request._rates", lambda *of: Rates(profiles=Profiles(series={})))
     (planned,) = resolve(ReplayRequest(load=2.0, policies=("fifo",)))
     stretched = planned.scenario.believed
-    assert stretched is not None, "also at another load"
+    assert stretched is not None, "also at another load, and at measured speeds"
     assert stretched.row.tolist() == [0, 0, 0]
     (seconds,) = site.store.gpu_seconds_by_user(0, 1e12, site.world.now).values()
     alone = GPUS * ((whole.end_time or 0) - whole.start_time)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from gpusched.agents.rltune.choosing import untrained
 from gpusched.agents.rltune.history import FACTS, group_jobs
@@ -145,13 +145,19 @@ def test_its_start_is_the_rule_by_estimates_live(snap: Snapshot) -> None:
     assert plan.reasons == plain.reasons
 
 
+BESIDE = Has("r", "ann", "calm", 20, (0, 1, 2), "a"), [Has(f"w{i}", "bob", "calm", 20, (0, 1, 2)) for i in range(2)]
+
+
 @QUICK
 @given(sharing_worlds(waits=6))
+@example(({"a": SharingSettings(mode="time-slicing", slowdown=1.0)}, [BESIDE[0]], BESIDE[1]))
 def test_its_start_is_the_rule_by_estimates_where_jobs_share_gpus(
     world: tuple[dict[str, SharingSettings | None], list[Has], list[Has]],
 ) -> None:
-    """Also who is put beside whom: the shortest are asked first."""
+    """Also who is put beside whom: the shortest are asked first, here those submitted last."""
     snap = snapshot_of(*world)
+    pending = [msgspec.structs.replace(job, estimate_s=99.0 - i) for i, job in enumerate(snap.pending)]
+    snap = msgspec.structs.replace(snap, pending=tuple(pending))
     plain = decide(msgspec.structs.replace(snap, policies=dict.fromkeys(snap.policies, BY_ESTIMATE)))
     assert by_agent(snap, BEGUN.model).actions == plain.actions
 
