@@ -11,7 +11,7 @@ from gpusched.sched.arrays import NodeArrays
 from gpusched.sched.sharing.pairs import Party, parties_of, party
 from gpusched.sched.sharing.rules import Sharer, sharer_of_running
 from gpusched.sched.state import Ints, Records, filled
-from gpusched.sim.engine.state import RUN, SLOT, Pace, Paired
+from gpusched.sim.engine.state import RUN, Pace, Paired
 from gpusched.sim.sharing import sharing_beliefs
 
 
@@ -39,7 +39,7 @@ def pace_of(
     for name, at in places.items():
         parties[at] = party(sharers[name].user, sharers[name].name, sharers[name].memory_mib)
     row, kind, lost, speed = sharing_beliefs(parties, world.nodes, snapshot.beliefs)
-    runs = filled(RUN, len(jobs), rate=1.0, own=1.0, share=1.0, row=row, slot=-1, next=-1, mate=-1, split=-1)
+    runs = filled(RUN, len(jobs), rate=1.0, own=1.0, share=1.0, row=row, next=-1, mate=-1, split=-1)
     runs["limit"], runs["since"] = jobs["expected"], snapshot.now
     runs["limit"][: len(views)] *= np.array([1.0 + view.behind for view in views])
     for name, at in places.items():
@@ -47,6 +47,4 @@ def pace_of(
         if mate >= 0:
             runs[at]["mate"], runs[at]["split"], place = mate, mate, kind[world.row[sharers[name].node]]
             runs[at]["rate"] = speed[place, row[at], 1 + row[mate]]
-    none = np.zeros(0, np.int64)
-    pace = Pace(runs, speed, kind, False, np.zeros(0, SLOT), none, none)
-    return pace, Paired(lost, row, False, np.zeros(1, np.int64))
+    return Pace(runs, speed, kind, np.zeros(0, np.int64)), Paired(lost, row, False, np.zeros(1, np.int64))

@@ -175,4 +175,4 @@ def _changed_arrays(context: Context) -> list[np.ndarray[Any, Any]]:
     resources, jobs = context.world.resources, context.waiting.jobs
     turns = context.waiting.calendar.turns
     by_calendar = (jobs.masks, jobs.feasibility, turns) if turns.size else ()  # only where nodes are reserved
-    return [*resources, *context.releases, *context.outcome, context.rng, jobs.room, *by_calendar]
+    return [*resources.columns, *context.releases, *context.outcome, context.rng, jobs.room, *by_calendar]

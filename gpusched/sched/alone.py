@@ -64,7 +64,8 @@ class SingleJobView:
 
     def nodes(self, basis: Has) -> Iterator[tuple[NodeView, Amounts]]:
         """Return each node, partition by partition, with its resources; -1 GPUs where it is not available."""
-        return zip(self.world.nodes, zip(*(column.tolist() for column in self.of(basis)), strict=True), strict=True)
+        columns = (column.tolist() for column in self.of(basis).columns)
+        return zip(self.world.nodes, zip(*columns, strict=True), strict=True)
 
     @cached_property
     def _releases(self) -> Releases:

@@ -13,8 +13,17 @@ import numpy as np
 
 from gpusched.compiled import inlined, jit
 from gpusched.sched.bounds import charge
-from gpusched.sched.fit import entry, request_of, with_mask
-from gpusched.sched.place import by_rack, choose, count_fit, draw, draw_fitting, max_in_rack
+from gpusched.sched.fit import entry, request_of, with_gpus, with_mask
+from gpusched.sched.place import (
+    by_rack,
+    choose,
+    count_fit,
+    draw,
+    draw_fitting,
+    gives_gpus,
+    max_in_rack,
+    with_room,
+)
 from gpusched.sched.releases import add, settle
 from gpusched.sched.reservations.calendar import concerns, open_times
 from gpusched.sched.state import (
@@ -26,6 +35,7 @@ from gpusched.sched.state import (
     RANDOM,
     STARTED,
     UNLIMITED,
+    WHOLE,
     Calendar,
     ClusterState,
     Flags,
@@ -34,6 +44,7 @@ from gpusched.sched.state import (
     Requests,
     Resources,
     Scratch,
+    SharedGpus,
     Words,
 )
 
@@ -70,11 +81,11 @@ def attempt(
 ) -> int:
     """Set ``scratch.chosen`` and return STARTED, or PRIORITY (no fit), BACKFILL, or POLICY (unlucky draw)."""
     stamp = scratch.stamp[0]
-    if rule == NAIVE and request.spread == 0:
+    if rule == NAIVE and request.spread == 0 and not has_parts(resources.shared):
         if draw(scratch.late if late else resources, masks, request, rng, scratch):
             return STARTED
         return POLICY if choose(resources, masks, request, FIRST_FIT, scratch) else PRIORITY
-    if rule == RANDOM and request.spread == 0:
+    if rule in (RANDOM, NAIVE) and request.spread == 0:
         if draw_fitting(scratch.late if late else resources, masks, request, rng, scratch):
             return STARTED
     elif choose(scratch.late if late else resources, masks, request, undrawn(rule), scratch):
@@ -106,6 +117,64 @@ def launch(state: ClusterState, request: PlacementRequest, job: int, late: bool,
     outcome.total[0] += 1
     outcome.total[1] += request.parts
     charge(jobs.links, jobs.room, jobs.account, job)
+
+
+@jit
+def has_parts(shared: SharedGpus | None) -> bool:
+    """Return whether jobs share GPUs in parts."""
+    return shared is not None
+
+
+@jit
+def enter(shared: SharedGpus | None, request: PlacementRequest, job: int, node: int) -> PlacementRequest:
+    """Give a job its part of a GPU of ``node``, if it is for one; return what it takes of whole GPUs.
+
+    That is the GPU in ``shared.on``, if one is there already.
+    """
+    if shared is None:
+        return request
+    if shared.milli[job] >= WHOLE:
+        return request
+    if shared.on[job] < 0:
+        shared.on[job] = with_room(shared, shared.milli[job], node)
+    if shared.on[job] < 0:
+        gpu = shared.first[node]
+        while shared.room[gpu] < WHOLE:
+            gpu += 1
+        shared.on[job] = gpu
+    return with_gpus(request, take_part(shared, shared.on[job], shared.milli[job]))
+
+
+@jit
+def take_part(shared: SharedGpus, gpu: int, milli: int) -> int:
+    """Take a part of a GPU; return how many GPUs of its node that takes: none, if others have parts of it."""
+    opens = shared.room[gpu] == WHOLE
+    shared.room[gpu] -= milli
+    return 1 if opens else 0
+
+
+@jit
+def returned(shared: SharedGpus | None, to: SharedGpus | None, job: int, gpus: int) -> int:
+    """Give a running job's part of a GPU back to ``to``; return how many whole GPUs that gives, else ``gpus``."""
+    if shared is None:
+        return gpus
+    if to is None:
+        return gpus
+    gpu = shared.on[job]
+    if gpu < 0:
+        return gpus
+    to.room[gpu] += shared.milli[job]
+    return 1 if to.room[gpu] == WHOLE else 0
+
+
+@jit
+def copy_room(to: SharedGpus | None, shared: SharedGpus | None) -> None:
+    """Copy what is left of shared GPUs."""
+    if to is None:
+        return
+    if shared is None:
+        return
+    to.room[:] = shared.room
 
 
 @inlined
@@ -204,10 +273,11 @@ def earliest(
             ask = with_mask(request, calendar.work)
             for node in range(ask.lo, ask.hi):
                 calendar.closed[node], masks[ask.mask, node] = 0, masks[calendar.base[request.mask], node]
+    copy_room(future.shared, resources.shared)
     fitting, within = 0, not between and by_rack(scratch.racks, FIRST_FIT, request)  # nodes that fit; of one rack
     for node in range(ask.lo, ask.hi):
         gpus[node], cores[node], memory[node] = resources.gpus[node], resources.cores[node], resources.memory[node]
-        fitting += _holds(gpus[node], cores[node], memory[node], masks, ask, node)
+        fitting += _holds(future.shared, gpus[node], cores[node], memory[node], masks, ask, node)
     if within:
         fitting = max_in_rack(scratch.racks, resources, masks, request)
     settle(releases)  # the walk below takes releases in order of their ends
@@ -223,11 +293,11 @@ def earliest(
             if node < ask.lo or node >= ask.hi or gpus[node] < 0:
                 continue
             # `fitting` counts nodes, so only the release that makes a node fit changes it
-            before = _holds(gpus[node], cores[node], memory[node], masks, ask, node)
-            gpus[node] += freed_gpus[slot]
+            before = _holds(future.shared, gpus[node], cores[node], memory[node], masks, ask, node)
+            gpus[node] += returned(resources.shared, future.shared, releases.owner[slot], freed_gpus[slot])
             cores[node] += freed_cores[slot]
             memory[node] += freed_memory[slot]
-            if before or not _holds(gpus[node], cores[node], memory[node], masks, ask, node):
+            if before or not _holds(future.shared, gpus[node], cores[node], memory[node], masks, ask, node):
                 continue
             if within:
                 fitting = max(fitting, count_fit(scratch.racks, node))
@@ -272,24 +342,29 @@ def _turned(
     """Apply the begin (1) or the end (-1) of a reservation to a node; return how many more nodes fit."""
     if node < ask.lo or node >= ask.hi:
         return 0
-    before = _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
+    before = _holds(future.shared, future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
     calendar.closed[node] += by
     masks[ask.mask, node] = masks[calendar.base[row], node] if calendar.closed[node] == 0 else 0
-    after = _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
+    after = _holds(future.shared, future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
     return int(after) - int(before)
 
 
 @jit
-def _holds(gpus: int, cores: int, memory: int, masks: Flags, request: PlacementRequest, node: int) -> bool:
+def _holds(
+    shared: SharedGpus | None, gpus: int, cores: int, memory: int, masks: Flags, request: PlacementRequest, node: int
+) -> bool:
     """Return `place.node_fits` for these resources of the node."""
-    if gpus < request.gpus or cores < request.cores or memory < request.memory:
+    if not gives_gpus(shared, gpus, request, node) or cores < request.cores or memory < request.memory:
         return False
     return bool(request.mask < 0 or masks[request.mask, node] != 0)
 
 
 @jit
 def protect(resources: Resources, request: PlacementRequest, reserved: bool, scratch: Scratch) -> None:
-    """Set ``scratch.spare`` and ``scratch.late`` from the reservation just made by `reserve`."""
+    """Set ``scratch.spare`` and ``scratch.late`` from the reservation just made by `reserve`.
+
+    Where jobs share GPUs in parts the head leaves nothing over on its nodes.
+    """
     spare = scratch.spare
     for node in range(request.lo, request.hi):
         spare.gpus[node] = spare.cores[node] = spare.memory[node] = UNLIMITED
@@ -297,6 +372,8 @@ def protect(resources: Resources, request: PlacementRequest, reserved: bool, scr
         for part in range(request.parts):
             node = scratch.chosen[part]
             spare.gpus[node] = scratch.future.gpus[node] - request.gpus
+            if has_parts(resources.shared):
+                spare.gpus[node] = -1
             spare.cores[node] = scratch.future.cores[node] - request.cores
             spare.memory[node] = scratch.future.memory[node] - request.memory
     for node in range(request.lo, request.hi):

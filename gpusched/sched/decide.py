@@ -25,7 +25,7 @@ from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.slicenames import base_of
 from gpusched.sched.slices.split import joined, split
 from gpusched.sched.stages import place_queue
-from gpusched.sched.state import BACKFILL, LIMIT, POLICY, STARTED, PassOutcome, new_outcome, seed_words
+from gpusched.sched.state import BACKFILL, LIMIT, POLICY, STARTED, Ints, PassOutcome, ints, new_outcome, seed_words
 from gpusched.sched.tally import usage_of
 from gpusched.sched.text import would_delay
 from gpusched.sched.topology.live import costs_of
@@ -70,12 +70,12 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     effects = _Effects(troubles, {}, [], {}, [])
     outcome, blocks = _run(snapshot, world, waiting, models, effects)
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
-    for queue, block in blocks:
+    for queue, block in blocks.values():
         verdicts.add(queue, block, reasons)
     begun = starts(world, waiting, outcome)
     actions: list[Action] = [*effects.stops, *with_joins(resizes, snapshot, world, begun), *begun]
     reasons |= effects.reasons
-    if (pairs := pairs_of(snapshot, waiting, outcome, actions)) is not None:
+    if (pairs := pairs_of(snapshot, waiting, outcome, actions, _orders(blocks))) is not None:
         for start in pairs.starts:
             reasons.pop(start.job_id, None)
         actions += pairs.starts
@@ -119,7 +119,7 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> JobAnswer:
     outcome, blocks = _run(snapshot, world, waiting, None, effects)
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     views, reasons = waiting.views, dict[str, Reason]()
-    of = {views[queue[0]].spec.partition: (queue, block) for queue, block in blocks if queue}
+    of = {views[queue[0]].spec.partition: (queue, block) for queue, block in blocks.values() if queue}
     queue, block = of.get(partition, ([], QueueBlock(PolicySpec(name=""), -1, float("inf"))))
     at = next((job for job in queue if views[job].id == job_id), -1)
     verdicts.add(queue, block, reasons, only=at)
@@ -130,7 +130,8 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> JobAnswer:
     reason = (reasons | effects.reasons).get(job_id)
     better = own and outcome.code[at] == POLICY
     shares = at >= 0 and views[at].spec.share
-    pairs = pairs_of(snapshot, waiting, outcome, starts(world, waiting, outcome)) if shares else None
+    begun = starts(world, waiting, outcome) if shares else []
+    pairs = pairs_of(snapshot, waiting, outcome, begun, _orders(blocks)) if shares else None
     waits = better or (reason is not None and at >= 0 and verdicts.waits_until(at, block.policy) is not None)
     return JobAnswer(
         reason=reason,
@@ -171,8 +172,8 @@ def _run(
     waiting: PendingArrays,
     models: Mapping[str, TrainedModel] | None,
     effects: _Effects,
-) -> tuple[PassOutcome, list[tuple[list[int], QueueBlock]]]:
-    """Run the compiled passes, one per partition with a queue; return each ordered queue and what blocked it.
+) -> tuple[PassOutcome, dict[str, tuple[list[int], QueueBlock]]]:
+    """Run the compiled passes, one per partition with a queue; return each one's ordered queue and what blocked it.
 
     ``models``: None: no agent is asked.
     """
@@ -182,7 +183,7 @@ def _run(
     set_feasibility(world.total, world.usable, waiting.requests, waiting.jobs, scratch)
     costs = costs_of(snapshot, world, waiting, scratch)
     rng = seed_words(snapshot.seed)
-    blocks = []
+    blocks = dict[str, tuple[list[int], QueueBlock]]()
     for name, policy in snapshot.policies.items():
         if name not in waiting.queues:
             continue
@@ -191,11 +192,15 @@ def _run(
             effects.reasons, costs,
         )  # fmt: skip
         if models is not None and policy.agent is not None and not policy.traits.sizes:
-            blocks.append(decide_by_agent(context, models.get(base_of(name)), _staged, effects.troubles))
+            blocks[name] = decide_by_agent(context, models.get(base_of(name)), _staged, effects.troubles)
         else:
-            blocks.append(_staged(context))
-        _note_kept(snapshot, waiting, outcome, blocks[-1][0], effects)
+            blocks[name] = _staged(context)
+        _note_kept(snapshot, waiting, outcome, blocks[name][0], effects)
     return outcome, blocks
+
+
+def _orders(blocks: Mapping[str, tuple[list[int], QueueBlock]]) -> dict[str, Ints]:
+    return {name: ints(queue) for name, (queue, _) in blocks.items()}
 
 
 def _note_kept(

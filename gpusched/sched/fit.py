@@ -12,6 +12,7 @@ from gpusched.sched.state import (
     NOT_AVAILABLE,
     OK,
     RESERVED,
+    WHOLE,
     Calendar,
     ClusterState,
     Flags,
@@ -33,6 +34,22 @@ def entry(column: Ints | None, shape: int, without: int) -> int:
 
 
 @jit
+def part_asked(milli: Ints | None, shape: int) -> int | None:
+    """Return `PlacementRequest.milli`."""
+    if milli is None:
+        return None
+    return int(milli[shape])
+
+
+@jit
+def gpus_asked(milli: int | None, gpus: int) -> float:
+    """Return how many GPUs a request is for on each node, parts of one included."""
+    if milli is None:
+        return float(gpus)
+    return gpus * milli / WHOLE
+
+
+@jit
 def request_of(requests: Requests, shape: int) -> PlacementRequest:
     """Return the request with index ``shape``."""
     return PlacementRequest(
@@ -44,6 +61,7 @@ def request_of(requests: Requests, shape: int) -> PlacementRequest:
         requests.memory[shape],
         requests.mask[shape],
         entry(requests.spread, shape, 0),
+        part_asked(requests.milli, shape),
     )
 
 
@@ -51,16 +69,18 @@ def request_of(requests: Requests, shape: int) -> PlacementRequest:
 def with_gpus(request: PlacementRequest, gpus: int) -> PlacementRequest:
     """Return the same request for another number of GPUs."""
     return PlacementRequest(
-        request.lo, request.hi, request.parts, gpus, request.cores, request.memory, request.mask, request.spread
-    )
+        request.lo, request.hi, request.parts, gpus, request.cores, request.memory, request.mask, request.spread,
+        request.milli,
+    )  # fmt: skip
 
 
 @jit
 def with_mask(request: PlacementRequest, mask: int) -> PlacementRequest:
     """Return the same request for nodes of another row of the masks."""
     return PlacementRequest(
-        request.lo, request.hi, request.parts, request.gpus, request.cores, request.memory, mask, request.spread
-    )
+        request.lo, request.hi, request.parts, request.gpus, request.cores, request.memory, mask, request.spread,
+        request.milli,
+    )  # fmt: skip
 
 
 @jit

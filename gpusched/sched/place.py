@@ -9,12 +9,14 @@ from gpusched.sched.state import (
     BEST_FIT,
     FIRST_FIT,
     RACK,
+    WHOLE,
     Flags,
     Ints,
     PlacementRequest,
     Records,
     Resources,
     Scratch,
+    SharedGpus,
     Words,
 )
 
@@ -27,7 +29,7 @@ _S13, _S7, _S17, _S32 = np.uint64(13), np.uint64(7), np.uint64(17), np.uint64(32
 def node_fits(resources: Resources, masks: Flags, request: PlacementRequest, node: int) -> bool:
     """Return whether ``node`` can host one part now."""
     return (
-        resources.gpus[node] >= request.gpus
+        gives_gpus(resources.shared, resources.gpus[node], request, node)
         and resources.cores[node] >= request.cores
         and resources.memory[node] >= request.memory
         and (request.mask < 0 or masks[request.mask, node] != 0)
@@ -54,6 +56,8 @@ def choose(resources: Resources, masks: Flags, request: PlacementRequest, rule: 
     Returns:
         Whether there were enough; then ``scratch.chosen[:parts]`` holds them in the rule's order.
     """
+    if is_part(request.milli):
+        return _choose_for_part(request.milli, resources, masks, request, rule, scratch)
     if by_rack(scratch.racks, rule, request):
         return _choose_by_rack(scratch.racks, resources, masks, request, rule, scratch)
     count = 0
@@ -87,6 +91,69 @@ def _insert(keys: Ints, chosen: Ints, node: int, key: int, first: int, at: int) 
         at -= 1
     keys[at] = key
     chosen[at] = node
+
+
+# Parts of GPUs; functions take `PlacementRequest.milli` and `Resources.shared` apart, as those with racks do below.
+
+
+@jit
+def is_part(milli: int | None) -> bool:
+    """Return whether a request is for a part of one GPU."""
+    if milli is None:
+        return False
+    return milli < WHOLE
+
+
+@jit
+def gives_gpus(shared: SharedGpus | None, free: int, request: PlacementRequest, node: int) -> bool:
+    """Return whether a node with so many free GPUs has those of a request."""
+    if shared is None:
+        return free >= request.gpus
+    return free >= request.gpus or (free >= 0 and with_room(shared, request.milli, node) >= 0)
+
+
+@jit
+def with_room(shared: SharedGpus | None, milli: int | None, node: int) -> int:
+    """Return the GPU of a node that others share on which such a part leaves the least; -1: none."""
+    if shared is None:
+        return -1
+    if milli is None:
+        return -1
+    best, least = -1, WHOLE
+    for gpu in range(shared.first[node], shared.first[node + 1]):
+        if milli <= shared.room[gpu] < least:
+            best, least = gpu, shared.room[gpu]
+    return best
+
+
+@jit
+def _choose_for_part(
+    milli: int | None, resources: Resources, masks: Flags, request: PlacementRequest, rule: int, scratch: Scratch
+) -> bool:
+    """Choose for a part of a GPU; best fit is by what is left of the GPU, then as for others."""
+    best, least = -1, (0, 0)
+    if milli is None:
+        return False
+    for node in range(request.lo, request.hi):
+        if not node_fits(resources, masks, request, node):
+            continue
+        if rule == FIRST_FIT:
+            best = node
+            break
+        left = _left_of_gpu(resources.shared, milli, node) if rule == BEST_FIT or rule == RACK else 0
+        key = left, sort_key(rule, resources.gpus[node], resources.cores[node], resources.memory[node], request)
+        if best < 0 or key < least:
+            best, least = node, key
+    scratch.chosen[0] = best
+    return best >= 0
+
+
+@jit
+def _left_of_gpu(shared: SharedGpus | None, milli: int, node: int) -> int:
+    gpu = with_room(shared, milli, node)
+    if shared is None or gpu < 0:
+        return WHOLE - milli
+    return int(shared.room[gpu] - milli)
 
 
 # With racks; functions take `Scratch.racks` apart: where it is None, numba compiles only what is left without it.

@@ -29,6 +29,7 @@ from gpusched.sched.state import (
     Resources,
     Scratch,
     Words,
+    resources_of,
 )
 
 INSTEAD = "best-fit"  # live, of a component that does not work
@@ -62,7 +63,7 @@ def first_fit(request: PlacementRequest, nodes: FittingNodes) -> Columns:
 
 def best_fit(request: PlacementRequest, nodes: FittingNodes) -> Columns:
     """Take the nodes with least left over: of GPUs, then of cores, then of memory."""
-    return nodes.free
+    return nodes.free.columns
 
 
 def spread(request: PlacementRequest, nodes: FittingNodes) -> Columns:
@@ -126,7 +127,8 @@ class NodeChooser:
             ComponentError: It failed, or the answer is not a number for each node.
         """
         try:
-            given: list[Any] = [np.asarray(column) for column in self._by(request, nodes)]
+            found = self._by(request, nodes)
+            given: list[Any] = [np.asarray(c) for c in (found.columns if isinstance(found, Resources) else found)]
         except NotCached:  # a trial of what is compiled, not the component's fault
             raise
         except Exception as error:  # another's code: anything can be wrong with it
@@ -145,7 +147,7 @@ class NodeChooser:
 
 
 def _at(resources: Resources, rows: Ints) -> Resources:
-    return Resources(*(column[rows] for column in resources))
+    return resources_of(column[rows] for column in resources.columns)
 
 
 def _first_rack(ranked: Ints, rack: Ints, parts: int) -> Ints:

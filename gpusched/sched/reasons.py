@@ -233,7 +233,7 @@ class Verdicts:
         if free != "free" and len(self._waiting.calendar.base):
             request = unreserved(self._waiting.calendar, request)
         dimension, count, nearest = shortfall(resources, self._waiting.jobs.masks, request)
-        has = int(resources[dimension - 1][nearest]) if nearest >= 0 else 0  # of GPUs, cores or memory
+        has = int(resources.columns[dimension - 1][nearest]) if nearest >= 0 else 0  # of GPUs, cores or memory
         needs = (int(request.gpus), int(request.cores), int(request.memory))
         if dimension < 0:
             racks = new_scratch(len(self._world.nodes), 0, self._world.rack).racks

@@ -6,7 +6,7 @@ partition are neighbours: a request names its partition as the rows ``lo <= node
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +36,25 @@ OK, BAD_CONSTRAINTS, NOT_AVAILABLE, LIMIT, RESOURCES, PRIORITY, BACKFILL, POLICY
 STARTED = OK
 
 
+WHOLE = 1000  # thousandths of a GPU
+
+
+class SharedGpus(NamedTuple):
+    """GPUs of which jobs hold parts, in thousandths.
+
+    Attributes:
+        room: ``int64[GPUs]``: what is left of each; WHOLE: nobody has a part of it, it is free or a job's own.
+        first: ``int64[nodes + 1]``: each node's first one.
+        milli: ``int64[jobs]``: what a job has of its one GPU; WHOLE: GPUs of its own. on: ``int64[jobs]``: the GPU of
+            which a running job has a part, or -1. Both are those of all copies.
+    """
+
+    room: Ints
+    first: Ints
+    milli: Ints
+    on: Ints
+
+
 class Resources(NamedTuple):
     """The resources of nodes: ``int64[nodes]`` each. A node that is not available has -1 GPUs and fits nothing.
 
@@ -43,18 +62,27 @@ class Resources(NamedTuple):
         gpus: Whole GPUs, at most 2047.
         cores: Cores, less than 2**20; may be negative where running jobs hold more than there is.
         memory: MiB, less than 2**32; may be negative like ``cores``.
+        shared: What is left of GPUs that are not in ``gpus`` any more. None: jobs hold whole ones only, and nothing
+            that looks at parts is compiled.
     """
 
     gpus: Ints
     cores: Ints
     memory: Ints
+    shared: SharedGpus | None = None
+
+    @property
+    def columns(self) -> tuple[Ints, Ints, Ints]:
+        """Return GPUs, cores and memory."""
+        return self.gpus, self.cores, self.memory
 
 
 class PlacementRequest(NamedTuple):
     """What one job asks for: ``parts`` distinct nodes of rows ``lo <= node < hi``, each giving the same.
 
     ``mask`` is a row of the masks (``uint8[masks, nodes]``, 1: allowed), or -1 where any node will do. ``spread``: 1:
-    all nodes in one rack, 0: anywhere.
+    all nodes in one rack, 0: anywhere. ``milli``: of a single GPU so many thousandths; WHOLE, or None where no GPUs are
+    shared: all of it.
     """
 
     lo: int
@@ -65,14 +93,15 @@ class PlacementRequest(NamedTuple):
     memory: int
     mask: int
     spread: int = 0
+    milli: int | None = None
 
 
 class Requests(NamedTuple):
     """Distinct requests ("shapes"), one `PlacementRequest` per index: ``int64[shapes]`` each.
 
     ``looser``: the request that a job tries next where this one does not fit, of a lower index; -1: none. Where no
-    request has any, and none is bound to one rack, the last two are None, and nothing of it is compiled: each array
-    that passes hand on costs a replay some percent.
+    request has any, none is bound to one rack, and no GPUs are shared, the last three are None, and nothing of it is
+    compiled: each array that passes hand on costs a replay some percent.
     """
 
     lo: Ints
@@ -84,6 +113,7 @@ class Requests(NamedTuple):
     mask: Ints
     spread: Ints | None
     looser: Ints | None
+    milli: Ints | None = None
 
 
 class QueueJobs(NamedTuple):
@@ -268,12 +298,32 @@ def ints(values: Sequence[int]) -> Ints:
 
 def new_resources(nodes: int) -> Resources:
     """Return resources of ``nodes`` nodes, all empty."""
-    return Resources(*(np.zeros(nodes, np.int64) for _ in range(3)))
+    return resources_of(np.zeros((3, nodes), np.int64))
+
+
+def resources_of(columns: Iterable[Ints]) -> Resources:
+    """Return resources of these GPUs, cores and memory, none of them shared."""
+    gpus, cores, memory = columns
+    return Resources(gpus, cores, memory)
 
 
 def copied(resources: Resources) -> Resources:
     """Return a deep copy."""
-    return Resources(*(column.copy() for column in resources))
+    shared = resources.shared
+    whole = resources_of(column.copy() for column in resources.columns)
+    return whole._replace(shared=shared and shared._replace(room=shared.room.copy()))
+
+
+def new_shared_gpus(gpus: Ints, milli: Ints) -> SharedGpus:
+    """Return GPUs that nobody shares yet; ``gpus: int64[nodes]``, ``milli: int64[jobs]``: see there."""
+    first: Ints = np.concatenate(([0], np.cumsum(gpus)))
+    return SharedGpus(np.full(int(first[-1]), WHOLE), first, milli, np.full(len(milli), -1))
+
+
+def with_shared(scratch: Scratch, resources: Resources) -> Scratch:
+    """Return work space for nodes that share GPUs, if these do; late jobs find parts where others do."""
+    future, spare = (of._replace(shared=copied(resources).shared) for of in (scratch.future, scratch.spare))
+    return scratch._replace(future=future, spare=spare, late=scratch.late._replace(shared=resources.shared))
 
 
 def new_releases(slots: int) -> Releases:

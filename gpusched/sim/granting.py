@@ -64,7 +64,7 @@ class Grants:
     def __call__(self) -> None:
         """Set the requests of the jobs of the scene that wait, at their chosen sizes."""
         scene, claims, at = self._sizer.scene, self._sizer.claims.jobs, int(self._sizer.at[RUN])
-        claim, free = at, np.column_stack(self._world.sim.resources)
+        claim, free = at, np.column_stack(self._world.sim.resources.columns)
         given: dict[tuple[int, int, tuple[int, int]], JobSpec] = {}
         for row in scene.rows[at : self._sizer.at[ROWS]]:
             gpus, most = int(row["least"]), (0, 0)

@@ -314,18 +314,16 @@ def _with_shapes(world: SimWorld, distinct: Ints, rule: int) -> tuple[SimWorld, 
 
 def _with_requests(world: SimWorld, shapes: Records, looser: Ints | None = None) -> SimWorld:
     """Return the world with these requests, ``SHAPE[shapes]``."""
-    sim, passes, pace = world.sim, world.passes, world.sim.pace
-    assert pace is not None
+    sim, passes = world.sim, world.passes
     columns = {name: shapes[name].copy() for name in SHAPE.names or ()}
-    requests = Requests(**{name: columns.get(name) for name in Requests._fields[:-1]}, looser=looser)  # type: ignore[arg-type]
+    requests = Requests(**{name: columns.get(name) for name in Requests._fields[:-2]}, looser=looser)  # type: ignore[arg-type]
     feasibility, failed, failed_late = (np.zeros(len(shapes), np.int64) for _ in range(3))
     passes = passes._replace(
         requests=requests, jobs=passes.jobs._replace(feasibility=feasibility),
         scratch=passes.scratch._replace(failed=failed, failed_late=failed_late),
     )  # fmt: skip
     set_feasibility(passes.total, passes.usable, requests, passes.jobs, passes.scratch)
-    pace = pace._replace(milli=np.full(len(shapes), 1000, np.int64))
-    return world._replace(sim=sim._replace(shapes=shapes, pace=pace), passes=passes)
+    return world._replace(sim=sim._replace(shapes=shapes), passes=passes)
 
 
 def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:

@@ -175,7 +175,8 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: 
     requests, masks = splitter.requests(), splitter.masks()
     parts = np.where(shape >= 0, requests.parts[shape] if requests.parts.size else 0, 0)
     modelled = requests.cores.any() or requests.memory.any()
-    resources = Resources(pool.gpus.copy(), *(_capacity(c, bool(modelled)) for c in (pool.cores, pool.memory_mib)))
+    cores, memory = (_capacity(c, bool(modelled)) for c in (pool.cores, pool.memory_mib))
+    resources = Resources(pool.gpus.copy(), cores, memory)
     gpus_only = not modelled and masks.shape[0] == 0
     return Demand(shape, requests, masks, parts, resources, ints(splitter.queues), why, gpus_only, splitter.milli())
 

@@ -17,7 +17,7 @@ from gpusched.errors import UsageError
 from gpusched.model.limits import Limits, Quotas
 from gpusched.model.policy import AGENTS
 from gpusched.sched.agent import agent_parts, component_errors, prepared_weights
-from gpusched.sched.state import BACKFILLS, filled
+from gpusched.sched.state import BACKFILLS, WHOLE, filled
 from gpusched.sim.engine.build import (
     Outage,
     ReplayOptions,
@@ -133,7 +133,8 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
     agent = None if model is None else (model.agent, model.preempts)
     learned = options.network is not None and options.network.model.believed is not None
     estimates = world.policy.uses_run_time_estimates, type(estimator_for(world))
-    known = kind, agent, is_mapped(world), sim.pace is None, world.shared, estimates, sim.ledger is None, learned
+    parts = sim.resources.shared is not None
+    known = kind, agent, is_mapped(world), sim.pace is None, world.shared, parts, estimates, sim.ledger is None, learned
     if known in _warm:
         return
     _warm.add(known)
@@ -150,16 +151,16 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
         network=None if options.network is None else one_node_network(options.network),
         quotas=None if sim.ledger is None else QuotaSet(Quotas(each=Limits(jobs=1))),
     )
-    tiny, run = kind.ready(world_of(one_job(), Pool.uniform(1, 1), world.policy, alike))
+    tiny, run = kind.ready(world_of(one_job(500 if parts else WHOLE), Pool.uniform(1, 1), world.policy, alike))
     to_the_end(tiny, log_of(tiny), run)
 
 
-def one_job() -> Trace:
-    """Return a trace of one job with one GPU for one second, to compile with ahead of a replay."""
+def one_job(milli: int = WHOLE) -> Trace:
+    """Return a trace of one job with one GPU, or a part of it, for one second, to compile with ahead of a replay."""
     unknown, zero, one = np.full(1, -1, np.int64), np.zeros(1), np.ones(1)
     return Trace(
         name="one job", epoch=None, ids=("1",), submit=zero, duration=one, limit=one, gpus=-unknown,
-        gpu_milli=-1000 * unknown, nodes=0 * unknown, cores=unknown, memory_mib=unknown, user=0 * unknown,
+        gpu_milli=-milli * unknown, nodes=0 * unknown, cores=unknown, memory_mib=unknown, user=0 * unknown,
         users=("ann",), group=unknown, model=unknown, gpu_type=unknown, depends_on=unknown, status=unknown, wait=zero,
     )  # fmt: skip
 

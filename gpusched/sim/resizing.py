@@ -12,7 +12,7 @@ from gpusched.errors import UsageError
 from gpusched.model.units import count_of
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.sizing.live import pace_of
-from gpusched.sched.state import Floats, Ints, filled
+from gpusched.sched.state import WHOLE, Floats, Ints, filled
 from gpusched.sim.engine.build import ResizableJobs, SimWorld
 from gpusched.sim.engine.state import SHAPE, Pace, Ranks
 from gpusched.sim.pool import demand_of
@@ -131,14 +131,14 @@ class ResizedShapes:
         row = {name: int(column[0]) for name, column in found.requests._asdict().items() if column is not None}
         row["mask"] = int(base["mask"])
         shapes = np.append(sim.shapes, filled(SHAPE, 1, **row, queue=int(base["queue"]), weight=int(base["weight"])))
+        if passes.requests.milli is not None:
+            row["milli"] = WHOLE
         longer = {name: np.append(getattr(passes.requests, name), of) for name, of in row.items()}
         requests = passes.requests._replace(**longer)
         jobs = passes.jobs._replace(feasibility=np.append(passes.jobs.feasibility, 0))
         passes = passes._replace(requests=requests, jobs=jobs)
         set_feasibility(passes.total, passes.usable, requests, jobs, passes.scratch)
-        assert sim.pace is not None
-        pace = sim.pace._replace(milli=np.append(sim.pace.milli, 1000))
-        return world._replace(sim=sim._replace(shapes=shapes, pace=pace), passes=passes)
+        return world._replace(sim=sim._replace(shapes=shapes), passes=passes)
 
     def row(self, world: SimWorld, job: int, shape: int) -> tuple[SimWorld, int]:
         """Return the world with the speeds of ``job`` in a shape, and their row.
@@ -221,11 +221,7 @@ def with_own_requests(world: SimWorld) -> tuple[SimWorld, Ints]:
     own = np.maximum(world.demand.shape, 0) if len(sim.shapes) else np.zeros(0, np.int64)
     count, feasibility = len(sim.shapes), passes.jobs.feasibility
     columns = {name: np.append(c, c[own]) for name, c in passes.requests._asdict().items() if c is not None}
-    assert sim.pace is not None
-    sim = sim._replace(
-        shapes=np.append(sim.shapes, sim.shapes[own]),
-        pace=sim.pace._replace(milli=np.append(sim.pace.milli, np.full(len(own), 1000))),
-    )
+    sim = sim._replace(shapes=np.append(sim.shapes, sim.shapes[own]))
     jobs = passes.jobs._replace(feasibility=np.append(feasibility, feasibility[own]))
     passes = passes._replace(requests=passes.requests._replace(**columns), jobs=jobs)
     return world._replace(sim=sim, passes=passes), count + np.arange(len(own))

@@ -87,8 +87,8 @@ def sharing_of(
 ) -> tuple[Share, tuple[str, ...]]:
     """Return how GPUs are shared under a policy with this placement, and notes; ``costs``: whether placement costs."""
     asked, parts = asked if believed is None else "pairs", fractional(trace)
-    whole = policy.preempts or policy.chooses_sizes or rule not in PLACEMENTS
-    by_pass = not costs and policy.kind != "agent" and rule not in MAPPING_PLACES and policy.backfill != "conservative"
+    whole = policy.chooses_sizes or rule not in PLACEMENTS or (policy.preempts and asked == "pairs")
+    by_pass = not costs and rule not in MAPPING_PLACES and policy.backfill != "conservative"
     whole = whole or (not by_pass and (asked == "fractions" or parts > 0))
     if asked != "no" and whole:
         return "no", (f"{policy.name} does not share GPUs: every job holds whole ones",)

@@ -28,8 +28,7 @@ from gpusched.sim.engine.build import ReplayOptions, log_of, result_of, world_of
 from gpusched.sim.engine.hot import change_ranks
 from gpusched.sim.engine.ledger import exceeds_at, exceeds_limit, set_gpus
 from gpusched.sim.engine.loop import next_decision
-from gpusched.sim.engine.pace import WHOLE, work_left
-from gpusched.sim.engine.share import part_fits, place_shared
+from gpusched.sim.engine.pace import work_left
 from gpusched.sim.engine.state import GROW, OVER, READY, RUNNING, WAITING, grown, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.orders import Knows
@@ -136,13 +135,10 @@ class Stepper:
     def _nodes_for(
         self, job: int, request: PlacementRequest, resources: Resources, placement: str | None = None
     ) -> tuple[int, ...] | None:
-        sim, passes, pace = self._world.sim, self._world.passes, self._world.sim.pace
+        passes = self._world.passes
         rule = self._rule if placement is None else PLACEMENTS[placement]
-        scratch, milli = passes.scratch, self._milli(job)
-        if pace is not None and milli < WHOLE:
-            found = place_shared(pace, sim, passes, resources, pace.slots, request, milli, rule)
-        else:
-            found = attempt(resources, passes.jobs.masks, request, 0, rule, False, passes.rng, scratch) == STARTED
+        scratch, request = passes.scratch, self._with_part(job, request)
+        found = attempt(resources, passes.jobs.masks, request, 0, rule, False, passes.rng, scratch) == STARTED
         return tuple(int(n) for n in scratch.chosen[: request.parts]) if found else None
 
     def _held(self, job: int) -> bool:
@@ -150,19 +146,17 @@ class Stepper:
         ledger = self._world.sim.ledger
         return ledger is not None and bool(exceeds_limit(ledger, job))
 
-    def _milli(self, job: int) -> int:
-        """Return the thousandths of the job's one GPU, if GPUs are shared."""
-        pace = self._world.sim.pace
-        return WHOLE if pace is None else int(pace.milli[self._world.sim.jobs[job]["shape"]])
+    def _with_part(self, job: int, request: PlacementRequest) -> PlacementRequest:
+        """Return the request for the thousandths of its one GPU, where GPUs are shared."""
+        shared = self._world.sim.resources.shared
+        return request if shared is None else request._replace(milli=int(shared.milli[job]))
 
     def _fit(self, job: int, request: PlacementRequest, resources: Resources, nodes: Sequence[int]) -> bool:
         """Return whether these are distinct nodes of the job's partition, as many as needed, and each fits a part."""
-        sim, passes, pace, milli = self._world.sim, self._world.passes, self._world.sim.pace, self._milli(job)
+        passes, request = self._world.passes, self._with_part(job, request)
         distinct = len(set(nodes)) == len(nodes) == request.parts
         if not distinct or not all(request.lo <= n < request.hi for n in nodes):
             return False
-        if pace is not None and milli < WHOLE:
-            return bool(part_fits(pace, sim, passes, resources, pace.slots, request, milli, nodes[0]))
         return all(node_fits(resources, passes.jobs.masks, request, n) for n in nodes)
 
     def start(self, job: int, nodes: Sequence[int] | None = None) -> bool:
@@ -314,6 +308,8 @@ class Stepper:
         if shape != sim.jobs[job]["shape"]:
             self._resized[row] += 1
         sim.jobs[job]["shape"] = shape
+        if sim.resources.shared is not None and world.passes.requests.milli is not None:
+            sim.resources.shared.milli[job] = world.passes.requests.milli[shape]
         set_gpus(sim.ledger, job, int(sim.shapes[shape]["gpus"]) * parts, np.inf)
         sim.pace.runs[job]["row"] = row
         sim.pace.runs[job]["own"] = own_speed(world.trace, job, int(sim.shapes[shape]["gpus"]) * parts)

@@ -300,7 +300,7 @@ def _scenarios(request: ReplayRequest, topology: Topology | None, rates: Rates |
             "name one that has: --inventory FILE",
         )
     reader, stretched = Reader.open(state_folder()) if request.is_own else None, request.load is not None
-    shares = request.share == "auto" and rates is None and not stretched
+    shares = request.share == "auto"
     with nullcontext() if reader is None else closing(reader):
         traces = _traces(request, seeds, limits_of, reader)
         on_nodes = _nodes(request, inventory, limits_of, topology, seen_slices(reader, inventory or limits_of))

@@ -26,6 +26,9 @@ from gpusched.nodes.runtimes.engine import Docker, Podman
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.promotions import Shadow
 from gpusched.queue.store import Store
+from gpusched.sim.profiles import Profiles
+from gpusched.sim.rates import Rates
+from gpusched.study.request import ReplayRequest, resolve
 from gpusched.traces.readers.history import trace_of
 from tests.builders import spec
 from tests.controller.crash_orders import POLICIES, CrashOrders
@@ -86,7 +89,9 @@ def test_a_shadow_shares_too(site: Site) -> None:
     assert shadow.same == shadow.decisions
 
 
-def test_a_sharing_job_pays_half_and_its_end_leaves_the_other_running(site: Site) -> None:
+def test_a_sharing_job_pays_half_and_its_end_leaves_the_other_running(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     first = site.submit(GPUS)
     site.turn(3)
     second, third = site.submit(2), site.submit(1)
@@ -130,6 +135,13 @@ def test_a_sharing_job_pays_half_and_its_end_leaves_the_other_running(site: Site
     assert scenario.believed is not None
     assert scenario.believed.row.tolist() == [0, 0, 0]
     assert np.isfinite(scenario.believed.lost).all()  # a site that allows much
+    monkeypatch.setenv("GPUSCHED_STATE", str(site.state))
+    monkeypatch.setattr("gpusched.study.request.own_inventory", lambda: declared)
+    monkeypatch.setattr("gpusched.study.request._rates", lambda *of: Rates(profiles=Profiles(series={})))
+    (planned,) = resolve(ReplayRequest(load=2.0, policies=("fifo",)))
+    stretched = planned.scenario.believed
+    assert stretched is not None, "also at another load, and at measured speeds"
+    assert stretched.row.tolist() == [0, 0, 0]
     (seconds,) = site.store.gpu_seconds_by_user(0, 1e12, site.world.now).values()
     alone = GPUS * ((whole.end_time or 0) - whole.start_time)
     assert seconds == pytest.approx(alone, rel=0.01), "of one user, each GPU once while two of his jobs had it"

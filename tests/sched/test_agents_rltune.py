@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from gpusched.agents.rltune.choosing import untrained
 from gpusched.agents.rltune.history import FACTS, group_jobs
@@ -19,6 +19,7 @@ from gpusched.config.weights import TrainedModel, load_model, save_model
 from gpusched.estimation.estimators import Estimator, HistoryEstimator, LastTwo
 from gpusched.estimation.odds import CLASSES, LEVELS, HazardRates, end_within, note_passed
 from gpusched.model.policy import PolicySpec
+from gpusched.model.resources import SharingSettings
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
@@ -39,6 +40,8 @@ from tests.sched.rltune_decisions import (
     replayed,
     rule,
 )
+from tests.sched.sharing import Has, snapshot_of
+from tests.sched.sharing import worlds as sharing_worlds
 from tests.sched.worlds import NOW, node, pending, snapshot, snapshots, started
 from tests.sim.worlds import trace_of
 
@@ -140,6 +143,23 @@ def test_its_start_is_the_rule_by_estimates_live(snap: Snapshot) -> None:
     assert plan.troubles == {}
     assert plan.actions == plain.actions
     assert plan.reasons == plain.reasons
+
+
+BESIDE = Has("r", "ann", "calm", 20, (0, 1, 2), "a"), [Has(f"w{i}", "bob", "calm", 20, (0, 1, 2)) for i in range(2)]
+
+
+@QUICK
+@given(sharing_worlds(waits=6))
+@example(({"a": SharingSettings(mode="time-slicing", slowdown=1.0)}, [BESIDE[0]], BESIDE[1]))
+def test_its_start_is_the_rule_by_estimates_where_jobs_share_gpus(
+    world: tuple[dict[str, SharingSettings | None], list[Has], list[Has]],
+) -> None:
+    """Also who is put beside whom: the shortest are asked first, here those submitted last."""
+    snap = snapshot_of(*world)
+    pending = [msgspec.structs.replace(job, estimate_s=99.0 - i) for i, job in enumerate(snap.pending)]
+    snap = msgspec.structs.replace(snap, pending=tuple(pending))
+    plain = decide(msgspec.structs.replace(snap, policies=dict.fromkeys(snap.policies, BY_ESTIMATE)))
+    assert by_agent(snap, BEGUN.model).actions == plain.actions
 
 
 @FEW

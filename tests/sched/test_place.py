@@ -10,7 +10,7 @@ import pytest
 
 from gpusched.sched.place import draw, draw_fitting, next_random
 from gpusched.sched.reclaim import keeps
-from gpusched.sched.state import PlacementRequest, Resources, Scratch, new_scratch, seed_words
+from gpusched.sched.state import PlacementRequest, Resources, Scratch, new_resources, new_scratch, seed_words
 
 GPUS = (8, 1, 4, -1, 4, 0, 4, 8)  # free on each node; -1: not available
 ROOMS = Resources(np.array(GPUS), np.array([9, 9, 9, 9, 1, 9, 9, 9]), np.array([7, 7, 7, 7, 7, 7, 7, 7]))
@@ -80,12 +80,12 @@ def test_a_running_job_keeps_nodes_that_are_left_to_it_or_not_there_any_more(
 ) -> None:
     """On two nodes, of which one has all of it left."""
     one, other = (0, 1) if first else (1, 0)
-    whole, there = (Resources(*(np.zeros(2, np.int64) for _ in range(3))) for _ in range(2))
-    for of, column in enumerate(whole):
+    whole, there = new_resources(2), new_resources(2)
+    for of, column in enumerate(whole.columns):
         column[one], column[other] = left[of], 9
     there.gpus[one], there.gpus[other] = usable, 8
     held = np.array([7, 0, 1])
-    assert keeps(whole, there, request(2, 4), held, 1) == stays
+    assert keeps(whole, there, request(2, 4), held, 1, 0) == stays
     taken = (4, 2, 3) if stays else (0, 0, 0)
-    assert tuple(int(column[one]) for column in whole) == tuple(a - b for a, b in zip(left, taken, strict=True))
-    assert tuple(int(column[other]) for column in whole) == tuple(9 - b for b in taken)
+    assert tuple(int(column[one]) for column in whole.columns) == tuple(a - b for a, b in zip(left, taken, strict=True))
+    assert tuple(int(column[other]) for column in whole.columns) == tuple(9 - b for b in taken)

@@ -48,7 +48,7 @@ def after(snap: Snapshot, *actions: Action, code: int = RESOURCES) -> list[Start
     waiting = waiting_of(list(snap.pending), world, {}, snap)
     outcome = new_outcome(len(waiting.views), waiting.parts)
     outcome.code[:] = code
-    found = pairs_of(snap, waiting, outcome, actions)
+    found = pairs_of(snap, waiting, outcome, actions, {name: waiting.ordered(name, "fifo") for name in waiting.queues})
     return found.starts if found is not None else []
 
 

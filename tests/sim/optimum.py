@@ -49,7 +49,7 @@ class _Search:
         self._submit, self._duration = trace.submit.tolist(), trace.duration.tolist()
         requests, shape = demand.requests, demand.shape.tolist()
         self._needs = [(int(requests.gpus[s]), int(requests.cores[s]), int(requests.memory[s])) for s in shape]
-        self._whole = list(zip(*(c.tolist() for c in demand.resources), strict=True))
+        self._whole = list(zip(*(c.tolist() for c in demand.resources.columns), strict=True))
         self._sets = []
         for s in shape:
             mask = int(requests.mask[s])

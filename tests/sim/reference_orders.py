@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from tests.sim.reference import Reference
 from tests.sim.reference_rates import PacedReference
 
 
@@ -28,33 +29,57 @@ class Srtf(PacedReference):
             for i, j in enumerate(self.jobs)
             if j.arrived and math.isnan(j.end) and (j.after < 0 or not math.isnan(self.jobs[j.after].end))
         ]
-        whole = [[-1, -1, -1] if i in self.down else f for i, f in enumerate(self.whole())]
-        idle, plan, kept = self.free(), [], []
+        # what nobody has, and what is left of all: GPUs, cores and memory by node, and the thousandths used of each GPU
+        idle, whole = self.state(), ([], [[0] * node.gpus for node in self.nodes])
+        whole[0].extend([-1, -1, -1] if i in self.down else f for i, f in enumerate(self.whole()))
+        plan, kept = [], []
         for _, i in sorted(active):
             job = self.jobs[i]
-            need = self.need(job)
-            if job.running and all(
-                n in self.down or all(f >= x for f, x in zip(whole[n], need, strict=True)) for n in job.runs_on
-            ):
+            if job.running and all(n in self.down or self.left_for(job, n, *whole) for n in job.runs_on):
                 kept.append(i)
-                self.take(whole, job, job.runs_on)
+                self.take(whole, job, job.runs_on, self.gpu_of(job))
                 continue
-            nodes = self.choose(job, idle) or self.choose(job, whole)
-            if nodes:
-                self.take(whole, job, nodes)
-                self.take(idle, job, nodes)
-                plan.append((job, nodes))
+            room = next((room for room in (idle, whole) if self.choose(job, *room)), None)
+            if room is not None:
+                nodes = self.choose(job, *room)
+                gpu = self.gpu_for(job, nodes[0], room[1], idle[1]) if self.part(job) else -1
+                self.take(whole, job, nodes, gpu)
+                self.take(idle, job, nodes, gpu)
+                plan.append((job, nodes, gpu))
         for i, job in enumerate(self.jobs):
             if job.running and i not in kept:
                 self.leave(job)
                 job.restarts += 1
-        for job, nodes in plan:
-            self.begin(job, nodes)
+        for job, nodes, gpu in plan:
+            Reference.begin(self, job, nodes)
+            if gpu >= 0:
+                self.nodes[nodes[0]].shared[gpu].append(job)
             job.resumes = self.now + (self.by_model.get(job.model, self.restart_s) if job.restarts else 0.0)
 
-    def take(self, resources, job, nodes):
+    def gpu_of(self, job):
+        gpus = self.nodes[job.runs_on[0]].shared
+        return next((i for i, gpu in enumerate(gpus) if any(one is job for one in gpu)), -1)
+
+    def left_for(self, job, n, free, used):
+        """Whether those before it left it what it has of a node."""
+        gpus, cores, memory = self.need(job)
+        if self.part(job) and used[n][self.gpu_of(job)] > 0:
+            gpus = 0 if used[n][self.gpu_of(job)] + job.milli <= 1000 else math.inf
+        return all(f >= x for f, x in zip(free[n], (gpus, cores, memory), strict=True))
+
+    def gpu_for(self, job, n, used, now):
+        """The GPU that is fullest with it; else a new one, rather one that nobody shares now."""
+        fits = [(1000 - milli, i) for i, milli in enumerate(used[n]) if milli > 0 and milli + job.milli <= 1000]
+        return min(fits or [(now[n][i] > 0, i) for i, milli in enumerate(used[n]) if milli == 0])[1]
+
+    def take(self, room, job, nodes, gpu=-1):
+        free, used = room
         for n in nodes:
-            resources[n] = [f - x for f, x in zip(resources[n], self.need(job), strict=True)]
+            gpus, cores, memory = self.need(job)
+            if gpu >= 0:
+                gpus = 0 if used[n][gpu] > 0 else 1
+                used[n][gpu] += job.milli
+            free[n] = [f - x for f, x in zip(free[n], (gpus, cores, memory), strict=True)]
 
 
 class Conservative(PacedReference):

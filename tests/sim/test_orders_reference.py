@@ -29,12 +29,15 @@ def compare(kind, world, name, at_rates, place, replayed=None, **reference_optio
     return result, reference
 
 
+@pytest.mark.parametrize("share", ["no", "fractions"])
 @pytest.mark.parametrize("at_rates", [False, True])
 @given(paced_worlds(), PLACES, st.sampled_from([0.0, 0.5, 2.0]), st.sampled_from([{}, {0: 1.0, 2: 0.25}]))
 @settings(max_examples=25, deadline=None)
-def test_srtf_stops_and_resumes_as_the_reference(at_rates, world, place, restart_s, by_model):
-    replayed = {"restart_s": restart_s, "restart_costs": {MODELS[m]: cost for m, cost in by_model.items()}}
-    result, reference = compare(Srtf, world, "srtf", at_rates, place, replayed, restart_s=restart_s, by_model=by_model)
+def test_srtf_stops_and_resumes_as_the_reference(at_rates, share, world, place, restart_s, by_model):
+    costs = {MODELS[m]: cost for m, cost in by_model.items()}
+    replayed = {"restart_s": restart_s, "restart_costs": costs, "share": share}
+    options = {"restart_s": restart_s, "by_model": by_model, "share": share}
+    result, reference = compare(Srtf, world, "srtf", at_rates, place, replayed, **options)
     assert result.restarts.tolist() == [j.restarts for j in reference.jobs]
 
 

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusched.agents.gist.networks import heuristic
+from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.resources import SharingSettings
 from gpusched.model.topology import Switch, Topology
@@ -33,10 +35,13 @@ from gpusched.sim.stepper import Stepper
 from gpusched.study.metrics import metrics_of
 from gpusched.study.own import beliefs_for
 from gpusched.study.timeline import paired_runs, parts_of
+from tests.sched.gist_decisions import GIST
 from tests.sched.sharing import BELIEFS, CORES, GPUS, KINDS, nodes_of, partner, slower, snapshot_of, worlds
 from tests.sched.worlds import NOW, started
+from tests.sim.paced import inputs, paced_worlds
 from tests.sim.worlds import trace_of
 
+PLACES = st.sampled_from(["first-fit", "best-fit", "worst-fit"])
 RATES = Rates(
     profiles=Profiles(
         series={("m", "A"): Series({(1, 1): 8.0}, "nodes"), ("n", "A"): Series({(1, 1): 4.0}, "nodes")},
@@ -127,12 +132,74 @@ def test_a_gpu_of_two_comes_free_once_for_the_first_in_the_queue():
     assert result.start[[3, 5]].tolist() == [1.0, 6.0]
 
 
-@pytest.mark.parametrize("policy", ["srtf", "fifo+conservative"])
-def test_policies_that_know_no_shared_gpus_say_so(policy):
+def test_conservative_backfill_knows_no_shared_gpus_and_says_so():
     trace = fractions([0, 0], [10, 10], [500, 500], limit=[20, 20])
-    result = replay(trace, Pool.uniform(1, 1), policy, share="fractions")
+    result = replay(trace, Pool.uniform(1, 1), "fifo+conservative", share="fractions")
     assert sorted(result.end.tolist()) == [10, 20]
-    assert f"{policy} does not share GPUs: every job holds whole ones" in result.notes
+    assert "fifo+conservative does not share GPUs: every job holds whole ones" in result.notes
+
+
+@given(paced_worlds(), PLACES, st.sampled_from(["fractions", "pairs"]), st.data())
+@settings(max_examples=60, deadline=None)
+def test_rltune_is_its_usual_rule_also_where_jobs_share(world, place, share, data):
+    trace, pool, rates, failures = inputs(world)
+    user = data.draw(st.lists(st.integers(0, 2), min_size=len(trace), max_size=len(trace)))
+    trace = replace(trace, user=np.array(user, np.int64), users=("ann", "bob", "cyd"))
+    options = {"placement": place, "rates": rates, "failures": failures, "share": share}
+    result, rule = (replay(trace, pool, policy, **options) for policy in ("rltune", "sjf-estimate-skip"))
+    for name in ("start", "end", "part_nodes"):
+        np.testing.assert_array_equal(getattr(result, name), getattr(rule, name))
+    assert [note for note in result.notes if "share" in note] == [note for note in rule.notes if "share" in note]
+
+
+@pytest.mark.parametrize("policy", ["las", "srtf", "drf-users", "rltune-preempt", "gist"])
+@given(paced_worlds(failing=False), PLACES)
+@settings(max_examples=20, deadline=None)
+def test_parts_of_gpus_never_add_up_to_more_than_there_are(policy, world, place):
+    """Also of jobs that are stopped: at every instant the parts on a node are some GPUs' and fit them."""
+    trace, pool, _, _ = inputs(world)
+    trace = replace(trace, user=np.arange(len(trace)) % 3, users=("ann", "bob", "cyd"))
+    if policy == "gist":
+        model = TrainedModel("gist", heuristic(), {}, "", "g")
+        policy = ReplayPolicy(name="g", order="gist", knows="limit", source="", spec=GIST, model=model)
+    result = replay(trace, pool, policy, placement=place, share="fractions")
+    assert np.isfinite(result.end[trace.gpus <= pool.total_gpus]).sum() + len(result.infeasible) == len(trace)
+    parts = parts_of(result)
+    for time in np.unique(parts.start):
+        for node in range(len(pool)):
+            on = (parts.start <= time) & (time < parts.end) & (parts.node == node)
+            assert fewest_gpus(parts.gpus[on]) <= pool.gpus[node]
+
+
+def fewest_gpus(parts):
+    """How many GPUs hold these parts of one, and jobs of whole ones."""
+
+    def go(rest, rooms):
+        if not rest:
+            return len(rooms)
+        first, *others = rest
+        into = [go(others, [*rooms[:i], room - first, *rooms[i + 1 :]])
+                for i, room in enumerate(rooms) if room >= first - 1e-9 and room not in rooms[:i]]  # fmt: skip
+        return min([*into, go(others, [*rooms, 1.0 - first])])
+
+    whole = sum(int(part) for part in parts if part >= 1)
+    return whole + go(sorted((part for part in parts.tolist() if 0 < part < 1), reverse=True), [])
+
+
+def test_a_job_that_goes_before_a_part_takes_a_gpu_of_its_own_from_whom_it_must():
+    """The third is shorter than the first, whose GPU the second does not leave."""
+    trace = fractions([0, 0, 1, 2], [30, 10, 5, 5], [600, 400, 700, 300])
+    result = replay(trace, Pool.uniform(1, 1), "srtf", share="fractions")
+    assert result.start.tolist() == [0, 0, 1, 2]
+    assert result.restarts.tolist() == [1, 1, 0, 0]
+    assert result.end.tolist() == [36, 15, 6, 7]
+
+
+def test_las_counts_parts_of_gpus():
+    """At 12 s the first has had as much as is enough, of half a GPU."""
+    trace = fractions([0, 0, 2], [30, 30, 5], [500, 500, 1000])
+    result = replay(trace, Pool.uniform(1, 1), "las", share="fractions", las_thresholds_gpu_s=(6.0,))
+    assert result.start.tolist() == [0, 0, 12]
 
 
 def test_a_stepper_shares_too():
@@ -174,6 +241,23 @@ def test_own_jobs_share_as_they_agreed_to_and_are_slowed_as_is_believed():
     assert result.start[2] == result.end[1]
     assert metrics_of(result).gpu_hours * 3600 == pytest.approx(3 * 10 * slow + 30 + 3 * 20)
     assert "GPUs are shared: two jobs share as they agreed to" in result.notes
+
+
+def test_own_jobs_share_at_measured_speeds_of_gpu_types():
+    """On GPUs with half the speed both take twice as long, and are slowed down by each other as is believed."""
+    nodes, _ = nodes_of({"a": SharingSettings(mode="time-slicing", slowdown=0.5)})
+    trace = trace_of([0, 0, 1, 300], [10, 40, 5, 1], [3, 1, 3, 0], limit=[100, 90, 50, 1])
+    trace = shared(trace, ["ann", "bob", "bob"], ["calm", "calm", "busy"], [20, 20, -1])
+    speeds = {("calm", kind): Series({(1, 1): of, (3, 1): of}, "nodes") for kind, of in (("A", 8.0), ("B", 4.0))}
+    rates = Rates(profiles=Profiles(series=speeds, recorded_on={"calm": "A"}))
+    pool = Pool.of([NodeSpec(GPUS, gpu_type="B", name="a")])
+    believed = beliefs_for(trace, nodes, BELIEFS)
+    result = replay(trace, pool, "fifo+easy", believed=believed, rates=rates)
+    slow = 1 + slower("calm", "calm")
+    assert result.start.tolist() == [0, 0, pytest.approx(20 * slow + 60), 300]
+    np.testing.assert_allclose(result.end[:3], [20 * slow, 20 * slow + 60, 20 * slow + 65])
+    result = replay(trace, pool, "fifo-skip", placement="fastest", believed=believed, rates=rates)
+    np.testing.assert_allclose(result.end[:2], [20 * slow, 20 * slow + 60])
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def cluster_view(sim: Sim, c: int) -> Sim:
         sim.counter[c],
         sim.held[c],
         sim.children,
-        Resources(sim.resources.gpus[c], sim.resources.cores[c], sim.resources.memory[c]),
+        Resources(sim.resources.gpus[c], sim.resources.cores[c], sim.resources.memory[c], None),
         Heap(sim.ends.key[c], sim.ends.item[c], sim.ends.size[c]),
         sim.by_free,
         sim.ready,

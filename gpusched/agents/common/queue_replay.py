@@ -26,10 +26,11 @@ INVALID_OUTPUT = 3
 """A replay ended since the agent's output is NaN; one more code beside OVER, DECIDE and GROW (`engine.state`)."""
 
 Agent = TypeVar("Agent")
-DecideQueue = Callable[[ClusterState, Passes, Ints, Agent], bool]
-"""(state, passes, queue, agent): starts jobs of one partition; ``queue: int64[waiting]``, by rank.
+DecideQueue = Callable[[ClusterState, Passes, Ints, Agent, bool], tuple[Ints, bool]]
+"""(state, passes, queue, agent, need_order): starts jobs of one partition; ``queue: int64[waiting]``, by rank.
 
-It records them in ``state.outcome``, as any queue pass does, and returns False if the agent's output is NaN.
+It records them in ``state.outcome``, as any queue pass does, and returns the queue in the agent's order, if
+``need_order``, and False if the agent's output is NaN.
 """
 JobHook = Callable[[Sim, int, Agent], None]
 """(sim, job, agent): called after the job has started, or has ended or been preempted."""
@@ -118,8 +119,10 @@ def _decide_all(sim: Sim, log: EventLog, passes: Passes, state: AgentQueue) -> i
         state.outcome.total[:] = 0  # forgets the starts of the partition before
         release_pairs_once(sim.pairs, sim, passes.releases)
         note_unreached(sim.pairs, state.outcome, own, PRIORITY)
-        if own.size > 0 and not _decide(state_of(sim, passes, state.outcome), passes, own, state.agent):
-            return INVALID_OUTPUT
+        if own.size > 0:
+            own, sound = _decide(state_of(sim, passes, state.outcome), passes, own, state.agent, sim.pairs is not None)
+            if not sound:
+                return INVALID_OUTPUT
         start_granted(sim, log, state.outcome, None)
         pair_up(sim.pairs, sim, log, passes, state.outcome, own)
         if state.outcome.total[0] > 0:

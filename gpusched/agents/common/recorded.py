@@ -18,7 +18,7 @@ from gpusched.model.jobs import HOUR_S
 from gpusched.model.policy import Resizing
 from gpusched.sched.sizing.question import COUNT, PART, ROW, Claims, Scene, menus_of, new_claims
 from gpusched.sched.sizing.settle import SizingRules, gather, speed_at
-from gpusched.sched.state import OK, RESOURCES, Floats, Ints, Records, Resources
+from gpusched.sched.state import OK, RESOURCES, Floats, Ints, Records, resources_of
 from gpusched.traces.trace import ProgressRecords, Trace
 
 Flags = npt.NDArray[np.bool_]
@@ -160,7 +160,7 @@ class _Record:
         ends = now + scene.rows["left_s"][:running]
         soonest = now + _LONG_S if shrinks else float(ends.min(initial=np.inf))
         rules = SizingRules(now, soonest, self.trace.submit[present], self.resize.gain, False, 0, 1)
-        usable = Resources(*(np.array([amount], np.int64) for amount in (total, 0, 0)))
+        usable = resources_of(np.array([amount], np.int64) for amount in (total, 0, 0))
         claims = new_claims(len(rows) + 1, scene.menus.sizes.shape[1])
         gather(scene, rules, usable._replace(gpus=np.array([free])), usable, feasibility, claims)
         if claims.number[COUNT] < len(rows):

@@ -11,7 +11,7 @@ from gpusched.agents.common.batch import Batch, EpisodeRules, JobDistribution, b
 from gpusched.agents.gist.setting import EpisodeSetting
 from gpusched.config.weights import Arrays
 from gpusched.sched.heaps import Heap
-from gpusched.sched.state import Ints, Resources, seed_words
+from gpusched.sched.state import Ints, resources_of, seed_words
 from gpusched.sim.engine.build import ReplayOptions, world_of
 from gpusched.sim.engine.state import CUT, EVENT, EventLog, Sim
 from gpusched.sim.policies import ReplayPolicy
@@ -72,7 +72,7 @@ def _batch(
         # room for an episode's events, and for the cuts that `advance` checks for although no job is ever cut
         log=EventLog(np.zeros((clusters, 5 * jobs + 8), EVENT), np.zeros(jobs + 1, CUT), np.zeros(jobs + 1, np.int64)),
         masks=world.demand.masks,
-        capacity=Resources(*(column.copy() for column in world.demand.resources)),
+        capacity=resources_of(column.copy() for column in world.demand.resources.columns),
         kinds=JobDistribution(
             world.demand.shape[:kinds].copy(), np.array([k.run_s for k in setting.kinds]), setting.shares
         ),
@@ -100,7 +100,7 @@ def _stacked(sim: Sim, clusters: int, jobs: int) -> Sim:
         clock=_rows(sim.clock, clusters),
         counter=_rows(sim.counter, clusters),
         held=_rows(sim.held, clusters),
-        resources=Resources(*(_rows(column, clusters) for column in sim.resources)),
+        resources=resources_of(_rows(column, clusters) for column in sim.resources.columns),
         ends=Heap(*(_rows(column, clusters) for column in sim.ends)),
     )
 

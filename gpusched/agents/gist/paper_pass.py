@@ -36,6 +36,7 @@ from gpusched.sched.state import (
     Requests,
     Resources,
     Words,
+    resources_of,
     seed_words,
 )
 
@@ -77,7 +78,7 @@ def paper_weights_of(model: TrainedModel, patience_s: float) -> PaperWeights:
             f"train {' or '.join(DECIDES)}, or scale"
         )
     found = [model.arrays.get(name) for name in ("servers", "flavors")]
-    servers, flavors = (Resources(*np.asarray(a, np.int64).T.copy()) if _is_table(a) else None for a in found)
+    servers, flavors = (resources_of(np.asarray(a, np.int64).T.copy()) if _is_table(a) else None for a in found)
     if servers is None or flavors is None:
         raise ValueError("these weights do not say which servers and flavors they are for; train them again")
     count = servers.gpus.size
@@ -109,7 +110,8 @@ def check_size(weights: PaperWeights, total: Resources, lo: int, hi: int) -> Non
     Raises:
         ValueError: They are not.
     """
-    if all(np.array_equal(mine, column[lo:hi]) for mine, column in zip(weights.servers, total, strict=True)):
+    both = zip(weights.servers.columns, total.columns, strict=True)
+    if all(np.array_equal(mine, column[lo:hi]) for mine, column in both):
         return
     raise ValueError(
         f"its weights are for {_servers_text(weights.servers, 0, weights.servers.gpus.size)}, and this partition has "
@@ -119,7 +121,8 @@ def check_size(weights: PaperWeights, total: Resources, lo: int, hi: int) -> Non
 
 def _servers_text(of: Resources, lo: int, hi: int) -> str:
     """Return text such as ``2 servers (8 GPUs, 256 cores, 1048576 MiB)``."""
-    kinds = {f"{g} GPUs, {c} cores, {m} MiB": None for g, c, m in zip(*(a[lo:hi].tolist() for a in of), strict=True)}
+    rows = zip(*(column[lo:hi].tolist() for column in of.columns), strict=True)
+    kinds = {f"{g} GPUs, {c} cores, {m} MiB": None for g, c, m in rows}
     return f"{hi - lo} server{'s' * (hi - lo != 1)} ({'; '.join(kinds)})"
 
 

@@ -62,16 +62,24 @@ def runner(world: SimWorld, prepared: GistWeights | PaperWeights) -> tuple[SimWo
 
 
 @jit
-def _decide(state: ClusterState, passes: Passes, queue: Ints, arguments: PassArguments[GistWeights]) -> bool:
-    return agent_pass(state, passes.usable, queue, arguments.submit, arguments.priority, arguments.agent, False)[3]
+def _decide(
+    state: ClusterState, passes: Passes, queue: Ints, arguments: PassArguments[GistWeights], need_order: bool
+) -> tuple[Ints, bool]:
+    submit, priority, agent = arguments
+    order, _, _, sound = agent_pass(state, passes.usable, queue, submit, priority, agent, need_order)
+    return order, sound
 
 
 run_agent = queue_runner(_decide)
 
 
 @jit
-def _decide_by_paper(state: ClusterState, passes: Passes, queue: Ints, arguments: PassArguments[PaperWeights]) -> bool:
-    return paper_pass(state, queue, arguments.submit, arguments.priority, arguments.agent, False)[3]
+def _decide_by_paper(
+    state: ClusterState, passes: Passes, queue: Ints, arguments: PassArguments[PaperWeights], need_order: bool
+) -> tuple[Ints, bool]:
+    submit, priority, agent = arguments
+    order, _, _, sound = paper_pass(state, queue, submit, priority, agent, need_order)
+    return order, sound
 
 
 run_paper_agent = queue_runner(_decide_by_paper)

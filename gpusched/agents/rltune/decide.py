@@ -19,6 +19,7 @@ from gpusched.agents.rltune.history import (
     features,
 )
 from gpusched.compiled import jit
+from gpusched.sched.backfill import has_parts
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose
 from gpusched.sched.sorting import by_priority, stable_order
@@ -142,8 +143,8 @@ def observation_of(state: ClusterState, total: Resources, queue: Ints) -> QueueO
 
 @jit
 def none_fits(state: ClusterState, obs: QueueObservation, queue: Ints) -> bool:
-    """Whether no GPU is free and no job asks for CPU cores only."""
-    if obs.free > 0.0:
+    """Whether no GPU is free, and no job asks for CPU cores only, or may ask for a part of a GPU."""
+    if obs.free > 0.0 or has_parts(state.resources.shared):
         return False
     gpus, shape = state.requests.gpus, state.jobs.shape
     for job in queue:

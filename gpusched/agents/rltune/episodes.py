@@ -98,10 +98,12 @@ def _ended(sim: Sim, job: int, drawn: SamplingState) -> None:
 
 
 @jit
-def _decide(state: ClusterState, passes: Passes, queue: Ints, drawn: SamplingState) -> bool:
+def _decide(
+    state: ClusterState, passes: Passes, queue: Ints, drawn: SamplingState, need_order: bool
+) -> tuple[Ints, bool]:
     by, obs = drawn.by, observation_of(state, passes.total, queue)
     if none_fits(state, obs, queue):
-        return True
+        return queue, True
     places = window_of(by, queue)
     scores = scores_of(state, obs, queue, places, by)[places]
     window = places[: by.scorer.window[0]].copy()
@@ -117,7 +119,7 @@ def _decide(state: ClusterState, passes: Passes, queue: Ints, drawn: SamplingSta
     drawn.trajectory.used[2] += state.outcome.total[0]
     if drawn.temperature > 0.0 and np.sum(fits) > 1:
         _record_picks(drawn.trajectory, state.outcome, by.inputs, jobs, fits, scores)
-    return True
+    return queue, True
 
 
 play_sequence = queue_runner(_decide, _started, _ended)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gpusched.agents.rltune.history import DAY_S, FACTS, JobHistory, group_jobs, new_job_history, note_start
 from gpusched.model.slicetables import GPU_PARTS, gpus_counted
 from gpusched.sched.agent import Context
-from gpusched.sched.state import Records, filled
+from gpusched.sched.state import WHOLE, Records, filled
 
 if TYPE_CHECKING:
     from gpusched.sim.engine.build import SimWorld
@@ -38,6 +38,7 @@ def facts_of_world(world: SimWorld, knows: str) -> Records:
     for column, of in zip((queue, *asked), (demand.queue, *demand.requests[3:6]), strict=True):
         column[runs] = of[shape[runs]]
     gpus, cores, memory = (demand.parts * of for of in asked)
+    gpus = gpus * np.append(demand.milli, WHOLE)[shape] / WHOLE
     share = parts_by_job(trace) / GPU_PARTS
     facts = _facts(knows, trace.submit, gpus, cores, memory, trace.limit, owner, queue, demand.parts, share)
     facts["clock"] = np.mod(trace.submit + (trace.epoch or 0.0), DAY_S)

@@ -221,12 +221,12 @@ def _holders(world: NodeArrays, field: PartitionJobs, order: Ints) -> Holders:
     holders = new_holders(len(parts) + len(field.stoppable), held, len(world.nodes))
     for k, (row, part) in enumerate(parts):
         gpus = sum(gpu not in world.nodes[row].blocked for gpu in part.gpus)
-        hold(holders, k, len(field.held) + k, PlacementRequest(0, 0, 1, gpus, part.cores, part.memory_mib, -1, 0))
+        hold(holders, k, len(field.held) + k, PlacementRequest(0, 0, 1, gpus, part.cores, part.memory_mib, -1, 0), -1)
     at = len(parts)
     for j in order.tolist():
         if j >= field.waits:
             request = request_of(field.waiting.requests, field.waiting.jobs.shape[j])
-            hold(holders, at, int(field.first[j]), request)
+            hold(holders, at, int(field.first[j]), request, j)
             at += 1
     return holders
 

@@ -51,14 +51,16 @@ def scoring_state_of(world: SimWorld, prepared: PreparedScorer) -> ScoringState:
 
 
 @jit
-def _decide(state: ClusterState, passes: Passes, queue: Ints, by: ScoringState) -> bool:
+def _decide(
+    state: ClusterState, passes: Passes, queue: Ints, by: ScoringState, need_order: bool
+) -> tuple[Ints, bool]:
     obs = observation_of(state, passes.total, queue)
-    if none_fits(state, obs, queue):
-        return True
+    if not need_order and none_fits(state, obs, queue):
+        return queue, True
     order, sound = in_order(state, obs, queue, by)
     if sound:
         pass_by_rule(state, order, by.backfill, PlacementRule(by.rule, passes.rng))
-    return sound
+    return order, sound
 
 
 @jit
@@ -101,7 +103,7 @@ class ScoredRun(MappedRun):
         if not len(own):
             return own
         obs = observation_of(state, world.passes.total, own)
-        if none_fits(state, obs, own):
+        if world.sim.pairs is None and none_fits(state, obs, own):
             return own[:0]
         order, sound = in_order(state, obs, own, self._by)
         if not sound:

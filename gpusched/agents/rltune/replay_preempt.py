@@ -21,7 +21,7 @@ from gpusched.model.policy import PreemptionSettings as Rules
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.reclaim import Holders, hold, new_holders
 from gpusched.sched.sorting import by_priority, stable_order
-from gpusched.sched.state import Flags, Floats, Ints, Records
+from gpusched.sched.state import Flags, Floats, Ints, Records, copied
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import elapsed_run_s, total_run_s
@@ -84,6 +84,8 @@ def ranked_runner(world: SimWorld, prepared: PreemptionModel) -> Callable[[Event
     sim, passes = world.sim, world.passes
     facts = facts_of_world(world, prepared.knows)
     holders = new_holders(len(sim.ends.item), sim.held, len(sim.node))
+    if sim.resources.shared is not None:
+        holders = holders._replace(room=copied(sim.resources))
     ranked = RankingState(
         plan=new_plan(world, holders), holders=holders, guard=guard_of(world), history=history_of(facts),
         facts=facts, ranking=prepared.ranking, restart_s=world.restart_s,
@@ -151,7 +153,7 @@ def _queue_of(sim: Sim, passes: Passes, plan: PreemptionPlan, guard: Guard, hold
             if protected_until(sim, guard, job) > sim.clock[0]:
                 keep_running(sim, passes, plan, job)
                 continue
-            hold(holders, running, plan.shares.first[job], shape_request(sim.shapes, sim.jobs[job]["shape"]))
+            hold(holders, running, plan.shares.first[job], shape_request(sim.shapes, sim.jobs[job]["shape"]), job)
             running += 1
         queue[size] = job
         size += 1

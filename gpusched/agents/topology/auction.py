@@ -186,7 +186,7 @@ def workspace_of(auction: Auction, costs: Costs, jobs: QueueJobs, resources: Res
         of.capacity, of.waiting.copy(), of.idle.copy(), of.large, of.blocked, of.place.copy(), of.best.copy(),
         of.wait.copy(), of.hand.copy(),
     )  # fmt: skip
-    own = Resources(resources.gpus.copy(), resources.cores.copy(), resources.memory.copy())
+    own = Resources(resources.gpus.copy(), resources.cores.copy(), resources.memory.copy(), None)
     full, used = np.zeros(jobs.feasibility.size, np.uint8), np.zeros(1, np.int64)
     return Workspace(graph, costs, own, _own(jobs.room), full, used)
 

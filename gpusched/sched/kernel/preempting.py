@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gpusched.compiled import jit
 from gpusched.sched.bounds import charge
-from gpusched.sched.fit import request_of
+from gpusched.sched.fit import gpus_asked, request_of
 from gpusched.sched.kernel.queue_pass import KEPT, hold_nothing, in_order, queue_pass
 from gpusched.sched.reclaim import Holders, finds, keeps
 from gpusched.sched.releases import add
@@ -98,7 +98,7 @@ def _keeps(state: ClusterState, job: int, of: PreemptiveAllocation) -> bool:
     if not of.runs[job]:
         return False
     request = request_of(state.requests, state.jobs.shape[job])
-    kept = keeps(state.resources, of.usable, request, of.held, of.first[job])
+    kept = keeps(state.resources, of.usable, request, of.held, of.first[job], job)
     if kept:
         note_held(state.scratch.calendar, state.releases, request, of.held, of.first[job], of.ends[job], job)
     _note_kept(of.holders, of.through, kept)
@@ -127,7 +127,7 @@ def _note_kept(holders: Holders | None, through: Ints, kept: bool) -> None:
 def _place(state: ClusterState, job: int, late: bool, first: bool, of: PreemptiveAllocation) -> tuple[int, int]:
     jobs, scratch, shape = state.jobs, state.scratch, state.jobs.shape[job]
     request, idle, whole = request_of(state.requests, shape), of.idle, state.resources
-    if not finds(whole, idle, of.usable, jobs.masks, request, of.rule, scratch, of.holders, of.through):
+    if not finds(whole, idle, of.usable, jobs.masks, request, of.rule, scratch, of.holders, of.through, job):
         scratch.failed[shape] = scratch.stamp[0]
         return PRIORITY, shape
     of.order[of.used[0]], of.offset[job] = job, of.used[1]
@@ -164,7 +164,8 @@ def _fill(filling: Filling | None, state: ClusterState, queue: Ints, at: int) ->
     elif state.outcome.code[queue[at - 1]] >= KEPT:
         job = queue[at - 1]
         of = request_of(state.requests, state.jobs.shape[job])
-        share[user[job]] += of.parts * max(of.gpus / total[0], max(of.cores / total[1], of.memory / total[2]))
+        gpus = gpus_asked(of.milli, of.gpus)
+        share[user[job]] += of.parts * max(gpus / total[0], max(of.cores / total[1], of.memory / total[2]))
     for i in range(at + 1, queue.size):
         if priority.size > 0 and priority[queue[i]] != priority[queue[at]]:
             break

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from gpusched.compiled import in_python, inlined, jit, specialized
-from gpusched.sched.backfill import launch
+from gpusched.sched.backfill import enter, launch
 from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.keeping import keep_nodes, keeps_nodes, reset_kept_nodes
@@ -51,7 +51,7 @@ Hold = Callable[[ClusterState, int, int, More], float]
 """(state, job, code, more) -> shadow: keeps nodes for the head, which does not start for the reason ``code``; when it
 can start at the latest, seconds. With ``hold_behind`` it is called for every job that does not start."""
 Taken = Callable[[ClusterState, int, PlacementRequest, More], PlacementRequest]
-"""(state, job, request, more): what a start takes on each of ``scratch.chosen``, where jobs share GPUs."""
+"""(state, job, request, more): what a start takes on each of ``scratch.chosen``, where it is beside another job."""
 Started = Callable[[ClusterState, int, PlacementRequest, More], None]
 """(state, job, request, more): what follows for the decider from a start that took this on ``scratch.chosen``."""
 MayHead = Callable[[int], bool]
@@ -83,7 +83,7 @@ def hold_nothing(state: ClusterState, job: int, code: int, more: Any) -> float:
 
 @jit
 def whole_request(state: ClusterState, job: int, request: PlacementRequest, more: Any) -> PlacementRequest:
-    """Return the request unchanged, as no GPUs are shared."""
+    """Return the request unchanged: the job is beside none."""
     return request
 
 
@@ -129,7 +129,8 @@ def queue_pass(
         "_shares": taken is not whole_request, "_renews": renews,
     }  # fmt: skip
     if not compiled:
-        small = dict[str, object](exceeds=exceeds, entry=entry, request_of=request_of)  # calling code takes longer
+        # calling code takes longer
+        small = dict[str, object](enter=enter, entry=entry, exceeds=exceeds, request_of=request_of)
         return in_python(_walk, **flags, **small, **hooks)
     parts = {name: inlined(hook) for name, hook in hooks.items()}
     return specialized(_walk, place, **flags, **parts)
@@ -188,6 +189,8 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
                 request = request_of(requests, given)
                 if _shares:
                     request = _taken(state, job, request, more)
+                else:
+                    request = enter(state.resources.shared, request, job, scratch.chosen[0])
                 launch(state, request, job, late, guarded)
                 outcome.shape[job] = given
                 _started(state, job, request, more)

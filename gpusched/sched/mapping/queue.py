@@ -329,7 +329,7 @@ _mapping_pass: Pass[_Mapper] = queue_pass(
 
 
 def _table(resources: Resources, rows: slice) -> Ints:
-    return np.column_stack([column[rows] for column in resources])
+    return np.column_stack([column[rows] for column in resources.columns])
 
 
 def _gpus_of(problem: Problem) -> Floats:

@@ -28,7 +28,7 @@ from gpusched.sched.gpus import picked
 from gpusched.sched.interference.beliefs import cost_of_neighbour
 from gpusched.sched.kernel.beside import MATE, Pairings, pairings_of, pass_beside, wait_for_room
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
-from gpusched.sched.state import ClusterState, Floats, PassOutcome, filled, ints, new_outcome
+from gpusched.sched.state import ClusterState, Floats, Ints, PassOutcome, filled, ints, new_outcome
 from gpusched.sched.tally import closed_reason, covers, need, shortfall_of
 
 Party = tuple[str, str, int]
@@ -112,12 +112,16 @@ class SharedPlace(NamedTuple):
 
 
 def pairs_of(
-    snapshot: Snapshot, waiting: PendingArrays, outcome: PassOutcome, actions: Sequence[Action]
-) -> SharingPass | None:
-    """Return the pairs made after these actions of the policies; None if nothing is shared."""
+    snapshot: Snapshot, waiting: PendingArrays, outcome: PassOutcome, actions: Sequence[Action],
+    queues: Mapping[str, Ints],
+) -> SharingPass | None:  # fmt: skip
+    """Return the pairs made after these actions of the policies; None if nothing is shared.
+
+    ``queues``: each partition's waiting jobs, in the order of its policy or agent.
+    """
     if not any(node.sharing for node in snapshot.nodes) or not any(job.spec.share for job in waiting.views):
         return None
-    return SharingPass(snapshot, waiting, outcome, actions)
+    return SharingPass(snapshot, waiting, outcome, actions, queues)
 
 
 class SharingPass:
@@ -128,16 +132,13 @@ class SharingPass:
     """
 
     def __init__(
-        self, snapshot: Snapshot, waiting: PendingArrays, outcome: PassOutcome, actions: Sequence[Action]
-    ) -> None:
+        self, snapshot: Snapshot, waiting: PendingArrays, outcome: PassOutcome, actions: Sequence[Action],
+        queues: Mapping[str, Ints],
+    ) -> None:  # fmt: skip
         self._now, self._waiting = float(snapshot.now), waiting
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._losses = Losses(snapshot.beliefs)
-        self._queues = {
-            name: wait_for_room(outcome, waiting.ordered(name, policy.order, policy.ties))
-            for name, policy in snapshot.policies.items()
-            if name in waiting.queues
-        }
+        self._queues = {name: wait_for_room(outcome, queue) for name, queue in queues.items()}
         jobs = {job.id: job for job in waiting.views}
         begun = {a.job_id: _running(jobs[a.job_id], a.allocation, self._now) for a in actions if isinstance(a, Start)}
         running = (*snapshot.running, *begun.values())
@@ -241,7 +242,7 @@ class SharingPass:
         if spec.gpus_per_node > well:
             has = count_of(well, "GPU")
             return 5, 0.0, lambda: f"job {other.id} has {has} to share; it requests {spec.gpus_per_node}"
-        _, cores, memory = (int(column[self._row[node.name]]) for column in self._state.resources)
+        _, cores, memory = (int(column[self._row[node.name]]) for column in self._state.resources.columns)
         if not covers(free := (spec.gpus_per_node, cores, memory), need(spec)):  # the GPUs are the other one's
             return 2, 0.0, lambda: f"node {node.name} of job {other.id}: {shortfall_of(node, free, need(spec))[1]}"
         own = sharer_of_start(job.id, job.user, spec, (found.part,))

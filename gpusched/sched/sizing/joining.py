@@ -16,7 +16,7 @@ from gpusched.sched.gpus import picked
 from gpusched.sched.place import node_fits
 from gpusched.sched.sizing.ranks import join_nodes, mark_far
 from gpusched.sched.sizing.shapes import rank_view, reservation_of
-from gpusched.sched.state import RACK_ROOM, PlacementRequest, Resources, filled, ints
+from gpusched.sched.state import RACK_ROOM, PlacementRequest, filled, ints, resources_of
 from gpusched.sched.tally import closed_reason
 
 _join_nodes = in_python(join_nodes, node_fits=node_fits, mark_far=mark_far)  # a plan has few: nothing to compile for
@@ -67,7 +67,7 @@ def _joins(
     open_to = [[not closed_reason(view, node, snapshot.now) for node in world.nodes]]
     found = np.zeros(max(0, count), np.int64)
     joined = _join_nodes(
-        Resources(ints(free), *map(ints, map(list, rooms))), np.array(open_to, np.uint8),
+        resources_of(map(ints, (free, *map(list, rooms)))), np.array(open_to, np.uint8),
         PlacementRequest(0, len(free), 1, gpus, cores, memory_mib, 0), held,
         filled(RACK_ROOM, len(free), number=world.rack), found,
     )  # fmt: skip

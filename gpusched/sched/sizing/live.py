@@ -304,7 +304,7 @@ class _Partition:
 
     def _free(self, job: PendingView) -> Iterator[tuple[int, int, int]]:
         """Yield GPUs, cores and MiB that are free on the nodes that a job may use."""
-        columns = (column[self.lo : self.hi].tolist() for column in self.world.resources)
+        columns = (column[self.lo : self.hi].tolist() for column in self.world.resources.columns)
         for node, (gpus, cores, memory) in zip(self.nodes, zip(*columns, strict=True), strict=True):
             if not closed_reason(job, node, self.snapshot.now):
                 yield gpus, cores, memory

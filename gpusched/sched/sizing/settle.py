@@ -302,7 +302,7 @@ def _any_shrinks(claims: Claims) -> bool:
 def trial_copy(scratch: Scratch, resources: Resources) -> Resources:
     """Copy the resources into work space."""
     trial = scratch.future
-    trial.gpus[:], trial.cores[:], trial.memory[:] = resources
+    trial.gpus[:], trial.cores[:], trial.memory[:] = resources.gpus, resources.cores, resources.memory
     return trial
 
 

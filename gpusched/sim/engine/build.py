@@ -21,6 +21,7 @@ from gpusched.model.units import count_of
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.slicenames import profile_of
 from gpusched.sched.state import (
+    WHOLE,
     Floats,
     Ints,
     QueueJobs,
@@ -31,11 +32,12 @@ from gpusched.sched.state import (
     ints,
     new_releases,
     new_scratch,
+    new_shared_gpus,
     seed_words,
+    with_shared,
 )
 from gpusched.sim.engine.ledger import SimLedger
 from gpusched.sim.engine.nodeindex import new_index
-from gpusched.sim.engine.pace import WHOLE
 from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.engine.quotas import ledger_of
 from gpusched.sim.engine.state import (
@@ -52,7 +54,6 @@ from gpusched.sim.engine.state import (
     NODE_GONE,
     NODE_RESERVED,
     RUN,
-    SLOT,
     UNMEASURED,
     WAITING,
     EventLog,
@@ -232,6 +233,10 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     rates = options.rates
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
     demand = demand_of(trace, pool, shares=share != "no", in_proportion=by_cores)
+    if share != "no" and fractional(trace):
+        milli = np.append(demand.milli, WHOLE)[demand.shape]  # of jobs without a request (-1) it does not matter
+        gpus = demand.resources._replace(shared=new_shared_gpus(pool.gpus, milli))
+        demand = demand._replace(requests=demand.requests._replace(milli=demand.milli), resources=gpus)
     if unsplit is not None and options.network is not None:
         of_slices = np.flatnonzero(profile_index(trace)[0] >= 0).tolist()
         demand.infeasible.update(dict.fromkeys(of_slices, "placement costs of MIG slices are not known"))
@@ -278,11 +283,10 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     )  # fmt: skip
     if rates is not None or share != "no" or options.elastic is not None or options.network is not None:
         sim = _with_pace(sim, trace, pool, demand, speeds, options.limits, share)
-    # The installation's own estimates of slowdowns take the place of measured ones.
     if believed is not None and share == "pairs" and sim.pace is not None:
-        sim.pace.runs["row"], (_, kind, lost, speed) = believed.row, believed
-        pairs = Paired(lost, believed.row, False, np.zeros(1, np.int64))
-        sim = sim._replace(pace=sim.pace._replace(kind=kind, by_type=False, speed=speed), pairs=pairs)
+        sim = _with_believed(sim, sim.pace, believed)
+    if sim.resources.shared is not None:
+        scratch = with_shared(scratch, sim.resources)
     passes = _passes(demand, knowledge, scratch, slots, options.seed, ledger)
     never = int(mark_never(sim))
     return SimWorld(
@@ -334,17 +338,28 @@ def _with_pace(
     pairs = Paired(pairing_costs(speeds.table), whole, True, np.zeros(1, np.int64)) if share == "pairs" else None
     pace = Pace(
         runs=filled(
-            RUN, len(trace), rate=1.0, own=1.0, share=1.0, limit=limit, row=speeds.row, slot=-1, next=-1, mate=-1,
-            split=-1,
+            RUN, len(trace), rate=1.0, own=1.0, share=1.0, limit=limit, row=speeds.row, next=-1, mate=-1, split=-1,
         ),
         speed=speeds.table,
         kind=pool.gpu_type,
-        by_type=True,
-        slots=filled(SLOT, pool.total_gpus if share != "no" and fractional(trace) else 0, room=WHOLE, jobs=-1),
-        first=np.cumsum(pool.gpus) - pool.gpus,
-        milli=demand.milli,
+        on=np.full(0 if sim.resources.shared is None else pool.total_gpus, -1),
     )
     return sim._replace(pace=pace, pairs=pairs)
+
+
+def _with_believed(sim: Sim, pace: Pace, believed: SharingBeliefs) -> Sim:
+    """Set who shares GPUs with whom, with the installation's estimates of slowdowns in place of measured ones."""
+    kinds, kind = np.unique(np.column_stack((pace.kind, believed.kind)), axis=0, return_inverse=True)
+    rows, row = np.unique(np.column_stack((pace.runs["row"], believed.row)), axis=0, return_inverse=True)
+    (of_type, place), (own, party) = kinds.T, rows.T
+    # the last row, which -1 means, is that of jobs without figures, or that share nothing
+    alone = np.pad(pace.speed[:, :, 0], ((0, 0), (0, 1)), constant_values=1.0)[of_type][:, own]
+    both = np.pad(believed.speed[:, :, 1:], ((0, 0), (0, 1), (0, 1)), constant_values=1.0)
+    beside = both[place][:, party][:, :, party]
+    pace.runs["row"] = np.where((own < 0) & (party < 0), -1, np.arange(len(rows)))[row.reshape(-1)]
+    speed = np.concatenate((alone[:, :, None], alone[:, :, None] * beside), axis=2)
+    pairs = Paired(believed.lost[place], believed.row, False, np.zeros(1, np.int64))
+    return sim._replace(pace=pace._replace(kind=kind.reshape(-1), speed=speed), pairs=pairs)
 
 
 def estimator_for(world: SimWorld) -> Estimator:

@@ -37,7 +37,7 @@ from gpusched.sim.engine.estimates import Estimates, new_estimates, note_arrival
 from gpusched.sim.engine.ledger import other_changes
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of, waiting_in
-from gpusched.sim.engine.share import pair_up, release_pairs_once, share_gpus, split_with
+from gpusched.sim.engine.share import pair_up, release_pairs_once, split_with
 from gpusched.sim.engine.state import DECIDE, ENDED, READY, RUNNING, RUNS, EventLog, Passes, Sim
 from gpusched.sim.knowledge import explicit_priorities
 from gpusched.sim.policies import PLACEMENTS
@@ -186,11 +186,8 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue, partition:
     waiting = ordered(sim, queue, partition)
     queue.outcome.total[:] = 0
     release_pairs_once(sim.pairs, sim, passes.releases)
-    if backfill == CONSERVATIVE or not share_gpus(
-        sim.pace, sim, log, passes, queue.outcome, waiting, queue.rule, backfill, queue.backfill
-    ):
-        pass_by_rule(state_of(sim, passes, queue.outcome), waiting, backfill, PlacementRule(queue.rule, passes.rng))
-        start_granted(sim, log, queue.outcome, None)
+    pass_by_rule(state_of(sim, passes, queue.outcome), waiting, backfill, PlacementRule(queue.rule, passes.rng))
+    start_granted(sim, log, queue.outcome, None)
     pair_up(sim.pairs, sim, log, passes, queue.outcome, waiting)
     dequeue_started(sim, queue, waiting)
 

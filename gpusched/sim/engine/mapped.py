@@ -21,6 +21,7 @@ from gpusched.sim.engine.queue import start_granted, state_of
 from gpusched.sim.engine.share import pair_up, release_pairs_once
 from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Sim
 from gpusched.sim.knowledge import keys_of
+from gpusched.sim.rates import speeds_of
 
 SEARCH_NODES = 100  # of HiGHS's tree: a bound that does not depend on the machine, so that equal replays are equal
 AMPLE_S = 30.0
@@ -48,13 +49,14 @@ class QueueMapper:
         # what jobs go by is known of what runs, too, where it is measured; an agent predicts it in its own way
         sim, pool, jobs = world.sim, world.pool, len(world.sim.jobs)
         by_type = sim.pace is not None and not agent and not sized and self._backfill == EASY
-        self._rate = _with_measured(np.ones((jobs, len(pool.gpu_types))), world, np.arange(jobs))
+        self._measured = _measured(world)
+        self._rate = self._with_measured(np.ones((jobs, len(pool.gpu_types))), np.arange(jobs))
         self._kill = np.full(jobs, np.inf) if sim.pace is None else sim.pace.runs["limit"]
         by_name = _speeds_by_name(world, self._mapping)
         self._facts = MappingFacts(
             usable=world.passes.usable,
             kind=pool.gpu_type,
-            speed=lambda jobs: _with_measured(by_name[jobs], world, jobs),
+            speed=lambda jobs: self._with_measured(by_name[jobs], jobs),
             user=sim.jobs["user"] % (world.users + 1),
             held=np.zeros(0),
             priority=keys_of(world.trace, world.knowledge.expected).priority,
@@ -79,6 +81,14 @@ class QueueMapper:
         of = sim.shapes[sim.jobs["shape"][running]]
         gpus = of["parts"] * of["gpus"] * (of["queue"] == partition)
         return np.bincount(self._facts.user[running], gpus, self._world.users + 1).astype(np.float64)
+
+    def _with_measured(self, speeds: Floats, jobs: Ints) -> Floats:
+        """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``: at the sizes that jobs have."""
+        if self._measured is not None:
+            rows, table = self._measured
+            row = rows[jobs]
+            speeds[row >= 0] = table[:, row[row >= 0], 0].T
+        return speeds
 
     def _lasts(self, jobs: Ints) -> Floats:
         """Return expected run times, ``float64[jobs, kinds]``, at measured speeds, at most limits that kill."""
@@ -145,19 +155,17 @@ class MappedRun:
         """Map one partition, and start its jobs in the engine."""
         sim, passes, queue, outcome = self._world.sim, self._world.passes, self._queue, self._queue.outcome
         waiting = self.order(partition)
-        own = waiting if sim.pairs is None else ordered(sim, queue, partition)
-        if not len(own):
+        if not len(waiting):
             return
         outcome.total[:] = 0
-        outcome.code[own] = PRIORITY  # of jobs that are in no mapping
+        outcome.code[waiting] = PRIORITY  # of jobs that are in no mapping
         if sim.pairs is not None:
             release_pairs_once(sim.pairs, sim, passes.releases)
-        if len(waiting):
-            self._map(log, partition, waiting)
+        self._map(log, partition, waiting)
         if sim.pairs is not None:
-            pair_up(sim.pairs, sim, log, passes, outcome, own)
+            pair_up(sim.pairs, sim, log, passes, outcome, waiting)
         self.started(outcome.started[: outcome.total[0]])
-        dequeue_started(sim, queue, own)
+        dequeue_started(sim, queue, waiting)
 
     def _map(self, log: EventLog, partition: int, waiting: Ints) -> None:
         """Start the jobs of a queue that have a place in its mapping."""
@@ -201,13 +209,18 @@ def _speeds_by_name(world: SimWorld, mapping: Mapping) -> Floats:
     return found
 
 
-def _with_measured(speeds: Floats, world: SimWorld, jobs: Ints) -> Floats:
-    """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``: at the sizes that jobs have."""
-    pace = world.sim.pace
-    if pace is not None and pace.by_type and world.options.rates is not None:  # else sizes alone have speeds
-        row = pace.runs["row"][jobs]
-        speeds[row >= 0] = pace.speed[:, row[row >= 0], 0].T
-    return speeds
+def _measured(world: SimWorld) -> tuple[Ints, Floats] | None:
+    """Return each job's row, ``int64[jobs]``, of measured speeds, ``float64[kinds, rows, others]``; None: of none.
+
+    Where sizes change, so do the rows.
+    """
+    rates, pace = world.options.rates, world.sim.pace
+    if rates is None or pace is None:
+        return None
+    if world.options.elastic is not None:
+        return pace.runs["row"], pace.speed
+    of = speeds_of(rates, world.trace, world.pool, world.demand)
+    return of.row, of.table
 
 
 def is_mapped(world: SimWorld) -> bool:

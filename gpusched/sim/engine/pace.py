@@ -13,14 +13,13 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
+from gpusched.sched.backfill import enter, returned
 from gpusched.sched.fit import with_gpus
 from gpusched.sched.heaps import push, remove
-from gpusched.sched.state import PlacementRequest, Records
+from gpusched.sched.state import PlacementRequest, SharedGpus
 from gpusched.sched.topology.load import Load, enter_links, leave, neighbours, rate_of, speed_of
 from gpusched.sim.engine.state import IN_SYSTEM, RUNNING, UNMEASURED, Links, Pace, Paired, Sim, SizeClasses
 from gpusched.sim.result import NODE_FAIL
-
-WHOLE = 1000
 
 # What every replay calls
 
@@ -37,8 +36,9 @@ def schedule_end(pace: Pace | None, sim: Sim, job: int, since: float) -> None:
     run = pace.runs[job]
     if run["mate"] >= 0:
         _update_rate(pace, sim, run["mate"])
-    if run["slot"] >= 0:
-        _update_rates_on_slot(pace, sim, run["slot"], job)
+    gpu = shared_gpu(sim.resources.shared, job)
+    if gpu >= 0:
+        _update_rates_on_gpu(pace, sim, gpu, job)
 
 
 @jit
@@ -68,9 +68,8 @@ def claim(pace: Pace | None, sim: Sim, job: int, request: PlacementRequest, node
         return request
     if pace.runs[job]["mate"] >= 0:
         return with_gpus(request, 0)
-    milli = pace.milli[sim.jobs[job]["shape"]]
-    if pace.slots.size > 0 and milli < WHOLE:
-        return _enter_slot(pace, sim, job, request, node, milli)
+    request = enter(sim.resources.shared, request, job, node)
+    enter_gpu(pace, sim.resources.shared, job, request.gpus)
     return request
 
 
@@ -82,8 +81,9 @@ def release(pace: Pace | None, sim: Sim, job: int, request: PlacementRequest) ->
     _update_rates_on_links(sim.links, pace, sim, leave_links(sim.links, job))
     if pace.runs[job]["mate"] >= 0:
         return _leave_mate(pace, sim, job, request)
-    if pace.runs[job]["slot"] >= 0:
-        return _leave_slot(pace, sim, job, request)
+    gpu = shared_gpu(sim.resources.shared, job)
+    if gpu >= 0:
+        return _leave_gpu(pace, sim, job, gpu, request)
     return request
 
 
@@ -136,18 +136,19 @@ def _speed(pace: Pace, sim: Sim, job: int) -> float:
         return float(pace.runs[job]["own"] * shared)
     offset, rate = sim.jobs[job]["offset"], np.inf
     for part in range(sim.shapes[sim.jobs[job]["shape"]]["parts"]):
-        rate = min(rate, _speed_beside(pace, job, row, pace.kind[sim.held[offset + part]]))
+        rate = min(rate, _speed_beside(pace, sim, job, row, pace.kind[sim.held[offset + part]]))
     return float(rate * pace.runs[job]["share"] * shared)
 
 
 @jit
-def _speed_beside(pace: Pace, job: int, row: int, kind: int) -> float:
+def _speed_beside(pace: Pace, sim: Sim, job: int, row: int, kind: int) -> float:
     """Return a job's rate on one GPU type, beside the jobs that share its GPUs now."""
     run, slowest = pace.runs[job], np.inf
     if run["mate"] >= 0:
         slowest = pace.speed[kind, row, 1 + pace.runs[run["mate"]]["row"]]
-    if run["slot"] >= 0:
-        other = pace.slots[run["slot"]]["jobs"]
+    gpu = shared_gpu(sim.resources.shared, job)
+    if gpu >= 0:
+        other = pace.on[gpu]
         while other >= 0:
             beside = pace.runs[other]["row"]
             if other != job and beside >= 0 and not np.isnan(pace.speed[kind, row, 1 + beside]):
@@ -207,47 +208,46 @@ def _update_rates_on_links(links: Links | None, pace: Pace, sim: Sim, count: int
 
 
 @jit
-def best_slot(slots: Records, first: int, gpus: int, milli: int) -> int:
-    """Return the node's shared GPU with room on which this job leaves the least; -1: none."""
-    best, least = -1, WHOLE + 1
-    for slot in range(first, first + gpus):
-        room = slots[slot]["room"]
-        if slots[slot]["jobs"] >= 0 and milli <= room < least:
-            best, least = slot, room
-    return best
+def shared_gpu(shared: SharedGpus | None, job: int) -> int:
+    """Return the GPU of which a running job has a part; -1: none."""
+    return -1 if shared is None else int(shared.on[job])
 
 
 @jit
-def _enter_slot(pace: Pace, sim: Sim, job: int, request: PlacementRequest, node: int, milli: int) -> PlacementRequest:
-    """Put a job on a GPU of ``node``: a shared one with room, else a free one."""
-    slot = best_slot(pace.slots, pace.first[node], sim.node[node]["total"], milli)
-    opened = slot < 0
-    if opened:
-        slot = pace.first[node]
-        while pace.slots[slot]["jobs"] >= 0:
-            slot += 1
-    pace.slots[slot]["room"] -= milli
-    pace.runs[job]["next"] = pace.slots[slot]["jobs"]
-    pace.runs[job]["slot"] = slot
-    pace.slots[slot]["jobs"] = job
-    return with_gpus(request, 1 if opened else 0)
+def enter_gpu(pace: Pace | None, shared: SharedGpus | None, job: int, gpus: int) -> int:
+    """Put a starting job beside those on the GPU of which it was given a part; return how many it takes of its node."""
+    gpu = shared_gpu(shared, job)
+    if pace is None:
+        return gpus
+    if gpu < 0:
+        return gpus
+    before = pace.on[gpu]
+    pace.runs[job]["next"] = before
+    pace.on[gpu] = job
+    return 1 if before < 0 else 0
 
 
 @jit
-def _leave_slot(pace: Pace, sim: Sim, job: int, request: PlacementRequest) -> PlacementRequest:
-    slot = pace.runs[job]["slot"]
-    if pace.slots[slot]["jobs"] == job:
-        pace.slots[slot]["jobs"] = pace.runs[job]["next"]
+def _leave_gpu(pace: Pace, sim: Sim, job: int, gpu: int, request: PlacementRequest) -> PlacementRequest:
+    if pace.on[gpu] == job:
+        pace.on[gpu] = pace.runs[job]["next"]
     else:
-        before = pace.slots[slot]["jobs"]
+        before = pace.on[gpu]
         while pace.runs[before]["next"] != job:
             before = pace.runs[before]["next"]
         pace.runs[before]["next"] = pace.runs[job]["next"]
-    pace.slots[slot]["room"] += pace.milli[sim.jobs[job]["shape"]]
-    pace.runs[job]["slot"] = -1
+    freed = returned(sim.resources.shared, sim.resources.shared, job, request.gpus)
+    part_from_gpu(sim.resources.shared, job)
     pace.runs[job]["next"] = -1
-    _update_rates_on_slot(pace, sim, slot, -1)
-    return with_gpus(request, 1 if pace.slots[slot]["jobs"] < 0 else 0)
+    _update_rates_on_gpu(pace, sim, gpu, -1)
+    return with_gpus(request, freed)
+
+
+@jit
+def part_from_gpu(shared: SharedGpus | None, job: int) -> None:
+    """Record that a job has no part of a GPU any more."""
+    if shared is not None:
+        shared.on[job] = -1
 
 
 @jit
@@ -268,9 +268,9 @@ def _mark_pair_ended(pairs: Paired | None) -> None:
 
 
 @jit
-def _update_rates_on_slot(pace: Pace, sim: Sim, slot: int, newcomer: int) -> None:
+def _update_rates_on_gpu(pace: Pace, sim: Sim, gpu: int, newcomer: int) -> None:
     """Update the rates of jobs on a shared GPU, except ``newcomer`` (-1: none), which has just joined."""
-    other = pace.slots[slot]["jobs"]
+    other = pace.on[gpu]
     while other >= 0:
         if other != newcomer:
             _update_rate(pace, sim, other)

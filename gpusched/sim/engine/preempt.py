@@ -15,17 +15,22 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
+from gpusched.sched.backfill import copy_room
+from gpusched.sched.fit import gpus_asked
 from gpusched.sched.kernel.preempting import Filling, PreemptiveAllocation, note_held, preempting_pass, steady_rule
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.reclaim import Holders, retain
 from gpusched.sched.sorting import by_priority, stable_order
 from gpusched.sched.state import (
     SKIP,
+    WHOLE,
     ClusterState,
     Floats,
     Ints,
     PassOutcome,
     Resources,
+    SharedGpus,
+    copied,
     new_outcome,
     new_resources,
 )
@@ -70,19 +75,23 @@ def new_plan(world: SimWorld, holders: Holders | None = None, filling: Filling |
     sim, jobs, nodes, rule = world.sim, len(world.sim.jobs), len(world.sim.node), steady_rule(PLACEMENTS[world.rule])
     order, offset, active = (np.zeros(jobs + 1, np.int64) for _ in range(3))
     runs, cleared = (np.zeros(jobs, np.uint8) for _ in range(2))
+    whole, idle, shared = new_resources(nodes), new_resources(nodes), sim.resources.shared
+    if shared is not None:  # what jobs are given is noted in a copy: they have what they had until it is applied
+        idle = idle._replace(shared=copied(sim.resources).shared)
+        whole = whole._replace(shared=shared._replace(room=shared.room.copy(), on=shared.on.copy()))
     shares = PreemptiveAllocation(
-        new_resources(nodes), world.passes.usable, runs, np.ascontiguousarray(sim.jobs["offset"]),
+        idle, world.passes.usable, runs, np.ascontiguousarray(sim.jobs["offset"]),
         sim.held, np.zeros(jobs), holders, np.zeros(2, np.int64), rule, order,
         np.zeros(len(world.passes.releases.order) + 1, np.int64), offset, np.zeros(2, np.int64), cleared, filling,
     )  # fmt: skip
-    size, whole, priority = np.zeros(1, np.int64), new_resources(nodes), explicit_priorities(world.trace)
+    size, priority = np.zeros(1, np.int64), explicit_priorities(world.trace)
     return PreemptionPlan(active, size, priority, plan_copy(sim.ledger), whole, shares, new_outcome(jobs, 0))
 
 
 def new_filling(world: SimWorld) -> Filling:
     """Return DRF's empty allocation; other policies need no users in it."""
     users = world.users + 1 if world.policy.order == "drf-users" else 0
-    total = np.array([max(1.0, float(column.sum())) for column in world.passes.total])
+    total = np.array([max(1.0, float(column.sum())) for column in world.passes.total.columns])
     user, priority = np.ascontiguousarray(world.sim.jobs["user"]), explicit_priorities(world.trace)
     return Filling(np.zeros(users), user, priority, total)
 
@@ -137,8 +146,22 @@ def refresh_active(sim: Sim, plan: PreemptionPlan) -> None:
 @jit
 def _attained(sim: Sim, job: int, restart_s: float) -> float:
     """Return the GPU seconds that a job has run, restarts excluded."""
+    return gpus_of(sim, job) * elapsed_run_s(sim.pace, sim, job, restart_s)
+
+
+@jit
+def gpus_of(sim: Sim, job: int) -> float:
+    """Return how many GPUs a job has, parts of one included."""
     shape = sim.shapes[sim.jobs[job]["shape"]]
-    return float(shape["parts"] * shape["gpus"] * elapsed_run_s(sim.pace, sim, job, restart_s))
+    return float(shape["parts"] * gpus_asked(part_of(sim.resources.shared, job), shape["gpus"]))
+
+
+@jit
+def part_of(shared: SharedGpus | None, job: int) -> int | None:
+    """Return the thousandths that a job has of its GPU; None: no GPUs are shared."""
+    if shared is None:
+        return None
+    return int(shared.milli[job])
 
 
 @jit
@@ -163,8 +186,7 @@ def _next_demotion(sim: Sim, jobs: Ints, restart_s: Floats, thresholds: Floats) 
         if state["status"] != RUNNING:
             continue
         attained = _attained(sim, job, restart_s[job])
-        shape = sim.shapes[sim.jobs[job]["shape"]]
-        gpus = shape["parts"] * shape["gpus"]
+        gpus = gpus_of(sim, job)
         overhead = restart_s[job] if state["restarts"] > 0 else 0.0
         resumes = max(sim.clock[0], state["start"] + overhead)
         for threshold in thresholds:
@@ -179,13 +201,26 @@ def reset(sim: Sim, passes: Passes, plan: PreemptionPlan) -> None:
     """Reset the plan to the nodes' current state."""
     whole, idle, runs, ends = plan.whole, plan.shares.idle, plan.shares.runs, plan.shares.ends
     plan.shares.used[:] = 0
-    whole.gpus[:], whole.cores[:], whole.memory[:] = passes.usable
-    idle.gpus[:], idle.cores[:], idle.memory[:] = sim.resources
+    _copy(passes.usable, whole)
+    _copy(sim.resources, idle)
     reset_plan(plan.ledger, sim.ledger)
     for i in range(plan.size[0]):
         job = plan.active[i]
         runs[job], ends[job] = sim.state[job]["status"] == RUNNING, sim.state[job]["until"]
         bind_waiting(plan.ledger, sim.ledger, job, sim.state[job]["status"] == WAITING)
+
+
+@jit
+def _copy(resources: Resources, to: Resources) -> None:
+    to.gpus[:], to.cores[:], to.memory[:] = resources.gpus, resources.cores, resources.memory
+    copy_room(to.shared, resources.shared)
+    _copy_gpus(resources.shared, to.shared)
+
+
+@jit
+def _copy_gpus(shared: SharedGpus | None, to: SharedGpus | None) -> None:
+    if shared is not None and to is not None:
+        to.on[:] = shared.on
 
 
 @jit
@@ -201,7 +236,7 @@ def allocate_with_preemption(sim: Sim, passes: Passes, plan: PreemptionPlan, que
 def keep_running(sim: Sim, passes: Passes, plan: PreemptionPlan, job: int) -> None:
     """Keep a running job on its nodes, whatever comes before it."""
     request, first, ends = shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.jobs[job]["offset"], plan.shares.ends
-    retain(plan.whole, request, sim.held, first)
+    retain(plan.whole, request, sim.held, first, job)
     note_held(passes.scratch.calendar, passes.releases, request, sim.held, first, ends[job], job)
     plan.outcome.code[job] = KEPT
 
@@ -216,4 +251,12 @@ def apply_plan(sim: Sim, log: EventLog, plan: PreemptionPlan, restart_s: Floats)
     shares = plan.shares
     for i in range(shares.used[0]):
         job = shares.order[i]
+        _note_gpu(plan.whole.shared, sim.resources.shared, job)
         start_job(sim, log, job, shares.nodes, shares.offset[job], NOTHING_TAKEN, restart_s[job])
+
+
+@jit
+def _note_gpu(given: SharedGpus | None, shared: SharedGpus | None, job: int) -> None:
+    """Record of which GPU a job was given a part."""
+    if given is not None and shared is not None and given.milli[job] < WHOLE:
+        shared.on[job] = given.on[job]

@@ -6,6 +6,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.state import ClusterState, Floats, Ints, PassOutcome
+from gpusched.sim.engine.pace import enter_gpu
 from gpusched.sim.engine.state import RUNNING, EventLog, Passes, Sim
 from gpusched.sim.engine.step import start_job
 
@@ -51,7 +52,7 @@ def start_granted(sim: Sim, log: EventLog, outcome: PassOutcome, restart_s: Floa
     for i in range(outcome.total[0]):
         job, shape = outcome.started[i], outcome.shape[outcome.started[i]]
         sim.jobs[job]["shape"] = shape
-        gpus = sim.shapes[shape]["gpus"]
+        gpus = enter_gpu(sim.pace, sim.resources.shared, job, sim.shapes[shape]["gpus"])
         start_job(sim, log, job, outcome.nodes, outcome.offset[job], gpus, _restart_cost(restart_s, job))
 
 

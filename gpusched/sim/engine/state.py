@@ -62,21 +62,18 @@ STATE = np.dtype(
 )
 # A `PlacementRequest`, the partition that it queues in, and by how much each of its GPUs counts for usage: 1, or where
 # jobs have slices or shares of GPUs the parts that it is of one (`build.usage_scale`).
-SHAPE = np.dtype([(name, _I8) for name in (*Requests._fields[:-1], "queue", "weight")])
+SHAPE = np.dtype([(name, _I8) for name in (*Requests._fields[:-2], "queue", "weight")])
 # free: GPUs not held, available or not. total: GPUs it has. queue: partition.
 NODE = np.dtype([("free", _I8), ("up", _I8), ("total", _I8), ("queue", _I8)])
 # A running job's speed: ``rate`` from ``since`` on, when `STATE.left` of its work remained. had: seconds it had run by
 # then. limit: seconds it may run in all. late: that will kill it before it is done. row: in `Pace.speed`, -1: without
 # figures, at its ``own`` speed, 1 at its recorded size. share: by which the figures change with its cores and MiB.
-# slot: the shared GPU it is on, next: the next job there; mate: the job it shares all its GPUs with, split: the one
-# with which they count half for usage; or -1.
+# next: the next job on the GPU of which it has a part; mate: the job it shares all its GPUs with, split: the one with
+# which they count half for usage; or -1.
 RUN = np.dtype(
     [(name, _F8) for name in ("rate", "since", "had", "limit", "own", "share")]
-    + [(name, _I8) for name in ("late", "row", "slot", "next", "mate", "split")]
+    + [(name, _I8) for name in ("late", "row", "next", "mate", "split")]
 )
-# A GPU that jobs may share. room: thousandths left; jobs: the first of those on it, -1: none, then it is a free GPU of
-# its node or held whole.
-SLOT = np.dtype([("room", _I8), ("jobs", _I8)])
 CHANGE = np.dtype([("time", _F8), ("kind", _I8), ("subject", _I8)])  # a node, or a job
 EVENT = np.dtype([("time", _F8), ("kind", np.int32), ("subject", np.int32)])
 CUT = np.dtype([("job", _I8), ("start", _F8), ("end", _F8), ("stop", _I8), ("gpus", _I8)])
@@ -158,18 +155,14 @@ class Pace(NamedTuple):
         runs: ``RUN[jobs]``.
         speed: ``float64[kinds, rows, rows + 1]``: of a row of jobs on a GPU type, alone (0) and beside a job of row r
             (r + 1; NaN: not measured); 1: as recorded.
-        kind: ``int64[nodes]``: GPU type; where not ``by_type``, a kind of what was learned of pairs.
-        slots: ``SLOT[GPUs]``; empty where GPUs are not shared. first: ``int64[nodes]``: a node's first slot.
-        milli: ``int64[shapes]``: thousandths of its one GPU; 1000: whole GPUs.
+        kind: ``int64[nodes]``: GPU type.
+        on: ``int64[GPUs]``: the first of the jobs that have parts of a GPU, -1: none has; empty where none ever has.
     """
 
     runs: Records
     speed: Floats
     kind: Ints
-    by_type: bool
-    slots: Records
-    first: Ints
-    milli: Ints
+    on: Ints
 
 
 class Sim(NamedTuple):
@@ -251,7 +244,7 @@ def shape_request(shapes: Records, shape: int) -> PlacementRequest:
     """Return the request with index ``shape``."""
     of = shapes[shape]
     return PlacementRequest(
-        of["lo"], of["hi"], of["parts"], of["gpus"], of["cores"], of["memory"], of["mask"], of["spread"]
+        of["lo"], of["hi"], of["parts"], of["gpus"], of["cores"], of["memory"], of["mask"], of["spread"], None
     )
 
 
