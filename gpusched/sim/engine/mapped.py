@@ -83,7 +83,7 @@ class QueueMapper:
         return np.bincount(self._facts.user[running], gpus, self._world.users + 1).astype(np.float64)
 
     def _with_measured(self, speeds: Floats, jobs: Ints) -> Floats:
-        """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``: at the sizes that jobs have."""
+        """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``, at the jobs' sizes."""
         if self._measured is not None:
             rows, table = self._measured
             row = rows[jobs]
