@@ -126,10 +126,10 @@ class BoundedSrtf(Bounded, Srtf):
 
     at_every_hour = True
 
-    def choose(self, job, free):
-        return None if not job.running and self.full(job) else super().choose(job, free)
+    def choose(self, job, free, used=None):
+        return None if not job.running and self.full(job) else super().choose(job, free, used)
 
-    def take(self, resources, job, nodes):
-        super().take(resources, job, nodes)
+    def take(self, room, job, nodes, gpu=-1):
+        super().take(room, job, nodes, gpu)
         if not job.running:
             self.planned.append(job)
