@@ -341,7 +341,7 @@ def _fill_common(row: Record, own: Record, job: int, submit: float) -> None:
 
 @jit
 def _set_queue(sim: Sim, passes: Passes, sizer: Sizer, scene: Scene) -> int:
-    """Set the queue in order, with resizable jobs at their chosen sizes; without those that get none. Its length."""
+    """Set the queue in order, resizable jobs at their chosen sizes, without those that get none; return its length."""
     count, claim = 0, sizer.at[RUN]
     for i in range(sizer.at[RUN], scene.rows.size):
         row = scene.rows[i]
