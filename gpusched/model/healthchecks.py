@@ -63,7 +63,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         exit_code: None: it was killed, or (``lost``) the node has no trace of it any more, as after a reboot.
-        line: The last line of its output that says something.
+        line: The last line of its output that says something; of one that passed, before its value.
         value, unit: Of its last line ``value=NUMBER UNIT``; None: it printed none.
     """
 

@@ -132,11 +132,11 @@ def check_script(cluster_id: str, run: CheckRun) -> str:
 def parse_answer(text: str) -> CheckResult | None:
     """Return the result in the script's output; None if there is none."""
     code, _, output = text.partition("\n")
-    line, value, unit = "", None, ""
+    line, before, value, unit = "", "", None, ""
     for candidate in output.splitlines():
         words = " ".join("".join(c if c.isprintable() else " " for c in candidate).split())
         if (found := _VALUE.fullmatch(words)) and math.isfinite(float(found[1])):  # JSON, the store's, has no infinity
-            value, unit = float(found[1]), found[2] or ""
+            before, value, unit = line, float(found[1]), found[2] or ""
         elif any(map(str.isalnum, words)):
             line = words[:_MAX_LINE]
     if code == "lost":
@@ -146,4 +146,6 @@ def parse_answer(text: str) -> CheckResult | None:
         return CheckResult(line=f"{what} after its time; last output: {line}" if line else f"{what} after its time")
     if not _EXIT_CODE.fullmatch(code):
         return None
+    if int(code) == 0 and before:
+        line = before  # what comes later is of the end: torchrun logs that the other nodes have left
     return CheckResult(exit_code=int(code), line=line, value=value, unit=unit)

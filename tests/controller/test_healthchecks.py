@@ -103,6 +103,8 @@ def test_a_lost_run_runs_again_and_changes_nothing_else() -> None:
         ("0\n\x1b[31mred\x07 text\n", CheckResult(exit_code=0, line="[31mred text")),
         ("lost\n", CheckResult(lost=True)),
         ("0\nvalue=1e999 GB/s\n", CheckResult(exit_code=0, line="value=1e999 GB/s")),  # it damaged the database
+        ("0\nsum\nvalue=3\nnode left\n", CheckResult(exit_code=0, line="sum", value=3.0)),  # as torchrun's shutdown
+        ("1\nsum\nvalue=3\nnode left\n", CheckResult(exit_code=1, line="node left", value=3.0)),
         ("hung\nscanning\nvalue=3\n", CheckResult(line="killed after its time; last output: scanning")),
         ("stuck\n", CheckResult(line="cannot be killed after its time")),
     ],
