@@ -28,7 +28,7 @@ from gpusched.compiled import jit
 from gpusched.sched.fit import fitting
 from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.loop import next_decision
-from gpusched.sim.engine.queue import apply_outcome, enter, state_of
+from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of
 from gpusched.sim.engine.state import DECIDE, IN_SYSTEM, READY, EventLog, Passes, Sim
 from gpusched.sim.pool import Pool
 from gpusched.traces.generate import generate
@@ -85,7 +85,8 @@ def play(sim: Sim, log: EventLog, passes: Passes, queue: AgentQueue, seed: int, 
             record.total[0] += 1
         queue.outcome.total[:] = 0
         run_queue(state, passes.usable, ordered, judged.submit, judged.agent, observation, fits)
-        apply_outcome(sim, log, queue.waiting, queue.size, queue.outcome)
+        start_granted(sim, log, queue.outcome, None)
+        remove_running(sim, queue.waiting, queue.size)
 
 
 def roll_out(arrays: dict[str, Any], seed: int, jobs: int, servers: int) -> Record:

@@ -15,7 +15,7 @@ from gpusched.model.slicetables import published
 from gpusched.model.snapshot import NodeView, SliceView
 from gpusched.model.units import count_of
 from gpusched.sched.slicenames import profile_of
-from gpusched.sched.state import Flags, Ints, Requests, Resources, ints
+from gpusched.sched.state import WHOLE, Flags, Ints, Requests, Resources, ints
 from gpusched.traces.trace import Trace
 
 NOT_MODELLED = -1
@@ -154,6 +154,12 @@ class Demand(NamedTuple):
     infeasible: dict[int, str]
     gpus_only: bool
     milli: Ints
+
+    @property
+    def job_milli(self) -> Ints:
+        """Return ``milli`` of each job, ``int64[jobs]``; WHOLE where it can never run."""
+        found: Ints = np.append(self.milli, WHOLE)[self.shape]  # of -1 the last
+        return found
 
 
 def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: bool = False) -> Demand:

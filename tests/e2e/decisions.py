@@ -26,7 +26,7 @@ from gpusched.sched.sizing.rules import wish
 from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.queue import remove_running
-from gpusched.sim.engine.sized import _apply_sizes, _arrive, _ask, _place, _scene_now, _set_queue, _set_size
+from gpusched.sim.engine.sized import _apply_sizes, _arrive, _ask, _place_queue, _set_size
 from gpusched.sim.engine.state import DECIDE, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
 from gpusched.sim.policies import policy_of_spec
@@ -210,9 +210,7 @@ def compiled(snapshot: Snapshot) -> Done:
             sizer.stopped[n, (resizes.count - min(ring, len(resizes.times)) + i) % ring] = at - epoch
     _ask(sim, passes, sizer, 0)
     wish(sizer.rule, sizer.claims)
-    sizer.outcome.total[:] = 0
-    queue = sizer.queue[: _set_queue(sim, passes, sizer, _scene_now(sizer))]
-    _place(sizer.walk, sim, passes, sizer, queue)
+    assert _place_queue(sim, passes, sizer)
     assert _apply_sizes(sim, log, passes, sizer) >= 0
     found: Done = [
         ("resize", job.id, int(sizer.jobs[row[job.id]]["resume"]), ())

@@ -38,9 +38,9 @@ def facts_of_world(world: SimWorld, knows: str) -> Records:
     for column, of in zip((queue, *asked), (demand.queue, *demand.requests[3:6]), strict=True):
         column[runs] = of[shape[runs]]
     gpus, cores, memory = (demand.parts * of for of in asked)
-    gpus = gpus * np.append(demand.milli, WHOLE)[shape] / WHOLE
     share = parts_by_job(trace) / GPU_PARTS
-    facts = _facts(knows, trace.submit, gpus, cores, memory, trace.limit, owner, queue, demand.parts, share)
+    own_gpus = gpus * demand.job_milli / WHOLE
+    facts = _facts(knows, trace.submit, own_gpus, cores, memory, trace.limit, owner, queue, demand.parts, share)
     facts["clock"] = np.mod(trace.submit + (trace.epoch or 0.0), DAY_S)
     return facts
 

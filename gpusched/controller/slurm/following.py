@@ -139,7 +139,6 @@ class JobMirror:
         self._missing = {name: self._missing.get(name, first) for name in self._open if name not in named}
         return dict(self._missing)
 
-
     def note_silence(self, now: float) -> dict[str, Missing]:
         """Count from now how long jobs are missing, since ends reach the accounting after its silence; return them."""
         self._missing = {name: one._replace(since=now) for name, one in self._missing.items()}

@@ -234,8 +234,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
     demand = demand_of(trace, pool, shares=share != "no", in_proportion=by_cores)
     if share != "no" and fractional(trace):
-        milli = np.append(demand.milli, WHOLE)[demand.shape]  # of jobs without a request (-1) it does not matter
-        gpus = demand.resources._replace(shared=new_shared_gpus(pool.gpus, milli))
+        gpus = demand.resources._replace(shared=new_shared_gpus(pool.gpus, demand.job_milli))
         demand = demand._replace(requests=demand.requests._replace(milli=demand.milli), resources=gpus)
     if unsplit is not None and options.network is not None:
         of_slices = np.flatnonzero(profile_index(trace)[0] >= 0).tolist()
@@ -456,8 +455,7 @@ def result_of(world: SimWorld, log: EventLog, seconds: float) -> ReplayResult:
     infeasible = np.flatnonzero(state["status"] == NEVER)
     why = tuple(demand.infeasible.get(j, "waits for a job that can never run") for j in infeasible.tolist())
     parts, part_gpus, part_nodes = _held(world)
-    # Jobs that never run have no shape (-1), which indexes the whole GPU appended here.
-    milli = np.append(demand.milli, 1000)[np.where(demand.shape >= 0, demand.shape, -1)]
+    milli = demand.job_milli
     notes = list(world.knowledge.notes)
     if world.options.estimator is not None and world.policy.uses_run_time_estimates:
         notes.append(f"estimates by {world.options.estimator.name}")

@@ -62,14 +62,6 @@ def _restart_cost(restart_s: Floats | None, job: int) -> float:
 
 
 @jit
-def apply_outcome(sim: Sim, log: EventLog, waiting: Ints, size: Ints, outcome: PassOutcome) -> None:
-    """Start the jobs that a pass has chosen, and remove them from the queue."""
-    if outcome.total[0] > 0:
-        start_granted(sim, log, outcome, None)
-        remove_running(sim, waiting, size)
-
-
-@jit
 def remove_running(sim: Sim, waiting: Ints, size: Ints) -> None:
     """Remove running jobs from the queue."""
     kept = 0

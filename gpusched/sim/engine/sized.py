@@ -61,10 +61,10 @@ class Sizer(NamedTuple):
         between: ``uint8[menus, most]``: sizes that a job only comes to by losing ranks.
         stopped: ``float64[jobs, per_hour]``: last stops.
         waiting, size: As in `generic.SimQueue`.
-        scene, claims, outcome: Room to work in; ``scene.menus`` and ``scene.reported`` (speeds at the sizes that jobs
+        scene, claims: Room to work in; ``scene.menus`` and ``scene.reported`` (speeds at the sizes that jobs
             had) are kept for the whole replay.
         at: ``int64[AT]``: the state of the run, see above.
-        queue: ``int64[jobs]``: the partition's jobs in order; ``at[QUEUED]`` of them. outcome: Who of these starts.
+        queue: ``int64[jobs]``: the partition's jobs in order; ``at[QUEUED]`` of them. outcome: Which of these start.
         asks: Whether an agent chooses. maps: Whether a mapping places jobs.
         request: ``int64[jobs]``: row of the request that is a job's own, with the cores and MiB that it is granted
             when it starts; empty: these go with the GPUs.
@@ -106,7 +106,7 @@ def run_sized(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
     Returns:
         OVER; GROW: call it again with more room in ``log``; ASK: call it again with sizes in ``sizer.claims``; UNSOUND:
         they are not allowed, call it again with others; GRANT: call it again with the requests of the jobs that are to
-        start (``sizer.request``); MAP: call it again with who of ``sizer.queue`` starts where in ``sizer.outcome``.
+        start (``sizer.request``); MAP: call it again with the starts of ``sizer.queue`` in ``sizer.outcome``.
     """
     at = sizer.at
     while True:
@@ -135,12 +135,8 @@ def run_sized(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
                 return GRANT
         if at[STAGE] == SETTLED:
             at[STAGE] = PLACED
-            sizer.outcome.total[:] = 0
-            if sizer.size[0] > 0:
-                at[QUEUED] = _set_queue(sim, passes, sizer, _scene_now(sizer))
-                if sizer.maps and at[QUEUED] > 0:
-                    return MAP
-                _place(sizer.walk, sim, passes, sizer, sizer.queue[: at[QUEUED]])
+            if not _place_queue(sim, passes, sizer):
+                return MAP
         at[STOPS] += _apply_sizes(sim, log, passes, sizer)
         at[PARTITION] += 1
         at[STAGE] = NEW
@@ -190,6 +186,19 @@ def _apply_sizes(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
             charge_at(sizer.ledger, job, claim["wished"], claim["held"], left_s)
             stops += 1
     return stops
+
+
+@jit
+def _place_queue(sim: Sim, passes: Passes, sizer: Sizer) -> bool:
+    """Decide which jobs of the partition's queue start where; False: that is for a mapping."""
+    sizer.outcome.total[:] = 0
+    if sizer.size[0] > 0:
+        sizer.at[QUEUED] = _set_queue(sim, passes, sizer, _scene_now(sizer))
+        queue = sizer.queue[: sizer.at[QUEUED]]
+        if sizer.maps and queue.size > 0:
+            return False
+        _place(sizer.walk, sim, passes, sizer, queue)
+    return True
 
 
 @jit
