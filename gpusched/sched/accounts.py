@@ -21,9 +21,9 @@ def accounts_of(
 ) -> tuple[Ints, Ints, Records]:
     """Return ``account: int64[jobs, 3]``, ``room: int64[bounds]`` and ``links``, as in `state.Jobs`.
 
-    Rooms are those of ``bounds`` (`Snapshot.bounds`; empty: limits do not count here), then one for each array that
+    First the bounds of ``bounds`` (`Snapshot.bounds`; empty: limits do not count here), then one for each array that
     has a bound. A chain begins with the array, and goes on in the order of `PendingView.bounds`. ``gpus: int64[jobs]``,
-    ``limit: float64[jobs]``: of each job. ``scale``: `gpu_scale`; ``gpus`` and rooms of them are in parts of a GPU.
+    ``limit: float64[jobs]``: of each job. ``scale``: `gpu_scale`; ``gpus`` and ``room`` of them are in parts of a GPU.
     """
     rooms = [int(bound.room) if bound.rule.unit == "jobs" else floor(bound.room * scale + 1e-6) for bound in bounds]
     units = [COLUMNS[bound.rule.unit] for bound in bounds]

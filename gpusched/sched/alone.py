@@ -93,7 +93,7 @@ class SingleJobView:
         return bool(jobs.feasibility[jobs.shape[0]] == OK)
 
     def earliest(self, job: PendingView) -> tuple[float, str] | None:
-        """Return when the job fits at the latest, by time limits, and which job frees the room; None: now or never.
+        """Return when the job fits at the latest, by time limits, and the job that ends then; None: now or never.
 
         Returns:
             (Unix seconds, ``job X on dgx001 frees 4 GPUs``).

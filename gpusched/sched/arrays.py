@@ -170,7 +170,7 @@ class PendingArrays(NamedTuple):
         return chosen[queue_order(order, self.keys.of(chosen), self._ids(partition), ties)]
 
     def ordered_by(self, partition: str, columns_of: Callable[[Keys], Columns]) -> Ints:
-        """Return the same in an order of the caller's: what jobs go by after their explicit priorities."""
+        """Return the same, sorted by explicit priority and then by the caller's keys."""
         chosen = ints(self.queues[partition])
         keys = self.keys.of(chosen)
         return chosen[ranked_by(columns_of(keys), keys, self._ids(partition))]

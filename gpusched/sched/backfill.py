@@ -259,9 +259,9 @@ def earliest(
 ) -> float:  # fmt: skip
     """Call `reserve` with this calendar; None: nothing is reserved, whatever `Scratch.calendar` holds.
 
-    Where nodes are reserved not only what ends brings room, also the end of a reservation. And nodes go as time passes:
-    one that is reserved next is only for who ends before. What a job may use changes in the masks' row for that
-    (`Calendar.work`), so that all else goes by it.
+    Where nodes are reserved, the end of a reservation frees nodes, as the end of a job does. The begin of a reservation
+    closes nodes: before it, only jobs that end by then may use them. These changes are made in a row of the masks of
+    their own (`Calendar.work`), which the placement reads.
     """
     future, ask, between, opens, closes, shut, opened = scratch.future, request, False, -np.inf, np.inf, 0, 0
     kept = 0  # 1: what is kept for another begins to count, 2: and is over

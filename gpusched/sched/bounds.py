@@ -23,7 +23,7 @@ def exceeds(links: Records | None, room: Ints, account: Ints, job: int) -> bool:
 
 @jit
 def room_along(links: Records, room: Ints, least: Ints) -> None:
-    """Set ``least: int64[n, 3]``: the least room from each of the first n links to the end of its chain, by unit.
+    """Set ``least: int64[n, 3]``: the least ``room`` from each of the first n links to the end of its chain, by unit.
 
     With it `within_bounds` asks of a job what `exceeds` does, for many jobs of few chains; below 0 counts as 0.
     """

@@ -31,7 +31,7 @@ def check(plan: Plan, snapshot: Snapshot) -> tuple[Plan, tuple[Rejection, ...]]:
 
     Actions are tried in order against the snapshot's nodes, each on what those before it left. A start must be of a
     pending job that may start, whole (one part per rank on distinct nodes, each exactly as asked), on available nodes
-    of the job's partition that it may use, with declared GPUs that nobody holds and nothing blocks, within cores and
+    of the job's partition that it may use, with declared GPUs that are neither held nor blocked, within cores and
     memory, and within the limits of its array, user, groups and class. GPUs may be one other job's where both asked to
     share (`sharing.rules`). What a preempted job holds is not free before it is gone, so not within the same plan.
     Preempted may be what runs, says that it may be, and is not protected by its partition's policy (`may_stop`).

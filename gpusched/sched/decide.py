@@ -36,7 +36,7 @@ __all__ = ["JobAnswer", "ask", "decide", "starts"]
 def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     """Return what to start now, each partition by its own policy, and a reason for every job that stays pending.
 
-    Then jobs that still wait for room, and may share GPUs, are put beside others (`sharing.pairs`).
+    Then jobs that still wait for free resources, and may share GPUs, are placed beside others (`sharing.pairs`).
 
     The same snapshot (and models: partition -> an agent's weights) always gives the same plan. Where an agent has no
     model, or it returns NaN, its policy's fallback decides, and the plan says so. A job's nodes are distinct
@@ -49,7 +49,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
 
     Jobs that could not run even on the empty partition (BAD_CONSTRAINTS), that need nodes or GPUs which are down,
     drained, lost or busy with foreign work (REQ_NODE_NOT_AVAIL), that are held, dependent, not yet due or bounded by
-    their array block nobody and reserve nothing: they may start late if those parts come back under load, but
+    their array block no other job and reserve nothing: they may start late if those parts come back under load, but
     a broken node does not stop a partition.
     """
     snapshot = split(snapshot)
@@ -95,7 +95,7 @@ class JobAnswer(NamedTuple):
         better: Whether it could start, and waits for a better place.
         racks: On how many racks it could start, where it waits for a better place or for one rack.
         exceeded: The bounds that leave too little for it (index into `Snapshot.bounds`), each with its reason.
-        sharing: With whom it may share GPUs, or why with nobody, in a sentence; "": it does not ask to.
+        sharing: With which jobs it may share GPUs, or why with none, in a sentence; "": it does not ask to.
     """
 
     reason: Reason | None

@@ -20,7 +20,7 @@ ARRAY_FULL = Reason(code=ReasonCode.ARRAY_TASK_LIMIT, message="its array is at i
 def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec]) -> Reason | None:
     """Return why ``job`` may not start regardless of free resources, or None if it may.
 
-    A job whose dependency can never be met stays in the queue and says so, as in Slurm: ending it is its user's affair.
+    A job whose dependency can never be met stays in the queue with that reason, as in Slurm: its user must cancel it.
     ``spec.hold`` and ``spec.begin_time`` are what was asked at submission; what counts is ``held_by`` and
     ``eligible_time``.
     """

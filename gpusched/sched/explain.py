@@ -43,11 +43,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         queue_length: How many jobs of the partition may start and could run.
         next_steps: What would help, most useful first.
         racks: On how many racks it could start now, where it waits for one, or for a better place.
-        beside: Of a job that a limit holds: which limits hold it besides, and who goes first once they do not; or "".
-        head: Whom it must not delay: its partition's first job that blocks others, or the one that waits for the end
-            of a reservation; "": nobody.
+        beside: Of a job that a limit holds: the other limits that hold it, and how many jobs are ahead of it; or "".
+        head: The job that it must not delay: its partition's first job that blocks others, or the one that waits for
+            the end of a reservation; "": none.
         head_at: When that can start at the latest, by limits, Unix seconds; infinite: not by these.
-        sharing: With whom it may share GPUs, or why with nobody; "": it does not ask to.
+        sharing: With which jobs it may share GPUs, or why with none; "": it does not ask to.
     """
 
     job_id: str

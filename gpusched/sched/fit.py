@@ -99,7 +99,7 @@ def set_feasibility(total: Resources, usable: Resources, requests: Requests, job
 def set_feasibility_of(
     shape: int, total: Resources, usable: Resources, requests: Requests, jobs: QueueJobs, scratch: Scratch
 ) -> None:
-    """Do so for one request, whose looser ones have theirs."""
+    """Do so for one request; that of its looser ones must be set already."""
     masks, feasibility = jobs.masks, jobs.feasibility
     request, looser = request_of(requests, shape), entry(requests.looser, shape, -1)
     if (looser >= 0 and feasibility[looser] == OK) or choose(usable, masks, request, FIRST_FIT, scratch):

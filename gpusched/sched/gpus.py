@@ -42,7 +42,7 @@ def picked(node: NodeView, free: Sequence[int], count: int, matrices: dict[str, 
 def nearest_gpus(matrix: Links, free: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Return ``count`` of the ``free`` positions of ``matrix`` with the greatest sum of mutual closeness.
 
-    Ties: the choice whose worst connected GPU is best connected (a ring is as fast as its slowest link); then the one
+    Ties: the choice with the best link of the worst connected GPU (a ring is as fast as its slowest link); then the one
     that leaves the greatest closeness among the GPUs that stay free (so that larger NVLink islands stay whole), then
     the lowest positions. Exact up to 2000 combinations (8 GPUs have at most 70), else greedy from every first GPU.
     """

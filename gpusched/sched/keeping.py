@@ -1,9 +1,9 @@
 """Nodes kept for the first job in a queue that must wait for the end of a reservation.
 
-However much were free, it would have to wait: so it neither blocks the queue nor takes the head's place, whose
-reservation others behind need (a job with a long limit before a maintenance would switch backfill's protection off for
-days). But who is behind it may not be in its way when its time has come: to these, the place that it gets by the limits
-of what runs is reserved, too. Under conservative backfill every such job has a place in the plan.
+However much were free, it would have to wait: so it neither blocks the queue nor becomes the head. The head needs its
+reservation (a job with a long limit before a maintenance would switch backfill's protection off for
+days). But jobs behind it may not delay its start: for these, the place that it gets by the limits
+of running jobs is reserved, too. Under conservative backfill every such job has a place in the plan.
 
 In: the state of a pass, and a job that it comes to (`keep_nodes`). Out: rows of the masks without the nodes that are
 kept, until the next instant (`calendar.turn_due`), and `Calendar.kept`, which forecasts use.

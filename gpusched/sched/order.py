@@ -13,7 +13,7 @@ from gpusched.model.ids import id_key
 from gpusched.sched.state import Floats, Ints
 
 Columns = Sequence[Floats | Ints]
-"""What an order goes by, ``float64[jobs]`` or ``int64[jobs]`` each: the first that differs decides, smaller first."""
+"""An order's sort keys, ``float64[jobs]`` or ``int64[jobs]`` each: the first that differs decides, smaller first."""
 
 
 class Keys(NamedTuple):
@@ -100,7 +100,7 @@ def columns_of(order: str, keys: Keys) -> list[Ints | Floats]:
 def queue_order(order: str, keys: Keys, ids: Sequence[str], ties: str = "first") -> Ints:
     """Return the jobs (indices into ``keys`` and ``ids``) from first to last, ``int64[jobs]``.
 
-    ``order``: A component of the group ``orders``. ``ties``: As a policy's. Ties go by Slurm's
+    ``order``: A component of the group ``orders``. ``ties``: As a policy's. Ties are broken by Slurm's
     priority where jobs are Slurm's, then by submit time, then by id. An order that does not work is fifo, with a
     warning: a queue must not stop for it.
     """
@@ -120,7 +120,7 @@ def ranked_by(own: Columns, keys: Keys, ids: Sequence[str]) -> Ints:
 
 
 def sort_columns(own: Columns, keys: Keys) -> list[Ints | Floats]:
-    """Return all that a queue goes by but ids, most significant first: an order's columns between the others."""
+    """Return a queue's sort keys except ids, most significant first: an order's columns between the others."""
     return [-keys.priority, *own, -keys.standing, keys.submit]
 
 

@@ -1,7 +1,7 @@
 """Node assignment with preemption: which jobs keep their nodes and which get others, live and in replays.
 
 Jobs are gone through in a policy's order, running and waiting alike. A running job keeps its nodes where those before
-it left them; another gets nodes that nobody runs on, else nodes of jobs that come after it: any by the placement's rule
+it left them; another gets nodes without running jobs, else nodes of jobs behind it: any by the placement rule
 (as LAS, SRTF and DRF do), or those of the last ones in the order (`Holders`, as RLTune does).
 """
 
@@ -36,7 +36,7 @@ class Holders(NamedTuple):
         job: ``int64[running]``: which job it is. kept: ``uint8[running]``: whether it has been gone through and keeps
             its nodes.
         held: ``int64[...]``: nodes.
-        room: To work in.
+        room: Work space.
     """
 
     first: Ints
@@ -138,7 +138,7 @@ def _found_in(holders: Holders | None, whole: Resources) -> Resources:
 def _choose_gpu(
     found: SharedGpus | None, whole: SharedGpus | None, idle: SharedGpus | None, job: int, node: int
 ) -> None:  # fmt: skip
-    """Choose the GPU of a job's part: with least left over, else a new one, if possible where nobody has a part now."""
+    """Choose the GPU of a job's part: with least left over, else a new one, if possible one that no job uses now."""
     if found is None or whole is None or idle is None:
         return
     if whole.milli[job] >= WHOLE:

@@ -43,7 +43,7 @@ class SharedGpus(NamedTuple):
     """GPUs of which jobs hold parts, in thousandths.
 
     Attributes:
-        room: ``int64[GPUs]``: what is left of each; WHOLE: nobody has a part of it, it is free or a job's own.
+        room: ``int64[GPUs]``: what is left of each; WHOLE: no job has a part of it, it is free or a job's own.
         first: ``int64[nodes + 1]``: each node's first one.
         milli: ``int64[jobs]``: what a job has of its one GPU; WHOLE: GPUs of its own. on: ``int64[jobs]``: the GPU of
             which a running job has a part, or -1. Both are those of all copies.
@@ -162,7 +162,7 @@ class Releases(NamedTuple):
 
 
 class Calendar(NamedTuple):
-    """When nodes are reserved, and for whom, one entry per (reservation, node), by begin; see `reservations.calendar`.
+    """The reservations of nodes, one entry per (reservation, node), by begin; see `reservations.calendar`.
 
     Attributes:
         node, number: ``int64[entries]``: row of the node, and the reservation's number.
@@ -172,7 +172,7 @@ class Calendar(NamedTuple):
         own: ``int64[masks]``: the reservation that they are of; -1: none.
         limit: ``float64[masks]``: how long they may run, seconds.
         turns: ``float64[masks]``: when a row changes next (`calendar.turn_due`).
-        closed: ``int64[nodes]``: room to work in.
+        closed: ``int64[nodes]``: work space.
         usable: The nodes as they are, empty of jobs.
         kept, kept_for, kept_times: ``int64[nodes]``, ``int64[2]``, ``float64[2]``: in a pass, the nodes kept for the
             first that waits for the end of a reservation; that job, and how many these are; from when (infinite: none
@@ -221,13 +221,13 @@ class Scratch(NamedTuple):
         chosen, keys: ``int64[nodes]``: the nodes picked by the last `place.choose` or `place.draw`, and their keys.
         future: Resources at the shadow time.
         spare: What of ``future`` the head leaves on its reserved nodes (elsewhere `UNLIMITED`).
-        late: ``min(room now, spare)``: what a job may take that ends after the shadow time.
+        late: ``min(free now, spare)``: what a job may take that ends after the shadow time.
         failed, failed_late: ``int64[shapes]``: the last pass (``stamp``) in which the shape did not fit; within a pass
-            room only shrinks, so it will not fit later in it either.
+            free resources only shrink, so it will not fit later in it either.
         stamp: ``int64[1]``: number of the pass.
         racks: ``RACK_ROOM[nodes]``, see there. None: all nodes are in one, and nothing that looks at racks is compiled.
         calendar: When nodes are reserved. None: never, and nothing that looks at that is compiled.
-        plan: Room for conservative backfill. None: nobody backfills so, and nothing of it is compiled.
+        plan: Work space of conservative backfill. None: no policy backfills so, and nothing of it is compiled.
     """
 
     chosen: Ints
@@ -264,7 +264,7 @@ class PassOutcome(NamedTuple):
 
 
 class ClusterState(NamedTuple):
-    """What a pass reads and changes: nodes, what runs, what waits, room to work in, answers.
+    """What a pass reads and changes: nodes, running jobs, pending jobs, work space, answers.
 
     ``now``: seconds, the clock of ``releases``.
     """
@@ -315,7 +315,7 @@ def copied(resources: Resources) -> Resources:
 
 
 def new_shared_gpus(gpus: Ints, milli: Ints) -> SharedGpus:
-    """Return GPUs that nobody shares yet; ``gpus: int64[nodes]``, ``milli: int64[jobs]``: see there."""
+    """Return GPUs that no jobs share yet; ``gpus: int64[nodes]``, ``milli: int64[jobs]``: see there."""
     first: Ints = np.concatenate(([0], np.cumsum(gpus)))
     return SharedGpus(np.full(int(first[-1]), WHOLE), first, milli, np.full(len(milli), -1))
 

@@ -102,7 +102,7 @@ def _deviations(
 def _rank_z_score(off: Mapping[int, _Deviation], rows: set[int]) -> float:
     """Return by how many standard deviations these rank above chance (van Elteren's rank sum).
 
-    It holds for paces of any distribution: kinds that are two things by one name blame nobody.
+    It holds for paces of any distribution: where one kind mixes two programs, no GPU looks slow for that.
     """
     return sum(off[row].rank for row in rows) / sqrt(sum(off[row].variance for row in rows))
 

@@ -52,7 +52,7 @@ def observed(
     """Update the kinds by one measurement: a step of an iterated extended Kalman filter (Jazwinski, 1970).
 
     Args:
-        kinds: That of the job whose speed was measured, and its neighbours', each once; on several links, each for
+        kinds: That of the measured job, and its neighbours', each once; on several links, each for
             every link.
         beside: Of each neighbour the places in ``kinds`` of the job's sensitivity and the neighbour's pressure.
         shares: For which part of the time each was there, 0 to 1.

@@ -2,7 +2,7 @@
 
 C is what a step takes without any exchange, by batch size per GPU. A link is crossed or it is not: a server's bus (more
 than one GPU there; NVSwitch is none), its NIC (more than one server), the rack's uplink (more than one rack). The form
-is that of a ring's all-reduce (Thakur et al., 2005), of whose links the slowest counts.
+is that of a ring all-reduce (Thakur et al., 2005), which is as slow as the slowest of its links.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def quantiles(errors: Floats, cover: float) -> tuple[float, float]:
 
 
 def _links(placed: Placements) -> tuple[Floats, Bools]:
-    """Return each link's factors of a and b, ``float64[3, n, 2]``, and who crosses it, ``bool[3, n]``."""
+    """Return each link's factors of a and b, ``float64[3, n, 2]``, and which placements cross it, ``bool[3, n]``."""
     crossed: Bools = np.stack([placed.max_per_server > 1, placed.servers > 1, placed.racks > 1])
     around = 2.0 * (placed.gpus - 1) / np.maximum(placed.gpus, 1)
     counts = np.stack([np.ones_like(around), around], axis=-1)

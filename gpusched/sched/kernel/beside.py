@@ -1,8 +1,8 @@
-"""The sharing pass after the policies' own: a job still waiting for room may share a running job's GPUs.
+"""The sharing pass after the policies' own: a job that still waits for resources may share a running job's GPUs.
 
-Two jobs share, and no more: the newcomer has some or all GPUs of the other one, on each of its nodes. Who may be beside
-whom, and what they lose by it, stands in one table (`Pairings.cost`). The first job that does not start fits no later
-by it, as far as is known of the ends of what runs: a GPU that two have comes free with the one that ends last.
+Two jobs share, and no more: the newcomer has some or all GPUs of the other one, on each of its nodes. Which jobs may
+share, and the slowdown of each, are in one table (`Pairings.cost`). Sharing does not delay the first job that does not
+start, by the expected ends of running jobs: a GPU that two jobs share is free when the last of them ends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Pairings(NamedTuple):
         beside: ``int64[n]``: the mates of those that are started, in order of their starts.
         head, fits: ``int64[1]``, ``float64[1]``: the first that does not start (-1: none), and when it fits without
             jobs that are started later.
-        failed: ``FAILED_SEARCH[MOST_IN_VAIN]``: for whom nothing was found in this pass.
+        failed: ``FAILED_SEARCH[MAX_FAILED_SEARCHES]``: jobs for which no mate was found in this pass.
         counts: ``int64[2]``: how many these are, and how many were started.
     """
 
@@ -72,7 +72,7 @@ class Pairings(NamedTuple):
 
 @jit
 def wait_for_room(outcome: PassOutcome, queue: Ints) -> Ints:
-    """Return the jobs of a queue that a policy's pass left waiting for room alone."""
+    """Return the jobs of a queue that after a policy's pass wait for free resources only."""
     found, count = np.empty(queue.size, np.int64), 0
     for job in queue:
         code = outcome.code[job]
@@ -110,7 +110,7 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, of: Pairings)
 
 @jit
 def _already_failed(of: Pairings, row: int, shape: int, limit: float) -> bool:
-    """Return whether nothing was found for a similar job that ends as soon: room only shrinks."""
+    """Return whether nothing was found for a similar job that ends as soon: free resources only shrink."""
     for at in range(of.counts[0]):
         failed = of.failed[at]
         if failed["row"] == row and failed["shape"] == shape and limit >= failed["limit"]:
@@ -140,7 +140,7 @@ def _next_mate(
 
 @jit
 def _has_room(state: ClusterState, of: Pairings, request: PlacementRequest, first: int) -> bool:
-    """Return whether a job may use a mate's nodes, and has room there apart from GPUs."""
+    """Return whether a job may use a mate's nodes, and fits there apart from GPUs."""
     beside = with_gpus(request, 0)
     for part in range(request.parts):
         node = of.nodes[first + part]
@@ -226,7 +226,7 @@ _pass_beside = queue_pass(_place, _hold, _started, following=_following, taken=_
 
 @jit
 def pass_beside(state: ClusterState, queue: Ints, pairings: Pairings) -> None:
-    """Start jobs of ``queue: int64[jobs]`` that a policy left waiting for room beside others (`wait_for_room`).
+    """Start jobs of ``queue: int64[jobs]`` beside others, where a policy could not place them (`wait_for_room`).
 
     As `queue_pass.queue_pass` says. ``resources`` and ``releases`` are as the policy's starts left them, and a GPU that
     two jobs have already is given back only by the one that ends last.

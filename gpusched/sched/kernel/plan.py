@@ -2,8 +2,8 @@
 
 Mu'alem and Feitelson, IEEE TPDS 12(6), 2001. The plan is made anew, in order of the queue, at every decision, so that
 an early end is used at once; jobs ahead in the queue are never planned later than with the jobs behind them left out.
-Until a job has to wait, what is free only grows, and no plan is needed. It begins with the first who waits: of each
-node a list of what it has free from when on. Of a job with looser requests that one is planned which begins first, of
+Until a job has to wait, what is free only grows, and no plan is needed. It begins with the first job that waits: for
+each node a list of what is free from when on. Of a job with looser requests, the one that begins first is planned, of
 several at once the tightest.
 """
 
@@ -40,8 +40,8 @@ def is_begun(plan: BackfillPlan | None, state: ClusterState) -> bool:
 def planned(plan: BackfillPlan | None, state: ClusterState, job: int, first: bool, rule: int) -> tuple[int, int]:
     """Place a job in a begun plan (`queue_pass.Place`), and start it if its planned time is now.
 
-    If it is the head, `hold_planned` gives it its place. Why it does not start: BACKFILL (it fits now, but somebody
-    before it is to have the room), PRIORITY.
+    If it is the head, `hold_planned` gives it its place. Why it does not start: BACKFILL (it fits now, but an earlier
+    job has the resources reserved), PRIORITY.
     """
     shape = state.jobs.shape[job]
     if plan is None:
@@ -301,7 +301,7 @@ def _unreserved_from(
             begin, e = calendar.end[e], plan.nodes[node]["entry"]
         else:
             e = plan.follows[e]
-    # now the row itself decides, whose limit may be a little longer
+    # now the row itself decides: its limit may be a little longer
     return float(np.nextafter(now, np.inf) if begin == now and masks[row, node] == 0 else begin)
 
 

@@ -1,8 +1,8 @@
 """The pass with preemption: which jobs keep their nodes and which get others, live and in replays.
 
-Its queue has those that run beside those that wait. Nobody starts in it: who is given nodes may have to wait until
-others have left them. The state's resources are what can be shared out in all, its releases what those have that keep
-their nodes or are given some: who waits for the end of a reservation has its place kept by these (`keeping`).
+Its queue has running and pending jobs. No job starts in it: a job that is allocated nodes may have to wait until
+others have left them. The state's resources are all that can be allocated, its releases those of jobs that keep
+their nodes or are allocated some. By these, a place is kept for a job that waits for a reservation's end (`keeping`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Filling(NamedTuple):
     A job that does not fit is passed over. Ties between users go to the job that is first in the queue.
 
     Attributes:
-        share: ``float64[users]``: dominant shares; of size 0: the queue says who is next. user: ``int64[jobs]``.
+        share: ``float64[users]``: dominant shares; of size 0: jobs are taken as queued. user: ``int64[jobs]``.
         priority: ``int64[jobs]``: by which the queue is sorted, and only jobs of equal priority take turns; empty: all.
         total: ``float64[3]``: GPUs, cores and MiB of all nodes, each at least 1.
     """
@@ -60,20 +60,20 @@ class Filling(NamedTuple):
 
 
 class PreemptiveAllocation(NamedTuple):
-    """The resources to allocate, and the nodes that jobs were given.
+    """The resources to allocate, and the nodes allocated to jobs.
 
     Attributes:
-        idle: What those before left of what nobody runs on.
+        idle: What the jobs before left of the resources that no job uses now.
         usable: The nodes as they are, empty of jobs.
         runs: ``uint8[jobs]``. first: ``int64[jobs]``: where a running job's nodes begin in ``held: int64[...]``.
         ends: ``float64[jobs]``: when a running job ends by its limit, seconds.
-        holders: Those that run, in the queue's order, so many of them as ``through: int64[2]`` says: how many have been
-            gone through, and all. None: who is stopped for another is by the placement's rule.
+        holders: The running jobs in the queue's order. ``through: int64[2]``: how many have been gone through, and all.
+            None: the placement rule chooses the jobs to preempt.
         rule: How jobs are placed.
-        order: ``int64[jobs]``: who is given nodes, first to last; ``used[0]`` of them.
+        order: ``int64[jobs]``: the jobs that are allocated nodes, first to last; ``used[0]`` of them.
         nodes: ``int64[parts]``: theirs, of job j from ``offset[j]`` on (``int64[jobs]``); ``used[1]`` in all.
         cleared: ``uint8[jobs]``: whether others have to leave nodes that it is given.
-        filling: Who is next. None: as the queue stands, and nothing of it is compiled.
+        filling: Chooses the next job. None: jobs are taken as queued, and nothing of it is compiled.
     """
 
     idle: Resources

@@ -1,7 +1,7 @@
 """The walk over a partition's queue: which jobs start, which is the first that does not, what is kept for it.
 
 The decider's hooks say where a job goes, what is kept for the head, and what follows from a start; feasibility,
-limits, backfill, reasons and what a start takes are the walk's own, the same for everybody. Each set of hooks is
+limits, backfill, reasons and what a start takes are the walk's own, the same for all policies. Each set of hooks is
 compiled into a pass of its own.
 """
 
@@ -44,8 +44,8 @@ Place = Callable[[ClusterState, int, bool, bool, More], tuple[int, int]]
 """(state, job, late, first, more) -> code, request.
 
 STARTED with ``scratch.chosen`` set, and which request was given; or why not: PRIORITY (does not fit), BACKFILL, POLICY
-(it waits though it fits), UNSOUND. ``late``: the job would outlast the head's reservation; ``first``: nobody before it
-waits. Who marks a shape as failed (``scratch.failed``) is not asked about it again in this pass, nor to hold for it.
+(it waits though it fits), UNSOUND. ``late``: the job would outlast the head's reservation; ``first``: no job before it
+waits. A hook that marks a shape as failed (``scratch.failed``) is not called for it again in this pass, nor to hold.
 """
 Hold = Callable[[ClusterState, int, int, More], float]
 """(state, job, code, more) -> shadow: keeps nodes for the head, which does not start for the reason ``code``; when it
@@ -55,9 +55,9 @@ Taken = Callable[[ClusterState, int, PlacementRequest, More], PlacementRequest]
 Started = Callable[[ClusterState, int, PlacementRequest, More], None]
 """(state, job, request, more): what follows for the decider from a start that took this on ``scratch.chosen``."""
 MayHead = Callable[[int], bool]
-"""Whether who does not start for this reason may be the head."""
+"""Whether a job that does not start for this reason may be the head."""
 Following = Callable[[ClusterState, Ints, int, int, More], int]
-"""(state, queue, at, head, more): the job that is asked as number ``at`` of the pass; -1: nobody more."""
+"""(state, queue, at, head, more): job number ``at`` of the pass; -1: no more."""
 Keeps = Callable[[ClusterState, int, More], bool]
 """(state, job, more): whether the job runs and keeps its nodes, whatever else is said of it."""
 Pass = Callable[[ClusterState, Ints, int, More], tuple[int, float]]
@@ -107,13 +107,13 @@ def queue_pass(
 
     It takes the state, ``queue: int64[waiting]`` in order of precedence, and the backfill. Jobs that can never run
     (``jobs.feasibility``) or that a limit excludes block no other job. With NONE the first job that does not start
-    blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation, with CONSERVATIVE each (by
-    its hooks, see `plan`), also who waits for the end of a reservation of nodes. Started jobs are taken off
+    blocks all behind it; with SKIP none blocks; with EASY the first has a reservation, with CONSERVATIVE each (by
+    its hooks, see `plan`), also a job that waits for the end of a reservation of nodes. Started jobs are taken off
     ``resources`` and noted in ``releases`` (end: now + limit), both in place. ``hold_behind``: `hold` decides by itself
     for which jobs nodes are kept, whatever the backfill. ``keeps``: where running jobs are in the queue, too.
     Of those that wait for the end of a reservation of nodes the first has its place kept from those behind it
     (`keeping`), but with SKIP, unless running jobs are in the queue. ``renews``: False in a second pass over a queue,
-    which goes by what the first one kept.
+    which uses what the first one kept.
     ``compiled``: False where hooks ask what cannot be compiled, such as a solver: Python runs the walk then.
 
     Returns:

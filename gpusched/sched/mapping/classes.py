@@ -28,7 +28,7 @@ class PartShape(NamedTuple):
     mask: int
     late: bool
     parts: int
-    kind: int  # below 0: nodes of several kinds, whose bits are set in -kind
+    kind: int  # below 0: nodes of several kinds: their bits are set in -kind
 
 
 class JobClass(NamedTuple):
@@ -37,7 +37,7 @@ class JobClass(NamedTuple):
     jobs: list[int]
     part: tuple[tuple[int, int, int], int, bool, int]  # need, mask, late, parts
     kinds: list[int]
-    user: int  # -1: one whose cap cannot bind
+    user: int  # -1: a user whose cap cannot bind
 
 
 class NodeClass(NamedTuple):

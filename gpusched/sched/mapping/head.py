@@ -36,7 +36,7 @@ def reserve_head(state: ClusterState, types: Ints, job: int, runs_s: Floats) -> 
     """Reserve nodes for the first job that does not start, where it ends first; return the shadow time.
 
     Sets what `backfill.reserve` sets. ``runs_s``: ``float64[kinds]``: how long it would run on each GPU type; not
-    finite: it cannot, or nobody knows.
+    finite: it cannot, or that is unknown.
     """
     kinds = np.flatnonzero(np.isfinite(runs_s)).tolist()
     ends = {k: shadow_on(state, types, job, k) + float(runs_s[k]) for k in kinds}

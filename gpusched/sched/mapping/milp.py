@@ -98,8 +98,8 @@ class MilpSearch:
     """One problem's search: the relaxation, its rounding, a neighbourhood program, then the full program.
 
     Rounded: the whole nodes that the relaxation fills; the jobs that this leaves go greedily. Near: at least those
-    nodes, and more only by patterns whose reduced cost is about nothing. Good incumbents come of both within
-    milliseconds, of programs that HiGHS as it comes has not rounded after a second.
+    nodes, and more only by patterns with a reduced cost near 0. Both find good incumbents within milliseconds, for
+    programs that HiGHS with its defaults has not rounded after a second.
 
     One thread may `run` it while another asks for the `best` so far.
 

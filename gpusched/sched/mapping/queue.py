@@ -1,8 +1,8 @@
 """A partition's queue placed by mapping: nodes and GPU types for the jobs at the head of the order, all at once.
 
-The walk is that of `kernel.queue_pass`, run by Python since it asks a solver: whom it asks, and where they go, says
-`_Mapper`. The order stays as it is: what blocks is placed before what is blocked, and the head's reservation under EASY
-binds the jobs behind it.
+The walk is that of `kernel.queue_pass`, run by Python since it calls a solver: `_Mapper` chooses the jobs to try and
+their nodes. The order stays as it is: what blocks is placed before what is blocked, and the head's reservation under
+EASY binds the jobs behind it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Mapper:
     """One partition's mappings, as the walk asks for them.
 
     Attributes:
-        asked: Whom the walk asks, first to last. nodes: Where the mappings made so far start whom.
+        asked: The jobs that the walk tries, first to last. nodes: Job -> its nodes, by the mappings made so far.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A waiting job may be put beside one that runs, or starts in the same decision, where
 
-- it waits for room, and both have asked for it (`rules.cannot_share`),
+- it waits for free resources, and both jobs allow sharing (`rules.cannot_share`),
 - each of the two is predicted to be slower by no more than its node says: as measured of their kinds, else by the
   formula, else as jobs of public tables (`beliefs.cost_of_neighbour`).
 

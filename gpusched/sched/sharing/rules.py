@@ -45,7 +45,7 @@ def sharer_of_start(job_id: str, user: str, spec: JobSpec, parts: tuple[NodeAllo
 def cannot_share(node: NodeView, job: Sharer, other: Sharer) -> str | None:
     """Return why the job cannot have its GPUs, on that node, beside the other one; None if it can.
 
-    All of them are the other's, who has no partner yet: so there are at most two on a GPU, and each slows down one.
+    All of them are the other's, which has no partner yet: so at most two jobs are on a GPU, and each slows down one.
     """
     if node.sharing is None:
         return f"node {node.name} does not share GPUs"

@@ -23,7 +23,7 @@ class SizesNow(msgspec.Struct, frozen=True, kw_only=True):
         fits: Its sizes that fit now.
         least: The least that the nodes, empty, can give: for that it waits. None: there is none.
         given: GPUs that the policy would start it with, now or once others have shrunk; None: it waits.
-        shrinks: Who is to shrink for those that wait: job -> (from, to).
+        shrinks: The jobs that must shrink for pending ones: job -> (from, to).
         message: All of it as a sentence.
     """
 

@@ -45,7 +45,7 @@ def with_joins(
 
 
 def _room(snapshot: Snapshot, starts: Iterable[Start]) -> dict[str, tuple[int, int]]:
-    """Return node -> cores and MiB that nobody has."""
+    """Return node -> free cores and MiB."""
     room = {node.name: (node.cores, node.memory_mib) for node in snapshot.nodes}
     for allocation in [*(job.allocation for job in snapshot.running), *(start.allocation for start in starts)]:
         for part in allocation.parts:

@@ -91,7 +91,7 @@ def sizes_of(snapshot: Snapshot, world: NodeArrays, models: Mapping[str, Trained
 
 
 def _with_spec(job: PendingView, spec: JobSpec) -> PendingView:
-    # What was stopped to be resized goes on before anybody takes its place.
+    # A job that was stopped to be resized resumes before any other job takes its place.
     first = 1 << 31 if job.resume_at is not None else 0
     return msgspec.structs.replace(job, spec=spec, priority=job.priority + first)
 

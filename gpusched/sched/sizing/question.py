@@ -136,11 +136,11 @@ class SizingNodes(NamedTuple):
 class Question(NamedTuple):
     """One partition's resizable jobs, for an agent; arrays are cut to the number of jobs.
 
-    Everybody may have the least size: ``capacity`` is enough for that. An answer is one size a job, an allowed one, and
-    no more than ``capacity`` in all; 0 lets one wait that waits, and means its least allowed size for one that runs.
+    Every job can have its least size: ``capacity`` is enough for that. An answer is one size a job, an allowed one, and
+    no more than ``capacity`` in all; 0 keeps a pending job pending, and means its least allowed size for a running one.
 
     Attributes:
-        partition, now: Whose, and when (seconds).
+        partition, now: The partition, and the time (seconds).
         claims: The jobs.
         names: The jobs' names (their kind, where a trace has models); "" where not known.
         capacity, free, total, others: As in ``claims.number``.

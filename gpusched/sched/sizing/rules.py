@@ -2,7 +2,7 @@
 
 The functions at the end are the components of the group ``sizings``; those of other packages are such functions, too.
 
-Everybody has the least size that it may have first; rules differ in who gets the next step.
+First every job gets its least allowed size; rules differ in which job gets the next step.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def _wishes(rule: int, question: Question) -> Ints:
 
 
 def greedy_gain(question: Question) -> Ints:
-    """Give GPUs to whom they make fastest, more readily to jobs with little left."""
+    """Give GPUs to the jobs that gain most speed by them, with preference for jobs with little work left."""
     return _wishes(GREEDY_GAIN, question)
 
 

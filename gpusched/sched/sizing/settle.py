@@ -25,7 +25,7 @@ class SizingRules(NamedTuple):
     """The inputs of a decision beside the scene.
 
     Attributes:
-        now: Seconds. soonest: When the first of those that run ends; infinite: nobody runs.
+        now: Seconds. soonest: When the first of those that run ends; infinite: none runs.
         submits: ``float64[...]``: when those that run or wait were submitted.
         gain: One grows only where it is faster by this part.
         blocks: The first that is not admitted blocks all behind it (backfill none).
@@ -133,8 +133,8 @@ def _claim(
     """Fill claim ``j`` from row ``i`` with the sizes that it can have; return whether there are any.
 
     These are sizes that some of the nodes, empty, could give, and at which it came up if it had them. One that was
-    stopped to go on at another size does not take more than that, where it can have as little. ``known``: room;
-    ``has``: GPUs, cores and MiB of the partition.
+    stopped to go on at another size does not take more than that, where it can have as little. ``known``: work space,
+    indices; ``has``: GPUs, cores and MiB of the partition.
     """
     row, job = scene.rows[i], claims.jobs[j]
     held, at, resume = row["held"], row["job"], row["resume"]
@@ -357,7 +357,7 @@ def joining(
 def _changed(
     scene: Scene, claims: Claims, j: int, requests: Requests, masks: Flags, trial: Resources, scratch: Scratch
 ) -> bool:
-    """Place a job at its wished size, after `_let_go`; return whether there was room."""
+    """Place a job at its wished size, after `_let_go`; return whether it fitted."""
     row = scene.rows[claims.jobs[j]["row"]]
     if row["rank_gpus"] == 0 or claims.jobs[j]["held"] == 0:
         return bool(_place(_shape(claims, j), requests, masks, trial, scratch))

@@ -1,4 +1,4 @@
-"""Which GPUs to cut into slices on demand, which to make whole again, and what is kept for whom until then.
+"""Which GPUs to cut into slices on demand, which to make whole again, and which jobs they are kept for until then.
 
 Decided anew from each snapshot, so that nothing is lost with the controller. Waiting jobs of both kinds are served in
 one order, by priority and time of submission:
@@ -40,7 +40,7 @@ class Kept(NamedTuple):
 
 
 class Arrangement(NamedTuple):
-    """What to cut now, and what is kept: (node, number of a GPU or slice) -> for whom."""
+    """What to cut now, and what is kept: (node, number of a GPU or slice) -> for which job."""
 
     cuts: tuple[Cut, ...] = ()
     kept: dict[tuple[str, int], Kept] = {}  # noqa: RUF012 (never changed)
@@ -53,9 +53,9 @@ class GpuOnDemand:
         table: What it can be cut into; (): it is never cut.
         free: Numbers of its slices that are free and not taken by a job served before, by profile.
         until: When nothing runs on it any more, by limits (Unix seconds); `FREE`: nothing does; infinite: not known,
-            as a stranger is on it, or it is broken.
+            as a foreign process is on it, or it is broken.
         wanted: Profiles of the slices that it is to be cut into.
-        job: For whom it is to be whole, or is kept; None: nobody.
+        job: The job for which it is to be whole, or is kept; None: none.
     """
 
     def __init__(self, node: NodeView, index: int, until: float) -> None:
@@ -305,13 +305,13 @@ class _Board:
                     yield Cut(gpu.node, gpu.index)
 
     def _goes_back(self, node: NodeView, gpu: GpuOnDemand) -> bool:
-        """Return whether a GPU that is cut, and idle, becomes whole: for a job, or since nobody asks for slices."""
+        """Return whether a GPU that is cut, and idle, becomes whole: for a job, or since no job asks for slices."""
         if gpu.job is not None:
             return not gpu.job.spec.profile
         return gpu.is_free and (not gpu.slices or node.partition not in self._asked)
 
     def kept(self) -> Iterator[tuple[tuple[str, int], Kept]]:
-        """Yield what is free and nobody else may have now: GPUs about to change, and what a waiting job keeps."""
+        """Yield what is free but kept from other jobs: GPUs about to change, and those kept for a pending job."""
         for gpu in (gpu for gpus in self._gpus.values() for gpu in gpus):
             job = gpu.cut_for or gpu.job
             if job is None:

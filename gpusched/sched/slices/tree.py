@@ -1,7 +1,7 @@
 """Which slices fit on a GPU together, and where: exact searches over a model's placement table.
 
 A table has at most a few dozen placements of at most 8 memory units, so all arrangements can be tried; not every set
-fits whose units add up (a 2g.20gb begins at 0, 2 or 4 of 8 units only).
+with enough units fits (a 2g.20gb begins at 0, 2 or 4 of 8 units only).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_valid(table: Table, geometry: Iterable[tuple[str, int]]) -> bool:
 def arranged(table: Table, wanted: tuple[str, ...]) -> Geometry | None:
     """Return an arrangement of slices of these profiles on an empty GPU; None: they do not fit together.
 
-    Of all that there are, the one that leaves room for the largest further slice, then for the most of the smallest.
+    Of all arrangements, the one after which the largest further slice fits, then the most of the smallest.
     """
     every = _arrangements(table, tuple(sorted(wanted)))
     found = max(every, key=lambda one: (_rest(table, one), _low(one)), default=None)

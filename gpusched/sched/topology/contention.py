@@ -90,7 +90,7 @@ def cheapest(
     before, weighed by their GPUs against its own. -1: none fits.
 
     Candidates: for every way the quietest and the tightest nodes of each rack, and of all racks, those with the most
-    room first, or those with the quietest ways up.
+    nodes that fit first, or those with the least busy uplinks.
     """
     best, chosen = np.inf, -1
     for way in range(ways.first[of], ways.first[of + 1]):
@@ -235,7 +235,7 @@ def pick(
 def pick_across(
     tree: NetworkTree, load: Load, resources: Resources, request: PlacementRequest, search: PlacementSearch, quiet: bool
 ) -> None:
-    """Pick nodes of the racks with the most room, or the least busy uplinks, into ``search.trial``."""
+    """Pick nodes of the racks with the most nodes that fit, or the least busy uplinks, into ``search.trial``."""
     count, far = 0, 2.0 * tree.rack.size
     for node in range(request.lo, request.hi):
         if search.key[node] == np.inf:

@@ -5,7 +5,7 @@ replay, so `contention.cheapest` and what is built on it can be called with them
 step takes 1 where a job of the kind is fastest among the places that it asks for.
 
 What is known goes in this order: as measured of the kind, by the formula, as other kinds, as jobs of public tables
-(`interference.beliefs`). The last of these counts where a place is chosen, but nobody waits for it: ``sure`` leaves it
+(`interference.beliefs`). The last of these counts where a place is chosen, but no job waits for it: ``sure`` leaves it
 out. Jobs with one GPU on a node share nothing.
 """
 
@@ -46,7 +46,7 @@ def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, scra
         snapshot: With what is believed (``beliefs``).
         world: Its nodes as arrays.
         waiting: Its jobs as arrays.
-        scratch: Room to work in, of these.
+        scratch: Their work space.
     """
     asking = {name for name, policy in snapshot.policies.items() if policy.uses_job_class_estimates}
     asked = [j for name in asking for j in waiting.queues.get(name, ())]

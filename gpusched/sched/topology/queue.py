@@ -1,8 +1,8 @@
 """A cost-based pass over a partition's queue: which jobs start where, which wait for a better place.
 
 As by a rule (`kernel.by_rule`), but a job goes to the cheapest place, and a place too dear for how long the job has
-waited counts as none. A head that waits so has its reservation for the end of its wait, where it could start by room
-alone: it starts no later than its policy lets it wait, and who ends before that may use the room meanwhile.
+waited counts as none. A head that waits so has its reservation for the end of its wait, where it fits at any cost:
+it starts no later than its policy lets it wait, and jobs that end before that may use the nodes meanwhile.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Costs(NamedTuple):
         last_pass: ``int64[2, classes]``: the pass in which a class was looked at, in all, and in what the head leaves.
         class_cost: ``float64[2, classes, 2]``: what its place costs it and its neighbours by ``sure``.
         wait_cost: ``float64[J, 2]``: the cost of the place that a waiting job could have, to it and to its neighbours.
-        search: Room.
+        search: Work space.
     """
 
     tree: NetworkTree
@@ -86,7 +86,7 @@ def priced_pass(place: Place[Priced]) -> Pass[Priced]:
     """Build the pass over a queue in which ``place`` chooses the placement.
 
     A job that waits for a better place has POLICY, and ``costs.wait_cost`` of the place that it could have; the first
-    such job is the head, like one without room.
+    such job is the head, like one that does not fit.
     """
     return queue_pass(place, _keep, _enter)
 
@@ -122,7 +122,7 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Pri
         return PRIORITY, shape
     if late and scratch.failed_late[shape] == stamp:
         return BACKFILL, shape
-    # within a pass there is ever less room, and more neighbours: what was too dear for one of the class stays so
+    # within a pass free nodes only shrink and neighbours only grow: what was too dear for one of the class stays so
     again = 1 if late else 0
     if costs.last_pass[again, c] == stamp and _waits(costs, job, costs.class_cost[again, c], now):
         costs.wait_cost[job] = costs.class_cost[again, c]

@@ -32,7 +32,7 @@ class LearnedSlowdowns(NamedTuple):
     Attributes:
         nodes: Of the tree. unknown: Whether what neither job of a pair was measured for counts as in public tables;
             else it costs nothing.
-        up: ``float64[kinds]``: seconds of sending over a way up of weight 1. name: ``int64[kinds]``: whose: jobs of one
+        up: ``float64[kinds]``: seconds of sending over a way up of weight 1. name: ``int64[kinds]``: jobs of one
             name at several sizes are kinds of their own, and affect each other alike.
         contention: ``float64[names, 3, 2]``: sensitivity and pressure over `BUS`, `NIC`, `UPLINK`. measured:
             ``uint8[names, 3]``: whether any attempt says so.

@@ -40,7 +40,7 @@ class LinkUse(NamedTuple):
 
     Attributes:
         link, meet: ``int64[links]``: the links and, on each, how many parts meet there.
-        below, children: ``int64[switches + 1]``: room for `links_of`, zeros between calls.
+        below, children: ``int64[switches + 1]``: work space of `links_of`, zeros between calls.
     """
 
     link: Ints
