@@ -79,7 +79,7 @@ def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -
 
 
 def keys_of(trace: Trace, expected: Floats) -> Keys:
-    """Return what orders go by, for all jobs of a trace: without usage."""
+    """Return the keys of orders for all jobs of a trace, without usage."""
     zeros = np.zeros(len(trace), np.int64)
     return Keys(
         priority=zeros if trace.priority is None else trace.priority, standing=zeros, submit=trace.submit,

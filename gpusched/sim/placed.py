@@ -90,14 +90,14 @@ def takes_costs(policy: ReplayPolicy) -> bool:
 def walks(world: SimWorld) -> bool:
     """Return whether the queue is walked by costs: if requested, and if a class's first job may not be its oldest.
 
-    Who has waited for longer may take a place that those before it do not.
+    A job that has waited for longer may take a place that those before it do not.
     """
     if world.options.network is None:
         return False
     if world.options.network.sure is not None and RULES.get(world.rule) == CHEAPEST:
         return True  # only the walk leaves out of a wait what is not sure
     if world.shared == "pairs":
-        return True  # nor does the index know who is left waiting
+        return True  # nor does the index know which jobs are left waiting
     if world.policy.kind != "static" or world.policy.backfill == "conservative":
         return True  # the index has each class in an order that stays
     if RULES.get(world.rule) == ALIGNED and world.trace.priority is not None:
@@ -203,7 +203,7 @@ def _with_classes(world: SimWorld, asked: Ints) -> tuple[SimWorld, PlacingState,
     found, index = np.unique(columns, axis=0, return_inverse=True)
     distinct: Ints = found[:, :3].astype(np.int64)
     world, laid_out = _with_shapes(world, distinct, rule)
-    # Whose reservation is too small has no layout, and never runs.
+    # A job with too small a reservation has no layout, and never runs.
     nowhere = np.array([not found for found in laid_out], np.bool_)
     at_size = np.full(asked.shape[:2], -1, np.int64)
     at_size[runs] = np.where(nowhere, -1, np.arange(len(found)))[index.reshape(-1)]
@@ -232,7 +232,7 @@ def _with_classes(world: SimWorld, asked: Ints) -> tuple[SimWorld, PlacingState,
     queue = world.sim.shapes["queue"][distinct[:, 0]]
     queues = len(world.sim.dirty)
     own_wait_s = world.policy.placement_wait_s
-    # a live policy goes by its own wait, and holds nothing up for who has waited for long
+    # a live policy uses its own wait, and blocks nothing for a job that has waited for long
     wait_s, hold_s = (network.wait_s, network.hold_s) if own_wait_s is None else (own_wait_s, np.inf)
     return world, PlacingState(
         rule=rule, wait_s=wait_s, most_wait_s=np.inf if own_wait_s is None else own_wait_s,

@@ -88,7 +88,7 @@ class ReplayPolicy:
 
     @property
     def uses_run_time_estimates(self) -> bool:
-        """Whether it goes by estimated run times."""
+        """Whether it uses estimated run times."""
         if self.knows != "estimate" or self.model is None or not self.by_agent:
             return self.knows == "estimate"
         others = None if self.spec is None else self.spec.agent_traits
@@ -101,7 +101,7 @@ class ReplayPolicy:
 
     @property
     def by_usage(self) -> bool:
-        """Whether it, or what decides where its agent cannot, goes by users' usage."""
+        """Whether it, or its fallback, orders jobs by users' usage."""
         instead = None if self.spec is None else self.spec.fallback
         return "fairshare" in (self.order, instead.order if instead is not None else "")
 
@@ -135,7 +135,7 @@ def policy_by_name(text: str) -> ReplayPolicy:
     Raises:
         UsageError: There is none of that name (with the nearest that there is).
         FileError: The file is wrong.
-        ModelError: It is an agent's, whose weights cannot be used.
+        ModelError: It is an agent's, and the weights cannot be used.
     """
     found = look_up(text)
     return found if isinstance(found, ReplayPolicy) else policy_of_spec(found, text)

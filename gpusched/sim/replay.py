@@ -170,7 +170,7 @@ def one_job(milli: int = WHOLE) -> Trace:
 State = TypeVar("State")
 Loop = Callable[[Sim, EventLog, Passes, State], int]
 Runner = Callable[[EventLog], int]
-"""Replays to the end: OVER, or GROW (call it again with more room in the log). It may have ``notes`` for the result."""
+"""Replays to the end: OVER, or GROW (call it again with a larger log). It may have ``notes`` for the result."""
 
 
 class RunKind(NamedTuple):
@@ -252,7 +252,7 @@ def _fixed(world: SimWorld, strict: bool) -> Fixed:
 
 
 def _is_strict(world: SimWorld) -> bool:
-    """Return whether there is one queue whose head blocks, on unchanging nodes; excludes speeds to compile less."""
+    """Return whether there is one queue, its head blocks, and nodes never change; excludes speeds to compile less."""
     sim = world.sim
     return world.policy.backfill == "none" and sim.pace is None and len(sim.dirty) == 1 and len(sim.changes) == 0
 

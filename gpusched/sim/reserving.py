@@ -48,7 +48,7 @@ def with_reservations(
 
     Args:
         demand: Of the trace.
-        trace: Whose ids the bookings name.
+        trace: The trace; bookings name its ids.
         pool: Its nodes.
         limit: ``float64[jobs]``: how long each may run.
         bookings: No two of a node at one time.

@@ -57,7 +57,7 @@ def counts_of_ranks(least: int, most: int, rank: int) -> range:
 
 
 class TargetSize(NamedTuple):
-    """The size that a job is to have in total; None: in proportion to its GPUs; ``nodes`` None: the fewest."""
+    """The target size of a job in total; None: in proportion to its GPUs; ``nodes`` None: the fewest."""
 
     gpus: int
     cores: int | None = None

@@ -116,7 +116,7 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
 
 
 def _with_room(world: SimWorld, menus: Menus, menu: Ints) -> SimWorld:
-    """Return the world with room for each job's nodes at its widest size."""
+    """Return the world with space for each job's nodes at its widest size."""
     parts = np.append(world.sim.shapes["parts"], 0)[menus.shape].max(axis=1)[menu]
     world.sim.jobs["offset"] = np.cumsum(parts) - parts
     slots = most_parts_running(world.demand, int(parts.sum()))

@@ -204,8 +204,8 @@ class Stepper:
         the placement rule says; its own nodes count as free for that, its work is kept, and its `restart_s` pass before
         it goes on. ``size``: its GPUs, with which cores and memory go; or a `TargetSize`. It goes as fast as was
         measured (`ReplayOptions.rates`) with so many GPUs over so many nodes, cores and memory. A hot job that runs is
-        not stopped: ranks join on those of ``nodes`` that it does not have, or its last ones leave. Without a rank
-        whose node fails, if that is not its first, it goes on as far as its least size.
+        not stopped: ranks join on those of ``nodes`` that it does not have, or its last ones leave. If a rank's node
+        fails, and the rank is not its first, it goes on without that rank, as far as its least size.
 
         Raises:
             UsageError: The job may not have that size (`ReplayOptions.elastic`), its speed then is unknown, it
@@ -282,7 +282,7 @@ class Stepper:
         return True
 
     def _make_room(self, job: int, parts: int, held: Sequence[int] | Ints = ()) -> None:
-        """Give the job room for so many nodes, of which it has ``held``."""
+        """Give the job space for so many nodes, of which it has ``held``."""
         sim, before = self._world.sim, self.parts(job)[0]
         if parts > before:
             sim.jobs[job]["offset"] = len(sim.held)
@@ -300,7 +300,7 @@ class Stepper:
         return resources
 
     def _set_size(self, job: int, shape: int, row: int) -> None:
-        """Set the job's shape and speed from its next start on, with room for its nodes."""
+        """Set the job's shape and speed from its next start on, with space for its nodes."""
         world, parts = self._world, int(self._world.sim.shapes[shape]["parts"])
         self._make_room(job, parts)
         sim = self._world.sim

@@ -139,9 +139,9 @@ class ReplayOptions:
         las_thresholds_gpu_s: Attained service that parts the queues of LAS, ascending (default: two queues, one GPU
             hour; Tiresias leaves the thresholds to the operator).
         half_life_s: Half-life of users' usage, in seconds (``settings.fairshare_half_life``).
-        groups: The tree by which ``fairshare`` goes; empty: by users' usage alone.
+        groups: The tree that ``fairshare`` uses; empty: by users' usage alone.
         usage: GPU hours of users (`leaf_of` user and group) before the first submission, decayed until then.
-        rates: How fast jobs go by measured profiles; None: every job runs its recorded duration.
+        rates: Speeds of jobs by measured profiles; None: every job runs its recorded duration.
         estimator: Estimates run times for policies that use estimates; None: the mean of the user's last two.
         share: Whether jobs share GPUs: "no"; "fractions" (jobs of one GPU by the thousandths they ask for); "pairs"
             (besides, two jobs of equal GPUs share them where that was measured to do more than taking turns).
@@ -347,7 +347,7 @@ def _with_pace(
 
 
 def _with_believed(sim: Sim, pace: Pace, believed: SharingBeliefs) -> Sim:
-    """Set who shares GPUs with whom, with the installation's estimates of slowdowns in place of measured ones."""
+    """Set which jobs may share GPUs, with the installation's estimates of slowdowns in place of measured ones."""
     kinds, kind = np.unique(np.column_stack((pace.kind, believed.kind)), axis=0, return_inverse=True)
     rows, row = np.unique(np.column_stack((pace.runs["row"], believed.row)), axis=0, return_inverse=True)
     (of_type, place), (own, party) = kinds.T, rows.T
@@ -362,12 +362,12 @@ def _with_believed(sim: Sim, pace: Pace, believed: SharingBeliefs) -> Sim:
 
 
 def estimator_for(world: SimWorld) -> Estimator:
-    """Return who estimates run times, where the policy goes by estimates."""
+    """Return the estimator of run times, where the policy uses estimates."""
     return world.options.estimator if world.options.estimator and world.policy.uses_run_time_estimates else LastTwo()
 
 
 def log_of(world: SimWorld) -> EventLog:
-    """Return a log with room for every run that is not interrupted."""
+    """Return a log large enough for every run that is not interrupted."""
     widest = int(world.demand.parts.max(initial=0)) + 64
     return new_log(3 * len(world.trace) + len(world.sim.changes) + 64, widest, widest)
 

@@ -135,5 +135,5 @@ def renew(renewed: Renewed | None, sim: Sim, passes: Passes, waiting: Ints) -> N
         if changes != renewed.changes[alike] or now - renewed.at[alike] > _STALE_S:
             renewed.value[alike] = expected_s(known, job)
             renewed.changes[alike], renewed.at[alike] = changes, now
-        # What backfill takes for its end must be what the order goes by: a release is found by it.
+        # Backfill and the order must use the same end: a release is found by it.
         sim.jobs[job]["expected"] = passes.jobs.limit[job] = renewed.value[alike]

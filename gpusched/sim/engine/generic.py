@@ -60,7 +60,7 @@ class SimQueue(NamedTuple):
         every_s: Seconds between two times at which there is backfill; 0: at every decision.
         next_s: ``float64[1]``: when it is due; infinite: when something has happened.
         by_all: Whether all partitions decide at once, by users' usage before this instant's starts, as live.
-        usage: ``USER[users]``: what the order goes by; ``users`` themselves, but with ``by_all``.
+        usage: ``USER[users]``: the usage that the order reads; ``users`` themselves, but with ``by_all``.
     """
 
     waiting: Ints
@@ -138,7 +138,7 @@ run_generic = looped(decide_generic)
 
 @jit
 def update_queue(sim: Sim, passes: Passes, queue: SimQueue) -> None:
-    """Record the jobs that ended and that became ready at this instant, and what the order goes by."""
+    """Record the jobs that ended and that became ready at this instant, and the order's inputs."""
     _count_others(sim, queue)
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
@@ -240,7 +240,7 @@ _MAX_AGE_S = 7 * 86400.0
 
 
 def usage_leaves(world: SimWorld) -> tuple[Groups, list[tuple[str, str]], Ints, Records, Records]:
-    """Return the tree that the policy goes by, its (user, group) for whom usage counts, each run's, and these users.
+    """Return the policy's fair-share tree, its (user, group) leaves, each run's leaf, and these users.
 
     As live: a job counts for the group that it names, else for its user's first one. Without groups, for its user.
     Users without a job in the trace are there, too: what they used before counts for their groups; and what they hold

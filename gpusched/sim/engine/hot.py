@@ -35,7 +35,7 @@ def change_ranks(
         shape: Its request at the new size.
         row: Of its speeds; see `state.RUN`.
         speed: Its own, where it has no row.
-        joins: ``int64[ranks that join]``: their nodes, which have room.
+        joins: ``int64[ranks that join]``: their nodes, on which they fit.
         limit_left_s: Seconds that it may still run by its time limit.
         pause_s: Seconds for which it makes no step.
     """

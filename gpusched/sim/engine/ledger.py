@@ -69,7 +69,7 @@ def other_changes(trace: Trace, rows: Ints, scale: int) -> Records:
 
 
 def plan_copy(ledger: SimLedger | None) -> SimLedger | None:
-    """Return a copy with its own room and accounts, for policies that plan before they start jobs (`reset_plan`)."""
+    """Return a copy with its own ``room`` and accounts, for policies that plan before starts (`reset_plan`)."""
     if ledger is None:
         return None
     return ledger._replace(room=ledger.room.copy(), account=ledger.account.copy())
@@ -77,7 +77,7 @@ def plan_copy(ledger: SimLedger | None) -> SimLedger | None:
 
 @jit
 def reset_plan(plan: SimLedger | None, ledger: SimLedger | None) -> None:
-    """Reset the plan's room to what is left now."""
+    """Reset the plan's ``room`` to what is left now."""
     if plan is not None and ledger is not None:
         plan.room[:] = ledger.room
 
@@ -91,7 +91,7 @@ def bind_waiting(plan: SimLedger | None, ledger: SimLedger | None, job: int, wai
 
 @jit
 def jobs_planned(plan: SimLedger | None, jobs: QueueJobs) -> QueueJobs:
-    """Return the jobs with the plan's accounts and room."""
+    """Return the jobs with the plan's accounts and ``room``."""
     if plan is None:
         return jobs
     return QueueJobs(jobs.shape, jobs.limit, plan.account, plan.room, jobs.feasibility, jobs.masks, jobs.links)

@@ -39,7 +39,7 @@ def looped(decide: Decide[State], compiled: bool = True) -> Decide[State]:
     to continue or any other number to end the run with. ``compiled``: see `queue_pass.queue_pass`.
 
     Returns:
-        What replays to the end: OVER, GROW (call it again with more room in ``log``), or what ``decide`` ended it with.
+        What replays to the end: OVER, GROW (call it again with a larger ``log``), or what ``decide`` ended it with.
     """
     return specialized(_run, decide, _decide=decide) if compiled else in_python(_run, _decide=decide)
 

@@ -46,7 +46,7 @@ class QueueMapper:
         self._mapping = policy.spec.mapping if policy.spec is not None else Mapping()
         self._backfill = BACKFILLS[policy.backfill]
         self._solver: Solver | None = _solver() if world.rule == "milp" else None
-        # what jobs go by is known of what runs, too, where it is measured; an agent predicts it in its own way
+        # where speeds are measured, those of running jobs are known, too; an agent predicts them in its own way
         sim, pool, jobs = world.sim, world.pool, len(world.sim.jobs)
         by_type = sim.pace is not None and not agent and not sized and self._backfill == EASY
         self._measured = _measured(world)

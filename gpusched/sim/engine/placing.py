@@ -59,7 +59,7 @@ class PlacementNetwork(NamedTuple):
         tree: Of the pool's nodes. model: Of kinds of jobs. kind: ``int64[jobs]``: row of ``model.kinds``.
         wait_s, patience_s, hold_s: See `PlacingState`.
         sure: What of the model counts for waiting (`sched.topology.queue.Costs`); None: all of it.
-        learned: Whose kinds depend on the size; None: a job's kind is the same at all sizes.
+        learned: Classes of which the kind depends on the size; None: a job's kind is the same at all sizes.
     """
 
     tree: NetworkTree
@@ -78,18 +78,18 @@ class PlacingState(NamedTuple):
     Attributes:
         rule: DRAWN: a way and nodes are drawn; BALANCED: the most nodes, those with the most free GPUs; ALIGNED: the
             largest job first, on the nodes with the most free GPUs; FEWEST: the fewest nodes, best fit; FIRST: these,
-            first fit; SPREAD_OUT: these, those with the most free GPUs; ONE_RACK: the fewest nodes, in one rack if one
-            has room; RACK_WAIT: the same, and waits for its first way; CHEAPEST: by the model, see
+            first fit; SPREAD_OUT: these, those with the most free GPUs; ONE_RACK: the fewest nodes, in one rack if it
+            fits; RACK_WAIT: the same, and waits for its first way; CHEAPEST: by the model, see
             `sched.topology.contention`, and waits where that costs less than it does.
         wait_s: RACK_WAIT: a job waits for its first way no longer. most_wait_s: CHEAPEST: nor for a cheaper place.
         patience_s: CHEAPEST: a place that makes a job twice as long is taken after it has waited so long; one that
             costs half of that after a quarter of the time; any by the first of all after ``hold_s``.
-        hold_s: With SKIP who has been the first of all for so long and fits nowhere holds up all behind it.
+        hold_s: With SKIP a job that has been the first of all for so long and fits nowhere blocks all behind it.
         ways: The ways of each class in the rule's order. of: ``int64[jobs]``: class. next: ``int64[jobs]``: the next of
             its class that waits, -1: none.
         classes: ``CLASS[classes]``. queues: ``QUEUE[queues]``, of every partition.
         wake: ``float64[1]``: when to look again. at: ``int64[2]``: see EVENTS, MOVES.
-        order: Room for classes in order. fits: ``int64[ways]``: room.
+        order: Work space, classes in order. fits: ``int64[ways]``: work space.
         backfill: SKIP or EASY; NONE and CONSERVATIVE where the queue is walked.
         usable: ``int64[nodes]``: GPUs of the nodes that are well, by which ``ways`` are now.
     """

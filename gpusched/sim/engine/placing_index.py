@@ -1,7 +1,7 @@
 """`placing` with an index: at every instant the first job of each class is tried, in order, and started if it fits.
 
 Where the first of a class does not start, none behind it of that class would. One that has been the first of all for
-``hold_s`` and fits nowhere holds up all behind it, so that nobody starves. With EASY backfill the first that cannot
+``hold_s`` and fits nowhere blocks all behind it, so that no job starves. With EASY backfill the first that cannot
 start has nodes reserved instead, by the limits of what runs. Those behind it start where they fit now and end by then,
 or take what it leaves over, as `sched.backfill` says. A job that waits for a rack has that reserved. By the model, one
 that could start and waits for a cheaper place has nodes from when on it takes what is free. A job that is slowed down

@@ -200,7 +200,7 @@ def place(sim: Sim, passes: Passes, walk: Walk, waiting: Ints, backfill: int) ->
 
 @jit
 def put_beside(sim: Sim, log: EventLog, passes: Passes, walk: Walk, waiting: Ints) -> None:
-    """Start jobs that the passes left waiting for room beside running ones, where they share GPUs."""
+    """Start jobs beside running ones that the passes could not place, where they share GPUs."""
     outcome = walk.outcome
     before = outcome.total[0]
     pair_up(sim.pairs, sim, log, passes, outcome, waiting)
@@ -232,7 +232,7 @@ def begin(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> None:
 
 @jit
 def set_wake(walk: Walk | None, sim: Sim) -> None:
-    """Set when to look again at who waits for a better place."""
+    """Set when to look again at the jobs that wait for a better place."""
     if walk is not None:
         sim.clock[1] = walk.placing.wake[0]
 

@@ -26,7 +26,7 @@ class _Bounds:
         self.links: list[tuple[int, int, int]] = []
 
     def of(self, user: str | None, group: str, qos: str) -> list[int]:
-        """Return the bounds of such a job; None: an unknown user, to whom no user limit applies."""
+        """Return the bounds of such a job; None: an unknown user; no user limit applies."""
         group = self._quotas.groups.for_job(user or "", group)
         rules = [r for r in self._quotas.rules(user or "", group, qos) if r.unit in COLUMNS]
         return [self._enter(rule) for rule in rules if user is not None or rule.key[1]]

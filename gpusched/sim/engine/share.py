@@ -31,7 +31,7 @@ def note_unreached(pairs: Paired | None, outcome: PassOutcome, ordered: Ints, co
 @inlined
 @jit
 def pair_up(pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, outcome: PassOutcome, ordered: Ints) -> None:
-    """Start jobs left waiting for room by ``outcome``'s pass beside running ones."""
+    """Start jobs beside running ones that ``outcome``'s pass could not place."""
     if pairs is None or outcome.total[0] >= ordered.size:
         return
     pace = sim.pace
@@ -69,7 +69,7 @@ def pair_up(pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, outco
 
 @jit
 def split_with(pace: Pace | None, job: int, starts: bool) -> int:
-    """Return with whom a job that starts, or has stopped, shares its GPUs, which count half for each; -1: nobody.
+    """Return the job that shares GPUs with one that starts, or has stopped; they count half for each. -1: none.
 
     Ends are handled after both have parted (`pace.release`), so that it is noted here.
     """

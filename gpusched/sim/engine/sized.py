@@ -61,7 +61,7 @@ class Sizer(NamedTuple):
         between: ``uint8[menus, most]``: sizes that a job only comes to by losing ranks.
         stopped: ``float64[jobs, per_hour]``: last stops.
         waiting, size: As in `generic.SimQueue`.
-        scene, claims: Room to work in; ``scene.menus`` and ``scene.reported`` (speeds at the sizes that jobs
+        scene, claims: Work space; ``scene.menus`` and ``scene.reported`` (speeds at the sizes that jobs
             had) are kept for the whole replay.
         at: ``int64[AT]``: the state of the run, see above.
         queue: ``int64[jobs]``: the partition's jobs in order; ``at[QUEUED]`` of them. outcome: Which of these start.
@@ -104,7 +104,7 @@ def run_sized(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
     """Replay to the end: choose every partition's sizes, then start jobs; repeat after each stop.
 
     Returns:
-        OVER; GROW: call it again with more room in ``log``; ASK: call it again with sizes in ``sizer.claims``; UNSOUND:
+        OVER; GROW: call it again with a larger ``log``; ASK: call it again with sizes in ``sizer.claims``; UNSOUND:
         they are not allowed, call it again with others; GRANT: call it again with the requests of the jobs that are to
         start (``sizer.request``); MAP: call it again with the starts of ``sizer.queue`` in ``sizer.outcome``.
     """
@@ -171,7 +171,7 @@ def _apply_sizes(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
         remove_running(sim, sizer.waiting, sizer.size)
     stops = 0
     reset_plan(sizer.ledger, sim.ledger)
-    free = trial_copy(passes.scratch, sim.resources)  # nobody joins on what is let go of at this decision
+    free = trial_copy(passes.scratch, sim.resources)  # no rank joins on what is released at this decision
     for j in range(sizer.claims.number[COUNT]):
         claim = sizer.claims.jobs[j]
         if claim["held"] > 0 and claim["wished"] != claim["held"]:
@@ -236,7 +236,7 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
     """Fill the scene: running resizable jobs by number, then all waiting jobs, those stopped to resize first."""
     now, count, parts = sim.clock[0], 0, 0
     soonest, of_partition = np.inf, 0
-    # the loops' own arrays: a compiled call pays for every array it is handed
+    # the loops' own arrays: a compiled call pays for every array argument
     jobs, state, shapes, held, own_of = sim.jobs, sim.state, sim.shapes, sim.held, sizer.jobs
     rows, reported, sizes, parts_of, stopped = (
         sizer.scene.rows,
@@ -286,7 +286,7 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
             parts += 1
         count += 1
     sizer.at[RUN] = count
-    # Waiting jobs take room of limits at their first sizes, resumed jobs first; those without room are left out.
+    # Waiting jobs count for limits at their first sizes, resumed jobs first; those beyond a limit are left out.
     reset_plan(sizer.ledger, sim.ledger)
     for resumed in (True, False):
         for i in range(sizer.size[0]):

@@ -1,7 +1,7 @@
 """The engine's arrays, by name; a replay changes them in place.
 
-What belongs to one job, shape or node lies together in a record array: a compiled call pays for every array it is
-handed (numba passes seven words for each), and an event touches one job's fields at a time. With one array per field
+What belongs to one job, shape or node lies together in a record array: a compiled call pays for every array
+argument (numba passes seven words for each), and an event touches one job's fields at a time. With one array per field
 the same loop ran at a third of the speed and took three times as long to compile.
 """
 
@@ -85,7 +85,7 @@ class SizeClasses(NamedTuple):
     Attributes:
         of: ``int64[jobs, most]``: the class (`PlacingState.classes`) at a column of the job's menu; -1: none.
         kind, gpus, best: Of each class, as in `Load.jobs`.
-        own: ``int64[jobs]``: the class of a request that is the job's own at all sizes; -1: none. Empty: nobody's is.
+        own: ``int64[jobs]``: the class of a request that is the job's own at all sizes; -1: none. Empty: none at all.
     """
 
     of: Ints
@@ -99,7 +99,7 @@ class Links(NamedTuple):
     """What running jobs share besides GPUs.
 
     Attributes:
-        use, needs: Room for the links of one job. found: ``int64[jobs]``: room for its neighbours.
+        use, needs: Work space, the links of one job. found: ``int64[jobs]``: work space, its neighbours.
         sizes: Where jobs change size; else None.
     """
 
@@ -211,7 +211,7 @@ class Sim(NamedTuple):
 
 
 class EventLog(NamedTuple):
-    """The event log and interrupted runs, with spare room; `Sim.counter` has the lengths used.
+    """The event log and interrupted runs, with spare rows; `Sim.counter` has the lengths used.
 
     Attributes:
         events: ``EVENT[...]``. cuts: ``CUT[...]``; ``stop``: where the run's nodes end in ``cut_nodes``; ``gpus``: on
@@ -288,12 +288,12 @@ def new_sim(
 
 
 def new_log(events: int, cuts: int, parts: int) -> EventLog:
-    """Return an empty log with room for that many events, interrupted runs, and parts of such runs."""
+    """Return an empty log with rows for that many events, interrupted runs, and parts of such runs."""
     return EventLog(np.zeros(events, EVENT), np.zeros(cuts, CUT), np.zeros(parts, np.int64))
 
 
 def grown(log: EventLog, sim: Sim) -> EventLog:
-    """Return a copy of the log with more room."""
+    """Return a copy of the log with more rows."""
     cuts, parts = 2 * len(log.cuts) + len(sim.jobs), 2 * len(log.cut_nodes) + len(sim.held)
     more = new_log(2 * len(log.events), cuts, parts)
     for new, old in zip(more, log, strict=True):

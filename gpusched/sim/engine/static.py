@@ -1,7 +1,7 @@
 """The passes of `sched.kernel.by_rule` for static orders, without walking the queue or all nodes.
 
-They decide exactly as the kernel's `queue_pass` does (a test compares every start and node): within a pass room only
-shrinks, so once a shape does not fit no later job of it does, and it is enough to look at one job per shape at a time.
+They decide exactly as the kernel's `queue_pass` does (a test compares every start and node). Within a pass free nodes
+only shrink: once a shape does not fit no later job of it does, and it is enough to look at one job per shape at a time.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, fixed: Fixed) -> None:
             seen = True
         if seen and backfill == NONE:
             break
-        # Room only shrinks within a pass: once a shape has failed, so would all its later jobs.
+        # Free resources only shrink within a pass: once a shape has failed, so would all its later jobs.
         if sim.state[job]["status"] != WAITING or scratch.failed[shape] == stamp:
             continue
         # Reserve for the head only when a job behind it comes up: without one nothing needs the shadow time.

@@ -1,6 +1,6 @@
 """Sia's measured step times (Jayaram Subramanya et al., SOSP 2023): siasosp23/artifacts; AWS's also in petuum/adaptdl.
 
-``MODEL-placements-CLUSTER.csv``: local_bsz, step_time, sync_time, placement, whose digits are the GPUs on each node;
+``MODEL-placements-CLUSTER.csv``: local_bsz, step_time, sync_time, placement (its digits: the GPUs on each node);
 ``MODEL-scalability-CLUSTER.csv``: the same by num_nodes and num_replicas. A job of g GPUs at b samples each does
 g b / step_time samples per second. Several placements of as many GPUs on as many nodes count with the one that is
 spread evenly, as the replay spreads jobs, else with their mean.
@@ -22,7 +22,7 @@ from gpusched.traces.readers.columns import Table, stem
 NAME = re.compile(r"(?P<model>.+)-(?P<kind>placements|scalability)-(?P<cluster>.+)\.csv")
 CLUSTERS = {"aws": "T4", "dgx": "A100", "dgx-ext": "A100", "rtx": "RTX2080Ti", "quad": "RTX6000"}
 """GPU types of Sia's clusters, from its sia-simulator/simulator_config.py: AWS g4dn.12xlarge (of 4 T4), DGX-A100 with
-few (dgx) and with more (dgx-ext) batch sizes, 8 RTX 2080Ti, 4 Quadro RTX 6000. Others go by their own name."""
+few (dgx) and with more (dgx-ext) batch sizes, 8 RTX 2080Ti, 4 Quadro RTX 6000. Others have their own name."""
 _RECORDED_ON = "A100"
 
 _Samples = dict[tuple[str, str, int], dict[tuple[int, int], list[tuple[bool, float]]]]
