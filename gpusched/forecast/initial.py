@@ -461,7 +461,7 @@ def _singletons(
 
 
 def _dependency_target(dependency: Dependency, view: PendingView) -> str:
-    """Return the job or array for whose end, or start, a job or a task of an array waits."""
+    """Return the job or array on which a job, or a task of an array, depends."""
     base, index = split_task(view.id)
     if dependency.kind is DependencyKind.CHAIN:
         return f"{base}_{index - 1}"

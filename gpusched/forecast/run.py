@@ -102,7 +102,7 @@ class PlacementCosts(NamedTuple):
     Attributes:
         costs: Of the waiting jobs.
         slot: ``int64[jobs]``: where a job's links are noted in ``costs.load``; -1: it is no job's first.
-        settled: ``int64[jobs]``: the number whose class and links a job has once it has settled (`QUEUED`).
+        settled: ``int64[jobs]``: the number of which a job has the class and links once it has settled (`QUEUED`).
     """
 
     costs: Costs
@@ -132,7 +132,7 @@ class QueueArrays(NamedTuple):
         turns: ``float64[masks]``: `Calendar.turns` on which ``fit`` and ``late`` are based.
         outcome: Where a pass writes.
         placing: Placement costs; None: no policy uses any.
-        plan: The passes' room for conservative backfill; None: unused, and not compiled.
+        plan: The passes' work space for conservative backfill; None: unused, and not compiled.
     """
 
     jobs: Records
@@ -493,14 +493,14 @@ def _find_candidates(arrays: QueueArrays, jobs: QueueJobs, requests: Requests, p
     while kind < stop:
         account, past, before = kinds[kind]["account"], kinds[kind]["past"], count
         work += 1
-        # Nothing of this account could start with as much room: skip its kinds until the room grows.
+        # No job of this account could start within these limits: skip its kinds until one of them grows.
         if account >= 0 and _no_more_room(least[account], barren[past - 1]):
             kind = past
         while kind < past:
             work += 1
             job = kinds[kind]["first"]
             if account >= 0 and least[account, 1] < kinds[kind]["gpus"]:
-                break  # nor is there room for any behind it
+                break  # nor do limits allow any behind it
             kind += 1
             if job < 0:
                 continue
@@ -525,7 +525,7 @@ def _find_candidates(arrays: QueueArrays, jobs: QueueJobs, requests: Requests, p
 
 @jit
 def _no_more_room(least: Ints, barren: Ints) -> bool:
-    """Return whether an account has no more room than when none of its jobs could start."""
+    """Return whether limits leave an account no more than when none of its jobs could start."""
     more = False
     for unit in range(3):
         more |= least[unit] > barren[unit]
@@ -538,7 +538,7 @@ def _next(state: ClusterState, queue: Ints, at: int, head: int, more: ForecastPa
 
     Or the first that waits for the end of a reservation, for which nodes are kept.
 
-    If a job does not start, no later one of its kind does in this pass, as room only shrinks; draws excepted.
+    If a job does not start, no later one of its kind does in this pass, as free resources only shrink; draws excepted.
     """
     arrays, draws, fair = more.arrays, more.place == NAIVE, more.fair
     kinds, counter, opened, place_of, jobs = arrays.kinds, arrays.counter, arrays.open, arrays.place, arrays.jobs
@@ -566,7 +566,7 @@ def _next(state: ClusterState, queue: Ints, at: int, head: int, more: ForecastPa
     shape_of, limit_of, account_of, now = state.jobs.shape, state.jobs.limit, state.jobs.account, state.now
     feasibility, nothing_kept = state.jobs.feasibility, _no_nodes_kept(state.scratch.calendar)
     count, best, first, place, shadow, i = counter[OPEN], -1, -1, np.inf, arrays.clock[SHADOW], 0
-    # Kinds that can no longer start leave the list: room only shrinks within a pass.
+    # Kinds that can no longer start leave the list: free resources and limits only shrink within a pass.
     while i < count:
         job = kinds[opened[i]]["at"]
         could = job >= 0 and (draws or within_bounds(least, account_of, job))

@@ -28,7 +28,7 @@ def pace_of(
     snapshot: Snapshot, views: Sequence[PendingView], world: NodeArrays, sharers: Mapping[str, Sharer], jobs: Records,
     running: Ints,
 ) -> tuple[Pace, Paired]:  # fmt: skip
-    """Return job speeds beside others, and who may share.
+    """Return job speeds beside others, and which jobs may share.
 
     ``running``: each running job's index in ``jobs``, after the views. Limits bind the time that jobs run, as live.
     """
