@@ -28,11 +28,11 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A column of the table: means over the rows of a line.
 
     Attributes:
-        head: What stands above it.
+        head: Its heading.
         of: Key of rows. "": how many rows there are.
         format: Of the mean. "", and nothing below: rows that have it in common are a line.
         per: What it is divided by: a number, or a key of rows.
-        against: The policy to whose mean on the same draws the change is given, with its interval.
+        against: The policy for comparison: the change to its mean on the same draws, with an interval.
         above: The key, or the number, above which it is so many per cent.
         gain: (base, best): policies; the part of what the best one gains over the base.
         published: Policy -> key of `Paper.published`.

@@ -95,7 +95,7 @@ def costs_for(
     """Return `placement_costs`, and notes, if any of the policies decides by them, or ``always``; None: they are 0.
 
     As live, an agent cannot decide without, a rule where nothing was learned can. Policies that cannot be replayed with
-    them are compared without, as are MIG slices, whose costs are not known.
+    them are compared without, as are MIG slices: their costs are unknown.
     """
     if not (always or any(policy.places for policy in policies)):
         if not scenario.learned or asks_for_slices(scenario.trace) or not any(policy.by_costs for policy in policies):
