@@ -27,7 +27,7 @@ class OrderingAgent:
     """
 
     def columns(self, prepared: Any, keys: Keys) -> Columns:
-        """Return what jobs go by, as orders do (`sched.order`); `Unusable`: it cannot decide now."""
+        """Return the jobs' sort keys, as orders do (`sched.order`); `Unusable`: it cannot decide now."""
         raise NotImplementedError
 
     def prepare(self, model: TrainedModel) -> Any:

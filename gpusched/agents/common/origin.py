@@ -1,4 +1,4 @@
-"""The origin of shipped weights: what a file's metadata says, so that anybody can make it again.
+"""The origin of shipped weights: what a file's metadata says, so that users can make it again.
 
 Nothing in it varies between two runs: times are on the training card, and no path is named.
 """

@@ -129,7 +129,7 @@ class _Record:
     def decision(self, first: float, last: float) -> RecordedDecision | None:
         """Return the decision made between two instants; None: the record contradicts itself, or left no choice."""
         ours = ~self.rigid[self.job]
-        # Who was stopped now still had its GPUs when that was decided.
+        # A job that was stopped now still had its GPUs when that was decided.
         runs = ours & (self.begin < first) & np.where(self.to > 0, self.end >= first, self.end > last)
         stops = runs & (self.to > 0) & (self.end <= last)
         starts = ours & (self.begin >= first) & (self.begin <= last) & ~np.isin(self.job, self.job[stops])

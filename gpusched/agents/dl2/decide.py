@@ -234,7 +234,7 @@ def allocate(
         free: ``int64[2]``: free CPU and GPU slots, updated.
         capacity: ``int64[2]``: all CPU and GPU slots.
         draw: Whether steps are sampled (by compiled code's own generator, see `seed_draws`); else the best is taken.
-        keep: Fraction of the steps whose rows are kept on the tape.
+        keep: Fraction of the steps to keep on the tape.
         tape: Records the steps if ``draw``.
         coming: Jobs yet to arrive, for the critic.
         teacher: ``int64[jobs, 2]``: with ``draw``, sizes to imitate, by steps of the job with the smallest share

@@ -69,7 +69,7 @@ def _batch(
     inputs = inputs_of(servers, kinds, rules)
     return Batch(
         sim=_stacked(world.sim, clusters, jobs),
-        # room for an episode's events, and for the cuts that `advance` checks for although no job is ever cut
+        # space for an episode's events, and for the cuts that `advance` checks for although no job is ever cut
         log=EventLog(np.zeros((clusters, 5 * jobs + 8), EVENT), np.zeros(jobs + 1, CUT), np.zeros(jobs + 1, np.int64)),
         masks=world.demand.masks,
         capacity=resources_of(column.copy() for column in world.demand.resources.columns),

@@ -196,7 +196,7 @@ def best_servers(
 
 
 class Judge(NamedTuple):
-    """What the agent goes by in a pass.
+    """The agent's inputs in a pass.
 
     Attributes:
         usable: The nodes as they are, empty of jobs. submit: ``float64[jobs]``, the clock of the pass.

@@ -127,7 +127,7 @@ def _servers_text(of: Resources, lo: int, hi: int) -> str:
 
 
 class PaperJudge(NamedTuple):
-    """What a pass goes by.
+    """The inputs of a pass.
 
     Attributes:
         agent: The weights. lo: The partition's first row.

@@ -426,7 +426,7 @@ def _commit(problem: JointProblem, plan: JointDecision, score: Floats, bidder_jo
     for at in range(groups):
         group = int(order[at])
         if best_first[group] > -PATIENCE * score.max():
-            break  # also where nobody chose the best bid: nothing may pass it
+            break  # also where no agent chose the best bid: nothing may pass it
         i = bidder_job[group, chosen[group]]
         if i >= 0 and (plan.group[i] < 0 or plan.group[i] == group):
             best = bid(problem, plan, i, group)
@@ -439,7 +439,7 @@ def _commit(problem: JointProblem, plan: JointDecision, score: Floats, bidder_jo
 
 @jit
 def agree(score: Floats, bidder_job: Ints, chosen: Ints) -> None:
-    """Run max-plus over the graph whose edges join agents that bid for the same job.
+    """Run max-plus over the graph in which an edge joins agents that bid for the same job.
 
     Args:
         score: ``float64[agents, bids]``: gain of each bid; the last is no bid, with gain 0.

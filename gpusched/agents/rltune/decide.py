@@ -178,7 +178,7 @@ def scores_of(state: ClusterState, obs: QueueObservation, queue: Ints, places: I
             share[shape] = _allowed_free(state, request)
         burst = BurstPlace(by.ahead[place], by.alike[place])
         features(by.known, by.expected, obs, job, burst, RequestShape(share[shape], fits[shape] == 1), row)
-        # In double precision: jobs whose estimates differ must not have equal scores.
+        # In double precision: jobs with different estimates must not have equal scores.
         total = float(scorer.linear[0, row.size])
         for k in range(row.size):
             total += scorer.linear[0, k] * row[k]

@@ -70,7 +70,7 @@ class Trajectory(NamedTuple):
 
 
 def new_trajectory(rows: int, picks: int, window: int, features: int) -> Trajectory:
-    """Return an empty trajectory with room for these numbers."""
+    """Return an empty trajectory of these sizes."""
     job, first, size, choice = (np.zeros(n, np.int64) for n in (rows, picks, picks, picks))
     return Trajectory(
         rows=np.zeros((rows, features), np.float32), score=np.zeros(rows, np.float32), job=job, first=first, size=size,

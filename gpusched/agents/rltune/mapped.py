@@ -1,4 +1,4 @@
-"""The mapping in training's loop: replays whose jobs get nodes and GPU types by the policy's own mapping.
+"""The mapping in training's loop: replays in which jobs get nodes and GPU types by the policy's own mapping.
 
 A mapped replay is a hundred times slower than a compiled one: rules are first chosen among by best fit, and the best of
 them, networks and heuristics by short mapped replays. The sequences of PPO are placed by best fit.

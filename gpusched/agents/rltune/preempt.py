@@ -71,7 +71,7 @@ def prepare_ranks(model: TrainedModel) -> PreemptionModel:
     if weights[STEP] <= 0:
         raise ValueError(f"step is {weights[STEP]:g}, expected more than 0")
     if model.knows == "nothing" and weights[INDEX] != 0:
-        raise ValueError("it goes by what jobs ran, and says that it knows nothing of it")
+        raise ValueError("it uses how long jobs ran, but declares that it knows nothing of it")
     few = np.array([_PRIOR, weights[KIND], weights[BURST]])
     if not np.all(few > 0):
         raise ValueError(f"kind and burst are {weights[KIND]:g} and {weights[BURST]:g}, expected more than 0")

@@ -62,12 +62,12 @@ class Auction(NamedTuple):
         whole: ``uint8[jobs]``: it is too large for a part: the first's, on all nodes.
         asks: ``uint8[jobs]``: other schedulers make offers for it, too, once its own has none that is good.
         requests: Of the snapshot, once for each scheduler, on its nodes, and once on all: shape s is
-            ``number * shapes + s``. masks: ``uint8[masks, nodes]``: theirs. own: ``uint8[times, nodes]``: whose nodes.
+            ``number * shapes + s``. masks: ``uint8[masks, nodes]``: theirs. own: ``uint8[times, nodes]``: their nodes.
         ways, sure_ways: Likewise: class c is ``number * classes + c``.
         shapes, classes: ``int64``: how many there are once.
         graph: For settling. racks: ``int64[nodes]``.
         begun: ``int64[schedulers, jobs]``: the jobs that each would start.
-        found: ``int64[schedulers, Load.jobs]``: room for neighbours, running ones too.
+        found: ``int64[schedulers, Load.jobs]``: work space for neighbours, running ones too.
         again: ``int64[1]``: how many offers were made again. tape: What training records; None: it is none.
     """
 
@@ -292,7 +292,7 @@ def _set_waiting(auction: Auction, costs: Costs, jobs: QueueJobs, queue: Ints, n
 
 @jit
 def _set_homes(auction: Auction, costs: Costs, usable: Resources, queue: Ints) -> None:
-    """Assign jobs to schedulers on whose empty nodes they fit; large ones and the rest to the first, on all."""
+    """Assign jobs to schedulers with empty nodes on which they fit; large ones and the rest to the first, on all."""
     count, total = auction.offers.rank.shape[0], 0.0
     if count == 1:
         return

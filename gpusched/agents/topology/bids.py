@@ -204,7 +204,7 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Pri
         _offer_again(trial, costs, room, home, job, now)
     number = _highest(trial, costs, room, job, now, False)
     if number < 0:
-        # Its own had a good place, so nobody else was asked, and that is taken; or its own gave its room to a job that
+        # Its own had a good place, so no other was asked, and that is taken; or its own gave its nodes to a job that
         # took another's offer. Once a size.
         for other in range(offers.rank.shape[0]):
             if other == home or trial.whole[job] == 0:
@@ -215,7 +215,7 @@ def _attempt(state: ClusterState, job: int, late: bool, first: bool, priced: Pri
         own = _highest(trial, costs, room, job, now, True)
         number, waits = own if own >= 0 else number, own < 0
     if number < 0 and first and trial.whole[job] == 0 and offers.rank.shape[0] > 1:
-        trial.whole[job], number = 1, 0  # on all nodes: a lack of room in every part must not block the head forever
+        trial.whole[job], number = 1, 0  # on all nodes: a head that fits in no part must not be blocked forever
         _offer_again(trial, costs, room, 0, job, now)
         number = 0 if offers.way[0, job] >= 0 else -1
     if number < 0:
@@ -247,7 +247,7 @@ def _close_kept(calendar: Calendar | None, auction: Auction, masks: Flags, row: 
 
 @jit
 def _highest(auction: Auction, costs: Costs, room: Resources, job: int, now: float, home_only: bool) -> int:
-    """Return the scheduler with the highest-ranked valid offer to a job. -1: none has an offer or room.
+    """Return the scheduler with the highest-ranked valid offer to a job. -1: none has an offer that fits.
 
     One that holds no more is made again; where the job's own scheduler has one that holds, others' are left out, as
     making them again one after the other is what several schedulers lose most time with.
@@ -276,7 +276,7 @@ def _highest(auction: Auction, costs: Costs, room: Resources, job: int, now: flo
 
 @jit
 def _holds(auction: Auction, room: Resources, number: int, job: int) -> bool:
-    """Return whether the offered place still has room."""
+    """Return whether the job still fits in the offered place."""
     offers = auction.offers
     request, first = request_of(auction.requests, auction.ways.shape[offers.way[number, job]]), offers.offset[job]
     for part in range(request.parts):

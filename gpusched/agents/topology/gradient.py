@@ -165,7 +165,7 @@ def learn_by_gradient(
             played = list(pool.map(lambda own, c=case, a=agent: rollout(c, a, own), noise))
             gain = advantages(case.trace.submit, np.array([one.jct for one in played]))
             loss = _loss(network, played, noise, gain, recipe, step < recipe.imitate)
-            if loss.requires_grad:  # else nobody had a choice
+            if loss.requires_grad:  # else no decision had alternatives
                 loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(network.learned, 1.0)
         optimizer.step()

@@ -33,7 +33,7 @@ _STEPS = {
 _IDLE_STEP = 0.5  # of the one number that does not start at 0
 _NEAR = 1e-3
 """Penalty on the squared distance from the start: for most weights the workloads carry less information than this."""
-_VALIDATION_SEEDS = 1 << 20  # seeds of workloads to see what comes of it; those to judge by are smaller
+_VALIDATION_SEEDS = 1 << 20  # seeds of workloads for validation; those for evaluation are smaller
 _TRAINING_SEEDS = 1 << 21
 _TAIL_WEIGHT = 0.3  # what the 99th percentile counts for beside the mean
 _TABLE_WEIGHT = 0.3  # what a workload by the table counts for: differences are ten times as large there
@@ -51,7 +51,7 @@ class TopologyRecipe(NamedTuple):
     Attributes:
         generations, population: Of the search. tries: Workloads a generation, the same for all of its candidates.
         jobs: Of a workload; table_jobs: of one by a table of pairs.
-        watch: Other workloads, on which it is seen what comes of it, every ``every`` generations.
+        watch: Other workloads, for validation every ``every`` generations.
     """
 
     generations: int = 40

@@ -71,7 +71,7 @@ def untrained(seed: int) -> Floats:
 
 
 def start(seed: int) -> Floats:
-    """Return where training begins: `untrained`, but nobody waits while many GPUs idle that pending jobs request."""
+    """Return where training begins: `untrained`, but no job waits while many GPUs idle that pending jobs request."""
     numbers = untrained(seed)
     at = sum(int(np.prod(shape)) for shape in list(SHAPES.values())[: list(SHAPES).index("wait.skip")])
     numbers[at + IDLE] = IDLE_WEIGHT

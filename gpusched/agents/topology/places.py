@@ -33,9 +33,9 @@ from gpusched.sched.topology.slowdown import SlowdownModel
 from gpusched.sched.topology.tree import NetworkTree
 
 GOOD = 0.1
-"""Who has a place that is worth no less than this below nothing asks no other scheduler."""
+"""A job that its own scheduler offers a place of rank minus this, or better, asks no other scheduler."""
 USUAL = 0.2
-"""So many of the GPUs idle where nobody waits for a better place, because they fit no pending job; only those beyond
+"""So many of the GPUs idle where no job waits for a better place, because they fit no pending job; only those beyond
 count for the input `IDLE` of waiting."""
 MAX_DAYS_WAITED = 3.0
 """No input of the network is larger."""

@@ -43,7 +43,7 @@ from gpusched.sim.replay import replay, to_the_end
 from gpusched.sim.result import ReplayResult
 from gpusched.traces.trace import Trace
 
-# Who waits for a better place is looked at again after so long, or so much of its wait.
+# A job that waits for a better place is looked at again after so long, or so much of its wait.
 _RETRY_S, _LATER = 600.0, 0.1
 # Code is compiled for each length of a tuple, for half a minute: one of a partition serves up to so many.
 _PARTITIONS = 4
@@ -177,7 +177,7 @@ class TopologyRun:
         self._world, self._acting = world, state
 
     def __call__(self, log: EventLog) -> int:
-        """Run to the end, or to where the log needs more room.
+        """Run to the end, or until the log is full.
 
         Raises:
             UsageError: A value was no number.

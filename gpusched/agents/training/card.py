@@ -91,7 +91,7 @@ def new_card(
 
     Args:
         spec: The policy that they are for.
-        partition: Whose they are.
+        partition: The partition that they are for.
         trained: What the trainer returned.
         data: What they were trained on.
         verdict: Of the gate.

@@ -56,7 +56,7 @@ def update_online(request: TrainRequest, shadow: PolicySpec, start: Path, since:
         with component_errors(agent):
             learned = online().update_agent(job, model, since - epoch)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Below a folder whose name begins with a dot no policy is looked for: a crash leaves nothing half done.
+    # Policies are not searched for below a folder with a dot name: a crash leaves nothing half done.
     draft = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent.parent))
     try:
         folder = draft / target.name

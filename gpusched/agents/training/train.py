@@ -205,7 +205,7 @@ class _PartitionTraining:
     def _evaluate(self, result: TrainerResult) -> tuple[str, tuple[ResultRow, ...]]:
         """Return the description of the weights, and the final table: the trainer's own, or replays of held-out jobs.
 
-        Replays load weights from a folder: here one of drafts, so that nobody uses them before the verdict.
+        Replays load weights from a folder: here one of drafts, so that they are not used before the verdict.
         """
         material = self._material
         with tempfile.TemporaryDirectory(prefix="gpusched-train-") as drafts:
