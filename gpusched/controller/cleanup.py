@@ -19,7 +19,7 @@ _ALIVE = ("running", "preparing", "ready")
 
 
 class Cleanup(msgspec.Struct, kw_only=True):
-    """The result: operations, events, settled ranks (whose row can be deleted) and changed ones."""
+    """The result: operations, events, settled ranks (their rows can be deleted) and changed ones."""
 
     operations: list[Operation] = msgspec.field(default_factory=list)
     events: list[Event] = msgspec.field(default_factory=list)
@@ -36,7 +36,7 @@ def clean_up_leftovers(
 ) -> Cleanup:
     """Return the next step for ranks of ended attempts: kill what still runs, collect the output, remove the rest.
 
-    ``forgotten``: nodes whose leftovers are no longer waited for; ``busy``: ranks with an operation in progress.
+    ``forgotten``: nodes: their leftovers are no longer waited for; ``busy``: ranks with an operation in progress.
     """
     result = Cleanup()
     for rank in ranks:

@@ -695,7 +695,7 @@ class CommandApplier:
 
 
 def _check_audit(command: commands.RecordAudit, caller: Caller) -> None:
-    """Refuse entries of those who could say anything in them; see `_record` for the entry."""
+    """Refuse entries of users who could forge them; see `_record` for the entry."""
     if not caller.admin:
         raise CommandRefused("only admins, root and the controller's user add entries to the audit log")
     if (command.uid is not None or command.user) and caller.uid not in (0, os.getuid()):
@@ -749,7 +749,7 @@ def _check_program(command: commands.Submit) -> None:
 
 
 def _mark(file_name: str, uid: int | None) -> str:
-    """Return the name under which a file counts as applied: nobody's file must count as another's."""
+    """Return the name under which a file counts as applied: a user's file must never count as another user's."""
     return _as_text(file_name) if uid == os.getuid() else f"{uid}:{_as_text(file_name)}"
 
 

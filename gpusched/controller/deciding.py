@@ -154,7 +154,7 @@ class Decider:
         self._fallbacks: dict[str, Fallback] = dict(store.fallbacks())
         self._remarks: dict[str, str] = {}
         self._failed_weights: dict[str, TrainedModel | str] = {}  # the weights with which an agent failed
-        # Policies and digests by which the last decision was made, and who compiles for the next ones.
+        # Policies and digests by which the last decision was made, and the process that compiles for the next ones.
         self._active: tuple[Mapping[str, PolicySpec], Mapping[str, str]] | None = None
         self._compiler: tuple[Mapping[str, PolicySpec], subprocess.Popen[bytes] | None] | None = None
 

@@ -34,7 +34,7 @@ from gpusched.model.slices import gpu_of
 from gpusched.model.units import count_of
 
 FIRST_LOOK_S = 600.0
-"""When a running node's log is first read, older messages are past: nobody knows what was done about them."""
+"""When a running node's log is first read, older messages are past: what was done about them is unknown."""
 MIN_APART_S = 1.0
 """Two readings are two only if they are so far apart: a wake-up may probe a node twice in a moment."""
 MARGIN_C, REPLAYS, LINK_ERRORS, PAGES = 3, 8, 100, 60
@@ -154,7 +154,7 @@ def _judge_values(gpu: Gpu, before: GpuCounters) -> Iterator[tuple[str, str | No
 
 
 def _nameless(index: int) -> str:
-    """Return what stands for a GPU whose UUID was never read."""
+    """Return what stands for a GPU until its UUID has been read."""
     return f"#{index}"
 
 

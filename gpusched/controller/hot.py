@@ -1,7 +1,7 @@
 """Hot resizing: ranks join and leave a job that goes on running. Pure.
 
 A job's allocation is what its ranks hold: a rank that joins is in it from the intent on, one that leaves until it has
-ended. Rank 0, whose node hosts the rendezvous, never leaves while the job runs; rank numbers are never used twice, so a
+ended. Rank 0 (its node hosts the rendezvous) never leaves while the job runs; rank numbers are never used twice, so a
 name still belongs to one container. After each change the job is left as it is until its ranks have formed their group.
 """
 

@@ -109,7 +109,7 @@ class _StderrHandler(logging.Handler):
             self._before()
             sys.stderr.write(f"{lines}\n")  # in one piece: the relay writes to the same file
             sys.stderr.flush()
-        except Exception:  # nobody reads it any more, or the disk is full: the controller goes on
+        except Exception:  # the reader has gone, or the disk is full: the controller goes on
             self.handleError(record)
 
 
@@ -143,7 +143,7 @@ def start(verbosity: int = 0, log_format: LogFormat | None = None, before: Calla
 
 
 def start_as_parent(verbosity: str = "0", log_format: str = LogFormat.TEXT) -> None:
-    """Call `start` as the parent process did, whose `arguments` these are."""
+    """Call `start` as the parent process did; these are its `arguments`."""
     start(int(verbosity), LogFormat(log_format))
 
 

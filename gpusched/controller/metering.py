@@ -44,7 +44,7 @@ class Metering:
     """Adds what happened to the store's totals, in one row.
 
     The row has the number of the last event in it, so a crash neither loses an event nor counts one twice. Durations
-    since the last write are lost by a crash; nobody has read them.
+    since the last write are lost by a crash; no reader has seen them.
     """
 
     def __init__(self, store: Store, timings: Timings) -> None:

@@ -25,7 +25,7 @@ class OutcomeRecorder:
 
     Attributes:
         unrecorded: Outcomes that are not in the store yet, as its disk was full. The backend reports each one once, so
-            they are kept here, and handed to the next cycle.
+            they are kept here for the next cycle.
     """
 
     def __init__(self, store: Store, retries: CollectionRetries, launch_errors: dict[RankKey, str]) -> None:

@@ -1,4 +1,4 @@
-"""Collection of job output: who may read it, and when to retry after a failure."""
+"""Collection of job output: which users may read it, and when to retry after a failure."""
 
 from __future__ import annotations
 

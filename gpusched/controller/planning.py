@@ -214,7 +214,7 @@ class Planner:
             left = [job for job in waiting.values() if job.array_id not in arrays]
             left += [job for name in sorted(arrays) for job in self._store.waiting_of_array(name)]
             self._reasons.write(left, plan.reasons, now)
-        # After the commit: nothing is sent whose intent is not in the store.
+        # After the commit: nothing is sent before its intent is in the store.
         # A job whose nodes must be checked first is launched by a later cycle (`reconcile_job`).
         checks = before_job_checks(inventory)
         operations = [
@@ -234,7 +234,7 @@ class Planner:
         return job
 
     def _record_sharing(self, active: Sequence[JobRecord], started: Sequence[JobRecord], now: float) -> None:
-        """Record in the events of both jobs who shares GPUs with whom from now on."""
+        """Record in the events of both jobs that they share GPUs from now on."""
         if not any(job.spec.share for job in started):
             return
         partners = partners_of([*active, *started])

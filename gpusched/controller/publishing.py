@@ -1,6 +1,6 @@
 """Publishes a copy of the store for the users of a shared installation; docs/decisions/0049 explains why a copy.
 
-Each copy is a file that never changes, and `CURRENT` links to the latest. So a reader's lock delays nobody.
+Each copy is a file that never changes, and `CURRENT` links to the latest. So a reader's lock delays no other process.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def _running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileIn
     job = step.job
     for s in ranks:
         if s.rank.finished_at is not None:
-            continue  # how it ended is known, whatever becomes of its container
+            continue  # how it ended is known, whatever happens to its container
         if s.phase in ("absent", "lost", "ready", "failed") or (s.rebooted and s.phase not in ("exited", "running")):
             error = s.container.error if s.container is not None else None
             why = "the node was rebooted" if s.rebooted else error or f"its container is {s.phase}"

@@ -98,7 +98,7 @@ class NotificationService:
                 self._store.put_notices(obsolete)
 
     def _due(self, now: float) -> Iterator[Notice]:
-        """Yield what is to be sent now, the longest due first, within the bounds of receivers and addresses."""
+        """Yield the notices to send now, the longest due first, within the bounds of receivers and addresses."""
         sending = Counter(name for key in self._delivery.in_progress for name in _bounded(key))
         full = _full(sending)
         while True:

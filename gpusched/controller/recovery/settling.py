@@ -300,7 +300,7 @@ def _rows(
 def _held(
     node: str, found: NodeEvidence, jobs: Mapping[str, JobRecord]
 ) -> dict[int, list[GpuHolding]]:
-    """Return who held which GPU of a node, and when, as far as it is known."""
+    """Return which job held which GPU of a node, and when, as far as it is known."""
     spans = {(job.id, job.attempt, -1): (job, job.start_time or float("-inf")) for job in jobs.values()}
     for record in (*found.records.ended, *found.records.live):
         begin = record.intended_at if record.intended_at is not None else record.time

@@ -341,7 +341,7 @@ class LeaseApplier:
         parts = [j for j in queue.waiting.values() if j.id.startswith(f"{base}+")] if "+" in job.id else [job]
         return [ScontrolCall(lease.admit(j.id), "admit", queue.store_id(j)) for j in parts if j.reservation != LEASE]
 
-    # -- sending, and noting what came of it ---------------------------------------------------------------------
+    # -- sending, and recording the result -----------------------------------------------------------------------
 
     def _send(self, calls: Sequence[ScontrolCall], now: float, decision: SlurmDecision | None) -> None:
         before = self._save(calls, now, decision)

@@ -152,7 +152,7 @@ class SlurmCycle:
         self._timings.end("commands")
         # Nothing stays open on nodes: Slurm's epilogs may reset GPUs.
         observations = self._cluster.observe(askable, patience_s, frozenset(), {node.name for node in askable})
-        # Read Slurm after the nodes, so that it covers who held the GPUs up to their readings.
+        # Read Slurm after the nodes, so that it covers which jobs held the GPUs up to their readings.
         reading = self._read_slurm(SlurmMode.ADVISE in modes.values())
         self._timings.end("observe")
         now = self._clock()

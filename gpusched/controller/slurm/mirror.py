@@ -308,7 +308,7 @@ def ended_in_accounting(stored: JobRecord, state: str, start: float | None, end:
         start = stored.start_time
     facts = stored.slurm and msgspec.structs.replace(stored.slurm, state=state, reason="", pinned=(), pinned_at=None)
     attempt, allocation = stored.attempt, None
-    if start is not None:  # it ran, perhaps between two readings: then nobody knows where
+    if start is not None:  # it ran, perhaps between two readings: then its nodes are unknown
         attempt, allocation = max(attempt, 1), stored.allocation or Allocation(stored.id, ())
     job = msgspec.structs.replace(
         stored, state=outcome, reason="", message="", start_time=start, end_time=end, ending=None, held_by="",

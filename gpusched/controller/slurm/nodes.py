@@ -113,7 +113,7 @@ def record_beside_slurm(
         held: GPU index -> ids of its jobs.
         has_jobs: Whether any job holds resources of the node.
         is_reserved: Whether a reservation of others includes it now. Jobs then avoid it for that reason alone, also
-            during maintenance, whose end is known.
+            during maintenance: its end is known.
         trouble: Why its GPUs cannot be read, or "".
         now: Unix seconds.
     """
