@@ -70,8 +70,8 @@ class ArrayTaskLimit:
     def ahead(self, row: JobRecord) -> list[tuple[int, int]]:
         """Return (index, further tasks it stands for) of the tasks that a forecast simulates, ascending.
 
-        In a long array, one simulated task stands for several consecutive ones; the last tasks, whose ends decide when
-        the next job starts, are simulated individually.
+        In a long array, one simulated task stands for several consecutive ones; the last tasks are simulated
+        individually: their ends decide when the next job starts.
         """
         limit = self._limits.get(row.array_id or "", row.count)
         concurrent = max(1, min(_max_concurrent(row.spec, self._total), limit, row.count))

@@ -65,7 +65,7 @@ class Dependencies:
         return sorted(startable + blocked) if limit is None else startable or blocked[-1:]
 
     def _by_task(self, row: JobRecord, own: Sequence[Dependency]) -> Iterator[tuple[int, Verdict]]:
-        """Yield all tasks of a row with their verdicts, those whose partners have ended first."""
+        """Yield all tasks of a row with their verdicts, first those with ended partners."""
         if any(d.kind is DependencyKind.CHAIN for d in own):
             (head,) = lowest(row.tasks, 1)
             of_head = self._evaluate_all(row, own, head)

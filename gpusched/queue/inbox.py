@@ -147,7 +147,7 @@ class Inbox:
         try:
             descriptor = os.open(self.new, os.O_RDONLY | os.O_DIRECTORY)
         except PermissionError:
-            # A write-only folder cannot be opened to sync it. A file whose names have changed brings them along on the
+            # A write-only folder cannot be opened to sync it. Syncing a file also syncs its changed names on the
             # file systems that keep a journal of both.
             try:
                 descriptor = os.open(self.new / name, os.O_RDONLY | os.O_CLOEXEC)

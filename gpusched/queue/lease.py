@@ -136,7 +136,7 @@ def superseded(by: str, term: int) -> Superseded:
 def claim(state: Path, term: int, highest: int | None = None) -> LeaseHolder | None:
     """Claim a term for this process; None: another process has it, or a higher one.
 
-    ``highest``: The highest term when this was decided; of others that claimed one since then, nobody is superseded.
+    ``highest``: The highest term when this was decided; of others that claimed one since then, none is superseded.
 
     Raises:
         OSError: The folder cannot be written.
@@ -162,7 +162,7 @@ def claim(state: Path, term: int, highest: int | None = None) -> LeaseHolder | N
 
 
 def adopt(state: Path, lease: ControllerLease) -> LeaseHolder:
-    """Go on with the term of a holder that is known to be dead: it ran under this kernel, whose lock this process has.
+    """Go on with the term of a holder known to be dead: it ran under this kernel, and this process has its lock.
 
     Raises:
         OSError: The lease cannot be written.

@@ -1,8 +1,8 @@
 """Select the file that a reader of the store opens.
 
-The controller's user and root open the store itself. Everybody else opens the copy that the controller of a shared
-installation publishes (`gpusched.controller.publishing`): who can open a file can lock it, and the writer would wait
-for the lock. Nobody waits for a lock on a copy.
+The controller's user and root open the store itself. Other users open the copy that the controller of a shared
+installation publishes (`gpusched.controller.publishing`): a user who can open a file can lock it, and the writer would
+wait for the lock. The writer never waits for a lock on a copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Opened(NamedTuple):
 def file_to_read(state: Path) -> Path:
     """Return the store of a state folder, or the link to its copy where this user must not open the store.
 
-    Without a copy (the controller is of an earlier version) it is the store for everybody.
+    Without a copy (the controller is of an earlier version) it is the store for all users.
     """
     path, copy = state / DATABASE, state / PUBLISHED / CURRENT
     try:
@@ -88,7 +88,7 @@ def connect(path: Path) -> sqlite3.Connection:
         return _connected(path, "mode=ro")
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_READONLY_ROLLBACK:
-            # The writer was killed amid a commit by a rollback journal: half of it is in the database. Who opens it
+            # The writer was killed amid a commit by a rollback journal: half of it is in the database. Opening it
             # for writing undoes that.
             _connected(path, "mode=rw").close()
             return _connected(path, "mode=ro")

@@ -282,7 +282,7 @@ def _node_view(
 
 
 def _cuttable(node: Node, record: NodeRecord, now: float) -> dict[int, tuple[SliceProfile, ...]]:
-    """Return GPU index -> what it can be cut into on demand; without GPUs whose last cut failed a short while ago.
+    """Return GPU index -> what it can be cut into on demand; without GPUs with a failed cut a short while ago.
 
     These stay as they are until it is tried again, so that no job waits for them, nor keeps them from others.
     """

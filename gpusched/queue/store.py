@@ -223,7 +223,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         nodes: Node -> number of GPUs.
         worked_until: End of its useful work, if it was stopped for a resize; None: its end.
         shareable: Node -> GPU indices, of an attempt that may share its GPUs.
-        group, qos: Group and class whose limits it counts against.
+        group, qos: Group and class: it counts for their limits.
     """
 
     job_id: str
