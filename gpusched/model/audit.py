@@ -13,7 +13,7 @@ MAX_SUBJECTS, MAX_REASON = 20, 1000
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One command: who sent it, from where, and what came of it. As a line of the log, one JSON object.
+    """One command: its sender, origin and result. As a line of the log, one JSON object.
 
     Attributes:
         seq: Its number, ascending, never given twice; 0 before it is stored.

@@ -30,8 +30,8 @@ class Submit(Command, frozen=True, kw_only=True, tag="submit"):
     ``secrets`` holds the values of the spec's ``secret_names``; they never reach the database.
     ``max_running`` bounds how many tasks of the array run at once (``--array 0-9%2``). ``program`` is the text of a job
     with a ``function``; of an array, ``task_programs`` is what follows it for each task, in order of their indices.
-    Neither reaches the database: they may be confidential. ``asked_by``: the job that submits it from inside, whose
-    user owns it; only the controller may set it.
+    Neither reaches the database: they may be confidential. ``asked_by``: the job that submits it from inside;
+    that job's user owns it; only the controller may set it.
     """
 
     id: str
@@ -167,7 +167,7 @@ class RecordAudit(Command, frozen=True, kw_only=True, tag="audit"):
 
     Attributes:
         action, subject, via: As `AuditEntry` has them. refused: Why; "": it was done.
-        uid: Whose doing it was; None: the sender's. user: The same where only a name is known (of a page's viewer).
+        uid: The user who did it; None: the sender. user: The same where only a name is known (of a page's viewer).
     """
 
     action: Annotated[str, msgspec.Meta(max_length=60)]

@@ -25,7 +25,7 @@ _MPS_SERVER = "nvidia-cuda-mps-server"
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One declared GPU, or a slice of one.
 
-    Only FREE may be handed out. What the hardware says (LOST, UNUSABLE, UNKNOWN) goes before who holds it, so
+    Only FREE can be allocated. States of the hardware (LOST, UNUSABLE, UNKNOWN) come before that of its job, so
     ``job_id`` may be set with those states too.
 
     Attributes:
@@ -115,7 +115,7 @@ def plain_states(
 
 
 def foreign_processes(gpu: Gpu, mps: bool) -> list[GpuProcess]:
-    """Return processes that belong to no job. ``mps``: the GPU is shared by MPS, whose server is excluded."""
+    """Return processes that belong to no job. ``mps``: the GPU is shared by MPS; its server is excluded."""
     found = [p for p in gpu.processes if p.container is None]
     return [p for p in found if not (p.command or "").split(" ")[0].endswith(_MPS_SERVER)] if mps else found
 
@@ -160,7 +160,7 @@ def _hardware(node: Node, index: int, gpu: Gpu | None, lister: str) -> tuple[Gpu
 
 
 def _slice_status(one: MigSlice, gpu: Gpu, held: Mapping[int, tuple[str, ...]]) -> GpuStatus:
-    """Return the state of a slice. A process whose instance is not known may be in any that no job holds."""
+    """Return the state of a slice. A process of an unknown instance may be in any that no job holds."""
     jobs = held.get(one.number, ())
     own = [p for p in gpu.processes if p.gi == one.gi or (p.gi is None and not jobs)]
     here = msgspec.structs.replace(gpu, processes=tuple(own), memory_used_mib=None)

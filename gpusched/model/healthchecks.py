@@ -78,7 +78,7 @@ class CheckRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the store knows of one check on one node.
 
     Attributes:
-        run: Id of the run whose result is awaited; "": none.
+        run: Id of the run that has no result yet; "": none.
         rank: (job id, attempt, rank) that waits for that run.
         began: Start of the last run; None: it has never run, or must run again now.
         ended: End of the last run with a result.

@@ -70,7 +70,7 @@ class IdleState(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         since: The first reading that showed it.
         below: Utilization below which they count as idle.
-        then: What is to be done; ``at``: when; None: it has been done, or there is only a warning.
+        then: The action to take; ``at``: when; None: it has been done, or there is only a warning.
         warned_at: When its user was warned; None: not yet.
         acted_at: When the action was decided, once; None: not yet.
     """

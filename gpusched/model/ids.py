@@ -2,7 +2,7 @@
 
 Eleven characters of Crockford's base 32 (no i, l, o, u): eight of milliseconds since 2025-01-01 (good until 2059),
 three random; those of one process increase. Two clients that mint the same id in the same millisecond are distinguished
-by the inbox, whose file creation fails for the second, which mints again.
+by the inbox: the second cannot create its file, and mints again.
 """
 
 from __future__ import annotations

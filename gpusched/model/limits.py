@@ -99,7 +99,7 @@ class Qos(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         priority: Added to the priority of its jobs.
         preemptible: Whether a policy may stop its jobs for others; None: as each job says.
-        users, groups: Who may use it (members of these groups and of those below them); both empty: everybody.
+        users, groups: Who may use it (members of these groups and of those below them); both empty: all users.
         limits: Of all its jobs together. per_user: Of each user's jobs in it.
         exempt: Its jobs count for its own limits only, not for those of their users and groups.
     """

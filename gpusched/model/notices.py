@@ -75,7 +75,7 @@ class Notices(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         smtp: Host, or host:port, that takes mail; "": the program ``sendmail`` does.
-        sender: Mail comes from it; "": from whom the mail server says.
+        sender: Mail comes from it; "": the mail server's default.
         idle_s: Idle time of a job's GPUs that causes a notice.
     """
 

@@ -75,7 +75,7 @@ class CancelJob(msgspec.Struct, frozen=True, tag=True):
 class Resize(msgspec.Struct, frozen=True, tag=True):
     """Stop a running resizable job, once it has saved its work, to restart with ``gpus``; ``why``: for people.
 
-    Of a hot job, nothing stops: ranks join on ``joins``, whose numbers are given later, or the last ones leave.
+    Of a hot job, nothing stops: ranks join on ``joins`` (they get numbers later), or the last ones leave.
     """
 
     job_id: str

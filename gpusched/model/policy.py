@@ -23,8 +23,8 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
         remembers: It uses recently ended jobs. estimates: It uses estimated run times, unless it preempts.
         holds_back: It may delay jobs that would fit now.
         sizes: It chooses sizes of resizable jobs, and nothing else: the stages of its policy's file do the rest.
-        places: It chooses nodes by what places cost, and who waits for better ones: order and backfill are its policy's
-            or its fallback's.
+        places: It chooses nodes by what places cost, and which jobs wait for better ones: order and backfill are its
+            policy's or its fallback's.
         online: As a shadow it learns every night from what the live policy decided.
         slices: It decides about queues of MIG slices, too; else its policy's stages or fallback do (`for_slices`).
     """
@@ -126,7 +126,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
             burst have equal estimates: under ``last`` its older half waits for what its first ends teach.
         place: Where a job goes among nodes that fit. An agent that chooses nodes itself goes before it. ``fastest``: on
             the GPU type it runs fastest on; ``milp``: the jobs at the head of the order all at once. ``rack``: in one
-            rack if one has room, else in the fewest; ``rack-wait``: waits for one rack. ``contention``: where it and
+            rack if it fits, else in the fewest; ``rack-wait``: waits for one rack. ``contention``: where it and
             its neighbours lose least by what was learned of them; waits where that pays. Or another package's
             component.
         backfill: ``none`` the head of the queue blocks; ``skip`` any job that fits starts; ``easy`` any of them unless

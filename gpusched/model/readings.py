@@ -22,7 +22,7 @@ class GpuState(StrEnum):
     BUSY = "BUSY"  # held by a process gpusched did not start (foreign)
     LOST = "LOST"  # NVML cannot talk to it, or it is not there
     SLICED = "SLICED"  # cut into MIG slices, each of which has a state of its own
-    UNUSABLE = "UNUSABLE"  # there, but not to be handed out (MIG on and not cut, uncorrected ECC errors)
+    UNUSABLE = "UNUSABLE"  # there, but not to be allocated (MIG on and not cut, uncorrected ECC errors)
     UNKNOWN = "UNKNOWN"  # the node has not been read
 
 

@@ -306,7 +306,7 @@ class IdleRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IdleReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Who held how many GPU hours for nothing over [since, until] (Unix seconds); the most first."""
+    """Idle GPU hours by holder over [since, until] (Unix seconds); the most first."""
 
     since: float
     until: float

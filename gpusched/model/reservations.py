@@ -21,7 +21,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: One word. nodes: Names; two reservations of a node do not overlap.
         begin, end: Unix seconds. Its jobs start from ``begin`` on, if they end with it (`OVERRUN_S`) at the latest.
-        users, groups: Whose jobs may run in it; empty: none.
+        users, groups: Their jobs may run in it; empty: none.
         maintenance: The nodes are worked on; else they are kept for jobs.
         reason: Why, for people. by, made: Who made it, and when.
     """

@@ -49,7 +49,7 @@ class SharingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How two jobs may share a node's GPUs, where both ask for it.
 
     Attributes:
-        mode: Who shares them out: CUDA's Multi-Process Service, or the driver, which lets them run in turns.
+        mode: What shares them: CUDA's Multi-Process Service, or the driver, by time slices.
         slowdown: By which part either of the two may be slower than alone, as predicted.
         pipe: Folder of the MPS control daemon's pipes on the node.
     """
@@ -82,8 +82,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         address: Host name or address for SSH (an alias of ~/.ssh/config is good).
         transport: ``ssh``, or ``local`` for the machine gpusched itself runs on; ``none``: it is never asked, and all
             that is known of it is what Slurm says.
-        gpu_indices: The NVML indices handed out; None means 0 .. gpus-1.
-        become: ``sudo``: all commands run as root by it, for nodes that let nobody log in as root.
+        gpu_indices: The NVML indices to allocate; None means 0 .. gpus-1.
+        become: ``sudo``: all commands run as root by it, for nodes that do not let root log in.
         rated_power_w: The server's rated power, for inefficient energy (kW x h x (1 - U)).
         fabric_address: What MASTER_ADDR says when the training network is not the SSH one.
         simulated_gpus: Readings are made up by the probe and marked as simulated (demo only).
@@ -213,7 +213,7 @@ class BackupSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Who gets each event as JSON: a file, by lines, and a webhook, by POST; "": nobody."""
+    """The receivers of each event as JSON: a file, by lines, and a webhook, by POST; "": none."""
 
     file: str = ""
     webhook: str = ""
@@ -227,7 +227,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         probe_timeout_s: A node that has not answered within it counts as not answering in this cycle.
         down_after_s: Without an answer for that long a node is DOWN (no new jobs).
         node_fail_after_s: DOWN for that long, its jobs end in NODE_FAIL (and are retried elsewhere if they may be).
-        launch_timeout_s: A launch whose container is not ready by then is given up, and the job retried elsewhere.
+        launch_timeout_s: A launch without a ready container by then is given up, and the job retried elsewhere.
         grace_s: Between the first signal and the kill.
         session_keep_s: How long a job of ``gpusched run`` is kept without a terminal attached.
         max_retries: How often a job is started again after NODE_FAIL.

@@ -9,7 +9,7 @@ import msgspec
 from gpusched.model.units import local_clock
 
 LEASE = "gpusched"
-"""Name of the reservation through which jobs are started, and by whose end Slurm takes over."""
+"""Name of the reservation through which jobs are started; when it ends, Slurm takes over."""
 
 
 class SlurmMode(StrEnum):

@@ -25,7 +25,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """One node in a snapshot.
 
     Attributes:
-        gpus: NVML indices that can be handed out at all when the node is well (declared).
+        gpus: NVML indices that can be allocated at all when the node is well (declared).
         blocked: GPU index -> why it cannot be used now though no job of ours holds it (``BUSY: ...``, ``LOST: ...``).
         available: False when DOWN, DRAINED, DRAINING or never read; ``unavailable_reason`` says why.
         links: GPU index -> GPU index -> closeness (larger is nearer), as in `Gpu.links`.
@@ -69,7 +69,7 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
         speeds: GPUs of the whole job -> reported steps per second. left: remaining steps.
         shares: GPUs of its node that it may have together with another job: it asked for that, and was launched so.
         partner: The job that has some of them, too; "": none. Of such GPUs ``allocation`` has those that come free
-            when it ends: the one of the two that ends last has them. Nobody may stop it meanwhile.
+            when it ends: the one of the two that ends last has them. It may not be preempted meanwhile.
         group: The group that it counts for; "": none. bounds: The limits that it counts for, of `Snapshot.bounds`.
         tied: Why it could not restart in time if it were preempted, as its nodes are reserved soon; "".
     """
