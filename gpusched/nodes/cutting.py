@@ -17,7 +17,7 @@ SCRIPT_LIMIT_S = 60
 
 _PATH = 'PATH="$PATH:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"; LC_ALL=C; export PATH LC_ALL\n'
 
-# nvidia-smi answers 0 also where MIG mode waits for a reset, as while somebody reads NVML: only the mode itself counts.
+# nvidia-smi answers 0 also where MIG mode waits for a reset, as while NVML is in use: only the mode itself counts.
 _SCRIPT = """\
 fail() { printf '%s\\n' "$1" | tail -n 1 >&2; refresh; exit 1; }
 refresh() { :; }

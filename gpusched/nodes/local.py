@@ -83,7 +83,7 @@ class LocalTransport:
                 return _LocalSession(process, process.stdin.fileno())
             own_side, job_side = os.openpty()
             try:
-                _set_size(job_side, terminal.rows, terminal.columns)  # before anybody can ask for it
+                _set_size(job_side, terminal.rows, terminal.columns)  # before the job can ask for it
                 process = subprocess.Popen(
                     ("setsid", "--ctty", *argv), stdin=job_side, stdout=job_side, stderr=job_side,
                     env={**os.environ, "TERM": terminal.name},
@@ -271,7 +271,7 @@ def _read(descriptor: int) -> bytes | None:
         return os.read(descriptor, _CHUNK)
     except BlockingIOError:
         return None
-    except OSError:  # EIO: nobody has the terminal open any more
+    except OSError:  # EIO: no process has the terminal open any more
         return b""
 
 

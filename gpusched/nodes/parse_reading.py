@@ -200,7 +200,7 @@ def parse_messages(lines: Iterable[tuple[int, str]]) -> tuple[XidMessage, ...]:
 
 
 def with_events(log: tuple[XidMessage, ...], events: tuple[XidMessage, ...]) -> tuple[XidMessage, ...]:
-    """Return both by time, without events that are also in the log, whose messages may name the process."""
+    """Return both by time, without events that are also in the log: its messages may name the process."""
 
     def is_logged(event: XidMessage) -> bool:
         return any(

@@ -102,7 +102,7 @@ def probe(
     Args:
         transport: To the node.
         node: As declared.
-        cluster_id: Whose attempts to list.
+        cluster_id: The installation of which to list attempts.
         settings: ``probe_timeout_s`` bounds the whole probe.
         now: The controller's clock, Unix seconds.
         want_links: Read how GPUs and NICs are wired, too (ask at first contact, after a boot, and once in a while).

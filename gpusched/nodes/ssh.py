@@ -337,7 +337,7 @@ def _in_order(channel: paramiko.Channel, message: Callable[[], paramiko.Message 
     """Make and send under the channel's lock, so that nothing follows the close: sshd ends the connection for that.
 
     paramiko sends when it has let go of the lock. If the other side closes in between, paramiko's own thread answers
-    with a close first. But during a key exchange nobody can send, and that thread must not wait: then as paramiko does.
+    with a close first. But during a key exchange no thread can send, and that one must not wait: then as paramiko does.
     """
     transport: Any = channel.transport
     with channel.lock:
@@ -384,7 +384,7 @@ def _read_available(channel: paramiko.Channel, take: Callable[[int, bytes], None
 
 
 def _exit_code(connection: Connection, channel: paramiko.Channel) -> int:
-    """Of a command whose output has ended; 255 where a signal ended it.
+    """Return the code of a command after its output has ended; 255 where a signal ended it.
 
     Raises:
         EOFError: The connection broke: both look like b'' and status -1.

@@ -77,7 +77,7 @@ def output_too_large(node: str, script: RemoteScript) -> TransportError:
 
 
 class Session(Protocol):
-    """A command under way whose input is open: one thread reads, another may write, any may close."""
+    """A running command with open input: one thread reads, another may write, any may close."""
 
     def pump(self, take: Callable[[int, bytes], None]) -> int:
         """Give the output to ``take`` (1: stdout, 2: stderr) until the command has ended; returns its exit code.
@@ -89,7 +89,7 @@ class Session(Protocol):
         """
 
     def write(self, data: bytes) -> int:
-        """Write what the command takes within a second; how much that was (all, where nobody reads any more)."""
+        """Write what the command takes within a second; return how much (all, where the command reads no more)."""
 
     def end_input(self) -> None:
         """No more input will come."""

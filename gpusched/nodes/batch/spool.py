@@ -39,7 +39,7 @@ class StepSettings(msgspec.Struct, frozen=True, kw_only=True):
         tasks_per_node, gpus_per_task: For steps that do not say; 0: all GPUs for each.
         connect_s: So long a step waits for a node to take it.
         warning: Signal that warns of the limit; "": none does.
-        warned: Who gets it.
+        warned: Its receivers.
     """
 
     attempt: str

@@ -180,7 +180,7 @@ def _container_variable(pid: int) -> "str | None":
 
 
 def _group_alive(stamp: "str | None") -> bool:
-    """Whether anything lives of the process group whose leader's stamp ("PID STARTTIME") this is.
+    """Whether anything lives of the process group of the leader with this stamp ("PID STARTTIME").
 
     A launcher that was killed may leave the engine's client behind, still pulling: that is not lost yet.
     """

@@ -17,7 +17,7 @@ _PIDFD_OPEN = 434  # the same number on every architecture
 
 
 class WatchedProcess:
-    """A process whose end is waited for."""
+    """A process that is watched for its end."""
 
     def __init__(self, pid: int, start: str) -> None:
         self.pid, self.start = pid, start
@@ -91,7 +91,7 @@ class EndWatcher:
     def run(self) -> None:
         """Until stdin ends."""
         while True:
-            # A process without a descriptor wakes nobody: its start time is read once in a while.
+            # A process without a descriptor wakes no poll: its start time is read once in a while.
             must_poll = any(process.fd is None for process in self.watched.values())
             ready = {fd for fd, _ in self.poll.poll(POLL_S * 1000 if must_poll else None)}
             if 0 in ready and not self.read_request():

@@ -122,7 +122,7 @@ LOST = "lost"  # podman says `running` for ever when conmon, which waits for the
 
 
 def _mark_lost(dead: "list[dict[str, Any]]", cluster_id: str, node: str) -> None:
-    """Set the state of those that ended unseen: nobody waits for their end, and podman still says that they run.
+    """Set the state of those that ended unseen: no process waits for their end, and podman still shows them as running.
 
     In this order: a conmon that is gone has written the end down before, and podman is asked after that.
     """

@@ -112,7 +112,7 @@ def is_start_due(root: str) -> bool:
 
 
 def listen(root: str) -> None:
-    """Record events until nobody wants them any more. Runs in a child of the probe, which it outlives."""
+    """Record events until they are no longer needed. Runs in a child of the probe, which it outlives."""
     detach()
     fd = lock(root)
     if fd is None:
@@ -141,7 +141,7 @@ def listen(root: str) -> None:
 
 
 def detach() -> None:
-    """Leave the session of the probe, whose descriptors must close with it."""
+    """Leave the session of the probe: the probe's descriptors must close with it."""
     import ctypes
 
     os.setsid()

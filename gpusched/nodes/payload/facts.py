@@ -112,5 +112,5 @@ def container_of(pid: int, attempts: "list[dict[str, Any]]") -> "str | None":
         from gpusched.nodes.payload.attempts import attribute
 
         return attribute(pid, attempts)
-    except Exception:  # not to know whose it is must not cost the figures
+    except Exception:  # the figures must arrive even if the job of a process is unknown
         return None

@@ -30,7 +30,7 @@ try:
 
     _scanners = {True: make_scanner(_Strict), False: make_scanner(_Lenient)}  # type: ignore[arg-type]
     _encode = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, True)
-except (AttributeError, ImportError, TypeError):  # not CPython, or a later one whose functions want more
+except (AttributeError, ImportError, TypeError):  # not CPython, or a later one with other parameters
     _scanners = {}
 
 

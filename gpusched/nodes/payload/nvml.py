@@ -67,7 +67,7 @@ def messages(
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
     except Exception as error:
-        # NVML's own errors are pynvml's; others may come of a spoilt compiled file, whose sum nobody knows.
+        # NVML's own errors are pynvml's; others may come from a spoilt compiled file, for which there is no checksum.
         yield {"init_error": text_of(error), "spoilt": type(error).__module__ == "builtins"}
         return
     yield {"count": count, "driver_version": text(attempt([], nvml.nvmlSystemGetDriverVersion))}

@@ -1,4 +1,4 @@
-"""The apptainer runtime: a supervised process whose program is ``apptainer exec``.
+"""The apptainer runtime: a supervised process that runs ``apptainer exec``.
 
 It does not use apptainer instances: these daemonize, so their exit code would have to be read in another way.
 """
@@ -36,7 +36,7 @@ prepare() {
 class Apptainer(SupervisedRuntime):
     """`gpusched.nodes.runtimes.base.Runtime` for apptainer 1.1 and later.
 
-    As users of apptainer expect, the job sees its home and /tmp (without --containall, whose /tmp has 64 MiB), but not
+    As users of apptainer expect, the job sees its home and /tmp (without --containall: its /tmp has 64 MiB), but not
     the node's environment (--cleanenv).
     """
 

@@ -14,7 +14,7 @@ RECORD = "job.json"
 """In an attempt's folder: `gpusched.model.attemptrecords.AttemptRecord`."""
 LAUNCHED = "launched"
 EXISTS_EXIT_CODE = 17
-"""Exit code of a launch script whose name was claimed before; nothing was started by it."""
+"""Exit code of a launch script if its name was claimed before; nothing was started by it."""
 
 
 class AttemptRef(msgspec.Struct, frozen=True):
@@ -106,8 +106,8 @@ class Runtime(Protocol):
     def launch(self, request: LaunchRequest) -> RemoteScript:
         """Claim the name and start a detached launcher; returns at once on the node.
 
-        stdout is ``launched``, or ``exists`` with exit code `EXISTS_EXIT_CODE`. What becomes of the launch is for the
-        probe to see.
+        stdout is ``launched``, or ``exists`` with exit code `EXISTS_EXIT_CODE`. The probe shows how the launch
+        goes on.
 
         Raises:
             UsageError: The request holds what cannot be passed on exactly, or safely.

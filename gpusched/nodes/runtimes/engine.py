@@ -254,7 +254,7 @@ class EngineRuntime:
         options = quote_all(self._create(request, (*inherited, *request.secrets)))
         program = (f"{SPOOL}/{RUN}",) if request.spool else ()
         command = quote_all((image, *program, *request.command))
-        # The values reach the client by its environment: what its arguments are, everybody on the node can see. The
+        # The values reach the client by its environment: its arguments are visible to all users of the node. The
         # words are complete by then: a job's variable may be called as one of ours.
         create = (
             f"create() (\nset -- {self.binary} create $memlock {options} {own_options} {command}\n"

@@ -14,7 +14,7 @@ from gpusched.nodes.runtimes.base import AttemptRef
 from gpusched.nodes.runtimes.shell import attempt_folder, script
 from gpusched.nodes.transport import RemoteScript
 
-# By the clock since boot, which nobody sets.
+# By the clock since boot, which cannot be set.
 _NOTE_ATTACHED = """\
 [ -d "$dir" ] || exit 0
 read -r up _ </proc/uptime && (umask 077; echo "$up" >"$dir/attached.tmp") && mv "$dir/attached.tmp" "$dir/attached"

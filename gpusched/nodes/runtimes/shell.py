@@ -125,9 +125,9 @@ boot=$(cat /proc/sys/kernel/random/boot_id)
 abandon() { rm -rf -- "$dir"; echo "cannot write to ${1:-$dir}" >&2; exit 1; }
 """
 
-# A folder of the job's own, which its later attempts find again. What is above it belongs to whom we are here, so that
-# nobody can put a link in its place; below it everything is the job's. An image may have a user of its own: where ours
-# is the job's, the folder is open to it, and what is above it keeps everybody else out.
+# A folder of the job's own, which its later attempts find again. What is above it belongs to the user we are here, so
+# that no other user can put a link in its place; below it everything is the job's. An image may have a user of its own:
+# where ours is the job's, the folder is open to it, and what is above it keeps all other users out.
 _JOB_DIR = """\
 jobs=${job_dir%/*}
 (umask 066 && mkdir -p -- "$jobs") && [ -O "$jobs" ] || abandon "$jobs"
@@ -140,7 +140,7 @@ fi
 rm -f -- "$job_dir/resize.json" || abandon "$job_dir"
 """
 
-# As the job's user, as is all below. Nobody waits for what the job may have put there, as in OUTPUT.
+# As the job's user, as is all below. It never blocks on what the job may have put there, as in OUTPUT.
 _WRITE = """\
 as_user sh -c 'umask 022
     exec 3<>"$1.part" && [ -f /proc/self/fd/3 ] && cat >/proc/self/fd/3 && mv -- "$1.part" "$1"
@@ -157,7 +157,7 @@ uid= gid=
 eval "$(grep -m 1 -x 'uid=[0-9]* gid=[0-9]*' "$dir/launch")"
 """
 
-# Nobody waits for a pipe, and what a link leads to is the user's to read. No output: there is no result.
+# It never blocks on a pipe, and what a link leads to is the user's to read. No output: there is no result.
 _RESULT = """\
 as_user sh -c '[ ! -f "$1" ] || [ -L "$1" ] || exec cat -- "$1"' sh "$job_dir/NAME"
 """
@@ -226,7 +226,7 @@ def _hostfile(request: LaunchRequest) -> str:
 
 
 def _spool(request: LaunchRequest) -> str:
-    """Lines that make the folder of a job script: for all to read who reach it, as an image has users of its own."""
+    """Lines that make the folder of a job script: readable by all who reach it, as an image has users of its own."""
     if not request.spool:
         return ""
     folders = quote_all(sorted({f"spool/{name}".rpartition("/")[0] for name in request.spool}))

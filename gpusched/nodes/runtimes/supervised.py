@@ -1,6 +1,6 @@
 """Jobs that are plain processes of the node: the launcher stays and supervises them.
 
-Two sessions: the launcher, which records how the job ended, and the job, whose leader records itself before it becomes
+Two sessions: the launcher, which records how the job ended, and the job: its leader records itself before it becomes
 the job's program. Killing the launcher leaves the job running, visible and killable; only its exit code is then lost.
 Neither cores nor memory are limited: without a container engine jobs are trusted to keep to what they asked for.
 """
@@ -110,7 +110,7 @@ esac
 """
 
 # As the job's user, in its environment, in its folder, with its output; then the job's own program, by the shell's PATH
-# and exit codes. The variables are read here since what is an argument anywhere can be seen by everybody on the node.
+# and exit codes. The variables are read here since what is an argument anywhere can be seen by all users of the node.
 _ENTER = (
     'eval "$(cat <&3)"; exec 3<&-; cd -- "$1" || exit 1; '
     '[ -z "$2" ] || exec >>"$2" 2>&1; [ -z "$3" ] || exec 2>>"$3"; shift 3; exec "$@"'

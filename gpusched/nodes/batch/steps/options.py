@@ -62,7 +62,7 @@ def parse(words: "Sequence[str]") -> "tuple[dict[str, str], list[str]]":
 
 
 def _without_optional(words: "Sequence[str]") -> "list[str]":
-    """Rewrite options whose value may be omitted, which getopt does not support."""
+    """Rewrite options with an optional value, which getopt does not support."""
     simple = []  # type: list[str]
     for at, word in enumerate(words):
         if word == "--" or not word.startswith("-"):

@@ -80,7 +80,7 @@ class StepServer:
                 probe.bind((found[4][0], 0))
         except OSError:
             return None
-        # A node may know its own name as a loopback address, where nobody else reaches it.
+        # A node may know its own name as a loopback address, where no other node reaches it.
         own = str(found[4][0])
         return None if (own.startswith("127.") or own == "::1") and own != address else own
 
@@ -131,7 +131,7 @@ class StepServer:
             writer.write(wire.frame(_KINDS[kind], number, data))
 
         async def drain() -> None:
-            async with one:  # before Python 3.10 a writer bears no two who wait
+            async with one:  # before Python 3.10 only one task may wait for a writer
                 await writer.drain()
 
         try:

@@ -264,7 +264,7 @@ def _changed_environment() -> "dict[str, str | None]":
 
 
 def _stdin_for(asked: "str | None", layout: "list[tuple[int, list[int]]]") -> "int | None":
-    """Return the descriptor whose content all tasks get; None if there is none, or the only task has it itself."""
+    """Return the descriptor that all tasks get the content of; None: there is none, or the only task has it itself."""
     if asked == "none":
         return os.open(os.devnull, os.O_RDONLY)
     if asked is not None and asked != "all" and not asked.isdigit():
