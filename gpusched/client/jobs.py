@@ -23,7 +23,7 @@ from gpusched.queue.store import SUSPENDED_BY, Reader
 from gpusched.views.jobs import Listing
 
 ENDED_SHOWN = 10
-LONG_QUEUE, SHOWN_OF_LONG = 200, 25  # on screen: nobody pages through more
+LONG_QUEUE, SHOWN_OF_LONG = 200, 25  # on screen: users do not page through more
 MAX_PREFIXES = 200
 
 
@@ -105,7 +105,7 @@ def _check_partition(client: Client, name: str) -> None:
 
 
 def _progress(reader: Reader | None, jobs: Iterable[JobRecord]) -> dict[str, JobProgress]:
-    """Return the progress of those jobs whose current attempt reports any."""
+    """Return the progress of the jobs that report any in their current attempt."""
     found = reader.progress_of_unended() if reader else {}
     return {job.id: report for job in jobs for report in found.get(job.id, ())[-1:] if report.attempt == job.attempt}
 
@@ -129,7 +129,7 @@ def _slice_fallbacks(client: Client, jobs: Iterable[JobRecord]) -> Iterable[str]
 
 
 def kept_weights(reader: Reader) -> Iterator[str]:
-    """Yield a line for each live or shadow agent whose weights were saved although training found them worse."""
+    """Yield a line for each live or shadow agent with weights that were saved although training found them worse."""
     live = {name: change.spec for name, change in reader.live_changes().items()}
     shadows = {name: shadow.spec for name, shadow in reader.shadows().items() if shadow.until is None}
     for state, specs in (("", live), ("shadow ", shadows)):

@@ -130,7 +130,7 @@ def problems(client: Client) -> list[str]:
     """Return a line for each policy file, and each other package's component for policies, that does not work."""
     found = [one for group in POLICY_GROUPS for one in components(group).values() if one.distribution != OURS]
     unreadable = unreadable_policies(client.inventory.path)
-    # A file whose last good copy is in use was named when the inventory was read.
+    # A file of which the last good copy is in use was named when the inventory was read.
     unread = [line for line in unreadable if not any(said.startswith(line) for said in Warnings.given)]
     return unread + _broken([(one.group, one.name) for one in found])
 

@@ -122,7 +122,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     env: Annotated[tuple[str, ...], JobOption("--env", "NAME=VALUE, or NAME to copy your own.", many=True,
         python="Variables of the job, or names of your own variables to copy.")] = ()
     secret: Annotated[tuple[str, ...], JobOption("--secret", "NAME (your variable), NAME=@FILE or NAME=- (stdin).",
-        many=True, python="As ``env``, for values that nobody else may see.")] = ()
+        many=True, python="As ``env``, for values that no other user may see.")] = ()
     mount: Annotated[tuple[str, ...], JobOption("--mount", "SRC:DST[:ro].", many=True,
         python='``"SRC:DST[:ro]"``, or sources and their mount points.')] = ()
     workdir: Annotated[str | None, JobOption("--workdir", "Working directory of the command.")] = None

@@ -39,7 +39,7 @@ class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservationResult(msgspec.Struct, frozen=True):
-    """The request, and the running jobs whose limits reach into the reservation: (id, user, end)."""
+    """The request, and the running jobs with limits that reach into the reservation: (id, user, end)."""
 
     what: str
     reservation: Reservation

@@ -137,7 +137,7 @@ class _Session:
         except (KeyboardInterrupt, ShellSignal) as ended:
             self._leave()
             return 128 + (ended.number if isinstance(ended, ShellSignal) else signal.SIGINT)
-        except BrokenPipeError:  # the reader of the output has gone (| head), and nobody will attach again
+        except BrokenPipeError:  # the reader of the output has gone (| head), and will not attach again
             if self._cancel_on_exit:
                 self._cancel()
             raise
@@ -214,7 +214,7 @@ class _Session:
             if self._has_output or not self._has_changed(job):
                 raise
             return None
-        if code == NOT_STARTED:  # what becomes of it the store will say
+        if code == NOT_STARTED:  # the store will show how it ends
             self._has_output = False
             time.sleep(_RETRY_S)
             return None

@@ -61,7 +61,7 @@ _VERBS = {"cancel": "scancel", "hold": "scontrol hold", "release": "scontrol rel
 
 
 def modes_line(client: Client) -> str:
-    """Return one line for people that says who decides in which partition."""
+    """Return one line for people with gpusched's mode in each partition."""
     from gpusched.model.slurm import SlurmMode
     from gpusched.promotion.live import live_modes
 

@@ -102,7 +102,7 @@ def build_submission(
     if signal.batch and request.script is None:
         raise UsageError("--signal B: needs a job script", "omit B:")
     if request.notify and not request.mail:
-        raise UsageError("--notify: nobody to notify", "add --mail ADDRESS")
+        raise UsageError("--notify: no mail address", "add --mail ADDRESS")
     secrets = options.secrets(request.secret, submitter.environ)
     cwd = submitter.folder() if request.mount or request.output or request.error or request.script is not None else "/"
     mounts = options.mounts(request.mount, cwd)
@@ -165,7 +165,7 @@ def build_submission(
 def submit(client: Client, prepared: Submit, note: Callable[[str], object] = str) -> str:
     """Queue the job durably (it is on disk on return); return its id (the array's, for an array).
 
-    ``note``: called with the id before the job is queued: who keeps it finds the job after a crash.
+    ``note``: called with the id before the job is queued: with it, the job can be found after a crash.
     """
     now = time.time()
 
@@ -205,7 +205,7 @@ class _Parts(NamedTuple):
 
 
 def _parts(request: SubmitRequest, inventory: Inventory) -> _Parts:
-    """Return the parts in the first of the requested partitions whose nodes, when free, can hold the job.
+    """Return the parts in the first of the requested partitions that can hold the job when its nodes are free.
 
     Raises:
         UsageError: There is no such partition, or none can hold the job; the error is that of the first.

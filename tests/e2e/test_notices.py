@@ -165,7 +165,7 @@ def test_wrong_options_of_notices_are_one_line_errors(house: Cluster) -> None:
     for words, said in (
         (("--mail", "a b"), "--mail: found 'a b', expected an address such as ada@example.org, or a user"),
         (("--mail", "-oQ/tmp"), "--mail: found '-oQ/tmp', expected an address such as ada@example.org, or a user"),
-        (("--notify", "end"), "--notify: nobody to notify; add --mail ADDRESS"),
+        (("--notify", "end"), "--notify: no mail address; add --mail ADDRESS"),
         (("--mail", "ada", "--notify", "ends"), "--notify: there is no notice 'ends'; did you mean 'end'?"),
     ):
         done = house.cli("submit", "-p", "A100", "--gpus", "1", *words, "--", "true", check=False)
