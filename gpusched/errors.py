@@ -73,7 +73,7 @@ class UsageError(GpuschedError):
 class NoHistory(GpuschedError):
     """No store exists yet, or no job of the requested time has run and ended: nothing to train on or replay.
 
-    A store that is there and cannot be read is a plain `GpuschedError`: nobody may take it for this.
+    A store that is there and cannot be read is a plain `GpuschedError`: it must not be taken for this.
     """
 
 

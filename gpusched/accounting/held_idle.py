@@ -20,7 +20,7 @@ def held_idle(active: Iterable[JobRecord], usage: Iterable[UsageRow], now: float
     """Return jobs with at least one GPU idle for `HELD_IDLE_AFTER_S` or longer, longest first.
 
     Buckets are read from now backwards while, on average, at least one of the job's GPUs was idle in each.
-    Time whose utilization is unknown is not called idle.
+    Time of unknown utilization is not called idle.
     """
     jobs = {job.id: job for job in active if job.spec.gpus > 0 and job.start_time is not None}
     sums: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)

@@ -1,4 +1,4 @@
-"""Who held GPUs for nothing: the idle hours of the power report by user and job."""
+"""GPUs held idle: the idle hours of the power report by user and job."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ Energy is the difference of NVML's counters; where a GPU has no counter (or the 
 reloaded) power is integrated by the trapezoid rule; where neither is known, the GPU seconds count as unknown, never as
 zero joules.
 
-A slice counts as its share of its GPU, in GPU seconds and in energy: NVML measures the GPU only. What no slice of a cut
-GPU is held of counts as a GPU that nobody holds.
+A slice counts as its share of its GPU, in GPU seconds and in energy: NVML measures the GPU only. What no held slice of
+a cut GPU covers counts as a GPU that no job holds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An executor like those of concurrent.futures, whose workers are jobs; it also has submitit's names."""
+"""An executor like those of concurrent.futures, with jobs as workers; it also has submitit's names."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Executor(BaseExecutor):
 
 
 def _drop(jobs: Iterable[Job[Any]]) -> None:
-    """Cancel futures whose jobs were never queued."""
+    """Cancel futures of jobs that were never queued."""
     for job in jobs:
         job._drop()
 

@@ -53,7 +53,7 @@ class Watcher:
         client, opened = self._client(), time.monotonic()
         due, last_event, version = set[str](), -1, -1
         while self._take_new(due):
-            if time.monotonic() - opened > REOPEN_S:  # a store opened while nobody wrote never shows later changes
+            if time.monotonic() - opened > REOPEN_S:  # a store opened without a writer never shows later changes
                 client.reopen()
                 opened, version = time.monotonic(), -1
                 due |= self._sample()

@@ -107,7 +107,7 @@ def discover(
 ) -> list[Outcome]:
     """Ask all hosts at once what they are. Leaves nothing there but the cached probe.
 
-    ``user`` logs in, with the private key ``key``, where a host does not say who. ``on_progress`` receives each outcome
+    ``user`` logs in, with the private key ``key``, where a host names no user. ``on_progress`` receives each outcome
     as it comes, from the asking thread; its name may still change.
 
     Returns:

@@ -70,7 +70,7 @@ def read_site(slurm: Slurm) -> SlurmSite:
     try:
         levels = admin_levels(slurm)
     except GpuschedError:
-        levels = {}  # without slurmdbd nobody is any
+        levels = {}  # without slurmdbd there are no admins
     return SlurmSite(
         version=slurm.config().get("SLURM_VERSION", ""),
         partitions=tuple(slurm.partitions()),

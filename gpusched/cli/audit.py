@@ -29,7 +29,7 @@ def audit(
     ] = None,
     json: output.JsonOption = False,
 ) -> None:
-    """Commands: who sent each, from where, and what came of it."""
+    """Commands: sender, origin and result of each."""
     from gpusched.accounting.report import parse_period
     from gpusched.client import audit as log
     from gpusched.views import audit as views

@@ -26,7 +26,7 @@ _NAMES = {
     "USER": "user",
     "POLICY": "policy",
 }
-"""Metavar -> what the value names: an empty one, of an unset variable, would mean the current folder, or nobody."""
+"""Metavar -> what the value names: an empty one, of an unset variable, would mean the current folder, or no user."""
 
 
 class _FastParameter:

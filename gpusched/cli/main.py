@@ -47,7 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "maintenance": ("gpusched.cli.reservations", "Plan maintenance: no job starts that cannot end before it."),
     "reservations": ("gpusched.cli.reservation_list", "List, change and cancel reservations."),
     "quota": ("gpusched.cli.quota", "Your limits: used and left; fair shares."),
-    "audit": ("gpusched.cli.audit", "Commands: who sent each, from where, and what came of it."),
+    "audit": ("gpusched.cli.audit", "Commands: sender, origin and result of each."),
     "power": ("gpusched.cli.power", "Energy and utilization: used, wasted, cost."),
     "web": ("gpusched.cli.web", "A web page: nodes, queue, timeline, usage."),
     "metrics": ("gpusched.cli.metrics", "Metrics for Prometheus (OpenMetrics)."),

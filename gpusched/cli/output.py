@@ -195,7 +195,7 @@ def print_rich(renderable: RenderableType) -> None:
 
 
 class _SafeRenderable:
-    """A renderable whose texts (users wrote some) cannot control the terminal; Rich's own colors are kept."""
+    """A renderable with texts (users wrote some) that cannot control the terminal; Rich's own colors are kept."""
 
     def __init__(self, renderable: RenderableType) -> None:
         self._renderable = renderable

@@ -19,7 +19,7 @@ from gpusched.nodes.transport import Session, Transport, TransportError
 LINGER_S = 10.0  # a channel without jobs is kept so long: the next job often comes soon
 MIN_BACKOFF_S, MAX_BACKOFF_S = 5.0, 600.0  # delay before a broken channel is opened again
 YIELD_S = 3600.0
-"""For so long no channel is opened to a node whose sshd ran out of sessions."""
+"""For so long no channel is opened to a node after its sshd ran out of sessions."""
 RECHECK_S, MAX_RECHECKS = 0.25, 6
 """Interval and number of probes of a container that has ended while its engine still reports it running."""
 _MAX_LINE = 1000
@@ -75,14 +75,14 @@ class EndWatch:
         return node is not None and node.yield_session()
 
     def drop(self, name: str) -> None:
-        """Close the channel of a node whose transport has changed, or that has left the inventory."""
+        """Close the channel of a node that has another transport now, or has left the inventory."""
         with self._lock:
             node = self._nodes.pop(name, None)
         if node is not None:
             node.end()
 
     def keep_only(self, names: Container[str]) -> None:
-        """Drop other nodes: one whose last probe ended after it had left the inventory, say."""
+        """Drop other nodes: one that left the inventory before its last probe ended, say."""
         with self._lock:
             others = [name for name in self._nodes if name not in names]
         for name in others:

@@ -75,7 +75,7 @@ class SshCluster:
         self._term, self._on_refused = term, on_refused
         self._claimed = set[str]()  # nodes that refuse lower terms
         # Internally times are of the boot clock, since the wall clock may be set meanwhile. They become wall times
-        # when handed over (`_dated`, `finished`).
+        # when returned (`_dated`, `finished`).
         self._dates = clock or Clock()
         self._clock = self._dates.boot
         self._nodes = {node.name: node for node in inventory.nodes}
@@ -137,9 +137,9 @@ class SshCluster:
                 self._ends.probe_started(node.name)
                 pool = self._slow_pool if node.name in self._slow else self._probe_pool
                 self._probes[node.name] = pool.submit(self._probe, node)
-        # A node that has left may still have a probe: nobody waits for it, and it has no other.
+        # A node that has left may still have a probe: it is not waited for, and is its last.
         self._wait_for([name for name in self._probes if name in self._nodes and name not in self._slow], patience_s)
-        # From here on nobody waits for these; they use the slow pool until they answer in time again.
+        # From here on these are not waited for; they use the slow pool until they answer in time again.
         self._slow |= {name for name, future in self._probes.items() if future.running()}
         observations = {name: future.result() for name, future in self._probes.items() if future.done()}
         for name, observation in observations.items():

@@ -8,7 +8,7 @@ most commands do. Only what is to be compiled imports it (`compiling`). Both use
 version, numba itself compiles, keeps and loads the same functions (`by_numba`).
 
 numba notices changes of a function's own file only, not of the files of the functions it calls. So each module with
-compiled passes has a cache folder whose name carries a digest of that module and of all it imports of ours: a change
+compiled passes has a cache folder named by a digest of that module and of all it imports of ours: a change
 compiles once more what it may touch, and nothing else, and old code never runs. Where the package lies does not count:
 the same code installed anew, or checked out elsewhere, is not compiled again.
 ``NUMBA_DISABLE_JIT=1`` runs the same functions as plain Python, ``GPUSCHED_COMPILED=numba`` leaves all to numba as for
@@ -32,7 +32,7 @@ from gpusched.compiled.folders import cache_folder
 from gpusched.compiled.loading import SUFFIX, Foreign, VersionFolder, kind_of, load, numba_version
 
 KNOWN = "0.68."
-"""Prefix of the versions of numba whose internals `compiling` and `loading` know."""
+"""Prefix of the versions of numba with the internals that `compiling` and `loading` know."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

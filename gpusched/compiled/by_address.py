@@ -1,12 +1,12 @@
 """Passing tuples to compiled functions by address, of which only the parts used are read.
 
-In: numba's models of tuples. Out: the same, handed on as one pointer each. May import: nothing of ours. Begin with
+In: numba's models of tuples. Out: the same, passed as one pointer each. May import: nothing of ours. Begin with
 `_ByAddress`.
 
-numba hands each number of each array of each tuple over as an argument of its own. A replay's state has some hundred
+numba passes each number of each array of each tuple as an argument of its own. A replay's state has some hundred
 arrays of seven numbers each: nine tenths of the code that there was to compile took such arguments apart and put them
-together again. A tuple cannot change, nor can what is at its address while a function runs that was handed it. So a
-caller that was handed one hands its address on, and one that makes a tuple writes it once for each call.
+together again. A tuple cannot change, nor can what is at its address while a function that received it runs. So a
+caller that received one passes its address on, and one that makes a tuple writes it once for each call.
 
 What was read at such an address is called lasting. The caller owns it: called functions count no references to it.
 """
@@ -30,7 +30,7 @@ from numba.core.runtime.context import NRTContext
 
 ir.types.ir_layer_typed_pointers_enabled = False  # LLVM has none, and to spell them out is half of the text
 _WIDE = 7
-"""So many numbers, which is those of an array, and a tuple goes by address."""
+"""A tuple of so many numbers (those of an array), or more, is passed by address."""
 
 _models, _utils, _calls = cast(Any, models), cast(Any, cgutils), cast(Any, CPUCallConv)
 _decorate = _calls.decorate_function
@@ -231,7 +231,7 @@ class Lowering(Lower):
 _Counts = cast(Any, NRTContext)
 _find, _up, _down = _Counts.get_meminfos, _Counts.incref, _Counts.decref
 _OF_A_FUNCTION = (impl_ret_borrowed.__code__, cast(Any, Lower).incref.__code__, cast(Any, Lower).decref.__code__)
-"""Who counts for what a function holds. Others do for what they make of a value, such as an iterator over an array."""
+"""Code that counts for what a function holds. Other code counts for what it makes of a value, such as an iterator."""
 
 
 def _found(self: Any, builder: Any, kind: Any, value: Any) -> Any:

@@ -253,7 +253,7 @@ def dispatcher(function: FunctionType, inner: bool = False, inlined: bool = Fals
     if inner:
         given, code = function, function.__code__
         function = FunctionType(code, given.__globals__, given.__name__, given.__defaults__, given.__closure__)
-        function.__module__ = given.__module__  # its cache folder goes by this; `specialized` sets it
+        function.__module__ = given.__module__  # its cache folder depends on this; `specialized` sets it
         function.__qualname__ = f"{given.__qualname__}_{'inlined' if inlined else 'inner'}"  # its name in the cache
     wrappers = {"no_cfunc_wrapper": True} | ({"no_cpython_wrapper": True} if inner else {})
     made = _njit(

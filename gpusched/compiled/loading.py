@@ -2,8 +2,8 @@
 
 A file holds one pass for arguments of certain types: the object code that LLVM made, with all that it calls, and the
 name of the function in it that takes arguments from Python. numba's extension modules (memory, conversions) are loaded
-without the package around them. Arguments of other types never get there: what numba goes by is compared here, and
-what is not known here goes numba's own way.
+without the package around them. Arguments of other types never get there: numba's dispatch keys are compared here, and
+what is not known here is left to numba.
 """
 
 from __future__ import annotations

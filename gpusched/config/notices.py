@@ -53,7 +53,7 @@ def _options(value: Value) -> dict[str, str]:
     given = value.fields("a mapping of the notifier's options, each a text")
     for option in given.values():
         if not option.is_text:
-            raise option.error("a text", "something else")  # it may be a secret, and errors are shown to everybody
+            raise option.error("a text", "something else")  # it may be a secret, and errors are shown to all users
     return {name: option.text("a text") for name, option in given.items()}
 
 
@@ -66,7 +66,7 @@ def _url(value: Value) -> str:
     except ValueError:
         good = False
     if not good:
-        raise value.error(expected, "another text")  # much of it is a secret, and errors are shown to everybody
+        raise value.error(expected, "another text")  # much of it is a secret, and errors are shown to all users
     return text
 
 

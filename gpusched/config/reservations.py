@@ -67,7 +67,7 @@ def _check_users(wanted: Reservation, inventory: Inventory) -> None:
     if not wanted.maintenance and not wanted.users and not wanted.groups:
         raise UsageError(
             "a reservation needs users or groups",
-            "use --users or --groups; to reserve for nobody: gpusched maintenance",
+            "use --users or --groups; to keep all jobs off: gpusched maintenance",
         )
     if len(wanted.users) + len(wanted.groups) > _MAX_USERS:
         raise UsageError(f"at most {_MAX_USERS} users and groups", "declare a group of them (groups of inventory.yaml)")

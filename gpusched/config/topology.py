@@ -14,7 +14,7 @@ _EXPECTED = "a mapping: name of switch -> nodes, uplink, parent"
 
 
 def load_topology(path: Path | str) -> Topology:
-    """Load the topology of a YAML file whose root is such a mapping, or has it under ``topology``.
+    """Load the topology of a YAML file that is such a mapping, or has it under ``topology``.
 
     Raises:
         FileError: The first thing wrong with it.

@@ -23,7 +23,7 @@ _TOOLKIT_HINT = "install nvidia-container-toolkit on the node, then: nvidia-ctk 
 
 
 def judge_host(node: Node, seen: Inspection) -> list[Finding]:
-    """Shell, python3, flock, home, disk, who ends processes at logout, and MPS where GPUs are shared by it."""
+    """Check shell, python3, flock, home, disk, processes at logout, and MPS where GPUs are shared by it."""
     return [*_shell(node, seen), *_flock(node, seen), *_home(node, seen), *_logout(node, seen), *_mps(node, seen)]
 
 
@@ -55,7 +55,7 @@ def judge_health(node: Node, conditions: Iterable[Condition], reading: NodeReadi
 
 
 def _seen_now(node: Node, reading: NodeReading) -> Iterator[Condition]:
-    """Yield what one reading proves and `_one_gpu` does not say: nobody else may have looked yet."""
+    """Yield what one reading proves and `_one_gpu` does not say: there may be no earlier reading."""
     for gpu in reading.gpus:
         if gpu.index not in node.indices():
             continue

@@ -57,7 +57,7 @@ def examine_node(
 def inspect(transport: Transport, node: Node, runtimes: tuple[str, ...], mps_pipe: str = "") -> Inspection | None:
     """Return what the inspection script says about a node; None if the account's shell would not run it.
 
-    ``mps_pipe``: the folder in which a control daemon of MPS should have its pipe; "": nobody asks.
+    ``mps_pipe``: the folder in which a control daemon of MPS should have its pipe; "": not checked.
 
     Raises:
         TransportError: The node could not be asked.
@@ -67,7 +67,7 @@ def inspect(transport: Transport, node: Node, runtimes: tuple[str, ...], mps_pip
 
 
 def _service(node: Node, known: QueuedNodeFacts) -> list[Finding]:
-    """Whether it was taken out of service, and by whom."""
+    """Return whether it was taken out of service, and by which user."""
     reason, by = known.drained.get(node.name, ("", ""))
     if not by:
         return []
@@ -141,7 +141,7 @@ def try_container(
     """Start a container with one GPU that is free, as a job's, and remove it. Nothing is pulled.
 
     ``image`` is the partition's own; another one that is there serves, too. Without a reading no GPU is known to be
-    free; ``held``: GPU index -> who holds it, by the queue.
+    free; ``held``: GPU index -> the jobs that hold it, by the queue.
 
     Raises:
         TransportError: The node did not answer.

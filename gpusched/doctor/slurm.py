@@ -61,7 +61,7 @@ def examine_slurm(
 
     Args:
         inventory: Its engine is Slurm.
-        state: The state folder; whose it is runs the controller.
+        state: The state folder; its owner runs the controller.
         modes: Partition -> what gpusched does there.
         trouble: Why the controller cannot read Slurm.
         now: Unix seconds.

@@ -1,4 +1,4 @@
-"""The examination of the state folder: whether it can be used, is safe, has room, is whole, and is worked on."""
+"""The examination of the state folder: usable, safe, enough disk space, intact, and used by a controller."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class QueuedNodeFacts(NamedTuple):
 
     Attributes:
         cluster_id: Marks this installation's jobs on the nodes.
-        held: Node -> GPU index -> who have it.
-        drained: Node -> (reason, by whom), of those out of service.
+        held: Node -> GPU index -> the jobs that hold it.
+        drained: Node -> (reason, user), of those out of service.
         wirings: Node -> how it is wired, as last read.
         trouble: Why Slurm cannot be read, where it is the engine.
         changes: Partition -> what was last decided of its policy.

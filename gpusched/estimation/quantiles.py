@@ -56,7 +56,7 @@ class RunTimes(NamedTuple):
         level: ``float64[classes, QUANTILES]``: the level of the distribution that is each quantile.
         stated: ``float64[jobs, QUANTILES]``: seconds, as stated when a job was submitted; NaN: nothing was.
         evidence: ``int64[jobs]``: the class then.
-        mass, part: ``float64[BINS]``: room.
+        mass, part: ``float64[BINS]``: work space.
     """
 
     ends: Counts

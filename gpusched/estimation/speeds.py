@@ -1,7 +1,7 @@
 """Speeds of kinds of jobs by their resources, learned from jobs' reports: a store, and a learner.
 
-The logarithm of a kind's speed at a point (a size; GPUs, cores and memory) is a sum of normal variables, its terms,
-whose similarity is their covariance: a report at one point informs all others (a Kalman filter without motion). At
+The logarithm of a kind's speed at a point (a size; GPUs, cores and memory) is a sum of normal variables, its terms.
+Their similarity is their covariance: a report at one point informs all others (a Kalman filter without motion). At
 points with reports their mean is used.
 """
 

@@ -126,7 +126,7 @@ class WorkerJob(JobqueueJob):
 
 
 class GpuschedCluster(JobQueueCluster):
-    """A Dask cluster whose workers are jobs here, for ``Client(cluster)``, with ``scale`` and ``adapt``.
+    """A Dask cluster with jobs as workers, for ``Client(cluster)``, with ``scale`` and ``adapt``.
 
     Args:
         n_workers: Workers at the beginning.

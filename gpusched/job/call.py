@@ -39,7 +39,7 @@ class Facts:
         python: The client's version.
         cloudpickle: Files of its cloudpickle, of this version; none where it is not needed.
         source: The function's file and its text, for tracebacks.
-        result: Where what comes of it is written.
+        result: Where its result is written.
         most: Bytes that a pickled result may have; with ``kept`` a larger one stays in the job's folder.
         folder: Where such a one is put instead, and what a checkpoint returns; "": the job's folder.
         tasks: How many processes call it on each node; ``gpus``: GPUs of each, 0: all of them.

@@ -18,13 +18,13 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """The accuracy of one partition's forecasts.
 
     Attributes:
-        made: Jobs whose start was predicted. started: Of these, started since.
+        made: Jobs with a predicted start. started: Of these, started since.
         overdue: Still waiting though even the late end of their range is over. open: Waiting within it.
         gone: Cancelled (or ended otherwise) without a start.
         median_abs_error_s: Of the started: half were predicted nearer than that. Overdue ones count with what they are
             late by now.
         median_error_s: The same with its sign: above 0 they started later than predicted.
-        within_range: Part of started and overdue jobs whose start lay in the predicted range (10 % to 90 % of the
+        within_range: Part of started and overdue jobs with a start in the predicted range (10 % to 90 % of the
             runs), give or take the minute that a cycle and a container's start take.
         median_wait_s: From forecast to start, of the started: what the errors are to be measured by.
     """

@@ -97,7 +97,7 @@ def file_changes(
 
 
 def _before(last: PolicyChange | None, act: str) -> int | None:
-    """Return the change that a rollback restores; None for file changes, whose earlier content was not kept."""
+    """Return the change that a rollback restores; None for file changes: their earlier content was not kept."""
     if last is None:
         return None
     return last.back_to if act == "files" else last.seq

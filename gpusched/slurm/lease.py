@@ -29,7 +29,7 @@ def create(nodes: Collection[str], duration_s: int = LEASE_S, enforced: bool = T
 
     The reservation must admit every job. Where Slurm enforces associations (``enforced``) it names accounts, since
     those include all accounts below root; elsewhere an account would have to match a job's exactly, so it names users.
-    Slurm charges a reservation's idle time to the accounts it names, that is to root, and to nobody where accounts are
+    Slurm charges a reservation's idle time to the accounts it names, that is to root, and to none where accounts are
     excluded instead: ``own_account`` means that there is an account `LEASE`, which no job uses, to exclude.
     """
     access = f"Accounts={f'-{LEASE}' if own_account else 'root'}" if enforced else "Users=-nobody"

@@ -22,7 +22,7 @@ _REDRAWS = 8
 def generate(workload: Workload, seed: int = 0) -> Trace:
     """Generate ``workload.jobs`` jobs, the first submitted at or after its start (time 0).
 
-    Arrivals are a Poisson process whose rate follows the hours and weekdays; a burst is one arrival of several jobs.
+    Arrivals are a Poisson process with a rate by hour and weekday; a burst is one arrival of several jobs.
 
     Raises:
         UsageError: It asks for a load, and no job has GPUs.
@@ -30,7 +30,7 @@ def generate(workload: Workload, seed: int = 0) -> Trace:
     rng = np.random.default_rng(seed)
     count = workload.jobs
     arrival, offset = _bursts(workload, rng)
-    first_of = np.concatenate(([0], np.flatnonzero(np.diff(arrival)) + 1))[arrival]  # the job whose traits it shares
+    first_of = np.concatenate(([0], np.flatnonzero(np.diff(arrival)) + 1))[arrival]  # the job with the same traits
     size_index = _weighted(rng, np.array([s.share for s in workload.sizes]), count)[first_of]
     gpus = np.array([s.gpus for s in workload.sizes], np.int64)[size_index]
     duration = _durations(workload, rng, size_index)

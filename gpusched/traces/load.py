@@ -84,14 +84,14 @@ def resolve(path: Path, format: str | None = None) -> tuple[str, Path]:
 
 
 def _claimed(path: Path) -> str | None:
-    """Return another package's format whose reader accepts the file by its function ``matches``, if any."""
+    """Return another package's format that accepts the file by its reader's function ``matches``, if any."""
     for component in components("traces").values():
         if component.distribution != OURS:
             try:
                 matches = getattr(component.load(), "matches", None)
                 if matches is not None and matches(path):
                     return component.name
-            except Exception as error:  # a reader that is broken costs nobody else their trace
+            except Exception as error:  # a broken reader must not keep other traces from loading
                 Warnings.give(str(error if isinstance(error, GpuschedError) else component.error(repr(error))))
     return None
 

@@ -27,7 +27,7 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].*)?")
 def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], note: str | None = None) -> Trace:
     """Select jobs of a trace (``bool[jobs]``, or indices), in order; ``note`` is added to its notes.
 
-    Indices ascend, but where no job waits for another. A job whose predecessor is not among them waits for nobody.
+    Indices ascend, but where no job waits for another. A job waits for no job that is not among them.
     """
     order = np.flatnonzero(jobs) if jobs.dtype == np.bool_ else jobs.astype(np.int64)
     columns = {name: getattr(trace, name)[order] for name in (*FLOATS, *INTS) if name != "depends_on"}
@@ -166,7 +166,7 @@ def offered_load(trace: Trace, gpus: int) -> float:
 
 
 def nodes_for_load(trace: Trace, gpus_per_node: int, load: float) -> int:
-    """Return the number of nodes whose offered load is nearest to ``load``; arrivals are unchanged.
+    """Return the number of nodes for which the offered load is nearest to ``load``; arrivals are unchanged.
 
     At least as many as the largest job needs, so the load may come out lower: `offered_load` says what it is.
 

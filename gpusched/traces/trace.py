@@ -28,7 +28,7 @@ class ProgressRecords:
         run_job, run_gpus: ``int64[attempts]``: what it had in each attempt, in order.
         run_after_s, run_s: ``float64[attempts]``: when that began, seconds after its submission, and how long the
             attempt did work that counts: without saving at its end, and what was not saved.
-        rank_gpus: ``int64[jobs]``: GPUs of each rank of hot jobs, whose ranks join and leave while they run (their
+        rank_gpus: ``int64[jobs]``: GPUs of each rank of hot jobs, which gain and lose ranks while they run (their
             ``cost_s``: mean seconds without a step); 0: a resize stops the job; None: every job.
     """
 

@@ -50,7 +50,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
               {"": "sum(gpusched_agent_fallback{P}) or vector(0)"}, kind="stat"),
     ),
     "GPUs": (
-        Panel("GPUs by state", "FREE may be handed out; BUSY: a process of no job; LOST, UNUSABLE: faulty.",
+        Panel("GPUs by state", "FREE can be allocated; BUSY: a process of no job; LOST, UNUSABLE: faulty.",
               {"{{state}}": "sum by (state) (gpusched_gpus{P})"}, stacked=True),
         Panel("Utilization by partition", "Of the GPUs that jobs hold, where it is measured.",
               {"{{partition}}": _ratio("gpu_utilized_seconds", "gpu_measured_seconds", "partition")}, "percentunit"),
@@ -71,7 +71,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Jobs": (
         Panel("Pending jobs by reason", "The reasons are those of gpusched why.",
               {"{{reason}}": "sum by (reason) (gpusched_pending_jobs{P})"}, stacked=True),
-        Panel("Requested GPUs of pending jobs", "How much would run at once if there were room.",
+        Panel("Requested GPUs of pending jobs", "What would run at once with enough free GPUs.",
               {"{{partition}}": "gpusched_pending_gpus{P}"}, stacked=True),
         Panel("Time to the first start", "Of jobs that started within the last hour.",
               _quantiles("job_wait_seconds_bucket{P}", "1h", 0.5, 0.9, 0.99), "s"),

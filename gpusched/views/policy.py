@@ -37,7 +37,7 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
         agent: Name of its agent; None: it decides by its stages (order, place, backfill).
         trained_at, trace, trace_sha256: From its training card: when, and on what.
         verdict: The evidence: the replay of its promotion, or of the last night.
-        since, by: When it was put into this state, and by whom.
+        since, by: When it was put into this state, and the user.
         note: The reason of this state.
         fallback: Why its fallback decides, or why it had no answer as a shadow; or which of its components is broken.
         kept_anyway: Why the gate of its training was closed, if its weights were saved all the same.
@@ -70,7 +70,7 @@ class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         act: ``promote``, ``rollback``; ``inventory``, ``files``: one of these was edited.
-        user: Who did it; None: files were edited.
+        user: The user who did it; None: files were edited.
         from_name, from_version: The policy before; None: there was none.
         forced: Whether the evidence was overruled.
         verdict: The evidence, as a sentence.
@@ -95,7 +95,7 @@ class PolicyPage(msgspec.Struct, frozen=True, kw_only=True):
     """All details of one policy.
 
     Attributes:
-        path: Its file. origin: Whose file that is, in words.
+        path: Its file. origin: Where that comes from, in words.
         live: Partitions where exactly this version is live. other_versions: where another version is.
         modes: Slurm partition where it is live -> what it may do there.
         weights: Partition -> what decides in its weights, in words, or why they cannot be used.

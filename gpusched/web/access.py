@@ -29,7 +29,7 @@ class AccessRules(msgspec.Struct, frozen=True, kw_only=True):
     """How viewers are identified.
 
     Attributes:
-        header: The proxy's header that names the user; "": nobody is named.
+        header: The proxy's header that names the user; "": no user is named.
         proxy_address: The address of a proxy on another machine. proxy_uid: The account of one on this machine.
         names: Host names of this server besides its own.
     """
@@ -101,7 +101,7 @@ def _is_proxy(rules: AccessRules, peer: tuple[str, int], local: tuple[str, int])
 
 
 def peer_of(rules: AccessRules, peer: tuple[str, int], local: tuple[str, int]) -> int | str | None:
-    """Return whose a connection is: an account of this machine, else an address; None: the proxy's, so many users'."""
+    """Return a connection's owner: an account of this machine, else an address; None: the proxy's, so many users'."""
     if rules.header and _is_proxy(rules, peer, local):
         return None
     account = uid_of_peer(peer, local) if _parse_address(peer[0]).is_loopback else None

@@ -14,7 +14,7 @@ from gpusched.web.feed import Feed, ResponseBody, SiteReader
 from gpusched.web.usage import UsageStats
 
 _PAUSE_S = {"forecast": 20.0, "usage": 60.0}
-_MAX_AGE_S = 300.0  # both go by the clock, too: a view that does not change leaves them behind
+_MAX_AGE_S = 300.0  # both depend on the clock, too: they age while the view does not change
 _REST_FACTOR = 10.0  # pauses last this many times as long as the computation before them
 EMPTY: dict[str, Any] = {
     "forecast": {"now": 0, "jobs": {}, "ends": {}},

@@ -73,7 +73,7 @@ class WebServer(ThreadingHTTPServer):
         self.bound, self.rules = address, rules
         self.feed = Feed(SiteReader())
         self.background = BackgroundStats(self.feed)
-        self._open: dict[Any, int | str | None] = {}  # connection -> whose it is
+        self._open: dict[Any, int | str | None] = {}  # connection -> its owner
         self._lock = threading.Lock()
         self.audit = _audit()
         try:
@@ -96,7 +96,7 @@ class WebServer(ThreadingHTTPServer):
         return self.admit(request, peer_of(self.rules, client_address[:2], request.getsockname()[:2]))
 
     def admit(self, connection: Any, owner: int | str | None) -> bool:
-        """Note whose a connection is (None: many users'); return False if too many are open, or too many of one."""
+        """Note a connection's owner (None: many users); return False if too many are open, or too many of one."""
         with self._lock:
             others = [owner for one, owner in self._open.items() if one is not connection]
             if len(others) >= MAX_CONNECTIONS or (owner is not None and others.count(owner) >= MAX_CONNECTIONS_OF_ONE):

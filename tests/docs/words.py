@@ -83,7 +83,7 @@ SETTINGS = {
     "currency": ("text", "If the price names none."),
     "idle": ("mapping or `none`", "For idle GPUs, [below](#idle). Default: nothing."),
     "logs": ("mapping", "Output kept in the state folder, [below](#settingslogs)."),
-    "events": ("mapping", "Who gets each event as JSON, [below](#settingsevents)."),
+    "events": ("mapping", "The receivers of each event as JSON, [below](#settingsevents)."),
     "backup": ("mapping", "Backups of the state folder, [below](#settingsbackup)."),
     "retrain_days": ("number", "Days of jobs for `--auto-retrain`."),
     "auto_promote": (

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpusched.errors import UsageError
 from gpusched.traces.readers.columns import open_text
 
-_HEADERS = (  # the first whose columns are all there
+_HEADERS = (  # the first with all its columns
     ("acme", {"job_id", "gpu_num", "gpu_time", "submit_time", "start_time"}),
     ("helios", {"job_id", "gpu_num", "node_num", "submit_time", "start_time", "end_time"}),
     ("philly-csv", {"submit_time", "duration_s", "num_gpus"}),

@@ -321,7 +321,7 @@ def _scale(job: JobRecord, progress: Sequence[JobProgress]) -> Callable[[int], f
 
 
 def _made_again_s(one: JobProgress | None, after: JobProgress | None) -> float:
-    """Return seconds of an attempt whose steps the next one repeated from an earlier checkpoint."""
+    """Return seconds of an attempt of which the next one repeated the steps, from an earlier checkpoint."""
     if one is None or after is None or one.step is None or one.first_step is None or after.first_step is None:
         return 0.0
     (pace,) = speeds_of([one]).values() or (0.0,)

@@ -1,6 +1,6 @@
 """Alibaba PAI, cluster-trace-gpu-v2020 (Weng et al., NSDI 2022): alibaba/clusterdata. Three tables without headers.
 
-``pai_job_table`` says who submitted what when, ``pai_task_table`` what each role asks for, ``pai_instance_table`` when
+``pai_job_table`` has users and submit times, ``pai_task_table`` what each role asks for, ``pai_instance_table`` when
 each of its containers really ran (2 GB, read as a stream; without it the tasks' own times are used).
 """
 

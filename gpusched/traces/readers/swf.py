@@ -29,7 +29,7 @@ _HEADER = re.compile(r";\s*(UnixStartTime|MaxNodes|MaxProcs)\s*:\s*([0-9]{1,12})
 def read(path: Path, *, strict: bool) -> Trace:
     """Read the trace; times are those of the log. The group is the partition if the log has any, else the queue.
 
-    Skips jobs cancelled before they ran, and partial records (status 2 to 4), whose job has a whole record too.
+    Skips jobs cancelled before they ran, and partial records (status 2 to 4): their job has a whole record too.
 
     Raises:
         FileError: ``strict`` is set and a row is invalid.
