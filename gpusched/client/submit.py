@@ -53,7 +53,7 @@ class FunctionProgram(NamedTuple):
 
 
 class Submitter(NamedTuple):
-    """Who submits.
+    """The submitting user.
 
     ``folder``: returns the submission folder, or raises; ``environ``: values of variables and secrets given by name;
     ``whole_id``: expands ids of jobs as typed.

@@ -167,7 +167,7 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
             f"{', '.join(SIMPLE_BACKFILLS[:-1])} or {SIMPLE_BACKFILLS[-1]} with {whose}", '"conservative"'
         )
     if chosen.get("order") == "sjf-estimate" and chosen.get("backfill") in ("easy", "conservative"):
-        # promises to those who wait rest on times that are not exceeded: limits, not estimates
+        # reservations of pending jobs need times that are never exceeded: limits, not estimates
         raise fields["backfill"].error("none or skip with order: sjf-estimate")
     return _with_version(PolicySpec(name=trained.name, **chosen))
 

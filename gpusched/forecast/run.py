@@ -1,8 +1,8 @@
 """The current queue simulated forward to predict starts: the engine of replays with the live queue pass.
 
-Nothing is submitted meanwhile. Running jobs and those that start on the way end when a draw of run times says so;
-backfill believes in limits, as the controller does. Of jobs alike the walk asks only the first, and a pass begins only
-where some job could start, so that a queue of thousands is run forward in some hundredths of a second.
+Nothing is submitted meanwhile. Running jobs and those that start in the simulation end by a draw of run times;
+backfill uses time limits, as the controller does. Of equal jobs the walk tries only the first, and a pass begins only
+where some job could start, so that a queue of thousands is simulated in some hundredths of a second.
 """
 
 from __future__ import annotations

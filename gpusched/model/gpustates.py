@@ -57,7 +57,7 @@ def gpu_states(
     (`gpusched.model.health`) make a GPU UNUSABLE where the operator's action, or the default, says so.
 
     ``reading``: None when there is none, or none to be believed. ``held``: GPU index -> ids of the jobs that hold
-    it: one, or two that share it. The server of MPS is no stranger where the GPUs are shared by it.
+    it: one, or two that share it. The server of MPS is not foreign where the GPUs are shared by it.
     ``conditions``: of the node and its GPUs.
     """
     if reading is None:

@@ -330,12 +330,12 @@ class Resizes(Stops, frozen=True, kw_only=True):
     """Resizes of a job, and their outcomes.
 
     Attributes:
-        before: GPUs of the attempt before the present one (or before its hot resize), to go back to; None: it came up,
-            or was not resized.
+        before: GPUs of the attempt before the present one (or before its hot resize), to go back to; None: it has
+            started up, or was not resized.
         resume_at: GPUs that it is to restart with, or fewer where the partition has fewer by then.
         start_timeout_s: Within it the job must make a step at a new size.
         why: What the last one was for.
-        costs_s: Seconds from being asked to running again of those that came up, and their number (``measured``); of
+        costs_s: Seconds from request to running again of those that started up, and their number (``measured``); of
             a hot job, the seconds without a step, as its program measured them.
         lost_s: Seconds of work that had not been saved.
         had_s: Seconds that attempts before the present one ran, which its time limit counts, too.
@@ -368,7 +368,7 @@ class ResizeTo(msgspec.Struct, frozen=True, kw_only=True):
     """The size that a job is being stopped for, and when this was requested.
 
     Attributes:
-        back: It goes back, as it did not come up at its present one.
+        back: It goes back, as it did not start up at its present one.
         saved: It has said since that its work is kept.
         done: It had made its last step, and ended well.
     """

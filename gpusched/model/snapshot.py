@@ -31,7 +31,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         links: GPU index -> GPU index -> closeness (larger is nearer), as in `Gpu.links`.
         failed_recently: Attempts failed here; the job it concerns carries the exclusion itself.
         sharing: As declared. shareable: GPU index -> its memory in MiB, of those that two jobs may have: it is known,
-            and no stranger is on them. Empty without ``sharing``.
+            and no foreign process is on them. Empty without ``sharing``.
         reservations: Of it, such as are not over, by begin.
         slices: Of its GPUs that are cut, which are among ``gpus`` nevertheless; ``blocked`` has slices, too, by number.
         cutting: GPU index -> (profile, start) of the slices that it is being cut into; none: it is being made whole.

@@ -1,4 +1,4 @@
-"""What one look at a node says beyond its GPUs: runtimes, python3, disk, home, who ends processes. For init and check.
+"""Facts on a node beyond its GPUs: runtimes, python3, disk, home, what ends processes. For init and check.
 
 One POSIX sh script over one SSH exec prints ``key=value`` lines between two marks; a pure parser reads them. What comes
 before the first mark comes from the account's own start-up files.

@@ -106,7 +106,7 @@ def undrawn(rule: int) -> int:
 
 @jit
 def launch(state: ClusterState, request: PlacementRequest, job: int, late: bool, guarded: bool) -> None:
-    """Start a job on ``scratch.chosen``; ``guarded``: a reservation stands, ``late``: the job outlasts it."""
+    """Start a job on ``scratch.chosen``; ``guarded``: there is a reservation, ``late``: the job outlasts it."""
     resources, releases, _, jobs, scratch, outcome, now = state
     outcome.started[outcome.total[0]] = job
     outcome.offset[job] = outcome.total[1]

@@ -63,7 +63,7 @@ def with_known_processes(
     before: Mapping[int, tuple[str, ...]],
     jobs: Mapping[str, JobRecord],
 ) -> NodeReading:
-    """Return a reading in which processes of Slurm's jobs are attributed to them, so that they are not strangers.
+    """Return a reading in which processes of Slurm's jobs are attributed to them, so that they are not foreign.
 
     Args:
         reading: As the node gave it.

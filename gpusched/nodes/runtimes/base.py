@@ -54,7 +54,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
         append: What stands in these two files stays, and the attempt's output comes behind it.
         mps_pipe: Folder of the MPS control daemon's pipes, which the job must reach; None: it has its GPUs otherwise.
         record: Content of the file `RECORD` in the attempt's folder; "": there is none.
-        session: People work in it, on a terminal, or with stdin, stdout and stderr as they are; the first who joins it
+        session: It is interactive, on a terminal, or with stdin, stdout and stderr as they are; the first who joins it
             (`gpusched.nodes.runtimes.sessions`) starts it.
     """
 

@@ -1,7 +1,7 @@
-"""Jobs that people work in: who is attached, joining them, how they ended, where their ports are. Builders only.
+"""Interactive jobs: whether a user is attached, joining them, how they ended, where their ports are. Builders only.
 
-Such a job is launched like the rank of a gang: made, and started by the first who joins it, so that nothing that it
-says is lost. Its terminal is the engine's (else payload/session.py's), not that of the connection, and outlives it.
+Such a job is launched like the rank of a gang: created first, and started by the first user who joins it, so that none
+of its output is lost. Its terminal is the engine's (else payload/session.py's), not the connection's, and outlives it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def engine_cases(start_options: str, detach_keys: str) -> str:
 
     Args:
         start_options: Of its `start`, which must not pass our signals on.
-        detach_keys: Those that nobody types; the engines cannot all do without.
+        detach_keys: Keys that users never type; some engines need such keys.
     """
     mark = MARK.decode().replace("\036", "\\036")
     return ENGINE.replace("START", start_options).replace("MARK", mark).replace("KEYS", detach_keys)

@@ -1,6 +1,6 @@
 """The optimiser within a live decision: no decision waits for HiGHS beyond its budget.
 
-HiGHS looks at its clock, and at an interrupt, between its steps, and one step can take half a second (separating cuts
+HiGHS checks its clock, and an interrupt, between its steps, and one step can take half a second (separating cuts
 at the root). So it searches on a thread of its own (it runs without Python's lock), and what it has found by the
 deadline is the answer. It ends by its own time limit soon after.
 """

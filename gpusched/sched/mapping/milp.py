@@ -83,7 +83,7 @@ def solve(
     Args:
         problem: What to answer.
         start: A sound answer; it is the first incumbent, and what comes back where nothing better is found.
-        budget_s: Of HiGHS, which looks at the clock when it likes. `deadline.Deadline` does not wait.
+        budget_s: Of HiGHS, which may check the clock late. `deadline.Deadline` does not wait.
         max_nodes: See `SearchLimits`: with a budget that does not bind, the same answer on every run.
 
     Raises:
@@ -248,7 +248,7 @@ class MilpSearch:
         solver.setOptionValue("threads", 1)
         solver.setOptionValue("time_limit", budget_s)
         solver.setOptionValue("mip_rel_gap", GAP)
-        solver.setOptionValue("mip_heuristic_run_feasibility_jump", False)  # it looks at the clock too seldom
+        solver.setOptionValue("mip_heuristic_run_feasibility_jump", False)  # it checks the clock too seldom
         if self._limits.max_nodes is not None:
             solver.setOptionValue("mip_max_nodes", self._limits.max_nodes)
         solver.passModel(model)

@@ -55,7 +55,7 @@ class MappingFacts(NamedTuple):
         user: ``int64[jobs]``. held: ``float64[users]``: GPUs that a user's jobs hold in the partition.
         priority: ``int64[jobs]``: explicit priorities. unfit: See `Problem`.
         lasts: Jobs -> ``float64[jobs, kinds]``: how long each holds the nodes it gets, by their GPU type, seconds.
-            None: its limit at most, wherever it runs (it is ended then), in proportion to its speed for all one knows.
+            None: its limit at most, wherever it runs (it is ended then), in proportion to its speed as known.
     """
 
     usable: Resources

@@ -62,7 +62,7 @@ class Scene(NamedTuple):
 
     Attributes:
         rows: ``ROW[jobs]``. parts: ``PART[...]``.
-        unusable: ``uint8[jobs, most]``: sizes of its menu at which the job did not come up; here and below by ``job``.
+        unusable: ``uint8[jobs, most]``: sizes of its menu at which the job did not start up; here and below by ``job``.
         reported: ``float64[jobs, most]``: steps a second that it reported at a size; NaN: it never reported at that.
         menus: What sizes there are.
     """

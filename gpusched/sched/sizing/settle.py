@@ -132,7 +132,7 @@ def _claim(
 ) -> bool:
     """Fill claim ``j`` from row ``i`` with the sizes that it can have; return whether there are any.
 
-    These are sizes that some of the nodes, empty, could give, and at which it came up if it had them. One that was
+    These are sizes that some of the nodes, empty, could give, and at which it started up if it had them. One that was
     stopped to go on at another size does not take more than that, where it can have as little. ``known``: work space,
     indices; ``has``: GPUs, cores and MiB of the partition.
     """
@@ -343,7 +343,7 @@ def _join(
 def joining(
     scene: Scene, claims: Claims, j: int, requests: Requests, masks: Flags, resources: Resources, scratch: Scratch
 ) -> Ints:
-    """Return the nodes on which the ranks that a hot job wishes for would join; none if some find no node."""
+    """Return the nodes on which the additional ranks of a hot job would join; none if some find no node."""
     job, row = claims.jobs[j], scene.rows[claims.jobs[j]["row"]]
     found = np.empty((job["wished"] - job["held"]) // row["rank_gpus"], np.int64)
     held = np.empty(row["last"] - row["first"], np.int64)
@@ -382,7 +382,7 @@ def _start(
 
 @jit
 def _let_go(scene: Scene, claims: Claims, j: int, trial: Resources, sign: int) -> None:
-    """Give back what a changed job lets go of (1), or take it again (-1): all of it, or a hot job's last ranks."""
+    """Give back what a changed job releases (1), or take it again (-1): all of it, or a hot job's last ranks."""
     job, row = claims.jobs[j], scene.rows[claims.jobs[j]["row"]]
     first, last = row["first"], row["last"]
     if row["rank_gpus"] > 0:

@@ -106,7 +106,7 @@ def _in_order(snapshot: Snapshot) -> list[PendingView]:
 
 
 def busy_until(snapshot: Snapshot) -> dict[tuple[str, int], float]:
-    """Return (node, number of a GPU or slice) -> when the last job on it ends by its limit, or never if a stranger is.
+    """Return (node, number of a GPU or slice) -> when the last job on it ends by its limit; foreign processes: never.
 
     A GPU is as busy as its slices. What an operation is under way on is blocked, and so never free.
     """

@@ -37,7 +37,7 @@ def rows_of(node: NodeView, asked: Iterable[str]) -> list[NodeView]:
 
 
 def _blocked(node: NodeView) -> dict[int, str]:
-    """Return why whole GPUs cannot be used: also where a stranger is on a slice of one that is cut on demand."""
+    """Return why whole GPUs cannot be used: also where a foreign process is on a slice of one that is cut on demand."""
     found = {n: why for n, why in node.blocked.items() if n not in node.cuttable or not why.startswith("SLICED")}
     strangers = {gpu_of(n): why for n, why in node.blocked.items() if is_slice(n) and why.startswith("BUSY")}
     return {gpu: why for gpu, why in strangers.items() if gpu in node.cuttable} | found

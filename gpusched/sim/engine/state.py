@@ -171,7 +171,7 @@ class Sim(NamedTuple):
     Attributes:
         jobs: ``JOB[jobs]``. shapes: ``SHAPE[shapes]``. changes: ``CHANGE[n]`` in order of time. Never changed.
         state: ``STATE[jobs]``. node: ``NODE[nodes]``.
-        clock: ``float64[3]``: now; when the policy wants to be asked at the latest (infinite: never); usage half-life.
+        clock: ``float64[3]``: now; when the policy must be asked at the latest (infinite: never); usage half-life.
         counter: ``int64[COUNTERS]``. MOVED: what happened to nodes at this instant.
         held: ``int64[parts]``: the nodes of job j from ``jobs[j]["offset"]`` on; -1: never ran.
         children: ``int64[...]``: dependent jobs; see `JOB`.
