@@ -113,7 +113,7 @@ partitions:
 
 
 def _real_gpus() -> int:
-    """How many GPUs NVML sees on this machine; 0 without NVML."""
+    """Return how many GPUs NVML sees on this machine; 0 without NVML."""
     try:
         import pynvml
 

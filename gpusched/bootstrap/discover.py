@@ -126,7 +126,7 @@ def discover(
 
 
 def gpu_type(name: str) -> str:
-    """``A100`` of ``NVIDIA A100-SXM4-80GB``, ``RTX3090`` of ``NVIDIA GeForce RTX 3090``."""
+    """Return ``A100`` of ``NVIDIA A100-SXM4-80GB``, ``RTX3090`` of ``NVIDIA GeForce RTX 3090``."""
     words = re.split(r"[\s-]+", name)
     dull = r"NVIDIA|Tesla|GeForce|Quadro|Graphics|Device|Generation|SXM[0-9]*|PCIe?|NVL|HBM[0-9a-z]*|[0-9]+G[Bi]*|"
     kept = [w for w in words if not re.fullmatch(dull, w, re.IGNORECASE)]
@@ -134,7 +134,7 @@ def gpu_type(name: str) -> str:
 
 
 def rated_power(product: str, reading: NodeReading) -> tuple[float | None, bool]:
-    """(rated power in W, whether it is an estimate) of a server; unknown is None."""
+    """Return (rated power in W, whether it is an estimate) of a server; unknown is None."""
     for pattern, watts in _RATED:
         if pattern.search(product):
             if watts is not None:

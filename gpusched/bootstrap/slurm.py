@@ -61,7 +61,7 @@ class ChosenNodes(msgspec.Struct, frozen=True):
 
 
 def read_site(slurm: Slurm) -> SlurmSite:
-    """All that `inventory_of_site` needs.
+    """Return all that `inventory_of_site` needs.
 
     Raises:
         GpuschedError: Slurm does not answer.
@@ -290,7 +290,7 @@ def _ranges(nodes: Iterable[SlurmNode]) -> Iterator[tuple[str, str]]:
 
 
 def _range(texts: list[str]) -> str:
-    """``dgx[1-3,5]``; "" where no one range has just these in their order."""
+    """Return ``dgx[1-3,5]``; "" where no one range has just these in their order."""
     found = compress_names(texts)
     try:
         return found if expand_hosts(found) == texts else ""

@@ -211,7 +211,7 @@ def memory_exact(mib: int) -> str:
 
 
 def power(watts: float | None) -> str:
-    """As a value of ``rated_power``."""
+    """Format watts as a value of ``rated_power``."""
     return f"{(watts or 0) / 1000:g}kW"
 
 

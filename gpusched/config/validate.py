@@ -566,7 +566,7 @@ def _check_share(spec: JobSpec) -> None:
 
 
 def may_share(spec: JobSpec, partition: Partition) -> bool:
-    """Whether a node that the job may use lets two jobs share a GPU."""
+    """Return whether a node that the job may use lets two jobs share a GPU."""
     return any(node.sharing for node in usable_nodes(partition, spec))
 
 

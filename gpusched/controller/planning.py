@@ -138,7 +138,7 @@ class Planner:
         error: Exception,
         now: float,
     ) -> None:
-        """After a decision raised, mark as FAILED each job that by itself makes it raise."""
+        """Mark as FAILED each job that by itself makes a decision raise, after one raised."""
         errors: dict[str, Exception] = {}
 
         def fails(some: Sequence[JobRecord]) -> bool:

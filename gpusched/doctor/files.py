@@ -156,7 +156,7 @@ def _of_agent(inventory: Inventory, partition: str, agent: str, fallback: str) -
 
 
 def _importable(module: str) -> bool:
-    """Whether it can be imported; one that is there and broken cannot."""
+    """Return whether it can be imported; one that is there and broken cannot."""
     try:
         import_module(module)
     except ImportError:

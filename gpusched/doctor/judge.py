@@ -23,7 +23,7 @@ _TOOLKIT_HINT = "install nvidia-container-toolkit on the node, then: nvidia-ctk 
 
 
 def judge_host(node: Node, seen: Inspection) -> list[Finding]:
-    """Check shell, python3, flock, home, disk, processes at logout, and MPS where GPUs are shared by it."""
+    """Check shell, python3, flock, home, disk, kills at logout, and MPS where GPUs are shared by it."""
     return [*_shell(node, seen), *_flock(node, seen), *_home(node, seen), *_logout(node, seen), *_mps(node, seen)]
 
 
@@ -75,7 +75,7 @@ def _condition(node: Node, condition: Condition) -> Finding:
 
 
 def judge_runtime(node: Node, seen: Inspection, reading: NodeReading | None) -> list[Finding]:
-    """Whether jobs can be started as declared, GPUs included."""
+    """Check that jobs can be started as declared, GPUs included."""
     if node.runtime == RuntimeName.PROCESS:
         return [_finding(node, "runtime", "ok", "process: jobs run without containers")]
     name = node.runtime

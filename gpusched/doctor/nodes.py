@@ -67,7 +67,7 @@ def inspect(transport: Transport, node: Node, runtimes: tuple[str, ...], mps_pip
 
 
 def _service(node: Node, known: QueuedNodeFacts) -> list[Finding]:
-    """Return whether it was taken out of service, and by which user."""
+    """Report whether it was taken out of service, and by which user."""
     reason, by = known.drained.get(node.name, ("", ""))
     if not by:
         return []

@@ -112,7 +112,7 @@ def _ask(slurm: Slurm, now: float) -> SlurmFindings:
 
 
 def _script(named: Iterable[str]) -> str | None:
-    """job_submit.lua beside slurm.conf, where it can be read on this machine."""
+    """Return the text of job_submit.lua beside slurm.conf, where it can be read on this machine."""
     for conf in (*filter(None, named), "/etc/slurm/slurm.conf"):
         try:
             return (Path(conf).parent / "job_submit.lua").read_text(errors="replace")
@@ -122,7 +122,7 @@ def _script(named: Iterable[str]) -> str | None:
 
 
 def judge_positions(inventory: Inventory, seen: SlurmFindings, wirings: Mapping[str, Wiring]) -> Iterator[Finding]:
-    """Whether it is known which GPUs Slurm gives to jobs: it counts them by gres.conf, NVML by bus address.
+    """Check that it is known which GPUs Slurm gives to jobs: it counts them by gres.conf, NVML by bus address.
 
     ``wirings``: node -> as read.
     """
@@ -188,7 +188,7 @@ def _clock(seen: SlurmFindings) -> Finding:
 
 
 def judge_inventory(inventory: Inventory, seen: SlurmFindings) -> list[Finding]:
-    """Whether partitions and nodes are as Slurm has them, and which nodes Slurm has in several."""
+    """Check that partitions and nodes are as Slurm has them, and report nodes that Slurm has in several."""
     slurm_partitions, nodes = {p.name: p for p in seen.partitions}, {n.name: n for n in seen.nodes}
     found = []
     for partition in inventory.partitions:
@@ -317,7 +317,7 @@ def _lease(seen: SlurmFindings, mode: SlurmMode) -> Iterator[Finding]:
 
 
 def _guard(seen: SlurmFindings, uid: int, mode: SlurmMode) -> Iterator[Finding]:
-    """Whether users are kept from naming the lease in their own jobs."""
+    """Check that users cannot name the lease in their own jobs."""
     if "lua" in seen.config.get("JobSubmitPlugins", "") and (seen.script is None or LEASE in seen.script):
         status = "is active" if seen.script else "cannot be read here: make sure that it keeps users out of the lease"
         yield _finding("guard", "ok" if seen.script else "warn", f"job_submit.lua {status}")

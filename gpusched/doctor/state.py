@@ -197,7 +197,7 @@ _RESTORE = "stop the controller, then: gpusched recover"
 
 
 def _controller(state: Path, tick_s: float, now: float) -> list[Finding]:
-    """Whether one is at work, and where with something else than inventory.yaml says now."""
+    """Check that a controller runs, and report where it uses something else than inventory.yaml says now."""
     try:
         reader = Reader.open(state)
         if reader is None:  # it was moved away meanwhile

@@ -34,7 +34,7 @@ class KnownKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fingerprint(blob: bytes) -> str:
-    """``SHA256:...`` of a public key, as ``ssh-keygen -l`` shows it."""
+    """Return ``SHA256:...`` of a public key, as ``ssh-keygen -l`` shows it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
@@ -125,7 +125,7 @@ def _read(path: str) -> tuple[KnownKey, ...]:
 
 
 def file_version(path: str) -> tuple[int, int, int] | None:
-    """By which a cache notices that a file was edited; None where there is none."""
+    """Return the key by which a cache notices that a file was edited; None where there is none."""
     try:
         stat = os.stat(path)
     except OSError:
@@ -135,7 +135,7 @@ def file_version(path: str) -> tuple[int, int, int] | None:
 
 @lru_cache(maxsize=16)
 def _parse_file(path: str, version: tuple[int, int, int]) -> tuple[KnownKey, ...]:
-    """Lines of one file; ``version`` makes the cache forget a file that was edited."""
+    """Return lines of one file; ``version`` makes the cache forget a file that was edited."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = [_parse_line(path, number, text) for number, text in enumerate(file, start=1)]

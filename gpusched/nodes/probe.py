@@ -73,7 +73,7 @@ class _ProbeState:
     _resend_at = float("-inf")
 
     def may_resend(self) -> bool:
-        """Whether the payload may be sent again: one that did not help is, but ever more seldom."""
+        """Return whether the payload may be sent again: one that did not help is, but ever more seldom."""
         return time.monotonic() >= self._resend_at
 
     def record_upload(self, helped: bool) -> None:
@@ -130,7 +130,7 @@ def probe(
 
 
 def has_python(transport: Transport) -> bool:
-    """Whether python3 runs on the node, by its last answer."""
+    """Return whether python3 runs on the node, by its last answer."""
     with _lock:
         state = _states.get(transport)
     return state is None or state.mode != "sh"

@@ -314,7 +314,7 @@ def _pump(channel: paramiko.Channel, data: bytes) -> None:
 
 
 def _send(channel: paramiko.Channel, data: bytes) -> int:
-    """``channel.send``, in order: how much was sent, 0 where nothing can be."""
+    """Call ``channel.send``, in order; return how much was sent, 0 where nothing can be."""
     sent = 0
 
     def message() -> paramiko.Message | None:
@@ -329,7 +329,7 @@ def _send(channel: paramiko.Channel, data: bytes) -> int:
 
 
 def _end_input(channel: paramiko.Channel) -> None:
-    """``channel.shutdown_write``, in order."""
+    """Call ``channel.shutdown_write``, in order."""
     _in_order(channel, cast(Any, channel)._send_eof)
 
 
@@ -374,7 +374,7 @@ def _read_all(
 
 
 def _read_available(channel: paramiko.Channel, take: Callable[[int, bytes], None], most: int) -> bool:
-    """Whether there was anything to give."""
+    """Pass on what has arrived; return whether there was anything."""
     out, err = channel.recv_ready(), channel.recv_stderr_ready()
     if out:
         take(1, channel.recv(most))

@@ -141,7 +141,7 @@ def _load(files: tuple[str, ...], versions: tuple[tuple[int, ...] | None, ...]) 
 
 
 def _lines(path: str, depth: int) -> Iterator[str]:
-    """Lines of a config with its Includes in place, which paramiko does not know."""
+    """Return lines of a config with its Includes in place, which paramiko does not know."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read()

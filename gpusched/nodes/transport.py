@@ -148,5 +148,5 @@ _STREAM_WRAPPER = (
 
 
 def stream_argv(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """``argv`` wrapped so that it ends with the stdin of the wrapper, which the caller must hold open."""
+    """Return ``argv`` wrapped so that it ends with the stdin of the wrapper, which the caller must hold open."""
     return ("sh", "-c", _STREAM_WRAPPER, "sh", *argv)

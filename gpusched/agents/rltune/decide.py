@@ -143,7 +143,7 @@ def observation_of(state: ClusterState, total: Resources, queue: Ints) -> QueueO
 
 @jit
 def none_fits(state: ClusterState, obs: QueueObservation, queue: Ints) -> bool:
-    """Whether no GPU is free, and no job asks for CPU cores only, or may ask for a part of a GPU."""
+    """Return whether no GPU is free, and no job asks for CPU cores only, or may ask for a part of a GPU."""
     if obs.free > 0.0 or has_parts(state.resources.shared):
         return False
     gpus, shape = state.requests.gpus, state.jobs.shape

@@ -85,7 +85,7 @@ def history_of(facts: Records) -> History:
 
 @jit
 def cost_log2_s(history: History, ranking: Ranking, job: int, had_s: float) -> float:
-    """log2 of the seconds of running that a completion costs (-log2 of the index) after ``had_s`` of running."""
+    """Return log2 of the seconds of running that a completion costs (-log2 of the index) after ``had_s`` of running."""
     level, weights = level_at(had_s), ranking.weights
     alive, gain, cost, best = 1.0, 0.0, 0.0, 1e-12
     first, last = 7.5 * 2.0**level if level > 0 else 0.0, 15.0 * 2.0**level

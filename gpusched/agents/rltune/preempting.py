@@ -238,7 +238,7 @@ def model_of(rule: RankingRule, prior: Floats, knows: str) -> TrainedModel:
 
 
 def policy_of(model: TrainedModel, name: str, spec: PolicySpec | None = None) -> ReplayPolicy:
-    """As the engine runs it; without a file nothing is protected."""
+    """Return the policy as the engine runs it; without a file nothing is protected."""
     return replace(agent_of_model(name, model), source="rltune agent, preemptive", spec=spec)
 
 

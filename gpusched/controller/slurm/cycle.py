@@ -411,7 +411,7 @@ class SlurmCycle:
     def _leave_to_slurm(
         self, waiting: list[JobRecord], snapshot_of: Callable[[Sequence[JobRecord]], Snapshot], error: Exception
     ) -> None:
-        """After a decision raised, leave to Slurm each job that by itself makes it raise."""
+        """Leave to Slurm each job that by itself makes a decision raise, after one raised."""
 
         def fails(some: Sequence[JobRecord]) -> bool:
             try:

@@ -31,7 +31,7 @@ def default_root(cluster_id: str, node: str) -> str:
 def list_attempts(
     cluster_id: str, node: str, runtime: str, want_version: bool = False
 ) -> "tuple[list[dict[str, Any]], str | None, str | None]":
-    """All attempts of one installation on one node; with ``want_version`` at the cost of one more call of the engine.
+    """List one installation's attempts on one node; with ``want_version`` at the cost of one more call of the engine.
 
     Returns:
         (attempts, error, version): dicts with the fields of ``ContainerReading`` and ``id`` (its container's);
@@ -154,7 +154,7 @@ def _start_time(pid: int) -> "str | None":
 
 
 def _ran_s(pid: "int | None") -> "float | None":
-    """For how long a process has run, by the boot clock; None: not known."""
+    """Return for how long a process has run, by the boot clock; None: not known."""
     start = _start_time(pid) if pid else None
     if start is None:
         return None
@@ -180,7 +180,7 @@ def _container_variable(pid: int) -> "str | None":
 
 
 def _group_alive(stamp: "str | None") -> bool:
-    """Whether anything lives of the process group of the leader with this stamp ("PID STARTTIME").
+    """Return whether any process is alive in the group of the leader with this stamp ("PID STARTTIME").
 
     A launcher that was killed may leave the engine's client behind, still pulling: that is not lost yet.
     """

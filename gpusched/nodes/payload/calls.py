@@ -53,7 +53,7 @@ def attempt(errors: "list[Any]", function: "Callable[..., Any]", *args: "Any") -
 
 
 def code(error: "Any") -> "Any":
-    """NVML's error number, None for another exception."""
+    """Return NVML's error number, None for another exception."""
     return getattr(error, "value", None)
 
 

@@ -26,7 +26,7 @@ class WatchedProcess:
             self.close()
 
     def has_ended(self, ready: "set[int]") -> bool:
-        """Whether it has, by descriptors that are ready."""
+        """Return whether it has ended, by descriptors that are ready."""
         return self.fd in ready if self.fd is not None else stat(self.pid)[1] != self.start
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class EndWatcher:
         self.buffer = b""
 
     def run(self) -> None:
-        """Until stdin ends."""
+        """Run until stdin ends."""
         while True:
             # A process without a descriptor wakes no poll: its start time is read once in a while.
             must_poll = any(process.fd is None for process in self.watched.values())
@@ -141,7 +141,7 @@ def report_end(job: str) -> None:
 
 
 def main() -> None:
-    """``ends.py CLUSTER/NODE``."""
+    """Run ``ends.py CLUSTER/NODE``."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     EndWatcher(os.path.join(state, "gpusched-node", sys.argv[1])).run()
 

@@ -136,7 +136,7 @@ def _mark_lost(dead: "list[dict[str, Any]]", cluster_id: str, node: str) -> None
 
 
 def _is_container_process(pid: int, container: str) -> bool:
-    """Whether the process is there, and the container's first one (a number may have been given anew)."""
+    """Return whether the process is there, and the container's first one (a number may have been given anew)."""
     stat = (read_text("/proc/%d/stat" % pid) or "").rsplit(")", 1)[-1].split()
     if not stat or stat[0] in ("Z", "X"):
         return False
@@ -175,7 +175,7 @@ ENGINES = {"podman": _podman, "docker": _docker}
 
 
 def parse_podman(text: str, killed: str = "", lost: str = "") -> "dict[str, dict[str, Any]]":
-    """``podman ps -a --format json`` (2.0 and later), lines of `OOM_FORMAT`, and ids that are `LOST`.
+    """Parse ``podman ps -a --format json`` (2.0 and later), lines of `OOM_FORMAT`, and ids that are `LOST`.
 
     Returns:
         {name: container}.
@@ -199,7 +199,7 @@ def parse_podman(text: str, killed: str = "", lost: str = "") -> "dict[str, dict
 
 
 def parse_docker(text: str) -> "dict[str, dict[str, Any]]":
-    """``docker container inspect`` as {name: container}."""
+    """Parse ``docker container inspect`` into {name: container}."""
     found = {}  # type: dict[str, dict[str, Any]]
     for item in _json_list(text, "docker"):
         state = item.get("State") or {}

@@ -57,7 +57,7 @@ def heard(root: str) -> bytes:
 
 
 def is_listening(root: str) -> bool:
-    """Whether a listener holds the lock."""
+    """Return whether a listener holds the lock."""
     try:
         fd = os.open(os.path.join(root, LOCK), os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
@@ -69,7 +69,7 @@ def is_listening(root: str) -> bool:
 
 
 def is_locked(fd: int) -> bool:
-    """Whether another process has the lock."""
+    """Return whether another process has the lock."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -94,7 +94,7 @@ def keep(request: "dict[str, Any]") -> None:
 
 
 def is_start_due(root: str) -> bool:
-    """Whether there is no listener, and none was wanted lately; shows one that is there that it is wanted."""
+    """Return whether there is no listener, and none was started lately; show a running one that it is needed."""
     path = os.path.join(root, LOCK)
     try:
         age = time.time() - os.stat(path).st_mtime
@@ -167,7 +167,7 @@ def lock(root: str) -> "int | None":
 
 
 def is_wanted(fd: int, root: str) -> bool:
-    """Whether the lock's file is there and a probe came lately; else, or after long without, there is none left."""
+    """Return whether the lock's file is there and a probe came lately; else the listener ends."""
     path = os.path.join(root, LOCK)
     try:
         found, ours = os.stat(path), os.fstat(fd)

@@ -34,7 +34,7 @@ def first_line(path: str) -> "str | None":
 
 
 def meminfo() -> "dict[str, int]":
-    """/proc/meminfo in MiB."""
+    """Return /proc/meminfo in MiB."""
     sizes = {}
     try:
         with open("/proc/meminfo") as file:
@@ -95,7 +95,7 @@ def user_of(pid: int) -> "str | None":
 
 
 def command_of(pid: int) -> "str | None":
-    """Its command line, printable and cut to 120 characters."""
+    """Return its command line, printable and cut to 120 characters."""
     try:
         with open("/proc/%d/cmdline" % pid, "rb") as file:
             raw = file.read(4096)

@@ -77,7 +77,7 @@ def total(values: "dict[Any, int]", *keys: "Any") -> "int | None":
 
 
 def either(values: "dict[Any, int]", *keys: "Any") -> "bool | None":
-    """Whether one of those that are known is set; None where none is known."""
+    """Return whether one of those that are known is set; None where none is known."""
     count = total(values, *keys)
     return None if count is None else count > 0
 

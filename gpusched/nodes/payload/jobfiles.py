@@ -33,7 +33,7 @@ _MAX_EXACT = float(1 << 53)  # up to there a number of steps is exact everywhere
 
 
 def orphaned_folders(root: str, cluster_id: str, node: str) -> "list[str]":
-    """Jobs that have a folder here and no attempt any more, at most twenty; ``root``: where attempts' folders are."""
+    """Return jobs with a folder here but no attempt any more, at most twenty; ``root``: the folder of attempts."""
     jobs = names(os.path.join(root, "jobs")) + names(OPEN_ROOT + "%s/%s" % (cluster_id, node))
     here = {name.split("-")[1] for name in names(root) if name.count("-") == 3}  # made before the jobs' own
     return [job for job in jobs if job not in here][:20]

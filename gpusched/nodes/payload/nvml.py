@@ -28,7 +28,7 @@ LEVEL_SCORE = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 10}
 
 
 def load() -> "Any":
-    """nvidia-ml-py, without what it imports and hardly uses: those modules alone cost as much as all the rest.
+    """Load nvidia-ml-py without modules that it hardly uses: these alone cost as much as all the rest.
 
     It wants ctypes.util only on Windows, and of the others one function each.
     """
@@ -88,7 +88,7 @@ def read_gpu(
     want_bus: bool = False,
     want_profiles: bool = False,
 ) -> "dict[str, Any]":
-    """All figures of one GPU; ``error`` where it cannot be talked to. Its handle goes into ``handles``.
+    """Return all figures of one GPU; ``error`` where it cannot be talked to. Its handle goes into ``handles``.
 
     ``tables``: MIG profiles of the models seen so far.
     """

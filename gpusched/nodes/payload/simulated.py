@@ -29,7 +29,7 @@ def read(root: str, request: "dict[str, Any]", containers: "Any") -> "dict[str, 
 def simulated_gpu(
     index: int, job: "dict[str, Any] | None", power: float, energy: float, now: float, node: str
 ) -> "Any":
-    """One GPU. Links: pairs under a switch, quads on a socket, as on an 8-GPU server."""
+    """Return one GPU. Links: pairs under a switch, quads on a socket, as on an 8-GPU server."""
     near = {j: 50 if j // 2 == index // 2 else 20 if j // 4 == index // 4 else 10 for j in range(8) if j != index}
     used = int(MEMORY_MIB * 0.6) if job else 0
     process = None

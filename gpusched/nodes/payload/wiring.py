@@ -46,7 +46,7 @@ def read(gpus: "list[dict[str, Any]]", root: str = "/sys", lldp: "str | None" = 
 
 
 def bus_name(text: "Any") -> "str | None":
-    """``0000:3b:00.0`` of NVML's ``00000000:3B:00.0``."""
+    """Return ``0000:3b:00.0`` of NVML's ``00000000:3B:00.0``."""
     match = re.match(r"(?:0000)?([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])$", str(text or "").lower())
     return match.group(1) if match else None
 

@@ -129,7 +129,7 @@ class Runtime(Protocol):
         """
 
     def finish_output(self, ref: AttemptRef) -> RemoteScript:
-        """After the job's end: make sure that the file of ``LaunchRequest.output`` holds the whole output.
+        """Complete the file of ``LaunchRequest.output`` after the job's end, so that it holds the whole output.
 
         Waits a few seconds for the follower that wrote it, and writes the file anew where the follower was lost.
         """

@@ -367,7 +367,7 @@ class Podman(EngineRuntime):
     create_arguments = ("--pull", "missing", "--log-driver", "k8s-file")
 
     def gpu_arguments(self, gpus: tuple[int, ...], slices: tuple[MigSlice, ...] = ()) -> tuple[str, ...]:
-        """One CDI device per GPU or slice; podman silently ignores --gpus.
+        """Return one CDI device per GPU or slice; podman silently ignores --gpus.
 
         nvidia-ctk calls a slice ``GPU:DEVICE``, and puts its files below /dev/nvidia-caps into the container with it.
         CUDA images ask for all GPUs by a variable that an old NVIDIA hook beside CDI obeys: void turns that off.
@@ -387,7 +387,7 @@ class Docker(EngineRuntime):
     create_arguments = ("--log-driver", "json-file")
 
     def gpu_arguments(self, gpus: tuple[int, ...], slices: tuple[MigSlice, ...] = ()) -> tuple[str, ...]:
-        """--gpus with the inner quotes that keep docker from splitting at the comma.
+        """Return --gpus with the inner quotes that keep docker from splitting at the comma.
 
         CUDA images ask for all GPUs by a variable that NVIDIA's runtime, where it is the default, obeys: void turns
         that off where no GPU was asked for.

@@ -108,7 +108,7 @@ def engine_cases(start_options: str, detach_keys: str) -> str:
 
 @lru_cache(maxsize=1)
 def payload() -> str:
-    """payload/session.py."""
+    """Return the text of payload/session.py."""
     return (Path(__file__).parents[1] / "payload" / "session.py").read_text("utf-8")
 
 

@@ -183,7 +183,7 @@ def quote_all(words: Iterable[str]) -> str:
 
 
 def attempt_folder(ref: AttemptRef) -> str:
-    """Lines that set ``name`` and ``dir`` for an attempt.
+    """Return lines that set ``name`` and ``dir`` for an attempt.
 
     Raises:
         UsageError: The reference holds what cannot be part of a path.
@@ -214,19 +214,19 @@ def stream_script(text: str, follow: bool) -> RemoteScript:
 
 
 def heredoc(text: str, file: str) -> str:
-    """Lines that write ``text`` into ``$dir/file`` exactly, plus a line break where its last line has none."""
+    """Return lines that write ``text`` into ``$dir/file`` exactly, plus a line break where its last line has none."""
     text = text if text.endswith("\n") else text + "\n"
     end = "END_" + hashlib.sha256(text.encode()).hexdigest()[:24]
     return f"cat >\"$dir/{file}\" <<'{end}' || abandon\n{text}{end}\n"
 
 
 def _hostfile(request: LaunchRequest) -> str:
-    """Lines that write it, for the job's user to read."""
+    """Return lines that write the hostfile, readable for the job's user."""
     return "" if request.hostfile is None else heredoc(request.hostfile, "hostfile") + 'chmod a+r "$dir/hostfile"\n'
 
 
 def _spool(request: LaunchRequest) -> str:
-    """Lines that make the folder of a job script: readable by all who reach it, as an image has users of its own."""
+    """Return lines that make a job script's folder: readable by all who reach it, as an image has its own users."""
     if not request.spool:
         return ""
     folders = quote_all(sorted({f"spool/{name}".rpartition("/")[0] for name in request.spool}))
@@ -238,12 +238,12 @@ def _spool(request: LaunchRequest) -> str:
 
 
 def exports(variables: Mapping[str, str]) -> str:
-    """Lines that put variables into the environment."""
+    """Return lines that put variables into the environment."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 
 def take_secrets(names: Iterable[str]) -> str:
-    """Lines that give the secrets, which `launch_script` put into the environment, the names that the job wants.
+    """Return lines that give the secrets, which `launch_script` put into the environment, the names that the job wants.
 
     Until then they have names of ours: a secret called ``dir`` must not be one to the launcher, which runs as root.
     """
@@ -307,7 +307,7 @@ def launch_header(request: LaunchRequest) -> str:
 
 
 def _identity(request: LaunchRequest) -> str:
-    """Lines that set ``uid`` and ``gid`` ("": ours), and ``job_dir``, the job's own folder."""
+    """Return lines that set ``uid`` and ``gid`` ("": ours), and ``job_dir``, the job's own folder."""
     uid, gid = request.run_as or ("", "")
     return f"uid={uid} gid={gid}\njob_dir={job_dir(request)}\n"
 
@@ -324,7 +324,7 @@ def job_dir(request: LaunchRequest) -> str:
 
 
 def _program(request: LaunchRequest) -> str:
-    """Lines that put the program into the job's own folder; none where there is none."""
+    """Return lines that put the program into the job's own folder; none where there is none."""
     if not request.program:
         return ""
     end = "END_" + hashlib.sha256(request.program.encode()).hexdigest()[:24]
@@ -360,5 +360,5 @@ def forget_job(ref: AttemptRef, job_id: str) -> RemoteScript:
 
 
 def write_note(text: str | None) -> str:
-    """Lines that put one line of JSON into resize.json of an attempt's job; none where there is no text."""
+    """Return lines that put one line of JSON into resize.json of an attempt's job; none where there is no text."""
     return "" if text is None else AS_USER + _OF_JOB + _WRITE.replace("NAME", "resize.json").replace("TEXT", text)

@@ -224,5 +224,5 @@ def _measured(world: SimWorld) -> tuple[Ints, Floats] | None:
 
 
 def is_mapped(world: SimWorld) -> bool:
-    """Whether the replay's jobs are placed by mapping."""
+    """Return whether the replay's jobs are placed by mapping."""
     return world.rule in MAPPING_PLACES

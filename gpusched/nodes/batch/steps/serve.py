@@ -28,7 +28,7 @@ class StepServer:
         self._steps = {}  # type: dict[int, StepTasks]
 
     async def serve(self) -> None:
-        """Until a signal that ends."""
+        """Serve until a signal that ends it."""
         loop, ended = asyncio.get_event_loop(), asyncio.Event()
         for name in (*_ENDING, *_FORWARDED):
             number = getattr(signal, "SIG" + name)

@@ -48,7 +48,7 @@ class LocalTasks:
         await self._tasks.feed(data)
 
     def signal(self, number: int) -> None:
-        """To all its processes."""
+        """Send a signal to all its processes."""
         self._tasks.signal(number)
 
 
@@ -126,7 +126,7 @@ class RemoteTasks:
                 await self._writer.drain()
 
     def signal(self, number: int) -> None:
-        """To all its processes."""
+        """Send a signal to all its processes."""
         if self._running:
             self._writer.write(wire.frame(wire.SIGNAL, number))
 
@@ -176,7 +176,7 @@ class SrunCall:
         }  # fmt: skip
 
     async def run(self) -> int:
-        """Until its end; the exit code for srun."""
+        """Run until its end; return the exit code for srun."""
         loop = asyncio.get_event_loop()
         for name in _FORWARDED:
             number = getattr(signal, "SIG" + name)
@@ -279,7 +279,7 @@ def _stdin_for(asked: "str | None", layout: "list[tuple[int, list[int]]]") -> "i
 
 
 def _task_ranges(layout: "list[tuple[int, list[int]]]") -> "list[str]":
-    """``2(x3)`` for three nodes with two tasks, one after the other."""
+    """Return ``2(x3)`` for three nodes with two tasks, one after the other."""
     counts = [len(tasks) for _, tasks in layout]
     runs = []  # type: list[list[int]]
     for count in counts:

@@ -117,14 +117,14 @@ class StepTasks:
         self._pumps += pumps
 
     async def done(self) -> None:
-        """Until all tasks have ended. What they have left behind is then ended, too, as Slurm does."""
+        """Wait until all tasks have ended. What they have left behind is then ended, too, as Slurm does."""
         watches = list(self._pumps)
         await asyncio.gather(*watches)
         self.signal(signal.SIGKILL)
         await asyncio.gather(*self._pumps[len(watches) :])
 
     def signal(self, number: int) -> None:
-        """To all processes of the step on this node, once they are there."""
+        """Send a signal to all processes of the step on this node, once they are there."""
         if not self._started.is_set():
             self._early.append(number)
             return
@@ -190,7 +190,7 @@ async def _pump(kind: str, number: int, stream: asyncio.StreamReader, emit: "Emi
 
 
 def own_folder() -> str:
-    """Where the steps of this attempt on this node leave word for each other."""
+    """Return the folder in which the steps of this attempt on this node leave files for each other."""
     folder = os.path.join(os.environ["GPUSCHED_JOB_DIR"], ".steps", os.environ["GPUSCHED_CONTAINER"])
     os.makedirs(folder, exist_ok=True)
     return folder

@@ -44,7 +44,7 @@ def frame(kind: bytes, number: int = 0, payload: bytes = b"") -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> "tuple[bytes, int, bytes] | None":
-    """(kind, number, payload), or None when the other side is gone."""
+    """Return (kind, number, payload), or None when the other side is gone."""
     try:
         length, kind, number = _HEAD.unpack(await reader.readexactly(_HEAD.size))
         if length > LARGEST:
