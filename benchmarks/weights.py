@@ -25,16 +25,17 @@ from typing import NamedTuple
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-DATA = ROOT / "../shared/data/traces"  # where the traces are, unless --data says another folder
+DATA = ROOT / "../shared/data"  # traces and measured tables, unless --data says another folder
 WEIGHTS = "default.safetensors"
-PHILLY = "philly_2017.csv.gz"
+PHILLY = "traces/philly_2017.csv.gz"
 PHILLY_SHA256 = "9f7fbf0c439d888638cd7bf7f254d9ff6afdb73945da8ff15a734378f18a7776"
-OPENB = "openb_pod_list_default.csv.gz"
+OPENB = "traces/openb_pod_list_default.csv.gz"
 OPENB_SHA256 = "dc395ddbd156933a57da9caee1d79ddd745146deb1255bcb1f4aac54bc3047f3"
+PAIRS = "profiles/contention/deepshare_pairs.csv"
+PAIRS_SHA256 = "f87e7ae33993b0c3520a4c389962f3aebbfcbc8acf3d7a057d8ebac7dff7ddeb"
 SHORT_LOG = "gpusched trace generate benchmarks/weights_workload.yaml -o {out}/log.csv"
 _PUBLIC = f"gpusched reproduce rltune --policy {{policy}} --trace {{data}}/{PHILLY} --out {{out}}/{WEIGHTS}"
 _SHORT = f"gpusched reproduce rltune --policy {{policy}} --quick --trace {{out}}/log.csv --out {{out}}/{WEIGHTS}"
-_GIST = "gpusched train benchmarks/agents/gist.yaml --generate benchmarks/agent_workload.yaml --load 0.9 --out {out}"
 
 
 class ShippedWeights(NamedTuple):
@@ -45,47 +46,34 @@ class ShippedWeights(NamedTuple):
         command: What makes it; ``{out}``: an empty folder, for `WEIGHTS`; ``{data}``: the folder of the traces.
         short: Commands of a tiny version.
         data: Traces -> SHA-256 of those that the file is of.
-        remade: Whether the command, as the code is now, is known to make this very file.
     """
 
     file: str
     command: str
     short: tuple[str, ...]
     data: dict[str, str]
-    remade: bool
 
 
 def _rltune(policy: str) -> ShippedWeights:
     return ShippedWeights(
         f"gpusched/data/policies/{policy}/{WEIGHTS}", _PUBLIC.format(policy=policy, data="{data}", out="{out}"),
-        (SHORT_LOG, _SHORT.format(policy=policy, out="{out}")), {PHILLY: PHILLY_SHA256}, True,
+        (SHORT_LOG, _SHORT.format(policy=policy, out="{out}")), {PHILLY: PHILLY_SHA256},
     )  # fmt: skip
 
 
-def _paper(agent: str) -> ShippedWeights:
-    command = f"gpusched reproduce {agent} --out {{out}}/{WEIGHTS}"
-    return ShippedWeights(f"gpusched/data/{agent}.safetensors", command, (f"{command} --quick",), {}, False)
-
-
-def _maifs() -> ShippedWeights:
-    command = f"gpusched reproduce maifs --workloads {{data}} --out {{out}}/{WEIGHTS}"
-    short = f"gpusched reproduce maifs --out {{out}}/{WEIGHTS} --quick"
-    data = {PHILLY: PHILLY_SHA256, OPENB: OPENB_SHA256}
-    return ShippedWeights("gpusched/data/maifs.safetensors", command, (short,), data, True)
-
-
-def _gist(nodes: int) -> ShippedWeights:
-    command = f"{_GIST} --nodes {nodes} --keep-anyway"  # `agent_scale` judges them
-    return ShippedWeights(f"benchmarks/agents/{nodes}/{WEIGHTS}", command, (), {}, False)
+def _paper(agent: str, options: str = "", data: dict[str, str] | None = None) -> ShippedWeights:
+    """Return the row of an agent of ``reproduce``; the short version draws its workloads instead of having ``data``."""
+    command, out = f"gpusched reproduce {agent}", f"--out {{out}}/{WEIGHTS}"
+    file = f"gpusched/data/{agent}.safetensors"
+    return ShippedWeights(file, f"{command}{options} {out}", (f"{command} --quick {out}",), data or {})
 
 
 SHIPPED = (
     _rltune("rltune"),
     _rltune("rltune-preempt"),
-    *map(_paper, ("dl2", "topology")),
-    _maifs(),
-    _gist(8),
-    _gist(32),
+    _paper("dl2"),
+    _paper("topology", f" --policy agents --table {{data}}/{PAIRS}", {PAIRS: PAIRS_SHA256}),
+    _paper("maifs", " --workloads {data}/traces", {PHILLY: PHILLY_SHA256, OPENB: OPENB_SHA256}),
 )
 
 
@@ -140,7 +128,7 @@ def whole(row: ShippedWeights, folder: Path, data: Path) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Make the files; return 1 if one is not made, or not what it is known to be."""
+    """Make the files; return 1 if one is not made, or another than in the repository."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="tiny versions, twice each")
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help="files with this in their path")
@@ -156,9 +144,8 @@ def main(words: Sequence[str] | None = None) -> int:
             found = short(row, folder / row.file) if options.short else whole(row, folder, options.data)
         except subprocess.CalledProcessError as error:
             found = f"not made: exit code {error.returncode}"
-        failed |= found.startswith(("differs", "not made")) and (options.short or row.remade)
-        known = "" if options.short or row.remade else " (not yet made again by its command)"
-        print(f"{row.file}: {found}{known}, {time.monotonic() - begun:.0f} s", flush=True)
+        failed |= found.startswith(("differs", "not made"))
+        print(f"{row.file}: {found}, {time.monotonic() - begun:.0f} s", flush=True)
     if options.out is None:
         shutil.rmtree(folder)
     return int(failed)

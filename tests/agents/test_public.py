@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from gpusched.traces.generate import generate
 from gpusched.traces.workload import load_workload
 
 DRAWN = load_workload("benchmarks/weights_workload.yaml")
-SHIPPED = [row for row in weights.SHIPPED if row.remade]
 
 
 def cluster(name: str, seed: int, jobs: int = 120) -> PublicCluster:
@@ -193,7 +193,7 @@ def test_tiny_versions_are_made_twice_alike_and_say_how(tmp_path: Path) -> None:
 def test_a_file_that_is_not_made_is_told_and_the_others_follow(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bad = weights.ShippedWeights("bad", "", ("gpusched train",), {}, True)
+    bad = weights.ShippedWeights("bad", "", ("gpusched train",), {})
     monkeypatch.setattr(weights, "SHIPPED", (bad, bad._replace(file="no short", short=())))
     assert weights.main(["--short"]) == 1
     first, second = capsys.readouterr().out.splitlines()
@@ -201,14 +201,15 @@ def test_a_file_that_is_not_made_is_told_and_the_others_follow(
     assert second.startswith("no short: no short version, ")
 
 
-@pytest.mark.parametrize("row", SHIPPED, ids=lambda row: row.file.split("/", 2)[2])
+@pytest.mark.parametrize("row", weights.SHIPPED, ids=lambda row: row.file.split("/", 2)[2])
 def test_shipped_files_say_what_made_them(row: weights.ShippedWeights) -> None:
     """The table's command and data, in the file's own metadata; and the card beside it, if any, is this file's."""
     file = weights.ROOT / row.file
-    model = load_file(file, "maifs" if "maifs" in row.file else "rltune")
-    command_of_table = row.command.replace("{data}/", "").replace("{data}", "traces").partition(" --out")[0]
+    model = load_file(file, row.command.split()[2])
+    command_of_table = re.sub(r"\{data\}/(\S+/)?", "", row.command.partition(" --out")[0])
     assert model.about["command"].startswith(command_of_table)
-    assert model.about["data"] == "; ".join(f"{name} sha256 {digest}" for name, digest in row.data.items())
+    data = "; ".join(f"{Path(name).name} sha256 {digest}" for name, digest in row.data.items())
+    assert model.about["data"] == (data or "drawn")
     assert {"seed", "gpusched"} <= model.about.keys()
     if "policies" in row.file:
         card = yaml.safe_load(file.with_name("default.card.yaml").read_text())
