@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -83,6 +83,15 @@ def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[Placement
     return PlacementNetwork(tree_of(topology, pool.names), machines()[machine].model(), kind), note
 
 
+def racks_only(topology: Topology, trace: Trace, names: Sequence[str]) -> PlacementNetwork:
+    """Return the switches of nodes, by name, where no place costs anything."""
+    tree, kinds = tree_of(topology, names), np.zeros(1, KIND)
+    kinds["compute"] = 1.0
+    model = SlowdownModel(kinds, np.zeros((0, 0)), False)
+    tree = tree._replace(weight=np.zeros(len(tree.weight)))
+    return PlacementNetwork(tree, model, np.zeros(len(trace), np.int64), hold_s=np.inf)
+
+
 def learned_network(
     topology: Topology, trace: Trace, pool: Pool, known: Mapping[str, JobClassEstimate]
 ) -> tuple[PlacementNetwork, str]:
@@ -106,7 +115,7 @@ def learned_network(
     index = index.reshape(-1)
     count, learned = int(measured[index].sum()), LearnedClasses(table, tuple(classes), of[index])
     note = f"what placement costs as learned of {len(known)} job classes: {count} of {len(trace)} jobs are of these"
-    return PlacementNetwork(tree, model, rows[index], sure=sure, learned=learned), note
+    return PlacementNetwork(tree, model, rows[index], hold_s=np.inf, sure=sure, learned=learned), note
 
 
 class ColocationTable(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as changed
 
 from gpusched.agents.gist.networks import heuristic
 from gpusched.agents.topology.network import SHAPES
@@ -15,7 +16,7 @@ from gpusched.agents.topology.replay import agents_spec, placed_by
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.limits import Limits, Quotas
-from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec
+from gpusched.model.policy import AGENTS, AgentTraits, Backfill, PolicySpec
 from gpusched.model.slices import Cut, gpu_of, is_slice, slice_index
 from gpusched.model.slicetables import PUBLISHED, gpus_counted, published
 from gpusched.model.snapshot import SliceView
@@ -107,6 +108,30 @@ def test_a_replay_starts_each_job_as_live_decisions_do(policy: str, monkeypatch:
         assert [fast.infeasible_why[0]] == ["no node has MIG slices of 7g.80gb"]
 
 
+RACKS = topology("a", "a", "b", "b", "c")
+RACKED = Pool.of([NODE._replace(name=f"n{i}") for i in range(5)])
+
+
+def on_several(seed: int) -> Trace:
+    """Jobs on one node or two; some do not say on how many."""
+    trace = drawn(seed, 160)
+    return replace(trace, nodes=np.where(trace.gpus > 1, np.arange(160) % 3, 1))
+
+
+@pytest.mark.parametrize("order", ["fifo", "sjf", "fairshare"])
+@pytest.mark.parametrize("backfill", ["skip", "easy", "conservative"])
+def test_jobs_are_placed_by_racks_as_live(order: str, backfill: Backfill, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed, place in enumerate(("rack", "rack-wait", "contention")):
+        spec = PolicySpec(name="r", order=order, place=place, backfill=backfill, placement_wait_s=700.0)
+        asked = on_several(seed), RACKED, policy_of_spec(spec)
+        outages = [Outage(seed, 2000.0, 4000.0)]
+        fast = replay(*asked, topology=RACKS, failures=outages)
+        live = by_live_decisions(monkeypatch, *asked, topology=RACKS, failures=outages)
+        np.testing.assert_allclose(fast.start, live.start)
+        np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)
+        assert fast.part_nodes.tolist() != replay(*asked, failures=outages).part_nodes.tolist()
+
+
 def test_gpus_held_in_other_partitions_count_for_live_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = replace(drawn(5, 400), wait=np.zeros(400), group=np.arange(400) % 2, groups=("a", "b"))
     trace = slice_trace(replace(whole, gpus=np.where(whole.group == 0, 4 * whole.gpus, whole.gpus)), vc="b")
@@ -140,6 +165,10 @@ def test_an_agent_that_can_decides_about_queues_of_slices_as_live(
     fast, live = replay(*asked), by_live_decisions(monkeypatch, *asked)
     np.testing.assert_array_equal(fast.start, live.start)
     np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)
+    in_racks = on_several(seed), RACKED, replace(policy, placement="rack", spec=changed(spec, place="rack"))
+    racked, live = replay(*in_racks, topology=RACKS), by_live_decisions(monkeypatch, *in_racks, topology=RACKS)
+    np.testing.assert_array_equal(racked.part_nodes, live.part_nodes)
+    assert (racked.part_nodes.tolist() == replay(*in_racks).part_nodes.tolist()) == (spec is GIST), "it has no racks"
     trace = fast.trace
     assert trace.profile is not None
     sliced = fast.ran & (trace.profile >= 0)
