@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -81,15 +81,6 @@ def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[Placement
         f"the others' drawn; {found} of {len(pool)} nodes are in the topology"
     )
     return PlacementNetwork(tree_of(topology, pool.names), machines()[machine].model(), kind), note
-
-
-def racks_only(topology: Topology, trace: Trace, names: Sequence[str]) -> PlacementNetwork:
-    """Return the switches of nodes, by name, where no place costs anything."""
-    tree, kinds = tree_of(topology, names), np.zeros(1, KIND)
-    kinds["compute"] = 1.0
-    model = SlowdownModel(kinds, np.zeros((0, 0)), False)
-    tree = tree._replace(weight=np.zeros(len(tree.weight)))
-    return PlacementNetwork(tree, model, np.zeros(len(trace), np.int64), hold_s=np.inf)
 
 
 def learned_network(

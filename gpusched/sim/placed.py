@@ -98,6 +98,8 @@ def walks(world: SimWorld) -> bool:
         return True  # only the walk leaves out of a wait what is not sure
     if world.shared == "pairs":
         return True  # nor does the index know who is left waiting
+    if world.sim.ledger is not None and len(world.sim.dirty) > 1:
+        return True  # nor does it decide one partition after the other, which limits may cover
     if world.policy.kind != "static" or world.policy.backfill == "conservative":
         return True  # the index has each class in an order that stays
     if RULES.get(world.rule) == ALIGNED and world.trace.priority is not None:

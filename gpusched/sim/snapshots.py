@@ -18,7 +18,7 @@ from gpusched.estimation import REMEMBERED
 from gpusched.model.jobs import Allocation, JobSpec
 from gpusched.model.limits import Bound, LimitRule, Unit, leaf_of
 from gpusched.model.plan import Start
-from gpusched.model.policy import PolicySpec
+from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.slices import Cut, gpu_of, slice_index
 from gpusched.model.slicetables import GPU_PARTS
@@ -152,13 +152,13 @@ class SnapshotRun:
     # The snapshot
 
     def _snapshot(self, waiting: list[int]) -> Snapshot:
-        sim = self._world.sim
+        sim, options = self._world.sim, self._world.options
         return Snapshot(
             now=float(sim.clock[0]), nodes=tuple(map(self._node, range(len(self._rows)))), policies=self._policies,
             pending=tuple(map(self._pending, waiting)), running=tuple(map(self._running, sorted(self._held))),
-            usage=self._usage(), seed=self._world.options.seed + int(sim.counter[DECISIONS]),
+            usage=self._usage(), seed=options.seed + int(sim.counter[DECISIONS]),
             finished=tuple(self._finished), bounds=self._bounds(), groups=self._groups,
-            topology=self._world.options.topology,
+            topology=options.topology, beliefs=dict(options.learned) if self._world.rule in MAPPING_PLACES else {},
         )  # fmt: skip
 
     def _node(self, node: int) -> NodeView:

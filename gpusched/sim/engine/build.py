@@ -14,6 +14,7 @@ from gpusched.config.plugins import components
 from gpusched.errors import UsageError
 from gpusched.estimation.estimators import Estimator, LastTwo
 from gpusched.estimation.last_two import time_limits
+from gpusched.model.interference import JobClassEstimate
 from gpusched.model.limits import Groups, Quotas
 from gpusched.model.policy import MAPPING_PLACES
 from gpusched.model.slicetables import GPU_PARTS, parts_of
@@ -40,6 +41,8 @@ from gpusched.sched.state import (
     seed_words,
     with_shared,
 )
+from gpusched.sched.topology.slowdown import KIND, SlowdownModel
+from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.ledger import SimLedger
 from gpusched.sim.engine.nodeindex import new_index
 from gpusched.sim.engine.placing import PlacementNetwork
@@ -153,6 +156,7 @@ class ReplayOptions:
         elastic: Which jobs a `Stepper` may resize; None: none.
         network: What placement and neighbours cost jobs; None: nothing. Jobs are laid out as `engine.placing` says, by
             the placement; those that name a number of nodes keep it.
+        learned: Estimates by job class of the site that ran the jobs: on which GPU types their classes are faster.
         topology: The nodes' switches: the racks of policies that place by them, where ``network`` is None.
         progress: Called some times a second, on its own thread, with the part of the jobs that has ended.
     """
@@ -177,6 +181,7 @@ class ReplayOptions:
     believed: SharingBeliefs | None = None
     elastic: ResizableJobs | None = None
     network: PlacementNetwork | None = None
+    learned: Mapping[str, JobClassEstimate] = field(default_factory=dict)
     topology: Topology = field(default_factory=Topology)
     progress: Callable[[float], None] | None = None
 
@@ -252,9 +257,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     if options.topology and options.network is None and not other:
         hosts = [base_of(name) for name in pool.names]  # of slices, too: what costs nothing is known of them
         if by_rule and by_rack:
-            from gpusched.sim.network import racks_only  # most replays start faster without
-
-            options = replace(options, network=racks_only(options.topology, trace, hosts))
+            options = replace(options, network=_racks_only(options.topology, trace, hosts))
             blind, rule = (_NOT_LEARNED,) if blind else (), "rack" if blind else rule
         elif (policy.kind == "agent" and by_rack) or policy.chooses_sizes:
             rack = racks_of(hosts, options.topology)
@@ -311,6 +314,15 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     return SimWorld(
         trace, pool, policy, options, rule, knowledge, demand, sim, passes, never, generic, restart_s, share, unsplit
     )
+
+
+def _racks_only(topology: Topology, trace: Trace, names: Sequence[str]) -> PlacementNetwork:
+    """Return the switches of nodes, by name, where no place costs anything."""
+    tree, kinds = tree_of(topology, names), np.zeros(1, KIND)
+    kinds["compute"] = 1.0
+    model = SlowdownModel(kinds, np.zeros((0, 0)), False)
+    tree = tree._replace(weight=np.zeros(len(tree.weight)))
+    return PlacementNetwork(tree, model, np.zeros(len(trace), np.int64), hold_s=np.inf)
 
 
 def needs_snapshots(unsplit: Unsplit | None, options: ReplayOptions, policy: ReplayPolicy) -> bool:
