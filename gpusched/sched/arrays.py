@@ -89,7 +89,7 @@ def node_arrays_of(snapshot: Snapshot) -> NodeArrays:
         nodes,
         row,
         span,
-        _racks(nodes, snapshot.topology),
+        racks_of([node.name for node in nodes], snapshot.topology),
         bool(snapshot.topology),
         reserved_of([node.reservations for node in nodes], snapshot.now),
         free,
@@ -99,11 +99,12 @@ def node_arrays_of(snapshot: Snapshot) -> NodeArrays:
     )
 
 
-def _racks(nodes: list[NodeView], topology: Topology) -> Ints:
+def racks_of(nodes: Sequence[str], topology: Topology) -> Ints:
+    """Return a number for each node's rack, ``int64[nodes]``; a node on no switch is a rack by itself."""
     if not topology:
         return np.zeros(len(nodes), np.int64)
     names, known = topology.racks(), dict[str, int]()
-    return ints([known.setdefault(names.get(node.name) or f" {node.name}", len(known)) for node in nodes])
+    return ints([known.setdefault(names.get(name) or f" {name}", len(known)) for name in nodes])
 
 
 def _by_partition(snapshot: Snapshot) -> list[NodeView]:

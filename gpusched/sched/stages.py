@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as Map
-from fnmatch import fnmatchcase
 
 import numpy as np
 
 from gpusched.errors import UsageError
-from gpusched.model.interference import job_class_of
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import MAPPING_PLACES, Mapping
-from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.model.snapshot import Snapshot
 from gpusched.sched.agent import Context
 from gpusched.sched.arrays import NodeArrays, PendingArrays
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_for
-from gpusched.sched.mapping.learned import speeds_by_type
+from gpusched.sched.mapping.learned import TypeSpeeds
 from gpusched.sched.mapping.queue import MappingFacts, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import summary
 from gpusched.sched.placement import NodeChooser, pass_by_component
@@ -111,19 +109,11 @@ def _mapping_facts(
     for job in snapshot.running:
         if job.user in users:
             held[users[job.user]] += sum(len(part.gpus) for part in job.allocation.parts if part.node in own)
-    known: dict[tuple[str, str, int], list[float]] = {}
-
-    def speed_of(view: PendingView) -> list[float]:
-        spec, types = view.spec, tuple(kinds)
-        key = job_class_of(view.user, spec.name), spec.name, spec.nodes * spec.gpus_per_node
-        if key not in known:
-            typed = speeds_by_name(mapping.speeds, spec.name, types)
-            known[key] = speeds_by_type(snapshot.beliefs.get(key[0]), key[2], typed, types)
-        return known[key]
+    speeds = TypeSpeeds(mapping.speeds, tuple(kinds), snapshot.beliefs)
 
     def speed(jobs: Ints) -> Floats:
-        rows = [speed_of(waiting.views[job]) for job in jobs.tolist()]
-        return np.array(rows, np.float64).reshape(len(rows), len(kinds))
+        views = [waiting.views[job] for job in jobs.tolist()]
+        return speeds.of((view.user, view.spec.name, view.spec.gpus) for view in views)
 
     return MappingFacts(
         usable=world.usable,
@@ -134,10 +124,3 @@ def _mapping_facts(
         priority=waiting.keys.priority,
         unfit=unfit_of(waiting.requests.gpus[waiting.jobs.shape[own_jobs]], int(world.total.gpus.max(initial=0))),
     )
-
-
-def speeds_by_name(speeds: dict[str, dict[str, float]], name: str, kinds: tuple[str, ...]) -> list[float]:
-    """Return a job name's speed on each GPU type; types not listed get the slowest listed speed."""
-    found = next((by_type for pattern, by_type in speeds.items() if fnmatchcase(name, pattern)), {})
-    slowest = min(found.values(), default=1.0)
-    return [found.get(kind, slowest) for kind in kinds]

@@ -106,7 +106,7 @@ def learned_network(
     index = index.reshape(-1)
     count, learned = int(measured[index].sum()), LearnedClasses(table, tuple(classes), of[index])
     note = f"what placement costs as learned of {len(known)} job classes: {count} of {len(trace)} jobs are of these"
-    return PlacementNetwork(tree, model, rows[index], sure=sure, learned=learned), note
+    return PlacementNetwork(tree, model, rows[index], hold_s=np.inf, sure=sure, learned=learned), note
 
 
 class ColocationTable(NamedTuple):

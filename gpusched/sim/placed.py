@@ -98,6 +98,8 @@ def walks(world: SimWorld) -> bool:
         return True  # only the walk leaves out of a wait what is not sure
     if world.shared == "pairs":
         return True  # nor does the index know which jobs are left waiting
+    if world.sim.ledger is not None and len(world.sim.dirty) > 1:
+        return True  # nor does it decide one partition after the other, which limits may cover
     if world.policy.kind != "static" or world.policy.backfill == "conservative":
         return True  # the index has each class in an order that stays
     if RULES.get(world.rule) == ALIGNED and world.trace.priority is not None:
@@ -130,7 +132,7 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     """
     network = world.options.network
     assert network is not None
-    fixed = np.where(world.trace.nodes > 0, KEPT, FREE)
+    fixed = np.where((world.trace.nodes > 0) | network.is_free, KEPT, FREE)
     world, placing, _ = _with_classes(world, np.stack((world.demand.shape, network.kind, fixed), axis=-1)[:, None])
     return world, placing
 
@@ -152,7 +154,7 @@ def with_ways_at_sizes(world: SimWorld, menus: Menus, menu: Ints, request: Ints)
     # First the request that each job is submitted with, last the one that is its own at all sizes.
     submitted = world.demand.shape
     shape = np.column_stack((submitted, menus.shape[menu], np.where(resizable & (submitted >= 0), request, -1)))
-    fixed = np.where(resizable | (world.trace.nodes > 0), KEPT, FREE)
+    fixed = np.where(resizable | (world.trace.nodes > 0) | network.is_free, KEPT, FREE)
     fixed = np.column_stack((*[fixed] * (1 + sizes.shape[1]), np.full(len(sizes), OWN)))
     kind = np.repeat(network.kind[:, None], shape.shape[1], axis=1)
     if (learned := network.learned) is not None:

@@ -134,7 +134,8 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
     learned = options.network is not None and options.network.model.believed is not None
     estimates = world.policy.uses_run_time_estimates, type(estimator_for(world))
     parts = sim.resources.shared is not None
-    known = kind, agent, is_mapped(world), sim.pace is None, world.shared, parts, estimates, sim.ledger is None, learned
+    without = sim.pace is None, sim.ledger is None, world.passes.scratch.racks is None
+    known = kind, agent, is_mapped(world), without, world.shared, parts, estimates, learned
     if known in _warm:
         return
     _warm.add(known)
@@ -149,6 +150,7 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
         rates=None if options.rates is None else Rates(profiles=Profiles(series={})),
         elastic=None if options.elastic is None else ResizableJobs(least=one, most=one, linear=True),
         network=None if options.network is None else one_node_network(options.network),
+        topology=options.topology,
         quotas=None if sim.ledger is None else QuotaSet(Quotas(each=Limits(jobs=1))),
     )
     tiny, run = kind.ready(world_of(one_job(500 if parts else WHOLE), Pool.uniform(1, 1), world.policy, alike))

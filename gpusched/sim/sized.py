@@ -304,7 +304,7 @@ class SizedRun:
         self._partitions = [name or "p" for name in world.pool.partitions]
         self._troubles: Counter[str] = Counter()
         racks, network = world.passes.scratch.racks, world.options.network
-        switches = network is not None and network.tree.parent.size > 0
+        switches = network is None or network.tree.parent.size > 0
         self._racks = racks["number"].copy() if racks is not None and switches else np.zeros(0, np.int64)
         self._span = [world.pool.span(partition) for partition in range(len(world.pool.partitions))]
 

@@ -18,7 +18,7 @@ from gpusched.estimation import REMEMBERED
 from gpusched.model.jobs import Allocation, JobSpec
 from gpusched.model.limits import Bound, LimitRule, Unit, leaf_of
 from gpusched.model.plan import Start
-from gpusched.model.policy import PolicySpec
+from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.slices import Cut, gpu_of, slice_index
 from gpusched.model.slicetables import GPU_PARTS
@@ -92,6 +92,7 @@ class SnapshotRun:
         sim, queue = self._world.sim, self._queue
         self._settle()
         update_queue(sim, self._world.passes, queue)
+        self._wake()
         sim.dirty[:] = 0
         waiting = queue.waiting[: queue.size[0]].copy()
         snapshot = self._snapshot(waiting.tolist())
@@ -125,7 +126,6 @@ class SnapshotRun:
                 new = [SliceView(slice_index(gpu, start), profile) for profile, start in cut.slices]
                 slices = tuple(sorted((*kept, *new), key=lambda one: one.number))
                 self._nodes[name] = replace(view, slices=slices)
-        self._wake()
 
     def _begin(self, cuts: tuple[Cut, ...]) -> None:
         for cut in cuts:
@@ -135,8 +135,12 @@ class SnapshotRun:
         self._wake()
 
     def _wake(self) -> None:
-        sim = self._world.sim
-        sim.clock[1] = min((sim.clock[1], *(end for end, _ in self._cuts.values())))
+        sim, policy = self._world.sim, next(iter(self._policies.values()))
+        ends = [end for end, _ in self._cuts.values()]
+        if policy.place == "rack-wait":
+            waits = sim.jobs["submit"][self._queue.waiting[: self._queue.size[0]]] + policy.placement_wait_s
+            ends += waits[waits > sim.clock[0]].tolist()
+        sim.clock[1] = min((sim.clock[1], *ends))
 
     def _start(self, log: EventLog, job: int, allocation: Allocation) -> None:
         sim, profile = self._world.sim, self._spec(job).profile
@@ -148,12 +152,13 @@ class SnapshotRun:
     # The snapshot
 
     def _snapshot(self, waiting: list[int]) -> Snapshot:
-        sim = self._world.sim
+        sim, options = self._world.sim, self._world.options
         return Snapshot(
             now=float(sim.clock[0]), nodes=tuple(map(self._node, range(len(self._rows)))), policies=self._policies,
             pending=tuple(map(self._pending, waiting)), running=tuple(map(self._running, sorted(self._held))),
-            usage=self._usage(), seed=self._world.options.seed + int(sim.counter[DECISIONS]),
+            usage=self._usage(), seed=options.seed + int(sim.counter[DECISIONS]),
             finished=tuple(self._finished), bounds=self._bounds(), groups=self._groups,
+            topology=options.topology, beliefs=dict(options.learned) if self._world.rule in MAPPING_PLACES else {},
         )  # fmt: skip
 
     def _node(self, node: int) -> NodeView:

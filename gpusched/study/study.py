@@ -243,7 +243,8 @@ def _replayed(run: PlannedReplay, progress: Callable[[float], None] | None = Non
     scenario = run.scenario
     options = replace(
         run.options, reservations=scenario.reserved, quotas=scenario.quotas, half_life_s=scenario.half_life_s,
-        groups=scenario.groups, usage=scenario.usage, believed=scenario.believed, progress=progress,
+        groups=scenario.groups, usage=scenario.usage, believed=scenario.believed, topology=scenario.topology,
+        learned=scenario.learned, progress=progress,
     )  # fmt: skip
     result = replay(scenario.trace, scenario.pool, run.policy, **vars(options))
     counted = result_without(result, scenario.carried)

@@ -24,7 +24,7 @@ from gpusched.sim.profiles import Profiles, Series
 from gpusched.sim.rates import Rates
 from gpusched.sim.replay import replay
 from gpusched.sim.result import END
-from gpusched.study.study import Scenario, costs_for
+from gpusched.study.study import PlannedReplay, Scenario, costs_for, run_all
 from tests.sched.contention import LATE, NAMES, beliefs, clusters
 from tests.sched.topology_decisions import by_agents, weights
 from tests.sched.worlds import started, topology
@@ -138,3 +138,15 @@ def test_contention_goes_by_what_was_learned_of_the_history_as_live() -> None:
     assert "what placement costs as learned" in notes[0]
     for policies, of in (([easy], known), ([contention, srtf], known), ([contention], {})):
         assert costs_for(policies, scenario._replace(learned=of)) == (None, ())
+
+
+@pytest.mark.parametrize("place", ["rack", "rack-wait", "contention"])
+def test_a_history_s_jobs_are_placed_by_its_racks_where_nothing_was_learned(place: str) -> None:
+    """Whatever they are compared with: the second job leaves the other rack whole for the third."""
+    jobs = replace(trace_of([0, 0, 1], [9, 5, 9], [4, 4, 8]), nodes=np.array([1, 1, 2]))
+    scenario = Scenario(jobs, FOUR, power_model(FOUR), topology=topology("r1", "r2", "r2", "r1"))
+    runs = [PlannedReplay(scenario, policy_by_name(name)) for name in (place, "easy")]
+    racked, blind = run_all(runs)
+    assert racked.result.placement == place.replace("contention", "rack")
+    assert set(racked.result.nodes_of(2)) == {1, 2}
+    assert set(blind.result.nodes_of(2)) == {2, 3}

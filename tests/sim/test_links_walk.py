@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
@@ -150,7 +150,7 @@ def first_decision(
     nodes, waiting, _ = arrays(snap)
     pending, running = waiting.views, snap.running
     jobs, first = len(pending) + len(running) + 1, len(pending)
-    parts = [v.spec.nodes for v in pending] + [0] * len(running) + [1]
+    parts = [v.spec.nodes for v in pending] + [0 if snap.beliefs else len(r.allocation.parts) for r in running] + [1]
     gpus = [v.spec.gpus for v in pending] + [r.allocation.gpus for r in running] + [0]
     limit = [float(v.spec.time_limit_s) for v in pending] + [r.expected_end - LATE for r in running] + [1.0]
     submit = np.array([v.submit_time for v in pending] + [LATE] * (len(running) + 1))
@@ -162,11 +162,13 @@ def first_decision(
         ids=(*(v.id for v in pending), *(r.id for r in running), "last"), model=np.array([*name, -1]), models=NAMES,
     )  # fmt: skip
     pool = Pool.of([NodeSpec(len(node.gpus), name=node.name) for node in nodes.nodes])
-    network = learned_network(snap.topology, trace, pool, snap.beliefs)[0]
+    network = learned_network(snap.topology, trace, pool, snap.beliefs)[0] if snap.beliefs else None
     order_by = "fairshare" if policy.order == "fairshare" else "fifo"
     rule = ordered(policy.place, order_by, policy.backfill, policy.placement_wait_s)
     away = [Outage(row, LATE, np.inf, drain=True) for row, one in enumerate(nodes.nodes) if not one.available]
-    options = ReplayOptions(network=network, generic=True, quotas=quotas, reservations=booked, failures=away)
+    options = ReplayOptions(
+        network=network, topology=snap.topology, generic=True, quotas=quotas, reservations=booked, failures=away
+    )  # fmt: skip
     world = world_of(trace, pool, rule, options)
     assert walks(world)
     if model is None:
@@ -256,6 +258,18 @@ def test_live_decides_as_a_replay_does_from_the_same_state(snap: Snapshot, reser
     starts, waits = first_decision(snap, booked=BOOKED if reserved else ())
     assert starts == counted(plan)
     assert waits == {job for job, reason in plan.reasons.items() if reason.code is ReasonCode.POLICY}
+
+
+@settings(max_examples=150, deadline=None)
+@given(states(), among("rack", "rack-wait", "contention"), st.booleans())
+def test_racks_count_where_nothing_was_learned_live_as_in_a_replay(snap: Snapshot, place: str, reserved: bool) -> None:
+    assume(snap.topology)
+    (policy,) = snap.policies.values()
+    snap = changed(snap, beliefs={}, policies={"p": changed(policy, place=place)})
+    snap = with_reservations(snap, MAINTENANCE) if reserved else snap
+    starts, waits = first_decision(snap, booked=BOOKED if reserved else ())
+    assert starts == counted(decide(snap))
+    assert not waits
 
 
 def beside_a_maintenance() -> Snapshot:

@@ -173,6 +173,23 @@ def replay_both(
     return fast, slow
 
 
+class Racked(SizedPolicy):
+    """The same in racks, where no place costs anything."""
+
+    def _snapshot(self, stepper: Stepper) -> Snapshot:
+        return msgspec.structs.replace(super()._snapshot(stepper), topology=RACKS)
+
+
+@pytest.mark.parametrize("place", ["best-fit", "rack"])
+def test_racks_count_for_jobs_and_ranks_that_join_where_nothing_was_learned(place: str) -> None:
+    spec, trace = msgspec.structs.replace(SPECS["elastic"], place=place), with_ranks(mixed(1, 40), 1)
+    options: dict[str, Any] = {"elastic": elastic_of(trace), "restart_s": 20.0, "failures": AWAY}
+    slow, policy = Racked(spec, trace, POOL, ReplayOptions(**options)), policy_of_spec(spec)
+    fast = replay(trace, POOL, policy, topology=RACKS, **options)
+    assert_same(fast, replay(trace, POOL, slow, placement=place, **options))
+    assert fast.part_nodes.tolist() != replay(trace, POOL, policy, **options).part_nodes.tolist()
+
+
 def reasons(slow: CostlySized, text: str) -> int:
     return sum(text in reason.message for _, plan in slow.seen for reason in plan.reasons.values())
 

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as changed
 
 from gpusched.agents.gist.networks import heuristic
 from gpusched.agents.topology.network import SHAPES
 from gpusched.agents.topology.replay import agents_spec, placed_by
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
+from gpusched.model.interference import JobClassEstimate, JobShape, SpeedSamples
 from gpusched.model.limits import Limits, Quotas
-from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec
+from gpusched.model.policy import AGENTS, AgentTraits, Backfill, Mapping, PolicySpec
 from gpusched.model.slices import Cut, gpu_of, is_slice, slice_index
 from gpusched.model.slicetables import PUBLISHED, gpus_counted, published
 from gpusched.model.snapshot import SliceView
@@ -107,6 +109,77 @@ def test_a_replay_starts_each_job_as_live_decisions_do(policy: str, monkeypatch:
         assert [fast.infeasible_why[0]] == ["no node has MIG slices of 7g.80gb"]
 
 
+RACKS = topology("a", "a", "b", "b", "c")
+RACKED = Pool.of([NODE._replace(name=f"n{i}") for i in range(5)])
+
+
+def on_several(seed: int) -> Trace:
+    """Jobs on one node or two; some do not say on how many."""
+    trace = drawn(seed, 160)
+    return replace(trace, nodes=np.where(trace.gpus > 1, np.arange(160) % 3, 1))
+
+
+@pytest.mark.parametrize("order", ["fifo", "sjf", "fairshare"])
+@pytest.mark.parametrize("backfill", ["skip", "easy", "conservative"])
+def test_jobs_are_placed_by_racks_as_live(order: str, backfill: Backfill, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed, place in enumerate(("rack", "rack-wait", "contention")):
+        spec = PolicySpec(name="r", order=order, place=place, backfill=backfill, placement_wait_s=700.0)
+        asked = on_several(seed), RACKED, policy_of_spec(spec)
+        outages = [Outage(seed, 2000.0, 4000.0)]
+        fast = replay(*asked, topology=RACKS, failures=outages)
+        live = by_live_decisions(monkeypatch, *asked, topology=RACKS, failures=outages)
+        np.testing.assert_allclose(fast.start, live.start)
+        np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)
+        assert fast.part_nodes.tolist() != replay(*asked, failures=outages).part_nodes.tolist()
+
+
+@pytest.mark.parametrize("backfill", ["skip", "easy"])
+def test_limits_over_several_partitions_hold_as_live(backfill: Backfill, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One partition is decided after the other, slices last."""
+    pool = Pool.of([NODE._replace(name=f"n{i}", partition="BA"[i % 2]) for i in range(4)])
+    quotas = QuotaSet(Quotas(each=Limits(gpus=2, jobs=3)))
+    for seed, place in enumerate(("best-fit", "rack", "rack", "rack")):
+        trace = on_several(seed)
+        trace = replace(trace, submit=np.floor(trace.submit / 600) * 600, group=np.arange(160) % 2, groups=("A", "B"))
+        spec = PolicySpec(name="q", place=place, backfill=backfill)
+        asked = trace, pool, policy_of_spec(spec)
+        fast = replay(*asked, topology=RACKS, quotas=quotas)
+        live = by_live_decisions(monkeypatch, *asked, topology=RACKS, quotas=quotas)
+        np.testing.assert_allclose(fast.start, live.start)
+        np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)
+
+
+def reported(seed: int) -> dict[str, JobClassEstimate]:
+    """Of most users' jobs it was reported how fast they are on each of two GPU types."""
+    rng, found = np.random.default_rng(seed), dict[str, JobClassEstimate]()
+    for kind in (f"{user}/{name}" for user in "abc" for name in ("train-#", "eval")):
+        shapes = [
+            JobShape(gpu_type=name, unit="steps", gpus=1, max_gpus_per_node=1, nodes=1, racks=1)
+            for name in (NODE.gpu_type, "V100")
+        ]
+        logs = rng.normal(0.0, 1.0, len(shapes)).tolist()
+        of = [SpeedSamples(shape=s, logs=((log, 1.0),), count=1, best=log) for s, log in zip(shapes, logs, strict=True)]
+        found[kind] = JobClassEstimate(kind=kind, shapes=tuple(of))
+    return found
+
+
+@pytest.mark.parametrize("backfill", ["none", "skip", "easy"])
+def test_jobs_get_types_reported_to_be_faster_as_live(backfill: Backfill, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [NodeSpec(3, 32, 1 << 18, "V100", "A", f"v{i}") for i in range(2)]
+    pool = Pool.of([*(NODE._replace(name=f"n{i}", gpus=6) for i in range(2)), *others])
+    mapping = Mapping(speeds={"eval": {"V100": 0.9}, "*": {"V100": 0.5, NODE.gpu_type: 1.0}})
+    spec = PolicySpec(name="m", place="fastest", backfill=backfill, mapping=mapping)
+    for seed in range(2):
+        trace = drawn(seed)
+        trace = replace(trace, models=("train-7", "train-80", "eval"), model=np.arange(len(trace)) % 3)
+        asked = trace, pool, policy_of_spec(spec)
+        fast = replay(*asked, learned=reported(seed))
+        live = by_live_decisions(monkeypatch, *asked, learned=reported(seed))
+        np.testing.assert_array_equal(fast.start, live.start)
+        np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)
+        assert fast.part_nodes.tolist() != replay(*asked).part_nodes.tolist()
+
+
 def test_gpus_held_in_other_partitions_count_for_live_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = replace(drawn(5, 400), wait=np.zeros(400), group=np.arange(400) % 2, groups=("a", "b"))
     trace = slice_trace(replace(whole, gpus=np.where(whole.group == 0, 4 * whole.gpus, whole.gpus)), vc="b")
@@ -140,6 +213,10 @@ def test_an_agent_that_can_decides_about_queues_of_slices_as_live(
     fast, live = replay(*asked), by_live_decisions(monkeypatch, *asked)
     np.testing.assert_array_equal(fast.start, live.start)
     np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)
+    in_racks = on_several(seed), RACKED, replace(policy, placement="rack", spec=changed(spec, place="rack"))
+    racked, live = replay(*in_racks, topology=RACKS), by_live_decisions(monkeypatch, *in_racks, topology=RACKS)
+    np.testing.assert_array_equal(racked.part_nodes, live.part_nodes)
+    assert (racked.part_nodes.tolist() == replay(*in_racks).part_nodes.tolist()) == (spec is GIST), "it has no racks"
     trace = fast.trace
     assert trace.profile is not None
     sliced = fast.ran & (trace.profile >= 0)

@@ -56,7 +56,7 @@ def state(tmp_path: Path) -> Path:
     store.put_jobs([
         job("a", 0, JobState.COMPLETED, 130, preemptible=True), job("b", 5, JobState.TIMEOUT, 700, dependencies=after),
         job("c", 6, JobState.CANCELLED, 7), job("d", 8, JobState.RUNNING, None), job("e", 9, JobState.FAILED, 60,
-        partition="V100", begin_time=START + 20),
+        partition="V100", begin_time=START + 20, gpu_types=("V100", "T4")),
     ])  # fmt: skip
     run(store, "a", 1, 10, 40, JobState.PREEMPTED)
     run(store, "a", 2, 60, 130, JobState.COMPLETED)
@@ -81,6 +81,7 @@ def test_history(state: Path) -> None:
     assert trace.cores.tolist() == [16, 16, 16]
     np.testing.assert_array_equal(trace.limit, [600.0] * 3)
     assert trace.depends_on.tolist() == [-1, 0, -1]
+    assert (trace.gpu_type.tolist(), trace.gpu_types) == ([-1, -1, 0], ("V100|T4",))
     assert [trace.groups[i] for i in trace.group] == ["A100", "A100", "V100"]
     assert trace.notes == ("1 job that never ran is excluded",)
     assert load(state / "gpusched.db").ids == trace.ids

@@ -18,8 +18,7 @@ from gpusched.agents.rltune.table import agent_of
 from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.model.interference import JobClassEstimate, name_pattern
 from gpusched.model.policy import MAPPING_PLACES, PolicySpec
-from gpusched.sched.mapping.learned import speeds_by_type
-from gpusched.sched.stages import speeds_by_name
+from gpusched.sched.mapping.learned import speeds_by_name, speeds_by_type
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles

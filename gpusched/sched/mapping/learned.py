@@ -3,10 +3,42 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 
-from gpusched.model.interference import JobClassEstimate, SpeedSamples
+import numpy as np
+
+from gpusched.model.interference import JobClassEstimate, SpeedSamples, job_class_of
+from gpusched.sched.state import Floats
 
 _LEAST = 1e-9
+
+
+class TypeSpeeds:
+    """Speeds of jobs on each GPU type: as reported (``learned``, by job class), else by a policy's ``speeds``."""
+
+    def __init__(
+        self, speeds: dict[str, dict[str, float]], kinds: tuple[str, ...], learned: Mapping[str, JobClassEstimate]
+    ) -> None:
+        self._speeds, self._kinds, self._learned = speeds, kinds, learned
+        self._known: dict[tuple[str, str, int], list[float]] = {}
+
+    def of(self, jobs: Iterable[tuple[str, str, int]]) -> Floats:
+        """Return ``float64[jobs, kinds]`` for jobs of these users, names and GPUs."""
+        rows = [self._known.get(job) or self._look_up(*job) for job in jobs]
+        return np.array(rows, np.float64).reshape(len(rows), len(self._kinds))
+
+    def _look_up(self, user: str, name: str, gpus: int) -> list[float]:
+        typed = speeds_by_name(self._speeds, name, self._kinds)
+        found = speeds_by_type(self._learned.get(job_class_of(user, name)), gpus, typed, self._kinds)
+        return self._known.setdefault((user, name, gpus), found)
+
+
+def speeds_by_name(speeds: dict[str, dict[str, float]], name: str, kinds: tuple[str, ...]) -> list[float]:
+    """Return a job name's speed on each GPU type; types not listed get the slowest listed speed."""
+    found = next((by_type for pattern, by_type in speeds.items() if fnmatchcase(name, pattern)), {})
+    slowest = min(found.values(), default=1.0)
+    return [found.get(kind, slowest) for kind in kinds]
 
 
 def speeds_by_type(

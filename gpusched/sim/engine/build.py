@@ -14,18 +14,23 @@ from gpusched.config.plugins import components
 from gpusched.errors import UsageError
 from gpusched.estimation.estimators import Estimator, LastTwo
 from gpusched.estimation.last_two import time_limits
+from gpusched.model.interference import JobClassEstimate
 from gpusched.model.limits import Groups, Quotas
 from gpusched.model.policy import MAPPING_PLACES
 from gpusched.model.slicetables import GPU_PARTS, parts_of
+from gpusched.model.topology import Topology
 from gpusched.model.units import count_of
+from gpusched.sched.arrays import racks_of
 from gpusched.sched.fit import set_feasibility
-from gpusched.sched.slicenames import profile_of
+from gpusched.sched.slicenames import base_of, profile_of
 from gpusched.sched.state import (
+    RACK,
     WHOLE,
     Floats,
     Ints,
     QueueJobs,
     Records,
+    Resources,
     Scratch,
     copied,
     filled,
@@ -36,6 +41,8 @@ from gpusched.sched.state import (
     seed_words,
     with_shared,
 )
+from gpusched.sched.topology.slowdown import KIND, SlowdownModel
+from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.ledger import SimLedger
 from gpusched.sim.engine.nodeindex import new_index
 from gpusched.sim.engine.placing import PlacementNetwork
@@ -149,6 +156,8 @@ class ReplayOptions:
         elastic: Which jobs a `Stepper` may resize; None: none.
         network: What placement and neighbours cost jobs; None: nothing. Jobs are laid out as `engine.placing` says, by
             the placement; those that name a number of nodes keep it.
+        learned: Estimates by job class of the site that ran the jobs: on which GPU types their classes are faster.
+        topology: The nodes' switches: the racks of policies that place by them, where ``network`` is None.
         progress: Called some times a second, on its own thread, with the part of the jobs that has ended.
     """
 
@@ -172,6 +181,8 @@ class ReplayOptions:
     believed: SharingBeliefs | None = None
     elastic: ResizableJobs | None = None
     network: PlacementNetwork | None = None
+    learned: Mapping[str, JobClassEstimate] = field(default_factory=dict)
+    topology: Topology = field(default_factory=Topology)
     progress: Callable[[float], None] | None = None
 
 
@@ -211,6 +222,7 @@ class SimWorld(NamedTuple):
 
 
 _NO_TOPOLOGY = "contention: without --topology placement costs are unknown, so jobs are placed as by rack (best fit)"
+_NOT_LEARNED = "contention: no placement costs have been learned yet, so jobs are placed as by rack"
 
 
 def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOptions) -> SimWorld:
@@ -230,6 +242,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         believed = None
     share, notes = sharing_of(options.share, trace, policy, rule, believed, options.network is not None)
     blind = (_NO_TOPOLOGY,) if rule == "contention" and options.network is None else ()
+    rack: Ints | None = None
     rates = options.rates
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
     demand = demand_of(trace, pool, shares=share != "no", in_proportion=by_cores)
@@ -239,6 +252,15 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     if unsplit is not None and options.network is not None:
         of_slices = np.flatnonzero(profile_index(trace)[0] >= 0).tolist()
         demand.infeasible.update(dict.fromkeys(of_slices, "placement costs of MIG slices are not known"))
+    by_rule, by_rack = policy.kind not in ("agent", "preemptive"), PLACEMENTS.get(rule) == RACK
+    other = share == "fractions" or options.backfill_every_s > 0 or needs_snapshots(unsplit, options, policy)
+    if options.topology and options.network is None and not other:
+        hosts = [base_of(name) for name in pool.names]  # of slices, too: what costs nothing is known of them
+        if by_rule and by_rack:
+            options = replace(options, network=_racks_only(options.topology, trace, hosts))
+            blind, rule = (_NOT_LEARNED,) if blind else (), "rack" if blind else rule
+        elif (policy.kind == "agent" and by_rack) or policy.chooses_sizes:
+            rack = racks_of(hosts, options.topology)
     ledger: SimLedger | None = None
     if options.quotas is not None or trace.array_limit is not None:
         demand, ledger = _apply_limits(demand, trace, options.quotas or QuotaSet(Quotas()), options.elastic)
@@ -271,7 +293,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     children = _children(trace)
     jobs = _jobs(timed, policy, knowledge, demand, options.limits, children)
     planned = slots + 2 * parts if policy.backfill == "conservative" else 0  # one version is compiled for all rules
-    scratch = new_scratch(len(pool), len(demand.queue), calendar=calendar, planned=planned)
+    scratch = new_scratch(len(pool), len(demand.queue), rack, calendar, planned)
     shapes = shapes_of(demand.requests, demand.queue, _weights(unsplit, pool, demand, share))
     sim = new_sim(
         jobs, shapes, _nodes(pool, demand), demand.resources, parts=demand.parts,
@@ -286,11 +308,21 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         sim = _with_believed(sim, sim.pace, believed)
     if sim.resources.shared is not None:
         scratch = with_shared(scratch, sim.resources)
-    passes = _passes(demand, knowledge, scratch, slots, options.seed, ledger)
+    reserved = None if calendar is None else calendar.usable
+    passes = _passes(demand, knowledge, scratch, slots, options.seed, ledger, reserved)
     never = int(mark_never(sim))
     return SimWorld(
         trace, pool, policy, options, rule, knowledge, demand, sim, passes, never, generic, restart_s, share, unsplit
     )
+
+
+def _racks_only(topology: Topology, trace: Trace, names: Sequence[str]) -> PlacementNetwork:
+    """Return the switches of nodes, by name, where no place costs anything."""
+    tree, kinds = tree_of(topology, names), np.zeros(1, KIND)
+    kinds["compute"] = 1.0
+    model = SlowdownModel(kinds, np.zeros((0, 0)), False)
+    tree = tree._replace(weight=np.zeros(len(tree.weight)))
+    return PlacementNetwork(tree, model, np.zeros(len(trace), np.int64), hold_s=np.inf)
 
 
 def needs_snapshots(unsplit: Unsplit | None, options: ReplayOptions, policy: ReplayPolicy) -> bool:
@@ -422,9 +454,10 @@ def _changes(failures: Sequence[Outage], bookings: Sequence[Booking], nodes: int
 
 
 def _passes(
-    demand: Demand, knowledge: Knowledge, scratch: Scratch, slots: int, seed: int, ledger: SimLedger | None
+    demand: Demand, knowledge: Knowledge, scratch: Scratch, slots: int, seed: int, ledger: SimLedger | None,
+    reserved: Resources | None,
 ) -> Passes:  # fmt: skip
-    """Return the inputs of the live passes."""
+    """Return the inputs of the live passes; ``reserved``: what reservations leave of the nodes."""
     feasibility, limit = np.zeros(len(demand.queue), np.int64), np.array(knowledge.expected, np.float64)
     account, room, links = (None,) * 3 if ledger is None else (ledger.account, ledger.room, ledger.links)
     passes = Passes(
@@ -434,7 +467,7 @@ def _passes(
         scratch=scratch,
         rng=seed_words(seed),
         total=demand.resources,
-        usable=copied(demand.resources) if scratch.calendar is None else scratch.calendar.usable,
+        usable=copied(demand.resources) if reserved is None else reserved,
     )
     set_feasibility(passes.total, passes.usable, passes.requests, passes.jobs, scratch)
     return passes

@@ -9,10 +9,10 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPING_PLACES, Mapping
+from gpusched.sched.mapping.learned import TypeSpeeds
 from gpusched.sched.mapping.problem import MappingSolution, Problem
 from gpusched.sched.mapping.queue import MappingFacts, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import MappingReport
-from gpusched.sched.stages import speeds_by_name
 from gpusched.sched.state import BACKFILLS, EASY, PRIORITY, ClusterState, Floats, Ints
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.generic import dequeue_started, new_queue, ordered, update_queue
@@ -52,11 +52,11 @@ class QueueMapper:
         self._measured = _measured(world)
         self._rate = self._with_measured(np.ones((jobs, len(pool.gpu_types))), np.arange(jobs))
         self._kill = np.full(jobs, np.inf) if sim.pace is None else sim.pace.runs["limit"]
-        by_name = _speeds_by_name(world, self._mapping)
+        self._speeds = TypeSpeeds(self._mapping.speeds, pool.gpu_types, world.options.learned)
         self._facts = MappingFacts(
             usable=world.passes.usable,
             kind=pool.gpu_type,
-            speed=lambda jobs: self._with_measured(by_name[jobs], jobs),
+            speed=lambda jobs: self._with_measured(self._typed(jobs), jobs),
             user=sim.jobs["user"] % (world.users + 1),
             held=np.zeros(0),
             priority=keys_of(world.trace, world.knowledge.expected).priority,
@@ -81,6 +81,14 @@ class QueueMapper:
         of = sim.shapes[sim.jobs["shape"][running]]
         gpus = of["parts"] * of["gpus"] * (of["queue"] == partition)
         return np.bincount(self._facts.user[running], gpus, self._world.users + 1).astype(np.float64)
+
+    def _typed(self, jobs: Ints) -> Floats:
+        """Return the speeds, ``float64[jobs, kinds]``, as reported by jobs of their classes, else the policy's."""
+        trace, asked = self._world.trace, self._state.requests
+        users, names, shape = (*trace.users, ""), (*trace.models, ""), self._state.jobs.shape[jobs]
+        gpus = (asked.parts[shape] * asked.gpus[shape]).tolist()
+        rows = zip(trace.user[jobs].tolist(), trace.model[jobs].tolist(), gpus, strict=True)
+        return self._speeds.of((users[user], names[name], size) for user, name, size in rows)
 
     def _with_measured(self, speeds: Floats, jobs: Ints) -> Floats:
         """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``, at the jobs' sizes."""
@@ -199,14 +207,6 @@ def _solver() -> Solver:
         return solve(problem, start, budget_s=AMPLE_S, max_nodes=SEARCH_NODES)
 
     return solver
-
-
-def _speeds_by_name(world: SimWorld, mapping: Mapping) -> Floats:
-    """Return the speeds of the policy's model name patterns, ``float64[jobs, kinds]``."""
-    names = (*world.trace.models, "")
-    by_name = np.array([speeds_by_name(mapping.speeds, name, world.pool.gpu_types) for name in names])
-    found: Floats = by_name[world.trace.model]
-    return found
 
 
 def _measured(world: SimWorld) -> tuple[Ints, Floats] | None:

@@ -71,6 +71,11 @@ class PlacementNetwork(NamedTuple):
     sure: SlowdownModel | None = None
     learned: LearnedClasses | None = None
 
+    @property
+    def is_free(self) -> bool:
+        """Return whether no place costs anything: then jobs keep their numbers of nodes, as live."""
+        return not self.tree.weight.any()
+
 
 class PlacingState(NamedTuple):
     """State kept between decisions.

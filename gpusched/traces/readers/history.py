@@ -137,6 +137,7 @@ def _assembled(
             "user": intern([job.user for job in jobs]),
             "group": intern([job.spec.partition for job in jobs]),
             "model": intern([job.spec.name for job in jobs]),
+            "gpu_type": intern(["|".join(job.spec.gpu_types) for job in jobs]),
             "status": intern([str(job.state) for job in jobs]),
         },
         columns={

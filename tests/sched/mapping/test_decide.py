@@ -25,9 +25,9 @@ from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
 from gpusched.sched.mapping.greedy import greedy
+from gpusched.sched.mapping.learned import speeds_by_name
 from gpusched.sched.mapping.problem import Problem
 from gpusched.sched.mapping.queue import unfit_of
-from gpusched.sched.stages import speeds_by_name
 from gpusched.sched.tally import barred
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, snapshots, started
 
