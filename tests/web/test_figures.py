@@ -89,6 +89,33 @@ def test_usage_adds_up(tmp_path: Path) -> None:
     store.close()
 
 
+def test_usage_of_hours_in_which_nothing_could_be_read_comes_later(tmp_path: Path) -> None:
+    store, used, begin = Store.create_or_open(tmp_path), UsageStats(), int(NOW) // DAY_S * DAY_S
+    now = begin + 9 * HOUR_S + 600
+    for until in (now, now + 5 * HOUR_S):  # in between the disk was gone, say
+        store.add_usage(
+            UsageRow(bucket=bucket, node="n", job_id="a", user="ann", partition="p", gpu_s=2400.0)
+            for bucket in range(until - 5 * HOUR_S, until, 300)
+        )
+        found = used.figures(store, until)
+    assert [hours for _, hours, *_ in found["hours"]] == pytest.approx([6.67, *[8.0] * 9, 1.33], abs=0.01)
+    assert {round(hours, 2) for _, hours, *_ in found["fine"]} == {0.67}
+    assert len(found["fine"]) == 120
+    store.close()
+
+
+def test_a_users_last_day_is_no_longer_than_a_day(tmp_path: Path) -> None:
+    store, now = Store.create_or_open(tmp_path), int(NOW) // HOUR_S * HOUR_S + 3000
+    store.add_usage(
+        UsageRow(bucket=bucket, node="n", job_id="a", user="ann", partition="p", gpu_s=2400.0)
+        for bucket in range(now - 9 * DAY_S, now, 300)
+    )
+    found = UsageStats().figures(store, now)
+    assert found["users"]["1"][0]["gpu_hours"] == 8 * 24
+    assert found["users"]["7"][0]["gpu_hours"] <= 8 * 24 * 7
+    store.close()
+
+
 def test_nothing_measured_is_not_zero(tmp_path: Path) -> None:
     store = Store.create_or_open(tmp_path)
     bucket = int(NOW) // 3600 * 3600 - 3600
