@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import paramiko
 import pytest
 
@@ -400,6 +401,26 @@ def test_node_behind_a_jump_host_that_does_not_listen(testbed: Testbed, tmp_path
     error = failure(bare(testbed, "far"), Settings(ssh_config=path, known_hosts=str(testbed.known_hosts)))
     assert error.kind == "unreachable"
     assert "cannot reach" in error.reason
+
+
+def test_a_silent_node_behind_a_jump_host_costs_the_others_nothing(testbed: Testbed, tmp_path: Path) -> None:
+    jump, near, silent = testbed.nodes[1:4]
+    path = config(
+        tmp_path, f"Host near\n HostName {near.address}\nHost silent\n HostName {silent.address}\n"
+        f"Host near silent\n ProxyJump root@{jump.address}\nHost *\n IdentityFile {testbed.identity}\n User root\n",
+    )  # fmt: skip
+    settings = Settings(ssh_config=path, known_hosts=str(testbed.known_hosts))
+    with opened(bare(testbed, "near"), settings) as transport:
+        assert echo(transport) == b"ok\n"
+        connection = transport._connection  # type: ignore[attr-defined]
+        silent.cut()
+        try:
+            error = failure(bare(testbed, "silent"), msgspec.structs.replace(settings, connect_timeout_s=1.0))
+        finally:
+            silent.join()
+        assert (error.kind, "did not connect" in error.reason) == ("timeout", True)
+        assert echo(transport) == b"ok\n"
+        assert transport._connection is connection  # type: ignore[attr-defined]
 
 
 def test_jump_hosts_that_go_in_a_circle(testbed: Testbed, tmp_path: Path) -> None:
