@@ -257,11 +257,12 @@ class _Connection(BaseHTTPRequestHandler):
     def _log(self, text: str) -> None:
         with _request_client() as client:
             job = one_job(client, text)
-            if not may_see(self._viewer, job.user, client.inventory, client.state):
+            viewer = self._viewer.user
+            if viewer is None or not may_see(self._viewer, job.user, client.inventory, client.state):
                 raise HttpRefusal(HTTPStatus.FORBIDDEN, "only its user (logged in) and admins can see a job's output")
             rank, attempt = self._number("rank") or 0, self._number("attempt")
             try:
-                self._json({"text": log_tail(client, job, rank, attempt)})
+                self._json({"text": log_tail(client, job, rank, attempt, viewer)})
             except GpuschedError as error:
                 self._json({"text": "", "note": error.line()})
 
