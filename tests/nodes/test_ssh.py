@@ -102,6 +102,17 @@ def test_missing_key_file(testbed: Testbed, tmp_path: Path) -> None:
     assert "gone (no such file)" in error.reason
 
 
+def test_an_agent_that_does_not_answer_keeps_no_key_file_waiting(
+    testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(str(tmp_path / "agent"))
+        hung.listen()
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        with opened(declare(testbed, testbed.nodes[0]), settings_for(testbed)) as transport:
+            assert echo(transport) == b"ok\n"
+
+
 def test_encrypted_key_works_through_the_agent_only(
     testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
