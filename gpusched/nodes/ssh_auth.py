@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from gpusched.nodes.load_paramiko import paramiko
 from gpusched.nodes.ssh_config import SshHop
@@ -25,7 +25,7 @@ class _Agent(paramiko.Agent):
     def _connect(self, conn: Any) -> None:
         conn.settimeout(_AGENT_S)
         with contextlib.suppress(paramiko.SSHException, OSError):
-            super()._connect(conn)
+            cast(Any, super())._connect(conn)
         conn.settimeout(None)  # people may have to confirm a signature
 
 

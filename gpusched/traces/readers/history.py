@@ -334,7 +334,8 @@ def _dependencies(jobs: list[JobRecord]) -> tuple[Ints, list[str]]:
     for row, job in enumerate(jobs):
         last[job.array_id] = max(last.get(job.array_id, row), row, key=lambda r: jobs[r].end_time or 0.0)
     last |= {job.id: row for row, job in enumerate(jobs)}
-    sizes = {**Counter(job.array_id for job in jobs), **dict.fromkeys((job.id for job in jobs), 1)}
+    sizes: dict[str | None, int] = dict(Counter(job.array_id for job in jobs))
+    sizes |= dict.fromkeys((job.id for job in jobs), 1)
     found = np.full(len(jobs), -1, np.int64)
     simplified = 0
     for row, job in enumerate(jobs):
