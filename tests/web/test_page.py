@@ -477,10 +477,8 @@ def test_a_users_colour_follows_from_the_name_alone(browser: Browser, served: Se
     browser.go("about:blank")
     look(browser, served.url, "jobs")
     browser.run("import('./words.js').then(m => { for (let i = 0; i < 99; i++) m.look(`other${i}`); })")
-    assert (
-        browser.run(words)
-        == first
-        == ('{"hue":108,"mark":"dots"},{"hue":0,"mark":"stripes"},{"hue":216,"mark":"dots"}')
+    assert browser.run(words) == first == (
+        '{"hue":108,"mark":"dots"},{"hue":0,"mark":"stripes"},{"hue":216,"mark":"dots"}'
     )
     browser.until("document.querySelector('.jobs .body .user i.who')")
     own = "(e => [e.className, getComputedStyle(e).backgroundColor].join())(document.querySelector('{}'))"
@@ -501,7 +499,7 @@ def test_choices_outlive_a_reload(browser: Browser, served: Served) -> None:
     assert browser.run("location.hash") == "#/jobs?of=waiting&sort=gpus"
     look(browser, served.url)
     browser.run("document.querySelector('[aria-label=colour] [data-value=user]').click()")
-    browser.run('document.querySelector(\'[aria-label="how far ahead"] [data-value="24"]\').click()')
+    browser.run("document.querySelector('[aria-label=\"how far ahead\"] [data-value=\"24\"]').click()")
     browser.go("about:blank")
     look(browser, served.url)
     pressed = "[...document.querySelectorAll('[aria-pressed=true]')].map(b => b.dataset.value).join()"

@@ -123,10 +123,7 @@ ours() { # [OPTION]: by default their ids
 
 # An engine may hang, or fail to end what the kernel could: a container's processes are known by the name of their
 # cgroup (conmon, beside it, has another) and by their environment.
-_REMOVE_BY_FORCE = (
-    BOUNDED
-    + KILL_STRAYS
-    + """\
+_REMOVE_BY_FORCE = BOUNDED + KILL_STRAYS + """\
 engine() { # within the time of the whole command: one that hangs would keep the next controller out, by the term's lock
     bounded 45 "$binary" "$@" && return
     set -- $?
@@ -141,7 +138,6 @@ processes() { # of the container $id; [PROCESS'S FOLDER]
     } | while read -r pid; do starttime "$pid" >/dev/null && echo "$pid"; done
 }
 """
-)
 
 _SIGNAL = """\
 found=$(ours) || exit 1

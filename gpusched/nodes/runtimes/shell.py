@@ -148,7 +148,7 @@ as_user sh -c 'umask 022
 TEXT
 END
 """
-_PROGRAM = f'{{ {_WRITE}}} || abandon "$job_dir"\n'
+_PROGRAM = f"{{ {_WRITE}}} || abandon \"$job_dir\"\n"
 
 # Of an attempt's job, once it has been launched.
 _OF_JOB = """\
