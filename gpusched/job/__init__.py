@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from types import FrameType
 
@@ -92,6 +93,9 @@ def _write(name: str, facts: dict[str, int | float | None]) -> None:
     if folder and _writes():
         path = os.path.join(folder, f"{name}.json")
         part = f"{path}.{os.getpid()}-{threading.get_ident()}.part"
-        with open(part, "w") as file:
-            json.dump(facts, file)
-        os.replace(part, path)  # a reader sees all of it
+        try:
+            with open(part, "w") as file:
+                json.dump(facts, file)
+            os.replace(part, path)  # a reader sees all of it
+        except OSError as error:  # a full disk, say: not to be able to report ends no training
+            warnings.warn(f"{name}.json cannot be written: {error.strerror}", RuntimeWarning, stacklevel=3)

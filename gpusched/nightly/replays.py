@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +15,7 @@ import msgspec
 import numpy as np
 
 from gpusched.accounting.report import parse_since
+from gpusched.config.paths import write_atomic
 from gpusched.config.policies import load_policy, names_in, policy_file, policy_folders
 from gpusched.config.weights import ModelError
 from gpusched.errors import FileError, GpuschedError, NoHistory, Warnings
@@ -174,7 +173,7 @@ def nightly(
         predictions=predicted,
     )
     reader.close()
-    _write(file, msgspec.json.format(msgspec.json.encode(report.as_json()), indent=2).decode() + "\n")
+    write_atomic(file, msgspec.json.format(msgspec.json.encode(report.as_json()), indent=2) + b"\n", 0o644)
     _remove_old(reports, now - inventory.settings.keep_reports_s)
     return report
 
@@ -224,7 +223,7 @@ def _verdict(partition: str, outcomes: list[StudyOutcome], page_file: Path) -> N
 
     changed = changes(outcomes)
     title = f"{partition}: the night before {page_file.name[:10]}"
-    _write(page_file, page(outcomes, changed, title))
+    write_atomic(page_file, page(outcomes, changed, title).encode(), 0o644)
     live = outcomes[0]
     best = min(outcomes, key=_mean_jct)
     loss = _mean_jct(live) / _mean_jct(best) - 1 if _mean_jct(best) > 0 else 0.0
@@ -253,11 +252,3 @@ def _line(partition: str, live: StudyOutcome, best: StudyOutcome, loss: float) -
     if loss < 5e-4:
         return f"{partition}: {mean}; no other policy is better"
     return f"{partition}: {mean}; {best.result.policy} has {span(best.metrics.mean_jct_s)}, live is {loss:.1%} worse"
-
-
-def _write(file: Path, text: str) -> None:
-    """Write a file atomically, so that no reader sees half a report."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as out:
-        out.write(text)
-    os.chmod(out.name, 0o644)
-    os.replace(out.name, file)

@@ -118,10 +118,10 @@ def check_script(cluster_id: str, run: CheckRun) -> str:
     kill = KILL_STRAYS.replace("GPUSCHED_CONTAINER", "GPUSCHED_CHECK_RUN")
     supervisor = FUNCTIONS + _UPTIME + kill + _SUPERVISOR.replace("MAX_BYTES", str(_MAX_OUTPUT_BYTES))
     start = (
-        _START.replace("CHECK", shlex.quote(run.check.name), 1)
-        .replace("LIMIT", str(run.check.timeout_s))
+        _START.replace("LIMIT", str(run.check.timeout_s))
         .replace("SUPERVISOR", shlex.quote(supervisor), 1)
         .replace("COMMAND", shlex.quote(exports(run.env) + run.check.command + "\n"), 1)
+        .replace("CHECK", shlex.quote(run.check.name), 1)  # last: it may be called as one of the others
     )
     patience_s = run.check.timeout_s + 4 * KILL_S
     text = _RUN.replace("PATH", shlex.quote(f"{cluster_id}/{run.node}"), 1).replace("NAME", shlex.quote(run.id), 1)

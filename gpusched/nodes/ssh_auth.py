@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import time
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any, cast
 
 from gpusched.nodes.load_paramiko import paramiko
 from gpusched.nodes.ssh_config import SshHop
@@ -14,6 +16,17 @@ from gpusched.nodes.transport import TransportError
 
 _DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")  # OpenSSH's that paramiko can read
 _NO_KEYS = "the server takes no public keys"
+_AGENT_S = 3.0
+
+
+class _Agent(paramiko.Agent):
+    """The agent, which may be hung: paramiko would wait for its list of keys for ever."""
+
+    def _connect(self, conn: Any) -> None:
+        conn.settimeout(_AGENT_S)
+        with contextlib.suppress(paramiko.SSHException, OSError):
+            cast(Any, super())._connect(conn)
+        conn.settimeout(None)  # people may have to confirm a signature
 
 
 def authenticate(connection: paramiko.Transport, target: SshHop, node: str, deadline: float) -> None:
@@ -26,7 +39,7 @@ def authenticate(connection: paramiko.Transport, target: SshHop, node: str, dead
         TransportError: No key was taken (``auth``), or no answer came.
     """
     tried: list[str] = []
-    agent = paramiko.Agent() if target.use_agent else None
+    agent = _Agent() if target.use_agent else None
     try:
         for label, key in _candidates(target, agent, tried):
             refusal = _try(connection, target.user, key, deadline)
@@ -84,7 +97,9 @@ def _candidates(target: SshHop, agent: paramiko.Agent | None, tried: list[str]) 
         if not target.identities_only or key.asbytes() in named:
             yield f"agent key {getattr(key, 'comment', '') or key.get_name()}", key
     if not keys:
-        tried.append("no ssh-agent" if "SSH_AUTH_SOCK" not in os.environ else "an agent without keys")
+        tried.append(
+            "no ssh-agent" if "SSH_AUTH_SOCK" not in os.environ else "an agent that has no keys, or does not answer"
+        )
     if not target.keys:
         for path in _DEFAULT_KEYS:
             yield from _from_file(os.path.expanduser(path), tried, missing_matters=False)

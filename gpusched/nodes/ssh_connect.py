@@ -26,6 +26,7 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # its errors come 
 
 _LOSS_MS = 6000  # unacknowledged for that long, a connection is lost
 _POLL_S = 2.0  # paramiko's reader wakes that often for nothing; its own 0.1 s costs 200 nodes 2000 wake-ups a second
+_ALIVE_S = 2.0  # a jump host that does not answer within this is taken for lost
 _Cleanup = Callable[[], None]
 _JumpKey = tuple[str, ...]
 _Trail = tuple[_JumpKey, ...]
@@ -259,7 +260,13 @@ def _tunnel(jump: Connection, target: SshHop, node: str, name: str, deadline: fl
         raise TransportError("unreachable", f"{node}: jump host {name} cannot reach {target.where}: {reason}",
                              "check the node, and that the jump host may connect to it") from None  # fmt: skip
     except (paramiko.SSHException, EOFError, OSError) as error:
-        jump.drop()
+        # A node that is switched off answers nothing either, and must not cost the others behind it their connections.
+        try:
+            jump.transport.open_session(timeout=_ALIVE_S).close()
+        except paramiko.ChannelException:
+            pass  # it answers
+        except (paramiko.SSHException, EOFError, OSError):
+            jump.drop()
         raise TransportError("timeout", f"{node}: jump host {name} did not connect to {target.where}: {error}",
                              "check the jump host") from None  # fmt: skip
 

@@ -175,9 +175,11 @@ def _per_time(times: Floats, slot_s: float, slots: int) -> Floats:
     first, last = float(times[0]), float(times[-1])
     counts = np.bincount((times // slot_s).astype(np.int64) % slots, minlength=slots)
     # The trace covers some slots of the cycle more often than others, and its first and last one only in part.
+    cycles = (last - first) // (slots * slot_s)  # whole ones cover all alike
+    last -= cycles * slots * slot_s
     edges = np.arange(first // slot_s, last // slot_s + 1)
     seen = np.minimum((edges + 1) * slot_s, last) - np.maximum(edges * slot_s, first)
-    observed = np.bincount(edges.astype(np.int64) % slots, seen, minlength=slots)
+    observed = np.bincount(edges.astype(np.int64) % slots, seen, minlength=slots) + cycles * slot_s
     rate: Floats = np.divide(counts, observed, out=np.zeros(slots), where=observed > 0)
     rate /= rate.mean()
     return rate

@@ -12,7 +12,7 @@ from typing import Any
 import gpusched
 from gpusched.config.yamlfile import Value, parse_file
 from gpusched.model.slices import is_profile
-from gpusched.model.units import parse_duration
+from gpusched.model.units import in_calendar, parse_duration
 
 HOURS, WEEKDAYS = 24, 7
 MAX_JOBS = 100_000_000
@@ -264,7 +264,7 @@ def _start_of(text: str) -> float:
 
 def workload_text(workload: Workload) -> str:
     """Return the YAML text that `load_workload` reads back."""
-    start = datetime.fromtimestamp(workload.start, UTC)
+    start = datetime.fromtimestamp(in_calendar(workload.start), UTC)
     lines = [
         f"name: {_quoted(workload.name)}",
         f"jobs: {workload.jobs}",

@@ -6,9 +6,10 @@ import os
 import re
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from gpusched.client.context import Client
@@ -24,11 +25,12 @@ from gpusched.views.show import event_line, private_fields
 from gpusched.web.rows import job_row
 
 TAIL_LINES, TAIL_BYTES = 400, 256 * 1024
-_MAX_READERS, _SLOT_TIMEOUT_S = 4, 10.0
+_MAX_READERS, _MAX_OF_ONE, _SLOT_TIMEOUT_S = 8, 2, 10.0
 _CONTROLS = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
 )
 _slots = threading.BoundedSemaphore(_MAX_READERS)
+_slots_of_one = defaultdict[str, threading.BoundedSemaphore](partial(threading.BoundedSemaphore, _MAX_OF_ONE))
 
 
 def one_job(client: Client, text: str) -> JobRecord:
@@ -85,18 +87,18 @@ def _curves(usage: Iterable[UsageRow]) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _read_slot() -> Iterator[None]:
-    """Limit concurrent log reads: each may open a connection to a node."""
-    if not _slots.acquire(timeout=_SLOT_TIMEOUT_S):
-        raise GpuschedError("too many logs are being read", "try again")
-    try:
+def _read_slot(viewer: str) -> Iterator[None]:
+    """Limit concurrent log reads, those of one viewer too: each may wait for a node that does not answer."""
+    with ExitStack() as held:
+        for slots in (_slots_of_one[viewer], _slots):
+            if not slots.acquire(timeout=_SLOT_TIMEOUT_S):
+                raise GpuschedError("too many logs are being read", "try again")
+            held.callback(slots.release)
         yield
-    finally:
-        _slots.release()
 
 
-def log_tail(client: Client, job: JobRecord, rank: int, attempt: int | None) -> str:
-    """Return the last lines of the job's output, as plain text.
+def log_tail(client: Client, job: JobRecord, rank: int, attempt: int | None, viewer: str) -> str:
+    """Return the last lines of the job's output, as plain text, for this user.
 
     Raises:
         GpuschedError: There is none, or it cannot be read.
@@ -113,7 +115,7 @@ def log_tail(client: Client, job: JobRecord, rank: int, attempt: int | None) -> 
 
     is_own_job = os.geteuid() == job.uid
     request = LogRequest(job=job.id, rank=rank, attempt=attempt, tail=TAIL_LINES, own_files=is_own_job)
-    with _read_slot():
+    with _read_slot(viewer):
         show_log(client, request, keep, lambda _: None)
     return plain_text(b"".join(chunks)[-TAIL_BYTES:])
 

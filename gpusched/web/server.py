@@ -174,9 +174,11 @@ class _Connection(BaseHTTPRequestHandler):
                 url = urlsplit(self.path)
             except ValueError:  # an address with half a bracket
                 raise HttpRefusal(HTTPStatus.BAD_REQUEST, "the address cannot be parsed") from None
-            self._query = parse_qs(url.query)
+            self._query, path = parse_qs(url.query), unquote(url.path)
+            if path.startswith("/api/") and self.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
+                raise HttpRefusal(HTTPStatus.FORBIDDEN, "request from another site")
             for pattern, name in self.routes:
-                if (found := re.fullmatch(pattern, unquote(url.path))) is not None:
+                if (found := re.fullmatch(pattern, path)) is not None:
                     getattr(self, name)(*found.groups())
                     return
             raise HttpRefusal(HTTPStatus.NOT_FOUND, "there is no such page")
@@ -198,15 +200,20 @@ class _Connection(BaseHTTPRequestHandler):
     def _check_request(self) -> Viewer:
         """Return the viewer, after checking that the request may be answered.
 
-        A request that comes through the proxy is for the proxy's public name.
+        A request that comes through the proxy is for the proxy's public name. What follows it as a body would be read
+        as the next one, whose headers a proxy that keeps connections has not seen; payload is what the parser takes
+        for no headers, such as those behind two bare line breaks.
         """
+        lengths = self.headers.get_all("Content-Length", [])
+        has_body = "Transfer-Encoding" in self.headers or any(length.strip() != "0" for length in lengths)
+        if has_body or self.headers.get_payload():
+            self.close_connection = True
+            raise HttpRefusal(HTTPStatus.BAD_REQUEST, "a request with a body")
         viewer = viewer_of(
             self.server.rules, self.client_address[:2], self.request.getsockname()[:2], _Headers(self.headers)
         )
         if not viewer.proxied and not is_own_host(self.server.rules, self.server.bound, self.headers.get("Host", "")):
             raise HttpRefusal(HTTPStatus.MISDIRECTED_REQUEST, "unknown host name; add it with --name of 'gpusched web'")
-        if self.path.startswith("/api/") and self.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
-            raise HttpRefusal(HTTPStatus.FORBIDDEN, "request from another site")
         if viewer.user is not None and not self.server.admit(self.request, viewer.user):
             raise HttpRefusal(HTTPStatus.TOO_MANY_REQUESTS, "you have too many connections open; close some pages")
         return viewer
@@ -250,11 +257,12 @@ class _Connection(BaseHTTPRequestHandler):
     def _log(self, text: str) -> None:
         with _request_client() as client:
             job = one_job(client, text)
-            if not may_see(self._viewer, job.user, client.inventory, client.state):
+            viewer = self._viewer.user
+            if viewer is None or not may_see(self._viewer, job.user, client.inventory, client.state):
                 raise HttpRefusal(HTTPStatus.FORBIDDEN, "only its user (logged in) and admins can see a job's output")
             rank, attempt = self._number("rank") or 0, self._number("attempt")
             try:
-                self._json({"text": log_tail(client, job, rank, attempt)})
+                self._json({"text": log_tail(client, job, rank, attempt, viewer)})
             except GpuschedError as error:
                 self._json({"text": "", "note": error.line()})
 
@@ -308,7 +316,8 @@ class _Connection(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _head(self, headers: Mapping[str, str]) -> None:
-        for name, value in (_SECURITY_HEADERS | dict(headers)).items():
+        closes = {"Connection": "close"} if self.close_connection else {}
+        for name, value in (_SECURITY_HEADERS | closes | dict(headers)).items():
             self.send_header(name, value)
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -1,10 +1,11 @@
 """Resource usage: hourly over days, every five minutes over the last one, and by user over days.
 
-SQLite sums the store's usage rows, each hour once; only the last two hours are queried again.
+SQLite sums the store's usage rows, each hour once; only what may have changed since is queried again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,15 +28,17 @@ class Bins:
     def __init__(self, width_s: int, span_s: int) -> None:
         self.width_s, self.span_s = width_s, span_s
         self._known: dict[int, list[UsageSum]] = {}
+        self._last = -math.inf  # the last bin when it was updated
 
     def update(self, reader: Reader, now: float) -> None:
-        """Query what may have changed: the last two bins, and at first all."""
+        """Query what may have changed: the two bins before the last update, and at first all."""
         first = int((now - self.span_s) // self.width_s) * self.width_s
         last = int(now // self.width_s) * self.width_s
-        since = first if not self._known else max(first, last - 2 * self.width_s)
+        since = int(max(first, min(self._last, last) - 2 * self.width_s))
         self._known = {bin_start: sums for bin_start, sums in self._known.items() if first <= bin_start < since}
         for usage_sum in reader.usage_sums(since, self.width_s):
             self._known.setdefault(usage_sum.bin, []).append(usage_sum)
+        self._last = last
 
     def sums(self) -> Iterable[tuple[int, list[UsageSum]]]:
         """Return the bins by time (Unix seconds of their begin)."""
@@ -64,13 +67,16 @@ class UsageStats:
                 _point(begin, sums, BUCKET_S, now) for begin, sums in self._fine.sums() if begin + BUCKET_S <= now
             ],
             "idle": [] if reader is None else _idle(reader, now),
-            "users": {str(days): self._users(now - days * DAY_S) for days in (1, 7, DAYS)},
+            "users": {
+                str(days): self._users(bins, now - days * DAY_S)
+                for days, bins in ((1, self._fine), (7, self._hours), (DAYS, self._hours))
+            },
         }
 
-    def _users(self, since: float) -> list[dict[str, Any]]:
+    def _users(self, bins: Bins, since: float) -> list[dict[str, Any]]:
         found: dict[str, list[float]] = {}
-        for bin_start, sums in self._hours.sums():
-            for row in sums if bin_start + HOUR_S > since else ():
+        for bin_start, sums in bins.sums():
+            for row in sums if bin_start >= since else ():  # as the page chooses the points of its curves
                 if row.user:
                     total = found.setdefault(row.user, [0.0] * 5)
                     added = (row.gpu_s, row.energy_j, row.util_s, row.util_known_s, row.idle_s)

@@ -282,6 +282,16 @@ def test_two_threads_report_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert json.loads((tmp_path / "progress.json").read_text())["step"] == 1
 
 
+def test_a_job_that_cannot_report_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpusched import job
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GPUSCHED_JOB_DIR", str(tmp_path / "file"))
+    for report in (job.progress, job.saved):
+        with pytest.warns(RuntimeWarning, match="cannot be written: Not a directory"):
+            report(1)
+
+
 def test_tasks_have_what_is_theirs(tmp_path: Path) -> None:
     program = functions.program([operator.mul], [((n, 7), {}) for n in range(3)], Settings(), array=True)
     assert [run(program.text + task, tmp_path, *BARE).value for task in program.of_tasks] == [0, 7, 14]

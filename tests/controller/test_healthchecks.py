@@ -26,6 +26,7 @@ from gpusched.model.healthchecks import (
     RECHECK_S,
     CheckRecord,
     CheckResult,
+    CheckRun,
     HealthCheck,
     holding_reasons,
     open_conditions,
@@ -35,7 +36,8 @@ from gpusched.model.jobs import Allocation, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Inventory, Node, Partition
 from gpusched.model.slices import MigSlice
-from gpusched.nodes.healthcheck import parse_answer
+from gpusched.nodes.healthcheck import parse_answer, run_check
+from gpusched.nodes.local import LocalTransport
 from gpusched.queue.store import SUSPENDED_BY, NodeRecord, RankRecord, Store
 from tests.queue.records import job as job_record
 
@@ -111,6 +113,14 @@ def test_a_lost_run_runs_again_and_changes_nothing_else() -> None:
 )
 def test_an_answer_is_read(text: str, expected: CheckResult) -> None:
     assert parse_answer(text) == expected
+
+
+@pytest.mark.parametrize("name", ["COMMAND", "SUPERVISOR"])  # places in the script
+def test_a_check_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    check = HealthCheck(name=name, command="echo well", every_s=60)
+    run = CheckRun(id=f"{name}.1", node="n", check=check)
+    assert run_check(LocalTransport("n"), "c", run) == CheckResult(exit_code=0, line="well")
 
 
 class Site:

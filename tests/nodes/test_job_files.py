@@ -190,6 +190,11 @@ def test_folders_of_jobs_without_attempts(folder: Path) -> None:
     out = subprocess.run(["sh", "-s"], input=head + LISTER, text=True, capture_output=True, check=True).stdout
     assert [line for line in out.splitlines() if line.startswith("job_folder")] == ["job_folder a", "job_folder b"]
     assert json.dumps(jobfiles.orphaned_folders(str(root / "nowhere"), "no-such", "n")) == "[]"
+    for number in range(60):
+        (root / "jobs" / f"c{number}").mkdir()
+    found = [jobfiles.orphaned_folders(str(root), "no-such", "n") for _ in range(100)]
+    assert {len(jobs) for jobs in found} == {20}
+    assert len({job for jobs in found for job in jobs}) == 62, "the first of them may stay for long"
 
 
 @pytest.mark.parametrize("read", [by_python, by_sh])

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import paramiko
 import pytest
 
@@ -99,6 +100,17 @@ def test_missing_key_file(testbed: Testbed, tmp_path: Path) -> None:
     error = failure(declare(testbed, testbed.nodes[0], key=str(tmp_path / "gone")), settings_for(testbed))
     assert error.kind == "auth"
     assert "gone (no such file)" in error.reason
+
+
+def test_an_agent_that_does_not_answer_keeps_no_key_file_waiting(
+    testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(str(tmp_path / "agent"))
+        hung.listen()
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        with opened(declare(testbed, testbed.nodes[0]), settings_for(testbed)) as transport:
+            assert echo(transport) == b"ok\n"
 
 
 def test_encrypted_key_works_through_the_agent_only(
@@ -400,6 +412,26 @@ def test_node_behind_a_jump_host_that_does_not_listen(testbed: Testbed, tmp_path
     error = failure(bare(testbed, "far"), Settings(ssh_config=path, known_hosts=str(testbed.known_hosts)))
     assert error.kind == "unreachable"
     assert "cannot reach" in error.reason
+
+
+def test_a_silent_node_behind_a_jump_host_costs_the_others_nothing(testbed: Testbed, tmp_path: Path) -> None:
+    jump, near, silent = testbed.nodes[1:4]
+    path = config(
+        tmp_path, f"Host near\n HostName {near.address}\nHost silent\n HostName {silent.address}\n"
+        f"Host near silent\n ProxyJump root@{jump.address}\nHost *\n IdentityFile {testbed.identity}\n User root\n",
+    )  # fmt: skip
+    settings = Settings(ssh_config=path, known_hosts=str(testbed.known_hosts))
+    with opened(bare(testbed, "near"), settings) as transport:
+        assert echo(transport) == b"ok\n"
+        connection = transport._connection  # type: ignore[attr-defined]
+        silent.cut()
+        try:
+            error = failure(bare(testbed, "silent"), msgspec.structs.replace(settings, connect_timeout_s=1.0))
+        finally:
+            silent.join()
+        assert (error.kind, "did not connect" in error.reason) == ("timeout", True)
+        assert echo(transport) == b"ok\n"
+        assert transport._connection is connection  # type: ignore[attr-defined]
 
 
 def test_jump_hosts_that_go_in_a_circle(testbed: Testbed, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import time
@@ -137,6 +138,16 @@ def test_old_reports_are_removed_and_nothing_else(site: Site) -> None:
         (reports / name).write_text("x")
     site.report()
     assert sorted(p.name for p in reports.iterdir()) == sorted([*kept, named(0, ".json"), named(0, "-A.html")])
+
+
+def test_a_report_that_cannot_be_written_leaves_no_file(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*paths: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        site.report()
+    assert not list((site.state / "reports").iterdir())
 
 
 def test_taking_jobs_out_of_a_result_leaves_the_others_as_they_were() -> None:

@@ -55,6 +55,17 @@ def test_bad_row(put: Put, row: str, why: str) -> None:
     assert error.value.line().startswith(f"{path}:3: {why}")
 
 
+@pytest.mark.parametrize("row", ["two,worker,2.0,Failed,1110.0,1300.0,400.0,10.0,1e308,V100",
+                                 "two,worker,1e15,Failed,1110.0,1300.0,400.0,10.0,200.0,V100"])  # fmt: skip
+def test_amounts_that_no_machine_has(put: Put, row: str) -> None:
+    folder = put("pai_job_table.csv", samples.PAI_JOB).parent
+    put("pai_task_table.csv", samples.PAI_TASK.replace(samples.PAI_TASK.splitlines()[1], row))
+    assert load(folder).gpus.min() >= 0
+    trace = load(put("trace_kalos.csv", samples.KALOS.replace(",1000,", ",1e308,")))
+    assert trace.ids == ("dlc1t2ypl09b8qtp",)
+    tracefile.check(trace)
+
+
 def test_lines_count_quoted_line_ends(put: Put) -> None:
     rows = ["submit_time,duration_s,num_gpus,vc", '2017-09-04 10:30:41,60,1,"a', 'b"', "2017-09-04 10:30:41,-1,1,a"]
     assert [line for line, _ in load(put("p.csv", "\r\n".join(rows))).rejected] == [4]

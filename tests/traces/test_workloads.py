@@ -166,6 +166,17 @@ def test_fit_finds_what_was_generated(tmp_path: Path) -> None:
     assert again.duration.mean() == pytest.approx(600.0 * np.exp(0.5), rel=0.1)
 
 
+def test_times_that_no_log_has_take_no_memory_and_are_no_traceback(put: Put) -> None:
+    def log(name: str, epoch: str, last: str, run: str) -> Path:
+        rows = "".join(f"{n} {n * 60} 5 {run} 1 -1 -1 1 -1 -1 1 1 1 -1 1 -1 -1 -1\n" for n in range(1, 99))
+        return put(name, f"; UnixStartTime: {epoch}\n{rows}99 {last} 5 100 1 -1 -1 1 -1 -1 1 1 1 -1 1 -1 -1 -1\n")
+
+    assert np.mean(fit(load(log("late.swf", "0", "4e15", "100"))).hours) == pytest.approx(1)
+    text = workload_text(fit(load(log("epoch.swf", "999999999999", "9999", "100"))))
+    assert load_workload(put("epoch.yaml", text)).start == 32503680000.0  # of the year 3000
+    assert load(log("long.swf", "0", "9999", "1e308"), "swf").ids == ("99",)
+
+
 def test_fit_of_philly() -> None:
     trace = load(samples.real("philly_2017.csv.gz"))
     spec = fit(trace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from benchmarks import web as made
 from gpusched.client.context import Client
 from gpusched.config.inventory import load_inventory
+from gpusched.errors import GpuschedError
 from gpusched.model.idle import IdleState
 from gpusched.model.jobs import ENDED
 from gpusched.queue.store import Reader, Store, UsageRow
+from gpusched.web import details
 from gpusched.web.background import is_due
 from gpusched.web.details import plain_text
 from gpusched.web.forecast import forecast
@@ -89,6 +92,33 @@ def test_usage_adds_up(tmp_path: Path) -> None:
     store.close()
 
 
+def test_usage_of_hours_in_which_nothing_could_be_read_comes_later(tmp_path: Path) -> None:
+    store, used, begin = Store.create_or_open(tmp_path), UsageStats(), int(NOW) // DAY_S * DAY_S
+    now = begin + 9 * HOUR_S + 600
+    for until in (now, now + 5 * HOUR_S):  # in between the disk was gone, say
+        store.add_usage(
+            UsageRow(bucket=bucket, node="n", job_id="a", user="ann", partition="p", gpu_s=2400.0)
+            for bucket in range(until - 5 * HOUR_S, until, 300)
+        )
+        found = used.figures(store, until)
+    assert [hours for _, hours, *_ in found["hours"]] == pytest.approx([6.67, *[8.0] * 9, 1.33], abs=0.01)
+    assert {round(hours, 2) for _, hours, *_ in found["fine"]} == {0.67}
+    assert len(found["fine"]) == 120
+    store.close()
+
+
+def test_a_users_last_day_is_no_longer_than_a_day(tmp_path: Path) -> None:
+    store, now = Store.create_or_open(tmp_path), int(NOW) // HOUR_S * HOUR_S + 3000
+    store.add_usage(
+        UsageRow(bucket=bucket, node="n", job_id="a", user="ann", partition="p", gpu_s=2400.0)
+        for bucket in range(now - 9 * DAY_S, now, 300)
+    )
+    found = UsageStats().figures(store, now)
+    assert found["users"]["1"][0]["gpu_hours"] == 8 * 24
+    assert found["users"]["7"][0]["gpu_hours"] <= 8 * 24 * 7
+    store.close()
+
+
 def test_nothing_measured_is_not_zero(tmp_path: Path) -> None:
     store = Store.create_or_open(tmp_path)
     bucket = int(NOW) // 3600 * 3600 - 3600
@@ -120,6 +150,33 @@ def test_idle_gpus_held_now_and_the_action_on_them(tmp_path: Path) -> None:
     assert (row["job"], row["user"], row["gpus"], row["idle_gpus"], row["since"]) == ("idle", "ann", 1, 1, now - 1800)
     assert "to be cancelled at" in row["rule"]
     store.close()
+
+
+def test_one_viewers_reading_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while a node does not answer, and one viewer has many pages of jobs there open."""
+    ended, reading = threading.Event(), threading.Semaphore(0)
+
+    def hang(*_: object) -> None:
+        reading.release()
+        ended.wait()
+
+    def read(viewer: str) -> str:
+        return details.log_tail(Client(), job(), 0, None, viewer)
+
+    monkeypatch.setattr(details, "show_log", hang)
+    monkeypatch.setattr(details, "_SLOT_TIMEOUT_S", 0.1)
+    hung = [threading.Thread(target=read, args=("ann",)) for _ in range(2)]
+    for thread in hung:
+        thread.start()
+        reading.acquire()
+    with pytest.raises(GpuschedError, match="too many logs are being read"):
+        read("ann")
+    monkeypatch.setattr(details, "show_log", lambda *_: None)
+    assert read("bob") == ""
+    ended.set()
+    for thread in hung:
+        thread.join()
+    assert read("ann") == ""
 
 
 def test_output_without_what_steers_terminals() -> None:

@@ -266,6 +266,32 @@ def test_pointing_says_what_is_there(browser: Browser, served: Served) -> None:
     browser.until("document.querySelector('#tip').hidden")
 
 
+def test_days_begin_at_midnight_where_clocks_were_set_forward(browser: Browser, served: Served) -> None:
+    browser.go(served.url)
+    browser.call("Emulation.setTimezoneOverride", timezoneId="Europe/Berlin")  # on Sunday, 29 March 2026
+    days = browser.run(
+        "import('./charts.js').then(({chart}) => { const to = Date.UTC(2026, 2, 31, 12) / 1000, from = to - 7 * 86400;"
+        " return [...chart({series: [], read: v => v, top: 1, label: '', from, to}).querySelectorAll('text')]"
+        ".slice(3).map(text => [text.textContent, Math.round((+text.getAttribute('x') - 56) / 654 * 168)]); })"
+    )
+    browser.call("Emulation.setTimezoneOverride", timezoneId="")
+    assert days == [["25 Wed", 11], ["26 Thu", 35], ["27 Fri", 59], ["28 Sat", 83], ["29 Sun", 107], ["30 Mon", 130],
+                    ["31 Tue", 154]]  # fmt: skip
+
+
+def test_a_job_of_many_nodes_and_weeks_has_curves(browser: Browser, served: Served, named: dict[str, str]) -> None:
+    browser.go(served.url)
+    browser.run(
+        "const plain = fetch; window.fetch = (path, more) => plain(path, more).then(async answer => {"
+        " if (!String(path).startsWith('api/job/')) return answer;"
+        " const found = await answer.json(), points = [...Array(4000).keys()].map(n => [1.79e9 + n * 300, .5, 300]);"
+        " found.curves = [...Array(40).keys()].map(n => ({node: `n${n}`, points}));"
+        " return new Response(JSON.stringify(found)); })"
+    )
+    browser.run(f"location.hash = '#/job/{named['own']}'")
+    browser.until("document.body.innerText.includes('The first 8 of 40 nodes')")
+
+
 def test_output_is_shown_to_users_named_by_the_proxy(browser: Browser, behind: Served, named: dict[str, str]) -> None:
     for user, sees in (("amira", True), ("chen", False)):
         browser.call("Network.setExtraHTTPHeaders", headers={"X-Remote-User": user})

@@ -89,6 +89,19 @@ def test_a_header_that_comes_twice_names_no_user(behind: Served, named: dict[str
         assert sock.makefile("rb").readline().split()[1] == b"403"
 
 
+@pytest.mark.parametrize("more", ["Content-Length: {}", "Content-Length: 0\r\nContent-Length: {}",
+                                  "Transfer-Encoding: chunked", "X-A: b\rX-Remote-User: amira\r\rc"])  # fmt: skip
+def test_what_a_proxy_forwards_as_a_body_is_no_request(behind: Served, named: dict[str, str], more: str) -> None:
+    """Else its sender would write the header that names the user himself."""
+    body = f"GET /api/job/{named['own']}/log HTTP/1.1\r\nX-Remote-User: amira\r\nConnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", behind.port)) as sock:
+        sock.sendall(f"GET /api/me HTTP/1.1\r\n{more.format(len(body))}\r\nX-Remote-User: chen\r\n\r\n{body}".encode())
+        answer = sock.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert b"epoch 1" not in answer
+
+
 def test_environment_values_are_never_shown(behind: Served, named: dict[str, str]) -> None:
     private = dict(behind.get(f"/api/job/{named['own']}", X_Remote_User="amira").json["private"])
     assert private["env"] == f"TOKEN_{SECRET}"
@@ -134,6 +147,7 @@ def test_other_names_are_refused(served: Served, host: str, status: int) -> None
 def test_requests_of_other_sites_pages_are_refused(served: Served) -> None:
     assert served.get("/api/state", Sec_Fetch_Site="cross-site").status == 403
     assert served.get("/api/state", Sec_Fetch_Site="same-site").status == 403  # another port of this machine
+    assert served.get("/%61pi/state", Sec_Fetch_Site="cross-site").status == 403
     assert served.get("/api/state", Sec_Fetch_Site="same-origin").status == 200
     assert served.get("/", Sec_Fetch_Site="cross-site").status == 200  # a link to us
 

@@ -33,10 +33,13 @@ _MAX_EXACT = float(1 << 53)  # up to there a number of steps is exact everywhere
 
 
 def orphaned_folders(root: str, cluster_id: str, node: str) -> "list[str]":
-    """Return jobs with a folder here but no attempt any more, at most twenty; ``root``: the folder of attempts."""
+    """Return jobs with a folder here but no attempt any more; ``root``: the folder of attempts.
+
+    At most twenty, drawn at random: many may stay, as their jobs run or wait elsewhere, and must not hide ended ones.
+    """
     jobs = names(os.path.join(root, "jobs")) + names(OPEN_ROOT + "%s/%s" % (cluster_id, node))
     here = {name.split("-")[1] for name in names(root) if name.count("-") == 3}  # made before the jobs' own
-    return [job for job in jobs if job not in here][:20]
+    return sorted(sorted([job for job in jobs if job not in here], key=lambda _: os.urandom(4))[:20])
 
 
 def names(folder: str) -> "list[str]":

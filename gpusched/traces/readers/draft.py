@@ -94,7 +94,7 @@ class Draft:
         """Return a column as whole numbers of at least ``minimum``."""
         values = self.numbers(column, expected, minimum=minimum, optional=optional)
         with np.errstate(invalid="ignore"):
-            fraction = (values != np.floor(values)) | (np.abs(values) > MAX_WHOLE)
+            fraction = values != np.floor(values)
         known = np.isfinite(values)
         self.reject(fraction & known, column, expected)
         return np.where(known & ~fraction, values, unknown).astype(np.int64)
@@ -239,12 +239,12 @@ def assemble(
 
 
 def to_numbers(texts: Sequence[str]) -> Floats:
-    """Parse numbers; NaN for invalid text and infinities."""
+    """Parse numbers; NaN for invalid text, and beyond `MAX_WHOLE`: sums and products of such would have no bound."""
     try:
         values = np.array(list(map(float, texts)), np.float64)
     except ValueError:
         values = np.fromiter(map(_number, texts), np.float64, len(texts))
-    values[~np.isfinite(values)] = np.nan
+    values[~(np.abs(values) <= MAX_WHOLE)] = np.nan
     return values
 
 

@@ -331,23 +331,20 @@ def _made_again_s(one: JobProgress | None, after: JobProgress | None) -> float:
 
 def _dependencies(jobs: list[JobRecord]) -> tuple[Ints, list[str]]:
     """Return each job's last-ended dependency as a row; ``after`` (started) is dropped."""
-    rows = {job.id: row for row, job in enumerate(jobs)}
-    arrays: dict[str, list[int]] = {}
+    last: dict[str | None, int] = {}  # of an array, its task that ended last: as many may depend on it as it has
     for row, job in enumerate(jobs):
-        if job.array_id is not None:
-            arrays.setdefault(job.array_id, []).append(row)
+        last[job.array_id] = max(last.get(job.array_id, row), row, key=lambda r: jobs[r].end_time or 0.0)
+    last |= {job.id: row for row, job in enumerate(jobs)}
+    sizes: dict[str | None, int] = dict(Counter(job.array_id for job in jobs))
+    sizes |= dict.fromkeys((job.id for job in jobs), 1)
     found = np.full(len(jobs), -1, np.int64)
     simplified = 0
     for row, job in enumerate(jobs):
-        others = [
-            other
-            for d in job.spec.dependencies
-            if d.kind != DependencyKind.AFTER
-            for other in ([rows[d.job_id]] if d.job_id in rows else arrays.get(d.job_id, []))
-        ]
-        simplified += len(job.spec.dependencies) != len(others) or len(others) > 1
+        others = [d.job_id for d in job.spec.dependencies if d.kind != DependencyKind.AFTER and d.job_id in last]
+        count = sum(sizes[other] for other in others)
+        simplified += len(job.spec.dependencies) != count or count > 1
         if others:
-            found[row] = max(others, key=lambda r: jobs[r].end_time or 0.0)
+            found[row] = max((last[other] for other in others), key=lambda r: jobs[r].end_time or 0.0)
     whose = count_of(simplified, "job's", "jobs'")
     note = f"{whose} dependencies were simplified or dropped"
     return found, [note] if simplified else []

@@ -28,6 +28,7 @@ INSTANCE = (
 )  # fmt: skip
 SHANGHAI_S = 8 * 3600.0
 _ENDED = frozenset({"Terminated", "Failed"})
+_MOST, _MOST_INSTANCES = 1e9, 1_000_000  # that a task may ask for; their products fit into whole numbers
 
 
 def read(path: Path, *, strict: bool) -> Trace:
@@ -75,6 +76,7 @@ def _resources(jobs: Draft, tasks: Draft, owner: Ints) -> tuple[Ints, dict[str, 
     """Return GPUs, thousandths, cores and memory of the jobs, summed over their tasks' instances."""
     tasks.reject(owner < 0, "job_name", "a job of pai_job_table")
     instances = tasks.whole("inst_num", "a whole number of instances, at least 1", minimum=1)
+    tasks.reject(instances > _MOST_INSTANCES, "inst_num", f"at most {_MOST_INSTANCES} instances")
     percent = _planned(tasks, "plan_gpu")
     cpu, memory_gib = _planned(tasks, "plan_cpu"), _planned(tasks, "plan_mem")
     broken = np.unique(owner[(~tasks.kept) & (owner >= 0)])
@@ -97,7 +99,8 @@ def _resources(jobs: Draft, tasks: Draft, owner: Ints) -> tuple[Ints, dict[str, 
 
 def _planned(tasks: Draft, column: str) -> Floats:
     values = tasks.numbers(column, "a number of at least 0", minimum=0, optional=True)
-    return np.where(np.isfinite(values), values, 0.0)
+    tasks.reject(values > _MOST, column, "an amount that machines can have")
+    return np.where(values <= _MOST, values, 0.0)
 
 
 def _spans(jobs: Draft, tasks: Draft, owner: Ints, rows: dict[str, int], folder: Path) -> tuple[Floats, Floats]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpusched.model.units import count_of
 from gpusched.traces.readers.columns import read_csv, stem
-from gpusched.traces.readers.draft import Draft
+from gpusched.traces.readers.draft import MAX_WHOLE, Draft
 from gpusched.traces.trace import Floats, Ints, Trace
 
 _REQUIRED = ("job_id", "user", "gpu_num", "state", "submit_time", "start_time", "end_time")
@@ -78,7 +78,9 @@ def _leave_out_without_run(draft: Draft) -> None:
 def _memory_mib(draft: Draft, nodes: Ints) -> Ints:
     gb = draft.numbers("mem_per_pod_GB", "a number of GB", minimum=0, optional=True)
     known = np.isfinite(gb) & (nodes > 0)
-    return np.where(known, np.round(np.where(known, gb, 0) * nodes * 1024), -1).astype(np.int64)
+    mib = np.where(known, np.where(known, gb, 0) * nodes * 1024, -1.0)
+    draft.reject(mib > MAX_WHOLE, "mem_per_pod_GB", "an amount that machines can have")
+    return np.round(np.minimum(mib, MAX_WHOLE)).astype(np.int64)
 
 
 def _note_differing(draft: Draft, duration: Floats) -> None:

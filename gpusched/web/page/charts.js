@@ -52,7 +52,9 @@ export function chart({series, read, top, label, tall = 190, from, to}) {
     if (part * 2 % 1 === 0) { const text = svg("text", {x: left - 7, y: y(most * part) + 4, "text-anchor": "end"}); text.textContent = read(most * part); drawn.append(text); }
   }
   const every = [3600, 7200, 14400, 21600, 43200, 86400, 172800, 345600].find(s => (to - from) / s <= width / 85) ?? 345600, zone = new Date(to * 1000).getTimezoneOffset() * 60;
-  for (let t = Math.ceil((from - zone) / every) * every + zone; t < to; t += every) {
+  for (let tick = Math.ceil((from - zone) / every) * every + zone; tick < to; tick += every) {
+    const t = tick + new Date(tick * 1000).getTimezoneOffset() * 60 - zone; // clocks may have been set back or forward since
+    if (t < from || t >= to) continue;
     const text = svg("text", {x: x(t), y: tall - 6, "text-anchor": "middle"});
     text.textContent = every >= 86400 ? new Date(t * 1000).toLocaleDateString("en", {weekday: "short", day: "numeric"}) : clock(t, t);
     drawn.append(svg("line", {class: "grid", x1: x(t), x2: x(t), y1: floor, y2: floor + 4}), text);

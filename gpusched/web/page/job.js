@@ -43,7 +43,7 @@ export function jobPage(main, id) {
     const found = (known?.curves ?? []).filter(c => c.points.length > 1);
     curves.className = found.length ? "panel" : "";
     if (!found.length) { curves.replaceChildren(); return; }
-    const times = found.flatMap(c => c.points.map(p => p[0])), [from, to] = [Math.min(...times), Math.max(...times) + 300];
+    const times = found.flatMap(c => [c.points[0][0], c.points.at(-1)[0]]), [from, to] = [Math.min(...times), Math.max(...times) + 300];
     const few = found.slice(0, 8), lines = k => few.map((c, i) => ({name: c.node, points: c.points.map(p => [p[0], p[k]]), tone: few.length > 1 ? `t${i}` : ""}));
     curves.replaceChildren(h("div", {class: "charts"}, h("figure", {}, h("figcaption", {}, `GPU utilization${found.length > 1 ? ", by node" : ""}`), chart({series: lines(1), read: percent, top: 1, label: "GPU utilization over time", from, to})),
       h("figure", {}, h("figcaption", {}, "Power of each GPU, on average"), chart({series: lines(2), read: v => `${Math.round(v)} W`, label: "power over time", from, to}))),
