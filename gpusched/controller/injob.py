@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from gpusched.cluster.base import NodeObservation, Operation
-from gpusched.controller.commandfiles import is_cancelled
+from gpusched.controller.commandfiles import MAX_LOOKED_UP, is_cancelled, rows_looked_up
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import RelayedCommand, Submit
@@ -150,8 +150,12 @@ class InJobCommandHandler:
             raise UnsupportedOption(f"at most {MAX_JOBS} jobs at once, found {len(names)}")
         if not names or any(job_id.startswith("-") for job_id in names):
             raise UnsupportedOption(f"expected ids of jobs, found {' '.join(words)[:80]!r}")
+        looked_up = 0
         for job_id in names:
             rows = self._store.rows_of(job_id)
+            looked_up += rows_looked_up(job_id, rows)
+            if looked_up >= MAX_LOOKED_UP:
+                raise UnsupportedOption(f"at most {MAX_LOOKED_UP} tasks at once")
             if not rows:
                 raise UnsupportedOption(f"there is no job {job_id[:60]}")
             if any(row.uid != job.uid for row in rows):

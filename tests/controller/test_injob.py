@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from gpusched.controller import injob
 from gpusched.model.commands import RelayedCommand
 from gpusched.model.jobs import Ending, JobState
 from tests.controller.applying import ADMIN, ALICE, BOB, NOW, InboxWorld
@@ -102,3 +103,11 @@ def test_their_tables_have_heads(world: InboxWorld) -> None:
     sacct = (ask(world, job, "sacct") or "").splitlines()
     assert sacct[1].split() == ["JobID", "JobName", "Partition", "Account", "AllocCPUS", "State", "ExitCode"]
     assert sacct[2].split() == [job, "mine", "p", "1", "RUNNING", "0:0"]
+
+
+def test_ids_of_many_tasks_are_bounded_too(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(injob, "MAX_LOOKED_UP", 4)
+    job, array = running(world, ALICE), world.submit(ALICE, array=(0, 1, 2))
+    world.store.put_jobs(world.store.jobs_of_array(array))
+    assert ask(world, job, "scancel", array, f"{array}_[0-1]") == "1\nscancel: error: at most 4 tasks at once\n"
+    assert ask(world, job, "scancel", array) is None
