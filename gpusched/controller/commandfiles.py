@@ -29,7 +29,7 @@ from gpusched.controller.reserving import ReservationCommandHandler
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import MAX_LINE, GpuschedError, UsageError, printable
 from gpusched.model import commands, ids
-from gpusched.model.arrays import event_log_id, restricted_row, split_task_ids, task_event_data
+from gpusched.model.arrays import event_log_id, jobs_named, restricted_row, split_task_ids, task_event_data
 from gpusched.model.audit import audit_entry
 from gpusched.model.events import Event
 from gpusched.model.indices import count as count_indices
@@ -222,6 +222,9 @@ class CommandApplier:
             with self._store.savepoint():
                 refused = ""
                 try:
+                    if isinstance(command, commands.Submit) and ids.is_job_id(command.id):
+                        if item.file_name != (name := f"{command.id}.submit"):  # else users take others' waiting ids
+                            raise CommandRefused(f"the submission of job {command.id} is not in {name}")
                     self._apply(command, caller, now)
                 except DatabaseDamaged:
                     raise
@@ -424,7 +427,7 @@ class CommandApplier:
     def _check_dependencies(self, job: JobRecord) -> None:
         if job.user not in self._dependencies:
             self._dependencies[job.user] = self._store.waiting_dependencies(job.user)
-        count, more = self._dependencies[job.user], len(job.spec.dependencies)
+        count, more = self._dependencies[job.user], _dependencies_of(job)
         if count + more > MAX_WAITING_DEPENDENCIES:
             raise CommandRefused(
                 f"{job.user}'s pending jobs have {count} of {MAX_WAITING_DEPENDENCIES} dependencies; {more} more "
@@ -433,7 +436,7 @@ class CommandApplier:
 
     def _add_dependencies(self, job: JobRecord) -> None:
         if job.spec.dependencies:
-            self._dependencies[job.user] += len(job.spec.dependencies)
+            self._dependencies[job.user] += _dependencies_of(job)
 
     def _check_queued_by_jobs(self, job: JobRecord) -> None:
         """Limit pending jobs submitted by jobs, so that a script that submits itself cannot fill the queue."""
@@ -712,6 +715,10 @@ def _check_audit(command: commands.RecordAudit, caller: Caller) -> None:
 def is_cancelled(job: JobRecord) -> bool:
     """Return whether the job was cancelled, even if it has not ended yet."""
     return (job.ending.outcome if job.ending is not None else job.state) is JobState.CANCELLED
+
+
+def _dependencies_of(job: JobRecord) -> int:
+    return jobs_named(dependency.job_id for dependency in job.spec.dependencies)
 
 
 def rows_looked_up(job_id: str, found: Sequence[JobRecord]) -> int:

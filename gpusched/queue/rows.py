@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from gpusched.model.arrays import indices_of, restricted_row, restricted_rows, split_task_ids, tasks_of
+from gpusched.model.arrays import indices_of, jobs_named, restricted_row, restricted_rows, split_task_ids, tasks_of
 from gpusched.model.indices import Spans, count, difference, expand_spans, intersection, union
-from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobSpec, JobState
+from gpusched.model.jobs import ACTIVE, ENDED, Dependency, JobRecord, JobSpec, JobState
 from gpusched.queue.damage import TABLE_CHECKS, TableCheck, guard
 
 SINCE_VERSION = 5  # of the schema: before it, a job's data held its spec
@@ -36,6 +36,12 @@ class _Limit(msgspec.Struct, frozen=True):
     time_limit_s: int = 0
 
 
+class _Dependent(msgspec.Struct):
+    """The dependencies of a stored spec."""
+
+    dependencies: tuple[Dependency, ...] = ()
+
+
 class _RunTime(msgspec.Struct):
     """The fields of an ended job that forecasts need; with its spec where that is in the row."""
 
@@ -47,6 +53,7 @@ _FIELDS = tuple(name for name in JobRecord.__struct_fields__ if name != "spec")
 JOB_WITHOUT_SPEC = msgspec.json.Decoder(_JobWithoutSpec)
 WHOLE = msgspec.json.Decoder(JobRecord)
 SPEC = msgspec.json.Decoder(JobSpec)
+_DEPENDENT = msgspec.json.Decoder(_Dependent)
 RUN = msgspec.json.Decoder(_RunTime)
 _MAY_NOT_HAVE_BEGUN = (JobState.FAILED, JobState.NODE_FAIL, JobState.CANCELLED)
 BEGUN, NEVER_BEGUN = b'"start_time":', b'"start_time":null'  # in texts quotes are escaped
@@ -268,13 +275,21 @@ class JobWrites(JobReads):
         return self._db.execute(query, (user, b'"asked_by":')).fetchone()[0] or 0  # in texts quotes are escaped
 
     def waiting_dependencies(self, user: str) -> int:
-        """Return how many dependencies a user's pending jobs have; those of tasks that share a row count once."""
+        """Return how many dependencies a user's pending jobs have; those of tasks that share a row count once.
+
+        One on several tasks of an array counts as so many.
+        """
         specs = "SELECT spec, count(*) AS rows FROM jobs WHERE user = :user AND state = 'PENDING' GROUP BY spec"
         text = "cast(specs.data AS TEXT)"  # in it, quotes of values are escaped
         count = f"(length({text}) - length(replace({text}, :key, ''))) / length(:key)"
         query = f"SELECT sum(rows * ({count})) FROM ({specs}) JOIN specs ON digest = spec WHERE instr(specs.data, :key)"
         values = {"user": user, "key": '"kind":"'}
-        return self._db.execute(query, values).fetchone()[0] or 0
+        found: int = self._db.execute(query, values).fetchone()[0] or 0
+        several = f"SELECT rows, data FROM ({specs}) JOIN specs ON digest = spec WHERE instr(specs.data, :key)"
+        for rows, data in self._db.execute(several, {"user": user, "key": b"_["}).fetchall():
+            names = [dependency.job_id for dependency in _DEPENDENT.decode(data).dependencies]
+            found += rows * (jobs_named(names) - len(names))
+        return found
 
     def submissions_with_secrets(self, user: str) -> set[str]:
         """Return the ids of a user's jobs and arrays that have secrets and have not ended."""
