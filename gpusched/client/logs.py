@@ -372,13 +372,34 @@ def _last_lines(chunks: Iterator[bytes], count: int | None) -> Iterator[bytes]:
         deque(chunks, 0)
         return
     lines: deque[bytes] = deque(maxlen=count)
-    partial = b""
+    partial = PartialLine()
     for chunk in chunks:
-        *complete, partial = (partial + chunk).split(b"\n")
-        lines.extend(line + b"\n" for line in complete)
-    if partial:
-        lines.append(partial)
+        lines.extend(line + b"\n" for line in partial.lines(chunk))
+    if rest := partial.rest():
+        lines.append(rest)
     yield from lines
+
+
+class PartialLine:
+    """Splits a stream into lines. A progress bar writes none for hours: its parts are joined once, at the end."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def lines(self, chunk: bytes) -> list[bytes]:
+        """Return the lines that this chunk completes, without their ends."""
+        *complete, last = chunk.split(b"\n")
+        if complete:
+            self._parts.append(complete[0])
+            complete[0] = self.rest()
+        self._parts.append(last)
+        return complete
+
+    def rest(self) -> bytes:
+        """Return what has come of the next line, and forget it."""
+        rest = b"".join(self._parts)
+        self._parts.clear()
+        return rest
 
 
 class PrefixedLines:
@@ -386,18 +407,18 @@ class PrefixedLines:
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self._write, self._lock = write, threading.Lock()
-        self._partial: dict[int, bytes] = {}
+        self._partial: dict[int, PartialLine] = {}
 
     def __call__(self, rank: int, chunk: bytes) -> None:
         """Take output of a rank; write its complete lines."""
-        *lines, self._partial[rank] = (self._partial.get(rank, b"") + chunk).split(b"\n")
+        lines = self._partial.setdefault(rank, PartialLine()).lines(chunk)
         with self._lock:
             for line in lines:
                 self._write(b"[%d] %s\n" % (rank, line))
 
     def finish(self) -> None:
         """Write lines without a line end."""
-        for rank, line in sorted(self._partial.items()):
-            if line:
+        for rank, partial in sorted(self._partial.items()):
+            if line := partial.rest():
                 self._write(b"[%d] %s\n" % (rank, line))
         self._partial.clear()

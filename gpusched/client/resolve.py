@@ -14,7 +14,7 @@ from gpusched.client.inbox import inbox_jobs, inbox_submission
 from gpusched.config.users import user_name
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import ids
-from gpusched.model.arrays import restricted_rows
+from gpusched.model.arrays import indices_of, restricted_rows
 from gpusched.model.indices import parse, text_of
 from gpusched.model.jobs import JobRecord
 
@@ -107,7 +107,10 @@ class Resolver:
         if not found:
             problem = "is not an array" if jobs[0].array_id is None else f"has no task {text_of(spans)}"
             raise UsageError(f"job {base} {problem}")
-        return ResolvedJobs(found[0].id if len(found) == 1 else f"{base}_[{text_of(spans)}]", tuple(found))
+        if len(found) == 1:
+            spans = indices_of(found[0])  # a row's own id does not name all of its tasks where they lie scattered
+        single = len(found) == 1 and not found[0].tasks
+        return ResolvedJobs(found[0].id if single else f"{base}_[{text_of(spans)}]", tuple(found))
 
     def _comes_later(self, reader: Reader, job_id: str) -> bool:
         """Return whether a later copy of the store has the job: a new job is not in the current copy yet.

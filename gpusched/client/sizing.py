@@ -185,7 +185,7 @@ def _node_count(request: ResourceRequest, gpus: int) -> int | None:
     """Return the number of nodes requested, by -N or by GPUs per node; None for the fewest."""
     if not request.gpus_per_node:
         return request.nodes
-    if gpus % request.gpus_per_node:
+    if gpus % request.gpus_per_node or not gpus:
         raise UsageError(f"{count_of(gpus, 'GPU')} is not a multiple of --gpus-per-node {request.gpus_per_node}")
     count = gpus // request.gpus_per_node
     if request.nodes is not None and request.nodes != count:

@@ -312,6 +312,8 @@ def _with_hot_ranks(request: SubmitRequest, spec: JobSpec, partition: Partition)
     Of a range of GPUs it has the sizes that are whole ranks; a list of sizes is left to the validation.
     """
     assert spec.elastic is not None
+    if spec.elastic.sizes[0] < 1:
+        return spec  # the validation refuses it
     least = shape_on(usable_nodes(partition, spec), spec, spec.elastic.sizes[0])
     rank_gpus = request.gpus_per_node or (least.gpus_per_node if least is not None else spec.elastic.sizes[0])
     sizes = tuple(gpus for gpus in spec.elastic.sizes if request.sizes is not None or gpus % rank_gpus == 0)

@@ -77,6 +77,8 @@ def _check(request: ResourceRequest, tasks: TaskRequest) -> None:
     for name, value in given.items():
         if name not in _MEMORY and not (0 if name == "gpus_per_task" else 1) <= value <= MAX_COUNT:
             raise UsageError(f"{_option(name)} must be 1 to {MAX_COUNT}, found {value}")
+    if request.nodes is not None and request.nodes < 1:
+        raise UsageError(f"-N must be at least 1, found {request.nodes}")
     memory, cores = [n for n in _MEMORY if n in given], [n for n in _CORES if n in given]
     for names, total, option in ((cores, request.cores, "--cpus"), (memory, request.memory_mib, "--mem")):
         both = [*map(_option, names), *([option] if total is not None else [])]

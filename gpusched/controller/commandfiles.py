@@ -6,7 +6,7 @@ import logging
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -29,9 +29,10 @@ from gpusched.controller.reserving import ReservationCommandHandler
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import MAX_LINE, GpuschedError, UsageError, printable
 from gpusched.model import commands, ids
-from gpusched.model.arrays import event_log_id, restricted_row, task_event_data
+from gpusched.model.arrays import event_log_id, jobs_named, restricted_row, split_task_ids, task_event_data
 from gpusched.model.audit import audit_entry
 from gpusched.model.events import Event
+from gpusched.model.indices import count as count_indices
 from gpusched.model.indices import spans_of
 from gpusched.model.jobs import ENDED, Ending, JobRecord, JobSpec, JobState
 from gpusched.model.readings import NodeState
@@ -50,6 +51,7 @@ MAX_SUBMIT_DELAY_S = 60.0
 MAX_FAILURES = 100  # per cycle: on a full disk all will fail
 DEPENDENCY_DELAY_S = 2.0
 MAX_HANDLED_JOBS = 10_000  # that a user's commands are about in a cycle; the last one begun is finished
+MAX_LOOKED_UP = 2 * MAX_ARRAY_TASKS  # tasks that one command may name: each id may be a whole array's
 MAX_MALFORMED_EVENTS = 20  # events about malformed files per user and cycle
 TASK_BYTES = 300  # approximate size of a pending job besides its spec
 STORAGE_ERRORS = (sqlite3.OperationalError, OSError)  # transient, and not caused by a command
@@ -220,6 +222,9 @@ class CommandApplier:
             with self._store.savepoint():
                 refused = ""
                 try:
+                    if isinstance(command, commands.Submit) and ids.is_job_id(command.id):
+                        if item.file_name != (name := f"{command.id}.submit"):  # else users take others' waiting ids
+                            raise CommandRefused(f"the submission of job {command.id} is not in {name}")
                     self._apply(command, caller, now)
                 except DatabaseDamaged:
                     raise
@@ -422,7 +427,7 @@ class CommandApplier:
     def _check_dependencies(self, job: JobRecord) -> None:
         if job.user not in self._dependencies:
             self._dependencies[job.user] = self._store.waiting_dependencies(job.user)
-        count, more = self._dependencies[job.user], len(job.spec.dependencies)
+        count, more = self._dependencies[job.user], _dependencies_of(job)
         if count + more > MAX_WAITING_DEPENDENCIES:
             raise CommandRefused(
                 f"{job.user}'s pending jobs have {count} of {MAX_WAITING_DEPENDENCIES} dependencies; {more} more "
@@ -431,7 +436,7 @@ class CommandApplier:
 
     def _add_dependencies(self, job: JobRecord) -> None:
         if job.spec.dependencies:
-            self._dependencies[job.user] += len(job.spec.dependencies)
+            self._dependencies[job.user] += _dependencies_of(job)
 
     def _check_queued_by_jobs(self, job: JobRecord) -> None:
         """Limit pending jobs submitted by jobs, so that a script that submits itself cannot fill the queue."""
@@ -502,11 +507,16 @@ class CommandApplier:
         if len(command.job_ids) > commands.MAX_JOB_IDS:
             count = len(command.job_ids)
             raise CommandRefused(f"a command names at most {commands.MAX_JOB_IDS} jobs, this one names {count}")
-        problems = []
+        problems, looked_up = [], 0
         command_name = type(command).__struct_config__.tag
         for job_id in dict.fromkeys(command.job_ids):
+            if looked_up >= MAX_LOOKED_UP:
+                problems.append(f"job {job_id[:60]}: not handled, as the command names too many tasks")
+                break
             found = self._store.rows_of(job_id)
-            self._handled[caller.uid] += max(1, len(found))
+            cost = rows_looked_up(job_id, found)
+            looked_up += cost
+            self._handled[caller.uid] += cost
             if not found:
                 problems.append(f"job {job_id}: no such job")
             changed, events = list[JobRecord](), list[Event]()
@@ -705,6 +715,16 @@ def _check_audit(command: commands.RecordAudit, caller: Caller) -> None:
 def is_cancelled(job: JobRecord) -> bool:
     """Return whether the job was cancelled, even if it has not ended yet."""
     return (job.ending.outcome if job.ending is not None else job.state) is JobState.CANCELLED
+
+
+def _dependencies_of(job: JobRecord) -> int:
+    return jobs_named(dependency.job_id for dependency in job.spec.dependencies)
+
+
+def rows_looked_up(job_id: str, found: Sequence[JobRecord]) -> int:
+    """Return how many rows it took at most to find these: tasks that are not there were looked for, too."""
+    missing = max(0, count_indices(split_task_ids(job_id)[1]) - sum(job.count for job in found))
+    return max(1, len(found) + missing)
 
 
 def requeue_fields(message: str) -> dict[str, Any]:

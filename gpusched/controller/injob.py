@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from gpusched.cluster.base import NodeObservation, Operation
-from gpusched.controller.commandfiles import is_cancelled
+from gpusched.controller.commandfiles import MAX_LOOKED_UP, is_cancelled, rows_looked_up
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import RelayedCommand, Submit
@@ -29,10 +29,12 @@ from gpusched.views.squeue import UnsupportedOption, sacct, squeue
 MAX_ANSWER = 256 * 1024
 MAX_JOBS = 1000
 MAX_SCRIPTS_READ = 4  # scripts read per user and cycle
+MAX_LISTS = 8  # answers to squeue and sacct per user and cycle
 SACCT_S = 86400.0  # age of the ended jobs that sacct lists by default
 STALE_S = 3600.0  # older requests are ignored; shorter than `REMEMBER_APPLIED_S`, so that none is applied twice
 _ID = re.compile(r"[0-9]{1,20}-([0-9]{1,20})")
 
+Reads = Counter[tuple[int, str]]
 Prepare = Callable[[Inventory, JobRecord, AskReading], Submit | int]
 """Parses sbatch inside a job: the submission, or the index of the word that names the script to fetch (0: stdin)."""
 
@@ -51,7 +53,7 @@ class InJobCommandHandler:
 
     def answers(self, observations: Mapping[str, NodeObservation], inventory: Inventory, now: float) -> list[Operation]:
         """Return the answers to the requests on these nodes; a request whose command is not applied yet has none."""
-        reads = Counter[int]()
+        reads: Reads = Counter()
         requests = [
             (name, reading.node, container.ask)
             for observation in observations.values()
@@ -60,7 +62,7 @@ class InJobCommandHandler:
             if container.ask is not None and (name := parse_container_name(container.name)) is not None
         ]
         operations = []
-        for (job_id, attempt, rank), node, ask in requests:
+        for (job_id, attempt, rank), node, ask in sorted(requests, key=lambda request: -request[2].age_s):
             job = self._store.job(job_id)
             record = next((r for r in self._store.ranks(job_id=job_id) if (r.attempt, r.rank) == (attempt, rank)), None)
             current = rank == 0 and job is not None and job.attempt == attempt == ask.attempt
@@ -74,15 +76,19 @@ class InJobCommandHandler:
         return operations
 
     def _answer(
-        self, job: JobRecord, ask: AskReading, inventory: Inventory, reads: Counter[int], now: float
+        self, job: JobRecord, ask: AskReading, inventory: Inventory, reads: Reads, now: float
     ) -> tuple[int, str] | None:
         """Return exit code and output; None: not done yet."""
         program, words = ask.words[0], ask.words[1:]
         try:
             match program:
+                case "squeue" | "sacct" if reads[job.uid, "list"] >= MAX_LISTS:
+                    return None
                 case "squeue":
+                    reads[job.uid, "list"] += 1
                     return 0, squeue(self._own_jobs(job, now, ended=False), words, job.user, now)
                 case "sacct":
+                    reads[job.uid, "list"] += 1
                     return 0, sacct(self._own_jobs(job, now, ended=True), words, job.user, now)
                 case "scancel":
                     return self._relay(
@@ -97,7 +103,7 @@ class InJobCommandHandler:
             return 1, f"{program}: error: {error}\n"
 
     def _submit(
-        self, prepare: Prepare, job: JobRecord, ask: AskReading, inventory: Inventory, reads: Counter[int], now: float
+        self, prepare: Prepare, job: JobRecord, ask: AskReading, inventory: Inventory, reads: Reads, now: float
     ) -> tuple[int, str] | None:
         """Submit sbatch's job. Its id is derived from the request's name, which shows whether that was done before."""
         match = _ID.fullmatch(ask.id)
@@ -112,9 +118,9 @@ class InJobCommandHandler:
             raise UnsupportedOption(str(reasons[-1]) if reasons else "the job was not queued")
         if is_cancelled(job):
             raise UnsupportedOption(f"job {job.id} was cancelled")
-        if self._inbox.has_submission(new) or reads[job.uid] >= MAX_SCRIPTS_READ:
+        if self._inbox.has_submission(new) or reads[job.uid, "script"] >= MAX_SCRIPTS_READ:
             return None
-        reads[job.uid] += 1
+        reads[job.uid, "script"] += 1
         try:
             found = prepare(inventory, job, ask)
         except GpuschedError as error:
@@ -150,8 +156,12 @@ class InJobCommandHandler:
             raise UnsupportedOption(f"at most {MAX_JOBS} jobs at once, found {len(names)}")
         if not names or any(job_id.startswith("-") for job_id in names):
             raise UnsupportedOption(f"expected ids of jobs, found {' '.join(words)[:80]!r}")
+        looked_up = 0
         for job_id in names:
             rows = self._store.rows_of(job_id)
+            looked_up += rows_looked_up(job_id, rows)
+            if looked_up >= MAX_LOOKED_UP:
+                raise UnsupportedOption(f"at most {MAX_LOOKED_UP} tasks at once")
             if not rows:
                 raise UnsupportedOption(f"there is no job {job_id[:60]}")
             if any(row.uid != job.uid for row in rows):

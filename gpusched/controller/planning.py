@@ -116,7 +116,8 @@ class Planner:
         """Decide, or set aside the jobs that make every decision fail; None: nothing was decided."""
         pending, active = self._store.pending_rows(), self._store.active()
         if withheld := self._withheld(inventory, pending):
-            self._reasons.write(pending, withheld, now)
+            with self._store.transaction():
+                self._reasons.write(pending, withheld, now)
             pending = [job for job in pending if job.id not in withheld]
         if not pending and not any(job.spec.elastic for job in active):
             return None

@@ -171,7 +171,9 @@ def _backup(source: str | None, inventory: Inventory, work: Path) -> Backup | No
 def _fetch(host: str, path: str, target: Path) -> Backup:
     """Copy the newest backup of a folder, or a backup, from another machine, with the collected output."""
     names = _command("ssh", "-o", "BatchMode=yes", host, f"cd -- {shlex.quote(path)} && ls").split()
-    folder, names = (path, names) if MANIFEST not in names else (os.path.dirname(path), [os.path.basename(path)])
+    folder = path
+    if MANIFEST in names:
+        folder, *names = os.path.split(path.rstrip("/"))
     target.mkdir()
     files = [f"{name}/{MANIFEST}" for name in names if NAME.fullmatch(name)]
     shown = f"cd -- {shlex.quote(folder)} && grep -Hs '' {' '.join(files)}; true"  # FILE:MANIFEST; some may lack one

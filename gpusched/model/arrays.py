@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gpusched.model import ids
-from gpusched.model.indices import Spans, expand_spans, intersection, parse, text_of
+from gpusched.model.indices import Spans, count, expand_spans, intersection, parse, text_of
 from gpusched.model.jobs import JobRecord
 
 _MAX_ID_TEXT = 60
@@ -72,6 +72,11 @@ def split_task_ids(job_id: str) -> tuple[str, Spans]:
         return base, parse(rest[1:-1] if rest[0] == "[" and rest[-1] == "]" else rest)
     except ValueError:
         return job_id, ()
+
+
+def jobs_named(job_ids: Iterable[str]) -> int:
+    """Return how many jobs and tasks these ids name; a whole array counts as one."""
+    return sum(count(split_task_ids(job_id)[1]) or 1 for job_id in job_ids)
 
 
 def event_log_id(job: JobRecord) -> str:

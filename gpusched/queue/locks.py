@@ -67,10 +67,10 @@ class LockWaitingConnection(ClosingConnection):
         self.execute("BEGIN IMMEDIATE")
         try:
             cursor = run()
+            self.execute("COMMIT")
         except BaseException:
             self.rollback()
             raise
-        self.execute("COMMIT")
         return cursor
 
     def executescript(self, script: str) -> sqlite3.Cursor:

@@ -10,18 +10,20 @@ import hashlib
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from gpusched.model.arrays import indices_of, restricted_row, restricted_rows, split_task_ids, tasks_of
-from gpusched.model.indices import difference, intersection
-from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobSpec, JobState
+from gpusched.model.arrays import indices_of, jobs_named, restricted_row, restricted_rows, split_task_ids, tasks_of
+from gpusched.model.indices import Spans, count, difference, expand_spans, intersection, union
+from gpusched.model.jobs import ACTIVE, ENDED, Dependency, JobRecord, JobSpec, JobState
 from gpusched.queue.damage import TABLE_CHECKS, TableCheck, guard
 
 SINCE_VERSION = 5  # of the schema: before it, a job's data held its spec
 MAX_SHARED_ROWS, MAX_SHARED_SPANS = 50, 1000  # rows that several tasks of one array share, and pieces of them in all
 _AT_ONCE = 500  # SQLite takes 999 parameters where it is old
+_MAX_BY_ID = 100_000  # tasks that are looked up by their ids: as many as an array has at most
 
 
 class _JobWithoutSpec(JobRecord, frozen=True, kw_only=True, omit_defaults=True):
@@ -32,6 +34,12 @@ class _JobWithoutSpec(JobRecord, frozen=True, kw_only=True, omit_defaults=True):
 
 class _Limit(msgspec.Struct, frozen=True):
     time_limit_s: int = 0
+
+
+class _Dependent(msgspec.Struct):
+    """The dependencies of a stored spec."""
+
+    dependencies: tuple[Dependency, ...] = ()
 
 
 class _RunTime(msgspec.Struct):
@@ -45,6 +53,7 @@ _FIELDS = tuple(name for name in JobRecord.__struct_fields__ if name != "spec")
 JOB_WITHOUT_SPEC = msgspec.json.Decoder(_JobWithoutSpec)
 WHOLE = msgspec.json.Decoder(JobRecord)
 SPEC = msgspec.json.Decoder(JobSpec)
+_DEPENDENT = msgspec.json.Decoder(_Dependent)
 RUN = msgspec.json.Decoder(_RunTime)
 _MAY_NOT_HAVE_BEGUN = (JobState.FAILED, JobState.NODE_FAIL, JobState.CANCELLED)
 BEGUN, NEVER_BEGUN = b'"start_time":', b'"start_time":null'  # in texts quotes are escaped
@@ -97,8 +106,22 @@ class JobReads:
         if (one := self.job(job_id)) is not None and not one.tasks:
             return [one]
         array_id, spans = split_task_ids(job_id)
-        rows = self._jobs_of("WHERE array_id = ?", (array_id,))
-        return sorted(restricted_rows(rows, spans) if spans else rows, key=lambda job: indices_of(job) or ((-1, -1),))
+        if not spans:
+            rows = self._jobs_of("WHERE array_id = ?", (array_id,))
+        else:  # an array may have 100,000 rows, of which few are asked for
+            rows = restricted_rows(self._shared_rows(array_id), spans)
+            spans = difference(spans, union(span for row in rows for span in row.tasks))
+            rows += self._single_tasks(array_id, spans)
+        return sorted(rows, key=lambda job: indices_of(job) or ((-1, -1),))
+
+    def _single_tasks(self, array_id: str, spans: Spans) -> list[JobRecord]:
+        """Return those of an array's tasks that have rows of their own."""
+        if count(spans) > _MAX_BY_ID:
+            return restricted_rows(self._jobs_of("WHERE array_id = ?", (array_id,)), spans)
+        names, found = (f"{array_id}_{index}" for index in expand_spans(spans)), list[JobRecord]()
+        while some := list(islice(names, _AT_ONCE)):
+            found += self._jobs_of(f"WHERE id IN ({','.join('?' * len(some))})", some)
+        return found
 
     def waiting_of_array(self, array_id: str) -> list[JobRecord]:
         """Return an array's pending tasks; those of one row as one."""
@@ -252,13 +275,21 @@ class JobWrites(JobReads):
         return self._db.execute(query, (user, b'"asked_by":')).fetchone()[0] or 0  # in texts quotes are escaped
 
     def waiting_dependencies(self, user: str) -> int:
-        """Return how many dependencies a user's pending jobs have; those of tasks that share a row count once."""
+        """Return how many dependencies a user's pending jobs have; those of tasks that share a row count once.
+
+        One on several tasks of an array counts as so many.
+        """
         specs = "SELECT spec, count(*) AS rows FROM jobs WHERE user = :user AND state = 'PENDING' GROUP BY spec"
         text = "cast(specs.data AS TEXT)"  # in it, quotes of values are escaped
         count = f"(length({text}) - length(replace({text}, :key, ''))) / length(:key)"
         query = f"SELECT sum(rows * ({count})) FROM ({specs}) JOIN specs ON digest = spec WHERE instr(specs.data, :key)"
         values = {"user": user, "key": '"kind":"'}
-        return self._db.execute(query, values).fetchone()[0] or 0
+        found: int = self._db.execute(query, values).fetchone()[0] or 0
+        several = f"SELECT rows, data FROM ({specs}) JOIN specs ON digest = spec WHERE instr(specs.data, :key)"
+        for rows, data in self._db.execute(several, {"user": user, "key": b"_["}).fetchall():
+            names = [dependency.job_id for dependency in _DEPENDENT.decode(data).dependencies]
+            found += rows * (jobs_named(names) - len(names))
+        return found
 
     def submissions_with_secrets(self, user: str) -> set[str]:
         """Return the ids of a user's jobs and arrays that have secrets and have not ended."""

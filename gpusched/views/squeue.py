@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
@@ -17,6 +18,7 @@ _SHORT_STATES = {
 }  # fmt: skip
 _DEFAULT = "%.12i %.9P %.8j %.8u %.2t %.10M %.6D %R"
 _PATTERN = re.compile(r"%(\.?)([0-9]*)([A-Za-z])")
+_MAX_FORMAT, _MAX_DIGITS, _MAX_OUTPUT = 1000, 3, 1 << 20  # the controller makes the output
 
 
 class UnsupportedOption(Exception):
@@ -34,7 +36,11 @@ def squeue(jobs: Sequence[JobRecord], words: Sequence[str], user: str, now: floa
                                "--states": "states", "-n": "name", "--name": "name"})  # fmt: skip
     line = options.get("format", _DEFAULT)
     fields = _squeue_fields(now)
-    for _, _, letter in _PATTERN.findall(line):
+    if len(line) > _MAX_FORMAT:
+        raise UnsupportedOption(f"a format has at most {_MAX_FORMAT} characters")
+    for _, width, letter in _PATTERN.findall(line):
+        if len(width) > _MAX_DIGITS:
+            raise UnsupportedOption(f"%{width[:20]}: a column is at most {'9' * _MAX_DIGITS} wide")
         if letter not in fields:
             known = " ".join(f"%{name}" for name in fields)
             raise UnsupportedOption(f"%{letter} is not filled in inside jobs; there are {known}")
@@ -46,12 +52,18 @@ def squeue(jobs: Sequence[JobRecord], words: Sequence[str], user: str, now: floa
         if "ALL" not in selected:
             chosen = [job for job in chosen if selected & {str(job.state), _SHORT_STATES[job.state]}]
     if names := options.get("name"):
-        chosen = [job for job in chosen if job.spec.name in names.split(",")]
+        wanted = set(names.split(","))
+        chosen = [job for job in chosen if job.spec.name in wanted]
     rows = (
         [] if "-h" in options or "--noheader" in options else [{letter: title for letter, (title, _) in fields.items()}]
     )
     rows += [{letter: value(job) for letter, (_, value) in fields.items()} for job in chosen]
-    return "".join(_filled(line, row) + "\n" for row in rows)
+    found, size = list[str](), 0
+    for row in rows:
+        found.append(_filled(line, row) + "\n")
+        if (size := size + len(found[-1])) > _MAX_OUTPUT:
+            break
+    return "".join(found)
 
 
 def sacct(jobs: Sequence[JobRecord], words: Sequence[str], user: str, now: float) -> str:
@@ -67,7 +79,10 @@ def sacct(jobs: Sequence[JobRecord], words: Sequence[str], user: str, now: float
         raise UnsupportedOption(f"inside a job only the jobs of {user} are shown")
     known = {name.lower(): name for name in _SACCT}
     names = []
-    for text in options.get("format", "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode").split(","):
+    listed = options.get("format", "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode")
+    if len(listed) > _MAX_FORMAT:
+        raise UnsupportedOption(f"a format has at most {_MAX_FORMAT} characters")
+    for text in listed.split(","):
         name = known.get(text.partition("%")[0].strip().lower())
         if name is None:
             raise UnsupportedOption(f"there is no field {text[:40]!r} inside jobs; there are {', '.join(_SACCT)}")
@@ -84,20 +99,22 @@ def sacct(jobs: Sequence[JobRecord], words: Sequence[str], user: str, now: float
 def _options(words: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
     """Return the options given: flags by their own name, options with a value by their meaning."""
     found: dict[str, str] = {}
-    rest = list(words)
+    rest = deque(words)
     while rest:
-        word = rest.pop(0)
+        word = rest.popleft()
         name, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
         if name not in known or (known[name] == "" and word.startswith("--") and equals):
             raise UnsupportedOption(f"{word[:60]} is not understood inside jobs; there are {', '.join(known)}")
         if not known[name]:
             found[name] = ""
+            if len(value) > _MAX_FORMAT:
+                raise UnsupportedOption(f"{word[:60]}: too many options in one word")
             if equals:  # -hj 1
-                rest.insert(0, f"-{value}")
+                rest.appendleft(f"-{value}")
             continue
         if not equals and not rest:
             raise UnsupportedOption(f"{word}: its value is missing")
-        found[known[name]] = value if equals else rest.pop(0)
+        found[known[name]] = value if equals else rest.popleft()
     return found
 
 

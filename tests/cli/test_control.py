@@ -66,6 +66,17 @@ def test_arrays_whole_and_in_part(site: Site) -> None:
         site.fold()
 
 
+def test_scattered_tasks_are_named_one_by_one(site: Site) -> None:
+    """Their row is called ID_[0,...,98], which the controller does not know: it refused the command unseen."""
+    array = site.submit("-F", "one", "--array", "0-99", "--", "x")
+    site.fold()
+    even = ",".join(map(str, range(0, 100, 2)))
+    assert site.call("cancel", "-y", "--json", f"{array}_[{even},998]").ok().json["ids"] == [f"{array}_[{even}]"]
+    site.fold()
+    states = {j["id"]: j["state"] for j in site.call("status", "--json", "--all").json}
+    assert sorted(states.values()) == ["CANCELLED", "PENDING"]
+
+
 def test_the_controller_understands_them(site: Site) -> None:
     array, single = site.submit("-F", "one", "--array", "0-2", "--", "x"), site.submit()
     site.call("hold", single)

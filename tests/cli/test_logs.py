@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,3 +63,20 @@ def test_an_error_for_lack_of_temporary_space_names_the_folder(site: Site, monke
     assert (failed.code, failed.out) == (1, "")
     assert "temporary file: No space left on device; set TMPDIR" in failed.err
     assert failed.err.count("\n") == 1
+
+
+def test_a_progress_bar_of_many_megabytes_is_one_line() -> None:
+    """Each part was joined with all before it: 100 MB took minutes."""
+    chunks = [b"x" * 99 + b"\r"] * 200_000
+    written: list[bytes] = []
+    prefixed = logs.PrefixedLines(written.append)
+    began = time.process_time()
+    for chunk in (*chunks, b"end\nafter"):
+        prefixed(0, chunk)
+    prefixed.finish()
+    assert [len(line) for line in written] == [20_000_008, 10]
+    assert [len(line) for line in logs._last_lines(iter((b"first\n", *chunks, b"end\n", b"after")), 2)] == [
+        20_000_004,
+        5,
+    ]
+    assert time.process_time() - began < 10.0

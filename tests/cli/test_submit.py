@@ -338,6 +338,8 @@ ERRORS = [
     (("-p", "bare", "--gpus", "3", "-N", "2", "x"), "cannot be split"),
     (("-p", "bare", "--gpus", "-1", "x"), "--gpus"),
     (("-p", "bare", "--gpus", "1", "-N", "0", "x"), "-N"),
+    (("-p", "bare", "-N", "0", "--ntasks", "4", "x"), "-N must be at least 1"),
+    (("-p", "bare", "--resizable", "--hot", "--sizes", "0", "x"), "at least one GPU"),
     (("-p", "bare", "--gpus", "one", "x"), "found 'one', expected a number"),
     (("-p", "bare", "--gpus", "4", "--gpus-per-node", "3", "x"), "multiple"),
     (("-p", "bare", "--gpus", "4", "--gpus-per-node", "2", "-N", "3", "x"), "not -N 3"),

@@ -384,7 +384,7 @@ def test_the_same_submission_under_another_file_name_is_refused(world: InboxWorl
     job = world.submit()
     (world.inbox.new / "again.submit").write_bytes(msgspec.json.encode(Submit(time=NOW, id=job, spec=spec(name="x"))))
     world.fold()
-    assert world.refusals()[0].data["why"] == f"job {job} already exists"
+    assert world.refusals()[0].data["why"] == f"the submission of job {job} is not in {job}.submit"
     assert world.job(job).spec.name == "j"
 
 
@@ -616,3 +616,32 @@ def test_a_session_is_kept_no_longer_than_the_site_allows(world: InboxWorld, ask
 def test_a_session_that_would_end_at_once_is_refused(world: InboxWorld, asked: int) -> None:
     said = world.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(session=asked)), ME)
     assert "kept for at least a second" in str(said)
+
+
+@needs_root
+def test_nobody_takes_the_id_of_a_submission_that_waits(world: InboxWorld) -> None:
+    """The id is seen in the arguments of a ``wait``; a file of another name that sorts first was applied first."""
+    job_id = ids.mint(NOW)
+    world.lay(Submit(time=NOW, id=job_id, spec=spec()), ALICE)
+    path = world.inbox.new / f"{job_id}.submit"
+    (world.inbox.new / "0.submit").write_bytes(path.read_bytes())
+    os.chown(world.inbox.new / "0.submit", BOB, -1)
+    world.fold()
+    assert world.job(job_id).uid == ALICE
+    (refusal,) = world.refusals()
+    assert (refusal.user, refusal.job_id) == (str(BOB), "0")
+
+
+@needs_root
+def test_dependencies_on_many_tasks_count_as_many(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,000 of them, each on 100,000 tasks, would be looked up in every cycle."""
+    monkeypatch.setattr("gpusched.controller.commandfiles.MAX_WAITING_DEPENDENCIES", 7)
+    array = world.submit(ALICE, array=(0, 1, 2))
+    on = tuple(Dependency(DependencyKind.AFTERANY, name) for name in (array, f"{array}_[0-1]"))
+    for _ in range(2):
+        world.submit(ALICE, dependencies=on, script="#!/bin/sh\n: ${x_[0]}")
+    submission = Submit(time=NOW, id=ids.mint(NOW), spec=spec(dependencies=on))
+    assert "have 6 of 7 dependencies; 3 more" in world.say(submission, ALICE)
+    world.submit(ALICE, dependencies=on[:1])
+    huge = spec(dependencies=(Dependency(DependencyKind.AFTERANY, f"{array}_[0-9999999]"),))
+    assert "10000000 more exceed" in world.say(Submit(time=NOW, id=fresh_id(NOW), spec=huge), BOB)

@@ -133,3 +133,23 @@ def test_a_users_commands_on_many_jobs_take_several_cycles(
         Cancel(time=world.now, job_ids=(first,) * 10_001), ALICE
     )
     assert world.job(first).state is JobState.PENDING
+
+
+def test_ids_that_name_the_same_tasks_again_and_again_are_bounded(
+    world: InboxWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10,000 ids, each of some tasks of an array of 100,000 that have run, kept the controller busy for hours."""
+    monkeypatch.setattr(commandfiles, "MAX_LOOKED_UP", 6)
+    world.inventory = replace(world.inventory, quotas=Quotas())
+    array, single = world.submit(ALICE, array=tuple(range(5))), world.submit(ALICE)
+    with world.store.transaction():
+        world.store.put_jobs(world.store.jobs_of_array(array))
+    assert "names too many tasks" in world.say(
+        Hold(time=world.now, job_ids=(array, f"{array}_[0-3,7]", single, single)), ALICE
+    )
+    assert world.job(f"{array}_3").held_by == "user"
+    assert not world.job(single).held_by
+    assert [row.id for row in world.store.rows_of(f"{array}_[1,3-4,9]")] == [f"{array}_{i}" for i in (1, 3, 4)]
+    # Tasks that share a row cost one: a user's --all names them so.
+    shared = [world.submit(ALICE, array=tuple(range(100))) for _ in range(3)]
+    assert world.say(Cancel(time=world.now, job_ids=tuple(f"{one}_[0-99]" for one in shared)), ALICE) == ""

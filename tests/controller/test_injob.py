@@ -6,8 +6,11 @@ import os
 
 import pytest
 
+from gpusched.cluster.base import NodeObservation
+from gpusched.controller import injob
 from gpusched.model.commands import RelayedCommand
 from gpusched.model.jobs import Ending, JobState
+from gpusched.model.readings import AskReading, ContainerReading, NodeReading
 from tests.controller.applying import ADMIN, ALICE, BOB, NOW, InboxWorld
 from tests.controller.injob import ask, running, world
 
@@ -79,6 +82,11 @@ def test_a_cancelled_job_is_not_brought_back_by_its_trap(world: InboxWorld) -> N
         (("sacct", "-n", "-P", "-j", "{job}.batch", "-o", "jobid,State%20,ExitCode"), "0\n{job}|RUNNING|0:0\n"),
         (("sacct", "-nP", "-o", "Elapsed,Restarts"), "0\n0:01:40|0\n"),
         (("sacct", "-o", "Nothing"), "1\nsacct: error: there is no field 'Nothing' inside jobs"),
+        (("squeue", "-o", "%" + "9" * 5000 + "i"), "1\nsqueue: error: a format has at most 1000 characters"),
+        (("squeue", "-o", "%." + "9" * 900 + "i"), "1\nsqueue: error: %99999999999999999999: a column is at most 999"),
+        (("squeue", "-ho", "%.1000000000i"), "1\nsqueue: error: %1000000000: a column is at most 999 wide"),
+        (("sacct", "-o", "JobID," * 20000), "1\nsacct: error: a format has at most 1000 characters"),
+        (("squeue", "-" + "h" * 150000), "1\nsqueue: error: -" + "h" * 59 + ": too many options in one word"),
         (("squeue", "-o", "%z"), "1\nsqueue: error: %z is not filled in inside jobs"),
         (("squeue", "-u", "root2"), "1\nsqueue: error: inside a job only the jobs of {user} are shown"),
         (("scancel",), "1\nscancel: error: expected ids of jobs"),
@@ -102,3 +110,27 @@ def test_their_tables_have_heads(world: InboxWorld) -> None:
     sacct = (ask(world, job, "sacct") or "").splitlines()
     assert sacct[1].split() == ["JobID", "JobName", "Partition", "Account", "AllocCPUS", "State", "ExitCode"]
     assert sacct[2].split() == [job, "mine", "p", "1", "RUNNING", "0:0"]
+
+
+def test_ids_of_many_tasks_are_bounded_too(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(injob, "MAX_LOOKED_UP", 4)
+    job, array = running(world, ALICE), world.submit(ALICE, array=(0, 1, 2))
+    world.store.put_jobs(world.store.jobs_of_array(array))
+    assert ask(world, job, "scancel", array, f"{array}_[0-1]") == "1\nscancel: error: at most 4 tasks at once\n"
+    assert ask(world, job, "scancel", array) is None
+
+
+def test_a_users_lists_are_made_in_several_cycles_the_oldest_request_first(
+    world: InboxWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(injob, "MAX_LISTS", 2)
+    asking = [(running(world, uid), age) for uid, age in ((ALICE, 1.0), (ALICE, 3.0), (ALICE, 2.0), (BOB, 0.0))]
+    containers = tuple(
+        ContainerReading(name=f"gpusched-{job}-1-0", phase="running", ask=AskReading(
+            id="1-1", attempt=1, words=("squeue",), age_s=age))
+        for job, age in asking
+    )  # fmt: skip
+    reading = NodeReading(node="n0", time=NOW, containers=containers)
+    observed = {"n0": NodeObservation(began=NOW, result=reading)}
+    made = injob.InJobCommandHandler(world.store, world.inbox).answers(observed, world.inventory, NOW)
+    assert [one.key[0] for one in made if one.key] == [asking[n][0] for n in (1, 2, 3)]

@@ -64,7 +64,7 @@ def no_nodes(to: str = "") -> Inventory:
     return msgspec.structs.replace(inventory(), partitions=(), settings=settings)
 
 
-@pytest.mark.parametrize("source", ["{0}/backups", "safe:{0}/backups", "safe:{0}/backups/20270115T080000Z", ""])
+@pytest.mark.parametrize("source", ["{0}/backups", "safe:{0}/backups", "safe:{0}/backups/20270115T080000Z/", ""])
 def test_the_newest_sound_backup_is_restored(lost: Path, remote: None, source: str) -> None:
     state = lost / "state"
     with rebuild(state, no_nodes(str(lost / "backups")), source.format(lost)) as rebuilt:

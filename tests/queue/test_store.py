@@ -26,7 +26,7 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
-from gpusched.queue.locks import lock_holders
+from gpusched.queue.locks import connect_to_write, lock_holders
 from gpusched.queue.overlaps import HeldGpus, overlaps
 from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.queue.rows import SINCE_VERSION
@@ -546,3 +546,16 @@ def test_up_to_when_an_attempt_worked_is_kept_and_goes_with_the_clock(tmp_path: 
     store.shift_rows(100.0, NOW)
     assert [one.worked_until for one in store.runs(0.0, NOW + 110)] == [NOW + 107, NOW + 100, None]
     store.close()
+
+
+def test_a_statement_that_cannot_be_committed_leaves_no_transaction(tmp_path: Path) -> None:
+    """With a rollback journal, as on network filesystems, a reader can keep a commit waiting for too long."""
+    path = tmp_path / "a.db"
+    with closing(connect_to_write(path, lambda _: False)) as db, closing(sqlite3.connect(path)) as reader:
+        db.execute("CREATE TABLE a (b)")
+        db.fence = lambda _: None
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT * FROM a").fetchall() == []
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            db.execute("INSERT INTO a VALUES (1)")
+        assert not db.in_transaction

@@ -114,7 +114,7 @@ def memory(value: str, site: ScriptContext) -> list[str]:
 def nodes(value: str, site: ScriptContext) -> list[str]:
     """Translate ``4`` and ``4-4``; ``2-4`` requests the minimum, 2."""
     minimum, is_range, maximum = value.partition("-")
-    if not minimum.isdecimal() or (maximum and not maximum.isdecimal()):
+    if not re.fullmatch("[0-9]{1,9}-?|[0-9]{1,9}-[0-9]{1,9}", value):
         raise Unsupported("expected a number of nodes, or the least and the most, such as 2-4")
     if maximum and int(maximum) < int(minimum):
         raise Unsupported("not a range", "put the smaller number first")

@@ -187,6 +187,14 @@ def test_a_nodelist_that_is_typed_names_all_nodes(site: Site) -> None:
     assert refused(site, "#!/bin/sh\n", "-p", "gpu", "-G", "1", "-w", "g01,g02") == f"{says} --nodelist"
 
 
+def test_odd_numbers_of_nodes_and_gpus_are_errors_in_words(site: Site) -> None:
+    says = "expected a number of nodes, or the least and the most, such as 2-4"
+    script = "#!/bin/sh\n#SBATCH -N1-" + "9" * 5000 + "\n"
+    assert says in refused(site, script, "-p", "gpu", "-c2")
+    said = refused(site, "#!/bin/sh\n", "-F", "whole", "-p", "cpu", "--gpus-per-node", "2")
+    assert said == "0 GPUs is not a multiple of --gpus-per-node 2"
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [

@@ -12,9 +12,11 @@ import pytest
 from gpusched.cluster.base import NodeObservation
 from gpusched.controller.cutting import settle_cuts
 from gpusched.controller.ledger import run_of
+from gpusched.controller.planning import Planner
+from gpusched.controller.promoting import LivePolicies
 from gpusched.controller.recovery.settling import UNKNOWN_OUTCOME, NodeEvidence, Settled, settle
 from gpusched.controller.recovery.unsettled import UnsettledNodes, leave_unsettled
-from gpusched.model.arrays import tasks_of
+from gpusched.model.arrays import restricted_row, tasks_of
 from gpusched.model.attemptrecords import AttemptRecord
 from gpusched.model.jobs import Elastic, JobRecord, JobState, container_name
 from gpusched.model.readings import ContainerReading, Gpu, NodeReading
@@ -306,3 +308,22 @@ def test_only_jobs_of_before_the_recovery_wait_for_a_silent_node(store: Store) -
     without = msgspec.structs.replace(inventory(), partitions=())
     assert unsettled.withhold(without, {}, NOW) == {}
     assert UnsettledNodes(store, "c").reasons(inventory(), [before]) == {}, "a node that left is given up"
+
+
+def test_why_an_array_waits_for_a_silent_node_is_stored_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row was deleted in one commit and inserted in the next: killed in between, all its tasks were lost."""
+    row = restricted_row(one("b", JobState.PENDING, array_id="b", submit_time=4_000.0), ((0, 9),))
+    store.put_jobs([row])
+    leave_unsettled(store, [C], 5_000.0, 0.0)
+    planner = Planner(store, *[None] * 3, UnsettledNodes(store, "c").reasons)  # type: ignore[arg-type, list-item]
+
+    def killed(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_insert", killed)
+        with pytest.raises(KeyboardInterrupt):
+            planner.plan(inventory(), LivePolicies({}, {}), frozenset(), NOW)
+    assert [job.tasks for job in store.pending_rows()] == [((0, 9),)]
+    planner.plan(inventory(), LivePolicies({}, {}), frozenset(), NOW)
+    assert [job.reason for job in store.pending_rows()] == ["ReqNodeNotAvail"]
