@@ -18,7 +18,7 @@ _NOTICE = msgspec.json.Decoder(Notice)
 
 
 class NoticeReads(JobReads):
-    """Queries for notices. A store from before this table has none."""
+    """Queries for notices."""
 
     _db: sqlite3.Connection
 

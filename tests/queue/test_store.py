@@ -29,8 +29,7 @@ from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.queue.locks import lock_holders
 from gpusched.queue.overlaps import HeldGpus, overlaps
 from gpusched.queue.promotions import PolicyChange, Shadow
-from gpusched.queue.rows import SINCE_VERSION
-from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
+from gpusched.queue.schema import FIRST_VERSION, MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, RunRecord, Store, UsageRow
 from tests.builders import spec
 from tests.controller.applying import NOW
@@ -437,29 +436,19 @@ def test_small_tasks_are_small(store: Store, tmp_path: Path) -> None:
 OLD_KINDS = {
     "agent_out": "agent_disabled", "agent_back": "agent_enabled", "foretelling_failed": "start_prediction_failed",
 }  # fmt: skip
-_OF_OLD_JOBS = ("id", "array_id", "state", "user", "partition", "submit_time", "end_time", "data", "spec")
 
 
 def as_version(state: Path, jobs: list[JobRecord], version: int) -> None:
-    """A store as an earlier version wrote it; before version 5 each job's data holds its spec."""
+    """A store as an earlier version wrote it."""
     db = sqlite3.connect(state / DATABASE)
-    for step in (SCHEMA, *MIGRATIONS[: version - 1]):
+    for step in (SCHEMA, *MIGRATIONS[: version - FIRST_VERSION]):
         db.executescript(step)
-    if version >= SINCE_VERSION:
-        new = Store.create_or_open(state / "new")
-        new.put_jobs(jobs)
-        for table, columns in (("specs", "digest, data"), ("jobs", ", ".join(_OF_OLD_JOBS))):
-            rows = new._db.execute(f"SELECT {columns} FROM {table}").fetchall()
-            db.executemany(f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(rows[0]))})", rows)
-        new.close()
-    else:
-        db.executemany(
-            "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (j.id, j.array_id, j.state, j.user, j.spec.partition, j.submit_time, j.end_time, msgspec.json.encode(j))
-                for j in jobs
-            ],
-        )
+    new = Store.create_or_open(state / "new")
+    new.put_jobs(jobs)
+    for table in ("specs", "jobs"):
+        rows = new._db.execute(f"SELECT * FROM {table}").fetchall()
+        db.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+    new.close()
     db.execute("INSERT INTO meta VALUES ('cluster_id', 'abcdefgh')")
     columns = "job_id, attempt, user, partition, share, gpus, start_time, end_time, allocation"
     values = "'old', 1, 'u', 'p', 1, 1, ?, ?, '{}'"
@@ -507,7 +496,19 @@ def test_renamed_keys_of_an_earlier_version_are_read_and_migrated(tmp_path: Path
     store.close()
 
 
-@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
+def test_a_store_of_a_version_that_is_too_early_is_left_alone(tmp_path: Path) -> None:
+    as_version(tmp_path, [job()], FIRST_VERSION)
+    db = sqlite3.connect(tmp_path / DATABASE)
+    db.execute(f"PRAGMA user_version = {FIRST_VERSION - 1}")
+    db.close()
+    before = (tmp_path / DATABASE).read_bytes()
+    for use in (Reader.open, Store.create_or_open):
+        with pytest.raises(GpuschedError, match=rf"has version {FIRST_VERSION - 1}; the earliest that can be opened"):
+            use(tmp_path)
+    assert (tmp_path / DATABASE).read_bytes()[100:] == before[100:], "but for SQLite's own header"
+
+
+@pytest.mark.parametrize("version", range(FIRST_VERSION, SCHEMA_VERSION))
 def test_a_store_of_an_earlier_version_is_read_and_taken_over(tmp_path: Path, version: int) -> None:
     jobs = [job(), job("0123456789b", JobState.PENDING)]
     as_version(tmp_path, jobs, version)
