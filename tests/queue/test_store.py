@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import shutil
@@ -33,7 +32,6 @@ from gpusched.queue.schema import FIRST_VERSION, MIGRATIONS, SCHEMA, SCHEMA_VERS
 from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, RunRecord, Store, UsageRow
 from tests.builders import spec
 from tests.controller.applying import NOW
-from tests.e2e.people import nobody
 from tests.queue.records import ID, job
 
 
@@ -259,34 +257,22 @@ def test_no_database_yet_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
 def test_other_users_open_none_of_its_files() -> None:
-    """Of a database of an earlier version, which one of them has open and locks, a new file is made."""
-    program = "import fcntl, sys; file = open(sys.argv[1]); fcntl.lockf(file, fcntl.LOCK_SH, 1, 120); "
-    program += "print(flush=True); sys.stdin.read()"
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest closes its own to other users
-        state, old = Path(folder) / "state", Path(folder) / "old"
+        state, opened = Path(folder) / "state", Path(folder) / "opened"
         store = Store.create_or_open(state)
         store.put_jobs([job()])
-        shutil.copytree(state, old)  # as a crash leaves it: all is in the WAL
+        shutil.copytree(state, opened)  # as a crash leaves it: all is in the WAL
         store.close()
-        for file in (Path(folder), old, *old.iterdir()):
+        for file in (Path(folder), opened, *opened.iterdir()):
             file.chmod(0o755)
-        os.chown(old / DATABASE, 4321, 4321)
-        (old / f"{DATABASE}.private").write_text("of an earlier try")
-        argv = [*nobody(), sys.executable, "-c", program, str(old / f"{DATABASE}-shm")]
-        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-            assert holder.stdout is not None
-            holder.stdout.readline()
-            again = Store.create_or_open(old, lambda waited: False)
-            again.put_jobs([job("0123456789b")])
-            assert again.counts() == {"RUNNING": 2}
-            assert {file.name: oct(stat.S_IMODE(file.stat().st_mode)) for file in old.iterdir()} == {
-                DATABASE: "0o600", f"{DATABASE}-shm": "0o600", f"{DATABASE}-wal": "0o600",
-            }  # fmt: skip
-            assert (old / DATABASE).stat().st_uid == 4321
-            assert _as_another_user(old) == 3
-            again.close()
-            assert holder.stdin is not None
-            holder.stdin.close()
+        again = Store.create_or_open(opened)
+        again.put_jobs([job("0123456789b")])
+        assert again.counts() == {"RUNNING": 2}
+        assert {file.name: oct(stat.S_IMODE(file.stat().st_mode)) for file in opened.iterdir()} == {
+            DATABASE: "0o600", f"{DATABASE}-shm": "0o600", f"{DATABASE}-wal": "0o600",
+        }  # fmt: skip
+        assert _as_another_user(opened) == 3
+        again.close()
 
 
 def _as_another_user(state: Path) -> int:
@@ -303,25 +289,6 @@ def _as_another_user(state: Path) -> int:
         finally:
             os._exit(2)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def test_a_full_disk_closes_an_earlier_versions_database_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store.create_or_open(tmp_path)
-    store.put_jobs([job()])
-    store.close()
-    (tmp_path / DATABASE).chmod(0o644)
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(shutil, "copyfile", full)
-    store = Store.create_or_open(tmp_path)
-    assert store.counts() == {"RUNNING": 1}
-    assert stat.S_IMODE((tmp_path / DATABASE).stat().st_mode) == 0o600
-    assert not list(tmp_path.glob("*.private*"))
-    store.close()
 
 
 def test_a_lock_is_waited_for_in_slices_and_its_holder_named(tmp_path: Path) -> None:
