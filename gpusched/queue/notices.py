@@ -35,10 +35,6 @@ class NoticeReads(JobReads):
     def _notices(self, rest: str, values: tuple[object, ...]) -> list[Notice]:
         return [_NOTICE.decode(row[0]) for row in self._rows(f"SELECT data FROM notices {rest}", values)]
 
-    def last_event(self) -> int:
-        """Return the number of the latest event; 0 without any."""
-        return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
-
     def events_after(self, seq: int, kinds: Iterable[str], limit: int) -> list[tuple[int, Event]]:
         """Return later events of these kinds with their numbers, in order."""
         chosen = list(kinds)
