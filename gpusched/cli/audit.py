@@ -48,4 +48,4 @@ def audit(
         others = log.audit_entries(client, log.AuditFilter(since=begin, until=end))
         if command not in (names := sorted({entry.command for entry in others})):
             output.note(f"no entry of this time has the command '{command}'{did_you_mean(command, names)}")
-    output.show(lambda: views.audit_json(found), lambda: views.audit_screen(found))
+    output.show(lambda: found, lambda: views.audit_screen(found))

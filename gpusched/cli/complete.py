@@ -16,8 +16,8 @@ def _lazy(name: str) -> Completer:
             from gpusched.client import completions
             from gpusched.client.context import Client
 
-            found: list[str] = getattr(completions, name)(Client(), incomplete)
-            return found[: completions.MAX_OFFERED]
+            names = getattr(completions, name)(Client())
+            return [found for found in names if found.startswith(incomplete)][: completions.MAX_OFFERED]
         except Exception:  # a completion must never show an error
             return []
 
@@ -37,7 +37,14 @@ gpu_types = _lazy("gpu_types")
 groups = _lazy("groups")
 classes = _lazy("classes")
 reservations = _lazy("reservations")
-states = _lazy("states")
+
+
+def states(incomplete: str) -> list[str]:
+    """Complete the name of a job state, in the case the user types."""
+    from gpusched.model.jobs import JobState
+
+    found = [str(s) for s in JobState if s.startswith(incomplete.upper())]
+    return [s.lower() if incomplete.islower() else s for s in found]
 
 
 def spreads(incomplete: str) -> list[str]:

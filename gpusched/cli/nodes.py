@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
 from gpusched.cli import complete, output
 from gpusched.cli.together import refuse_others
 from gpusched.client.context import Client
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from gpusched.model.healthchecks import CheckRecord
-    from gpusched.model.reports import FailureRow, NodeRow, TopologyReport
 
 app = typer.Typer()
 
@@ -38,83 +31,51 @@ def nodes(
     json: output.JsonOption = False,
 ) -> None:
     """Nodes and their GPUs: free, in use, faulty."""
+    from gpusched.client import overview
+
     client = Client()
-    chosen = _Chosen(names or (), partition)
+    chosen: dict[str, Any] = {"names": names or (), "partition": partition}
     if failures:
+        from gpusched.accounting.failures import DAYS
+        from gpusched.views.failures import failures_screen
+
         refuse_others(context, "--failures", "names", "partition", "gpus", "watch")
-        _show_failures(client, chosen, gpus, watch)
+        output.show_store(
+            client,
+            lambda: overview.failures_report(client.reader, client.inventory, time.time(), **chosen),
+            lambda rows: failures_screen(rows, DAYS, everything=gpus),
+            live=watch,
+        )
     elif checks:
+        from gpusched.views.healthchecks import checks_json, checks_screen
+
         refuse_others(context, "--checks", "names", "partition", "watch")
-        _show_checks(client, chosen, watch)
+        output.show_store(
+            client,
+            lambda: overview.check_rows(client.reader, client.inventory, **chosen),
+            lambda rows: checks_screen(rows, time.time()),
+            checks_json,
+            watch,
+        )
     elif topology:
-        _show_topology(client, chosen, gpus, watch)
-    else:
-        _show_nodes(client, chosen, gpus, watch)
-
-
-class _Chosen(NamedTuple):
-    """The nodes to show; all where nothing is chosen."""
-
-    names: Sequence[str]
-    partition: str | None
-
-
-def _show_nodes(client: Client, chosen: _Chosen, gpus: bool, watch: bool) -> None:
-    from gpusched.client.overview import cluster_rows
-    from gpusched.views.nodes import nodes_json, nodes_screen
-
-    def rows() -> tuple[NodeRow, ...]:
-        return cluster_rows(client.reader, client.inventory, time.time(), **chosen._asdict())
-
-    def screen() -> RenderableType:
-        client.reopen()
-        return nodes_screen(
-            rows(), output.console().width, detail=gpus, warning=client.controller_warning(),
-            default=client.inventory.default_partition,
-        )  # fmt: skip
-
-    output.show(lambda: nodes_json(rows()), screen, watch)
-
-
-def _show_topology(client: Client, chosen: _Chosen, gpus: bool, watch: bool) -> None:
-    from gpusched.client.overview import topology_report
-
-    def tree() -> TopologyReport:
-        return topology_report(client.reader, client.inventory, **chosen._asdict())
-
-    def screen() -> RenderableType:
         from gpusched.views.topology import topology_screen
 
-        client.reopen()
-        return topology_screen(tree(), detail=gpus)
+        output.show_store(
+            client,
+            lambda: overview.topology_report(client.reader, client.inventory, **chosen),
+            lambda tree: topology_screen(tree, detail=gpus),
+            live=watch,
+        )
+    else:
+        from gpusched.views.nodes import nodes_json, nodes_screen
 
-    output.show(tree, screen, watch)
-
-
-def _show_checks(client: Client, chosen: _Chosen, watch: bool) -> None:
-    from gpusched.client.overview import check_rows
-    from gpusched.views.healthchecks import checks_json, checks_screen
-
-    def rows() -> list[CheckRecord]:
-        return check_rows(client.reader, client.inventory, **chosen._asdict())
-
-    def screen() -> RenderableType:
-        client.reopen()
-        return checks_screen(rows(), time.time())
-
-    output.show(lambda: checks_json(rows()), screen, watch)
-
-
-def _show_failures(client: Client, chosen: _Chosen, everything: bool, watch: bool) -> None:
-    from gpusched.accounting.failures import DAYS
-    from gpusched.client.overview import failures_report
-    from gpusched.views.failures import failures_json, failures_screen
-
-    def rows() -> list[FailureRow]:
-        return failures_report(client.reader, client.inventory, time.time(), **chosen._asdict())
-
-    def screen() -> RenderableType:
-        client.reopen()
-        return failures_screen(rows(), DAYS, everything=everything)
-
-    output.show(lambda: failures_json(rows()), screen, watch)
+        output.show_store(
+            client,
+            lambda: overview.cluster_rows(client.reader, client.inventory, time.time(), **chosen),
+            lambda rows: nodes_screen(
+                rows, output.console().width, detail=gpus, warning=client.controller_warning(),
+                default=client.inventory.default_partition,
+            ),
+            nodes_json,
+            watch,
+        )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
+    from gpusched.client.context import Client
+
+T = TypeVar("T")
 _json_mode = False
 _log_error: Callable[[str], None] | None = None
 PIPE_WIDTH = 4000
@@ -88,6 +91,22 @@ def show(data: Callable[[], Any], screen: Callable[[], RenderableType], live: bo
         emit_json(data())
     else:
         print_rich(screen())
+
+
+def show_store(
+    client: Client,
+    read: Callable[[], T],
+    screen: Callable[[T], RenderableType],
+    data: Callable[[T], Any] = lambda found: found,
+    live: bool = False,
+) -> None:
+    """Call `show` with what ``read`` returns; each screen reads the store anew."""
+
+    def drawn() -> RenderableType:
+        client.reopen()
+        return screen(read())
+
+    show(lambda: data(read()), drawn, live)
 
 
 def print_line(text: str) -> None:

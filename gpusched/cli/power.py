@@ -60,17 +60,17 @@ def power(
             client.reader, client.inventory, since=parse_since(since, now), until=now, by=by.value, partition=partition
         )
 
-    def screen() -> RenderableType:
-        client.reopen()
-        return power_screen(report(), output.console().width, warning=client.controller_warning())
+    def screen(found: PowerReport) -> RenderableType:
+        return power_screen(found, output.console().width, warning=client.controller_warning())
 
-    output.show(lambda: power_json(report()), screen, watch)
+    output.show_store(client, report, screen, power_json, watch)
 
 
 def _show_idle(since: str, by: PowerGrouping, partition: str | None, user: str | None, watch: bool, json: bool) -> None:
     from gpusched.accounting.idle_report import idle_report
     from gpusched.accounting.report import parse_since
-    from gpusched.views.idle import idle_json, idle_screen
+    from gpusched.views.idle import idle_screen
+    from gpusched.views.power import power_json
 
     if by is not PowerGrouping.PARTITION:
         raise UsageError("--by and --idle cannot be combined", "--idle is by user and job")
@@ -81,8 +81,7 @@ def _show_idle(since: str, by: PowerGrouping, partition: str | None, user: str |
         begin = parse_since(since, now)
         return idle_report(client.reader, client.inventory, since=begin, until=now, user=user, partition=partition)
 
-    def screen() -> RenderableType:
-        client.reopen()
-        return idle_screen(report(), warning=client.controller_warning())
+    def screen(found: IdleReport) -> RenderableType:
+        return idle_screen(found, warning=client.controller_warning())
 
-    output.show(lambda: idle_json(report()), screen, watch)
+    output.show_store(client, report, screen, power_json, watch)

@@ -11,9 +11,8 @@ from gpusched.cli.together import refuse_others
 from gpusched.client.context import Client
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
 
-    from gpusched.model.reports import QuotaReport
+    pass
 
 app = typer.Typer()
 
@@ -35,12 +34,10 @@ def quota(
     if everybody:
         refuse_others(context, "--all", "watch")
     client = Client()
-
-    def report() -> QuotaReport:
-        return quota_report(client, user, everybody)
-
-    def screen() -> RenderableType:
-        client.reopen()
-        return quota_screen(report(), warning=client.controller_warning())
-
-    output.show(lambda: quota_json(report()), screen, watch)
+    output.show_store(
+        client,
+        lambda: quota_report(client, user, everybody),
+        lambda report: quota_screen(report, warning=client.controller_warning()),
+        quota_json,
+        watch,
+    )

@@ -26,92 +26,82 @@ def _jobs(client: Client) -> list[JobRecord]:
     return [*stored, *(j for j in waiting if j.id not in known)]
 
 
-def _ids(jobs: list[JobRecord], incomplete: str) -> list[str]:
-    return [j.id for j in reversed(jobs) if j.id.startswith(incomplete)]
+def _ids(jobs: list[JobRecord]) -> list[str]:
+    return [j.id for j in reversed(jobs)]
 
 
-def live_jobs(client: Client, incomplete: str) -> list[str]:
+def live_jobs(client: Client) -> list[str]:
     """Return the ids of pending and running jobs, newest first."""
-    return _ids(_jobs(client), incomplete)
+    return _ids(_jobs(client))
 
 
-def pending_jobs(client: Client, incomplete: str) -> list[str]:
+def pending_jobs(client: Client) -> list[str]:
     """Return the ids of pending jobs."""
-    return _ids([j for j in _jobs(client) if j.state is JobState.PENDING], incomplete)
+    return _ids([j for j in _jobs(client) if j.state is JobState.PENDING])
 
 
-def all_jobs(client: Client, incomplete: str) -> list[str]:
+def all_jobs(client: Client) -> list[str]:
     """Return the ids of pending and running jobs, and of those that ended most recently."""
     ended = client.reader.recently_ended(20) if client.reader else []
-    return _ids([*(j for j in ended if j.state in ENDED), *_jobs(client)], incomplete)
+    return _ids([*(j for j in ended if j.state in ENDED), *_jobs(client)])
 
 
-def nodes(client: Client, incomplete: str) -> list[str]:
+def nodes(client: Client) -> list[str]:
     """Return the names of nodes."""
-    return [n.name for n in client.inventory.nodes if n.name.startswith(incomplete)]
+    return [n.name for n in client.inventory.nodes]
 
 
-def partitions(client: Client, incomplete: str) -> list[str]:
+def partitions(client: Client) -> list[str]:
     """Return the names of partitions."""
-    return [p.name for p in client.inventory.partitions if p.name.startswith(incomplete)]
+    return [p.name for p in client.inventory.partitions]
 
 
-def reservations(client: Client, incomplete: str) -> list[str]:
+def reservations(client: Client) -> list[str]:
     """Return the names of current and future reservations."""
     from time import time
 
-    names = [reservation.name for reservation in client.reader.reservations(time())] if client.reader else []
-    return [name for name in names if name.startswith(incomplete)]
+    return [reservation.name for reservation in client.reader.reservations(time())] if client.reader else []
 
 
-def flavors(client: Client, incomplete: str) -> list[str]:
+def flavors(client: Client) -> list[str]:
     """Return the names of flavors."""
-    names = dict.fromkeys(f.name for p in client.inventory.partitions for f in p.flavors)
-    return [name for name in names if name.startswith(incomplete)]
+    return list(dict.fromkeys(f.name for p in client.inventory.partitions for f in p.flavors))
 
 
-def gpu_types(client: Client, incomplete: str) -> list[str]:
+def gpu_types(client: Client) -> list[str]:
     """Return the GPU types of all nodes."""
-    names = dict.fromkeys(n.gpu_type for n in client.inventory.nodes if n.gpu_type)
-    return [name for name in names if name.startswith(incomplete)]
+    return list(dict.fromkeys(n.gpu_type for n in client.inventory.nodes if n.gpu_type))
 
 
-def groups(client: Client, incomplete: str) -> list[str]:
+def groups(client: Client) -> list[str]:
     """Return the groups that the caller is a member of."""
-    return [name for name in client.inventory.groups.of(user_name(os.getuid())) if name.startswith(incomplete)]
+    return list(client.inventory.groups.of(user_name(os.getuid())))
 
 
-def classes(client: Client, incomplete: str) -> list[str]:
+def classes(client: Client) -> list[str]:
     """Return the QoS classes that the caller may use."""
     user, inventory = user_name(os.getuid()), client.inventory
-    usable = (qos.name for qos in inventory.quotas.qos if qos.may_use(user, inventory.groups))
-    return [name for name in usable if name.startswith(incomplete)]
+    return [qos.name for qos in inventory.quotas.qos if qos.may_use(user, inventory.groups)]
 
 
-def policies(client: Client, incomplete: str) -> list[str]:
+def policies(client: Client) -> list[str]:
     """Return the names of policies."""
-    from gpusched.config.policies import policy_names
+    from gpusched.config.policies import names_in, policy_folders
 
-    return [name for name in policy_names(client.inventory.path) if name.startswith(incomplete)]
+    return list(names_in(policy_folders(client.inventory.path)))
 
 
-def replays(_: Client, incomplete: str) -> list[str]:
+def replays(_: Client) -> list[str]:
     """Return the names of policies that replays accept."""
     from gpusched.sim.orders import folders_in_force, known_policies
 
-    return [name for name in known_policies(folders_in_force()) if name.startswith(incomplete)]
+    return list(known_policies(folders_in_force()))
 
 
-def agents(client: Client, incomplete: str) -> list[str]:
+def agents(client: Client) -> list[str]:
     """Return the names of policies with a trainable agent."""
     from gpusched.config.policies import load_policy, policy_file, policy_folders
 
     folders = policy_folders(client.inventory.path)
-    files = {name: policy_file(name, folders) for name in policies(client, incomplete)}
+    files = {name: policy_file(name, folders) for name in policies(client)}
     return [name for name, file in files.items() if file is not None and load_policy(file, folders).agent is not None]
-
-
-def states(_: Client, incomplete: str) -> list[str]:
-    """Return the names of job states, in the case the user types."""
-    found = [str(s) for s in JobState if s.startswith(incomplete.upper())]
-    return [s.lower() if incomplete.islower() else s for s in found]

@@ -14,7 +14,7 @@ from gpusched.client import options
 from gpusched.client.context import Client
 from gpusched.client.request import SubmitRequest
 from gpusched.client.sizing import ResourceRequest, SizedRequest, partition_of, size, whole_nodes
-from gpusched.client.tasks import TaskRequest, size_by_tasks
+from gpusched.client.tasks import size_by_tasks, task_options
 from gpusched.config.accounts import max_time_limit, with_group_and_class
 from gpusched.config.plugins import all_bare
 from gpusched.config.users import user_name
@@ -192,7 +192,6 @@ def _check_queued(client: Client, spec: JobSpec, user: str, count: int) -> None:
 class _Parts(NamedTuple):
     """What a request comes to in one partition: equal parts."""
 
-    tasks: TaskRequest
     resize: _ResizeRequest
     resources: ResourceRequest
     sized: SizedRequest
@@ -231,18 +230,17 @@ def _parts(request: SubmitRequest, inventory: Inventory) -> _Parts:
 
 
 def _parts_in(partition: str | None, request: SubmitRequest, inventory: Inventory) -> _Parts:
-    tasks = TaskRequest(**{name: getattr(request, name) for name in TaskRequest.__struct_fields__})
-    resize = _resize_request(partition, request, tasks, inventory)
-    resources = _resources(partition, request, tasks, resize)
-    if tasks == TaskRequest():
+    resize = _resize_request(partition, request, inventory)
+    resources = _resources(partition, request, resize)
+    if not task_options(request):
         sized, tasks_per_node = size(resources, inventory), 1
     elif resize.resizable:
         raise UsageError("a resizable job has one task per node", "omit --resizable, or the task options")
     else:
-        sized, tasks_per_node = size_by_tasks(resources, tasks, inventory)
+        sized, tasks_per_node = size_by_tasks(resources, request, inventory)
     if request.exclusive and not resize.resizable:
         sized = whole_nodes(sized, resources, inventory)
-    return _Parts(tasks, resize, resources, sized, tasks_per_node)
+    return _Parts(resize, resources, sized, tasks_per_node)
 
 
 class _ResizeRequest(NamedTuple):
@@ -255,9 +253,7 @@ class _ResizeRequest(NamedTuple):
     filled_in: bool = False
 
 
-def _resize_request(
-    named: str | None, request: SubmitRequest, tasks: TaskRequest, inventory: Inventory
-) -> _ResizeRequest:
+def _resize_request(named: str | None, request: SubmitRequest, inventory: Inventory) -> _ResizeRequest:
     """Return the sizes as requested; the partition's rules fill in what was left out."""
     try:
         location = ResourceRequest(partition=named, flavor=request.flavor, nodelist=request.nodelist)
@@ -267,7 +263,7 @@ def _resize_request(
     rules = partition.resizable if partition is not None else ResizeRules()
     shaped = request.flavor is not None or request.nodes is not None or request.gpus_per_node is not None
     shaped |= request.exclusive or request.max_spread != "" or request.share != "" or request.mig != ""
-    shaped |= tasks != TaskRequest()
+    shaped |= bool(task_options(request))
     by_default = request.resizable is None and rules.default and not shaped
     sizes = options.either_sizes(request.gpus, request.sizes, bool(request.resizable) or by_default)
     if by_default and len(sizes) < 2 and not (sizes and sizes[0] > 0 and rules.allow(sizes[0])):
@@ -338,7 +334,7 @@ def _placement(request: SubmitRequest, parts: _Parts, partition: Partition) -> d
     """
     spread, wait_s, resizable = request.max_spread, request.placement_wait, parts.resize.resizable
     gpus, max_nodes = parts.sized.nodes * parts.sized.gpus_per_node, None
-    shaped = request.nodes or request.gpus_per_node or request.exclusive or parts.tasks != TaskRequest()
+    shaped = request.nodes or request.gpus_per_node or request.exclusive or task_options(request)
     if spread in ("rack", "any") and not (shaped or resizable):
         max_nodes = min(gpus, len(partition.nodes), MAX_SIZES)
     return {
@@ -348,15 +344,13 @@ def _placement(request: SubmitRequest, parts: _Parts, partition: Partition) -> d
     }
 
 
-def _resources(
-    partition: str | None, request: SubmitRequest, tasks: TaskRequest, resize: _ResizeRequest
-) -> ResourceRequest:
+def _resources(partition: str | None, request: SubmitRequest, resize: _ResizeRequest) -> ResourceRequest:
     if request.exclusive and request.flavor is not None:
         raise UsageError(f"--flavor {request.flavor} and --exclusive cannot be combined", "use one of the two")
     cores, core_range = options.split_amount("--cpus", request.cpus, resize.resizable)
     memory_mib, memory_range = options.split_amount("--mem", request.mem, resize.resizable)
     amounts = (request.cpus, request.mem, resize.base, request.gpus_per_node)
-    if request.exclusive and all(amount is None for amount in amounts) and tasks == TaskRequest():
+    if request.exclusive and all(amount is None for amount in amounts) and not task_options(request):
         cores = memory_mib = request.nodes or 1
     return ResourceRequest(
         partition=partition,

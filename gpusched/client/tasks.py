@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from gpusched.client.request import SubmitRequest
 from gpusched.client.sizing import ResourceRequest, SizedRequest, partition_of, size
 from gpusched.config.validate import MAX_COUNT, nodes_that_hold, usable_nodes
 from gpusched.errors import UsageError
@@ -13,25 +14,17 @@ from gpusched.model.resources import Inventory, Node
 from gpusched.model.slicetables import whole_gpus
 from gpusched.model.units import count_of
 
-
-class TaskRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The requested tasks and resources per task; None if left out. ``mem_per_node`` 0: all memory of a node."""
-
-    ntasks: int | None = None
-    ntasks_per_node: int | None = None
-    cpus_per_task: int | None = None
-    cpus_per_gpu: int | None = None
-    gpus_per_task: int | None = None
-    mem_per_node: int | None = None
-    mem_per_gpu: int | None = None
-    mem_per_cpu: int | None = None
-
-
 _CORES = ("cpus_per_task", "cpus_per_gpu")
-_MEMORY = ("mem_per_node", "mem_per_gpu", "mem_per_cpu")
+_MEMORY = ("mem_per_node", "mem_per_gpu", "mem_per_cpu")  # of mem_per_node 0 is all memory of a node
+_OPTIONS = ("ntasks", "ntasks_per_node", *_CORES, "gpus_per_task", *_MEMORY)
 
 
-def size_by_tasks(request: ResourceRequest, tasks: TaskRequest, inventory: Inventory) -> tuple[SizedRequest, int]:
+def task_options(request: SubmitRequest) -> dict[str, int]:
+    """Return the options of a request that are by task, core or GPU."""
+    return {name: value for name in _OPTIONS if (value := getattr(request, name)) is not None}
+
+
+def size_by_tasks(request: ResourceRequest, tasks: SubmitRequest, inventory: Inventory) -> tuple[SizedRequest, int]:
     """Return equal parts on the fewest nodes, and the number of tasks per node.
 
     The default is one task per node; with only GPUs per task, as many tasks as the GPUs allow. Cores are as requested,
@@ -72,8 +65,8 @@ def size_by_tasks(request: ResourceRequest, tasks: TaskRequest, inventory: Inven
     )
 
 
-def _check(request: ResourceRequest, tasks: TaskRequest) -> None:
-    given = {name: value for name, value in msgspec.structs.asdict(tasks).items() if value is not None}
+def _check(request: ResourceRequest, tasks: SubmitRequest) -> None:
+    given = task_options(tasks)
     for name, value in given.items():
         if name not in _MEMORY and not (0 if name == "gpus_per_task" else 1) <= value <= MAX_COUNT:
             raise UsageError(f"{_option(name)} must be 1 to {MAX_COUNT}, found {value}")
@@ -89,7 +82,7 @@ def _check(request: ResourceRequest, tasks: TaskRequest) -> None:
         raise UsageError(f"--flavor {request.flavor} and {_option(sized[0])} cannot be combined", "use one of the two")
 
 
-def _node_count(request: ResourceRequest, tasks: TaskRequest) -> int | None:
+def _node_count(request: ResourceRequest, tasks: SubmitRequest) -> int | None:
     """Return the requested number of nodes; None for the fewest."""
     if request.nodes is not None:
         return request.nodes
@@ -101,7 +94,7 @@ def _node_count(request: ResourceRequest, tasks: TaskRequest) -> int | None:
 
 
 def _size_on(
-    request: ResourceRequest, tasks: TaskRequest, count: int, nodes: list[Node], inventory: Inventory
+    request: ResourceRequest, tasks: SubmitRequest, count: int, nodes: list[Node], inventory: Inventory
 ) -> tuple[SizedRequest, int]:
     gpus = request.gpus if request.gpus is not None or request.gpus_per_node is None else request.gpus_per_node * count
     ntasks = _task_count(request, tasks, count, gpus)
@@ -145,7 +138,7 @@ def _size_on(
     return found, tasks_per_node
 
 
-def _task_count(request: ResourceRequest, tasks: TaskRequest, nodes: int, gpus: int | None) -> int:
+def _task_count(request: ResourceRequest, tasks: SubmitRequest, nodes: int, gpus: int | None) -> int:
     if tasks.ntasks is not None:
         return tasks.ntasks
     if tasks.ntasks_per_node is not None:
@@ -174,10 +167,10 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _request_text(request: ResourceRequest, tasks: TaskRequest) -> str:
+def _request_text(request: ResourceRequest, tasks: SubmitRequest) -> str:
     """Return the request in its own options."""
     words: Iterable[tuple[str, object]] = (
         ("--gpus", request.gpus), ("--gpus-per-node", request.gpus_per_node), ("--cpus", request.cores),
-        *((_option(name), value) for name, value in msgspec.structs.asdict(tasks).items() if name not in _MEMORY),
+        *((_option(name), value) for name, value in task_options(tasks).items() if name not in _MEMORY),
     )  # fmt: skip
     return " ".join(f"{option} {value}" for option, value in words if value is not None) or "the job's parts"

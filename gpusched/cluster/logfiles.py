@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,8 +41,6 @@ def log_file(path: Path, readers: Iterable[int]) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             with _open_folder(path.parent.name, _FOLDER_MODE, logs) as folder:
-                if _is_folder(path.name, folder):  # made by a user while earlier versions let him own the folder
-                    shutil.rmtree(path.name, dir_fd=folder)
                 os.replace(name, path.name, src_dir_fd=drafts, dst_dir_fd=folder)
                 os.fsync(folder)  # before the original is removed from the node
             os.fsync(logs)
@@ -81,13 +78,6 @@ def _reclaim(descriptor: int, mode: int) -> None:
     os.fchmod(descriptor, mode)
 
 
-def _is_folder(name: str, within: int) -> bool:
-    try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=within, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False
-
-
 def _grant_read(descriptor: int, readers: Iterable[int]) -> None:
     """Let ``readers`` read a file of the controller with mode 0600."""
     uids = [uid for uid in dict.fromkeys(readers) if uid not in (0, os.geteuid())]
@@ -103,70 +93,8 @@ def _grant_read(descriptor: int, readers: Iterable[int]) -> None:
             os.fchown(descriptor, uids[0], -1)
 
 
-def secure(logs: Path, readers: Callable[[str], Iterable[int]]) -> None:
-    """Remove leftovers of a killed controller and reclaim files that earlier versions gave to users; runs at start-up.
-
-    ``readers`` returns the user ids that may read a job's output.
-
-    Raises:
-        OSError: A file cannot be reclaimed.
-    """
-    if not logs.is_dir():
-        return
-    problem: OSError | None = None
-    with _open_folder(logs, _FOLDER_MODE) as top:
-        for name in os.listdir(top):
-            try:
-                _secure_in(top, name, readers)
-            except (NotADirectoryError, FileNotFoundError):
-                continue
-            except OSError as error:  # secure the other folders all the same
-                problem = error
-    if problem is not None:
-        raise problem
-
-
-def _secure_in(top: int, name: str, readers: Callable[[str], Iterable[int]]) -> None:
-    descriptor = os.open(name, _FOLDER, dir_fd=top)
-    try:
-        if name == _DRAFTS:
-            for draft in os.listdir(descriptor):
-                with contextlib.suppress(OSError):
-                    os.unlink(draft, dir_fd=descriptor)
-        else:
-            _secure_folder(descriptor, lambda: readers(name))
-    finally:
-        os.close(descriptor)
-
-
-def _secure_folder(folder: int, readers: Callable[[], Iterable[int]]) -> None:
-    status = os.fstat(folder)
-    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == _FOLDER_MODE:
-        return
-    _reclaim(folder, 0o700)
-    allowed = tuple(readers())
-    for name in os.listdir(folder):
-        _secure_entry(folder, name, status.st_uid, allowed)
-    os.fchmod(folder, _FOLDER_MODE)  # last: this mode marks the folder as done
-
-
-def _secure_entry(folder: int, name: str, owner: int, readers: tuple[int, ...]) -> None:
-    """Reclaim an old log; remove what the controller did not write, and incomplete files of a killed controller."""
-    if _is_folder(name, folder):
-        shutil.rmtree(name, dir_fd=folder)
-        return
-    try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    except OSError:  # a link, a socket
-        os.unlink(name, dir_fd=folder)
-        return
-    try:
-        status = os.fstat(descriptor)
-        foreign = owner != os.geteuid() and (status.st_uid not in (owner, os.geteuid()) or status.st_nlink > 1)
-        if foreign or not stat.S_ISREG(status.st_mode) or name.endswith(".part"):
-            os.unlink(name, dir_fd=folder)  # `foreign`: perhaps a second name of another's file
-        else:
-            _reclaim(descriptor, 0o600)
-            _grant_read(descriptor, readers)
-    finally:
-        os.close(descriptor)
+def remove_drafts(logs: Path) -> None:
+    """Remove what a killed controller left half written; runs at start-up."""
+    for draft in (logs / _DRAFTS).glob("*"):
+        with contextlib.suppress(OSError):
+            draft.unlink()

@@ -56,8 +56,8 @@ _WATTS = {"": 1.0, "k": 1000.0, "K": 1000.0}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
-def read(value: Value | None, known: Fields, expected: str) -> dict[str, Any]:
-    """Read a mapping into model fields; empty where there is no mapping."""
+def read(value: Value | None, known: Fields, expected: str, needs: Mapping[str, str] = {}) -> dict[str, Any]:
+    """Read a mapping into model fields; empty where there is no mapping. ``needs``: required key -> what it is."""
     if value is None:
         return {}
     values: dict[str, Any] = {}
@@ -66,6 +66,9 @@ def read(value: Value | None, known: Fields, expected: str) -> dict[str, Any]:
         if field in values:
             raise item.error("one of the two", f"{field} given twice, in two units")
         values[field] = reader(item)
+    for key, what in needs.items():
+        if known[key][0] not in values:
+            raise value.missing(key, what)
     return values
 
 
@@ -350,9 +353,7 @@ def limits(value: Value, over: Limits | None = None) -> Limits:
 
 
 def _sharing(value: Value) -> SharingSettings | None:
-    values = read(value, SHARING, "a mapping with mode, slowdown, pipe")
-    if "mode" not in values:
-        raise value.missing("mode", "mps, time-slicing or none")
+    values = read(value, SHARING, "a mapping with mode, slowdown, pipe", {"mode": "mps, time-slicing or none"})
     return None if values["mode"] == "none" else SharingSettings(**values)
 
 
@@ -365,10 +366,8 @@ def _health_checks(value: Value) -> tuple[HealthCheck, ...]:
 
 
 def _health_check(value: Value) -> HealthCheck:
-    values = read(value, HEALTH_CHECK, "a mapping with name, command, every, timeout, before_job, then")
-    for key, expected in (("name", "the check's name"), ("command", _COMMAND_EXPECTED)):
-        if key not in values:
-            raise value.missing(key, expected)
+    needs = {"name": "the check's name", "command": _COMMAND_EXPECTED}
+    values = read(value, HEALTH_CHECK, "a mapping with name, command, every, timeout, before_job, then", needs)
     check = HealthCheck(**values)
     if check.every_s is None and not check.before_job:
         raise value.missing("every", "how often it runs, such as 10m, or before_job: true")
@@ -381,9 +380,8 @@ def _health_check(value: Value) -> HealthCheck:
 def _mig(value: Value) -> MigSettings | None:
     if value.is_text:
         return MigSettings() if value.choice(("fixed", "on-demand")) == "on-demand" else None
-    values = read(value, MIG, "fixed, on-demand, or a mapping with mode, gpus, command, cdi_command")
-    if "mode" not in values:
-        raise value.missing("mode", "fixed or on-demand")
+    expected = "fixed, on-demand, or a mapping with mode, gpus, command, cdi_command"
+    values = read(value, MIG, expected, {"mode": "fixed or on-demand"})
     return MigSettings(**values) if values.pop("mode") == "on-demand" else None
 
 
@@ -460,12 +458,12 @@ FLAVOR: Fields = {
     "memory_mib": ("memory_mib", _whole(1, 1 << 50, "MiB of memory")),
     "time": ("time_limit_s", duration),
 }
-FLAVOR_NEEDS = (
-    ("gpus", "how many GPUs a job of this flavor gets in all"),
-    ("cores", "how many CPU cores a job of this flavor gets in all"),
-    ("memory", "how much memory a job of this flavor gets in all, such as 256G"),
-    ("time", "the time limit, such as 72h"),
-)
+FLAVOR_NEEDS = {
+    "gpus": "how many GPUs a job of this flavor gets in all",
+    "cores": "how many CPU cores a job of this flavor gets in all",
+    "memory": "how much memory a job of this flavor gets in all, such as 256G",
+    "time": "the time limit, such as 72h",
+}
 HEALTH_CHECK: Fields = {
     "name": ("name", name),
     "command": ("command", _text(_COMMAND_EXPECTED, _COMMAND)),

@@ -248,10 +248,7 @@ class _InventoryReader:
 
     def _flavor(self, name: str, entry: Value, nodes: tuple[Node, ...], max_time_s: int | None) -> Flavor:
         fields.check_name(name, entry)
-        values = fields.read(entry, fields.FLAVOR, "a mapping with gpus, cores, memory and time")
-        for key, expected in fields.FLAVOR_NEEDS:
-            if fields.FLAVOR[key][0] not in values:
-                raise entry.missing(key, expected)
+        values = fields.read(entry, fields.FLAVOR, "a mapping with gpus, cores, memory and time", fields.FLAVOR_NEEDS)
         gpus, profile = values.pop("gpus")
         flavor = Flavor(name=name, gpus=gpus, profile=profile, **values)
         if max_time_s is not None and flavor.time_limit_s > max_time_s:

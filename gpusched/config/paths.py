@@ -22,7 +22,7 @@ def state_folder() -> Path:
     """
     if named := os.environ.get("GPUSCHED_STATE"):
         return Path(named).expanduser().absolute()
-    if is_state(SHARED_STATE):
+    if os.path.isdir(SHARED_STATE / "inbox"):
         return SHARED_STATE
     return _xdg("XDG_STATE_HOME", ".local/state") / "gpusched"
 
@@ -67,11 +67,6 @@ def _trusted() -> set[int]:
 
 
 _HINT = "write one with `gpusched init HOST...`, or set GPUSCHED_INVENTORY"
-
-
-def is_state(folder: Path) -> bool:
-    """Return whether ``folder`` is a state folder of gpusched."""
-    return os.path.isdir(folder / "inbox")
 
 
 def log_path(state: Path, job_id: str, attempt: int, rank: int) -> Path:

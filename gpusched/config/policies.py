@@ -63,11 +63,6 @@ def policy_folders(inventory_path: Path | str) -> tuple[Path, ...]:
     return (beside, BUILT_IN) if beside.is_dir() else (BUILT_IN,)
 
 
-def policy_names(inventory_path: Path | str) -> list[str]:
-    """Return the names of all policies a partition may use, sorted."""
-    return names_in(policy_folders(inventory_path))
-
-
 def names_in(folders: tuple[Path, ...]) -> list[str]:
     """Return the names of all policies in these folders, sorted."""
     return sorted(

@@ -41,13 +41,13 @@ class EventLogger:
     """Logs new events after each cycle; warnings that every cycle repeats once."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self._seen = store, store.last_event()
+        self._store, self._seen = store, store.latest_event()
         self._kinds = [kind for kind, level in _LEVELS.items() if _logger_of(kind).isEnabledFor(level)]
         self._last_warnings: set[tuple[str | None, str | None, str]] = set()
 
     def step(self) -> None:
         """Log new events."""
-        last = self._store.last_event()
+        last = self._store.latest_event()
         if last == self._seen:
             return
         found, warnings = self._store.events_after(self._seen, self._kinds, MAX_PER_CYCLE), set()

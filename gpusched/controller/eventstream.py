@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from gpusched.controller.notices.delivery import DeliveryFailed, post_json
 from gpusched.errors import printable
+from gpusched.model.audit import AuditEntry
+from gpusched.model.events import EventLine
 from gpusched.model.resources import EventSettings
 from gpusched.queue.store import Reader, Store
 
@@ -31,29 +32,7 @@ CLOSE_S, RESTART_S = 5.0, 0.5  # the cycle waits for a restart; what is not sent
 _log = logging.getLogger(__name__)
 
 
-class LineReceiver(Protocol):
-    """Takes lines of JSON."""
-
-    def write(self, lines: Sequence[bytes]) -> None:
-        """Append all lines, or none as far as can be known.
-
-        Raises:
-            DeliveryFailed, OSError: It did not.
-        """
-
-    def close(self) -> None:
-        """Release what it holds."""
-
-
-class NumberedLine(Protocol):
-    """What is sent as one line."""
-
-    @property
-    def seq(self) -> int:
-        """Return its number; those of later lines are greater."""
-
-
-ReadLines = Callable[[Reader, int, int], Sequence[NumberedLine]]
+ReadLines = Callable[[Reader, int, int], Sequence[EventLine] | Sequence[AuditEntry]]
 """Reads lines after a number, at most so many, in order."""
 
 
@@ -66,7 +45,11 @@ class EventFile:
         self._is_regular = True  # else a pipe or a terminal, which can be neither synced nor cut
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Append lines and sync them to the disk, so that a power cut loses none that counts as sent."""
+        """Append all lines or none, synced to the disk, so that a power cut loses none that counts as sent.
+
+        Raises:
+            OSError: It did not.
+        """
         file = self._opened()
         size = os.fstat(file).st_size if self._is_regular else None
         content = b"".join(line + b"\n" for line in lines)
@@ -121,11 +104,14 @@ class EventWebhook:
         self._url = url
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Send lines."""
+        """Send lines; raises DeliveryFailed."""
         post_json(self._url, b"[" + b",\n".join(lines) + b"]")
 
     def close(self) -> None:
         """Hold nothing."""
+
+
+LineReceiver = EventFile | EventWebhook
 
 
 class EventStream:
@@ -224,7 +210,7 @@ class EventStreams:
             receivers["file"] = EventFile(settings.file)
         if settings.webhook:
             receivers["webhook"] = EventWebhook(settings.webhook)
-        last = self._store.last_event()
+        last = self._store.latest_event()
         for name, receiver in receivers.items():
             position = min(positions.get(name, last), last)  # greater: the store was restored from a backup
             self._streams[name] = EventStream(self._state, name, receiver, position)

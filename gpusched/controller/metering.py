@@ -49,7 +49,7 @@ class Metering:
 
     def __init__(self, store: Store, timings: Timings) -> None:
         self._store, self._timings = store, timings
-        self._totals = store.metric_totals() or MetricTotals(seq=store.last_event())
+        self._totals = store.metric_totals() or MetricTotals(seq=store.latest_event())
 
     def count(self, cycle_s: float) -> None:
         """Count a cycle by its duration."""
@@ -76,7 +76,7 @@ class Metering:
         timings.decisions.clear()
 
     def _add_events(self) -> None:
-        last = self._store.last_event()
+        last = self._store.latest_event()
         events = self._store.counted_events(self._totals.seq, MAX_EVENTS) if last > self._totals.seq else []
         for event in events:
             add_event(self._totals, event)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-from pathlib import Path
 
 from gpusched.cluster.base import RankKey
-from gpusched.cluster.logfiles import secure
 from gpusched.config.users import user_name
 from gpusched.model.jobs import JobRecord
 from gpusched.model.resources import Inventory
-from gpusched.queue.store import Store
 
 MAX_FAILURES = 5
 MIN_BACKOFF_S, MAX_BACKOFF_S = 2.0, 600.0
@@ -48,11 +45,6 @@ def readers_of(job: JobRecord | None, inventory: Inventory) -> tuple[int, ...]:
         with contextlib.suppress(KeyError):
             found.append(pwd.getpwnam(name).pw_uid)
     return tuple(found)
-
-
-def secure_logs(state: Path, store: Store, inventory: Inventory) -> None:
-    """See `gpusched.cluster.logfiles.secure`; raises OSError if a file cannot be reclaimed."""
-    secure(state / "logs", lambda job_id: readers_of(store.job(job_id), inventory))
 
 
 def may_see(uid: int, job: JobRecord, inventory: Inventory) -> bool:

@@ -211,7 +211,7 @@ def _warn_before_limit(step: ReconcileResult, ranks: list[RankStatus], inputs: R
             for s in warned
             if s.phase == "running"
             and s.rank.warned_at is None
-            and s.rank.signalled is None  # also by a controller of before there was warned_at
+            and s.rank.signalled is None
             and is_idle(s, inputs)
         ]
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import gpusched
 from gpusched.cluster.collecting import rotate
+from gpusched.cluster.logfiles import remove_drafts
 from gpusched.cluster.ssh import SshCluster
 from gpusched.config.paths import SHARED_STATE
 from gpusched.config.policies import POLICY, WEIGHTS, policy_folders
@@ -33,7 +34,6 @@ from gpusched.controller.eventlog import EventLogger
 from gpusched.controller.injob import Prepare
 from gpusched.controller.leadership import Leadership, end_former, leadership, standby
 from gpusched.controller.notices.service import NotificationService
-from gpusched.controller.outputs import secure_logs
 from gpusched.controller.predicting import BUDGET_S, StartPredictor
 from gpusched.controller.publishing import Publisher
 from gpusched.controller.reporting import Reporting
@@ -122,10 +122,7 @@ class Service:
         if leadership is not None and leadership.former is not None:
             self._event("controller_took_over", former=leadership.former.holder, term=leadership.term)
         self._record_inventory(declared)
-        try:
-            secure_logs(state, self.store, inventory)
-        except OSError as error:
-            _log.warning("output of earlier versions cannot be reclaimed: %s; see %s", error, state / "logs")
+        remove_drafts(state / "logs")
         self._warm_up()
 
     def _warm_up(self) -> None:

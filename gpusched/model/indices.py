@@ -48,9 +48,9 @@ def union(spans: Iterable[tuple[int, int]]) -> Spans:
     return tuple(merged)
 
 
-def text_of(spans: Spans) -> str:
-    """Format spans as ``0-4,7``."""
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+def text_of(spans: Spans, width: int = 0) -> str:
+    """Format spans as ``0-4,7``, or as ``00-04,07`` with a width of 2."""
+    return ",".join(f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b in spans)
 
 
 def count(spans: Spans) -> int:

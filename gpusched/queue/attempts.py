@@ -68,8 +68,7 @@ class AttemptReads(JobReads):
     def _names(self, since: float) -> dict[str, tuple[str, str | None, str | None]]:
         """Return job -> user, array and name, of jobs that have not ended before."""
         rows = self._db.execute(
-            "SELECT jobs.id, user, array_id, json_extract(CAST(coalesce(specs.data, jobs.data) AS TEXT), "
-            "iif(specs.data IS NULL, '$.spec.name', '$.name')) "
+            "SELECT jobs.id, user, array_id, json_extract(CAST(specs.data AS TEXT), '$.name') "
             "FROM jobs LEFT JOIN specs ON jobs.spec = specs.digest WHERE end_time > ? OR end_time IS NULL",
             (since,),
         )

@@ -17,7 +17,7 @@ _RENAMED = """CAST(replace(CAST(data AS TEXT), '"most":', '"max_gpus_per_node":'
 
 
 class BeliefReads(JobReads):
-    """Queries for job class estimates. A store from before these tables has none."""
+    """Queries for job class estimates."""
 
     _db: sqlite3.Connection
     _decoded_rows: tuple[dict[str, bytes], dict[str, JobClassEstimate]] = ({}, {})

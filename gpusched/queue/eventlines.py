@@ -33,8 +33,7 @@ class EventLineReads(JobReads):
         rows = self._db.execute(
             "SELECT e.seq, e.time, e.kind, e.job_id, e.user, e.node, e.data, j.user, j.partition, s.data FROM events e "
             f"LEFT JOIN jobs j ON j.id = coalesce((SELECT id FROM jobs WHERE id = e.job_id), {of_array}) "
-            f"LEFT JOIN specs s ON s.digest = {self._spec_column().replace('jobs', 'j')} "
-            "WHERE e.seq > ? ORDER BY e.seq LIMIT ?",
+            "LEFT JOIN specs s ON s.digest = j.spec WHERE e.seq > ? ORDER BY e.seq LIMIT ?",
             (after, limit),
         ).fetchall()
         (cluster,) = self._db.execute("SELECT value FROM meta WHERE key = 'cluster_id'").fetchone() or ("",)

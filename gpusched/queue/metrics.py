@@ -147,9 +147,9 @@ class MetricReads(JobReads):
 
     def pending_sums(self) -> list[PendingSum]:
         """Return the pending jobs by partition and reason."""
-        query = f"SELECT partition, {self._spec_column()}, {self._tasks_column()}, data FROM jobs WHERE state = ?"
+        query = "SELECT partition, spec, tasks, data FROM jobs WHERE state = ?"
         found: dict[tuple[str, str], list[int]] = {}
-        gpus: dict[bytes | None, int] = {None: 0}
+        gpus: dict[bytes, int] = {}
         for partition, digest, tasks, data in self._db.execute(query, (JobState.PENDING,)).fetchall():
             if digest not in gpus:
                 gpus[digest] = self._gpus_of(digest)
@@ -165,9 +165,7 @@ class MetricReads(JobReads):
     def unended_counts(self) -> dict[tuple[str, str], int]:
         """Return (partition, state) -> number of jobs that have not ended."""
         states = (JobState.PENDING, *sorted(ACTIVE))
-        query = (
-            f"SELECT partition, state, sum({self._tasks_column()}) FROM jobs WHERE state IN (?, ?, ?, ?) GROUP BY 1, 2"
-        )
+        query = "SELECT partition, state, sum(tasks) FROM jobs WHERE state IN (?, ?, ?, ?) GROUP BY 1, 2"
         return {(partition, state): count for partition, state, count in self._db.execute(query, states)}
 
     def node_figures(self) -> list[NodeFigures]:

@@ -18,7 +18,7 @@ _NOTICE = msgspec.json.Decoder(Notice)
 
 
 class NoticeReads(JobReads):
-    """Queries for notices. A store from before this table has none."""
+    """Queries for notices."""
 
     _db: sqlite3.Connection
 
@@ -34,10 +34,6 @@ class NoticeReads(JobReads):
 
     def _notices(self, rest: str, values: tuple[object, ...]) -> list[Notice]:
         return [_NOTICE.decode(row[0]) for row in self._rows(f"SELECT data FROM notices {rest}", values)]
-
-    def last_event(self) -> int:
-        """Return the number of the latest event; 0 without any."""
-        return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
 
     def events_after(self, seq: int, kinds: Iterable[str], limit: int) -> list[tuple[int, Event]]:
         """Return later events of these kinds with their numbers, in order."""

@@ -42,7 +42,7 @@ class Estimate(NamedTuple):
 
 
 class PredictionReads(JobReads):
-    """Queries for forecasts. A store from before these tables has none."""
+    """Queries for forecasts."""
 
     def unpredicted(self) -> tuple[int, list[str]]:
         """Return the number of pending jobs, and the ids of those without a predicted start.
@@ -51,10 +51,9 @@ class PredictionReads(JobReads):
         and a larger one gets no prediction until it is smaller.
         """
         first = "array_id || '_' || CAST(substr(id, length(array_id) + 3) AS INTEGER)"  # of ID_[3-9]
-        count = self._tasks_column()
         query = (
             "SELECT name, count, name IN (SELECT job_id FROM predictions) FROM (SELECT "
-            f"CASE WHEN {count} > 1 THEN {first} ELSE id END AS name, {count} AS count FROM jobs WHERE state = ?)"
+            f"CASE WHEN tasks > 1 THEN {first} ELSE id END AS name, tasks AS count FROM jobs WHERE state = ?)"
         )
         rows = self._db.execute(query, (JobState.PENDING,)).fetchall()
         return sum(min(count, MAX_SIMULATED_PARTS) for _, count, _ in rows), [

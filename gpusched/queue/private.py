@@ -5,9 +5,8 @@ A user who can open a file can lock it, and block its writer.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
-import sqlite3
 import stat
 from pathlib import Path
 
@@ -22,51 +21,15 @@ def create_private(path: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Restrict a database's files to the owner and root.
-
-    Earlier versions let all users open them. Some may have them open still, so the database moves to a new file.
-    """
-    files = [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
+    """Restrict a database's files to the owner and root. Processes that have them open may lock them until they end."""
     try:
         create_private(path)
-        return
     except FileExistsError:
-        there = [file for file in files if file.exists()]
-    if not any(file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) for file in there):
-        return
-    part = path.with_name(path.name + ".private")
-    try:
-        _copy_whole(path, part)
-    except OSError:  # no space for a second one: processes that have it open may lock it until they end
-        part.unlink(missing_ok=True)
-        for file in there:
-            file.chmod(0o600)
-        return
-    # Between these two steps the old WAL or journal lies beside the new file: it holds nothing that this has not.
-    part.replace(path)
-    for file in files[1:]:
-        file.unlink(missing_ok=True)
-
-
-def _copy_whole(path: Path, part: Path) -> None:
-    """Copy an idle database with its WAL or journal into one synced file, without taking a lock."""
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        file, copy = path.with_name(path.name + suffix), part.with_name(part.name + suffix)
-        copy.unlink(missing_ok=True)
-        if suffix != "-shm" and file.exists():
-            create_private(copy)
-            shutil.copyfile(file, copy)
-    db = sqlite3.connect(part, isolation_level=None)
-    try:
-        db.executescript("PRAGMA synchronous=FULL; PRAGMA journal_mode=DELETE;")
-    except sqlite3.Error as error:
-        raise OSError(f"{part}: {error}") from error
-    finally:
-        db.close()
-    with part.open("rb+") as whole:
-        status = path.stat()
-        os.fchown(whole.fileno(), status.st_uid, status.st_gid)  # root may have come by, with a tick
-        os.fsync(whole.fileno())
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            file = path.with_name(path.name + suffix)
+            with contextlib.suppress(FileNotFoundError):
+                if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                    file.chmod(0o600)
 
 
 # Of FUSE all: it may drop what was written to a mapping of a file, and WAL's index goes back by that.

@@ -14,7 +14,7 @@ from gpusched.queue.rows import JobReads
 
 
 class ProgressReads(JobReads):
-    """Queries for progress. A store from before this table has none."""
+    """Queries for progress."""
 
     _db: sqlite3.Connection
 

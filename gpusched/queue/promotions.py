@@ -107,7 +107,7 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyReads(JobReads):
-    """Queries for policies. A store from before these tables has none."""
+    """Queries for policies."""
 
     def policy_changes(self, partition: str | None = None, limit: int = 1000) -> list[PolicyChange]:
         """Return the latest changes, oldest first."""

@@ -45,11 +45,6 @@ class QuotaReads(JobReads):
 
     _summed: tuple[float, list[QuotaUsage]] | None = None  # of attempts that ended before an hour began
 
-    def _group_column(self, name: str = "account") -> str:
-        """Return the SQL for an attempt's group or class; older stores lack these columns."""
-        known = {row[1] for row in self._db.execute("PRAGMA table_info(runs)")}
-        return f"coalesce({name}, '')" if name in known else "''"
-
     def gpu_seconds_of_week(self, now: float) -> list[QuotaUsage]:
         """Return GPU seconds of the seven days before ``now``; time on a shared GPU counts in full for each job.
 
@@ -67,30 +62,29 @@ class QuotaReads(JobReads):
 
     def _sums(self, which: str, until: str, **times: float) -> list[QuotaUsage]:
         """Return usage of the attempts that ``which`` selects, from ``since`` to ``until``, by subject and end."""
-        account, qos = self._group_column(), self._group_column("qos")
         slot = f"cast({until} / {_SLOT_S} AS INTEGER)"
         rows = self._db.execute(
-            f"SELECT user, {account}, {qos}, {slot}, sum(gpus * ({until} - max(start_time, :since))) FROM runs "
-            f"WHERE {which} GROUP BY 1, 2, 3, 4",
+            f"SELECT user, coalesce(account, ''), coalesce(qos, ''), {slot}, "
+            f"sum(gpus * ({until} - max(start_time, :since))) FROM runs WHERE {which} GROUP BY 1, 2, 3, 4",
             times,
         )
         return [QuotaUsage(user, group, name, (at + 1) * _SLOT_S, gpu_s) for user, group, name, at, gpu_s in rows]
 
     def runs_of_week(self, until: float) -> list[tuple[str, str, str, int, float, float]]:
         """Return (user, group, class, GPUs, start, end) of attempts in the seven days before ``until``."""
-        account, qos = self._group_column(), self._group_column("qos")
         return self._db.execute(
-            f"SELECT user, {account}, {qos}, gpus, start_time, min(coalesce(end_time, :until), :until) FROM runs "
+            "SELECT user, coalesce(account, ''), coalesce(qos, ''), gpus, start_time, "
+            "min(coalesce(end_time, :until), :until) FROM runs "
             "WHERE start_time < :until AND (end_time IS NULL OR end_time > :since)",
             {"until": until, "since": until - WEEK_S - HOUR_S},
         ).fetchall()
 
     def waiting_by_class(self) -> dict[tuple[str, str, str], int]:
         """Return (user, group, class) -> number of pending jobs; each array task counts."""
-        columns = f"user, {self._spec_column()}, sum({self._tasks_column()})"
-        rows = self._db.execute(f"SELECT {columns} FROM jobs WHERE state = ? GROUP BY 1, 2", (JobState.PENDING,))
+        query = "SELECT user, spec, sum(tasks) FROM jobs WHERE state = ? GROUP BY 1, 2"
+        rows = self._db.execute(query, (JobState.PENDING,))
         found: dict[tuple[str, str, str], int] = {}
-        subjects: dict[bytes | None, _Subject] = {None: _Subject()}
+        subjects: dict[bytes, _Subject] = {}
         for user, digest, count in rows.fetchall():
             if digest not in subjects:
                 (data,) = self._db.execute("SELECT data FROM specs WHERE digest = ?", (digest,)).fetchone()

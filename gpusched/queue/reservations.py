@@ -14,7 +14,7 @@ _DECODER = msgspec.json.Decoder(Reservation)
 
 
 class ReservationReads(JobReads):
-    """Queries for reservations. A store from before this table has none."""
+    """Queries for reservations."""
 
     def reservations(self, now: float) -> tuple[Reservation, ...]:
         """Return reservations that have not ended, by begin."""

@@ -20,7 +20,6 @@ from gpusched.model.indices import Spans, count, difference, expand_spans, inter
 from gpusched.model.jobs import ACTIVE, ENDED, Dependency, JobRecord, JobSpec, JobState
 from gpusched.queue.damage import TABLE_CHECKS, TableCheck, guard
 
-SINCE_VERSION = 5  # of the schema: before it, a job's data held its spec
 MAX_SHARED_ROWS, MAX_SHARED_SPANS = 50, 1000  # rows that several tasks of one array share, and pieces of them in all
 _AT_ONCE = 500  # SQLite takes 999 parameters where it is old
 _MAX_BY_ID = 100_000  # tasks that are looked up by their ids: as many as an array has at most
@@ -32,29 +31,16 @@ class _JobWithoutSpec(JobRecord, frozen=True, kw_only=True, omit_defaults=True):
     spec: int = 0  # type: ignore[assignment]
 
 
-class _Limit(msgspec.Struct, frozen=True):
-    time_limit_s: int = 0
-
-
 class _Dependent(msgspec.Struct):
     """The dependencies of a stored spec."""
 
     dependencies: tuple[Dependency, ...] = ()
 
 
-class _RunTime(msgspec.Struct):
-    """The fields of an ended job that forecasts need; with its spec where that is in the row."""
-
-    start_time: float
-    spec: _Limit = _Limit()
-
-
 _FIELDS = tuple(name for name in JobRecord.__struct_fields__ if name != "spec")
 JOB_WITHOUT_SPEC = msgspec.json.Decoder(_JobWithoutSpec)
-WHOLE = msgspec.json.Decoder(JobRecord)
 SPEC = msgspec.json.Decoder(JobSpec)
 _DEPENDENT = msgspec.json.Decoder(_Dependent)
-RUN = msgspec.json.Decoder(_RunTime)
 _MAY_NOT_HAVE_BEGUN = (JobState.FAILED, JobState.NODE_FAIL, JobState.CANCELLED)
 BEGUN, NEVER_BEGUN = b'"start_time":', b'"start_time":null'  # in texts quotes are escaped
 
@@ -63,7 +49,6 @@ class JobReads:
     """Queries for jobs."""
 
     _db: sqlite3.Connection
-    _counts_tasks = False
 
     def __init_subclass__(cls) -> None:
         guard(cls)
@@ -79,17 +64,12 @@ class JobReads:
 
     def _jobs_of(self, rest: str, values: Sequence[object] = ()) -> list[JobRecord]:
         """Return the jobs that ``SELECT ... FROM jobs`` and ``rest`` select. Equal specs are one object."""
-        rows = self._db.execute(f"SELECT data, {self._spec_column()} FROM jobs {rest}", values).fetchall()
-        return self._decoded(rows)
-
-    def _decoded(self, rows: Sequence[tuple[bytes, bytes | None]]) -> list[JobRecord]:
-        specs = self._specs({digest for _, digest in rows if digest is not None})
-        return [WHOLE.decode(data) if digest is None else _joined(data, specs[digest]) for data, digest in rows]
+        rows = self._db.execute(f"SELECT data, spec FROM jobs {rest}", values).fetchall()
+        specs = self._specs({digest for _, digest in rows})
+        return [_joined(data, specs[digest]) for data, digest in rows]
 
     def _shared_rows(self, array_id: str) -> list[JobRecord]:
         """Return the rows of an array that hold several tasks each."""
-        if self._tasks_column() == "1":
-            return []
         # The planner would go through all tasks that have run.
         return self._jobs_of("INDEXED BY jobs_shared WHERE array_id = ? AND tasks > 1", (array_id,))
 
@@ -160,18 +140,6 @@ class JobReads:
             found |= {names[name]: state == JobState.COMPLETED for name, state in rows}
         return found
 
-    def _tasks_column(self) -> str:
-        """Return the SQL for the number of jobs in a row; 1 in a store of an earlier version."""
-        if not self._counts_tasks:
-            query = "SELECT count(*) FROM pragma_table_info('jobs') WHERE name = 'tasks'"
-            self._counts_tasks = bool(self._db.execute(query).fetchone()[0])
-        return "jobs.tasks" if self._counts_tasks else "1"
-
-    def _spec_column(self) -> str:
-        """Return the SQL for a job's spec digest; NULL in a store of an earlier version."""
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        return "jobs.spec" if version >= SINCE_VERSION else "NULL"
-
     def _specs(self, digests: set[bytes]) -> dict[bytes, JobSpec]:
         found: dict[bytes, JobSpec] = {}
         wanted = sorted(digests)
@@ -190,20 +158,17 @@ def _read_spec(data: bytes) -> object:
     return SPEC.decode(data)
 
 
-def _read_job(data: bytes, digest: bytes | None, spec: bytes | None, state: str, *numbers: float) -> None:
+def _read_job(data: bytes, spec: bytes | None, state: str, *numbers: float) -> None:
     JobState(state)
     sum(numbers)
-    if digest is None:
-        WHOLE.decode(data)
-    elif spec is None:
+    if spec is None:
         raise ValueError("what it asked for is gone")
-    else:
-        JOB_WITHOUT_SPEC.decode(data)
-        _read_spec(spec)
+    JOB_WITHOUT_SPEC.decode(data)
+    _read_spec(spec)
 
 
 _SPEC_OF_JOB = "(SELECT specs.data FROM specs WHERE digest = jobs.spec)"
-_COLUMNS = ("data", "spec", _SPEC_OF_JOB, "state", "submit_time", "tasks", "coalesce(end_time, 0)")
+_COLUMNS = ("data", _SPEC_OF_JOB, "state", "submit_time", "tasks", "coalesce(end_time, 0)")
 TABLE_CHECKS.append(TableCheck("jobs", ("id",), _COLUMNS, _read_job))
 TABLE_CHECKS.append(TableCheck("specs", ("digest",), ("data",), _read_spec))
 

@@ -5,22 +5,34 @@ from __future__ import annotations
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
--- data: model.jobs.Job as JSON, without its spec; the other columns repeat what is searched for.
+-- data: model.jobs.Job as JSON, without its spec; the other columns repeat what is searched for. spec: its digest.
+-- tasks: how many jobs the row stands for: tasks of an array that differ in nothing share one; see model.arrays.
 CREATE TABLE jobs (
   id TEXT PRIMARY KEY, array_id TEXT, state TEXT NOT NULL, user TEXT NOT NULL, partition TEXT NOT NULL,
-  submit_time REAL NOT NULL, end_time REAL, data BLOB NOT NULL
+  submit_time REAL NOT NULL, end_time REAL, data BLOB NOT NULL, spec BLOB, tasks INTEGER NOT NULL DEFAULT 1
 ) WITHOUT ROWID;
 CREATE INDEX jobs_state ON jobs (state, submit_time);
-CREATE INDEX jobs_array ON jobs (array_id) WHERE array_id IS NOT NULL;
+CREATE INDEX jobs_array ON jobs (array_id, state) WHERE array_id IS NOT NULL;
+CREATE INDEX jobs_shared ON jobs (array_id, state, tasks) WHERE tasks > 1;
 CREATE INDEX jobs_user ON jobs (user, submit_time);
 CREATE INDEX jobs_end ON jobs (end_time) WHERE end_time IS NOT NULL;
 CREATE INDEX jobs_submit ON jobs (submit_time);
+-- Waiting jobs that a policy stopped for others: few, of which every status wants the number.
+CREATE INDEX jobs_stopped ON jobs (id)
+  WHERE state = 'PENDING' AND instr(data, CAST('"preemptions":{' AS BLOB)) > 0;
+
+-- What was asked for, once for all jobs that ask for the same, as the tasks of an array do; see queue.rows.
+-- digest: of data, which is model.jobs.JobSpec as JSON.
+CREATE TABLE specs (digest BLOB PRIMARY KEY, data BLOB NOT NULL);
 
 -- One row per started attempt, kept for ever: the history that utilization, fair share and replay are computed from.
+-- worked_until: when the work of an attempt that was stopped to be resized ended: when it was asked to save, or, where
+-- it did not save, when it had saved last; NULL: with the attempt, or not known. account, qos: the group and the class
+-- of service that it counted for; NULL: none, or not known.
 CREATE TABLE runs (
   job_id TEXT NOT NULL, attempt INTEGER NOT NULL, user TEXT NOT NULL, partition TEXT NOT NULL, flavor TEXT,
   share REAL NOT NULL, gpus INTEGER NOT NULL, start_time REAL NOT NULL, end_time REAL, outcome TEXT,
-  allocation BLOB NOT NULL, PRIMARY KEY (job_id, attempt)
+  allocation BLOB NOT NULL, worked_until REAL, account TEXT, qos TEXT, PRIMARY KEY (job_id, attempt)
 ) WITHOUT ROWID;
 CREATE INDEX runs_time ON runs (start_time);
 CREATE INDEX runs_open ON runs (end_time) WHERE end_time IS NULL;
@@ -52,11 +64,7 @@ CREATE INDEX usage_job ON usage (job_id);
 
 -- Command files already folded in: folding one twice changes nothing.
 CREATE TABLE folded (file_name TEXT PRIMARY KEY, time REAL NOT NULL) WITHOUT ROWID;
-"""
 
-# From each version to the next. A new database gets SCHEMA (version 1) and then all of these, too.
-MIGRATIONS: tuple[str, ...] = (
-    """
 -- Every change of a partition's live policy, kept for ever; the last row says what decides there.
 -- data: queue.promotions.PolicyChange as JSON.
 CREATE TABLE policy_changes (seq INTEGER PRIMARY KEY, partition TEXT NOT NULL, data BLOB NOT NULL);
@@ -70,28 +78,17 @@ CREATE TABLE shadow_differences (
   seq INTEGER PRIMARY KEY, partition TEXT NOT NULL, time REAL NOT NULL, data BLOB NOT NULL
 );
 CREATE INDEX shadow_differences_partition ON shadow_differences (partition, seq);
-""",
-    """
+
 -- When each waiting job was expected to start, predicted once; a job that no run forward reaches has no row yet.
 CREATE TABLE predictions (
   job_id TEXT PRIMARY KEY, partition TEXT NOT NULL, made REAL NOT NULL, median REAL NOT NULL, low REAL NOT NULL,
   high REAL, by_limits REAL
 ) WITHOUT ROWID;
 CREATE INDEX predictions_made ON predictions (made);
-""",
-    """
+
 -- How long each job was expected to run, in seconds, estimated once by a predictor; see queue.predictions.
 CREATE TABLE estimates (job_id TEXT PRIMARY KEY, seconds REAL NOT NULL, predictor TEXT NOT NULL) WITHOUT ROWID;
-""",
-    """
--- What was asked for, once for all jobs that ask for the same, as the tasks of an array do; see queue.rows.
--- digest: of data, which is model.jobs.JobSpec as JSON.
-CREATE TABLE specs (digest BLOB PRIMARY KEY, data BLOB NOT NULL);
 
--- NULL: a row of an earlier version, whose data holds the spec too; it changes when the job is next written.
-ALTER TABLE jobs ADD COLUMN spec BLOB;
-""",
-    """
 -- How far each attempt came that reported it, kept for ever. data: model.progress.JobProgress as JSON. open: 0 once the
 -- job has ended.
 CREATE TABLE progress (
@@ -99,20 +96,13 @@ CREATE TABLE progress (
   PRIMARY KEY (job_id, attempt)
 ) WITHOUT ROWID;
 CREATE INDEX progress_open ON progress (open) WHERE open = 1;
-""",
-    """
--- When the work of an attempt ended that was stopped to be resized: when it was asked to save, or, where it did not
--- save, when it had saved last. NULL: with the attempt, or not known.
-ALTER TABLE runs ADD COLUMN worked_until REAL;
-""",
-    """
+
 -- The estimate of each job class, from the speeds of ended attempts. data: model.interference.JobClassEstimate as JSON.
 CREATE TABLE beliefs (kind TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 
 -- Those paces with their GPUs, the latest only. data: model.interference.AttemptSpeed as JSON.
 CREATE TABLE paces (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
-""",
-    """
+
 -- Notices to people. due: when it is sent next; NULL: it has arrived, or was sent in vain too often. failed: 1 where
 -- the last try failed. data: model.notices.Notice as JSON.
 CREATE TABLE notices (
@@ -120,30 +110,15 @@ CREATE TABLE notices (
 ) WITHOUT ROWID;
 CREATE INDEX notices_due ON notices (due) WHERE due IS NOT NULL;
 CREATE INDEX notices_failed ON notices (made) WHERE failed = 1;
-""",
-    """
+
 -- Nodes kept for some, or for nobody, for a time; those that are over stay, for replays. data:
 -- model.reservations.Reservation as JSON. Of those that are not over, names differ.
 CREATE TABLE reservations (seq INTEGER PRIMARY KEY, name TEXT NOT NULL, until REAL NOT NULL, data BLOB NOT NULL);
 CREATE INDEX reservations_until ON reservations (until);
-""",
-    """
--- How many jobs a row stands for: tasks of an array that differ in nothing share one; see model.arrays.
-ALTER TABLE jobs ADD COLUMN tasks INTEGER NOT NULL DEFAULT 1;
-CREATE INDEX jobs_shared ON jobs (array_id, state, tasks) WHERE tasks > 1;
-DROP INDEX jobs_array;
-CREATE INDEX jobs_array ON jobs (array_id, state) WHERE array_id IS NOT NULL;
-""",
-    """
--- The group and the class of service that an attempt counted for; NULL: none, or not known.
-ALTER TABLE runs ADD COLUMN account TEXT;
-ALTER TABLE runs ADD COLUMN qos TEXT;
-""",
-    """
--- Waiting jobs that a policy stopped for others: few, of which every status wants the number.
-CREATE INDEX jobs_stopped ON jobs (id)
-  WHERE state = 'PENDING' AND instr(data, CAST('"preemptions":{' AS BLOB)) > 0;
-""",
+"""
+
+# From each version to the next. A new database gets SCHEMA and then all of these, too.
+MIGRATIONS: tuple[str, ...] = (
     """
 -- Events whose kinds had other names.
 UPDATE events SET kind = CASE kind WHEN 'agent_out' THEN 'agent_disabled' WHEN 'agent_back' THEN 'agent_enabled'
@@ -203,4 +178,5 @@ UPDATE usage SET idle_energy_unknown_s = idle_s;
 CREATE TABLE audit (seq INTEGER PRIMARY KEY AUTOINCREMENT, data BLOB NOT NULL);
 """,
 )
-SCHEMA_VERSION = 1 + len(MIGRATIONS)
+FIRST_VERSION = 13  # of SCHEMA; databases of versions before it cannot be opened
+SCHEMA_VERSION = FIRST_VERSION + len(MIGRATIONS)

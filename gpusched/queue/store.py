@@ -49,9 +49,8 @@ from gpusched.queue.quotas import QuotaReads
 from gpusched.queue.reading import DATABASE as DATABASE
 from gpusched.queue.reservations import ReservationReads, ReservationWrites
 from gpusched.queue.rows import BEGUN, NEVER_BEGUN, JobWrites
-from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
+from gpusched.queue.schema import FIRST_VERSION, MIGRATIONS, SCHEMA, SCHEMA_VERSION
 
-WORK_SINCE_VERSION = 7  # of the schema: before it, the end of an attempt's work was not recorded
 ACTIVE_CONTROLLER = "active_controller"  # key of meta: host and process of the controller that has the term
 INVENTORY_TROUBLE = "inventory_trouble"  # key of meta: why the present inventory.yaml or policy is not in use; ""
 MAX_IDLE_WAL_BYTES = 16 * 1024 * 1024  # after a large transaction, the WAL file is truncated to this
@@ -349,7 +348,8 @@ class Reader(
             reader = cls(opened.db, state if opened.stamp is not None else None)
             reader._copy = opened.stamp
             # Version 0: the writer has created the file but not yet filled it.
-            if opened.db.execute("PRAGMA user_version").fetchone()[0]:
+            if version := opened.db.execute("PRAGMA user_version").fetchone()[0]:
+                _check_not_too_old(path, version)
                 return reader
             _check_never_filled(path)
             return None
@@ -526,23 +526,21 @@ class Reader(
         """Return the number of jobs by state, optionally of one user or partition."""
         where, values = _condition(user, partition)
         if values:
-            query = f"SELECT state, sum({self._tasks_column()}) FROM jobs WHERE {where} GROUP BY state"
+            query = f"SELECT state, sum(tasks) FROM jobs WHERE {where} GROUP BY state"
             return dict(self._db.execute(query, values).fetchall())
+        # Two queries that read indexes only: there may be many jobs.
         found = Counter(dict(self._db.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall()))
-        if self._tasks_column() != "1":  # two queries that read indexes only: there may be many jobs
-            shared = "SELECT state, sum(tasks - 1) FROM jobs INDEXED BY jobs_shared WHERE tasks > 1 GROUP BY state"
-            found.update(dict(self._db.execute(shared).fetchall()))
+        shared = "SELECT state, sum(tasks - 1) FROM jobs INDEXED BY jobs_shared WHERE tasks > 1 GROUP BY state"
+        found.update(dict(self._db.execute(shared).fetchall()))
         return dict(found)
 
     def preempted_pending(self, *, user: str | None = None, partition: str | None = None) -> int:
         """Return the number of preempted jobs that are pending again, optionally of one user or partition."""
-        # No job can forge the match, since quotes in its texts are escaped. The condition is that of the partial index,
-        # which older stores lack.
+        # No job can forge the match, since quotes in its texts are escaped. The condition is that of the partial index.
         where = "state = 'PENDING' AND instr(data, CAST('\"preemptions\":{' AS BLOB)) > 0"
-        (known,) = self._db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'jobs_stopped'").fetchone()
-        by = "INDEXED BY jobs_stopped" if known else ""
         only, values = _condition(user, partition)
-        return int(self._db.execute(f"SELECT count(*) FROM jobs {by} WHERE {where} AND {only}", values).fetchone()[0])
+        query = f"SELECT count(*) FROM jobs INDEXED BY jobs_stopped WHERE {where} AND {only}"
+        return int(self._db.execute(query, values).fetchone()[0])
 
     def active(self) -> list[JobRecord]:
         """Return active jobs (STARTING, RUNNING, COMPLETING)."""
@@ -634,9 +632,7 @@ class Reader(
 
     def _runs(self, select: Callable[[str], sqlite3.Cursor]) -> list[RunRecord]:
         columns = "job_id, attempt, user, partition, flavor, share, gpus, start_time, end_time, outcome, allocation"
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        columns += ", worked_until" if version >= WORK_SINCE_VERSION else ", NULL"
-        rows = select(columns)
+        rows = select(f"{columns}, worked_until")
         return [
             RunRecord(
                 job_id=r[0], attempt=r[1], user=r[2], partition=r[3], flavor=r[4], share=r[5], gpus=r[6],
@@ -732,7 +728,7 @@ class Reader(
 
         # SQLite does what it can: a large site has hundreds of thousands of attempts.
         columns = (
-            f"user, {self._group_column()}, gpus, max(start_time, :since), min(coalesce(end_time, :until), :until), "
+            "user, coalesce(account, ''), gpus, max(start_time, :since), min(coalesce(end_time, :until), :until), "
             "CASE WHEN instr(allocation, '[') THEN allocation END"
         )
         rows = self._db.execute(
@@ -840,10 +836,11 @@ class Store(
         if 0 < version < SCHEMA_VERSION:
             from gpusched.queue.backup import copy_before_migration  # readers start faster without it
 
+            _check_not_too_old(path, version)
             copy_before_migration(self._db, path, version)
         if version < SCHEMA_VERSION:
             # All steps in one transaction: if killed between two, the store would have a version without a backup.
-            steps = "".join((SCHEMA, *MIGRATIONS)[version:])
+            steps = "".join(MIGRATIONS[version - FIRST_VERSION :] if version else (SCHEMA, *MIGRATIONS))
             self._db.executescript(f"BEGIN; {steps} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
         if self.meta("cluster_id") is None:  # new, or its creator died before this line
             import secrets  # readers start faster without it
@@ -1037,6 +1034,11 @@ class Store(
             "SELECT sum(energy_j), sum(gpu_s - energy_unknown_s) FROM usage WHERE job_id = ?", (job_id,)
         ).fetchone()
         return row[0] if row[1] else None
+
+
+def _check_not_too_old(path: Path, version: int) -> None:
+    if version < FIRST_VERSION:
+        raise GpuschedError(f"{path} has version {version}; the earliest that can be opened is {FIRST_VERSION}")
 
 
 def _check_never_filled(path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 import gpusched
 from gpusched.config.yamlfile import Value, parse_file
@@ -262,83 +263,62 @@ def _start_of(text: str) -> float:
 # To YAML
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes numbers with six significant digits and without exponents, as `Value.number` reads them."""
+
+
+def _number(dumper: _Dumper, number: float) -> yaml.Node:
+    text = _plain(number)
+    return dumper.represent_scalar(f"tag:yaml.org,2002:{'float' if '.' in text else 'int'}", text)
+
+
+_Dumper.add_representer(float, _number)
+
+
 def workload_text(workload: Workload) -> str:
     """Return the YAML text that `load_workload` reads back."""
-    start = datetime.fromtimestamp(in_calendar(workload.start), UTC)
-    lines = [
-        f"name: {_quoted(workload.name)}",
-        f"jobs: {workload.jobs}",
-        f"start: {start:%Y-%m-%dT%H:%M:%S}",
-        "arrivals:",
-    ]
+    arrivals: dict[str, Any] = {"load": workload.load, "gpus": workload.load_gpus}
     if workload.per_hour is not None:
-        lines.append(f"  per_hour: {_plain(workload.per_hour)}")
-    else:
-        lines += [f"  load: {_plain(workload.load or 0.0)}", f"  gpus: {workload.load_gpus}"]
-    if len(set(workload.hours)) > 1:
-        lines.append(f"  hours: [{', '.join(map(_plain, workload.hours))}]  # from midnight, UTC")
-    if len(set(workload.weekdays)) > 1:
-        lines.append(f"  weekdays: [{', '.join(map(_plain, workload.weekdays))}]  # from Monday")
+        arrivals = {"per_hour": workload.per_hour}
+    for name, weights in (("hours", workload.hours), ("weekdays", workload.weekdays)):
+        if len(set(weights)) > 1:
+            arrivals[name] = list(weights)
     if workload.burst_share > 0:
-        bursts = {"share": _plain(workload.burst_share), "size": _plain(workload.burst_size),
-                  "within": f"{_plain(workload.burst_within_s)}s"}  # fmt: skip
-        lines.append(f"  bursts: {_flow(bursts)}")
-    lines.append("sizes:")
-    for size in workload.sizes:
-        lines += _size_lines(size)
-    lines += ["run_time:", *_run_time_lines(workload.run_time, "  ")]
-    if workload.limits is not None:
-        lines += _limit_lines(workload.limits)
+        arrivals["bursts"] = {
+            "share": workload.burst_share, "size": workload.burst_size, "within": f"{_plain(workload.burst_within_s)}s"
+        }  # fmt: skip
+    found: dict[str, Any] = {
+        "name": workload.name,
+        "jobs": workload.jobs,
+        "start": f"{datetime.fromtimestamp(in_calendar(workload.start), UTC):%Y-%m-%dT%H:%M:%S}",
+        "arrivals": arrivals,
+        "sizes": [
+            {"gpus": size.gpus, "share": size.share}
+            | ({"profile": size.profile} if size.profile else {})
+            | ({} if size.run_time is None else {"run_time": _run_time_keys(size.run_time)})
+            for size in workload.sizes
+        ],
+        "run_time": _run_time_keys(workload.run_time),
+    }
+    if (limits := workload.limits) is not None:
+        over = {"median": limits.over_median, "sigma": limits.over_sigma}
+        menu = [f"{_plain(s)}s" for s in limits.menu_s]
+        found["limits"] = {"menu": menu, "over": over, "exceeded": limits.exceeded}
     if workload.users:
-        lines.append(f"users: {{count: {workload.users}, zipf: {_plain(workload.user_zipf)}}}")
+        found["users"] = {"count": workload.users, "zipf": workload.user_zipf}
     if workload.groups:
-        lines += ["groups:", *(f"  {_quoted(name)}: {_plain(weight)}" for name, weight in workload.groups)]
-    return "\n".join(lines) + "\n"
+        found["groups"] = dict(workload.groups)
+    text = yaml.dump(found, Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
+    return f"# hours: from midnight, UTC; weekdays: from Monday\n{text}"
 
 
-def _size_lines(size: SizeClass) -> list[str]:
-    values = {"gpus": str(size.gpus), "share": _plain(size.share)} | ({"profile": size.profile} if size.profile else {})
-    if size.run_time is None:
-        return [f"  - {_flow(values)}"]
-    first, *others = (f"{key}: {value}" for key, value in values.items())
-    lines = [f"  - {first}", *(f"    {line}" for line in others), "    run_time:"]
-    return lines + _run_time_lines(size.run_time, "      ")
-
-
-def _run_time_lines(run_time: RunTime, indent: str) -> list[str]:
-    lines = [f"{indent}parts:"]
-    for weight, median, sigma in run_time.parts:
-        lines.append(f"{indent}  - {{weight: {_plain(weight)}, median: {_plain(median)}s, sigma: {_plain(sigma)}}}")
-    if run_time.tail_share > 0:
-        values = {"share": _plain(run_time.tail_share), "from": f"{_plain(run_time.tail_from_s)}s",
-                  "alpha": _plain(run_time.tail_alpha)}  # fmt: skip
-        lines.append(f"{indent}tail: {_flow(values)}")
-    return [
-        *lines, f"{indent}min: {_plain(run_time.minimum_s)}s", f"{indent}max: {_plain(run_time.maximum_s)}s"
-    ]  # fmt: skip
-
-
-def _limit_lines(limits: RequestedTimes) -> list[str]:
-    over = _flow({"median": _plain(limits.over_median), "sigma": _plain(limits.over_sigma)})
-    return [
-        "limits:",
-        f"  menu: [{', '.join(f'{_plain(s)}s' for s in limits.menu_s)}]",
-        f"  over: {over}",
-        f"  exceeded: {_plain(limits.exceeded)}",
-    ]
-
-
-def _flow(values: Mapping[str, str]) -> str:
-    return "{" + ", ".join(f"{key}: {value}" for key, value in values.items()) + "}"
+def _run_time_keys(run_time: RunTime) -> dict[str, Any]:
+    parts = [{"weight": w, "median": f"{_plain(median)}s", "sigma": sigma} for w, median, sigma in run_time.parts]
+    tail = {"share": run_time.tail_share, "from": f"{_plain(run_time.tail_from_s)}s", "alpha": run_time.tail_alpha}
+    bounds = {"min": f"{_plain(run_time.minimum_s)}s", "max": f"{_plain(run_time.maximum_s)}s"}
+    return {"parts": parts} | ({"tail": tail} if run_time.tail_share > 0 else {}) | bounds
 
 
 def _plain(number: float) -> str:
-    """Format with six significant digits, never with an exponent."""
     text = f"{float(f'{number:.6g}'):.9f}"
     return text.rstrip("0").rstrip(".")
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    printable = "".join(c if c.isprintable() else " " for c in escaped)
-    return f'"{printable}"'

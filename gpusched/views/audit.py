@@ -17,11 +17,6 @@ from gpusched.views import common
 MAX_STARTS = 20  # on the screen, of each period
 
 
-def audit_json(entries: Sequence[AuditEntry]) -> list[dict[str, Any]]:
-    """Return one object per entry."""
-    return [msgspec.to_builtins(entry) for entry in entries]
-
-
 def audit_screen(entries: Sequence[AuditEntry]) -> RenderableType:
     """Return one line per entry; what came from outside is escaped."""
     if not entries:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean as mean
 from statistics import stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpusched.errors import printable
+from gpusched.model.indices import spans_of, text_of
 from gpusched.model.jobs import JobState
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ STATE_STYLE = {
 BAD_STATE_STYLE = "red"
 
 
+def fields_of(source: object, *names: str) -> dict[str, Any]:
+    """Return these attributes by name, for JSON that has them as they are."""
+    return {name: getattr(source, name) for name in names}
+
+
 def state_style(state: JobState) -> str:
     """Return the color of a job's state."""
     return STATE_STYLE.get(state, BAD_STATE_STYLE)
@@ -41,13 +47,7 @@ def shorten(text: str, width: int) -> str:
 
 def ranges(numbers: Iterable[int], width: int = 0) -> str:
     """Format 2, 3, 4, 5, 9 as ``2-5,9``, or as ``02-05,09`` with a width of 2."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b in runs)
+    return text_of(spans_of(numbers), width)
 
 
 def compress_names(names: Iterable[str]) -> str:

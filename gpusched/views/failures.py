@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -14,11 +12,6 @@ from gpusched.views import common
 
 _COLUMNS = ("NODE", "GPU", "ATTEMPTS", "FAILED", "EXPECTED", "RATIO", "OOM", "CONFIDENCE")
 _MAX_UNNAMED = 10
-
-
-def failures_json(rows: Sequence[FailureRow]) -> list[dict[str, Any]]:
-    """Return one object per GPU and node."""
-    return [msgspec.to_builtins(row) for row in rows]
 
 
 def failures_screen(rows: Sequence[FailureRow], days: int, *, everything: bool = False) -> RenderableType:

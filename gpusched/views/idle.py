@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from gpusched.model.reports import IdleReport, IdleRow
-from gpusched.model.units import iso_utc
 from gpusched.views import bars, common
 
 MAX_ROWS = 40
 """Jobs in the table; ``--json`` has them all."""
-
-
-def idle_json(report: IdleReport) -> dict[str, Any]:
-    """Return the report as one object; times are UTC ISO-8601."""
-    fields: dict[str, Any] = msgspec.to_builtins(report)
-    return fields | {"since": iso_utc(report.since), "until": iso_utc(report.until)}
 
 
 def idle_screen(report: IdleReport, warning: str = "") -> RenderableType:

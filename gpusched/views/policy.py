@@ -191,16 +191,8 @@ def page_dict(page: PolicyPage) -> dict[str, Any]:
     """Return ``policy show --json``."""
     spec = page.spec
     return {
-        "name": spec.name,
-        "version": spec.version,
-        "description": spec.description,
-        "origin": page.origin,
-        "path": page.path,
-        "agent": spec.agent,
-        "order": spec.order,
-        "place": spec.place,
-        "backfill": spec.backfill,
-        "sizes": spec.sizes,
+        **common.fields_of(spec, "name", "version", "description", "agent", "order", "place", "backfill", "sizes"),
+        **common.fields_of(page, "origin", "path"),
         "fallback": spec.fallback.name if spec.fallback else None,
         "budget_s": spec.budget_s if spec.agent else None,
         "schedulers": spec.schedulers if spec.traits.places else None,
@@ -218,18 +210,12 @@ def page_dict(page: PolicyPage) -> dict[str, Any]:
 
 def _shadow_dict(shadow: Shadow, verdict: str | None) -> dict[str, Any]:
     return {
-        "partition": shadow.partition,
+        **common.fields_of(shadow, "partition", "by", "decisions", "same", "late", "unusable"),
+        **common.fields_of(shadow, "live_starts", "shadow_starts"),
         "version": shadow.spec.version,
         "since": iso_utc(shadow.since),
         "until": iso_utc(shadow.until),
-        "by": shadow.by,
-        "decisions": shadow.decisions,
-        "same": shadow.same,
-        "late": shadow.late,
-        "unusable": shadow.unusable,
         "trouble": shadow.trouble or None,
-        "live_starts": shadow.live_starts,
-        "shadow_starts": shadow.shadow_starts,
         "verdict": verdict,
     }
 

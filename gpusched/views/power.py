@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpusched.model.reports import HeldIdle, PowerReport, PowerRow
+from gpusched.model.reports import HeldIdle, IdleReport, PowerReport, PowerRow
 from gpusched.model.units import count_of, iso_utc
 from gpusched.views import bars, common
 
@@ -22,7 +22,7 @@ _PLACES = ("partition", "node")
 _WIDE = 120
 
 
-def power_json(report: PowerReport) -> dict[str, Any]:
+def power_json(report: PowerReport | IdleReport) -> dict[str, Any]:
     """Return the report as one object; times are UTC ISO-8601."""
     fields: dict[str, Any] = msgspec.to_builtins(report)
     return fields | {"since": iso_utc(report.since), "until": iso_utc(report.until)}

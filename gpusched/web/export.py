@@ -12,7 +12,7 @@ import msgspec
 from gpusched.client.context import Client
 from gpusched.config.paths import write_atomic
 from gpusched.errors import GpuschedError
-from gpusched.model.jobs import ACTIVE, ENDED, JobRecord
+from gpusched.model.jobs import ACTIVE, ENDED
 from gpusched.web.background import forecast_of
 from gpusched.web.details import details
 from gpusched.web.feed import Feed, SiteReader, shown_jobs
@@ -37,7 +37,7 @@ def export(folder: Path, advance: Callable[[float, int], None] | None = None) ->
     jobs = [job for job in shown_jobs(client, now) if job.state in ACTIVE | ENDED][:_MAX_DETAILED_JOBS]
     bundles: dict[str, dict[str, Any]] = {}
     for done, job in enumerate(jobs):
-        bundles.setdefault(bundle_of(job), {})[job.id] = details(client, job, private=False)
+        bundles.setdefault(job.id[:4], {})[job.id] = details(client, job, private=False)
         if advance is not None:
             advance(done, len(jobs))
     data = folder / "data" / "jobs"
@@ -49,11 +49,6 @@ def export(folder: Path, advance: Callable[[float, int], None] | None = None) ->
         if old.stem not in bundles:
             old.unlink(missing_ok=True)  # another export may have removed it
     return count
-
-
-def bundle_of(job: JobRecord) -> str:
-    """Return the file of a job: ids with a common prefix share one."""
-    return job.id[:4]
 
 
 def _files(client: Client, now: float, feed: Feed, bundles: dict[str, dict[str, Any]]) -> Iterator[tuple[str, bytes]]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpusched.config.inventory import load_inventory
-from gpusched.config.policies import BUILT_IN, load_policies, load_policy, policy_names
+from gpusched.config.policies import BUILT_IN, load_policies, load_policy, names_in, policy_folders
 from gpusched.config.weights import ModelError, digest_of, load_file, load_model, save_model
 from gpusched.errors import FileError, UsageError
 from gpusched.model.policy import PreemptionSettings, Resizing
@@ -63,7 +63,7 @@ def test_those_that_come_along(site: Path) -> None:
         assert spec.name == file.stem
         assert spec.description
         assert file.read_text().startswith("# ")
-    assert policy_names(site / "inventory.yaml") == sorted({*STAGES, *AGENTS})
+    assert names_in(policy_folders(site / "inventory.yaml")) == sorted({*STAGES, *AGENTS})
     assert (Path(__file__).parents[2] / "policies").resolve() == BUILT_IN.resolve()
 
 

@@ -28,7 +28,6 @@ import pytest
 from gpusched.controller import relay
 from gpusched.controller.auditing import audit_stream
 from gpusched.controller.leadership import controller_lock
-from gpusched.controller.outputs import secure_logs
 from gpusched.controller.publishing import Publisher
 from gpusched.errors import GpuschedError
 from gpusched.model import commands as c
@@ -83,7 +82,9 @@ class Place:
         self.log = self.state / "logs" / self.runs / "1.0.log"
         self.log.parent.mkdir(parents=True)
         self.log.write_text(SECRET)
-        secure_logs(self.state, self.world.store, self.world.inventory)
+        self.log.chmod(0o600)  # as collected output is
+        for folder in self.log.parents[:2]:
+            folder.chmod(0o711)
         self.publisher = Publisher(self.state)
         self.sync()
         self._lock = controller_lock(self.state)

@@ -21,14 +21,14 @@ import pytest
 
 from gpusched.cluster.base import Operation
 from gpusched.cluster.collecting import collect_log, rotate
-from gpusched.cluster.logfiles import secure
+from gpusched.cluster.logfiles import remove_drafts
 from gpusched.cluster.ssh import SshCluster
-from gpusched.controller.outputs import may_see, readers_of, secure_logs
+from gpusched.controller.outputs import may_see, readers_of
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.resources import LogSettings, RuntimeName
 from gpusched.nodes.local import LocalTransport
 from gpusched.nodes.transport import CommandResult, RemoteScript, TransportError
-from gpusched.queue.store import RankRecord, Store
+from gpusched.queue.store import RankRecord
 from tests.builders import spec
 from tests.controller.imagined import inventory
 from tests.testbed import wait_until
@@ -257,20 +257,6 @@ def test_permissions_of_a_jobs_output(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @as_root
-def test_a_start_secures_the_output_of_each_job_for_its_own_user(state: Path) -> None:
-    store = Store.create_or_open(state)
-    store.put_jobs([JobRecord(id="j", user="u", uid=OWNER, spec=spec(), state=JobState.RUNNING, submit_time=0.0)])
-    for name in ("j", "unknown"):
-        (state / "logs" / name).mkdir(parents=True)
-        (state / "logs" / name / "1.0.log").write_text("out")
-        os.chown(state / "logs" / name / "1.0.log", OTHER, OTHER)
-    secure_logs(state, store, inventory())
-    store.close()
-    found = {n: [readable(state / "logs" / n / "1.0.log", uid) for uid in (OWNER, OTHER)] for n in ("j", "unknown")}
-    assert found == {"j": [True, False], "unknown": [False, False]}
-
-
-@as_root
 def test_without_access_lists_the_owner_alone_reads(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
@@ -290,46 +276,24 @@ def test_a_folder_that_belongs_to_the_user_is_taken_back(state: Path) -> None:
     job.mkdir(parents=True)
     for name in ("2.0.part", "2.0.log", "9.9.log", "job.2.0.log"):
         (job / name).symlink_to(victim if name[0] == "2" else "nowhere")
-    (job / "3.0.log").mkdir()
-    (job / "3.0.log" / "more").touch()
     for path in (job, *job.iterdir()):
         os.chown(path, OWNER, OWNER, follow_symlinks=False)
-    for attempt in (2, 3):
-        target = job / f"{attempt}.0.log"
-        assert collect_log(LocalTransport("here"), RemoteScript(("echo", "x")), target, CAPS, (OWNER,)) == ""
-        assert (target.is_symlink(), target.read_text()) == (False, "x\n")
+    target = job / "2.0.log"
+    assert collect_log(LocalTransport("here"), RemoteScript(("echo", "x")), target, CAPS, (OWNER,)) == ""
+    assert (target.is_symlink(), target.read_text()) == (False, "x\n")
     assert (victim.read_text(), victim.stat().st_uid, victim.stat().st_mode & 0o777) == ("root's own", 0, 0o644)
     assert (job.stat().st_uid, job.stat().st_mode & 0o777) == (0, 0o711)
 
 
-@as_root
-def test_a_start_secures_what_earlier_versions_gave_away_and_removes_what_a_killed_one_left(state: Path) -> None:
-    logs = state / "logs"
-    theirs, ours = logs / "theirs", logs / "ours"
-    shadow = state / "shadow"
-    shadow.write_text("secret")
-    shadow.chmod(0o600)
-    for job in (theirs, ours):
-        job.mkdir(parents=True)
-        (job / "1.0.log").write_text("out")
-        (job / "1.0.part").write_text("half")
-    (theirs / "2.0.log").symlink_to(shadow)
-    os.link(shadow, theirs / "3.0.log")
-    os.mkfifo(theirs / "4.0.log")
-    (theirs / "5.0.log").symlink_to("nowhere")
-    for path in (theirs, theirs / "1.0.log"):
-        os.chown(path, OWNER, OWNER)
-    (logs / ".collecting").mkdir()
-    (logs / ".collecting" / "ours.2.0.log.abc").write_text("half")
-    (logs / "stray").touch()
-    secure(logs, lambda job: (OWNER,) if job == "theirs" else (OPERATOR,))
-    assert files(logs) == ["1.0.log", "1.0.log", "stray"]
-    for job, reader in ((theirs, OWNER), (ours, OPERATOR)):
-        assert (job.stat().st_uid, job.stat().st_mode & 0o777) == (0, 0o711)
-        assert (job / "1.0.log").stat().st_uid == 0
-        assert [readable(job / "1.0.log", uid) for uid in (reader, OTHER)] == [True, False]
-    assert (shadow.read_text(), shadow.stat().st_mode & 0o777, readable(shadow, OWNER)) == ("secret", 0o600, False)
-    secure(state / "nowhere", lambda job: ())
+def test_a_start_removes_what_a_killed_one_left_half_written(state: Path) -> None:
+    drafts = state / "logs" / ".collecting"
+    remove_drafts(drafts.parent)
+    (drafts.parent / "job").mkdir(parents=True)
+    (drafts.parent / "job" / "1.0.log").write_text("out")
+    drafts.mkdir()
+    (drafts / "job.2.0.log.abc").write_text("half")
+    remove_drafts(drafts.parent)
+    assert files(drafts.parent) == ["1.0.log"]
 
 
 def test_rotation_removes_the_oldest_until_the_rest_fits(tmp_path: Path) -> None:

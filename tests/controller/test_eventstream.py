@@ -311,11 +311,11 @@ def test_kill_9_loses_no_event_and_repeats_only_numbered_ones(tmp_path: Path) ->
     last.close()
     found = seqs(file)
     first_times = list(dict.fromkeys(found))
-    assert first_times == list(range(1, store.last_event() + 1)), "all, in order"
+    assert first_times == list(range(1, store.latest_event() + 1)), "all, in order"
     totals = store.metric_totals()
     assert totals is not None
-    assert totals.ended == {"": {"FAILED": store.last_event()}}, "and the totals counted each once"
-    assert store.event_positions() == {"file": store.last_event()}
+    assert totals.ended == {"": {"FAILED": store.latest_event()}}, "and the totals counted each once"
+    assert store.event_positions() == {"file": store.latest_event()}
     store.close()
 
 

@@ -476,16 +476,6 @@ def test_a_wait_ends_when_it_is_woken() -> None:
     assert stop.wait(300.0), "the pipe is full"
 
 
-def test_logs_that_cannot_be_reclaimed_are_reported(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(state: Path, *_: object) -> None:
-        raise OSError(f"{state} is read-only")
-
-    monkeypatch.setattr(module, "secure_logs", fails)
-    site.start()
-    why = f"output of earlier versions cannot be reclaimed: {site.state} is read-only; see {site.state / 'logs'}"
-    assert site.said == [why]
-
-
 def test_without_any_inventory_that_was_ever_right_there_is_no_start(site: Installation) -> None:
     site.path.write_text("partitions: [")
     with pytest.raises(GpuschedError):

@@ -53,7 +53,7 @@ def write(cluster: Cluster, rule: dict[str, Any] | None, **settings: object) -> 
 def declare(cluster: Cluster, rule: dict[str, Any] | None) -> None:
     """Put a rule into force."""
     with cluster.reader() as reader:
-        seen = reader.last_event() if reader is not None else 0
+        seen = reader.latest_event() if reader is not None else 0
     write(cluster, rule)
 
     def reloaded() -> bool:

@@ -264,23 +264,6 @@ def test_weights_that_come_along_are_there_on_the_first_day_and_give_way_to_own_
     assert ours["version"] != included["version"]
 
 
-def test_a_store_of_the_version_before_is_taken_along(site: Site) -> None:
-    import sqlite3
-
-    from gpusched.queue.schema import SCHEMA
-
-    db = sqlite3.connect(site.state / "gpusched.db")
-    db.executescript(f"{SCHEMA} PRAGMA user_version=1; INSERT INTO meta VALUES ('cluster_id', 'abcd1234');")
-    db.close()
-    assert live(site)["V100"] == "fifo"  # a reader that is newer than the controller
-    assert site.call("policy", "history", "--json").json == []
-    assert "no policy has been promoted yet" in site.call("policy", "history").out
-    assert cycle(site)["V100"] == "fifo"
-    store = Store.create_or_open(site.state)
-    assert store.meta("cluster_id") == "abcd1234"
-    assert len(store.policy_changes()) == 3
-    store.close()
-
 
 def test_an_agent_that_chooses_nodes_is_shown(site: Site) -> None:
     folder = site.inventory.parent / "policies"

@@ -28,7 +28,7 @@ from gpusched.queue.audit import FOLDER as AUDIT
 from gpusched.queue.backup import BackupStopped, backups, check_backup, find_backup, make_backup
 from gpusched.queue.inbox import MAX_COMMAND_BYTES
 from gpusched.queue.reading import DATABASE
-from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
+from gpusched.queue.schema import FIRST_VERSION, MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import Reader, Store
 from tests.builders import job
 
@@ -387,7 +387,7 @@ def test_a_full_disk_keeps_the_earlier_backups(make: Callable[..., Path], store:
 def older(state: Path, version: int) -> None:
     state.mkdir(exist_ok=True)
     with sqlite3.connect(state / DATABASE) as db:
-        for step in (SCHEMA, *MIGRATIONS[: version - 1]):
+        for step in (SCHEMA, *MIGRATIONS[: version - FIRST_VERSION]):
             db.executescript(step)
         db.execute("INSERT INTO meta VALUES ('cluster_id', 'c')")
         db.execute(f"PRAGMA user_version = {version}")

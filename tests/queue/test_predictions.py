@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 from gpusched.model.jobs import JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.predictions import Prediction
-from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.snapshots import recently_finished
-from gpusched.queue.store import DATABASE, Reader, RunRecord, Store
+from gpusched.queue.store import RunRecord, Store
 from tests.builders import spec
 from tests.controller.applying import NOW
 from tests.queue.records import job
@@ -62,19 +60,3 @@ def test_run_times_are_learned_of_ended_jobs_unless_a_node_or_the_scheduler_cut_
     sizes = {(f.nodes, f.gpus, f.cores, f.memory_mib, f.partition, f.attempt) for f in found}
     assert sizes == {(3, 6, 15, 210, "p", 2)}
     store.close()
-
-
-def test_a_store_from_before_is_read_as_it_is_and_taken_along_when_opened_to_write(tmp_path: Path) -> None:
-    db = sqlite3.connect(tmp_path / DATABASE)
-    db.executescript(f"PRAGMA journal_mode=WAL; {SCHEMA} PRAGMA user_version=1;")
-    db.close()
-    reader = Reader.open(tmp_path)
-    assert reader is not None
-    assert reader.predicted_starts(0, NOW) == []
-    reader.close()
-    store = Store.create_or_open(tmp_path)
-    store.put_jobs([job("b", JobState.PENDING)])
-    assert store.unpredicted() == (1, ["b"])
-    assert store._db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
-    store.close()
-    assert len(MIGRATIONS) == SCHEMA_VERSION - 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ from gpusched.errors import UsageError
 from gpusched.model.jobs import Allocation, Ending, JobRecord, JobState, NodeAllocation
 from gpusched.model.limits import WEEK_S, Bound, Group, Groups, Limits, Qos, Quotas
 from gpusched.queue.quotas import PendingJobLimits, QuotaLedger, QuotaUsage, recent_quota_usage
-from gpusched.queue.schema import MIGRATIONS, SCHEMA
 from gpusched.queue.snapshots import recent_usage, snapshot_of_store, usage_by_leaf
-from gpusched.queue.store import DATABASE, Reader, RunRecord, Store
+from gpusched.queue.store import RunRecord, Store
 from tests.builders import spec
 from tests.controller.applying import NOW
 from tests.controller.imagined import inventory
@@ -191,22 +189,3 @@ def test_waiting_jobs_are_counted_by_all_their_limits(store: Store) -> None:
     with pytest.raises(UsageError, match="limit of user ann: 3 of 3 pending jobs"):
         queued.check("ann", spec(), 1)
     queued.check("ann", spec(qos="spare"), 9)
-
-
-def test_an_old_store_counts_all_usage_for_no_group(tmp_path: Path) -> None:
-    db = sqlite3.connect(tmp_path / DATABASE)
-    db.executescript(SCHEMA)
-    for script in MIGRATIONS[:7]:
-        db.executescript(script)
-    db.execute("PRAGMA user_version = 8")
-    db.execute(
-        "INSERT INTO runs VALUES ('j', 1, 'ann', 'p', NULL, 0.1, 2, ?, ?, 'COMPLETED', '{}', NULL)", (NOW - HOUR, NOW)
-    )
-    db.commit()
-    db.close()
-    reader = Reader.open(tmp_path)
-    assert reader is not None
-    assert [(u.user, u.group, u.gpu_s) for u in reader.gpu_seconds_of_week(NOW)] == [("ann", "", 2 * HOUR)]
-    assert reader.waiting_by_class() == {}
-    assert counted(QuotaLedger(QUOTAS, [], reader.gpu_seconds_of_week(NOW), NOW))["group a", "gpus"].used == 0
-    reader.close()

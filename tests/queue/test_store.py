@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import shutil
@@ -29,12 +28,10 @@ from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.queue.locks import connect_to_write, lock_holders
 from gpusched.queue.overlaps import HeldGpus, overlaps
 from gpusched.queue.promotions import PolicyChange, Shadow
-from gpusched.queue.rows import SINCE_VERSION
-from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
+from gpusched.queue.schema import FIRST_VERSION, MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, RunRecord, Store, UsageRow
 from tests.builders import spec
 from tests.controller.applying import NOW
-from tests.e2e.people import nobody
 from tests.queue.records import ID, job
 
 
@@ -260,34 +257,22 @@ def test_no_database_yet_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
 def test_other_users_open_none_of_its_files() -> None:
-    """Of a database of an earlier version, which one of them has open and locks, a new file is made."""
-    program = "import fcntl, sys; file = open(sys.argv[1]); fcntl.lockf(file, fcntl.LOCK_SH, 1, 120); "
-    program += "print(flush=True); sys.stdin.read()"
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest closes its own to other users
-        state, old = Path(folder) / "state", Path(folder) / "old"
+        state, opened = Path(folder) / "state", Path(folder) / "opened"
         store = Store.create_or_open(state)
         store.put_jobs([job()])
-        shutil.copytree(state, old)  # as a crash leaves it: all is in the WAL
+        shutil.copytree(state, opened)  # as a crash leaves it: all is in the WAL
         store.close()
-        for file in (Path(folder), old, *old.iterdir()):
+        for file in (Path(folder), opened, *opened.iterdir()):
             file.chmod(0o755)
-        os.chown(old / DATABASE, 4321, 4321)
-        (old / f"{DATABASE}.private").write_text("of an earlier try")
-        argv = [*nobody(), sys.executable, "-c", program, str(old / f"{DATABASE}-shm")]
-        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-            assert holder.stdout is not None
-            holder.stdout.readline()
-            again = Store.create_or_open(old, lambda waited: False)
-            again.put_jobs([job("0123456789b")])
-            assert again.counts() == {"RUNNING": 2}
-            assert {file.name: oct(stat.S_IMODE(file.stat().st_mode)) for file in old.iterdir()} == {
-                DATABASE: "0o600", f"{DATABASE}-shm": "0o600", f"{DATABASE}-wal": "0o600",
-            }  # fmt: skip
-            assert (old / DATABASE).stat().st_uid == 4321
-            assert _as_another_user(old) == 3
-            again.close()
-            assert holder.stdin is not None
-            holder.stdin.close()
+        again = Store.create_or_open(opened)
+        again.put_jobs([job("0123456789b")])
+        assert again.counts() == {"RUNNING": 2}
+        assert {file.name: oct(stat.S_IMODE(file.stat().st_mode)) for file in opened.iterdir()} == {
+            DATABASE: "0o600", f"{DATABASE}-shm": "0o600", f"{DATABASE}-wal": "0o600",
+        }  # fmt: skip
+        assert _as_another_user(opened) == 3
+        again.close()
 
 
 def _as_another_user(state: Path) -> int:
@@ -304,25 +289,6 @@ def _as_another_user(state: Path) -> int:
         finally:
             os._exit(2)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def test_a_full_disk_closes_an_earlier_versions_database_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store.create_or_open(tmp_path)
-    store.put_jobs([job()])
-    store.close()
-    (tmp_path / DATABASE).chmod(0o644)
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(shutil, "copyfile", full)
-    store = Store.create_or_open(tmp_path)
-    assert store.counts() == {"RUNNING": 1}
-    assert stat.S_IMODE((tmp_path / DATABASE).stat().st_mode) == 0o600
-    assert not list(tmp_path.glob("*.private*"))
-    store.close()
 
 
 def test_a_lock_is_waited_for_in_slices_and_its_holder_named(tmp_path: Path) -> None:
@@ -437,29 +403,19 @@ def test_small_tasks_are_small(store: Store, tmp_path: Path) -> None:
 OLD_KINDS = {
     "agent_out": "agent_disabled", "agent_back": "agent_enabled", "foretelling_failed": "start_prediction_failed",
 }  # fmt: skip
-_OF_OLD_JOBS = ("id", "array_id", "state", "user", "partition", "submit_time", "end_time", "data", "spec")
 
 
 def as_version(state: Path, jobs: list[JobRecord], version: int) -> None:
-    """A store as an earlier version wrote it; before version 5 each job's data holds its spec."""
+    """A store as an earlier version wrote it."""
     db = sqlite3.connect(state / DATABASE)
-    for step in (SCHEMA, *MIGRATIONS[: version - 1]):
+    for step in (SCHEMA, *MIGRATIONS[: version - FIRST_VERSION]):
         db.executescript(step)
-    if version >= SINCE_VERSION:
-        new = Store.create_or_open(state / "new")
-        new.put_jobs(jobs)
-        for table, columns in (("specs", "digest, data"), ("jobs", ", ".join(_OF_OLD_JOBS))):
-            rows = new._db.execute(f"SELECT {columns} FROM {table}").fetchall()
-            db.executemany(f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(rows[0]))})", rows)
-        new.close()
-    else:
-        db.executemany(
-            "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (j.id, j.array_id, j.state, j.user, j.spec.partition, j.submit_time, j.end_time, msgspec.json.encode(j))
-                for j in jobs
-            ],
-        )
+    new = Store.create_or_open(state / "new")
+    new.put_jobs(jobs)
+    for table in ("specs", "jobs"):
+        rows = new._db.execute(f"SELECT * FROM {table}").fetchall()
+        db.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+    new.close()
     db.execute("INSERT INTO meta VALUES ('cluster_id', 'abcdefgh')")
     columns = "job_id, attempt, user, partition, share, gpus, start_time, end_time, allocation"
     values = "'old', 1, 'u', 'p', 1, 1, ?, ?, '{}'"
@@ -507,7 +463,19 @@ def test_renamed_keys_of_an_earlier_version_are_read_and_migrated(tmp_path: Path
     store.close()
 
 
-@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
+def test_a_store_of_a_version_that_is_too_early_is_left_alone(tmp_path: Path) -> None:
+    as_version(tmp_path, [job()], FIRST_VERSION)
+    db = sqlite3.connect(tmp_path / DATABASE)
+    db.execute(f"PRAGMA user_version = {FIRST_VERSION - 1}")
+    db.close()
+    before = (tmp_path / DATABASE).read_bytes()
+    for use in (Reader.open, Store.create_or_open):
+        with pytest.raises(GpuschedError, match=rf"has version {FIRST_VERSION - 1}; the earliest that can be opened"):
+            use(tmp_path)
+    assert (tmp_path / DATABASE).read_bytes()[100:] == before[100:], "but for SQLite's own header"
+
+
+@pytest.mark.parametrize("version", range(FIRST_VERSION, SCHEMA_VERSION))
 def test_a_store_of_an_earlier_version_is_read_and_taken_over(tmp_path: Path, version: int) -> None:
     jobs = [job(), job("0123456789b", JobState.PENDING)]
     as_version(tmp_path, jobs, version)

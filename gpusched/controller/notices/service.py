@@ -38,7 +38,7 @@ class NotificationService:
         self._checked_at = float("-inf")
         self._cleaned_at = float("-inf")
         if store.meta(SEEN) is None:
-            store.set_meta(SEEN, str(store.last_event()))
+            store.set_meta(SEEN, str(store.latest_event()))
 
     def step(self, inventory: Inventory, now: float, wait_s: float = 0.0) -> None:
         """Create due notices, send them, and record results, waiting up to ``wait_s`` for these.
@@ -56,10 +56,10 @@ class NotificationService:
             raise
         except Exception as error:  # notices must not stop the controller
             _log.error("notices: %s: %s", type(error).__name__, error)
-            self._store.set_meta(SEEN, str(self._store.last_event()))
+            self._store.set_meta(SEEN, str(self._store.latest_event()))
 
     def _create(self, inventory: Inventory, now: float) -> None:
-        seen, last = int(self._store.number(SEEN, 0)), self._store.last_event()
+        seen, last = int(self._store.number(SEEN, 0)), self._store.latest_event()
         news = self._store.events_after(seen, EVENTS, MAX_PER_CYCLE) if last > seen else []
         if len(news) == MAX_PER_CYCLE:
             last = news[-1][0]

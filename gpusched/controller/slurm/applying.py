@@ -71,7 +71,7 @@ class Tries(NamedTuple):
 
 
 class LeaseApplier:
-    """Carries out decisions in Slurm (`cycle.Applier`)."""
+    """Carries out decisions in Slurm, by each partition's mode."""
 
     def __init__(self, store: Store, slurm: Slurm) -> None:
         self._store, self._slurm = store, slurm
@@ -88,7 +88,11 @@ class LeaseApplier:
         decision: SlurmDecision | None,
         now: float,
     ) -> None:
-        """Request from Slurm what was decided; see `cycle.Applier`."""
+        """Carry out a decision; called in every cycle in which Slurm responded, after mirroring. None: no pending jobs.
+
+        Raises:
+            NoAnswer: Slurm no longer responds.
+        """
         deciding = {name for name, mode in modes.items() if mode is SlurmMode.DECIDE}
         leased = leased_nodes(inventory, deciding, reading, now, self._duration_s(inventory))
         queue = SlurmQueue(reading, decision, self._store)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -61,6 +61,9 @@ from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.slurm.commands import NoAnswer, Slurm
 
+if TYPE_CHECKING:
+    from gpusched.controller.slurm.applying import LeaseApplier
+
 READ_AT = "slurm_read_at"  # meta: time of the last reading of Slurm (Unix seconds)
 MISSING = "slurm_missing"  # meta: jobs absent from the last reading of Slurm: `Missing` by id, as JSON
 ACCOUNTING_DELAY_S = 60.0  # how long Slurm's accounting may take to report a job that slurmctld has purged
@@ -76,24 +79,6 @@ class SlurmDecision(NamedTuple):
     deciders: Mapping[str, PolicySpec]
 
 
-class Applier(Protocol):
-    """Carries out decisions in Slurm, by each partition's mode."""
-
-    def apply(
-        self,
-        inventory: Inventory,
-        modes: Mapping[str, SlurmMode],
-        reading: SlurmReading,
-        decision: SlurmDecision | None,
-        now: float,
-    ) -> None:
-        """Carry out a decision; called in every cycle in which Slurm responded, after mirroring. None: no pending jobs.
-
-        Raises:
-            NoAnswer: Slurm no longer responds.
-        """
-
-
 class SlurmCycle:
     """The controller's state between cycles beside Slurm; all that matters is in Slurm or in the store."""
 
@@ -106,7 +91,7 @@ class SlurmCycle:
         cluster: ClusterBackend,
         clock: Callable[[], float] = time.time,
         slurm: Slurm | None = None,
-        applier: Applier | None = None,
+        applier: LeaseApplier | None = None,
         timings: Timings | None = None,
     ) -> None:
         self._store, self._cluster, self._clock = store, cluster, clock

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusched.client.request import SubmitRequest
 from gpusched.client.sizing import ResourceRequest
-from gpusched.client.tasks import TaskRequest, size_by_tasks
+from gpusched.client.tasks import size_by_tasks
 from gpusched.errors import UsageError
 from gpusched.model.resources import Flavor, Inventory, Node, Partition, RuntimeName
 
@@ -34,13 +35,13 @@ SHAPES = st.lists(
 )  # fmt: skip
 FEW = st.none() | st.integers(1, 6)
 TASKS = st.builds(
-    TaskRequest, ntasks=st.none() | st.integers(1, 24), ntasks_per_node=FEW, cpus_per_task=FEW, gpus_per_task=FEW,
+    SubmitRequest, ntasks=st.none() | st.integers(1, 24), ntasks_per_node=FEW, cpus_per_task=FEW, gpus_per_task=FEW,
     mem_per_cpu=st.none() | st.integers(1, 500),
 )  # fmt: skip
 ASKED = st.builds(ResourceRequest, nodes=FEW, gpus=st.none() | st.integers(0, 16), gpus_per_node=FEW)
 
 
-def enough_on(count: int, asked: ResourceRequest, tasks: TaskRequest, shapes: list[tuple[int, int, int]]) -> bool:
+def enough_on(count: int, asked: ResourceRequest, tasks: SubmitRequest, shapes: list[tuple[int, int, int]]) -> bool:
     """Whether so many nodes can give it, counted task by task."""
     gpus = (
         asked.gpus if asked.gpus is not None else None if asked.gpus_per_node is None else asked.gpus_per_node * count
@@ -69,9 +70,9 @@ def enough_on(count: int, asked: ResourceRequest, tasks: TaskRequest, shapes: li
 @settings(max_examples=400, deadline=None)
 @given(SHAPES, ASKED, TASKS)
 def test_all_that_was_asked_for_on_the_fewest_nodes(
-    shapes: list[tuple[int, int, int]], asked: ResourceRequest, tasks: TaskRequest
+    shapes: list[tuple[int, int, int]], asked: ResourceRequest, tasks: SubmitRequest
 ) -> None:
-    if tasks == TaskRequest():
+    if tasks == SubmitRequest():
         return
     free = asked.nodes is None and not (tasks.ntasks and tasks.ntasks_per_node)
     free = free and (asked.gpus is None or asked.gpus_per_node is None)
@@ -101,37 +102,37 @@ def test_all_that_was_asked_for_on_the_fewest_nodes(
     [
         (
             ResourceRequest(gpus=1, cores=2),
-            TaskRequest(cpus_per_task=1),
+            SubmitRequest(cpus_per_task=1),
             "--cpus-per-task and --cpus cannot be combined",
         ),
         (
             ResourceRequest(gpus=1),
-            TaskRequest(cpus_per_task=1, cpus_per_gpu=1),
+            SubmitRequest(cpus_per_task=1, cpus_per_gpu=1),
             "--cpus-per-task and --cpus-per-gpu cannot",
         ),
-        (ResourceRequest(gpus=1, memory_mib=9), TaskRequest(mem_per_gpu=9), "--mem-per-gpu and --mem cannot"),
+        (ResourceRequest(gpus=1, memory_mib=9), SubmitRequest(mem_per_gpu=9), "--mem-per-gpu and --mem cannot"),
         (
             ResourceRequest(flavor="whole"),
-            TaskRequest(gpus_per_task=1),
+            SubmitRequest(gpus_per_task=1),
             "--flavor whole and --gpus-per-task cannot be combined",
         ),
-        (ResourceRequest(cores=1), TaskRequest(cpus_per_gpu=1), "--cpus-per-gpu and --cpus cannot"),
-        (ResourceRequest(), TaskRequest(ntasks=2, cpus_per_gpu=1), "--cpus-per-gpu: the job requests no GPU"),
-        (ResourceRequest(), TaskRequest(ntasks=2, mem_per_gpu=1), "--mem-per-gpu: the job requests no GPU"),
-        (ResourceRequest(gpus=2), TaskRequest(ntasks=3, gpus_per_task=1), "3 tasks with --gpus-per-task 1 need 3 GPUs"),
-        (ResourceRequest(nodes=2), TaskRequest(ntasks=3), "--ntasks 3 cannot be split evenly across 2 nodes"),
-        (ResourceRequest(nodes=1), TaskRequest(ntasks=4, ntasks_per_node=2), "exceeds --ntasks-per-node 2"),
-        (ResourceRequest(), TaskRequest(ntasks=0), "--ntasks must be 1 to"),
-        (ResourceRequest(), TaskRequest(ntasks=10**12), "--ntasks must be 1 to"),
+        (ResourceRequest(cores=1), SubmitRequest(cpus_per_gpu=1), "--cpus-per-gpu and --cpus cannot"),
+        (ResourceRequest(), SubmitRequest(ntasks=2, cpus_per_gpu=1), "--cpus-per-gpu: the job requests no GPU"),
+        (ResourceRequest(), SubmitRequest(ntasks=2, mem_per_gpu=1), "--mem-per-gpu: the job requests no GPU"),
+        (ResourceRequest(gpus=2), SubmitRequest(ntasks=3, gpus_per_task=1), "--gpus-per-task 1 need 3 GPUs"),
+        (ResourceRequest(nodes=2), SubmitRequest(ntasks=3), "--ntasks 3 cannot be split evenly across 2 nodes"),
+        (ResourceRequest(nodes=1), SubmitRequest(ntasks=4, ntasks_per_node=2), "exceeds --ntasks-per-node 2"),
+        (ResourceRequest(), SubmitRequest(ntasks=0), "--ntasks must be 1 to"),
+        (ResourceRequest(), SubmitRequest(ntasks=10**12), "--ntasks must be 1 to"),
         (
             ResourceRequest(),
-            TaskRequest(ntasks=1000),
+            SubmitRequest(ntasks=1000),
             "--ntasks 1000 cannot be split evenly across any number of nodes of partition p",
         ),
-        (ResourceRequest(nodes=2, gpus=4, gpus_per_node=1), TaskRequest(ntasks_per_node=1), "need -N 4, not -N 2"),
+        (ResourceRequest(nodes=2, gpus=4, gpus_per_node=1), SubmitRequest(ntasks_per_node=1), "need -N 4, not -N 2"),
     ],
 )
-def test_contradictory_options_are_refused(asked: ResourceRequest, tasks: TaskRequest, says: str) -> None:
+def test_contradictory_options_are_refused(asked: ResourceRequest, tasks: SubmitRequest, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         size_by_tasks(asked, tasks, inventory((4, 16, 64_000), (4, 16, 64_000)))
     assert says in caught.value.line()
@@ -139,7 +140,7 @@ def test_contradictory_options_are_refused(asked: ResourceRequest, tasks: TaskRe
 
 def test_all_memory_is_that_of_the_smallest_of_the_largest_nodes() -> None:
     found, _ = size_by_tasks(
-        ResourceRequest(gpus_per_node=4, nodes=2), TaskRequest(mem_per_node=0),
+        ResourceRequest(gpus_per_node=4, nodes=2), SubmitRequest(mem_per_node=0),
         inventory((4, 16, 1000), (8, 16, 3000), (4, 16, 2000), (0, 16, 9000)),
     )  # fmt: skip
     assert found.memory_mib_per_node == 2000
@@ -147,6 +148,6 @@ def test_all_memory_is_that_of_the_smallest_of_the_largest_nodes() -> None:
 
 def test_tasks_that_need_more_gpus_than_one_node_gives_are_put_on_several() -> None:
     found, on_each = size_by_tasks(
-        ResourceRequest(gpus_per_node=2), TaskRequest(ntasks=4, gpus_per_task=1), inventory(*[(4, 16, 64_000)] * 3)
+        ResourceRequest(gpus_per_node=2), SubmitRequest(ntasks=4, gpus_per_task=1), inventory(*[(4, 16, 64_000)] * 3)
     )
     assert (found.nodes, found.gpus_per_node, on_each) == (2, 2, 2)
