@@ -27,7 +27,7 @@ from gpusched.sched.state import (
     new_releases,
     no_calendar,
 )
-from gpusched.sched.topology.contention import JobLayouts, new_search, set_excess
+from gpusched.sched.topology.contention import layouts_of, new_search
 from gpusched.sched.topology.live import SlowdownTable
 from gpusched.sched.topology.load import new_load
 from gpusched.sched.topology.queue import Costs
@@ -212,7 +212,9 @@ def _with_classes(world: SimWorld, asked: Ints) -> tuple[SimWorld, PlacingState,
     of: Ints = at_size[:, 0].copy()
     world.sim.jobs["shape"][of < 0] = -1
     world = world._replace(never=world.never + int(mark_never(world.sim)))
-    ways = _ways(world, distinct[:, 1].astype(np.int64), laid_out, network.model)
+    passes, kinds = world.passes, distinct[:, 1].astype(np.int64)
+    masks, requests = passes.jobs.masks, passes.requests
+    ways = layouts_of(tree, network.model, kinds, laid_out, passes.usable, masks, requests, passes.scratch)
     shapes, classes = world.sim.shapes, len(distinct)
     # A job's nodes are written at its offset; its largest layout bounds how many they can be.
     most = np.array([max((int(shapes["parts"][s]) for s in found), default=0) for found in laid_out], np.int64)
@@ -224,7 +226,6 @@ def _with_classes(world: SimWorld, asked: Ints) -> tuple[SimWorld, PlacingState,
         tree, np.append(ways.kind, 0)[of], np.append(gpus, 0)[of], np.append(ways.best, 1.0)[of], _uses(world, tree)
     )  # fmt: skip
     links = Links(tree, network.model, load, new_use(tree), np.zeros(len(tree.weight)), np.zeros(len(trace), np.int64))
-    passes = world.passes
     world = world._replace(
         sim=world.sim._replace(held=np.full(int(most.sum()), -1, np.int64), links=links),
         passes=passes._replace(
@@ -355,7 +356,9 @@ def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
     assert network is not None
     assert links is not None
     classes, laid_out, sure = len(of.classes), ways._replace(shape=chain), network.sure or network.model
-    sure_ways = _ways(world, ways.kind, [ways.shape[a:b].tolist() for a, b in pairwise(ways.first.tolist())], sure)
+    shapes = [ways.shape[a:b].tolist() for a, b in pairwise(ways.first.tolist())]
+    passes, masks = world.passes, world.passes.jobs.masks
+    sure_ways = layouts_of(links.tree, sure, ways.kind, shapes, passes.usable, masks, passes.requests, passes.scratch)
     costs = Costs(
         links.tree, links.model, sure, links.load, laid_out, sure_ways._replace(shape=chain), of.of,
         since=sim.jobs["submit"].copy(), wait_s=np.full(jobs, of.most_wait_s), patience_s=of.patience_s,
@@ -366,15 +369,3 @@ def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
     return world, Walk(
         of._replace(ways=laid_out), costs, ways.shape, queue, queue.waiting, queue.size, new_outcome(jobs, held)
     )
-
-
-def _ways(world: SimWorld, kinds: Ints, laid_out: list[list[int]], model: SlowdownModel) -> JobLayouts:
-    """Return the ways of every class, ``kinds: int64[classes]``."""
-    network, passes = world.options.network, world.passes
-    assert network is not None
-    first = np.cumsum([0, *(len(found) for found in laid_out)]).astype(np.int64)
-    shapes = ints([shape for found in laid_out for shape in found])
-    ways = JobLayouts(first, shapes, np.zeros(len(shapes)), kinds, np.ones(len(kinds)))
-    tree, masks = network.tree, passes.jobs.masks
-    set_excess(tree, model, ways, passes.usable, masks, passes.requests, passes.scratch, new_search(tree))
-    return ways

@@ -49,7 +49,7 @@ waits. A hook that marks a shape as failed (``scratch.failed``) is not called fo
 """
 Hold = Callable[[ClusterState, int, int, More], float]
 """(state, job, code, more) -> shadow: keeps nodes for the head, which does not start for the reason ``code``; when it
-can start at the latest, seconds. With ``hold_behind`` it is called for every job that does not start."""
+can start at the latest, seconds."""
 Taken = Callable[[ClusterState, int, PlacementRequest, More], PlacementRequest]
 """(state, job, request, more): what a start takes on each of ``scratch.chosen``, where it is beside another job."""
 Started = Callable[[ClusterState, int, PlacementRequest, More], None]
@@ -100,8 +100,8 @@ def in_order(state: ClusterState, queue: Ints, at: int, head: int, more: Any) ->
 
 def queue_pass(
     place: Place[More], hold: Hold[More], started: Started[More] = ignore_start, may_head: MayHead = any_reason_blocks,
-    keeps: Keeps[More] = no_running_jobs, following: Following[More] = in_order, hold_behind: bool = False,
-    taken: Taken[More] = whole_request, renews: bool = True, compiled: bool = True,
+    keeps: Keeps[More] = no_running_jobs, following: Following[More] = in_order, taken: Taken[More] = whole_request,
+    renews: bool = True, compiled: bool = True,
 ) -> Pass[More]:  # fmt: skip
     """Build the pass in which these hooks decide; ``more`` holds what they need beside the state.
 
@@ -109,11 +109,10 @@ def queue_pass(
     (``jobs.feasibility``) or that a limit excludes block no other job. With NONE the first job that does not start
     blocks all behind it; with SKIP none blocks; with EASY the first has a reservation, with CONSERVATIVE each (by
     its hooks, see `plan`), also a job that waits for the end of a reservation of nodes. Started jobs are taken off
-    ``resources`` and noted in ``releases`` (end: now + limit), both in place. ``hold_behind``: `hold` decides by itself
-    for which jobs nodes are kept, whatever the backfill. ``keeps``: where running jobs are in the queue, too.
-    Of those that wait for the end of a reservation of nodes the first has its place kept from those behind it
-    (`keeping`), but with SKIP, unless running jobs are in the queue. ``renews``: False in a second pass over a queue,
-    which uses what the first one kept.
+    ``resources`` and noted in ``releases`` (end: now + limit), both in place. ``keeps``: where running jobs are in the
+    queue, too. Of those that wait for the end of a reservation of nodes the first has its place kept from those behind
+    it (`keeping`), but with SKIP, unless running jobs are in the queue. ``renews``: False in a second pass over a
+    queue, which uses what the first one kept.
     ``compiled``: False where hooks ask what cannot be compiled, such as a solver: Python runs the walk then.
 
     Returns:
@@ -124,10 +123,7 @@ def queue_pass(
         _place=place, _hold=hold, _started=started, _may_head=may_head, _keeps=keeps, _following=following,
         _taken=taken,
     )  # fmt: skip
-    flags = {
-        "_hold_behind": hold_behind, "_keeps_clear": hold_behind or keeps is not no_running_jobs,
-        "_shares": taken is not whole_request, "_renews": renews,
-    }  # fmt: skip
+    flags = {"_keeps_clear": keeps is not no_running_jobs, "_shares": taken is not whole_request, "_renews": renews}
     if not compiled:
         # calling code takes longer
         small = dict[str, object](enter=enter, entry=entry, exceeds=exceeds, request_of=request_of)
@@ -136,14 +132,14 @@ def queue_pass(
     return specialized(_walk, place, **flags, **parts)
 
 
-_place: Place[Any] = cast(Any, None)  # these eleven are filled in
+_place: Place[Any] = cast(Any, None)  # these ten are filled in
 _hold: Hold[Any] = cast(Any, None)
 _started: Started[Any] = ignore_start
 _may_head: MayHead = any_reason_blocks
 _keeps: Keeps[Any] = no_running_jobs
 _following: Following[Any] = in_order
 _taken: Taken[Any] = whole_request
-_hold_behind = _keeps_clear = _shares = _renews = False
+_keeps_clear = _shares = _renews = False
 
 
 def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[int, float]:
@@ -200,7 +196,7 @@ def _walk(state: ClusterState, queue: Ints, backfill: int, more: Any) -> tuple[i
                 if code == PRIORITY:
                     code = RESOURCES if heads else waits
                 # from here on the shadow time is set, and `late` applies to every job behind
-                if _hold_behind or (heads and backfill != SKIP):
+                if heads and backfill != SKIP:
                     shadow = _hold(state, job, code, more)
             code_of[job] = code
         at += 1

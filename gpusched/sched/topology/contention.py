@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of, unreserved
 from gpusched.sched.place import choose, node_fits
-from gpusched.sched.state import RACK, Flags, Floats, Ints, PlacementRequest, Requests, Resources, Scratch
+from gpusched.sched.state import RACK, Flags, Floats, Ints, PlacementRequest, Requests, Resources, Scratch, ints
 from gpusched.sched.topology.load import FULL_STEP, MIN_SPEED, Load, new_visit, part_of, speed_of
 from gpusched.sched.topology.slowdown import (
     BUS,
@@ -348,6 +349,18 @@ def _lost_beside_all(
                     more = lost_beside(model.believed, link, other["kind"], kind)
                     harm += other["gpus"] * more
     return lost, harm
+
+
+def layouts_of(
+    tree: NetworkTree, model: SlowdownModel, kinds: Ints, laid_out: Sequence[Sequence[int]],
+    usable: Resources, masks: Flags, requests: Requests, scratch: Scratch,
+) -> JobLayouts:  # fmt: skip
+    """Return the ways of classes of these kinds (not copied), with the requests ``laid_out``; see `set_excess`."""
+    first = np.cumsum([0, *(len(found) for found in laid_out)]).astype(np.int64)
+    shapes = ints([shape for found in laid_out for shape in found])
+    ways = JobLayouts(first, shapes, np.zeros(len(shapes)), kinds, np.ones(len(kinds)))
+    set_excess(tree, model, ways, usable, masks, requests, scratch, new_search(tree))
+    return ways
 
 
 @jit

@@ -11,7 +11,7 @@ out. Jobs with one GPU on a node share nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from math import exp
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,10 +22,10 @@ from gpusched.compiled import jit
 from gpusched.model.interference import Cost, JobClassEstimate, JobShape, Link, job_class_of
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.model.topology import Topology
-from gpusched.sched.fit import entry, request_of, unreserved
+from gpusched.sched.fit import entry
 from gpusched.sched.interference.beliefs import PRIORS, cost_of_neighbour, cost_of_spread
-from gpusched.sched.state import Flags, Floats, Ints, Requests, Resources, Scratch, ints
-from gpusched.sched.topology.contention import JobLayouts, PlacementSearch, alone_on, new_search
+from gpusched.sched.state import Ints, Requests, Scratch, ints
+from gpusched.sched.topology.contention import PlacementSearch, layouts_of, new_search
 from gpusched.sched.topology.load import Load, enter_links, new_load
 from gpusched.sched.topology.patience import PATIENCE_S
 from gpusched.sched.topology.queue import Costs
@@ -65,8 +65,11 @@ def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, scra
     of[asked] = [classes[key] for key in zip(shapes, kinds, strict=True)]
     tree = learned_tree(snapshot.topology, [node.name for node in world.nodes], table)
     model, sure = (table.model(len(world.nodes), unknown) for unknown in (True, False))
-    search = new_search(tree)
-    ways, sure_ways = _ways_of(tree, model, sure, classes, waiting, world.usable, scratch, search)
+    search, laid_out = new_search(tree), [_chain(waiting.requests, shape) for shape, _ in classes]
+    of_class, masks = ints([kind for _, kind in classes]), waiting.jobs.masks
+    ways, sure_ways = (
+        layouts_of(tree, of, of_class, laid_out, world.usable, masks, waiting.requests, scratch) for of in (model, sure)
+    )
     parts = [[(world.row[p.node], len(p.gpus)) for p in job.allocation.parts if p.node in world.row]
              for job in snapshot.running]  # fmt: skip
     load = new_load(
@@ -321,55 +324,10 @@ def _kept_for(beliefs: Mapping[str, JobClassEstimate]) -> _BeliefCache:
     return before
 
 
-def _ways_of(
-    tree: NetworkTree, model: SlowdownModel, sure: SlowdownModel, classes: Iterable[tuple[int, int]],
-    waiting: PendingArrays, usable: Resources,
-    scratch: Scratch, search: PlacementSearch,
-) -> tuple[JobLayouts, JobLayouts]:  # fmt: skip
-    """Return the ways of every class, with the shortest step by all beliefs, and by the sure ones."""
-    heads = ints([shape for shape, _ in classes])
-    kinds = ints([kind for _, kind in classes])
-    requests = waiting.requests
-    lengths = np.ones(len(requests.lo), np.int64)
-    for at in range(len(lengths)):  # looser ones have lower indices
-        lengths[at] += lengths[looser] if (looser := entry(requests.looser, at, -1)) >= 0 else 0
-    room = int(lengths[heads].sum())
-    first, shapes = np.zeros(len(heads) + 1, np.int64), np.zeros(room, np.int64)
-    step, best = np.zeros((2, room)), np.ones((2, len(heads)))
-    for i, of in enumerate((model, sure)):
-        _lay_out(tree, of, usable, waiting.jobs.masks, requests, heads, kinds, scratch, search, first, shapes,
-                 step[i], best[i])  # fmt: skip
-    of_class, used = np.repeat(np.arange(len(heads)), np.diff(first)), int(first[-1])
-    excess = [step[i, :used] / best[i, of_class] - 1.0 for i in range(2)]
-    both = [JobLayouts(first, shapes[:used], excess[i], kinds, best[i]) for i in range(2)]
-    return both[0], both[1]
-
-
-@jit
-def _lay_out(
-    tree: NetworkTree, model: SlowdownModel, usable: Resources, masks: Flags, requests: Requests, heads: Ints,
-    kinds: Ints,
-    scratch: Scratch, search: PlacementSearch, first: Ints, shape: Ints, step: Floats, best: Floats,
-) -> None:  # fmt: skip
-    """Write each class's requests that fit on healthy nodes to ``shape`` and ``step``; the shortest to ``best``.
-
-    Reservations of others close nodes only for a time, like the jobs that run there: what is best ignores both.
-    """
-    count = 0
-    for c in range(heads.size):
-        first[c] = count
-        least, at = np.inf, heads[c]
-        while at >= 0:
-            request = unreserved(scratch.calendar, request_of(requests, at))
-            alone = alone_on(tree, model, usable, masks, request, kinds[c], scratch, search.use, search.needs)
-            if alone > 0.0:
-                shape[count], step[count] = at, alone
-                least = min(least, alone)
-                count += 1
-            at = entry(requests.looser, at, -1)
-        if least < np.inf:
-            best[c] = least
-    first[heads.size] = count
+def _chain(requests: Requests, shape: int) -> list[int]:
+    """Return a request and its looser ones."""
+    looser = entry(requests.looser, shape, -1)
+    return [shape, *(_chain(requests, looser) if looser >= 0 else ())]
 
 
 @jit
