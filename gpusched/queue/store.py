@@ -814,7 +814,8 @@ class Store(
             except sqlite3.OperationalError as error:
                 if journal == "WAL" or error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
                     raise  # else a reader has the WAL of an earlier version open: a later start will switch
-            db.executescript("PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;")
+            # Overwritten, as others can read copies: what a row held before, such as the URLs of receivers.
+            db.executescript("PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON; PRAGMA secure_delete=ON;")
             db.execute(f"PRAGMA journal_size_limit = {MAX_IDLE_WAL_BYTES}")
             store = cls(db)
             (version,) = db.execute("PRAGMA user_version").fetchone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -129,3 +130,13 @@ def test_a_refusal_goes_to_stderr(job: Job) -> None:
     said = job.ask(lambda asked: "1\nsbatch: error: no\n", "sbatch", "--wrap", "true")
     assert said == (1, "", "sbatch: error: no\n")
     assert job.ask(lambda asked: "3\n1\n", "squeue", "x") == (3, "", "1\n"), "only sbatch has a script"
+
+
+@pytest.mark.parametrize(("od", "expected"), [("echo '   123456789'", "123456789-"), ("exit 127", "-")])
+def test_nobody_foresees_a_request(job: Job, tmp_path: Path, od: str, expected: str) -> None:
+    """Its name gives the id of sbatch's job, which another user could take before."""
+    (tmp_path / "od").write_text(f"#!/bin/sh\n{od}\n")
+    (tmp_path / "od").chmod(0o755)
+    job.env["PATH"] = f"{tmp_path}:{job.env['PATH']}"
+    assert job.ask(lambda asked: "0\nJOBID\n", "squeue") == (0, "JOBID\n", "")
+    assert re.fullmatch(rf"[1-9][0-9]*{expected}[0-9]{{10}}", job.seen[0]["id"])

@@ -41,7 +41,8 @@ ask() { # ID
         { read -r answered code <"$folder/answer"; } 2>/dev/null
     done
 }
-ask "$$-$(date +%s)"
+random=$(od -An -N4 -tu4 /dev/urandom 2>/dev/null) # of the id that sbatch's job gets: others must not foresee it
+ask "$$${random##* }-$(date +%s)"
 if [ "$program $code" = "sbatch 3" ]; then # it has read the options: this word is the script; 0: it is on stdin
     number=$(sed 1d "$folder/answer") file=/dev/stdin
     [ "$number" = 0 ] || { shift $((number - 1)) && file=$1; }
