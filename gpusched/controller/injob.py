@@ -7,7 +7,10 @@ it from scratch. Its changes go through the inbox under a name derived from the 
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
+import shlex
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -33,6 +36,7 @@ MAX_LISTS = 8  # answers to squeue and sacct per user and cycle
 SACCT_S = 86400.0  # age of the ended jobs that sacct lists by default
 STALE_S = 3600.0  # older requests are ignored; shorter than `REMEMBER_APPLIED_S`, so that none is applied twice
 _ID = re.compile(r"[0-9]{1,20}-([0-9]{1,20})")
+_log = logging.getLogger(__name__)
 
 Reads = Counter[tuple[int, str]]
 Prepare = Callable[[Inventory, JobRecord, AskReading], Submit | int]
@@ -101,6 +105,11 @@ class InJobCommandHandler:
             raise UnsupportedOption("not supported inside a job")
         except UnsupportedOption as error:
             return 1, f"{program}: error: {error}\n"
+        except (GpuschedError, sqlite3.Error, OSError):
+            raise
+        except Exception:  # the words are a user's: what they break must not end the controller (decision 0023)
+            _log.exception("the request of job %s failed: %s", job.id, shlex.join(ask.words)[:200])
+            return 1, f"{program}: error: internal error; the controller's log has it\n"
 
     def _submit(
         self, prepare: Prepare, job: JobRecord, ask: AskReading, inventory: Inventory, reads: Reads, now: float

@@ -102,6 +102,18 @@ def test_output_of_slurms_commands_in_a_job(world: InboxWorld, words: tuple[str,
     assert (answer or "").startswith(expected.replace("{job}", job).replace("{user}", world.job(job).user)), answer
 
 
+def test_a_request_that_breaks_its_command_gets_an_error(
+    world: InboxWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> str:
+        raise OverflowError("too wide")
+
+    monkeypatch.setattr(injob, "squeue", broken)
+    job = running(world, ALICE)
+    assert ask(world, job, "squeue") == "1\nsqueue: error: internal error; the controller's log has it\n"
+    assert f"the request of job {job} failed: squeue" in caplog.text
+
+
 def test_their_tables_have_heads(world: InboxWorld) -> None:
     job = running(world, ALICE)
     squeue = (ask(world, job, "squeue") or "").splitlines()
