@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from gpusched.traces.trace import Trace
 _PARTS = (0.6, 1.0)
 _NEVER = 3.0  # what it costs to move jobs about so that they need a quarter more decisions
 _CHOOSE = 500_000  # seeds to choose checkpoints with; those to learn from count up from 1
-_FIRST_STEPS = {"job.skip": 0.3, "group.skip": 0.1, "bold": 0.2}
+FIRST_STEPS = {"job.skip": 0.3, "group.skip": 0.1, "bold": 0.2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,10 @@ class MaifsTrainingCase(NamedTuple):
     decisions: int
 
 
+Search = Callable[[Floats, Iterable[Sequence[MaifsTrainingCase]], MaifsSearchSettings, int, Executor], Iterator[Floats]]
+"""From the initial weights and each generation's workloads to the weights after each; also: settings, seed, pool."""
+
+
 class MaifsResult(NamedTuple):
     """The result of a training.
 
@@ -70,9 +74,12 @@ class MaifsResult(NamedTuple):
 
 def learn(
     arrivals: dict[str, Trace], kinds: MaifsJobClasses, settings: MaifsSearchSettings, seed: int, jobs: int,
-    advance: Callable[[int, int], None],
+    advance: Callable[[int, int], None], search: Search | None = None,
 ) -> MaifsResult:  # fmt: skip
-    """Train from `network.untrained`, or a simple rule if that is better; absent models and test weeks are not used."""
+    """Train from `network.untrained`, or a simple rule if that is better; absent models and test weeks are not used.
+
+    ``search``: What improves the weights; `evolve` if not given.
+    """
     start = untrained(seed)
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
         n = settings.choose * len(arrivals) * len(maifs().loads)
@@ -81,21 +88,37 @@ def learn(
         begun = mean_costs(pool, _cost, starts, held_out)
         best = begin = starts[int(begun.argmin())]
         course = [(0, float(begun[0])), (0, float(begun.min()))]
-        search = Evolution(begin, first_steps(SHAPES, _FIRST_STEPS), settings.population, seed)
-        for generation in range(settings.generations):
-            first = 1 + (seed * settings.generations + generation) * settings.tries
-            seeds = range(first, first + settings.tries)
-            tries = list(pool.map(lambda n: _try(arrivals, kinds, "train", n, n, settings), seeds))
-            search.tell(mean_costs(pool, _cost, [round_to_float32(x) for x in search.ask()], tries))
-            if (generation + 1) % settings.choose_every == 0 or generation + 1 == settings.generations:
-                now = round_to_float32(search.mean)
+        generations = (
+            list(pool.map(lambda n: _try(arrivals, kinds, "train", n, n, settings), _seeds(settings, seed, generation)))
+            for generation in range(settings.generations)
+        )
+        found = (search or evolve)(begin, generations, settings, seed, pool)
+        for generation, numbers in enumerate(found, 1):
+            if generation % settings.choose_every == 0 or generation == settings.generations:
+                now = round_to_float32(numbers)
                 cost = float(mean_costs(pool, _cost, [now], held_out)[0])
-                if cost < min(found for _, found in course):
+                if cost < min(before for _, before in course):
                     best = now
-                course.append((generation + 1, cost))
-            advance(generation + 1, settings.generations)
+                course.append((generation, cost))
+            advance(generation, settings.generations)
         best = _pruned(pool, best, begin, arrivals, kinds, settings)
     return MaifsResult(best, tuple(course))
+
+
+def evolve(
+    begin: Floats, generations: Iterable[Sequence[MaifsTrainingCase]], settings: MaifsSearchSettings, seed: int,
+    pool: Executor
+) -> Iterator[Floats]:  # fmt: skip
+    """Search by CMA-ES: yield the mean after each generation's workloads."""
+    search = Evolution(begin, first_steps(SHAPES, FIRST_STEPS), settings.population, seed)
+    for cases in generations:
+        search.tell(mean_costs(pool, _cost, [round_to_float32(x) for x in search.ask()], cases))
+        yield search.mean
+
+
+def _seeds(settings: MaifsSearchSettings, seed: int, generation: int) -> range:
+    first = 1 + (seed * settings.generations + generation) * settings.tries
+    return range(first, first + settings.tries)
 
 
 def _pruned(

@@ -76,25 +76,10 @@ def with_power(numbers: Floats, power: float) -> Floats:
 @jit
 def set_weights(problem: JointProblem, plan: JointDecision, agent: MaifsWeights, attends: bool) -> None:
     """Write the weights, prices and restart costs of an empty decision."""
-    (n, groups), asked = plan.weight.shape, 0.0
+    (n, groups), hidden = plan.weight.shape, np.zeros(HIDDEN)
+    inputs, context = job_inputs(problem, plan), _contexts(problem, plan, agent, attends)
     for i in range(n):
-        asked += problem.low[i]
-    pressure = np.log((1.0 + asked) / max(problem.node[:, 0].sum(), 1.0))
-    context = _groups(problem, plan, agent, pressure, attends)
-    inputs, hidden = np.zeros(JOB), np.zeros(HIDDEN)
-    for i in range(n):
-        left = max(problem.work[i], _TINY) / max(plan.best[i], _TINY)
-        inputs[0] = 1.0
-        inputs[1] = np.log(left / 600.0 + 1e-3) / 3.0
-        inputs[2] = np.log1p(problem.age_s[i] / 600.0) / 3.0
-        inputs[3] = 1.0 if problem.point[i] >= 0 else 0.0
-        inputs[4] = np.log2(problem.low[i] * problem.high[i]) / 4.0
-        inputs[5] = np.log(problem.cost_s[i] / 60.0)
-        inputs[6] = problem.doubt[i]
-        inputs[7] = pressure
-        inputs[8] = problem.done[i]
-        inputs[9] = np.log1p(problem.restarts[i])
-        weight, horizon = job_values(agent, inputs, hidden)
+        weight, horizon = job_values(agent, inputs[i], hidden)
         for group in range(groups):
             mine = weight
             for w in range(WIDTH):
@@ -103,7 +88,7 @@ def set_weights(problem: JointProblem, plan: JointDecision, agent: MaifsWeights,
                     liking += hidden[h] * agent.job_out[h, 2 + w]
                 mine += liking * context[group, w]
             plan.weight[i, group] = np.exp(min(max(mine, -20.0), 20.0))
-        plan.keep[i] = restart_factor(left, horizon, problem.cost_s[i])
+        plan.keep[i] = restart_factor(time_left(problem, plan, i), horizon, problem.cost_s[i])
     waiting = np.zeros(n)
     for i in range(n):
         waiting[i] = plan.weight[i].max() if problem.point[i] < 0 else 0.0
@@ -112,6 +97,38 @@ def set_weights(problem: JointProblem, plan: JointDecision, agent: MaifsWeights,
         for i in range(n):
             if 0.0 < waiting[i] < least:
                 plan.weight[i] = 0.0
+
+
+@jit
+def time_left(problem: JointProblem, plan: JointDecision, i: int) -> float:
+    """Return a job's time left at its best point, in seconds."""
+    return float(max(problem.work[i], _TINY) / max(plan.best[i], _TINY))
+
+
+@jit
+def _pressure(problem: JointProblem) -> float:
+    asked = 0.0
+    for low in problem.low:
+        asked += low
+    return float(np.log((1.0 + asked) / max(problem.node[:, 0].sum(), 1.0)))
+
+
+@jit
+def job_inputs(problem: JointProblem, plan: JointDecision) -> Floats:
+    """Return the network's inputs of each job, ``float64[n, JOB]``."""
+    inputs, pressure = np.zeros((len(plan.job), JOB)), _pressure(problem)
+    for i in range(len(plan.job)):
+        inputs[i, 0] = 1.0
+        inputs[i, 1] = np.log(time_left(problem, plan, i) / 600.0 + 1e-3) / 3.0
+        inputs[i, 2] = np.log1p(problem.age_s[i] / 600.0) / 3.0
+        inputs[i, 3] = 1.0 if problem.point[i] >= 0 else 0.0
+        inputs[i, 4] = np.log2(problem.low[i] * problem.high[i]) / 4.0
+        inputs[i, 5] = np.log(problem.cost_s[i] / 60.0)
+        inputs[i, 6] = problem.doubt[i]
+        inputs[i, 7] = pressure
+        inputs[i, 8] = problem.done[i]
+        inputs[i, 9] = np.log1p(problem.restarts[i])
+    return inputs
 
 
 @jit
@@ -139,10 +156,10 @@ def restart_factor(left: float, horizon: float, restart_s: float) -> float:
 
 
 @jit
-def _groups(problem: JointProblem, plan: JointDecision, agent: MaifsWeights, pressure: float, attends: bool) -> Floats:
-    """Return each agent's context, ``float64[groups, WIDTH]``; write the prices."""
+def group_inputs(problem: JointProblem, plan: JointDecision) -> Floats:
+    """Return the network's inputs of each agent, ``float64[groups, GROUP]``, of an empty decision."""
     groups = len(problem.group) - 1
-    inputs, context = np.zeros((groups, GROUP)), np.zeros((groups, WIDTH))
+    inputs, pressure = np.zeros((groups, GROUP)), _pressure(problem)
     for group in range(groups):
         first, end = problem.group[group], problem.group[group + 1]
         inputs[group, 0] = 1.0
@@ -155,10 +172,17 @@ def _groups(problem: JointProblem, plan: JointDecision, agent: MaifsWeights, pre
     for i in range(len(plan.job)):
         if problem.point[i] >= 0:
             group = problem.group_of[problem.at[i, 0]]
-            left = max(problem.work[i], _TINY) / max(plan.best[i], _TINY)
             inputs[group, 5] += 4.0 / gpus
-            inputs[group, 6] += np.log(left / 600.0 + 1e-3) / gpus
+            inputs[group, 6] += np.log(time_left(problem, plan, i) / 600.0 + 1e-3) / gpus
             inputs[group, 7] += problem.gpus[problem.point[i]] * problem.cost_s[i] / 100.0 / gpus
+    return inputs
+
+
+@jit
+def _contexts(problem: JointProblem, plan: JointDecision, agent: MaifsWeights, attends: bool) -> Floats:
+    """Return each agent's context, ``float64[groups, WIDTH]``; write the prices."""
+    inputs, groups = group_inputs(problem, plan), len(problem.group) - 1
+    context = np.zeros((groups, WIDTH))
     heads = np.zeros((3, groups, WIDTH))
     for group in range(groups):
         for w in range(WIDTH):
