@@ -6,8 +6,8 @@ Both methods change the same numbers (the linear rule over job and group inputs,
 validation chooses among their weights in the same way (`gpusched.agents.maifs.learn`). Each of CMA-ES' generations is
 a round of the gradient: its candidates' runs of each draw are divided among the round's steps.
 
-Exploration is Gaussian noise at every decision on the logarithm of each job's weight and restart horizon and of each
-group's prices, and once a run on ``bold``. The reward is minus the job-seconds between decisions, beyond the mean of
+Exploration is Gaussian noise on what the logarithms of each job's weight and restart horizon and of each group's prices
+are linear in, kept for the job's life, and once a run on ``bold``. The reward is minus the job-seconds between decisions, beyond the mean of
 the other runs of the same draw (a baseline that depends on the arrivals: Mao et al., arXiv:1807.02264). The critic is
 linear in how far the state differs from theirs at that time; advantages by GAE (Schulman et al., arXiv:1506.02438),
 whose trace fades with time, since decisions are not equally far apart; steps by Adam.
@@ -337,7 +337,7 @@ def ascend(
 
 
 def _most(case: MaifsTrainingCase) -> int:
-    return case.decisions * 3 // 2
+    return case.decisions * 5 // 4  # as the cost of training: its runs end there
 
 
 def change(
