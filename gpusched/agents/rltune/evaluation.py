@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import deepcopy
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gpusched.agents.common.data import known_at
-from gpusched.agents.common.queue_replay import INVALID_OUTPUT, new_queue
-from gpusched.agents.rltune.candidates import first_of_later
+from gpusched.agents.common.queue_replay import InvalidOutput
+from gpusched.agents.rltune.candidates import agent_of, first_of_later
 from gpusched.agents.rltune.decide import PreparedScorer
-from gpusched.agents.rltune.replay import run_scored, scoring_state_of
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.config.weights import TrainedModel
 from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.model.slicetables import GPU_PARTS
-from gpusched.sim.engine.build import ReplayOptions, SimWorld, log_of, result_of, world_of
-from gpusched.sim.engine.estimates import new_estimates
-from gpusched.sim.engine.state import GROW, grown
+from gpusched.sim.engine.build import ReplayOptions, SimWorld, world_of
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import Pool
+from gpusched.sim.rates import Rates
+from gpusched.sim.replay import replay
 from gpusched.sim.result import ReplayResult
 from gpusched.sim.slicing import parts_by_job
 from gpusched.study.metrics import SLOWDOWN_THRESHOLD_S
@@ -63,12 +61,14 @@ def world_for(trace: Trace, pool: Pool, settings: RltuneSettings) -> SimWorld:
 
 
 class TraceEvaluation:
-    """A trace on its nodes."""
+    """A trace on its nodes; ``placed``, ``rates``: see `gpusched.agents.rltune.mapped.placement_of`."""
 
-    def __init__(self, trace: Trace, pool: Pool, settings: RltuneSettings) -> None:
+    def __init__(
+        self, trace: Trace, pool: Pool, settings: RltuneSettings,
+        placed: Callable[[ReplayPolicy], ReplayPolicy] = lambda policy: policy, rates: Rates | None = None,
+    ) -> None:  # fmt: skip
         self.trace, self.pool = trace, pool
-        self._world = world_for(trace, pool, settings)
-        self._run_times = new_estimates(self._world) if self._world.policy.uses_run_time_estimates else None
+        self._settings, self._placed, self._rates = settings, placed, rates
 
     def play(self, prepared: PreparedScorer) -> MeanFigures:
         """Return the results of a replay; infinite if a score is NaN."""
@@ -79,14 +79,11 @@ class TraceEvaluation:
 
     def result(self, prepared: PreparedScorer) -> ReplayResult | None:
         """Return a replay; None if a score is NaN."""
-        world = self._world
-        # one call, so that arrays shared by the three stay shared
-        sim, passes, run_times = deepcopy((world.sim, world.passes, self._run_times))
-        world = world._replace(sim=sim, passes=passes)
-        queue, log = new_queue(sim, scoring_state_of(world, prepared), run_times), log_of(world)
-        while (code := run_scored(sim, log, passes, queue)) == GROW:
-            log = grown(log, sim)
-        return None if code == INVALID_OUTPUT else result_of(world, log, 0.0)
+        policy = self._placed(agent_of(prepared, "rltune", self._settings))
+        try:
+            return replay(self.trace, self.pool, policy, rates=self._rates, estimator=HistoryEstimator())
+        except InvalidOutput:
+            return None
 
 
 def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> MeanFigures:

@@ -11,11 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gpusched.agents.rltune.decide import PreparedScorer
 from gpusched.agents.rltune.evaluation import TraceEvaluation
 from gpusched.agents.rltune.settings import RltuneSettings
-from gpusched.agents.rltune.table import agent_of
-from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.model.interference import JobClassEstimate, name_pattern
 from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.sched.mapping.learned import speeds_by_type
@@ -24,11 +21,8 @@ from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles
 from gpusched.sim.rates import Rates
-from gpusched.sim.replay import replay
-from gpusched.sim.result import ReplayResult
 from gpusched.study.study import Scenario
 from gpusched.traces.slicing import select
-from gpusched.traces.trace import Trace
 
 JOBS = 300  # of a mapped replay: the last ones of a window
 
@@ -80,27 +74,13 @@ def placement_of(spec: PolicySpec, scenario: Scenario) -> tuple[Callable[[Replay
     return lambda policy: mapped_policy(policy, spec), rates_of(spec, scenario)
 
 
-class MappedEvaluation(TraceEvaluation):
-    """A trace on its nodes, placed by the policy's mapping, at the speeds by which it maps."""
-
-    def __init__(self, trace: Trace, pool: Pool, settings: RltuneSettings, spec: PolicySpec, rates: Rates) -> None:
-        super().__init__(trace, pool, settings)
-        self._settings, self._spec, self._rates = settings, spec, rates
-
-    def result(self, prepared: PreparedScorer) -> ReplayResult | None:
-        """Return a mapped replay."""
-        policy = mapped_policy(agent_of(prepared, "rltune", self._settings), self._spec)
-        return replay(self.trace, self.pool, policy, rates=self._rates, estimator=HistoryEstimator())
-
-
 def mapped_evaluations(
     evaluations: Sequence[TraceEvaluation], settings: RltuneSettings, spec: PolicySpec, scenario: Scenario
 ) -> list[TraceEvaluation]:
     """Return the same evaluations with the mapping where it has GPU types to choose from, of their last jobs."""
-    found: list[TraceEvaluation] = []
-    rates = rates_of(spec, scenario)
-    for one in evaluations:
-        jobs = len(one.trace)
-        part = select(one.trace, np.arange(max(0, jobs - JOBS), jobs))
-        found.append(MappedEvaluation(part, one.pool, settings, spec, rates) if is_mapped(spec, one.pool) else one)
-    return found
+    placing = placement_of(spec, scenario)
+    return [
+        one if not is_mapped(spec, one.pool) else TraceEvaluation(last, one.pool, settings, *placing)
+        for one in evaluations
+        for last in [select(one.trace, np.arange(len(one.trace))[-JOBS:])]
+    ]

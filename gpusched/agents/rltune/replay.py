@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpusched.agents.common.queue_replay import prepare_replay, queue_runner
+from gpusched.agents.common.queue_replay import InvalidOutput, prepare_replay, queue_runner
 from gpusched.agents.rltune.decide import (
     PreparedScorer,
     ScoringState,
@@ -19,8 +19,6 @@ from gpusched.agents.rltune.preempt import PreemptionModel
 from gpusched.agents.rltune.replay_preempt import ranked_runner
 from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
-from gpusched.errors import GpuschedError
-from gpusched.sched.agent import NAN_OUTPUT
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.state import ClusterState, Ints
 from gpusched.sim.engine.build import SimWorld
@@ -40,14 +38,9 @@ def runner(world: SimWorld, prepared: PreparedScorer | PreemptionModel) -> tuple
     """Return a replay's runner: it runs to the end, or until the event log is full."""
     if isinstance(prepared, PreemptionModel):
         return world, ranked_runner(world, prepared)
-    by = scoring_state_of(world, prepared)
-    return (world, ScoredRun(world, by)) if is_mapped(world) else prepare_replay(world, run_scored, by)
-
-
-def scoring_state_of(world: SimWorld, prepared: PreparedScorer) -> ScoringState:
-    """Return the state of a replay's decisions before any run."""
     known, rule = new_job_history(facts_of_world(world, prepared.knows)), PLACEMENTS[world.rule]
-    return new_scoring_state(prepared, known, rule, world.passes.jobs.limit, explicit_priorities(world.trace))
+    by = new_scoring_state(prepared, known, rule, world.passes.jobs.limit, explicit_priorities(world.trace))
+    return (world, ScoredRun(world, by)) if is_mapped(world) else prepare_replay(world, run_scored, by)
 
 
 @jit
@@ -96,7 +89,7 @@ class ScoredRun(MappedRun):
         """Return the partition's waiting jobs in order; none if none can start.
 
         Raises:
-            GpuschedError: A score is NaN.
+            InvalidOutput: A score is NaN.
         """
         world, queue, state = self._world, self._queue, self._state._replace(now=float(self._world.sim.clock[0]))
         own: Ints = waiting_in(world.sim, queue.waiting, queue.size, partition)
@@ -107,7 +100,7 @@ class ScoredRun(MappedRun):
             return own[:0]
         order, sound = in_order(state, obs, own, self._by)
         if not sound:
-            raise GpuschedError(f"{world.policy.name}: {NAN_OUTPUT}", "train it again")
+            raise InvalidOutput(world.policy.name)
         return order
 
     def started(self, jobs: Ints) -> None:
