@@ -13,9 +13,9 @@ import pytest
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.request import TrainingReport, TrainJob
 from gpusched.agents.rltune.candidates import rules, without_net
-from gpusched.agents.rltune.evaluation import TraceEvaluation
-from gpusched.agents.rltune.mapped import (
+from gpusched.agents.rltune.evaluation import (
     JOBS,
+    TraceEvaluation,
     is_mapped,
     mapped_evaluations,
     mapped_policy,

@@ -10,8 +10,7 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPING_PLACES, Mapping
 from gpusched.sched.mapping.problem import MappingSolution, Problem
-from gpusched.sched.mapping.queue import MappingFacts, Solver, map_queue, unfit_of
-from gpusched.sched.mapping.summary import MappingReport
+from gpusched.sched.mapping.queue import MappingFacts, MappingReport, Solver, map_queue, unfit_of
 from gpusched.sched.stages import speeds_by_name
 from gpusched.sched.state import BACKFILLS, EASY, PRIORITY, ClusterState, Floats, Ints
 from gpusched.sim.engine.build import SimWorld
