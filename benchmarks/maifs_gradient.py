@@ -7,10 +7,11 @@ validation chooses among their weights in the same way (`gpusched.agents.maifs.l
 a round of the gradient: its candidates' runs of each draw are divided among the round's steps.
 
 Exploration is Gaussian noise on what the logarithms of each job's weight and restart horizon and of each group's prices
-are linear in, kept for the job's life, and once a run on ``bold``. The reward is minus the job-seconds between decisions, beyond the mean of
-the other runs of the same draw (a baseline that depends on the arrivals: Mao et al., arXiv:1807.02264). The critic is
-linear in how far the state differs from theirs at that time; advantages by GAE (Schulman et al., arXiv:1506.02438),
-whose trace fades with time, since decisions are not equally far apart; steps by Adam.
+are linear in, kept for the job's life, and once a run on ``bold``. The reward is minus the job-seconds between
+decisions, beyond the mean of the other runs of the same draw (a baseline that depends on the arrivals: Mao et al.,
+arXiv:1807.02264). The critic is linear in how far the state differs from theirs at that time; advantages by GAE
+(Schulman et al., arXiv:1506.02438), whose trace fades with time, since decisions are not equally far apart; steps by
+Adam.
 
 ``--test FIRST END``: then the test weeks, whole, with these seeds, as in docs/concepts/maifs.md: change in mean JCT
 from ``greedy-true``, and its 95 % interval over seeds. TRACES: the folder of ``gpusched reproduce maifs``.

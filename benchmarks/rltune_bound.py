@@ -101,7 +101,7 @@ def figures(weightings: int, scenario: Scenario) -> tuple[str, tuple[float, floa
     own, knowing = RltuneSettings(), RltuneSettings(knows="oracle")
     by_rule = {policy.name: jct(policy) for policy in table.heuristics(scenario.trace, own.knows)}
     best = min(by_rule, key=by_rule.__getitem__)
-    included = table.agent_of_model("rltune", load_file(SHIPPED, "rltune"))
+    included = candidates.agent_of_model("rltune", load_file(SHIPPED, "rltune"))
     weighed = [*(agent(rule, own) for rule in drawn(weightings)), included]
     ratios = np.array([jct(policy) for policy in weighed]) / by_rule[best]
     start = candidates.rules(knowing)[0]
@@ -112,7 +112,7 @@ def figures(weightings: int, scenario: Scenario) -> tuple[str, tuple[float, floa
 
 def agent(rule: candidates.CandidateRule, settings: RltuneSettings) -> ReplayPolicy:
     """Return the agent with one weighting."""
-    return table.agent_of(candidates.without_net(rule, settings), rule.name, settings)
+    return candidates.agent_of(candidates.without_net(rule, settings), rule.name, settings)
 
 
 def drawn(weightings: int) -> list[candidates.CandidateRule]:

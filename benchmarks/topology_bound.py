@@ -35,7 +35,7 @@ from gpusched.agents.topology.reproduce import run_of
 from gpusched.agents.topology.workloads import TopologySetting, draw, load_scenario, settings
 from gpusched.model.topology import Topology
 from gpusched.sched.state import Floats
-from gpusched.sched.topology.patience import PATIENCE_S
+from gpusched.sched.topology.queue import PATIENCE_S
 from gpusched.sim.engine.build import ReplayOptions, log_of, result_of, world_of
 from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.pool import NodeSpec, Pool

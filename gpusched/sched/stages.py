@@ -14,8 +14,7 @@ from gpusched.sched.agent import Context
 from gpusched.sched.arrays import NodeArrays, PendingArrays
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_for
 from gpusched.sched.mapping.learned import TypeSpeeds
-from gpusched.sched.mapping.queue import MappingFacts, Solver, map_queue, unfit_of
-from gpusched.sched.mapping.summary import summary
+from gpusched.sched.mapping.queue import MappingFacts, Solver, map_queue, summary, unfit_of
 from gpusched.sched.placement import NodeChooser, pass_by_component
 from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.state import BACKFILLS, PLACES, POLICY, Floats, Ints

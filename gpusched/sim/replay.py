@@ -33,6 +33,7 @@ from gpusched.sim.engine.mapped import MappedRun, is_mapped
 from gpusched.sim.engine.placing_index import run_placed
 from gpusched.sim.engine.placing_walk import run_walk
 from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, new_filling, new_plan, run_preemptive
+from gpusched.sim.engine.quotas import QuotaSet
 from gpusched.sim.engine.sized import run_sized
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, EventLog, Passes, Sim, grown
 from gpusched.sim.engine.static import LAST, Fixed, run_merged, run_strict
@@ -41,7 +42,6 @@ from gpusched.sim.placed import one_node_network, walked, walks, with_ways
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy, policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles
-from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.rates import Rates
 from gpusched.sim.resizing import elastic_of
 from gpusched.sim.result import ReplayResult

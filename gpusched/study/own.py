@@ -14,7 +14,7 @@ from gpusched.model.resources import Inventory
 from gpusched.model.units import parse_time
 from gpusched.queue.lastgood import inventory_or_kept
 from gpusched.queue.store import Reader
-from gpusched.sim.quotas import QuotaSet, QuotaSpan
+from gpusched.sim.engine.quotas import QuotaSet, QuotaSpan
 from gpusched.sim.reserving import bookings_of
 from gpusched.sim.sharing import SharingBeliefs, sharing_beliefs
 from gpusched.study.study import FROM_EMPTY, Scenario

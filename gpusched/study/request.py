@@ -26,9 +26,8 @@ from gpusched.model.units import parse_memory_mib
 from gpusched.queue.lastgood import inventory_or_kept, inventory_path
 from gpusched.queue.store import Reader
 from gpusched.sim.engine.build import ReplayOptions, ResizableJobs
-from gpusched.sim.nodelist import read_node_list
 from gpusched.sim.orders import folders_in_force, meaning_notes
-from gpusched.sim.outages import read_outages, read_reservations
+from gpusched.sim.outages import read_node_list, read_outages, read_reservations
 from gpusched.sim.policies import ReplayPolicy, look_up, policy_of_spec
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.power import power_model, read_power

@@ -19,7 +19,7 @@ from gpusched.model.suggest import did_you_mean
 from gpusched.model.topology import Topology
 from gpusched.model.units import count_of
 from gpusched.sched.slices.tree import arranged
-from gpusched.sim.nodelist import read_node_list
+from gpusched.sim.outages import read_node_list
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.study.metrics import Metrics
 from gpusched.study.request import ReplayRequest

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpusched.model.resources import Inventory
     from gpusched.model.snapshot import NodeView
     from gpusched.sim.engine.placing import PlacementNetwork
-    from gpusched.sim.quotas import QuotaSet
+    from gpusched.sim.engine.quotas import QuotaSet
     from gpusched.sim.rates import Rates
     from gpusched.sim.reserving import Booking
     from gpusched.sim.sharing import SharingBeliefs

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.resizable import ResizableWorkload, WorkloadLog, by_rule, run
 from gpusched.agents.describe import describe_weights
 from gpusched.agents.dl2 import learn as learning
 from gpusched.agents.dl2.agent import Player, prepare
@@ -25,7 +24,7 @@ from gpusched.agents.dl2.live import choose_sizes
 from gpusched.agents.dl2.live import prepare as prepare_live
 from gpusched.agents.dl2.observed import fully_observed, new_observed
 from gpusched.agents.dl2.slots import SpeedChange, fastest_alone, simulate
-from gpusched.agents.dl2.train import PartitionWorld
+from gpusched.agents.dl2.train import PartitionWorld, ResizableWorkload, WorkloadLog, by_rule, run
 from gpusched.agents.dl2.weights import SHIPPED, arrays_of, read_actors
 from gpusched.agents.dl2.workloads import draw
 from gpusched.config.weights import TrainedModel, load_file

@@ -15,13 +15,12 @@ import pytest
 
 from gpusched.agents.common.data import known_at
 from gpusched.agents.common.recorded import RecordedDecision, by_policy, recorded_decisions
-from gpusched.agents.common.resizable import WorkloadLog
 from gpusched.agents.dl2 import learn as learning
 from gpusched.agents.dl2 import train as dl2
 from gpusched.agents.dl2.decide import zero_actor
 from gpusched.agents.dl2.history import agreement, record
 from gpusched.agents.dl2.live import LiveActor
-from gpusched.agents.dl2.train import PartitionWorld, WarmUp
+from gpusched.agents.dl2.train import PartitionWorld, WarmUp, WorkloadLog
 from gpusched.cli import main as cli
 from gpusched.model.policy import Resizing
 from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, Claims

@@ -13,10 +13,9 @@ import pytest
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.request import TrainingReport, TrainJob
 from gpusched.agents.rltune.candidates import rules, without_net
-from gpusched.agents.rltune.evaluation import TraceEvaluation
-from gpusched.agents.rltune.mapped import (
+from gpusched.agents.rltune.evaluation import (
     JOBS,
-    MappedEvaluation,
+    TraceEvaluation,
     is_mapped,
     mapped_evaluations,
     mapped_policy,
@@ -86,7 +85,6 @@ def test_a_rule_is_judged_by_where_the_mapping_puts_its_jobs() -> None:
     rule = without_net(rules(SETTINGS)[0], SETTINGS)
     plain = TraceEvaluation(trace(), POOL, SETTINGS)
     (mapped,) = mapped_evaluations([plain], SETTINGS, SPEC, SCENARIO)
-    assert isinstance(mapped, MappedEvaluation)
     result = mapped.result(rule)
     assert result is not None
     assert np.array_equal(result.end, mapped.result(rule).end)  # type: ignore[union-attr]
@@ -116,10 +114,14 @@ def test_training_chooses_by_mapped_replays(tmp_path: Path, monkeypatch: pytest.
     few = [rule for rule in rules(SETTINGS) if rule.name in ("fifo", "smallest", "sjf")]
     monkeypatch.setattr("gpusched.agents.rltune.choosing.rules", lambda *_: few)
     played: list[int] = []
-    result = MappedEvaluation.result
-    monkeypatch.setattr(
-        MappedEvaluation, "result", lambda self, prepared: (played.append(len(self.trace)), result(self, prepared))[1]
-    )
+    result = TraceEvaluation.result
+
+    def note(self: TraceEvaluation, prepared: Any) -> Any:
+        if self._rates is not None:
+            played.append(len(self.trace))
+        return result(self, prepared)
+
+    monkeypatch.setattr(TraceEvaluation, "result", note)
     quick = {"iterations": 1, "sequences": 2, "sequence": 16, "rollouts": 2, "imitation": 1, "hidden": 4}
     spec = PolicySpec(name="m", agent="rltune", place="fastest", mapping=SPEC.mapping, settings=quick)
     drawn = Scenario(trace(70), POOL, power_model(POOL))

@@ -15,7 +15,15 @@ import pytest
 from gpusched.agents.common import torch_
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.request import TrainerResult, TrainingProgress, TrainingReport, TrainJob
-from gpusched.agents.rltune.candidates import CandidateRule, arrays_of, heuristics, rules, with_net, without_net
+from gpusched.agents.rltune.candidates import (
+    CandidateRule,
+    agent_of,
+    arrays_of,
+    heuristics,
+    rules,
+    with_net,
+    without_net,
+)
 from gpusched.agents.rltune.choosing import Option, choose_base, choose_strength, preferred
 from gpusched.agents.rltune.episodes import Episode, _reordered, cut_episodes
 from gpusched.agents.rltune.evaluation import MeanFigures, TraceEvaluation, evaluations
@@ -25,7 +33,7 @@ from gpusched.agents.rltune.ppo import Learner, _windows
 from gpusched.agents.rltune.public import _judged, _Orders
 from gpusched.agents.rltune.reproduce import _lines
 from gpusched.agents.rltune.settings import KNOWS, RltuneSettings, read
-from gpusched.agents.rltune.table import agent_of, table_of
+from gpusched.agents.rltune.table import table_of
 from gpusched.agents.rltune.train import train_agent
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError

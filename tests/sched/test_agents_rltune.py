@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
+from gpusched.agents.rltune.candidates import agent_of, agent_of_model
 from gpusched.agents.rltune.choosing import untrained
 from gpusched.agents.rltune.history import FACTS, group_jobs
 from gpusched.agents.rltune.live import prepare
 from gpusched.agents.rltune.preempt import history_of
 from gpusched.agents.rltune.settings import RltuneSettings
-from gpusched.agents.rltune.table import agent_of, agent_of_model
 from gpusched.config.weights import TrainedModel, load_model, save_model
 from gpusched.estimation.estimators import Estimator, HistoryEstimator, LastTwo
 from gpusched.estimation.odds import CLASSES, LEVELS, HazardRates, end_within, note_passed

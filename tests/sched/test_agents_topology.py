@@ -24,8 +24,7 @@ from gpusched.sched.agent import NAN_OUTPUT, Context
 from gpusched.sched.arrays import node_arrays_of
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
-from gpusched.sched.topology.patience import HARMLESS, PATIENCE_S
-from gpusched.sched.topology.queue import Costs
+from gpusched.sched.topology.queue import HARMLESS, PATIENCE_S, Costs
 from gpusched.sched.topology.tree import tree_of
 from tests.sched.contention import LATE, Plain, beliefs, clusters, named
 from tests.sched.racks import FOUR, HALF, TWO_RACKS

@@ -22,7 +22,7 @@ from gpusched.sched.explain import explain
 from gpusched.sched.interference.beliefs import cost_of_neighbour
 from gpusched.sched.topology.contention import cost_of
 from gpusched.sched.topology.live import _BeliefCache
-from gpusched.sched.topology.patience import HARMLESS, PATIENCE_S
+from gpusched.sched.topology.queue import HARMLESS, PATIENCE_S
 from tests.sched.contention import LATE, Plain, arrays, beliefs, clusters, named
 from tests.sched.racks import FOUR, HALF, TWO_RACKS, with_place
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, snapshots, started, topology

@@ -26,7 +26,7 @@ from gpusched.model.snapshot import PendingView, RunningView, Snapshot, without_
 from gpusched.sched.alone import SingleJobView, in_order
 from gpusched.sched.decide import decide
 from gpusched.sched.eligible import ineligible
-from gpusched.sched.topology.patience import PATIENCE_S
+from gpusched.sched.topology.queue import PATIENCE_S
 from gpusched.sched.topology.spread import rack_wait_until
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay

@@ -26,12 +26,12 @@ from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.pace import join_links
 from gpusched.sim.engine.placing_walk import Walk, run_walk
+from gpusched.sim.engine.quotas import QuotaSet
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, NEVER, PARTS, RUNNING, RUNS, WAITING
 from gpusched.sim.network import learned_network
 from gpusched.sim.placed import walked, walks, with_ways
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
-from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.replay import Outage, replay
 from gpusched.sim.reserving import Booking
 from tests.sched import worlds

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.sim.nodelist import read_node_list
+from gpusched.sim.outages import read_node_list
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.profiles import read_profiles, read_restarts
 from gpusched.sim.profiles.dl2 import read_speeds

@@ -25,9 +25,9 @@ from gpusched.sched.topology.slowdown import KIND, SlowdownModel
 from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.build import ResizableJobs
 from gpusched.sim.engine.placing import PlacementNetwork
+from gpusched.sim.engine.quotas import QuotaSet
 from gpusched.sim.policies import policy_by_name, policy_of_spec
 from gpusched.sim.pool import NodeSpec, Pool
-from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.replay import Outage, replay
 from gpusched.traces.slicing import slice_trace
 from tests.sched.limited import with_bounds

@@ -32,11 +32,11 @@ from gpusched.sched.topology.slowdown import KIND, SlowdownModel, needs_of
 from gpusched.sched.topology.tree import links_of, new_use, tree_of
 from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.engine.placing import PlacementNetwork
+from gpusched.sim.engine.quotas import QuotaSet
 from gpusched.sim.engine.state import Links, SizeClasses
 from gpusched.sim.network import learned_network
 from gpusched.sim.policies import policy_of_spec
 from gpusched.sim.pool import NodeSpec, Pool, demand_of
-from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.replay import replay
 from gpusched.sim.reserving import Booking
 from gpusched.sim.resizing import elastic_of

@@ -24,10 +24,10 @@ from gpusched.model.snapshot import SliceView
 from gpusched.sched.slices.plan import CUT_S
 from gpusched.sched.slices.tree import arranged, is_valid
 from gpusched.sim.engine import build
+from gpusched.sim.engine.quotas import QuotaSet
 from gpusched.sim.network import network_for
 from gpusched.sim.policies import ReplayPolicy, policy_by_name, policy_of_spec
 from gpusched.sim.pool import NodeSpec, Pool
-from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.replay import Outage, replay
 from gpusched.sim.reserving import Booking
 from gpusched.sim.result import EVENT_KINDS, ReplayResult

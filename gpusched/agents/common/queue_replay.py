@@ -25,6 +25,14 @@ from gpusched.sim.engine.state import DECIDE, ENDED, READY, EventLog, Passes, Si
 INVALID_OUTPUT = 3
 """A replay ended since the agent's output is NaN; one more code beside OVER, DECIDE and GROW (`engine.state`)."""
 
+
+class InvalidOutput(GpuschedError):
+    """The output of a policy's agent is NaN."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__(f"{policy}: {NAN_OUTPUT}", "train it again")
+
+
 Agent = TypeVar("Agent")
 DecideQueue = Callable[[ClusterState, Passes, Ints, Agent, bool], tuple[Ints, bool]]
 """(state, passes, queue, agent, need_order): starts jobs of one partition; ``queue: int64[waiting]``, by rank.
@@ -77,7 +85,7 @@ def queue_runner(
 def prepare_replay(
     world: SimWorld, run: Callable[[Sim, EventLog, Passes, AgentQueue], int], agent: object
 ) -> tuple[SimWorld, Callable[[EventLog], int]]:
-    """Return an agent's replay of a world: the world, and a `sim.replay.Runner`, which raises GpuschedError at NaN.
+    """Return an agent's replay of a world: the world, and a `sim.replay.Runner`, which raises `InvalidOutput`.
 
     Args:
         world: What is replayed; it is changed.
@@ -90,7 +98,7 @@ def prepare_replay(
     def to_end(log: EventLog) -> int:
         code = run(sim, log, passes, queue)
         if code == INVALID_OUTPUT:
-            raise GpuschedError(f"{world.policy.name}: {NAN_OUTPUT}", "train it again")
+            raise InvalidOutput(world.policy.name)
         return code
 
     return world, to_end

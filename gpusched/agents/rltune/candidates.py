@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,9 @@ from gpusched.agents.rltune.decide import JobScorer, PreparedScorer
 from gpusched.agents.rltune.history import FEATURES, Reals
 from gpusched.agents.rltune.live import OUTPUTS
 from gpusched.agents.rltune.settings import RltuneSettings
-from gpusched.config.weights import Arrays
+from gpusched.config.weights import Arrays, TrainedModel
 from gpusched.sched.state import NONE, SKIP
+from gpusched.sim.policies import ReplayPolicy
 from gpusched.traces.trace import Trace
 
 LEARNED = 0.7  # fraction of the jobs to learn from; the rest is for the choice
@@ -118,3 +119,18 @@ def arrays_of(prepared: PreparedScorer) -> Arrays:
         found |= {f"net.{i}.weight": np.ascontiguousarray(layer[:-1].T), f"net.{i}.bias": layer[-1]}
         at += layer.size
     return found | attention_arrays(scorer.attention)
+
+
+def agent_of(prepared: PreparedScorer, name: str, settings: RltuneSettings) -> ReplayPolicy:
+    """Return a replay policy for an agent in memory."""
+    about = {"knows": settings.knows, "backfill": "skip" if settings.backfill else "none"}
+    return agent_of_model(name, TrainedModel("rltune", arrays_of(prepared), about, "", f"<{name}>"))
+
+
+def agent_of_model(name: str, model: TrainedModel) -> ReplayPolicy:
+    """Return a replay policy for weights in memory."""
+    knows: Any = model.knows
+    return ReplayPolicy(
+        name=name, order="rltune", knows=knows, source="rltune agent", backfill=model.about["backfill"],
+        placement="best-fit", model=model,
+    )  # fmt: skip

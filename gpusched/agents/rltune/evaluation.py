@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import deepcopy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gpusched.agents.common.data import known_at
-from gpusched.agents.common.queue_replay import INVALID_OUTPUT, new_queue
-from gpusched.agents.rltune.candidates import first_of_later
+from gpusched.agents.common.queue_replay import InvalidOutput
+from gpusched.agents.rltune.candidates import agent_of, first_of_later
 from gpusched.agents.rltune.decide import PreparedScorer
-from gpusched.agents.rltune.replay import run_scored, scoring_state_of
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.config.weights import TrainedModel
 from gpusched.estimation.estimators import HistoryEstimator
+from gpusched.model.interference import JobClassEstimate, name_pattern
+from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.model.slicetables import GPU_PARTS
-from gpusched.sim.engine.build import ReplayOptions, SimWorld, log_of, result_of, world_of
-from gpusched.sim.engine.estimates import new_estimates
-from gpusched.sim.engine.state import GROW, grown
+from gpusched.sched.mapping.learned import speeds_by_type
+from gpusched.sched.stages import speeds_by_name
+from gpusched.sim.engine.build import ReplayOptions, SimWorld, world_of
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import Pool
+from gpusched.sim.profiles import Profiles
+from gpusched.sim.rates import Rates
+from gpusched.sim.replay import replay
 from gpusched.sim.result import ReplayResult
 from gpusched.sim.slicing import parts_by_job
 from gpusched.study.metrics import SLOWDOWN_THRESHOLD_S
@@ -63,12 +67,14 @@ def world_for(trace: Trace, pool: Pool, settings: RltuneSettings) -> SimWorld:
 
 
 class TraceEvaluation:
-    """A trace on its nodes."""
+    """A trace on its nodes; ``placed``, ``rates``: see `gpusched.agents.rltune.evaluation.placement_of`."""
 
-    def __init__(self, trace: Trace, pool: Pool, settings: RltuneSettings) -> None:
+    def __init__(
+        self, trace: Trace, pool: Pool, settings: RltuneSettings,
+        placed: Callable[[ReplayPolicy], ReplayPolicy] = lambda policy: policy, rates: Rates | None = None,
+    ) -> None:  # fmt: skip
         self.trace, self.pool = trace, pool
-        self._world = world_for(trace, pool, settings)
-        self._run_times = new_estimates(self._world) if self._world.policy.uses_run_time_estimates else None
+        self._settings, self._placed, self._rates = settings, placed, rates
 
     def play(self, prepared: PreparedScorer) -> MeanFigures:
         """Return the results of a replay; infinite if a score is NaN."""
@@ -79,14 +85,11 @@ class TraceEvaluation:
 
     def result(self, prepared: PreparedScorer) -> ReplayResult | None:
         """Return a replay; None if a score is NaN."""
-        world = self._world
-        # one call, so that arrays shared by the three stay shared
-        sim, passes, run_times = deepcopy((world.sim, world.passes, self._run_times))
-        world = world._replace(sim=sim, passes=passes)
-        queue, log = new_queue(sim, scoring_state_of(world, prepared), run_times), log_of(world)
-        while (code := run_scored(sim, log, passes, queue)) == GROW:
-            log = grown(log, sim)
-        return None if code == INVALID_OUTPUT else result_of(world, log, 0.0)
+        policy = self._placed(agent_of(prepared, "rltune", self._settings))
+        try:
+            return replay(self.trace, self.pool, policy, rates=self._rates, estimator=HistoryEstimator())
+        except InvalidOutput:
+            return None
 
 
 def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> MeanFigures:
@@ -133,3 +136,69 @@ def evaluations(trace: Trace, scenario: Scenario, settings: RltuneSettings, decl
     load = min(max(offered_load(scenario.trace, scenario.pool.total_gpus), 0.5), 1.5)
     counts = dict.fromkeys(nodes_for_load(trace, per_node, load * factor) for factor in LOAD_FACTORS)
     return [TraceEvaluation(trace, Pool.uniform(n, per_node), settings) for n in counts]
+
+
+# The mapping in training's loop: replays whose jobs get nodes and GPU types by the policy's own mapping. A mapped
+# replay is a hundred times slower than a compiled one: rules are first chosen among by best fit, and the best of them,
+# networks and heuristics by short mapped replays. The sequences of PPO are placed by best fit.
+
+JOBS = 300  # of a mapped replay: the last ones of a window
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MappingProfiles(Profiles):
+    """Speeds as the mapping has them live: as jobs reported, else by the patterns of a policy's file.
+
+    "" is a model's fastest type. ``learned``: name pattern -> the estimate, of all users who run such jobs.
+    """
+
+    speeds: dict[str, dict[str, float]] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ()
+    learned: Mapping[str, JobClassEstimate] = field(default_factory=dict)
+
+    def per_s(self, model: str, gpu_type: str, gpus: int, nodes: int | None = 1) -> float | None:
+        """Return a model's speed on a GPU type; a speed of 0 is no figure."""
+        typed = speeds_by_name(self.speeds, model, self.kinds)
+        of = speeds_by_type(self.learned.get(name_pattern(model)), gpus, typed, self.kinds)
+        return (dict(zip(self.kinds, of, strict=True)).get(gpu_type, max(of)) if of else None) or None
+
+
+def is_mapped(spec: PolicySpec, pool: Pool) -> bool:
+    """Return whether the policy's mapping has GPU types to choose from."""
+    return spec.place in MAPPING_PLACES and len(pool.gpu_types) > 1
+
+
+def mapped_policy(policy: ReplayPolicy, spec: PolicySpec) -> ReplayPolicy:
+    """Return the policy placed by the mapping of ``spec``."""
+    own = PolicySpec(name=policy.name, place=spec.place, mapping=spec.mapping) if policy.model is None else spec
+    return replace(policy, placement=spec.place, spec=own)
+
+
+def rates_of(spec: PolicySpec, scenario: Scenario) -> Rates:
+    """Return the speeds at which jobs run in these replays: those by which the policy maps."""
+    learned: dict[str, JobClassEstimate] = {}
+    for job_class, one in scenario.learned.items():
+        name = job_class.partition("/")[2]
+        shapes = learned[name].shapes if name in learned else ()
+        learned[name] = JobClassEstimate(kind=name, shapes=shapes + one.shapes)
+    kinds = tuple(scenario.pool.gpu_types)
+    return Rates(profiles=MappingProfiles(series={}, speeds=dict(spec.mapping.speeds), kinds=kinds, learned=learned))
+
+
+def placement_of(spec: PolicySpec, scenario: Scenario) -> tuple[Callable[[ReplayPolicy], ReplayPolicy], Rates | None]:
+    """Return what places the policies of a table, and the speeds at which its jobs run."""
+    if not is_mapped(spec, scenario.pool):
+        return lambda policy: policy, None
+    return lambda policy: mapped_policy(policy, spec), rates_of(spec, scenario)
+
+
+def mapped_evaluations(
+    evaluations: Sequence[TraceEvaluation], settings: RltuneSettings, spec: PolicySpec, scenario: Scenario
+) -> list[TraceEvaluation]:
+    """Return the same evaluations with the mapping where it has GPU types to choose from, of their last jobs."""
+    placing = placement_of(spec, scenario)
+    return [
+        one if not is_mapped(spec, one.pool) else TraceEvaluation(last, one.pool, settings, *placing)
+        for one in evaluations
+        for last in [select(one.trace, np.arange(len(one.trace))[-JOBS:])]
+    ]

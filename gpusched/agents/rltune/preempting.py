@@ -14,11 +14,11 @@ import numpy as np
 
 from gpusched.agents.common.data import Bools, known_at
 from gpusched.agents.common.request import UNTRAINED, TrainerResult, TrainingReport, TrainJob, settings_of
-from gpusched.agents.rltune.candidates import first_of_later
+from gpusched.agents.rltune.candidates import agent_of_model, first_of_later
 from gpusched.agents.rltune.evaluation import evaluations, figures, mean_cost, windows
 from gpusched.agents.rltune.preempt import PARTS
 from gpusched.agents.rltune.settings import OBJECTIVES, RltuneSettings
-from gpusched.agents.rltune.table import agent_of_model, table_of
+from gpusched.agents.rltune.table import table_of
 from gpusched.config.weights import PREEMPTS, TrainedModel
 from gpusched.errors import UsageError
 from gpusched.estimation.odds import CLASSES, LEVELS, HazardRates, class_of, level_at

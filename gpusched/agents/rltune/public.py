@@ -124,7 +124,7 @@ class _Orders(_Kind):
         own, known = self._settings, {rule.name for rule in candidates.heuristics(self._settings)}
 
         def policy(rule: candidates.CandidateRule) -> Callable[[HazardRates], ReplayPolicy]:
-            return lambda odds: table.agent_of(candidates.without_net(rule, own), AGENT, own)
+            return lambda odds: candidates.agent_of(candidates.without_net(rule, own), AGENT, own)
 
         return [Candidate(rule.name, rule.name in known, policy(rule)) for rule in candidates.rules(own)]
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
-from gpusched.agents.common.queue_replay import prepare_replay, queue_runner
+import numpy as np
+
+from gpusched.agents.common.queue_replay import InvalidOutput, prepare_replay, queue_runner
 from gpusched.agents.rltune.decide import (
     PreparedScorer,
     ScoringState,
@@ -15,18 +18,32 @@ from gpusched.agents.rltune.decide import (
 )
 from gpusched.agents.rltune.history import new_job_history, note_start, note_stop
 from gpusched.agents.rltune.known import facts_of_world
-from gpusched.agents.rltune.preempt import PreemptionModel
-from gpusched.agents.rltune.replay_preempt import ranked_runner
+from gpusched.agents.rltune.preempt import PreemptionModel, Ranking, changes_after_s, history_of, ranks_of
 from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
-from gpusched.errors import GpuschedError
-from gpusched.sched.agent import NAN_OUTPUT
+from gpusched.estimation.odds import History, note_passed
+from gpusched.model.jobs import HOUR_S
+from gpusched.model.policy import PreemptionSettings as Rules
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
-from gpusched.sched.state import ClusterState, Ints
+from gpusched.sched.kernel.queue_pass import KEPT
+from gpusched.sched.reclaim import Holders, hold, new_holders
+from gpusched.sched.sorting import by_priority, stable_order
+from gpusched.sched.state import ClusterState, Flags, Floats, Ints, Records, copied
 from gpusched.sim.engine.build import SimWorld
+from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
+from gpusched.sim.engine.pace import elapsed_run_s, total_run_s
+from gpusched.sim.engine.preempt import (
+    PreemptionPlan,
+    allocate_with_preemption,
+    apply_plan,
+    keep_running,
+    new_plan,
+    refresh_active,
+    reset,
+)
 from gpusched.sim.engine.queue import waiting_in
-from gpusched.sim.engine.state import ENDED, EventLog, Passes, Sim
+from gpusched.sim.engine.state import DECIDE, DONE, ENDED, RUNNING, EventLog, Passes, Sim, shape_request
 from gpusched.sim.knowledge import explicit_priorities
 from gpusched.sim.policies import PLACEMENTS
 
@@ -40,14 +57,9 @@ def runner(world: SimWorld, prepared: PreparedScorer | PreemptionModel) -> tuple
     """Return a replay's runner: it runs to the end, or until the event log is full."""
     if isinstance(prepared, PreemptionModel):
         return world, ranked_runner(world, prepared)
-    by = scoring_state_of(world, prepared)
-    return (world, ScoredRun(world, by)) if is_mapped(world) else prepare_replay(world, run_scored, by)
-
-
-def scoring_state_of(world: SimWorld, prepared: PreparedScorer) -> ScoringState:
-    """Return the state of a replay's decisions before any run."""
     known, rule = new_job_history(facts_of_world(world, prepared.knows)), PLACEMENTS[world.rule]
-    return new_scoring_state(prepared, known, rule, world.passes.jobs.limit, explicit_priorities(world.trace))
+    by = new_scoring_state(prepared, known, rule, world.passes.jobs.limit, explicit_priorities(world.trace))
+    return (world, ScoredRun(world, by)) if is_mapped(world) else prepare_replay(world, run_scored, by)
 
 
 @jit
@@ -96,7 +108,7 @@ class ScoredRun(MappedRun):
         """Return the partition's waiting jobs in order; none if none can start.
 
         Raises:
-            GpuschedError: A score is NaN.
+            InvalidOutput: A score is NaN.
         """
         world, queue, state = self._world, self._queue, self._state._replace(now=float(self._world.sim.clock[0]))
         own: Ints = waiting_in(world.sim, queue.waiting, queue.size, partition)
@@ -107,10 +119,179 @@ class ScoredRun(MappedRun):
             return own[:0]
         order, sound = in_order(state, obs, own, self._by)
         if not sound:
-            raise GpuschedError(f"{world.policy.name}: {NAN_OUTPUT}", "train it again")
+            raise InvalidOutput(world.policy.name)
         return order
 
     def started(self, jobs: Ints) -> None:
         """Record that jobs started."""
         for job in jobs.tolist():
             started(self._world.sim, job, self._by)
+
+
+UNBOUND = Rules(min_run_s=0.0, per_hour=0)  # what binds a policy without a file
+
+
+# With preemption: planned as in `sim.engine.preempt`, ranked by the agent. Unlike there, the running jobs with the last
+# ranks are preempted first, on any node, and no more than needed. As in the controller, jobs protected by the policy
+# file are not preempted: those not preemptible, those started recently, and those preempted often lately. They keep
+# their nodes before any job is ranked.
+
+
+class Guard(NamedTuple):
+    """The protection of jobs from preemption.
+
+    Attributes:
+        min_run_s: ``float64[1]``: minimum seconds of a run before a preemption.
+        stops: ``float64[jobs, n]``: the last n preemptions of each job (-inf: none); at most n within an hour.
+        times: ``int64[jobs]``: preemptions of each job.
+        steady: ``uint8[1]``: whether running jobs precede waiting ones of the same rank.
+        may: ``uint8[jobs]``: whether the job is preemptible.
+    """
+
+    min_run_s: Floats
+    stops: Floats
+    times: Ints
+    steady: Flags
+    may: Flags
+
+
+def guard_of(world: SimWorld) -> Guard:
+    """Return the protection of the policy file for the trace's jobs, before any preemption."""
+    rules = world.policy.spec.preempt if world.policy.spec is not None else UNBOUND
+    jobs, may = len(world.trace), world.trace.preemptible
+    return Guard(
+        np.array([rules.min_run_s]), np.full((jobs, rules.per_hour), -np.inf), np.zeros(jobs, np.int64),
+        np.array([world.policy.spec is not None], np.uint8),
+        np.ones(jobs, np.uint8) if may is None else np.ascontiguousarray(may, np.uint8),
+    )  # fmt: skip
+
+
+@jit
+def protected_until(sim: Sim, guard: Guard, job: int) -> float:
+    """Return until when a running job is protected; -inf: not protected; inf: for ever."""
+    if not guard.may[job]:
+        return np.inf
+    until = sim.state[job]["start"] + guard.min_run_s[0]
+    if guard.stops.shape[1] > 0:
+        until = max(until, guard.stops[job, guard.times[job] % guard.stops.shape[1]] + HOUR_S)
+    return float(until if until > sim.clock[0] else -np.inf)
+
+
+def ranked_runner(world: SimWorld, prepared: PreemptionModel) -> Callable[[EventLog], int]:
+    """Return a replay's runner: it runs to the end, or until the event log is full."""
+    sim, passes = world.sim, world.passes
+    facts = facts_of_world(world, prepared.knows)
+    holders = new_holders(len(sim.ends.item), sim.held, len(sim.node))
+    if sim.resources.shared is not None:
+        holders = holders._replace(room=copied(sim.resources))
+    ranked = RankingState(
+        plan=new_plan(world, holders), holders=holders, guard=guard_of(world), history=history_of(facts),
+        facts=facts, ranking=prepared.ranking, restart_s=world.restart_s,
+    )  # fmt: skip
+    return lambda log: run_ranked(sim, log, passes, ranked)
+
+
+class RankingState(NamedTuple):
+    """The state of a decision: the plan, protected jobs, history and ranking.
+
+    Attributes:
+        restart_s: ``float64[jobs]``: cost of a restart.
+    """
+
+    plan: PreemptionPlan
+    holders: Holders
+    guard: Guard
+    history: History
+    facts: Records
+    ranking: Ranking
+    restart_s: Floats
+
+
+@jit
+def decide_ranked(sim: Sim, log: EventLog, passes: Passes, of: RankingState) -> int:
+    """Rank all jobs and allocate nodes in that order."""
+    plan, guard, history, facts, ranking = of.plan, of.guard, of.history, of.facts, of.ranking
+    for i in range(sim.counter[ENDED]):
+        job = sim.ended[i]
+        if sim.state[job]["status"] == DONE:
+            note_passed(history, job, total_run_s(sim.pace, sim, job), True)
+    refresh_active(sim, plan)
+    jobs = plan.active[: plan.size[0]]
+    ranks = _ranks(sim, history, facts, ranking, jobs, of.restart_s)
+    reset(sim, passes, plan)
+    order = by_priority(jobs[stable_order(_steadied(sim, guard, jobs, ranks))], plan.priority)
+    allocate_with_preemption(sim, passes, plan, _queue_of(sim, passes, plan, guard, of.holders, order))
+    _remember(sim, plan, guard, jobs)
+    apply_plan(sim, log, plan, of.restart_s)
+    sim.clock[1] = _next_change(sim, guard, facts, ranking, jobs, of.restart_s)
+    return DECIDE
+
+
+run_ranked = looped(decide_ranked)
+
+
+@jit
+def _steadied(sim: Sim, guard: Guard, jobs: Ints, ranks: Floats) -> Floats:
+    """Return the integer ranks doubled, plus one for waiting jobs: no job is preempted for one of equal rank."""
+    if guard.steady[0] == 0:
+        return ranks
+    keys = 2.0 * ranks
+    for i in range(jobs.size):
+        keys[i] += sim.state[jobs[i]]["status"] != RUNNING
+    return keys
+
+
+@jit
+def _queue_of(sim: Sim, passes: Passes, plan: PreemptionPlan, guard: Guard, holders: Holders, order: Ints) -> Ints:
+    """Return the order without protected jobs, which keep their nodes; other running jobs become holders."""
+    running, size = 0, 0
+    queue = np.empty(order.size, np.int64)
+    for job in order:
+        if plan.shares.runs[job]:
+            if protected_until(sim, guard, job) > sim.clock[0]:
+                keep_running(sim, passes, plan, job)
+                continue
+            hold(holders, running, plan.shares.first[job], shape_request(sim.shapes, sim.jobs[job]["shape"]), job)
+            running += 1
+        queue[size] = job
+        size += 1
+    plan.shares.through[0], plan.shares.through[1] = 0, running
+    return queue[:size]
+
+
+@jit
+def _remember(sim: Sim, plan: PreemptionPlan, guard: Guard, jobs: Ints) -> None:
+    """Record the preemptions about to happen."""
+    for job in jobs:
+        if plan.shares.runs[job] and plan.outcome.code[job] != KEPT:
+            if guard.stops.shape[1] > 0:
+                guard.stops[job, guard.times[job] % guard.stops.shape[1]] = sim.clock[0]
+            guard.times[job] += 1
+
+
+@jit
+def _ranks(sim: Sim, history: History, facts: Records, ranking: Ranking, jobs: Ints, restart_s: Floats) -> Floats:
+    """Return every job's rank, ``float64[jobs]``, after recording the time of running jobs."""
+    had, runs = np.empty(jobs.size), np.empty(jobs.size, np.uint8)
+    for i in range(jobs.size):
+        had[i] = elapsed_run_s(sim.pace, sim, jobs[i], restart_s[jobs[i]])
+        runs[i] = sim.state[jobs[i]]["status"] == RUNNING
+    return ranks_of(history, ranking, facts, jobs, had, runs)
+
+
+@jit
+def _next_change(sim: Sim, guard: Guard, facts: Records, ranking: Ranking, jobs: Ints, restart_s: Floats) -> float:
+    """Return when a running job next loses its protection or its rank changes."""
+    soonest = np.inf
+    for job in jobs:
+        state = sim.state[job]
+        if state["status"] == RUNNING:
+            until = protected_until(sim, guard, job)
+            if until > sim.clock[0]:
+                soonest = min(soonest, until)
+                continue  # until then its rank has no effect
+            overhead = restart_s[job] if state["restarts"] > 0 else 0.0
+            resumes = max(sim.clock[0], state["start"] + overhead)
+            had = elapsed_run_s(sim.pace, sim, job, restart_s[job])
+            soonest = min(soonest, resumes + changes_after_s(ranking, facts[job]["gpus"], had))
+    return float(soonest)

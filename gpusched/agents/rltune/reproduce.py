@@ -14,9 +14,9 @@ import msgspec
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import TrainingData, load_training_data
 from gpusched.agents.common.request import UNTRAINED, TrainingReport, TrainJob, TrainRequest
+from gpusched.agents.rltune.candidates import agent_of, agent_of_model
 from gpusched.agents.rltune.choosing import untrained
 from gpusched.agents.rltune.settings import RltuneSettings
-from gpusched.agents.rltune.table import agent_of, agent_of_model
 from gpusched.agents.rltune.train import train_agent
 from gpusched.config.weights import TrainedModel
 from gpusched.estimation.estimators import HistoryEstimator

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from gpusched.agents.common.evaluate import rows_of
 from gpusched.agents.common.request import UNTRAINED, ResultRow, TrainingReport, TrainJob
-from gpusched.agents.rltune.candidates import arrays_of
+from gpusched.agents.rltune.candidates import agent_of
 from gpusched.agents.rltune.choosing import untrained
 from gpusched.agents.rltune.decide import PreparedScorer
 from gpusched.agents.rltune.settings import RltuneSettings
-from gpusched.config.weights import TrainedModel
 from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.policies import ReplayPolicy, policy_of_order
@@ -35,21 +33,6 @@ def heuristics(trace: Trace, knows: str) -> list[ReplayPolicy]:
     if knows in ("estimate", "oracle"):
         names += _BY_ESTIMATE
     return [policy_of_order(name) for name in names]
-
-
-def agent_of(prepared: PreparedScorer, name: str, settings: RltuneSettings) -> ReplayPolicy:
-    """Return a replay policy for an agent in memory."""
-    about = {"knows": settings.knows, "backfill": "skip" if settings.backfill else "none"}
-    return agent_of_model(name, TrainedModel("rltune", arrays_of(prepared), about, "", f"<{name}>"))
-
-
-def agent_of_model(name: str, model: TrainedModel) -> ReplayPolicy:
-    """Return a replay policy for weights in memory."""
-    knows: Any = model.knows
-    return ReplayPolicy(
-        name=name, order="rltune", knows=knows, source="rltune agent", backfill=model.about["backfill"],
-        placement="best-fit", model=model,
-    )  # fmt: skip
 
 
 def table(

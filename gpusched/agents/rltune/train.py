@@ -14,8 +14,14 @@ from gpusched.agents.rltune.candidates import ORDERS, CandidateRule, arrays_of, 
 from gpusched.agents.rltune.choosing import Option, choose_base, choose_strength
 from gpusched.agents.rltune.decide import PreparedScorer
 from gpusched.agents.rltune.episodes import Episode, cut_episodes, simulate
-from gpusched.agents.rltune.evaluation import TraceEvaluation, evaluations, mean_cost, windows
-from gpusched.agents.rltune.mapped import mapped_evaluations, placement_of
+from gpusched.agents.rltune.evaluation import (
+    TraceEvaluation,
+    evaluations,
+    mapped_evaluations,
+    mean_cost,
+    placement_of,
+    windows,
+)
 from gpusched.agents.rltune.ppo import Learner
 from gpusched.agents.rltune.preempting import train_preempting
 from gpusched.agents.rltune.settings import RltuneSettings, read

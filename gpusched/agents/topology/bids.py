@@ -41,8 +41,7 @@ from gpusched.sched.state import (
 )
 from gpusched.sched.topology.contention import JobLayouts, cost_of
 from gpusched.sched.topology.load import enter_links, leave, neighbours, set_speeds, speed_of
-from gpusched.sched.topology.patience import HARMLESS, PATIENCE_S
-from gpusched.sched.topology.queue import Costs, Priced, no_room, priced_pass
+from gpusched.sched.topology.queue import HARMLESS, PATIENCE_S, Costs, Priced, no_room, priced_pass
 from gpusched.sched.topology.slowdown import SlowdownModel, learned
 
 _OWN_BONUS = 1e-6  # of two places that are worth the same, its own scheduler's

@@ -28,7 +28,7 @@ from gpusched.sched.topology.contention import (
     set_keys,
 )
 from gpusched.sched.topology.load import Load
-from gpusched.sched.topology.patience import HARMLESS
+from gpusched.sched.topology.queue import HARMLESS
 from gpusched.sched.topology.slowdown import SlowdownModel
 from gpusched.sched.topology.tree import NetworkTree
 

@@ -13,7 +13,7 @@
 
 The last keeps a gang's parts on distinct nodes: K gangs can be dealt out so whenever no node has more than K parts.
 
-HiGHS is not taken at its word (decision 0046): its status, solution, value and bound must go together (`verify`), its
+HiGHS is not taken at its word (decision 0046): its status, solution, value and bound must go together (`check`), its
 value must be that of the mapping, counted by the problem's own rules, and its bound may not lie below a known answer.
 """
 
@@ -30,8 +30,7 @@ from gpusched.errors import UsageError
 from gpusched.sched.mapping.classes import MAX_PATTERNS, TooManyPatterns, simplified
 from gpusched.sched.mapping.greedy import greedy
 from gpusched.sched.mapping.problem import MappingSolution, Nodes, Problem, faults, part_of, value_of
-from gpusched.sched.mapping.program import LinearProgram
-from gpusched.sched.mapping.verify import FEASIBLE, SLACK, InconsistentAnswer, check
+from gpusched.sched.mapping.program import FEASIBLE, SLACK, InconsistentAnswer, LinearProgram, check
 
 GAP = 1e-4  # in parts of the value; proven this close counts as best
 OUT_OF_TIME = "stopped: time limit reached"

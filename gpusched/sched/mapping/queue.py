@@ -22,7 +22,6 @@ from gpusched.sched.kernel.queue_pass import Pass, hold_nothing, queue_pass
 from gpusched.sched.mapping.greedy import first_answer, greedy
 from gpusched.sched.mapping.head import reserve_head, starts_now
 from gpusched.sched.mapping.problem import MappingSolution, Nodes, Problem
-from gpusched.sched.mapping.summary import MappingReport
 from gpusched.sched.place import choose
 from gpusched.sched.state import (
     BACKFILL,
@@ -40,6 +39,33 @@ from gpusched.sched.state import (
     PlacementRequest,
     Resources,
 )
+
+
+class MappingReport(NamedTuple):
+    """One mapping: jobs considered and started, its value and the greedy one's, and its optimality gap."""
+
+    jobs: int
+    started: int
+    value: float
+    greedy: float
+    gap: float
+    solver: str
+    note: str
+
+
+def summary(reports: list[MappingReport]) -> str:
+    """Summarise the mappings of one decision in a line; "" if there were none."""
+    if not reports:
+        return ""
+    jobs, started = sum(r.jobs for r in reports), sum(r.started for r in reports)
+    gap = max(r.gap for r in reports)
+    gain = sum(r.value - r.greedy for r in reports)
+    known = f"at most {gap:.2%} below the best" if gap < 1 else "gap to the best unknown"
+    notes = "; ".join(dict.fromkeys(r.note for r in reports if r.note))
+    return f"{started} of {jobs} jobs mapped, worth {gain:.3g} GPUs more than greedily, {known}" + (
+        f" ({notes})" if notes else ""
+    )
+
 
 Bools = npt.NDArray[np.bool_]
 Solver = Callable[[Problem, MappingSolution, float], MappingSolution]  # the last: of the time left, what it may take

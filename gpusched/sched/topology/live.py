@@ -27,8 +27,7 @@ from gpusched.sched.interference.beliefs import PRIORS, cost_of_neighbour, cost_
 from gpusched.sched.state import Ints, Requests, Scratch, ints
 from gpusched.sched.topology.contention import PlacementSearch, layouts_of, new_search
 from gpusched.sched.topology.load import Load, enter_links, new_load
-from gpusched.sched.topology.patience import PATIENCE_S
-from gpusched.sched.topology.queue import Costs
+from gpusched.sched.topology.queue import PATIENCE_S, Costs
 from gpusched.sched.topology.slowdown import KIND, LearnedSlowdowns, SlowdownModel
 from gpusched.sched.topology.tree import NetworkTree, tree_of
 

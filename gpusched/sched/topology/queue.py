@@ -32,9 +32,26 @@ from gpusched.sched.state import (
 )
 from gpusched.sched.topology.contention import JobLayouts, PlacementSearch, cheapest, cost_of
 from gpusched.sched.topology.load import Load, enter_links, set_speeds
-from gpusched.sched.topology.patience import HARMLESS, is_waiting, waits_until
 from gpusched.sched.topology.slowdown import SlowdownModel, learned
 from gpusched.sched.topology.tree import NetworkTree
+
+PATIENCE_S = 1_555_200.0
+"""So long a job waits that would be twice as long where it could go now, a quarter of it if half of that, and so on."""
+HARMLESS = 0.05  # what costs no more is taken at once
+WAIT_S, HOLD_S = 86_400.0, 604_800.0
+"""In replays: how long jobs wait for one rack; how long the first of all is passed over by those behind it."""
+
+
+@jit
+def waits_until(since: float, cost: float, patience_s: float, wait_s: float) -> float:
+    """Return when a job accepts a place of this cost; it waits from ``since`` on, at most ``wait_s``."""
+    return float(since + min(cost * cost * patience_s, wait_s))
+
+
+@jit
+def is_waiting(cost: float, until: float, now: float) -> bool:
+    """Return whether a job waits rather than takes a place of this cost, acceptable at ``until``."""
+    return bool(cost > HARMLESS and now < until)
 
 
 class Costs(NamedTuple):
@@ -48,7 +65,7 @@ class Costs(NamedTuple):
             on the well nodes. sure_ways: the same, with what is shortest by ``sure``.
         of: ``int64[J]``: class; -1: of another partition.
         since, wait_s: ``float64[J]``: since when a job waits for a good place, and how long it does at most.
-        patience_s: See `patience.waits_until`.
+        patience_s: See `waits_until`.
         last_pass: ``int64[2, classes]``: the pass in which a class was looked at, in all, and in what the head leaves.
         class_cost: ``float64[2, classes, 2]``: what its place costs it and its neighbours by ``sure``.
         wait_cost: ``float64[J, 2]``: the cost of the place that a waiting job could have, to it and to its neighbours.

@@ -46,7 +46,7 @@ from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.ledger import SimLedger
 from gpusched.sim.engine.nodeindex import new_index
 from gpusched.sim.engine.placing import PlacementNetwork
-from gpusched.sim.engine.quotas import ledger_of
+from gpusched.sim.engine.quotas import QuotaSet, ledger_of
 from gpusched.sim.engine.state import (
     CHANGE,
     CUT_PARTS,
@@ -76,7 +76,6 @@ from gpusched.sim.engine.step import mark_never
 from gpusched.sim.knowledge import Knowledge, knowledge_of, static_ranks
 from gpusched.sim.policies import HALF_LIFE_S, PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Demand, Pool, demand_of
-from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.rates import Rates, Speeds, no_speeds, restart_seconds, speeds_of
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, ReplayResult

@@ -11,8 +11,7 @@ from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPING_PLACES, Mapping
 from gpusched.sched.mapping.learned import TypeSpeeds
 from gpusched.sched.mapping.problem import MappingSolution, Problem
-from gpusched.sched.mapping.queue import MappingFacts, Solver, map_queue, unfit_of
-from gpusched.sched.mapping.summary import MappingReport
+from gpusched.sched.mapping.queue import MappingFacts, MappingReport, Solver, map_queue, unfit_of
 from gpusched.sched.state import BACKFILLS, EASY, PRIORITY, ClusterState, Floats, Ints
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.generic import dequeue_started, new_queue, ordered, update_queue

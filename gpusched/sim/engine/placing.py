@@ -15,7 +15,7 @@ from gpusched.sched.heaps import Heap
 from gpusched.sched.place import choose, draw_fitting, next_random
 from gpusched.sched.state import BEST_FIT, FIRST_FIT, OK, RACK, RESERVED, SPREAD, Floats, Ints, Records, Resources
 from gpusched.sched.topology.contention import JobLayouts, PlacementSearch, cheapest, set_excess
-from gpusched.sched.topology.patience import HARMLESS, HOLD_S, PATIENCE_S, WAIT_S, is_waiting, waits_until
+from gpusched.sched.topology.queue import HARMLESS, HOLD_S, PATIENCE_S, WAIT_S, is_waiting, waits_until
 from gpusched.sched.topology.slowdown import SlowdownModel
 from gpusched.sched.topology.tree import NetworkTree
 from gpusched.sim.engine.ledger import exceeds_limit, usage_expired

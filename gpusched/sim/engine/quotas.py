@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from gpusched.model.limits import WEEK_S, Bound, LimitRule, Quotas
@@ -11,7 +13,6 @@ from gpusched.sched.accounts import COLUMNS, chain
 from gpusched.sched.limits import limit_message
 from gpusched.sched.state import LINK, Floats, Ints, ints
 from gpusched.sim.engine.ledger import HOUR_S, HOURS, SimLedger, other_changes, record_usage
-from gpusched.sim.quotas import QuotaSet
 from gpusched.sim.slicing import parts_by_job
 from gpusched.traces.trace import Trace
 
@@ -114,3 +115,21 @@ def ledger_of(
                 parts = round(use.gpus * scale)
                 ledger.room[at] -= record_usage(ledger, int(ledger.row[at]), parts, use.begin, use.end)
     return ledger, never
+
+
+class QuotaSpan(NamedTuple):
+    """GPUs that a user had, for a group and in a class ("": none), from ``begin`` to ``end`` (the trace's clock)."""
+
+    user: str
+    group: str
+    qos: str
+    gpus: int
+    begin: float
+    end: float
+
+
+class QuotaSet(NamedTuple):
+    """The limits that a replay applies; ``used``: in the seven days before it, which limits of GPU hours count."""
+
+    quotas: Quotas
+    used: tuple[QuotaSpan, ...] = ()

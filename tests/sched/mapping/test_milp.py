@@ -23,8 +23,8 @@ from gpusched.sched.mapping.classes import (
 )
 from gpusched.sched.mapping.milp import DISCARDED, GAP, MilpSearch, SearchLimits, solve
 from gpusched.sched.mapping.problem import MappingSolution, Problem, faults, part_of, value_of
-from gpusched.sched.mapping.summary import MappingReport, summary
-from gpusched.sched.mapping.verify import InconsistentAnswer, check
+from gpusched.sched.mapping.program import InconsistentAnswer, check
+from gpusched.sched.mapping.queue import MappingReport, summary
 from tests.sched.mapping.instances import best_of_all, busy_cluster, greedily, instance
 from tests.strategies import examples
 
