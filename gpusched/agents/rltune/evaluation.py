@@ -19,8 +19,7 @@ from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.model.interference import JobClassEstimate, name_pattern
 from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.model.slicetables import GPU_PARTS
-from gpusched.sched.mapping.learned import speeds_by_type
-from gpusched.sched.stages import speeds_by_name
+from gpusched.sched.mapping.learned import speeds_by_name, speeds_by_type
 from gpusched.sim.engine.build import ReplayOptions, SimWorld, world_of
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import ReplayPolicy
