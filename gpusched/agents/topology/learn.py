@@ -50,24 +50,20 @@ class TopologyRecipe(NamedTuple):
 
     Attributes:
         generations, population: Of the search. tries: Workloads a generation, the same for all of its candidates.
-        jobs: Of a workload; long_jobs: of one whose load exceeds 1, which has a long queue; table_jobs: of one by a
-            table of pairs.
+        jobs: Of a workload; table_jobs: of one by a table of pairs.
         watch: Other workloads, for validation every ``every`` generations.
     """
 
-    generations: int = 24
+    generations: int = 40
     population: int = 12
     tries: int = 20
     jobs: int = 6000
-    long_jobs: int = 20_000
     table_jobs: int = 700
     watch: int = 60
     every: int = 8
 
 
-QUICK_RECIPE = TopologyRecipe(
-    generations=2, population=6, tries=2, jobs=100, long_jobs=200, table_jobs=100, watch=2, every=1
-)
+QUICK_RECIPE = TopologyRecipe(generations=2, population=6, tries=2, jobs=100, table_jobs=100, watch=2, every=1)
 
 
 class TrainingCase(NamedTuple):
@@ -162,8 +158,7 @@ def draw_case(number: int, pairs: ColocationTable | None, recipe: TopologyRecipe
         setting = TopologySetting("racks", *racked_topology(64 // gpus // count, gpus, count, over), machine, mix)
     else:
         setting = TopologySetting("flat", *racked_topology(16, 4), machine, mix)
-    jobs = recipe.long_jobs if load > 1.0 else recipe.jobs
-    trace, kind = draw(setting, load, number, jobs if setting.pairs is None else recipe.table_jobs)
+    trace, kind = draw(setting, load, number, recipe.jobs if setting.pairs is None else recipe.table_jobs)
     parts = int(rng.choice([1, 1, 4]))
     weight = 1.0 if setting.pairs is None else _TABLE_WEIGHT
     network = PlacementNetwork(setting.tree, setting.model, kind)
