@@ -132,7 +132,7 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     """
     network = world.options.network
     assert network is not None
-    fixed = np.where((world.trace.nodes > 0) | network.is_free, KEPT, FREE)
+    fixed = np.where((world.trace.nodes > 0) | network.keeps_nodes, KEPT, FREE)
     world, placing, _ = _with_classes(world, np.stack((world.demand.shape, network.kind, fixed), axis=-1)[:, None])
     return world, placing
 
@@ -154,7 +154,7 @@ def with_ways_at_sizes(world: SimWorld, menus: Menus, menu: Ints, request: Ints)
     # First the request that each job is submitted with, last the one that is its own at all sizes.
     submitted = world.demand.shape
     shape = np.column_stack((submitted, menus.shape[menu], np.where(resizable & (submitted >= 0), request, -1)))
-    fixed = np.where(resizable | (world.trace.nodes > 0) | network.is_free, KEPT, FREE)
+    fixed = np.where(resizable | (world.trace.nodes > 0) | network.keeps_nodes, KEPT, FREE)
     fixed = np.column_stack((*[fixed] * (1 + sizes.shape[1]), np.full(len(sizes), OWN)))
     kind = np.repeat(network.kind[:, None], shape.shape[1], axis=1)
     if (learned := network.learned) is not None:

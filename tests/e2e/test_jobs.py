@@ -201,8 +201,8 @@ print(count)
 for line in seen:
     print(*line)
 """
-HOLDERS = frozenset("sh busybox podman podman-init sleep runc conmon tini catatonit cat printf".split())
-"""Programs of the launcher, the engine and the job on a node."""
+HOLDERS = frozenset("sh busybox podman podman-init sleep runc exe conmon tini catatonit cat printf".split())
+"""Programs of the launcher, the engine (``exe``: one that runs itself again) and the job on a node."""
 
 
 def test_a_secret_is_seen_only_by_its_job(house: Cluster, share: Path) -> None:

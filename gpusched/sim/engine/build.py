@@ -321,7 +321,7 @@ def _racks_only(topology: Topology, trace: Trace, names: Sequence[str]) -> Place
     kinds["compute"] = 1.0
     model = SlowdownModel(kinds, np.zeros((0, 0)), False)
     tree = tree._replace(weight=np.zeros(len(tree.weight)))
-    return PlacementNetwork(tree, model, np.zeros(len(trace), np.int64), hold_s=np.inf)
+    return PlacementNetwork(tree, model, np.zeros(len(trace), np.int64), hold_s=np.inf, keeps_nodes=True)
 
 
 def needs_snapshots(unsplit: Unsplit | None, options: ReplayOptions, policy: ReplayPolicy) -> bool:

@@ -60,6 +60,7 @@ class PlacementNetwork(NamedTuple):
         wait_s, patience_s, hold_s: See `PlacingState`.
         sure: What of the model counts for waiting (`sched.topology.queue.Costs`); None: all of it.
         learned: Classes of which the kind depends on the size; None: a job's kind is the same at all sizes.
+        keeps_nodes: Jobs keep their numbers of nodes, as live where nothing is known of what places cost.
     """
 
     tree: NetworkTree
@@ -70,11 +71,7 @@ class PlacementNetwork(NamedTuple):
     hold_s: float = HOLD_S
     sure: SlowdownModel | None = None
     learned: LearnedClasses | None = None
-
-    @property
-    def is_free(self) -> bool:
-        """Return whether no place costs anything: then jobs keep their numbers of nodes, as live."""
-        return not self.tree.weight.any()
+    keeps_nodes: bool = False
 
 
 class PlacingState(NamedTuple):
