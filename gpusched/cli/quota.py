@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gpusched.cli import output
 from gpusched.cli.together import refuse_others
 from gpusched.client.context import Client
-
-if TYPE_CHECKING:
-
-    pass
 
 app = typer.Typer()
 

@@ -160,3 +160,7 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.submit)
+
+    def user_name(self, user: int) -> str:
+        """Return the name of an index of ``user``; its number where the source has no names; "": unknown."""
+        return "" if user < 0 else self.users[user] if user < len(self.users) else str(user)

@@ -14,7 +14,7 @@ from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.request import TrainingReport, TrainJob
 from gpusched.agents.rltune.candidates import rules, without_net
 from gpusched.agents.rltune.evaluation import (
-    JOBS,
+    MAPPED_JOBS,
     TraceEvaluation,
     is_mapped,
     mapped_evaluations,
@@ -95,7 +95,7 @@ def test_a_rule_is_judged_by_where_the_mapping_puts_its_jobs() -> None:
 
 
 def test_replays_are_short_and_plain_where_there_is_nothing_to_choose() -> None:
-    many = TraceEvaluation(trace(JOBS + 50), POOL, SETTINGS)
+    many = TraceEvaluation(trace(MAPPED_JOBS + 50), POOL, SETTINGS)
     (mapped,) = mapped_evaluations([many], SETTINGS, SPEC, SCENARIO)
     assert mapped.trace.ids == many.trace.ids[50:]
     one_type = TraceEvaluation(trace(30), Pool.uniform(2, 8), SETTINGS)

@@ -66,7 +66,7 @@ def world_for(trace: Trace, pool: Pool, settings: RltuneSettings) -> SimWorld:
 
 
 class TraceEvaluation:
-    """A trace on its nodes; ``placed``, ``rates``: see `gpusched.agents.rltune.evaluation.placement_of`."""
+    """A trace on its nodes; ``placed``, ``rates``: see `placement_of`."""
 
     def __init__(
         self, trace: Trace, pool: Pool, settings: RltuneSettings,
@@ -141,7 +141,7 @@ def evaluations(trace: Trace, scenario: Scenario, settings: RltuneSettings, decl
 # replay is a hundred times slower than a compiled one: rules are first chosen among by best fit, and the best of them,
 # networks and heuristics by short mapped replays. The sequences of PPO are placed by best fit.
 
-JOBS = 300  # of a mapped replay: the last ones of a window
+MAPPED_JOBS = 300  # the last ones of a window
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -199,5 +199,5 @@ def mapped_evaluations(
     return [
         one if not is_mapped(spec, one.pool) else TraceEvaluation(last, one.pool, settings, *placing)
         for one in evaluations
-        for last in [select(one.trace, np.arange(len(one.trace))[-JOBS:])]
+        for last in [select(one.trace, np.arange(len(one.trace))[-MAPPED_JOBS:])]
     ]

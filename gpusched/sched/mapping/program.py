@@ -24,6 +24,7 @@ from gpusched.sched.state import Floats
 
 FEASIBLE = 2  # HiGHS's word for a solution that keeps all constraints
 SLACK = 1e-5  # of a value, a row or a bound, in parts of it (of 1, where that is smaller): ten times what HiGHS allows
+_NOTHING = 1e-3  # a reduced cost that small counts as none
 _ENDS_WELL = ("kOptimal", "kTimeLimit", "kIterationLimit", "kSolutionLimit", "kInterrupt", "kObjectiveBound")
 
 
@@ -89,9 +90,6 @@ def _violated(module: Any, program: Any, column: Floats, whole: bool) -> str:
         if ((values < np.array(lower) - slack) | (values > np.array(upper) + slack)).any():
             return f"its solution breaks the bounds of {label}"
     return ""
-
-
-_NOTHING = 1e-3  # a reduced cost that small counts as none
 
 
 class LinearProgram:

@@ -40,6 +40,10 @@ from gpusched.sched.state import (
     Resources,
 )
 
+Bools = npt.NDArray[np.bool_]
+Solver = Callable[[Problem, MappingSolution, float], MappingSolution]  # the last: of the time left, what it may take
+CORES_ONLY = 0.1  # what a job without GPUs counts for, in GPUs
+
 
 class MappingReport(NamedTuple):
     """One mapping: jobs considered and started, its value and the greedy one's, and its optimality gap."""
@@ -65,11 +69,6 @@ def summary(reports: list[MappingReport]) -> str:
     return f"{started} of {jobs} jobs mapped, worth {gain:.3g} GPUs more than greedily, {known}" + (
         f" ({notes})" if notes else ""
     )
-
-
-Bools = npt.NDArray[np.bool_]
-Solver = Callable[[Problem, MappingSolution, float], MappingSolution]  # the last: of the time left, what it may take
-CORES_ONLY = 0.1  # what a job without GPUs counts for, in GPUs
 
 
 class MappingFacts(NamedTuple):

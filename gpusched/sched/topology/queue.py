@@ -36,7 +36,7 @@ from gpusched.sched.topology.slowdown import SlowdownModel, learned
 from gpusched.sched.topology.tree import NetworkTree
 
 PATIENCE_S = 1_555_200.0
-"""So long a job waits that would be twice as long where it could go now, a quarter of it if half of that, and so on."""
+"""A job waits at most cost ** 2 times this; the cost is 1 where it would run twice as long in the place free now."""
 HARMLESS = 0.05  # what costs no more is taken at once
 WAIT_S, HOLD_S = 86_400.0, 604_800.0
 """In replays: how long jobs wait for one rack; how long the first of all is passed over by those behind it."""

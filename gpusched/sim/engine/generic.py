@@ -256,7 +256,7 @@ def usage_leaves(world: SimWorld) -> tuple[Groups, list[tuple[str, str]], Ints, 
     leaves: dict[tuple[str, str], int] = {}
     found = []
     for user, group in kinds.tolist():
-        name = "" if user < 0 else trace.users[user] if user < len(trace.users) else str(user)
+        name = trace.user_name(user)
         leaf = name, groups.for_job(name, trace.accounts[group] if group >= 0 else "")
         found.append(leaves.setdefault(leaf, len(leaves)))
     before = [(split_leaf(name), gpu_hours) for name, gpu_hours in world.options.usage.items()]

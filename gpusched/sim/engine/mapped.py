@@ -84,10 +84,12 @@ class QueueMapper:
     def _typed(self, jobs: Ints) -> Floats:
         """Return the speeds, ``float64[jobs, kinds]``, as reported by jobs of their classes, else the policy's."""
         trace, asked = self._world.trace, self._state.requests
-        users, names, shape = dict(enumerate(trace.users)), (*trace.models, ""), self._state.jobs.shape[jobs]
+        shape = self._state.jobs.shape[jobs]
         gpus = (asked.parts[shape] * asked.gpus[shape]).tolist()
         rows = zip(trace.user[jobs].tolist(), trace.model[jobs].tolist(), gpus, strict=True)
-        return self._speeds.of((users.get(user, ""), names[name], size) for user, name, size in rows)
+        return self._speeds.of(
+            (trace.user_name(user), trace.models[model] if model >= 0 else "", size) for user, model, size in rows
+        )
 
     def _with_measured(self, speeds: Floats, jobs: Ints) -> Floats:
         """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``, at the jobs' sizes."""

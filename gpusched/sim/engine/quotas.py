@@ -78,7 +78,7 @@ def ledger_of(
     costs = {"jobs": np.ones(len(trace), np.int64), "gpus": least, "gpu_s": (least * week).astype(np.int64)}
     for i, (user, group, name, array, most) in enumerate(kinds.astype(np.int64).tolist()):
         found = bounds.of_array(array, most) + bounds.of(
-            trace.users[user] if 0 <= user < len(trace.users) else None if user < 0 else str(user),
+            None if user < 0 else trace.user_name(user),
             trace.accounts[group] if group >= 0 else "", trace.classes[name] if name >= 0 else "",
         )  # fmt: skip
         first[i] = bounds.chain(found)
