@@ -15,7 +15,7 @@ import numpy as np
 from gpusched.agents.common.evolve import Evolution, mean_costs
 from gpusched.agents.common.vector import round_to_float32, to_vector
 from gpusched.agents.topology.network import IDLE, SHAPES, start, weights_from
-from gpusched.agents.topology.replay import agents_spec, replayed_within
+from gpusched.agents.topology.replay import UNBOUNDED, agents_spec, replayed_within
 from gpusched.agents.topology.workloads import TopologySetting, draw, racked_topology
 from gpusched.config.weights import Arrays
 from gpusched.model.policy import PolicySpec
@@ -37,12 +37,13 @@ _VALIDATION_SEEDS = 1 << 20  # seeds of workloads for validation; those for eval
 _TRAINING_SEEDS = 1 << 21
 _TAIL_WEIGHT = 0.3  # what the 99th percentile counts for beside the mean
 _TABLE_WEIGHT = 0.3  # what a workload by the table counts for: differences are ten times as large there
-_MOST_TIMES = 2.0
-"""A replay ends where jobs have spent so many times what they do under the start: by then it is among the worst, its
-queue is long, and each decision walks all of that."""
+_MOST_MORE = 0.2
+"""A replay ends where jobs have spent more than under the start until then, by so much of what they spend there in all:
+by then it is among the worst, its queue is long, and each decision walks all of that."""
 _ENDED = 10.0  # what such a replay costs besides: more than any that came to its end
 _LOADS = (0.7, 0.9, 1.1, 0.9)
 _FAMILIES = 5
+_LONG = 16
 
 
 class TopologyRecipe(NamedTuple):
@@ -50,26 +51,27 @@ class TopologyRecipe(NamedTuple):
 
     Attributes:
         generations, population: Of the search. tries: Workloads a generation, the same for all of its candidates.
-        jobs: Of a workload; table_jobs: of one by a table of pairs.
+        jobs: Of a workload; long_jobs: of every sixteenth, for long queues; table_jobs: of one by a table of pairs.
         watch: Other workloads, for validation every ``every`` generations.
     """
 
-    generations: int = 40
+    generations: int = 24
     population: int = 12
-    tries: int = 20
+    tries: int = 16
     jobs: int = 6000
+    long_jobs: int = 20_000
     table_jobs: int = 700
     watch: int = 60
-    every: int = 8
+    every: int = 4
 
 
-QUICK_RECIPE = TopologyRecipe(generations=2, population=6, tries=2, jobs=100, table_jobs=100, watch=2, every=1)
+QUICK_RECIPE = TopologyRecipe(2, population=6, tries=2, jobs=100, long_jobs=100, table_jobs=100, watch=2, every=1)
 
 
 class TrainingCase(NamedTuple):
     """A workload on its nodes, the policy that runs it (order, backfill, schedulers), and its weight in the mean.
 
-    Where its jobs have spent ``most_s`` seconds in all, a replay ends; see `within`.
+    Where its jobs have spent more than ``most_s`` seconds when so many have arrived, a replay ends; see `within`.
     """
 
     trace: Trace
@@ -77,7 +79,7 @@ class TrainingCase(NamedTuple):
     network: PlacementNetwork
     spec: PolicySpec
     weight: float = 1.0
-    most_s: float = np.inf
+    most_s: Floats = UNBOUNDED
 
 
 class TopologyResult(NamedTuple):
@@ -158,7 +160,8 @@ def draw_case(number: int, pairs: ColocationTable | None, recipe: TopologyRecipe
         setting = TopologySetting("racks", *racked_topology(64 // gpus // count, gpus, count, over), machine, mix)
     else:
         setting = TopologySetting("flat", *racked_topology(16, 4), machine, mix)
-    trace, kind = draw(setting, load, number, recipe.jobs if setting.pairs is None else recipe.table_jobs)
+    jobs = recipe.long_jobs if number % _LONG == 0 else recipe.jobs
+    trace, kind = draw(setting, load, number, jobs if setting.pairs is None else recipe.table_jobs)
     parts = int(rng.choice([1, 1, 4]))
     weight = 1.0 if setting.pairs is None else _TABLE_WEIGHT
     network = PlacementNetwork(setting.tree, setting.model, kind)
@@ -166,19 +169,19 @@ def draw_case(number: int, pairs: ColocationTable | None, recipe: TopologyRecipe
 
 
 def within(case: TrainingCase) -> TrainingCase:
-    """Return the case with a bound on its replays: a multiple of what jobs spend under the start."""
+    """Return the case with a bound on its replays, by what jobs spend under the start."""
     _, spent = _replayed(round_to_float32(start(0)), case)
-    return case._replace(most_s=_MOST_TIMES * spent)
+    return case._replace(most_s=spent + _MOST_MORE * spent[-1])
 
 
 def cost(numbers: Floats, case: TrainingCase) -> float:
     """Return the logarithm of the mean JCT, plus a little of the 99th percentile's; more where a replay ended early."""
     result, spent = _replayed(numbers, case)
-    if spent > case.most_s:
-        return (float(np.log(case.most_s / len(case.trace))) + _ENDED) * case.weight
+    if np.any(spent > case.most_s):
+        return (float(np.log(case.most_s[-1] / len(case.trace))) + _ENDED) * case.weight
     jct = (result.end - case.trace.submit)[np.isfinite(result.end)]  # of those that can run there
     return float(np.log(jct.mean()) + _TAIL_WEIGHT * np.log(np.percentile(jct, 99))) * case.weight
 
 
-def _replayed(numbers: Floats, case: TrainingCase) -> tuple[ReplayResult, float]:
+def _replayed(numbers: Floats, case: TrainingCase) -> tuple[ReplayResult, Floats]:
     return replayed_within(case.trace, case.pool, case.network, weights_from(numbers), case.spec, case.most_s)

@@ -34,7 +34,7 @@ from gpusched.sim.engine.placing_walk import (
     queue_now,
     state_now,
 )
-from gpusched.sim.engine.state import IN_SYSTEM, OVER, EventLog, Passes, Sim
+from gpusched.sim.engine.state import ARRIVED, IN_SYSTEM, OVER, EventLog, Passes, Sim
 from gpusched.sim.knowledge import static_ranks
 from gpusched.sim.placed import walked, with_ways
 from gpusched.sim.policies import ReplayPolicy, policy_of_order
@@ -47,6 +47,7 @@ from gpusched.traces.trace import Trace
 _RETRY_S, _LATER = 600.0, 0.1
 # Code is compiled for each length of a tuple, for half a minute: one of a partition serves up to so many.
 _PARTITIONS = 4
+UNBOUNDED: Floats = np.array([np.inf])
 
 
 class TopologyReplayState(NamedTuple):
@@ -54,19 +55,21 @@ class TopologyReplayState(NamedTuple):
 
     Attributes:
         auctions: Of each partition, the last one repeated (`_PARTITIONS`).
-        spent: ``float64[4]``: seconds that jobs have spent in the system, the sum over jobs, by when; how many are
-            there since then; and above which sum the replay ends.
+        spent: ``float64[3]``: seconds that jobs have spent in the system, the sum over jobs, by when; and how many are
+            there since then.
+        by_arrivals: ``float64[2, jobs + 1]``: that sum when so many jobs had arrived, and above which the replay ends.
     """
 
     walk: Walk
     auctions: tuple[Auction, ...]
     spent: Floats
+    by_arrivals: Floats
 
 
 @jit
 def decide_agents(sim: Sim, log: EventLog, passes: Passes, state: TopologyReplayState) -> int:
     """Decide for every partition."""
-    if _is_beyond(sim, state.spent):
+    if _is_beyond(sim, state.spent, state.by_arrivals):
         return OVER
     walk = state.walk
     begin_walk(sim, passes, walk)
@@ -80,12 +83,13 @@ def decide_agents(sim: Sim, log: EventLog, passes: Passes, state: TopologyReplay
 
 
 @jit
-def _is_beyond(sim: Sim, spent: Floats) -> bool:
+def _is_beyond(sim: Sim, spent: Floats, by_arrivals: Floats) -> bool:
     """Add up what jobs have spent until now; return whether it is too much."""
-    now = sim.clock[0]
+    now, arrived = sim.clock[0], sim.counter[ARRIVED]
     spent[0] += spent[2] * (now - spent[1])
     spent[1], spent[2] = now, sim.counter[IN_SYSTEM]
-    return bool(spent[0] > spent[3])
+    by_arrivals[0, arrived] = spent[0]
+    return bool(spent[0] > by_arrivals[1, arrived])
 
 
 run_agents = looped(decide_agents)
@@ -128,20 +132,20 @@ def replayed(
 
 
 def replayed_within(
-    trace: Trace, pool: Pool, network: PlacementNetwork, agent: TopologyWeights, spec: PolicySpec, most_s: float
-) -> tuple[ReplayResult, float]:
-    """Return the same as `replayed`, and the sum over jobs of their seconds in the system.
+    trace: Trace, pool: Pool, network: PlacementNetwork, agent: TopologyWeights, spec: PolicySpec, most_s: Floats
+) -> tuple[ReplayResult, Floats]:
+    """Return the same as `replayed`, and the seconds that jobs had spent in the system when so many had arrived.
 
-    It ends where that exceeds ``most_s``: the sum of JCTs is then larger, whatever would follow.
+    Both are ``float64[jobs + 1]``. The replay ends where the sum exceeds ``most_s``.
     """
     world = world_of(trace, pool, placed_by("contention", "agents"), ReplayOptions(network=network))
     world, state = new_replay_state(world, agent, spec, most_s=most_s)
     log = to_the_end(world, log_of(world), TopologyRun(world, state))
-    return result_of(world, log, 0.0), float(state.spent[0])
+    return result_of(world, log, 0.0), np.maximum.accumulate(state.by_arrivals[0])
 
 
 def new_replay_state(
-    world: SimWorld, agent: TopologyWeights, spec: PolicySpec, noise: Floats | None = None, most_s: float = np.inf
+    world: SimWorld, agent: TopologyWeights, spec: PolicySpec, noise: Floats | None = None, most_s: Floats = UNBOUNDED
 ) -> tuple[SimWorld, TopologyReplayState]:
     """Return the world with its jobs' possible layouts, and the agents' state.
 
@@ -163,8 +167,10 @@ def new_replay_state(
     if noise is not None:
         auctions = [auction._replace(tape=new_tape(auction.graph, noise)) for auction in auctions]
     unused = -len(auctions) % _PARTITIONS
+    by_arrivals = np.zeros((2, len(world.trace) + 1))
+    by_arrivals[1] = most_s
     return world._replace(policy=policy), TopologyReplayState(
-        walk, (*auctions, *auctions[-1:] * unused), np.array([0.0, 0.0, 0.0, most_s])
+        walk, (*auctions, *auctions[-1:] * unused), np.zeros(3), by_arrivals
     )
 
 
