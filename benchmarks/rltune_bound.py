@@ -38,7 +38,7 @@ from gpusched.estimation.estimators import HistoryEstimator
 from gpusched.sched.state import Floats
 from gpusched.sim.policies import ReplayPolicy, policy_by_name, policy_of_order
 from gpusched.sim.replay import replay
-from gpusched.study.paper import PaperOptions
+from gpusched.study.options import PaperOptions
 from gpusched.study.study import Scenario
 from gpusched.traces.load import load
 from gpusched.traces.slicing import of_whole_gpus

@@ -15,6 +15,7 @@ import msgspec
 
 from gpusched.config.yamlfile import parse_plain
 from gpusched.errors import UsageError
+from gpusched.study.options import PaperOptions, rows_of
 from gpusched.traces.workload import PHILLY_LIKE
 
 P = TypeVar("P", bound="Paper")
@@ -90,82 +91,18 @@ class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return tuple(dict.fromkeys(options.seeds)) or self.seeds[: 1 if options.quick else None]
 
 
-class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of ``gpusched reproduce``; `check_options` refuses those that do not apply to a paper.
-
-    Attributes:
-        quick: A quick check: fewer seeds, smaller workloads, hardly any training.
-        seeds: Of draws. policies: Names. loads: Offered. None of these: as the scenario says.
-        jobs: Threads or processes; 0: one per core. device: To train on; None: the CPU.
-        weights: The agents'; None: built-in ones, or trained. out: Where trained weights are written.
-        workloads: What is played, instead of drawn workloads: of DL2 a JSON file, of MAIFS the folder of its traces.
-        speeds: Measurements instead of the built-in ones.
-        trace: Of RLTune, with its ``format``, of which only these ``vcs``.
-        restart: Of DL2: what a job loses that goes on with another size; None: nothing.
-        changes: MODEL:SLOT:FACTOR, of speeds.
-        topology: A cluster of the scenario, or a file, also an inventory; None: all of the scenario.
-        gpus_per_node: Of a file that does not say it. nic: Of each of its nodes, as ``100G``.
-        table: Measured pairs: all jobs are of its kinds, combined both ways.
-        html: Where a page with plots is written.
-    """
-
-    quick: bool = False
-    seeds: tuple[int, ...] = ()
-    policies: tuple[str, ...] = ()
-    loads: tuple[float, ...] = ()
-    jobs: int = 0
-    device: str | None = None
-    weights: str | None = None
-    out: str | None = None
-    workloads: str | None = None
-    speeds: str | None = None
-    trace: str | None = None
-    format: str | None = None
-    vcs: tuple[str, ...] = ()
-    restart: str | None = None
-    changes: tuple[str, ...] = ()
-    topology: str | None = None
-    gpus_per_node: int | None = None
-    nic: str | None = None
-    table: str | None = None
-    html: str | None = None
-
-
-_PAPERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "jobs": ("--jobs", ("gist", "dl2", "maifs", "topology")),
-    "policies": ("--policy", ("dl2", "maifs", "rltune", "topology")),
-    "loads": ("--load", ("rltune", "topology")),
-    "device": ("--device", ("dl2",)),
-    "weights": ("--weights", ("dl2", "maifs", "topology")),
-    "out": ("--out", ("dl2", "maifs", "rltune", "topology")),
-    "workloads": ("--workloads", ("dl2", "maifs")),
-    "speeds": ("--speeds", ("dl2", "maifs")),
-    "trace": ("--trace", ("rltune",)),
-    "format": ("--format", ("rltune",)),
-    "vcs": ("--vc", ("rltune",)),
-    "restart": ("--restart", ("dl2",)),
-    "changes": ("--change", ("dl2",)),
-    "topology": ("--topology", ("topology",)),
-    "gpus_per_node": ("--gpus-per-node", ("topology",)),
-    "nic": ("--nic", ("topology",)),
-    "table": ("--table", ("topology",)),
-    "html": ("--html", ("gist", "rltune")),
-}
-"""Field of `PaperOptions` -> the option, and the papers that it is for; those not listed are for all."""
-
-
 def check_options(paper: str, options: PaperOptions) -> None:
     """Refuse options that this paper, or what else was asked for, does not use.
 
     Raises:
         UsageError: One was given.
     """
-    default = PaperOptions()
-    given = {name: flag for name, (flag, _) in _PAPERS.items() if getattr(options, name) != getattr(default, name)}
-    for name, flag in given.items():
-        papers = _PAPERS[name][1]
-        if paper not in papers:
-            raise UsageError(f"{flag} does not apply to {paper}", f"it is for {', '.join(papers)}")
+    default, given = PaperOptions(), dict[str, str]()
+    for name, (_, row) in rows_of(PaperOptions).items():
+        if row.papers and getattr(options, name) != getattr(default, name):
+            given[name] = row.long
+            if paper not in row.papers:
+                raise UsageError(f"{row.long} does not apply to {paper}", f"it is for {', '.join(row.papers)}")
     if paper == "rltune" and len(set(options.seeds)) > 1:
         raise UsageError("rltune trains with one seed", "use --seed once")
     figures = paper == "rltune" and options.out is None

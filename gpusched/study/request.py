@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from gpusched.config.inventory import load_inventory
@@ -34,6 +33,7 @@ from gpusched.sim.power import power_model, read_power
 from gpusched.sim.profiles import read_restarts
 from gpusched.sim.rates import Rates, draw_models, read_rates
 from gpusched.sim.sharing import share_for
+from gpusched.study.options import ReplayRequest
 from gpusched.study.own import own_history, own_inventory, seen_slices, with_run_conditions
 from gpusched.study.study import (
     DEFAULT_GPUS_PER_NODE,
@@ -51,62 +51,10 @@ from gpusched.traces.trace import Trace
 
 if TYPE_CHECKING:
     from gpusched.model.snapshot import NodeView
-    from gpusched.traces.workload import Workload
 
 MAX_AMOUNT = 1 << 40
 Named = dict[str, ReplayPolicy | PolicySpec]
 Seeds = tuple[int, ...]
-
-
-class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of ``gpusched replay``, as given, or as a scenario file gives them (`gpusched.study.scenario`).
-
-    Attributes:
-        workload: Jobs to draw, for each seed others. about, published: Notes, and figures by policy, of a scenario.
-        topology, node_list: Files, or what a scenario has in their place.
-    """
-
-    traces: tuple[str, ...] = ()
-    policies: tuple[str, ...] = ()
-    format: str | None = None
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    inventory: str | None = None
-    load: float | None = None
-    vc: str | None = None
-    placement: str | None = None
-    since: str | None = None
-    until: str | None = None
-    limits: bool = False
-    restart_s: float = 0.0
-    outages: str | None = None
-    reservations: str | None = None
-    seeds: Seeds = ()
-    workers: int = 0
-    backend: str | None = None
-    power: str | None = None
-    strict: bool = False
-    estimates: str | None = None
-    profiles: tuple[str, ...] = ()
-    reference_gpu_type: str | None = None
-    gpu_type: str | None = None
-    node_list: str | Pool | None = None
-    share: str = "auto"
-    resizable: str | None = None
-    cpus: str | None = None
-    mem: str | None = None
-    restart_costs: str | None = None
-    backfill_every_s: float = 0.0
-    topology: str | Topology | None = None
-    quotas: bool | None = None
-    workload: Workload | None = None
-    about: tuple[str, ...] = ()
-    published: Mapping[str, Mapping[str, float]] = {}
-
-    @property
-    def is_own(self) -> bool:
-        """Whether this cluster's own jobs are replayed."""
-        return not self.traces and self.workload is None
 
 
 def resolve(request: ReplayRequest) -> list[PlannedReplay]:

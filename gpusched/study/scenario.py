@@ -22,7 +22,7 @@ from gpusched.sched.slices.tree import arranged
 from gpusched.sim.outages import read_node_list
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.study.metrics import Metrics
-from gpusched.study.request import ReplayRequest
+from gpusched.study.options import ReplayRequest
 from gpusched.traces.workload import PHILLY_LIKE, Workload, load_workload, read_workload
 
 SHIPPED = PHILLY_LIKE.parent

@@ -23,7 +23,7 @@ from gpusched.errors import UsageError
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
-from gpusched.study.paper import PaperOptions
+from gpusched.study.options import PaperOptions
 from gpusched.study.study import Scenario, StudyOutcome
 from gpusched.traces.generate import generate
 from gpusched.traces.workload import load_workload

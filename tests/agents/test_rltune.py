@@ -43,7 +43,7 @@ from gpusched.sim.policies import policy_of_order
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
 from gpusched.sim.replay import one_job, replay
-from gpusched.study.paper import PaperOptions
+from gpusched.study.options import PaperOptions
 from gpusched.study.study import Scenario
 from gpusched.traces.file import FLOATS, INTS
 from gpusched.traces.generate import generate

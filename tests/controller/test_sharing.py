@@ -28,7 +28,8 @@ from gpusched.queue.promotions import Shadow
 from gpusched.queue.store import Store
 from gpusched.sim.profiles import Profiles
 from gpusched.sim.rates import Rates
-from gpusched.study.request import ReplayRequest, resolve
+from gpusched.study.options import ReplayRequest
+from gpusched.study.request import resolve
 from gpusched.traces.readers.history import trace_of
 from tests.builders import spec
 from tests.controller.crash_orders import POLICIES, CrashOrders

@@ -10,7 +10,8 @@ import pytest
 
 from gpusched.errors import FileError, UsageError
 from gpusched.model.topology import Topology
-from gpusched.study.request import ReplayRequest, resolve
+from gpusched.study.options import ReplayRequest
+from gpusched.study.request import resolve
 from gpusched.study.scenario import SHIPPED, load_scenario, with_options
 from gpusched.traces import file as tracefile
 from tests.sim.worlds import trace_of

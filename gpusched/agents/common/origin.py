@@ -9,14 +9,10 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from gpusched import __version__
-from gpusched.study.paper import PaperOptions
+from gpusched.study.options import PaperOptions, rows_of
 
-_LISTS = {"seeds": "seed", "policies": "policy", "loads": "load", "vcs": "vc", "changes": "change"}
 _NO_PART = ("out", "jobs", "weights")  # of what is made
-_FILES = ("trace", "workloads", "speeds", "table", "topology")
 
 
 def origin_of(command: Sequence[str], seed: int | None, data: Sequence[Path] = ()) -> dict[str, str]:
@@ -35,13 +31,14 @@ def origin_of(command: Sequence[str], seed: int | None, data: Sequence[Path] = (
 def paper_command(paper: str, options: PaperOptions) -> list[str]:
     """Return the words of a ``reproduce`` that differ from its defaults and matter to what it makes."""
     words, usual = ["reproduce", paper], PaperOptions()
-    for name, value in msgspec.structs.asdict(options).items():
+    for name, (_, row) in rows_of(PaperOptions).items():
+        value = getattr(options, name)
         if name in _NO_PART or value == getattr(usual, name):
             continue
-        option = f"--{_LISTS.get(name, name).replace('_', '-')}"
         if value is True:
-            words.append(option)
+            words.append(row.long)
             continue
-        for one in value if name in _LISTS else (value,):
-            words += [option, Path(one).name if name in _FILES else f"{one:g}" if isinstance(one, float) else str(one)]
+        for one in value if isinstance(value, tuple) else (value,):
+            is_file = row.metavar == "FILE"
+            words += [row.long, Path(one).name if is_file else f"{one:g}" if isinstance(one, float) else str(one)]
     return words

@@ -20,7 +20,8 @@ from gpusched.config.weights import make_writable, save_model
 from gpusched.errors import UsageError
 from gpusched.model.units import parse_duration
 from gpusched.sim.profiles.dl2 import read_speeds
-from gpusched.study.paper import Advance, PaperFigures, PaperOptions, play_all
+from gpusched.study.options import PaperOptions
+from gpusched.study.paper import Advance, PaperFigures, play_all
 
 QUICK = Dl2Recipe(imitated=4, imitation_steps=200, rounds=4, batch=4, kept=128)
 _TRAINING_SEED = 3  # of the included weights

@@ -15,7 +15,8 @@ from gpusched.agents.gist import dqn, expectimax, naive
 from gpusched.agents.gist.section6 import Case, cases, replay_episodes
 from gpusched.agents.gist.setting import Figure, gist, paper
 from gpusched.agents.gist.train import first_fit
-from gpusched.study.paper import Advance, PaperOptions
+from gpusched.study.options import PaperOptions
+from gpusched.study.paper import Advance
 
 MARK = 0.99
 """Fraction of the optimum at which training counts as done."""

@@ -22,7 +22,8 @@ from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, world_of
 from gpusched.config.weights import make_writable, save_model
 from gpusched.sched.state import Floats
 from gpusched.sim.rounds import RoundsResult
-from gpusched.study.paper import Advance, PaperFigures, PaperOptions, play_all
+from gpusched.study.options import PaperOptions
+from gpusched.study.paper import Advance, PaperFigures, play_all
 from gpusched.traces.trace import Trace
 
 QUICK = MaifsSearchSettings(generations=1, population=4, tries=2, density=0.1, choose=1)

@@ -24,8 +24,8 @@ from gpusched.model.policy import PolicySpec
 from gpusched.sim.engine.build import ReplayOptions as EngineOptions
 from gpusched.sim.policies import policy_of_order
 from gpusched.study.metrics import Metrics
-from gpusched.study.paper import Advance, Paper, PaperOptions, read_paper
-from gpusched.study.request import ReplayRequest
+from gpusched.study.options import PaperOptions, ReplayRequest
+from gpusched.study.paper import Advance, Paper, read_paper
 from gpusched.study.scenario import load_scenario
 from gpusched.study.study import PlannedReplay, Scenario, run_all
 

@@ -24,7 +24,8 @@ from gpusched.sim.network import closest_machine, read_pairs
 from gpusched.sim.pool import NodeSpec, Pool, demand_of
 from gpusched.sim.replay import replay
 from gpusched.sim.result import ReplayResult
-from gpusched.study.paper import Advance, PaperFigures, PaperOptions, play_all
+from gpusched.study.options import PaperOptions
+from gpusched.study.paper import Advance, PaperFigures, play_all
 from gpusched.traces.trace import Trace
 
 DEFAULT_GPUS = 8

@@ -23,7 +23,8 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.units import count_of, iso_utc
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
-from gpusched.study.paper import Advance, PaperOptions
+from gpusched.study.options import PaperOptions
+from gpusched.study.paper import Advance
 from gpusched.study.study import DEFAULT_GPUS_PER_NODE, Scenario
 from gpusched.traces.load import load
 from gpusched.traces.slicing import nodes_for_load, of_whole_gpus, select, slice_trace
