@@ -161,7 +161,8 @@ def test_ended_jobs_and_what_they_had(slurm: Slurm, site: SlurmSite) -> None:
     assert int(begin) <= job.submit_time <= job.start_time <= job.end_time <= time.time() + 1
 
     def row() -> dict[str, str]:
-        head, *rows = [line.split("|") for line in slurm.ended(begin - 60, time.time() + 60).splitlines()]
+        head, *rows = [line.split("|") for line in slurm.ended(begin - 60, time.time() + 60, [ok]).splitlines()]
+        assert {row[0] for row in rows} <= {ok}
         fields = {row[0]: dict(zip(head, row, strict=True)) for row in rows}.get(ok, {})
         return fields if fields.get("State") == "COMPLETED" else {}
 
