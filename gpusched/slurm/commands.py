@@ -155,6 +155,8 @@ class Slurm:
         self._before_update()
         commands = [f"{line}\nshow hostnames {self._mark}{index}\n" for index, line in enumerate(lines)]
         text = self._run(("scontrol",), "".join(commands), self._limit_s + 0.02 * len(lines), merged=True)
+        if f"{self._mark}{len(lines) - 1}" not in text:
+            raise _no_answer("scontrol ended before its last command")
         errors = _errors(text, lines, self._mark)
         if any(words in error for error in errors.values() for words in _NO_CTLD):
             raise _no_answer("scontrol found no slurmctld to update")
