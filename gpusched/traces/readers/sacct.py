@@ -227,7 +227,10 @@ def _not_before(earlier: Floats, later: Floats) -> Floats:
 
 def _read_alike(one: float, other: float) -> bool:
     """Return whether this machine's clocks show the same at both times (Unix seconds)."""
-    return time.localtime(one)[:6] == time.localtime(other)[:6]
+    try:
+        return time.localtime(one)[:6] == time.localtime(other)[:6]
+    except (ValueError, OverflowError, OSError):  # years that no clock has
+        return False
 
 
 _CLOCK_TIME = len("2026-11-20T18:00:00")
