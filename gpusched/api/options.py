@@ -173,7 +173,7 @@ def _as_typed(name: str, value: Any) -> Any:
         case timedelta():
             return _duration(name, value, value.total_seconds())
         case datetime():
-            return value.isoformat()
+            return (value.astimezone() if value.fold else value).isoformat()  # text knows no fold, but an offset
         case os.PathLike():
             return os.fspath(value)
         case bool() if OPTIONS[name].parse is not None:

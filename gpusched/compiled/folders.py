@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import sys
 from functools import cache
 from pathlib import Path
@@ -46,14 +47,22 @@ def _digest(module: str) -> str:
 
 @cache
 def cache_folder(module: str) -> Path | None:
-    """Return the cache folder of a module; None: none. A read-only home only costs compile time."""
-    named, home = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Return the cache folder of a module; None: none. A read-only home, or none, only costs compile time."""
     if not _source(module.removeprefix("gpusched.")):
         return None  # changes could not be detected
-    base = Path(named) if named else Path(home) / "gpusched" / "numba"
-    folder = base / _digest(module.removeprefix("gpusched."))
+    named, home = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+        base = Path(named) if named else Path(home or Path.home() / ".cache") / "gpusched" / "numba"
+        folder = base / _digest(module.removeprefix("gpusched."))
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        private = _is_private(folder.stat(), base.stat())
+    except (OSError, RuntimeError):  # without HOME an account that is not in passwd has no home
         return None
-    return folder if os.access(folder, os.W_OK) else None
+    return folder if private and os.access(folder, os.W_OK) else None
+
+
+def _is_private(folder: os.stat_result, base: os.stat_result) -> bool:
+    """Return whether only this user can put code into the folder, where it would run in this user's name."""
+    shared = base.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH  # any user could rename what is in it
+    own = folder.st_uid == os.geteuid() and not folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return own and base.st_uid in (0, folder.st_uid) and not shared

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import ge
 from typing import Protocol
 
 import msgspec
@@ -178,9 +179,11 @@ def shape_on(nodes: Sequence[Node], spec: JobSpec, gpus: int) -> JobSpec | None:
     Of ranges of cores and memory it has what goes with its GPUs, or the least where no nodes have that.
     """
     assert spec.elastic is not None
+    rooms = Counter((n.gpus, n.cores, n.memory_mib) for n in nodes)  # few kinds of nodes, maybe a thousand sizes
     shapes = (spec.at_size(gpus, n) for n in spec.elastic.node_counts(gpus, len(nodes)))
     for found in (amounts for asked in shapes for amounts in (asked, asked.least)):
-        if nodes_that_hold(nodes, found.gpus_per_node, found.cores_per_node, found.memory_mib_per_node) >= found.nodes:
+        needs = _part_of(found)
+        if sum(n for has, n in rooms.items() if all(map(ge, has, needs))) >= found.nodes:
             return found
     return None
 

@@ -214,15 +214,20 @@ def _is_less(job: JobRecord, since_s: float) -> bool:
 
 
 def _reported(members: list[RankStatus], resizes: Resizes, inputs: ReconcileInput) -> tuple[int | None, float | None]:
-    """Return the nodes of the group by rank 0's report, and the seconds without a step if it began to run since."""
+    """Return the nodes of the group by rank 0's report, and the seconds without a step if it began to run since.
+
+    These are no more than have passed: what others are asked to give up depends on what stops cost.
+    """
     progress = members[0].container.progress if members and members[0].container is not None else None
     if progress is None or progress.nodes is None:
         return None, None
     found = inputs.observations[members[0].rank.node].result
     assert isinstance(found, NodeReading)
     began = found.time - progress.age_s - (progress.ran_s or 0.0)
-    asked = resizes.times[-1] if resizes.times else began
-    return int(progress.nodes), progress.paused_s if began >= asked else None
+    asked = resizes.times[-1] if resizes.times else members[0].rank.launched_at or inputs.now
+    if progress.paused_s is None or began < asked:
+        return int(progress.nodes), None
+    return int(progress.nodes), min(progress.paused_s, max(0.0, inputs.now - asked))
 
 
 def _formed(step: ReconcileResult, paused_s: float | None, now: float) -> None:

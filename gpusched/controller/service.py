@@ -89,6 +89,7 @@ class Service:
         lock_wait: LockWait | None = None,
         prepare: Prepare | None = None,
         leadership: Leadership | None = None,
+        publisher: Publisher | None = None,
     ) -> None:
         self._path, self._state, self._prepare, self._leadership = inventory_path, state, prepare, leadership
         self._files = self._refused_files = self._stamp()  # before they are read
@@ -97,7 +98,7 @@ class Service:
         inventory, policies = declared.inventory, declared.policies
         Inbox(state).create()
         self.store = Store.create_or_open(state, lock_wait or LockWait(state), term)
-        self._publisher = Publisher(state)
+        self._publisher = publisher or Publisher(state)
         self.is_shared = False
         self._apply_sharing(inventory)  # first, so that readers have a copy during a slow start
         cluster_id = self.store.meta("cluster_id")
@@ -510,9 +511,11 @@ def open_service(
     leadership: Leadership | None = None,
 ) -> Service:
     """Return the controller, after setting aside unreadable rows if necessary."""
+    publisher = Publisher(state)
     try:
-        return Service(inventory_path, state, None, lock_wait, prepare, leadership)
+        return Service(inventory_path, state, None, lock_wait, prepare, leadership, publisher)
     except DatabaseDamaged:
+        publisher.stop()
         term = leadership.term if leadership is not None else None
         with contextlib.closing(Store.create_or_open(state, lock_wait, term)) as store:
             rows = set_aside_damaged(store, time.time())

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+_SLOWEST = 1e-9  # steps a second: a job may report steps so small that a pace is 0, or that no time divides by it
 _WINDOW_S = 600.0  # pace is that of the last one to two of these: a job may slow down, and its first steps are slow
 
 
@@ -86,7 +87,7 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
         if self.step is None or self.at is None or self.since is None or self.since_step is None:
             return None
         passed = self.at - self.since
-        return (self.step - self.since_step) / passed if passed > 0 and self.step > self.since_step else None
+        return pace if passed > 0 and (pace := (self.step - self.since_step) / passed) > _SLOWEST else None
 
     @property
     def fraction(self) -> float | None:
@@ -113,7 +114,8 @@ def speeds_of(attempts: Iterable[JobProgress]) -> dict[int, float]:
         for gpus, more, seconds in (*one.parts, (one.gpus, *one._measured)):
             made, passed = steps.get(gpus, (0.0, 0.0))
             steps[gpus] = made + more, passed + seconds
-    return {gpus: made / passed for gpus, (made, passed) in steps.items() if made > 0 and passed > 0}
+    paces = {gpus: made / passed for gpus, (made, passed) in steps.items() if passed > 0}
+    return {gpus: pace for gpus, pace in paces.items() if pace > _SLOWEST}
 
 
 def steps_left(attempts: Sequence[JobProgress]) -> float | None:

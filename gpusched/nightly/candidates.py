@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 import time
@@ -30,6 +31,7 @@ from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Reader
 from gpusched.study.compare import DAY_S, MIN_DAYS
 
+_log = logging.getLogger(__name__)
 KEPT_NIGHTS = 14  # of candidates: enough for five days to be held out from one, and then some
 
 
@@ -66,8 +68,8 @@ def retrain(
         kept = out.exists()  # trained before on this day
         try:
             problem = not_saved(train(request, TrainingReport()))
-        except GpuschedError as error:
-            problem = error
+        except Exception as error:  # other people's workloads and components: it must not cost the report
+            problem = _as_ours(error)
         if problem is None:
             lines.append(f"{partition.name}: {spec.name} retrained, in {out}")
             continue
@@ -110,9 +112,17 @@ def update_shadows(inventory: Inventory, reader: Reader, folder: Path, now: floa
         try:
             card = update_online(request, spec, start, known_until, until)
             lines.append(f"{partition.name}: {spec.name} learned {card.notes[0]}; in {request.out}")
-        except GpuschedError as error:
-            lines.append(f"{partition.name}: {spec.name} learned nothing online: {error.line()}")
+        except Exception as error:
+            lines.append(f"{partition.name}: {spec.name} learned nothing online: {_as_ours(error).line()}")
     return lines
+
+
+def _as_ours(error: Exception) -> GpuschedError:
+    """Return the error as one of ours; log any other, since it is a defect."""
+    if isinstance(error, GpuschedError):
+        return error
+    _log.error("a training or a proof failed", exc_info=error)
+    return GpuschedError(f"{type(error).__name__}: {error}"[:500])
 
 
 def _last_update(folder: Path, partition: str, shadow: PolicySpec) -> tuple[Path, float]:
@@ -187,8 +197,8 @@ def _judge(
         trace = history_of(inventory, reader, partition.name, begin, now)
         verdict = judge(scenario_for(trace, inventory, partition, reader=reader), partition.name, live, spec)
         line = verdict.line
-    except GpuschedError as error:
-        line = f"{spec.name}: {error.message}"
+    except Exception as error:
+        line = f"{spec.name}: {_as_ours(error).message}"
     return ShadowComparison(
         partition=partition.name, state=state, name=spec.name, version=spec.version, path=str(known.path), line=line,
         passed=verdict is not None and verdict.passed, verdict=msgspec.to_builtins(verdict) if verdict else None,

@@ -249,7 +249,10 @@ def waiting_of(
     queues: dict[str, list[int]] = {}
     for i, name in enumerate(partition):
         queues.setdefault(name, []).append(i)
-    return PendingArrays(eligible, jobs, _requests_of(list(shapes), world), keys, sum(most), queues, calendar)
+    # Slurm lets jobs wait that ask for more nodes than there are, millions of them
+    width = {name: stop - first for name, (first, stop) in world.span.items()}
+    held = sum(min(n, width.get(name, 0)) for n, name in zip(most, partition, strict=True))
+    return PendingArrays(eligible, jobs, _requests_of(list(shapes), world), keys, held, queues, calendar)
 
 
 def scratch_for(world: NodeArrays, waiting: PendingArrays, releases: Releases) -> Scratch:

@@ -31,19 +31,32 @@ def covers(has: Amounts, needs: Amounts) -> bool:
     return all(h >= n for h, n in zip(has, needs, strict=True))
 
 
-def at_size(spec: JobSpec, gpus: int, nodes: int, rooms: Iterable[Amounts]) -> JobSpec | None:
-    """Return a resizable job's request over so many nodes with these (GPUs, cores, MiB) each; None: no fit.
+def at_size(spec: JobSpec, gpus: int, nodes: int, rooms: Mapping[Amounts, int]) -> JobSpec | None:
+    """Return a resizable job's request over so many nodes; None: no fit. ``rooms``: amounts -> nodes that have them.
 
     Where its cores and memory have ranges, with the most of them that so many nodes have: of cores first.
     """
     found = spec.at_size(gpus, nodes)
-    having = [room for room in rooms if covers(room, need(found.least))]
-    if len(having) < nodes:
+    least = need(found.least)
+    having = {room: count for room, count in rooms.items() if covers(room, least)}
+    if sum(having.values()) < nodes:
         return None
-    cores = sorted(room[1] for room in having)[-nodes]
-    memory = sorted(room[2] for room in having if room[1] >= min(cores, found.cores_per_node))[-nodes]
+    cores = _most_on(nodes, ((room[1], count) for room, count in having.items()))
+    enough = min(cores, found.cores_per_node)
+    memory = _most_on(nodes, ((room[2], count) for room, count in having.items() if room[1] >= enough))
     found = spec.at_size(gpus, nodes, (cores, memory))
-    return found if sum(covers(room, need(found)) for room in having) >= nodes else None
+    needs = need(found)
+    return found if sum(count for room, count in having.items() if covers(room, needs)) >= nodes else None
+
+
+def _most_on(nodes: int, amounts: Iterable[tuple[int, int]]) -> int:
+    """Return the most that so many nodes have each; ``amounts``: an amount, and how many nodes have it."""
+    found = 0
+    for amount, count in sorted(amounts, reverse=True):
+        found, nodes = amount, nodes - count
+        if nodes <= 0:
+            break
+    return found
 
 
 def over_more_nodes(spec: JobSpec, most: int) -> Iterator[JobSpec]:

@@ -5,6 +5,8 @@ Speeds follow them as measured (`gpusched.sim.profiles`).
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from gpusched.errors import UsageError
@@ -42,7 +44,7 @@ def asks_for(world: SimWorld, job: int, gpus: int) -> JobSpec:
     columns = (
         np.where(column < 0, _PLENTY, column)[rows].tolist() for column in (pool.gpus, pool.cores, pool.memory_mib)
     )
-    found = over_fewest(spec, gpus, list(zip(*columns, strict=True)))
+    found = over_fewest(spec, gpus, Counter(zip(*columns, strict=True)))
     if found is None:
         raise UsageError(f"job {world.trace.ids[job]} cannot have {count_of(gpus, 'GPU')}")
     return found

@@ -128,15 +128,17 @@ class Slurm:
         found = _RPC_STATS.findall(self._run(("sdiag",)))
         return {message: (int(count), int(total_us) / 1e6) for message, count, total_us in found}
 
-    def ended(self, since: float, until: float) -> str:
+    def ended(self, since: float, until: float, jobs: Sequence[str] = ()) -> str:
         """Return sacct's text about jobs that existed between the two times (Unix seconds, at least a million).
 
         It has the columns `ENDED_FIELDS` under a header, separated by ``|``, with times in Unix seconds. A requeued job
-        has one line per run.
+        has one line per run. ``jobs``: of these ids alone, which slurmdbd finds at once, however long the time is.
         """
+        of_jobs = (f"--jobs={','.join(jobs)}",) if jobs else ()
         return self._run(
             ("sacct", "--allusers", "--allocations", "--duplicates", "--parsable2", f"--format={ENDED_FIELDS}",
-             f"--starttime=uts{int(since)}", f"--endtime=uts{int(until)}"), limit_s=6 * self._limit_s,
+             f"--starttime=uts{int(since)}", f"--endtime=uts{int(until)}", *of_jobs),
+            limit_s=self._limit_s if jobs else 6 * self._limit_s,
         )  # fmt: skip
 
     def update(self, lines: Sequence[str]) -> dict[int, str]:
@@ -153,6 +155,8 @@ class Slurm:
         self._before_update()
         commands = [f"{line}\nshow hostnames {self._mark}{index}\n" for index, line in enumerate(lines)]
         text = self._run(("scontrol",), "".join(commands), self._limit_s + 0.02 * len(lines), merged=True)
+        if f"{self._mark}{len(lines) - 1}" not in text:
+            raise _no_answer("scontrol ended before its last command")
         errors = _errors(text, lines, self._mark)
         if any(words in error for error in errors.values() for words in _NO_CTLD):
             raise _no_answer("scontrol found no slurmctld to update")

@@ -106,6 +106,17 @@ def test_it_asks_for_what_the_command_line_asks_for(
     assert (ours.spec, ours.array, ours.max_running) == (theirs.spec, theirs.array, theirs.max_running)
 
 
+def test_a_begin_in_the_second_of_two_hours_is_not_in_the_first(
+    site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        cluster.submit(["true"], begin=datetime(2031, 10, 26, 2, 30, fold=1), **SMALL)
+    time.tzset()
+    assert submitted(site).spec.begin_time == datetime(2031, 10, 26, 1, 30, tzinfo=UTC).timestamp()
+
+
 def test_every_option_of_submit_can_be_given() -> None:
     # An option that is new in client.request.SubmitRequest belongs into gpusched.api.options.Options, too.
     own = {"python", "modules", "max_running", "result_dir"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gpusched.controller.cycle import Cycle
-from gpusched.model.jobs import Elastic, JobSpec, JobState
+from gpusched.controller.hot import _reported
+from gpusched.model.jobs import Elastic, JobSpec, JobState, Resizes
 from gpusched.model.policy import PolicySpec, Resizing
+from gpusched.model.readings import NodeReading, ProgressReading
 from gpusched.queue.store import RunRecord
 from tests.builders import spec
 from tests.controller.crash_orders import CrashOrders
@@ -315,3 +318,13 @@ TestHotOrders = HotOrders.TestCase
 TestHotOrders.settings = settings(
     max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+@pytest.mark.parametrize(("said", "counts"), [(7.0, 7.0), (9e15, 40.0)])
+def test_a_pause_is_no_longer_than_the_time_since_it_was_asked_for(said: float, counts: float) -> None:
+    """One job's figure decides whether others are asked to give up GPUs."""
+    progress = ProgressReading(step=1.0, nodes=2.0, ran_s=1.0, paused_s=said, age_s=1.0)
+    observed = {"n": SimpleNamespace(result=NodeReading(node="n", time=140.0))}
+    rank: Any = SimpleNamespace(container=SimpleNamespace(progress=progress), rank=SimpleNamespace(node="n"))
+    inputs: Any = SimpleNamespace(now=140.0, observations=observed)
+    assert _reported([rank], Resizes(times=(100.0,)), inputs) == (2, counts)

@@ -11,7 +11,7 @@ import pytest
 from gpusched.cluster.base import NodeObservation
 from gpusched.controller.progress import record_progress
 from gpusched.model.jobs import Allocation, JobRecord, JobSpec, JobState, NodeAllocation
-from gpusched.model.progress import JobProgress
+from gpusched.model.progress import JobProgress, speeds_of
 from gpusched.model.readings import ContainerReading, NodeReading, ProgressReading, SavedReading
 from gpusched.queue.store import Store
 
@@ -150,3 +150,9 @@ def test_files_of_an_earlier_attempt_do_not_count(store: Store) -> None:
     assert store.progress_of_unended() == {}
     record_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=new))
     assert store.progress_of_unended()["j"][-1].first_at == 41.0
+
+
+def test_steps_so_small_that_their_pace_is_no_number_give_none() -> None:
+    """A job may report anything: nothing may be divided by 0, here or by what chooses sizes."""
+    progress = progress_of((0.0, 100), (5e-324, 110))
+    assert (progress.steps_per_s, progress.end(), progress.left_s(120), speeds_of([progress])) == (None, None, None, {})

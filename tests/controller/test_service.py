@@ -31,6 +31,7 @@ from gpusched.model.jobs import JobState
 from gpusched.model.resources import Inventory, Node
 from gpusched.nodes.fencing import TermRefused
 from gpusched.queue.clock import ANCHOR, Clock
+from gpusched.queue.damage import DatabaseDamaged, UnreadableRow
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lastgood import Declared
 from gpusched.queue.lease import TERM, Superseded, claim, highest_term
@@ -154,6 +155,25 @@ def test_a_shared_installation_lets_others_in(site: Installation) -> None:
     site.path.write_text(DECLARED.replace("tick: 7s", "tick: 7s, shared: true"))
     assert site.start().is_shared
     assert (site.state / "inbox/new").stat().st_mode & 0o7777 == 0o3733
+
+
+def test_a_start_that_finds_damage_leaves_no_publisher_behind(
+    site: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.path.write_text(DECLARED.replace("tick: 7s", "tick: 7s, shared: true"))
+    faults: list[Exception] = [DatabaseDamaged(None)]
+
+    def warm_up(_: Service) -> None:
+        if faults:
+            raise faults.pop()
+
+    before = set(threading.enumerate())
+    monkeypatch.setattr(Service, "_warm_up", warm_up)
+    monkeypatch.setattr(module, "set_aside_damaged", lambda *_: [UnreadableRow("jobs", {"id": "a"}, "it is spoilt")])
+    service = module.open_service(site.path, site.state)
+    assert [thread.name for thread in set(threading.enumerate()) - before] == ["publisher"]
+    service.close()
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_superseded_controller_changes_nothing_in_slurm(

@@ -1,13 +1,14 @@
 """The payload's place on the disk of a home that many nodes share."""
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from gpusched.nodes.payload import bootstrap, gpus
+from gpusched.nodes.payload import bootstrap, child, gpus
 from tests.testbed.waiting import wait_until
 
 FILES = {"a.py": "A = 1\n", "sub/b.py": "B = 2\n", "sub/c.py": "C = 'ü'\n"}
@@ -114,6 +115,33 @@ def test_another_node_that_removes_the_same_old_version_costs_nothing(
     listed = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: ["probe-gone", *listed(path)])
     assert bootstrap.install(str(tmp_path / "probe-new"), FILES), "it is of use"
+
+
+def test_children_that_hang_in_the_driver_are_not_joined_by_ever_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL does not end them: each reading left one more, for as long as the driver hung."""
+    monkeypatch.setattr(gpus.attempts, "default_root", lambda cluster_id, node: str(tmp_path))
+    monkeypatch.setattr(gpus, "messages", lambda only, want_links, request: iter(lambda: time.sleep(60), 1))
+    monkeypatch.setattr(child.os, "kill", lambda pid, signal: None)
+    monkeypatch.setattr(gpus, "MOST_STUCK", 2)
+    monkeypatch.setattr(gpus, "READ_LIMIT_S", 0.1)
+    pids: list[int] = []
+    try:
+        for expected in ("NVML did not answer in 0 s", "NVML did not answer in 0 s", "2 earlier readings hang"):
+            reading = gpus.GpuReadout({"deadline_s": 0.0})
+            pids += [reading.child.pid] if reading.child is not None else []
+            assert expected in str(reading.collect()["gpu_error"])
+        assert len(pids) == 2
+    finally:
+        monkeypatch.undo()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    monkeypatch.setattr(gpus.attempts, "default_root", lambda cluster_id, node: str(tmp_path))
+    reading = gpus.GpuReadout({"deadline_s": 0.0})
+    assert reading.child is not None, "they are gone"
+    reading.child.kill()
 
 
 # -- what the child that reads GPUs has found by the time it is asked --------------------------------------------------

@@ -47,6 +47,14 @@ def test_retraining_leaves_a_candidate_and_promotes_nothing(proved: Site, monkey
     found = re.match(said, refused)  # how many of the 27 are before the days that judge goes by the hour of the day
     assert found is not None
     assert int(found[1]) in (21, 24)
+
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("another's component")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gpusched.agents.training.train.train", fails)
+        report = json.loads(night(proved, "--auto-retrain", "--json").out)
+    assert report["trained"] == ["V100: gist not trained: ZeroDivisionError: another's component"]
     monkeypatch.setattr("gpusched.agents.training.train.MIN_JOBS", 20)  # more days take longer, and prove nothing more
     report = json.loads(night(proved, "--auto-retrain", "--json").out)
     (trained_line,) = report["trained"]

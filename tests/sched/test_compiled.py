@@ -447,3 +447,30 @@ def test_after_waiting_too_long_a_process_compiles_itself(tmp_path: Path, monkey
 def test_no_other_user_holds_up_compiling(tmp_path: Path) -> None:
     with compiled._one_at_a_time(tmp_path):
         assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("whose", ["ours", "group", "other user's folder", "other user's base", "open base"])
+def test_code_that_another_user_could_have_put_there_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "base"))
+    find = folders.cache_folder.__wrapped__
+    folder = find("gpusched.estimation.odds")
+    assert folder is not None
+    assert folder.stat().st_mode & 0o777 == 0o700
+    if whose == "group":
+        folder.chmod(0o770)
+    elif whose == "open base":
+        folder.parent.chmod(0o777)
+    elif whose != "ours":
+        monkeypatch.setattr(os, "geteuid", lambda: 54321 if whose == "other user's folder" else folder.stat().st_uid)
+        if whose == "other user's base":
+            os.chown(folder.parent, 54321, -1)
+    assert find("gpusched.estimation.odds") == (folder if whose == "ours" else None)
+
+
+def test_an_account_without_a_home_compiles_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert folders.cache_folder.__wrapped__("gpusched.estimation.odds") is None

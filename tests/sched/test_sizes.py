@@ -26,7 +26,8 @@ from gpusched.sched.sizing.live import Sized, pace_of, sizes_of
 from gpusched.sched.sizing.question import Question
 from gpusched.sched.sizing.rules import RULES, wish
 from gpusched.sched.sizing.settle import gather, settle, speed_at
-from gpusched.sched.sizing.shapes import shape
+from gpusched.sched.sizing.shapes import over_fewest, rooms_of
+from gpusched.sched.tally import covers
 from gpusched.sched.warming import warm_up
 from tests.sched.sizes import PERFECT, POLICY, QUICK, runs, spec, waits, world
 from tests.sched.worlds import NOW, node, pending, running
@@ -174,7 +175,8 @@ def test_other_partitions_and_policies_are_left_alone() -> None:
 
 def test_shapes_are_whole_and_equal() -> None:
     machines = [node("a"), node("b"), node("c", gpus=4)]
-    found = {g: shape(spec(1, 2, 3), g, machines) for g in (1, 8, 12, 16, 17, 24)}
+    rooms = rooms_of(spec(1, 2, 3), machines)
+    found = {g: over_fewest(spec(1, 2, 3), g, rooms) for g in (1, 8, 12, 16, 17, 24)}
     assert {g: s and (s.nodes, s.gpus_per_node, s.cores_per_node) for g, s in found.items()} == {
         1: (1, 1, 1), 8: (1, 8, 8), 12: (2, 6, 6), 16: (2, 8, 8), 17: None, 24: None
     }  # fmt: skip
@@ -452,3 +454,17 @@ def test_a_job_that_would_release_nothing_is_not_shrunk() -> None:
     for broken in ({"available": False}, {"blocked": {7: "LOST"}}):
         nodes = (node("n0"), node("n1", **broken))
         assert resized(msgspec.structs.replace(snapshot, nodes=nodes)) == {"b": 4}
+
+
+def test_hundreds_of_sizes_on_hundreds_of_nodes_take_no_time_by_their_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--gpus 1-1000 --resizable`` on a thousand nodes kept every decision waiting for half a minute."""
+    asked = 0
+
+    def counted(*amounts: Any) -> bool:
+        nonlocal asked
+        asked += 1
+        return covers(*amounts)
+
+    monkeypatch.setattr("gpusched.sched.tally.covers", counted)
+    assert sized(world([waits("a", *range(1, 301))], [], nodes=300)).given == {"a": 300}
+    assert asked < 10_000

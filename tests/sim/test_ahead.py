@@ -654,3 +654,12 @@ def test_a_job_of_a_reservation_starts_with_it_where_placement_costs_something()
     )  # fmt: skip
     ahead = ahead_of(with_reservations(snap, one))
     assert starts(ahead, ahead.by_limits) == {"j": one.begin}
+
+
+def test_jobs_that_ask_for_millions_of_nodes_cost_no_more_than_others() -> None:
+    """Slurm lets them wait: each took a gigabyte, in the controller and for whoever asked why a job waits."""
+    snap = snapshot([node("n1"), node("n2")], [pending("a", 1, nodes=4_000_000), pending("b", 1)])
+    ahead = ahead_of(snap)
+    assert starts(ahead, ahead.by_limits) == {"b": NOW}
+    assert len(ahead._sim.held) == 3
+    assert len(ahead._queue.outcome.nodes) == 3

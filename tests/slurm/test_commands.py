@@ -161,7 +161,8 @@ def test_ended_jobs_and_what_they_had(slurm: Slurm, site: SlurmSite) -> None:
     assert int(begin) <= job.submit_time <= job.start_time <= job.end_time <= time.time() + 1
 
     def row() -> dict[str, str]:
-        head, *rows = [line.split("|") for line in slurm.ended(begin - 60, time.time() + 60).splitlines()]
+        head, *rows = [line.split("|") for line in slurm.ended(begin - 60, time.time() + 60, [ok]).splitlines()]
+        assert {row[0] for row in rows} <= {ok}
         fields = {row[0]: dict(zip(head, row, strict=True)) for row in rows}.get(ok, {})
         return fields if fields.get("State") == "COMPLETED" else {}
 
@@ -291,6 +292,18 @@ def test_the_error_of_a_command_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(NoAnswer) as error:
         Slurm().jobs()
     assert "failed (exit 1): scontrol: fatal: Unable to process configuration file" in error.value.line()
+
+
+def test_updates_that_a_killed_scontrol_did_not_read_are_not_taken_for_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake = tmp_path / "scontrol"
+    fake.write_text('#!/bin/sh\nread line\nread show names mark\necho "$mark"\nkill -9 $$\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert Slurm().update(["requeue 1"]) == {}
+    with pytest.raises(NoAnswer, match="scontrol ended before its last command"):
+        Slurm().update(["requeue 1", "requeue 2"])
 
 
 def test_a_machine_without_slurm_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

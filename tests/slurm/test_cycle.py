@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpusched.controller.slurm import cycle
 from gpusched.controller.slurm.cycle import TROUBLE
 from gpusched.model.jobs import ENDED, JobState
 from gpusched.slurm import lease
@@ -262,6 +264,16 @@ def test_purged_jobs_wait_while_slurmdbd_does_not_answer(
         assert "2 COMPLETING" in slurm_cluster.cli("status").stdout
         assert {node_of(slurm_cluster, "dgx001").state} == {"IDLE"}, "they hold nothing"
 
+    asked = list[Sequence[str]]()
+
+    def ended(self: Slurm, since: float, until: float, jobs: Sequence[str] = ()) -> str:
+        asked.append(jobs)
+        return ends(self, since, until, jobs)
+
+    ends = Slurm.ended
+    monkeypatch.setattr(Slurm, "ended", ended)
+    monkeypatch.setattr(cycle, "MAX_ASKED", 1)
+
     def have_ended() -> bool:
         beside.run()
         return all(job_of(slurm_cluster, one).state in ENDED for one in (ran, waits))
@@ -271,5 +283,6 @@ def test_purged_jobs_wait_while_slurmdbd_does_not_answer(
     assert [(job.state, job.reason, job.start_time) for job in found] == [
         (JobState.CANCELLED, "", before.start_time), (JobState.CANCELLED, "", None),
     ]  # fmt: skip
+    assert {*map(tuple, asked)} == {(str(ran),), (str(waits),)}, "not about all jobs of the time: these may be millions"
     assert gpus_of(slurm_cluster, ran) == {"dgx001": tuple(range(8))}
     beside.store.close()

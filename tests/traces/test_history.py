@@ -355,8 +355,11 @@ def test_work_that_was_not_saved_or_was_made_twice_counts_once(tmp_path: Path) -
     again = JobProgress(job_id="n", attempt=2, gpus=4).with_step(90, 280, None, START + 110)
     store.put_progress([first, again.with_step(280, 280, None, START + 300)])
     trace = trace_of(store, name="w")
+    store.put_progress([msgspec.structs.replace(first, parts=((8, 50.0, 10.0),))])  # a hot job's earlier size
+    resized = trace_of(store, name="w")
     store.close()
     assert trace.duration.tolist() == [280.0, 290.0], "a job without reports has all that it ran"
+    assert resized.duration.tolist() == trace.duration.tolist()
 
 
 def test_a_window_takes_what_is_left_of_the_work(tmp_path: Path) -> None:

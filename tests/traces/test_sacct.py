@@ -137,6 +137,10 @@ def test_times_are_of_this_machines_zone(put: Put, zone: Callable[[str], None]) 
         assert trace.epoch == 1782907200.0 - (7200 if name == "Europe/Berlin" else 0)
         spans.append(trace.submit[1])
     assert spans == [153 * 86400, 153 * 86400 + 3600]
+    again = row(Submit="2026-10-25T02:58:00", Eligible="2026-10-25T02:58:00", Start="2026-10-25T02:01:00",
+                End="2026-10-25T03:00:00")  # fmt: skip
+    trace = load(put("f", text(again)), strict=True)  # submitted in the first of two such hours, begun in the second
+    assert (trace.wait.tolist(), trace.duration.tolist()) == ([180.0], [3540.0])
     unix = row(Submit="1782907200", Eligible="1782907200", Start="1782907201", End="1782907210")
     assert load(put("f", text(unix))).epoch == 1782907200.0
 

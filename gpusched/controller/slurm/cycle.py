@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 READ_AT = "slurm_read_at"  # meta: time of the last reading of Slurm (Unix seconds)
 MISSING = "slurm_missing"  # meta: jobs absent from the last reading of Slurm: `Missing` by id, as JSON
 ACCOUNTING_DELAY_S = 60.0  # how long Slurm's accounting may take to report a job that slurmctld has purged
+MAX_ASKED = 1000  # purged jobs that Slurm's accounting is asked about in a cycle
 UNLIMITED = 1_000_000
 _log = logging.getLogger(__name__)
 
@@ -233,7 +234,8 @@ class SlurmCycle:
         """Return what happened to jobs that had not ended at the last reading, and that Slurm no longer lists."""
         missing = self._mirror.missing(reading.jobs, self._store.number(READ_AT, now), now)
         jobs = [job for name in missing if (job := self._store.job(name)) is not None]
-        text = self._ends_since(min(missing[job.id].named_at for job in jobs), now) if jobs else ""
+        asked = jobs[:MAX_ASKED]
+        text = self._ends_of(asked, min(missing[job.id].named_at for job in asked), now) if asked else ""
         if text is None:
             missing = self._mirror.note_silence(now)
         noted = msgspec.json.encode(missing).decode()
@@ -242,7 +244,7 @@ class SlurmCycle:
         if text is None:
             return [step for job in jobs if (step := ends_unaccounted(job, now)) is not None]
         rows, steps = ended_jobs(text), []
-        for job in jobs:
+        for job in asked:
             facts, found = job.slurm, rows.get(slurm_id(job.id), [])
             ended = [row for submit, row in found if facts is not None and submit >= facts.submit_time]
             if ended:
@@ -251,10 +253,10 @@ class SlurmCycle:
                 steps.append(ended_unknown(job, now))
         return steps
 
-    def _ends_since(self, named_at: float, now: float) -> str | None:
+    def _ends_of(self, jobs: Sequence[JobRecord], named_at: float, now: float) -> str | None:
         """Return what Slurm's accounting says of jobs since then; "": there is none; None: it does not answer."""
         try:
-            return self._slurm.ended(named_at - ACCOUNTING_DELAY_S, now)
+            return self._slurm.ended(named_at - ACCOUNTING_DELAY_S, now, [slurm_id(job.id) for job in jobs])
         except NoAnswer as error:
             if error.line() not in self._logged:
                 self._logged.add(error.line())

@@ -1,9 +1,11 @@
 """Reads the GPUs in a child process, so that a driver that hangs or crashes costs the GPU it hangs on and no more."""
 # ruff: noqa: UP022, UP031
 
+import os
 import time
 
-from gpusched.nodes.payload.child import Child
+from gpusched.nodes.payload import attempts
+from gpusched.nodes.payload.child import MOST_STUCK, Child, Stuck
 
 MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
 if MYPY:
@@ -61,10 +63,18 @@ class GpuReadout:
         self.answer = {"source": "nvml", "gpu_error": None, "driver_version": None}  # type: dict[str, Any]
         self.todo = None  # type: list[int] | None
         self.request = request
-        self.child = Child(messages(None, bool(request.get("want_links")), request))
+        root = attempts.default_root(request.get("cluster_id", ""), request.get("node", ""))
+        self.stuck = Stuck(os.path.join(root, "stuck"))
+        self.child = None  # type: Child | None
+        if len(self.stuck.left) < MOST_STUCK:
+            self.child = Child(messages(None, bool(request.get("want_links")), request))
 
     def collect(self) -> "dict[str, Any]":
         """Return the part of the answer about GPUs."""
+        if self.child is None:
+            pids = ", ".join(line.partition(" ")[0] for line in self.stuck.left[:3])
+            trouble = "%d earlier readings hang in the driver (processes %s..): not read" % (len(self.stuck.left), pids)
+            return dict(self.answer, source="none", gpu_error=trouble, gpus=[])
         # A child with more to say than its pipe holds waits for us.
         self.until = max(self.until, time.monotonic() + READ_LIMIT_S)
         while self.todo is None or self.todo:
@@ -103,7 +113,7 @@ class GpuReadout:
 
     def skip(self, trouble: str) -> None:
         """Blame the GPU at which the child is stuck, and continue with the others in a new child."""
-        self.child.kill()
+        self.kill()
         if self.todo is None:
             self.answer.update(source="none", gpu_error=trouble)
             return
@@ -114,10 +124,18 @@ class GpuReadout:
         if self.todo:
             self.child = Child(messages(self.todo, False, self.request))
 
+    def kill(self) -> None:
+        """End the child; one that hangs in the driver cannot be."""
+        assert self.child is not None
+        if self.child.fd >= 0:
+            self.child.kill()
+            self.stuck.note(self.child.pid)
+
     def finish(self) -> None:
         """Wait briefly for the links, which come last and are worth no more than a moment."""
+        assert self.child is not None
         if any("error" in gpu for gpu in self.found.values()) or self.answer["gpu_error"]:
-            self.child.kill()
+            self.kill()
         else:
             try:
                 message = self.child.next(min(self.until, time.monotonic() + GPU_LIMIT_S)) or {}

@@ -12,7 +12,7 @@ from gpusched.model.units import count_of
 from gpusched.sched.alone import SingleJobView
 from gpusched.sched.arrays import node_arrays_of
 from gpusched.sched.sizing.live import Sized, sizes_of
-from gpusched.sched.sizing.shapes import shape
+from gpusched.sched.sizing.shapes import over_fewest, rooms_of
 from gpusched.sched.text import listed
 
 
@@ -70,7 +70,8 @@ def _possible(snapshot: Snapshot, job: PendingView) -> dict[int, PendingView]:
     assert job.spec.elastic is not None
     nodes = [node for node in snapshot.nodes if node.partition == job.spec.partition]
     bad = job.resizes.unusable if job.resizes is not None else ()
-    asked = {gpus: shape(job.spec, gpus, nodes) for gpus in job.spec.elastic.sizes if gpus not in bad}
+    rooms = rooms_of(job.spec, nodes)
+    asked = {gpus: over_fewest(job.spec, gpus, rooms) for gpus in job.spec.elastic.sizes if gpus not in bad}
     least = {gpus: spec.least for gpus, spec in asked.items() if spec is not None}
     at_once = {gpus: msgspec.structs.replace(spec, placement_wait_s=0.0) for gpus, spec in least.items()}
     return {gpus: msgspec.structs.replace(job, spec=spec) for gpus, spec in at_once.items()}

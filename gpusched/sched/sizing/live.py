@@ -41,7 +41,7 @@ from gpusched.sched.sizing.question import (
 )
 from gpusched.sched.sizing.rules import RULES, SizeChooser, wish
 from gpusched.sched.sizing.settle import SizingRules, gather, settle, speed_at
-from gpusched.sched.sizing.shapes import granted, rank_view, shape
+from gpusched.sched.sizing.shapes import granted, over_fewest, rank_view, rooms_of
 from gpusched.sched.state import Ints, ints, new_scratch
 from gpusched.sched.tally import closed_reason
 
@@ -257,9 +257,9 @@ class _Partition:
         if key not in self._menus:
             self._menus[key] = len(self._menus)
             sizes = spec.elastic.sizes if spec.elastic is not None else (spec.gpus,)
-            found, requests = {}, {}
+            found, requests, rooms = {}, {}, rooms_of(spec, self.nodes)
             for gpus in sizes:
-                asked = shape(spec, gpus, self.nodes) if spec.elastic is not None else spec
+                asked = over_fewest(spec, gpus, rooms) if spec.elastic is not None else spec
                 found[gpus] = len(self._views) if asked is not None else -1
                 if asked is not None:
                     requests[gpus] = asked

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from math import ceil, inf
 
 from msgspec.structs import replace
@@ -10,19 +11,21 @@ from msgspec.structs import replace
 from gpusched.model.jobs import JobSpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
-from gpusched.sched.tally import at_size, excluded_by
+from gpusched.sched.tally import Amounts, at_size, excluded_by, total_of
 
 
-def shape(spec: JobSpec, gpus: int, nodes: Iterable[NodeView]) -> JobSpec | None:
-    """Return the request at another size, over the fewest of these nodes, empty; None: it does not fit."""
-    rooms = [(len(node.gpus), node.cores, node.memory_mib) for node in nodes if not excluded_by(spec, node)]
-    return over_fewest(spec, gpus, rooms)
+def rooms_of(spec: JobSpec, nodes: Iterable[NodeView]) -> Mapping[Amounts, int]:
+    """Return what the nodes that a request allows have, empty: GPUs, cores and MiB -> how many nodes have them.
+
+    A job may have a thousand sizes, and a cluster a thousand nodes, but those are of a few kinds.
+    """
+    return Counter(total_of(node) for node in nodes if not excluded_by(spec, node))
 
 
-def over_fewest(spec: JobSpec, gpus: int, rooms: Sequence[tuple[int, int, int]]) -> JobSpec | None:
-    """Return the same for nodes with so many GPUs, cores and MiB."""
+def over_fewest(spec: JobSpec, gpus: int, rooms: Mapping[Amounts, int]) -> JobSpec | None:
+    """Return the request at another size, over the fewest of such nodes, empty; None: it does not fit."""
     assert spec.elastic is not None
-    counts = spec.elastic.node_counts(gpus, len(rooms))
+    counts = spec.elastic.node_counts(gpus, sum(rooms.values()))
     return next((found for count in counts if (found := at_size(spec, gpus, count, rooms)) is not None), None)
 
 
@@ -34,7 +37,7 @@ def granted(asked: JobSpec, most: tuple[int, int], free: Iterable[tuple[int, int
     if asked.least == asked:
         return asked
     cores, memory = (-(-amount // asked.nodes) or inf for amount in most)
-    rooms = [(gpus, int(min(c, cores)), int(min(m, memory))) for gpus, c, m in free]
+    rooms = Counter((gpus, int(min(c, cores)), int(min(m, memory))) for gpus, c, m in free)
     return at_size(asked, asked.gpus, asked.nodes, rooms) or asked.least
 
 

@@ -325,7 +325,7 @@ def _made_again_s(one: JobProgress | None, after: JobProgress | None) -> float:
     """Return seconds of an attempt of which the next one repeated the steps, from an earlier checkpoint."""
     if one is None or after is None or one.step is None or one.first_step is None or after.first_step is None:
         return 0.0
-    (pace,) = speeds_of([one]).values() or (0.0,)
+    pace = speeds_of([one]).get(one.gpus, 0.0)
     return max(0.0, one.step - max(after.first_step, one.first_step)) / pace if pace > 0 else 0.0
 
 

@@ -94,6 +94,8 @@ def rows_of(lines: Iterable[str], path: str, *, strict: bool = False, until: flo
     ids = _without_steps(draft)
     running = _leave_out_without_run(draft, until is not None)
     submitted, start, end = (_times(draft, column) for column in ("Submit", "Start", "End"))
+    start = _not_before(submitted, start)
+    end = _not_before(start, end)
     end[running] = np.nan if until is None else until
     draft.reject(np.isnan(submitted), "Submit", "a time")
     draft.reject(start < submitted, "Start", "a time not before Submit")
@@ -208,9 +210,27 @@ def _local(seconds: Floats, texts: Sequence[str]) -> Floats:
 
 def _offset(seconds: float) -> float:
     try:
-        return time.mktime((*time.gmtime(seconds)[:8], -1)) - seconds
+        found = time.mktime((*time.gmtime(seconds)[:8], -1))
+        return found - seconds - (_HOUR_S if _read_alike(found - _HOUR_S, found) else 0)  # the first of two such hours
     except (ValueError, OverflowError, OSError):  # NaN, or years that no clock has
         return np.nan
+
+
+def _not_before(earlier: Floats, later: Floats) -> Floats:
+    """Return the later times, an hour later where clocks went back between the two, and local times say so only so."""
+    found = later.copy()
+    for row in np.flatnonzero((later < earlier) & (earlier < np.inf)).tolist():
+        if _read_alike(later[row], later[row] + _HOUR_S):
+            found[row] += _HOUR_S
+    return found
+
+
+def _read_alike(one: float, other: float) -> bool:
+    """Return whether this machine's clocks show the same at both times (Unix seconds)."""
+    try:
+        return time.localtime(one)[:6] == time.localtime(other)[:6]
+    except (ValueError, OverflowError, OSError):  # years that no clock has
+        return False
 
 
 _CLOCK_TIME = len("2026-11-20T18:00:00")
