@@ -98,6 +98,16 @@ def note_passed(history: History, job: int, had_s: float, over: bool) -> None:
 
 
 @jit
+def forget(history: History, job: int) -> None:
+    """Take an ended job out of the counts."""
+    level = history.passed[job]
+    for group in history.group[job]:
+        for below in range(level):
+            history.seen[group, below, 1] -= 1
+        history.seen[group, level, 0] -= 1
+
+
+@jit
 def end_within(history: History, odds: HazardRates, job: int, level: int) -> float:
     """Return the probability that a job that reached the level ends in it."""
     groups, few = history.group[job], odds.few

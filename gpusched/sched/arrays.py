@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -364,16 +364,26 @@ def _masks_of(keys: list[MaskKey], limits: dict[tuple[int, float], float], world
     return reserved_masks(world.reserved, _allowed(list(place), world), base, own, limit, world.usable)
 
 
+def allowed_nodes(
+    row: Mapping[str, int], types: Sequence[str], nodelist: Sequence[str], excluded: Sequence[str],
+    accepted: Sequence[str],
+) -> Flags:  # fmt: skip
+    """Return the nodes that a job may use, ``uint8[nodes]``: in its nodelist (empty: all), not excluded, of its types.
+
+    ``row``: name -> row. ``types``: of the nodes' GPUs. ``accepted``: the job's; empty: any.
+    """
+    mask = np.full(len(types), not nodelist, np.uint8)
+    for names, allowed in ((nodelist, 1), (excluded, 0)):
+        mask[[row[name] for name in names if name in row]] = allowed
+    return mask & np.array([name in accepted for name in types], np.uint8) if accepted else mask
+
+
 def _allowed(keys: list[AllowedKey], world: NodeArrays) -> Flags:
-    """Return the nodes that may be used, ``uint8[masks, nodes]``: in the nodelist (empty: all), not excluded, alike."""
+    """Return `allowed_nodes` of each key, ``uint8[masks, nodes]``; whole nodes are of exactly that size."""
     masks = np.zeros((len(keys), len(world.nodes)), dtype=np.uint8)
     types = [node.gpu_type for node in world.nodes]
     for i, (nodelist, exclude, failed, accepted, whole) in enumerate(keys):
-        masks[i] = not nodelist
-        for names, allowed in ((nodelist, 1), (exclude, 0), (failed, 0)):
-            masks[i, [world.row[n] for n in names if n in world.row]] = allowed
-        if accepted:
-            masks[i] &= np.array([name in accepted for name in types], np.uint8)
+        masks[i] = allowed_nodes(world.row, types, nodelist, (*exclude, *failed), accepted)
         if whole:
             masks[i] &= np.array([(len(n.gpus), n.cores, n.memory_mib) == whole for n in world.nodes], np.uint8)
     return masks

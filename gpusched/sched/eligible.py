@@ -29,8 +29,7 @@ def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec])
     if job.spec.partition not in policies:
         return Reason(code=ReasonCode.PARTITION_UNKNOWN, message=f"there is no partition {job.spec.partition}")
     if out_of_reach(job.spec, policies[job.spec.partition]):
-        message = f"--max-spread rack needs a policy that knows racks; {policies[job.spec.partition].name} does not"
-        return Reason(code=ReasonCode.POLICY, message=message)
+        return Reason(code=ReasonCode.POLICY, message=no_racks(policies[job.spec.partition].name))
     if job.barred:
         return Reason(code=ReasonCode.NOT_ELIGIBLE, message=f"Slurm does not allow it to start: {job.barred}")
     if job.unreserved:
@@ -48,6 +47,11 @@ def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec])
     if job.reserved is not None and (why := waits_for_own(job, now)):
         return Reason(code=ReasonCode.RESERVATION, message=why)
     return None
+
+
+def no_racks(policy: str) -> str:
+    """Return why jobs that run in one rack only do not start under a policy (`out_of_reach`)."""
+    return f"--max-spread rack needs a policy that knows racks; {policy} does not"
 
 
 def out_of_reach(spec: JobSpec, policy: PolicySpec) -> bool:

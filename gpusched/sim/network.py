@@ -18,7 +18,7 @@ from gpusched.sched.topology.live import SlowdownTable, learned_tree
 from gpusched.sched.topology.slowdown import KIND, SlowdownModel
 from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.placing import LearnedClasses, PlacementNetwork
-from gpusched.sim.pool import Pool, demand_of, node_counts
+from gpusched.sim.pool import Pool, demand_of, most_nodes, node_counts
 from gpusched.sim.profiles.measured import rows_of
 from gpusched.traces.readers.columns import open_text
 from gpusched.traces.trace import Trace
@@ -92,13 +92,13 @@ def learned_network(
     their own links.
     """
     table, demand = SlowdownTable(known), demand_of(trace, pool)
-    columns = np.column_stack((trace.user, trace.model, trace.gpus, trace.nodes > 0, demand.shape))
+    columns = np.column_stack((trace.user, trace.model, trace.gpus, most_nodes(trace, False), demand.shape))
     distinct, index = np.unique(columns, axis=0, return_inverse=True)
     rows, measured = np.zeros(len(distinct), np.int64), np.zeros(len(distinct), np.bool_)
     classes, of = dict[str, int](), np.zeros(len(distinct), np.int64)
-    for i, (user, model, gpus, fixed, shape) in enumerate(distinct.tolist()):
+    for i, (user, model, gpus, most, shape) in enumerate(distinct.tolist()):
         name = job_class_of(trace.user_name(user), trace.models[model] if model >= 0 else "")
-        counts = tuple(node_counts(pool, demand, shape, bool(fixed))) if shape >= 0 else ()
+        counts = tuple(node_counts(pool, demand, shape, most)) if shape >= 0 else ()
         rows[i], measured[i] = table.row(name, gpus, counts or (1,)), name in known
         of[i] = classes.setdefault(name, len(classes))
     tree = learned_tree(topology, pool.names, table)

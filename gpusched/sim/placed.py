@@ -55,7 +55,8 @@ from gpusched.sim.engine.placing_walk import Walk
 from gpusched.sim.engine.state import SHAPE, Links, SizeClasses
 from gpusched.sim.engine.step import mark_never
 from gpusched.sim.policies import ReplayPolicy
-from gpusched.sim.pool import node_counts
+from gpusched.sim.pool import most_nodes, node_counts
+from gpusched.traces.trace import Trace
 
 RULES = {
     "random": DRAWN,
@@ -96,8 +97,8 @@ def walks(world: SimWorld) -> bool:
         return False
     if world.options.network.sure is not None and RULES.get(world.rule) == CHEAPEST:
         return True  # only the walk leaves out of a wait what is not sure
-    if world.shared == "pairs":
-        return True  # nor does the index know which jobs are left waiting
+    if world.trace.spreads or world.shared == "pairs":
+        return True  # nor does the index know jobs' own waits, nor which jobs are left waiting
     if world.sim.ledger is not None and len(world.sim.dirty) > 1:
         return True  # nor does it decide one partition after the other, which limits may cover
     if world.policy.kind != "static" or world.policy.backfill == "conservative":
@@ -132,9 +133,11 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     """
     network = world.options.network
     assert network is not None
-    fixed = np.where((world.trace.nodes > 0) | network.keeps_nodes, KEPT, FREE)
-    world, placing, _ = _with_classes(world, np.stack((world.demand.shape, network.kind, fixed), axis=-1)[:, None])
-    return world, placing
+    most = most_nodes(world.trace, network.keeps_nodes)
+    asked = np.stack((world.demand.shape, network.kind, most, _one_rack(world.trace, network)), axis=-1)
+    world, early = _early(world, asked)
+    world, placing, classes = _with_classes(world, np.concatenate((asked[:, None], early), axis=1))
+    return world, placing._replace(early=classes[:, 1:].copy()) if world.trace.spreads else placing
 
 
 def with_ways_at_sizes(world: SimWorld, menus: Menus, menu: Ints, request: Ints) -> tuple[SimWorld, PlacingState]:
@@ -154,8 +157,9 @@ def with_ways_at_sizes(world: SimWorld, menus: Menus, menu: Ints, request: Ints)
     # First the request that each job is submitted with, last the one that is its own at all sizes.
     submitted = world.demand.shape
     shape = np.column_stack((submitted, menus.shape[menu], np.where(resizable & (submitted >= 0), request, -1)))
-    fixed = np.where(resizable | (world.trace.nodes > 0) | network.keeps_nodes, KEPT, FREE)
-    fixed = np.column_stack((*[fixed] * (1 + sizes.shape[1]), np.full(len(sizes), OWN)))
+    most = np.where(resizable, 0, most_nodes(world.trace, network.keeps_nodes))
+    most = np.column_stack((*[most] * (1 + sizes.shape[1]), np.full(len(sizes), OWN)))
+    one_rack = np.repeat(_one_rack(world.trace, network)[:, None], shape.shape[1], axis=1)
     kind = np.repeat(network.kind[:, None], shape.shape[1], axis=1)
     if (learned := network.learned) is not None:
         at = np.nonzero(resizable[:, None] & (shape >= 0))
@@ -165,10 +169,8 @@ def with_ways_at_sizes(world: SimWorld, menus: Menus, menu: Ints, request: Ints)
             for name, one in found.tolist()
         ]
         kind[at] = ints(rows)[index.reshape(-1)]
-        model, sure = (learned.table.model(len(world.pool), unknown) for unknown in (True, False))
-        options = replace(world.options, network=network._replace(model=model, sure=sure))
-        world = world._replace(options=options)
-    world, placing, classes = _with_classes(world, np.stack((shape, kind, fixed), axis=-1))
+        world = _with_models(world)
+    world, placing, classes = _with_classes(world, np.stack((shape, kind, most, one_rack), axis=-1))
     links, ways = world.sim.links, placing.ways
     assert links is not None
     gpus: Ints = placing.classes["gpus"]
@@ -177,12 +179,55 @@ def with_ways_at_sizes(world: SimWorld, menus: Menus, menu: Ints, request: Ints)
     return world._replace(sim=world.sim._replace(links=links._replace(sizes=at_sizes))), placing
 
 
-FREE, KEPT, OWN = range(3)
-"""A request may be over other numbers of nodes; it keeps its own; no job has an equal one, either."""
+OWN = -1
+"""In place of `most_nodes`: it keeps its number of nodes, and no job has an equal request, either; -1 - n: n nodes."""
+
+
+def _one_rack(trace: Trace, network: PlacementNetwork) -> Ints:
+    """Return which jobs run in one rack only, ``int64[jobs]``; without switches none does."""
+    some = trace.one_rack is not None and len(network.tree.parent)
+    return np.asarray(trace.one_rack if some else np.zeros(len(trace)), np.int64)
+
+
+def _early(world: SimWorld, asked: Ints) -> tuple[SimWorld, Ints]:
+    """Return what jobs may request while they wait for one rack by themselves, as `_with_classes` has it.
+
+    That is one request for each number of nodes, ``int64[jobs, n, 4]``. Placements by racks have these anyway.
+    """
+    trace, network, rule = world.trace, world.options.network, RULES.get(world.rule)
+    own, found = trace.placement_wait, list[list[tuple[int, ...]]]()
+    if network is None or own is None or rule in (ONE_RACK, RACK_WAIT):
+        return world, np.zeros((len(trace), 0, 4), np.int64)
+    demand, learned = world.demand._replace(requests=world.passes.requests), network.learned
+    known, racked = dict[tuple[int, int], list[int]](), int(len(network.tree.parent) > 0)
+    for job, (wait, (shape, kind, most, _)) in enumerate(zip(own.tolist(), asked.tolist(), strict=True)):
+        if (shape, most) not in known and wait > 0 and shape >= 0:
+            known[shape, most] = node_counts(world.pool, demand, shape, most)
+        counts = known[shape, most] if wait > 0 and shape >= 0 else []
+        kinds = [kind] * len(counts)
+        if learned is not None:
+            name, gpus = learned.names[learned.of[job]], int(trace.gpus[job])
+            kinds = [learned.table.row(name, gpus, (count,)) for count in counts]
+        found.append([(shape, of, -1 - count, racked) for of, count in zip(kinds, counts, strict=True)])
+    early = np.full((len(trace), max(map(len, found), default=0), 4), -1, np.int64)
+    for job, rows in enumerate(found):
+        early[job, : len(rows)] = rows or -1
+    return (_with_models(world) if learned is not None else world), early
+
+
+def _with_models(world: SimWorld) -> SimWorld:
+    """Return the world with all rows of the learned table in its models."""
+    network = world.options.network
+    assert network is not None
+    assert network.learned is not None
+    model, sure = (network.learned.table.model(len(world.pool), unknown) for unknown in (True, False))
+    return world._replace(options=replace(world.options, network=network._replace(model=model, sure=sure)))
 
 
 def _with_classes(world: SimWorld, asked: Ints) -> tuple[SimWorld, PlacingState, Ints]:
-    """Do so for ``int64[jobs, n, 3]``: request (-1: none), kind, and FREE, KEPT or OWN; also return their classes.
+    """Do so for ``int64[jobs, n, 4]``: request (-1: none), kind, `most_nodes` or OWN, and whether in one rack only.
+
+    Also return their classes.
 
     A job's first request is the one that it has in the beginning.
     """
@@ -203,13 +248,15 @@ def _with_classes(world: SimWorld, asked: Ints) -> tuple[SimWorld, PlacingState,
     # Jobs that differ in nothing that placement looks at are one class: the queue is decided class by class.
     columns = np.column_stack((asked[runs], *(own[runs[0]] for own in _limits(world))))
     found, index = np.unique(columns, axis=0, return_inverse=True)
-    distinct: Ints = found[:, :3].astype(np.int64)
+    distinct: Ints = found[:, :4].astype(np.int64)
     world, laid_out = _with_shapes(world, distinct, rule)
     # A job with too small a reservation has no layout, and never runs.
     nowhere = np.array([not found for found in laid_out], np.bool_)
     at_size = np.full(asked.shape[:2], -1, np.int64)
     at_size[runs] = np.where(nowhere, -1, np.arange(len(found)))[index.reshape(-1)]
     of: Ints = at_size[:, 0].copy()
+    nowhere_in_one_rack = np.flatnonzero((of < 0) & (asked[:, 0, 0] >= 0) & (asked[:, 0, 3] != 0)).tolist()
+    demand.infeasible.update(dict.fromkeys(nowhere_in_one_rack, "no rack has so many large enough nodes"))
     world.sim.jobs["shape"][of < 0] = -1
     world = world._replace(never=world.never + int(mark_never(world.sim)))
     passes, kinds = world.passes, distinct[:, 1].astype(np.int64)
@@ -245,6 +292,7 @@ def _with_classes(world: SimWorld, asked: Ints) -> tuple[SimWorld, PlacingState,
         wake=np.full(1, np.inf), at=np.zeros(2, np.int64),
         order=new_heap(classes + 1), fits=np.zeros(len(ways.shape) + 1, np.int64), search=new_search(tree),
         backfill=BACKFILLS[backfill], usable=passes.usable.gpus.copy(),
+        early=np.zeros((len(trace) if trace.spreads else 0, 0), np.int64),
     ), at_size  # fmt: skip
 
 
@@ -292,20 +340,21 @@ def _with_shapes(world: SimWorld, distinct: Ints, rule: int) -> tuple[SimWorld, 
     known = {tuple(row.values()): i for i, row in reversed([*enumerate(rows)])}
     demand = world.demand._replace(requests=world.passes.requests)
     laid_out: list[list[int]] = []
-    for shape, _, fixed in distinct.tolist():
+    for shape, _, most, one_rack in distinct.tolist():
         base = rows[shape]
         parts, gpus = base["parts"], base["parts"] * base["gpus"]
         found: list[int] = []
-        counts = node_counts(pool, demand, shape, bool(fixed))
+        counts = node_counts(pool, demand, shape, most) if most >= OWN else [-1 - most]
         for count in counts[::-1] if rule == BALANCED else counts:
-            for spread in (1, 0) if rule in (ONE_RACK, RACK_WAIT) else (0,):
+            by_rack = rule in (ONE_RACK, RACK_WAIT)
+            for spread in (1,) if one_rack and count > 1 else (1, 0) if by_rack else (0,):
                 row = base | {"parts": count, "gpus": gpus // count, "spread": spread}
                 row |= {name: -(-base[name] * parts // count) for name in ("cores", "memory")}
-                at = shape if row == base else -1 if fixed == OWN else known.get(tuple(row.values()), -1)
+                at = shape if row == base else -1 if most == OWN else known.get(tuple(row.values()), -1)
                 if at < 0:
                     at = len(rows)
                     rows.append(row)
-                if fixed != OWN:
+                if most != OWN:
                     known.setdefault(tuple(row.values()), at)
                 found.append(at)
         laid_out.append(found)
@@ -365,7 +414,11 @@ def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
         last_pass=np.full((2, classes), -1), class_cost=np.zeros((2, classes, 2)), wait_cost=np.zeros((jobs, 2)),
         search=of.search,
     )  # fmt: skip
-    queue = new_queue(world)
+    queue, own = new_queue(world), world.trace.placement_wait
+    own = np.full(jobs, -1) if own is None else own
+    alone_s = np.where(own >= 0, own, of.wait_s if of.rule == RACK_WAIT else 0.0)
+    wait_s = np.where(own >= 0, own, of.most_wait_s)
     return world, Walk(
-        of._replace(ways=laid_out), costs, ways.shape, queue, queue.waiting, queue.size, new_outcome(jobs, held)
-    )
+        of._replace(ways=laid_out), costs, ways.shape, alone_s, wait_s, of.of.copy(), queue, queue.waiting, queue.size,
+        new_outcome(jobs, held),
+    )  # fmt: skip

@@ -14,7 +14,8 @@ from gpusched.model.slices import SliceProfile, gpu_of, slice_index, start_of
 from gpusched.model.slicetables import published
 from gpusched.model.snapshot import NodeView, SliceView
 from gpusched.model.units import count_of
-from gpusched.sched.slicenames import profile_of
+from gpusched.sched.arrays import allowed_nodes
+from gpusched.sched.slicenames import base_of, inner_name, profile_of
 from gpusched.sched.state import WHOLE, Flags, Ints, Requests, Resources, ints
 from gpusched.traces.trace import Trace
 
@@ -167,11 +168,14 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: 
 
     A job's own ``nodes`` is kept where the pool can give it and its GPUs divide by it. Groups name partitions only
     where the pool has several. Cores or memory that are unknown are taken in proportion to GPUs, by the leanest node.
-    GPU types bind where the pool knows any type. With ``shares`` a job of one GPU takes the thousandths it asks for.
-    Where no job says how many cores, or how much memory, these bind nothing, but with ``in_proportion``.
+    GPU types bind where the pool knows any type, a list of nodes where it has one of them. With ``shares`` a job of one
+    GPU takes the thousandths it asks for. Where no job says how many cores, or how much memory, these bind nothing, but
+    with ``in_proportion``.
     """
     milli = np.where((trace.gpus == 1) & shares, trace.gpu_milli, 1000)
-    columns = (trace.gpus, trace.nodes, trace.cores, trace.memory_mib, trace.group, trace.gpu_type, milli)
+    columns = [trace.gpus, trace.nodes, trace.cores, trace.memory_mib, trace.group, trace.gpu_type, milli]
+    if trace.node_lists:
+        columns += [np.full(len(trace), -1) if of is None else of for of in (trace.nodelist, trace.exclude)]
     distinct, index = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
     splitter = _Splitter(trace, pool, in_proportion)
     kinds = [splitter.split(*(int(x) for x in row)) for row in distinct]
@@ -187,14 +191,29 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: 
     return Demand(shape, requests, masks, parts, resources, ints(splitter.queues), why, gpus_only, splitter.milli())
 
 
-def node_counts(pool: Pool, demand: Demand, shape: int, fixed: bool) -> list[int]:
-    """Return over how many nodes a request's GPUs may be divided equally, fewest first; ``fixed``: only as asked."""
+def most_nodes(trace: Trace, keeps: bool) -> Ints:
+    """Return over how many nodes each job may be, at most, ``int64[jobs]``; 0: as many as it requests.
+
+    ``keeps``: also jobs that do not say.
+    """
+    most = np.where((trace.nodes > 0) | keeps, 0, AMPLE)
+    return most if trace.max_nodes is None else np.where(trace.max_nodes > 0, trace.max_nodes, most)
+
+
+def node_counts(pool: Pool, demand: Demand, shape: int, most: int) -> list[int]:
+    """Return over how many nodes a request's GPUs may be divided equally, fewest first; ``most``: as `most_nodes`."""
     of = demand.requests
     fewest, mask, nodes = int(of.parts[shape]), int(of.mask[shape]), np.arange(of.lo[shape], of.hi[shape])
     gpus = fewest * int(of.gpus[shape])
     has = pool.gpus[nodes if mask < 0 else nodes[demand.masks[mask, nodes] != 0]]
-    most = fewest if fixed or gpus < 1 else min(gpus, len(has))
-    return [n for n in range(fewest, most + 1) if gpus % n == 0 and (has >= gpus // n).sum() >= n]
+    counts = range(fewest, max(fewest, min(most, gpus, len(has))) + 1)
+    return [n for n in counts if gpus % n == 0 and (has >= gpus // n).sum() >= n]
+
+
+def node_lists(trace: Trace, pool: Pool) -> list[list[str]]:
+    """Return the names in each of the trace's lists of nodes; none, where the pool has no such node."""
+    hosts = {base_of(name) for name in pool.names} if trace.node_lists else set()
+    return [names if hosts.intersection(names := text.split("|")) else [] for text in trace.node_lists] + [[]]
 
 
 AMPLE = (1 << 32) - 1  # cores, or MiB, of nodes that declare none
@@ -218,13 +237,18 @@ class _Splitter:
     def __init__(self, trace: Trace, pool: Pool, in_proportion: bool) -> None:
         self._trace, self._pool = trace, pool
         self._shapes: dict[tuple[int, ...], int] = {}
-        self._masks: dict[tuple[int, ...], int] = {}
+        self._masks: dict[bytes, int] = {}
+        self._row = {name: row for row, name in enumerate(pool.names)}
+        self._types = [pool.gpu_types[kind] for kind in pool.gpu_type.tolist()]
+        self._lists = node_lists(trace, pool)
         self.queues: list[int] = []
         self._cores = bool((pool.cores >= 0).any() and (in_proportion or (trace.cores > 0).any()))
         self._memory = bool((pool.memory_mib >= 0).any() and (in_proportion or (trace.memory_mib > 0).any()))
 
-    def split(self, gpus: int, nodes: int, cores: int, memory: int, group: int, gpu_type: int, milli: int) -> int | str:
-        """Return the index of the request, or why there is none."""
+    def split(
+        self, gpus: int, nodes: int, cores: int, memory: int, group: int, gpu_type: int, milli: int, *lists: int
+    ) -> int | str:
+        """Return the index of the request, or why there is none; ``lists``: its nodelist, and the nodes it avoids."""
         pool = self._pool
         partition = 0
         if len(pool.partitions) > 1 or self._trace.profile is not None:  # split: the group is the queue
@@ -234,15 +258,21 @@ class _Splitter:
             partition = pool.partitions.index(name)
         lo, hi = pool.span(partition)
         rows = np.arange(lo, hi)
-        mask = -1
+        mask, wanted = -1, ""
         if gpu_type >= 0 and pool.gpu_types != ("",):
             wanted = self._trace.gpu_types[gpu_type]
-            kinds = tuple(i for i, name in enumerate(pool.gpu_types) if name in wanted.split("|"))
-            if not kinds:
+            if not set(pool.gpu_types).intersection(wanted.split("|")):
                 return f"no node has GPUs of type {wanted!r}"
-            rows = rows[np.isin(pool.gpu_type[rows], kinds)]
+        profile = profile_of(pool.partitions[partition])
+        listed = [[inner_name(name, profile) for name in self._lists[at]] for at in lists]
+        if wanted or any(listed):
+            nodelist, excluded = listed or ([], [])
+            allowed = allowed_nodes(self._row, self._types, nodelist, excluded, wanted.split("|") if wanted else ())
+            rows = rows[allowed[rows] != 0]
+            if any(listed) and not len(rows):
+                return "its lists of nodes leave none of its partition"
             if len(rows) < hi - lo:
-                mask = self._masks.setdefault(kinds, len(self._masks))
+                mask = self._masks.setdefault(allowed.tobytes(), len(self._masks))
         if gpus < 0:
             return f"requests {count_of(gpus, 'GPU')}"
         cores = self._known(cores, gpus, rows, pool.cores) if self._cores else 0
@@ -296,8 +326,5 @@ class _Splitter:
         return ints([key[-1] for key in self._shapes])
 
     def masks(self) -> Flags:
-        """Return the eligible nodes by requested GPU type."""
-        masks: Flags = np.zeros((len(self._masks), len(self._pool)), np.uint8)
-        for kinds, mask in self._masks.items():
-            masks[mask] = np.isin(self._pool.gpu_type, kinds)
-        return masks
+        """Return the eligible nodes by requested GPU type and lists of nodes."""
+        return np.array([*map(bytearray, self._masks)], np.uint8).reshape(-1, len(self._pool))

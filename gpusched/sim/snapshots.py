@@ -15,25 +15,30 @@ from msgspec.structs import replace
 from gpusched.config.plugins import components
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.estimation import REMEMBERED
-from gpusched.model.jobs import Allocation, JobSpec
+from gpusched.model.jobs import HOUR_S, Allocation, JobSpec, Preemptions
 from gpusched.model.limits import Bound, LimitRule, Unit, leaf_of
-from gpusched.model.plan import Start
+from gpusched.model.plan import Preempt, Start
 from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.slices import Cut, gpu_of, slice_index
 from gpusched.model.slicetables import GPU_PARTS
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, SliceView, Snapshot
 from gpusched.model.units import count_of
+from gpusched.sched.agent import prepared_weights
 from gpusched.sched.decide import decide
 from gpusched.sched.fairtree import account
 from gpusched.sched.slicenames import inner_name
 from gpusched.sched.slices.plan import CUT_S, cuts_of
 from gpusched.sim.engine.build import SimWorld
-from gpusched.sim.engine.generic import dequeue_started, new_queue, update_queue, usage_leaves
+from gpusched.sim.engine.generic import count_held_gpus, dequeue_started, new_queue, update_queue, usage_leaves
 from gpusched.sim.engine.loop import looped
+from gpusched.sim.engine.pace import elapsed_run_s, work_left
+from gpusched.sim.engine.queue import enter
 from gpusched.sim.engine.state import DECIDE, DECISIONS, DONE, ENDED, EventLog, Passes, Sim
-from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
+from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.knowledge import keys_of
+from gpusched.sim.pool import node_lists
+from gpusched.sim.result import PREEMPTED
 from gpusched.sim.slicing import node_views, profile_index
 
 _UNITS: tuple[Unit, ...] = ("jobs", "gpus", "gpu_s")  # by the number in `LINK`
@@ -54,6 +59,8 @@ class SnapshotRun:
         self._policies = dict.fromkeys(self._of.pool.partitions, policy_of(world))
         model = world.policy.model
         self._models = {} if model is None else dict.fromkeys(self._policies, model)
+        self._ranks = prepared_weights(model) if model is not None and model.preempts else None
+        self._preemptions = dict[int, Preemptions]()
         self._nodes = {view.name: view for view in node_views(self._of.pool)}
         self._rows = [np.flatnonzero(self._of.node == node) for node in range(len(self._of.pool))]
         self._row = {name: row for row, name in enumerate(world.pool.names)}
@@ -81,35 +88,42 @@ class SnapshotRun:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return a note for the result: how many cuts there were."""
-        found = ["no running job is stopped where live decisions are replayed"] if self._world.policy.preempts else []
-        if self._of.pool.cuttable:
-            cuts = count_of(self._cut_count, "time")
-            found.append(f"{cuts} a GPU was cut into slices or made whole, in {CUT_S:g} s each")
-        return tuple(found)
+        if not self._of.pool.cuttable:
+            return ()
+        return (f"{count_of(self._cut_count, 'time')} a GPU was cut into slices or made whole, in {CUT_S:g} s each",)
 
     def decide(self, log: EventLog) -> int:
-        """Start jobs, then begin to cut GPUs, as a cycle of the controller does."""
-        sim, queue = self._world.sim, self._queue
+        """Start and stop jobs, then begin to cut GPUs, as cycles of the controller do."""
         self._settle()
-        update_queue(sim, self._world.passes, queue)
+        update_queue(self._world.sim, self._world.passes, self._queue)
+        self._world.sim.dirty[:] = 0
+        while (snapshot := self._act(log)) is None:
+            pass
+        if self._of.pool.cuttable:
+            self._begin(cuts_of(snapshot))
         self._wake()
-        sim.dirty[:] = 0
+        return DECIDE
+
+    def _act(self, log: EventLog) -> Snapshot | None:
+        """Decide once; return what is then, or None if jobs were stopped: what they leave is decided about next."""
+        sim, queue = self._world.sim, self._queue
         waiting = queue.waiting[: queue.size[0]].copy()
         snapshot = self._snapshot(waiting.tolist())
         plan = decide(snapshot, self._models)
         for trouble in plan.troubles.values():
             raise GpuschedError(f"{self._world.policy.name}: {trouble}", "train it again")
         for action in plan.actions:
-            assert isinstance(action, Start)  # no job here may be preempted, or resized
-            self._start(log, int(action.job_id), action.allocation)
-        if self._of.pool.cuttable:
-            if plan.actions:
-                dequeue_started(sim, queue, waiting)
-                snapshot = self._snapshot(queue.waiting[: queue.size[0]].tolist())
-            self._begin(cuts_of(snapshot))
-        elif plan.actions:
-            dequeue_started(sim, queue, waiting)
-        return DECIDE
+            if isinstance(action, Preempt):
+                self._stop(log, int(action.job_id), action.for_job)
+            else:
+                assert isinstance(action, Start)  # no job here may be resized
+                self._start(log, int(action.job_id), action.allocation)
+        if not plan.actions:
+            return snapshot
+        dequeue_started(sim, queue, waiting)
+        if any(isinstance(action, Preempt) for action in plan.actions):
+            return None
+        return self._snapshot(queue.waiting[: queue.size[0]].tolist()) if self._of.pool.cuttable else snapshot
 
     def _settle(self) -> None:
         """Forget the jobs that stopped, and put slices in place that have been cut by now."""
@@ -132,14 +146,17 @@ class SnapshotRun:
             if (cut.node, cut.gpu) not in self._cuts:  # what is under way comes to its end, as live
                 self._cuts[cut.node, cut.gpu] = float(self._world.sim.clock[0]) + CUT_S, cut
                 self._cut_count += 1
-        self._wake()
 
     def _wake(self) -> None:
         sim, policy = self._world.sim, next(iter(self._policies.values()))
         ends = [end for end, _ in self._cuts.values()]
-        if policy.place == "rack-wait":
-            waits = sim.jobs["submit"][self._queue.waiting[: self._queue.size[0]]] + policy.placement_wait_s
-            ends += waits[waits > sim.clock[0]].tolist()
+        wait_s = np.full(len(sim.jobs), policy.placement_wait_s if policy.place == "rack-wait" else 0.0)
+        if (own := self._world.trace.placement_wait) is not None:
+            wait_s = np.where(own >= 0, own, wait_s)
+        waits = (sim.jobs["submit"] + wait_s)[self._queue.waiting[: self._queue.size[0]]]
+        ends += waits[waits > sim.clock[0]].tolist()
+        if self._ranks is not None:
+            ends += map(self._rank_changes_at, self._held)
         sim.clock[1] = min((sim.clock[1], *ends))
 
     def _start(self, log: EventLog, job: int, allocation: Allocation) -> None:
@@ -148,6 +165,33 @@ class SnapshotRun:
         sim.chosen[: len(rows)] = rows
         start_job(sim, log, job, sim.chosen, 0, NOTHING_TAKEN, float(self._world.restart_s[job]))
         self._held[job] = allocation
+
+    def _stop(self, log: EventLog, job: int, for_job: str) -> None:
+        sim, queue, policy = self._world.sim, self._queue, next(iter(self._policies.values()))
+        now, state = float(sim.clock[0]), sim.state[job]
+        before, again = self._preemptions.get(job, Preemptions()), bool(state["restarts"] > 0)
+        before = before.once_more(now, policy.name, policy.version, for_job)
+        self._preemptions[job] = before.with_run(now - float(state["start"]), again)
+        stop_job(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, self._world.restart_s[job]))
+        count_held_gpus(sim, queue.users, queue.leaf, job, -1)
+        enter(sim, queue.waiting, queue.size, job)
+        del self._held[job]
+
+    def _rank_changes_at(self, job: int) -> float:
+        """Return when a running job may be stopped, or else when its rank changes."""
+        sim, rules, view = self._world.sim, next(iter(self._policies.values())).preempt, self._running(job)
+        now, cost_s = float(sim.clock[0]), float(self._world.restart_s[job])
+        times = view.preemptions.times if view.preemptions is not None else ()
+        until = view.start_time + rules.min_run_s
+        if 0 < rules.per_hour <= len(times):
+            until = max(until, times[-rules.per_hour] + HOUR_S)
+        if until > now:
+            return until
+        assert view.spec is not None
+        assert self._ranks is not None
+        resumes = max(now, view.start_time + (cost_s if view.attempt > 1 else 0.0))
+        had_s = elapsed_run_s(sim.pace, sim, job, cost_s)
+        return resumes + float(self._ranks.changes_after_s(view.spec.gpus_counted, had_s))
 
     # The snapshot
 
@@ -188,6 +232,7 @@ class SnapshotRun:
             id=f"{job:09}", user=user, group=group, spec=spec, priority=int(self._priority[job]),
             submit_time=float(world.sim.jobs[job]["submit"]),
             estimate_s=limit_s, bounds=self._bounds_of(job), reserved=self._reserved[number] if number >= 0 else None,
+            preemptions=self._preemptions.get(job),
         )  # fmt: skip
 
     def _running(self, job: int) -> RunningView:
@@ -195,7 +240,8 @@ class SnapshotRun:
         return RunningView(
             id=f"{job:09}", user=user, group=group, allocation=self._held[job], start_time=float(state["start"]),
             expected_end=float(state["until"]), submit_time=float(self._world.sim.jobs[job]["submit"]),
-            spec=self._spec(job), bounds=self._bounds_of(job),
+            spec=self._spec(job), bounds=self._bounds_of(job), priority=int(self._priority[job]),
+            attempt=int(state["restarts"]) + 1, preemptions=self._preemptions.get(job),
         )  # fmt: skip
 
     def _finished_view(self, job: int, held: Allocation) -> FinishedView:
@@ -206,6 +252,7 @@ class SnapshotRun:
             nodes=spec.nodes, gpus=held.gpus,
             cores=spec.nodes * spec.cores_per_node, memory_mib=spec.nodes * spec.memory_mib_per_node,
             submit_time=float(sim.jobs[job]["submit"]), end_time=end, ran_s=end - float(sim.state[job]["start"]),
+            attempt=int(sim.state[job]["restarts"]) + 1, preemptions=self._preemptions.get(job),
         )  # fmt: skip
 
     def _usage(self) -> dict[str, float]:
@@ -273,7 +320,13 @@ def _spec_of(world: SimWorld, job: int) -> JobSpec:
     index, names = profile_index(trace)
     profile, queue = names[index[job]], world.pool.partitions[int(shape["queue"])]
     wanted = trace.gpu_types[trace.gpu_type[job]].split("|") if trace.gpu_type[job] >= 0 else []
+    named = node_lists(trace, world.unsplit.pool)
+    only, avoided = (() if of is None else tuple(named[of[job]]) for of in (trace.nodelist, trace.exclude))
+    own_wait = -1 if trace.placement_wait is None else int(trace.placement_wait[job])
     return JobSpec(
+        nodelist=only, exclude=avoided, placement_wait_s=own_wait if own_wait >= 0 else None,
+        preemptible=trace.preemptible is None or bool(trace.preemptible[job]),
+        max_spread="rack" if trace.one_rack is not None and trace.one_rack[job] else "",
         name=trace.models[trace.model[job]] if trace.model[job] >= 0 else "", profile=profile,
         partition=queue.removesuffix(inner_name("", profile)) if profile else queue, nodes=int(shape["parts"]),
         gpus_per_node=int(shape["gpus"]), cores_per_node=int(shape["cores"]), memory_mib_per_node=int(shape["memory"]),

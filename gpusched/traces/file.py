@@ -31,8 +31,12 @@ _KINDS = {f.name: f.type for f in fields(Trace)}  # as text
 FLOATS, INTS = (tuple(name for name, kind in _KINDS.items() if kind == of) for of in ("Floats", "Ints"))
 NAMES = {"user": "users", "group": "groups", "model": "models", "gpu_type": "gpu_types", "status": "statuses"}
 # columns that most sources do not have
-SOME = tuple(name for name, kind in _KINDS.items() if kind in ("Ints | None", "Flags | None"))
-_SOME_NAMES = {"account": "accounts", "qos": "classes", "policy": "policies", "profile": "profiles"}
+_FLAGS = tuple(name for name, kind in _KINDS.items() if kind == "Flags | None")
+SOME = (*(name for name, kind in _KINDS.items() if kind == "Ints | None"), *_FLAGS)
+_SOME_NAMES = {
+    "account": "accounts", "qos": "classes", "policy": "policies", "profile": "profiles", "nodelist": "node_lists",
+    "exclude": "node_lists",
+}  # fmt: skip
 _FORMAT = "gpusched-trace"
 _SMALLEST = {"gpus": 0, "gpu_milli": 1, "nodes": 0}  # all others: -1
 _PROGRESS = "told."  # begins their names in files
@@ -104,8 +108,7 @@ def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
     columns |= {name: _spread(arrays[name], count, np.int64) for name in INTS}
     columns |= {plural: _texts(arrays, plural) for plural in NAMES.values()}
     columns |= {name: _spread(arrays[name], count, np.int64) for name in SOME if name in arrays}
-    if "preemptible" in columns:
-        columns["preemptible"] = columns["preemptible"] != 0
+    columns |= {name: columns[name] != 0 for name in _FLAGS if name in columns}
     columns |= {plural: _texts(arrays, plural) for column, plural in _SOME_NAMES.items() if column in columns}
     if f"{_PROGRESS}steps" in arrays:
         columns["progress"] = ProgressRecords(

@@ -106,6 +106,13 @@ class Trace:
         array, array_limit: Number of its array, and how many tasks of that may run at once; -1: any; None: of no job.
         policy: Index into ``policies``: which one started it last; -1: not known; None: of no job.
         share_mib: Of jobs that agreed to share GPUs, the MiB that they take of each; -1: of others; None: of no job.
+        nodelist, exclude: Index into ``node_lists`` (names between ``|``): its only nodes, those that it avoids; -1:
+            none; None: of no job.
+        max_nodes: Its GPUs may be spread over up to so many nodes, the fewest first; -1: as ``nodes`` says; None: of
+            every job.
+        one_rack: Which jobs run in one rack only; None: no job.
+        placement_wait: Seconds that it waits for the fewest nodes in one rack; -1: as its policy says; None: of every
+            job.
         profile: Index into ``profiles``: of which MIG profile its GPUs are slices; -1: whole ones; None: of every job.
         command, image: Numbers that are equal where a job runs the same script and arguments, the same image; -1
             unknown; None: of no job.
@@ -142,6 +149,7 @@ class Trace:
     classes: tuple[str, ...] = ()
     policies: tuple[str, ...] = ()
     profiles: tuple[str, ...] = ()
+    node_lists: tuple[str, ...] = ()
     preemptible: Flags | None = None
     account: Ints | None = None
     qos: Ints | None = None
@@ -150,6 +158,11 @@ class Trace:
     array_limit: Ints | None = None
     policy: Ints | None = None
     share_mib: Ints | None = None
+    nodelist: Ints | None = None
+    exclude: Ints | None = None
+    max_nodes: Ints | None = None
+    one_rack: Flags | None = None
+    placement_wait: Ints | None = None
     profile: Ints | None = None
     command: Ints | None = None
     image: Ints | None = None
@@ -160,6 +173,11 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.submit)
+
+    @property
+    def spreads(self) -> bool:
+        """Whether any job says over how many nodes and racks it may be, or how long it waits for few."""
+        return any(of is not None for of in (self.max_nodes, self.one_rack, self.placement_wait))
 
     def user_name(self, user: int) -> str:
         """Return the name of an index of ``user``; its number where the source has no names; "": unknown."""

@@ -33,9 +33,10 @@ from gpusched.agents.maifs.network import agent_of, untrained, with_power
 from gpusched.agents.maifs.reproduce import QUICK, result_of, weights_of
 from gpusched.agents.maifs.rules import decide
 from gpusched.agents.maifs.train import WeightChoice
-from gpusched.agents.maifs.workloads import WEEK_S, MaifsJobs, draw, read_arrivals
+from gpusched.agents.maifs.workloads import WEEK_S, MaifsJobs, draw, drawn_arrivals, read_arrivals
 from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, new_run, world_of
 from gpusched.config.weights import TrainedModel, load_file
+from gpusched.errors import UsageError
 from gpusched.estimation.speeds import learn
 from gpusched.sched.sizing.question import PART, Question, SizingNodes, new_claims, question_of
 from tests.agents import inside
@@ -136,6 +137,11 @@ def test_workloads_have_their_load_and_keep_weeks_and_models_apart(trace: str) -
     assert not np.array_equal(again.kind[:100], other.kind[:100])
     first = draw(arrivals, trace, kinds, known, weeks[-1], 0.9, 3)
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_a_draw_without_jobs_is_one_line() -> None:
+    with pytest.raises(UsageError, match=r"drawn: no job was drawn in 1 days of week 0 \(seed 3\)"):
+        draw(drawn_arrivals(), "drawn", measured(), measured().names, 0, 0.9, 3, density=0.0, days=1.0)
 
 
 def test_first_come_first_served_is_exact() -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -13,8 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpusched.agents.rltune import replay as rltune_replay
 from gpusched.agents.rltune.preempting import RankingRule, model_of, policy_of
 from gpusched.config.weights import TrainedModel
+from gpusched.estimation import REMEMBERED
 from gpusched.estimation.odds import CLASSES, LEVELS
 from gpusched.model.jobs import Allocation, JobSpec, JobState, NodeAllocation, Preemptions
 from gpusched.model.limits import Quotas
@@ -94,8 +97,9 @@ def runs_of(result: ReplayResult) -> list[Run]:
 class Film:
     """A replay as the controller would have seen it, just before it decided; or once what it stopped is gone."""
 
-    def __init__(self, result: ReplayResult, ones: Sequence[Reservation] = ()) -> None:
-        self.result, self.runs, self.ones = result, runs_of(result), ones
+    def __init__(self, result: ReplayResult, ones: Sequence[Reservation] = (), remembered: int = REMEMBERED) -> None:
+        self.result, self.runs, self.ones, self.remembered = result, runs_of(result), ones, remembered
+        self.ended = {job: at for at, job in enumerate(result.events.subject.tolist())}  # its last event: its end
         self.demand = demand_of(result.trace, result.pool)
         self.of: dict[int, list[Run]] = {}
         for run in sorted(self.runs, key=lambda r: r.start):
@@ -124,7 +128,7 @@ class Film:
             for i, (name, gpus) in enumerate(zip(pool.names, pool.gpus.tolist(), strict=True))
         )  # fmt: skip
         held = dict.fromkeys(pool.names, 0)
-        busy, waiting, past = [], [], []
+        busy, waiting, past = [], [], dict[int, FinishedView]()
         for job in np.flatnonzero(demand.shape >= 0).tolist():
             if trace.submit[job] > now:
                 continue
@@ -150,25 +154,25 @@ class Film:
                 ))  # fmt: skip
             elif np.isfinite(result.end[job]) and result.end[job] <= now:
                 last = runs[-1]
-                past.append(FinishedView(
+                past[self.ended[job]] = FinishedView(
                     user="u", partition="p", nodes=spec.nodes, gpus=spec.gpus, cores=spec.nodes * spec.cores_per_node,
                     memory_mib=spec.nodes * spec.memory_mib_per_node, submit_time=submit, end_time=last.end,
                     ran_s=last.end - last.start, attempt=len(before) + 1, preemptions=preemptions,
-                ))  # fmt: skip
+                )  # fmt: skip
             else:
                 waiting.append(PendingView(
                     id=name, user="u", spec=spec, submit_time=submit, preemptions=preemptions, priority=priority
                 ))  # fmt: skip
-        snap = Snapshot(now=now, nodes=nodes, running=tuple(busy), pending=tuple(waiting), finished=tuple(past),
-                        policies={})  # fmt: skip
+        snap = Snapshot(now=now, nodes=nodes, running=tuple(busy), pending=tuple(waiting), policies={},
+                        finished=tuple(past[at] for at in sorted(past)[-self.remembered :]))  # fmt: skip
         return with_reservations(snap, *self.ones) if self.ones else snap
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(gist.workloads(), st.sampled_from([*RANKS, STAYS]), st.sampled_from(LIMITS), st.data(),
-       st.sampled_from(["first-fit", "best-fit", "rack"]))  # fmt: skip
+       st.sampled_from(["first-fit", "best-fit", "rack"]), st.sampled_from([1, 3, REMEMBERED]))  # fmt: skip
 def test_live_and_replay_stop_and_start_the_same(
-    workload: Any, rule: RankingRule, rules: PreemptionSettings, data: st.DataObject, place: str
+    workload: Any, rule: RankingRule, rules: PreemptionSettings, data: st.DataObject, place: str, remembered: int
 ) -> None:
     """At every instant the same jobs are stopped; who needs not wait for them starts, others once they are gone."""
     trace, pool = workload
@@ -179,8 +183,10 @@ def test_live_and_replay_stop_and_start_the_same(
         priority=np.array(priority) if any(priority) else None,
     )  # fmt: skip
     spec, of = policy(rules, place), weights(rule)
-    result = replay(trace, pool, replace(policy_of(of, "r"), spec=spec, placement=place), restart_s=rules.restart_s)
-    film = Film(result)
+    with mock.patch.object(rltune_replay, "REMEMBERED", remembered):
+        asked = trace, pool, replace(policy_of(of, "r"), spec=spec, placement=place)
+        result = replay(*asked, restart_s=rules.restart_s)
+    film = Film(result, remembered=remembered)
     for now in np.unique(result.events.time).tolist():
         plan = by_agent(film.at(now), spec, of)
         cut = {trace.ids[r.job] for r in film.runs if r.cut and r.end == now}

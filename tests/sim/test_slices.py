@@ -11,16 +11,18 @@ import pytest
 from msgspec.structs import replace as changed
 
 from gpusched.agents.gist.networks import heuristic
+from gpusched.agents.rltune.preempting import NO_ODDS, RankingRule, model_of, policy_of
 from gpusched.agents.topology.network import SHAPES
 from gpusched.agents.topology.replay import agents_spec, placed_by
 from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.interference import JobClassEstimate, JobShape, SpeedSamples
 from gpusched.model.limits import Limits, Quotas
-from gpusched.model.policy import AGENTS, AgentTraits, Backfill, Mapping, PolicySpec
+from gpusched.model.policy import AGENTS, AgentTraits, Backfill, Mapping, PolicySpec, PreemptionSettings
 from gpusched.model.slices import Cut, gpu_of, is_slice, slice_index
 from gpusched.model.slicetables import PUBLISHED, gpus_counted, published
 from gpusched.model.snapshot import SliceView
+from gpusched.model.topology import Topology
 from gpusched.sched.slices.plan import CUT_S
 from gpusched.sched.slices.tree import arranged, is_valid
 from gpusched.sim.engine import build
@@ -133,6 +135,36 @@ def test_jobs_are_placed_by_racks_as_live(order: str, backfill: Backfill, monkey
         assert fast.part_nodes.tolist() != replay(*asked, failures=outages).part_nodes.tolist()
 
 
+def with_requests(trace: Trace, seed: int) -> Trace:
+    """The same jobs with lists of nodes, one rack only, and their own waits for one rack."""
+    rng, n = np.random.default_rng(seed), len(trace)
+    wide = trace.nodes > 1
+    return replace(
+        trace, node_lists=("n0|n2|n4", "n1|n3", "n9"), nodelist=rng.choice([-1, -1, 0, 1, 2], n),
+        exclude=rng.choice([-1, -1, 1], n), one_rack=wide & (rng.random(n) < 0.3),
+        placement_wait=np.where(wide, rng.choice([-1, 0, 900, 5000], n), -1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["best-fit", "first-fit", "spread", "rack", "rack-wait"])
+@pytest.mark.parametrize("backfill", ["skip", "easy", "conservative"])
+def test_a_job_s_lists_of_nodes_spread_and_wait_bind_as_live(
+    place: str, backfill: Backfill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = PolicySpec(name="r", place=place, backfill=backfill, placement_wait_s=700.0)
+    for seed, racks in enumerate((RACKS, Topology())):
+        trace = on_several(seed)
+        asked = with_requests(trace, seed), RACKED, policy_of_spec(spec)
+        options = {"topology": racks, "failures": [Outage(seed, 2000.0, 4000.0)]}
+        fast, live = replay(*asked, **options), by_live_decisions(monkeypatch, *asked, **options)
+        np.testing.assert_allclose(fast.start, live.start)
+        assert all(set(fast.nodes_of(j)) == set(live.nodes_of(j)) for j in np.flatnonzero(fast.ran))
+        assert fast.ran.sum() > 80
+        for name in ("nodelist", "exclude", *(("one_rack", "placement_wait") if racks else ())):
+            without = replay(replace(asked[0], **{name: None}), *asked[1:], **options)
+            assert without.part_nodes.tolist() != fast.part_nodes.tolist(), name
+
+
 @pytest.mark.parametrize("backfill", ["skip", "easy"])
 def test_limits_over_several_partitions_hold_as_live(backfill: Backfill, monkeypatch: pytest.MonkeyPatch) -> None:
     """One partition is decided after the other, slices last."""
@@ -222,6 +254,36 @@ def test_an_agent_that_can_decides_about_queues_of_slices_as_live(
     sliced = fast.ran & (trace.profile >= 0)
     for other in ("fifo-skip", "easy"):
         assert (fast.start != replay(trace, POOL, other).start)[sliced].any(), "by scores"
+
+
+def preempting(rank: RankingRule) -> ReplayPolicy:
+    rules = PreemptionSettings(min_run_s=60.0, per_hour=2, restart_s=20.0)
+    spec = changed(RLTUNE, place="first-fit", preempt=rules)
+    return replace(policy_of(model_of(rank, NO_ODDS.prior, "estimate"), "r"), spec=spec, placement="first-fit")
+
+
+LAS = RankingRule("las", {"served": 1.0}, (300.0, 1200.0))
+
+
+@pytest.mark.parametrize("rank", [LAS, RankingRule("index", {"index": 1.0})])
+def test_an_agent_stops_jobs_in_slices_as_live(rank: RankingRule, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(3):
+        trace = replace(drawn(seed, 80), preemptible=np.arange(80) % 4 > 0)
+        asked = trace, POOL, preempting(rank)
+        fast, live = replay(*asked, restart_s=20.0), by_live_decisions(monkeypatch, *asked, restart_s=20.0)
+        np.testing.assert_allclose(fast.start, live.start)
+        np.testing.assert_allclose(fast.end, live.end)
+        np.testing.assert_array_equal(fast.restarts, live.restarts)
+        assert fast.restarts.sum() > 3
+
+
+def test_an_agent_stops_jobs_where_gpus_are_cut() -> None:
+    trace = replace(drawn(1, 60), preemptible=np.arange(60) % 4 > 0)
+    result = replay(trace, ON_DEMAND, preempting(LAS), restart_s=20.0)
+    assert result.ran.all()
+    assert result.restarts.sum() > 3
+    assert (result.restarts[trace.preemptible == 0] == 0).all()
+    assert len(result.notes) == 1, "of the cuts"
 
 
 def test_for_an_agent_that_cannot_the_fallback_decides_about_slices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def draw(
         days: Of the week, from a random start.
 
     Raises:
-        UsageError: The week has no jobs.
+        UsageError: The week has no jobs, or none was drawn.
     """
     rng, copies = np.random.default_rng((seed, week, round(load * 100))), maifs().traces[trace].copies
     mine = np.flatnonzero((arrivals.submit >= week * WEEK_S) & (arrivals.submit < (week + 1) * WEEK_S))
@@ -99,6 +99,8 @@ def draw(
     start = rng.uniform(0, WEEK_S)
     at = (arrivals.submit[index] - week * WEEK_S + moved * 3600.0 - (start if days < 7 else 0.0)) % WEEK_S
     kept = (rng.uniform(size=len(index)) < density) & (at < days * 86_400.0)
+    if not kept.any():
+        raise UsageError(f"{trace}: no job was drawn in {days:g} days of week {week} (seed {seed})", "use another seed")
     order = np.argsort(at[kept], kind="stable")
     index, at = index[kept][order], at[kept][order]
     gpus, duration = arrivals.gpus[index], arrivals.duration[index]

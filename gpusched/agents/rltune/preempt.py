@@ -57,6 +57,10 @@ class PreemptionModel(NamedTuple):
     ranking: Ranking
     knows: str
 
+    def changes_after_s(self, gpus: float, had_s: float) -> float:
+        """Return `changes_after_s` of this ranking."""
+        return changes_after_s(self.ranking, gpus, had_s)
+
 
 def prepare_ranks(model: TrainedModel) -> PreemptionModel:
     """Check the arrays of the weights and return them.

@@ -21,7 +21,8 @@ from gpusched.agents.rltune.known import facts_of_world
 from gpusched.agents.rltune.preempt import PreemptionModel, Ranking, changes_after_s, history_of, ranks_of
 from gpusched.compiled import jit
 from gpusched.config.weights import TrainedModel
-from gpusched.estimation.odds import History, note_passed
+from gpusched.estimation import REMEMBERED
+from gpusched.estimation.odds import History, forget, note_passed
 from gpusched.model.jobs import HOUR_S
 from gpusched.model.policy import PreemptionSettings as Rules
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
@@ -186,7 +187,8 @@ def ranked_runner(world: SimWorld, prepared: PreemptionModel) -> Callable[[Event
         holders = holders._replace(room=copied(sim.resources))
     ranked = RankingState(
         plan=new_plan(world, holders), holders=holders, guard=guard_of(world), history=history_of(facts),
-        facts=facts, ranking=prepared.ranking, restart_s=world.restart_s,
+        facts=facts, ranking=prepared.ranking, restart_s=world.restart_s, ended=np.full(REMEMBERED, -1, np.int64),
+        oldest=np.zeros(1, np.int64),
     )  # fmt: skip
     return lambda log: run_ranked(sim, log, passes, ranked)
 
@@ -196,6 +198,8 @@ class RankingState(NamedTuple):
 
     Attributes:
         restart_s: ``float64[jobs]``: cost of a restart.
+        ended: ``int64[REMEMBERED]``: the last jobs that ended, which alone are counted, as live; -1: none yet.
+            ``oldest: int64[1]``: the place of the first of them.
     """
 
     plan: PreemptionPlan
@@ -205,6 +209,8 @@ class RankingState(NamedTuple):
     facts: Records
     ranking: Ranking
     restart_s: Floats
+    ended: Ints
+    oldest: Ints
 
 
 @jit
@@ -215,6 +221,10 @@ def decide_ranked(sim: Sim, log: EventLog, passes: Passes, of: RankingState) -> 
         job = sim.ended[i]
         if sim.state[job]["status"] == DONE:
             note_passed(history, job, total_run_s(sim.pace, sim, job), True)
+            if of.ended[of.oldest[0]] >= 0:
+                forget(history, of.ended[of.oldest[0]])
+            of.ended[of.oldest[0]] = job
+            of.oldest[0] = (of.oldest[0] + 1) % of.ended.size
     refresh_active(sim, plan)
     jobs = plan.active[: plan.size[0]]
     ranks = _ranks(sim, history, facts, ranking, jobs, of.restart_s)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -16,11 +17,12 @@ from gpusched.estimation.estimators import Estimator, LastTwo
 from gpusched.estimation.last_two import time_limits
 from gpusched.model.interference import JobClassEstimate
 from gpusched.model.limits import Groups, Quotas
-from gpusched.model.policy import MAPPING_PLACES
+from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.model.slicetables import GPU_PARTS, parts_of
 from gpusched.model.topology import Topology
 from gpusched.model.units import count_of
 from gpusched.sched.arrays import racks_of
+from gpusched.sched.eligible import no_racks
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.slicenames import base_of, profile_of
 from gpusched.sched.state import (
@@ -42,6 +44,7 @@ from gpusched.sched.state import (
     with_shared,
 )
 from gpusched.sched.topology.slowdown import KIND, SlowdownModel
+from gpusched.sched.topology.spread import supports_racks
 from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.ledger import SimLedger
 from gpusched.sim.engine.nodeindex import new_index
@@ -252,12 +255,16 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         of_slices = np.flatnonzero(profile_index(trace)[0] >= 0).tolist()
         demand.infeasible.update(dict.fromkeys(of_slices, "placement costs of MIG slices are not known"))
     by_rule, by_rack = policy.kind not in ("agent", "preemptive"), PLACEMENTS.get(rule) == RACK
+    if trace.one_rack is not None and (why := _without_racks(policy, rule)):
+        demand = _excluding(demand, dict.fromkeys(np.flatnonzero(trace.one_rack).tolist(), why))
     other = share == "fractions" or options.backfill_every_s > 0 or needs_snapshots(unsplit, options, policy)
-    if options.topology and options.network is None and not other:
+    spreads = trace.spreads and rule in PLACEMENTS and rule not in ("random", "naive", *MAPPING_PLACES)
+    if (options.topology or spreads) and options.network is None and not other:
         hosts = [base_of(name) for name in pool.names]  # of slices, too: what costs nothing is known of them
-        if by_rule and by_rack:
+        if by_rule and ((by_rack and options.topology) or spreads):
             options = replace(options, network=_racks_only(options.topology, trace, hosts))
-            blind, rule = (_NOT_LEARNED,) if blind else (), "rack" if blind else rule
+            why = _NOT_LEARNED if options.topology else _NO_TOPOLOGY
+            blind, rule = (why,) if blind else (), "rack" if blind else _SAME.get(rule, rule)
         elif (policy.kind == "agent" and by_rack) or policy.chooses_sizes:
             rack = racks_of(hosts, options.topology)
     ledger: SimLedger | None = None
@@ -315,6 +322,16 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     )
 
 
+_SAME = {"consolidate": "best-fit", "worst-fit": "spread"}
+
+
+def _without_racks(policy: ReplayPolicy, rule: str) -> str:
+    """Return why jobs that run in one rack only never run under the policy, as live; "": they do."""
+    spec = policy.spec or PolicySpec(name=policy.name, agent=None if policy.model is None else policy.model.agent)
+    spec = msgspec.structs.replace(spec, place=rule)
+    return "" if supports_racks(spec) else no_racks(policy.name)
+
+
 def _racks_only(topology: Topology, trace: Trace, names: Sequence[str]) -> PlacementNetwork:
     """Return the switches of nodes, by name, where no place costs anything."""
     tree, kinds = tree_of(topology, names), np.zeros(1, KIND)
@@ -350,11 +367,14 @@ def _apply_limits(
     """Return the limits, and the demand without jobs that alone exceed a limit."""
     least = trace.gpus if elastic is None else np.minimum(elastic.least, trace.gpus)
     ledger, never = ledger_of(trace, limits_of(trace, trace.duration), least, quotas)
-    if not never:
-        return demand, ledger
+    return _excluding(demand, never) if never else demand, ledger
+
+
+def _excluding(demand: Demand, never: dict[int, str]) -> Demand:
+    """Return the demand without these jobs, which can never run; their reasons by row."""
     shape, parts = demand.shape.copy(), demand.parts.copy()
     shape[list(never)], parts[list(never)] = -1, 0
-    return demand._replace(shape=shape, parts=parts, infeasible={**never, **demand.infeasible}), ledger
+    return demand._replace(shape=shape, parts=parts, infeasible={**never, **demand.infeasible})
 
 
 def _with_pace(

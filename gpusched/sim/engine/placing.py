@@ -94,6 +94,8 @@ class PlacingState(NamedTuple):
         order: Work space, classes in order. fits: ``int64[ways]``: work space.
         backfill: SKIP or EASY; NONE and CONSERVATIVE where the queue is walked.
         usable: ``int64[nodes]``: GPUs of the nodes that are well, by which ``ways`` are now.
+        early: ``int64[jobs, n]``: classes that a job may have while it waits for one rack by itself, each of one way
+            (-1: none); without jobs where no job says how its nodes are spread.
     """
 
     rule: int
@@ -113,6 +115,7 @@ class PlacingState(NamedTuple):
     search: PlacementSearch
     backfill: int
     usable: Ints
+    early: Ints
 
 
 @jit

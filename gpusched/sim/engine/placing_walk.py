@@ -14,7 +14,7 @@ from gpusched.compiled import jit
 from gpusched.sched.fit import set_feasibility_of
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.sorting import by_priority, stable_order
-from gpusched.sched.state import LIMIT, POLICY, SKIP, ClusterState, Ints, PassOutcome
+from gpusched.sched.state import LIMIT, POLICY, SKIP, ClusterState, Floats, Ints, PassOutcome
 from gpusched.sched.topology.contention import set_excess, set_excess_of
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
 from gpusched.sim.engine.generic import PLAIN, SimQueue, note_start, ordered, update_queue
@@ -24,6 +24,7 @@ from gpusched.sim.engine.placing import (
     ALIGNED,
     CHEAPEST,
     EVENTS,
+    ONE_RACK,
     RACK_WAIT,
     TRY,
     PlacingState,
@@ -45,6 +46,8 @@ class Walk(NamedTuple):
         placing: Rule, ways and classes. Of a class ``head`` is the first job that waits; its other lists stay empty.
         costs: Of the jobs, on the engine's own links.
         alone: ``int64[ways]``: the request of a way without the looser ones behind it.
+        alone_s: ``float64[jobs]``: so long a job requests the first possible way alone. wait_s: ``float64[jobs]``: so
+            long it waits for a cheaper place at most. usual: ``int64[jobs]``: its class after that.
         queue: The waiting jobs, their users, and the order.
         waiting: ``int64[jobs]``: the queue's waiting jobs by rank; ``size[0]`` of them.
         outcome: Where the pass writes.
@@ -53,6 +56,9 @@ class Walk(NamedTuple):
     placing: PlacingState
     costs: Costs
     alone: Ints
+    alone_s: Floats
+    wait_s: Floats
+    usual: Ints
     queue: SimQueue
     waiting: Ints
     size: Ints
@@ -124,7 +130,7 @@ def queue_now(sim: Sim, passes: Passes, walk: Walk, queue: int) -> tuple[Ints, i
         job = waiting[i]
         rank = sim.jobs[job]["rank"]
         first = holds(sim, of, of.of[job], job, now)
-        walk.costs.wait_s[job] = 0.0 if first else of.most_wait_s
+        walk.costs.wait_s[job] = 0.0 if first else walk.wait_s[job]
         passes.jobs.shape[job] = request_now(sim, passes, walk, job)
         if (first or rank == of.queues[queue]["held"]) and of.backfill == SKIP:
             held = i
@@ -167,14 +173,43 @@ def _ordered(sim: Sim, walk: Walk, queue: int) -> Ints:
 def request_now(sim: Sim, passes: Passes, walk: Walk, job: int) -> int:
     """Return the request of a job now; record when it requests more."""
     of = walk.placing
+    if of.early.size > 0 and of.early[job, 0] >= 0:
+        _set_class(walk, job, walk.usual[job])
     first, last = of.ways.first[of.of[job]], of.ways.first[of.of[job] + 1]
-    until = sim.jobs[job]["submit"] + of.wait_s
-    if of.rule == RACK_WAIT and sim.clock[0] < until:
+    until = sim.jobs[job]["submit"] + walk.alone_s[job]
+    if sim.clock[0] < until:
         of.wake[0] = min(of.wake[0], until)
         for way in range(first, last):
-            if is_possible(passes, walk.alone[way]):
-                return int(walk.alone[way])
+            alone = walk.alone[way]
+            if is_possible(passes, alone):
+                if of.rule != RACK_WAIT and of.rule != ONE_RACK:
+                    alone = _early_request(sim, passes, walk, job, sim.shapes[alone]["parts"])
+                elif of.early.shape[0] > 0 and sim.shapes[alone]["parts"] > 1 and sim.shapes[alone]["spread"] == 0:
+                    alone = -1  # no rack has so many nodes
+                if alone >= 0:
+                    return int(alone)
+                break
     return int(of.ways.shape[first])
+
+
+@jit
+def _early_request(sim: Sim, passes: Passes, walk: Walk, job: int, parts: int) -> int:
+    """Return a job's request of so many nodes in one rack, and set its class; -1: no rack has them."""
+    of = walk.placing
+    for i in range(of.early.shape[1]):
+        if of.early[job, i] >= 0:
+            way = of.ways.first[of.early[job, i]]
+            if sim.shapes[walk.alone[way]]["parts"] == parts and is_possible(passes, walk.alone[way]):
+                _set_class(walk, job, of.early[job, i])
+                return int(of.ways.shape[way])
+    return -1
+
+
+@jit
+def _set_class(walk: Walk, job: int, of: int) -> None:
+    """Set the class of a waiting job, and what it is on links."""
+    ways, own = walk.placing.ways, walk.costs.load.jobs[job]
+    walk.placing.of[job], own["kind"], own["best"] = of, ways.kind[of], ways.best[of]
 
 
 @jit

@@ -157,17 +157,31 @@ def _assembled(
     # One that binds nothing is left out: replays without limits are faster.
     bounds = [array_limits.get(job.array_id or "", tasks[job.array_id]) for job in jobs]
     bounded = np.array([bound < tasks[job.array_id] for job, bound in zip(jobs, bounds, strict=True)], np.bool_)
+    specs = [job.spec for job in jobs]
+    lists, node_lists = intern(["|".join(names) for spec in specs for names in (spec.nodelist, spec.exclude)])
+    split = [spec.max_nodes or -1 for spec in specs]
+    wide = [spec.nodes > 1 or spec.max_nodes is not None or spec.elastic is not None for spec in specs]
+    waits = [spec.placement_wait_s if spec.placement_wait_s is not None else -1 for spec in specs]
+    one_rack = np.array([spec.max_spread == "rack" for spec in specs], np.bool_) & wide
     share_mib = whole([-1 if job.spec.gpu_memory_mib is None else job.spec.gpu_memory_mib for job in jobs])
     return replace(
         trace, preemptible=np.array([job.spec.preemptible for job in jobs], np.bool_), account=account, qos=qos,
         accounts=accounts, classes=classes, priority=priority if priority.any() else None,
         array=intern([job.array_id or "" for job in jobs])[0] if bounded.any() else None,
         array_limit=np.where(bounded, whole(bounds), -1) if bounded.any() else None, policy=policy, policies=policies,
-        share_mib=share_mib if (share_mib >= 0).any() else None,
+        share_mib=_if_any(share_mib),
+        nodelist=_if_any(lists[::2]), exclude=_if_any(lists[1::2]), node_lists=node_lists,
+        max_nodes=_if_any(whole(split)), one_rack=one_rack if one_rack.any() else None,
+        placement_wait=_if_any(np.where(wide, np.array(waits, np.int64), -1)),
         profile=profile if profiles else None, profiles=profiles,
         command=intern([_program(job.spec) for job in jobs])[0],
         image=intern([job.spec.image or "" for job in jobs])[0],
     )  # fmt: skip
+
+
+def _if_any(column: Ints) -> Ints | None:
+    """Return the column; None where it is -1 of every job."""
+    return column if (column >= 0).any() else None
 
 
 def _program(spec: JobSpec) -> str:
@@ -304,7 +318,7 @@ def _size(job: JobRecord) -> int:
 def _nodes(job: JobRecord) -> int:
     """Return the nodes of the job at its `_size`; 0: the fewest."""
     if job.spec.elastic is None:
-        return job.spec.nodes
+        return job.spec.nodes if job.spec.max_nodes is None else 0
     # At which number of nodes a job that a resize stops had its base size is forgotten: the fewest, as it is started.
     return job.spec.elastic.base_gpus // job.spec.elastic.rank_gpus if job.spec.elastic.rank_gpus else 0
 
