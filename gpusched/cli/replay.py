@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpusched.cli import activity, complete, output
-from gpusched.cli.together import is_given, refuse_others
+from gpusched.cli.together import is_given, refuse_inputs, refuse_others
 from gpusched.errors import UsageError
 
 if TYPE_CHECKING:
@@ -151,6 +151,12 @@ def replay(
         raise UsageError(f"{option} needs --nightly", "add --nightly")
     if schedule_out is not None and schedule_out == html:
         raise UsageError("--schedule-out and --html name one file", "choose two")
+    sources = [
+        *(traces or ()), *(profiles or ()), scenario, inventory, node_list, topology, restart_costs, outages,
+        reservations, power,
+    ]  # fmt: skip
+    refuse_inputs("--schedule-out", schedule_out, sources)
+    refuse_inputs("--html", html, sources)
     from gpusched.model.units import parse_duration
     from gpusched.study import request as service
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpusched.cli import output
+from gpusched.cli.together import refuse_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,6 +120,8 @@ def reproduce(
         gpus_per_node=gpus_per_node, nic=nic, table=table, html=html,
     )  # fmt: skip
     check_options(paper, options)
+    refuse_inputs("--out", out, (trace, workloads, speeds, topology, table))
+    refuse_inputs("--html", html, (trace, weights))
     if paper is PaperName.RLTUNE and out is not None:
         return _public_weights(options)
     if paper in (PaperName.GIST, PaperName.RLTUNE):

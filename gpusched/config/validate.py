@@ -162,7 +162,7 @@ class AsksForNodes(Protocol):
 
 def usable_nodes(partition: Partition, asked: AsksForNodes) -> list[Node]:
     """Return the partition's nodes that a job with this request may use."""
-    names, without, types = asked.nodelist, asked.exclude, asked.gpu_types
+    names, without, types = map(frozenset, (asked.nodelist, asked.exclude, asked.gpu_types))
     nodes = [n for n in partition.nodes if (not names or n.name in names) and n.name not in without]
     return [n for n in nodes if not types or n.gpu_type in types]
 
@@ -178,7 +178,9 @@ def shape_on(nodes: Sequence[Node], spec: JobSpec, gpus: int) -> JobSpec | None:
     Of ranges of cores and memory it has what goes with its GPUs, or the least where no nodes have that.
     """
     assert spec.elastic is not None
-    shapes = (spec.at_size(gpus, n) for n in spec.elastic.node_counts(gpus, len(nodes)))
+    most = max((n.gpus for n in nodes), default=0)
+    counts = (n for n in spec.elastic.node_counts(gpus, len(nodes)) if gpus <= n * most)
+    shapes = (spec.at_size(gpus, n) for n in counts)
     for found in (amounts for asked in shapes for amounts in (asked, asked.least)):
         if nodes_that_hold(nodes, found.gpus_per_node, found.cores_per_node, found.memory_mib_per_node) >= found.nodes:
             return found
