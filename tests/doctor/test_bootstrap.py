@@ -179,6 +179,14 @@ def test_an_existing_file_stays(tmp_path: Path) -> None:
         write_inventory(tmp_path / "nowhere/inventory.yaml", text)
 
 
+def test_a_link_that_another_user_put_there_is_not_followed(tmp_path: Path) -> None:
+    victim, link = tmp_path / "victim", tmp_path / f".inventory.yaml.{os.getpid()}.part"
+    victim.write_text("precious")
+    link.symlink_to(victim)
+    write_inventory(tmp_path / "inventory.yaml", inventory_text([server("n1", gpus=2)]))
+    assert (victim.read_text(), link.is_symlink()) == ("precious", True)
+
+
 @pytest.mark.parametrize(
     ("address", "hostname", "name"),
     [
@@ -188,14 +196,6 @@ def test_an_existing_file_stays(tmp_path: Path) -> None:
         ("10.0.0.1", "-", "10.0.0.1"),
     ],
 )
-def test_a_link_that_another_user_put_there_is_not_followed(tmp_path: Path) -> None:
-    victim, link = tmp_path / "victim", tmp_path / f".inventory.yaml.{os.getpid()}.part"
-    victim.write_text("precious")
-    link.symlink_to(victim)
-    write_inventory(tmp_path / "inventory.yaml", inventory_text([server("n1", gpus=2)]))
-    assert (victim.read_text(), link.is_symlink()) == ("precious", True)
-
-
 def test_names(address: str, hostname: str | None, name: str) -> None:
     reading = NodeReading(node="n", time=0.0, hostname=hostname, cores=1, memory_total_mib=1024)
     outcome = describe(Host(address, address), Inspection(), reading)
