@@ -228,32 +228,33 @@ def _window(first: float | None, since: float, until: float) -> Window:
     return Window(max(since, first), until)
 
 
-def _on_nodes(run: RunRecord, nodes: tuple[Node, ...]) -> Iterator[tuple[str, float, float, float]]:
+def _on_nodes(run: RunRecord, weights: Mapping[str, float]) -> Iterator[tuple[str, float, float, float]]:
     """Yield per node: its name, the run's GPUs there, their part (0..1) of the run, and its lambda there."""
     total = sum(run.nodes.values())
     scale = run.gpus / total if 0 < run.gpus < total else 1.0  # slices are counted by their share of a GPU
     for name, count in run.nodes.items():
         gpus = count * scale
         part = gpus / run.gpus if run.gpus else 1 / len(run.nodes)
-        weight = _node_weight(name, nodes)
+        weight = weights.get(name, 0.0)  # none of a node no longer in the partition
         yield name, gpus, part, run.share * part / weight if weight else 0.0
 
 
-def _node_weight(name: str, nodes: tuple[Node, ...]) -> float:
-    """Return a node's part of its partition: by GPUs, without any by cores; 0 for a node no longer in it."""
+def _node_weights(nodes: tuple[Node, ...]) -> dict[str, float]:
+    """Return each node's part of its partition: by GPUs, without any by cores."""
     sizes = {n.name: n.gpus for n in nodes}
     if not any(sizes.values()):
         sizes = {n.name: n.cores for n in nodes}
-    return sizes.get(name, 0) / sum(sizes.values()) if sizes else 0.0
+    total = sum(sizes.values())
+    return {name: size / total for name, size in sizes.items()}
 
 
 def _sums(frame: _Frame, ran_s: list[tuple[RunRecord, float]], usage: list[UsageRow], by: By) -> dict[str, _Sums]:
     sums: dict[str, _Sums] = defaultdict(_Sums)
-    nodes = {p.name: p.nodes for p in frame.partitions}
+    weights = {p.name: _node_weights(p.nodes) for p in frame.partitions}
     held_s: dict[tuple[str, str], float] = defaultdict(float)  # (job, node) -> GPU seconds
     measured: dict[tuple[str, str], list[UsageRow]] = defaultdict(list)
     for run, seconds in _charged_runs(frame, ran_s):
-        parts = _on_nodes(run, nodes.get(run.partition, ())) if by == "node" else [("", run.gpus, 1.0, run.share)]
+        parts = _on_nodes(run, weights.get(run.partition, {})) if by == "node" else [("", run.gpus, 1.0, run.share)]
         for node, gpus, part, share in parts:
             row = sums[{"partition": run.partition, "node": node, "user": run.user, "job": run.job_id}[by]]
             row.partition, row.user = run.partition, run.user

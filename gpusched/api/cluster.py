@@ -131,6 +131,7 @@ class Cluster:
             given = dict(given, array=f"0-{len(calls) - 1}")
         request, environ = options.request(given, functions.command(given.get("python", "python3")))
         settings = self._own_client().inventory.settings
+        given = dict(given, ntasks_per_node=request.ntasks_per_node, gpus_per_task=request.gpus_per_task)  # as numbers
         program = functions.program(called, calls, settings, given, array=array, is_batch=is_batch)
         if request.name is None:
             request = msgspec.structs.replace(request, name=program.function.rpartition(".")[2].strip("<>"))

@@ -23,7 +23,7 @@ from gpusched.config.paths import SHARED_STATE, SYSTEM_INVENTORY, write_atomic
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.units import count_of
 from gpusched.queue.presence import controller_of
-from gpusched.queue.store import Reader
+from gpusched.queue.store import DATABASE, Reader
 
 CACHE = Path("/var/cache/gpusched")
 SERVICE = "gpusched.service"
@@ -158,10 +158,12 @@ class Installation:
         """Yield the steps in order; each looks at what the steps before it have left.
 
         Raises:
-            UsageError: Another installation is there, or this gpusched is where others cannot run it.
+            UsageError: Another installation is there, or this gpusched is where others cannot run it, or the state
+                folder has something else in it.
             GpuschedError: Something else is where a step's file or folder must be.
         """
         program = self._program()
+        self._refuse_others_folder()
         there = self.find(self.prefix)
         if self._at(_SYSUSERS).exists() and (there.user, there.state) != (self.user, self.state):
             raise UsageError(
@@ -236,6 +238,13 @@ class Installation:
             )
         if not self._uses_systemd() and (controller := controller_of(state)) is not None:
             raise GpuschedError(f"a controller (pid {controller.pid}) uses {self.state}", "stop it first")
+
+    def _refuse_others_folder(self) -> None:
+        """Refuse a folder with other data: it would become the controller's, and --purge would remove all of it."""
+        names = {path.name for path in self.state_here.iterdir()} if self.state_here.is_dir() else set()
+        others = sorted(name for name in names if name != "lost+found" and not name.startswith("."))
+        if others and not names & {"inbox", DATABASE}:
+            raise UsageError(f"--state {self.state}: {others[0]} is already there", f"use {self.state / 'gpusched'}")
 
     def _at(self, path: str | Path) -> Path:
         return Path(path) if self.prefix is None else self.prefix / str(path).lstrip("/")

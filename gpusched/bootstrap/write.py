@@ -90,7 +90,7 @@ def write_inventory(path: Path, text: str, *, force: bool = False) -> None:
         GpuschedError: It cannot be written, or the text is no inventory (a bug; nothing was written).
     """
     refuse_existing(path, force=force)
-    draft = path.parent / f".{path.name}.{os.getpid()}.part"
+    draft = path.parent / f".{path.name}.{os.urandom(8).hex()}.part"  # others cannot have put a link there
     try:
         draft.write_text(text, encoding="utf-8")
         load_inventory(draft)

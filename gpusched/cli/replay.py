@@ -9,9 +9,9 @@ import typer
 
 from gpusched.cli import activity, output
 from gpusched.cli.rows import with_rows
-from gpusched.cli.together import is_given, refuse_others
+from gpusched.cli.together import is_given, refuse_inputs, refuse_others
 from gpusched.errors import UsageError
-from gpusched.study.options import ReplayRequest, rows_of
+from gpusched.study.options import ReplayRequest, files_of, rows_of
 
 if TYPE_CHECKING:
     from gpusched.study.study import StudyOutcome
@@ -66,6 +66,8 @@ def replay(
         raise UsageError(f"{option} needs --nightly", "add --nightly")
     if schedule_out is not None and schedule_out == html:
         raise UsageError("--schedule-out and --html name one file", "choose two")
+    for option, path in (("--schedule-out", schedule_out), ("--html", html)):
+        refuse_inputs(option, path, [*files_of(request), scenario])
     from gpusched.study import request as service
 
     if scenario is not None:

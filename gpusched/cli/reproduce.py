@@ -9,7 +9,8 @@ import typer
 
 from gpusched.cli import output
 from gpusched.cli.rows import with_rows
-from gpusched.study.options import PaperOptions
+from gpusched.cli.together import refuse_inputs
+from gpusched.study.options import PaperOptions, files_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +48,8 @@ def reproduce(
     from gpusched.views import reproduction
 
     check_options(paper, options)
+    refuse_inputs("--out", options.out, files_of(options, "out"))
+    refuse_inputs("--html", options.html, files_of(options, "html"))
     if paper is PaperName.RLTUNE and options.out is not None:
         return _public_weights(options)
     if paper in (PaperName.GIST, PaperName.RLTUNE):

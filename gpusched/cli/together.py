@@ -1,7 +1,9 @@
-"""Options that another one makes meaningless are refused, not ignored."""
+"""Options that another one makes meaningless are refused, not ignored; and outputs that would replace an input."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from gpusched.errors import UsageError
@@ -33,3 +35,14 @@ def refuse_others(context: typer.Context, option: str, *allowed: str) -> None:
             continue
         shown = next((name for name in names if name.startswith("--")), names[0])
         raise UsageError(f"{option} and {shown} cannot be combined", "use one of them")
+
+
+def refuse_inputs(option: str, path: str | None, sources: Iterable[str | None]) -> None:
+    """Refuse an output, given by ``option``, that would replace one of the files that it is made from.
+
+    Raises:
+        UsageError: It would.
+    """
+    there = [name for name in sources if name and path and os.path.exists(name) and os.path.exists(path)]
+    if path and any(os.path.samefile(path, name) for name in there):
+        raise UsageError(f"{option} {path} is the source", "choose another name")

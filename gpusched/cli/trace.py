@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpusched.cli import output
+from gpusched.cli.together import refuse_inputs
 from gpusched.errors import UsageError
 from gpusched.model.units import count_of
 
@@ -39,7 +40,7 @@ def import_(
     from gpusched.traces.load import load
     from gpusched.traces.statistics import rejected_kinds, rejected_lines
 
-    _refuse_source(source, path)
+    refuse_inputs("--output", path, (source,))
     trace = load(source, format_, strict=strict)
     for line in rejected_lines(trace):
         output.note(f"{source}: {line}")
@@ -90,7 +91,7 @@ def slice_(
     from gpusched.traces.load import load
     from gpusched.traces.slicing import slice_trace
 
-    _refuse_source(source, path)
+    refuse_inputs("--output", path, (source,))
     trace = slice_trace(load(source, format_), since=since, until=until, vc=vc, user=user, jobs=jobs)
     _write_trace(path, trace)
 
@@ -121,7 +122,7 @@ def scale(
             "--nodes and -o must be used together", "use both to scale arrivals, neither to choose the number of nodes"
         )
     if path is not None:
-        _refuse_source(source, path)
+        refuse_inputs("--output", path, (source,))
     trace = load(source, format_)
     if path is not None and nodes is not None:
         scaled = scale_arrivals(trace, nodes * gpus_per_node, load_)
@@ -147,7 +148,7 @@ def generate(
     from gpusched.traces.generate import generate as generated
     from gpusched.traces.workload import load_workload
 
-    _refuse_source(spec, path)
+    refuse_inputs("--output", path, (spec,))
     _write_trace(path, generated(load_workload(spec), seed), seed=seed)
 
 
@@ -165,7 +166,7 @@ def fit(
     from gpusched.traces.load import load
     from gpusched.traces.workload import workload_text
 
-    _refuse_source(source, path)
+    refuse_inputs("--output", path, (source,))
     trace = load(source, format_, vc=vc)
     with open_output(path) as file:
         file.write(workload_text(fitted(trace)))
@@ -173,12 +174,6 @@ def fit(
         output.emit_json({"path": path, "jobs": len(trace)})
     else:
         output.print_line(f"wrote {path}, fitted to {count_of(len(trace), 'job')} of {trace.name}")
-
-
-def _refuse_source(source: str, path: str) -> None:
-    """Raise `UsageError` if the output would replace what it is made from."""
-    if Path(path).exists() and Path(source).exists() and Path(path).samefile(source):
-        raise UsageError(f"--output {path} is the source", "choose another name")
 
 
 def _write_trace(path: str, trace: Trace, **more: Any) -> None:

@@ -163,7 +163,7 @@ class AsksForNodes(Protocol):
 
 def usable_nodes(partition: Partition, asked: AsksForNodes) -> list[Node]:
     """Return the partition's nodes that a job with this request may use."""
-    names, without, types = asked.nodelist, asked.exclude, asked.gpu_types
+    names, without, types = map(frozenset, (asked.nodelist, asked.exclude, asked.gpu_types))
     nodes = [n for n in partition.nodes if (not names or n.name in names) and n.name not in without]
     return [n for n in nodes if not types or n.gpu_type in types]
 
@@ -180,7 +180,9 @@ def shape_on(nodes: Sequence[Node], spec: JobSpec, gpus: int) -> JobSpec | None:
     """
     assert spec.elastic is not None
     rooms = Counter((n.gpus, n.cores, n.memory_mib) for n in nodes)  # few kinds of nodes, maybe a thousand sizes
-    shapes = (spec.at_size(gpus, n) for n in spec.elastic.node_counts(gpus, len(nodes)))
+    most = max((n.gpus for n in nodes), default=0)
+    counts = (n for n in spec.elastic.node_counts(gpus, len(nodes)) if gpus <= n * most)
+    shapes = (spec.at_size(gpus, n) for n in counts)
     for found in (amounts for asked in shapes for amounts in (asked, asked.least)):
         needs = _part_of(found)
         if sum(n for has, n in rooms.items() if all(map(ge, has, needs))) >= found.nodes:

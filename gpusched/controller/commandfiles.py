@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ MAX_SUBMIT_DELAY_S = 60.0
 MAX_FAILURES = 100  # per cycle: on a full disk all will fail
 DEPENDENCY_DELAY_S = 2.0
 MAX_HANDLED_JOBS = 10_000  # that a user's commands are about in a cycle; the last one begun is finished
+MAX_CPU_S = 5.0  # that a user's commands take in a cycle, likewise
 MAX_LOOKED_UP = 2 * MAX_ARRAY_TASKS  # tasks that one command may name: each id may be a whole array's
 MAX_MALFORMED_EVENTS = 20  # events about malformed files per user and cycle
 TASK_BYTES = 300  # approximate size of a pending job besides its spec
@@ -86,6 +88,7 @@ class CommandApplier:
         self._queued_by_jobs: dict[str, int] = {}  # per user: pending jobs that were submitted by jobs
         self._dependencies: dict[str, int] = {}  # per user: of pending jobs, read on first use
         self._handled = Counter[int]()  # per user: jobs that this cycle's commands are about
+        self._cpu_s = defaultdict[int, float](float)  # per user: that this cycle's commands took
         self._queued_by_class = PendingJobLimits(store, inventory.quotas)
         self._audit = AuditTrail(store)
 
@@ -120,12 +123,14 @@ class CommandApplier:
     def _items(self, names: list[str]) -> Iterator[ReceivedCommand | MalformedCommand]:
         """Read the files; put off those that refer to a command not applied yet, or whose users had their part."""
         for item in self._inbox.read(names):
-            if self._handled[item.uid] >= MAX_HANDLED_JOBS:
+            if self._handled[item.uid] >= MAX_HANDLED_JOBS or self._cpu_s[item.uid] >= MAX_CPU_S:
                 continue
             if isinstance(item, ReceivedCommand) and self._must_wait(item):
                 self._inbox.postpone(item.file_name, DEPENDENCY_DELAY_S)
             else:
-                yield item
+                began = time.thread_time()
+                yield item  # it is applied meanwhile
+                self._cpu_s[item.uid] += time.thread_time() - began
 
     def _must_wait(self, item: ReceivedCommand) -> bool:
         """Return whether it refers to a submission, or follows a put-off command of its user, still in the inbox."""

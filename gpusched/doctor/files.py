@@ -17,6 +17,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Node
 from gpusched.model.units import count_of
 from gpusched.promotion.live import overrides
+from gpusched.queue.damage import UNREADABLE
 from gpusched.queue.store import Reader
 
 _LEARN = "pip install 'gpusched-cluster[learn]'"
@@ -76,12 +77,12 @@ def _promoted(inventory: Inventory, state: Path) -> tuple[dict[str, PolicySpec],
     """Partition -> what was promoted there; and what is odd about it, or about an agent."""
     try:
         reader = Reader.open(state)
-    except (GpuschedError, OSError):
-        reader = None  # the examination of the state folder says why
-    if reader is None:
+        if reader is None:
+            return {}, []
+        with closing(reader):
+            changes, out = reader.live_changes(), reader.fallbacks()
+    except (GpuschedError, *UNREADABLE, OSError):  # the examination of the state folder says why
         return {}, []
-    with closing(reader):
-        changes, out = reader.live_changes(), reader.fallbacks()
     promoted = {p.name: changes[p.name].spec for p in inventory.partitions if overrides(p, changes.get(p.name))}
     found = [Finding("policies", "agent", "warn", f.line, "see 'gpusched policy show'") for f in out.values()]
     for partition in inventory.partitions:

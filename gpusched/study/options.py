@@ -51,6 +51,13 @@ def rows_of(request: type[msgspec.Struct]) -> Mapping[str, tuple[Any, StudyOptio
     return {name: (hint.__origin__, hint.__metadata__[0]) for name, hint in hints.items()}
 
 
+def files_of(request: msgspec.Struct, *without: str) -> list[str]:
+    """Return the names of the files that options of a request give, ``without`` some of its fields."""
+    files = [name for name, (_, row) in rows_of(type(request)).items() if row.metavar in ("FILE", "[TRACE...]")]
+    values = [getattr(request, name) for name in files if name not in without]
+    return [name for value in values for name in ((value,) if isinstance(value, str) else value or ())]
+
+
 def _seconds(option: str, text: str) -> float:
     try:
         return float(parse_duration(text)) if text not in ("0", "0s") else 0.0

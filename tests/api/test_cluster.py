@@ -200,6 +200,15 @@ def test_a_function_travels_apart_from_what_others_see(site: Site, cluster: Clus
     assert cluster.map_array(len, [], **SMALL) == []
 
 
+def test_a_functions_tasks_are_numbers_to_its_program(site: Site, cluster: Cluster) -> None:
+    """With a text, which the command line takes, the job was started and failed."""
+    programs = set()
+    for tasks in (2, "2", np.int64(2)):
+        cluster.submit(len, "x", partition="bare", nodes=1, cpus=2, ntasks_per_node=tasks)  # type: ignore[call-overload]
+        programs.add(submitted(site).program)
+    assert len(programs) == 1
+
+
 def test_the_controller_keeps_a_program_until_its_job_has_ended(site: Site, cluster: Cluster) -> None:
     jobs = cluster.map_array(len, ["a", "bc"], **SMALL)
     single = cluster.submit(len, "def", **SMALL)

@@ -132,6 +132,19 @@ def test_another_state_folder_is_found_by_all_commands(image: Path) -> None:
     assert "sched:" not in (image / "etc/passwd").read_text()
 
 
+def test_a_folder_with_other_data_is_refused(image: Path) -> None:
+    """It became the controller's, and --purge removed all of it."""
+    (image / "srv/projects").mkdir(parents=True)
+    (image / "srv/.ssh").mkdir()
+    before = everything(image)
+    code, said = gpusched(image, "install", "--state", "/srv")
+    assert (code, everything(image)) == (2, before)
+    assert "--state /srv: projects is already there; use /srv/gpusched" in said
+    (image / "srv/projects").rmdir()
+    assert gpusched(image, "install", "--state", "/srv")[0] == 0
+    assert gpusched(image, "install", "--state", "/srv")[0] == 0
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze (Debian: systemd)")
 def test_the_units_exposure_is_below_two(image: Path) -> None:
     gpusched(image, "install")

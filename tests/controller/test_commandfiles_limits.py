@@ -135,6 +135,19 @@ def test_a_users_commands_on_many_jobs_take_several_cycles(
     assert world.job(first).state is JobState.PENDING
 
 
+def test_a_users_commands_that_take_long_take_several_cycles(
+    world: InboxWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 1,000 nodes, 1,000 submissions with 1,000 sizes each kept the controller busy for half an hour."""
+    monkeypatch.setattr(commandfiles, "MAX_CPU_S", 1e-9)
+    world.inventory = replace(world.inventory, quotas=Quotas())
+    for uid in (ALICE, ALICE, BOB):
+        world.lay(Submit(time=world.now, id=fresh_id(world.now), spec=spec()), uid)
+    for pending in (2, 3):
+        world.fold()
+        assert len(world.store.jobs()) == pending, "one of each user in each cycle"
+
+
 def test_ids_that_name_the_same_tasks_again_and_again_are_bounded(
     world: InboxWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """init without hosts: names, powers, flavors, and a file that can always be read back."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -176,6 +177,14 @@ def test_an_existing_file_stays(tmp_path: Path) -> None:
     assert path.read_text() == text
     with pytest.raises(GpuschedError, match="cannot be written"):
         write_inventory(tmp_path / "nowhere/inventory.yaml", text)
+
+
+def test_a_link_that_another_user_put_there_is_not_followed(tmp_path: Path) -> None:
+    victim, link = tmp_path / "victim", tmp_path / f".inventory.yaml.{os.getpid()}.part"
+    victim.write_text("precious")
+    link.symlink_to(victim)
+    write_inventory(tmp_path / "inventory.yaml", inventory_text([server("n1", gpus=2)]))
+    assert (victim.read_text(), link.is_symlink()) == ("precious", True)
 
 
 @pytest.mark.parametrize(

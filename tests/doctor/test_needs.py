@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,7 @@ from gpusched.doctor.files import examine_policies
 from gpusched.doctor.findings import Finding
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
+from gpusched.queue.store import DATABASE, Store
 from tests.controller.imagined import inventory
 
 EASY = PolicySpec(name="easy")
@@ -72,6 +75,20 @@ def test_check_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     findings = examine_policies(load_inventory(file), tmp_path / "state")
     assert [(f.check, f.status) for f in findings] == [("policy", "ok"), ("optimiser", "warn")]
+
+
+def test_a_damaged_store_hides_no_other_finding(tmp_path: Path) -> None:
+    """Check said no more than that the store is damaged, and to see check."""
+    path = tmp_path / "inventory.yaml"
+    path.write_text("partitions: {p: {defaults: {gpus: 0, cores: 1, memory: 1G, runtime: process}, nodes: [n]}}")
+    Store.create_or_open(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
+        (page,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'policy_changes_partition'").fetchone()
+        (size,) = db.execute("PRAGMA page_size").fetchone()
+    with (tmp_path / DATABASE).open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    assert [(f.check, f.status) for f in examine_policies(load_inventory(path), tmp_path)] == [("policy", "ok")]
 
 
 def test_files_that_are_saved_while_it_looks_give_no_false_finding(
