@@ -227,7 +227,8 @@ def _max_parts(waiting: PendingArrays, relaxed: Ints) -> Ints:
     for at in range(len(most)):  # a looser one comes before
         if looser is not None and looser[at] >= 0:
             most[at] = max(most[at], most[looser[at]])
-    return np.maximum(most[waiting.jobs.shape], most[relaxed])
+    found: Ints = np.maximum(most[waiting.jobs.shape], most[relaxed])
+    return found
 
 
 def _nodes(world: NodeArrays, partitions: Sequence[str]) -> Records:
