@@ -223,7 +223,7 @@ def _placing(costs: Costs, then: Ints, first: Ints, jobs: int) -> PlacementCosts
 def _max_parts(waiting: PendingArrays, relaxed: Ints) -> Ints:
     """Return the most nodes that each job may have, by any of its requests."""
     looser = waiting.requests.looser
-    most = np.minimum(waiting.requests.parts, waiting.requests.hi - waiting.requests.lo)  # of more, it has none
+    most: Ints = np.minimum(waiting.requests.parts, waiting.requests.hi - waiting.requests.lo)  # of more, it has none
     for at in range(len(most)):  # a looser one comes before
         if looser is not None and looser[at] >= 0:
             most[at] = max(most[at], most[looser[at]])
