@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import shlex
@@ -23,10 +24,11 @@ from gpusched.api.watching import Watcher
 from gpusched.client import control
 from gpusched.client.context import Client
 from gpusched.client.jobs import Query, parse_states, queried
-from gpusched.client.resolve import Resolver
+from gpusched.client.resolve import Refused, Resolver
 from gpusched.client.submit import FunctionProgram, prepare, submit
 from gpusched.errors import UsageError
 from gpusched.model.jobs import JobRecord as JobRecord
+from gpusched.model.jobs import JobState
 
 if TYPE_CHECKING:
     from gpusched.client.control import ControlResult
@@ -246,6 +248,17 @@ class Cluster:
     def cancel(self, jobs: Iterable[str | Job[Any]], *, now: bool = False) -> ControlResult:
         """Cancel pending or running jobs; ``now``: without the grace period."""
         return control.cancel(self._own_client(), map(_id, jobs), now=now)
+
+    def _cancel_pending(self, jobs: Iterable[Job[Any]]) -> None:
+        """Cancel those of the jobs that are pending; inbox and store are read once for all of them."""
+        resolver, pending = Resolver(self._client()), list[Job[Any]]()
+        for job in jobs:
+            with contextlib.suppress(Refused):
+                if all(record.state is JobState.PENDING for record in resolver.target(job.id).jobs):
+                    pending.append(job)
+        control.cancel(self._own_client(), map(_id, pending), now=False, named=False)
+        for job in pending:
+            job._drop()
 
     def hold(self, jobs: Iterable[str | Job[Any]]) -> ControlResult:
         """Prevent pending jobs from starting."""

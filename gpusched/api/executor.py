@@ -16,7 +16,6 @@ from gpusched.api.functions import Call
 from gpusched.api.jobs import Job
 from gpusched.api.options import Options
 from gpusched.errors import UsageError
-from gpusched.model.jobs import JobState
 
 T = TypeVar("T")
 
@@ -126,9 +125,7 @@ class Executor(BaseExecutor):
         """
         self._is_shut_down = True
         if cancel_futures:
-            for job in self._jobs:
-                if not job.done() and job.state is JobState.PENDING:
-                    job.cancel()
+            self._cluster._cancel_pending([job for job in self._jobs if not job.done()])
         if wait:
             wait_for(self._jobs)
 

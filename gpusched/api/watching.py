@@ -92,12 +92,11 @@ class Watcher:
 
     def _affected(self, changed: Iterable[str]) -> set[str]:
         """Return the ids of watched jobs that changes of these jobs, tasks and arrays affect."""
-        found = set()
+        found = set[str]()
         for job_id in changed:
             base = _submission_id(job_id)
-            for waiting in self._waiting.get(base, ()):
-                if job_id in (base, waiting) or waiting == base:
-                    found.add(waiting)
+            waiting = self._waiting.get(base, {}).keys()
+            found |= waiting if job_id == base else waiting & {job_id, base}
         return found
 
     def _sample(self) -> set[str]:

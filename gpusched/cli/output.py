@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -199,8 +200,9 @@ def console() -> Console:
         def on_broken_pipe(self) -> None:  # Rich's own exits with 1
             raise BrokenPipeError
 
-    if sys.stdout.isatty():
-        return Console(highlight=False, soft_wrap=False)
+    if sys.stdout.isatty():  # COLUMNS=0 means unknown, but Rich would print nothing
+        width = screen_width() if os.environ.get("COLUMNS") == "0" else None
+        return Console(highlight=False, soft_wrap=False, width=width)
     return Console(highlight=False, width=PIPE_WIDTH)
 
 

@@ -96,16 +96,17 @@ class Resolver:
         if ids.is_job_id(prefix) and not any(prefix in (j.id, j.array_id) for j in self._waiting):
             self._waiting += inbox_submission(self._client, prefix)
         base = self._unique(text, prefix)
-        jobs = self._jobs(base)
         if not index:
-            return ResolvedJobs(base, tuple(jobs))
+            return ResolvedJobs(base, tuple(self._jobs(base)))
         try:
             spans = parse(index)
         except ValueError:
             raise UsageError(f"{text[:60]!r} is not a job id", "tasks are ID_7, ID_[3-9] or ID_[1,4-6]") from None
-        found = restricted_rows(jobs, spans)
+        reader = self._client.reader  # only these tasks: the array may have 100,000 others
+        stored = stored_jobs(reader, f"{base}_[{text_of(spans)}]") if reader else []
+        found = restricted_rows(stored or self._jobs(base), spans)
         if not found:
-            problem = "is not an array" if jobs[0].array_id is None else f"has no task {text_of(spans)}"
+            problem = "is not an array" if self._jobs(base)[0].array_id is None else f"has no task {text_of(spans)}"
             raise UsageError(f"job {base} {problem}")
         if len(found) == 1:
             spans = indices_of(found[0])  # a row's own id does not name all of its tasks where they lie scattered

@@ -595,6 +595,18 @@ def test_shutdown_cancels_what_has_not_started(site: Site, cluster: Cluster) -> 
     assert first.result(0) == 1
 
 
+def test_shutdown_cancels_all_by_one_command(site: Site, cluster: Cluster) -> None:
+    """For each job the whole inbox was read again: 1,000 jobs took minutes."""
+    with Executor(cluster, **SMALL) as pool:
+        jobs = [pool.submit(len, "a") for _ in range(3)] + pool.map_array(len, "bc")
+        site.fold()
+        pool.shutdown(wait=False, cancel_futures=True)
+    assert all(job.cancelled() for job in jobs)
+    assert len(list(Inbox(site.state).new.iterdir())) == 1
+    site.fold()
+    assert {job.state for job in jobs} == {JobState.CANCELLED}
+
+
 def test_names_of_submitit() -> None:
     given = {
         "timeout_min": 90, "slurm_partition": "A100", "gpus_per_node": 2, "nodes": 2, "cpus_per_task": 4, "mem_gb": 8,
@@ -744,6 +756,31 @@ def test_only_what_changed_is_looked_at(site: Site, cluster: Cluster, monkeypatc
     assert wait(jobs[:3], 300).not_done == set()
     assert own & set(looked) == {job.id for job in jobs[:3]}
     assert not any(job.done() for job in jobs[3:])
+
+
+def test_of_an_array_only_the_named_task_is_read(
+    site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each task the whole array was: to list 10,000 tasks took 20 minutes."""
+    jobs, asked, rows_of = cluster.map_array(len, "abc", **SMALL), list[str](), Reader.rows_of
+    site.fold()
+    monkeypatch.setattr(Reader, "rows_of", lambda reader, job_id: asked.append(job_id) or rows_of(reader, job_id))
+    assert jobs[1].state is JobState.PENDING
+    assert asked
+    assert jobs[1].id.partition("_")[0] not in asked
+
+
+def test_an_end_is_not_compared_with_every_task_that_is_waited_for() -> None:
+    """An array of 100,000 tasks took a quarter of an hour of CPU time in its user's program."""
+
+    class Waiting(dict[str, list[Job[Any]]]):
+        def __iter__(self) -> Any:
+            raise AssertionError
+
+    watcher = watching.Watcher(gpusched.client.context.Client)
+    watcher._waiting = {"a": Waiting(a_1=[], a_2=[]), "b": Waiting(b=[])}
+    assert watcher._affected(["a_2", "a_3", "b_7", "c"]) == {"a_2", "b"}
+    assert watcher._affected(["a"]) == {"a_1", "a_2"}
 
 
 def test_jobs_that_ended_between_two_polls_complete_in_order_of_their_ends(site: Site, cluster: Cluster) -> None:

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from gpusched.cli import output
 from tests.cli.conftest import Site
 
 NOISY = """
@@ -69,3 +70,9 @@ def test_a_command_whose_streams_are_closed_does_its_work(site: Site, closed: st
     done = subprocess.run(words, env=site.env, cwd=site.folder, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert len(site.commands()) == 1
+
+
+def test_a_terminal_of_unknown_width_is_not_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "0")
+    assert output.console().width >= 80
