@@ -174,7 +174,7 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: 
     """
     milli = np.where((trace.gpus == 1) & shares, trace.gpu_milli, 1000)
     columns = [trace.gpus, trace.nodes, trace.cores, trace.memory_mib, trace.group, trace.gpu_type, milli]
-    if trace.node_lists:
+    if trace.nodelist is not None or trace.exclude is not None:
         columns += [np.full(len(trace), -1) if of is None else of for of in (trace.nodelist, trace.exclude)]
     distinct, index = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
     splitter = _Splitter(trace, pool, in_proportion)

@@ -15,8 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.errors import UsageError
+from gpusched.model.interference import JobClassEstimate
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import count_of
+from gpusched.sched.mapping.learned import TypeSpeeds
+from gpusched.sched.slicenames import base_of
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.pool import Demand, Pool, demand_of
 from gpusched.sim.profiles import Profiles, read_profiles
@@ -123,8 +126,42 @@ def speeds_of(rates: Rates, trace: Trace, pool: Pool, demand: Demand) -> Speeds:
     return Speeds(row, table, slowest, fastest, _notes(rates, list(rows), row, pool, lacking))
 
 
-def fastest(rates: Rates, trace: Trace, pool: Pool) -> Floats:
-    """Return each job's best speed alone on the pool's GPUs that it may get, ``float64[jobs]``."""
+def reported_speeds(learned: Mapping[str, JobClassEstimate], trace: Trace, pool: Pool, demand: Demand) -> Speeds:
+    """Return the speeds of a site's own jobs on other GPU types than they ran on, as their classes reported them.
+
+    ``learned``: estimates by job class. The rates are those by which live decisions map jobs to types.
+    """
+    none = no_speeds(len(trace), len(pool.gpu_types))
+    if trace.ran_on is None or not learned or len(pool.gpu_types) < 2:
+        return none
+    kind, kinds = dict(zip(map(base_of, pool.names), pool.gpu_type.tolist(), strict=True)), list[int]()
+    for nodes in trace.node_lists:
+        found = {kind.get(name, -1) for name in nodes.split("|")}
+        kinds.append(found.pop() if len(found) == 1 else -1)
+    on = np.array([*kinds, -1], np.int64)[trace.ran_on]
+    columns, names = np.column_stack((trace.user, trace.model, trace.gpus, on)), (*trace.models, "")
+    distinct, index = np.unique(columns, axis=0, return_inverse=True)
+    jobs = ((trace.user_name(user), names[model], gpus) for user, model, gpus, _ in distinct.tolist())
+    speeds = TypeSpeeds({}, pool.gpu_types, learned).of(jobs)
+    alike = (distinct[:, 3] < 0) | (speeds.max(axis=1) == speeds.min(axis=1)) | (speeds.min(axis=1) <= 0.0)
+    chosen = np.flatnonzero(~alike)
+    if not len(chosen):
+        return none
+    relative = speeds[chosen] / speeds[chosen, distinct[chosen, 3]][:, None]
+    row = np.full(len(distinct), -1, np.int64)
+    row[chosen] = np.arange(len(chosen))
+    row, table = row[index.reshape(-1)], np.ascontiguousarray(relative.T[:, :, None])
+    slowest, fastest = _range(row, table, pool, demand)
+    note = f"{count_of(int((row >= 0).sum()), 'job')} run on each GPU type as fast as jobs of their classes reported"
+    return Speeds(row, table, slowest, fastest, (note,))
+
+
+def fastest(
+    rates: Rates | None, trace: Trace, pool: Pool, learned: Mapping[str, JobClassEstimate] = {}
+) -> Floats:  # fmt: skip
+    """Return each job's best speed alone on the pool's GPUs that it may get, ``float64[jobs]``; as in replays."""
+    if rates is None:
+        return reported_speeds(learned, trace, pool, demand_of(trace, pool)).fastest
     return speeds_of(rates, trace, pool, demand_of(trace, pool)).fastest
 
 

@@ -142,12 +142,12 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
     loop, versions = kind.compiled, 1 if sim.pace is None else kind.versions
     if loop is not None and hasattr(loop, "signatures") and not is_on_disk(loop, versions):
         print("gpusched: compiling the simulator (once after installation or upgrade) ...", file=sys.stderr, flush=True)
-    one = np.ones(1, np.int64)
+    one, rated = np.ones(1, np.int64), sim.pace is not None and bool((sim.pace.runs["row"] >= 0).any())
     alike = ReplayOptions(
         placement=world.rule,
         estimator=options.estimator,
         share=world.shared,
-        rates=None if options.rates is None else Rates(profiles=Profiles(series={})),
+        rates=Rates(profiles=Profiles(series={})) if options.rates is not None or rated else None,
         elastic=None if options.elastic is None else ResizableJobs(least=one, most=one, linear=True),
         network=None if options.network is None else one_node_network(options.network),
         topology=options.topology,

@@ -313,14 +313,14 @@ def _run_in_parallel(
 
 
 def _bounds(scenario: Scenario, limits: bool, rates: Rates | None) -> Bounds:
-    """Return `bounds.bounds_of`; with ``rates`` every job runs as fast as on its best GPUs."""
+    """Return `bounds.bounds_of`, where every job runs as fast as on its best GPUs."""
     from gpusched.sim.rates import fastest
 
     trace = _trace_without(scenario.trace, scenario.carried)
     if rates is not None and trace.profile is not None:
         return Bounds()  # of slices no speeds are measured
-    if rates is not None:
-        trace = replace(trace, duration=trace.duration / fastest(rates, trace, scenario.pool))
+    if rates is not None or trace.ran_on is not None:
+        trace = replace(trace, duration=trace.duration / fastest(rates, trace, scenario.pool, scenario.learned))
     return bounds_of(trace, scenario.pool, limits=limits)
 
 

@@ -35,7 +35,7 @@ _FLAGS = tuple(name for name, kind in _KINDS.items() if kind == "Flags | None")
 SOME = (*(name for name, kind in _KINDS.items() if kind == "Ints | None"), *_FLAGS)
 _SOME_NAMES = {
     "account": "accounts", "qos": "classes", "policy": "policies", "profile": "profiles", "nodelist": "node_lists",
-    "exclude": "node_lists",
+    "exclude": "node_lists", "ran_on": "node_lists",
 }  # fmt: skip
 _FORMAT = "gpusched-trace"
 _SMALLEST = {"gpus": 0, "gpu_milli": 1, "nodes": 0}  # all others: -1

@@ -108,6 +108,7 @@ class Trace:
         share_mib: Of jobs that agreed to share GPUs, the MiB that they take of each; -1: of others; None: of no job.
         nodelist, exclude: Index into ``node_lists`` (names between ``|``): its only nodes, those that it avoids; -1:
             none; None: of no job.
+        ran_on: Index into ``node_lists``: all nodes on which it ran; -1: not known; None: of no job.
         max_nodes: Its GPUs may be spread over up to so many nodes, the fewest first; -1: as ``nodes`` says; None: of
             every job.
         one_rack: Which jobs run in one rack only; None: no job.
@@ -160,6 +161,7 @@ class Trace:
     share_mib: Ints | None = None
     nodelist: Ints | None = None
     exclude: Ints | None = None
+    ran_on: Ints | None = None
     max_nodes: Ints | None = None
     one_rack: Flags | None = None
     placement_wait: Ints | None = None

@@ -110,6 +110,8 @@ def test_lists_of_nodes_spread_and_own_waits_are_in_the_history(state: Path) -> 
             [2, 0, 1, 2],
         ]  # fmt: skip
         assert found.node_lists == ("n1|n2", "n3")
+        assert found.ran_on is not None
+        assert found.ran_on.tolist() == [0, 0, 0, 0], "all ran there"
     plain = trace_of(Store.create_or_open(state), name="own", until=START + 6)
     assert not plain.spreads
     assert plain.nodelist is None

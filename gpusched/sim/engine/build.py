@@ -79,7 +79,7 @@ from gpusched.sim.engine.step import mark_never
 from gpusched.sim.knowledge import Knowledge, knowledge_of, static_ranks
 from gpusched.sim.policies import HALF_LIFE_S, PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Demand, Pool, demand_of
-from gpusched.sim.rates import Rates, Speeds, no_speeds, restart_seconds, speeds_of
+from gpusched.sim.rates import Rates, Speeds, no_speeds, reported_speeds, restart_seconds, speeds_of
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, ReplayResult
 from gpusched.sim.sharing import Share, SharingBeliefs, fractional, pairing_costs, sharing_of
@@ -275,8 +275,11 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         unknown = np.isnan(trace.progress.cost_s) | is_hot(options.elastic, len(trace))  # of these it is no restart's
         restart_s = np.where(unknown, restart_s, trace.progress.cost_s)
     speeds = speeds_of(rates, trace, pool, demand) if rates else no_speeds(len(trace), len(pool.gpu_types))
+    if rates is None and options.elastic is None and share == "no":
+        speeds = reported_speeds(options.learned, trace, pool, demand)
     # Policies that know run times know those on the slowest GPUs that the job may get.
-    timed = trace if rates is None else replace(trace, duration=trace.duration / speeds.slowest)
+    by_type = rates is not None or bool((speeds.row >= 0).any())
+    timed = replace(trace, duration=trace.duration / speeds.slowest) if by_type else trace
     knowledge = knowledge_of(timed, policy)
     knowledge = knowledge._replace(notes=(*knowledge.notes, *notes, *speeds.notes, *of_restarts, *blind))
     if (share == "pairs" or options.reservations) and policy.knows == "nothing":  # what is looked ahead to is limits
@@ -308,7 +311,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         half_life_s=options.half_life_s, scratch=scratch, by_free=new_index(demand.resources, demand.gpus_only),
         ledger=ledger,
     )  # fmt: skip
-    if rates is not None or share != "no" or options.elastic is not None or options.network is not None:
+    if by_type or share != "no" or options.elastic is not None or options.network is not None:
         sim = _with_pace(sim, trace, pool, demand, speeds, options.limits, share)
     if believed is not None and share == "pairs" and sim.pace is not None:
         sim = _with_believed(sim, sim.pace, believed)

@@ -264,13 +264,19 @@ class _Past(NamedTuple):
         ran = ((run, self._end(run)) for run in self.runs[job.id])
         return sum(max(0.0, min(before, end) - run.start_time) for run, end in ran if end is not None)
 
+    def _nodes_of(self, job: JobRecord) -> set[str]:
+        return {node for run in self.runs.get(job.id, ()) for node in run.nodes}
+
     def _end(self, run: RunRecord) -> float | None:
         if self.until is None:
             return run.end_time
         return self.until if run.end_time is None else min(run.end_time, self.until)
 
     def with_progress(self, trace: Trace, jobs: Sequence[JobRecord]) -> Trace:
-        """Add these jobs' reported progress to the trace; unchanged without any and without resizable jobs."""
+        """Add these jobs' nodes to the trace, and reported progress, if there is any or jobs are resizable."""
+        known = {text: at for at, text in enumerate(trace.node_lists)}
+        ran_on = [known.setdefault("|".join(sorted(self._nodes_of(job))), len(known)) for job in jobs]
+        trace = replace(trace, ran_on=np.array(ran_on, np.int64), node_lists=tuple(known))
         if not any(job.id in self.progress or job.spec.elastic is not None for job in jobs):
             return trace
         sizes: list[tuple[int, int, float]] = []
