@@ -82,6 +82,7 @@ QUEUE = np.dtype([(n, _I8) for n in ("rule", "backfill", "fair", "priced", "kind
 # at: its next one in a pass.
 KIND = np.dtype([(n, _I8) for n in ("first", "last", "account", "gpus", "past", "at")])
 
+PASSED = 2  # in `Sim.dirty`: only the pass that puts jobs beside others is still to come
 REACHED, EXHAUSTED = 3, 4  # how a run ends, beside OVER: see `decide_forecast`
 TICK, UNTIL, SHADOW, CLOCKS = range(4)
 WORK, ALLOWED, TARGET, SEEN, OPEN, ASKED, COUNTERS = range(7)
@@ -185,13 +186,16 @@ def decide_forecast(sim: Sim, log: EventLog, passes: Passes, arrays: QueueArrays
         _relax_requests(sim, passes.jobs, arrays)
     partition = 0
     while partition < arrays.queues.size:
-        asked = sim.dirty[partition] != 0 and arrays.queues[partition]["waiting"] > 0
-        sim.dirty[partition] = 0
+        asked = (sim.dirty[partition] & 1) != 0 and arrays.queues[partition]["waiting"] > 0
         if asked:
+            sim.dirty[partition] = PASSED
             decide_partition(sim, log, passes, arrays, partition)
-            if entered < sim.counter[READY]:
-                entered = _enter_ready(sim, arrays, entered)
         partition = 0 if asked else partition + 1  # a start may let in a job of an earlier one
+        if partition == arrays.queues.size:
+            _pair_up_all(sim.pairs, sim, log, passes, arrays)
+        if entered < sim.counter[READY]:
+            partition, entered = 0, _enter_ready(sim, arrays, entered)
+    sim.dirty[:] = 0
     target = arrays.counter[TARGET]
     if target >= 0 and not np.isnan(sim.state[target]["first"]):
         return REACHED
@@ -363,7 +367,6 @@ def decide_partition(sim: Sim, log: EventLog, passes: Passes, arrays: QueueArray
         _mark_closed(passes.scratch.calendar, arrays)
         _leave_started(sim, arrays)
         start_granted(sim, log, outcome, None)
-    _pair_up(sim.pairs, sim, log, passes, arrays, partition)
 
 
 @jit
@@ -385,20 +388,20 @@ def _leave_started(sim: Sim, arrays: QueueArrays) -> None:
 
 
 @jit
-def _pair_up(
-    pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, arrays: QueueArrays, partition: int
-) -> None:
-    """Start jobs that the partition's own pass left waiting beside running ones."""
+def _pair_up_all(pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, arrays: QueueArrays) -> None:
+    """Start jobs that the partitions' own passes left waiting beside running ones."""
     if pairs is None:
         return
     outcome = arrays.outcome
-    queue = _pairing_candidates(pairs, sim, passes, arrays, partition)
-    if queue.size == 0:
-        return
-    outcome.total[:] = 0
-    pair_up(pairs, sim, log, passes, outcome, queue)
-    _leave_started(sim, arrays)
-    update_started_fit(arrays, sim.resources, passes.requests, passes.jobs.masks)
+    for partition in range(arrays.queues.size):
+        if sim.dirty[partition] == PASSED:
+            sim.dirty[partition] = 0
+            queue = _pairing_candidates(pairs, sim, passes, arrays, partition)
+            if queue.size > 0:
+                outcome.total[:] = 0
+                pair_up(pairs, sim, log, passes, outcome, queue, None)
+                _leave_started(sim, arrays)
+                update_started_fit(arrays, sim.resources, passes.requests, passes.jobs.masks)
 
 
 @jit

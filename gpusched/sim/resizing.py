@@ -170,7 +170,10 @@ class ResizedShapes:
             self._notes |= dict.fromkeys(rates.profiles.notes_of(name))
             if options.rates is not None:
                 self._known[row] = max((how for _, how in found), key=_BEST_FIRST.index)
-            world = world._replace(sim=sim._replace(pace=_with_row(sim.pace, np.array([s for s, _ in found]))))
+            types = np.zeros(len(sim.pace.speed), np.int64)
+            types[sim.pace.kind] = pool.gpu_type
+            alone = np.array([s for s, _ in found])[types]
+            world = world._replace(sim=sim._replace(pace=_with_row(sim.pace, alone)))
         return world, self._rows[kind]
 
     def notes(self, rows: Counter[int], what: str) -> tuple[str, ...]:
@@ -237,7 +240,7 @@ def held_amounts(shape: np.void) -> tuple[int | None, int | None]:
 
 
 def _with_row(pace: Pace, alone: Floats) -> Pace:
-    """Append a row of speeds by GPU type, with unknown slowdowns on shared GPUs."""
+    """Append a row of speeds by kind of nodes, with unknown slowdowns on shared GPUs."""
     row = pace.speed.shape[1]
     speed = np.full((len(alone), row + 1, row + 2), np.nan)
     speed[:, :row, : row + 1] = pace.speed

@@ -87,10 +87,9 @@ def sharing_of(
 ) -> tuple[Share, tuple[str, ...]]:
     """Return how GPUs are shared under a policy with this placement, and notes; ``costs``: whether placement costs."""
     asked, parts = asked if believed is None else "pairs", fractional(trace)
-    whole = policy.chooses_sizes or rule not in PLACEMENTS or (policy.preempts and asked == "pairs")
-    by_pass = not costs and rule not in MAPPING_PLACES and policy.backfill != "conservative"
-    whole = whole or (not by_pass and (asked == "fractions" or parts > 0))
-    if asked != "no" and whole:
+    by_pass = not costs and rule in PLACEMENTS and rule not in MAPPING_PLACES and policy.backfill != "conservative"
+    whole = policy.chooses_sizes or not by_pass
+    if asked != "no" and whole and (asked == "fractions" or parts > 0):
         return "no", (f"{policy.name} does not share GPUs: every job holds whole ones",)
     if asked == "no":
         return "no", (f"{count_of(parts, 'job')} that request part of a GPU hold a whole one",) if parts else ()

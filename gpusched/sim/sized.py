@@ -119,18 +119,19 @@ def _with_room(world: SimWorld, menus: Menus, menu: Ints) -> SimWorld:
     """Return the world with space for each job's nodes at its widest size."""
     parts = np.append(world.sim.shapes["parts"], 0)[menus.shape].max(axis=1)[menu]
     world.sim.jobs["offset"] = np.cumsum(parts) - parts
-    slots = most_parts_running(world.demand, int(parts.sum()))
+    most = int(parts.sum())
+    slots = most_parts_running(world.demand, most) if world.sim.pairs is None else most
     passes, shapes = world.passes, len(world.sim.shapes)
     failed, failed_late = (np.zeros(shapes, np.int64) for _ in range(2))
     calendar = passes.scratch.calendar
     entries = 0 if calendar is None else len(calendar.node)
-    plan = passes.scratch.plan and new_plan(len(world.pool), shapes, entries, slots + 2 * int(parts.sum()))
+    plan = passes.scratch.plan and new_plan(len(world.pool), shapes, entries, slots + 2 * most)
     passes = passes._replace(
         jobs=passes.jobs._replace(shape=world.demand.shape.copy()),  # it changes; the demand does not
         scratch=passes.scratch._replace(failed=failed, failed_late=failed_late, plan=plan),
         releases=new_releases(slots + 1),
     )
-    sim = world.sim._replace(held=np.full(int(parts.sum()), -1, np.int64))
+    sim = world.sim._replace(held=np.full(most, -1, np.int64))
     return world._replace(sim=sim, passes=passes)
 
 

@@ -361,6 +361,22 @@ def test_limits_ahead_count_a_gpu_of_two_jobs_for_both_as_live() -> None:
     assert starts(ahead, ahead.by_limits) == {"w": NOW + 30}, "live the end of the first leaves two GPUs of the limit"
 
 
+def test_limits_over_two_partitions_leave_room_to_both_queues_ahead_before_any_job_is_put_beside_another() -> None:
+    sharing = {"sharing": SharingSettings(mode="time-slicing", slowdown=1.0), "shareable": {0: 40}}
+    nodes = [msgspec.structs.replace(node("n", 1, partition="p"), **sharing), node("m", 1, partition="q")]
+    agreed = {"share": "pairs", "gpu_memory_mib": 10}
+    jobs = [pending("beside", 1, user="ann", partition="p"), pending("own", 1, user="ann", partition="q")]
+    jobs[0] = msgspec.structs.replace(jobs[0], spec=msgspec.structs.replace(jobs[0].spec, **agreed))
+    runs = running("r", {"n": (0,)}, NOW + 30, user="ann")
+    runs = msgspec.structs.replace(runs, shares=(0,), spec=jobs[0].spec)
+    snap = with_bounds(snapshot(nodes, jobs, [runs]), Quotas(users={"ann": Limits(gpus=2)}), ())
+    assert {action.job_id for action in decide(snap).actions} == {"own"}
+    alone = msgspec.structs.replace(snap, pending=snap.pending[:1])
+    assert {action.job_id for action in decide(alone).actions} == {"beside"}
+    ahead = ahead_of(snap)
+    assert starts(ahead, ahead.by_limits) == {"own": NOW, "beside": NOW + 30}
+
+
 class Costly(Plain):
     """With what places cost: a job may take any that there is at the end of its patience for it."""
 

@@ -132,7 +132,7 @@ def _decide_all(sim: Sim, log: EventLog, passes: Passes, state: AgentQueue) -> i
             if not sound:
                 return INVALID_OUTPUT
         start_granted(sim, log, state.outcome, None)
-        pair_up(sim.pairs, sim, log, passes, state.outcome, own)
+        pair_up(sim.pairs, sim, log, passes, state.outcome, own, None)
         if state.outcome.total[0] > 0:
             remove_running(sim, state.waiting, state.size)
         for i in range(state.outcome.total[0]):

@@ -35,7 +35,7 @@ from gpusched.sched.state import (
     BACKFILL,
     BEST_FIT,
     PLACES,
-    RESOURCES,
+    POLICY,
     SKIP,
     STARTED,
     ClusterState,
@@ -257,7 +257,7 @@ def _note_starts(
         if j >= field.waits:
             continue
         job, result = own[j], int(code[j])
-        outcome.code[job] = RESOURCES if result == GIVEN else result
+        outcome.code[job] = POLICY if result == GIVEN else result  # it is put beside none: others leave for it
         if result != STARTED:
             continue
         at, first = int(outcome.total[1]), int(shares.offset[j])

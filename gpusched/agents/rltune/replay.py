@@ -33,13 +33,14 @@ from gpusched.sched.state import ClusterState, Flags, Floats, Ints, Records, cop
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
-from gpusched.sim.engine.pace import elapsed_run_s, total_run_s
+from gpusched.sim.engine.pace import elapsed_run_s, mate_of, total_run_s
 from gpusched.sim.engine.preempt import (
     PreemptionPlan,
     allocate_with_preemption,
     apply_plan,
     keep_running,
     new_plan,
+    pair_waiting,
     refresh_active,
     reset,
 )
@@ -170,7 +171,7 @@ def guard_of(world: SimWorld) -> Guard:
 @jit
 def protected_until(sim: Sim, guard: Guard, job: int) -> float:
     """Return until when a running job is protected; -inf: not protected; inf: for ever."""
-    if not guard.may[job]:
+    if not guard.may[job] or mate_of(sim.pace, job) >= 0:
         return np.inf
     until = sim.state[job]["start"] + guard.min_run_s[0]
     if guard.stops.shape[1] > 0:
@@ -233,6 +234,7 @@ def decide_ranked(sim: Sim, log: EventLog, passes: Passes, of: RankingState) -> 
     allocate_with_preemption(sim, passes, plan, _queue_of(sim, passes, plan, guard, of.holders, order))
     _remember(sim, plan, guard, jobs)
     apply_plan(sim, log, plan, of.restart_s)
+    pair_waiting(sim.pairs, sim, log, passes, plan, order, of.restart_s)
     sim.clock[1] = _next_change(sim, guard, facts, ranking, jobs, of.restart_s)
     return DECIDE
 

@@ -37,6 +37,9 @@ GIVEN = 101
 """In place of a code: it is given nodes that it does not have, on which others may still be."""
 
 
+PINNED = 2
+
+
 def steady_rule(place: int) -> int:
     """Return the placement rule for preemptible jobs: first fit for random rules, best fit for a mapping."""
     return {NAIVE: FIRST_FIT, RANDOM: FIRST_FIT, FASTEST: BEST_FIT, MILP: BEST_FIT}.get(place, place)
@@ -65,7 +68,8 @@ class PreemptiveAllocation(NamedTuple):
     Attributes:
         idle: What the jobs before left of the resources that no job uses now.
         usable: The nodes as they are, empty of jobs.
-        runs: ``uint8[jobs]``. first: ``int64[jobs]``: where a running job's nodes begin in ``held: int64[...]``.
+        runs: ``uint8[jobs]``: 1, or PINNED: its nodes were taken for it before all others.
+        first: ``int64[jobs]``: where a running job's nodes begin in ``held: int64[...]``.
         ends: ``float64[jobs]``: when a running job ends by its limit, seconds.
         holders: The running jobs in the queue's order. ``through: int64[2]``: how many have been gone through, and all.
             None: the placement rule chooses the jobs to preempt.
@@ -95,8 +99,8 @@ class PreemptiveAllocation(NamedTuple):
 
 @jit
 def _keeps(state: ClusterState, job: int, of: PreemptiveAllocation) -> bool:
-    if not of.runs[job]:
-        return False
+    if of.runs[job] != 1:
+        return bool(of.runs[job] == PINNED)
     request = request_of(state.requests, state.jobs.shape[job])
     kept = keeps(state.resources, of.usable, request, of.held, of.first[job], job)
     if kept:

@@ -238,7 +238,10 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     if rule not in PLACEMENTS and rule not in components("placements"):
         known = dict.fromkeys((*PLACEMENTS, *components("placements")))
         raise UsageError(f"no placement named {rule!r}; one of {', '.join(known)}")
-    believed = options.believed
+    believed, elastic = options.believed, options.elastic
+    resizable = np.zeros(len(trace), np.bool_) if elastic is None else elastic.least < elastic.most
+    if believed is not None:  # as live, jobs that may change size share nothing
+        believed = believed._replace(row=np.where(resizable, -1, believed.row))
     if needs_snapshots(unsplit, options, policy):  # nothing is shared beside slices that are cut on demand, nor resized
         options = replace(options, share="no", believed=None, elastic=None)
         believed = None
@@ -312,7 +315,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         ledger=ledger,
     )  # fmt: skip
     if by_type or share != "no" or options.elastic is not None or options.network is not None:
-        sim = _with_pace(sim, trace, pool, demand, speeds, options.limits, share)
+        sim = _with_pace(sim, trace, pool, demand, speeds, options.limits, share, resizable)
     if believed is not None and share == "pairs" and sim.pace is not None:
         sim = _with_believed(sim, sim.pace, believed)
     if sim.resources.shared is not None:
@@ -381,13 +384,14 @@ def _excluding(demand: Demand, never: dict[int, str]) -> Demand:
 
 
 def _with_pace(
-    sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, limits: bool, share: Share
+    sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, limits: bool, share: Share,
+    resizable: npt.NDArray[np.bool_],
 ) -> Sim:  # fmt: skip
     """Set speeds and shared GPUs; work is in recorded seconds, and time limits apply to the time that jobs run."""
     limit = time_limits(trace) if limits else np.full(len(trace), np.inf)
     sim.jobs["duration"], sim.jobs["overlong"] = trace.duration, 0
     sim.state["left"] = trace.duration
-    whole = np.where((trace.gpus == 1) & (trace.gpu_milli < WHOLE), -1, speeds.row)
+    whole = np.where(resizable | ((trace.gpus == 1) & (trace.gpu_milli < WHOLE)), -1, speeds.row)
     pairs = Paired(pairing_costs(speeds.table), whole, True, np.zeros(1, np.int64)) if share == "pairs" else None
     pace = Pace(
         runs=filled(

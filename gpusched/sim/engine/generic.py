@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.compiled import in_python, jit
+from gpusched.compiled import in_python, inlined, jit
 from gpusched.errors import UsageError
 from gpusched.model.limits import Groups, split_leaf
 from gpusched.sched.fairtree import USER, FairShareTree, account, rank_users, tree_of
@@ -38,7 +38,7 @@ from gpusched.sim.engine.ledger import other_changes
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of, waiting_in
 from gpusched.sim.engine.share import pair_up, release_pairs_once, split_with
-from gpusched.sim.engine.state import DECIDE, ENDED, READY, RUNNING, RUNS, EventLog, Passes, Sim
+from gpusched.sim.engine.state import DECIDE, ENDED, READY, RUNNING, RUNS, EventLog, Paired, Passes, Sim
 from gpusched.sim.knowledge import explicit_priorities
 from gpusched.sim.policies import PLACEMENTS
 
@@ -121,10 +121,11 @@ def decide_generic(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue) -> 
     for partition in range(sim.dirty.size):
         if sim.dirty[partition]:
             _decide(sim, log, passes, queue, partition, backfill)
-            sim.dirty[partition] = 0
     while queue.rule == NAIVE and sim.counter[RUNS] == 0 and _any_feasible(sim, passes, queue):
         for partition in range(sim.dirty.size):
             _decide(sim, log, passes, queue, partition, backfill)
+    pair_waiting(sim.pairs, sim, log, passes, queue)
+    sim.dirty[:] = 0
     if due:
         queue.next_s[0] = np.inf
     elif queue.size[0] > 0:
@@ -188,8 +189,21 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue, partition:
     release_pairs_once(sim.pairs, sim, passes.releases)
     pass_by_rule(state_of(sim, passes, queue.outcome), waiting, backfill, PlacementRule(queue.rule, passes.rng))
     start_granted(sim, log, queue.outcome, None)
-    pair_up(sim.pairs, sim, log, passes, queue.outcome, waiting)
     dequeue_started(sim, queue, waiting)
+
+
+@inlined
+@jit
+def pair_waiting(pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, queue: SimQueue) -> None:
+    """Start jobs that all partitions' passes left waiting beside others, as live: limits may cover partitions."""
+    if pairs is None:
+        return
+    for partition in range(sim.dirty.size):
+        if sim.dirty[partition]:
+            waiting = ordered(sim, queue, partition)
+            queue.outcome.total[:] = 0
+            pair_up(pairs, sim, log, passes, queue.outcome, waiting, None)
+            dequeue_started(sim, queue, waiting)
 
 
 @jit

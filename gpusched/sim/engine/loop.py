@@ -61,7 +61,7 @@ def next_decision(sim: Sim, log: EventLog, passes: Passes) -> int:
         job = sim.ended[i]
         drop_ended(passes.releases, sim.state[job]["until"], job)
         if sim.state[job]["status"] == RUNNING:  # it has lost a rank
-            _note_held(sim, passes, job)
+            note_running(sim, passes, job)
     turned = turn_due(passes.scratch.calendar, passes.jobs.masks, sim.clock[0])
     if turned or sim.counter[MOVED] > 0:
         for node in range(sim.node.size):
@@ -71,7 +71,7 @@ def next_decision(sim: Sim, log: EventLog, passes: Passes) -> int:
 
 
 @jit
-def _note_held(sim: Sim, passes: Passes, job: int) -> None:
+def note_running(sim: Sim, passes: Passes, job: int) -> None:
     """Note when a running job gives back what it holds."""
     request = shape_request(sim.shapes, sim.jobs[job]["shape"])
     for part in range(request.parts):

@@ -131,6 +131,7 @@ class MappedRun:
         self._limit = world.passes.jobs.limit.copy()
         self._state = state_of(world.sim, world.passes, self._queue.outcome)
         self._map_queue = QueueMapper(world, self._state)
+        self._in_turn = world.policy.by_agent  # live an agent decides about one partition alone
 
     def __call__(self, log: EventLog) -> int:
         """Replay to the end; return OVER, or GROW (call again)."""
@@ -140,8 +141,13 @@ class MappedRun:
         """Map every partition in which something happened."""
         sim = self._world.sim
         self.update_queue()
+        queues = dict[int, Ints]()
         for partition in np.flatnonzero(sim.dirty).tolist():
-            self._decide(log, partition)
+            queues[partition] = self._decide(log, partition)
+            if self._in_turn:
+                self._pair_up(log, queues.pop(partition))
+        for waiting in queues.values():
+            self._pair_up(log, waiting)
         sim.dirty[:] = 0
         return DECIDE
 
@@ -160,21 +166,32 @@ class MappedRun:
     def started(self, jobs: Ints) -> None:
         """Handle jobs that have just started."""
 
-    def _decide(self, log: EventLog, partition: int) -> None:
-        """Map one partition, and start its jobs in the engine."""
-        sim, passes, queue, outcome = self._world.sim, self._world.passes, self._queue, self._queue.outcome
+    def _decide(self, log: EventLog, partition: int) -> Ints:
+        """Map one partition, and start its jobs in the engine; return its queue in order."""
+        sim, passes, outcome = self._world.sim, self._world.passes, self._queue.outcome
         waiting = self.order(partition)
-        if not len(waiting):
-            return
         outcome.total[:] = 0
+        if not len(waiting):
+            return waiting
         outcome.code[waiting] = PRIORITY  # of jobs that are in no mapping
         if sim.pairs is not None:
             release_pairs_once(sim.pairs, sim, passes.releases)
         self._map(log, partition, waiting)
+        self._dequeue(waiting)
+        return waiting
+
+    def _pair_up(self, log: EventLog, waiting: Ints) -> None:
+        """Start jobs of a partition's queue that its mapping left waiting beside others."""
+        sim, outcome = self._world.sim, self._queue.outcome
         if sim.pairs is not None:
-            pair_up(sim.pairs, sim, log, passes, outcome, waiting)
+            outcome.total[:] = 0
+            pair_up(sim.pairs, sim, log, self._world.passes, outcome, waiting, None)
+            self._dequeue(waiting)
+
+    def _dequeue(self, waiting: Ints) -> None:
+        outcome = self._queue.outcome
         self.started(outcome.started[: outcome.total[0]])
-        dequeue_started(sim, queue, waiting)
+        dequeue_started(self._world.sim, self._queue, waiting)
 
     def _map(self, log: EventLog, partition: int, waiting: Ints) -> None:
         """Start the jobs of a queue that have a place in its mapping."""

@@ -251,6 +251,12 @@ def part_from_gpu(shared: SharedGpus | None, job: int) -> None:
 
 
 @jit
+def mate_of(pace: Pace | None, job: int) -> int:
+    """Return the job that shares all its GPUs with a running one; -1: none."""
+    return -1 if pace is None else int(pace.runs[job]["mate"])
+
+
+@jit
 def _leave_mate(pace: Pace, sim: Sim, job: int, request: PlacementRequest) -> PlacementRequest:
     """Separate a job from the one that shares its GPUs and keeps them."""
     mate = pace.runs[job]["mate"]

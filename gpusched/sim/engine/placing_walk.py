@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.compiled import jit
+from gpusched.compiled import inlined, jit
 from gpusched.sched.fit import set_feasibility_of
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
 from gpusched.sched.sorting import by_priority, stable_order
@@ -36,7 +36,7 @@ from gpusched.sim.engine.placing import (
 )
 from gpusched.sim.engine.queue import remove_running, start_granted, state_of
 from gpusched.sim.engine.share import note_unreached, pair_up, release_pairs_once
-from gpusched.sim.engine.state import CHANGED, DECIDE, RUNNING, EventLog, Passes, Sim
+from gpusched.sim.engine.state import CHANGED, DECIDE, RUNNING, EventLog, Paired, Passes, Sim
 
 
 class Walk(NamedTuple):
@@ -73,7 +73,7 @@ def decide_walk(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> int:
         waiting, held = queue_now(sim, passes, walk, queue)
         _pass(sim, log, passes, walk, waiting[: held + 1], SKIP)
         _pass(sim, log, passes, walk, jobs_behind(sim, walk, queue, waiting, held), walk.placing.backfill)
-        put_beside(sim, log, passes, walk, waiting)
+    _put_beside_all(sim.pairs, sim, log, passes, walk)
     return end_walk(sim, walk)
 
 
@@ -233,12 +233,22 @@ def place(sim: Sim, passes: Passes, walk: Walk, waiting: Ints, backfill: int) ->
                 of.wake[0] = min(of.wake[0], until_of(walk.costs, job, cost))
 
 
+@inlined
+@jit
+def _put_beside_all(pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> None:
+    """Do so for each partition, once the passes of all are over."""
+    if pairs is not None:
+        for queue in range(walk.placing.queues.size):
+            walk.outcome.total[:] = 0
+            put_beside(sim, log, passes, walk, _ordered(sim, walk, queue))
+
+
 @jit
 def put_beside(sim: Sim, log: EventLog, passes: Passes, walk: Walk, waiting: Ints) -> None:
     """Start jobs beside running ones that the passes could not place, where they share GPUs."""
     outcome = walk.outcome
     before = outcome.total[0]
-    pair_up(sim.pairs, sim, log, passes, outcome, waiting)
+    pair_up(sim.pairs, sim, log, passes, outcome, waiting, None)
     for i in range(before, outcome.total[0]):
         note_start(sim, walk.queue, outcome.started[i])
 

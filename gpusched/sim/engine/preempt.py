@@ -2,10 +2,10 @@
 
 At every decision all jobs in the system, running or waiting, are taken by explicit priority, then in the policy's
 order, and each is given nodes out of the whole pool: a running job keeps its own where those before it left them;
-another gets idle nodes, else nodes of jobs that come after it. Running jobs that got none are stopped. What was done is
-kept (checkpoint); every restart holds its nodes for the job's ``restart_s`` before its work goes on. A limit that
-leaves too little for a job keeps it waiting; what a stopped job took of limits others may take from the next decision
-on.
+another gets idle nodes, else nodes of jobs that come after it. Running jobs that got none are stopped, but for two
+that share GPUs. What was done is kept (checkpoint); every restart holds its nodes for the job's ``restart_s`` before
+its work goes on. A limit that leaves too little for a job keeps it waiting; what a stopped job took of limits others
+may take from the next decision on.
 """
 
 from __future__ import annotations
@@ -14,13 +14,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.compiled import jit
+from gpusched.compiled import inlined, jit
 from gpusched.sched.backfill import copy_room
-from gpusched.sched.fit import gpus_asked
-from gpusched.sched.kernel.preempting import Filling, PreemptiveAllocation, note_held, preempting_pass, steady_rule
+from gpusched.sched.fit import gpus_asked, with_gpus
+from gpusched.sched.kernel.preempting import (
+    PINNED,
+    Filling,
+    PreemptiveAllocation,
+    note_held,
+    preempting_pass,
+    steady_rule,
+)
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.reclaim import Holders, retain
-from gpusched.sched.sorting import by_priority, stable_order
+from gpusched.sched.sorting import ascending, by_priority, stable_order
 from gpusched.sched.state import (
     SKIP,
     WHOLE,
@@ -36,10 +43,11 @@ from gpusched.sched.state import (
 )
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.ledger import SimLedger, bind_waiting, jobs_planned, plan_copy, reset_plan
-from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.pace import elapsed_run_s, work_left
-from gpusched.sim.engine.queue import enter
-from gpusched.sim.engine.state import DECIDE, READY, RUNNING, WAITING, EventLog, Passes, Sim, shape_request
+from gpusched.sim.engine.loop import looped, note_running
+from gpusched.sim.engine.pace import elapsed_run_s, mate_of, work_left
+from gpusched.sim.engine.queue import enter, waiting_in
+from gpusched.sim.engine.share import pair_up, release_pairs_once
+from gpusched.sim.engine.state import DECIDE, READY, RUNNING, WAITING, EventLog, Paired, Passes, Sim, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.knowledge import explicit_priorities
 from gpusched.sim.policies import PLACEMENTS
@@ -85,7 +93,8 @@ def new_plan(world: SimWorld, holders: Holders | None = None, filling: Filling |
         np.zeros(len(world.passes.releases.order) + 1, np.int64), offset, np.zeros(2, np.int64), cleared, filling,
     )  # fmt: skip
     size, priority = np.zeros(1, np.int64), explicit_priorities(world.trace)
-    return PreemptionPlan(active, size, priority, plan_copy(sim.ledger), whole, shares, new_outcome(jobs, 0))
+    outcome = new_outcome(jobs, 0 if sim.pairs is None else len(sim.held))
+    return PreemptionPlan(active, size, priority, plan_copy(sim.ledger), whole, shares, outcome)
 
 
 def new_filling(world: SimWorld) -> Filling:
@@ -118,8 +127,11 @@ def decide_preemptive(sim: Sim, log: EventLog, passes: Passes, of: Preemptive) -
     jobs = plan.active[: plan.size[0]]
     reset(sim, passes, plan)
     keys = _keys(sim, jobs, of.policy, of.restart_s, of.thresholds)
-    allocate_with_preemption(sim, passes, plan, by_priority(jobs[stable_order(keys)], plan.priority))
+    order = by_priority(jobs[stable_order(keys)], plan.priority)
+    _pin_pairs(sim.pairs, sim, passes, plan)
+    allocate_with_preemption(sim, passes, plan, order)
     apply_plan(sim, log, plan, of.restart_s)
+    pair_waiting(sim.pairs, sim, log, passes, plan, order, of.restart_s)
     if of.policy == LAS:
         sim.clock[1] = _next_demotion(sim, jobs, of.restart_s, of.thresholds)
     return DECIDE
@@ -236,9 +248,44 @@ def allocate_with_preemption(sim: Sim, passes: Passes, plan: PreemptionPlan, que
 def keep_running(sim: Sim, passes: Passes, plan: PreemptionPlan, job: int) -> None:
     """Keep a running job on its nodes, whatever comes before it."""
     request, first, ends = shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.jobs[job]["offset"], plan.shares.ends
+    mate = mate_of(sim.pace, job)
+    if 0 <= mate < job:  # what two have is counted with the first
+        request = with_gpus(request, max(0, request.gpus - sim.shapes[sim.jobs[mate]["shape"]]["gpus"]))
     retain(plan.whole, request, sim.held, first, job)
     note_held(passes.scratch.calendar, passes.releases, request, sim.held, first, ends[job], job)
     plan.outcome.code[job] = KEPT
+
+
+@inlined
+@jit
+def _pin_pairs(pairs: Paired | None, sim: Sim, passes: Passes, plan: PreemptionPlan) -> None:
+    """Keep the jobs that share GPUs on their nodes, as live."""
+    if pairs is None:
+        return
+    for i in range(plan.size[0]):
+        job = plan.active[i]
+        if plan.shares.runs[job] and mate_of(sim.pace, job) >= 0:
+            keep_running(sim, passes, plan, job)
+            plan.shares.runs[job] = PINNED
+
+
+@inlined
+@jit
+def pair_waiting(
+    pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, plan: PreemptionPlan, order: Ints, restart_s: Floats
+) -> None:
+    """Start jobs that the plan left waiting beside running ones, each partition's in this order."""
+    if pairs is None:
+        return
+    for job in ascending(sim.ends.item[: sim.ends.size[0]]):
+        note_running(sim, passes, job)
+    pairs.parted[0] = 1
+    release_pairs_once(pairs, sim, passes.releases)
+    for partition in range(sim.dirty.size):
+        plan.outcome.total[:] = 0
+        own = waiting_in(sim, order, plan.size, partition)
+        pair_up(pairs, sim, log, passes, plan.outcome, own, restart_s)
+    passes.releases.used[:] = 0
 
 
 @jit

@@ -53,11 +53,12 @@ def start_granted(sim: Sim, log: EventLog, outcome: PassOutcome, restart_s: Floa
         job, shape = outcome.started[i], outcome.shape[outcome.started[i]]
         sim.jobs[job]["shape"] = shape
         gpus = enter_gpu(sim.pace, sim.resources.shared, job, sim.shapes[shape]["gpus"])
-        start_job(sim, log, job, outcome.nodes, outcome.offset[job], gpus, _restart_cost(restart_s, job))
+        start_job(sim, log, job, outcome.nodes, outcome.offset[job], gpus, restart_cost(restart_s, job))
 
 
 @jit
-def _restart_cost(restart_s: Floats | None, job: int) -> float:
+def restart_cost(restart_s: Floats | None, job: int) -> float:
+    """Return the seconds lost by a job's restart."""
     return 0.0 if restart_s is None else float(restart_s[job])
 
 

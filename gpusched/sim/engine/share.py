@@ -11,10 +11,10 @@ import numpy as np
 from gpusched.compiled import inlined, jit
 from gpusched.sched.kernel.beside import MATE, pairings_of, pass_beside, wait_for_room
 from gpusched.sched.sorting import ascending
-from gpusched.sched.state import Ints, PassOutcome, Releases
+from gpusched.sched.state import Floats, Ints, PassOutcome, Releases
 from gpusched.sim.engine.log import log_event
 from gpusched.sim.engine.pace import shared_gpu
-from gpusched.sim.engine.queue import state_of
+from gpusched.sim.engine.queue import restart_cost, state_of
 from gpusched.sim.engine.state import EventLog, Pace, Paired, Passes, Sim
 from gpusched.sim.engine.step import start_job
 from gpusched.sim.result import PAIRED
@@ -30,8 +30,11 @@ def note_unreached(pairs: Paired | None, outcome: PassOutcome, ordered: Ints, co
 
 @inlined
 @jit
-def pair_up(pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, outcome: PassOutcome, ordered: Ints) -> None:
-    """Start jobs beside running ones that ``outcome``'s pass could not place."""
+def pair_up(
+    pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, outcome: PassOutcome, ordered: Ints,
+    restart_s: Floats | None,
+) -> None:  # fmt: skip
+    """Start jobs beside running ones that ``outcome``'s pass could not place; ``restart_s`` as in `start_granted`."""
     if pairs is None or outcome.total[0] >= ordered.size:
         return
     pace = sim.pace
@@ -64,7 +67,7 @@ def pair_up(pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, outco
         pace.runs[mate]["mate"] = job
         sim.jobs[job]["shape"] = outcome.shape[job]
         log_event(sim, log, PAIRED, mate)
-        start_job(sim, log, job, outcome.nodes, outcome.offset[job], 0, 0.0)
+        start_job(sim, log, job, outcome.nodes, outcome.offset[job], 0, restart_cost(restart_s, job))
 
 
 @jit

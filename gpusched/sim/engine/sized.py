@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpusched.compiled import jit
+from gpusched.compiled import inlined, jit
 from gpusched.model.jobs import HOUR_S
 from gpusched.sched.backfill import take
 from gpusched.sched.fit import request_of
@@ -22,14 +22,15 @@ from gpusched.sched.sizing.question import COUNT, Claims, Scene
 from gpusched.sched.sizing.rules import wish
 from gpusched.sched.sizing.settle import SizingRules, gather, joining, settle, trial_copy
 from gpusched.sched.sorting import ascending
-from gpusched.sched.state import NONE, Flags, Floats, Ints, PassOutcome, Records, Resources
+from gpusched.sched.state import NONE, PRIORITY, Flags, Floats, Ints, PassOutcome, Records, Resources
 from gpusched.sim.engine.hot import change_ranks
 from gpusched.sim.engine.ledger import SimLedger, charge_at, exceeds_at, reset_plan, set_gpus
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import work_left
 from gpusched.sim.engine.placing_walk import Walk, begin_round, place, request_now, set_layouts, set_wake
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of
-from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Ranks, Sim, shape_request
+from gpusched.sim.engine.share import note_unreached, pair_up, release_pairs_once
+from gpusched.sim.engine.state import DECIDE, READY, EventLog, Paired, Passes, Ranks, Sim, shape_request
 from gpusched.sim.engine.step import stop_job
 from gpusched.sim.result import PREEMPTED
 
@@ -164,11 +165,8 @@ def _apply_sizes(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
     scene = _scene_now(sizer)
     if sizer.size[0] > 0:
         start_granted(sim, log, sizer.outcome, sizer.restart_s)
-        for i in range(sizer.outcome.total[0]):
-            own = sizer.jobs[sizer.outcome.started[i]]
-            own["resume"], own["begun"], own["changed"] = 0, sim.clock[0], sim.clock[0]
-            _note_limit(sim.ranks, sizer.outcome.started[i], sim.clock[0] + own["limit"])
-        remove_running(sim, sizer.waiting, sizer.size)
+        _note_starts(sim, sizer)
+        _pair_up(sim.pairs, sim, log, passes, sizer)
     stops = 0
     reset_plan(sizer.ledger, sim.ledger)
     free = trial_copy(passes.scratch, sim.resources)  # no rank joins on what is released at this decision
@@ -189,12 +187,34 @@ def _apply_sizes(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
 
 
 @jit
+def _note_starts(sim: Sim, sizer: Sizer) -> None:
+    """Record the jobs that the outcome has started."""
+    for i in range(sizer.outcome.total[0]):
+        own = sizer.jobs[sizer.outcome.started[i]]
+        own["resume"], own["begun"], own["changed"] = 0, sim.clock[0], sim.clock[0]
+        _note_limit(sim.ranks, sizer.outcome.started[i], sim.clock[0] + own["limit"])
+    remove_running(sim, sizer.waiting, sizer.size)
+
+
+@inlined
+@jit
+def _pair_up(pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> None:
+    """Start jobs that the pass left waiting beside others, before any is stopped."""
+    if pairs is not None:
+        sizer.outcome.total[:] = 0
+        pair_up(pairs, sim, log, passes, sizer.outcome, sizer.queue[: sizer.at[QUEUED]], sizer.restart_s)
+        _note_starts(sim, sizer)
+
+
+@jit
 def _place_queue(sim: Sim, passes: Passes, sizer: Sizer) -> bool:
     """Decide which jobs of the partition's queue start where; False: that is for a mapping."""
     sizer.outcome.total[:] = 0
     if sizer.size[0] > 0:
         sizer.at[QUEUED] = _set_queue(sim, passes, sizer, _scene_now(sizer))
         queue = sizer.queue[: sizer.at[QUEUED]]
+        release_pairs_once(sim.pairs, sim, passes.releases)
+        note_unreached(sim.pairs, sizer.outcome, queue, PRIORITY)
         if sizer.maps and queue.size > 0:
             return False
         _place(sizer.walk, sim, passes, sizer, queue)
