@@ -33,6 +33,7 @@ OPENB = "traces/openb_pod_list_default.csv.gz"
 OPENB_SHA256 = "dc395ddbd156933a57da9caee1d79ddd745146deb1255bcb1f4aac54bc3047f3"
 PAIRS = "profiles/contention/deepshare_pairs.csv"
 PAIRS_SHA256 = "f87e7ae33993b0c3520a4c389962f3aebbfcbc8acf3d7a057d8ebac7dff7ddeb"
+FOREIGN = "made on another type of CPU"
 SHORT_LOG = "gpusched trace generate benchmarks/weights_workload.yaml -o {out}/log.csv"
 _PUBLIC = f"gpusched reproduce rltune --policy {{policy}} --trace {{data}}/{PHILLY} --out {{out}}/{WEIGHTS}"
 _SHORT = f"gpusched reproduce rltune --policy {{policy}} --quick --trace {{out}}/log.csv --out {{out}}/{WEIGHTS}"
@@ -46,14 +47,14 @@ class ShippedWeights(NamedTuple):
         command: What makes it; ``{out}``: an empty folder, for `WEIGHTS`; ``{data}``: the folder of the traces.
         short: Commands of a tiny version.
         data: Traces and tables -> SHA-256 of those that the file is of.
-        elsewhere: Whether the file was made on another type of CPU, and may differ from what is made here.
+        differs: Why the file may differ from what is made here; "": it must not.
     """
 
     file: str
     command: str
     short: tuple[str, ...]
     data: dict[str, str]
-    elsewhere: bool = False
+    differs: str = ""
 
 
 def _rltune(policy: str) -> ShippedWeights:
@@ -64,20 +65,20 @@ def _rltune(policy: str) -> ShippedWeights:
 
 
 def _paper(
-    agent: str, options: str = "", data: dict[str, str] | None = None, elsewhere: bool = False
+    agent: str, options: str = "", data: dict[str, str] | None = None, differs: str = ""
 ) -> ShippedWeights:  # fmt: skip
     """Return the row of an agent of ``reproduce``; the short version draws its workloads instead of having ``data``."""
     command, out = f"gpusched reproduce {agent}", f"--out {{out}}/{WEIGHTS}"
     file = f"gpusched/data/{agent}.safetensors"
-    return ShippedWeights(file, f"{command}{options} {out}", (f"{command} --quick {out}",), data or {}, elsewhere)
+    return ShippedWeights(file, f"{command}{options} {out}", (f"{command} --quick {out}",), data or {}, differs)
 
 
 SHIPPED = (
     _rltune("rltune"),
     _rltune("rltune-preempt"),
     _paper("dl2"),
-    _paper("topology", f" --policy agents --table {{data}}/{PAIRS}", {PAIRS: PAIRS_SHA256}),
-    _paper("maifs", " --workloads {data}/traces", {PHILLY: PHILLY_SHA256, OPENB: OPENB_SHA256}, elsewhere=True),
+    _paper("topology", f" --policy agents --table {{data}}/{PAIRS}", {PAIRS: PAIRS_SHA256}, "of earlier code"),
+    _paper("maifs", " --workloads {data}/traces", {PHILLY: PHILLY_SHA256, OPENB: OPENB_SHA256}, FOREIGN),
 )
 
 
@@ -148,8 +149,8 @@ def main(words: Sequence[str] | None = None) -> int:
             found = short(row, folder / row.file) if options.short else whole(row, folder, options.data)
         except subprocess.CalledProcessError as error:
             found = f"not made: exit code {error.returncode}"
-        failed |= found.startswith(("differs", "not made")) and (options.short or not row.elsewhere)
-        known = " (made on another type of CPU)" if row.elsewhere and not options.short else ""
+        failed |= found.startswith(("differs", "not made")) and (options.short or not row.differs)
+        known = f" ({row.differs})" if row.differs and not options.short else ""
         print(f"{row.file}: {found}{known}, {time.monotonic() - begun:.0f} s", flush=True)
     if options.out is None:
         shutil.rmtree(folder)

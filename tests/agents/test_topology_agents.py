@@ -15,6 +15,8 @@ from msgspec.structs import replace as changed
 
 from gpusched.agents.common.vector import to_arrays, to_vector, vector_size
 from gpusched.agents.topology import network
+from gpusched.agents.topology import reproduce as reproduction
+from gpusched.agents.topology.learn import TopologyResult
 from gpusched.agents.topology.network import HAND, PLACE, SHAPES, WAIT, WIDTH, untrained, weights_from
 from gpusched.agents.topology.replay import agents_spec, new_replay_state, placed_by, replayed, run_agents
 from gpusched.agents.topology.reproduce import run_of
@@ -22,7 +24,7 @@ from gpusched.agents.topology.workloads import draw
 from gpusched.agents.topology.workloads import settings as clusters
 from gpusched.compiled.loading import kind_of
 from gpusched.config.weights import save_model
-from gpusched.errors import UsageError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.sched.state import Resources
 from gpusched.sched.topology.load import FULL_STEP, enter, new_load, speed_of
@@ -35,6 +37,7 @@ from gpusched.sim.network import machines, read_pairs
 from gpusched.sim.policies import policy_by_name
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
+from gpusched.study.options import PaperOptions
 from tests.agents import inside
 from tests.traces.samples import real
 
@@ -268,6 +271,14 @@ def test_trained_weights_beat_their_start_on_unseen_jobs() -> None:
             for policy in ("agents", "contention")
         )
         assert agents < 0.9 * rule
+
+
+def test_weights_that_are_worse_than_their_start_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, result = tmp_path / "w.safetensors", TopologyResult(untrained(0), untrained(0), ((0, 1.0), (8, 1.01)))
+    monkeypatch.setattr(reproduction, "learn", lambda *args: result)
+    with pytest.raises(GpuschedError, match=r"cost \+1.0100, untrained ones \+1.0000"):
+        reproduction._trained(PaperOptions(out=str(out)), lambda done, of: None)
+    assert not out.exists()
 
 
 def test_weights_are_learned_written_and_taken(tmp_path: Path) -> None:

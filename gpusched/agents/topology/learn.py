@@ -43,7 +43,7 @@ by then it is among the worst, its queue is long, and each decision walks all of
 _ENDED = 10.0  # what such a replay costs besides: more than any that came to its end
 _LOADS = (0.7, 0.9, 1.1, 0.9)
 _FAMILIES = 5
-_LONG = 16
+_LONG = 40
 
 
 class TopologyRecipe(NamedTuple):
@@ -51,13 +51,13 @@ class TopologyRecipe(NamedTuple):
 
     Attributes:
         generations, population: Of the search. tries: Workloads a generation, the same for all of its candidates.
-        jobs: Of a workload; long_jobs: of every sixteenth, for long queues; table_jobs: of one by a table of pairs.
+        jobs: Of a workload; long_jobs: of every fortieth, for long queues; table_jobs: of one by a table of pairs.
         watch: Other workloads, for validation every ``every`` generations.
     """
 
-    generations: int = 24
+    generations: int = 40
     population: int = 12
-    tries: int = 16
+    tries: int = 20
     jobs: int = 6000
     long_jobs: int = 20_000
     table_jobs: int = 700

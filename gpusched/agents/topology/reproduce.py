@@ -16,7 +16,7 @@ from gpusched.agents.topology.network import SHAPES, start, weights_from
 from gpusched.agents.topology.replay import agents_spec, placed_by, replayed
 from gpusched.agents.topology.workloads import TopologySetting, draw, load_scenario, settings
 from gpusched.config.weights import make_writable, save_model
-from gpusched.errors import UsageError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.sched.state import Floats, Ints
 from gpusched.sched.topology.tree import NIC_GBPS
 from gpusched.sim.engine.placing import PlacementNetwork
@@ -84,7 +84,7 @@ def _trained(options: PaperOptions, advance: Advance) -> Floats:
     """Train the agents and write their weights to ``options.out``.
 
     Raises:
-        GpuschedError: The file cannot be written.
+        GpuschedError: The file cannot be written, or the result is worse than the start.
     """
     out = Path(options.out or "")
     make_writable(out.parent)
@@ -93,6 +93,9 @@ def _trained(options: PaperOptions, advance: Advance) -> Floats:
     seed = (options.seeds or (0,))[0]
     learned = learn(recipe, pairs, seed, options.jobs, advance)
     begun, ended = learned.course[0][1], learned.course[-1][1]
+    if ended > begun and not options.quick:
+        line = f"the trained agents cost {ended:+.4f}, untrained ones {begun:+.4f} (log of mean JCT, other workloads)"
+        raise GpuschedError(line, "nothing was saved; try another --seed")
     about = {"recipe": json.dumps(recipe._asdict()), "cost": f"{begun:+.4f} at the start, {ended:+.4f} at the end"}
     tables = [Path(options.table)] if options.table is not None else []
     origin = origin_of(paper_command("topology", options), seed, tables)
