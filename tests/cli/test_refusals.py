@@ -268,7 +268,7 @@ def test_an_option_overrides_a_scenario_though_it_is_the_default(site: Site) -> 
     (site.folder / "t.csv").write_text(PHILLY_CSV)
     (site.folder / "s.yaml").write_text("traces: t.csv\nnodes: 1\npolicies: [fifo]\nshare: fractions\nrestart: 5m\n")
     done = site.call("replay", "--scenario", "s.yaml", "--share", "auto", "--restart", "0s", "--json").ok()
-    assert any("not as the scenario says: restart_s, share" in note for note in done.json[0]["notes"])
+    assert any("not as the scenario says: share, restart_s" in note for note in done.json[0]["notes"])
     assert done.json[0]["share"] == "no"
 
 

@@ -19,7 +19,6 @@ from gpusched.config.validate import (
     MAX_DEPENDENCIES,
     MAX_MEMORY_MIB,
     MAX_NAMES,
-    nodes_that_hold,
     validate_spec,
 )
 from gpusched.controller import launcher
@@ -71,10 +70,8 @@ def test_a_number_beyond_reason_is_refused_in_one_line(field: str, beyond: objec
 
 def test_only_numbers_of_nodes_that_can_hold_a_size_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 1,000 nodes a submission with 1,000 sizes took two seconds, in which the controller did nothing else."""
-    looked_at = []
-    monkeypatch.setattr(
-        validate, "nodes_that_hold", lambda nodes, *part: looked_at.append(part) or nodes_that_hold(nodes, *part)
-    )
+    looked_at, part_of = [], validate._part_of
+    monkeypatch.setattr(validate, "_part_of", lambda asked: looked_at.append(part_of(asked)) or part_of(asked))
     elastic = Elastic(sizes=(240,), base_gpus=240, base_cores=60, base_memory_mib=60 << 10)
     shape = validate.shape_on(inventory(100).nodes, spec(elastic=elastic), 240)
     assert shape is not None

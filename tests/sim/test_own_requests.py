@@ -22,7 +22,7 @@ from gpusched.traces.readers.history import _assembled
 from gpusched.traces.trace import Trace
 from tests.sched.contention import clusters
 from tests.sched.worlds import NOW, snapshots, topology
-from tests.sim.test_ahead import Plain
+from tests.sim.plain_ahead import Plain
 from tests.strategies import among
 
 PLACES = ("first-fit", "best-fit", "spread", "rack", "rack-wait")

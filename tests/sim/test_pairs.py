@@ -30,7 +30,7 @@ from gpusched.study.timeline import paired_runs, parts_of
 from gpusched.traces.trace import Trace
 from tests.sched import gist_decisions as gist
 from tests.sched import sharing
-from tests.sched.test_agents_rltune_preempt import LIMITS, RANKS, Film, by_agent, policy, stopped, weights
+from tests.sched.preempting_decisions import LIMITS, RANKS, Film, by_agent, policy, stopped, weights
 from tests.sim.reference_pairs import pool_of, replay_both, sharing_jobs, sharing_nodes, with_sharers
 from tests.sim.sized_worlds import SPECS
 
