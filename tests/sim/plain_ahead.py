@@ -14,7 +14,6 @@ from gpusched.sched.decide import decide
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.topology.spread import rack_wait_until
 
-
 HALF_LIFE_S = 7 * 86400.0
 
 
