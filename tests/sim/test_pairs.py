@@ -40,7 +40,7 @@ LIMITED = Quotas(each=Limits(gpus=9))
 @pytest.mark.parametrize("backfill", ["none", "skip", "easy", "conservative"])
 @pytest.mark.parametrize("place", ["best-fit", "rack"])
 @pytest.mark.parametrize("seed", [
-    1, pytest.param(2, marks=pytest.mark.xfail(strict=False, reason="a job starts at the other partition's next event")),
+    1, pytest.param(2, marks=pytest.mark.xfail(strict=False, reason="a job starts at another partition's event")),
 ])  # fmt: skip
 def test_limits_over_several_partitions_hold_as_live(backfill: str, place: str, seed: int) -> None:
     """Jobs are put beside others once all partitions' policies have decided."""
