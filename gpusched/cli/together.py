@@ -43,6 +43,7 @@ def refuse_inputs(option: str, path: str | None, sources: Iterable[str | None]) 
     Raises:
         UsageError: It would.
     """
-    there = [name for name in sources if name and path and os.path.exists(name) and os.path.exists(path)]
-    if path and any(os.path.samefile(path, name) for name in there):
+    if not path or not os.path.exists(path):
+        return
+    if any(name and os.path.exists(name) and os.path.samefile(path, name) for name in sources):
         raise UsageError(f"{option} {path} is the source", "choose another name")

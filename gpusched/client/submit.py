@@ -24,6 +24,7 @@ from gpusched.config.validate import (
     check_slices_exist,
     known_partition,
     max_time,
+    node_kinds,
     nodes_that_hold,
     shape_on,
     usable_nodes,
@@ -310,7 +311,7 @@ def _with_hot_ranks(request: SubmitRequest, spec: JobSpec, partition: Partition)
     assert spec.elastic is not None
     if spec.elastic.sizes[0] < 1:
         return spec  # the validation refuses it
-    least = shape_on(usable_nodes(partition, spec), spec, spec.elastic.sizes[0])
+    least = shape_on(node_kinds(usable_nodes(partition, spec)), spec, spec.elastic.sizes[0])
     rank_gpus = request.gpus_per_node or (least.gpus_per_node if least is not None else spec.elastic.sizes[0])
     sizes = tuple(gpus for gpus in spec.elastic.sizes if request.sizes is not None or gpus % rank_gpus == 0)
     spec = msgspec.structs.replace(
@@ -322,8 +323,8 @@ def _with_hot_ranks(request: SubmitRequest, spec: JobSpec, partition: Partition)
 def _drop_impossible_sizes(spec: JobSpec, partition: Partition) -> JobSpec:
     """Drop filled-in sizes that the partition's nodes cannot provide."""
     assert spec.elastic is not None
-    nodes = usable_nodes(partition, spec)
-    sizes = tuple(g for g in spec.elastic.sizes if g == spec.elastic.base_gpus or shape_on(nodes, spec, g) is not None)
+    kinds = node_kinds(usable_nodes(partition, spec))
+    sizes = tuple(g for g in spec.elastic.sizes if g == spec.elastic.base_gpus or shape_on(kinds, spec, g) is not None)
     return msgspec.structs.replace(spec, elastic=msgspec.structs.replace(spec.elastic, sizes=sizes))
 
 

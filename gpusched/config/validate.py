@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from operator import ge
 from typing import Protocol
 
@@ -173,19 +173,27 @@ def nodes_that_hold(nodes: Iterable[Node], gpus: int, cores: int, memory_mib: in
     return sum(n.gpus >= gpus and n.cores >= cores and n.memory_mib >= memory_mib for n in nodes)
 
 
-def shape_on(nodes: Sequence[Node], spec: JobSpec, gpus: int) -> JobSpec | None:
-    """Return a resizable job's request for that many GPUs on the fewest of these nodes, empty; None: impossible.
+NodeKinds = Mapping[tuple[int, int, int], int]
+"""What nodes have, empty: GPUs, cores and MiB -> how many nodes have them."""
+
+
+def node_kinds(nodes: Iterable[Node]) -> NodeKinds:
+    """Count the kinds of nodes: few, where a job may have a thousand sizes, and a partition a thousand nodes."""
+    return Counter((n.gpus, n.cores, n.memory_mib) for n in nodes)
+
+
+def shape_on(kinds: NodeKinds, spec: JobSpec, gpus: int) -> JobSpec | None:
+    """Return a resizable job's request for that many GPUs on the fewest of such nodes, empty; None: impossible.
 
     Of ranges of cores and memory it has what goes with its GPUs, or the least where no nodes have that.
     """
     assert spec.elastic is not None
-    rooms = Counter((n.gpus, n.cores, n.memory_mib) for n in nodes)  # few kinds of nodes, maybe a thousand sizes
-    most = max((n.gpus for n in nodes), default=0)
-    counts = (n for n in spec.elastic.node_counts(gpus, len(nodes)) if gpus <= n * most)
+    most = max((has for has, _, _ in kinds), default=0)
+    counts = (n for n in spec.elastic.node_counts(gpus, sum(kinds.values())) if gpus <= n * most)
     shapes = (spec.at_size(gpus, n) for n in counts)
     for found in (amounts for asked in shapes for amounts in (asked, asked.least)):
         needs = _part_of(found)
-        if sum(n for has, n in rooms.items() if all(map(ge, has, needs))) >= found.nodes:
+        if sum(n for has, n in kinds.items() if all(map(ge, has, needs))) >= found.nodes:
             return found
     return None
 
@@ -499,8 +507,9 @@ def _check_elastic(spec: JobSpec, partition: Partition) -> None:
             f"--resizable: partition {partition.name} resizes jobs to {bounds} GPUs, not to {found}",
             "the limits are set in the inventory: resizable: min, max",
         )
+    kinds = node_kinds(nodes)
     for gpus in sizes:
-        if shape_on(nodes, spec, gpus) is None:
+        if shape_on(kinds, spec, gpus) is None:
             raise UsageError(
                 f"--resizable: {count_of(gpus, 'GPU')} cannot be split evenly across any number of nodes "
                 f"of partition {partition.name}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -290,7 +291,11 @@ class Stops(msgspec.Struct, frozen=True, kw_only=True):
 
     def too_soon(self, now: float, per_hour: int) -> bool:
         """Return whether it was stopped ``per_hour`` times within the last hour (0: no limit)."""
-        return 0 < per_hour <= len(self.times) and now < self.times[-per_hour] + HOUR_S
+        return now < self.spared_until(per_hour)
+
+    def spared_until(self, per_hour: int) -> float:
+        """Return until when it is not stopped again, by as many times within an hour; -inf: it may be at once."""
+        return self.times[-per_hour] + HOUR_S if 0 < per_hour <= len(self.times) else -math.inf
 
     def again(self, now: float, **changes: Any) -> Self:
         """Return it with one more stop and other changes."""

@@ -10,7 +10,7 @@ from itertools import combinations
 import msgspec
 
 from gpusched.config.reservations import unusable_reason
-from gpusched.config.validate import shape_on, usable_nodes, within_rules
+from gpusched.config.validate import node_kinds, shape_on, usable_nodes, within_rules
 from gpusched.model.arrays import task_of
 from gpusched.model.gpustates import DRIVER_MEMORY_MIB, GpuStatus, foreign_processes, gpu_states
 from gpusched.model.interference import JobClassEstimate
@@ -523,8 +523,8 @@ def _at_base_size(job: JobRecord, inventory: Inventory, policies: Mapping[str, P
         or policy.sizes != "base"
     ):
         return job
-    nodes = usable_nodes(partition, job.spec)
-    return msgspec.structs.replace(job, spec=shape_on(nodes, job.spec, elastic.base_gpus) or job.spec)
+    kinds = node_kinds(usable_nodes(partition, job.spec))
+    return msgspec.structs.replace(job, spec=shape_on(kinds, job.spec, elastic.base_gpus) or job.spec)
 
 
 def _effective_exclusions(job: JobRecord, inventory: Inventory, reserved: Reservation | None) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ def learned_network(
     rows, measured = np.zeros(len(distinct), np.int64), np.zeros(len(distinct), np.bool_)
     classes, of = dict[str, int](), np.zeros(len(distinct), np.int64)
     for i, (user, model, gpus, most, shape) in enumerate(distinct.tolist()):
-        name = job_class_of(trace.user_name(user), trace.models[model] if model >= 0 else "")
+        name = job_class_of(trace.user_name(user), trace.model_name(model))
         counts = tuple(node_counts(pool, demand, shape, most)) if shape >= 0 else ()
         rows[i], measured[i] = table.row(name, gpus, counts or (1,)), name in known
         of[i] = classes.setdefault(name, len(classes))

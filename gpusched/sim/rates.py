@@ -114,7 +114,7 @@ def speeds_of(rates: Rates, trace: Trace, pool: Pool, demand: Demand) -> Speeds:
     for i, (model, gpus, parts, gpu_type) in enumerate(distinct.tolist()):
         if parts == 0:
             continue
-        name = trace.models[model] if model >= 0 else ""
+        name = trace.model_name(model)
         kind = RateClass(name, gpus, parts, recorded_on(rates, trace, name, gpu_type), gpus)
         if any(alone_on(rates, kind, t) is not None for t in pool.gpu_types):
             row_of[i] = rows.setdefault(kind, len(rows))
@@ -139,9 +139,9 @@ def reported_speeds(learned: Mapping[str, JobClassEstimate], trace: Trace, pool:
         found = {kind.get(name, -1) for name in nodes.split("|")}
         kinds.append(found.pop() if len(found) == 1 else -1)
     on = np.array([*kinds, -1], np.int64)[trace.ran_on]
-    columns, names = np.column_stack((trace.user, trace.model, trace.gpus, on)), (*trace.models, "")
+    columns = np.column_stack((trace.user, trace.model, trace.gpus, on))
     distinct, index = np.unique(columns, axis=0, return_inverse=True)
-    jobs = ((trace.user_name(user), names[model], gpus) for user, model, gpus, _ in distinct.tolist())
+    jobs = ((trace.user_name(user), trace.model_name(model), gpus) for user, model, gpus, _ in distinct.tolist())
     speeds = TypeSpeeds({}, pool.gpu_types, learned).of(jobs)
     alike = (distinct[:, 3] < 0) | (speeds.max(axis=1) == speeds.min(axis=1)) | (speeds.min(axis=1) <= 0.0)
     chosen = np.flatnonzero(~alike)
@@ -160,9 +160,9 @@ def fastest(
     rates: Rates | None, trace: Trace, pool: Pool, learned: Mapping[str, JobClassEstimate] = {}
 ) -> Floats:  # fmt: skip
     """Return each job's best speed alone on the pool's GPUs that it may get, ``float64[jobs]``; as in replays."""
-    if rates is None:
-        return reported_speeds(learned, trace, pool, demand_of(trace, pool)).fastest
-    return speeds_of(rates, trace, pool, demand_of(trace, pool)).fastest
+    demand = demand_of(trace, pool)
+    found = speeds_of(rates, trace, pool, demand) if rates else reported_speeds(learned, trace, pool, demand)
+    return found.fastest
 
 
 def table_of(rates: Rates, kinds: Sequence[RateClass], gpu_types: Sequence[str]) -> Floats:

@@ -152,7 +152,7 @@ class ResizedShapes:
         if shape == own[0] or (trace.progress is not None and own[1] < 0):
             return world, own[1]  # at its own speed
         rates = options.rates or Rates(profiles=Profiles(series={}))
-        name = trace.models[trace.model[job]] if trace.model[job] >= 0 else ""
+        name = trace.model_name(trace.model[job])
         now, before = sim.shapes[shape], sim.shapes[own[0]]
         gpus, recorded = int(now["parts"] * now["gpus"]), int(trace.gpus[job])
         share = share_of(rates, name, (gpus, *held_amounts(now)), (recorded, *held_amounts(before)))

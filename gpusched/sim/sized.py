@@ -351,7 +351,7 @@ class SizedRun:
         world, claims, trace = self._world, self._sizer.claims, self._world.trace
         rows = claims.jobs["row"][: claims.number[COUNT]]
         models = trace.model[self._sizer.scene.rows["job"][rows]].tolist()
-        names = tuple(trace.models[model] if model >= 0 else "" for model in models)
+        names = tuple(map(trace.model_name, models))
         partition = int(self._sizer.at[PARTITION])
         nodes = sizing_nodes(
             self._sizer.scene, claims, world.sim.resources, world.passes.usable, world.passes.requests,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpusched.config.plugins import components
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.estimation import REMEMBERED
-from gpusched.model.jobs import HOUR_S, Allocation, JobSpec, Preemptions
+from gpusched.model.jobs import Allocation, JobSpec, Preemptions
 from gpusched.model.limits import Bound, LimitRule, Unit, leaf_of
 from gpusched.model.plan import Preempt, Start
 from gpusched.model.policy import MAPPING_PLACES, PolicySpec
@@ -150,11 +150,12 @@ class SnapshotRun:
     def _wake(self) -> None:
         sim, policy = self._world.sim, next(iter(self._policies.values()))
         ends = [end for end, _ in self._cuts.values()]
-        wait_s = np.full(len(sim.jobs), policy.placement_wait_s if policy.place == "rack-wait" else 0.0)
+        waiting = self._queue.waiting[: self._queue.size[0]]
+        wait_s = np.full(len(waiting), policy.placement_wait_s if policy.place == "rack-wait" else 0.0)
         if (own := self._world.trace.placement_wait) is not None:
-            wait_s = np.where(own >= 0, own, wait_s)
-        waits = (sim.jobs["submit"] + wait_s)[self._queue.waiting[: self._queue.size[0]]]
-        ends += waits[waits > sim.clock[0]].tolist()
+            wait_s = np.where(own[waiting] >= 0, own[waiting], wait_s)
+        until = sim.jobs["submit"][waiting] + wait_s
+        ends += until[until > sim.clock[0]].tolist()
         if self._ranks is not None:
             ends += map(self._rank_changes_at, self._held)
         sim.clock[1] = min((sim.clock[1], *ends))
@@ -181,10 +182,9 @@ class SnapshotRun:
         """Return when a running job may be stopped, or else when its rank changes."""
         sim, rules, view = self._world.sim, next(iter(self._policies.values())).preempt, self._running(job)
         now, cost_s = float(sim.clock[0]), float(self._world.restart_s[job])
-        times = view.preemptions.times if view.preemptions is not None else ()
         until = view.start_time + rules.min_run_s
-        if 0 < rules.per_hour <= len(times):
-            until = max(until, times[-rules.per_hour] + HOUR_S)
+        if view.preemptions is not None:
+            until = max(until, view.preemptions.spared_until(rules.per_hour))
         if until > now:
             return until
         assert view.spec is not None
@@ -327,7 +327,7 @@ def _spec_of(world: SimWorld, job: int) -> JobSpec:
         nodelist=only, exclude=avoided, placement_wait_s=own_wait if own_wait >= 0 else None,
         preemptible=trace.preemptible is None or bool(trace.preemptible[job]),
         max_spread="rack" if trace.one_rack is not None and trace.one_rack[job] else "",
-        name=trace.models[trace.model[job]] if trace.model[job] >= 0 else "", profile=profile,
+        name=trace.model_name(trace.model[job]), profile=profile,
         partition=queue.removesuffix(inner_name("", profile)) if profile else queue, nodes=int(shape["parts"]),
         gpus_per_node=int(shape["gpus"]), cores_per_node=int(shape["cores"]), memory_mib_per_node=int(shape["memory"]),
         gpu_types=tuple(name for name in wanted if world.pool.gpu_types != ("",)),

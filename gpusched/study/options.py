@@ -44,6 +44,11 @@ class StudyOption(NamedTuple):
         """Return the name that errors use."""
         return next((name for name in self.names.replace("/", " ").split() if name.startswith("--")), "")
 
+    @property
+    def names_files(self) -> bool:
+        """Return whether its values are names of files."""
+        return self.metavar in ("FILE", "[TRACE...]")
+
 
 def rows_of(request: type[msgspec.Struct]) -> Mapping[str, tuple[Any, StudyOption]]:
     """Return the type and the row of each option, by field."""
@@ -53,7 +58,7 @@ def rows_of(request: type[msgspec.Struct]) -> Mapping[str, tuple[Any, StudyOptio
 
 def files_of(request: msgspec.Struct, *without: str) -> list[str]:
     """Return the names of the files that options of a request give, ``without`` some of its fields."""
-    files = [name for name, (_, row) in rows_of(type(request)).items() if row.metavar in ("FILE", "[TRACE...]")]
+    files = [name for name, (_, row) in rows_of(type(request)).items() if row.names_files]
     values = [getattr(request, name) for name in files if name not in without]
     return [name for value in values for name in ((value,) if isinstance(value, str) else value or ())]
 
@@ -139,7 +144,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
 class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of ``gpusched reproduce``; `gpusched.study.paper.check_options` refuses those that do not apply.
 
-    ``seeds``, ``policies``, ``loads``: ()  means as the scenario says.
+    ``seeds``, ``policies``, ``loads``; (): as the scenario says.
     """
 
     # fmt: off

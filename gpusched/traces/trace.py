@@ -184,3 +184,7 @@ class Trace:
     def user_name(self, user: int) -> str:
         """Return the name of an index of ``user``; its number where the source has no names; "": unknown."""
         return "" if user < 0 else self.users[user] if user < len(self.users) else str(user)
+
+    def model_name(self, model: int) -> str:
+        """Return the name of an index of ``model``; "": unknown."""
+        return "" if model < 0 else self.models[model]

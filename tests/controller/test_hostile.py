@@ -73,7 +73,7 @@ def test_only_numbers_of_nodes_that_can_hold_a_size_are_looked_at(monkeypatch: p
     looked_at, part_of = [], validate._part_of
     monkeypatch.setattr(validate, "_part_of", lambda asked: looked_at.append(part_of(asked)) or part_of(asked))
     elastic = Elastic(sizes=(240,), base_gpus=240, base_cores=60, base_memory_mib=60 << 10)
-    shape = validate.shape_on(inventory(100).nodes, spec(elastic=elastic), 240)
+    shape = validate.shape_on(validate.node_kinds(inventory(100).nodes), spec(elastic=elastic), 240)
     assert shape is not None
     assert (shape.nodes, looked_at) == (60, [(4, 1, 1024)])
 

@@ -39,6 +39,6 @@ def paper_command(paper: str, options: PaperOptions) -> list[str]:
             words.append(row.long)
             continue
         for one in value if isinstance(value, tuple) else (value,):
-            is_file = row.metavar == "FILE"
-            words += [row.long, Path(one).name if is_file else f"{one:g}" if isinstance(one, float) else str(one)]
+            text = Path(one).name if row.names_files else f"{one:g}" if isinstance(one, float) else str(one)
+            words += [row.long, text]
     return words

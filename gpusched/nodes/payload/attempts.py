@@ -135,7 +135,7 @@ def read_folder(path: str) -> "dict[str, Any] | None":
     stamp = (read_text(path + "/pid") or "").split()
     if len(stamp) == 2:
         fact["pid"] = int(stamp[0])
-        fact["pid_alive"] = same_boot and _start_time(fact["pid"]) == stamp[1]
+        fact["pid_alive"] = same_boot and start_time(fact["pid"]) == stamp[1]
     fact["attached_s"] = _attached_s(read_text(path + "/attached")) if same_boot else None
     if fact["failed"] is not None:  # it may have been written since the folder was listed
         fact["error"] = last_lines(read_text(path + "/start.err") or "")
@@ -148,14 +148,15 @@ def _stat(pid: int) -> "list[str] | None":
     return text.rsplit(")", 1)[-1].split() if text else None
 
 
-def _start_time(pid: int) -> "str | None":
+def start_time(pid: int) -> "str | None":
+    """Return when a process began, by its boot's clock; None: it is gone, or waits to be."""
     stat = _stat(pid)
     return stat[19] if stat and stat[0] != "Z" else None
 
 
 def _ran_s(pid: "int | None") -> "float | None":
     """Return for how long a process has run, by the boot clock; None: not known."""
-    start = _start_time(pid) if pid else None
+    start = start_time(pid) if pid else None
     if start is None:
         return None
     return max(0.0, time.clock_gettime(_BOOTTIME) - float(start) / os.sysconf("SC_CLK_TCK"))
@@ -188,7 +189,7 @@ def _group_alive(stamp: "str | None") -> bool:
     if len(parts) != 2 or int(parts[0]) <= 1:
         return False
     pid = int(parts[0])
-    now = _start_time(pid)
+    now = start_time(pid)
     if now is not None:  # a launcher is stamped before it has a group of its own
         return now == parts[1]
     try:

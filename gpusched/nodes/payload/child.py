@@ -1,7 +1,5 @@
 """A process for what may hang in the kernel: a driver, a shared disk. Runs on the node: stdlib, Python 3.6+."""
 
-# ruff: noqa: UP031
-
 import os
 import select
 import time
@@ -15,48 +13,6 @@ if MYPY:
 
 
 SIGKILL = 9  # to import signal would import enum
-
-
-MOST_STUCK = 16  # children of earlier readings that hang in the kernel: more would fill the node with processes
-
-
-class Stuck:
-    """Children that SIGKILL could not end, noted in a file from one reading to the next; without its folder, none."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        noted = []  # type: list[str]
-        try:
-            with open(path) as file:
-                noted = file.read().split("\n")
-        except (OSError, ValueError):
-            pass
-        self.left = [line for line in noted if line and _since(line.partition(" ")[0]) == line.partition(" ")[2]]
-        if len(self.left) < len(noted):
-            self._write("w", self.left)
-
-    def note(self, pid: int) -> None:
-        """Note a child that was killed; whether it is gone is found at the next reading."""
-        since = _since(str(pid))
-        if since:
-            self._write("a", ["%d %s" % (pid, since)])
-
-    def _write(self, mode: str, lines: "list[str]") -> None:
-        try:
-            with open(self.path, mode) as file:
-                file.write("".join(line + "\n" for line in lines))
-        except OSError:
-            pass
-
-
-def _since(pid: str) -> str:
-    """Return when a process began, by its boot's clock; "": it is gone, or waits to be."""
-    try:
-        with open("/proc/%s/stat" % pid) as file:
-            fields = file.read().rpartition(")")[2].split()
-        return "" if fields[0] in "ZX" else fields[19]
-    except (OSError, IndexError, ValueError):
-        return ""
 
 
 class Child:

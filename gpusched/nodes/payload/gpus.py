@@ -5,7 +5,8 @@ import os
 import time
 
 from gpusched.nodes.payload import attempts
-from gpusched.nodes.payload.child import MOST_STUCK, Child, Stuck
+from gpusched.nodes.payload.child import Child
+from gpusched.nodes.payload.engines import read_text
 
 MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
 if MYPY:
@@ -15,6 +16,7 @@ if MYPY:
 GPU_LIMIT_S = 4.0
 READ_LIMIT_S = 0.2  # for what a child has found by the time we come to it
 SMI_LIMIT_S = 10.0
+MOST_STUCK = 16  # children of earlier readings that hang in the kernel: more would fill the node with processes
 GPU_FIELDS = (
     "index,uuid,name,memory.total,memory.used,utilization.gpu,power.draw,enforced.power.limit,temperature.gpu,"
     "ecc.errors.uncorrected.volatile.total,mig.mode.current,driver_version"
@@ -51,6 +53,31 @@ def kernel_log(request: "dict[str, Any]") -> "dict[str, Any] | None":
         return None
 
 
+class Stuck:
+    """Children that SIGKILL could not end, noted in a file from one reading to the next; without its folder, none."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        noted = [line.split() for line in (read_text(path) or "").splitlines()]
+        pairs = [one for one in noted if len(one) == 2 and one[0].isdigit()]
+        self.left = [[pid, began] for pid, began in pairs if attempts.start_time(int(pid)) == began]
+        if len(self.left) < len(noted):
+            self._write("w", self.left)
+
+    def note(self, pid: int) -> None:
+        """Note a child that was killed; whether it is gone is found at the next reading."""
+        began = attempts.start_time(pid)
+        if began:
+            self._write("a", [[str(pid), began]])
+
+    def _write(self, mode: str, noted: "list[list[str]]") -> None:
+        try:
+            with open(self.path, mode) as file:
+                file.write("".join(" ".join(one) + "\n" for one in noted))
+        except OSError:
+            pass
+
+
 class GpuReadout:
     """One reading of all GPUs; begins when it is made, ends with `collect`."""
 
@@ -72,7 +99,7 @@ class GpuReadout:
     def collect(self) -> "dict[str, Any]":
         """Return the part of the answer about GPUs."""
         if self.child is None:
-            pids = ", ".join(line.partition(" ")[0] for line in self.stuck.left[:3])
+            pids = ", ".join(pid for pid, _ in self.stuck.left[:3])
             trouble = "%d earlier readings hang in the driver (processes %s..): not read" % (len(self.stuck.left), pids)
             return dict(self.answer, source="none", gpu_error=trouble, gpus=[])
         # A child with more to say than its pipe holds waits for us.

@@ -87,9 +87,7 @@ class QueueMapper:
         shape = self._state.jobs.shape[jobs]
         gpus = (asked.parts[shape] * asked.gpus[shape]).tolist()
         rows = zip(trace.user[jobs].tolist(), trace.model[jobs].tolist(), gpus, strict=True)
-        return self._speeds.of(
-            (trace.user_name(user), trace.models[model] if model >= 0 else "", size) for user, model, size in rows
-        )
+        return self._speeds.of((trace.user_name(user), trace.model_name(model), size) for user, model, size in rows)
 
     def _with_measured(self, speeds: Floats, jobs: Ints) -> Floats:
         """Set measured speeds, relative to the recorded one, in ``float64[jobs, kinds]``, at the jobs' sizes."""
