@@ -85,6 +85,6 @@ export function starts(row) {
 export function range([, low, high]) {
   const at = now(), from = low === null ? null : Math.max(at, low);
   if (high === null) return from === null || from <= at + 30 ? "" : ` (${clock(from, at)} or later)`;
-  const [a, b] = [from <= at + 30 ? "now" : clock(from, at), clock(Math.max(at, high), at)];
-  return high <= at + 30 || a === b ? "" : ` (${a}–${b})`;
+  const soon = from <= at + 30, until = Math.max(at, high), [a, b] = [soon ? "now" : clock(from, at), clock(until, at)];
+  return high <= at + 30 || a === b ? "" : ` (${a}–${clock(until, soon ? at : from)})`; // the day once
 }
