@@ -77,7 +77,7 @@ SHIPPED = (
     _rltune("rltune"),
     _rltune("rltune-preempt"),
     _paper("dl2"),
-    _paper("topology", f" --policy agents --table {{data}}/{PAIRS}", {PAIRS: PAIRS_SHA256}, "of earlier code"),
+    _paper("topology", f" --policy agents --table {{data}}/{PAIRS}", {PAIRS: PAIRS_SHA256}),
     _paper("maifs", " --workloads {data}/traces", {PHILLY: PHILLY_SHA256, OPENB: OPENB_SHA256}, FOREIGN),
 )
 
