@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,8 @@ def main() -> None:
     args = options.parse_args()
 
     on_gpu = torch.cuda.is_available()
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+    # A rank that is killed while the group forms, or whose node is lost, makes the others wait for so long.
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(minutes=2))
     rank, world = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     torch.manual_seed(0)

@@ -200,17 +200,19 @@ def _check_formed(step: ReconcileResult, members: list[RankStatus], inputs: Reco
         return
     since = inputs.now - (resizes.formed_since or inputs.now)
     nodes, paused_s = _reported(members, resizes, inputs)
-    if nodes == job.spec.nodes or (nodes is None and since >= _FORMED_AFTER_S) or _is_less(job, since):
+    if nodes == job.spec.nodes or (nodes is None and since >= _FORMED_AFTER_S):
         _formed(step, paused_s, inputs.now)
-    elif since >= resizes.start_timeout_s:
+    elif since >= resizes.start_timeout_s and resizes.before < job.spec.gpus:
         _take_back(step, members, inputs)
 
 
-def _is_less(job: JobRecord, since_s: float) -> bool:
-    """Return whether a job that shrank has had its time: there is nothing to take back."""
+def no_group(job: JobRecord, now: float) -> str:
+    """Return why a job is taken to hang after ranks left; "": it does not. Torch waits 30 minutes for a lost rank."""
     resizes = job.resizes
-    assert resizes is not None
-    return (resizes.before or 0) >= job.spec.gpus and since_s >= resizes.start_timeout_s
+    if not job.spec.is_hot or resizes is None or resizes.before is None or resizes.before < job.spec.gpus:
+        return ""
+    since = now - (resizes.formed_since or now)
+    return f"no step within {resizes.start_timeout_s:.0f} s" if since >= resizes.start_timeout_s else ""
 
 
 def _reported(members: list[RankStatus], resizes: Resizes, inputs: ReconcileInput) -> tuple[int | None, float | None]:

@@ -31,7 +31,8 @@ def record_progress(store: Store, active: Iterable[JobRecord], observations: Map
         if job is None:
             continue
         before, gpus = known.get(job.id), job.spec.gpus
-        if job.spec.is_hot and job.resizes is not None and job.resizes.before is not None:
+        nodes = container.progress.nodes if container.progress is not None else None
+        if job.spec.is_hot and job.resizes is not None and job.resizes.before is not None and nodes != job.spec.nodes:
             gpus = job.resizes.before  # until the ranks have formed their new group
         if before is None or before.attempt != job.attempt:
             before = JobProgress(job_id=job.id, attempt=job.attempt, gpus=gpus)

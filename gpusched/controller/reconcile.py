@@ -11,7 +11,7 @@ import msgspec
 from gpusched.controller.completing import complete, failure_of
 from gpusched.controller.escalating import is_due, is_exhausted
 from gpusched.controller.healthchecks import CHECK_FAILED, awaits_checks
-from gpusched.controller.hot import settle_ranks
+from gpusched.controller.hot import no_group, settle_ranks
 from gpusched.controller.idleness import signal_of_idle
 from gpusched.controller.launchfaults import Fault, fault_of, is_jobs_fault
 from gpusched.controller.ranks import (
@@ -158,10 +158,12 @@ def _running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileIn
         return
     finished = [s for s in ranks if s.rank.finished_at is not None]
     bad = [s for s in finished if s.rank.exit_code != 0]
-    if check_resize(step, ranks, failure_of(job, bad[0].rank)[2] if bad else "", inputs):
+    failure = failure_of(job, bad[0].rank)[2] if bad else ""
+    if check_resize(step, ranks, failure, inputs):
         return
-    if bad and job.spec.is_hot and job.resizes is not None and job.resizes.before is not None:
-        message = f"its ranks formed no new group after one was lost: {failure_of(job, bad[0].rank)[2]}"
+    forming = job.spec.is_hot and job.resizes is not None and job.resizes.before is not None
+    if why := (forming and failure) or ("" if finished else no_group(job, inputs.now)):
+        message = f"its ranks formed no new group after one left: {why}"
         _begin_ending(step, JobState.NODE_FAIL, "NodeFail", message, inputs, grace=settings.grace_s)
     elif bad:
         outcome, reason, message = failure_of(job, bad[0].rank)

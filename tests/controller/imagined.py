@@ -14,7 +14,15 @@ from msgspec.structs import replace
 
 from gpusched.cluster.base import NodeObservation, Operation, OperationOutcome, RankKey
 from gpusched.model.jobs import container_name
-from gpusched.model.readings import ContainerReading, Gpu, GpuHealth, GpuProcess, NodeReading, ProbeFailure
+from gpusched.model.readings import (
+    ContainerReading,
+    Gpu,
+    GpuHealth,
+    GpuProcess,
+    NodeReading,
+    ProbeFailure,
+    ProgressReading,
+)
 from gpusched.model.resources import Flavor, Inventory, Node, Partition, RuntimeName, Settings, SharingSettings
 from gpusched.model.slices import Cut, MigSlice, gpu_of
 from gpusched.queue.clock import Clock
@@ -36,6 +44,7 @@ class Box:
     exit_code: int | None = None
     stuck: bool = False
     survives: tuple[str, ...] = ()  # signals
+    progress: ProgressReading | None = None  # as its job says
 
 
 @dataclass
@@ -260,6 +269,7 @@ def reading_of(host: Host, now: float) -> NodeReading:
                 finished_at=box.finished_at,
                 ran_s=now - box.began if box.phase == "running" and host.reports_run_time else None,
                 error="killed" if box.phase == "failed" else None,
+                progress=box.progress,
             )
             for box in boxes
         ),

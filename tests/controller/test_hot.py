@@ -192,6 +192,22 @@ def test_remaining_ranks_go_on_and_a_new_rank_has_a_new_number(site: Site) -> No
     assert [run.gpus for run in site.runs(job)] == [2, 6, 4, 6]
 
 
+def test_a_job_that_makes_no_step_after_a_loss_begins_again(site: Site) -> None:
+    """Torch waits for a rank that was killed while its group formed."""
+    job = pair(site)
+    (first,) = [box for _, box in site.world.running() if box.name == f"gpusched-{job}-1-0"]
+    first.progress = ProgressReading(step=1.0, nodes=2.0, age_s=0.0)  # of the group before
+    site.end(job, 1, 137)
+    site.turn(3, 6)
+    assert site.ranks(job) == [0]
+    site.turn(2, 30)
+    assert (site.job(job).state, site.job(job).attempt) == (JobState.RUNNING, 1)
+    site.turn(8, 10)
+    assert (site.job(job).state, site.job(job).attempt) == (JobState.RUNNING, 2)
+    (ending,) = site.events(job, "ending")
+    assert ending["message"] == "its ranks formed no new group after one left: no step within 100 s"
+
+
 def test_a_program_that_fails_on_all_ranks_has_failed(site: Site) -> None:
     job = grown(site, 2, 4, 6)
     site.end(job, 1, 3)

@@ -10,7 +10,7 @@ import pytest
 
 from gpusched.cluster.base import NodeObservation
 from gpusched.controller.progress import record_progress
-from gpusched.model.jobs import Allocation, JobRecord, JobSpec, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, Elastic, JobRecord, JobSpec, JobState, NodeAllocation, Resizes
 from gpusched.model.progress import JobProgress, speeds_of
 from gpusched.model.readings import ContainerReading, NodeReading, ProgressReading, SavedReading
 from gpusched.queue.store import Store
@@ -150,6 +150,19 @@ def test_files_of_an_earlier_attempt_do_not_count(store: Store) -> None:
     assert store.progress_of_unended() == {}
     record_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=new))
     assert store.progress_of_unended()["j"][-1].first_at == 41.0
+
+
+def test_the_pause_of_a_hot_resize_counts_at_no_size(store: Store) -> None:
+    """Else a job that just grew and lost a rank seems slow at that size, and does not grow again."""
+    elastic = Elastic(sizes=(4, 8), base_gpus=4, base_cores=1, base_memory_mib=1, cooldown_s=0, rank_gpus=4)
+    for step, now, nodes in ((10, 50.0, 2), (20, 55.0, 2), (21, 95.0, 1), (23, 97.0, 1)):
+        spec = msgspec.structs.replace(_job().spec, elastic=elastic, nodes=2 if now == 50.0 else 1)
+        resizes = Resizes(before=8) if 50.0 < now < 97.0 else Resizes()
+        job = msgspec.structs.replace(_job(), spec=spec, resizes=resizes)
+        store.put_jobs([job])
+        said = ProgressReading(step=step, age_s=0, nodes=float(nodes))
+        record_progress(store, [job], _seen("n0", "gpusched-j-1-0", now, progress=said))
+    assert speeds_of(store.progress_of_job("j")) == {8: 2.0, 4: 1.0}
 
 
 def test_steps_so_small_that_their_pace_is_no_number_give_none() -> None:
