@@ -42,7 +42,8 @@ def app() -> AppDef:
     large = Resource(cpu=2, gpu=4, memMB=200)
     reads = ["-c", "echo reads $0 >&2", macros.replica_id]
     trainer = Role("trainer", "", entrypoint="sh", args=["-c", says], env=env, num_replicas=2, resource=large)
-    return AppDef("meeting", [trainer, Role("data reader", "", entrypoint="sh", args=reads, num_replicas=2, resource=SMALL)])
+    reader = Role("data reader", "", entrypoint="sh", args=reads, num_replicas=2, resource=SMALL)
+    return AppDef("meeting", [trainer, reader])
 
 
 def fails(folder: str, retries: int) -> AppDef:
