@@ -5,14 +5,18 @@ Energy is the difference of NVML's counters; where a GPU has no counter (or the 
 reloaded) power is integrated by the trapezoid rule; where neither is known, the GPU seconds count as unknown, never as
 zero joules.
 
+A gap of more than a day without readings has one row for each whole hour, as old usage is kept, up to its last day.
+
 A slice counts as its share of its GPU, in GPU seconds and in energy: NVML measures the GPU only. What no held slice of
 a cut GPU covers counts as a GPU that no job holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
+from operator import add
+from typing import TypeVar
 
 import msgspec
 
@@ -24,9 +28,12 @@ from gpusched.model.slices import gpu_of, is_slice
 from gpusched.model.slicetables import gpus_counted
 from gpusched.queue.store import UsageRow
 
-BUCKET_S = 300
+BUCKET_S, HOUR_S, DAY_S = 300, 3600, 86400
+MAX_GAP_S = 30 * DAY_S  # of two readings further apart nothing is recorded: reports count that time as not measured
 MAX_POWER_GAP_S = 60.0  # two power readings further apart say nothing of the time between them
 _NO_RULES = IdleRules()
+_AMOUNTS = UsageRow.__struct_fields__[5:]
+_Key = TypeVar("_Key")
 
 
 class GpuHolding(msgspec.Struct, frozen=True):
@@ -108,46 +115,54 @@ def usage_between(
 
     Of the node's GPUs only declared ones count. ``held``: see `holdings`.
     """
-    if before is None or after.time <= before.time:
+    span = after.time - before.time if before is not None else 0.0
+    if before is None or not 0 < span <= MAX_GAP_S:
         return []
     earlier = {gpu.index: gpu for gpu in before.gpus}
     same_boot = before.boot_id == after.boot_id
-    sums: dict[tuple[int, str], UsageRow] = {}
+    users: dict[str, str] = {}
+    rates: dict[tuple[float, float, str], list[float]] = {}  # (begin, end, job) -> amounts a second, as a row has them
     for gpu in after.gpus:
         if gpu.index not in node.indices():
             continue
         was = earlier.get(gpu.index)
-        span = after.time - before.time
         joules = _energy_j(was, gpu, span, same_boot)
         use = utilization_between(was, gpu, span)
-        for bucket, holder, part, seconds in _parts(gpu.index, before.time, after.time, held):
-            row = UsageRow(
-                bucket=bucket,
-                node=node.name,
-                partition=node.partition,
-                job_id=holder.job_id if holder else "",
-                user=holder.user if holder else "",
-                gpu_s=part * seconds,
-                energy_j=0.0 if joules is None else part * (joules * seconds / span),
-                energy_unknown_s=part * seconds if joules is None else 0.0,
-                util_s=0.0 if use is None else part * (use * seconds),
-                util_known_s=0.0 if use is None else part * seconds,
-            )
-            if use is not None and use < (holder.below if holder else IDLE_BELOW):
-                row = msgspec.structs.replace(
-                    row, idle_s=row.gpu_s, idle_energy_j=row.energy_j, idle_energy_unknown_s=row.energy_unknown_s
-                )
-            key = (bucket, row.job_id)
-            sums[key] = add_usage_rows(sums[key], row) if key in sums else row
-    return list(sums.values())
+        per_s = (1.0, (joules or 0.0) / span, float(joules is None), use or 0.0, float(use is not None))
+        for left, right, holder, share in _parts(gpu.index, before.time, after.time, held):
+            job_id, below = (holder.job_id, holder.below) if holder else ("", IDLE_BELOW)
+            users[job_id] = holder.user if holder else ""
+            amounts = [share * amount for amount in per_s]
+            amounts += amounts[:3] if use is not None and use < below else (0.0, 0.0, 0.0)
+            _add(rates, (left, right, job_id), amounts)
+    sums: dict[tuple[int, str], list[float]] = {}
+    buckets = list(_buckets(before.time, after.time))
+    for (left, right, job_id), amounts in rates.items():
+        for bucket, following in buckets:
+            seconds = min(right, following) - max(left, bucket)
+            if seconds > 0:
+                _add(sums, (bucket, job_id), [seconds * amount for amount in amounts])
+    return [
+        UsageRow(
+            bucket=bucket, node=node.name, job_id=job_id, user=users[job_id], partition=node.partition,
+            **dict(zip(_AMOUNTS, amounts, strict=True)),
+        )
+        for (bucket, job_id), amounts in sums.items()
+    ]  # fmt: skip
+
+
+def _add(sums: dict[_Key, list[float]], key: _Key, amounts: list[float]) -> None:
+    found = sums.get(key)
+    sums[key] = amounts if found is None else list(map(add, found, amounts))
 
 
 def charged_after(row: UsageRow, start: float, end: float, until: float) -> UsageRow | None:
     """Return the part of a job's row that is of the time after its end; None: nothing is.
 
-    ``until``: up to there it was charged. In a bucket what it did is taken as even.
+    ``until``: up to there it was charged, or the job's next row on the node begins. In a bucket what it did is taken
+    as even.
     """
-    begin, last = max(row.bucket, start), min(row.bucket + BUCKET_S, until)
+    begin, last = max(row.bucket, start), min(row.bucket + (BUCKET_S if row.bucket % HOUR_S else HOUR_S), until)
     if last <= max(begin, end):
         return None
     part = (last - max(begin, end)) / (last - begin)
@@ -195,35 +210,40 @@ def _of_processes(gpu: Gpu, job_id: str) -> float | None:
 
 def _parts(
     index: int, begin: float, end: float, held: Mapping[int, list[GpuHolding]]
-) -> list[tuple[int, GpuHolding | None, float, float]]:
-    """Return the time of a GPU as `_split` does; of one that is cut, each slice's by its share, and then the rest."""
+) -> Iterator[tuple[float, float, GpuHolding | None, float]]:
+    """Yield the time of a GPU as `_split` does; of one that is cut, each slice's by its share, and then the rest."""
     on = (holders for number, holders in held.items() if is_slice(number) and gpu_of(number) == index)
     # Those that let go before may have left a GPU that is whole again.
     slices = [there for holders in on if (there := [h for h in holders if h.begin < end and begin < h.end])]
-    if not slices:
-        return _split(begin, end, held.get(index, []))
-    parts, rest = list[tuple[int, GpuHolding | None, float, float]](), 1.0
+    rest = 1.0
     for holders in slices:
         share = min(rest, max(holding.part for holding in holders))
         rest -= share
-        parts += [(bucket, one, part * share, seconds) for bucket, one, part, seconds in _split(begin, end, holders)]
-    whole = _split(begin, end, held.get(index, [])) if rest > 0 else []
-    return parts + [(bucket, one, part * rest, seconds) for bucket, one, part, seconds in whole]
+        yield from _split(begin, end, holders, share)
+    if rest > 0:
+        yield from _split(begin, end, held.get(index, []), rest)
 
 
-def _split(begin: float, end: float, held: list[GpuHolding]) -> list[tuple[int, GpuHolding | None, float, float]]:
-    """Split [begin, end) at bucket borders and changes of holder: (bucket, holder or None, its part, seconds)."""
-    cuts = {begin, end}
-    cuts.update(float(b) for b in range(int(begin // BUCKET_S + 1) * BUCKET_S, int(end) + 1, BUCKET_S) if b < end)
-    for holding in held:
-        cuts.update(cut for cut in (holding.begin, holding.end) if begin < cut < end)
-    parts = []
+def _split(
+    begin: float, end: float, held: list[GpuHolding], share: float
+) -> Iterator[tuple[float, float, GpuHolding | None, float]]:
+    """Split [begin, end) at changes of holder; yield begin, end, holder or None, its share."""
+    cuts = {begin, end, *(cut for h in held for cut in (h.begin, h.end) if begin < cut < end)}
     for left, right in pairwise(sorted(cuts)):
         middle = (left + right) / 2
         first, second = (*(h for h in held if h.begin <= middle < h.end), None, None)[:2]
         both = (first, second) if first and second and first.shares and second.shares else (first,)
-        parts += [(int(left // BUCKET_S) * BUCKET_S, one, 1 / len(both), right - left) for one in both]
-    return parts
+        yield from ((left, right, one, share / len(both)) for one in both)
+
+
+def _buckets(begin: float, end: float) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of the buckets of [begin, end): whole hours that ended a day before its end are one."""
+    at = int(begin // BUCKET_S) * BUCKET_S
+    while at < end:
+        is_hour = at % HOUR_S == 0 and begin <= at and at + HOUR_S <= end - DAY_S
+        following = at + (HOUR_S if is_hour else BUCKET_S)
+        yield at, following
+        at = following
 
 
 def add_usage_rows(a: UsageRow, b: UsageRow) -> UsageRow:

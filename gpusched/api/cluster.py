@@ -26,6 +26,7 @@ from gpusched.client.context import Client
 from gpusched.client.jobs import Query, parse_states, queried
 from gpusched.client.resolve import Refused, Resolver
 from gpusched.client.submit import FunctionProgram, prepare, submit
+from gpusched.config.paths import expanded
 from gpusched.errors import UsageError
 from gpusched.model.jobs import JobRecord as JobRecord
 from gpusched.model.jobs import JobState
@@ -54,8 +55,8 @@ class Cluster:
     def __init__(
         self, *, state: str | PathLike[str] | None = None, inventory: str | PathLike[str] | None = None
     ) -> None:
-        self._state = Path(state).expanduser().absolute() if state is not None else None
-        self._inventory = Path(inventory).expanduser().absolute() if inventory is not None else None
+        self._state = expanded(state).absolute() if state is not None else None
+        self._inventory = expanded(inventory).absolute() if inventory is not None else None
         self._local = threading.local()
         self._watcher = Watcher(lambda: Client(self._state, self._inventory))
 
@@ -86,19 +87,30 @@ class Cluster:
     def submit(self, what: Any, /, *args: Any, **asked: Unpack[Options]) -> Job[Any]:
         """Queue a function, called with ``args`` (more by `functools.partial`), or a command.
 
-        A command is a list of words, or a line that is split as a shell would split it; no shell runs it.
+        A command is a list of words, or a line split like a shell's; no shell runs it.
 
         Raises:
             UsageError: The request is invalid; nothing was queued.
             GpuschedError: The job cannot be queued.
             TypeError: There is no such option.
         """
-        given = options.checked(asked)
         if callable(what):
-            return self._queue_functions([what], [(args, {})], given)[0]
+            return self._queue_functions([what], [(args, {})], options.checked(asked))[0]
         if args:
             raise TypeError("a command takes no further arguments")
-        return self._command(what, given)
+        return self.submit_command(what, **asked)
+
+    def submit_command(
+        self, command: Command, /, *, note: Callable[[str], object] = str, **asked: Unpack[Options]
+    ) -> Job[int]:
+        """Queue a command; ``note`` is called with its id first."""
+        given = options.checked(asked)
+        words = shlex.split(command) if isinstance(command, str) else list(command)
+        if not all(isinstance(word, str) for word in words):
+            raise TypeError(f"a command is a list of strings, found {words!r}"[:200])
+        if wrong := given.keys() & options.FUNCTION_ONLY.keys():
+            raise UsageError(f"{min(wrong)} is for functions, not commands")
+        return self._watch([Job[int](self, self._queue(*options.request(given, words), note=note))])[0]
 
     def map_array(
         self, function: Callable[..., T], *iterables: Iterable[Any], **asked: Unpack[Options]
@@ -142,15 +154,6 @@ class Cluster:
         for job, its_id in zip(jobs, ids, strict=False):
             job._id = its_id
         return self._watch(jobs or [Job[Any](self, its_id) for its_id in ids])
-
-    def _command(self, command: Command, given: dict[str, Any], note: Callable[[str], object] = str) -> Job[int]:
-        """Queue a command with `Options`, checked; ``note`` is called with its id before it is queued."""
-        words = shlex.split(command) if isinstance(command, str) else list(command)
-        if not all(isinstance(word, str) for word in words):
-            raise TypeError(f"a command is a list of strings, found {words!r}"[:200])
-        if wrong := given.keys() & options.FUNCTION_ONLY.keys():
-            raise UsageError(f"{min(wrong)} is for functions, not commands")
-        return self._watch([Job[int](self, self._queue(*options.request(given, words), note=note))])[0]
 
     def _queue(
         self, request: Any, environ: dict[str, str], program: FunctionProgram | None = None,

@@ -142,12 +142,11 @@ class Installation:
     def find(cls, prefix: Path | None) -> Installation:
         """Return the installation that is there, by the files it has left; the usual one where there are none."""
         usual = cls(prefix=prefix)
-        link = usual._at(SHARED_STATE)
+        link, named = usual._at(SHARED_STATE), None
         state = Path(os.readlink(link)) if link.is_symlink() else SHARED_STATE
         with contextlib.suppress(OSError):
-            if named := re.search(r"^u (\S+) ", usual._at(_SYSUSERS).read_text(), re.MULTILINE):
-                return cls(named[1], state, prefix)
-        return cls(usual.user, state, prefix)
+            named = re.search(r'^u (\S+) (?:.*" (\S+))?', usual._at(_SYSUSERS).read_text(), re.MULTILINE)
+        return cls(named[1], Path(named[2] or state), prefix) if named else cls(usual.user, state, prefix)
 
     @property
     def state_here(self) -> Path:
@@ -196,10 +195,7 @@ class Installation:
         """
         if self._uses_systemd() and self._at(_SERVICE_FILE).exists():
             yield Step(f"stop and disable {SERVICE}", lambda: _run("systemctl", "disable", "--now", SERVICE))
-        for name in (_SERVICE_FILE, _TMPFILES, _SYSUSERS):
-            path = self._at(name)
-            there = path.exists()
-            yield Step(f"remove {name}", path.unlink if there else None, "" if there else "not there")
+        yield from map(self._removal, (_SERVICE_FILE, _TMPFILES))
         if self._uses_systemd():
             yield Step("reload systemd", lambda: _run("systemctl", "daemon-reload"))
         link, state = self._at(SHARED_STATE), self._at(self.state)
@@ -209,6 +205,7 @@ class Installation:
         if cache.exists():
             yield Step(f"remove {CACHE}", lambda: shutil.rmtree(cache))
         if not purge:
+            yield self._removal(_SYSUSERS)
             yield Step(f"{self.state}, {SYSTEM_INVENTORY.parent} and the user {self.user}", None, "kept; see --purge")
             return
         for real, path in ((state, self.state), (self._at(SYSTEM_INVENTORY.parent), SYSTEM_INVENTORY.parent)):
@@ -216,6 +213,12 @@ class Installation:
                 yield Step(f"remove {path}", lambda real=real: shutil.rmtree(real))  # type: ignore[misc]
         if self._ids() is not None:
             yield Step(f"remove the user {self.user}", lambda: _run("userdel", *self._prefixed(), self.user))
+        yield self._removal(_SYSUSERS)  # last: it names the user and the state folder for another attempt
+
+    def _removal(self, name: str) -> Step:
+        path = self._at(name)
+        there = path.exists()
+        return Step(f"remove {name}", path.unlink if there else None, "" if there else "not there")
 
     def require_idle(self, purge: bool) -> None:
         """Refuse the removal while jobs or an unmanaged controller run.

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 Completer = Callable[[str], list[str]]
+
+
+def parameter(name: str, kind: Any, default: Any, names: str, completer: str, **shown: Any) -> inspect.Parameter:
+    """Return typer's parameter of an option with these ``names``; without any, of an argument.
+
+    ``completer``: the function here that completes its value, or "".
+    """
+    offered = globals()[completer] if completer else None
+    made: Any = typer.Option if names else typer.Argument
+    annotation = Annotated[kind, made(*names.split(), autocompletion=offered, **shown)]
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
 
 
 def _lazy(name: str) -> Completer:

@@ -266,9 +266,6 @@ def _report(error: Exception) -> int:
     if isinstance(error, MemoryError):
         output.print_error("not enough memory")
         return 1
-    if isinstance(error, RuntimeError) and "home directory" in str(error):
-        output.print_error("HOME is not set, and this user has no home folder; set HOME")
-        return 1
     description = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     output.print_error(f"internal error: {description} (GPUSCHED_DEBUG=1 shows the traceback)")
     return 1

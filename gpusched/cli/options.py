@@ -111,16 +111,15 @@ def with_options(*without: str) -> Callable[[Callable[..., int]], Callable[..., 
 
 def _parameters() -> list[inspect.Parameter]:
     """Return typer's parameters. It gets text of what has a parser of its own, and a None of what was left out."""
-    found: dict[str, Any] = {"context": (typer.Context, inspect.Parameter.empty), "command": (_COMMAND, None)}
+    keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    context = inspect.Parameter("context", keyword, annotation=typer.Context)
+    found = [context, inspect.Parameter("command", keyword, default=None, annotation=_COMMAND)]
     for name, option in OPTIONS.items():
         kind, default = type_of(name), default_of(name)
         if option.many or option.parse is not None or kind is str:
             kind, default = (list[str] if option.many else str) | None, None
-        offered = getattr(complete, option.complete) if option.complete else None
-        declared = typer.Option(*option.names.split(), help=option.help, autocompletion=offered)
-        found[name] = Annotated[kind, declared], default
-    keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return [inspect.Parameter(n, keyword, default=default, annotation=kind) for n, (kind, default) in found.items()]
+        found.append(complete.parameter(name, kind, default, option.names, option.complete, help=option.help))
+    return found
 
 
 def _given(context: Any) -> dict[str, Any]:

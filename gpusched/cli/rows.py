@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, ForwardRef, TypeVar, get_args
+from typing import Any, ForwardRef, TypeVar, get_args
 
 import msgspec
-import typer
 
 from gpusched.cli import complete
 from gpusched.study.options import StudyOption, rows_of
@@ -45,12 +44,8 @@ def _parameter(name: str, kind: Any, row: StudyOption, default: Any) -> inspect.
         kind, default = str, row.shown
     elif isinstance(kind, ForwardRef):
         kind = str | None
-    offered = getattr(complete, row.complete) if row.complete else None
-    shown: Any = {"help": row.help, "metavar": row.metavar, "min": row.least, "autocompletion": offered}
-    declared = typer.Option(*row.names.split(), **shown) if row.names else typer.Argument(**shown)
-    return inspect.Parameter(
-        name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, declared]
-    )
+    shown: Any = {"help": row.help, "metavar": row.metavar, "min": row.least}
+    return complete.parameter(name, kind, default, row.names, row.complete, **shown)
 
 
 def _value(row: StudyOption, given: Any) -> Any:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from gpusched.config.openers import open_input
 from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_LINKS, MAX_SIZES, MAX_VALUE_BYTES, SIGNALS, check_text
 from gpusched.errors import UsageError
 from gpusched.model.jobs import WITHOUT_ID, Dependency, DependencyKind, Mount
@@ -339,7 +340,7 @@ def _secret_value(name: str, source: str, caller: Mapping[str, str]) -> str:
         if source == "-":
             content = sys.stdin.buffer.read(MAX_VALUE_BYTES + 2)
         elif source.startswith("@") and len(source) > 1:
-            with open(source[1:], "rb") as file:
+            with open_input(source[1:]) as file:
                 content = file.read(MAX_VALUE_BYTES + 2)
         else:
             raise UsageError(

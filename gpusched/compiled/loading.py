@@ -80,21 +80,17 @@ class VersionFolder:
     def load(self, kind: object) -> Callable[..., Any] | None:
         """Load the version for arguments of this kind; None: there is none."""
         text = self._text(kind)
-        try:
-            data = self._path(text).read_bytes()
-        except OSError:
-            return None
-        if hashlib.sha256(data[32:]).digest() != data[:32]:
+        if (data := self._read(text)) is None:
             return None
         try:
-            kept, *rest = pickle.loads(data[32:])
+            kept, *rest = pickle.loads(data)
         except Exception:  # a type that it names is no longer there
             return None
         return load(self._function, CompiledVersion(*rest)) if kept == text else None
 
     def has(self, kind: object) -> bool:
-        """Return whether there is a file for arguments of this kind, valid or not."""
-        return self._path(self._text(kind)).exists()
+        """Return whether there is a whole file for arguments of this kind."""
+        return self._read(self._text(kind)) is not None
 
     def save(self, kind: object, machine: CompiledVersion) -> None:
         """Store a version; without disk space every process compiles it."""
@@ -111,6 +107,13 @@ class VersionFolder:
             except OSError:
                 os.unlink(name)
                 raise
+
+    def _read(self, text: str) -> bytes | None:
+        try:
+            data = self._path(text).read_bytes()
+        except OSError:
+            return None
+        return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
 
     def _text(self, kind: object) -> str:
         code = self._function.__code__

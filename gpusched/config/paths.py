@@ -21,7 +21,7 @@ def state_folder() -> Path:
     login node meet there); else ``$XDG_STATE_HOME/gpusched``; else ~/.local/state/gpusched.
     """
     if named := os.environ.get("GPUSCHED_STATE"):
-        return Path(named).expanduser().absolute()
+        return expanded(named).absolute()
     if os.path.isdir(SHARED_STATE / "inbox"):
         return SHARED_STATE
     return _xdg("XDG_STATE_HOME", ".local/state") / "gpusched"
@@ -42,13 +42,13 @@ def find_inventory() -> Path:
         UsageError: None of them is there.
     """
     if named := os.environ.get("GPUSCHED_INVENTORY"):
-        path = Path(named).expanduser()
+        path = expanded(named)
         path = path / "inventory.yaml" if path.is_dir() else path
         if not os.path.exists(path):
             raise UsageError(f"no inventory: GPUSCHED_INVENTORY names {path}, which is not there", _HINT)
         return path
     places = [Path("inventory.yaml"), SYSTEM_INVENTORY]
-    with suppress(RuntimeError):  # a user without a home folder
+    with suppress(UsageError):  # a user without a home folder
         places.insert(1, config_folder() / "inventory.yaml")
     for place in places:
         if os.path.exists(place):
@@ -67,6 +67,18 @@ def _trusted() -> set[int]:
 
 
 _HINT = "write one with `gpusched init HOST...`, or set GPUSCHED_INVENTORY"
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return a path that may begin with ``~`` or ``~USER``.
+
+    Raises:
+        UsageError: There is no such home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{path}: no such user, or HOME is not set and this user has no home folder") from None
 
 
 def log_path(state: Path, job_id: str, attempt: int, rank: int) -> Path:
@@ -129,4 +141,4 @@ def sync_folder(folder: Path) -> None:
 
 def _xdg(variable: str, default: str) -> Path:
     named = os.environ.get(variable, "")
-    return Path(named) if os.path.isabs(named) else Path.home() / default  # the XDG standard ignores relative ones
+    return Path(named) if os.path.isabs(named) else expanded(f"~/{default}")  # the XDG standard ignores relative ones

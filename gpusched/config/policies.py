@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from gpusched.config.paths import expanded
 from gpusched.config.yamlfile import Value, parse_file, suggestion
 from gpusched.errors import FileError, UnreadableFile, UsageError, Warnings
 from gpusched.model.policy import (
@@ -55,7 +56,7 @@ def policy_folders(inventory_path: Path | str) -> tuple[Path, ...]:
         UsageError: ``$GPUSCHED_POLICIES`` is not a folder.
     """
     if named := os.environ.get("GPUSCHED_POLICIES"):
-        folder = Path(named).expanduser()
+        folder = expanded(named)
         if not folder.is_dir():
             raise UsageError(f"no policies: GPUSCHED_POLICIES names {folder}, which is not a folder")
         return folder, BUILT_IN

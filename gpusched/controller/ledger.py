@@ -82,10 +82,12 @@ class UsageWriter:
         end = job.end_time if job.slurm is None else job.end_time + 1.0
         if max(late.values(), default=0.0) <= end:
             return []
-        rows = self._store.usage_of_job(job.id)
-        return [
-            over for row in rows if (over := charged_after(row, job.start_time, end, late.get(row.node, 0.0)))
-        ]
+        found = []
+        for row in reversed(self._store.usage_of_job(job.id)):
+            if over := charged_after(row, job.start_time, end, late.get(row.node, 0.0)):
+                found.append(over)
+            late[row.node] = min(late.get(row.node, 0.0), row.bucket)
+        return found
 
     def _refresh_energy(self, job_ids: set[str]) -> None:
         # What is remembered stays as it was: the job may have come back since, and hold something else or nothing.

@@ -97,8 +97,6 @@ class SnakemakeExecutor(RemoteExecutor):
         self.report_job_submission(found)
 
     def _queued(self, job: JobExecutorInterface) -> SubmittedJobInfo:
-        from gpusched.api.options import checked
-
         path = self.get_jobscript(job)
         self.write_jobscript(job, path)
         options = {"name": self.get_jobname(job)} | job_options(job.resources, job.threads)
@@ -110,8 +108,8 @@ class SnakemakeExecutor(RemoteExecutor):
             log = log.with_name(f"{log.stem}.%j.log")
             log.parent.mkdir(parents=True, exist_ok=True)
             options = {"workdir": str(folder), "output": str(log), "open_mode": "append"} | options
-        given = checked(options | {"script": Path(path).read_text()})
-        made = _cluster()._command("", given, lambda job_id: self._keep(job, job_id))
+        options["script"] = Path(path).read_text()
+        made = _cluster().submit_command("", note=lambda job_id: self._keep(job, job_id), **options)
         return SubmittedJobInfo(job, made.id, {"job": made, "output": options.get("output", "")})
 
     def _note(self, job: JobExecutorInterface) -> Path | None:

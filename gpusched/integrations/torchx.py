@@ -152,7 +152,7 @@ def app_options(app: AppDef) -> dict[str, Any]:
     if len(images) > 1:
         raise ValueError(f"a job has one image, these roles have {len(images)}: {', '.join(images)}")
     count = sum(role.num_replicas for role in app.roles)
-    layout = " ".join(f"{role.name}={role.num_replicas}" for role in app.roles)
+    layout = shlex.join(f"{role.name}={role.num_replicas}" for role in app.roles)
     options = {"name": app.name, "script": app_script(app), "ntasks": count, "env": {_ROLES: layout}}
     cpus, gpus, memory_mib = (max(getattr(r.resource, name) for r in app.roles) for name in ("cpu", "gpu", "memMB"))
     sizes = {"cpus_per_task": cpus, "gpus_per_task": gpus, "mem": memory_mib * count}
@@ -206,9 +206,10 @@ def _state(state: str) -> AppState:
 def _roles_of(job: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
     """Yield name, first task and number of replicas of each role; a job of another origin is one role."""
     spec = job["spec"]
-    layout = dict(spec["env"]).get(_ROLES) or f"{spec['name']}={spec['nodes'] * spec['tasks_per_node']}"
+    layout = dict(spec["env"]).get(_ROLES)
+    parts = shlex.split(layout) if layout else [f"{spec['name']}={spec['nodes'] * spec['tasks_per_node']}"]
     first = 0
-    for part in layout.split(" "):
+    for part in parts:
         name, _, count = part.rpartition("=")
         yield name, first, int(count)
         first += int(count)

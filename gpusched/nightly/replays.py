@@ -71,6 +71,7 @@ class NightlyReport(msgspec.Struct, frozen=True, kw_only=True):
         judged: Shadows and candidates compared with the live policies.
         trained: With ``--auto-retrain``, the outcome for every agent; the outcome for shadows that learn online.
         predictions: Accuracy of the forecasts made in that time, by partition.
+        failed: Policies whose replay raised an error, and the error; they are left out.
     """
 
     time: str
@@ -80,6 +81,7 @@ class NightlyReport(msgspec.Struct, frozen=True, kw_only=True):
     judged: tuple[ShadowComparison, ...] = ()
     trained: tuple[str, ...] = ()
     predictions: tuple[Score, ...] = ()
+    failed: tuple[str, ...] = ()
 
     @property
     def worst_loss(self) -> float:
@@ -90,14 +92,15 @@ class NightlyReport(msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> str:
         """The results in one line."""
         nights = "; ".join(v.line for v in self.partitions)
-        return nights or f"no job submitted in {self.since} has run and ended"
+        return nights or "; ".join(self.failed) or f"no job submitted in {self.since} has run and ended"
 
     @property
     def more(self) -> list[str]:
         """One line for every policy that is not live, and for every training."""
         asked = ("", "; promotion requested")
         judged = [f"{j.partition}: {j.state}: {j.line}{asked[j.promoted]}{j.proposal}" for j in self.judged]
-        return [*(f"{s.partition}: {s.line}" for s in self.predictions), *judged, *self.trained]
+        failed = self.failed if self.partitions else ()
+        return [*(f"{s.partition}: {s.line}" for s in self.predictions), *failed, *judged, *self.trained]
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as written, and printed by ``--json``."""
@@ -142,7 +145,11 @@ def nightly(
     trained += tuple(night.update_shadows(inventory, reader, folder, now))
     night.remove_old(folder)
     predicted = scores(reader.predicted_starts(parse_since(since, now), now), now)
-    verdicts = []
+    verdicts, failed = [], list[str]()
+
+    def left_out(run: PlannedReplay, why: str) -> None:
+        failed.append(f"{run.scenario.trace.name}: {run.policy.name} failed: {why}")
+
     for number, partition in enumerate(inventory.partitions):
         notify(f"replaying {partition.name}", number, len(inventory.partitions))
         if trace is None or partition.name not in trace.groups:
@@ -159,8 +166,8 @@ def nightly(
             PlannedReplay(scenario, p, ReplayOptions(restart_s=p.restart_s, estimator=estimator, network=network))
             for p in policies
         ]
-        outcomes = list(run_all(runs, workers=workers))
-        if outcomes[0].metrics.jobs:
+        outcomes = list(run_all(runs, workers=workers, failed=left_out))
+        if outcomes and outcomes[0].result.policy == first.name and outcomes[0].metrics.jobs:
             verdicts.append(_verdict(partition.name, outcomes, reports / f"{day}-{partition.name}.html"))
     file = reports / f"{day}.json"
     report = NightlyReport(
@@ -171,6 +178,7 @@ def nightly(
         judged=night.judge_candidates(inventory, reader, folder, live, now),
         trained=trained,
         predictions=predicted,
+        failed=tuple(failed),
     )
     reader.close()
     write_atomic(file, msgspec.json.format(msgspec.json.encode(report.as_json()), indent=2) + b"\n", 0o644)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpusched.config.paths import SYSTEM_INVENTORY, find_inventory
+from gpusched.config.paths import SYSTEM_INVENTORY, expanded, find_inventory
 from gpusched.errors import GpuschedError, UsageError, Warnings
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
@@ -45,7 +45,7 @@ def inventory_path(state: Path) -> Path:
     try:
         return find_inventory()
     except UsageError:
-        path = Path(os.environ.get("GPUSCHED_INVENTORY") or SYSTEM_INVENTORY).expanduser()
+        path = expanded(os.environ.get("GPUSCHED_INVENTORY") or SYSTEM_INVENTORY)
         if _kept(path, state) is None:
             raise
         return path

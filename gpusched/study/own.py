@@ -161,5 +161,7 @@ def beliefs_for(trace: Trace, nodes: Sequence[NodeView], beliefs: Mapping[str, J
 
     assert trace.share_mib is not None
     jobs = zip(trace.user.tolist(), trace.model.tolist(), trace.share_mib.tolist(), strict=True)
-    parties = [None if mib < 0 else party(trace.users[user], trace.models[model], mib) for user, model, mib in jobs]
+    parties = [
+        None if mib < 0 else party(trace.user_name(user), trace.model_name(model), mib) for user, model, mib in jobs
+    ]
     return sharing_beliefs(parties, nodes, beliefs)

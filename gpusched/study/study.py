@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from gpusched.config.validate import MAX_COUNT
-from gpusched.errors import UsageError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.limits import Groups
 from gpusched.model.topology import Topology
 from gpusched.model.units import count_of
@@ -125,6 +125,10 @@ class PlannedReplay(NamedTuple):
     options: ReplayOptions = ReplayOptions()
 
 
+_Replayed = tuple[ReplayResult, Metrics]
+_Replay = Callable[[PlannedReplay, Callable[[float], None] | None], _Replayed | str]
+
+
 def scenario_of(
     trace: Trace,
     *,
@@ -209,11 +213,13 @@ def run_all(
     backend: str | None = None,
     done: Callable[[PlannedReplay], None] | None = None,
     progress: Callable[[float], None] | None = None,
+    failed: Callable[[PlannedReplay, str], None] | None = None,
 ) -> Iterator[StudyOutcome]:
     """Yield every run's outcome in order.
 
     ``backend``: joblib's name of a cluster's backend (``dask``, ``ray``), which the caller has connected. ``done`` is
-    called after each run, ``progress`` while one runs in this process, with the part that is done.
+    called after each run, ``progress`` while one runs in this process, with the part that is done. ``failed`` is called
+    with a run that raises an error, and the error in one line: the run is left out. Without it the error is raised.
     """
     bounds: dict[int, Bounds] = {}
     for scenario in {id(run.scenario): run.scenario for run in runs}.values():
@@ -222,8 +228,14 @@ def run_all(
         limits, rates = any(run.options.limits for run in of), of[0].options.rates
         bounds[id(scenario)] = Bounds() if shared else _bounds(scenario, limits, rates)
     here = workers <= 1 and backend is None
-    results = (_replayed(run, progress) for run in runs) if here else _run_in_parallel(runs, workers, backend)
-    for run, (result, metrics) in zip(runs, results, strict=True):
+    one: _Replay = _replayed if failed is None else _replayed_or_error
+    results = (one(run, progress) for run in runs) if here else _run_in_parallel(runs, workers, backend, one)
+    for run, found in zip(runs, results, strict=True):
+        if isinstance(found, str):
+            assert failed is not None
+            failed(run, found)
+            continue
+        result, metrics = found
         counted = _trace_without(run.scenario.trace, run.scenario.carried)
         whole = replace(result, trace=counted, pool=run.scenario.pool)
         yield StudyOutcome(whole, metrics, bounds[id(run.scenario)], run.scenario)
@@ -237,7 +249,7 @@ def _resizes(run: PlannedReplay) -> bool:
     return run.options.elastic is not None or (run.policy.chooses_sizes and elastic_of(run.scenario.trace) is not None)
 
 
-def _replayed(run: PlannedReplay, progress: Callable[[float], None] | None = None) -> tuple[ReplayResult, Metrics]:
+def _replayed(run: PlannedReplay, progress: Callable[[float], None] | None = None) -> _Replayed:
     from gpusched.sim.replay import replay
 
     scenario = run.scenario
@@ -249,6 +261,14 @@ def _replayed(run: PlannedReplay, progress: Callable[[float], None] | None = Non
     result = replay(scenario.trace, scenario.pool, run.policy, **vars(options))
     counted = result_without(result, scenario.carried)
     return counted, metrics_of(counted, scenario.power, result)
+
+
+def _replayed_or_error(run: PlannedReplay, progress: Callable[[float], None] | None = None) -> _Replayed | str:
+    try:
+        return _replayed(run, progress)
+    except Exception as error:  # components of other packages may raise anything, which need not be picklable
+        text = error.line() if isinstance(error, GpuschedError) else f"{type(error).__name__}: {error}"
+        return " ".join(text.split())[:500]
 
 
 def _trace_without(trace: Trace, first: int) -> Trace:
@@ -295,21 +315,24 @@ def _cuts_without(cut: CutRuns, first: int) -> CutRuns:
     )
 
 
-def _replayed_without_trace(run: PlannedReplay) -> tuple[ReplayResult, Metrics]:
-    """Return `_replayed` without sending the trace back."""
-    result, metrics = _replayed(run)
+def _without_trace(run: PlannedReplay, one: _Replay) -> _Replayed | str:
+    """Replay without sending the trace back."""
+    found = one(run, None)
+    if isinstance(found, str):
+        return found
+    result, metrics = found
     return replace(result, trace=select(result.trace, np.zeros(0, np.int64))), metrics
 
 
 def _run_in_parallel(
-    runs: Sequence[PlannedReplay], workers: int, backend: str | None
-) -> Iterator[tuple[ReplayResult, Metrics]]:
+    runs: Sequence[PlannedReplay], workers: int, backend: str | None, one: _Replay
+) -> Iterator[_Replayed | str]:
     import joblib
 
     with joblib.parallel_config(backend=backend or "loky", n_jobs=-1 if backend else workers):
         # Only loky can hand results out as they come.
         many = joblib.Parallel(**({} if backend else {"return_as": "generator"}))
-        yield from many(joblib.delayed(_replayed_without_trace)(run) for run in runs)
+        yield from many(joblib.delayed(_without_trace)(run, one) for run in runs)
 
 
 def _bounds(scenario: Scenario, limits: bool, rates: Rates | None) -> Bounds:

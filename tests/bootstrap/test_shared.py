@@ -132,6 +132,22 @@ def test_another_state_folder_is_found_by_all_commands(image: Path) -> None:
     assert "sched:" not in (image / "etc/passwd").read_text()
 
 
+def test_a_removal_that_failed_halfway_is_finished_by_another(image: Path) -> None:
+    gpusched(image, "install", "--state", "/srv/queue", "--user", "sched")
+    etc = image / "etc/gpusched"
+    shutil.rmtree(etc)
+    etc.write_text("not a folder")
+    code, said = gpusched(image, "uninstall", "--purge")
+    assert (code, "Not a directory" in said) == (1, True)
+    etc.unlink()
+    (image / "srv/queue").mkdir()
+    code, said = gpusched(image, "uninstall", "--purge")
+    assert code == 0, said
+    assert not (image / "srv/queue").exists()
+    assert "sched:" not in (image / "etc/passwd").read_text()
+    assert not list((image / "etc/sysusers.d").iterdir())
+
+
 def test_a_folder_with_other_data_is_refused(image: Path) -> None:
     """It became the controller's, and --purge removed all of it."""
     (image / "srv/projects").mkdir(parents=True)

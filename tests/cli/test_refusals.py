@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.api import Cluster
 from gpusched.cli import main, output
 from gpusched.config import openers, paths
 from gpusched.errors import MAX_LINE, UsageError
@@ -139,7 +140,12 @@ def test_without_a_home_the_inventory_of_the_system_is_found(site: Site, monkeyp
     monkeypatch.chdir("/")
     assert "s-A100" in site.call("flavors").ok().out
     monkeypatch.delenv("GPUSCHED_STATE")
-    assert site.call("flavors").err.endswith("HOME is not set, and this user has no home folder; set HOME\n")
+    for state in ("", "~nobody-of-that-name/state"):
+        monkeypatch.setenv("GPUSCHED_STATE", state)
+        said = "no such user, or HOME is not set and this user has no home folder\n"
+        assert site.call("flavors").err == f"gpusched: error: {state or '~/.local/state'}: {said}"
+    with pytest.raises(UsageError, match="no such user"):
+        Cluster(state="~nobody-of-that-name")
 
 
 @pytest.mark.parametrize(
@@ -228,6 +234,7 @@ def test_an_invalid_host_name_is_reported(host: str) -> None:
         ("trace import t.csv -o pipe", "pipe: cannot be written: a pipe that nothing reads"),
         ("replay t.csv -P fifo -N 1 --html pipe", "pipe: a pipe that nothing reads"),
         ("metrics --textfile pipe", "pipe: a pipe that nothing reads"),
+        ("submit -F s-A100 --secret TOKEN=@pipe x", "--secret TOKEN: pipe: a pipe that nothing writes to"),
     ],
 )  # fmt: skip
 def test_a_pipe_without_another_end_is_not_waited_for(

@@ -421,6 +421,38 @@ def test_every_row_lies_within_its_bucket() -> None:
         assert {row.bucket - int(T): row.gpu_s for row in found} == pytest.approx(rows)
 
 
+DAY = 86400.0
+
+
+def test_a_gap_of_days_has_a_row_for_each_hour_but_the_last_day_and_a_month_none() -> None:
+    """A row for every five minutes took 40 s on 1,000 nodes, and hours after a clock had jumped by decades."""
+    begin, end, left = T - 500, T + 3 * DAY + 500, T + 4000
+    held = [GpuHolding("j", "u", left)]
+    rows = usage_between(NODE, reading(begin, energy_j=0.0), reading(end, energy_j=end - begin), {0: held})
+    assert sum(row.gpu_s for row in rows) == pytest.approx(end - begin)
+    assert all(row.energy_j == pytest.approx(row.gpu_s) for row in rows)
+    assert [(row.bucket - T, row.gpu_s) for row in rows if row.job_id] == [
+        (-600, 200.0), (-300, 300.0), (0, 3600.0), (3600, 400.0)
+    ]  # fmt: skip
+    assert {row.gpu_s for row in rows if T + 7200 <= row.bucket < T + 2 * DAY} == {3600.0}
+    assert {row.gpu_s for row in rows if T + 2 * DAY < row.bucket < T + 3 * DAY} == {300.0}
+    assert usage_between(NODE, reading(T, energy_j=0.0), reading(T + 40 * 365 * DAY, energy_j=9.0), {0: held}) == []
+
+
+def test_a_job_that_ended_in_a_gap_of_days_pays_until_its_end(tmp_path: Path) -> None:
+    """The cycle after the first one learns that the job had ended two days ago, within an hour's row."""
+    store = Store.create_or_open(tmp_path)
+    running = builders.job("j", nodes={"n0": (0,)}, start_time=T - 100)
+    ended = msgspec.structs.replace(running, state=JobState.COMPLETED, end_time=T + 5000)
+    writer, readings = UsageWriter(store), [reading(T), reading(T + 3 * DAY), reading(T + 3 * DAY + 10)]
+    for (before, after), job in zip(pairwise(readings), (running, ended), strict=True):
+        store.put_jobs([job])
+        news = {"n0": NodeObservation(began=after.time - 1, result=after)}
+        writer.charge(inventory(), {"n0": NodeRecord(name="n0", reading=before)}, news, [running], [job], after.time)
+    assert sum(row.gpu_s for row in store.usage(0) if row.job_id) == pytest.approx(5000.0)
+    store.close()
+
+
 def test_an_undeclared_gpu_does_not_hide_those_after_it() -> None:
     def both(time: float) -> NodeReading:
         return NodeReading(node="n0", time=time, gpus=(Gpu(index=GPUS), Gpu(index=0)))

@@ -141,6 +141,7 @@ JSON: dict[str, dict[str, str]] = {
         "judged": "Shadows and candidates, below.",
         "trained": "Sentences on agents trained again (`--auto-retrain`) and shadows that learn online.",
         "predictions": "Below.",
+        "failed": "Policies left out since their replay raised an error.",
     },
     "nightly-partition": {
         "partition": "",

@@ -42,7 +42,8 @@ def app() -> AppDef:
     large = Resource(cpu=2, gpu=4, memMB=200)
     reads = ["-c", "echo reads $0 >&2", macros.replica_id]
     trainer = Role("trainer", "", entrypoint="sh", args=["-c", says], env=env, num_replicas=2, resource=large)
-    return AppDef("meeting", [trainer, Role("reader", "", entrypoint="sh", args=reads, num_replicas=2, resource=SMALL)])
+    reader = Role("data reader", "", entrypoint="sh", args=reads, num_replicas=2, resource=SMALL)
+    return AppDef("meeting", [trainer, reader])
 
 
 def fails(folder: str, retries: int) -> AppDef:
@@ -94,7 +95,7 @@ def test_roles_and_replicas(torchx: Torchx) -> None:
     assert f"trainer/0 replica 0 of {job.id}, good day" in said
     assert "trainer/0 met rank 1" in said
     assert "replica 1" not in said, "another replica's line"
-    assert "reader/1 reads 1" in torchx.cli("log", f"{handle}/reader")
+    assert "data reader/1 reads 1" in torchx.cli("log", f"{handle}/data reader")
     assert "SUCCEEDED" in torchx.cli("status", handle)
     assert re.search(rf"{handle} +SUCCEEDED", torchx.cli("list", "-s", "gpusched"))
 

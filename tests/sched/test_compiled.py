@@ -163,7 +163,7 @@ def copied(folder: Path, to: Path) -> None:
 SPOILT = """
 import sys
 from pathlib import Path
-from gpusched.compiled import jit
+from gpusched.compiled import is_cached, jit
 from gpusched.estimation.odds import class_of
 
 file = Path(sys.argv[1])
@@ -172,7 +172,8 @@ def flipped(data):
 
 for spoil in (lambda data: b"", lambda data: data[:20], lambda data: data[:100], flipped):
     file.write_bytes(spoilt := spoil(file.read_bytes()))  # what the one before put right
-    print(jit(class_of.__wrapped__)(4.5), file.read_bytes() != spoilt)
+    anew = jit(class_of.__wrapped__)
+    print(is_cached(anew, 4.5), anew(4.5), file.read_bytes() != spoilt, is_cached(jit(class_of.__wrapped__), 4.5))
 """
 
 
@@ -180,7 +181,7 @@ def test_a_spoilt_file_is_compiled_anew(tmp_path: Path, compiled_once: tuple[Pat
     folder, right, _ = compiled_once
     copied(folder, tmp_path)
     (file,) = kept(tmp_path)
-    assert python(tmp_path, "-c", SPOILT, str(file)) == [right, "True"] * 4
+    assert python(tmp_path, "-c", SPOILT, str(file)) == ["False", right, "True", "True"] * 4
     assert class_of(tmp_path)[1:] == [right, "False"]
 
 

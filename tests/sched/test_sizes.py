@@ -25,7 +25,7 @@ from gpusched.sched.decide import decide
 from gpusched.sched.sizing.live import Sized, pace_of, sizes_of
 from gpusched.sched.sizing.question import Question
 from gpusched.sched.sizing.rules import RULES, wish
-from gpusched.sched.sizing.settle import gather, settle, speed_at
+from gpusched.sched.sizing.settle import gather, settle
 from gpusched.sched.sizing.shapes import over_fewest, rooms_of
 from gpusched.sched.tally import covers
 from gpusched.sched.warming import warm_up
@@ -414,7 +414,7 @@ def test_the_file_of_an_agent_that_chooses_sizes(counting: type[Counting], tmp_p
 
 def test_a_controller_that_has_warmed_up_compiles_nothing_more() -> None:
     warm_up([POLICY])
-    passes = (gather, wish, settle, speed_at)
+    passes = (gather, wish, settle)
     if not hasattr(gather, "signatures"):
         pytest.skip("nothing is compiled here")
     before = [len(one.signatures) for one in passes]  # type: ignore[attr-defined]

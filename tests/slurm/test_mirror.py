@@ -302,6 +302,8 @@ def test_one_unreadable_job_does_not_affect_the_others() -> None:
     kept.look(odd, job())
     assert list(kept.jobs) == ["7"]
     assert "job 8 cannot be mirrored" in kept.mirror.troubles["8"]
+    kept.look(job())
+    assert kept.mirror.troubles == {}, "of jobs that Slurm lists"
 
 
 def test_jobs_that_slurm_names_no_more_are_missing_until_it_is_known_how_they_ended() -> None:

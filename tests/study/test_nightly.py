@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,10 +22,13 @@ from gpusched.nightly.replays import NightlyReport, nightly
 from gpusched.queue.predictions import Prediction
 from gpusched.queue.store import RunRecord, Store
 from gpusched.sim.engine import build
+from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import Outage, replay
+from gpusched.sim.result import ReplayResult
 from gpusched.study.metrics import job_times, metrics_of
 from gpusched.study.study import result_without
+from gpusched.traces.trace import Trace
 from tests.promotion import weights
 from tests.sim.worlds import trace_of
 
@@ -161,6 +165,25 @@ def test_taking_jobs_out_of_a_result_leaves_the_others_as_they_were() -> None:
     assert metrics_of(rest).jobs == 2
     assert rest.events.subject[rest.events.kind < 3].max() == 1
     assert result_without(whole, 0) is whole
+
+
+@pytest.mark.parametrize("broken", ["sjf", "fifo"])
+def test_a_policy_that_fails_costs_its_own_row(site: Site, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """A component of another package may raise anything; of the live policy it costs that partition's comparison."""
+
+    def fails(trace: Trace, pool: Pool, policy: ReplayPolicy, **options: Any) -> ReplayResult:
+        if policy.name == broken:
+            raise ValueError("lost\nat all")
+        return replay(trace, pool, policy, **options)
+
+    monkeypatch.setattr("gpusched.sim.replay.replay", fails)
+    site.job("j", submit=10, start=9, end=8, gpus=2)
+    report = site.report()
+    compared = {run["policy"] for part in report.partitions for run in part.runs}
+    others = broken != "fifo"
+    assert ("fifo" in compared, "sjf" in compared, "easy" in compared) == (others, False, others)
+    assert (f"A since 1d: {broken} failed: ValueError: lost at all" in report.more) == others
+    assert others or report.verdict == "A since 1d: fifo failed: ValueError: lost at all"
 
 
 @pytest.mark.parametrize("agent", [False, True])

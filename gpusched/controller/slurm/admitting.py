@@ -11,7 +11,7 @@ from collections.abc import Collection, Set
 from gpusched.controller.slurm.cycle import SlurmDecision
 from gpusched.controller.slurm.reading import SlurmReading
 from gpusched.controller.slurm.requests import NO_LIMIT_S
-from gpusched.controller.slurm.reserved import START_DELAY_S, first_conflict, other_reservations
+from gpusched.controller.slurm.reserved import START_DELAY_S, other_reservations
 from gpusched.model.ids import slurm_id
 from gpusched.model.jobs import JobRecord
 from gpusched.model.resources import Inventory
@@ -46,6 +46,15 @@ class SlurmQueue:
         # Active jobs come last and win: where an id was reused, they are the ones that Slurm means now.
         self._active = {slurm_id(job.id): job for job in store.active()}
         self._store_ids |= {job: stored.id for job, stored in self._active.items()}
+        self._components: dict[str, list[SlurmJob]] = {}
+        for job in self.waiting.values():
+            self._components.setdefault(_leader_of(job), []).append(job)
+        self._others = sorted(other_reservations(reading.reservations), key=lambda r: r.start_time)
+        self._reserving: dict[str, list[SlurmReservation]] = {}
+        for reservation in self._others:
+            for node in reservation.nodes:
+                self._reserving.setdefault(node, []).append(reservation)
+        self._unreserved: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[set[str], bool]] = {}
 
     def limit_s(self, job: SlurmJob) -> float:
         """Return the job's time limit in seconds."""
@@ -59,6 +68,29 @@ class SlurmQueue:
     def stored(self, job: SlurmJob) -> JobRecord | None:
         """Return the job's record in the store."""
         return self._active.get(job.id) or self._store.job(self.store_id(job))
+
+    def components(self, job: SlurmJob) -> list[SlurmJob]:
+        """Return the waiting components of a heterogeneous job; of any other, the job itself."""
+        return self._components[_leader_of(job)]
+
+    def reserving(self, node: str, begin: float, end: float) -> SlurmReservation | None:
+        """Return the first of the other reservations that has the node for some part of this time (Unix seconds)."""
+        return next((r for r in self._reserving.get(node, ()) if r.start_time < end and begin < r.end_time), None)
+
+    def unreserved(self, partitions: tuple[str, ...], begin: float, end: float) -> tuple[set[str], bool]:
+        """Return the partitions' nodes without those that others have reserved, and whether they have any."""
+        others = [r for r in self._others if r.start_time < end and begin < r.end_time]
+        key = partitions, tuple(r.name for r in others)
+        if key not in self._unreserved:
+            nodes = {node for name in partitions if (p := self.reading.partitions.get(name)) for node in p.nodes}
+            free = nodes.difference(*(r.nodes for r in others))
+            self._unreserved[key] = free, len(free) < len(nodes)
+        return self._unreserved[key]
+
+
+def _leader_of(job: SlurmJob) -> str:
+    """Return the id that the components of a heterogeneous job, ``1234+0`` and so on, have in common."""
+    return job.id.partition("+")[0]
 
 
 def lease_of(reading: SlurmReading) -> SlurmReservation | None:
@@ -77,25 +109,22 @@ def reservation_conflict(queue: SlurmQueue, job: SlurmJob, now: float, nodes: Co
         now: Unix seconds.
         nodes: The nodes to start on; empty: those that it requires, or else any of its partitions.
     """
-    if not other_reservations(queue.reading.reservations):
-        return ""
     limit_s = queue.limit_s(job)
     end = now + limit_s + START_DELAY_S
     for node in nodes or job.req_nodes:
-        if r := first_conflict(queue.reading.reservations, [node], now, end):
+        if r := queue.reserving(node, now, end):
             suffix = "" if nodes else ", which it names,"
             when = f"for another {format_duration(r.end_time - now)}"
             if r.start_time > now:
                 when = f"in {format_duration(r.start_time - now)}, before its limit of {format_duration(limit_s)}"
             return f"{node}{suffix} is reserved ({r.name}) {when}"
     # Its named nodes, if any, are free. Slurm chooses the others among its partitions' nodes: are there enough?
-    candidates = {node for name in job.partitions if (p := queue.reading.partitions.get(name)) for node in p.nodes}
-    reserved = _reserved_nodes(queue.reading, now, end)
-    free = candidates.difference(job.exc_nodes, reserved)
-    if reserved.isdisjoint(candidates) or len(free) >= job.nodes:
+    unreserved, reserves = queue.unreserved(job.partitions, now, end)
+    free = len(unreserved) - len(unreserved.intersection(job.exc_nodes))
+    if not reserves or free >= job.nodes:
         return ""
     limit = format_duration(limit_s)
-    return f"{len(free)} of its partition's nodes are not reserved before its limit of {limit} is over"
+    return f"{free} of its partition's nodes are not reserved before its limit of {limit} is over"
 
 
 def _reserved_nodes(reading: SlurmReading, begin: float, end: float) -> set[str]:

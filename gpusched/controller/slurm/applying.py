@@ -337,13 +337,12 @@ class LeaseApplier:
             calls += self._admit(queue, job)
             self._undecided.add(job.id)
         self._explain(reasons)
-        return calls
+        return list(dict.fromkeys(calls))
 
     def _admit(self, queue: SlurmQueue, job: SlurmJob) -> list[ScontrolCall]:
         """Return the admission of a job, or of all its components if it is heterogeneous."""
-        base = job.id.partition("+")[0]
-        parts = [j for j in queue.waiting.values() if j.id.startswith(f"{base}+")] if "+" in job.id else [job]
-        return [ScontrolCall(lease.admit(j.id), "admit", queue.store_id(j)) for j in parts if j.reservation != LEASE]
+        parts = (j for j in queue.components(job) if j.reservation != LEASE)
+        return [ScontrolCall(lease.admit(j.id), "admit", queue.store_id(j)) for j in parts]
 
     # -- sending, and recording the result -----------------------------------------------------------------------
 

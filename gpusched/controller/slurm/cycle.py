@@ -207,10 +207,6 @@ class SlurmCycle:
             self._store.set_meta("heartbeat", str(now))
         if context is not None and reading is not None:
             self._mirror.mark_stored(steps, reading.jobs, context)
-        for trouble in self._mirror.troubles.values():
-            if trouble not in self._logged:
-                self._logged.add(trouble)
-                _log.warning("%s", trouble)
 
     def _observed(
         self, observations: Mapping[str, NodeObservation], before: Mapping[str, NodeRecord], now: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ from gpusched.model.ids import slurm_id
 from gpusched.model.jobs import ENDED, JobRecord
 from gpusched.model.slurm import SlurmJob, blocking_reason
 from gpusched.queue.damage import STORE_FAULTS
+
+_log = logging.getLogger(__name__)
 
 MAX_DRIFTS = 1000
 """Jobs per cycle whose priority or reason alone changed: Slurm updates all of them at once."""
@@ -42,7 +45,7 @@ class JobMirror:
         missing: Those of them absent from the last reading (see `Missing`).
 
     Attributes:
-        troubles: Slurm's id -> why a job could not be mirrored.
+        troubles: Slurm's id -> why a job could not be mirrored, while Slurm lists it.
     """
 
     def __init__(
@@ -84,7 +87,10 @@ class JobMirror:
                 except STORE_FAULTS:
                     raise
                 except Exception as error:  # an odd job must not block the others
-                    self.troubles[job.id] = f"job {job.id} cannot be mirrored: {type(error).__name__}: {error}"[:300]
+                    why = f"job {job.id} cannot be mirrored: {type(error).__name__}: {error}"[:300]
+                    if self.troubles.get(job.id) != why:
+                        _log.warning("%s", why)
+                    self.troubles[job.id] = why
         return steps
 
     def _mirror_job(self, job: SlurmJob, context: MirrorContext) -> list[MirrorResult]:
@@ -131,6 +137,7 @@ class JobMirror:
                 self._store_ids[job_id] = step.job.id
         self._last_seen = {job.id: (job, context.positions.get(job.id)) for job in jobs} | self._put_off
         self._missing = {name: since for name, since in self._missing.items() if name in self._open}
+        self.troubles = {name: why for name, why in self.troubles.items() if name in self._last_seen}
 
     def missing(self, jobs: Iterable[SlurmJob], named_at: float, now: float) -> dict[str, Missing]:
         """Return the unended jobs, by the store's ids, that Slurm, last read at ``named_at``, no longer lists."""

@@ -26,12 +26,3 @@ def calendar_of(reservations: Iterable[SlurmReservation], declared: Collection[s
         for r in other_reservations(reservations)
         if (nodes := tuple(node for node in r.nodes if node in declared)) and r.end_time > r.start_time
     ]  # fmt: skip
-
-
-def first_conflict(
-    reservations: Iterable[SlurmReservation], nodes: Collection[str], begin: float, end: float
-) -> SlurmReservation | None:
-    """Return the first reservation, except the lease, that includes one of the nodes between the two times."""
-    overlapping = (r for r in other_reservations(reservations) if r.start_time < end and begin < r.end_time)
-    affected = (r for r in overlapping if not set(nodes).isdisjoint(r.nodes))
-    return min(affected, key=lambda r: r.start_time, default=None)

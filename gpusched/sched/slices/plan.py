@@ -13,7 +13,9 @@ A GPU is cut or made whole only when nothing runs on it, and all at once.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 from gpusched.model.slices import Cut, gpu_of, is_slice, slice_index
@@ -28,6 +30,7 @@ CUT_S = 30.0
 """How long a cut takes, about; by it starts are forecast."""
 
 FREE = float("-inf")
+_Request = tuple[str, int, int, int]  # profile, GPUs, cores and MiB on each node
 
 CONSIDERED = 1000  # waiting jobs, from the first
 
@@ -89,7 +92,7 @@ def arrange(snapshot: Snapshot) -> Arrangement:
     rooms = Rooms(snapshot)
     for job in _in_order(snapshot):
         if ineligible(job, snapshot.now, snapshot.policies) is None and rooms.full(job) is None:
-            (board.serve_slices if job.spec.profile else board.serve_gpus)(job)
+            board.serve(job)
             rooms.take(job)
     return Arrangement(tuple(board.cuts()), dict(board.kept()))
 
@@ -135,6 +138,8 @@ class _Board:
         self._now = snapshot.now
         self._nodes = [node for node in snapshot.nodes if node.available]
         self._gpus: dict[str, list[GpuOnDemand]] = {}
+        # Node -> cost of a request there (see `serve`), until something there changes: most nodes never do.
+        self._costs: dict[str, dict[_Request, tuple[int, ...] | None]] = {node.name: {} for node in self._nodes}
         self._waits: set[tuple[str, bool]] = set()  # partitions, and whether a job for slices keeps GPUs there
         specs = [job.spec for job in snapshot.pending] + [job.spec for job in snapshot.running if job.spec is not None]
         self._asked = {spec.partition for spec in specs if spec.profile}
@@ -153,22 +158,29 @@ class _Board:
                 if node.cutting.get(gpu.index) == ():
                     gpu.is_whole, gpu.until = True, FREE
 
-    # Jobs for slices
-
-    def serve_slices(self, job: PendingView) -> None:
-        """Let a job take free slices, or have GPUs cut for it; else keep what comes free soonest."""
+    def serve(self, job: PendingView) -> None:
+        """Let a job take what is free, or have GPUs cut or made whole for it; else keep what comes free soonest."""
         spec, found = job.spec, list[tuple[tuple[int, ...], NodeView]]()
-        for node in self._allowed(job):
-            if (cost := self._cost(node, job)) is not None:
+        request = spec.profile, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node
+        for node in self._nodes:
+            if node.partition != spec.partition:
+                continue
+            costs = self._costs[node.name]
+            if request not in costs:
+                costs[request] = self._slices_cost(node, job) if spec.profile else self._gpus_cost(node, job)
+            if (cost := costs[request]) is not None and not barred(job, node):
                 found.append((cost, node))
         if len(found) >= spec.nodes:
-            for _, node in sorted(found, key=lambda pair: pair[0])[: spec.nodes]:
-                self._take_slices(node, job)
-        elif (spec.partition, True) not in self._waits:
-            self._waits.add((spec.partition, True))
-            self._keep_for_slices(job)
+            for _, node in heapq.nsmallest(spec.nodes, found, key=itemgetter(0)):
+                (self._take_slices if spec.profile else self._take_gpus)(node, job)
+                self._costs[node.name].clear()
+        elif (spec.partition, spec.profile != "") not in self._waits:
+            self._waits.add((spec.partition, spec.profile != ""))
+            (self._keep_for_slices if spec.profile else self._keep_whole)(job)
 
-    def _cost(self, node: NodeView, job: PendingView) -> tuple[int, ...] | None:
+    # Jobs for slices
+
+    def _slices_cost(self, node: NodeView, job: PendingView) -> tuple[int, ...] | None:
         """Return how much the node would lose by the job: whole GPUs, then any; None: it has not enough."""
         parts = self._parts(node, job.spec.profile, _slices_needed(node, job))
         if parts is None:
@@ -236,28 +248,21 @@ class _Board:
             at = chosen[-1].comes if count <= 0 else float("inf")
             if min(at, comes) < float("inf"):
                 choices.append((min(at, comes), place, chosen if at < comes else []))
-        if len(choices) < spec.nodes:  # it can never run
-            return
-        for _, _, chosen in sorted(choices, key=lambda choice: choice[:2])[: spec.nodes]:
-            for gpu in chosen:
-                gpu.job = job
+        self._keep(job, choices)
 
     # Jobs for whole GPUs
 
-    def serve_gpus(self, job: PendingView) -> None:
-        """Let a job take whole GPUs, or such as can be made whole; else keep what comes free soonest."""
-        found = [(node, own) for node in self._allowed(job) if (own := self._gpus_now(node, job)) is not None]
-        if len(found) >= job.spec.nodes:
-            found.sort(key=lambda pair: (sum(not gpu.is_whole for gpu in pair[1]), self._whole_left(pair[0])))
-            for _, own in found[: job.spec.nodes]:
-                for gpu in own:
-                    if gpu.is_whole:
-                        gpu.taken_until = self._now + job.limit_s
-                    else:
-                        gpu.job = job
-        elif (job.spec.partition, False) not in self._waits:
-            self._waits.add((job.spec.partition, False))
-            self._keep_whole(job)
+    def _gpus_cost(self, node: NodeView, job: PendingView) -> tuple[int, ...] | None:
+        """Return how many GPUs would be made whole for the job, and how many are whole; None: there are not enough."""
+        own = self._gpus_now(node, job)
+        return None if own is None else (sum(not gpu.is_whole for gpu in own), self._whole_left(node))
+
+    def _take_gpus(self, node: NodeView, job: PendingView) -> None:
+        for gpu in self._gpus_now(node, job) or ():
+            if gpu.is_whole:
+                gpu.taken_until = self._now + job.limit_s
+            else:
+                gpu.job = job
 
     def _gpus_now(self, node: NodeView, job: PendingView) -> list[GpuOnDemand] | None:
         """Return GPUs that the job could have now, whole ones first; None: there are not enough."""
@@ -275,11 +280,16 @@ class _Board:
             needs = _gpus_needed(node, job)
             if 0 < needs <= len(able) and able[needs - 1].comes < float("inf"):
                 choices.append((able[needs - 1].comes, place, able[:needs]))
+        self._keep(job, choices)
+
+    def _keep(self, job: PendingView, choices: list[tuple[float, int, list[GpuOnDemand]]]) -> None:
+        """Keep GPUs on as many nodes as the job needs; with fewer ``choices`` (when, place, GPUs) it can never run."""
         if len(choices) < job.spec.nodes:
             return
         for _, _, chosen in sorted(choices, key=lambda choice: choice[:2])[: job.spec.nodes]:
             for gpu in chosen:
                 gpu.job = job
+                self._costs[gpu.node].clear()
 
     def _allowed(self, job: PendingView) -> list[NodeView]:
         return [node for node in self._nodes if node.partition == job.spec.partition and not barred(job, node)]
