@@ -15,7 +15,7 @@ from gpusched.model.units import count_of
 from gpusched.sched.sizing.shapes import granted, over_fewest
 from gpusched.sched.state import Ints
 from gpusched.sim.engine.build import SimWorld
-from gpusched.sim.engine.sized import ROWS, RUN, Sizer
+from gpusched.sim.engine.sized import ROWS, RUN, Sizer, SizingSpace
 from gpusched.sim.rates import share_of
 from gpusched.sim.resizing import held_amounts
 
@@ -63,12 +63,12 @@ class Grants:
         self._asked: dict[tuple[int, int], JobSpec] = {}
         self._shares: dict[tuple[int, int, int, int], float] = {}
 
-    def __call__(self) -> None:
-        """Set the requests of the jobs of the scene that wait, at their chosen sizes."""
-        scene, claims, at = self._sizer.scene, self._sizer.claims.jobs, int(self._sizer.at[RUN])
+    def __call__(self, own: SizingSpace) -> None:
+        """Set the requests of a partition's jobs that wait, at their chosen sizes."""
+        scene, claims, at = own.scene, own.claims.jobs, int(own.used[RUN])
         claim, free = at, np.column_stack(self._world.sim.resources.columns)
         given: dict[tuple[int, int, tuple[int, int]], JobSpec] = {}
-        for row in scene.rows[at : self._sizer.at[ROWS]]:
+        for row in scene.rows[at : own.used[ROWS]]:
             gpus, most = int(row["least"]), (0, 0)
             if row["admitted"] and not row["rigid"]:
                 gpus, most = int(claims[claim]["wished"]), (int(claims[claim]["cores"]), int(claims[claim]["memory"]))
@@ -82,7 +82,7 @@ class Grants:
                 self._grant(job, shape, given[key])
 
     def _shape(self, menu: int, gpus: int) -> int:
-        menus = self._sizer.scene.menus
+        menus = self._sizer.space.scene.menus
         return int(menus.shape[menu, menus.sizes[menu].tolist().index(gpus)])
 
     def _request(self, job: int, menu: int, gpus: int) -> JobSpec:
