@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpusched.config.weights import TrainedModel
 from gpusched.model.jobs import Allocation, NodeAllocation
-from gpusched.model.plan import Plan, Preempt, Reason, ReasonCode, Start
+from gpusched.model.plan import Action, Plan, Preempt, Reason, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.agent import Context, decide_by_agent
@@ -74,13 +74,13 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
         verdicts.add(queue, block, reasons)
     begun = starts(world, waiting, outcome)
     reasons |= effects.reasons
-    chosen = [*effects.stops, *resizes, *begun]
+    chosen: list[Action] = [*effects.stops, *resizes, *begun]
     if (pairs := pairs_of(snapshot, waiting, outcome, chosen, _orders(blocks))) is not None:
         for start in pairs.starts:
             reasons.pop(start.job_id, None)
         begun += pairs.starts
     # last, as what starts goes before what grows
-    actions = (*effects.stops, *begun, *with_joins(resizes, snapshot, world, begun))
+    actions: tuple[Action, ...] = (*effects.stops, *begun, *with_joins(resizes, snapshot, world, begun))
     plan = Plan(actions=actions, reasons=reasons, troubles=effects.troubles, remarks=effects.remarks)
     return joined(plan)
 
