@@ -292,7 +292,7 @@ def _ledger(snapshot: Snapshot, bound: QueueJobs, scale: int) -> SimLedger:
     for at, one in enumerate(snapshot.bounds):
         for time, amount in one.frees:
             used[row[at], min(max(-int(-time // HOUR_S), hour + 1), hour + HOURS) % HOURS] += amount * scale
-    week, kept = np.full(len(bound.account), float(WEEK_S)), ints([int(used.sum()), 0])
+    week, kept = np.full(len(bound.account), float(WEEK_S)), ints([int(used.sum()), 0, 0])
     return SimLedger(bound.account, bound.room, bound.links, row, used, ints([hour]), kept, np.zeros(1), week)
 
 

@@ -73,13 +73,15 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     for queue, block in blocks.values():
         verdicts.add(queue, block, reasons)
     begun = starts(world, waiting, outcome)
-    actions: list[Action] = [*effects.stops, *with_joins(resizes, snapshot, world, begun), *begun]
     reasons |= effects.reasons
-    if (pairs := pairs_of(snapshot, waiting, outcome, actions, _orders(blocks))) is not None:
+    chosen: list[Action] = [*effects.stops, *resizes, *begun]
+    if (pairs := pairs_of(snapshot, waiting, outcome, chosen, _orders(blocks))) is not None:
         for start in pairs.starts:
             reasons.pop(start.job_id, None)
-        actions += pairs.starts
-    plan = Plan(actions=tuple(actions), reasons=reasons, troubles=effects.troubles, remarks=effects.remarks)
+        begun += pairs.starts
+    # last, as what starts goes before what grows
+    actions: tuple[Action, ...] = (*effects.stops, *begun, *with_joins(resizes, snapshot, world, begun))
+    plan = Plan(actions=actions, reasons=reasons, troubles=effects.troubles, remarks=effects.remarks)
     return joined(plan)
 
 

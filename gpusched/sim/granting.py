@@ -15,7 +15,7 @@ from gpusched.model.units import count_of
 from gpusched.sched.sizing.shapes import granted, over_fewest
 from gpusched.sched.state import Ints
 from gpusched.sim.engine.build import SimWorld
-from gpusched.sim.engine.sized import ROWS, RUN, Sizer
+from gpusched.sim.engine.sized import ROWS, RUN, Sizer, SizingSpace
 from gpusched.sim.rates import share_of
 from gpusched.sim.resizing import held_amounts
 
@@ -62,27 +62,40 @@ class Grants:
         self._world, self._sizer, self._rates = world, sizer, world.options.rates
         self._asked: dict[tuple[int, int], JobSpec] = {}
         self._shares: dict[tuple[int, int, int, int], float] = {}
+        self._had: dict[int, tuple[int, int, int]] = {}
 
-    def __call__(self) -> None:
-        """Set the requests of the jobs of the scene that wait, at their chosen sizes."""
-        scene, claims, at = self._sizer.scene, self._sizer.claims.jobs, int(self._sizer.at[RUN])
+    def __call__(self, own: SizingSpace) -> None:
+        """Set the requests of a partition's jobs that wait, at their chosen sizes."""
+        scene, claims, at = own.scene, own.claims.jobs, int(own.used[RUN])
         claim, free = at, np.column_stack(self._world.sim.resources.columns)
-        given: dict[tuple[int, int, tuple[int, int]], JobSpec] = {}
-        for row in scene.rows[at : self._sizer.at[ROWS]]:
+        given: dict[tuple[int, int, tuple[int, int]], tuple[int, int]] = {}
+        for row in scene.rows[at : own.used[ROWS]]:
             gpus, most = int(row["least"]), (0, 0)
             if row["admitted"] and not row["rigid"]:
                 gpus, most = int(claims[claim]["wished"]), (int(claims[claim]["cores"]), int(claims[claim]["memory"]))
                 claim += 1
+            job, menu = int(row["job"]), int(row["menu"])
+            had = (0, 0) if row["rigid"] else self._amounts(job)
             if gpus > 0 and not row["rigid"]:
-                job, menu = int(row["job"]), int(row["menu"])
                 shape = self._shape(menu, gpus)
                 key = menu, gpus, most
                 if key not in given:
-                    given[key] = granted(self._request(job, menu, gpus), most, self._rooms(shape, free))
-                self._grant(job, shape, given[key])
+                    spec = granted(self._request(job, menu, gpus), most, self._rooms(shape, free))
+                    given[key] = spec.cores_per_node, spec.memory_mib_per_node
+                self._grant(job, shape, *given[key])
+            elif row["least"] == 0 and not row["rigid"]:  # it waits as it is
+                of = self._sizer.jobs[job]
+                self._grant(job, self._shape(int(of["menu"]), int(of["size"])), *had)
+
+    def _amounts(self, job: int) -> tuple[int, int]:
+        """Return the cores and MiB of each part with which a waiting job ran last, or was submitted."""
+        of, restarts = self._world.sim.shapes[self._sizer.request[job]], int(self._world.sim.state[job]["restarts"])
+        if self._had.get(job, (-1, 0, 0))[0] != restarts:
+            self._had[job] = restarts, int(of["cores"]), int(of["memory"])
+        return self._had[job][1:]
 
     def _shape(self, menu: int, gpus: int) -> int:
-        menus = self._sizer.scene.menus
+        menus = self._sizer.space.scene.menus
         return int(menus.shape[menu, menus.sizes[menu].tolist().index(gpus)])
 
     def _request(self, job: int, menu: int, gpus: int) -> JobSpec:
@@ -98,15 +111,15 @@ class Grants:
         rooms = rooms if of["mask"] < 0 else rooms[masks[of["mask"], of["lo"] : of["hi"]] != 0]
         return list(map(tuple, rooms.tolist()))
 
-    def _grant(self, job: int, shape: int, spec: JobSpec) -> None:
+    def _grant(self, job: int, shape: int, cores: int, memory: int) -> None:
         """Set a job's own request: that of its size, with these cores and MiB."""
         world, own = self._world, int(self._sizer.request[job])
         sim, requests, of = world.sim, world.passes.requests, world.sim.shapes[shape]
         for column in (c for c in requests if c is not None):
             column[own] = column[shape]
-        requests.cores[own], requests.memory[own] = spec.cores_per_node, spec.memory_mib_per_node
+        requests.cores[own], requests.memory[own] = cores, memory
         sim.shapes[own] = of
-        sim.shapes[own]["cores"], sim.shapes[own]["memory"] = spec.cores_per_node, spec.memory_mib_per_node
+        sim.shapes[own]["cores"], sim.shapes[own]["memory"] = cores, memory
         feasibility = world.passes.jobs.feasibility
         feasibility[own] = feasibility[shape]
         if self._rates is not None and sim.pace is not None:

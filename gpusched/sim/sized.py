@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from gpusched.compiled import bound
+from gpusched.compiled import bound, in_python
 from gpusched.errors import UsageError
 from gpusched.model.jobs import JobSpec
 from gpusched.sched.agent import prepared_weights
@@ -22,6 +22,7 @@ from gpusched.sched.sizing.live import INSTEAD, ask_agent, ask_component, compon
 from gpusched.sched.sizing.nodes import sizing_nodes
 from gpusched.sched.sizing.question import (
     COUNT,
+    NUMBERS,
     PART,
     ROW,
     Amounts,
@@ -39,7 +40,23 @@ from gpusched.sim.engine.ledger import plan_copy
 from gpusched.sim.engine.mapped import QueueMapper, is_mapped
 from gpusched.sim.engine.placing_walk import Walk
 from gpusched.sim.engine.queue import state_of
-from gpusched.sim.engine.sized import ASK, AT, GRANT, MAP, OF_JOB, PARTITION, QUEUED, UNSOUND, Sizer, run_sized
+from gpusched.sim.engine.sized import (
+    APPLIED,
+    ASK,
+    AT,
+    GRANT,
+    MAP,
+    OF_JOB,
+    PARTITION,
+    QUEUED,
+    STAGE,
+    UNSOUND,
+    USED,
+    Sizer,
+    SizingSpace,
+    run_sized,
+    space_of,
+)
 from gpusched.sim.engine.state import EventLog
 from gpusched.sim.granting import Grants, asks_for
 from gpusched.sim.orders import Knows
@@ -85,8 +102,14 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
         reported=np.full((jobs, most), np.nan),
         menus=menus,
     )
-    at = np.zeros(AT, np.int64)
-    at[PARTITION] = len(world.sim.dirty)
+    partitions = len(world.sim.dirty)
+    at, number = np.zeros(AT, np.int64), np.zeros((partitions, NUMBERS), np.int64)
+    at[PARTITION], at[STAGE] = partitions, APPLIED
+    queue = world.sim.shapes["queue"][world.demand.shape[world.demand.shape >= 0]]
+    space = SizingSpace(
+        scene, new_claims(jobs, most)._replace(number=number), np.zeros(jobs, np.int64),
+        np.zeros((partitions, USED), np.int64),
+    )  # fmt: skip
     sizer = Sizer(
         jobs=_jobs(world, menus, menu, kind, ranks),
         rows=rows,
@@ -95,11 +118,10 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
         stopped=np.full((jobs, spec.resize.per_hour), -np.inf),
         waiting=np.zeros(jobs + 1, np.int64),
         size=np.zeros(1, np.int64),
-        scene=scene,
-        claims=new_claims(jobs + 1, most),
+        space=space,
+        first=np.cumsum([0, *np.bincount(queue, minlength=partitions)]),
         outcome=new_outcome(jobs, len(world.sim.held)) if walk is None else walk.outcome,
         at=at,
-        queue=np.zeros(jobs + 1, np.int64),
         asks=world.policy.model is not None or spec.sizes not in RULES,
         maps=is_mapped(world),
         request=request,
@@ -241,8 +263,8 @@ def _with_menus(world: SimWorld, elastic: ResizableJobs) -> tuple[SimWorld, Menu
     for (row, gpus), spec in asked.items():
         if gpus in given_at[row]:
             given_at[row][gpus] = (given_at[row][gpus][0], (spec.cores_per_node, spec.memory_mib_per_node))
-    of = menus_of(menus, given_at)
-    between = [[gpus in few for gpus in row] for few, row in zip(lost, of.sizes.tolist(), strict=True)]
+    of = menus_of([*menus, {}], [*given_at, {}])
+    between = [[gpus in few for gpus in row] for few, row in zip([*lost, ()], of.sizes.tolist(), strict=True)]
     world = with_lost_ranks(world, made)
     return world, of, index.reshape(-1), ranks, np.array(between, np.uint8).reshape(of.sizes.shape)
 
@@ -290,6 +312,8 @@ class SizedRun:
 
     def __init__(self, world: SimWorld, sizer: Sizer) -> None:
         self._world, self._sizer, self._grant = world, sizer, Grants(world, sizer)
+        partitions = range(len(world.pool.partitions))
+        self._spaces = [in_python(space_of)(sizer.space, sizer.first, partition) for partition in partitions]
         state = state_of(world.sim, world.passes, sizer.outcome)
         self._map = QueueMapper(world, state, sized=True) if sizer.maps else None
         assert world.policy.spec is not None
@@ -307,7 +331,7 @@ class SizedRun:
         racks, network = world.passes.scratch.racks, world.options.network
         switches = network is None or network.tree.parent.size > 0
         self._racks = racks["number"].copy() if racks is not None and switches else np.zeros(0, np.int64)
-        self._span = [world.pool.span(partition) for partition in range(len(world.pool.partitions))]
+        self._span = [world.pool.span(partition) for partition in partitions]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -332,29 +356,30 @@ class SizedRun:
             return code != UNSOUND
 
         while code in (ASK, GRANT, MAP):
+            own, partition = self._spaces[sizer.at[PARTITION]], int(sizer.at[PARTITION])
             if code == ASK:
-                if why := decide_sizes(sizer.claims, sizer.rule, self._ask, settled):
+                asked = partial(self._ask, own, partition)
+                if why := decide_sizes(own.claims, sizer.rule, asked, settled):
                     if self._rule not in RULES:
                         raise component_error(self._rule, why)
                     self._troubles[why] += 1
                 continue
             if code == GRANT:
-                self._grant()
+                self._grant(own)
             elif self._map is not None:
-                self._map(int(sizer.at[PARTITION]), sizer.queue[: sizer.at[QUEUED]])
+                self._map(partition, own.queue[: own.used[QUEUED]])
             code = run()
         assert code != UNSOUND, f"{self._world.policy.name} chose sizes that are not allowed"
         return code
 
-    def _ask(self) -> Ints:
-        """Return the sizes that are chosen now; see `ask_agent`, `ask_component`."""
-        world, claims, trace = self._world, self._sizer.claims, self._world.trace
+    def _ask(self, own: SizingSpace, partition: int) -> Ints:
+        """Return the sizes that are chosen now in a partition; see `ask_agent`, `ask_component`."""
+        world, claims, trace = self._world, own.claims, self._world.trace
         rows = claims.jobs["row"][: claims.number[COUNT]]
-        models = trace.model[self._sizer.scene.rows["job"][rows]].tolist()
+        models = trace.model[own.scene.rows["job"][rows]].tolist()
         names = tuple(map(trace.model_name, models))
-        partition = int(self._sizer.at[PARTITION])
         nodes = sizing_nodes(
-            self._sizer.scene, claims, world.sim.resources, world.passes.usable, world.passes.requests,
+            own.scene, claims, world.sim.resources, world.passes.usable, world.passes.requests,
             world.passes.jobs.masks, self._racks, *self._span[partition],
         )  # fmt: skip
         return self._choose(question_of(claims, self._partitions[partition], float(world.sim.clock[0]), names, nodes))

@@ -31,6 +31,7 @@ from gpusched.sched.slicenames import inner_name
 from gpusched.sched.slices.plan import CUT_S, cuts_of
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.generic import count_held_gpus, dequeue_started, new_queue, update_queue, usage_leaves
+from gpusched.sim.engine.ledger import note_charged
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import elapsed_run_s, work_left
 from gpusched.sim.engine.queue import enter
@@ -165,6 +166,7 @@ class SnapshotRun:
         rows = [self._row[inner_name(part.node, profile)] for part in allocation.parts]
         sim.chosen[: len(rows)] = rows
         start_job(sim, log, job, sim.chosen, 0, NOTHING_TAKEN, float(self._world.restart_s[job]))
+        note_charged(sim.ledger, job, len(sim.dirty))
         self._held[job] = allocation
 
     def _stop(self, log: EventLog, job: int, for_job: str) -> None:

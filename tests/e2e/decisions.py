@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from gpusched.compiled import in_python
 from gpusched.model.jobs import Allocation, JobSpec, JobState
 from gpusched.model.plan import Plan, Resize, Start
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
@@ -25,8 +26,8 @@ from gpusched.sched.sizing.live import pace_of
 from gpusched.sched.sizing.rules import wish
 from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.loop import next_decision
-from gpusched.sim.engine.queue import remove_running
-from gpusched.sim.engine.sized import _apply_sizes, _arrive, _ask, _place_queue, _set_size
+from gpusched.sim.engine.queue import remove_running, start_granted
+from gpusched.sim.engine.sized import _arrive, _resize, _set_size, ask, place_queue, space_of
 from gpusched.sim.engine.state import DECIDE, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
 from gpusched.sim.policies import policy_of_spec
@@ -195,9 +196,9 @@ def compiled(snapshot: Snapshot) -> Done:
     for n, job in enumerate(jobs):
         own, resizes = sizer.jobs[n], job.resizes
         if not own["rigid"]:
-            sizes = sizer.scene.menus.sizes[own["menu"]].tolist()
+            sizes = sizer.space.scene.menus.sizes[own["menu"]].tolist()
             for gpus in job.speeds:
-                sizer.scene.reported[n, sizes.index(gpus)] = own_speed(trace, n, gpus)
+                sizer.space.scene.reported[n, sizes.index(gpus)] = own_speed(trace, n, gpus)
         if resizes is None:
             continue
         assert not resizes.unusable, "no part of this"
@@ -208,10 +209,12 @@ def compiled(snapshot: Snapshot) -> Done:
         ring = sizer.stopped.shape[1]
         for i, at in enumerate(resizes.times[-ring:]):
             sizer.stopped[n, (resizes.count - min(ring, len(resizes.times)) + i) % ring] = at - epoch
-    _ask(sim, passes, sizer, 0)
-    wish(sizer.rule, sizer.claims)
-    assert _place_queue(sim, passes, sizer)
-    assert _apply_sizes(sim, log, passes, sizer) >= 0
+    own = in_python(space_of)(sizer.space, sizer.first, 0)
+    ask(sim, passes, sizer, own, 0)
+    wish(sizer.rule, own.claims)
+    assert place_queue(sim, passes, sizer, own)
+    start_granted(sim, log, sizer.outcome, sizer.restart_s)
+    _resize(sim, log, passes, sizer)
     found: Done = [
         ("resize", job.id, int(sizer.jobs[row[job.id]]["resume"]), ())
         for job in snapshot.running if sizer.jobs[row[job.id]]["resume"] > 0

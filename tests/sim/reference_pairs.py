@@ -108,7 +108,8 @@ class SharingPolicy(SizedPolicy):
         return spec
 
     def _running(self, stepper: Stepper, job: int) -> RunningView:
-        return msgspec.structs.replace(super()._running(stepper, job), user=self._user(job))
+        view = msgspec.structs.replace(super()._running(stepper, job), user=self._user(job))
+        return msgspec.structs.replace(view, bounds=_bounds_of(stepper, job))
 
     def _pending(self, stepper: Stepper, job: int) -> PendingView:
         view = msgspec.structs.replace(super()._pending(stepper, job), user=self._user(job))

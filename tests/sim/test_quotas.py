@@ -278,7 +278,9 @@ class Live:
 
     def run(self, able):
         while times := self.instants(able):
-            self.decide(min(times), able)
+            now = min(times)
+            while self.decide(now, able) and len(self.policies) > 1:
+                pass
 
     def instants(self, able):
         self.now = getattr(self, "now", -1.0)
@@ -322,15 +324,21 @@ class Live:
             usage=self.usage(views, now) if self.half_life_s else {},
         )  # fmt: skip
         charged = {v.id: float(self.jobs[i].limit) for i, v in views.items()}
-        for action in decide(with_bounds(snap, self.known, past, charged)).actions:
+        snap = with_bounds(snap, self.known, past, charged)
+        actions, limited = decide(snap).actions, {job.id for job in snap.pending if job.bounds or job.array_id}
+        for action in actions:
             self.start[int(action.job_id)], self.where[int(action.job_id)] = now, action.allocation
+        return any(action.job_id in limited for action in actions)
 
 
 @pytest.mark.parametrize("backfill", ["none", "skip", "easy"])
-@given(submitted(), st.sampled_from(["fifo", "sjf"]), st.sampled_from(["first-fit", "best-fit", "spread"]))
-@settings(max_examples=25, deadline=None)
-def test_the_controller_decides_under_limits_as_a_replay_does(backfill, world, order, place):
-    decided_alike(*world, PolicySpec(name="t", order=order, place=place, backfill=backfill))
+@given(
+    submitted(), st.sampled_from(["fifo", "sjf"]), st.sampled_from(["first-fit", "best-fit", "spread"]),
+    st.lists(st.booleans(), max_size=8),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_the_controller_decides_under_limits_as_a_replay_does(backfill, world, order, place, halves):
+    decided_alike(*world, PolicySpec(name="t", order=order, place=place, backfill=backfill), halves=halves or (False,))
 
 
 @pytest.mark.parametrize("backfill", ["none", "skip", "easy"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from gpusched.model.plan import Resize, Start
 from gpusched.model.snapshot import RunningView, Snapshot
 from gpusched.sched.arrays import NodeArrays
 from gpusched.sched.gpus import picked
+from gpusched.sched.limits import Rooms
 from gpusched.sched.place import node_fits
 from gpusched.sched.sizing.ranks import join_nodes, mark_far
 from gpusched.sched.sizing.shapes import rank_view, reservation_of
@@ -23,24 +24,33 @@ _join_nodes = in_python(join_nodes, node_fits=node_fits, mark_far=mark_far)  # a
 
 
 def with_joins(
-    resizes: Iterable[Resize], snapshot: Snapshot, world: NodeArrays, starts: Iterable[Start] = ()
+    resizes: Sequence[Resize], snapshot: Snapshot, world: NodeArrays, starts: Iterable[Start] = ()
 ) -> tuple[Resize, ...]:
     """Return the resizes, those that grow a hot job with the nodes of its new ranks; without those that find none.
 
-    ``world``: its ``free`` GPUs are those that the starts leave, and then those that the joining ranks leave.
+    Nor are there those for which limits leave too little, after the starts. ``world``: its ``free`` GPUs are those that
+    the starts leave, and then those that the joining ranks leave.
     """
+    if not resizes:
+        return ()
     running = {job.id: job for job in snapshot.running}
+    rooms, pending = Rooms(snapshot), {job.id: job for job in snapshot.pending}
+    for start in starts:
+        rooms.take(pending[start.job_id], start.allocation.gpus)
     room: dict[str, tuple[int, int]] = {}
     found = []
     for resize in resizes:
         job = running[resize.job_id]
-        if job.spec is None or not job.spec.is_hot or resize.gpus < job.allocation.gpus:
-            found.append(resize)
+        if rooms.exceeds(job, resize.gpus):
             continue
-        room = room or _room(snapshot, starts)
-        count = resize.gpus // job.spec.gpus_per_node - len(job.allocation.parts)
-        if joins := _joins(job, count, snapshot, world, room):
-            found.append(replace(resize, joins=joins))
+        if job.spec is not None and job.spec.is_hot and resize.gpus >= job.allocation.gpus:
+            room = room or _room(snapshot, starts)
+            count = resize.gpus // job.spec.gpus_per_node - len(job.allocation.parts)
+            if not (joins := _joins(job, count, snapshot, world, room)):
+                continue
+            resize = replace(resize, joins=joins)
+        rooms.refuse_resize(job, resize.gpus)
+        found.append(resize)
     return tuple(found)
 
 

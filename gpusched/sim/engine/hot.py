@@ -45,7 +45,7 @@ def change_ranks(
     remove(sim.ends, job)
     interrupt(pace, sim, job, RESIZED)
     before = release(pace, sim, job, shape_request(sim.shapes, sim.jobs[job]["shape"]))
-    release_limits(sim.ledger, job, state["start"], now, sim.dirty)
+    release_limits(sim.ledger, job, state["start"], now)
     after = shape_request(sim.shapes, shape)
     for part in range(after.parts, before.parts):
         node = sim.held[offset + part]

@@ -33,7 +33,8 @@ class SimLedger(NamedTuple):
         row: ``int64[bounds]``: row of ``used`` of a bound of GPU seconds, else -1.
         used: ``int64[rows, HOURS]``: GPU seconds of runs that are over, by hour of the calendar (modulo HOURS).
         hour: ``int64[1]``: the hour of now; ``used`` has nothing older than seven days before it began.
-        kept: ``int64[2]``: sum of ``used``; whether some of it has just left the seven days, or others gave back.
+        kept: ``int64[3]``: sum of ``used``; whether limits have changed at this instant though no job ended; whether
+            passes have charged limits that several partitions share since then.
         epoch: ``float64[1]``: Unix seconds of time 0.
         limit: ``float64[jobs]``: time limits, at most seven days; seconds.
         scale: Into how many parts a GPU is counted here (`sched.accounts.gpu_scale`); sizes of jobs are in GPUs.
@@ -113,14 +114,19 @@ def charge_limits(ledger: SimLedger | None, job: int) -> None:
 
 
 @jit
-def release_limits(ledger: SimLedger | None, job: int, begun: float, now: float, dirty: Ints) -> None:
+def note_charged(ledger: SimLedger | None, job: int, partitions: int) -> None:
+    """Have all partitions decide again at this instant, as live: a job that held up others may now exceed a limit."""
+    if ledger is not None and partitions > 1 and ledger.account[job, 0] >= 0:
+        ledger.kept[2] = 1
+
+
+@jit
+def release_limits(ledger: SimLedger | None, job: int, begun: float, now: float) -> None:
     """Release what a job that ran from ``begun`` until ``now`` took of limits, except GPU seconds used."""
     if ledger is None:
         return
     account, room, links = ledger.account, ledger.room, ledger.links
     at = account[job, 0]
-    if at >= 0:
-        dirty[:] = 1  # jobs held by the limit may be in any partition
     while at >= 0:
         link = links[at]
         bound, unit = link["bound"], link["unit"]
@@ -150,19 +156,22 @@ def record_usage(ledger: SimLedger, row: int, gpus: int, begin: float, end: floa
 
 
 @jit
-def next_expiry(ledger: SimLedger | None, waits: bool) -> float:
-    """Return when limits may leave more for waiting jobs though none of them ends; infinite: never."""
+def next_expiry(ledger: SimLedger | None, now: float, waits: bool) -> float:
+    """Return when limits may change for waiting jobs though none of them ends; infinite: never."""
     if ledger is None or not waits:
         return np.inf
+    if ledger.kept[2] != 0:
+        return now
     over = (ledger.hour[0] + 1) * HOUR_S - ledger.epoch[0] if ledger.kept[0] > 0 else np.inf
     return float(min(over, ledger.others[ledger.passed[0]]["time"]) if ledger.passed[0] < ledger.others.size else over)
 
 
 @jit
 def expire_usage(ledger: SimLedger | None, now: float, dirty: Ints) -> None:
-    """Advance the seven days, and what runs outside the trace, to now."""
+    """Advance the seven days, and what runs outside the trace, to now; all partitions decide, as limits cover them."""
     if ledger is None:
         return
+    dirty[:] = 1
     hour, gone = int((now + ledger.epoch[0]) // HOUR_S), 0
     for new in range(max(ledger.hour[0], hour - HOURS) + 1, hour + 1):  # it takes the place of the hour HOURS before it
         for bound in range(ledger.row.size):
@@ -171,23 +180,22 @@ def expire_usage(ledger: SimLedger | None, now: float, dirty: Ints) -> None:
                 gone += ledger.used[row, new % HOURS]
                 ledger.room[bound] += ledger.used[row, new % HOURS]
                 ledger.used[row, new % HOURS] = 0
-    ledger.hour[0], ledger.kept[1] = max(hour, ledger.hour[0]), int(gone > 0)
-    if gone > 0:
-        ledger.kept[0] -= gone
-        dirty[:] = 1
+    ledger.hour[0], ledger.kept[1] = max(hour, ledger.hour[0]), int(gone > 0 or ledger.kept[2] > 0)
+    ledger.kept[0] -= gone
+    ledger.kept[2] = 0
     while ledger.passed[0] < ledger.others.size and ledger.others[ledger.passed[0]]["time"] <= now:
         change = ledger.others[ledger.passed[0]]
         ledger.passed[0] += 1
         if change["over"] != 0:
             ledger.kept[1] = 1
-            release_limits(ledger, change["row"], change["begin"], change["time"], dirty)
+            release_limits(ledger, change["row"], change["begin"], change["time"])
         else:
             charge_limits(ledger, change["row"])
 
 
 @jit
 def usage_expired(ledger: SimLedger | None) -> bool:
-    """Return whether limits leave more at this instant, though no job may have ended."""
+    """Return whether limits have changed at this instant, though no job may have ended."""
     return ledger is not None and ledger.kept[1] > 0
 
 

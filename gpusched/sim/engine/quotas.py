@@ -100,7 +100,7 @@ def ledger_of(
         row=np.where(hourly, np.cumsum(hourly) - 1, -1).astype(np.int64),
         used=np.zeros((int(hourly.sum()), HOURS), np.int64),
         hour=ints([int((float(trace.submit.min(initial=0.0)) + epoch) // HOUR_S)]),
-        kept=np.zeros(2, np.int64),
+        kept=np.zeros(3, np.int64),
         epoch=np.array([epoch]),
         limit=week,
         scale=scale,

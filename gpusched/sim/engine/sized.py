@@ -1,9 +1,9 @@
 """Replays of policies that give resizable jobs their GPUs: the passes of `gpusched.sched.sizing`, as live.
 
-At every decision a `Scene` is filled from the engine's arrays, sizes are chosen, the queue is gone through by the live
-pass, and jobs that are to change size are stopped; then once more, as they resume at once. Ranks of hot jobs join and
-leave instead (`engine.hot`). A job reports its speed at the sizes that it had, and when it will end; a change costs
-``cost_s``, known from the first one on. Stopping takes no time.
+At every decision a `Scene` of each partition is filled from the engine's arrays, and sizes are chosen; then the live
+pass goes through one queue after the other, and jobs that are to change size are stopped; then once more, as they
+resume at once. Ranks of hot jobs join and leave instead (`engine.hot`). A job reports its speed at the sizes that it
+had, and when it will end; a change costs ``cost_s``, known from the first one on. Stopping takes no time.
 """
 
 from __future__ import annotations
@@ -35,22 +35,54 @@ from gpusched.sim.engine.step import stop_job
 from gpusched.sim.result import PREEMPTED
 
 ASK, UNSOUND, GRANT, MAP = -1, -2, -3, -4  # why a run stops, beside OVER and GROW
-# positions in Sizer.at: rows of the scene in use, how many of these run; the partition that is next, stops so far at
-# this round of all partitions, how far the decision about it is (NEW, SIZED, SETTLED, PLACED), and the queue's length
-ROWS, RUN, PARTITION, STOPS, STAGE, QUEUED, AT = range(7)
-NEW, SIZED, SETTLED, PLACED = range(4)
+# positions in Sizer.at: the partition that is next, how far the decision is, stops at this one, parts in the scenes
+PARTITION, STAGE, STOPS, PARTS, AT = range(5)
+NEW, SIZED, SETTLED, QUEUES, PLACED, APPLIED = range(6)
+ROWS, RUN, QUEUED, USED = range(4)  # positions in SizingSpace.used
 
 Record = Any  # one entry of a record array
 _I8, _F8 = np.int64, np.float64
-# menu: row of `Menus`; kind: row of `Sizer.rows`. rigid: one size. base: GPUs that it was submitted with; cores,
-# memory: that it has for each. limit: seconds. resume: stopped to resume with so many GPUs. stops: how often it was
-# resized. reports: it reports progress. cooldown_s: it is not resized before it has run so long. cost_s: of a change.
-# rank_gpus, rank_shape: of hot jobs, as in `question.ROW`. begun: when it started last; a change of ranks is no start.
-# changed: when it started or was resized last; a loss of ranks is neither.
+# menu: row of `Menus`, the last of which is empty; kind: row of `Sizer.rows`. rigid: one size. size, base: GPUs that it
+# had last, or was submitted with; always the latter. cores, memory: that it has for each of these. limit: seconds.
+# resume: stopped to resume with so many GPUs. stops: how often it was resized. reports: it reports progress.
+# cooldown_s: it is not resized before it has run so long. cost_s: of a change. rank_gpus, rank_shape: of hot jobs, as
+# in `question.ROW`. begun: when it started last; a change of ranks is no start. changed: when it started or was resized
+# last; a loss of ranks is neither.
 OF_JOB = np.dtype(
-    [(name, _I8) for name in ("menu", "kind", "rigid", "base", "resume", "stops", "reports", "rank_gpus", "rank_shape")]
+    [(name, _I8) for name in ("menu", "kind", "rigid", "size", "base", "resume", "stops", "reports")]
+    + [(name, _I8) for name in ("rank_gpus", "rank_shape")]
     + [(name, _F8) for name in ("cores", "memory", "limit", "cooldown_s", "cost_s", "begun", "changed")]
 )
+
+
+class SizingSpace(NamedTuple):
+    """Work space of one partition, or those of all, one after the other (`space_of`).
+
+    Attributes:
+        scene, claims: ``scene.menus`` and ``scene.reported`` (speeds at the sizes that jobs had) are kept for the whole
+            replay.
+        queue: ``int64[jobs]``: the jobs in order.
+        used: ``int64[USED]``: rows of the scene in use; how many of these run; the queue's length.
+    """
+
+    scene: Scene
+    claims: Claims
+    queue: Ints
+    used: Ints
+
+
+@jit
+def space_of(of: SizingSpace, first: Ints, partition: int) -> SizingSpace:
+    """Return one partition's part of all; see `Sizer.first`."""
+    scene, claims, lo, hi = of.scene, of.claims, first[partition], first[partition + 1]
+    return SizingSpace(
+        Scene(scene.rows[lo:hi], scene.parts, scene.unusable, scene.reported, scene.menus),
+        Claims(
+            claims.jobs[lo:hi], claims.sizes[lo:hi], claims.shape[lo:hi], claims.allowed[lo:hi], claims.pace[lo:hi],
+            claims.reported[lo:hi], claims.number[partition],
+        ),
+        of.queue[lo:hi], of.used[partition],
+    )  # fmt: skip
 
 
 class Sizer(NamedTuple):
@@ -62,10 +94,9 @@ class Sizer(NamedTuple):
         between: ``uint8[menus, most]``: sizes that a job only comes to by losing ranks.
         stopped: ``float64[jobs, per_hour]``: last stops.
         waiting, size: As in `generic.SimQueue`.
-        scene, claims: Work space; ``scene.menus`` and ``scene.reported`` (speeds at the sizes that jobs
-            had) are kept for the whole replay.
+        space: Work space of all partitions. first: ``int64[partitions + 1]``: where that of each begins.
         at: ``int64[AT]``: the state of the run, see above.
-        queue: ``int64[jobs]``: the partition's jobs in order; ``at[QUEUED]`` of them. outcome: Which of these start.
+        outcome: Which jobs start.
         asks: Whether an agent chooses. maps: Whether a mapping places jobs.
         request: ``int64[jobs]``: row of the request that is a job's own, with the cores and MiB that it is granted
             when it starts; empty: these go with the GPUs.
@@ -82,11 +113,10 @@ class Sizer(NamedTuple):
     stopped: Floats
     waiting: Ints
     size: Ints
-    scene: Scene
-    claims: Claims
+    space: SizingSpace
+    first: Ints
     outcome: PassOutcome
     at: Ints
-    queue: Ints
     asks: bool
     maps: bool
     request: Ints
@@ -105,84 +135,102 @@ def run_sized(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
     """Replay to the end: choose every partition's sizes, then start jobs; repeat after each stop.
 
     Returns:
-        OVER; GROW: call it again with a larger ``log``; ASK: call it again with sizes in ``sizer.claims``; UNSOUND:
-        they are not allowed, call it again with others; GRANT: call it again with the requests of the jobs that are to
-        start (``sizer.request``); MAP: call it again with the starts of ``sizer.queue`` in ``sizer.outcome``.
+        OVER; GROW: call it again with a larger ``log``. Others are of the partition ``at[PARTITION]`` and its part of
+        ``space``: ASK: call it again with sizes in ``claims``; UNSOUND: they are not allowed, call it again with
+        others; GRANT: call it again with the requests of the jobs that are to start (``sizer.request``); MAP: call it
+        again with the starts of ``queue`` in ``sizer.outcome``.
     """
     at = sizer.at
     while True:
         if at[PARTITION] == sim.dirty.size:
-            if at[STOPS] == 0:
+            if at[STAGE] == APPLIED and at[STOPS] == 0:
                 set_wake(sizer.walk, sim)
                 code = next_decision(sim, log, passes)
                 if code != DECIDE:
                     return code
                 _arrive(sim, sizer)
-            begin_round(sizer.walk, sim, passes)
-            at[PARTITION] = at[STOPS] = 0
+            if at[STAGE] == APPLIED:
+                begin_round(sizer.walk, sim, passes)
+                at[STAGE], at[PARTITION], at[PARTS] = NEW, 0, 0
+            elif at[STAGE] == NEW:  # limits may cover partitions: all sizes are chosen before any job starts, as live
+                at[STAGE], at[PARTITION] = QUEUES, 0
+            else:
+                _pair_up(sim.pairs, sim, log, passes, sizer)
+                at[STOPS] = _resize(sim, log, passes, sizer)
+                at[STAGE] = APPLIED
+            continue
+        own = space_of(sizer.space, sizer.first, at[PARTITION])
         if at[STAGE] == NEW:
-            _ask(sim, passes, sizer, at[PARTITION])
+            ask(sim, passes, sizer, own, at[PARTITION])
             at[STAGE] = SIZED
-            if sizer.asks and sizer.claims.number[COUNT] > 0:
+            if sizer.asks and own.claims.number[COUNT] > 0:
                 return ASK
-            wish(sizer.rule, sizer.claims)
+            wish(sizer.rule, own.claims)
         if at[STAGE] == SIZED:
             if not settle(
-                _scene_now(sizer), sizer.claims, sim.resources, passes.requests, passes.jobs.masks, passes.scratch
+                _scene_now(own), own.claims, sim.resources, passes.requests, passes.jobs.masks, passes.scratch
             ):
                 return UNSOUND
             at[STAGE] = SETTLED
             if sizer.request.size > 0 and sizer.size[0] > 0:
                 return GRANT
-        if at[STAGE] == SETTLED:
+        if at[STAGE] == QUEUES:
             at[STAGE] = PLACED
-            if not _place_queue(sim, passes, sizer):
+            if not place_queue(sim, passes, sizer, own):
                 return MAP
-        at[STOPS] += _apply_sizes(sim, log, passes, sizer)
+        if at[STAGE] == PLACED and sizer.size[0] > 0:
+            start_granted(sim, log, sizer.outcome, sizer.restart_s)
+            _note_starts(sim, sizer)
+        at[STAGE] = NEW if at[STAGE] == SETTLED else QUEUES
         at[PARTITION] += 1
-        at[STAGE] = NEW
 
 
 @jit
 def _arrive(sim: Sim, sizer: Sizer) -> None:
     """Add the jobs that became ready at this instant."""
     for i in range(sim.counter[READY]):
-        enter(sim, sizer.waiting, sizer.size, sim.ready[i])
+        _enter(sim, sizer, sim.ready[i])
     sim.dirty[:] = 0
 
 
 @jit
-def _ask(sim: Sim, passes: Passes, sizer: Sizer, partition: int) -> None:
-    """Fill one partition's scene, and the request to the agent in ``sizer.claims``."""
-    lo, hi = _node_range(sim, partition)
-    rules = _fill_scene(sim, passes, sizer, partition, lo, hi)
-    gather(_scene_now(sizer), rules, sim.resources, passes.usable, passes.jobs.feasibility, sizer.claims)
+def _enter(sim: Sim, sizer: Sizer, job: int) -> None:
+    """Add a job to the waiting ones."""
+    shape = sim.shapes[sim.jobs[job]["shape"]]
+    sizer.jobs[job]["size"] = shape["parts"] * shape["gpus"]
+    enter(sim, sizer.waiting, sizer.size, job)
 
 
 @jit
-def _apply_sizes(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
-    """Start the jobs of the outcome, then stop those that change size; return the number of stops."""
-    scene = _scene_now(sizer)
-    if sizer.size[0] > 0:
-        start_granted(sim, log, sizer.outcome, sizer.restart_s)
-        _note_starts(sim, sizer)
-        _pair_up(sim.pairs, sim, log, passes, sizer)
+def ask(sim: Sim, passes: Passes, sizer: Sizer, own: SizingSpace, partition: int) -> None:
+    """Fill one partition's scene, and the request to the agent in its claims."""
+    lo, hi = _node_range(sim, partition)
+    rules = _fill_scene(sim, passes, sizer, own, partition, lo, hi)
+    gather(_scene_now(own), rules, sim.resources, passes.usable, passes.jobs.feasibility, own.claims)
+
+
+@jit
+def _resize(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
+    """Stop the jobs that change size, and change the ranks of hot ones; return the number of both."""
     stops = 0
     reset_plan(sizer.ledger, sim.ledger)
     free = trial_copy(passes.scratch, sim.resources)  # no rank joins on what is released at this decision
-    for j in range(sizer.claims.number[COUNT]):
-        claim = sizer.claims.jobs[j]
-        if claim["held"] > 0 and claim["wished"] != claim["held"]:
-            job = scene.rows[claim["row"]]["job"]
-            left_s = _left_of_limit(sim, sizer, job)
-            if exceeds_at(sizer.ledger, job, claim["wished"], claim["held"], left_s):
-                continue
-            if sizer.jobs[job]["rank_gpus"] == 0:
-                _stop(sim, log, passes, sizer, job, claim["wished"])
-            elif not _change_ranks(sim, log, passes, sizer, scene, j, free):
-                continue
-            charge_at(sizer.ledger, job, claim["wished"], claim["held"], left_s)
-            stops += 1
+    for partition in range(sim.dirty.size):
+        own = space_of(sizer.space, sizer.first, partition)
+        scene = _scene_now(own)
+        for j in range(own.claims.number[COUNT]):
+            claim = own.claims.jobs[j]
+            if claim["held"] > 0 and claim["wished"] != claim["held"]:
+                job = scene.rows[claim["row"]]["job"]
+                left_s = _left_of_limit(sim, sizer, job)
+                if exceeds_at(sizer.ledger, job, claim["wished"], claim["held"], left_s):
+                    continue
+                if sizer.jobs[job]["rank_gpus"] == 0:
+                    _stop(sim, log, passes, sizer, job, claim["wished"])
+                elif not _change_ranks(sim, log, passes, sizer, scene, own.claims, j, free):
+                    continue
+                charge_at(sizer.ledger, job, claim["wished"], claim["held"], left_s)
+                stops += 1
     return stops
 
 
@@ -199,20 +247,23 @@ def _note_starts(sim: Sim, sizer: Sizer) -> None:
 @inlined
 @jit
 def _pair_up(pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> None:
-    """Start jobs that the pass left waiting beside others, before any is stopped."""
-    if pairs is not None:
+    """Start jobs that the passes left waiting beside others, before any is stopped."""
+    if pairs is None:
+        return
+    for partition in range(sim.dirty.size):
+        own = space_of(sizer.space, sizer.first, partition)
         sizer.outcome.total[:] = 0
-        pair_up(pairs, sim, log, passes, sizer.outcome, sizer.queue[: sizer.at[QUEUED]], sizer.restart_s)
+        pair_up(pairs, sim, log, passes, sizer.outcome, own.queue[: own.used[QUEUED]], sizer.restart_s)
         _note_starts(sim, sizer)
 
 
 @jit
-def _place_queue(sim: Sim, passes: Passes, sizer: Sizer) -> bool:
-    """Decide which jobs of the partition's queue start where; False: that is for a mapping."""
-    sizer.outcome.total[:] = 0
+def place_queue(sim: Sim, passes: Passes, sizer: Sizer, own: SizingSpace) -> bool:
+    """Decide which jobs of a partition's queue start where; False: that is for a mapping."""
+    sizer.outcome.total[:] = own.used[QUEUED] = 0
     if sizer.size[0] > 0:
-        sizer.at[QUEUED] = _set_queue(sim, passes, sizer, _scene_now(sizer))
-        queue = sizer.queue[: sizer.at[QUEUED]]
+        own.used[QUEUED] = _set_queue(sim, passes, sizer, own)
+        queue = own.queue[: own.used[QUEUED]]
         release_pairs_once(sim.pairs, sim, passes.releases)
         note_unreached(sim.pairs, sizer.outcome, queue, PRIORITY)
         if sizer.maps and queue.size > 0:
@@ -245,24 +296,26 @@ def _node_range(sim: Sim, partition: int) -> tuple[int, int]:
 
 
 @jit
-def _scene_now(sizer: Sizer) -> Scene:
+def _scene_now(own: SizingSpace) -> Scene:
     """Return the scene with the rows in use only."""
-    whole = sizer.scene
-    return Scene(whole.rows[: sizer.at[ROWS]], whole.parts, whole.unusable, whole.reported, whole.menus)
+    whole = own.scene
+    return Scene(whole.rows[: own.used[ROWS]], whole.parts, whole.unusable, whole.reported, whole.menus)
 
 
 @jit
-def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int, hi: int) -> SizingRules:
+def _fill_scene(
+    sim: Sim, passes: Passes, sizer: Sizer, space: SizingSpace, partition: int, lo: int, hi: int
+) -> SizingRules:  # fmt: skip
     """Fill the scene: running resizable jobs by number, then all waiting jobs, those stopped to resize first."""
-    now, count, parts = sim.clock[0], 0, 0
+    now, count, parts = sim.clock[0], 0, sizer.at[PARTS]
     soonest, of_partition = np.inf, 0
     # the loops' own arrays: a compiled call pays for every array argument
     jobs, state, shapes, held, own_of = sim.jobs, sim.state, sim.shapes, sim.held, sizer.jobs
     rows, reported, sizes, parts_of, stopped = (
-        sizer.scene.rows,
-        sizer.scene.reported,
-        sizer.scene.menus.sizes,
-        sizer.scene.parts,
+        space.scene.rows,
+        space.scene.reported,
+        space.scene.menus.sizes,
+        space.scene.parts,
         sizer.stopped,
     )
     pace = sim.pace
@@ -305,8 +358,8 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
             part["gpus"], part["cores"], part["memory"] = shape["gpus"], shape["cores"], shape["memory"]
             parts += 1
         count += 1
-    sizer.at[RUN] = count
-    # Waiting jobs count for limits at their first sizes, resumed jobs first; those beyond a limit are left out.
+    space.used[RUN], sizer.at[PARTS] = count, parts
+    # Waiting jobs count for limits at their first sizes, resumed jobs first; those beyond a limit get none here.
     reset_plan(sizer.ledger, sim.ledger)
     for resumed in (True, False):
         for i in range(sizer.size[0]):
@@ -316,15 +369,16 @@ def _fill_scene(sim: Sim, passes: Passes, sizer: Sizer, partition: int, lo: int,
                 continue
             submits[of_partition] = jobs[job]["submit"]
             of_partition += 1
-            if exceeds_at(sizer.ledger, job, sizes[own["menu"], 0], 0, 0.0):
-                continue
-            charge_at(sizer.ledger, job, sizes[own["menu"], 0], 0, 0.0)
-            _set_unusable(sim.ledger, sim, sizer, job, 0)
             _fill_common(rows[count], own, job, jobs[job]["submit"])
+            if exceeds_at(sizer.ledger, job, sizes[own["menu"], 0], 0, 0.0):
+                rows[count]["menu"] = sizes.shape[0] - 1
+            else:
+                charge_at(sizer.ledger, job, sizes[own["menu"], 0], 0, 0.0)
+                _set_unusable(sim.ledger, sim, sizer, job, 0)
             rows[count]["resume"], rows[count]["left_s"] = own["resume"], own["limit"]
             rows[count]["work"] = state[job]["left"]
             count += 1
-    sizer.at[ROWS] = count
+    space.used[ROWS] = count
     return SizingRules(now, soonest, submits[:of_partition], sizer.gain, sizer.backfill == NONE, lo, hi)
 
 
@@ -350,7 +404,8 @@ def _set_unusable(ledger: SimLedger | None, sim: Sim, sizer: Sizer, job: int, he
     """Mark the sizes for which limits leave too little."""
     if ledger is None:
         return
-    sizes, unusable = sizer.scene.menus.sizes[sizer.jobs[job]["menu"]], sizer.scene.unusable[job]
+    scene = sizer.space.scene
+    sizes, unusable = scene.menus.sizes[sizer.jobs[job]["menu"]], scene.unusable[job]
     left_s = _left_of_limit(sim, sizer, job) if held > 0 else 0.0
     for k in range(sizes.size):
         unusable[k] = sizer.between[sizer.jobs[job]["menu"], k] or (
@@ -369,20 +424,20 @@ def _fill_common(row: Record, own: Record, job: int, submit: float) -> None:
 
 
 @jit
-def _set_queue(sim: Sim, passes: Passes, sizer: Sizer, scene: Scene) -> int:
+def _set_queue(sim: Sim, passes: Passes, sizer: Sizer, own: SizingSpace) -> int:
     """Set the queue in order, resizable jobs at their chosen sizes, without those that get none; return its length."""
-    count, claim = 0, sizer.at[RUN]
-    for i in range(sizer.at[RUN], scene.rows.size):
-        row = scene.rows[i]
+    count, claim = 0, own.used[RUN]
+    for i in range(own.used[RUN], own.used[ROWS]):
+        row = own.scene.rows[i]
         gpus = row["least"]
         if row["admitted"] and not row["rigid"]:
-            gpus = sizer.claims.jobs[claim]["wished"]
+            gpus = own.claims.jobs[claim]["wished"]
             claim += 1
         if row["least"] == 0 or row["rigid"] or gpus > 0:
-            sizer.queue[count] = row["job"]
+            own.queue[count] = row["job"]
             count += 1
-        if gpus > 0 and not row["rigid"]:
-            _set_size(sim, passes, sizer, row["job"], gpus)
+        if not row["rigid"] and (gpus > 0 or row["least"] == 0):
+            _set_size(sim, passes, sizer, row["job"], gpus if gpus > 0 else sizer.jobs[row["job"]]["size"])
     return count
 
 
@@ -390,7 +445,7 @@ def _set_queue(sim: Sim, passes: Passes, sizer: Sizer, scene: Scene) -> int:
 def _set_size(sim: Sim, passes: Passes, sizer: Sizer, job: int, gpus: int) -> None:
     """Set the job's request and speed for so many GPUs."""
     own, k = sizer.jobs[job], _index_of_size(sizer, job, gpus)
-    shape = sizer.scene.menus.shape[own["menu"], k]
+    shape = sizer.space.scene.menus.shape[own["menu"], k]
     if sizer.request.size > 0:
         shape = sizer.request[job]
     sim.jobs[job]["shape"] = shape
@@ -407,28 +462,28 @@ def _set_size(sim: Sim, passes: Passes, sizer: Sizer, job: int, gpus: int) -> No
 def _index_of_size(sizer: Sizer, job: int, gpus: int) -> int:
     """Return the column of a size in the job's menu."""
     k = 0
-    while sizer.scene.menus.sizes[sizer.jobs[job]["menu"], k] != gpus:
+    while sizer.space.scene.menus.sizes[sizer.jobs[job]["menu"], k] != gpus:
         k += 1
     return k
 
 
 @jit
 def _change_ranks(
-    sim: Sim, log: EventLog, passes: Passes, sizer: Sizer, scene: Scene, j: int, free: Resources
+    sim: Sim, log: EventLog, passes: Passes, sizer: Sizer, scene: Scene, claims: Claims, j: int, free: Resources
 ) -> bool:  # fmt: skip
     """Let ranks of a hot job join on what is ``free``, or leave; return whether those that are to join find nodes."""
-    claim = sizer.claims.jobs[j]
+    claim = claims.jobs[j]
     row, gpus = scene.rows[claim["row"]], claim["wished"]
     job, joins = row["job"], np.empty(0, np.int64)
     if gpus > claim["held"]:
-        joins = joining(scene, sizer.claims, j, passes.requests, passes.jobs.masks, free, passes.scratch)
+        joins = joining(scene, claims, j, passes.requests, passes.jobs.masks, free, passes.scratch)
         if joins.size == 0:
             return False
     for at in range(joins.size):
         take(free, request_of(passes.requests, row["rank_shape"]), joins[at])
     own, k, until = sizer.jobs[job], _index_of_size(sizer, job, gpus), sim.state[job]["until"]
     drop_ended(passes.releases, until, job)
-    shape = sizer.scene.menus.shape[own["menu"], k]
+    shape = sizer.space.scene.menus.shape[own["menu"], k]
     passes.jobs.shape[job] = shape
     left_s = _left_of_limit(sim, sizer, job)
     change_ranks(
@@ -456,4 +511,4 @@ def _stop(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer, job: int, gpus:
     sizer.jobs[job]["resume"] = gpus
     drop_ended(passes.releases, sim.state[job]["until"], job)
     stop_job(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, sizer.restart_s[job]))
-    enter(sim, sizer.waiting, sizer.size, job)
+    _enter(sim, sizer, job)

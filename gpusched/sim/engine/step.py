@@ -13,7 +13,7 @@ from gpusched.sched.heaps import pop, push, remove
 from gpusched.sched.sorting import ascending
 from gpusched.sched.state import Ints
 from gpusched.sim.engine.hot import lose_rank, loses_rank, most_ranks
-from gpusched.sim.engine.ledger import charge_limits, expire_usage, next_expiry, release_limits
+from gpusched.sim.engine.ledger import charge_limits, expire_usage, next_expiry, note_charged, release_limits
 from gpusched.sim.engine.log import log_event, log_run
 from gpusched.sim.engine.nodeindex import move_node
 from gpusched.sim.engine.pace import claim, ends_killed, extra_events, interrupt, release, schedule_end
@@ -72,7 +72,7 @@ def advance(sim: Sim, log: EventLog) -> int:
     # Node events alone do not prolong a replay in which no job is left.
     if counter[CHANGED] < sim.changes.size and (counter[ARRIVED] < jobs.size or counter[IN_SYSTEM] > 0):
         now = min(now, sim.changes[counter[CHANGED]]["time"])
-    now = min(now, next_expiry(sim.ledger, counter[IN_SYSTEM] > counter[RUNS]))
+    now = min(now, next_expiry(sim.ledger, sim.clock[0], counter[IN_SYSTEM] > counter[RUNS]))
     if now == np.inf:
         return OVER
     # The policy asked for this instant: all partitions decide.
@@ -156,7 +156,7 @@ def _finish(sim: Sim, log: EventLog, job: int) -> None:
 @jit
 def end_job(sim: Sim, job: int) -> None:
     """Free all that a running job holds, as it ends or is stopped; it must be in the log already."""
-    release_limits(sim.ledger, job, sim.state[job]["start"], sim.clock[0], sim.dirty)
+    release_limits(sim.ledger, job, sim.state[job]["start"], sim.clock[0])
     shape, offset = sim.jobs[job]["shape"], sim.jobs[job]["offset"]
     request = release(sim.pace, sim, job, shape_request(sim.shapes, shape))
     for part in range(request.parts):
@@ -193,6 +193,8 @@ def start_job(sim: Sim, log: EventLog, job: int, nodes: Ints, first: int, taken:
             if sim.by_free.counts.size:
                 move_node(sim.by_free, node, sim.resources.gpus[node], sim.resources.gpus[node] - taken)
             take(sim.resources, request, node)
+    else:
+        note_charged(sim.ledger, job, sim.dirty.size)
     for part in range(request.parts):
         node = nodes[first + part]
         sim.held[offset + part] = node
