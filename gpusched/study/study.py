@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from gpusched.model.snapshot import NodeView
     from gpusched.sim.engine.placing import PlacementNetwork
     from gpusched.sim.engine.quotas import QuotaSet
-    from gpusched.sim.rates import Rates
     from gpusched.sim.reserving import Booking
     from gpusched.sim.sharing import SharingBeliefs
 
@@ -215,18 +214,16 @@ def run_all(
     ``backend``: joblib's name of a cluster's backend (``dask``, ``ray``), which the caller has connected. ``done`` is
     called after each run, ``progress`` while one runs in this process, with the part that is done.
     """
-    bounds: dict[int, Bounds] = {}
-    for scenario in {id(run.scenario): run.scenario for run in runs}.values():
-        of = [run for run in runs if run.scenario is scenario]
-        shared = scenario.believed is not None or any(run.options.share != "no" or _resizes(run) for run in of)
-        limits, rates = any(run.options.limits for run in of), of[0].options.rates
-        bounds[id(scenario)] = Bounds() if shared else _bounds(scenario, limits, rates)
+    bounds: dict[tuple[int, bytes], Bounds] = {}
     here = workers <= 1 and backend is None
     results = (_replayed(run, progress) for run in runs) if here else _run_in_parallel(runs, workers, backend)
     for run, (result, metrics) in zip(runs, results, strict=True):
         counted = _trace_without(run.scenario.trace, run.scenario.carried)
         whole = replace(result, trace=counted, pool=run.scenario.pool)
-        yield StudyOutcome(whole, metrics, bounds[id(run.scenario)], run.scenario)
+        key = id(run.scenario), result.ran.tobytes()  # of the jobs that the figures are of
+        if key not in bounds:
+            bounds[key] = _bounds([other for other in runs if other.scenario is run.scenario], whole)
+        yield StudyOutcome(whole, metrics, bounds[key], run.scenario)
         if done is not None:
             done(run)
 
@@ -312,16 +309,22 @@ def _run_in_parallel(
         yield from many(joblib.delayed(_replayed_without_trace)(run) for run in runs)
 
 
-def _bounds(scenario: Scenario, limits: bool, rates: Rates | None) -> Bounds:
-    """Return `bounds.bounds_of`, where every job runs as fast as on its best GPUs."""
+def _bounds(runs: Sequence[PlannedReplay], result: ReplayResult) -> Bounds:
+    """Return `bounds.bounds_of` the jobs that ended, where each runs as fast as on its best GPUs.
+
+    ``runs``: all of the result's scenario.
+    """
     from gpusched.sim.rates import fastest
 
-    trace = _trace_without(scenario.trace, scenario.carried)
+    scenario, rates = runs[0].scenario, runs[0].options.rates
+    if scenario.believed is not None or any(run.options.share != "no" or _resizes(run) for run in runs):
+        return Bounds()
+    trace = result.trace if result.ran.all() else select(result.trace, result.ran)
     if rates is not None and trace.profile is not None:
         return Bounds()  # of slices no speeds are measured
     if rates is not None or trace.ran_on is not None:
         trace = replace(trace, duration=trace.duration / fastest(rates, trace, scenario.pool, scenario.learned))
-    return bounds_of(trace, scenario.pool, limits=limits)
+    return bounds_of(trace, scenario.pool, limits=any(run.options.limits for run in runs))
 
 
 def changes(outcomes: Sequence[StudyOutcome]) -> list[tuple[MeanDifference, ...]]:
