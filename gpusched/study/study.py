@@ -316,15 +316,17 @@ def _bounds(runs: Sequence[PlannedReplay], result: ReplayResult) -> Bounds:
     """
     from gpusched.sim.rates import fastest
 
-    scenario, rates = runs[0].scenario, runs[0].options.rates
+    scenario, rates, pool = runs[0].scenario, runs[0].options.rates, runs[0].scenario.pool
+    if runs[0].options.network is not None:
+        pool = replace(pool, slices=(), cuttable=())  # as `sim.slicing.split_replay`
     if scenario.believed is not None or any(run.options.share != "no" or _resizes(run) for run in runs):
         return Bounds()
     trace = result.trace if result.ran.all() else select(result.trace, result.ran)
     if rates is not None and trace.profile is not None:
         return Bounds()  # of slices no speeds are measured
     if rates is not None or trace.ran_on is not None:
-        trace = replace(trace, duration=trace.duration / fastest(rates, trace, scenario.pool, scenario.learned))
-    return bounds_of(trace, scenario.pool, limits=any(run.options.limits for run in runs))
+        trace = replace(trace, duration=trace.duration / fastest(rates, trace, pool, scenario.learned))
+    return bounds_of(trace, pool, limits=any(run.options.limits for run in runs))
 
 
 def changes(outcomes: Sequence[StudyOutcome]) -> list[tuple[MeanDifference, ...]]:
