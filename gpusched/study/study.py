@@ -115,6 +115,12 @@ class StudyOutcome(NamedTuple):
     bounds: Bounds
     scenario: Scenario
 
+    @property
+    def gap_to_bound(self) -> float | None:
+        """Return by how much the mean JCT is above its bound, relative to that; None: one of them is unknown."""
+        own, bound = self.metrics.mean_jct_s, self.bounds.mean_jct_s
+        return max(0.0, own / bound - 1) if own is not None and bound else None  # rounded, an optimum may be below
+
 
 class PlannedReplay(NamedTuple):
     """One replay to be run, with all names resolved. What the scenario gives need not be an option."""
@@ -341,7 +347,6 @@ def changes(outcomes: Sequence[StudyOutcome]) -> list[tuple[MeanDifference, ...]
 def row_of(outcome: StudyOutcome, change: tuple[MeanDifference, ...] = ()) -> dict[str, Any]:
     """Return one run as a flat row for ``--json``: stable keys, units in their names, None for unknown."""
     result, metrics, bounds = outcome.result, outcome.metrics, outcome.bounds
-    gap = metrics.mean_jct_s / bounds.mean_jct_s - 1 if metrics.mean_jct_s and bounds.mean_jct_s else None
     figures: dict[str, Any] = msgspec.to_builtins(metrics)
     named = {key: figures.pop(key) for key in ("users", "groups")}
     return {
@@ -356,7 +361,7 @@ def row_of(outcome: StudyOutcome, change: tuple[MeanDifference, ...] = ()) -> di
         **figures,
         "lower_bound_mean_jct_s": bounds.mean_jct_s,
         "lower_bound_makespan_s": bounds.makespan_s,
-        "gap_to_bound": gap,
+        "gap_to_bound": outcome.gap_to_bound,
         "sim_seconds": result.sim_seconds,
         "jobs_per_s": result.jobs_per_s,
         "decisions": result.decisions,
