@@ -41,7 +41,7 @@ def _parameter(name: str, kind: Any, row: StudyOption, default: Any) -> inspect.
     if isinstance(default, tuple):
         kind, default = list[get_args(kind)[0]] | None, None  # type: ignore[misc]
     elif row.parse is not None:
-        kind, default = str, row.shown
+        kind, default = (str, row.shown) if row.shown else (str | None, None)
     elif isinstance(kind, ForwardRef):
         kind = str | None
     shown: Any = {"help": row.help, "metavar": row.metavar, "min": row.least}

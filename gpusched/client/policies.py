@@ -174,13 +174,18 @@ def _weights(spec: PolicySpec) -> dict[str, str]:
     if spec.agent is None or not (partitions := trained_for(spec)):
         return {}
     from gpusched.agents.describe import describe_weights
+    from gpusched.sched.agent import prepared_weights
 
     found = {}
     for name in partitions:
         try:
-            found[name] = describe_weights(load_model(Path(spec.folder), name, spec.agent))
+            model = load_model(Path(spec.folder), name, spec.agent)
+            prepared_weights(model)
+            found[name] = describe_weights(model)
         except ModelError as error:
             found[name] = f"the fallback: {error.line()}"
+        except ValueError as error:  # of another shape
+            found[name] = f"the fallback: {error}"
     return found
 
 

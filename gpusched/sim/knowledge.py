@@ -62,18 +62,13 @@ def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -
         duration: The real ones.
     """
     begin, keys = float(trace.submit[0]) if len(trace) else 0.0, keys_of(trace, expected)
-    # Sort columns that no live decision can have: they need real run times, or the trace's begin.
-    replay_only: dict[str, list[Floats | Ints]] = {
-        "sjf-oracle": [duration],
-        "lpt-oracle": [-duration],
-        "f1": [np.log10(expected) * trace.gpus + 870 * np.log10(np.maximum(trace.submit - begin, 1.0))],
-    }
-    rule = order_rule(order)  # None: an agent's order
-    if order in replay_only:
-        columns = replay_only[order]
-    elif rule is None or rule.kind != "static":
-        columns = []
-    else:
+    rule, columns = order_rule(order), list[Floats | Ints]()  # None: an agent's order
+    # The first three cannot be live: they need real run times, or the trace's begin.
+    if order in ("sjf-oracle", "lpt-oracle"):
+        columns = [duration if order == "sjf-oracle" else -duration]
+    elif order == "f1":
+        columns = [np.log10(expected) * trace.gpus + 870 * np.log10(np.maximum(trace.submit - begin, 1.0))]
+    elif rule is not None and rule.kind == "static":
         columns = columns_of(order, keys)
     return ranks_by(columns, keys)
 

@@ -171,6 +171,8 @@ def with_ways_at_sizes(world: SimWorld, menus: Menus, menu: Ints, request: Ints)
         kind[at] = ints(rows)[index.reshape(-1)]
         world = _with_models(world)
     world, placing, classes = _with_classes(world, np.stack((shape, kind, most, one_rack), axis=-1))
+    nowhere, size = np.nonzero((shape[:, 1:-1] >= 0) & (classes[:, 1:-1] < 0))
+    menus.shape[menu[nowhere], size] = -1  # a job in one rack only may have no size that no rack has
     links, ways = world.sim.links, placing.ways
     assert links is not None
     gpus: Ints = placing.classes["gpus"]

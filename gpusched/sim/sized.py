@@ -229,7 +229,8 @@ def _with_menus(world: SimWorld, elastic: ResizableJobs) -> tuple[SimWorld, Menu
     known = {sizes: n for n, sizes in enumerate(dict.fromkeys(given))}
     listed = [known[sizes] for sizes in given]
     of_rank = np.zeros(len(trace), np.int64) if elastic.rank_gpus is None else elastic.rank_gpus
-    columns = np.column_stack((world.demand.shape, trace.gpus, elastic.least, elastic.most, listed, of_rank, *measured))
+    more = *measured, *(() if trace.one_rack is None else (trace.one_rack,))  # of these not all sizes have a place
+    columns = np.column_stack((world.demand.shape, trace.gpus, elastic.least, elastic.most, listed, of_rank, *more))
     distinct, first, index = np.unique(columns, axis=0, return_index=True, return_inverse=True)
     menus: list[dict[int, int]] = []
     asked: dict[tuple[int, int], JobSpec] = {}

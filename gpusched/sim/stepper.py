@@ -254,7 +254,9 @@ class Stepper:
         self._world, row = self._sizes.row(world, job, shape)
         pace, at = self._world.sim.pace, self._world.sim.shapes[shape]
         assert pace is not None
-        return float(pace.speed[np.unique(pace.kind[at["lo"] : at["hi"]]), row, 0].min()) if row >= 0 else 1.0
+        if row < 0:
+            return own_speed(world.trace, job, int(at["parts"] * at["gpus"]))
+        return float(pace.speed[np.unique(pace.kind[at["lo"] : at["hi"]]), row, 0].min())
 
     def _target(self, job: int, size: int | TargetSize) -> TargetSize:
         """Return the size, of a hot job with a node for each rank."""

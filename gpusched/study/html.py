@@ -122,7 +122,7 @@ def _data(drawn: Sequence[StudyOutcome], outcomes: Sequence[StudyOutcome]) -> di
     window = _bars_window(drawn[0], edges)
     return {
         "epoch": drawn[0].result.trace.epoch,
-        "edges": _short(edges),
+        "edges": np.round(edges, 3).tolist(),  # a trace may have begun years before
         "runs": [_run_data(o, view.label(o, outcomes), edges, window) for o in drawn],
     }
 

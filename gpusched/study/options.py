@@ -112,8 +112,8 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     estimates: Annotated[str | None, StudyOption("--estimates",
         "Of run times: `history` (the default), or `last-two`.")] = None
     limits: Annotated[bool, StudyOption("--limits", "Jobs end at their time limits.")] = False
-    restart_s: Annotated[float, StudyOption("--restart", "Cost of a job restart: 30s, 5m.",
-        parse=_seconds, shown="0s")] = 0.0
+    restart_s: Annotated[float | None, StudyOption("--restart", "Job restart cost: 30s, 5m; default: the policy's.",
+        parse=_seconds)] = None
     restart_costs: Annotated[str | None, StudyOption("--restart-costs",
         "CSV model,restart_s: restarts by model; others as --restart.", "FILE")] = None
     backfill_every_s: Annotated[float, StudyOption("--backfill-every",

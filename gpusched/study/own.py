@@ -60,9 +60,9 @@ def own_history(
         raise NoHistory(f"{folder}: no history yet", "name a trace, or start the controller")
     try:
         end = None if until is None else parse_time(until, now)
-        trace = own_jobs(own, reader, name=f"history of {folder}", since=parse_since(since, now), until=end)
     except ValueError:
         raise UsageError(f"--until {until!r} is not a time", "for example 2026-11-20T18:00") from None
+    trace = own_jobs(own, reader, name=f"history of {folder}", since=parse_since(since, now), until=end)
     trace = replace(trace, notes=(*trace.notes, FROM_EMPTY))
     return trace if vc is None else slice_trace(trace, vc=vc)
 

@@ -97,7 +97,7 @@ def resolve(request: ReplayRequest) -> list[PlannedReplay]:
         for policy in bound.values():
             options = replace(
                 per_trace,
-                restart_s=request.restart_s or policy.restart_s,
+                restart_s=policy.restart_s if request.restart_s is None else request.restart_s,
                 elastic=elastic if policy.chooses_sizes else None,
                 backfill_every_s=request.backfill_every_s if _backfills(policy, per_trace) else 0.0,
             )

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from gpusched.model.snapshot import NodeView
     from gpusched.sim.engine.placing import PlacementNetwork
     from gpusched.sim.engine.quotas import QuotaSet
-    from gpusched.sim.rates import Rates
     from gpusched.sim.reserving import Booking
     from gpusched.sim.sharing import SharingBeliefs
 
@@ -115,6 +114,12 @@ class StudyOutcome(NamedTuple):
     metrics: Metrics
     bounds: Bounds
     scenario: Scenario
+
+    @property
+    def gap_to_bound(self) -> float | None:
+        """Return by how much the mean JCT is above its bound, relative to that; None: one of them is unknown."""
+        own, bound = self.metrics.mean_jct_s, self.bounds.mean_jct_s
+        return max(0.0, own / bound - 1) if own is not None and bound else None  # rounded, an optimum may be below
 
 
 class PlannedReplay(NamedTuple):
@@ -221,12 +226,7 @@ def run_all(
     called after each run, ``progress`` while one runs in this process, with the part that is done. ``failed`` is called
     with a run that raises an error, and the error in one line: the run is left out. Without it the error is raised.
     """
-    bounds: dict[int, Bounds] = {}
-    for scenario in {id(run.scenario): run.scenario for run in runs}.values():
-        of = [run for run in runs if run.scenario is scenario]
-        shared = scenario.believed is not None or any(run.options.share != "no" or _resizes(run) for run in of)
-        limits, rates = any(run.options.limits for run in of), of[0].options.rates
-        bounds[id(scenario)] = Bounds() if shared else _bounds(scenario, limits, rates)
+    bounds: dict[tuple[int, bytes], Bounds] = {}
     here = workers <= 1 and backend is None
     one: _Replay = _replayed if failed is None else _replayed_or_error
     results = (one(run, progress) for run in runs) if here else _run_in_parallel(runs, workers, backend, one)
@@ -238,7 +238,10 @@ def run_all(
         result, metrics = found
         counted = _trace_without(run.scenario.trace, run.scenario.carried)
         whole = replace(result, trace=counted, pool=run.scenario.pool)
-        yield StudyOutcome(whole, metrics, bounds[id(run.scenario)], run.scenario)
+        key = id(run.scenario), result.ran.tobytes()  # of the jobs that the figures are of
+        if key not in bounds:
+            bounds[key] = _bounds([other for other in runs if other.scenario is run.scenario], whole)
+        yield StudyOutcome(whole, metrics, bounds[key], run.scenario)
         if done is not None:
             done(run)
 
@@ -335,16 +338,24 @@ def _run_in_parallel(
         yield from many(joblib.delayed(_without_trace)(run, one) for run in runs)
 
 
-def _bounds(scenario: Scenario, limits: bool, rates: Rates | None) -> Bounds:
-    """Return `bounds.bounds_of`, where every job runs as fast as on its best GPUs."""
+def _bounds(runs: Sequence[PlannedReplay], result: ReplayResult) -> Bounds:
+    """Return `bounds.bounds_of` the jobs that ended, where each runs as fast as on its best GPUs.
+
+    ``runs``: all of the result's scenario.
+    """
     from gpusched.sim.rates import fastest
 
-    trace = _trace_without(scenario.trace, scenario.carried)
+    scenario, rates, pool = runs[0].scenario, runs[0].options.rates, runs[0].scenario.pool
+    if runs[0].options.network is not None:
+        pool = replace(pool, slices=(), cuttable=())  # as `sim.slicing.split_replay`
+    if scenario.believed is not None or any(run.options.share != "no" or _resizes(run) for run in runs):
+        return Bounds()
+    trace = result.trace if result.ran.all() else select(result.trace, result.ran)
     if rates is not None and trace.profile is not None:
         return Bounds()  # of slices no speeds are measured
     if rates is not None or trace.ran_on is not None:
-        trace = replace(trace, duration=trace.duration / fastest(rates, trace, scenario.pool, scenario.learned))
-    return bounds_of(trace, scenario.pool, limits=limits)
+        trace = replace(trace, duration=trace.duration / fastest(rates, trace, pool, scenario.learned))
+    return bounds_of(trace, pool, limits=any(run.options.limits for run in runs))
 
 
 def changes(outcomes: Sequence[StudyOutcome]) -> list[tuple[MeanDifference, ...]]:
@@ -359,7 +370,6 @@ def changes(outcomes: Sequence[StudyOutcome]) -> list[tuple[MeanDifference, ...]
 def row_of(outcome: StudyOutcome, change: tuple[MeanDifference, ...] = ()) -> dict[str, Any]:
     """Return one run as a flat row for ``--json``: stable keys, units in their names, None for unknown."""
     result, metrics, bounds = outcome.result, outcome.metrics, outcome.bounds
-    gap = metrics.mean_jct_s / bounds.mean_jct_s - 1 if metrics.mean_jct_s and bounds.mean_jct_s else None
     figures: dict[str, Any] = msgspec.to_builtins(metrics)
     named = {key: figures.pop(key) for key in ("users", "groups")}
     return {
@@ -374,7 +384,7 @@ def row_of(outcome: StudyOutcome, change: tuple[MeanDifference, ...] = ()) -> di
         **figures,
         "lower_bound_mean_jct_s": bounds.mean_jct_s,
         "lower_bound_makespan_s": bounds.makespan_s,
-        "gap_to_bound": gap,
+        "gap_to_bound": outcome.gap_to_bound,
         "sim_seconds": result.sim_seconds,
         "jobs_per_s": result.jobs_per_s,
         "decisions": result.decisions,

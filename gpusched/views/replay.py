@@ -62,8 +62,7 @@ def table(outcomes: Sequence[StudyOutcome]) -> Table:
 
 
 def _cells(outcome: StudyOutcome) -> dict[str, str]:
-    m, bound = outcome.metrics, outcome.bounds.mean_jct_s
-    gap = m.mean_jct_s / bound - 1 if m.mean_jct_s is not None and bound else None
+    m, gap = outcome.metrics, outcome.gap_to_bound
     return {
         "KNOWS": outcome.result.knows,
         "JOBS": f"{m.jobs:,}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,8 +19,9 @@ from gpusched.agents.rltune.choosing import untrained
 from gpusched.agents.rltune.preempting import NO_ODDS, model_of
 from gpusched.agents.rltune.preempting import RankingRule as Rank
 from gpusched.agents.rltune.settings import RltuneSettings
+from gpusched.client import policies
 from gpusched.config.policies import BUILT_IN, load_policy
-from gpusched.config.weights import TrainedModel, load_model
+from gpusched.config.weights import TrainedModel, load_model, save_model
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
 from gpusched.study.study import Scenario
@@ -101,3 +103,10 @@ def test_no_policy_file_calls_a_rule_a_network() -> None:
         if spec.agent == "gist":
             assert "linear" in text
     assert set(STARTS)
+
+
+def test_weights_that_cannot_be_used_are_not_said_to_decide(tmp_path: Path) -> None:
+    """As of a version with other inputs: live the fallback decides."""
+    save_model(tmp_path / "default.safetensors", "rltune", {"linear": np.zeros((1, 18), np.float32)})
+    spec = msgspec.structs.replace(load_policy(BUILT_IN / "rltune.yaml"), folder=str(tmp_path))
+    assert policies._weights(spec) == {"default": "the fallback: linear is (1, 18), expected (1, 20)"}

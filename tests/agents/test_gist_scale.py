@@ -12,7 +12,7 @@ from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.request import TrainerResult, TrainingProgress, TrainingReport, TrainJob
 from gpusched.agents.common.vector import to_arrays, to_vector
 from gpusched.agents.gist import scale
-from gpusched.agents.gist.networks import QUESTIONS, agent_of, heuristic
+from gpusched.agents.gist.networks import QUESTIONS, STARTS, agent_of, heuristic
 from gpusched.agents.gist.train import train_agent
 from gpusched.config.policies import load_policy
 from gpusched.config.weights import load_model, save_model
@@ -60,6 +60,21 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: 
     agent_of(one.arrays)
     agent_of(wide.arrays)
     assert one.about["knows"] == "limit"
+
+
+def test_a_log_that_is_drawn_whole_is_replayed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[int] = []
+
+    def counted(policy: Any, trace: Any, *rest: Any) -> Any:
+        played.append(len(trace))
+        return figures(policy, trace, *rest)
+
+    figures = scale.figures
+    monkeypatch.setattr(scale, "figures", counted)
+    (note,) = train_agent(job(tmp_path, None, jobs=120, validation_jobs=120, generations=1), TrainingReport()).notes
+    assert "on 1 validation workload (" in note
+    starts, candidates, references = len(STARTS), QUICK["population"], 2
+    assert played == [120] * (references + starts + candidates + 1)
 
 
 def test_kept_weights_are_never_worse_on_validation_than_any_start(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from gpusched.agents.rltune.evaluation import windows
 from gpusched.agents.rltune.preempting import learned_odds, odds_of
 from gpusched.agents.rltune.settings import RltuneSettings
 from gpusched.agents.rltune.train import train_agent
+from gpusched.errors import UsageError
 from gpusched.estimation.estimators import ends_of
 from gpusched.model.policy import PolicySpec
 from gpusched.sim.pool import Pool
@@ -119,3 +120,13 @@ def test_without_a_held_out_part_until_is_the_cut(tmp_path: Path, until: str | N
         assert found.ended is not None
         assert int(found.ended.sum()) == ended
         assert found.scenario.trace.duration.max() < 80 * HOUR_S
+
+
+def test_jobs_that_can_never_run_are_no_training_data(tmp_path: Path) -> None:
+    trace = log(300.0)
+    trace = replace(trace, gpus=np.where(np.arange(JOBS) < 60, trace.gpus, 64))
+    of = material(tmp_path, trace)
+    assert len(of.scenario.trace) + len(of.held_out[0].trace) == 60
+    assert "40 jobs excluded that can never run on these nodes" in of.scenario.notes
+    with pytest.raises(UsageError, match="no job can ever run on these nodes"):
+        material(tmp_path, replace(trace, gpus=0 * trace.gpus + 64))

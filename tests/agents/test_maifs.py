@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gpusched.agents.common.vector import to_arrays, to_vector, vector_size
-from gpusched.agents.maifs import live, rules
+from gpusched.agents.maifs import live, market, rules
 from gpusched.agents.maifs.beliefs import new_beliefs, record_speeds, refresh
 from gpusched.agents.maifs.engine import MaifsRun, apply, best_alone_jct, plan_of, serve, simulate, simulate_agent
 from gpusched.agents.maifs.joint import GRAPH, MODES, agree
@@ -38,6 +38,7 @@ from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, new_run, wo
 from gpusched.config.weights import TrainedModel, load_file
 from gpusched.errors import UsageError
 from gpusched.estimation.speeds import learn
+from gpusched.sched.agent import Unusable
 from gpusched.sched.sizing.question import PART, Question, SizingNodes, new_claims, question_of
 from tests.agents import inside
 from tests.traces.samples import real
@@ -403,6 +404,20 @@ def shipped(**about: str) -> live.LiveAgents:
 
 def sizes(agent: live.LiveAgents, asked: Question) -> list[int]:
     return live.choose_sizes(agent, asked)[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+def test_beliefs_are_of_names_with_reports_and_take_no_more_memory_than_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(market, "_problem", lambda claims, nodes, speeds, levels: speeds)
+    asked = question([(0, 600.0, 1.0)] * 12, 16)._replace(names=tuple("abcdefghijkl"))
+    asked.claims.reported[:] = 0
+    asked.claims.reported[2, 0] = 1
+    assert market.problem_of(asked, 0.0).kind.tolist() == [0, 0, 1, *[0] * 9]  # type: ignore[attr-defined]
+    many = asked._replace(claims=asked.claims._replace(sizes=np.tile(np.arange(1, 1001), (12, 1))))
+    many.claims.reported[:] = 1
+    with pytest.raises(Unusable, match="jobs of 12 names have 1000 sizes"):
+        market.problem_of(many, 0.0)
 
 
 @pytest.mark.parametrize("choose", MODES)

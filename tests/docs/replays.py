@@ -20,7 +20,7 @@ from gpusched.sim.pool import Pool
 from gpusched.study.bounds import Bounds
 from gpusched.study.compare import MeanDifference
 from gpusched.study.metrics import Holder, Metrics
-from gpusched.study.study import row_of
+from gpusched.study.study import StudyOutcome, row_of
 from gpusched.traces.readers.draft import assemble
 from gpusched.traces.statistics import trace_stats
 
@@ -62,7 +62,7 @@ def _row() -> dict[str, Any]:
     )  # fmt: skip
     metrics = Metrics(jobs=1, infeasible=0, unfinished=0, killed=0, restarts=0)
     scenario = SimpleNamespace(notes=(), published={})
-    return row_of(SimpleNamespace(result=result, metrics=metrics, bounds=Bounds(), scenario=scenario))  # type: ignore[arg-type]
+    return row_of(StudyOutcome(result, metrics, Bounds(), scenario))  # type: ignore[arg-type]
 
 
 def _four(what: str, meaning: str) -> dict[str, str]:

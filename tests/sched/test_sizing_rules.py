@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from time import process_time
 from typing import Any
 
 import pytest
@@ -121,3 +122,12 @@ def test_sia_weighs_what_a_restart_costs() -> None:
 
     assert grows(age_s=1000.0, cost_s=10.0, restarts=1) == [4]
     assert grows(age_s=1000.0, cost_s=300.0, restarts=1) == [2], "1.5 times as fast, of which 700 / 1300 are left"
+
+
+def test_many_jobs_of_many_sizes_take_no_time_by_their_product() -> None:
+    """Some ``--gpus 1-1000 --resizable`` on idle GPUs kept every decision waiting for minutes."""
+    ones = [One(power(*range(1, 401), by=0.8)) for _ in range(6)]
+    wished("greedy-gain", ones[:1], 1)  # compiled
+    before = process_time()
+    assert wished("greedy-gain", ones, 1200) == [200] * 6
+    assert process_time() - before < 0.3

@@ -162,3 +162,10 @@ def test_planned_ones_come_from_a_file(tmp_path: Path) -> None:
         with pytest.raises(GpuschedError) as caught:
             read_reservations(file, POOL)
         assert said in caught.value.line()
+
+
+def test_orders_without_run_times_need_none_where_nodes_are_reserved() -> None:
+    """Nor do they warn: of what is looked ahead to, a job without a limit never ends."""
+    trace = trace_of(drawn(random.Random(0), "none")[0])
+    trace = replace(trace, limit=np.full(len(trace), np.nan), gpus=0 * trace.gpus)
+    assert replay(trace, POOL, "fifo", reservations=(Booking("r", (0,), 1e6, 2e6),)).notes == ()

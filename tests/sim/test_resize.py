@@ -14,11 +14,12 @@ from gpusched.sim.engine.build import Outage, ReplayOptions, ResizableJobs
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.profiles import Profiles, Series
 from gpusched.sim.rates import Rates
-from gpusched.sim.resizing import TargetSize
+from gpusched.sim.resizing import TargetSize, elastic_of
 from gpusched.sim.result import EVENT_KINDS, RESIZED
 from gpusched.sim.stepper import Stepper
 from gpusched.study.metrics import metrics_of
 from gpusched.study.timeline import parts_of
+from tests.sim.sized_worlds import with_progress
 from tests.sim.worlds import trace_of
 from tests.strategies import among
 
@@ -195,6 +196,14 @@ def test_speeds_shown_to_a_policy_are_those_of_the_slowest_gpus():
     assert stepper.pace_of(0)[2] == 1.0, "it has not been resized by being asked for"
     with pytest.raises(UsageError, match="may have 1 to 8 GPUs"):
         stepper.rate_at(0, 9)
+
+
+def test_speeds_shown_to_a_policy_are_those_that_the_job_reported():
+    trace = with_progress(elastic_trace([0], [40], [4]), 1)
+    trace = replace(trace, progress=replace(trace.progress, steps_per_s=1.0 + np.arange(len(trace.progress.size_gpus))))
+    stepper = Stepper(trace, Pool.uniform(1, 8), ReplayOptions(elastic=elastic_of(trace)))
+    stepper.advance()
+    assert [stepper.rate_at(0, gpus) for gpus in (1, 3, 4, 8)] == [1 / 3, 2 / 3, 1.0, 4 / 3]
 
 
 def test_a_restart_costs_what_it_does_for_the_model():

@@ -23,14 +23,14 @@ from gpusched.model.limits import Limits, Quotas
 from gpusched.model.plan import Resize, Start
 from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
-from gpusched.model.topology import Topology
+from gpusched.model.topology import Switch, Topology
 from gpusched.sched import stages
 from gpusched.sched.check import check
 from gpusched.sched.topology.live import SlowdownTable, learned_tree
 from gpusched.sched.topology.load import new_load
 from gpusched.sched.topology.slowdown import KIND, SlowdownModel, needs_of
 from gpusched.sched.topology.tree import links_of, new_use, tree_of
-from gpusched.sim.engine.build import ReplayOptions
+from gpusched.sim.engine.build import ReplayOptions, ResizableJobs
 from gpusched.sim.engine.placing import PlacementNetwork
 from gpusched.sim.engine.quotas import QuotaSet
 from gpusched.sim.engine.state import Links, SizeClasses
@@ -57,6 +57,7 @@ from tests.sim.sized_worlds import (
     with_ranges,
     with_ranks,
 )
+from tests.sim.worlds import trace_of
 
 POOL = Pool.of([NodeSpec(4, 64, 1 << 16, "A", "p", name=f"n{i}") for i in range(6)])
 RACKS = topology("r1", "r1", "r1", "r2", "r2", "r2")
@@ -288,3 +289,13 @@ def test_where_places_cost_nothing_sizes_are_chosen_as_without_costs(how: tuple[
     env = os.environ | {"NUMBA_DISABLE_JIT": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert done.stdout == "True True\n", done.stderr
+
+
+@pytest.mark.parametrize(("one_rack", "end"), [(False, 10.0), (True, 20.0)])
+def test_a_job_in_one_rack_only_has_no_size_that_no_rack_has(one_rack: bool, end: float) -> None:
+    racks = Topology(switches=tuple(Switch(name=f"rack {node}", nodes=(node,)) for node in "ab"))
+    trace = replace(trace_of([0.0, 0.0], [80.0, 1.0], [1, 0]), one_rack=np.array([one_rack, False]))
+    sizes = ResizableJobs(least=np.array([1, 0]), most=np.array([8, 0]), linear=True)
+    pool = Pool.of([NodeSpec(4, name=node) for node in "ab"])
+    found = replay(trace, pool, "elastic", placement="rack", topology=racks, elastic=sizes)
+    assert found.end.tolist() == [end, 1.0]

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 
 from gpusched.cli import main as cli
@@ -14,6 +15,8 @@ from gpusched.config.policies import BUILT_IN, load_policy, names_in
 from gpusched.config.weights import load_model
 from gpusched.model.jobs import JobRecord, JobSpec, JobState
 from gpusched.queue.store import RunRecord, Store
+from gpusched.study.options import ReplayRequest
+from gpusched.study.request import resolve
 from tests.promotion import weights
 from tests.study.place import INVENTORY, ONE, Place, place
 
@@ -207,6 +210,12 @@ def test_a_restart_costs_the_given_time(place: Place) -> None:
         assert dear["mean_jct_s"] > free["mean_jct_s"]
     _, err = place.run(*ONE, "-P", "srtf", "--restart", "soon", code=2)
     assert "--restart 'soon' is not a time" in err
+
+
+def test_a_restart_that_costs_nothing_may_be_asked_of_any_policy(place: Place) -> None:
+    asked = ReplayRequest(traces=(str(place.trace),), policies=("rltune-preempt",), nodes=1)
+    requests = [msgspec.structs.replace(asked, restart_s=seconds) for seconds in (None, 0.0, 5.0)]
+    assert [resolve(request)[0].options.restart_s for request in requests] == [30.0, 0.0, 5.0]
 
 
 def test_jobs_are_resized_by_policies_that_choose_sizes_and_by_no_others(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -105,6 +106,15 @@ def text() -> str:
         scenario = scenario or Scenario(result.trace, result.pool, power)
         outcomes.append(StudyOutcome(result, metrics_of(result, power), Bounds(), scenario))
     return page(outcomes, changes(outcomes), "A night & a day")
+
+
+def test_the_time_axis_is_exact_however_long_ago_the_trace_began() -> None:
+    begin = 8 * 365 * 86400.0
+    result = result_of([Job(begin, begin, begin + 60, (0,), 8)], epoch=0.0)
+    scenario = Scenario(result.trace, result.pool, power_model(result.pool))
+    outcome = StudyOutcome(result, metrics_of(result), Bounds(), scenario)
+    data = json.loads(page([outcome], changes([outcome])).partition('type="application/json">')[2].partition("</")[0])
+    assert data["edges"] == [begin + 0.25 * at for at in range(241)]
 
 
 class _Dom(HTMLParser):

@@ -21,8 +21,10 @@ from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import count_of, parse_time
 from gpusched.queue.lastgood import inventory_or_kept
 from gpusched.queue.store import Reader
+from gpusched.sim.engine.build import ReplayOptions
+from gpusched.sim.pool import demand_of
 from gpusched.sim.power import power_model
-from gpusched.sim.slicing import with_usual_slices
+from gpusched.sim.slicing import split_replay, with_usual_slices
 from gpusched.study.own import history, limited, seen_slices, with_site_data
 from gpusched.study.study import DEFAULT_LOAD, Scenario, scenario_of
 from gpusched.traces.generate import generate
@@ -159,7 +161,7 @@ def _recorded(request: TrainRequest, trace: Trace, partition: Partition | None) 
     Training data holds what was known at the cut: a job that ran beyond it has not ended, and its final run time is
     unknown. Without a held-out part the cut is ``--until``; without either, all jobs have ended.
     """
-    scenario = _scenario(request, trace, partition, request.load)
+    scenario = _of_jobs_that_fit(_scenario(request, trace, partition, request.load))
     name = DEFAULT if partition is None else partition.name
     over = _tail_s(request, trace)
     trace = scenario.trace
@@ -176,6 +178,22 @@ def _recorded(request: TrainRequest, trace: Trace, partition: Partition | None) 
     )
     known = scenario._replace(trace=before, notes=(*scenario.notes, note) if running else scenario.notes)
     return TrainingData(name, partition, known, held_out, None, ended)
+
+
+def _of_jobs_that_fit(scenario: Scenario) -> Scenario:
+    """Return the scenario without jobs that can never run there: a window of such jobs has no figures.
+
+    Raises:
+        UsageError: No job can.
+    """
+    trace, pool, *_ = split_replay(scenario.trace, scenario.pool, ReplayOptions())
+    fits = demand_of(trace, pool).shape >= 0
+    if not fits.any():
+        raise UsageError(f"{trace.name}: no job can ever run on these nodes", "name larger ones")
+    if fits.all():
+        return scenario
+    note = f"{count_of(int((~fits).sum()), 'job')} excluded that can never run on these nodes"
+    return scenario._replace(trace=select(scenario.trace, fits), notes=(*scenario.notes, note))
 
 
 def _tail_s(request: TrainRequest, trace: Trace) -> float:
@@ -233,6 +251,7 @@ def _generated(request: TrainRequest, workload: Workload, partition: Partition |
         if partition is not None or request.nodes is not None:  # the notes name the load trained at
             scenario = _scenario(request, generate(workload, FIRST_SEED), partition, None)
     scenario = scenario._replace(trace=generate(workload, FIRST_SEED))
+    _of_jobs_that_fit(scenario)
     draws = HELD_OUT_DRAWS if request.hold_out else 0
     held_out = tuple(scenario._replace(trace=generate(workload, FIRST_HELD_OUT + i)) for i in range(draws))
     return TrainingData(DEFAULT if partition is None else partition.name, partition, scenario, held_out, workload)

@@ -2,7 +2,8 @@
 
 Training starts from the best of a few heuristics and minimizes the mean JCT of whole replays by evolution, with all
 candidates of a generation on the same workloads (common random numbers). The weights with the best result on separate
-validation workloads are kept, the start included, so the result is never worse there than the start.
+validation workloads (of a log, on other windows, which may overlap) are kept, the start included, so the result is
+never worse there than the start.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class ScaleTraining:
             )
         self._validation = [
             _workload(self._trace(_FIRST_VALIDATION + i, k, settings.validation_jobs), pool)
-            for i in range(settings.validation)
+            for i in range(self._distinct(settings.validation, settings.validation_jobs))
             for k, pool in enumerate(self._pools)
         ]
 
@@ -148,8 +149,8 @@ class ScaleTraining:
             self._report.step(search.generation, settings.generations, -median_cost)
         note = (
             f"began as {name}, at {-initial_cost:.4f}; after {search.generation} generations it is at {-cost:.4f} on "
-            f"{len(self._validation)} validation workloads (the logarithm of {REFERENCE}'s mean JCT over the agent's, "
-            "less lost utilization)"
+            f"{count_of(len(self._validation), 'validation workload')} (the logarithm of {REFERENCE}'s mean JCT over "
+            "the agent's, less lost utilization)"
         )
         about = {"knows": "limit", "backfill": "easy", "patience_s": str(self._patience_s), "variant": "scale"}
         return TrainerResult(
@@ -160,7 +161,8 @@ class ScaleTraining:
     def _generation(self, search: Evolution, shapes: Shapes) -> float:
         """Run one generation; return the median cost of its candidates."""
         count = self._settings.traces
-        seeds = [self._job.seed * 10_007 + search.generation * count + i + 1 for i in range(count)]
+        draws = self._distinct(count, self._settings.jobs)
+        seeds = [self._job.seed * 10_007 + search.generation * count + i + 1 for i in range(draws)]
         workloads = [
             _workload(self._trace(seed, k, self._settings.jobs), pool)
             for seed in seeds
@@ -187,6 +189,10 @@ class ScaleTraining:
             starts.append((self._cost(arrays, self._validation), name, arrays))
         cost, name, best = min(starts, key=lambda f: f[0])
         return name, best, cost
+
+    def _distinct(self, count: int, jobs: int) -> int:
+        """Return how many of so many draws differ: one, where each is the whole log."""
+        return count if self._job.workload is not None or len(self._job.scenario.trace) > jobs else min(count, 1)
 
     def _trace(self, seed: int, pool: int, jobs: int) -> Trace:
         """Return a workload for one of the pools: a draw from the description, or a random part of the trace."""

@@ -7,7 +7,7 @@ and cores that matter up to three per GPU.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -61,7 +61,7 @@ def prior() -> SpeedPrior:
     return prior_of(SHAPES, cores, memory, float(np.log(STEPS_S)))
 
 
-@cache
+@lru_cache(maxsize=16)  # sizes are those of the jobs there are
 def prior_of(
     shapes: tuple[tuple[int, int], ...], cores: tuple[float, ...], memory: tuple[float, ...], level: float = 0.0
 ) -> SpeedPrior:

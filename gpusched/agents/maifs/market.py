@@ -13,6 +13,7 @@ from gpusched.agents.maifs.beliefs import prior_of
 from gpusched.agents.maifs.joint import PER_GROUP, JointProblem
 from gpusched.compiled import jit
 from gpusched.estimation.speeds import SpeedStore, believed, learn, new_speeds
+from gpusched.sched.agent import Unusable
 from gpusched.sched.sizing.question import CAPACITY, Claims, Question, SizingNodes
 from gpusched.sched.sorting import stable_order
 from gpusched.sched.state import Floats, Ints
@@ -20,6 +21,7 @@ from gpusched.sched.state import Floats, Ints
 _CORES, _MEMORY = (0.25, 0.5, 1.0, 1.5, 2.0, 4.0), (0.5, 1.0, 2.0)  # levels, relative to what a job was submitted with
 _LEVELS = 3  # amounts between the least and the most that a job may have, of cores and of memory
 _GAIN = 1.02  # minimum speedup by more cores or memory, to be worth bidding for
+_MOST_BELIEFS = 1 << 25  # covariances of speeds: 256 MiB
 _RESTART_S = 30.0  # cost of a restart of a job that was never stopped
 
 
@@ -42,16 +44,23 @@ class LearnedSpeeds(NamedTuple):
 
 
 def problem_of(question: Question, bold: float) -> JointProblem:
-    """Return the inputs of the joint step; `amounts_of` reads its points."""
+    """Return the inputs of the joint step.
+
+    Raises:
+        Unusable: Jobs have so many sizes that what is believed of their speeds would take all memory.
+    """
     claims, nodes = question.claims, question.nodes
     assert nodes is not None
-    numbers: dict[str, int] = {}
-    names = (name or f" {j}" for j, name in enumerate(question.names))
-    kind = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
+    # Of names without reports all is believed alike: one kind stands for them.
+    own, numbers = [name or f" {j}" for j, name in enumerate(question.names)], dict[str, int]()
+    known = {own[j] for j in np.flatnonzero(claims.reported.any(axis=1)).tolist()}
+    kind = np.array([numbers.setdefault(name if name in known else "", len(numbers)) for name in own], np.int64)
     sizes = np.unique(claims.sizes[claims.sizes > 0])
     ranged = bool((nodes.asks[:, :, 2:] < nodes.widest).any())
     cores, memory = (_CORES, _MEMORY) if ranged else ((1.0,), (1.0,))
     prior = prior_of(tuple((gpus, n) for gpus in sizes.tolist() for n in (1, 2)), cores, memory)
+    if len(numbers) * prior.cov.size > _MOST_BELIEFS:
+        raise Unusable(f"jobs of {len(numbers)} names have {len(sizes)} sizes: too many to learn their speeds")
     speeds = LearnedSpeeds(
         new_speeds(prior, len(numbers)), kind, sizes, np.log(np.array(cores)), np.log(np.array(memory)), bold
     )

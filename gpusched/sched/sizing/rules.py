@@ -130,18 +130,18 @@ def _greedy_gain(claims: Claims) -> None:
     for j in range(count):
         jobs[j]["wished"] = jobs[j]["held"] if jobs[j]["held"] > 0 else claims.sizes[j, 0]
         left -= jobs[j]["wished"] if jobs[j]["held"] == 0 else 0
+    # A job's best step stays it, until it is taken or no longer fits: jobs may have a thousand sizes each.
+    step, gain = np.full(count, -1), np.zeros(count)
+    for j in range(count):
+        if jobs[j]["held"] == 0:
+            step[j], gain[j] = _best_step(claims, j, left, False)
     while True:
-        j, k, most = -1, -1, 0.0
-        for i in range(count):
-            for at in range(jobs[i]["count"] if jobs[i]["held"] == 0 else 0):
-                if 0 < claims.sizes[i, at] - jobs[i]["wished"] <= left:
-                    gain = _gain(claims, i, at)
-                    if gain > most:
-                        j, k, most = i, at, gain
+        j = _most_gain(claims, step, gain, left, 0.0, False)
         if j < 0:
             break
-        left -= claims.sizes[j, k] - jobs[j]["wished"]
-        jobs[j]["wished"] = claims.sizes[j, k]
+        left -= claims.sizes[j, step[j]] - jobs[j]["wished"]
+        jobs[j]["wished"] = claims.sizes[j, step[j]]
+        step[j], gain[j] = _best_step(claims, j, left, False)
     room = free
     for j in range(count):
         room -= jobs[j]["wished"] if jobs[j]["held"] == 0 else 0
@@ -160,12 +160,37 @@ def _relative(claims: Claims, j: int, gpus: int) -> float:
 
 
 @jit
-def _gain(claims: Claims, j: int, k: int) -> float:
-    """Return the relative pace gained per share of all GPUs taken; more for jobs with little left."""
-    job = claims.jobs[j]
-    gained = _relative(claims, j, claims.sizes[j, k]) - _relative(claims, j, job["wished"])
-    share = (claims.sizes[j, k] - job["wished"]) / claims.number[TOTAL]
-    return float(gained / share / max(job["left_s"], 1.0) ** _PATIENCE)
+def _best_step(claims: Claims, j: int, room: int, larger: bool) -> tuple[int, float]:
+    """Return a job's step (-1: none) that gains most relative pace per share of all GPUs taken, and that gain.
+
+    More for jobs with little left. ``larger``: of equal ones the larger.
+    """
+    job, pace, best, most = claims.jobs[j], claims.pace[j], -1, -np.inf
+    has, fastest, patience = _relative(claims, j, job["wished"]), pace[job["count"] - 1], _patience(job["left_s"])
+    for k in range(job["count"]):
+        more = claims.sizes[j, k] - job["wished"]
+        if claims.allowed[j, k] and 0 < more <= room:
+            gain = (pace[k] / fastest - has) / (more / claims.number[TOTAL]) / patience
+            if gain > most or (larger and gain == most):
+                best, most = k, gain
+    return best, most
+
+
+@jit
+def _patience(left_s: float) -> float:
+    return float(max(left_s, 1.0) ** _PATIENCE)
+
+
+@jit
+def _most_gain(claims: Claims, step: Ints, gain: Floats, room: int, above: float, larger: bool) -> int:
+    """Return the job whose step gains most, and more than ``above``; -1: none. Steps that no longer fit are renewed."""
+    best, most = -1, above
+    for j in range(step.size):
+        if step[j] >= 0 and claims.sizes[j, step[j]] - claims.jobs[j]["wished"] > room:
+            step[j], gain[j] = _best_step(claims, j, room, larger)
+        if step[j] >= 0 and gain[j] > most:
+            best, most = j, gain[j]
+    return best
 
 
 @jit
@@ -175,12 +200,12 @@ def _shrink(claims: Claims, short: int) -> None:
     while short > 0:
         j, size, enough, least = -1, 0, False, np.inf
         for i in range(claims.number[COUNT]):
+            has, fastest = _relative(claims, i, jobs[i]["wished"]), claims.pace[i, jobs[i]["count"] - 1]
             for k in range(jobs[i]["count"] if jobs[i]["held"] > 0 else 0):
                 gives = jobs[i]["wished"] - claims.sizes[i, k]
                 if gives <= 0 or not claims.allowed[i, k] or (enough and gives < short):
                     continue
-                lost = _relative(claims, i, jobs[i]["wished"]) - _relative(claims, i, claims.sizes[i, k])
-                lost /= jobs[i]["left_s"] ** _PATIENCE
+                lost = (has - claims.pace[i, k] / fastest) / jobs[i]["left_s"] ** _PATIENCE
                 if lost < least or (gives >= short and not enough):
                     j, size, enough, least = i, claims.sizes[i, k], gives >= short, lost
         if j < 0:
@@ -192,20 +217,17 @@ def _shrink(claims: Claims, short: int) -> None:
 @jit
 def _grow(claims: Claims, room: int) -> None:
     """Grow the jobs that gain most into so many GPUs, each once."""
-    jobs = claims.jobs
+    jobs, count = claims.jobs, claims.number[COUNT]
+    step, gain = np.full(count, -1), np.zeros(count)
+    for j in range(count):
+        if jobs[j]["held"] > 0 and jobs[j]["wished"] == jobs[j]["held"]:
+            step[j], gain[j] = _best_step(claims, j, room, True)
     while True:
-        j, k, most = -1, -1, -np.inf
-        for i in range(claims.number[COUNT]):
-            held = jobs[i]["held"]
-            for at in range(jobs[i]["count"] if held > 0 and jobs[i]["wished"] == held else 0):
-                if claims.allowed[i, at] and 0 < claims.sizes[i, at] - held <= room:
-                    gain = _gain(claims, i, at)
-                    if gain > most or (gain == most and j == i):
-                        j, k, most = i, at, gain
+        j = _most_gain(claims, step, gain, room, -np.inf, True)
         if j < 0:
             return
-        room -= claims.sizes[j, k] - jobs[j]["held"]
-        jobs[j]["wished"] = claims.sizes[j, k]
+        room -= claims.sizes[j, step[j]] - jobs[j]["held"]
+        jobs[j]["wished"], step[j] = claims.sizes[j, step[j]], -1
 
 
 @jit
@@ -218,7 +240,7 @@ def _sia(claims: Claims) -> None:
     """
     count, capacity = claims.number[COUNT], claims.number[CAPACITY]
     cost = np.full(capacity + 1, 0.0)  # of the jobs so far, with so many GPUs at most
-    choice = np.zeros((count, capacity + 1), np.int64)
+    choice = np.zeros((count, capacity + 1), np.int32)
     for j in range(count):
         value: Floats = np.full(claims.jobs[j]["count"], np.inf)
         for k in range(value.size):
