@@ -439,17 +439,18 @@ def test_a_gap_of_days_has_a_row_for_each_hour_but_the_last_day_and_a_month_none
     assert usage_between(NODE, reading(T, energy_j=0.0), reading(T + 40 * 365 * DAY, energy_j=9.0), {0: held}) == []
 
 
-def test_a_job_that_ended_in_a_gap_of_days_pays_until_its_end(tmp_path: Path) -> None:
-    """The cycle after the first one learns that the job had ended two days ago, within an hour's row."""
+@pytest.mark.parametrize("ran_s", [5000.0, 2 * DAY + 5400.0])
+def test_a_job_that_ended_in_a_gap_of_days_pays_until_its_end(tmp_path: Path, ran_s: float) -> None:
+    """The cycle after the first one learns when: within an hour's row, or in the last day, between rows of minutes."""
     store = Store.create_or_open(tmp_path)
     running = builders.job("j", nodes={"n0": (0,)}, start_time=T - 100)
-    ended = msgspec.structs.replace(running, state=JobState.COMPLETED, end_time=T + 5000)
+    ended = msgspec.structs.replace(running, state=JobState.COMPLETED, end_time=T + ran_s)
     writer, readings = UsageWriter(store), [reading(T), reading(T + 3 * DAY), reading(T + 3 * DAY + 10)]
     for (before, after), job in zip(pairwise(readings), (running, ended), strict=True):
         store.put_jobs([job])
         news = {"n0": NodeObservation(began=after.time - 1, result=after)}
         writer.charge(inventory(), {"n0": NodeRecord(name="n0", reading=before)}, news, [running], [job], after.time)
-    assert sum(row.gpu_s for row in store.usage(0) if row.job_id) == pytest.approx(5000.0)
+    assert sum(row.gpu_s for row in store.usage(0) if row.job_id) == pytest.approx(ran_s)
     store.close()
 
 

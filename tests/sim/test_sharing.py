@@ -229,9 +229,10 @@ def shared(trace, users, names, memory_mib):
 
 def test_a_job_whose_name_is_unknown_is_not_of_the_last_ones_class():
     nodes, _ = nodes_of({"a": SharingSettings(mode="time-slicing", slowdown=0.5)})
-    trace = shared(trace_of([0, 0], [10, 10], [1, 1]), ["ann", "ann"], ["calm", "calm"], [20, 20])
-    believed = beliefs_for(replace(trace, model=np.array([0, -1])), nodes, BELIEFS)
-    assert believed.row.tolist() == [0, 1]
+    last = len(KINDS) - 1
+    trace = shared(trace_of([0, 0, 1], [10, 10, 1], [1, 1, 0]), ["ann", "ann"], ["calm", "calm"], [20, 20])
+    believed = beliefs_for(replace(trace, model=np.array([last, -1, last])), nodes, BELIEFS)
+    assert believed.row.tolist() == [0, 1, -1]
 
 
 def test_own_jobs_share_as_they_agreed_to_and_are_slowed_as_is_believed():
