@@ -119,7 +119,10 @@ class StudyOutcome(NamedTuple):
     def gap_to_bound(self) -> float | None:
         """Return by how much the mean JCT is above its bound, relative to that; None: one of them is unknown."""
         own, bound = self.metrics.mean_jct_s, self.bounds.mean_jct_s
-        return max(0.0, own / bound - 1) if own is not None and bound else None  # rounded, an optimum may be below
+        if own is None or not bound:
+            return None
+        gap = own / bound - 1
+        return 0.0 if -1e-9 < gap < 0 else gap  # rounded, an optimum may be below
 
 
 class PlannedReplay(NamedTuple):
