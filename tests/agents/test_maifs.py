@@ -16,7 +16,7 @@ from gpusched.agents.common.vector import to_arrays, to_vector, vector_size
 from gpusched.agents.maifs import live, market, rules
 from gpusched.agents.maifs.beliefs import new_beliefs, record_speeds, refresh
 from gpusched.agents.maifs.engine import MaifsRun, apply, best_alone_jct, plan_of, serve, simulate, simulate_agent
-from gpusched.agents.maifs.joint import GRAPH, MODES, agree
+from gpusched.agents.maifs.joint import GRAPH, MODES, ROUNDS, agree, fill, new_plan
 from gpusched.agents.maifs.kinds import (
     CORES,
     MEMORY_GB,
@@ -29,12 +29,12 @@ from gpusched.agents.maifs.kinds import (
 )
 from gpusched.agents.maifs.learn import learn as learn_weights
 from gpusched.agents.maifs.network import SHAPES as WEIGHTS
-from gpusched.agents.maifs.network import agent_of, untrained, with_power
+from gpusched.agents.maifs.network import agent_of, set_weights, untrained, with_power
 from gpusched.agents.maifs.reproduce import QUICK, result_of, weights_of
 from gpusched.agents.maifs.rules import decide
 from gpusched.agents.maifs.train import WeightChoice
 from gpusched.agents.maifs.workloads import WEEK_S, MaifsJobs, draw, drawn_arrivals, read_arrivals
-from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, new_run, world_of
+from gpusched.agents.maifs.world import MaifsWorld, exact_estimates, new_run, problem_of, world_of
 from gpusched.config.weights import TrainedModel, load_file
 from gpusched.errors import UsageError
 from gpusched.estimation.speeds import learn
@@ -236,6 +236,55 @@ def test_messages_find_the_best_joint_choice_of_two_agents_and_of_a_chain() -> N
         )
         better += worth(score, who, chosen) > worth(score, who, [0] * agents) + 1e-9
     assert better > 40  # often, to take one's own best is not best for all
+
+
+def test_agents_choose_as_by_each_message_computed_alone() -> None:
+    rng = np.random.default_rng(1)
+    for agents in rng.integers(1, 9, 100):
+        score, who = np.zeros((agents, 4)), np.full((agents, 4), -1)
+        for k in range(agents):
+            count = rng.integers(0, 4)
+            who[k, :count] = rng.permutation(5)[:count]
+            score[k, :count] = rng.integers(1, 5, count) + rng.choice([0.0, 0.1])  # often equal
+        chosen = np.zeros(agents, np.int64)
+        agree(score, who, chosen)
+        assert chosen.tolist() == plain_choice(score, who)
+
+
+def plain_choice(score: Any, who: Any) -> list[int]:
+    message = np.zeros((len(score), *score.shape))
+    same = (who[:, None, :, None] == who[None, :, None, :]) & (who >= 0)[:, None, :, None]
+    joined = same.any((2, 3)) & ~np.eye(len(score), dtype=bool)
+    for _ in range(ROUNDS):
+        for k in range(len(score)):
+            for other in np.flatnonzero(joined[k]):
+                known = sum(message[joined[k], k], score[k]) - message[other, k]
+                either = known[:, None] - same[k, other] * np.minimum(score[k][:, None], score[other][None, :])
+                message[k, other] = either.max(0) - sum(either.max(0) / 4)
+    return [int(np.argmax(sum(message[joined[k], k], score[k]))) for k in range(len(score))]
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_bids_that_are_kept_or_shared_by_groups_are_those_computed_anew(mode: int) -> None:
+    world, kept = day("openb", 3, 1.1, density=0.5), 0
+    (run, course), known = new_run(world.jobs), exact_estimates(world.truth)
+    agent = agent_of(untrained(0) + np.random.default_rng(0).normal(0, 0.1, vector_size(WEIGHTS)))
+    while run.next_round() and kept < 40:
+        serve(world, course)
+        problem, plans = problem_of(world, course, known, run.active), []
+        # As many GPUs at a point as there never are: every bid is renewed. A mask: no groups are alike.
+        anew = problem._replace(
+            gpus=np.append(problem.gpus, 10**15), mask=np.zeros_like(problem.mask),
+            may=np.ones((1, len(problem.node)), np.uint8),
+        )  # fmt: skip
+        for given in (problem, anew):
+            plans.append(new_plan(given, run.active))
+            set_weights(given, plans[-1], agent, True)
+            fill(given, plans[-1], mode)
+        assert all(np.array_equal(one, other) for one, other in zip(*plans, strict=True))
+        kept += len(run.active) > 5
+        apply(world, course, plans[0])
+    assert kept == 40
 
 
 def worth(score: Any, who: Any, chosen: Any) -> float:

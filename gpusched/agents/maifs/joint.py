@@ -301,18 +301,16 @@ def _choose_jointly(problem: JointProblem, plan: JointDecision, mode: int) -> No
     In an auction only its own group bids for a running job that can stay; the others bid at last, if it could not.
     """
     groups, n = len(problem.group) - 1, len(plan.job)
-    heap = _new_heap(n * groups)
+    heap, score = _new_heap(n * groups), np.zeros(groups)
     while True:
+        first = _first_alike(problem, plan)
         for i in range(n):
             if plan.group[i] >= 0:
                 continue
-            stays = mode == AUCTION and may_stay(problem, plan, i)
+            _bids_for(problem, plan, i, mode == AUCTION, first, score)
             for group in range(groups):
-                if stays and problem.group_of[problem.at[i, 0]] != group:
-                    continue
-                score = bid(problem, plan, i, group).score
-                if score > 0.0:
-                    push(heap, -score, i * groups + group)
+                if score[group] > 0.0:
+                    push(heap, -score[group], i * groups + group)
         if heap.size[0] == 0:
             return
         _apply_best_first(problem, plan, heap)
@@ -344,10 +342,12 @@ def _apply_best_first(problem: JointProblem, plan: JointDecision, heap: Heap) ->
 @jit
 def _choose_by_agents(problem: JointProblem, plan: JointDecision, mode: int) -> None:
     groups, n = len(problem.group) - 1, len(plan.job)
-    # One heap of bids for each group, best first. Bids fall as GPUs go, and a popped one is computed anew: if it is not
-    # the best any more it goes back, so that most bids are never computed again.
+    most = problem.gpus.max() if n > 0 else 0
+    # One heap of bids for each group, best first. Bids fall as GPUs go, and a popped one is computed anew where its
+    # group has changed since: if it is not the best any more it goes back, so that most are never computed again.
     keys, items, sizes = np.zeros((groups, n)), np.zeros((groups, n), np.int64), np.zeros(groups, np.int64)
-    _bid_for_all(problem, plan, keys, items, sizes)
+    version, since = np.zeros(groups, np.int64), np.zeros((groups, n), np.int64)
+    _bid_for_all(problem, plan, keys, items, sizes, version, since)
     score, bidder_job = np.zeros((groups, BIDS + 1)), np.full((groups, BIDS + 1), -1)
     chosen = np.zeros(groups, np.int64)
     while True:
@@ -358,10 +358,12 @@ def _choose_by_agents(problem: JointProblem, plan: JointDecision, mode: int) -> 
             score[group] = 0.0
             found = 0
             while heap.size[0] > 0 and found < BIDS:
+                now = -heap.key[0]
                 i = pop(heap)
                 if plan.group[i] >= 0 and plan.group[i] != group:
                     continue  # another group has won it since
-                now = bid(problem, plan, i, group).score
+                if since[group, i] != version[group]:
+                    now, since[group, i] = bid(problem, plan, i, group).score, version[group]
                 if now <= 0.0:
                     continue  # nothing that is left here would speed it up
                 if heap.size[0] > 0 and -now > heap.key[0]:
@@ -372,15 +374,18 @@ def _choose_by_agents(problem: JointProblem, plan: JointDecision, mode: int) -> 
             any_bid |= found > 0
         if not any_bid:
             # Others may have taken the place of a running job since: now every agent may bid for it.
-            if not _bid_for_all(problem, plan, keys, items, sizes):
+            if not _bid_for_all(problem, plan, keys, items, sizes, version, since):
                 return
             continue
         chosen[:] = 0
         if mode == GRAPH:
             agree(score, bidder_job, chosen)
-        if not _commit(problem, plan, score, bidder_job, chosen):
+        left = plan.left[0]
+        if not _commit(problem, plan, score, bidder_job, chosen, version):
             chosen[:] = 0  # messages need not converge on graphs with cycles: no agent bid, so each makes its best bid
-            _commit(problem, plan, score, bidder_job, chosen)
+            _commit(problem, plan, score, bidder_job, chosen, version)
+        if min(left, plan.left[0]) < most:
+            version += 1  # of all groups: GPUs left for all jobs limit the bids
         # What was popped goes back with its new bid, the winners' too: they may grow further.
         for group in range(groups):
             heap = Heap(keys[group], items[group], sizes[group : group + 1])
@@ -389,48 +394,99 @@ def _choose_by_agents(problem: JointProblem, plan: JointDecision, mode: int) -> 
                 if i >= 0:
                     now = score[group, b]
                     if plan.group[i] == group:
-                        now = bid(problem, plan, i, group).score
+                        now, since[group, i] = bid(problem, plan, i, group).score, version[group]
                     if now > 0.0:
                         push(heap, -now, i)
 
 
 @jit
-def _bid_for_all(problem: JointProblem, plan: JointDecision, keys: Floats, items: Ints, sizes: Ints) -> bool:
+def _bid_for_all(
+    problem: JointProblem, plan: JointDecision, keys: Floats, items: Ints, sizes: Ints, version: Ints, since: Ints
+) -> bool:  # fmt: skip
     """Fill the heaps with all agents' bids for jobs not decided yet; return whether there are any.
 
     Only its own group bids for a running job that can stay: else two agents that act at once move jobs to and fro.
     """
-    found = False
+    found, first, score = False, _first_alike(problem, plan), np.zeros(len(version))
     for i in range(len(plan.job)):
         if plan.group[i] >= 0:
             continue
-        stays = may_stay(problem, plan, i)
-        for group in range(len(problem.group) - 1):
-            if stays and problem.group_of[problem.at[i, 0]] != group:
-                continue
-            first = bid(problem, plan, i, group).score
-            if first > 0.0:
-                push(Heap(keys[group], items[group], sizes[group : group + 1]), -first, i)
+        _bids_for(problem, plan, i, True, first, score)
+        for group in range(len(version)):
+            if score[group] > 0.0:
+                push(Heap(keys[group], items[group], sizes[group : group + 1]), -score[group], i)
+                since[group, i] = version[group]
                 found = True
     return found
 
 
 @jit
-def _commit(problem: JointProblem, plan: JointDecision, score: Floats, bidder_job: Ints, chosen: Ints) -> bool:
-    """Apply every agent's chosen bid, the best first; return whether any was applied."""
+def _first_alike(problem: JointProblem, plan: JointDecision) -> Ints:
+    """Return for each group the first one with the same nodes, as much of them free and held, and the same prices."""
+    first = np.arange(len(problem.group) - 1)
+    for group in range(len(first)):
+        for other in range(group):
+            if first[other] == other and _are_alike(problem, plan, group, other):
+                first[group] = other
+                break
+    return first
+
+
+@jit
+def _are_alike(problem: JointProblem, plan: JointDecision, group: int, other: int) -> bool:
+    start, count = problem.group[group], problem.group[group + 1] - problem.group[group]
+    at = problem.group[other]
+    if problem.group[other + 1] - at != count:
+        return False
+    for r in range(3):
+        if plan.price[group, r] != plan.price[other, r]:
+            return False
+        for k in range(count):
+            node, its = start + k, at + k
+            if problem.node[node, r] != problem.node[its, r] or plan.free[node, r] != plan.free[its, r]:
+                return False
+            if plan.held[node, r] != plan.held[its, r]:
+                return False
+    return True
+
+
+@jit
+def _bids_for(problem: JointProblem, plan: JointDecision, i: int, stay: bool, first: Ints, score: Floats) -> None:
+    """Write every group's bid for a job; ``stay``: only its own bids for a running one that can stay."""
+    alike = problem.point[i] < 0 and problem.mask[i] < 0  # nothing else tells groups apart for this job
+    own = problem.group_of[problem.at[i, 0]] if stay and may_stay(problem, plan, i) else -1
+    for group in range(len(first)):
+        like = first[group]
+        if own >= 0 and own != group:
+            score[group] = 0.0
+        elif alike and like != group and plan.weight[i, like] == plan.weight[i, group]:
+            score[group] = score[like]
+        else:
+            score[group] = bid(problem, plan, i, group).score
+
+
+@jit
+def _commit(
+    problem: JointProblem, plan: JointDecision, score: Floats, bidder_job: Ints, chosen: Ints, version: Ints
+) -> bool:  # fmt: skip
+    """Apply every agent's chosen bid, the best first; return whether any was applied. Count changes of groups."""
     groups = len(chosen)
     best_first = np.zeros(groups)
     for group in range(groups):
         best_first[group] = -score[group, chosen[group]]
-    done, order = False, np.argsort(best_first)
+    done, order, most = False, np.argsort(best_first), score.max()
     for at in range(groups):
         group = int(order[at])
-        if best_first[group] > -PATIENCE * score.max():
+        if best_first[group] > -PATIENCE * most:
             break  # also where no agent chose the best bid: nothing may pass it
         i = bidder_job[group, chosen[group]]
         if i >= 0 and (plan.group[i] < 0 or plan.group[i] == group):
             best = bid(problem, plan, i, group)
             if best.score > 0.0:
+                version[group] += 1
+                for node in problem.at[i]:
+                    if node >= 0:
+                        version[problem.group_of[node]] += 1  # these nodes are not held for it any more
                 put(problem, plan, i, best.point, plan.pick)
                 plan.worth[i] = best.worth
                 done = True
@@ -448,44 +504,81 @@ def agree(score: Floats, bidder_job: Ints, chosen: Ints) -> None:
 
     A job taken by two agents counts only with the larger gain.
     """
-    agents, bids = score.shape
-    edge = np.zeros((agents, agents), np.uint8)
+    chosen[:] = 0
+    if _all_tied(score):
+        return  # no message prefers any bid
+    bidders = np.flatnonzero(bidder_job[:, 0] >= 0)
+    agents, score, bidder_job = len(bidders), score[bidders], bidder_job[bidders]
+    edge, gain, job = np.zeros((agents, agents)), score.T.copy(), bidder_job.T.copy()
     for k in range(agents):
         for other in range(k):
-            for a in range(bids):
-                for b in range(bids):
-                    if bidder_job[k, a] >= 0 and bidder_job[k, a] == bidder_job[other, b]:
-                        edge[k, other] = edge[other, k] = 1
-    message, total = np.zeros((agents, agents, bids)), np.zeros((agents, bids))
-    for _ in range(ROUNDS):
+            if _share_job(bidder_job, k, other):
+                edge[k, other] = edge[other, k] = 1.0
+    message, total = np.zeros((agents, BIDS + 1, agents)), np.zeros(BIDS + 1)
+    received, work = np.zeros((BIDS + 1, agents)), np.zeros((4, agents))
+    taken = np.zeros(agents, np.int64)
+    for turn in range(ROUNDS + 1):
         for k in range(agents):
-            _sum_messages(score, edge, message, total, k)
-            for other in range(agents):
-                if not edge[k, other]:
-                    continue
-                mean = 0.0
-                for b in range(bids):
-                    top = -np.inf
-                    for a in range(bids):
-                        # All that agent k knows, less what the receiver sent itself.
-                        value = total[k, a] - message[other, k, a]
-                        if bidder_job[k, a] >= 0 and bidder_job[k, a] == bidder_job[other, b]:
-                            value -= min(score[k, a], score[other, b])
-                        top = max(top, value)
-                    message[k, other, b] = top
-                    mean += top / bids
-                for b in range(bids):
-                    message[k, other, b] -= mean  # else messages grow without bound around cycles
-    for k in range(agents):
-        _sum_messages(score, edge, message, total, k)
-        chosen[k] = np.argmax(total[k])
+            for a in range(BIDS + 1):
+                known = score[k, a]
+                for other in range(agents):
+                    received[a, other] = message[other, a, k]
+                    known += received[a, other]
+                total[a] = known
+            if turn < ROUNDS:
+                _send(gain, job, received, total, k, edge[k], message[k], work, taken)
+            else:
+                chosen[bidders[k]] = np.argmax(total)
 
 
 @jit
-def _sum_messages(score: Floats, edge: Flags, message: Floats, total: Floats, k: int) -> None:
-    """Set ``total[k]`` to agent k's own score of each bid plus the messages that it received."""
-    for a in range(score.shape[1]):
-        total[k, a] = score[k, a]
-        for other in range(score.shape[0]):
-            if edge[other, k]:
-                total[k, a] += message[other, k, a]
+def _all_tied(score: Floats) -> bool:
+    """Return whether every agent's first two bids are equal, and its best."""
+    for k in range(len(score)):
+        if not (score[k, 0] == score[k, 1] == score[k].max()):
+            return False
+    return True
+
+
+@jit
+def _share_job(bidder_job: Ints, k: int, other: int) -> bool:
+    for a in range(BIDS):
+        for b in range(BIDS):
+            if bidder_job[k, a] >= 0 and bidder_job[k, a] == bidder_job[other, b]:
+                return True
+    return False
+
+
+@jit
+def _send(
+    gain: Floats, job: Ints, received: Floats, total: Floats, k: int, edge: Floats, message: Floats, work: Floats,
+    taken: Ints,
+) -> None:  # fmt: skip
+    """Write agent k's messages: the best that it can do for each bid of each neighbor.
+
+    Inner loops are over agents, so that they are vectorized. ``work``, ``taken``: work space.
+    """
+    best, second, mine, mean = work[0], work[1], work[2], work[3]
+    best[:], second[:], mean[:] = -np.inf, -np.inf, 0.0
+    for a in range(BIDS + 1):
+        known, own, of = total[a], gain[a, k], job[a, k] if job[a, k] >= 0 else -2
+        for other in range(len(edge)):
+            # All that agent k knows, less what the receiver sent itself.
+            value, before = known - received[a, other], best[other]
+            better = value > before
+            less = before if better else value
+            second[other] = less if less > second[other] else second[other]
+            mine[other] = own if better else mine[other]
+            taken[other] = of if better else taken[other]
+            best[other] = value if better else before
+    for b in range(BIDS + 1):
+        for other in range(len(edge)):
+            shared = best[other] - (mine[other] if mine[other] < gain[b, other] else gain[b, other])
+            shared = shared if shared > second[other] else second[other]
+            top = shared if taken[other] == job[b, other] else best[other]
+            message[b, other] = top
+            mean[other] += top / (BIDS + 1)
+    for b in range(BIDS + 1):
+        for other in range(len(edge)):
+            # Less the mean: else messages grow without bound around cycles.
+            message[b, other] = (message[b, other] - mean[other]) * edge[other]

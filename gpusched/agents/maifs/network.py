@@ -76,17 +76,18 @@ def with_power(numbers: Floats, power: float) -> Floats:
 @jit
 def set_weights(problem: JointProblem, plan: JointDecision, agent: MaifsWeights, attends: bool) -> None:
     """Write the weights, prices and restart costs of an empty decision."""
-    (n, groups), hidden = plan.weight.shape, np.zeros(HIDDEN)
+    (n, groups), hidden, liking = plan.weight.shape, np.zeros(HIDDEN), np.zeros(WIDTH)
     inputs, context = job_inputs(problem, plan), _contexts(problem, plan, agent, attends)
     for i in range(n):
         weight, horizon = job_values(agent, inputs[i], hidden)
+        liking[:] = 0.0
+        for w in range(WIDTH):
+            for h in range(HIDDEN):
+                liking[w] += hidden[h] * agent.job_out[h, 2 + w]
         for group in range(groups):
             mine = weight
             for w in range(WIDTH):
-                liking = 0.0
-                for h in range(HIDDEN):
-                    liking += hidden[h] * agent.job_out[h, 2 + w]
-                mine += liking * context[group, w]
+                mine += liking[w] * context[group, w]
             plan.weight[i, group] = np.exp(min(max(mine, -20.0), 20.0))
         plan.keep[i] = restart_factor(time_left(problem, plan, i), horizon, problem.cost_s[i])
     waiting = np.zeros(n)
