@@ -354,16 +354,16 @@ def _connected(backend: str | None) -> Iterator[str | None]:
     try:
         if kind == "dask":
             from distributed import Client
-
-            with Client(f"tcp://{address}" if address else None, set_as_default=True):
-                yield "dask"
         else:
             import ray
             from ray.util.joblib import register_ray
-
-            ray.init(address=f"ray://{address}" if address else None)
-            register_ray()
-            yield "ray"
-            ray.shutdown()
     except ImportError:
         raise UsageError(f"--backend {kind} needs its package", f"pip install 'gpusched-cluster[{kind}]'") from None
+    if kind == "dask":
+        with Client(f"tcp://{address}" if address else None, set_as_default=True):
+            yield "dask"
+    else:
+        ray.init(address=f"ray://{address}" if address else None)
+        register_ray()
+        yield "ray"
+        ray.shutdown()

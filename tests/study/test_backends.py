@@ -6,10 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from gpusched.errors import UsageError
+from gpusched.study.request import _connected
 
 GPUSCHED = str(Path(sys.executable).parent / "gpusched")
 SWF = "".join(f"{i} {i * 7} -1 {50 + i % 9} {1 + i % 4} -1 -1 -1 900 -1 1 {i % 3} 1 -1 1 -1 -1 -1\n" for i in range(40))
@@ -30,3 +35,19 @@ def test_a_local_cluster_gives_the_same_figures(tmp_path: Path, backend: str, pa
         return [{k: v for k, v in row.items() if k not in ("sim_seconds", "jobs_per_s")} for row in found]
 
     assert rows("--backend", backend) == rows()
+
+
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+def test_only_a_backend_s_own_import_error_names_its_package(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    ended = list[str]()
+    client = SimpleNamespace(Client=lambda *_, **__: closing(SimpleNamespace(close=lambda: ended.append("dask"))))
+    ray = SimpleNamespace(init=lambda **_: None, shutdown=lambda: ended.append("ray"))
+    modules = {"distributed": client, "ray": ray, "ray.util.joblib": SimpleNamespace(register_ray=lambda: None)}
+    for name, module in (modules | {"ray.util": SimpleNamespace()}).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    with pytest.raises(ImportError, match="no such policy"), _connected(backend):
+        raise ImportError("no such policy")
+    for name in modules:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError, match="needs its package"), _connected(backend):
+        pass
