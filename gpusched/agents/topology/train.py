@@ -31,7 +31,8 @@ from gpusched.traces.trace import Trace
 MIN_JOBS = 20
 """A window has no fewer jobs, if there are as many."""
 _VALIDATION = 0.25  # the last part of the jobs: for the choice of weights
-_DRAWN_FROM = 10_000  # seeds of drawn workloads; those of the final table are elsewhere
+_DRAWN_FROM = 10_000  # seeds of drawn workloads; those of the final table are `data.FIRST_HELD_OUT` and above
+_SEEDS_APART = 1 << 21  # workloads of each seed of a search: those of the final table lie between the first two
 Draw = Callable[[int], list[TrainingCase]]
 """Draws the windows of a generation."""
 
@@ -129,7 +130,7 @@ def _cases(job: TrainJob, hyper: TopologyTrainSettings) -> tuple[Draw, list[Trai
             return _case(job, trace, costs, 0, min(hyper.window, len(trace)))
 
         def tries(generation: int) -> list[TrainingCase]:
-            first = _DRAWN_FROM * (job.seed + 2) + generation * hyper.tries
+            first = 2 * _DRAWN_FROM + _SEEDS_APART * job.seed + generation * hyper.tries
             return [drawn(seed) for seed in range(first, first + hyper.tries)]
 
         return tries, [drawn(_DRAWN_FROM + k) for k in range(hyper.watch)], note
