@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -370,6 +371,15 @@ def test_the_age_time_left_and_shares_that_an_agent_gets(counting: type[Counting
     assert rows["left_s"] == pytest.approx([100, 7200, 6000 / (4 / 2**0.8), 3600, 300])
     assert rows["age_s"].tolist() == [3600, 3600, 70, 60, 50]
     assert rows["share"].tolist() == [1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 2]
+
+
+@pytest.mark.parametrize("held", [0, 2])
+def test_time_left_is_an_hour_where_neither_progress_nor_a_limit_says_it(counting: type[Counting], held: int) -> None:
+    endless = runs("r", {"n0": (0, 1)}, 1, 2, own_end=math.inf)
+    jobs = [msgspec.structs.replace(waits("w", 1, 2), estimate_s=math.inf)]
+    decide(world(jobs, [endless] if held else [], nodes=1, agent="counting"), says(2, 1))
+    (question,) = counting.asked
+    assert (question.claims.jobs["left_s"] == 3600).all()
 
 
 def test_a_job_that_gets_no_gpus_waits_and_its_reason_says_so(counting: type[Counting]) -> None:

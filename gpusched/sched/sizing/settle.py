@@ -166,7 +166,9 @@ def _claim(
         pace[k] = 0.0
     job["row"], job["held"], job["count"], job["base"] = i, held, count, row["base"]
     job["restarts"], job["wished"], job["cores"], job["memory"] = row["restarts"], 0, 0, 0
-    left = row["left_s"] if held > 0 else min(_DEFAULT_LEFT_S, row["left_s"])
+    left = row["left_s"]
+    if held == 0 or left == np.inf:
+        left = min(_DEFAULT_LEFT_S, left)
     if held == 0 and known_count > 0 and not row["rigid"] and not np.isnan(row["work"]):
         left = row["work"] / speed_at(menu, reported, known[:known_count], menu[0])
     job["left_s"], job["age_s"], job["cost_s"] = max(1.0, left), max(0.0, now - row["submit"]), row["cost_s"]
