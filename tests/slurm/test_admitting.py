@@ -11,7 +11,7 @@ from gpusched.controller.slurm.admitting import SlurmQueue, reservation_conflict
 from gpusched.controller.slurm.reading import SlurmReading
 from gpusched.model.slurm import SlurmPartition, SlurmReservation
 from gpusched.queue.store import Store
-from tests.slurm.test_mirror import T, job
+from tests.slurm.waiting import T, job
 
 
 class Names(tuple[str, ...]):

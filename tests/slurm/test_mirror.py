@@ -20,8 +20,7 @@ from gpusched.model.jobs import ACTIVE, ENDED, JobRecord, JobState
 from gpusched.model.readings import GpuWiring, Wiring
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName
 from gpusched.model.slurm import LEASE, SlurmFacts, SlurmJob, SlurmPartition, slurm_block_reason
-
-T = 1_800_000_000.0
+from tests.slurm.waiting import T, job
 
 
 def node(name: str, partition: str, **more: Any) -> Node:
@@ -41,15 +40,6 @@ SITE = SlurmContext(
     partitions={"a": SlurmPartition(name="a", nodes=("a1", "a2"), max_time_s=7200)},
     features={"a1": ("nvlink", "big"), "a2": ("small",)},
 )  # fmt: skip
-
-
-def job(**more: Any) -> SlurmJob:
-    fields: dict[str, Any] = {
-        "id": "7", "raw_id": "7", "user": "ann", "uid": 1000, "partitions": ("a",), "name": "x", "state": "PENDING",
-        "reason": "Priority", "priority": 5, "submit_time": T, "time_limit_s": 600, "nodes": 1, "cpus": 8,
-        "memory_mib": 1000, "gpus": {"": 2},
-    }  # fmt: skip
-    return SlurmJob(**(fields | more))
 
 
 def running(**more: Any) -> SlurmJob:
