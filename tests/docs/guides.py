@@ -105,7 +105,7 @@ def follow(cluster: Cluster, line: str, folder: Path, code: int = 0) -> str:
             _at_a_terminal(cluster, ["env", "-C", str(folder), *argv], env, said, answer)
             return ""
     if not re.search(r"[|&;<>$`*?~#\n\\]", line) and line.startswith("gpusched "):
-        done = run(*shlex.split(line)[1:], env=env, cwd=folder, timeout=300)
+        done = run(*shlex.split(line)[1:], env=env, cwd=folder, timeout=900)
         return _checked(done, code)
     done = subprocess.run(
         argv, env=env, cwd=folder, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=300,
