@@ -208,8 +208,8 @@ def _check_formed(step: ReconcileResult, members: list[RankStatus], inputs: Reco
 
 def no_group(job: JobRecord, now: float) -> str:
     """Return why a job is taken to hang after ranks left; "": it does not. Torch waits 30 minutes for a lost rank."""
-    resizes = job.resizes
-    if not job.spec.is_hot or resizes is None or resizes.before is None or resizes.before < job.spec.gpus:
+    before, resizes = job.forming_from, job.resizes
+    if resizes is None or before is None or before < job.spec.gpus:
         return ""
     since = now - (resizes.formed_since or now)
     return f"no step within {resizes.start_timeout_s:.0f} s" if since >= resizes.start_timeout_s else ""

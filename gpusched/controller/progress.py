@@ -32,8 +32,8 @@ def record_progress(store: Store, active: Iterable[JobRecord], observations: Map
             continue
         before, gpus = known.get(job.id), job.spec.gpus
         nodes = container.progress.nodes if container.progress is not None else None
-        if job.spec.is_hot and job.resizes is not None and job.resizes.before is not None and nodes != job.spec.nodes:
-            gpus = job.resizes.before  # until the ranks have formed their new group
+        if job.forming_from is not None and nodes != job.spec.nodes:
+            gpus = job.forming_from  # until the ranks have formed their new group
         if before is None or before.attempt != job.attempt:
             before = JobProgress(job_id=job.id, attempt=job.attempt, gpus=gpus)
         if before.gpus != gpus and job.spec.is_hot:

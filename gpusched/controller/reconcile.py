@@ -161,8 +161,8 @@ def _running(step: ReconcileResult, ranks: list[RankStatus], inputs: ReconcileIn
     failure = failure_of(job, bad[0].rank)[2] if bad else ""
     if check_resize(step, ranks, failure, inputs):
         return
-    forming = job.spec.is_hot and job.resizes is not None and job.resizes.before is not None
-    if why := (forming and failure) or ("" if finished else no_group(job, inputs.now)):
+    failed = failure if job.forming_from is not None else ""
+    if why := failed or ("" if finished else no_group(job, inputs.now)):
         message = f"its ranks formed no new group after one left: {why}"
         _begin_ending(step, JobState.NODE_FAIL, "NodeFail", message, inputs, grace=settings.grace_s)
     elif bad:

@@ -478,6 +478,11 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         return range(max(joined, *(rank + 1 for rank in self.ranks), 1))
 
     @property
+    def forming_from(self) -> int | None:
+        """Return the GPUs of a hot job before its ranks came or went; None: these have formed their group since."""
+        return self.resizes.before if self.spec.is_hot and self.resizes is not None else None
+
+    @property
     def limit_s(self) -> float:
         """Return the seconds that its current attempt may run: the limit covers all resized attempts together."""
         return self.spec.time_limit_s - (self.resizes.had_s if self.resizes is not None else 0.0)
