@@ -98,7 +98,7 @@ def test_every_variable_that_is_read_is_documented() -> None:
     read |= set(re.findall(r"""_xdg\(["'](XDG_[A-Z_]+)""", code))
     assert read
     page = (generate.DOCS / "reference/environment.md").read_text("utf-8")
-    assert not [name for name in read if f"| `{name}` |" not in page]
+    assert not [name for name in read if f"- `{name}`" not in page]
 
 
 # -- links
