@@ -170,14 +170,14 @@ def _command(name: str, command: Any) -> str:
     rows = _options(command)
     common = [shown for (names, meanings), shown in _COMMON.items() if shown and rows.get(names) in meanings]
     rows = {names: meaning for names, meaning in rows.items() if (names, meaning) not in _SHOWN}
-    usage = [*common, *(_metavar(a) for a in arguments)]
-    usage = ["   ", "gpusched", name, *usage, "\n\n"] if usage else []
+    words_of_usage = [*common, *(_metavar(a) for a in arguments)]
+    usage = f"    gpusched {name} {' '.join(words_of_usage)}\n\n" if words_of_usage else ""
     other = _LIKE.get(name)
     theirs = _options(_command_of(other)) if other else {}
     same = [names for names in rows if theirs.get(names) == rows[names]]
     as_there = "\n" + _shared(str(other), same, list(theirs)) if same else ""
     own = "\n" + listing(kept) if (kept := [(names, rows[names]) for names in rows if names not in same]) else ""
-    return f"## gpusched {name}\n\n{' '.join(usage)}{_paragraphs(command.help)}\n{as_there}{own}"
+    return f"## gpusched {name}\n\n{usage}{_paragraphs(command.help)}\n{as_there}{own}"
 
 
 _COMMON = {
@@ -191,7 +191,7 @@ _LIKE = {
     "run": "submit", "attach": "run", "maintenance": "reserve", "reservations change": "reserve", "train": "replay",
     "trace stats": "trace slice", "trace scale": "trace slice", "trace fit": "trace slice",
     "trace import": "trace slice", "trace generate": "trace slice", "predict": "replay", "tick": "controller",
-    "web": "controller", "metrics": "controller", "uninstall": "install", "audit": "power",
+    "web": "controller", "metrics": "controller", "uninstall": "install", "audit": "power", "reproduce": "replay",
 }  # fmt: skip
 """Commands -> the one whose page describes the options that both have."""
 
@@ -220,6 +220,8 @@ def _options(command: Any) -> dict[str, str]:
 def _option(option: Any, hints: dict[str, Any]) -> tuple[str, str]:
     """Return the names of an option with its value, and its meaning with its default."""
     names = [*option.opts, *option.secondary_opts]
+    if names[1:] == [f"--no-{names[0][2:]}"]:
+        names = [f"--[no-]{names[0][2:]}"]
     if value := "" if option.count else _value(hints[option.name]):
         names[-1] += f"={value}" if names[-1].startswith("--") else f" {value}"
     default = "" if option.default in (None, False, (), "") else str(getattr(option.default, "value", option.default))
@@ -275,10 +277,12 @@ def _paragraphs(text: str) -> str:
 
 
 def _keys(known: Iterable[str], described: dict[str, tuple[str, str]], defaults: dict[str, str]) -> str:
-    def meaning(key: str) -> str:
-        return described[key][1] + (f" Default: {defaults[key]}." if defaults.get(key) else "")
+    def shown(key: str) -> str:
+        kind, default = described[key][0], defaults.get(key, "").strip("`")
+        evident = default and "`" not in kind  # a default shows what else may be given, except for choices
+        return code(f"{key}: {default}" if default else key) + ("" if evident else f" ({kind})")
 
-    return listing((f"{code(k)} ({described[k][0]})", meaning(k)) for k in known if k not in words.TWINS)
+    return listing((shown(k), described[k][1]) for k in known if k not in words.TWINS)
 
 
 def _settings() -> str:
@@ -295,7 +299,7 @@ def _default(value: object, field: str) -> str:
         seconds = float(str(value))
         unit, size = next((u, s) for u, s in (("d", 86400), ("m", 60), ("s", 1)) if seconds % s == 0 and seconds >= s)
         return code(f"{seconds / size:g}{unit}")
-    return code(str(value).lower() if isinstance(value, bool) else value)
+    return code(f"{value}M" if "_mib" in field else str(value).lower() if isinstance(value, bool) else value)
 
 
 def _logs() -> str:
@@ -391,8 +395,7 @@ def _flavor() -> str:
 
 def _twins() -> str:
     known = {**inventory_fields.SETTINGS, **inventory_fields.NODE, **inventory_fields.FLAVOR}
-    pairs = [f"{code(unit)} ({code(key)})" for unit, key in words.TWINS.items() if unit in known]
-    return ", ".join(pairs) + "."
+    return ", ".join(code(unit) for unit in words.TWINS if unit in known) + "."
 
 
 # -- policies
@@ -410,9 +413,15 @@ def _policies() -> str:
         del keys["description"]
         if load_policy(path).resize == Resizing():
             keys.pop("resize", None)  # the defaults, which the guide has
+        usual = _USUAL | {"fallback": _FALLBACKS.get(keys.get("agent"), "easy")}
+        keys = {key: value for key, value in keys.items() if usual.get(key) != value}
         flow = yaml.safe_dump(keys, default_flow_style=True, sort_keys=False, width=1e9).strip()
-        rows.append((code(path.stem), code(flow[1:-1])))
+        rows.append((code(path.stem), code(flow[1:-1]) or "the defaults"))
     return listing(rows)
+
+
+_USUAL = {"order": "fifo", "place": "first-fit", "backfill": "none", "budget": "200ms"}
+_FALLBACKS = {"dl2": "elastic", "maifs": "elastic", "topology": "contention"}
 
 
 # -- states and reasons

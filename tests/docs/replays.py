@@ -139,7 +139,7 @@ JSON: dict[str, dict[str, str]] = {
         "file": "",
         "partitions": "{nightly-partition}",
         "judged": "Shadows and candidates. {nightly-judged}",
-        "trained": "On retrained agents (`--auto-retrain`) and shadows that learn online.",
+        "trained": "Sentences on retrained agents (`--auto-retrain`) and shadows that learn online.",
         "predictions": "Of starts. {nightly-predictions}",
         "failed": "Policies whose replay raised an error.",
     },

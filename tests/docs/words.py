@@ -31,29 +31,29 @@ TWINS = {
 
 SETTINGS = {
     "tick": (DURATION, "Pause between the controller's cycles; news ends it early."),
-    "probe_timeout": (DURATION, "Within which a node must answer a probe."),
+    "probe_timeout": (DURATION, "Time limit of a probe."),
     "connect_timeout": (DURATION, "For TCP and for the SSH handshake, each."),
     "down_after": (DURATION, "Silence after which a node is DOWN: no new jobs."),
     "node_fail_after": (
         DURATION,
         "Silence after which its jobs are requeued.",
     ),
-    "launch_timeout": (DURATION, "Within which a job's containers must be ready, pulls included; else it is retried."),
+    "launch_timeout": (DURATION, "Time limit for starting a job's containers, pulls included; then it is retried."),
     "max_retries": ("number", "Maximum restarts of a job after NODE_FAIL."),
     "grace": (DURATION, "Between a job's first signal and the kill."),
     "session_keep": (DURATION, "How long a detached job of `gpusched run` continues."),
-    "admins": ("list of users", "May act on all jobs and nodes, like root."),
+    "admins": ("list of users", "Act on all jobs and nodes, like root."),
     "shared": (
         BOOL,
         "Other users of the login node may submit. Always true with the state folder `/var/lib/gpusched`.",
     ),
     "root_jobs": (
         BOOL,
-        "In a shared installation root may submit jobs, which run as root on the nodes.",
+        "In a shared installation: root may submit jobs, which run as root.",
     ),
     "allowed_mounts": (
         "list of absolute paths",
-        "Node folders that jobs may mount, links resolved; default: none. Admins may mount any.",
+        "Node folders that jobs may mount, links resolved; admins may mount any. Default: none.",
     ),
     "capabilities": (
         "list: `IPC_LOCK`, `NET_RAW`; see capabilities(7)",
@@ -71,20 +71,20 @@ SETTINGS = {
     ),
     "job_dirs": (
         "absolute path",
-        "Folder on a disk shared by all nodes, with a folder per job (GPUSCHED_JOB_DIR), which gpusched never "
-        "removes. Default: on each node, until the job ends.",
+        "Folder shared by all nodes, for a folder per job (GPUSCHED_JOB_DIR), which gpusched never removes. Default: on "
+        "each node, until the job ends.",
     ),
     "network": ("network mode of the container engine", "For single-node jobs. Gangs always use the host's."),
     "known_hosts": ("path", "Instead of the usual known_hosts files."),
     "ssh_config": ("path", "Instead of `~/.ssh/config` and `/etc/ssh/ssh_config`."),
     "fairshare_half_life": (DURATION, "Age at which GPU hours count half."),
     "keep_reports": (DURATION, "Age at which nightly reports are removed."),
-    "power_price": ("`0.30` or `0.30 EUR/kWh`", "For the costs in `gpusched power`; without it they are `-`."),
+    "power_price": ("`0.30` or `0.30 EUR/kWh`", "For the costs in `gpusched power`."),
     "currency": ("text", "If the price names none."),
-    "idle": ("mapping or `none`", "For idle GPUs, [below](#idle). Default: nothing."),
+    "idle": ("mapping or `none`", "[Below](#idle)."),
     "logs": ("mapping", "Output kept in the state folder, [below](#settingslogs)."),
-    "events": ("mapping", "The receivers of each event as JSON, [below](#settingsevents)."),
-    "backup": ("mapping", "Backups of the state folder, [below](#settingsbackup)."),
+    "events": ("mapping", "[Below](#settingsevents)."),
+    "backup": ("mapping", "[Backups](../guides/operating.md#backup), [below](#settingsbackup)."),
     "retrain_days": ("number", "Days of jobs for `--auto-retrain`."),
     "auto_promote": (
         BOOL,
@@ -97,24 +97,24 @@ EVENTS = {
 }
 
 BACKUP = {
-    "to": ("absolute path", "Their folder. Without it none are made."),
-    "every": (DURATION, "Between two backups."),
-    "keep": ("number", "How many of the latest are kept."),
-    "keep_days": ("number", "For so many days, one backup a day."),
+    "to": ("absolute path", "Folder of the backups; without it none are made."),
+    "every": (DURATION, "Interval."),
+    "keep": ("number", "Number of latest backups kept."),
+    "keep_days": ("number", "Days for which one backup a day is kept."),
 }
 LOGS = {
     "max_per_job": (MEMORY, "Per rank."),
     "max_total": (MEMORY, "Beyond it the oldest are removed."),
 }
 IDLE = {
-    "after": (DURATION, "Required. All GPUs of a job are idle for so long, without interruption."),
-    "below": ("`5%`", "Utilization below which a GPU is idle."),
+    "after": (DURATION, "Required. All GPUs of a job are idle for so long."),
+    "below": ("percent", "Utilization below which a GPU is idle."),
     "then": ("`warn`, `signal`, `requeue` or `cancel`", "The action."),
     "warn_before": (DURATION, "Time of the warning before the action. Default: `15m`, at most half of `after`."),
     "exempt": ("mapping with `users`, `groups`, `names`, `partitions`", "Jobs without a rule. `names`: `jupyter-*`."),
     "sessions": (
         "mapping with `after`, `below`, `then`, `warn_before`",
-        "Of jobs of `gpusched run`, over the keys beside it. They are cancelled where others are requeued.",
+        "Overrides for `gpusched run`. Sessions are cancelled where others are requeued.",
     ),
 }
 PARTITION = {
@@ -131,7 +131,7 @@ PARTITION = {
         BOOL,
         "Default of `--preemptible`.",
     ),
-    "idle": ("mapping or `none`", "Over those of the settings, [below](#idle)."),
+    "idle": ("mapping or `none`", "Over the settings', [below](#idle)."),
     "placement": ("mapping", "[Below](#placement)."),
     "resizable": ("mapping", "[Below](#resizable)."),
     "slurm_env": (
@@ -142,8 +142,8 @@ PARTITION = {
     "max_time": (LIMIT, "The longest time limit. Default: the longest flavor's."),
 }
 PLACEMENT = {
-    "max_spread": ("`rack` or `any`", "Default of `--max-spread`. It never splits jobs over more nodes."),
-    "wait": (DURATION, "Default of `--placement-wait`; without it the policy's `placement_wait`."),
+    "max_spread": ("`rack` or `any`", "Default of `--max-spread`."),
+    "wait": (DURATION, "Default of `--placement-wait`."),
 }
 RESIZABLE = {
     "min": ("number of GPUs", "Smaller jobs are refused."),
@@ -152,8 +152,7 @@ RESIZABLE = {
     "batch": ("`fixed` or `scale`", "Default of `--batch`."),
     "default": (
         BOOL,
-        "Jobs with `--gpus` are resizable unless they say `--no-resizable`. Not those with `--flavor`, `--nodes` "
-        "or `--gpus-per-node`.",
+        "Jobs with `--gpus` and without `--flavor`, `--nodes`, `--gpus-per-node` or `--no-resizable` are resizable.",
     ),
 }
 NODE = {
@@ -162,12 +161,12 @@ NODE = {
     "fabric_address": ("host name or IP address", "In MASTER_ADDR and the hostfile. Default: the address."),
     "transport": (
         "`ssh`, `local` or `none`",
-        "`local`: the machine that gpusched runs on. `none`, only under `engine: slurm`: never probed.",
+        "`local`: this machine. `none`, only under `engine: slurm`: never probed.",
     ),
     "user": ("user name", "Login user. Default: as in `~/.ssh/config`, else the controller's user."),
     "become": (
         "`sudo`",
-        "Run commands by `sudo -n`, where root cannot log in.",
+        "Run commands by `sudo -n`.",
     ),
     "port": ("1 to 65535", "Default: as in `~/.ssh/config`, else 22."),
     "key": ("path", "Private key, tried first."),
@@ -191,7 +190,7 @@ NODE = {
     ),
     "health": (
         "mapping: condition -> `warn`, `no-new-jobs`, `drain` or `requeue`",
-        "What follows from [conditions](../guides/health.md) of its GPUs. Joined with those of `defaults`.",
+        "Actions on [conditions](../guides/health.md) of its GPUs. Joined with those of `defaults`.",
     ),
     "kernel_log": (
         "absolute path",
@@ -204,14 +203,14 @@ NODE = {
     ),
     "mig": (
         "`fixed`, `on-demand` or mapping",
-        "`fixed`: GPUs in MIG mode stay as they are cut. `on-demand`: gpusched cuts GPUs, [below](#mig). Default: "
-        "`fixed`.",
+        "`fixed`: GPUs in MIG mode stay as they are cut. `on-demand`: gpusched cuts them. Mapping: [below](#mig). "
+        "Default: `fixed`.",
     ),
 }
 HEALTH_CHECK = {
     "name": ("name", "Required."),
     "command": ("text", "Required. For `sh`, as the login account."),
-    "every": (DURATION, "Interval, of starts. Required without `before_job`."),
+    "every": (DURATION, "Between starts. Required without `before_job`."),
     "timeout": (DURATION, "After which it is killed, and hangs."),
     "before_job": (BOOL, "It must pass before a job starts."),
     "then": (
@@ -223,7 +222,7 @@ HEALTH_CHECK = {
 SHARING = {
     "mode": (
         "`mps`, `time-slicing` or `none`",
-        "Required. `mps`: by CUDA's Multi-Process Service, for jobs of one user. `time-slicing`: by the driver. "
+        "Required. `mps`: CUDA's Multi-Process Service, for jobs of one user. `time-slicing`: by the driver. "
         "`none`: to override `defaults`.",
     ),
     "slowdown": ("0 to 100", "Maximum predicted slowdown of either job."),
@@ -247,7 +246,7 @@ LIMITS = {
     "queued": ("number or `none`", "Pending jobs; each array task counts. More are refused."),
     "gpu_hours": (
         "number or `none`",
-        "In any seven days; running jobs count by their time limit.",
+        "In seven days; running jobs count by their time limit.",
     ),
     "time": ("time limit or `none`", "Longer jobs are refused."),
 }
@@ -256,7 +255,7 @@ GROUP = {
         "list of users, or a mapping from users to shares",
         "A job is charged to `--group`, else to its user's first group.",
     ),
-    "parent": ("name", "Is charged for its subgroups' jobs, too."),
+    "parent": ("name", "Also charged for its subgroups' jobs."),
     "limits": ("mapping of limits", "With its subgroups."),
     "shares": ("number", "Shares among the parent's groups, for `order: fairshare`."),
 }
@@ -279,9 +278,9 @@ SWITCH = {
     ),
     "uplink": (
         "bit rate: `100G`, `4x100G`, `1.6T`, `400Gb/s`",
-        "All uplinks, one direction. Default: never a bottleneck.",
+        "All uplinks, one direction. Default: unlimited.",
     ),
-    "parent": ("name", "The switch above. A parent without its own entry is at the top."),
+    "parent": ("name", "The switch above; without an entry it is at the top."),
 }
 
 NOTICES = {
@@ -294,11 +293,11 @@ RECEIVER = {
     "webhook": ("URL", "Receives each notice as JSON by POST."),
     "command": (
         "list of words",
-        "Receives it as JSON on stdin, for at most 30 s.",
+        "Receives it on stdin, for at most 30 s.",
     ),
-    "notifier": ("name", "A component of another package sends it ([extending](../guides/extending.md))."),
-    "options": ("mapping of texts", "Options of the notifier. Only with `notifier`."),
-    "on": ("list", "Of `begin`, `end`, `fail`, `requeue`, `limit`, `node`, `idle`, `all`."),
+    "notifier": ("name", "[Component](../guides/extending.md) that sends it."),
+    "options": ("mapping of texts", "Options of the notifier."),
+    "on": ("list", "Any of `begin`, `end`, `fail`, `requeue`, `limit`, `node`, `idle`, `all`."),
     "users": ("list of users", "Only their jobs. Default: all jobs, and nodes."),
 }
 
