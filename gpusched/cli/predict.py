@@ -35,9 +35,7 @@ def predict(
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="With NAME: GPUs of the whole job.")] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="With NAME: on this many nodes.")] = None,
     racks: Annotated[int | None, typer.Option("--racks", min=1, help="With NAME: in this many racks.")] = None,
-    beside: Annotated[
-        list[str] | None, typer.Option("--beside", help="With NAME: beside a job of that name.")
-    ] = None,
+    beside: Annotated[list[str] | None, typer.Option("--beside", help="With NAME: beside a job of that name.")] = None,
     json: output.JsonOption = False,
 ) -> None:
     """Predict run times from past jobs; also speed, and the cost of placements and neighbours.

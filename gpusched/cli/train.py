@@ -56,9 +56,7 @@ def train(
         list[int] | None,
         typer.Option("--seed", min=0, help="Random seeds: one agent each, the best is kept; default 0."),
     ] = None,
-    hold_out: Annotated[
-        float, typer.Option("--hold-out", help="Fraction of the time held out for evaluation.")
-    ] = 0.2,
+    hold_out: Annotated[float, typer.Option("--hold-out", help="Fraction of the time held out for evaluation.")] = 0.2,
     out: Annotated[
         str | None,
         typer.Option("--out", metavar="DIR", help="Folder of the weights; default: beside the site's policy."),

@@ -157,7 +157,8 @@ class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
         papers=("dl2", "maifs", "rltune", "topology"))] = ()
     trace: Annotated[str | None, StudyOption("--trace", "rltune: on this log; default: on generated jobs.", "FILE",
         papers=("rltune",))] = None
-    format: Annotated[str | None, StudyOption("--format", "Trace format; default: detected.", papers=("rltune",))] = None
+    format: Annotated[str | None, StudyOption("--format", "Trace format; default: detected.",
+        papers=("rltune",))] = None
     vcs: Annotated[tuple[str, ...], StudyOption("--vc", "rltune: only these virtual clusters.",
         papers=("rltune",))] = ()
     workloads: Annotated[str | None, StudyOption("--workloads",

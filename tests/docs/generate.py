@@ -170,8 +170,8 @@ def _command(name: str, command: Any) -> str:
     rows = _options(command)
     common = [shown for (names, meanings), shown in _COMMON.items() if shown and rows.get(names) in meanings]
     rows = {names: meaning for names, meaning in rows.items() if (names, meaning) not in _SHOWN}
-    words_of_usage = [*common, *(_metavar(a) for a in arguments)]
-    usage = f"    gpusched {name} {' '.join(words_of_usage)}\n\n" if words_of_usage else ""
+    given = " ".join([*common, *(_metavar(a) for a in arguments)])
+    usage = f"    gpusched {name} {given}\n\n" if given else ""
     other = _LIKE.get(name)
     theirs = _options(_command_of(other)) if other else {}
     same = [names for names in rows if theirs.get(names) == rows[names]]
@@ -325,11 +325,6 @@ def _event_schema() -> str:
     assert not others
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "An event of gpusched"}
     return json.dumps(head | {k: v for k, v in line.items() if k != "title"}, indent=1) + "\n"
-
-
-def _event_fields() -> str:
-    fields = json.loads(_event_schema())["properties"]
-    return listing((code(name), of["description"]) for name, of in fields.items())
 
 
 def _event_kinds() -> str:
@@ -495,7 +490,7 @@ def _switch() -> str:
 
 
 _JSON_WORDS = words.JSON | replays.JSON
-_NESTED = {inner for keys in _JSON_WORDS.values() for text in keys.values() for inner in re.findall(r"{([a-z-]+)}", text)}
+_NESTED = {inner for keys in _JSON_WORDS.values() for inner in re.findall(r"{([a-z-]+)}", " ".join(keys.values()))}
 
 
 def _json(name: str) -> Callable[[], str]:
@@ -507,9 +502,10 @@ def _json_table(name: str, indent: str = "") -> str:
     described = _JSON_WORDS[name]
     keys = json_keys()[name]
     assert list(keys) == list(described) or set(keys) == set(described), (name, set(keys) ^ set(described))
+    meanings = {key: described[key].removeprefix("?") for key in keys}
     lines = []
-    for meaning in sorted(dict.fromkeys(map(_meaning, map(described.__getitem__, keys))), key=bool):  # "" comes first
-        named = ", ".join(_nullable(k, described[k]) for k in keys if _meaning(described[k]) == meaning)
+    for meaning in sorted(dict.fromkeys(meanings.values()), key=bool):  # keys without one first
+        named = ", ".join(_nullable(k, described[k]) for k in keys if meanings[k] == meaning)
         text, _, inner = meaning.rstrip("}").partition("{")
         lines.append(f"{indent}- {named}{':' if meaning else ''} {text}".rstrip())
         lines += [_json_table(inner, indent + "    ")] if inner else []
@@ -519,10 +515,6 @@ def _json_table(name: str, indent: str = "") -> str:
 def _nullable(key: str, described: str) -> str:
     """Return the key as code, marked where it may be null."""
     return code(key) + ("?" if described.startswith("?") else "")
-
-
-def _meaning(described: str) -> str:
-    return described.removeprefix("?")
 
 
 def json_keys() -> dict[str, list[str]]:
@@ -678,7 +670,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "logs": _logs,
     "backup": _backup,
     "events": _events,
-    "event-fields": _event_fields,
     "event-kinds": _event_kinds,
     "metrics": _metrics,
     "partition": _partition,

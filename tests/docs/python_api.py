@@ -71,7 +71,9 @@ def _options(submit: dict[str, str]) -> Iterator[str]:
     section = _doc(api.Options).partition("Attributes:\n")[2]
     meanings = dict(re.findall(r"^    (\w+): (.+(?:\n        .+)*)", section, re.MULTILINE))
     there = {
-        name.replace("-", "_"): text for names, text in submit.items() for name in re.findall(r"--(?:\[no-\])?([a-z-]+)", names)
+        name.replace("-", "_"): text
+        for names, text in submit.items()
+        for name in re.findall(r"--(?:\[no-\])?([a-z-]+)", names)
     }
     same: dict[str, list[str]] = {}
     for name, kind in api.Options.__annotations__.items():
@@ -101,10 +103,10 @@ def _doc(what: Any) -> str:
 
 def _entry(shown: list[str], doc: str) -> list[str]:
     """Return a member as an item of a list, what it takes and raises as items below it."""
-    first, *rest = [line for line in _text(doc).split("\n") if line]
-    first = first.removeprefix("Return ")
+    first, *rest = [line for line in _text(doc).removeprefix("Return ").split("\n") if line]
+    first = first[0].upper() + first[1:]
     called = " or ".join(f"`{form}`" for form in shown)
-    return [f"- {called}: {first[0].upper()}{first[1:]}", *(f"  {line}" if line.startswith("- ") else f"\n  {line}" for line in rest)]
+    return [f"- {called}: {first}", *(f"  {line}" if line.startswith("- ") else f"\n  {line}" for line in rest)]
 
 
 def _code(text: str) -> str:

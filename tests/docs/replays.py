@@ -199,11 +199,10 @@ JSON: dict[str, dict[str, str]] = {
         "shared_gpu_jobs": "",
         "with_predecessor": "",
         "users": "",
-        "by_group": "Number of jobs, by virtual cluster (or queue), final status, workload, requested GPU type, MIG profile.",
-        "by_status": "Number of jobs, by virtual cluster (or queue), final status, workload, requested GPU type, MIG profile.",
-        "by_model": "Number of jobs, by virtual cluster (or queue), final status, workload, requested GPU type, MIG profile.",
-        "by_gpu_type": "Number of jobs, by virtual cluster (or queue), final status, workload, requested GPU type, MIG profile.",
-        "by_profile": "Number of jobs, by virtual cluster (or queue), final status, workload, requested GPU type, MIG profile.",
+        **dict.fromkeys(
+            ("by_group", "by_status", "by_model", "by_gpu_type", "by_profile"),
+            "Jobs, by virtual cluster (or queue), final status, workload, requested GPU type, MIG profile.",
+        ),
     },
     "predict": {
         "id": "",

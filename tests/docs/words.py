@@ -71,8 +71,8 @@ SETTINGS = {
     ),
     "job_dirs": (
         "absolute path",
-        "Folder shared by all nodes, for a folder per job (GPUSCHED_JOB_DIR), which gpusched never removes. Default: on "
-        "each node, until the job ends.",
+        "Folder shared by all nodes, for a folder per job (GPUSCHED_JOB_DIR), which gpusched never removes. Default: "
+        "on each node, until the job ends.",
     ),
     "network": ("network mode of the container engine", "For single-node jobs. Gangs always use the host's."),
     "known_hosts": ("path", "Instead of the usual known_hosts files."),
@@ -611,8 +611,8 @@ JSON: dict[str, dict[str, str]] = {
             "interval), `message`."
         ),
         "sooner": (
-            "How it would start sooner: `what` (`with 4 GPUs`, `in V100`, ...), `how` (options of `submit`, a command, or null), `start`, `now` "
-            "(it would start at once), `nodes`."
+            "How it would start sooner: `what` (`with 4 GPUs`, `in V100`, ...), `how` (options of `submit`, a command, "
+            "or null), `start`, `now` (it would start at once), `nodes`."
         ),
         "warning": "?Why nothing starts at all.",
         "fallback": "?As in [status](#status).",
@@ -1012,7 +1012,7 @@ JSON: dict[str, dict[str, str]] = {
 
 JOB_VARIABLES = {
     "CUDA_VISIBLE_DEVICES": (
-        "Its GPUs on this node; in podman and docker, whose containers see no others, counted from 0; else NVML indices."
+        "Its GPUs on this node: in podman and docker, whose containers see no others, from 0; else NVML indices."
     ),
     "CUDA_DEVICE_ORDER": "Makes CUDA number GPUs as NVML does.",
     "MASTER_ADDR": "fabric_address of rank 0's node, else its address.",
