@@ -29,6 +29,7 @@ def _class(cls: type) -> str:
         f"## {cls.__name__}\n",
         _code(f"{cls.__name__}{_signature(cls.__init__, skip_first=True)}"),
         _text(_doc(cls)),
+        "Members:\n",
     ]
     for name, member in vars(cls).items():
         if name.startswith("_") and name != "__await__":
@@ -106,7 +107,7 @@ def _entry(shown: list[str], doc: str) -> list[str]:
     first, *rest = [line for line in _text(doc).removeprefix("Return ").split("\n") if line]
     first = first[0].upper() + first[1:]
     called = " or ".join(f"`{form}`" for form in shown)
-    return [f"- {called}: {first}", *(f"  {line}" if line.startswith("- ") else f"\n  {line}" for line in rest)]
+    return [f"- {called}: {first}", *(f"    {line}" if line.startswith("- ") else f"\n    {line}" for line in rest)]
 
 
 def _code(text: str) -> str:
@@ -125,7 +126,11 @@ def _text(doc: str) -> str:
         if title in ("Args", "Raises", "Attributes"):
             entries = re.findall(r"^    ([\w.*, ]+): (.+(?:\n        .+)*)", rest, re.MULTILINE)
             named = [("options" if name == "asked" else name, text) for name, text in entries]
-            lines += [f"- {'raises ' * (title == 'Raises')}`{name}`: {_flat(text)}" for name, text in named] + [""]
+            if title == "Raises":
+                raised = (f"`{name}` ({text[0].lower()}{_flat(text)[1:].rstrip('.')})" for name, text in named)
+                lines += [f"- raises {', '.join(raised)}", ""]
+            else:
+                lines += [*(f"- `{name}`: {_flat(text)}" for name, text in named), ""]
         else:
             lines += [_flat(block), ""]
     return "\n".join(lines)
