@@ -83,7 +83,7 @@ def test_every_command_with_json_is_in_the_json_reference() -> None:
 
 def test_every_policy_is_in_the_guide() -> None:
     guide = (generate.DOCS / "guides/policies.md").read_text("utf-8")
-    missing = [p.stem for p in generate.policy_files() if f"| `{p.stem}` |" not in guide]
+    missing = [p.stem for p in generate.policy_files() if f"\n- `{p.stem}`: " not in guide]
     assert not missing
 
 
