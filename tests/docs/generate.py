@@ -447,14 +447,7 @@ def _xids() -> str:
 
 
 def _reasons() -> str:
-    return table(("reason", "meaning"), [(code(r), words.REASONS[r][0]) for r in ReasonCode])
-
-
-def _reasons_help() -> str:
-    rows: dict[str, list[str]] = {}  # what to do -> reasons
-    for reason in ReasonCode:
-        rows.setdefault(words.REASONS[reason][1], []).append(code(reason))
-    return table(("reason", "what to do"), [(", ".join(reasons), advice) for advice, reasons in rows.items()])
+    return listing((code(r), words.REASONS[r]) for r in ReasonCode)
 
 
 def _exit_codes() -> str:
@@ -695,7 +688,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "conditions": _conditions,
     "xids": _xids,
     "reasons": _reasons,
-    "reasons-help": _reasons_help,
     "exit-codes": _exit_codes,
     "job-variables": lambda: _variables(of_slurm=False),
     "slurm-variables": lambda: _variables(of_slurm=True),

@@ -83,13 +83,15 @@ def test_every_command_with_json_is_in_the_json_reference() -> None:
 
 def test_every_policy_is_in_the_guide() -> None:
     guide = (generate.DOCS / "guides/policies.md").read_text("utf-8")
-    missing = [p.stem for p in generate.policy_files() if f"| `{p.stem}` |" not in guide]
+    missing = [p.stem for p in generate.policy_files() if f"\n- `{p.stem}`: " not in guide]
     assert not missing
 
 
 @pytest.mark.parametrize("word", [*JobState, *NodeState, *GpuState, *ReasonCode])
 def test_every_state_and_reason_is_explained(word: str) -> None:
-    assert f"| `{word}` |" in (generate.DOCS / "concepts/states.md").read_text("utf-8")
+    assert re.search(
+        rf"^(\| `{word}` \||- `{word}`:) ", (generate.DOCS / "concepts/states.md").read_text("utf-8"), re.M
+    )
 
 
 def test_every_variable_that_is_read_is_documented() -> None:

@@ -43,4 +43,4 @@ def test_the_reference_has_the_defaults() -> None:
 def test_the_guide_has_every_agent() -> None:
     """Their keys stand in the reference alone."""
     text = (DOCS / "guides" / "trained-policies.md").read_text()
-    assert [name for name in AGENTS if f"\n| `{name}`" not in text] == []
+    assert [name for name in AGENTS if f"\n- `{name}`" not in text] == []

@@ -215,8 +215,7 @@ HEALTH_CHECK = {
     "before_job": (BOOL, "It must pass before a job starts."),
     "then": (
         "`warn`, `no-new-jobs` or `drain`",
-        "`no-new-jobs` until it passes, `drain` until "
-        "`gpusched resume`. `warn` is not for `before_job`.",
+        "`no-new-jobs` until it passes, `drain` until `gpusched resume`. `warn` is not for `before_job`.",
     ),
 }
 SHARING = {
@@ -339,93 +338,61 @@ GPU_STATES = {
     GpuState.UNKNOWN: "The node has not been probed, or neither NVML nor nvidia-smi answers there.",
 }
 REASONS = {
-    ReasonCode.JOB_HELD_ADMIN: ("Held by an admin.", "Ask an admin for `gpusched release JOB`."),
-    ReasonCode.JOB_HELD_USER: ("Held by its user.", "`gpusched release JOB`."),
+    ReasonCode.JOB_HELD_ADMIN: "Held by an admin: ask one for `gpusched release JOB`.",
+    ReasonCode.JOB_HELD_USER: "Held by its user, until `gpusched release JOB`.",
     ReasonCode.PARTITION_UNKNOWN: (
-        "Its partition was removed from the inventory.",
-        "Cancel it and submit it to another partition, or put the partition back.",
+        "Its partition was removed from the inventory: submit it to another one, or put the partition back."
     ),
     ReasonCode.BAD_CONSTRAINTS: (
-        "It would not fit even on the empty partition.",
-        "The inventory has changed since it was queued: request less, or more or other nodes (`-N`, `--nodelist`).",
+        "It would not fit even on the empty partition, since the inventory has changed: request less, or more or "
+        "other nodes (`-N`, `--nodelist`)."
     ),
     ReasonCode.NOT_ELIGIBLE: (
-        "Slurm does not let it start; the message has Slurm's reason.",
-        "`scontrol show job JOB` says more.",
+        "Slurm does not let it start; the message has Slurm's reason, `scontrol show job JOB` more."
     ),
     ReasonCode.DEPENDENCY_NEVER_SATISFIED: (
-        "A job it depends on does not exist, or ended otherwise.",
-        "`gpusched cancel JOB`, or `gpusched requeue` the other one. The job stays in the queue until then.",
+        "A job it depends on does not exist, or ended otherwise: `gpusched cancel JOB`, or `gpusched requeue` the "
+        "other one. The job stays in the queue until then."
     ),
-    ReasonCode.DEPENDENCY: ("It depends on another job.", "Wait; see `gpusched why` of the other job."),
-    ReasonCode.BEGIN_TIME: (
-        "Not before a time: `--begin`, or the delay before a retry.",
-        "Wait; `gpusched show JOB` has the time under `not before`.",
-    ),
+    ReasonCode.DEPENDENCY: "It depends on another job: see `gpusched why` of that one.",
+    ReasonCode.BEGIN_TIME: "Not before a time (`--begin`, or the delay before a retry), which `gpusched show JOB` has.",
     ReasonCode.RESERVATION: (
-        "Its reservation has not begun, ends too soon, is not for its user, or no longer exists.",
-        "Wait; if it can never run in it, cancel and submit it again. `gpusched reservations` lists them.",
+        "Its reservation has not begun, ends too soon, is not for its user, or no longer exists: see `gpusched "
+        "reservations`. If it can never run there, cancel it and submit it again."
     ),
-    ReasonCode.ARRAY_TASK_LIMIT: (
-        "Its array has reached the `%N` limit on running tasks.",
-        "Wait for a task to end.",
-    ),
+    ReasonCode.ARRAY_TASK_LIMIT: "Its array has reached the `%N` limit on running tasks.",
     ReasonCode.ASSOC_GRP_GRES: (
-        "Its user or a charged group has reached its GPU limit.",
-        "Wait; the message names the limit and until when. `gpusched quota` shows all of yours.",
+        "Its user or a charged group has reached its GPU limit. The message names the limit and until when; "
+        "`gpusched quota` shows all of yours."
     ),
-    ReasonCode.ASSOC_MAX_JOBS: ("Its user has reached the limit on running jobs.", "Wait for one to end."),
-    ReasonCode.ASSOC_GRP_JOBS: (
-        "A group that is charged has reached its limit on running jobs.",
-        "Wait for one to end.",
-    ),
+    ReasonCode.ASSOC_MAX_JOBS: "Its user has reached the limit on running jobs.",
+    ReasonCode.ASSOC_GRP_JOBS: "A group that is charged has reached its limit on running jobs.",
     ReasonCode.ASSOC_GRP_GRES_MINUTES: (
-        "Its user or group has reached its limit on GPU hours in seven days.",
-        "Wait, or request a shorter time limit, which is charged less.",
+        "Its user or group has reached its limit on GPU hours in seven days. A shorter time limit is charged less."
     ),
-    ReasonCode.QOS_GRP_GRES: ("Its class has reached its GPU limit.", "Wait, or use another `--qos`."),
-    ReasonCode.QOS_GRP_JOBS: (
-        "Its class has reached its job limit.",
-        "Wait, or use another `--qos`.",
-    ),
-    ReasonCode.QOS_GRP_GRES_MINUTES: (
-        "Its class has reached its limit on GPU hours.",
-        "Wait, or use another `--qos`.",
-    ),
-    ReasonCode.QOS_MAX_GRES_PER_USER: (
-        "Its user has reached the GPU limit of the class.",
-        "Wait, or use another `--qos`.",
-    ),
-    ReasonCode.QOS_MAX_JOBS_PER_USER: (
-        "Its user has reached the job limit of the class.",
-        "Wait, or use another `--qos`.",
-    ),
+    ReasonCode.QOS_GRP_GRES: "Its class has reached its GPU limit: wait, or use another `--qos`, here and below.",
+    ReasonCode.QOS_GRP_JOBS: "Its class has reached its job limit.",
+    ReasonCode.QOS_GRP_GRES_MINUTES: "Its class has reached its limit on GPU hours.",
+    ReasonCode.QOS_MAX_GRES_PER_USER: "Its user has reached the GPU limit of the class.",
+    ReasonCode.QOS_MAX_JOBS_PER_USER: "Its user has reached the job limit of the class.",
     ReasonCode.QOS_MAX_GRES_MINUTES_PER_USER: (
-        "Its user has reached the limit on GPU hours of the class (not a Slurm reason).",
-        "Wait, or use another `--qos`.",
+        "Its user has reached the limit on GPU hours of the class (not a Slurm reason)."
     ),
     ReasonCode.REQ_NODE_NOT_AVAIL: (
-        "It would fit if resources that are DOWN, DRAINED, LOST, BUSY or UNUSABLE came back; or nodes are reserved and "
-        "it could not end before that: `Reserved for maintenance`, `May be reserved for other job`.",
-        "See `gpusched nodes`. Repair the node, `gpusched resume` it, or end the foreign process. For reserved "
-        "nodes: a shorter limit, as `gpusched why` suggests.",
+        "It would fit if resources that are DOWN, DRAINED, LOST, BUSY or UNUSABLE came back: see `gpusched nodes`; "
+        "repair and `gpusched resume` the node, or end the foreign process. Or nodes are reserved and it could not "
+        "end before that (`Reserved for maintenance`, `May be reserved for other job`): request a shorter limit, as "
+        "`gpusched why` suggests."
     ),
-    ReasonCode.RESOURCES: (
-        "Waits for resources that running jobs hold.",
-        "Wait (the message has the latest time, if known), or request less.",
-    ),
-    ReasonCode.PRIORITY: ("Other jobs are ahead of it in the queue.", "Wait. An admin can raise its priority."),
+    ReasonCode.RESOURCES: "Waits for resources that running jobs hold. The message has the latest time, if known.",
+    ReasonCode.PRIORITY: "Other jobs are ahead of it in the queue. An admin can raise its priority.",
     ReasonCode.BACKFILL: (
-        "Fits now, but would delay the head of the queue.",
-        "Request a shorter time limit, as `gpusched why` suggests.",
+        "Fits now, but would delay the head of the queue: request a shorter time limit, as `gpusched why` suggests."
     ),
-    ReasonCode.POLICY: (
-        "Fits now, but the policy did not choose it in this cycle.",
-        "Wait for the next cycle.",
-    ),
+    ReasonCode.POLICY: "Fits now, but the policy did not choose it in this cycle.",
     ReasonCode.REJECTED: (
-        "The check of the plan rejected it.",
-        "Report it as a bug of the policy. The event `plan_rejected` has the details.",
+        "The check of the plan rejected it: report it as a bug of the policy. The event `plan_rejected` has the "
+        "details."
     ),
 }
 
