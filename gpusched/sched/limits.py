@@ -92,6 +92,8 @@ def with_bounds_after(actions: Iterable[Action], snapshot: Snapshot, partition: 
 
     The snapshot itself if they take nothing of what jobs of the partition count for.
     """
+    if not snapshot.bounds:
+        return snapshot
     rooms, pending = Rooms(snapshot), {job.id: job for job in snapshot.pending}
     running, charged = {job.id: job for job in snapshot.running}, set[int]()
     for action in actions:

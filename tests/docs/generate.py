@@ -27,7 +27,7 @@ from gpusched.cluster.requests import environment
 from gpusched.config import fields as inventory_fields
 from gpusched.config import idle as inventory_idle
 from gpusched.config import notices as inventory_notices
-from gpusched.config.policies import BUILT_IN, load_policy
+from gpusched.config.policies import BUILT_IN, default_fallback, load_policy
 from gpusched.doctor.findings import Finding
 from gpusched.model.audit import AuditEntry
 from gpusched.model.events import Event, EventLine
@@ -36,7 +36,7 @@ from gpusched.model.healthchecks import CheckRecord, HealthCheck
 from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Elastic, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.model.metrics import METRICS
 from gpusched.model.plan import ReasonCode
-from gpusched.model.policy import Resizing
+from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import GpuProcess, GpuState, Nic, NodeState
 from gpusched.model.reports import (
     ConditionRow,
@@ -90,7 +90,7 @@ from gpusched.views.why import Why, dry_run_dict, why_dict
 from tests.docs import python_api, replays, words
 
 DOCS = Path(__file__).parents[2] / "docs"
-_PART = re.compile(r"(<!-- ?(?:generated: )?([a-z0-9-]+) ?-->)\n.*?(<!-- ?end ?-->)", re.DOTALL)
+_PART = re.compile(r"<!--([a-z0-9-]+)-->\n.*?<!--end-->", re.DOTALL)
 
 
 def main() -> int:
@@ -107,7 +107,7 @@ def check() -> Iterable[tuple[Path, str]]:
     """Files whose generated parts differ from the code, with the text they should have."""
     for path in sorted(DOCS.rglob("*.md")):
         text = path.read_text("utf-8")
-        fresh = _PART.sub(lambda m: f"{m[1]}\n\n{PARTS[m[2]]().strip()}\n\n{m[3]}", text)
+        fresh = _PART.sub(lambda m: f"<!--{m[1]}-->\n\n{PARTS[m[1]]().strip()}\n\n<!--end-->", text)
         if fresh != text:
             yield path, fresh
     for path in DOCS.rglob("event.schema.json"):
@@ -117,7 +117,7 @@ def check() -> Iterable[tuple[Path, str]]:
 
 def parts_in_docs() -> set[str]:
     """Names of the parts that stand somewhere."""
-    return {m[2] for path in DOCS.rglob("*.md") for m in _PART.finditer(path.read_text("utf-8"))}
+    return {m[1] for path in DOCS.rglob("*.md") for m in _PART.finditer(path.read_text("utf-8"))}
 
 
 # -- tables
@@ -402,21 +402,18 @@ def policy_files() -> list[Path]:
 
 
 def _policies() -> str:
-    rows = []
+    rows, default = [], PolicySpec(name="default")
     for path in policy_files():
-        keys = yaml.safe_load(path.read_text("utf-8"))
+        spec, keys = load_policy(path), yaml.safe_load(path.read_text("utf-8"))
         del keys["description"]
-        if load_policy(path).resize == Resizing():
-            keys.pop("resize", None)  # the defaults, which the guide has
-        usual = _USUAL | {"fallback": _FALLBACKS.get(keys.get("agent"), "easy")}
-        keys = {key: value for key, value in keys.items() if usual.get(key) != value}
+        usual = {key for key in ("order", "place", "backfill") if keys.get(key) == getattr(default, key)}
+        usual |= {"resize"} if spec.resize == default.resize else set()  # the guide has it
+        usual |= {"budget"} if spec.budget_s == default.budget_s else set()
+        usual |= {"fallback"} if keys.get("fallback") == default_fallback(spec.traits) else set()
+        keys = {key: value for key, value in keys.items() if key not in usual}
         flow = yaml.safe_dump(keys, default_flow_style=True, sort_keys=False, width=1e9).strip()
         rows.append((code(path.stem), code(flow[1:-1]) or "the defaults"))
     return listing(rows)
-
-
-_USUAL = {"order": "fifo", "place": "first-fit", "backfill": "none", "budget": "200ms"}
-_FALLBACKS = {"dl2": "elastic", "maifs": "elastic", "topology": "contention"}
 
 
 # -- states and reasons

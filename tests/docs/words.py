@@ -13,21 +13,11 @@ MEMORY = "memory"
 BOOL = "bool"
 
 # Keys that say the same in a fixed unit, for programs that write the file.
-TWINS = {
-    "tick_s": "tick",
-    "probe_timeout_s": "probe_timeout",
-    "down_after_s": "down_after",
-    "node_fail_after_s": "node_fail_after",
-    "grace_s": "grace",
-    "session_keep_s": "session_keep",
-    "connect_timeout_s": "connect_timeout",
-    "fairshare_half_life_s": "fairshare_half_life",
-    "keep_reports_s": "keep_reports",
-    "power_price_per_kwh": "power_price",
-    "memory_mib": "memory",
-    "rated_power_w": "rated_power",
-    "uplink_gbps": "uplink",
-}
+TWINS = (
+    "tick_s", "probe_timeout_s", "down_after_s", "node_fail_after_s", "grace_s", "session_keep_s",
+    "connect_timeout_s", "fairshare_half_life_s", "keep_reports_s", "power_price_per_kwh", "memory_mib",
+    "rated_power_w", "uplink_gbps",
+)  # fmt: skip
 
 SETTINGS = {
     "tick": (DURATION, "Pause between the controller's cycles; news ends it early."),

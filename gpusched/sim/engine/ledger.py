@@ -140,7 +140,9 @@ def drop_idle_repeat(ledger: SimLedger | None, waiting: Ints, code: Ints, backfi
     if ledger is None or ledger.kept[2] == 0:
         return
     ledger.kept[2] = 0
-    for job in waiting if backfill != SKIP else waiting[:0]:
+    if backfill == SKIP:  # no job holds up others
+        return
+    for job in waiting:
         holds_up = backfill == CONSERVATIVE or code[job] == RESOURCES or code[job] == RESERVED
         if holds_up and code[job] != LIMIT and exceeds_limit(ledger, job):
             ledger.kept[2] = 1
