@@ -21,14 +21,14 @@ from gpusched.model.jobs import (
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.model.resources import SharingSettings
-from gpusched.model.slices import MigSlice
+from gpusched.model.slices import Cut, MigSlice, SliceProfile
 from gpusched.model.snapshot import NodeView, PendingView
 from gpusched.queue.snapshots import build_snapshot, uncleaned_gpus
-from gpusched.queue.store import NodeRecord, RankRecord
+from gpusched.queue.store import CutState, NodeRecord, RankRecord
 from tests import builders
 from tests.builders import spec
 from tests.controller.applying import NOW
-from tests.controller.imagined import GPUS, Host, inventory, reading_of
+from tests.controller.imagined import GPUS, Host, inventory, on_demand, reading_of
 
 _S = JobState
 
@@ -211,6 +211,20 @@ def test_slices_of_a_reading_and_which_of_them_cannot_be_had() -> None:
     reading = NodeReading(node="n0", time=NOW, source="nvml", gpus=(gpus[0], unknown))
     view = seen(runs, records={"n0": NodeRecord(name="n0", state=NodeState.IDLE, reading=reading)})["n0"]
     assert view.blocked.keys() == {2, 3, 2000, 2002, 2003}, "it may be in any that no job has"
+
+
+def test_a_gpu_whose_cut_failed_can_be_cut_again_from_the_time_of_the_next_try() -> None:
+    gpu = Gpu(index=1, mig_mode=True, mig_profiles=(SliceProfile(name="1g.10gb", compute=1, memory_units=1),))
+    declared = on_demand()
+    reading = NodeReading(node="n0", time=NOW, source="nvml", gpus=(gpu,))
+
+    def cuttable(cut: CutState) -> set[int]:
+        record = NodeRecord(name="n0", state=NodeState.IDLE, reading=reading, cuts={1: cut})
+        return set(seen(records={"n0": record}, inventory=declared)["n0"].cuttable)
+
+    failed = CutState(cut=Cut("n0", 1), began=NOW - 90, ended=NOW - 80, failures=1)
+    tries = [msgspec.structs.replace(failed, retry_at=NOW + s) for s in (-1.0, 0.0, 1.0)]
+    assert [cuttable(one) for one in (failed, *tries)] == [{1}, {1}, {1}, set()]
 
 
 def test_running_jobs_release_at_their_limit_or_kill_time() -> None:
