@@ -112,19 +112,19 @@ def test_nodes_are_compared_by_gpus_then_cores_then_memory_up_to_the_most_a_node
 @pytest.mark.parametrize(
     ("rule", "milli", "node"),
     [
-        (FIRST_FIT, 300, 0),
-        (BEST_FIT, 300, 2),
-        (BEST_FIT, 350, 1),
-        (BEST_FIT, 800, 1),  # no shared one has it: a whole one, where fewest GPUs are left
-        (SPREAD, 300, 3),  # the most free GPUs
+        (FIRST_FIT, 300, 1),
+        (BEST_FIT, 300, 3),
+        (BEST_FIT, 350, 2),
+        (BEST_FIT, 800, 2),  # no shared one has it: a whole one, where fewest GPUs are left
+        (SPREAD, 300, 4),  # the most free GPUs
     ],
 )
 def test_a_part_goes_to_the_gpu_where_least_is_left_or_by_the_rule(rule: int, milli: int, node: int) -> None:
-    """Nodes of two GPUs with (1000, 1000), (400, 1000), (300, 200) thousandths left; of three whole ones."""
+    """An unavailable node; of two GPUs with (1000, 1000), (400, 1000), (300, 200) thousandths left; of three whole."""
     left = ints([1000, 1000, 400, 1000, 300, 200, 1000, 1000, 1000])
-    shared = SharedGpus(left, ints([0, 2, 4, 6, 9]), ints([]), ints([]))
-    free = Resources(ints([2, 1, 0, 3]), ints([9] * 4), ints([9] * 4), shared)
-    asked = PlacementRequest(0, 4, 1, 1, 2, 3, -1, milli=milli)
-    scratch = new_scratch(4, 1)
+    shared = SharedGpus(left, ints([0, 0, 2, 4, 6, 9]), ints([]), ints([]))
+    free = Resources(ints([-1, 2, 1, 0, 3]), ints([9] * 5), ints([9] * 5), shared)
+    asked = PlacementRequest(0, 5, 1, 1, 2, 3, -1, milli=milli)
+    scratch = new_scratch(5, 1)
     assert choose(free, MASKS, asked, rule, scratch)
     assert scratch.chosen[0] == node
