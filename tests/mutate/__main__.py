@@ -190,16 +190,17 @@ def survey_of(workers: list[Worker], config: dict[str, Any], folder: Path) -> Su
     kept = {file: BUILD / f"survey-{_digest(common.digest(), file)}.json" for file in files}
     if new := [file for file in files if not kept[file].is_file()]:
         print(f"which lines do the tests of {len(new)} files reach? (once per change)", flush=True)
-        answers = [folder / f"survey{i}.json" for i in range(len(workers))]
+        at_once = workers[: len(new)]  # without a file pytest would run all tests there are
+        answers = [folder / f"survey{i}.json" for i in range(len(at_once))]
         todo = [
-            lambda w=w, i=i: w.ask(survey=str(answers[i]), files=new[i :: len(workers)], timeout_s=3600)
-            for i, w in enumerate(workers)
+            lambda w=w, i=i: w.ask(survey=str(answers[i]), files=new[i :: len(at_once)], timeout_s=3600)
+            for i, w in enumerate(at_once)
         ]
         _at_once(todo)
         BUILD.mkdir(parents=True, exist_ok=True)
         for i, answer in enumerate(answers):
             part = json.loads(answer.read_text())
-            for file in new[i :: len(workers)]:
+            for file in new[i :: len(at_once)]:
                 kept[file].write_text(json.dumps(_of_file(part, file)))
     found: Survey = {"cpu_s": {}, "wall_s": {}, "lines": {}}
     for file in files:
