@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpusched.model.arrays import restricted_row
 from gpusched.model.jobs import (
     Allocation,
     Dependency,
@@ -23,6 +24,7 @@ from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.model.resources import SharingSettings
 from gpusched.model.slices import Cut, MigSlice, SliceProfile
 from gpusched.model.snapshot import NodeView, PendingView
+from gpusched.queue import array_limit
 from gpusched.queue.snapshots import build_snapshot, uncleaned_gpus
 from gpusched.queue.store import CutState, NodeRecord, RankRecord
 from tests import builders
@@ -252,6 +254,24 @@ def test_an_arrays_room_is_what_its_limit_leaves() -> None:
     assert [views[w.id].array_room for w in waits] == [1, 3, None, None]
     assert [views[w.id].estimate_s for w in waits] == [None, None, None, 7.0]
     assert seen(*tasks, *waits, array_limits={"x": 1})["x_9"].array_room == 0
+
+
+@pytest.mark.parametrize(
+    ("tasks", "simulated"),
+    [
+        (11, [(i, 0) for i in range(11)]),
+        (12, [(0, 1), (2, 1), (4, 1), *((i, 0) for i in range(6, 12))]),
+        (15, [(0, 2), (3, 2), (6, 2), *((i, 0) for i in range(9, 15))]),
+    ],
+)
+def test_a_simulated_task_stands_for_its_followers_but_the_last_are_simulated_each(
+    tasks: int, simulated: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three run at once; so in three parts, of two tasks or more, and the last six by themselves."""
+    monkeypatch.setattr(array_limit, "MAX_SIMULATED_PARTS", 3)
+    whole = job("a", array_id="a", attempt=0, spec=spec(gpus_per_node=GPUS))
+    limit = array_limit.ArrayTaskLimit(inventory(), {}, (), {}, {})
+    assert limit.ahead(restricted_row(whole, ((0, tasks - 1),))) == simulated
 
 
 @pytest.mark.parametrize(
