@@ -64,7 +64,7 @@ def _defaults(kind: Any) -> dict[str, object]:
     return {name: option.default for name, option in kind.options.items()}
 
 
-# numba compares settings whenever it looks for an overload; it reads each by a property: a quarter of compiling.
+# numba compares settings whenever it looks for an overload; it reads each by a property: a tenth of compiling.
 cast(Any, TargetConfig).values = lambda self: _defaults(cast(Any, type(self))) | self._values
 
 
