@@ -140,7 +140,7 @@ def test_a_history_s_jobs_start_where_and_when_live_decisions_start_them(
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(snap=queues(("first-fit", "spread")).filter(lambda snap: snap.pending), parts=st.data())
+@given(snap=queues(("first-fit", "spread", "rack", "rack-wait")).filter(lambda snap: snap.pending), parts=st.data())
 def test_jobs_of_more_than_half_a_gpu_start_as_if_they_had_whole_ones(snap: Snapshot, parts: st.DataObject) -> None:
     trace = history_of(snap.pending, [0.5 * job.spec.time_limit_s for job in snap.pending])
     milli = np.array(parts.draw(st.lists(among(600, 800, 1000), min_size=len(trace), max_size=len(trace))))
