@@ -17,7 +17,6 @@ from gpusched.sched.state import (
     BACKFILLS,
     OK,
     RACK_ROOM,
-    Flags,
     Ints,
     Records,
     Releases,
@@ -174,7 +173,7 @@ def with_ways_at_sizes(world: SimWorld, menus: Menus, menu: Ints, request: Ints)
         kind[at] = ints(rows)[index.reshape(-1)]
         world = _with_models(world)
     asked = np.stack((shape, kind, most, one_rack), axis=-1)
-    world, placing, classes = _with_classes(world, asked, owns=(shape[:, -1] >= 0).astype(np.uint8))
+    world, placing, classes = _with_classes(world, asked)
     nowhere, size = np.nonzero((shape[:, 1:-1] >= 0) & (classes[:, 1:-1] < 0))
     menus.shape[menu[nowhere], size] = -1  # a job in one rack only may have no size that no rack has
     links, ways = world.sim.links, placing.ways
@@ -195,8 +194,8 @@ def _one_rack(trace: Trace, network: PlacementNetwork) -> Ints:
     return np.asarray(trace.one_rack if some else np.zeros(len(trace)), np.int64)
 
 
-def _early(world: SimWorld, asked: Ints, owns: Flags) -> tuple[SimWorld, Ints]:
-    """Return what jobs may request while they wait for one rack by themselves; arguments as of `_with_classes`.
+def _early(world: SimWorld, asked: Ints) -> tuple[SimWorld, Ints]:
+    """Return what jobs may request while they wait for one rack by themselves; ``asked``: see `_with_classes`.
 
     That is one request for each number of nodes of each request, ``int64[jobs, n, 4]``, and for one that is a job's own
     another of its own. Placements by racks have these anyway.
@@ -207,6 +206,7 @@ def _early(world: SimWorld, asked: Ints, owns: Flags) -> tuple[SimWorld, Ints]:
         return world, np.zeros((len(trace), 0, 4), np.int64)
     demand, learned = world.demand._replace(requests=world.passes.requests), network.learned
     known, racked = dict[tuple[int, int], list[int]](), int(len(network.tree.parent) > 0)
+    owns = (asked[:, -1, 0] >= 0) & (asked[:, -1, 2] == OWN)
     for job, (wait, of_own, requests) in enumerate(zip(own.tolist(), owns.tolist(), asked.tolist(), strict=True)):
         rows: dict[tuple[int, ...], None] = {}
         for shape, kind, most, _ in requests[-1:] if of_own else requests:
@@ -235,17 +235,15 @@ def _with_models(world: SimWorld) -> SimWorld:
     return world._replace(options=replace(world.options, network=network._replace(model=model, sure=sure)))
 
 
-def _with_classes(
-    world: SimWorld, asked: Ints, owns: Flags | None = None
-) -> tuple[SimWorld, PlacingState, Ints]:  # fmt: skip
+def _with_classes(world: SimWorld, asked: Ints) -> tuple[SimWorld, PlacingState, Ints]:
     """Do so for ``int64[jobs, n, 4]``: request (-1: none), kind, `most_nodes` or OWN, and whether in one rack only.
 
-    Also return their classes. ``owns``: which jobs' last requests are their own.
+    Also return their classes.
 
-    A job's first request is the one that it has in the beginning.
+    A job's first request is the one that it has in the beginning; OWN may be its last.
     """
     count = asked.shape[1]
-    world, early = _early(world, asked, np.zeros(len(asked), np.uint8) if owns is None else owns)
+    world, early = _early(world, asked)
     asked = np.concatenate((asked, early), axis=1)
     network, rule = world.options.network, RULES.get(world.rule, FIRST)
     assert network is not None

@@ -125,7 +125,7 @@ class Stepper:
         return sim.held[offset : offset + self.parts(job)[0]].copy()
 
     def parts(self, job: int) -> tuple[int, int]:
-        """Return on how many nodes the job is, or would rather be now, and GPUs on each."""
+        """Return how many nodes the job has, or asks for first, and GPUs on each."""
         shape = self._world.sim.shapes[self._shapes(job)[0]]
         return int(shape["parts"]), int(shape["gpus"])
 
@@ -134,8 +134,8 @@ class Stepper:
         return int(self.pool.partition[self._world.sim.shapes[self._world.sim.jobs[job]["shape"]]["lo"]])
 
     def cores_and_memory(self, job: int) -> tuple[int, int]:
-        """Return the cores and MiB that the job needs on each node."""
-        shape = self._world.sim.shapes[self._world.sim.jobs[job]["shape"]]
+        """Return the cores and MiB that the job needs on each of these nodes."""
+        shape = self._world.sim.shapes[self._shapes(job)[0]]
         return int(shape["cores"]), int(shape["memory"])
 
     def pace_of(self, job: int) -> tuple[float, float, float]:

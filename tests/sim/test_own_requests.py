@@ -157,9 +157,7 @@ def test_jobs_of_more_than_half_a_gpu_start_as_if_they_had_whole_ones(snap: Snap
 @given(snap=queues(("naive",)).filter(lambda snap: snap.pending))
 def test_the_naive_draw_is_the_live_one(snap: Snapshot) -> None:
     trace, (policy,) = history_of(snap.pending, [60.0] * len(snap.pending)), snap.policies.values()
-    live = {
-        a.job_id: {part.node for part in a.allocation.parts} for a in decide(snap).actions if isinstance(a, Start)
-    }
+    live = {a.job_id: {part.node for part in a.allocation.parts} for a in decide(snap).actions if isinstance(a, Start)}
     found = replay(trace, pool_of(snap), policy_of_spec(policy), topology=snap.topology, seed=snap.seed)
     begun = {job: nodes for job, (start, nodes) in starts_and_nodes(found).items() if start == NOW}
     assert begun == live or not live  # where none starts, the replay draws again at once
