@@ -57,7 +57,7 @@ def choose(resources: Resources, masks: Flags, request: PlacementRequest, rule: 
         Whether there were enough; then ``scratch.chosen[:parts]`` holds them in the rule's order.
     """
     if is_part(request.milli):
-        return _choose_for_part(request.milli, resources, masks, request, rule, scratch)
+        return _choose_one(resources, masks, request, rule, scratch)
     if by_rack(scratch.racks, rule, request):
         return _choose_by_rack(scratch.racks, resources, masks, request, rule, scratch)
     count = 0
@@ -127,21 +127,28 @@ def with_room(shared: SharedGpus | None, milli: int | None, node: int) -> int:
 
 
 @jit
-def _choose_for_part(
-    milli: int | None, resources: Resources, masks: Flags, request: PlacementRequest, rule: int, scratch: Scratch
-) -> bool:
-    """Choose for a part of a GPU; best fit is by what is left of the GPU, then as for others."""
-    best, least = -1, (0, 0)
-    if milli is None:
-        return False
+def _choose_one(resources: Resources, masks: Flags, request: PlacementRequest, rule: int, scratch: Scratch) -> bool:
+    """Choose one node, for a part of a GPU or by RACK.
+
+    Best fit is by what is left of the GPU, then as for others. RACK: the node with least GPUs left over, among equals
+    the one in the rack with the fewest free, then the best fit. Ties go to the lower row.
+    """
+    best, least = -1, (0, 0, 0, 0)
+    if rule == RACK:
+        max_in_rack(scratch.racks, resources, masks, request)
     for node in range(request.lo, request.hi):
         if not node_fits(resources, masks, request, node):
             continue
         if rule == FIRST_FIT:
             best = node
             break
-        left = _left_of_gpu(resources.shared, milli, node) if rule == BEST_FIT or rule == RACK else 0
-        key = left, sort_key(rule, resources.gpus[node], resources.cores[node], resources.memory[node], request)
+        gpus, left, free = resources.gpus[node], 0, 0
+        if rule == BEST_FIT or rule == RACK:
+            left = _left_of_gpu(resources.shared, request.milli, node)
+        if rule == RACK:
+            free = _free_in_rack(scratch.racks, node)
+        fit = sort_key(rule, gpus, resources.cores[node], resources.memory[node], request)
+        key = (left, gpus if rule == RACK else 0, free, fit)
         if best < 0 or key < least:
             best, least = node, key
     scratch.chosen[0] = best
@@ -149,7 +156,9 @@ def _choose_for_part(
 
 
 @jit
-def _left_of_gpu(shared: SharedGpus | None, milli: int, node: int) -> int:
+def _left_of_gpu(shared: SharedGpus | None, milli: int | None, node: int) -> int:
+    if milli is None:
+        return 0
     gpu = with_room(shared, milli, node)
     if shared is None or gpu < 0:
         return WHOLE - milli
@@ -174,14 +183,13 @@ def _choose_by_rack(
     """Choose from as few racks as can hold the parts, from one if ``request.spread``.
 
     One rack that holds all parts that are left, and has the fewest GPUs free; where none does, the one that holds most
-    of them. Within a rack in the rule's order; RACK for a single part: the node with least GPUs left over, among equals
-    the one in the rack with the fewest free, then the best fit. Ties go to the lower row.
+    of them. Within a rack in the rule's order; ties go to the lower row.
     """
     if racks is None:
         return False
-    max_in_rack(racks, resources, masks, request)
     if request.parts == 1 and rule == RACK:
-        return _choose_one(racks, resources, masks, request, scratch)
+        return _choose_one(resources, masks, request, rule, scratch)
+    max_in_rack(racks, resources, masks, request)
     found = 0
     while found < request.parts:
         best, left = -1, request.parts - found
@@ -224,6 +232,13 @@ def count_fit(racks: Records | None, node: int) -> int:
 
 
 @jit
+def _free_in_rack(racks: Records | None, node: int) -> int:
+    if racks is None:
+        return 0
+    return int(racks[racks[node]["number"]]["free"])
+
+
+@jit
 def _nearer(racks: Records, rack: int, other: int, left: int) -> bool:
     """Return whether a rack is preferred to another for the ``left`` parts."""
     holds, other_holds = racks[rack]["fits"] >= left, racks[other]["fits"] >= left
@@ -259,24 +274,6 @@ def _fill_from(
             continue
         _insert(scratch.keys, scratch.chosen, node, key, first, count - 1)
     return count
-
-
-@jit
-def _choose_one(
-    racks: Records, resources: Resources, masks: Flags, request: PlacementRequest, scratch: Scratch
-) -> bool:
-    """Choose one node for RACK."""
-    best, least = -1, (0, 0, 0)
-    for node in range(request.lo, request.hi):
-        if not node_fits(resources, masks, request, node):
-            continue
-        gpus = resources.gpus[node]
-        fit = sort_key(RACK, gpus, resources.cores[node], resources.memory[node], request)
-        key = (gpus, racks[racks[node]["number"]]["free"], fit)
-        if best < 0 or key < least:
-            best, least = node, key
-    scratch.chosen[0] = best
-    return best >= 0
 
 
 @jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -97,8 +98,8 @@ def walks(world: SimWorld) -> bool:
         return False
     if world.options.network.sure is not None and RULES.get(world.rule) == CHEAPEST:
         return True  # only the walk leaves out of a wait what is not sure
-    if world.trace.spreads or world.shared == "pairs":
-        return True  # nor does the index know jobs' own waits, nor which jobs are left waiting
+    if world.trace.spreads or world.shared != "no" or world.options.backfill_every_s > 0:
+        return True  # nor does the index know jobs' own waits, parts of GPUs, nor which jobs are left waiting
     if world.sim.ledger is not None and len(world.sim.dirty) > 1:
         return True  # nor does it decide one partition after the other, which limits may cover
     if world.policy.kind != "static" or world.policy.backfill == "conservative":
@@ -122,7 +123,9 @@ def one_node_network(like: PlacementNetwork) -> PlacementNetwork:
     model.kinds["compute"] = 1.0
     learned = like.learned and LearnedClasses(table, ("",), np.zeros(1, np.int64))
     tree = tree_of(Topology(), ("n",))
-    return PlacementNetwork(tree, model, np.zeros(1, np.int64), sure=like.sure and model, learned=learned)
+    return PlacementNetwork(
+        tree, model, np.zeros(1, np.int64), sure=like.sure and model, learned=learned, keeps_nodes=like.keeps_nodes
+    )
 
 
 def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
@@ -135,9 +138,8 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     assert network is not None
     most = most_nodes(world.trace, network.keeps_nodes)
     asked = np.stack((world.demand.shape, network.kind, most, _one_rack(world.trace, network)), axis=-1)
-    world, early = _early(world, asked)
-    world, placing, classes = _with_classes(world, np.concatenate((asked[:, None], early), axis=1))
-    return world, placing._replace(early=classes[:, 1:].copy()) if world.trace.spreads else placing
+    world, placing, _ = _with_classes(world, asked[:, None])
+    return world, placing
 
 
 def with_ways_at_sizes(world: SimWorld, menus: Menus, menu: Ints, request: Ints) -> tuple[SimWorld, PlacingState]:
@@ -170,7 +172,8 @@ def with_ways_at_sizes(world: SimWorld, menus: Menus, menu: Ints, request: Ints)
         ]
         kind[at] = ints(rows)[index.reshape(-1)]
         world = _with_models(world)
-    world, placing, classes = _with_classes(world, np.stack((shape, kind, most, one_rack), axis=-1))
+    asked = np.stack((shape, kind, most, one_rack), axis=-1)
+    world, placing, classes = _with_classes(world, asked)
     nowhere, size = np.nonzero((shape[:, 1:-1] >= 0) & (classes[:, 1:-1] < 0))
     menus.shape[menu[nowhere], size] = -1  # a job in one rack only may have no size that no rack has
     links, ways = world.sim.links, placing.ways
@@ -192,9 +195,10 @@ def _one_rack(trace: Trace, network: PlacementNetwork) -> Ints:
 
 
 def _early(world: SimWorld, asked: Ints) -> tuple[SimWorld, Ints]:
-    """Return what jobs may request while they wait for one rack by themselves, as `_with_classes` has it.
+    """Return what jobs may request while they wait for one rack by themselves; ``asked``: see `_with_classes`.
 
-    That is one request for each number of nodes, ``int64[jobs, n, 4]``. Placements by racks have these anyway.
+    That is one request for each number of nodes of each request, ``int64[jobs, n, 4]``, and for one that is a job's own
+    another of its own. Placements by racks have these anyway.
     """
     trace, network, rule = world.trace, world.options.network, RULES.get(world.rule)
     own, found = trace.placement_wait, list[list[tuple[int, ...]]]()
@@ -202,18 +206,23 @@ def _early(world: SimWorld, asked: Ints) -> tuple[SimWorld, Ints]:
         return world, np.zeros((len(trace), 0, 4), np.int64)
     demand, learned = world.demand._replace(requests=world.passes.requests), network.learned
     known, racked = dict[tuple[int, int], list[int]](), int(len(network.tree.parent) > 0)
-    for job, (wait, (shape, kind, most, _)) in enumerate(zip(own.tolist(), asked.tolist(), strict=True)):
-        if (shape, most) not in known and wait > 0 and shape >= 0:
-            known[shape, most] = node_counts(world.pool, demand, shape, most)
-        counts = known[shape, most] if wait > 0 and shape >= 0 else []
-        kinds = [kind] * len(counts)
-        if learned is not None:
-            name, gpus = learned.names[learned.of[job]], int(trace.gpus[job])
-            kinds = [learned.table.row(name, gpus, (count,)) for count in counts]
-        found.append([(shape, of, -1 - count, racked) for of, count in zip(kinds, counts, strict=True)])
+    owns = (asked[:, -1, 0] >= 0) & (asked[:, -1, 2] == OWN)
+    for job, (wait, of_own, requests) in enumerate(zip(own.tolist(), owns.tolist(), asked.tolist(), strict=True)):
+        rows: dict[tuple[int, ...], None] = {}
+        for shape, kind, most, _ in requests[-1:] if of_own else requests:
+            if wait <= 0 or shape < 0:
+                continue
+            if (shape, most) not in known:
+                known[shape, most] = node_counts(world.pool, demand, shape, most)
+            for count in known[shape, most]:
+                of = kind
+                if learned is not None:
+                    of = learned.table.row(learned.names[learned.of[job]], _gpus_of(world, shape), (count,))
+                rows[shape, of, OWN if of_own else OWN - count, racked] = None
+        found.append([*rows])
     early = np.full((len(trace), max(map(len, found), default=0), 4), -1, np.int64)
-    for job, rows in enumerate(found):
-        early[job, : len(rows)] = rows or -1
+    for job, own_rows in enumerate(found):
+        early[job, : len(own_rows)] = own_rows or -1
     return (_with_models(world) if learned is not None else world), early
 
 
@@ -231,12 +240,15 @@ def _with_classes(world: SimWorld, asked: Ints) -> tuple[SimWorld, PlacingState,
 
     Also return their classes.
 
-    A job's first request is the one that it has in the beginning.
+    A job's first request is the one that it has in the beginning; OWN may be its last.
     """
-    network, rule = world.options.network, RULES.get(world.rule)
+    count = asked.shape[1]
+    world, early = _early(world, asked)
+    asked = np.concatenate((asked, early), axis=1)
+    network, rule = world.options.network, RULES.get(world.rule, FIRST)
     assert network is not None
     backfill = world.policy.backfill
-    if rule is None or not takes_costs(replace(world.policy, placement=world.rule)):
+    if not network.keeps_nodes and not takes_costs(replace(world.policy, placement=world.rule)):
         raise UsageError(
             f"{world.policy.name} (placement {world.rule}) cannot be replayed with placement costs",
             f"one that stops no jobs, and one of {', '.join(rule for rule in RULES if rule not in _NOT_LIVE)}, "
@@ -294,8 +306,8 @@ def _with_classes(world: SimWorld, asked: Ints) -> tuple[SimWorld, PlacingState,
         wake=np.full(1, np.inf), at=np.zeros(2, np.int64),
         order=new_heap(classes + 1), fits=np.zeros(len(ways.shape) + 1, np.int64), search=new_search(tree),
         backfill=BACKFILLS[backfill], usable=passes.usable.gpus.copy(),
-        early=np.zeros((len(trace) if trace.spreads else 0, 0), np.int64),
-    ), at_size  # fmt: skip
+        early=at_size[: len(trace) if trace.spreads else 0, count:].copy(),
+    ), at_size[:, :count]  # fmt: skip
 
 
 def _limits(world: SimWorld) -> tuple[Ints, ...]:
@@ -341,7 +353,7 @@ def _with_shapes(world: SimWorld, distinct: Ints, rule: int) -> tuple[SimWorld, 
     rows = [{name: int(row[name]) for name in SHAPE.names or ()} for row in sim.shapes]
     known = {tuple(row.values()): i for i, row in reversed([*enumerate(rows)])}
     demand = world.demand._replace(requests=world.passes.requests)
-    laid_out: list[list[int]] = []
+    laid_out, base_of = list[list[int]](), list(range(len(rows)))
     for shape, _, most, one_rack in distinct.tolist():
         base = rows[shape]
         parts, gpus = base["parts"], base["parts"] * base["gpus"]
@@ -349,28 +361,34 @@ def _with_shapes(world: SimWorld, distinct: Ints, rule: int) -> tuple[SimWorld, 
         counts = node_counts(pool, demand, shape, most) if most >= OWN else [-1 - most]
         for count in counts[::-1] if rule == BALANCED else counts:
             by_rack = rule in (ONE_RACK, RACK_WAIT)
-            for spread in (1,) if one_rack and count > 1 else (1, 0) if by_rack else (0,):
+            for spread in (1,) if one_rack and (count > 1 or most == OWN) else (1, 0) if by_rack else (0,):
                 row = base | {"parts": count, "gpus": gpus // count, "spread": spread}
                 row |= {name: -(-base[name] * parts // count) for name in ("cores", "memory")}
                 at = shape if row == base else -1 if most == OWN else known.get(tuple(row.values()), -1)
                 if at < 0:
                     at = len(rows)
                     rows.append(row)
+                    base_of.append(shape)
                 if most != OWN:
                     known.setdefault(tuple(row.values()), at)
                 found.append(at)
         laid_out.append(found)
     columns = {name: ints([row[name] for row in rows]) for name in SHAPE.names or ()}
-    world = _with_requests(world, filled(SHAPE, len(rows), **columns))
+    world = _with_requests(world, filled(SHAPE, len(rows), **columns), base_of)
     feasibility = world.passes.jobs.feasibility
-    return world, [[shape for shape in found if feasibility[shape] == OK] for found in laid_out]
+    own = distinct[:, 2] == OWN  # these change: no rack may have the first size, and one another
+    return world, [
+        [shape for shape in found if is_own or feasibility[shape] == OK]
+        for found, is_own in zip(laid_out, own.tolist(), strict=True)
+    ]
 
 
-def _with_requests(world: SimWorld, shapes: Records, looser: Ints | None = None) -> SimWorld:
-    """Return the world with these requests, ``SHAPE[shapes]``."""
-    sim, passes = world.sim, world.passes
+def _with_requests(world: SimWorld, shapes: Records, of: Sequence[int], looser: Ints | None = None) -> SimWorld:
+    """Return the world with these requests, ``SHAPE[shapes]``; ``of``: for which requests before they stand."""
+    sim, passes, milli = world.sim, world.passes, world.passes.requests.milli
     columns = {name: shapes[name].copy() for name in SHAPE.names or ()}
-    requests = Requests(**{name: columns.get(name) for name in Requests._fields[:-2]}, looser=looser)  # type: ignore[arg-type]
+    asked = {name: columns[name] for name in Requests._fields[:-2]}
+    requests = Requests(**asked, looser=looser, milli=None if milli is None else milli[[*of]])
     feasibility, failed, failed_late = (np.zeros(len(shapes), np.int64) for _ in range(3))
     passes = passes._replace(
         requests=requests, jobs=passes.jobs._replace(feasibility=feasibility),
@@ -393,7 +411,7 @@ def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
                 base.append(key[0])
                 looser.append(key[1])
             chain[way] = known[key]
-    world = _with_requests(world, sim.shapes[base], ints(looser))
+    world = _with_requests(world, sim.shapes[base], base, ints(looser))
     passes, jobs, held = world.passes, len(sim.jobs), len(sim.held)
     calendar = passes.scratch.calendar or no_calendar()
     conservative = world.policy.backfill == "conservative"
@@ -410,17 +428,17 @@ def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
     shapes = [ways.shape[a:b].tolist() for a, b in pairwise(ways.first.tolist())]
     passes, masks = world.passes, world.passes.jobs.masks
     sure_ways = layouts_of(links.tree, sure, ways.kind, shapes, passes.usable, masks, passes.requests, passes.scratch)
+    own = np.full(jobs, -1) if world.trace.placement_wait is None else world.trace.placement_wait
+    alone_s = np.where(own >= 0, own, of.wait_s if of.rule == RACK_WAIT else 0.0)
+    wait_s = np.where(own >= 0, own, of.most_wait_s)
     costs = Costs(
         links.tree, links.model, sure, links.load, laid_out, sure_ways._replace(shape=chain), of.of,
-        since=sim.jobs["submit"].copy(), wait_s=np.full(jobs, of.most_wait_s), patience_s=of.patience_s,
+        since=sim.jobs["submit"].copy(), wait_s=wait_s.copy(), patience_s=of.patience_s,
         last_pass=np.full((2, classes), -1), class_cost=np.zeros((2, classes, 2)), wait_cost=np.zeros((jobs, 2)),
         search=of.search,
     )  # fmt: skip
-    queue, own = new_queue(world), world.trace.placement_wait
-    own = np.full(jobs, -1) if own is None else own
-    alone_s = np.where(own >= 0, own, of.wait_s if of.rule == RACK_WAIT else 0.0)
-    wait_s = np.where(own >= 0, own, of.most_wait_s)
+    queue = new_queue(world)
     return world, Walk(
-        of._replace(ways=laid_out), costs, ways.shape, alone_s, wait_s, of.of.copy(), queue, queue.waiting, queue.size,
-        new_outcome(jobs, held),
+        of._replace(ways=laid_out), costs, ways.shape, alone_s, wait_s, of.of.copy(), ways.best.copy(), queue,
+        queue.waiting, queue.size, new_outcome(jobs, held),
     )  # fmt: skip

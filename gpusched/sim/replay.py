@@ -28,10 +28,10 @@ from gpusched.sim.engine.build import (
     result_of,
     world_of,
 )
-from gpusched.sim.engine.generic import component_run, is_by_component, new_queue, run_generic
+from gpusched.sim.engine.generic import chooser_for, component_run, is_by_component, new_queue, run_generic
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
 from gpusched.sim.engine.placing_index import run_placed
-from gpusched.sim.engine.placing_walk import run_walk
+from gpusched.sim.engine.placing_walk import run_walk, walk_by_component
 from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, new_filling, new_plan, run_preemptive
 from gpusched.sim.engine.quotas import QuotaSet
 from gpusched.sim.engine.sized import run_sized
@@ -242,6 +242,14 @@ def _naming(agent: str, run: Runner) -> Runner:
     return to_end
 
 
+def _by_component(world: SimWorld) -> tuple[SimWorld, Runner]:
+    chooser = chooser_for(world)
+    if world.options.network is None:
+        return world, component_run(world, chooser)
+    world, walk = walked(*with_ways(world))
+    return world, walk_by_component(world, walk, chooser)
+
+
 def _preemptive(world: SimWorld) -> tuple[SimWorld, Runner]:
     levels = np.array(sorted(world.options.las_thresholds_gpu_s), np.float64)
     code, restart_s = PREEMPTIVE_CODES[world.policy.order], world.restart_s
@@ -262,7 +270,7 @@ def _is_strict(world: SimWorld) -> bool:
 
 KINDS = (
     RunKind("by snapshot", lambda w: w.by_snapshot, _by_snapshot),
-    RunKind("placed by a component", is_by_component, lambda w: (w, component_run(w))),
+    RunKind("placed by a component", is_by_component, _by_component),
     RunKind("placing agent", lambda w: w.policy.places, _by_agent),
     RunKind("sized by cost", lambda w: _is_sized(w) and w.options.network is not None, _sized, run_sized, 1),
     RunKind("placed walk", walks, lambda w: _by(run_walk, *walked(*with_ways(w))), run_walk, 1),

@@ -21,6 +21,7 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.sched.backfill import attempt, give
+from gpusched.sched.fit import entry
 from gpusched.sched.place import node_fits
 from gpusched.sched.sizing.ranks import join_nodes
 from gpusched.sched.state import OK, STARTED, Ints, PlacementRequest, Resources, copied
@@ -29,9 +30,11 @@ from gpusched.sim.engine.hot import change_ranks
 from gpusched.sim.engine.ledger import exceeds_at, exceeds_limit, set_gpus
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import work_left
+from gpusched.sim.engine.placing_walk import Walk, request_now
 from gpusched.sim.engine.state import GROW, OVER, READY, RUNNING, WAITING, grown, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.orders import Knows
+from gpusched.sim.placed import walked, with_ways
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.resizing import ResizedShapes, TargetSize, own_speed, pauses, rank_gpus, with_lost_ranks
@@ -51,6 +54,14 @@ class Stepper:
         self._world = world_of(trace, pool, policy, options or ReplayOptions())
         if self._world.by_snapshot:
             raise UsageError("a policy in Python cannot decide where GPUs are cut on demand", "give nodes fixed slices")
+        self._walk: Walk | None = None
+        network, elastic = self._world.options.network, self._world.options.elastic
+        if network is not None and network.keeps_nodes:
+            if elastic is not None and trace.spreads:
+                problem = "a policy in Python cannot resize jobs where some have --max-spread or --placement-wait"
+                raise UsageError(problem, "replay without these columns of the trace, or without elastic")
+            if elastic is None:
+                self._world, self._walk = walked(*with_ways(self._world))
         self._log = log_of(self._world)
         if self._world.rule not in PLACEMENTS:
             raise UsageError(f"a policy in Python cannot be combined with placement {self._world.rule}")
@@ -58,7 +69,6 @@ class Stepper:
         self._begin = time.perf_counter()
         self._waiting: dict[int, None] = {}
         self._sizes = ResizedShapes()
-        elastic = self._world.options.elastic
         if elastic is not None and elastic.rank_gpus is not None:
             self._world = with_lost_ranks(self._world, self._sizes)
         self._resized: Counter[int] = Counter()
@@ -77,6 +87,9 @@ class Stepper:
     def advance(self, until: float = np.inf) -> bool:
         """Advance to the next instant with an event, or to ``until`` if that is sooner; False: the replay is over."""
         sim = self._world.sim
+        if self._walk is not None:  # a job that no longer waits for one rack accepts other nodes
+            ends = (float(sim.jobs[j]["submit"] + self._walk.alone_s[j]) for j in self._waiting)
+            until = min((until, *(end for end in ends if end > self.now)))
         sim.clock[1] = max(until, self.now)  # time does not go back, and what was asked for before is over
         while (code := next_decision(sim, self._log, self._world.passes)) == GROW:
             self._log = grown(self._log, sim)
@@ -87,8 +100,18 @@ class Stepper:
 
     def waiting(self) -> list[int]:
         """Return waiting jobs that could run on available nodes, by (submit, id); none that a limit holds."""
-        sim, feasibility = self._world.sim, self._world.passes.jobs.feasibility
-        return [j for j in sorted(self._waiting) if feasibility[sim.jobs[j]["shape"]] == OK and not self._held(j)]
+        feasibility = self._world.passes.jobs.feasibility
+        return [j for j in sorted(self._waiting) if feasibility[self._shapes(j)[0]] == OK and not self._held(j)]
+
+    def _shapes(self, job: int) -> list[int]:
+        """Return the requests that the job accepts now, first choice first; of a running job the one that it has."""
+        sim, passes = self._world.sim, self._world.passes
+        if self._walk is None or job not in self._waiting:
+            return [int(sim.jobs[job]["shape"])]
+        found = [int(request_now(sim, passes, self._walk, job))]
+        while (looser := entry(passes.requests.looser, found[-1], -1)) >= 0:
+            found.append(looser)
+        return found
 
     def running(self) -> list[int]:
         """Return the running jobs, by (submit, id)."""
@@ -102,8 +125,8 @@ class Stepper:
         return sim.held[offset : offset + self.parts(job)[0]].copy()
 
     def parts(self, job: int) -> tuple[int, int]:
-        """Return how many nodes the job needs, and GPUs on each."""
-        shape = self._world.sim.shapes[self._world.sim.jobs[job]["shape"]]
+        """Return how many nodes the job has, or asks for first, and GPUs on each."""
+        shape = self._world.sim.shapes[self._shapes(job)[0]]
         return int(shape["parts"]), int(shape["gpus"])
 
     def partition(self, job: int) -> int:
@@ -111,8 +134,8 @@ class Stepper:
         return int(self.pool.partition[self._world.sim.shapes[self._world.sim.jobs[job]["shape"]]["lo"]])
 
     def cores_and_memory(self, job: int) -> tuple[int, int]:
-        """Return the cores and MiB that the job needs on each node."""
-        shape = self._world.sim.shapes[self._world.sim.jobs[job]["shape"]]
+        """Return the cores and MiB that the job needs on each of these nodes."""
+        shape = self._world.sim.shapes[self._shapes(job)[0]]
         return int(shape["cores"]), int(shape["memory"])
 
     def pace_of(self, job: int) -> tuple[float, float, float]:
@@ -129,8 +152,9 @@ class Stepper:
         sim = self._world.sim
         if self._held(job):
             return None
-        request = shape_request(sim.shapes, sim.jobs[job]["shape"])
-        return self._nodes_for(job, request, sim.resources, placement)
+        requests = (shape_request(sim.shapes, shape) for shape in self._shapes(job))
+        found = (self._nodes_for(job, request, sim.resources, placement) for request in requests)
+        return next((nodes for nodes in found if nodes is not None), None)
 
     def _nodes_for(
         self, job: int, request: PlacementRequest, resources: Resources, placement: str | None = None
@@ -154,7 +178,10 @@ class Stepper:
     def _fit(self, job: int, request: PlacementRequest, resources: Resources, nodes: Sequence[int]) -> bool:
         """Return whether these are distinct nodes of the job's partition, as many as needed, and each fits a part."""
         passes, request = self._world.passes, self._with_part(job, request)
+        racks = passes.scratch.racks
         distinct = len(set(nodes)) == len(nodes) == request.parts
+        if request.spread and racks is not None:
+            distinct &= len({*racks["number"][[*nodes]].tolist()}) < 2
         if not distinct or not all(request.lo <= n < request.hi for n in nodes):
             return False
         return all(node_fits(resources, passes.jobs.masks, request, n) for n in nodes)
@@ -168,15 +195,17 @@ class Stepper:
         sim = self._world.sim
         if job not in self._waiting or sim.state[job]["status"] != WAITING:
             raise UsageError(f"job {job} cannot start: it is not pending")
-        request = shape_request(sim.shapes, sim.jobs[job]["shape"])
         nodes = self.fits(job) if nodes is None else nodes
         if nodes is None:
             return False
         if self._held(job):
             raise UsageError(f"job {job} cannot start: a limit leaves too little for it")
-        if not self._fit(job, request, sim.resources, nodes):
+        requests = ((shape, shape_request(sim.shapes, shape)) for shape in self._shapes(job))
+        shape = next((shape for shape, request in requests if self._fit(job, request, sim.resources, nodes)), None)
+        if shape is None:
             raise UsageError(f"job {job} cannot start on nodes {tuple(nodes)}: not free, or not what it needs")
-        sim.chosen[: request.parts] = nodes
+        sim.jobs[job]["shape"] = shape
+        sim.chosen[: len(nodes)] = nodes
         start_job(sim, self._log, job, sim.chosen, 0, NOTHING_TAKEN, self.restart_s(job))
         del self._waiting[job]
         return True

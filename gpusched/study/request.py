@@ -153,8 +153,8 @@ def _meanings(request: ReplayRequest, named: Named, own: Collection[str]) -> tup
 def _backfills(policy: ReplayPolicy, options: ReplayOptions) -> bool:
     """Return whether it is an order with an adjustable backfill interval."""
     by_pass = policy.kind in ("static", "arriving", "changing") and not policy.chooses_sizes
-    placed = options.network is not None or (options.placement or policy.placement) in MAPPING_PLACES
-    return by_pass and not placed and policy.backfill in ("easy", "conservative")
+    mapped = (options.placement or policy.placement) in MAPPING_PLACES
+    return by_pass and not mapped and policy.backfill in ("easy", "conservative")
 
 
 def elastic_of(

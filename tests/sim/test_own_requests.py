@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,22 +12,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
+from gpusched.errors import UsageError
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.plan import Start
 from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.sched.alone import SingleJobView
+from gpusched.sched.arrays import node_arrays_of
 from gpusched.sched.decide import decide
+from gpusched.sim.engine.build import ReplayOptions, ResizableJobs
 from gpusched.sim.network import learned_network
 from gpusched.sim.policies import policy_of_spec
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
+from gpusched.sim.result import ReplayResult
+from gpusched.sim.sharing import Share
+from gpusched.sim.stepper import Stepper
 from gpusched.traces.readers.history import _assembled
 from gpusched.traces.trace import Trace
+from tests.plugin.building import registered
 from tests.sched.contention import clusters
 from tests.sched.worlds import NOW, snapshots, topology
 from tests.sim.plain_ahead import Plain
-from tests.strategies import among
+from tests.sim.worlds import trace_of
+from tests.strategies import among, examples
 
-PLACES = ("first-fit", "best-fit", "spread", "rack", "rack-wait")
+PLACES = ("first-fit", "best-fit", "spread", "rack", "rack-wait", "acme-fit")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with registered(tmp_path_factory.mktemp("acme"), {"placements": {"acme-fit": "gpusched.sched.placement:best_fit"}}):
+        yield
 
 
 def history_of(jobs: Sequence[PendingView], lasts: Sequence[float]) -> Trace:
@@ -52,14 +69,16 @@ def runs(snap: Snapshot, job: PendingView) -> bool:
 
 
 @st.composite
-def queues(draw: st.DrawFn) -> Snapshot:
+def queues(draw: st.DrawFn, places: tuple[str, ...] = PLACES) -> Snapshot:
     """Empty nodes, in racks or not, and jobs submitted at once; those that the controller would refuse are left out."""
     snap = draw(snapshots(simple=True, racked=True))
     (policy,) = snap.policies.values()
     policy = changed(
-        policy, order=draw(among("fifo", "ljf", "sjf")), place=draw(among(*PLACES)),
+        policy, order=draw(among("fifo", "ljf", "sjf")), place=draw(among(*places)),
         backfill=draw(among("none", "skip", "easy", "conservative")), placement_wait_s=700.0,
     )  # fmt: skip
+    if policy.place == "acme-fit" and policy.backfill == "conservative":
+        policy = changed(policy, backfill="easy")
     names = st.lists(among(*(n.name for n in snap.nodes)), max_size=3, unique=True).map(tuple)
     snap = changed(
         snap, running=(), policies=dict.fromkeys(snap.policies, policy), usage={},
@@ -74,29 +93,91 @@ def queues(draw: st.DrawFn) -> Snapshot:
     return changed(snap, pending=tuple(jobs))
 
 
-@settings(max_examples=100, deadline=None)
-@given(snap=queues().filter(lambda snap: snap.pending), share=st.sampled_from([0.3, 0.5, 1.0]))
-def test_a_history_s_jobs_start_where_and_when_live_decisions_start_them(snap: Snapshot, share: float) -> None:
-    lasts = [share * job.spec.time_limit_s for job in snap.pending]
-    live = OneQueue(snap, dict(zip((job.id for job in snap.pending), lasts, strict=True)), {})
-    live.run()
-    trace, (policy,) = history_of(snap.pending, lasts), snap.policies.values()
-    found = replay(trace, pool_of(snap), policy_of_spec(policy), topology=snap.topology)
-    names = found.pool.names
-    starts = {trace.ids[j]: NOW + found.start[j] for j in np.flatnonzero(found.ran)}
-    assert starts == pytest.approx(live.starts)
-    nodes = {trace.ids[j]: {names[n] for n in found.nodes_of(j)} for j in np.flatnonzero(found.ran)}
-    assert nodes == {name: set(of) for name, of in live.nodes.items()}
-
-
 class OneQueue(Plain):
-    """Without limits that free anything."""
+    """One partition, which is decided at every instant, with backfill once every ``every_s``."""
 
-    def freed(self) -> set[str]:
-        return set()
+    def __init__(self, snap: Snapshot, lasts: dict[str, float], every_s: float) -> None:
+        super().__init__(snap, lasts, {})
+        self.every_s, self.due, self.policies = every_s, math.inf, snap.policies
 
     def frees(self) -> list[float]:
-        return []
+        return [self.due] if self.due < math.inf else []
+
+    def freed(self) -> set[str]:
+        return {*self.policies} if self.snap.now == self.due else set()
+
+    def begin(self, touched: set[str]) -> None:
+        due = self.every_s == 0 or self.snap.now >= self.due
+        policies = {name: p if due else changed(p, backfill="none") for name, p in self.policies.items()}
+        self.snap = changed(self.snap, policies=policies)
+        super().begin(touched)
+        self.due = math.inf
+        if not due and self.snap.pending:
+            self.due = NOW + (math.floor((self.snap.now - NOW) / self.every_s) + 1) * self.every_s
+
+
+def starts_and_nodes(found: ReplayResult) -> dict[str, tuple[float, set[str]]]:
+    jobs, names = np.flatnonzero(found.ran).tolist(), found.pool.names
+    return {found.trace.ids[j]: (NOW + found.start[j], {names[n] for n in found.nodes_of(j)}) for j in jobs}
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(
+    snap=queues().filter(lambda snap: snap.pending), lasts=among(0.3, 0.5, 1.0), every_s=among(0.0, 0.0, 250.0),
+    share=among("no", "fractions"),
+)  # fmt: skip
+def test_a_history_s_jobs_start_where_and_when_live_decisions_start_them(
+    snap: Snapshot, lasts: float, every_s: float, share: Share
+) -> None:
+    times = [lasts * job.spec.time_limit_s for job in snap.pending]
+    live = OneQueue(snap, dict(zip((job.id for job in snap.pending), times, strict=True)), every_s)
+    live.run()
+    trace, (policy,) = history_of(snap.pending, times), snap.policies.values()
+    found = replay(
+        trace, pool_of(snap), policy_of_spec(policy), topology=snap.topology, backfill_every_s=every_s, share=share
+    )
+    assert starts_and_nodes(found) == {j: (pytest.approx(t), {*live.nodes[j]}) for j, t in live.starts.items()}
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(snap=queues(("first-fit", "spread", "rack", "rack-wait")).filter(lambda snap: snap.pending), parts=st.data())
+def test_jobs_of_more_than_half_a_gpu_start_as_if_they_had_whole_ones(snap: Snapshot, parts: st.DataObject) -> None:
+    trace = history_of(snap.pending, [0.5 * job.spec.time_limit_s for job in snap.pending])
+    milli = np.array(parts.draw(st.lists(among(600, 800, 1000), min_size=len(trace), max_size=len(trace))))
+    part = replace(trace, gpu_milli=np.where(trace.gpus == 1, milli, 1000))
+    (policy,), options = snap.policies.values(), {"topology": snap.topology}
+    whole, shared = (
+        replay(of, pool_of(snap), policy_of_spec(policy), share=share, **options)
+        for of, share in ((trace, "no"), (part, "fractions"))
+    )
+    assert starts_and_nodes(whole) == starts_and_nodes(shared)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(snap=queues(("naive",)).filter(lambda snap: snap.pending))
+def test_the_naive_draw_is_the_live_one(snap: Snapshot) -> None:
+    trace, (policy,) = history_of(snap.pending, [60.0] * len(snap.pending)), snap.policies.values()
+    live = {a.job_id: {part.node for part in a.allocation.parts} for a in decide(snap).actions if isinstance(a, Start)}
+    found = replay(trace, pool_of(snap), policy_of_spec(policy), topology=snap.topology, seed=snap.seed)
+    begun = {job: nodes for job, (start, nodes) in starts_and_nodes(found).items() if start == NOW}
+    assert begun == live or not live  # where none starts, the replay draws again at once
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(snap=queues(("first-fit",)).filter(lambda snap: snap.pending), place=among("random", "naive", "tetris"))
+def test_drawn_nodes_are_as_many_and_as_near_as_jobs_ask_for(snap: Snapshot, place: str) -> None:
+    trace, (policy,) = history_of(snap.pending, [60.0] * len(snap.pending)), snap.policies.values()
+    found = replay(trace, pool_of(snap), policy_of_spec(policy), topology=snap.topology, placement=place)
+    starts, world = starts_and_nodes(found), node_arrays_of(snap)
+    asking = {job.id: job for job in snap.pending}
+    never = {trace.ids[j] for j in found.infeasible}
+    assert {*starts} == asking.keys() - never
+    assert all(asking[job].spec.max_spread == "rack" for job in never)
+    for job_id, (start, nodes) in starts.items():
+        job = asking[job_id]
+        asked = SingleJobView(changed(snap, now=start)).asks(job)
+        racks = {world.rack[world.row[node]] for node in nodes}
+        assert any(len(nodes) == ask.parts and (len(racks) == 1 or not ask.spread) for ask in asked)
 
 
 @settings(max_examples=100, deadline=None)
@@ -117,3 +198,50 @@ def test_by_what_places_cost_the_first_decision_is_the_live_one(
     found = replay(trace, pool, policy_of_spec(policy), network=network)
     begun = np.flatnonzero(found.ran & (found.start == 0.0))
     assert {trace.ids[j]: {pool.names[n] for n in found.nodes_of(j)} for j in begun} == live
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(snap=queues(("first-fit", "best-fit", "spread", "rack")).filter(lambda snap: snap.pending))
+def test_a_policy_in_python_starts_jobs_as_a_kernel_s_pass_does(snap: Snapshot) -> None:
+    trace = history_of(snap.pending, [0.5 * job.spec.time_limit_s for job in snap.pending])
+    (policy,) = (changed(one, order="fifo", backfill="skip") for one in snap.policies.values())
+    priority = np.zeros(len(trace)) if trace.priority is None else trace.priority
+
+    def first_come(stepper: Stepper) -> None:
+        for job in sorted(stepper.waiting(), key=lambda job: (-priority[job], job)):
+            stepper.start(job)
+
+    found, expected = (
+        replay(trace, pool_of(snap), how, topology=snap.topology, placement=policy.place)
+        for how in (first_come, policy_of_spec(policy))
+    )
+    assert starts_and_nodes(found) == starts_and_nodes(expected)
+
+
+def test_a_policy_in_python_cannot_start_a_job_beyond_its_spread_nor_resize_beside_it() -> None:
+    racks = topology("r1", "r2", "r1")
+    trace = replace(trace_of([0.0, 0.0], [5.0, 5.0], [8, 1]), one_rack=np.array([True, False]))
+    pool = Pool.of([NodeSpec(4, name=f"n{i}") for i in range(3)])
+    stepper = Stepper(trace, pool, ReplayOptions(topology=racks))
+    assert stepper.advance()
+    with pytest.raises(UsageError, match="not what it needs"):
+        stepper.start(0, [0, 1])
+    assert stepper.start(0, [2, 0])
+    elastic = ResizableJobs(least=np.ones(2, np.int64), most=np.array([8, 1]))
+    with pytest.raises(UsageError, match="cannot resize jobs where some have --max-spread"):
+        Stepper(trace, pool, ReplayOptions(topology=racks, elastic=elastic))
+
+
+def test_jobs_share_a_gpu_where_others_say_how_they_are_spread() -> None:
+    trace = trace_of([0.0] * 4, [5.0] * 4, [1, 1, 1, 2])
+    trace = replace(trace, gpu_milli=np.array([400, 500, 1000, 1000]), placement_wait=np.array([-1, -1, -1, 9]))
+    pool, racks = Pool.of([NodeSpec(1, name=f"n{i}") for i in range(2)]), topology("r1", "r2")
+    found = replay(trace, pool, "fifo+easy", share="fractions", topology=racks)
+    assert found.start.tolist() == [0.0, 0.0, 0.0, 5.0]
+
+
+@pytest.mark.parametrize("share", ["no", "fractions"])
+def test_a_job_keeps_to_its_rack_whatever_is_shared(share: Share) -> None:
+    trace = replace(trace_of([0.0] * 2, [5.0] * 2, [1, 2]), one_rack=np.array([False, True]))
+    pool, racks = Pool.of([NodeSpec(1, name=f"n{i}") for i in range(3)]), topology("r2", "r1", "r2")
+    assert replay(trace, pool, "fifo+skip", share=share, topology=racks).start.tolist() == [0.0, 5.0]

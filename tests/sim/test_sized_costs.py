@@ -29,6 +29,7 @@ from gpusched.sched.check import check
 from gpusched.sched.topology.live import SlowdownTable, learned_tree
 from gpusched.sched.topology.load import new_load
 from gpusched.sched.topology.slowdown import KIND, SlowdownModel, needs_of
+from gpusched.sched.topology.spread import rack_wait_until
 from gpusched.sched.topology.tree import links_of, new_use, tree_of
 from gpusched.sim.engine.build import ReplayOptions, ResizableJobs
 from gpusched.sim.engine.placing import PlacementNetwork
@@ -64,6 +65,29 @@ RACKS = topology("r1", "r1", "r1", "r2", "r2", "r2")
 KNOWN = beliefs(0.3, 0.5, 1.6, 0.4)
 
 
+def with_waits(trace: Trace, seed: int) -> Trace:
+    """The same jobs, some with waits of their own for one rack."""
+    waits = np.random.default_rng(seed).choice([-1, -1, 0, 300, 4000], len(trace))
+    return replace(trace, placement_wait=waits)
+
+
+def waits_of(trace: Trace) -> list[float | None]:
+    return (
+        [None] * len(trace)
+        if trace.placement_wait is None
+        else [w if w >= 0 else None for w in trace.placement_wait.tolist()]
+    )
+
+
+def waiting(spec: JobSpec, wait_s: float | None) -> JobSpec:
+    return msgspec.structs.replace(spec, placement_wait_s=wait_s)
+
+
+def ends_of_waits(snapshot: Snapshot, policy: PolicySpec) -> dict[str, float]:
+    ends = {job.id: rack_wait_until(job, policy) for job in snapshot.pending}
+    return {job: end for job, end in ends.items() if end > snapshot.now}
+
+
 class CostlySized(SizedPolicy):
     """The same where places and neighbours cost what was learned: each job's kind is that of its size.
 
@@ -75,7 +99,8 @@ class CostlySized(SizedPolicy):
         model: TrainedModel | None = None,
     ) -> None:  # fmt: skip
         super().__init__(spec, trace, pool, options, model)
-        self._policy, self._options, self._pool = spec, options, pool
+        self._policy, self._options, self._pool, self._waits = spec, options, pool, waits_of(trace)
+        self._trace = replace(trace, placement_wait=None)  # that is the controller's affair
         self.waits, table, jobs = dict[str, float](), SlowdownTable(KNOWN), len(trace)
         tree = learned_tree(RACKS, pool.names, table)
         self._kinds = {
@@ -109,17 +134,16 @@ class CostlySized(SizedPolicy):
     def _snapshot(self, stepper: Stepper) -> Snapshot:
         """Who waits for one rack is looked at again when that is over."""
         found = msgspec.structs.replace(super()._snapshot(stepper), topology=RACKS, beliefs=KNOWN)
-        self.waits.clear()
-        if self._policy.place == "rack-wait":
-            ends = {job.id: job.submit_time + self._policy.placement_wait_s for job in found.pending}
-            self.waits |= {job: end for job, end in ends.items() if end > stepper.now}
+        self.waits = ends_of_waits(found, self._policy)
         return found
 
     def _spec(self, stepper: Stepper, job: int) -> JobSpec:
         known = job in self._specs
         spec = super()._spec(stepper, job)
         if not known:
-            spec = self._specs[job] = msgspec.structs.replace(spec, name=NAMES[self._trace.model[job]])
+            spec = self._specs[job] = waiting(
+                msgspec.structs.replace(spec, name=NAMES[self._trace.model[job]]), self._waits[job]
+            )
         return spec
 
     def _running(self, stepper: Stepper, job: int) -> RunningView:
@@ -175,23 +199,42 @@ def replay_both(
 
 
 class Racked(SizedPolicy):
-    """The same in racks, where no place costs anything."""
+    """The same in racks, where no place costs anything; jobs wait for one as ``waits`` says."""
+
+    def __init__(self, spec: PolicySpec, trace: Trace, options: ReplayOptions, waits: list[float | None]) -> None:
+        super().__init__(spec, trace, POOL, options)
+        self._policy, self._waits, self.ends = spec, waits, dict[str, float]()
 
     def _snapshot(self, stepper: Stepper) -> Snapshot:
-        return msgspec.structs.replace(super()._snapshot(stepper), topology=RACKS)
+        found = msgspec.structs.replace(super()._snapshot(stepper), topology=RACKS)
+        self.ends = ends_of_waits(found, self._policy)
+        return found
+
+    def _spec(self, stepper: Stepper, job: int) -> JobSpec:
+        known = job in self._specs
+        spec = super()._spec(stepper, job)
+        if not known:
+            spec = self._specs[job] = waiting(spec, self._waits[job])
+        return spec
 
 
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("place", ["best-fit", "rack"])
-def test_racks_count_for_jobs_and_ranks_that_join_where_nothing_was_learned(place: str) -> None:
+def test_racks_count_for_jobs_and_ranks_that_join_where_nothing_was_learned(place: str, waits: bool) -> None:
     spec, trace = msgspec.structs.replace(SPECS["elastic"], place=place), with_ranks(mixed(1, 40), 1)
     options: dict[str, Any] = {"elastic": elastic_of(trace), "restart_s": 20.0, "failures": AWAY}
-    slow, policy = Racked(spec, trace, POOL, ReplayOptions(**options)), policy_of_spec(spec)
-    fast = replay(trace, POOL, policy, topology=RACKS, **options)
-    assert_same(fast, replay(trace, POOL, slow, placement=place, **options))
+    own = with_waits(trace, 1) if waits else trace
+    slow, policy = Racked(spec, trace, ReplayOptions(**options), waits_of(own)), policy_of_spec(spec)
+    stepper = Stepper(trace, POOL, ReplayOptions(placement=place, **options))
+    while stepper.advance(min(slow.ends.values(), default=np.inf)):
+        slow(stepper)
+    fast = replay(own, POOL, policy, topology=RACKS, **options)
+    assert_same(fast, stepper.result(""))
     assert fast.part_nodes.tolist() != replay(trace, POOL, policy, **options).part_nodes.tolist()
+    assert (reasons(slow, "waits for one rack") > 0) == waits
 
 
-def reasons(slow: CostlySized, text: str) -> int:
+def reasons(slow: SizedPolicy, text: str) -> int:
     return sum(text in reason.message for _, plan in slow.seen for reason in plan.reasons.values())
 
 
@@ -200,20 +243,20 @@ def resizes(slow: CostlySized) -> list[Resize]:
 
 
 @pytest.mark.parametrize(
-    ("name", "seed", "backfill", "wait_s"),
-    [("elastic", 1, "easy", 600.0), ("drf", 2, "skip", 3000.0), ("elastic", 3, "none", 86_400.0)],
+    ("name", "seed", "backfill", "wait_s", "own"),
+    [("elastic", 1, "easy", 600.0, True), ("drf", 2, "skip", 3000.0, True), ("elastic", 3, "none", 86_400.0, False)],
 )
 @pytest.mark.parametrize("place", ["contention", "rack-wait", "rack", "best-fit"])
 def test_the_fast_replay_decides_as_the_controller_does_on_snapshots(
-    name: str, place: str, seed: int, backfill: str, wait_s: float, monkeypatch: pytest.MonkeyPatch
+    name: str, place: str, seed: int, backfill: str, wait_s: float, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = msgspec.structs.replace(SPECS[name], place=place, placement_wait_s=wait_s, backfill=backfill)
-    trace = halves(mixed(seed))
+    trace = with_waits(halves(mixed(seed)), seed) if own else halves(mixed(seed))
     _, slow = replay_both(spec, trace, monkeypatch, elastic=some_sizes(trace, seed))
     assert len(resizes(slow)) > 10
     if place == "contention":
-        assert reasons(slow, "waits for a better place") > 3
-    if place == "rack-wait":
+        assert reasons(slow, "waits for a better place") > (0 if own else 3)
+    if place == "rack-wait" or own:
         assert reasons(slow, "waits for one rack") > 0
 
 
@@ -232,14 +275,14 @@ def test_ranks_join_and_leave_and_are_lost_where_neighbours_cost(
     assert slow.lost > 0
 
 
-@pytest.mark.parametrize(("agent", "place"), [("thrifty", "contention"), ("thrifty", "rack"), ("", "rack-wait")])
+@pytest.mark.parametrize(("agent", "place"), [("thrifty", "contention"), ("thrifty", "best-fit"), ("", "rack-wait")])
 def test_cores_and_memory_within_ranges_are_granted_where_places_cost(
     agent: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job's layouts are those of its own request."""
     few = Pool.of([NodeSpec(4, cores, 1 << 14, "A", "p", name=f"n{i}") for i, cores in enumerate((20, 20, 12) * 2)])
     trace, model, spec = halves(mixed(1)), None, msgspec.structs.replace(SPECS["drf"], place=place)
-    trace = replace(trace, nodes=demand_of(trace, few).parts)
+    trace = with_waits(replace(trace, nodes=demand_of(trace, few).parts), 1)
     if agent:
         monkeypatch.setitem(AGENTS, "thrifty", AgentTraits(sizes=True))
         monkeypatch.setitem(REGISTRY, "thrifty", AgentParts(sizes=lambda: Thrifty))

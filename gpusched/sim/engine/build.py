@@ -260,9 +260,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     by_rule, by_rack = policy.kind not in ("agent", "preemptive"), PLACEMENTS.get(rule) == RACK
     if trace.one_rack is not None and (why := _without_racks(policy, rule)):
         demand = _excluding(demand, dict.fromkeys(np.flatnonzero(trace.one_rack).tolist(), why))
-    other = share == "fractions" or options.backfill_every_s > 0 or needs_snapshots(unsplit, options, policy)
-    spreads = trace.spreads and rule in PLACEMENTS and rule not in ("random", "naive", *MAPPING_PLACES)
-    if (options.topology or spreads) and options.network is None and not other:
+    spreads, live = trace.spreads and rule not in MAPPING_PLACES, needs_snapshots(unsplit, options, policy)
+    if (options.topology or spreads) and options.network is None and not live:
         hosts = [base_of(name) for name in pool.names]  # of slices, too: what costs nothing is known of them
         if by_rule and ((by_rack and options.topology) or spreads):
             options = replace(options, network=_racks_only(options.topology, trace, hosts))

@@ -20,7 +20,6 @@ from gpusched.sched.sorting import by_priority, stable_order
 from gpusched.sched.state import (
     BACKFILLS,
     BEST_FIT,
-    CONSERVATIVE,
     NAIVE,
     NONE,
     OK,
@@ -116,23 +115,18 @@ def new_queue(world: SimWorld) -> SimQueue:
 def decide_generic(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue) -> int:
     """Run the pass of every partition in which something happened."""
     update_queue(sim, passes, queue)
-    due = queue.every_s == 0.0 or sim.clock[0] >= queue.next_s[0]
-    backfill = queue.backfill if due else NONE
+    backfill = backfill_now(sim, queue)
     for partition in range(sim.dirty.size):
         if sim.dirty[partition]:
             _decide(sim, log, passes, queue, partition, backfill)
-    while queue.rule == NAIVE and sim.counter[RUNS] == 0 and _any_feasible(sim, passes, queue):
+    while must_draw_again(sim, passes, queue):
         for partition in range(sim.dirty.size):
             _decide(sim, log, passes, queue, partition, backfill)
     pair_waiting(sim.pairs, sim, log, passes, queue)
     if sim.pairs is None and not queue.by_all:
         drop_idle_repeat(sim.ledger, queue.waiting[: queue.size[0]], queue.outcome.code, backfill)
     sim.dirty[:] = 0
-    if due:
-        queue.next_s[0] = np.inf
-    elif queue.size[0] > 0:
-        queue.next_s[0] = (np.floor(sim.clock[0] / queue.every_s) + 1.0) * queue.every_s
-        sim.clock[1] = min(sim.clock[1], queue.next_s[0])
+    wake_to_backfill(sim, queue)
     return DECIDE
 
 
@@ -175,11 +169,28 @@ def _count_others(sim: Sim, queue: SimQueue) -> None:
 
 
 @jit
-def _any_feasible(sim: Sim, passes: Passes, queue: SimQueue) -> bool:
-    """Return whether any waiting job can run; if nothing runs, a failed naive draw must then be repeated."""
-    for i in range(queue.size[0]):
-        if passes.jobs.feasibility[sim.jobs[queue.waiting[i]]["shape"]] == OK:
-            return True
+def backfill_now(sim: Sim, queue: SimQueue) -> int:
+    """Return the backfill of this decision: NONE between two times at which it is due."""
+    return queue.backfill if queue.every_s == 0.0 or sim.clock[0] >= queue.next_s[0] else NONE
+
+
+@jit
+def wake_to_backfill(sim: Sim, queue: SimQueue) -> None:
+    """After a decision without backfill set when it is due."""
+    if queue.every_s == 0.0 or sim.clock[0] >= queue.next_s[0]:
+        queue.next_s[0] = np.inf
+    elif queue.size[0] > 0:
+        queue.next_s[0] = (np.floor(sim.clock[0] / queue.every_s) + 1.0) * queue.every_s
+        sim.clock[1] = min(sim.clock[1], queue.next_s[0])
+
+
+@jit
+def must_draw_again(sim: Sim, passes: Passes, queue: SimQueue) -> bool:
+    """Return whether the naive draw failed, nothing runs, and a waiting job can: no event would come."""
+    if queue.rule == NAIVE and sim.counter[RUNS] == 0:
+        for i in range(queue.size[0]):
+            if passes.jobs.feasibility[passes.jobs.shape[queue.waiting[i]]] == OK:
+                return True
     return False
 
 
@@ -362,19 +373,24 @@ def is_by_component(world: SimWorld) -> bool:
     return world.rule not in PLACEMENTS
 
 
-def component_run(world: SimWorld) -> Callable[[EventLog], int]:
-    """Return the function that replays to the end.
+def chooser_for(world: SimWorld) -> NodeChooser:
+    """Return what chooses nodes by the component.
 
     Raises:
         UsageError: The policy, or an option, has a placement of its own.
         ComponentError: The component cannot be imported; when it is called, that it failed.
     """
-    sim, passes, queue = world.sim, world.passes, new_queue(world)
-    itself = world.policy.kind in ("preemptive", "agent") or world.policy.chooses_sizes
-    if itself or world.options.network is not None or queue.backfill == CONSERVATIVE:
+    itself, network = world.policy.kind in ("preemptive", "agent") or world.policy.chooses_sizes, world.options.network
+    costs = network is not None and not network.keeps_nodes
+    if itself or costs or world.policy.backfill == "conservative":
         raise UsageError(f"{world.policy.name} cannot be combined with placement {world.rule}", "use another placement")
     gpu_type = np.array(world.pool.gpu_types)[world.pool.gpu_type]
-    chooser = NodeChooser(world.rule, passes.usable, gpu_type, passes.rng, replays=True)
+    return NodeChooser(world.rule, world.passes.usable, gpu_type, world.passes.rng, replays=True)
+
+
+def component_run(world: SimWorld, chooser: NodeChooser) -> Callable[[EventLog], int]:
+    """Return the function that replays to the end."""
+    sim, passes, queue = world.sim, world.passes, new_queue(world)
 
     def decide(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue, partition: int, backfill: int) -> None:
         """Run one partition's pass, as `generic` does."""

@@ -6,18 +6,30 @@ requests (`Requests.looser`), as live; one that waits for its rack asks for the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.compiled import inlined, jit
+from gpusched.compiled import in_python, inlined, jit
 from gpusched.sched.fit import set_feasibility_of
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
+from gpusched.sched.placement import NodeChooser, pass_by_component
 from gpusched.sched.sorting import by_priority, stable_order
 from gpusched.sched.state import LIMIT, POLICY, SKIP, ClusterState, Floats, Ints, PassOutcome
 from gpusched.sched.topology.contention import set_excess, set_excess_of
 from gpusched.sched.topology.queue import Costs, Priced, pass_by_cost, until_of
-from gpusched.sim.engine.generic import PLAIN, SimQueue, note_start, ordered, update_queue
+from gpusched.sim.engine.build import SimWorld
+from gpusched.sim.engine.generic import (
+    PLAIN,
+    SimQueue,
+    backfill_now,
+    must_draw_again,
+    note_start,
+    ordered,
+    update_queue,
+    wake_to_backfill,
+)
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import set_class
 from gpusched.sim.engine.placing import (
@@ -26,7 +38,6 @@ from gpusched.sim.engine.placing import (
     EVENTS,
     ONE_RACK,
     RACK_WAIT,
-    TRY,
     PlacingState,
     end_pass,
     holds,
@@ -48,6 +59,7 @@ class Walk(NamedTuple):
         alone: ``int64[ways]``: the request of a way without the looser ones behind it.
         alone_s: ``float64[jobs]``: so long a job requests the first possible way alone. wait_s: ``float64[jobs]``: so
             long it waits for a cheaper place at most. usual: ``int64[jobs]``: its class after that.
+        best: ``float64[classes]``: seconds of a step of each class where it is shortest on all nodes.
         queue: The waiting jobs, their users, and the order.
         waiting: ``int64[jobs]``: the queue's waiting jobs by rank; ``size[0]`` of them.
         outcome: Where the pass writes.
@@ -59,6 +71,7 @@ class Walk(NamedTuple):
     alone_s: Floats
     wait_s: Floats
     usual: Ints
+    best: Floats
     queue: SimQueue
     waiting: Ints
     size: Ints
@@ -69,12 +82,17 @@ class Walk(NamedTuple):
 def decide_walk(sim: Sim, log: EventLog, passes: Passes, walk: Walk) -> int:
     """Run every partition's pass."""
     begin_walk(sim, passes, walk)
-    for queue in range(walk.placing.queues.size):
-        waiting, held = queue_now(sim, passes, walk, queue)
-        _pass(sim, log, passes, walk, waiting[: held + 1], SKIP)
-        _pass(sim, log, passes, walk, jobs_behind(sim, walk, queue, waiting, held), walk.placing.backfill)
+    backfill, draws = backfill_now(sim, walk.queue), True
+    while draws:
+        for queue in range(walk.placing.queues.size):
+            waiting, held = queue_now(sim, passes, walk, queue)
+            _pass(sim, log, passes, walk, waiting[: held + 1], SKIP)
+            _pass(sim, log, passes, walk, jobs_behind(sim, walk, queue, waiting, held), backfill)
+        draws = must_draw_again(sim, passes, walk.queue)
     _put_beside_all(sim.pairs, sim, log, passes, walk)
-    return end_walk(sim, walk)
+    end_walk(sim, walk)
+    wake_to_backfill(sim, walk.queue)
+    return DECIDE
 
 
 @jit
@@ -183,7 +201,7 @@ def request_now(sim: Sim, passes: Passes, walk: Walk, job: int) -> int:
             alone = walk.alone[way]
             if is_possible(passes, alone):
                 if of.rule != RACK_WAIT and of.rule != ONE_RACK:
-                    alone = _early_request(sim, passes, walk, job, sim.shapes[alone]["parts"])
+                    alone = _early_request(sim, passes, walk, job, alone)
                 elif of.early.shape[0] > 0 and sim.shapes[alone]["parts"] > 1 and sim.shapes[alone]["spread"] == 0:
                     alone = -1  # no rack has so many nodes
                 if alone >= 0:
@@ -193,13 +211,15 @@ def request_now(sim: Sim, passes: Passes, walk: Walk, job: int) -> int:
 
 
 @jit
-def _early_request(sim: Sim, passes: Passes, walk: Walk, job: int, parts: int) -> int:
-    """Return a job's request of so many nodes in one rack, and set its class; -1: no rack has them."""
-    of = walk.placing
+def _early_request(sim: Sim, passes: Passes, walk: Walk, job: int, like: int) -> int:
+    """Return a job's request of as many nodes and GPUs in one rack, and set its class; -1: no rack has them."""
+    of, parts, gpus = walk.placing, sim.shapes[like]["parts"], sim.shapes[like]["gpus"]
     for i in range(of.early.shape[1]):
         if of.early[job, i] >= 0:
             way = of.ways.first[of.early[job, i]]
-            if sim.shapes[walk.alone[way]]["parts"] == parts and is_possible(passes, walk.alone[way]):
+            alone = sim.shapes[walk.alone[way]]
+            alike = alone["parts"] == parts and alone["gpus"] == gpus and (parts > 1 or alone["spread"] == 0)
+            if alike and is_possible(passes, walk.alone[way]):
                 _set_class(walk, job, of.early[job, i])
                 return int(of.ways.shape[way])
     return -1
@@ -208,8 +228,10 @@ def _early_request(sim: Sim, passes: Passes, walk: Walk, job: int, parts: int) -
 @jit
 def _set_class(walk: Walk, job: int, of: int) -> None:
     """Set the class of a waiting job, and what it is on links."""
-    ways, own = walk.placing.ways, walk.costs.load.jobs[job]
-    walk.placing.of[job], own["kind"], own["best"] = of, ways.kind[of], ways.best[of]
+    kind, own = walk.placing.ways.kind[of], walk.costs.load.jobs[job]
+    walk.placing.of[job] = of
+    if own["kind"] != kind:
+        own["kind"], own["best"] = kind, walk.best[of]
 
 
 @jit
@@ -219,12 +241,23 @@ def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, waiting: Ints, ba
     begin(sim, log, passes, walk)
 
 
+def walk_by_component(world: SimWorld, walk: Walk, chooser: NodeChooser) -> Callable[[EventLog], int]:
+    """Return the function that replays to the end, run by Python: another package's component chooses the nodes."""
+    sim, passes = world.sim, world.passes
+
+    def place(sim: Sim, passes: Passes, walk: Walk, waiting: Ints, backfill: int) -> None:
+        pass_by_component(state_now(sim, passes, walk), waiting, backfill, chooser)
+
+    run = looped(in_python(decide_walk, _pass=in_python(_pass, place=place)), compiled=False)
+    return lambda log: run(sim, log, passes, walk)
+
+
 @jit
 def place(sim: Sim, passes: Passes, walk: Walk, waiting: Ints, backfill: int) -> None:
     """Decide in ``walk.outcome`` which of these jobs start where, and when to look at the others again."""
     of, outcome, state = walk.placing, walk.outcome, state_now(sim, passes, walk)
     if of.rule != CHEAPEST:
-        pass_by_rule(state, waiting, backfill, PlacementRule(TRY[of.rule], passes.rng))
+        pass_by_rule(state, waiting, backfill, PlacementRule(walk.queue.rule, passes.rng))
     else:
         pass_by_cost(state, waiting, backfill, Priced(walk.costs, 0))
         for job in waiting:
@@ -296,20 +329,31 @@ def set_layouts(walk: Walk | None, sim: Sim, passes: Passes, job: int, gpus: int
     """Set the layouts of a waiting job at a size, by its request, and what it is on its links then."""
     if walk is None:
         return
-    links, costs, scratch = sim.links, walk.costs, passes.scratch
+    links = sim.links
     assert links is not None
     sizes = links.sizes
     assert sizes is not None
     of = set_class(sizes, links.load, job, gpus)
     if sizes.own.size > 0 and sizes.own[job] >= 0:
-        costs.ways.kind[sizes.own[job]], of = sizes.kind[of], sizes.own[job]
-        for way in range(costs.ways.first[of + 1] - 1, costs.ways.first[of] - 1, -1):  # looser ones first
-            _copy_request(sim, passes, walk.alone[way], shape)
-            _copy_request(sim, passes, costs.ways.shape[way], shape)
-        masks, requests, search = passes.jobs.masks, passes.requests, costs.search
-        set_excess_of(of, costs.tree, costs.model, costs.ways, passes.usable, masks, requests, scratch, search)
-        set_excess_of(of, costs.tree, costs.sure, costs.sure_ways, passes.usable, masks, requests, scratch, search)
-    walk.placing.of[job] = of
+        early = walk.placing.early
+        _set_own(sim, passes, walk, sizes.own[job], sizes.kind[of], shape)
+        if early.size > 0 and early[job, 0] >= 0:
+            _set_own(sim, passes, walk, early[job, 0], sizes.kind[of], shape)
+        of = sizes.own[job]
+    walk.placing.of[job] = walk.usual[job] = of
+
+
+@jit
+def _set_own(sim: Sim, passes: Passes, walk: Walk, of: int, kind: int, shape: int) -> None:
+    """Set the layouts of a class whose request is a job's own."""
+    costs, masks, requests, scratch = walk.costs, passes.jobs.masks, passes.requests, passes.scratch
+    costs.ways.kind[of] = kind
+    for way in range(costs.ways.first[of + 1] - 1, costs.ways.first[of] - 1, -1):  # looser ones first
+        _copy_request(sim, passes, walk.alone[way], shape)
+        _copy_request(sim, passes, costs.ways.shape[way], shape)
+    search = costs.search
+    set_excess_of(of, costs.tree, costs.model, costs.ways, passes.usable, masks, requests, scratch, search)
+    set_excess_of(of, costs.tree, costs.sure, costs.sure_ways, passes.usable, masks, requests, scratch, search)
 
 
 @jit
