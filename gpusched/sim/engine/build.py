@@ -242,9 +242,9 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     resizable = np.zeros(len(trace), np.bool_) if elastic is None else elastic.least < elastic.most
     if believed is not None:  # as live, jobs that may change size share nothing
         believed = believed._replace(row=np.where(resizable, -1, believed.row))
-    if needs_snapshots(unsplit, options, policy):  # nothing is shared beside slices that are cut on demand, nor resized
-        options = replace(options, share="no", believed=None, elastic=None)
-        believed = None
+    by_snapshot = needs_snapshots(unsplit, options, policy)
+    if by_snapshot:  # nothing is resized beside slices that are cut on demand, and jobs share as they agreed to only
+        options = replace(options, share="no", believed=believed, elastic=None)
     share, notes = sharing_of(options.share, trace, policy, rule, believed, options.network is not None)
     blind = (_NO_TOPOLOGY,) if rule == "contention" and options.network is None else ()
     rack: Ints | None = None
@@ -260,7 +260,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     by_rule, by_rack = policy.kind not in ("agent", "preemptive"), PLACEMENTS.get(rule) == RACK
     if trace.one_rack is not None and (why := _without_racks(policy, rule)):
         demand = _excluding(demand, dict.fromkeys(np.flatnonzero(trace.one_rack).tolist(), why))
-    other = share == "fractions" or options.backfill_every_s > 0 or needs_snapshots(unsplit, options, policy)
+    other = share == "fractions" or options.backfill_every_s > 0 or by_snapshot
     spreads = trace.spreads and rule in PLACEMENTS and rule not in ("random", "naive", *MAPPING_PLACES)
     if (options.topology or spreads) and options.network is None and not other:
         hosts = [base_of(name) for name in pool.names]  # of slices, too: what costs nothing is known of them
