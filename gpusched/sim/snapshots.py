@@ -34,7 +34,7 @@ from gpusched.model.units import count_of
 from gpusched.sched.agent import prepared_weights
 from gpusched.sched.decide import decide
 from gpusched.sched.fairtree import account
-from gpusched.sched.slicenames import inner_name
+from gpusched.sched.slicenames import base_of, inner_name
 from gpusched.sched.slices.plan import CUT_S, cuts_of
 from gpusched.sim.engine.build import SimWorld, usage_scale
 from gpusched.sim.engine.generic import count_held_gpus, dequeue_started, new_queue, update_queue, usage_leaves
@@ -350,6 +350,9 @@ def _spec_of(world: SimWorld, job: int) -> JobSpec:
     wanted = trace.gpu_types[trace.gpu_type[job]].split("|") if trace.gpu_type[job] >= 0 else []
     named = node_lists(trace, world.unsplit.pool)
     only, avoided = (() if of is None else tuple(named[of[job]]) for of in (trace.nodelist, trace.exclude))
+    if trace.exclusive is not None and trace.exclusive[job] and shape["mask"] >= 0:  # the nodes of its size
+        row = world.demand.masks[shape["mask"]]
+        only = tuple(dict.fromkeys(base_of(world.pool.names[at]) for at in np.flatnonzero(row).tolist()))
     shares = world.options.believed is not None and world.options.believed.row[job] >= 0
     own_wait = -1 if trace.placement_wait is None else int(trace.placement_wait[job])
     return JobSpec(

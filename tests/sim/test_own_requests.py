@@ -68,6 +68,10 @@ def queues(draw: st.DrawFn) -> Snapshot:
     jobs = []
     for i, job in enumerate(snap.pending):
         listed = {"nodelist": draw(names), "exclude": draw(names)} if draw(st.integers(0, 3)) == 0 else {}
+        if draw(st.integers(0, 3)) == 0:
+            of = draw(st.sampled_from(snap.nodes))
+            listed |= {"exclusive": True, "nodes": draw(st.integers(1, 2)), "gpus_per_node": len(of.gpus),
+                       "cores_per_node": of.cores, "memory_mib_per_node": of.memory_mib, "max_nodes": None}  # fmt: skip
         job = changed(job, id=f"j{i:02}", submit_time=NOW, estimate_s=None, spec=changed(job.spec, **listed))
         if runs(snap, job):
             jobs.append(job)
