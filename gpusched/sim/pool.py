@@ -192,6 +192,27 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: 
     return Demand(shape, requests, masks, parts, resources, ints(splitter.queues), why, gpus_only, splitter.milli())
 
 
+def with_more_nodes(demand: Demand, trace: Trace, pool: Pool) -> Demand:
+    """Return the demand with the requests of jobs that may be over more nodes, and the most nodes of each job."""
+    assert trace.max_nodes is not None
+    rows = [tuple(row) for row in np.column_stack((*demand.requests[:7], demand.queue, demand.milli)).tolist()]
+    known, parts = dict.fromkeys(rows), demand.parts.copy()
+    wide = (trace.max_nodes > 0) & (demand.shape >= 0)
+    if not wide.any():
+        return demand
+    for shape, most in set(zip(demand.shape[wide].tolist(), trace.max_nodes[wide].tolist(), strict=True)):
+        *span, before, gpus_each, cores_each, mib_each, of_mask, queue, milli = rows[shape]
+        counts = node_counts(pool, demand, shape, most)
+        for n in counts:
+            each = (-(-of * before // n) for of in (gpus_each, cores_each, mib_each))
+            known[*span, n, *each, of_mask, queue, milli] = None
+        parts[wide & (demand.shape == shape) & (trace.max_nodes == most)] = counts[-1]
+    lo, hi, nodes, gpus, cores, memory, mask, queues, millis = (ints(list(of)) for of in zip(*known, strict=True))
+    return demand._replace(
+        requests=Requests(lo, hi, nodes, gpus, cores, memory, mask, None, None), queue=queues, milli=millis, parts=parts
+    )  # fmt: skip
+
+
 def most_nodes(trace: Trace, keeps: bool) -> Ints:
     """Return over how many nodes each job may be, at most, ``int64[jobs]``; 0: as many as it requests.
 

@@ -178,12 +178,22 @@ class SnapshotRun:
         sim, profile = self._world.sim, self._spec(job).profile
         rows = [self._row[inner_name(part.node, profile)] for part in allocation.parts]
         sim.chosen[: len(rows)] = rows
+        if self._spec(job).max_nodes is not None:
+            sim.jobs[job]["shape"] = self._shape(job, allocation)
         if (mate := self._holder(job, allocation)) >= 0:
             assert sim.pace is not None
             put_beside(sim.pace, sim, log, job, mate)
         start_job(sim, log, job, sim.chosen, 0, NOTHING_TAKEN, float(self._world.restart_s[job]))
         note_charged(sim.ledger, job)
         self._held[job] = allocation
+
+    def _shape(self, job: int, allocation: Allocation) -> int:
+        """Return the engine's request for what a job that may be on several numbers of nodes was given."""
+        (part, *_), of = allocation.parts, self._world.sim.shapes
+        now = of[self._world.sim.jobs[job]["shape"]]
+        given = {"parts": len(allocation.parts), "gpus": len(part.gpus), "cores": part.cores, "memory": part.memory_mib}
+        same = [of[name] == given.get(name, now[name]) for name in of.dtype.names or ()]
+        return int(np.flatnonzero(np.logical_and.reduce(same))[0])
 
     def _holder(self, job: int, allocation: Allocation) -> int:
         """Return the job beside which one is started; -1: none."""
@@ -354,6 +364,7 @@ def _spec_of(world: SimWorld, job: int) -> JobSpec:
         row = world.demand.masks[shape["mask"]]
         only = tuple(dict.fromkeys(base_of(world.pool.names[at]) for at in np.flatnonzero(row).tolist()))
     shares = world.options.believed is not None and world.options.believed.row[job] >= 0
+    most = -1 if trace.max_nodes is None else int(trace.max_nodes[job])
     own_wait = -1 if trace.placement_wait is None else int(trace.placement_wait[job])
     return JobSpec(
         nodelist=only, exclude=avoided, placement_wait_s=own_wait if own_wait >= 0 else None,
@@ -364,6 +375,6 @@ def _spec_of(world: SimWorld, job: int) -> JobSpec:
         gpus_per_node=int(shape["gpus"]), cores_per_node=int(shape["cores"]), memory_mib_per_node=int(shape["memory"]),
         gpu_types=tuple(name for name in wanted if world.pool.gpu_types != ("",)),
         time_limit_s=float(world.passes.jobs.limit[job]),  # type: ignore[arg-type]
-        share="pairs" if shares else "",
+        max_nodes=most if most > 0 else None, share="pairs" if shares else "",
         gpu_memory_mib=int(trace.share_mib[job]) if shares and trace.share_mib is not None else None,
     )  # fmt: skip

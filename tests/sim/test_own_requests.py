@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from msgspec.structs import replace as changed
 
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.plan import Start
+from gpusched.model.slicetables import PUBLISHED
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.decide import decide
 from gpusched.sim.network import learned_network
@@ -72,6 +74,9 @@ def queues(draw: st.DrawFn) -> Snapshot:
             of = draw(st.sampled_from(snap.nodes))
             listed |= {"exclusive": True, "nodes": draw(st.integers(1, 2)), "gpus_per_node": len(of.gpus),
                        "cores_per_node": of.cores, "memory_mib_per_node": of.memory_mib, "max_nodes": None}  # fmt: skip
+        elif draw(st.booleans()):
+            spread = {"nodes": 1, "gpus_per_node": draw(among(2, 4, 6)), "max_nodes": 4, "max_spread": ""}
+            listed |= spread | {"cores_per_node": 2, "placement_wait_s": draw(among(None, 0.0, 900.0))}
         job = changed(job, id=f"j{i:02}", submit_time=NOW, estimate_s=None, spec=changed(job.spec, **listed))
         if runs(snap, job):
             jobs.append(job)
@@ -81,16 +86,18 @@ def queues(draw: st.DrawFn) -> Snapshot:
 @settings(max_examples=100, deadline=None)
 @given(snap=queues().filter(lambda snap: snap.pending), share=st.sampled_from([0.3, 0.5, 1.0]))
 def test_a_history_s_jobs_start_where_and_when_live_decisions_start_them(snap: Snapshot, share: float) -> None:
+    """Also where GPUs may be cut on demand, and no job asks for slices."""
     lasts = [share * job.spec.time_limit_s for job in snap.pending]
     live = OneQueue(snap, dict(zip((job.id for job in snap.pending), lasts, strict=True)), {})
     live.run()
-    trace, (policy,) = history_of(snap.pending, lasts), snap.policies.values()
-    found = replay(trace, pool_of(snap), policy_of_spec(policy), topology=snap.topology)
-    names = found.pool.names
-    starts = {trace.ids[j]: NOW + found.start[j] for j in np.flatnonzero(found.ran)}
-    assert starts == pytest.approx(live.starts)
-    nodes = {trace.ids[j]: {names[n] for n in found.nodes_of(j)} for j in np.flatnonzero(found.ran)}
-    assert nodes == {name: set(of) for name, of in live.nodes.items()}
+    trace, (policy,), pool = history_of(snap.pending, lasts), snap.policies.values(), pool_of(snap)
+    cuttable = tuple(dict.fromkeys(range(len(node.gpus)), PUBLISHED["A100-80GB"]) for node in snap.nodes)
+    for of in (pool, replace(pool, cuttable=cuttable)):
+        found = replay(trace, of, policy_of_spec(policy), topology=snap.topology)
+        starts = {trace.ids[j]: NOW + found.start[j] for j in np.flatnonzero(found.ran)}
+        assert starts == pytest.approx(live.starts)
+        nodes = {trace.ids[j]: {pool.names[n] for n in found.nodes_of(j)} for j in np.flatnonzero(found.ran)}
+        assert nodes == {name: set(where) for name, where in live.nodes.items()}
 
 
 class OneQueue(Plain):

@@ -78,7 +78,7 @@ from gpusched.sim.engine.state import (
 from gpusched.sim.engine.step import mark_never
 from gpusched.sim.knowledge import Knowledge, knowledge_of, static_ranks
 from gpusched.sim.policies import HALF_LIFE_S, PLACEMENTS, ReplayPolicy
-from gpusched.sim.pool import Demand, Pool, demand_of
+from gpusched.sim.pool import Demand, Pool, demand_of, with_more_nodes
 from gpusched.sim.rates import Rates, Speeds, no_speeds, reported_speeds, restart_seconds, speeds_of
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, ReplayResult
@@ -251,6 +251,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     rates = options.rates
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
     demand = demand_of(trace, pool, shares=share != "no", in_proportion=by_cores)
+    if by_snapshot and trace.max_nodes is not None:
+        demand = with_more_nodes(demand, trace, pool)
     if share != "no" and fractional(trace):
         gpus = demand.resources._replace(shared=new_shared_gpus(pool.gpus, demand.job_milli))
         demand = demand._replace(requests=demand.requests._replace(milli=demand.milli), resources=gpus)
@@ -570,7 +572,7 @@ def result_of(world: SimWorld, log: EventLog, seconds: float) -> ReplayResult:
 def _held(world: SimWorld) -> tuple[Ints, Ints, Ints]:
     """Return the nodes of each job's last run: how many, GPUs on each, and node numbers, job by job."""
     sim, demand = world.sim, world.demand
-    changed = world.options.elastic is not None or world.options.network is not None
+    changed = world.options.elastic is not None or world.options.network is not None or world.by_snapshot
     shape = np.where(demand.shape >= 0, sim.jobs["shape"], -1) if changed else demand.shape
     runs = shape >= 0
     parts, part_gpus = np.zeros(len(shape), np.int64), np.zeros(len(shape), np.int64)
