@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.testbed import Testbed, slurm_files, why_unavailable
 from tests.testbed.slurm import SlurmSite
@@ -30,7 +30,10 @@ os.environ.setdefault("DASK_CONFIG", str(_CACHE / "gpusched" / "dask"))  # where
 
 # The same examples each time: a normal run does not search for new ones. To search:
 # ARGS="--hypothesis-profile=default --hypothesis-seed=1"
-settings.register_profile("same", derandomize=True, database=None, deadline=None, print_blob=True)
+_slow = (HealthCheck.too_slow,)  # the first draw may compile, on a busy machine
+settings.register_profile(
+    "same", derandomize=True, database=None, deadline=None, print_blob=True, suppress_health_check=_slow
+)
 settings.load_profile("same")
 
 LONGEST = (

@@ -38,7 +38,7 @@ def pace_of(
     places = {job.id: at for at, job in zip(running.tolist(), snapshot.running, strict=True) if job.id in sharers}
     for name, at in places.items():
         parties[at] = party(sharers[name].user, sharers[name].name, sharers[name].memory_mib)
-    row, kind, lost, speed = sharing_beliefs(parties, world.nodes, snapshot.beliefs)
+    row, kind, lost, speed, *_ = sharing_beliefs(parties, world.nodes, snapshot.beliefs)
     runs = filled(RUN, len(jobs), rate=1.0, own=1.0, share=1.0, row=row, next=-1, mate=-1, split=-1)
     runs["limit"], runs["since"] = jobs["expected"], snapshot.now
     runs["limit"][: len(views)] *= np.array([1.0 + view.behind for view in views])

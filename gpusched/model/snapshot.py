@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
+from itertools import combinations
+
 import msgspec
 
 from gpusched.model.interference import JobClassEstimate
@@ -106,6 +109,28 @@ def without_double_counting(one: RunningView, other: RunningView) -> tuple[Runni
     part = msgspec.structs.replace(part, gpus=tuple(gpu for gpu in part.gpus if gpu not in kept))
     early = msgspec.structs.replace(early, allocation=Allocation(early.id, (part, *early.allocation.parts[1:])))
     return (early, late) if first else (late, early)
+
+
+def with_partners(views: Iterable[RunningView], ready: Container[str]) -> tuple[RunningView, ...]:
+    """Add shared GPUs, of the jobs that are ``ready`` for it, and partners; count a GPU that two jobs hold at one."""
+    found = {view.id: view for view in views}
+    by_gpu: dict[tuple[str, int], list[str]] = {}
+    for view in found.values():
+        if view.spec is None or not view.spec.share:
+            continue
+        # Jobs that may share GPUs run on one node, so their first part is their only one.
+        part = view.allocation.parts[0]
+        if view.id in ready:
+            found[view.id] = msgspec.structs.replace(view, shares=part.gpus)
+        for gpu in part.gpus:
+            by_gpu.setdefault((part.node, gpu), []).append(view.id)
+    for pair in {(job, other) for holders in by_gpu.values() for job, other in combinations(holders, 2)}:
+        both = without_double_counting(found[pair[0]], found[pair[1]])
+        for job, view, partner in zip(pair, both, reversed(pair), strict=True):
+            assert view.spec is not None
+            spec = msgspec.structs.replace(view.spec, preemptible=False)
+            found[job] = msgspec.structs.replace(view, spec=spec, partner=partner)
+    return tuple(found.values())
 
 
 class FinishedView(msgspec.Struct, frozen=True, kw_only=True):

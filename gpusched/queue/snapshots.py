@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import combinations
 
 import msgspec
 
@@ -30,7 +29,7 @@ from gpusched.model.snapshot import (
     RunningView,
     SliceView,
     Snapshot,
-    without_double_counting,
+    with_partners,
 )
 from gpusched.model.topology import Topology, discover_topology
 from gpusched.queue.array_limit import ArrayTaskLimit
@@ -308,7 +307,6 @@ def _shareable(sharing: SharingSettings, reading: NodeReading | None, blocked: C
         gpu.index: max(0, gpu.memory_total_mib - DRIVER_MEMORY_MIB)
         for gpu in (reading.gpus if reading is not None else ())
         if gpu.memory_total_mib is not None
-        and not gpu.slices
         and gpu.index not in blocked
         and not foreign_processes(gpu, sharing.mode == "mps")
     }
@@ -377,30 +375,12 @@ def _with_restart_conflict(view: RunningView, here: Mapping[str, tuple[Reservati
 def sharing_views(
     views: list[RunningView], inventory: Inventory, ranks: Iterable[RankRecord]
 ) -> tuple[RunningView, ...]:
-    """Add shared GPUs and partners; count each GPU that two jobs hold at one of them (`without_double_counting`)."""
-    found = {view.id: view for view in views}
+    """Add shared GPUs and partners (`with_partners`); jobs share that were launched so."""
     if not any(view.spec is not None and view.spec.share for view in views):
         return tuple(views)
     modes = {node.name: node.sharing.mode for node in inventory.nodes if node.sharing is not None}
     ready = {(rank.job_id, rank.attempt, rank.node) for rank in ranks if rank.sharing == modes.get(rank.node, "off")}
-    by_gpu: dict[tuple[str, int], list[str]] = {}
-    # Jobs that may share GPUs run on one node, so their first part is their only one.
-    for view in views:
-        part = view.allocation.parts[0]
-        if view.spec is None or not view.spec.share:
-            continue
-        if (view.id, view.attempt, part.node) in ready:
-            found[view.id] = msgspec.structs.replace(view, shares=part.gpus)
-        for gpu in part.gpus:
-            by_gpu.setdefault((part.node, gpu), []).append(view.id)
-    for pair in {(job, other) for holders in by_gpu.values() for job, other in combinations(holders, 2)}:
-        for job, view, partner in zip(
-            pair, without_double_counting(found[pair[0]], found[pair[1]]), reversed(pair), strict=True
-        ):
-            assert view.spec is not None
-            spec = msgspec.structs.replace(view.spec, preemptible=False)
-            found[job] = msgspec.structs.replace(view, spec=spec, partner=partner)
-    return tuple(found[view.id] for view in views)
+    return with_partners(views, {v.id for v in views if (v.id, v.attempt, v.allocation.parts[0].node) in ready})
 
 
 def recently_finished(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple[FinishedView, ...]:

@@ -168,12 +168,13 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: 
 
     A job's own ``nodes`` is kept where the pool can give it and its GPUs divide by it. Groups name partitions only
     where the pool has several. Cores or memory that are unknown are taken in proportion to GPUs, by the leanest node.
-    GPU types bind where the pool knows any type, a list of nodes where it has one of them. With ``shares`` a job of one
-    GPU takes the thousandths it asks for. Where no job says how many cores, or how much memory, these bind nothing, but
-    with ``in_proportion``.
+    GPU types bind where the pool knows any type, a list of nodes where it has one of them, whole nodes where it has
+    nodes of exactly that size. With ``shares`` a job of one GPU takes the thousandths it asks for. Where no job says
+    how many cores, or how much memory, these bind nothing, but with ``in_proportion``.
     """
     milli = np.where((trace.gpus == 1) & shares, trace.gpu_milli, 1000)
-    columns = [trace.gpus, trace.nodes, trace.cores, trace.memory_mib, trace.group, trace.gpu_type, milli]
+    whole = np.zeros(len(trace), np.bool_) if trace.exclusive is None else trace.exclusive
+    columns = [trace.gpus, trace.nodes, trace.cores, trace.memory_mib, trace.group, trace.gpu_type, milli, whole]
     if trace.nodelist is not None or trace.exclude is not None:
         columns += [np.full(len(trace), -1) if of is None else of for of in (trace.nodelist, trace.exclude)]
     distinct, index = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
@@ -189,6 +190,27 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: 
     resources = Resources(pool.gpus.copy(), cores, memory)
     gpus_only = not modelled and masks.shape[0] == 0
     return Demand(shape, requests, masks, parts, resources, ints(splitter.queues), why, gpus_only, splitter.milli())
+
+
+def with_more_nodes(demand: Demand, trace: Trace, pool: Pool) -> Demand:
+    """Return the demand with the requests of jobs that may be over more nodes, and the most nodes of each job."""
+    assert trace.max_nodes is not None
+    rows = [tuple(row) for row in np.column_stack((*demand.requests[:7], demand.queue, demand.milli)).tolist()]
+    known, parts = dict.fromkeys(rows), demand.parts.copy()
+    wide = (trace.max_nodes > 0) & (demand.shape >= 0)
+    if not wide.any():
+        return demand
+    for shape, most in set(zip(demand.shape[wide].tolist(), trace.max_nodes[wide].tolist(), strict=True)):
+        *span, before, gpus_each, cores_each, mib_each, of_mask, queue, milli = rows[shape]
+        counts = node_counts(pool, demand, shape, most)
+        for n in counts:
+            each = (-(-of * before // n) for of in (gpus_each, cores_each, mib_each))
+            known[*span, n, *each, of_mask, queue, milli] = None
+        parts[wide & (demand.shape == shape) & (trace.max_nodes == most)] = counts[-1]
+    lo, hi, nodes, gpus, cores, memory, mask, queues, millis = (ints(list(of)) for of in zip(*known, strict=True))
+    return demand._replace(
+        requests=Requests(lo, hi, nodes, gpus, cores, memory, mask, None, None), queue=queues, milli=millis, parts=parts
+    )  # fmt: skip
 
 
 def most_nodes(trace: Trace, keeps: bool) -> Ints:
@@ -246,8 +268,9 @@ class _Splitter:
         self._memory = bool((pool.memory_mib >= 0).any() and (in_proportion or (trace.memory_mib > 0).any()))
 
     def split(
-        self, gpus: int, nodes: int, cores: int, memory: int, group: int, gpu_type: int, milli: int, *lists: int
-    ) -> int | str:
+        self, gpus: int, nodes: int, cores: int, memory: int, group: int, gpu_type: int, milli: int, whole: int,
+        *lists: int,
+    ) -> int | str:  # fmt: skip
         """Return the index of the request, or why there is none; ``lists``: its nodelist, and the nodes it avoids."""
         pool = self._pool
         partition = 0
@@ -271,8 +294,12 @@ class _Splitter:
             rows = rows[allowed[rows] != 0]
             if any(listed) and not len(rows):
                 return "its lists of nodes leave none of its partition"
-            if len(rows) < hi - lo:
-                mask = self._masks.setdefault(allowed.tobytes(), len(self._masks))
+        else:
+            allowed = np.ones(len(pool), np.uint8)
+        if whole and (same := self._same_size(gpus, cores, memory, nodes) & allowed)[lo:hi].any():
+            allowed, rows = same, rows[same[rows] != 0]
+        if len(rows) < hi - lo:
+            mask = self._masks.setdefault(allowed.tobytes(), len(self._masks))
         if gpus < 0:
             return f"requests {count_of(gpus, 'GPU')}"
         cores = self._known(cores, gpus, rows, pool.cores) if self._cores else 0
@@ -284,6 +311,13 @@ class _Splitter:
         if key not in self._shapes:
             self.queues.append(partition)
         return self._shapes.setdefault(key, len(self._shapes))
+
+    def _same_size(self, gpus: int, cores: int, memory: int, nodes: int) -> Flags:
+        """Return the nodes that are exactly as large as each part of a job in so many, ``uint8[nodes]``."""
+        pool, found = self._pool, np.ones(len(self._pool), np.bool_)
+        for asked, has in ((gpus, pool.gpus), (cores, pool.cores), (memory, pool.memory_mib)):
+            found &= (has == NOT_MODELLED) | (has * max(nodes, 1) == asked)
+        return found.astype(np.uint8)
 
     def _known(self, asked: int, gpus: int, rows: Ints, has: Ints) -> int:
         """Return the amount requested or, if unknown, the GPUs' share on the leanest node."""

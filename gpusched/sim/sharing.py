@@ -30,12 +30,15 @@ class SharingBeliefs(NamedTuple):
         row: ``int64[jobs]``: index into the others; -1: it shares nothing. kind: ``int64[nodes]``, likewise.
         lost: ``float64[kinds, rows, rows]``: `kernel.beside.Pairings.cost`.
         speed: ``float64[kinds, rows, rows + 1]``: `engine.state.Pace.speed`.
+        places, classes: The kinds of nodes, and the estimates of the jobs' classes.
     """
 
     row: Ints
     kind: Ints
     lost: Floats
     speed: Floats
+    places: tuple[Place, ...]
+    classes: Mapping[str, JobClassEstimate]
 
 
 def sharing_beliefs(
@@ -47,10 +50,10 @@ def sharing_beliefs(
     losses, rows, places = Losses(beliefs), dict["Party", int](), dict["Place", int]()
     kind = ints([places.setdefault(place_of(node), len(places)) for node in nodes])
     row = ints([-1 if one is None else rows.setdefault(one, len(rows)) for one in parties])
-    slower = [[losses.of(one, other).slower for _, other, _ in rows] for _, one, _ in rows]
-    speed = np.ones((len(places), len(rows), len(rows) + 1))
-    speed[:, :, 1:] = 1.0 / (1.0 + np.array(slower).reshape(len(rows), len(rows)))
-    return SharingBeliefs(row, kind, cost_table(list(rows), list(rows), list(places), losses), speed)
+    every, speed = list(rows), np.ones((len(places), len(rows), len(rows) + 1))
+    if every:
+        speed[:, :, 1:] = 1.0 / (1.0 + losses.slower(every, every))
+    return SharingBeliefs(row, kind, cost_table(every, every, list(places), losses), speed, tuple(places), beliefs)
 
 
 def share_for(asked: str, trace: Trace) -> Share:

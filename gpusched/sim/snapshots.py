@@ -21,20 +21,28 @@ from gpusched.model.plan import Preempt, Start
 from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.slices import Cut, gpu_of, slice_index
-from gpusched.model.slicetables import GPU_PARTS
-from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, SliceView, Snapshot
+from gpusched.model.snapshot import (
+    FinishedView,
+    NodeView,
+    PendingView,
+    RunningView,
+    SliceView,
+    Snapshot,
+    with_partners,
+)
 from gpusched.model.units import count_of
 from gpusched.sched.agent import prepared_weights
 from gpusched.sched.decide import decide
 from gpusched.sched.fairtree import account
-from gpusched.sched.slicenames import inner_name
+from gpusched.sched.slicenames import base_of, inner_name
 from gpusched.sched.slices.plan import CUT_S, cuts_of
-from gpusched.sim.engine.build import SimWorld
+from gpusched.sim.engine.build import SimWorld, usage_scale
 from gpusched.sim.engine.generic import count_held_gpus, dequeue_started, new_queue, update_queue, usage_leaves
 from gpusched.sim.engine.ledger import note_charged
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import elapsed_run_s, work_left
 from gpusched.sim.engine.queue import enter
+from gpusched.sim.engine.share import put_beside
 from gpusched.sim.engine.state import DECIDE, DECISIONS, DONE, ENDED, EventLog, Passes, Sim
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.knowledge import keys_of
@@ -43,7 +51,7 @@ from gpusched.sim.result import PREEMPTED
 from gpusched.sim.slicing import node_views, profile_index
 
 _UNITS: tuple[Unit, ...] = ("jobs", "gpus", "gpu_s")  # by the number in `LINK`
-_PLACES = {"consolidate": "best-fit", "worst-fit": "spread"}
+_PLACES = {"consolidate": "best-fit", "worst-fit": "spread", "contention": "rack"}  # without placement costs
 
 
 class SnapshotRun:
@@ -62,9 +70,14 @@ class SnapshotRun:
         self._models = {} if model is None else dict.fromkeys(self._policies, model)
         self._ranks = prepared_weights(model) if model is not None and model.preempts else None
         self._preemptions = dict[int, Preemptions]()
-        self._nodes = {view.name: view for view in node_views(self._of.pool)}
+        self._nodes, believed = {view.name: view for view in node_views(self._of.pool)}, world.options.believed
         self._rows = [np.flatnonzero(self._of.node == node) for node in range(len(self._of.pool))]
         self._row = {name: row for row, name in enumerate(world.pool.names)}
+        self._classes = {} if believed is None else dict(believed.classes)
+        if believed is not None:
+            for view, (row, *_) in zip(list(self._nodes.values()), self._rows, strict=True):
+                sharing, memory_mib = believed.places[believed.kind[row]]
+                self._nodes[view.name] = replace(view, sharing=sharing, shareable=dict.fromkeys(view.gpus, memory_mib))
         self._specs = dict[int, JobSpec]()
         self._held = dict[int, Allocation]()
         self._cuts = dict[tuple[str, int], tuple[float, Cut]]()  # under way, and when each is over
@@ -165,9 +178,30 @@ class SnapshotRun:
         sim, profile = self._world.sim, self._spec(job).profile
         rows = [self._row[inner_name(part.node, profile)] for part in allocation.parts]
         sim.chosen[: len(rows)] = rows
+        if self._spec(job).max_nodes is not None:
+            sim.jobs[job]["shape"] = self._shape(job, allocation)
+        if (mate := self._holder(job, allocation)) >= 0:
+            assert sim.pace is not None
+            put_beside(sim.pace, sim, log, job, mate)
         start_job(sim, log, job, sim.chosen, 0, NOTHING_TAKEN, float(self._world.restart_s[job]))
         note_charged(sim.ledger, job)
         self._held[job] = allocation
+
+    def _shape(self, job: int, allocation: Allocation) -> int:
+        """Return the engine's request for what a job that may be on several numbers of nodes was given."""
+        (part, *_), of = allocation.parts, self._world.sim.shapes
+        now = of[self._world.sim.jobs[job]["shape"]]
+        given = {"parts": len(allocation.parts), "gpus": len(part.gpus), "cores": part.cores, "memory": part.memory_mib}
+        same = [of[name] == given.get(name, now[name]) for name in of.dtype.names or ()]
+        return int(np.flatnonzero(np.logical_and.reduce(same))[0])
+
+    def _holder(self, job: int, allocation: Allocation) -> int:
+        """Return the job beside which one is started; -1: none."""
+        if not self._spec(job).share:
+            return -1
+        (part,) = allocation.parts
+        held = ((other, of.parts[0]) for other, of in self._held.items() if self._spec(other).share)
+        return next((other for other, of in held if of.node == part.node and set(of.gpus) & set(part.gpus)), -1)
 
     def _stop(self, log: EventLog, job: int, for_job: str) -> None:
         sim, queue, policy = self._world.sim, self._queue, next(iter(self._policies.values()))
@@ -199,12 +233,14 @@ class SnapshotRun:
 
     def _snapshot(self, waiting: list[int]) -> Snapshot:
         sim, options = self._world.sim, self._world.options
+        running = [*map(self._running, sorted(self._held))]
         return Snapshot(
             now=float(sim.clock[0]), nodes=tuple(map(self._node, range(len(self._rows)))), policies=self._policies,
-            pending=tuple(map(self._pending, waiting)), running=tuple(map(self._running, sorted(self._held))),
+            pending=tuple(map(self._pending, waiting)), running=with_partners(running, {view.id for view in running}),
             usage=self._usage(), seed=options.seed + int(sim.counter[DECISIONS]),
             finished=tuple(self._finished), bounds=self._bounds(), groups=self._groups,
-            topology=options.topology, beliefs=dict(options.learned) if self._world.rule in MAPPING_PLACES else {},
+            topology=options.topology,
+            beliefs=self._classes | (dict(options.learned) if self._world.rule in MAPPING_PLACES else {}),
         )  # fmt: skip
 
     def _node(self, node: int) -> NodeView:
@@ -269,7 +305,7 @@ class SnapshotRun:
             account(users, user, now, half_life_s)
         past, held = queue.others[: queue.passed[0]], np.zeros(len(users), np.int64)
         np.add.at(held, queue.leaf[past["row"]], np.where(past["over"], -past["gpus"], past["gpus"]))
-        hours = users["used"] / (3600 * GPU_PARTS) + held / GPU_PARTS
+        hours = (users["used"] / 3600 + held) / usage_scale(self._world)
         return {leaf_of(*leaf): used for leaf, used in zip(self._leaves, hours.tolist(), strict=True) if used > 0}
 
     def _bounds(self) -> tuple[Bound, ...]:
@@ -324,6 +360,11 @@ def _spec_of(world: SimWorld, job: int) -> JobSpec:
     wanted = trace.gpu_types[trace.gpu_type[job]].split("|") if trace.gpu_type[job] >= 0 else []
     named = node_lists(trace, world.unsplit.pool)
     only, avoided = (() if of is None else tuple(named[of[job]]) for of in (trace.nodelist, trace.exclude))
+    if trace.exclusive is not None and trace.exclusive[job] and shape["mask"] >= 0:  # the nodes of its size
+        row = world.demand.masks[shape["mask"]]
+        only = tuple(dict.fromkeys(base_of(world.pool.names[at]) for at in np.flatnonzero(row).tolist()))
+    shares = world.options.believed is not None and world.options.believed.row[job] >= 0
+    most = -1 if trace.max_nodes is None else int(trace.max_nodes[job])
     own_wait = -1 if trace.placement_wait is None else int(trace.placement_wait[job])
     return JobSpec(
         nodelist=only, exclude=avoided, placement_wait_s=own_wait if own_wait >= 0 else None,
@@ -334,4 +375,6 @@ def _spec_of(world: SimWorld, job: int) -> JobSpec:
         gpus_per_node=int(shape["gpus"]), cores_per_node=int(shape["cores"]), memory_mib_per_node=int(shape["memory"]),
         gpu_types=tuple(name for name in wanted if world.pool.gpu_types != ("",)),
         time_limit_s=float(world.passes.jobs.limit[job]),  # type: ignore[arg-type]
+        max_nodes=most if most > 0 else None, share="pairs" if shares else "",
+        gpu_memory_mib=int(trace.share_mib[job]) if shares and trace.share_mib is not None else None,
     )  # fmt: skip

@@ -112,6 +112,7 @@ class Trace:
         max_nodes: Its GPUs may be spread over up to so many nodes, the fewest first; -1: as ``nodes`` says; None: of
             every job.
         one_rack: Which jobs run in one rack only; None: no job.
+        exclusive: Which jobs have whole nodes, of exactly their size; None: no job.
         placement_wait: Seconds that it waits for the fewest nodes in one rack; -1: as its policy says; None: of every
             job.
         profile: Index into ``profiles``: of which MIG profile its GPUs are slices; -1: whole ones; None: of every job.
@@ -164,6 +165,7 @@ class Trace:
     ran_on: Ints | None = None
     max_nodes: Ints | None = None
     one_rack: Flags | None = None
+    exclusive: Flags | None = None
     placement_wait: Ints | None = None
     profile: Ints | None = None
     command: Ints | None = None

@@ -19,6 +19,7 @@ from gpusched.sched.arrays import node_arrays_of, waiting_of
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
+from gpusched.sched.kernel.beside import MAX_KINDS
 from gpusched.sched.sharing.pairs import pairs_of
 from gpusched.sched.state import LIMIT, NOT_AVAILABLE, POLICY, RESOURCES, new_outcome
 from gpusched.sched.tally import usage_of
@@ -334,6 +335,20 @@ def test_of_a_jobs_gpus_it_shares_those_that_are_well() -> None:
     snap = msgspec.structs.replace(snap, nodes=(none,))
     assert not decide(snap).actions
     assert explain(snap, "w").sharing.endswith("job r has 0 GPUs to share; it requests 1")
+
+
+def test_kinds_are_counted_by_partition() -> None:
+    """As many as are considered wait in p, for more memory than there is; the one in q shares nevertheless."""
+    has = [RUNS, Has("s", "ann", "calm", 20, (0, 1, 2), "b", end=NOW + 100)]
+    many = [Has(f"{n:02}", "ann", "calm", MIB + n, (0,)) for n in range(MAX_KINDS)]
+    snap = snapshot_of({"a": TURNS, "b": TURNS}, has, [*many, Has("w", "ann", "calm", 10, (0,))])
+    (a, b), (r, s), (*jobs, w), policy = snap.nodes, snap.running, snap.pending, snap.policies["p"]
+    there = {"partition": "q"}
+    w, s = (msgspec.structs.replace(of, spec=msgspec.structs.replace(of.spec, **there)) for of in (w, s))
+    nodes = a, msgspec.structs.replace(b, **there)
+    policies = {"p": policy, "q": policy}
+    snap = msgspec.structs.replace(snap, nodes=nodes, running=(r, s), pending=(*jobs, w), policies=policies)
+    assert started(decide(snap)) == {"w": [("b", (0,))]}
 
 
 def test_the_head_delays_no_job_by_sharing() -> None:

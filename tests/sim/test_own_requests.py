@@ -15,6 +15,7 @@ from msgspec.structs import replace as changed
 from gpusched.errors import UsageError
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.plan import Start
+from gpusched.model.slicetables import PUBLISHED
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.alone import SingleJobView
 from gpusched.sched.arrays import node_arrays_of
@@ -87,6 +88,13 @@ def queues(draw: st.DrawFn, places: tuple[str, ...] = PLACES) -> Snapshot:
     jobs = []
     for i, job in enumerate(snap.pending):
         listed = {"nodelist": draw(names), "exclude": draw(names)} if draw(st.integers(0, 3)) == 0 else {}
+        if draw(st.integers(0, 3)) == 0:
+            of = draw(st.sampled_from(snap.nodes))
+            listed |= {"exclusive": True, "nodes": draw(st.integers(1, 2)), "gpus_per_node": len(of.gpus),
+                       "cores_per_node": of.cores, "memory_mib_per_node": of.memory_mib, "max_nodes": None}  # fmt: skip
+        elif draw(st.booleans()):
+            spread = {"nodes": 1, "gpus_per_node": draw(among(2, 4, 6)), "max_nodes": 4, "max_spread": ""}
+            listed |= spread | {"cores_per_node": 2, "placement_wait_s": draw(among(None, 0.0, 900.0))}
         job = changed(job, id=f"j{i:02}", submit_time=NOW, estimate_s=None, spec=changed(job.spec, **listed))
         if runs(snap, job):
             jobs.append(job)
@@ -129,14 +137,19 @@ def starts_and_nodes(found: ReplayResult) -> dict[str, tuple[float, set[str]]]:
 def test_a_history_s_jobs_start_where_and_when_live_decisions_start_them(
     snap: Snapshot, lasts: float, every_s: float, share: Share
 ) -> None:
+    """Also where GPUs may be cut on demand, and no job asks for slices."""
     times = [lasts * job.spec.time_limit_s for job in snap.pending]
     live = OneQueue(snap, dict(zip((job.id for job in snap.pending), times, strict=True)), every_s)
     live.run()
     trace, (policy,) = history_of(snap.pending, times), snap.policies.values()
-    found = replay(
-        trace, pool_of(snap), policy_of_spec(policy), topology=snap.topology, backfill_every_s=every_s, share=share
-    )
-    assert starts_and_nodes(found) == {j: (pytest.approx(t), {*live.nodes[j]}) for j, t in live.starts.items()}
+    expected = {j: (pytest.approx(t), {*live.nodes[j]}) for j, t in live.starts.items()}
+    plain = pool_of(snap)
+    cuttable = tuple(dict.fromkeys(range(len(node.gpus)), PUBLISHED["A100-80GB"]) for node in snap.nodes)
+    for pool in (plain, replace(plain, cuttable=cuttable)):
+        found = replay(
+            trace, pool, policy_of_spec(policy), topology=snap.topology, backfill_every_s=every_s, share=share
+        )
+        assert starts_and_nodes(found) == expected
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
+from string import ascii_lowercase
 
 import msgspec
 import numpy as np
@@ -17,12 +19,13 @@ from gpusched.model.resources import SharingSettings
 from gpusched.model.topology import Switch, Topology
 from gpusched.sched.decide import decide
 from gpusched.sched.heaps import push
+from gpusched.sched.kernel.beside import MAX_KINDS
 from gpusched.sched.topology.tree import links_of
 from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.generic import new_queue, run_generic
 from gpusched.sim.engine.pace import join_links
 from gpusched.sim.engine.placing_walk import run_walk
-from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, PARTS, RUNNING, RUNS, WAITING
+from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, PARTS, RUNNING, RUNS, WAITING, grown
 from gpusched.sim.network import learned_network, network_for
 from gpusched.sim.placed import walked, with_ways
 from gpusched.sim.policies import ReplayPolicy, policy_by_name
@@ -36,10 +39,11 @@ from gpusched.study.metrics import metrics_of
 from gpusched.study.own import beliefs_for
 from gpusched.study.timeline import paired_runs, parts_of
 from tests.sched.gist_decisions import GIST
-from tests.sched.sharing import BELIEFS, CORES, GPUS, KINDS, nodes_of, partner, slower, snapshot_of, worlds
+from tests.sched.sharing import BELIEFS, CORES, GPUS, KINDS, Has, nodes_of, partner, slower, snapshot_of, worlds
 from tests.sched.worlds import NOW, started
 from tests.sim.paced import inputs, paced_worlds
 from tests.sim.worlds import trace_of
+from tests.strategies import among
 
 PLACES = st.sampled_from(["first-fit", "best-fit", "worst-fit"])
 RATES = Rates(
@@ -221,10 +225,11 @@ def test_an_unknown_way_to_share_is_refused():
 
 def shared(trace, users, names, memory_mib):
     """With who owns jobs, what they are called, and the memory of those that share GPUs; the last job is nobody's."""
-    columns = {"user": [*map(["ann", "bob"].index, users), 0], "model": [*map(list(KINDS).index, names), 0]}
+    models = tuple(dict.fromkeys((*KINDS, *names)))
+    columns = {"user": [*map(["ann", "bob"].index, users), 0], "model": [*map(models.index, names), 0]}
     columns = {column: np.array(values, np.int64) for column, values in columns.items()}
     share_mib = np.array([*memory_mib, -1], np.int64)
-    return replace(trace, users=("ann", "bob"), models=tuple(KINDS), share_mib=share_mib, **columns)
+    return replace(trace, users=("ann", "bob"), models=models, share_mib=share_mib, **columns)
 
 
 def test_a_job_whose_name_is_unknown_is_not_of_the_last_ones_class():
@@ -268,9 +273,7 @@ def test_own_jobs_share_at_measured_speeds_of_gpu_types():
     np.testing.assert_allclose(result.end[:2], [20 * slow, 20 * slow + 60])
 
 
-@pytest.mark.parametrize(
-    ("policy", "placement"), [("rltune", None), ("rltune", "fastest"), ("fifo-skip", "fastest")]
-)
+@pytest.mark.parametrize(("policy", "placement"), [("rltune", None), ("rltune", "fastest"), ("fifo-skip", "fastest")])
 def test_jobs_left_pending_by_agents_and_mappings_may_share(policy, placement):
     nodes, _ = nodes_of({"a": SharingSettings(mode="time-slicing", slowdown=0.5)})
     trace = trace_of([0, 1, 2, 3], [90, 40, 40, 1], [3, 1, 1, 0], limit=[100, 90, 90, 1])
@@ -361,7 +364,7 @@ def first_decision(modes, has, waits, backfill, place):
     if network is not None:
         world, walk = walked(*with_ways(world))
     queue = new_queue(world) if walk is None else walk.queue
-    sim, log = world.sim, log_of(world)
+    sim, log = world.sim, grown(log_of(world), world.sim)
     names = list(pool.names)
     sim.pairs.parted[0] = 1
     for row, one in enumerate(has):
@@ -407,7 +410,36 @@ def first_decision(modes, has, waits, backfill, place):
 )
 def test_live_shares_as_a_replay_does_from_the_same_state(world, stages):
     """Also where places cost what was learned."""
-    (modes, has, waits), (backfill, place) = world, stages
+    as_a_replay_does(*world, *stages)
+
+
+@st.composite
+def many_kinds(draw):
+    """More kinds of jobs wait than a pass looks at, at most nodes where each may be; some jobs are of the same kind."""
+    modes = dict.fromkeys(ascii_lowercase[:14], SharingSettings(mode="time-slicing", slowdown=1.0))
+    has = [Has(f"r{at:02}", "ann", draw(among(*KINDS)), 10, (at % GPUS,), "abcdefghijklmn"[at // GPUS], end=NOW + 99)
+           for at in range(GPUS * len(modes))]  # fmt: skip
+    kinds = [*product("uvwxyz", "abcdefgh")][: draw(st.integers(MAX_KINDS - 2, 40))]
+    names = draw(st.permutations(["".join(of) for of in kinds for _ in range(draw(st.integers(1, 2)))]))
+    memory = draw(st.lists(among(10, 20, 20), min_size=len(names), max_size=len(names)))
+    return modes, has, [Has(f"w{at:03}", draw(among("ann", "bob")), name, mib, (0,), limit=draw(among(30, 150)))
+                        for at, (name, mib) in enumerate(zip(names, memory, strict=True))]  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(many_kinds(), st.sampled_from(["skip", "easy", "conservative"]))
+def test_live_looks_at_as_many_kinds_of_jobs_as_a_replay_does(world, backfill):
+    _, has, waits = world
+    kinds = {(one.user, one.name, one.memory_mib): 0 for one in waits}
+    looked_at = [one.id for one in waits if (one.user, one.name, one.memory_mib) in list(kinds)[:MAX_KINDS]]
+    found = as_a_replay_does(*world, backfill, "first-fit")
+    assert found.keys() <= set(looked_at)
+    if backfill == "skip":
+        assert [*found] == looked_at[: len(has)]
+
+
+def as_a_replay_does(modes, has, waits, backfill, place):
+    """Compare the live decision in this state with a replay's, and return it: job -> node and partner."""
     snap = snapshot_of(modes, has, waits)
     policy = msgspec.structs.replace(snap.policies["p"], backfill=backfill, place=place)
     snap = msgspec.structs.replace(snap, policies={"p": policy})
@@ -422,3 +454,4 @@ def test_live_shares_as_a_replay_does_from_the_same_state(world, stages):
     for job, (node, mate) in live.items():
         if mate:
             assert replayed[job] == (node, mate)
+    return live

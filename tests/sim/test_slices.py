@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
 from gpusched.agents.gist.networks import heuristic
@@ -22,13 +24,14 @@ from gpusched.errors import UsageError
 from gpusched.model.interference import JobClassEstimate, JobShape, SpeedSamples
 from gpusched.model.limits import Limits, Quotas
 from gpusched.model.plan import Plan
-from gpusched.model.policy import AGENTS, AgentTraits, Backfill, Mapping, PolicySpec, PreemptionSettings
+from gpusched.model.policy import AGENTS, AgentTraits, Backfill, Mapping, Place, PolicySpec, PreemptionSettings
 from gpusched.model.slices import Cut, gpu_of, is_slice, slice_index
 from gpusched.model.slicetables import PUBLISHED, gpus_counted, published
 from gpusched.model.snapshot import SliceView, Snapshot
 from gpusched.model.topology import Topology
 from gpusched.queue.store import Store
 from gpusched.sched.check import check
+from gpusched.sched.decide import decide
 from gpusched.sched.slices.plan import CUT_S
 from gpusched.sched.slices.tree import arranged, is_valid
 from gpusched.sim import snapshots
@@ -40,14 +43,20 @@ from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import Outage, replay
 from gpusched.sim.reserving import Booking
 from gpusched.sim.result import EVENT_KINDS, ReplayResult
+from gpusched.sim.sharing import SharingBeliefs
+from gpusched.sim.slicing import node_views
 from gpusched.sim.snapshots import SnapshotRun
 from gpusched.study.bounds import bounds_of
 from gpusched.study.metrics import metrics_of
+from gpusched.study.own import beliefs_for
+from gpusched.study.timeline import paired_runs
 from gpusched.traces.slicing import select, slice_trace
 from gpusched.traces.trace import NO_RUNS, Trace
 from tests.sched.gist_decisions import GIST
 from tests.sched.rltune_decisions import RLTUNE, WILD, arrays_of, model, rule
+from tests.sched.sharing import BELIEFS
 from tests.sched.worlds import topology
+from tests.sim.reference_pairs import GPUS, pool_of, sharing_jobs, sharing_nodes
 from tests.sim.worlds import trace_of
 
 A100 = PUBLISHED["A100-80GB"]
@@ -452,3 +461,58 @@ def test_published_tables_are_found_by_type_and_by_what_is_asked_for() -> None:
     assert published("", ["4g.24gb"]) is PUBLISHED["A30-24GB"]
     assert published("V100") == ()
     assert gpus_counted(1, "3g.40gb") == 0.5
+
+
+def shares(seed: int, profiles: tuple[str, ...] = (), jobs: int = 60) -> tuple[Trace, Pool, SharingBeliefs]:
+    """Return jobs that may share GPUs, some of them for slices of ``profiles``, and nodes that are cut on demand."""
+    pool = pool_of("pppq")
+    trace = sharing_jobs(seed, pool, jobs)
+    rng = np.random.default_rng(seed)
+    profile = rng.choice([-1, -1, *range(len(profiles))], jobs).astype(np.int64) if profiles else np.full(jobs, -1)
+    assert trace.share_mib is not None
+    trace = replace(trace, profile=profile, profiles=profiles, share_mib=np.where(profile < 0, trace.share_mib, -1))
+    believed = beliefs_for(trace, sharing_nodes(node_views(pool)), BELIEFS)
+    cuttable = dict.fromkeys(range(GPUS), PUBLISHED["A100-80GB"])
+    return trace, replace(pool, cuttable=(cuttable,) * len(pool)), believed
+
+
+@pytest.mark.parametrize("order", ["fifo", "fairshare"])
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 10**6), place=st.sampled_from(["best-fit", "rack"]), limit=st.sampled_from([None, 9]),
+       backfill=st.sampled_from(["skip", "easy", "conservative"]))  # fmt: skip
+def test_jobs_share_gpus_that_may_be_cut_as_others(
+    order: str, seed: int, place: Place, limit: int | None, backfill: Backfill
+) -> None:
+    """Where no job asks for slices, none is cut, and jobs are put beside others as in compiled replays."""
+    trace, pool, believed = shares(seed)
+    policy = policy_of_spec(PolicySpec(name="t", order=order, place=place, backfill=backfill))
+    options = {"believed": believed, "quotas": limit and QuotaSet(Quotas(each=Limits(gpus=limit)))}
+    cut = replay(trace, pool, policy, **options)
+    whole = replay(trace, replace(pool, cuttable=()), policy, **options)
+    np.testing.assert_allclose(cut.start, whole.start)
+    np.testing.assert_allclose(cut.end, whole.end)
+    np.testing.assert_allclose(paired_runs(cut), paired_runs(whole))
+    assert len(paired_runs(cut)) > 3
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 10**6), policy=st.sampled_from(["fifo", "easy", "fairshare"]))
+def test_jobs_share_whole_gpus_beside_those_that_are_cut(seed: int, policy: str) -> None:
+    """No start is one that the controller rejects; a GPU with a pair is cut by none."""
+    trace, pool, believed = shares(seed, ("1g.10gb", "3g.40gb"))
+    seen = list[tuple[Any, Any]]()
+
+    def watched(snapshot: Any, models: Any) -> Any:
+        seen.append((snapshot, decide(snapshot, models)))
+        return seen[-1][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshots, "decide", watched)
+        result = replay(trace, pool, policy, believed=believed)
+    assert not any(check(plan, snapshot)[1] for snapshot, plan in seen)
+    assert len(paired_runs(result)) > 3
+    assert trace.profile is not None
+    assert result.ran[trace.profile >= 0].sum() > 5
+    partners = [job for snapshot, _ in seen for job in snapshot.running if job.partner]
+    assert partners
+    assert all(job.shares and job.spec is not None and not job.spec.profile for job in partners)

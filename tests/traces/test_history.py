@@ -89,10 +89,10 @@ def test_history(state: Path) -> None:
     assert load(state, vc="V100").ids == ("e",)
 
 
-def test_lists_of_nodes_spread_and_own_waits_are_in_the_history(state: Path) -> None:
+def test_lists_of_nodes_spread_own_waits_and_whole_nodes_are_in_the_history(state: Path) -> None:
     store = Store.create_or_open(state)
     specs: tuple[dict[str, object], ...] = (
-        {"nodelist": ("n1", "n2"), "exclude": ("n3",), "max_spread": "rack", "placement_wait_s": 60},
+        {"nodelist": ("n1", "n2"), "exclude": ("n3",), "max_spread": "rack", "placement_wait_s": 60, "exclusive": True},
         {"max_spread": "any", "max_nodes": 4, "nodes": 1, "gpus_per_node": 8},
         {"nodes": 1, "max_spread": "server", "placement_wait_s": 60, "exclude": ("n1", "n2")},
     )
@@ -104,17 +104,20 @@ def test_lists_of_nodes_spread_and_own_waits_are_in_the_history(state: Path) -> 
     tracefile.write(state / "t.gpusched.npz", trace)
     for found in (trace, load(state / "t.gpusched.npz")):
         assert found.ids == ("6", "7", "8", "e")
-        columns = found.nodelist, found.exclude, found.max_nodes, found.one_rack, found.placement_wait, found.nodes
+        columns = (
+            found.nodelist, found.exclude, found.max_nodes, found.one_rack, found.placement_wait, found.nodes,
+            found.exclusive,
+        )  # fmt: skip
         assert [None if of is None else of.tolist() for of in columns] == [
             [0, -1, -1, -1], [1, -1, 0, -1], [-1, 4, -1, -1], [True, False, False, False], [60, -1, -1, -1],
-            [2, 0, 1, 2],
+            [2, 0, 1, 2], [True, False, False, False],
         ]  # fmt: skip
         assert found.node_lists == ("n1|n2", "n3")
         assert found.ran_on is not None
         assert found.ran_on.tolist() == [0, 0, 0, 0], "all ran there"
     plain = trace_of(Store.create_or_open(state), name="own", until=START + 6)
     assert not plain.spreads
-    assert plain.nodelist is None
+    assert plain.nodelist is plain.exclusive is None
 
 
 def test_jobs_in_slices_are_in_the_history_and_in_its_replays(state: Path) -> None:

@@ -31,7 +31,8 @@ from gpusched.model.interference import (
     SpeedSummary,
 )
 from gpusched.sched.interference import placement
-from gpusched.sched.interference.pairs import NOISE, USUAL, ClassEffect, expected, observed
+from gpusched.sched.interference.pairs import HIGH, LOW, NOISE, USUAL, ClassEffect, expected, observed
+from gpusched.sched.state import Floats
 
 # Kept of a kind: paces of a shape, paces beside a neighbour, shapes, neighbours; the latest ones.
 MAX_PACES, LATEST_BESIDE, MAX_SHAPES, MAX_NEIGHBOURS = 32, 16, 48, 64
@@ -195,6 +196,20 @@ def cost_of_neighbour(own: JobClassEstimate, other: JobClassEstimate, link: Link
     if source == "formula" and most is not None and mean > most:
         cost = msgspec.structs.replace(cost, note=f"more than its highest measured slowdown, {_slower(most):.0%}")
     return cost
+
+
+def slowdowns(own: Sequence[JobClassEstimate], others: Sequence[JobClassEstimate], link: Link) -> Floats:
+    """Return ``slower`` of `cost_of_neighbour` of ``own`` beside each of the others, ``float64[own, others]``."""
+    sensitivity = np.array([_contention(one, link).sensitivity for one in own])
+    pressure = np.array([_contention(one, link).pressure for one in others])
+    found: Floats = np.exp(np.clip(sensitivity[:, None] + pressure, LOW, HIGH))
+    column = {one.kind: at for at, one in enumerate(others)}
+    for row, one in enumerate(own):
+        for known in one.beside:
+            if known.link == link and known.kind in column:
+                at = column[known.kind]
+                found[row, at] = cost_of_neighbour(one, others[at], link).slower
+    return found
 
 
 def describe_belief(belief: JobClassEstimate) -> tuple[tuple[SpeedSummary, ...], tuple[ContentionSummary, ...]]:

@@ -25,6 +25,7 @@ from gpusched.sched.state import (
     RESOURCES,
     STARTED,
     ClusterState,
+    Flags,
     Floats,
     Ints,
     PassOutcome,
@@ -33,6 +34,7 @@ from gpusched.sched.state import (
     Releases,
 )
 
+MAX_KINDS = 32  # of jobs of a pass: the first of its queue
 MAX_FAILED_SEARCHES = 16  # different jobs of a pass: each scans all running jobs
 MAX_PLACES = 4  # tried for a job: each scans all nodes
 
@@ -51,6 +53,7 @@ class Pairings(NamedTuple):
         cost: ``float64[kinds, rows, columns]``: what is lost by such a pair on a kind of nodes: the pair that loses
             least is made; infinite: they may not be together.
         kind: ``int64[nodes]``. row: ``int64[jobs]``; -1: it shares nothing.
+        tried: ``uint8[rows]``: 1: of the first `MAX_KINDS` of the queue.
         beside: ``int64[n]``: the mates of those that are started, in order of their starts.
         head, fits: ``int64[1]``, ``float64[1]``: the first that does not start (-1: none), and when it fits without
             jobs that are started later.
@@ -63,6 +66,7 @@ class Pairings(NamedTuple):
     cost: Floats
     kind: Ints
     row: Ints
+    tried: Flags
     beside: Ints
     head: Ints
     fits: Floats
@@ -87,7 +91,7 @@ def _place(state: ClusterState, job: int, late: bool, first: bool, of: Pairings)
     """Place beside the mate with the least loss that does not delay the head; else return the code it had."""
     shape, limit, row = state.jobs.shape[job], state.jobs.limit[job], of.row[job]
     code, tried, least, mate = state.outcome.code[job], 0, -np.inf, -1
-    if row < 0 or _already_failed(of, row, shape, limit):
+    if row < 0 or of.tried[row] == 0 or _already_failed(of, row, shape, limit):
         return code, shape
     request = request_of(state.requests, shape)
     while tried < MAX_PLACES:
@@ -231,7 +235,13 @@ def pass_beside(state: ClusterState, queue: Ints, pairings: Pairings) -> None:
     As `queue_pass.queue_pass` says. ``resources`` and ``releases`` are as the policy's starts left them, and a GPU that
     two jobs have already is given back only by the one that ends last.
     """
-    pairings.counts[0], pairings.head[0] = 0, -1
+    pairings.counts[0], pairings.head[0], kinds = 0, -1, 0
+    pairings.tried[:] = 0
+    for job in queue:
+        row = pairings.row[job]
+        if row >= 0 and kinds < MAX_KINDS and pairings.tried[row] == 0:
+            pairings.tried[row] = 1
+            kinds += 1
     _pass_beside(state, queue, EASY, pairings)
 
 
@@ -240,4 +250,5 @@ def pairings_of(mates: Records, nodes: Ints, cost: Floats, kind: Ints, row: Ints
     """Return the arrays that a pass needs."""
     beside, head, fits = np.zeros(mates.size, np.int64), np.full(1, -1), np.full(1, np.inf)
     failed, counts = np.zeros(MAX_FAILED_SEARCHES, FAILED_SEARCH), np.zeros(2, np.int64)
-    return Pairings(mates, nodes, cost, kind, row, beside, head, fits, failed, counts)
+    tried = np.zeros(cost.shape[1], np.uint8)
+    return Pairings(mates, nodes, cost, kind, row, tried, beside, head, fits, failed, counts)

@@ -12,6 +12,7 @@ Of several it gets the one with which the slower of the two loses least.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +26,8 @@ from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.units import count_of
 from gpusched.sched.arrays import PendingArrays, node_arrays_of, releases_of, scratch_for
 from gpusched.sched.gpus import picked
-from gpusched.sched.interference.beliefs import cost_of_neighbour
-from gpusched.sched.kernel.beside import MATE, Pairings, pairings_of, pass_beside, wait_for_room
+from gpusched.sched.interference.beliefs import cost_of_neighbour, slowdowns
+from gpusched.sched.kernel.beside import MATE, MAX_KINDS, Pairings, pairings_of, pass_beside, wait_for_room
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
 from gpusched.sched.state import ClusterState, Floats, Ints, PassOutcome, filled, ints, new_outcome
 from gpusched.sched.tally import closed_reason, covers, need, shortfall_of
@@ -37,8 +38,6 @@ Place = tuple[SharingSettings | None, int]
 """What matters of a node: how it shares, and the MiB of its GPUs."""
 Miss = tuple[int, float, Callable[[], str]]
 """A place where a job cannot be: how far from possible that is (steps, then by how much), and why."""
-
-MAX_PARTIES = 32  # of waiting jobs, of which a decision looks at where they could share
 
 
 class Losses:
@@ -51,13 +50,18 @@ class Losses:
     def of(self, kind: str, beside: str) -> Cost:
         """Return the loss of a job of one kind beside one of another."""
         if (kind, beside) not in self._known:
-            own, other = (self._beliefs.get(pair) or JobClassEstimate(kind=pair) for pair in (kind, beside))
+            own, other = self._estimates((kind, beside))
             self._known[kind, beside] = cost_of_neighbour(own, other, "gpu")
         return self._known[kind, beside]
 
-    def worst(self, job: str, other: str) -> float:
-        """Return the fraction by which the slower of the two is slowed down."""
-        return max(self.of(job, other).slower, self.of(other, job).slower)
+    def slower(self, rows: Sequence[Party], columns: Sequence[Party]) -> Floats:
+        """Return by which fraction jobs (rows) are slowed down by others (columns), ``float64[rows, columns]``."""
+        own, other = ({kind: at for at, kind in enumerate({kind: 0 for _, kind, _ in of})} for of in (rows, columns))
+        found = slowdowns(self._estimates(own), self._estimates(other), "gpu")
+        return found[np.ix_([own[kind] for _, kind, _ in rows], [other[kind] for _, kind, _ in columns])]
+
+    def _estimates(self, kinds: Iterable[str]) -> list[JobClassEstimate]:
+        return [self._beliefs.get(kind) or JobClassEstimate(kind=kind) for kind in kinds]
 
 
 def place_of(node: NodeView) -> Place:
@@ -74,9 +78,12 @@ def cost_table(rows: Sequence[Party], columns: Sequence[Party], places: Sequence
     table = np.full((len(places), len(rows), len(columns)), np.inf)
     if not table.size:
         return table
-    worst = np.array([[losses.worst(row, other) for _, other, _ in columns] for _, row, _ in rows])
-    users = np.array([[row == other for other, _, _ in columns] for row, _, _ in rows])
-    needs = np.array([[own_loss + other_loss for _, _, other_loss in columns] for _, _, own_loss in rows])
+    worst = np.maximum(losses.slower(rows, columns), losses.slower(columns, rows).T)
+    number = {user: at for at, (user, _, _) in enumerate((*rows, *columns))}
+    (own, need_mib), (other, has_mib) = (
+        (ints([number[user] for user, _, _ in of]), ints([mib for _, _, mib in of])) for of in (rows, columns)
+    )
+    users, needs = own[:, None] == other, need_mib[:, None] + has_mib
     for at, (sharing, memory_mib) in enumerate(places):
         if sharing is not None:
             fits = (worst <= sharing.slowdown) & (needs <= memory_mib) & (users | (sharing.mode != "mps"))
@@ -152,8 +159,8 @@ class SharingPass:
         found = [(self._sharer(job, job.id in begun), -1 - at) for at, job in enumerate(running) if job.id not in gone]
         known = sorted(((one, owner) for one, owner in found if one is not None), key=lambda pair: pair[0].id)
         self._sharers, self._partners = [one for one, _ in known], dict[str, Sharer]()
-        self._pairings = self._arrays(world.nodes, [owner for _, owner in known])
-        self.starts = self._run() if known else []
+        self._owners = [owner for _, owner in known]
+        self.starts = self._run(world.nodes) if known else []
 
     def _sharer(self, job: RunningView, begins: bool) -> Sharer | None:
         """Return a running job to share with, if its node is in this snapshot and shares GPUs."""
@@ -163,38 +170,42 @@ class SharingPass:
         node = self._nodes.get(sharer.node) if sharer is not None else None
         return sharer if node is not None and node.sharing is not None else None
 
-    def _arrays(self, nodes: list[NodeView], owners: list[int]) -> Pairings:
-        """Build the arrays for the pass, from the first `MAX_PARTIES` of the queues."""
-        rows, columns, places = dict[Party, int](), dict[Party, int](), dict[Place, int]()
-        kind = [places.setdefault(place_of(node), len(places)) for node in nodes]
-        row = np.full(len(self._waiting.views), -1)
-        queued = (at for queue in self._queues.values() for at in queue.tolist())
-        for at, sharer in parties_of((at, self._waiting.views[at]) for at in queued).items():
+    def _arrays(self, queue: Ints, places: Sequence[Place], kind: Ints, mates: Sequence[int]) -> Pairings:
+        """Build the arrays for a queue's pass; ``mates``: the sharers of its partition."""
+        rows, columns = dict[Party, int](), dict[Party, int]()
+        row, sharers = np.full(len(self._waiting.views), -1), [self._sharers[at] for at in mates]
+        for at, sharer in parties_of((at, self._waiting.views[at]) for at in queue.tolist()).items():
             row[at] = rows.setdefault(sharer, len(rows))
-        parties = [party(sharer.user, sharer.name, sharer.memory_mib) for sharer in self._sharers]
-        mates = filled(
-            MATE, len(self._sharers), owner=owners, parts=1, first=np.arange(len(self._sharers)), least=1,
+        row[row >= MAX_KINDS] = -1  # as the pass does
+        parties = [party(sharer.user, sharer.name, sharer.memory_mib) for sharer in sharers]
+        found = filled(
+            MATE, len(sharers), owner=[self._owners[at] for at in mates], parts=1, first=np.arange(len(mates)), least=1,
             column=[columns.setdefault(sharer, len(columns)) for sharer in parties],
-            most=[len(self._well(s)) for s in self._sharers], taken=[s.partner != "" for s in self._sharers],
+            most=[len(self._well(s)) for s in sharers], taken=[s.partner != "" for s in sharers],
         )  # fmt: skip
-        where = ints([self._row[sharer.node] for sharer in self._sharers])
-        table = cost_table(list(rows), list(columns), list(places), self._losses)
-        return pairings_of(mates, where, table, ints(kind), row)
+        table = cost_table(list(rows)[:MAX_KINDS], list(columns), places, self._losses)
+        return pairings_of(found, ints([self._row[sharer.node] for sharer in sharers]), table, kind, row)
 
     def _well(self, sharer: Sharer) -> list[int]:
         """Return its GPUs that another job may use."""
         node = self._nodes[sharer.node]
         return [gpu for gpu in sharer.gpus if gpu in node.shareable and gpu not in node.blocked]
 
-    def _run(self) -> list[Start]:
-        for queue in self._queues.values():
-            pass_beside(self._state, queue, self._pairings)
-        outcome, found = self._state.outcome, []
-        for at, mate in zip(outcome.started[: outcome.total[0]].tolist(), self._pairings.beside.tolist(), strict=False):
-            job = self._waiting.views[at]
-            self._partners[job.id] = other = self._sharers[mate]
-            self._sharers[mate] = other._replace(partner=job.id)
-            found.append(Start(job.id, Allocation(job.id, (self._part(job, other),))))
+    def _run(self, nodes: list[NodeView]) -> list[Start]:
+        places, outcome, found = dict[Place, int](), self._state.outcome, []
+        kind = ints([places.setdefault(place_of(node), len(places)) for node in nodes])
+        for name, queue in self._queues.items():
+            mates = [at for at, one in enumerate(self._sharers) if self._nodes[one.node].partition == name]
+            if not mates:
+                continue
+            pairings, begin = self._arrays(queue, list(places), kind, mates), outcome.total[0]
+            pass_beside(self._state, queue, pairings)
+            started = outcome.started[begin : outcome.total[0]].tolist()
+            for at, mate in zip(started, pairings.beside.tolist(), strict=False):
+                job, of = self._waiting.views[at], mates[mate]
+                self._partners[job.id] = other = self._sharers[of]
+                self._sharers[of] = other._replace(partner=job.id)
+                found.append(Start(job.id, Allocation(job.id, (self._part(job, other),))))
         return found
 
     def _part(self, job: PendingView, other: Sharer) -> NodeAllocation:
@@ -256,20 +267,19 @@ class SharingPass:
         return 1, found.worst, lambda: f"{found.line}; {node.name} allows {bound:.0f} %"
 
 
+@lru_cache(maxsize=1 << 16)
 def party(user: str, name: str, memory_mib: int | None) -> Party:
     """Return the relevant properties of such a job."""
     return user, job_class_of(user, name), memory_mib or 0
 
 
 def parties_of(jobs: Iterable[tuple[int, PendingView]]) -> dict[int, Party]:
-    """Return the distinct properties of the numbered jobs that may share, `MAX_PARTIES` at most."""
-    found, known = dict[int, Party](), set[Party]()
-    for at, job in jobs:
-        party_of_job = party(job.user, job.spec.name, job.spec.gpu_memory_mib)
-        if job.spec.share and job.spec.nodes == 1 and (party_of_job in known or len(known) < MAX_PARTIES):
-            known.add(party_of_job)
-            found[at] = party_of_job
-    return found
+    """Return the relevant properties of those of the numbered jobs that may share."""
+    return {
+        at: party(job.user, job.spec.name, job.spec.gpu_memory_mib)
+        for at, job in jobs
+        if job.spec.share and job.spec.nodes == 1
+    }
 
 
 def _running(job: PendingView, allocation: Allocation, now: float) -> RunningView:

@@ -78,7 +78,7 @@ from gpusched.sim.engine.state import (
 from gpusched.sim.engine.step import mark_never
 from gpusched.sim.knowledge import Knowledge, knowledge_of, static_ranks
 from gpusched.sim.policies import HALF_LIFE_S, PLACEMENTS, ReplayPolicy
-from gpusched.sim.pool import Demand, Pool, demand_of
+from gpusched.sim.pool import Demand, Pool, demand_of, with_more_nodes
 from gpusched.sim.rates import Rates, Speeds, no_speeds, reported_speeds, restart_seconds, speeds_of
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, ReplayResult
@@ -242,15 +242,17 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     resizable = np.zeros(len(trace), np.bool_) if elastic is None else elastic.least < elastic.most
     if believed is not None:  # as live, jobs that may change size share nothing
         believed = believed._replace(row=np.where(resizable, -1, believed.row))
-    if needs_snapshots(unsplit, options, policy):  # nothing is shared beside slices that are cut on demand, nor resized
-        options = replace(options, share="no", believed=None, elastic=None)
-        believed = None
+    by_snapshot = needs_snapshots(unsplit, options, policy)
+    if by_snapshot:  # nothing is resized beside slices that are cut on demand, and jobs share as they agreed to only
+        options = replace(options, share="no", believed=believed, elastic=None)
     share, notes = sharing_of(options.share, trace, policy, rule, believed, options.network is not None)
     blind = (_NO_TOPOLOGY,) if rule == "contention" and options.network is None else ()
     rack: Ints | None = None
     rates = options.rates
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
     demand = demand_of(trace, pool, shares=share != "no", in_proportion=by_cores)
+    if by_snapshot and trace.max_nodes is not None:
+        demand = with_more_nodes(demand, trace, pool)
     if share != "no" and fractional(trace):
         gpus = demand.resources._replace(shared=new_shared_gpus(pool.gpus, demand.job_milli))
         demand = demand._replace(requests=demand.requests._replace(milli=demand.milli), resources=gpus)
@@ -260,8 +262,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     by_rule, by_rack = policy.kind not in ("agent", "preemptive"), PLACEMENTS.get(rule) == RACK
     if trace.one_rack is not None and (why := _without_racks(policy, rule)):
         demand = _excluding(demand, dict.fromkeys(np.flatnonzero(trace.one_rack).tolist(), why))
-    spreads, live = trace.spreads and rule not in MAPPING_PLACES, needs_snapshots(unsplit, options, policy)
-    if (options.topology or spreads) and options.network is None and not live:
+    spreads = trace.spreads and rule not in MAPPING_PLACES
+    if (options.topology or spreads) and options.network is None and not by_snapshot:
         hosts = [base_of(name) for name in pool.names]  # of slices, too: what costs nothing is known of them
         if by_rule and ((by_rack and options.topology) or spreads):
             options = replace(options, network=_racks_only(options.topology, trace, hosts))
@@ -569,7 +571,7 @@ def result_of(world: SimWorld, log: EventLog, seconds: float) -> ReplayResult:
 def _held(world: SimWorld) -> tuple[Ints, Ints, Ints]:
     """Return the nodes of each job's last run: how many, GPUs on each, and node numbers, job by job."""
     sim, demand = world.sim, world.demand
-    changed = world.options.elastic is not None or world.options.network is not None
+    changed = world.options.elastic is not None or world.options.network is not None or world.by_snapshot
     shape = np.where(demand.shape >= 0, sim.jobs["shape"], -1) if changed else demand.shape
     runs = shape >= 0
     parts, part_gpus = np.zeros(len(shape), np.int64), np.zeros(len(shape), np.int64)

@@ -63,11 +63,17 @@ def pair_up(
     # The newcomer takes no GPUs (0): it runs on its mate's.
     for at in range(before, outcome.total[0]):
         job, mate = outcome.started[at], mates[pairings.beside[at - before]]["owner"]
-        pace.runs[job]["mate"] = mate
-        pace.runs[mate]["mate"] = job
         sim.jobs[job]["shape"] = outcome.shape[job]
-        log_event(sim, log, PAIRED, mate)
+        put_beside(pace, sim, log, job, mate)
         start_job(sim, log, job, outcome.nodes, outcome.offset[job], 0, restart_cost(restart_s, job))
+
+
+@jit
+def put_beside(pace: Pace, sim: Sim, log: EventLog, job: int, mate: int) -> None:
+    """Record that a job that starts shares the GPUs of one that runs."""
+    pace.runs[job]["mate"] = mate
+    pace.runs[mate]["mate"] = job
+    log_event(sim, log, PAIRED, mate)
 
 
 @jit

@@ -163,6 +163,7 @@ def _assembled(
     wide = [spec.nodes > 1 or spec.max_nodes is not None or spec.elastic is not None for spec in specs]
     waits = [spec.placement_wait_s if spec.placement_wait_s is not None else -1 for spec in specs]
     one_rack = np.array([spec.max_spread == "rack" for spec in specs], np.bool_) & wide
+    exclusive = np.array([spec.exclusive for spec in specs], np.bool_)
     share_mib = whole([-1 if job.spec.gpu_memory_mib is None else job.spec.gpu_memory_mib for job in jobs])
     return replace(
         trace, preemptible=np.array([job.spec.preemptible for job in jobs], np.bool_), account=account, qos=qos,
@@ -172,6 +173,7 @@ def _assembled(
         share_mib=_if_any(share_mib),
         nodelist=_if_any(lists[::2]), exclude=_if_any(lists[1::2]), node_lists=node_lists,
         max_nodes=_if_any(whole(split)), one_rack=one_rack if one_rack.any() else None,
+        exclusive=exclusive if exclusive.any() else None,
         placement_wait=_if_any(np.where(wide, np.array(waits, np.int64), -1)),
         profile=profile if profiles else None, profiles=profiles,
         command=intern([_program(job.spec) for job in jobs])[0],
