@@ -37,7 +37,15 @@ from gpusched.sched.fairtree import account
 from gpusched.sched.slicenames import base_of, inner_name
 from gpusched.sched.slices.plan import CUT_S, cuts_of
 from gpusched.sim.engine.build import SimWorld, usage_scale
-from gpusched.sim.engine.generic import count_held_gpus, dequeue_started, new_queue, update_queue, usage_leaves
+from gpusched.sim.engine.generic import (
+    backfill_now,
+    count_held_gpus,
+    dequeue_started,
+    new_queue,
+    update_queue,
+    usage_leaves,
+    wake_to_backfill,
+)
 from gpusched.sim.engine.ledger import note_charged
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import elapsed_run_s, work_left
@@ -66,6 +74,7 @@ class SnapshotRun:
         self._world, self._of, self._queue = world, world.unsplit, new_queue(world)
         self._groups, self._leaves, *_ = usage_leaves(world)
         self._policies = dict.fromkeys(self._of.pool.partitions, policy_of(world))
+        self._without_backfill = dict.fromkeys(self._policies, replace(policy_of(world), backfill="none"))
         model = world.policy.model
         self._models = {} if model is None else dict.fromkeys(self._policies, model)
         self._ranks = prepared_weights(model) if model is not None and model.preempts else None
@@ -116,6 +125,7 @@ class SnapshotRun:
         if self._of.pool.cuttable:
             self._begin(cuts_of(snapshot))
         self._wake()
+        wake_to_backfill(self._world.sim, self._queue)
         return DECIDE
 
     def _act(self, log: EventLog) -> Snapshot | None:
@@ -234,8 +244,10 @@ class SnapshotRun:
     def _snapshot(self, waiting: list[int]) -> Snapshot:
         sim, options = self._world.sim, self._world.options
         running = [*map(self._running, sorted(self._held))]
+        due = backfill_now(sim, self._queue) == self._queue.backfill
+        policies = self._policies if due else self._without_backfill
         return Snapshot(
-            now=float(sim.clock[0]), nodes=tuple(map(self._node, range(len(self._rows)))), policies=self._policies,
+            now=float(sim.clock[0]), nodes=tuple(map(self._node, range(len(self._rows)))), policies=policies,
             pending=tuple(map(self._pending, waiting)), running=with_partners(running, {view.id for view in running}),
             usage=self._usage(), seed=options.seed + int(sim.counter[DECISIONS]),
             finished=tuple(self._finished), bounds=self._bounds(), groups=self._groups,
