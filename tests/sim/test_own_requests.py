@@ -248,6 +248,13 @@ def test_parts_of_gpus_are_placed_by_racks() -> None:
     assert [found.nodes_of(job).tolist() for job in range(3)] == [[1], [1], [0]]
 
 
+def test_backfill_in_racks_waits_for_its_interval() -> None:
+    trace = trace_of([0.0, 1.0, 2.0], [20.0, 5.0, 5.0], [1, 2, 1])
+    pool, racks = Pool.of([NodeSpec(1, name=f"n{i}") for i in range(2)]), topology("r1", "r2")
+    found = replay(trace, pool, "fifo+easy", topology=racks, placement="rack", backfill_every_s=8.0)
+    assert found.start.tolist() == [0.0, 20.0, 8.0]
+
+
 @pytest.mark.parametrize("share", ["no", "fractions"])
 def test_a_job_keeps_to_its_rack_whatever_is_shared(share: Share) -> None:
     trace = replace(trace_of([0.0] * 2, [5.0] * 2, [1, 2]), one_rack=np.array([False, True]))
