@@ -232,6 +232,18 @@ def test_a_policy_in_python_cannot_start_a_job_beyond_its_spread_nor_resize_besi
         Stepper(trace, pool, ReplayOptions(topology=racks, elastic=elastic))
 
 
+def test_a_policy_in_python_starts_a_job_on_as_many_nodes_as_it_may_have() -> None:
+    trace = replace(trace_of([0.0] * 2, [5.0] * 2, [9, 4]), max_nodes=np.array([3, 4]), nodes=np.array([3, 1]))
+    stepper = Stepper(trace, Pool.of([NodeSpec(4, name=f"n{i}") for i in range(4)]))
+    assert stepper.advance()
+    assert stepper.start(0)
+    assert stepper.start(1, [3])
+    assert stepper.advance(1.0)
+    stepper.preempt(1)
+    assert stepper.start(1, [0, 1, 2, 3])
+    assert stepper.parts(1) == (4, 1)
+
+
 def test_jobs_share_a_gpu_where_others_say_how_they_are_spread() -> None:
     trace = trace_of([0.0] * 5, [5.0] * 5, [1, 1, 1, 1, 2])
     waits = np.array([-1, -1, -1, -1, 9])
