@@ -242,12 +242,39 @@ def test_a_policy_in_python_cannot_start_a_job_beyond_its_spread_nor_resize_besi
         Stepper(trace, pool, ReplayOptions(topology=racks, elastic=elastic))
 
 
+def test_a_policy_in_python_starts_a_job_on_as_many_nodes_as_it_may_have() -> None:
+    trace = replace(trace_of([0.0] * 2, [5.0] * 2, [9, 4]), max_nodes=np.array([3, 4]), nodes=np.array([3, 1]))
+    stepper = Stepper(trace, Pool.of([NodeSpec(4, name=f"n{i}") for i in range(4)]))
+    assert stepper.advance()
+    assert stepper.start(0)
+    assert stepper.start(1, [3])
+    assert stepper.advance(1.0)
+    stepper.preempt(1)
+    assert stepper.start(1, [0, 1, 2, 3])
+    assert stepper.parts(1) == (4, 1)
+
+
 def test_jobs_share_a_gpu_where_others_say_how_they_are_spread() -> None:
-    trace = trace_of([0.0] * 4, [5.0] * 4, [1, 1, 1, 2])
-    trace = replace(trace, gpu_milli=np.array([400, 500, 1000, 1000]), placement_wait=np.array([-1, -1, -1, 9]))
+    trace = trace_of([0.0] * 5, [5.0] * 5, [1, 1, 1, 1, 2])
+    waits = np.array([-1, -1, -1, -1, 9])
+    trace = replace(trace, gpu_milli=np.array([400, 500, 300, 1000, 1000]), placement_wait=waits)
     pool, racks = Pool.of([NodeSpec(1, name=f"n{i}") for i in range(2)]), topology("r1", "r2")
     found = replay(trace, pool, "fifo+easy", share="fractions", topology=racks)
-    assert found.start.tolist() == [0.0, 0.0, 0.0, 5.0]
+    assert found.start.tolist() == [0.0, 0.0, 0.0, 5.0, 10.0]
+
+
+def test_parts_of_gpus_are_placed_by_racks() -> None:
+    trace = replace(trace_of([0.0] * 3, [5.0] * 3, [1, 1, 1]), gpu_milli=np.array([400, 500, 600]))
+    pool, racks = Pool.of([NodeSpec(1, name=f"n{i}") for i in range(3)]), topology("r1", "r2", "r1")
+    found = replay(trace, pool, "fifo+skip", share="fractions", topology=racks, placement="rack")
+    assert [found.nodes_of(job).tolist() for job in range(3)] == [[1], [1], [0]]
+
+
+def test_backfill_in_racks_waits_for_its_interval() -> None:
+    trace = trace_of([0.0, 1.0, 2.0], [20.0, 5.0, 5.0], [1, 2, 1])
+    pool, racks = Pool.of([NodeSpec(1, name=f"n{i}") for i in range(2)]), topology("r1", "r2")
+    found = replay(trace, pool, "fifo+easy", topology=racks, placement="rack", backfill_every_s=8.0)
+    assert found.start.tolist() == [0.0, 20.0, 8.0]
 
 
 @pytest.mark.parametrize("share", ["no", "fractions"])
