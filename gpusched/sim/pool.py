@@ -173,10 +173,10 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: 
     how many cores, or how much memory, these bind nothing, but with ``in_proportion``.
     """
     milli = np.where((trace.gpus == 1) & shares, trace.gpu_milli, 1000)
-    whole = np.zeros(len(trace), np.bool_) if trace.exclusive is None else trace.exclusive
-    columns = [trace.gpus, trace.nodes, trace.cores, trace.memory_mib, trace.group, trace.gpu_type, milli, whole]
-    if trace.nodelist is not None or trace.exclude is not None:
-        columns += [np.full(len(trace), -1) if of is None else of for of in (trace.nodelist, trace.exclude)]
+    columns = [trace.gpus, trace.nodes, trace.cores, trace.memory_mib, trace.group, trace.gpu_type, milli]
+    of_nodes = (trace.exclusive, 0), (trace.nodelist, -1), (trace.exclude, -1)
+    if any(column is not None for column, _ in of_nodes):
+        columns += [np.full(len(trace), none) if column is None else column for column, none in of_nodes]
     distinct, index = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
     splitter = _Splitter(trace, pool, in_proportion)
     kinds = [splitter.split(*(int(x) for x in row)) for row in distinct]
@@ -268,7 +268,7 @@ class _Splitter:
         self._memory = bool((pool.memory_mib >= 0).any() and (in_proportion or (trace.memory_mib > 0).any()))
 
     def split(
-        self, gpus: int, nodes: int, cores: int, memory: int, group: int, gpu_type: int, milli: int, whole: int,
+        self, gpus: int, nodes: int, cores: int, memory: int, group: int, gpu_type: int, milli: int, whole: int = 0,
         *lists: int,
     ) -> int | str:  # fmt: skip
         """Return the index of the request, or why there is none; ``lists``: its nodelist, and the nodes it avoids."""
