@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from gpusched.config.plugins import components
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.estimation import REMEMBERED
+from gpusched.model.interference import JobClassEstimate
 from gpusched.model.jobs import Allocation, JobSpec, Preemptions
 from gpusched.model.limits import Bound, LimitRule, Unit, leaf_of
 from gpusched.model.plan import Preempt, Start
@@ -58,6 +59,8 @@ class SnapshotRun:
         self._world, self._of, self._queue = world, world.unsplit, new_queue(world)
         self._groups, self._leaves, *_ = usage_leaves(world)
         self._policies = dict.fromkeys(self._of.pool.partitions, policy_of(world))
+        self._beliefs = beliefs_of(world)
+        self._waits = dict[str, float]()
         model = world.policy.model
         self._models = {} if model is None else dict.fromkeys(self._policies, model)
         self._ranks = prepared_weights(model) if model is not None and model.preempts else None
@@ -111,6 +114,7 @@ class SnapshotRun:
         waiting = queue.waiting[: queue.size[0]].copy()
         snapshot = self._snapshot(waiting.tolist())
         plan = decide(snapshot, self._models)
+        self._waits = plan.waits
         for trouble in plan.troubles.values():
             raise GpuschedError(f"{self._world.policy.name}: {trouble}", "train it again")
         for action in plan.actions:
@@ -157,6 +161,7 @@ class SnapshotRun:
             wait_s = np.where(own[waiting] >= 0, own[waiting], wait_s)
         until = sim.jobs["submit"][waiting] + wait_s
         ends += until[until > sim.clock[0]].tolist()
+        ends += self._waits.values()
         if self._ranks is not None:
             ends += map(self._rank_changes_at, self._held)
         sim.clock[1] = min((sim.clock[1], *ends))
@@ -204,7 +209,7 @@ class SnapshotRun:
             pending=tuple(map(self._pending, waiting)), running=tuple(map(self._running, sorted(self._held))),
             usage=self._usage(), seed=options.seed + int(sim.counter[DECISIONS]),
             finished=tuple(self._finished), bounds=self._bounds(), groups=self._groups,
-            topology=options.topology, beliefs=dict(options.learned) if self._world.rule in MAPPING_PLACES else {},
+            topology=options.topology, beliefs=self._beliefs,
         )  # fmt: skip
 
     def _node(self, node: int) -> NodeView:
@@ -295,6 +300,21 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, run: SnapshotRun) -> int:
 
 
 _run = looped(_decide, compiled=False)
+
+
+def beliefs_of(world: SimWorld) -> dict[str, JobClassEstimate]:
+    """Return the estimates by job class that live decisions go by.
+
+    Raises:
+        UsageError: They would go by what placement costs, and that was not learned.
+    """
+    policy, network = world.policy, world.options.network
+    if network is not None and network.learned is not None:
+        return dict(network.learned.table.beliefs)
+    if network is not None and (policy.places or world.rule == "contention"):
+        problem = f"{policy.name}: where GPUs are cut on demand placement goes by costs learned of jobs, as live"
+        raise UsageError(problem, "replay own jobs, or give nodes fixed slices")
+    return dict(world.options.learned) if world.rule in MAPPING_PLACES else {}
 
 
 def policy_of(world: SimWorld) -> PolicySpec:

@@ -49,7 +49,10 @@ def decide_queue(prepared: TopologyWeights, context: Context) -> tuple[list[int]
                     lambda n, of=others: offers_of(auction, n, of, workspaces[n], context, queue), range(count)
                 )
                 list(done)
-    return queue.tolist(), settle_offers(auction, context, costs, queue)
+    block = settle_offers(auction, context, costs, queue)
+    for shared, own in zip(context.costs.load, costs.load, strict=True):  # partitions may share ways up
+        shared[:] = own
+    return queue.tolist(), block
 
 
 def auction_of(agent: TopologyWeights, context: Context, costs: Costs, queue: Ints) -> Auction:

@@ -19,7 +19,8 @@ from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.sched.agent import NAN_OUTPUT
-from gpusched.sched.state import POLICY, SKIP, Floats, Ints
+from gpusched.sched.slicenames import profile_of
+from gpusched.sched.state import POLICY, SKIP, Flags, Floats, Ints
 from gpusched.sched.topology.queue import Priced
 from gpusched.sim.engine.build import ReplayOptions, SimWorld, log_of, result_of, world_of
 from gpusched.sim.engine.loop import looped
@@ -30,6 +31,7 @@ from gpusched.sim.engine.placing_walk import (
     begin_walk,
     end_walk,
     jobs_behind,
+    place,
     put_beside,
     queue_now,
     state_now,
@@ -55,6 +57,7 @@ class TopologyReplayState(NamedTuple):
 
     Attributes:
         auctions: Of each partition, the last one repeated (`_PARTITIONS`).
+        staged: ``uint8[partitions]``: 1: of MIG slices, about which the policy decides without its agent.
         spent: ``float64[3]``: seconds that jobs have spent in the system, the sum over jobs, by when; and how many are
             there since then.
         by_arrivals: ``float64[2, jobs + 1]``: that sum when so many jobs had arrived, and above which the replay ends.
@@ -62,6 +65,7 @@ class TopologyReplayState(NamedTuple):
 
     walk: Walk
     auctions: tuple[Auction, ...]
+    staged: Flags
     spent: Floats
     by_arrivals: Floats
 
@@ -76,6 +80,10 @@ def decide_agents(sim: Sim, log: EventLog, passes: Passes, state: TopologyReplay
     for queue in range(walk.placing.queues.size):
         auction = state.auctions[queue]
         waiting, held = queue_now(sim, passes, walk, queue)
+        if state.staged[queue]:
+            place(sim, passes, walk, waiting, walk.placing.backfill)
+            begin(sim, log, passes, walk)
+            continue
         _pass(sim, log, passes, walk, auction, waiting[: held + 1], SKIP)
         _pass(sim, log, passes, walk, auction, jobs_behind(sim, walk, queue, waiting, held), walk.placing.backfill)
         put_beside(sim, log, passes, walk, waiting)
@@ -167,10 +175,11 @@ def new_replay_state(
     if noise is not None:
         auctions = [auction._replace(tape=new_tape(auction.graph, noise)) for auction in auctions]
     unused = -len(auctions) % _PARTITIONS
+    staged = np.array([profile_of(name) != "" for name in world.pool.partitions], np.uint8)
     by_arrivals = np.zeros((2, len(world.trace) + 1))
     by_arrivals[1] = most_s
     return world._replace(policy=policy), TopologyReplayState(
-        walk, (*auctions, *auctions[-1:] * unused), np.zeros(3), by_arrivals
+        walk, (*auctions, *auctions[-1:] * unused), staged, np.zeros(3), by_arrivals
     )
 
 

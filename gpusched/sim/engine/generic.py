@@ -369,7 +369,7 @@ def component_run(world: SimWorld) -> Callable[[EventLog], int]:
     """
     sim, passes, queue = world.sim, world.passes, new_queue(world)
     itself = world.policy.kind in ("preemptive", "agent") or world.policy.chooses_sizes
-    if itself or world.options.network is not None or queue.backfill == CONSERVATIVE:
+    if itself or queue.backfill == CONSERVATIVE:
         raise UsageError(f"{world.policy.name} cannot be combined with placement {world.rule}", "use another placement")
     gpu_type = np.array(world.pool.gpu_types)[world.pool.gpu_type]
     chooser = NodeChooser(world.rule, passes.usable, gpu_type, passes.rng, replays=True)
