@@ -231,7 +231,9 @@ def _by_agent(world: SimWorld) -> tuple[SimWorld, Runner]:
     assert model is not None
     agent, replay = model.agent, agent_parts(model.agent).replay
     assert replay is not None
-    if is_staged(world) and not replay().maps(model):
+    # one that chooses nodes itself does so whatever its own file says, as live
+    asked = is_mapped(world) or (is_staged(world) and world.rule != world.policy.placement)
+    if asked and not replay().maps(model):
         problem = f"{world.policy.name} cannot be combined with --placement {world.rule}"
         raise UsageError(problem, "use another placement")
     try:
